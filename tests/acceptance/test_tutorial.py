@@ -1,4 +1,5 @@
-"""The tutorial's commands, one after the other, with this machine as the board and a small network."""
+"""The tutorial's commands, one after the other, with this machine as the board and a small network;
+then, on the same service, those of all other documents."""
 
 from __future__ import annotations
 
@@ -12,11 +13,25 @@ from pathlib import Path
 
 import pytest
 
+from core.exit_code import ExitCode
+from tests.integration.docs.test_commands import commands_to_run
+from tests.onnx_models import transposed
 from tests.processes import CHECKOUT, OWN_PROFILES, until
 from tests.services import free_port
+from tunefarm.cli.app import app, run
+from tunefarm.client.client import Client
+from tunefarm.client.values import JobRequest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 BLOCK = re.compile(r'^```sh title="([^"]+)"\n(.*?)^```', re.MULTILINE | re.DOTALL)
+# What documents call models is a small one here, whose job gets few trials.
+MODEL = re.compile(r"\b(tune|compile) \S+")
+TRIALS = re.compile(r" --trials \d+")
+# A worker's name where it is given an order.
+ORDERED = re.compile(r"\b(workers (?:drain|resume|evict)|calibrate) \S+")
+# `delete` comes long after `cancel`, because a scheduler may be at work on the job for a while; the others
+# would keep the worker from its work.
+FIRST, LAST, STOPPED = ("cancel",), ("delete", "calibrate", "revoke", "evict"), ("restore", "migrate")
 
 
 class Shell:
@@ -40,7 +55,8 @@ class Shell:
         }
         self.values = {
             "HOST": "127.0.0.1",
-            "8761": str(grpc),
+            ":8760": f":{http}",
+            ":8761": f":{grpc}",
             "--trials 300": "--trials 2",
             "mobilenet_v2 --out": "mobilenet_v2 --tiny --out",
         }
@@ -49,6 +65,13 @@ class Shell:
         for name in ("tunefarm", "python"):
             (folder / name).chmod(0o755)
         self._started: list[subprocess.Popen[bytes]] = []
+
+    def filled_in(self, command: str) -> str:
+        """Return a command of any document with the model, the worker and the job that there are."""
+        command = ORDERED.sub(r"\1 board", MODEL.sub(r"\1 model.onnx", TRIALS.sub("", command)))
+        for text, value in self.values.items():
+            command = command.replace(text, value)
+        return command + " --trials 2" * command.startswith("tunefarm tune ")
 
     def run(self, block: str) -> str:
         for text, value in self.values.items():
@@ -83,7 +106,55 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     made.stop()
 
 
-def test_the_tutorial_leads_to_a_tuned_model(shell: Shell) -> None:
+def test_the_tutorial_and_every_command_of_the_documents_work(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follow_tutorial(shell)
+    fill_in(shell)
+    # To start a process takes longer than most of our commands do.
+    for name in (name for name in os.environ if name.startswith("TUNEFARM_")):
+        monkeypatch.delenv(name)
+    for name, value in shell.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(shell.folder)
+    for command in sorted(dict.fromkeys(map(shell.filled_in, commands_to_run())), key=turn):
+        program, *words = command.split()
+        if turn(command) == turn("tunefarm restore"):
+            shell.stop()
+        if program == "tunefarm":
+            assert run(app, words) == ExitCode.OK, command
+        else:
+            shell.run(command)
+
+
+def turn(command: str) -> int:
+    """Return when a command is run: a greater number is later."""
+    words = command.split()
+    return next((at for at, group in ((0, FIRST), (2, LAST), (3, STOPPED)) if {*group} & {*words}), 1)
+
+
+def fill_in(shell: Shell) -> None:
+    """Set what words in capitals stand for on this service, with a job to cancel and to delete."""
+    (shell.folder / "model.onnx").write_bytes(transposed())
+    (done,) = json.loads(shell.run("tunefarm jobs --json"))
+    with Client(f"http://127.0.0.1:{shell.environment['TUNEFARM_PORT']}", "secret") as client:
+        model = client.upload(shell.folder / "model.onnx").sha256
+        other = client.submit(JobRequest(model, trials=1, target=shell.values["CLASS"]))
+        workload = next(task.workload for task in client.tasks(done["id"]) if task.best_s is not None)
+    (token,) = json.loads(shell.run("tunefarm token list --json"))
+    shell.values |= {
+        "cancel JOB": f"cancel {other.id}",
+        "delete JOB": f"delete {other.id}",
+        "JOB": done["id"],
+        "WORKLOAD": workload,
+        "revoke ID": f"revoke {token['id']}",
+        "FILE": "backup.db",
+        "DIR": "exported",
+        "REVISION": "0017",
+    }
+
+
+def follow_tutorial(shell: Shell) -> None:
     blocks = BLOCK.findall((CHECKOUT / "docs/tutorial.md").read_text())
     serve = next(block for title, block in blocks if title == "machine: serve")
     # The commands share the token that the machine has set.

@@ -1,6 +1,6 @@
 """Every command in the documents is one that there is: parsed by the program that it names, if that is ours.
 
-The tutorial's commands are run, in tests/acceptance/test_tutorial.py.
+Those that aren't PARSED are run as well, in tests/acceptance/test_tutorial.py.
 """
 
 from __future__ import annotations
@@ -62,6 +62,34 @@ EXCEPTED = {
     "ssh board /opt/tunefarm/bin/python run_artifact.py mobilenet_v2-tuned": "`make demo` runs it",
     "pip install apache-tvm nvidia-cuda-runtime": "packages of others, on a device without tunefarm",
 }
+# Commands, by how they begin, that are only parsed, and why. tests/acceptance/test_tutorial.py runs the rest.
+PARSED = {
+    ".ci/run": "continuous integration itself",
+    "make": "continuous integration runs these targets",
+    "pip": "tests/acceptance/test_install.py and test_images.py install for minutes",
+    "sudo": "changes the machine, as root; tests/acceptance/test_install.py has a root of its own",
+    "less": "shows a file",
+    "export": "a setting of the commands that come after it",
+    "journalctl": "needs systemd",
+    "/opt/tunefarm": "needs an installed board; tests/acceptance/test_install.py has one",
+    "scp": "needs a board",
+    "ssh": "needs a board",
+    "cp .env.example": "of the composition",
+    "docker": "needs Docker; tests/acceptance/test_composition.py does the same without",
+    "kubectl": "needs a cluster; tests/unit/deploy/test_kubernetes.py validates the manifests",
+    "tar": "needs a model with weights in other files; tests/integration/compiler/test_formats.py has one",
+    "python -m": "benchmarks, fuzzing, pictures and goldens measure for minutes or write into the checkout",
+    "tunefarm --install-completion": "changes the files of whoever runs it",
+    "tunefarm up": "goes on; the tutorial's runs while all others are run",
+    "tunefarm server": "goes on; tests/acceptance/test_secured.py",
+    "tunefarm worker ": "goes on; the tutorial's runs, others in test_builders.py and test_features.py",
+    "tunefarm jobs --live": "needs a terminal; tests/unit/tunefarm/test_cli.py",
+    "tunefarm workers --live": "needs a terminal; tests/unit/tunefarm/test_cli.py",
+    "tunefarm workers update": "for a worker of another version; tests/integration/server/test_install.py",
+    "TUNEFARM_CA=": "needs TLS; tests/acceptance/test_secured.py",
+    "tunefarm tune a.onnx b.onnx": "tests/acceptance/test_tune.py",
+    "tunefarm tune bert.onnx": "tests/acceptance/test_sizes.py",
+}
 # Modules that don't read arguments by argparse: that they exist is all that is checked.
 WITHOUT_PARSER = {"benchmarks", "examples.run_artifact", "tests.unit.search.test_goldens"}
 BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -122,6 +150,12 @@ def _of_line(line: str) -> Iterator[Command]:
             yield Command(" ".join(words), tuple(word for word in words if word != "..."))
             before = words
         words = []
+
+
+def commands_to_run() -> list[str]:
+    """Return the commands of all documents that are neither PARSED nor names in a sentence, each once."""
+    texts = {command.text: None for document in DOCUMENTS for command in commands(document)}
+    return [text for text in texts if not text.startswith(tuple(PARSED)) and not text.endswith(" --help")]
 
 
 def checks(*programs: str) -> Callable[[Callable[[list[str]], object]], Callable[[list[str]], object]]:
@@ -310,6 +344,11 @@ def test_every_command_is_one_that_there_is(document: Path) -> None:
 def test_every_route_is_one_that_there_is(document: Path) -> None:
     named = re.findall(r"`(GET|POST|DELETE) (/[^`\s]*)`", document.read_text())
     assert [one for one in named if not is_routed(*one)] == []
+
+
+def test_every_command_that_is_only_parsed_is_in_the_documents() -> None:
+    texts = {command.text for document in DOCUMENTS for command in commands(document)}
+    assert [begin for begin in PARSED if not any(text.startswith(begin) for text in texts)] == []
 
 
 def test_every_exception_is_of_a_command_in_the_documents() -> None:
