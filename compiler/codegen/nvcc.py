@@ -8,9 +8,7 @@ and what the compiler reports of its kernels is kept.
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import shutil
 import subprocess
 import tempfile
 import threading
@@ -21,10 +19,10 @@ from tvm.support import nvcc as tvm_nvcc
 from tvm.target import Target
 
 from core.measurement import Resources
+from system.nvcc import find_nvcc
 
 # The compute capability, times ten, of the oldest GPUs that CUDA 13 compiles for.
 OLDEST = 75
-HOST_TOOLKIT = Path("/usr/local/cuda")
 # As TVM calls nvcc.
 FLAGS = (
     *("--cubin", "-O3", "--use_fast_math", "--expt-relaxed-constexpr", "-diag-suppress=177"),
@@ -39,16 +37,6 @@ _USED = re.compile(r"Used (\d+) registers")
 
 class NvccError(RuntimeError):
     """CUDA C can't be compiled. The message says why, or what to install."""
-
-
-def find_nvcc() -> Path | None:
-    """Return the nvcc of the toolkit that CUDA_HOME names, of the packages, on the path, or of the host."""
-    named, on_path = os.environ.get("CUDA_HOME"), shutil.which("nvcc")
-    places = [Path(named) / "bin" / "nvcc"] if named else []
-    places += [toolkit / "bin" / "nvcc" for toolkit in _packaged_toolkits()]
-    places += [Path(on_path)] if on_path else []
-    places.append(HOST_TOOLKIT / "bin" / "nvcc")
-    return next((place for place in places if os.access(place, os.X_OK)), None)
 
 
 def compile_cubin(source: str, arch: str) -> tuple[bytes, Resources | None]:
@@ -122,10 +110,3 @@ def _compile(source: str) -> bytes:
         return bytes(tvm_nvcc.compile_cuda(source, target_format="cubin", compiler="nvrtc"))
     cubin, _of_thread.resources = compile_cubin(source, str(Target.current().attrs["arch"]))
     return cubin
-
-
-def _packaged_toolkits() -> list[Path]:
-    """Return the toolkits that NVIDIA's packages make up, the newest first."""
-    found = importlib.util.find_spec("nvidia")
-    folders = [Path(place) for place in (found.submodule_search_locations or ())] if found else []
-    return sorted((path for folder in folders for path in folder.glob("cu[0-9]*")), reverse=True)

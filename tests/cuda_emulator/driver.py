@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from compiler.codegen.nvcc import find_nvcc
+from system.nvcc import find_nvcc
 from tests.cuda_emulator.translate import precompile
 
 HERE = Path(__file__).parent

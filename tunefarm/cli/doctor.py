@@ -23,6 +23,7 @@ from core.exit_code import ExitCode
 from core.measurement import noise
 from system.command import CommandError
 from system.errors import SettingsError
+from system.nvcc import find_nvcc
 from tunefarm.cli.options import AsJson, Data, Server, Token, print_json, print_plain, stdout
 from tunefarm.client.client import ClientError
 from tunefarm.embedded.folder import DataFolder
@@ -37,6 +38,10 @@ FEATURES = ("sse4_2", "avx", "avx2", "fma", "avx512f", "avx512_vnni", "asimd", "
 # In a process of its own, because there is no way back.
 SANDBOX_PROBE = "from system.isolation import unshare_namespaces; unshare_namespaces()"
 CPU = Path("/sys/devices/system/cpu")
+PCI, DEV = Path("/sys/bus/pci/devices"), Path("/dev")
+# NVIDIA's number on the PCI bus, and how the classes of what shows or computes pictures begin.
+NVIDIA, DISPLAY = "0x10de", "0x03"
+OLDEST_DRIVER = 580  # of CUDA 13
 
 
 class Severity(StrEnum):
@@ -100,13 +105,27 @@ def check_tools(_: CommandSettings) -> Iterator[Finding]:
         yield Finding("C compiler", "none", Severity.WARNING, mend)
     else:
         yield Finding("C compiler", found)
-    gpus = sorted(Path("/dev").glob("nvidia[0-9]*"))
-    nvcc = shutil.which("nvcc")
-    if gpus and nvcc is None:
-        mend = "install the CUDA toolkit and put nvcc into PATH, see docs/devices/gpu-host.md"
-        yield Finding("nvcc", f"none, and {len(gpus)} GPU(s) are here", Severity.WARNING, mend)
+
+
+def check_gpus(_: CommandSettings) -> Iterator[Finding]:
+    # Without a driver there is no device file, but the bus has the GPU.
+    on_bus = [
+        path
+        for path in PCI.glob("*")
+        if _text(path / "vendor") == NVIDIA and _text(path / "class").startswith(DISPLAY)
+    ]
+    count = max(len(on_bus), len(list(DEV.glob("nvidia[0-9]*"))))
+    nvcc = find_nvcc()
+    if not count:
+        yield Finding("GPU", "no NVIDIA GPU")
+        yield Finding("nvcc", str(nvcc or "none, which only GPUs need"))
+        return
+    yield _driver(f"{count} NVIDIA GPU(s)")
+    if nvcc is None:
+        mend = "pip install 'tunefarm[cuda]', or set CUDA_HOME to a toolkit, see docs/devices/gpu-host.md"
+        yield Finding("nvcc", "none, and GPUs are here", Severity.WARNING, mend)
     else:
-        yield Finding("nvcc", f"{nvcc or 'none'}, {len(gpus) or 'no'} NVIDIA GPU(s)")
+        yield Finding("nvcc", str(nvcc))
 
 
 def check_threads(_: CommandSettings) -> Iterator[Finding]:
@@ -235,6 +254,7 @@ def check_service(settings: CommandSettings) -> Iterator[Finding]:
 CHECKS: tuple[Check, ...] = (
     check_versions,
     check_tools,
+    check_gpus,
     check_threads,
     check_features,
     check_noise,
@@ -244,6 +264,31 @@ CHECKS: tuple[Check, ...] = (
     check_back_ends,
     check_service,
 )
+
+
+def _driver(gpus: str) -> Finding:
+    """Tell how NVIDIA's driver is, as its management library sees it."""
+    try:
+        import pynvml
+    except ImportError:
+        return Finding("GPU", f"{gpus}; tunefarm's extra 'worker', which would measure them, isn't installed")
+    try:
+        pynvml.nvmlInit()
+        version = str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError as error:
+        mend = (
+            f"install NVIDIA's driver {OLDEST_DRIVER} or newer and start the machine again; "
+            "in a container, hand the GPU to it: `nvidia-smi` must show it"
+        )
+        return Finding("GPU", f"{gpus}, and no driver that answers ({error})", Severity.WARNING, mend)
+    found = f"{gpus}, driver {version}"
+    number = re.match(r"\d+", version)
+    if number is not None and int(number[0]) < OLDEST_DRIVER:
+        mend = (
+            f"CUDA 13 needs NVIDIA's driver {OLDEST_DRIVER} or newer: install it and start the machine again"
+        )
+        return Finding("GPU", found, Severity.WARNING, mend)
+    return Finding("GPU", found)
 
 
 def _back_end(subject: str, look: Callable[[], str]) -> Finding:

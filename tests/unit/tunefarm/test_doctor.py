@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 
 from core.exit_code import ExitCode
@@ -85,10 +86,41 @@ def test_a_taken_port_is_named() -> None:
     assert grpc.state is doctor.Severity.OK
 
 
+@pytest.mark.parametrize(
+    ("answer", "state", "said"),
+    [
+        ("580.95.05", "ok", "1 NVIDIA GPU(s), driver 580.95.05"),
+        ("535.247.01", "warning", "1 NVIDIA GPU(s), driver 535.247.01"),
+        (pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND), "warning", "no driver that answers"),
+    ],
+)
+def test_a_gpus_driver_is_looked_at(
+    answer: str | Exception, state: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = tmp_path / "pci/0000:01:00.0"
+    gpu.mkdir(parents=True)
+    (gpu / "vendor").write_text("0x10de\n")
+    (gpu / "class").write_text("0x030200\n")
+    monkeypatch.setattr(doctor, "PCI", tmp_path / "pci")
+    monkeypatch.setattr(doctor, "DEV", tmp_path)
+
+    def init() -> None:
+        if isinstance(answer, Exception):
+            raise answer
+
+    monkeypatch.setattr(pynvml, "nvmlInit", init)
+    monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: answer)
+    monkeypatch.setattr(doctor, "find_nvcc", lambda: None)
+    found, nvcc = doctor.check_gpus(CommandSettings())
+    assert (found.state, said in found.found) == (state, True)
+    assert ("580 or newer" in found.mend) == (state == "warning")
+    assert nvcc.mend.startswith("pip install 'tunefarm[cuda]'")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads what Linux says")
 def test_this_machine_is_described() -> None:
-    machine = (doctor.check_tools, doctor.check_threads, doctor.check_features, doctor.check_noise)
-    for check in (*machine, doctor.check_sandbox):
+    hardware = (doctor.check_gpus, doctor.check_threads, doctor.check_features, doctor.check_noise)
+    for check in (doctor.check_tools, *hardware, doctor.check_sandbox):
         for finding in check(CommandSettings()):
             assert finding.found
             assert bool(finding.mend) == (finding.state is not doctor.Severity.OK)
