@@ -48,7 +48,8 @@ class _Sums(relax.PyExprMutator):
     def visit_call_(self, op: Call) -> relax.Expr:
         call = self.visit_expr_post_order(op)
         name = getattr(call.op, "name", "")
-        if name not in SUMS or {str(argument.ty.dtype) for argument in call.args} != {"float16"}:
+        tensors = [op, *call.args] if name in SUMS else []
+        if {str(tensor.ty.dtype) for tensor in tensors} != {"float16"}:
             return call
         compute, attributes = SUMS[name]
         given = {key: getattr(call.attrs, key) for key in attributes}

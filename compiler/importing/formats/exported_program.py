@@ -23,8 +23,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tvm import relax
 
 from compiler.importing.formats.model_file import Content, check_shapes
+from compiler.importing.graph import numpy_dtype
 from compiler.importing.model import RelaxModel, checked_model
 from compiler.importing.spec import ModelError, Shape, TensorSpec, first_line
 
@@ -43,6 +45,16 @@ _TARGETS = re.compile(
     r"|_operator\.(getitem|add|sub|mul|neg|floordiv|truediv|mod|eq|ne|lt|le|gt|ge|and_|or_)"
 )
 
+NARROW = frozenset({"float16", "bfloat16"})
+# The arguments that TVM's front end wants in float32, by operator: it adds products up in float32 and then
+# fails to add a narrow bias.
+_WIDENED: Mapping[str, tuple[int, ...]] = {
+    **dict.fromkeys(("addmm.default", "baddbmm.default"), (0,)),
+    **dict.fromkeys(("linear.default", "conv1d.default", "conv2d.default", "conv3d.default"), (2,)),
+    "convolution.default": (2,),
+    **dict.fromkeys(("layer_norm.default", "native_layer_norm.default"), (0, 2, 3)),
+}
+
 
 @dataclass(frozen=True)
 class ExportedProgram:
@@ -52,11 +64,17 @@ class ExportedProgram:
     inputs: tuple[TensorSpec, ...]
 
     def to_relax(self) -> RelaxModel:
-        from tvm.relax.frontend.torch import from_exported_program  # loads PyTorch
+        # These load PyTorch.
+        from tvm.relax.frontend.torch import from_exported_program
+        from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
         try:
             with _quietly():
-                module = from_exported_program(self.program, unwrap_unit_return_tuple=True)
+                module = from_exported_program(
+                    self.program,
+                    unwrap_unit_return_tuple=True,
+                    custom_convert_map=dict.fromkeys(ExportedProgramImporter().convert_map, _convert),
+                )
         except Exception as error:
             raise ModelError(f"the exported program can't be imported: {first_line(error)}") from error
         main = module["main"].with_attr("num_input", len(self.inputs))
@@ -70,21 +88,54 @@ class ExportedProgram:
         program, signature = self.program, self.program.graph_signature
         held = {**program.state_dict, **program.constants}
         arguments = [
-            held[spec.target]
-            if spec.target is not None
-            else torch.from_numpy(
-                np.ascontiguousarray(inputs[spec.arg.name]).reshape(inputs[spec.arg.name].shape)
-            )
+            held[spec.target] if spec.target is not None else _tensor(torch, inputs[spec.arg.name])
             for spec in signature.input_specs
         ]
         with torch.no_grad(), _quietly():
             results = torch.fx.Interpreter(program.graph_module).run(*arguments)
         wanted = {str(name) for name in signature.user_outputs}
         return [
-            result.detach().numpy()
+            _array(torch, result.detach())
             for spec, result in zip(signature.output_specs, results, strict=True)
             if spec.arg.name in wanted and spec.kind.name == "USER_OUTPUT"
         ]
+
+
+def _tensor(torch: Any, array: Array) -> Any:
+    """Return an array as PyTorch's tensor; bfloat16, which NumPy lacks, by its bits."""
+    data = np.ascontiguousarray(array).reshape(array.shape)
+    if str(data.dtype) == "bfloat16":
+        return torch.from_numpy(data.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(data)
+
+
+def _array(torch: Any, tensor: Any) -> Array:
+    if tensor.dtype == torch.bfloat16:
+        bits: Array = tensor.contiguous().view(torch.int16).numpy()
+        return bits.view(numpy_dtype("bfloat16"))
+    array: Array = tensor.numpy()
+    return array
+
+
+def _convert(node: Any, importer: Any) -> Any:
+    """Convert a node as TVM's front end does, which computes much in float32 whatever the operands are: the
+    result gets the type that PyTorch says."""
+    name, builder = node.target.__name__, importer.block_builder
+    value = node.meta.get("val")
+    wanted = str(getattr(value[0] if isinstance(value, tuple | list) else value, "dtype", ""))
+    wanted = wanted.removeprefix("torch.")
+    if wanted not in NARROW:
+        return importer.create_convert_map()[name](node)
+    widened = [node.args[place] for place in _WIDENED.get(name, ()) if place < len(node.args)]
+    narrow = {one: importer.env[one] for one in widened if one in importer.env}
+    for one, tensor in narrow.items():
+        importer.env[one] = builder.emit(relax.op.astype(tensor, "float32"))
+    result = importer.create_convert_map()[name](node)
+    importer.env.update(narrow)
+    kind = getattr(result, "ty", None)
+    if isinstance(kind, relax.TensorType) and str(kind.dtype) != wanted:
+        result = builder.emit(relax.op.astype(result, wanted))
+    return result
 
 
 def read(content: Content, shapes: Mapping[str, Shape]) -> ExportedProgram:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tempfile
+import warnings
 import zipfile
 from typing import Any
 
@@ -18,7 +19,7 @@ from compiler.importing.formats.tvm_module import to_json
 from compiler.importing.spec import ModelError
 from compiler.sandbox.models import compile_untuned, import_model
 from compiler.sandbox.verification import verify_import
-from compiler.verifying.imported import Imported
+from compiler.verifying.imported import Imported, verify_file
 from tests.marks import slow_except
 from tests.models_by_format import (
     FORMATS,
@@ -223,3 +224,20 @@ def test_example_inputs_that_are_code_are_not_run() -> None:
             archive.writestr(name, buffer.getvalue() if "sample_inputs" in name else content)
     with pytest.raises(ModelError, match="can't load the exported program"):
         read_model(changed.getvalue(), {})
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_an_exported_program_may_be_narrow(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    network = torch.nn.Sequential(
+        torch.nn.Conv1d(2, 3, 3), torch.nn.Flatten(), torch.nn.Linear(18, 4), torch.nn.LayerNorm(4)
+    )
+    wanted = getattr(torch, dtype)
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        example = (torch.zeros(1, 2, 8, dtype=wanted),)
+        torch.export.save(torch.export.export(network.to(wanted).eval(), example), buffer)
+    file = read_model(buffer.getvalue(), {})
+    assert file.to_relax().outputs[0].dtype == dtype
+    assert len(list(verify_file(file, TARGET, TARGET))) > 1
