@@ -32,8 +32,8 @@ def test_it_is_whole_on_a_stand_in(stand_in: StandIn, tmp_path: Path) -> None:
     assert "stand-in for a GPU" in results.machine
     assert all(one.name.startswith(MEANINGLESS) and one.aim is None for one in results.figures)
     names = [one.name.removeprefix(MEANINGLESS) for one in results.figures]
-    # The emulator computes MetaSchedule's program wrongly, which the benchmark sees and leaves out.
-    assert "GMM: a finalist: wrong_result" in done.stdout
+    # Some of MetaSchedule's programs are wrong on the emulator and left out; which it tries varies, so its
+    # latency may be missing, which the count of operators shows.
     assert "operators of 1 that never were as fast" in names
     assert "float16 matrix product of 32: share of the measured peak" in names
     assert "bfloat16 matrix product of 32: share of the measured peak" in names
