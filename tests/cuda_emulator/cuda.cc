@@ -84,6 +84,7 @@ CUresult fault_at(const std::string& call, bool* skips = nullptr) {
 
 struct CUmod_st {
   void* library = nullptr;
+  int file = -1;
   std::map<std::string, CUfunc_st*> functions;
 };
 struct CUfunc_st {
@@ -248,19 +249,19 @@ CUresult CUDAAPI cuModuleLoadData(CUmodule* module, const void* image) {
   int file = memfd_create("kernels", 0);
   if (write(file, behind + sizeof(size), size) != static_cast<ssize_t>(size)) return CUDA_ERROR_OUT_OF_MEMORY;
   void* library = dlopen(("/proc/self/fd/" + std::to_string(file)).c_str(), RTLD_NOW | RTLD_LOCAL);
-  close(file);
   if (!library) {
     std::fprintf(stderr, "the stand-in can't load a module: %s\n", dlerror());
-    return CUDA_ERROR_INVALID_IMAGE;
+    return close(file), CUDA_ERROR_INVALID_IMAGE;
   }
-  *module = new CUmod_st;
-  (*module)->library = library;
+  // The file stays open as long as the module: dlopen takes a library of the same path for the same library.
+  *module = new CUmod_st{library, file};
   return CUDA_SUCCESS;
 }
 
 CUresult CUDAAPI cuModuleUnload(CUmodule module) {
   for (auto& [name, function] : module->functions) delete function;
   dlclose(module->library);
+  close(module->file);
   delete module;
   return lost;
 }

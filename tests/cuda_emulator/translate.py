@@ -69,7 +69,8 @@ def precompile(folder: Path, headers: Path) -> None:
 
 def _flags(folder: Path, headers: Path) -> list[str]:
     return [
-        *["-O1", "-w", "-fPIC", "-std=c++17"],
+        # A library with unique symbols is never unloaded.
+        *["-O1", "-w", "-fPIC", "-std=c++17", "-fno-gnu-unique"],
         f"-I{folder}",
         f"-isystem{headers}",
         f"-isystem{headers}/cccl",
