@@ -3,12 +3,13 @@
     python -m benchmarks.operators --quick --json FILE
     python -m benchmarks.operators --ablation --json FILE
     python -m benchmarks.operators --settled --json FILE
-    python -m benchmarks.operators --unseen --device-class avx2 --json FILE
+    python -m benchmarks.operators --unseen --device-class avx2 [--resume] --json FILE
 
 Both engines search an operator with as many trials and threads, one after the other. MetaSchedule runs with
 its defaults and a longer time limit for builds; its seconds end with its last record. The best programs of
 all searches are then built again and timed in turns. The figures go to FILE, the curves of all searches to a
-file beside it. Nothing else should run on the machine.
+file beside it; of unseen layers, all results do, and `--resume` goes on with what they lack. Nothing else
+should run on the machine.
 """
 
 from __future__ import annotations
@@ -107,19 +108,23 @@ def _compare_on_layers(args: argparse.Namespace, output: Output) -> int:
     trials = args.trials or unseen.TRIALS
     layers = args.layers or (tuple(LAYERS)[:: len(LAYERS) // 3] if args.quick else tuple(LAYERS))
     classes = [one.name for one in args.device_classes or [CLASSES["native"]]]
-    devices = {name: run_isolated(name, args.threads, calibrated, name, args.threads) for name in classes}
-    results: list[unseen.LayerResult] = []
+    results = list(unseen.RESULTS.read(output.file)) if args.resume else []
+    measured = {(one.device_class, one.layer) for one in results}
+    missing = [(name, layer) for name in classes for layer in layers if (name, layer) not in measured]
+    devices = {
+        name: run_isolated(name, args.threads, calibrated, name, args.threads)
+        for name in dict.fromkeys(name for name, _ in missing)
+    }
 
     def measure(both: str) -> None:
         device_class, layer = both.split(maxsplit=1)
         given = layer, device_class, devices[device_class], trials, args.rounds, args.seed
         results.append(run_isolated(layer, args.threads, unseen.run, *given))
-        curves = [search for one in results for search in one.searches]
-        _write(output, unseen.figures_of(results, trials), curves)
+        output.write(unseen.figures_of(results, trials))
+        unseen.RESULTS.write(results, output.file)
 
     expected = trials * (THEIR_TRIAL_S + OUR_TRIAL_S) + FINALS_S / 4
-    names = [f"{name} {layer}" for name in classes for layer in layers]
-    failures = measure_each(names, expected, measure, output)
+    failures = measure_each([" ".join(both) for both in missing], expected, measure, output)
     output.show(unseen.figures_of(results, trials))
     return int(failures > 0)
 
@@ -160,6 +165,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--layer", action="append", choices=list(LAYERS), dest="layers", help="of --unseen, only this one"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="of --unseen, keep the layers that FILE has from this machine"
     )
     add_device_classes(parser, "of --unseen: ")
     trials = f"of every search [{TRIALS}, quick {QUICK_TRIALS}; settled {SETTLED.trials}, quick 256]"

@@ -15,7 +15,7 @@ from benchmarks.layers import LAYERS
 from benchmarks.operators.figures import quality, time_to_match
 from benchmarks.operators.run import OURS, THEIRS
 from benchmarks.results.figures import Figure, at_least, figure, mean_figure, number
-from benchmarks.results.searches import Search
+from benchmarks.results.sidecar import Sidecar
 from benchmarks.timing.finals import SearchResult, Trials, milestones_up_to, time_best_programs
 from benchmarks.timing.measurer import ProgramMeasurer
 from core.device import Device
@@ -37,9 +37,8 @@ class LayerResult:
     ours: SearchResult
     theirs: SearchResult
 
-    @property
-    def searches(self) -> tuple[Search, Search]:
-        return self.ours.curve, self.theirs.curve
+
+RESULTS = Sidecar(LayerResult, "layers")
 
 
 def run(name: str, device_class: str, device: Device, trials: int, rounds: int, seed: int) -> LayerResult:
