@@ -20,11 +20,14 @@ _CHANNELS_FIRST: dict[str, tuple[Callable[..., relax.Expr], str, str]] = {
 
 def count_axes_from_zero(mod: tvm.IRModule) -> tvm.IRModule:
     """Name axes by their place from the front: TVM's conversion of layouts (0.27) counts those of these
-    operators from there, and otherwise fills the memory or fails.
+    operators from there, and otherwise fills the memory or fails. It fails at any stack.
 
-        gv = squeeze(x, axis=[-2])
+        lv = squeeze(x, axis=[-2])
+        gv = stack((lv, lv), axis=-1)
     ->
-        gv = squeeze(x, axis=[3])
+        lv = squeeze(x, axis=[2])
+        lv1 = expand_dims(lv, axis=[3])
+        gv = concat((lv1, lv1), axis=3)
     """
     return rewrite_functions(mod, lambda function: _FromZero(mod).visit_expr(function))
 
@@ -53,6 +56,10 @@ class _FromZero(relax.PyExprMutator):
             case "relax.permute_dims" if call.attrs.axes is not None:
                 axes = [int(axis) % call.args[0].ty.ndim for axis in call.attrs.axes]
                 return self.builder_.normalize(relax.op.permute_dims(call.args[0], axes))
+            case "relax.stack":
+                axis = int(call.attrs.axis) % call.ty.ndim
+                parts = [self.builder_.emit(relax.op.expand_dims(part, axis)) for part in call.args[0]]
+                return self.builder_.normalize(relax.op.concat(parts, axis))
         return call
 
 

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tvm import relax
 
+from compiler.constants.fold import static_shape
 from compiler.importing.model import (
     ExtractedTask,
     checked_model,
@@ -59,19 +60,29 @@ def test_equal_subgraphs_are_one_task_with_their_number_as_weight() -> None:
 
 @pytest.mark.parametrize(
     "rearranged",
-    [lambda x: relax.op.squeeze(x, [-2]), lambda x: relax.op.permute_dims(x, [0, -1, 1, -2])],
-    ids=["squeeze", "permute_dims"],
+    [
+        lambda x: relax.op.squeeze(x, [-2]),
+        lambda x: relax.op.permute_dims(x, [0, -1, 1, -2]),
+        lambda x: relax.op.stack([x, x], 1),
+        lambda x: relax.op.stack([x, x], -3),
+    ],
+    ids=["squeeze", "permute_dims", "stack", "stack_from_the_end"],
 )
 def test_axes_may_be_counted_from_the_end(rearranged: Callable[[relax.Expr], relax.Expr]) -> None:
-    """Multi-head attention is exported by PyTorch with the first; TVM filled the memory."""
-    x = relax.Var("x", relax.TensorType((2, 3, 1, 4), "float32"))
+    """Multi-head attention is exported by PyTorch with the first; TVM filled the memory. Behind a convolution
+    it failed at stacks, from either end."""
+    x, kernel = (relax.Var(name, relax.TensorType((2, 2, 1, 4), "float32")) for name in ("x", "kernel"))
     builder = relax.BlockBuilder()
-    with builder.function("main", [x]):
+    with builder.function("main", [x, kernel]):
         with builder.dataflow():
-            result = builder.emit_output(relax.op.nn.relu(builder.emit(rearranged(x))))
+            convolved = builder.emit(relax.op.nn.conv2d(x, kernel, padding=(0, 2, 0, 1)))
+            result = builder.emit_output(rearranged(convolved))
         builder.emit_func_output(result)
-    spec = TensorSpec("x", (2, 3, 1, 4), "float32")
-    assert extract_tasks(fuse(checked_model(builder.get(), (spec,), ["y"]), TARGET))
+    specs = tuple(TensorSpec(name, (2, 2, 1, 4), "float32") for name in ("x", "kernel"))
+    model = checked_model(builder.get(), specs, ["y"])
+    fused = fuse(model, TARGET)
+    assert extract_tasks(fused)
+    assert static_shape(fused["main"].body) == model.outputs[0].shape
 
 
 def test_a_subgraph_with_a_constant_and_one_without_are_two_tasks() -> None:
