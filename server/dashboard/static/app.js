@@ -1,6 +1,6 @@
 // The frame of all pages: who is here, where one can go, and the page of the address after #.
 import { render } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { call, get, isReport, whenSignedOut } from "tunefarm/api.js";
 import { useTheme } from "tunefarm/hooks.js";
 import { html } from "tunefarm/html.js";
@@ -55,7 +55,7 @@ function App() {
   const main = useRef(null);
   const isFirst = useRef(true);
   const look = () => get("v1/session").then(setSession, (problem) => problem.status === 401 || setSession({ problem }));
-  useEffect(() => {
+  useLayoutEffect(() => {
     whenSignedOut(() => setSession(null));
     if (isReport) setSession({ who: "report", scopes: [] });
     else look();
@@ -68,11 +68,12 @@ function App() {
   }, [address]);
   const route = routeOf(address);
   const signOut = () => call("DELETE", "v1/session").then(() => setSession(null), look);
+  // A page asks for its answers while the session is still unknown; what needs a scope appears with it.
   let content = null;
   if (session === null) content = html`<${SignIn} onDone=${look} />`;
   else if (session?.problem) content = html`<p class="alert" role="alert">${session.problem.message}</p>`;
-  else if (session && !route) content = html`<h1>Nothing is here</h1><p><a href="#/jobs">Go to the jobs</a></p>`;
-  else if (session) content = html`<${route.page} key=${address} ...${route.given} scopes=${session.scopes} />`;
+  else if (!route) content = html`<h1>Nothing is here</h1><p><a href="#/jobs">Go to the jobs</a></p>`;
+  else content = html`<${route.page} key=${address} ...${route.given} scopes=${session?.scopes ?? []} />`;
   return html`
     <a class="skip" href="#main" onClick=${(event) => (event.preventDefault(), main.current.focus())}>Skip to the content</a>
     <header>

@@ -1,6 +1,6 @@
 // Charts: lines and points by uPlot, treemaps by d3-hierarchy. Each has a title, a sentence, and its numbers as a table.
 import { hierarchy, treemap } from "d3-hierarchy";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { html } from "tunefarm/html.js";
 import { useTheme } from "tunefarm/hooks.js";
 import uPlot from "uplot";
@@ -27,7 +27,9 @@ function resolved(css) {
 function useWidth() {
   const box = useRef(null);
   const [width, setWidth] = useState(0);
-  useEffect(() => {
+  // Before the browser paints: a chart that waits for the next frame is late by one.
+  useLayoutEffect(() => {
+    setWidth(Math.floor(box.current.getBoundingClientRect().width));
     const observer = new ResizeObserver(([entry]) => setWidth(Math.floor(entry.contentRect.width)));
     observer.observe(box.current);
     return () => observer.disconnect();
@@ -44,7 +46,7 @@ export function Chart({ title, note, x, y, series, height = 260 }) {
   const { colours } = useTheme();
   const [at, setAt] = useState(null);
   const isEmpty = x.values.length === 0 || series.every((one) => one.values.every((value) => value === null));
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (isEmpty || !width) return undefined;
     const [text, grid, surface] = ["var(--muted)", "var(--line)", "var(--surface)"].map(resolved);
     const axis = { stroke: text, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 } };

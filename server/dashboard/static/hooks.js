@@ -1,5 +1,5 @@
 // What pages share: answers that stay fresh, a job's events, the theme.
-import { useCallback, useEffect, useRef, useState } from "preact/hooks";
+import { useCallback, useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 
 import { get, isReport, watchJob } from "tunefarm/api.js";
 
@@ -9,7 +9,8 @@ import { get, isReport, watchJob } from "tunefarm/api.js";
 export function useAnswer(path, everyS = 0) {
   const [answer, setAnswer] = useState({ path });
   const [turn, setTurn] = useState(0);
-  useEffect(() => {
+  // The request leaves before the browser paints, not after.
+  useLayoutEffect(() => {
     if (path === null) return undefined;
     let isCurrent = true;
     const ask = async () => {
