@@ -12,6 +12,28 @@ from compiler.codegen.vector_math import expand_math
 from compiler.constants.packing import PackedWorkload, split_packing
 from core.device import ASYNC_COPIES_SINCE
 
+# TVM's passes that take time and do nothing for CPUs: they are about threads of GPUs, or LLVM does the same.
+_NOT_FOR_CPUS = (
+    "s_tir.InferFragment",
+    "s_tir.InjectDoubleBuffer",
+    "s_tir.InjectPermutedLayout",
+    "s_tir.InjectSoftwarePipeline",
+    "s_tir.InjectVirtualThread",
+    "s_tir.LiftThreadBinding",
+    "s_tir.LowerAutoCopy",
+    "s_tir.LowerCrossThreadReduction",
+    "s_tir.LowerThreadAllreduce",
+    "s_tir.LowerVtcmAlloc",
+    "s_tir.ManifestSharedMemoryLocalStage",
+    "s_tir.MergeSharedMemoryAllocations",
+    "s_tir.ThreadSync",
+    "s_tir.TransformMmaBufferLayout",
+    "s_tir.UnifyThreadBinding",
+    "s_tir.VerifyVTCMLimit",
+    "tirx.CommonSubexprElim",
+    "tirx.RemoveNoOp",
+)
+
 
 def apply_passes(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     """Apply our passes. Candidates and whole models share them, so what is timed is what is deployed."""
@@ -23,18 +45,21 @@ def pass_context(target: tvm.target.Target, **options: object) -> tvm.transform.
     if target.kind.name == "cuda":
         capability = int("".join(filter(str.isdigit, str(target.attrs["arch"]))))
         options["tirx.use_async_copy"] = capability >= ASYNC_COPIES_SINCE
-    return tvm.transform.PassContext(config=options)
+        return tvm.transform.PassContext(config=options)
+    return tvm.transform.PassContext(config=options, disabled_pass=_NOT_FOR_CPUS)
 
 
 def compile_scheduled(
-    scheduled: tvm.IRModule, target: tvm.target.Target
+    scheduled: tvm.IRModule, target: tvm.target.Target, check_arguments: bool = True
 ) -> tuple[Any, PackedWorkload | None]:
     """Compile a candidate to a tvm.runtime.Executable, without machine code yet.
 
-    The second value describes what it packs ahead of time; None when it packs nothing. Raises whatever class
-    TVM's C++ side names.
+    Checks of types and shapes at each call are a third of a small kernel's code: a caller that makes the
+    arguments of the same workload does without. The second value describes what the candidate packs ahead of
+    time; None when it packs nothing. Raises whatever class TVM's C++ side names.
     """
     parts = split_packing(scheduled)
-    with target, pass_context(target):  # nvcc is called for the target
+    options = {} if check_arguments else {"tirx.disable_assert": True}
+    with target, pass_context(target, **options):  # nvcc is called for the target
         module = apply_passes(parts.module if parts else scheduled, target)
         return tvm.compile(module, target=target, tir_pipeline=PIPELINE), parts

@@ -120,7 +120,8 @@ def build_module(fused: tvm.IRModule, schedules: Mapping[str, str], target: str)
     `schedules` maps workload hashes to traces; functions without one get the fallback schedule. Raises
     ArtifactError when a trace doesn't apply, the code can't be generated or there is no linker.
     """
-    on_gpu = parse_target(target).kind.name == "cuda"
+    parsed = parse_target(target)
+    on_gpu = parsed.kind.name == "cuda"
     functions = {
         name: _schedule_function(name.name_hint, func, schedules, on_gpu)
         if isinstance(func, tirx.PrimFunc)
@@ -131,7 +132,8 @@ def build_module(fused: tvm.IRModule, schedules: Mapping[str, str], target: str)
         prepacked = prepack(tvm.IRModule(functions, attrs=fused.attrs, global_infos=fused.global_infos))
     except Exception as error:  # TVM raises whatever class its C++ side names
         raise ArtifactError(f"the model's constants can't be packed: {first_line(error)}") from error
-    return build_library(apply_passes(prepacked, parse_target(target)), target, PIPELINE)
+    with pass_context(parsed):
+        return build_library(apply_passes(prepacked, parsed), target, PIPELINE)
 
 
 def build_library(module: tvm.IRModule, target: str, pipeline: str = "default") -> bytes:

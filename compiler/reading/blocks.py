@@ -61,12 +61,14 @@ class BlockReader:
         row = find_all(stores[0].indices[-1], tirx.Var) if len(stores[0].indices) else []
         predicate = self.realize.predicate
         is_predicated = not (isinstance(predicate, tirx.IntImm) and int(predicate))
+        reads = self._reads([*values, *initial], writes, is_reduction)
         return Node(
             name=self.block.name_hint,
             axes=axes,
             write=writes[0],
-            reads=self._reads([*values, *initial], writes, is_reduction),
-            flops=sum(_flops(value, () if is_reduction else row) for value in values),
+            reads=reads,
+            # What reads nothing is index arithmetic, or a constant that the compiler folds.
+            flops=sum(_flops(value, () if is_reduction else row) for value in values) if reads else 0.0,
             has_branch=is_predicated or any(map(_has_branch, values)),
             is_expensive=any(is_expensive(call) for value in values for call in find_all(value, ir.Call)),
             reducer=_reducer(stores, initial) if is_reduction else None,

@@ -22,7 +22,6 @@ import tvm
 from numpy.typing import NDArray
 from tvm import relax, te, tirx, topi
 from tvm.ir import Call, GenericConst
-from tvm.topi.utils import const_matrix
 
 from compiler.constants.fold import static_shape
 from compiler.variants.rewriting import Kernel, rewrite_calls
@@ -116,8 +115,7 @@ def convolution(data: te.Tensor, weight: te.Tensor, padding: Sequence[int], tile
     )
     rows, columns = -(-height // tile), -(-width // tile)
     inverse_matrix, data_matrix = (
-        const_matrix(matrix.astype(np.float32), name)
-        for matrix, name in zip(matrices(tile), "AB", strict=False)
+        _constant(matrix, name) for matrix, name in zip(matrices(tile), "AB", strict=False)
     )
     beyond = (*(0 for _ in depths), rows * tile - height, columns * tile - width)
     padded = topi.nn.pad(
@@ -166,6 +164,24 @@ def convolution(data: te.Tensor, weight: te.Tensor, padding: Sequence[int], tile
         return outputs_by_tile[n, *d, h // tile, h % tile, w // tile, w % tile, o]
 
     return te.compute((batch, *slices, height, width, outputs), gather, name="convolution")
+
+
+def _constant(matrix: NDArray[np.float64], name: str) -> te.Tensor:
+    """Compute a matrix from the places of its elements.
+
+    TVM folds these sums as soon as the loops around are unrolled. The nested selections of topi's
+    `const_matrix` it simplifies branch by branch, which takes several times as long.
+    """
+
+    def entry(row: Any, column: Any) -> tirx.Expr:
+        place = row * matrix.shape[1] + column
+        return _written_sum(
+            tirx.Cast("float32", place == at) * tirx.const(float(value), "float32")
+            for at, value in enumerate(matrix.flat)
+            if value
+        )
+
+    return te.compute(matrix.shape, entry, name=name)
 
 
 def _written_sum(terms: Iterable[tirx.Expr]) -> tirx.Expr:

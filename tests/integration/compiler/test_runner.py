@@ -165,12 +165,6 @@ def test_finite_values_beside_infinity_and_nan_are_compared(
     assert _measure(runner, other, _elementwise(compute)).outcome is Outcome.WRONG_RESULT
 
 
-def test_a_kernel_of_another_signature_is_a_run_error(runner: LocalRunner) -> None:
-    measurement = _measure(runner, matmul(8, 8, 8), _elementwise(lambda x: x))
-    assert measurement.outcome is Outcome.RUN_ERROR
-    assert measurement.error
-
-
 def test_a_constant_that_does_not_exist_is_a_run_error(runner: LocalRunner) -> None:
     workload = matmul(8, 8, 8)
     assert _measure(runner, workload, workload, constants=(7,)).outcome is Outcome.RUN_ERROR
