@@ -34,7 +34,10 @@ from examples.make_models import NETWORKS
 from worker.settings import usable_cores
 
 QUICK = ("resnet18", "mobilenet_v2")
-FULL = ("resnet18", "mobilenet_v2", "resnet50")
+FULL = (
+    *("resnet18", "resnet50", "mobilenet_v2", "efficientnet_b0", "convnext_t", "resnet3d_18", "dcgan"),
+    *("bert_base", "vit_b16", "gpt2"),
+)
 COMPILED = ("resnet18", "mobilenet_v2", "resnet50", "efficientnet_b0", "vit_b16", "bert_base")
 # The limit for each network that keeps --quick within ten minutes on a slow machine.
 QUICK_MINUTES = 2.5

@@ -30,18 +30,28 @@ class Aims:
     trials_per_s: Aim | None = None
 
 
+CONVOLUTIONAL = Aims(of_fastest=at_most(1.0), trials_per_s=at_least(4))
+# Winograd's filtering takes a fraction of these networks' multiplications.
+FILTERED = at_most(0.77)
 AIMS: Mapping[str, Aims] = {
-    "resnet18": Aims(at_least(30), at_most(1.0), at_most(1.05), at_least(3)),
-    "mobilenet_v2": Aims(of_fastest=at_most(1.0)),
+    "resnet18": Aims(at_least(30), FILTERED, at_most(1.05), at_least(4)),
+    "resnet3d_18": Aims(of_fastest=FILTERED, trials_per_s=at_least(4)),
+    **dict.fromkeys(("resnet50", "mobilenet_v2", "efficientnet_b0", "convnext_t", "dcgan"), CONVOLUTIONAL),
+    **dict.fromkeys(("bert_base", "vit_b16", "gpt2"), Aims(of_fastest=at_most(1.0))),
 }
 # How far a published latency may be from the one in a user's process.
 PUBLISHED_PERCENT = at_most(3)
-AT_ONCE_MEAN, AFTER_MEAN = at_most(1.5), at_most(1.25)
+AT_ONCE_MEAN, AFTER_MEAN, TUNED_MEAN = at_most(1.5), at_most(1.25), at_most(0.83)
 
 
 def figures_of_tuned(networks: Sequence[TunedNetwork]) -> list[Figure]:
     """Return the figures of every tuned network under its label, and those of all together."""
     found = [each for network in networks for each in _figures_of_tuned(network)]
+    if len(networks) > 1:
+        name = f"geometric mean of {len(networks)} networks: latency relative to each one's fastest peer"
+        ratios = [one.timings[TUNED].ratio_to(one.timings[_fastest(one).name]).value for one in networks]
+        labels = ", ".join(network.label for network in networks)
+        found.append(figure(name, statistics.geometric_mean(ratios), "x", aim=TUNED_MEAN, peer=labels))
     return found + _published_latencies([(one.tuning, one.alone) for one in networks])
 
 
@@ -68,7 +78,7 @@ def _figures_of_tuned(network: TunedNetwork) -> Iterator[Figure]:
     peer = f"{UNTUNED}: {_ms(network.untuned.ours)}"
     yield _ratio(f"{label}: speed-up over TVM untuned", gain, peer, aims.speedup)
     if len(network.peers) > 1:
-        fastest = min(network.peers, key=lambda peer: timings[peer.name].latency_s.value)
+        fastest = _fastest(network)
         *others, last = (peer.name for peer in network.peers)
         among = "faster" if len(others) == 1 else "fastest"
         name = f"{label}: latency relative to the {among} of {', '.join(others)} and {last}"
@@ -88,6 +98,10 @@ def _figures_of_tuned(network: TunedNetwork) -> Iterator[Figure]:
     settled = network.curve().settled()
     if settled is not None:
         yield figure(f"{label}: until 10% above the last estimate", settled.at_s, "s")
+
+
+def _fastest(network: TunedNetwork) -> Peer:
+    return min(network.peers, key=lambda peer: network.timings[peer.name].latency_s.value)
 
 
 def _figures_of_compiled(network: CompiledNetwork) -> Iterator[Figure]:

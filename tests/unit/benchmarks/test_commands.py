@@ -100,13 +100,14 @@ def test_quick_measures_two_networks_within_limits(tmp_path: Path, plans: list[T
     assert [curve.network for curve in CURVES.read(file)] == ["resnet18", "mobilenet_v2"]
 
 
-def test_the_full_benchmark_measures_three_networks(tmp_path: Path, plans: list[TuningPlan]) -> None:
+def test_the_full_benchmark_measures_ten_networks(tmp_path: Path, plans: list[TuningPlan]) -> None:
     file = tmp_path / "networks.json"
     assert networks.main(["--json", str(file)]) == 0
-    assert [plan.network for plan in plans] == ["resnet18", "mobilenet_v2", "resnet50"]
+    assert [plan.network for plan in plans] == list(networks.FULL)
+    assert len(networks.FULL) == 10
     assert all(plan.minutes is None and plan.trials == 300 and plan.peer_trials for plan in plans)
     labels = {figure.name.partition(":")[0] for figure in figures.read(file).figures if ":" in figure.name}
-    assert labels == {"resnet18", "mobilenet_v2", "resnet50"}
+    assert labels == {*networks.FULL, f"geometric mean of {len(networks.FULL)} networks"}
 
 
 def test_six_networks_are_compiled(tmp_path: Path, compiled: list[Plan]) -> None:

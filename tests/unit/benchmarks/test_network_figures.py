@@ -42,11 +42,11 @@ def test_resnet18_is_held_against_its_aims() -> None:
     found = _by_name(MEASURED)
     gain, ahead = found["speed-up over TVM untuned"], found[FASTER]
     assert (gain.value, gain.aim, gain.reached) == (pytest.approx(40), "at least 30", True)
-    assert (ahead.value, ahead.aim, ahead.reached) == (pytest.approx(0.8), "at most 1", True)
+    assert (ahead.value, ahead.aim, ahead.reached) == (pytest.approx(0.8), "at most 0.77", False)
     assert gain.peer == "TVM untuned: 440 ms"
     assert ahead.peer == "ONNX Runtime 1: 13.8 ms"
     rate = found["trials a second from start to finish"]
-    assert (rate.value, rate.aim, rate.reached) == (3.75, "at least 3", True)
+    assert (rate.value, rate.aim, rate.reached) == (3.75, "at least 4", False)
     assert found["deviation relative to what is allowed"].reached is True
 
 
@@ -87,11 +87,20 @@ def test_aims_that_are_missed_are_not_reached() -> None:
 
 
 def test_other_networks_only_have_to_agree_and_be_what_was_published() -> None:
-    found = _by_name(replace(MEASURED, label="resnet50"))
+    found = _by_name(replace(MEASURED, label="squeezenet1_1"))
     assert [name for name, figure in found.items() if figure.aim] == [
         "deviation relative to what is allowed",
         PUBLISHED,
     ]
+
+
+def test_the_mean_over_networks_is_of_each_ones_fastest_peer() -> None:
+    slow = dict(MEASURED.timings) | {OPENVINO: Timings((0.005, 0.006))}
+    other = replace(MEASURED, label="other", timings=slow)
+    mean = _named(figures_of_tuned([MEASURED, other]))[
+        "geometric mean of 2 networks: latency relative to each one's fastest peer"
+    ]
+    assert (mean.value, mean.reached) == (pytest.approx((0.8 * 2.0) ** 0.5), False)
 
 
 def test_what_was_published_is_held_against_what_is_seen() -> None:

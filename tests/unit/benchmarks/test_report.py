@@ -183,7 +183,7 @@ def test_networks_are_sorted_by_class_and_have_a_mean() -> None:
         ["AVX2", "mean of 1", ""],
         ["SSE4.2", "not measured", ""],
     ]
-    assert found[0][3:] == ["0.8", "", "0.0312", "300 in 92 s"]
+    assert found[0][3:] == ["0.8", "", "", "0.0312", "300 in 92 s"]
 
 
 def test_servers_and_schedulers_have_a_row_for_each_number_of_them() -> None:
