@@ -107,7 +107,8 @@ class Node:
 
     A reduction has a `reducer`: "sum", "prod", "max", "min" or "other". `extra_writes` are the further
     results of a nest that stores several (argmax: position and value). `constant_axes` are the positions of
-    axes over small constant matrices, to be unrolled completely.
+    axes over small constant matrices, to be unrolled completely. A product of values that are first rounded
+    to a shorter type, which no buffer has, `rounds_to` that type: "tf32".
     """
 
     name: str
@@ -120,6 +121,7 @@ class Node:
     reducer: str | None = None
     extra_writes: tuple[Access, ...] = ()
     constant_axes: tuple[int, ...] = ()
+    rounds_to: str = ""
 
     @property
     def writes(self) -> tuple[Access, ...]:
@@ -240,6 +242,7 @@ def _node_text(node: Node) -> str:
     reads = ", ".join(_access_text(node, read) for read in node.reads)
     value = f"{node.reducer or ''}({reads})"
     facts = f"{' branch' * node.has_branch}{' expensive' * node.is_expensive}"
+    facts += f" in {node.rounds_to}" if node.rounds_to else ""
     return f"{node.name}({', '.join(filter(None, parts))}): {writes} = {value}{facts}"
 
 

@@ -9,6 +9,7 @@ import tvm
 from tvm.tirx.compilation_pipeline import get_tir_pipeline, register_tir_pipeline
 
 from compiler.codegen.broadcasts import store_bfloat16
+from compiler.codegen.fragments import declare_as_halves
 from compiler.codegen.stack import keep_on_stack
 
 PIPELINE = "tunefarm"
@@ -21,7 +22,11 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
         finish = finish_host()
         return lambda module: finish(keep_on_stack(module))
 
-    return lambda module: store_bfloat16(module, lower), finish_on_stack, finish_device
+    def finish_fragments() -> Callable[[tvm.IRModule], tvm.IRModule]:
+        finish = finish_device()
+        return lambda module: finish(declare_as_halves(module))
+
+    return lambda module: store_bfloat16(module, lower), finish_on_stack, finish_fragments
 
 
 register_tir_pipeline(PIPELINE, _pipeline)

@@ -20,6 +20,7 @@ import tvm
 from tvm.s_tir import TensorIntrin
 from tvm.tirx import PrimFunc
 
+from compiler.lowering.gpu import wmma_intrinsics
 from search.sketches.intrinsics import Intrinsic, offer
 from system.plugins import INTRINSICS, extension, extensions, is_plugins
 
@@ -72,11 +73,9 @@ def register(name: str) -> None:
 def _register(name: str) -> None:
     if name in (VNNI, NARROW_VNNI):
         from compiler.lowering import vnni
-    if "_bf16" in name and name.startswith("wmma_"):
-        from compiler.lowering.gpu import bfloat16_intrinsics
-
+    if wmma_intrinsics.is_missing(name):
         _import(CUDA)
-        bfloat16_intrinsics.register(name, sys.modules[f"{PACKAGE}.cuda"])
+        wmma_intrinsics.register(name, sys.modules[f"{PACKAGE}.cuda"])
     elif is_plugins(name):
         added = extension(INTRINSICS, name).value
         TensorIntrin.register(name, added.description, added.implementation)

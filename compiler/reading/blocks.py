@@ -9,6 +9,8 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
+from compiler.precision.tf32 import NAME as TF32
+from compiler.precision.tf32 import multiplies_rounded, without_rounding
 from compiler.reading.indices import IndexReader, find_all
 from search.dag import Access, Axis, AxisKind, Node
 
@@ -46,7 +48,8 @@ class BlockReader:
         self._expect(not is_root, "has the name that TVM gives to the block around all others")
         self._expect(not self.block.match_buffers, "sees parts of buffers under other names")
         axes = self._axes()
-        values, stores = self._statements(self.block.body)
+        computed, stores = self._statements(self.block.body)
+        values = [without_rounding(value) for value in computed]
         for store in stores:
             loads = any(find_all(index, ir.TensorLoad) for index in store.indices)
             self._expect(not loads, "chooses by data where it stores")
@@ -73,6 +76,7 @@ class BlockReader:
             is_expensive=any(is_expensive(call) for value in values for call in find_all(value, ir.Call)),
             reducer=_reducer(stores, initial) if is_reduction else None,
             extra_writes=writes[1:],
+            rounds_to=TF32 if any(map(multiplies_rounded, computed)) else "",
         )
 
     def _expect(self, holds: bool, otherwise: str) -> None:

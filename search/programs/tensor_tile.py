@@ -41,8 +41,10 @@ class TensorTile:
 
     def tile(self, part: str) -> Ints:
         """Return the extent of a part that a block covers between two fetches."""
-        fragments = SIDE * self.chosen(f"fragments {part}")
-        return fragments if part == "k" else fragments * self.chosen(f"warps {part}")
+        fragments = self.chosen(f"fragments {part}")
+        return (
+            self.product.depth * fragments if part == "k" else SIDE * fragments * self.chosen(f"warps {part}")
+        )
 
     def count(self, part: str) -> Ints:
         """Return the number of tiles along a part."""
@@ -73,6 +75,11 @@ class TensorTile:
         i, j, k = self.tile("i"), self.tile("j"), self.tile("k")
         second = k * self._row(j) if self.product.second_by_rows else j * self._row(k)
         return i * self._row(k) * item, second * item
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the operands are stored in another type than the results."""
+        return self.population.sketch.dag.buffer[self.node.reads[0].buffer].dtype != self.product.sums
 
     @property
     def result_bytes(self) -> Ints:

@@ -70,7 +70,7 @@ def cross_thread_reduction(state: State) -> list[State]:
 def tensor_cores(state: State) -> list[State]:
     """Compute a matrix product by tensor cores, and the elementwise consumer while copying it out.
 
-        for i, j, k: c[i, j] += a[i, k] * b[k, j]    # a and b float16, bfloat16 or int8
+        for i, j, k: c[i, j] += a[i, k] * b[k, j]    # a and b float16, bfloat16, int8, or rounded to TF32
         for i, j: d[i, j] = max(c[i, j], 0)
     ->
         blocks for i0, j0:
@@ -202,9 +202,14 @@ def _same_rows(target: Node, first: tuple[int, ...], second: tuple[int, ...]) ->
     return all(target.axes[axis].extent == 1 for axis in set(first) ^ set(second))
 
 
-def _has_tensor_cores_for(state: State) -> bool:
+def _for_tensor_cores(state: State) -> ConditionKind:
+    """Products in TF32 exist for tensor cores alone: other cores multiply float32 as fast as it is."""
     gpu = state.device.gpu
-    return gpu is not None and match_product(state.dag, state.current, gpu) is not None
+    found = match_product(state.dag, state.current, gpu) if gpu is not None else None
+    return when(
+        found is not None,
+        ConditionKind.APPLY_AND_SKIP_REST if state.current.rounds_to else ConditionKind.APPLY,
+    )
 
 
 def _should_tile(node: Node) -> bool:
@@ -239,7 +244,7 @@ GPU_RULES: tuple[Rule, ...] = (
         lambda s: when(_should_reduce_across_threads(s), ConditionKind.APPLY),
         cross_thread_reduction,
     ),
-    Rule("TensorCores", lambda s: when(_has_tensor_cores_for(s), ConditionKind.APPLY), tensor_cores),
+    Rule("TensorCores", _for_tensor_cores, tensor_cores),
     Rule(
         "AddCacheWrite",
         lambda s: when(_should_tile(s.current) and _fusible_epilogue(s) is None),

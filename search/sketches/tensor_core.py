@@ -1,4 +1,4 @@
-"""Matching of nodes to the matrix products of 16 x 16 x 16 that tensor cores compute.
+"""Matching of nodes to the matrix products of 16 x 16 x 16, or 8 in TF32, that tensor cores compute.
 
     C[s, i, j] += A[s, i, k] * B[s, j, k]
 Every axis of the node belongs to one of the parts s, i, j, k. The axes of a part are fused and padded to
@@ -19,10 +19,11 @@ TYPES = {
     ("float16", "float16"): 70,
     ("int8", "int32"): 72,
     ("bfloat16", "float32"): 80,
+    ("tf32", "float32"): 80,
 }
 # Rows in shared memory are padded so that each begins SKEW elements further among the BANKS.
 BANKS = 32
-SKEW = {"float16": 8, "bfloat16": 8, "int8": 16}
+SKEW = {"float16": 8, "bfloat16": 8, "int8": 16, "tf32": 4}
 # Smaller parts would mostly be padding.
 MIN_EXTENTS = {"i": 16, "j": 16, "k": 8}
 
@@ -32,7 +33,7 @@ class MatrixProduct:
     """A node as a matrix product.
 
     `parts` has a letter for each axis of the node; `first` and `second` are the positions of A and B among
-    its reads, `operand` their type and `sums` that of C.
+    its reads, `operand` the type in which they are multiplied and `sums` that of C.
     """
 
     parts: str
@@ -42,6 +43,11 @@ class MatrixProduct:
     sums: str
     second_by_rows: bool
 
+    @property
+    def depth(self) -> int:
+        """The extent of k in a unit of the tensor cores; those of i and j are SIDE."""
+        return 8 if self.operand == "tf32" else SIDE
+
 
 def match_product(dag: Dag, node: Node, gpu: Gpu) -> MatrixProduct | None:
     """Return the node as a matrix product for tensor cores; None where they can't compute it."""
@@ -50,7 +56,7 @@ def match_product(dag: Dag, node: Node, gpu: Gpu) -> MatrixProduct | None:
         return None
     types = {dag.buffer[read.buffer].dtype for read in node.reads}
     sums = dag.buffer[node.write.buffer].dtype
-    operand = types.pop() if len(types) == 1 else ""
+    operand = node.rounds_to or (types.pop() if len(types) == 1 else "")
     is_known = (operand, sums) in TYPES and gpu.capability >= TYPES[operand, sums]
     if not is_known or node.reads[0].buffer == node.reads[1].buffer:
         return None

@@ -107,9 +107,10 @@ class TensorTiled(Stage):
         keep = (tile.warps * gpu.warp_size <= gpu.max_threads) & (tile.fragments <= MAX_FRAGMENTS)
         for part in "ijk":
             # No more than half of a tile is padding.
-            keep &= (tile.tile(part) == SIDE) | (tile.tile(part) <= 2 * tile.extent(part))
+            least = tile.product.depth if part == "k" else SIDE
+            keep &= (tile.tile(part) == least) | (tile.tile(part) <= 2 * tile.extent(part))
         keep &= (tile.stages == 1) | (tile.stages <= tile.count("k"))
-        if tile.product.operand != tile.product.sums:
+        if tile.is_narrow:
             # Otherwise TVM reuses an operand's memory for the results, and fails because their types differ.
             keep &= tile.result_bytes > np.maximum(*tile.operand_bytes) * tile.stages
         return np.asarray(keep & (tile.shared_bytes <= gpu.dynamic_shared_bytes))

@@ -231,12 +231,44 @@ struct matrix_b {};
 struct accumulator {};
 enum layout_t { mem_row_major, mem_col_major };
 
+// float32 whose last 13 bits of fraction are 0. CUDA keeps it as float, too.
+namespace precision {
+struct tf32;
+}
+
+template <class T>
+struct stored {
+  typedef T type;
+};
+template <>
+struct stored<precision::tf32> {
+  typedef float type;
+};
+
+static inline float __float_to_tf32(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  bits = (bits + 0x1000) & 0xffffe000;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
 template <class Kind, int M, int N, int K, class T, class Layout = void>
 struct fragment {
+  typedef T type;
   static constexpr int rows = std::is_same<Kind, matrix_b>::value ? K : M;
   static constexpr int columns = std::is_same<Kind, matrix_a>::value ? K : N;
-  T x[rows * columns];
+  static constexpr int num_elements = rows * columns;
+  typename stored<T>::type x[num_elements];
 };
+
+// What tensor cores make of values that weren't rounded to TF32 isn't defined.
+template <class Fragment>
+double factor(const Fragment& fragment, int i) {
+  float value = float(fragment.x[i]);
+  bool in_tf32 = std::is_same<typename Fragment::type, precision::tf32>::value;
+  return in_tf32 && __float_to_tf32(value) != value ? NAN : value;
+}
 
 template <class Kind, int M, int N, int K, class T, class Layout, class Value>
 void fill_fragment(fragment<Kind, M, N, K, T, Layout>& filled, Value value) {
@@ -249,7 +281,8 @@ void load_matrix_sync(fragment<Kind, M, N, K, T, Layout>& loaded, const Source* 
   bool by_columns = std::is_same<Layout, col_major>::value;
   for (int i = 0; i < loaded.rows; ++i)
     for (int j = 0; j < loaded.columns; ++j)
-      loaded.x[i * loaded.columns + j] = T(source[by_columns ? j * stride + i : i * stride + j]);
+      loaded.x[i * loaded.columns + j] =
+          typename stored<T>::type(source[by_columns ? j * stride + i : i * stride + j]);
   __syncwarp();
 }
 
@@ -260,7 +293,7 @@ void mma_sync(D& result, const A& a, const B& b, const C& c) {
     for (int j = 0; j < B::columns; ++j) {
       double sum = float(c.x[i * B::columns + j]);
       for (int k = 0; k < A::columns; ++k)
-        sum += double(float(a.x[i * A::columns + k])) * double(float(b.x[k * B::columns + j]));
+        sum += factor(a, i * A::columns + k) * factor(b, k * B::columns + j);
       result.x[i * B::columns + j] = Element(float(sum));
     }
 }

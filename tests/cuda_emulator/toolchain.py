@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from compiler.codegen.fragments import KERNELS_START
 from compiler.codegen.nvcc import NvccError, compile_cubin
-
-KERNELS_START = 'extern "C"'
 
 
 def preamble(source: str) -> str:

@@ -17,7 +17,14 @@ from search.sketches.tensor_core import BANKS, SIDE, SKEW, MatrixProduct, match_
 from search.sketches.variables import fetch_kind
 
 # Types as they are abbreviated in the names of TVM's intrinsics.
-SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "int8": "s8", "int32": "s32"}
+SHORT = {
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "tf32": "tf32",
+    "float32": "f32",
+    "int8": "s8",
+    "int32": "s32",
+}
 # Shared memory whose size is said at the launch, which may be more than what a kernel can declare.
 SHARED = "shared.dyn"
 
@@ -94,12 +101,14 @@ class TensorTileLowering(StageLowering):
         ]
         copy = self.schedule.cache_write(outer, 0, SHARED)
         store = self.schedule.cache_write(outer, 0, "wmma.accumulator")
-        for fragment, load in zip(fragments, ("load_a", "load_b"), strict=True):
+        second = (found.depth, SIDE) if found.second_by_rows else (SIDE, found.depth)
+        loads = ((SIDE, found.depth), group["load_a"]), (second, group["load_b"])
+        for fragment, (sides, load) in zip(fragments, loads, strict=True):
             self.schedule.compute_at(fragment, k1, preserve_unit_loops=True)
-            self._replace(fragment, group[load])
+            self._replace(fragment, sides, load)
         for block in (store, copy):
             self.schedule.reverse_compute_at(block, warp, preserve_unit_loops=True)
-        self._replace(store, group["store"])
+        self._replace(store, (SIDE, SIDE), group["store"])
         unroll_up_to(self.schedule, grid, self.choice("unroll"))
         start = self.schedule.decompose_reduction(outer, k0)
         (initial,) = self.schedule.get_child_blocks(start)
@@ -113,19 +122,22 @@ class TensorTileLowering(StageLowering):
 
             for s, i, j, k
         ->
-            for blockIdx.x, threadIdx.y, k0, k1, i2, j2, ii, jj, kk     # ii, jj, kk: 16 each
+            for blockIdx.x, threadIdx.y, k0, k1, i2, j2, ii, jj, kk     # ii, jj, kk: 16 each; kk: 8 in TF32
 
         Returns the block around ii, jj and kk, and the loops blockIdx.x, threadIdx.y, k0 and k1.
         """
         warps = [self.choice(f"warps {part}") for part in "ij"]
         counts = [self.choice(f"fragments {part}") for part in "ijk"]
-        tiles = [1, SIDE * warps[0] * counts[0], SIDE * warps[1] * counts[1], SIDE * counts[2]]
+        depth = self._product.depth
+        tiles = [1, SIDE * warps[0] * counts[0], SIDE * warps[1] * counts[1], depth * counts[2]]
         extents = [int(self.schedule.get(loop).extent) for loop in self.schedule.get_loops(inner)]
         if any(extent % size for extent, size in zip(extents, tiles, strict=True)):
             self.schedule.pad_einsum(inner, tiles)
         split = self.schedule.split
         batch, *loops = self.schedule.get_loops(inner)
-        (i, ii), (j, jj), (k, kk) = (split(loop, [None, SIDE]) for loop in loops)
+        (i, ii), (j, jj), (k, kk) = (
+            split(loop, [None, side]) for loop, side in zip(loops, (SIDE, SIDE, depth), strict=True)
+        )
         self.schedule.reorder(i, j, k, ii, jj, kk)
         outer = self.schedule.blockize(ii)
         i0, i1, i2 = split(i, [None, warps[0], counts[0]])
@@ -196,11 +208,11 @@ class TensorTileLowering(StageLowering):
         self.schedule.bind(thread, "threadIdx.x")
         self.schedule.vectorize(vector)
 
-    def _replace(self, block: Any, intrinsic: str) -> None:
+    def _replace(self, block: Any, sides: tuple[int, int], intrinsic: str) -> None:
         """Replace a copy of fragments by an intrinsic: for i, j -> for i0, j0: wmma_load(16 x 16)."""
         i, j = self.schedule.get_loops(block)[-2:]
-        i, ii = self.schedule.split(i, [None, SIDE])
-        j, jj = self.schedule.split(j, [None, SIDE])
+        i, ii = self.schedule.split(i, [None, sides[0]])
+        j, jj = self.schedule.split(j, [None, sides[1]])
         self.schedule.reorder(i, j, ii, jj)
         self.schedule.tensorize(ii, intrinsic)
 
@@ -209,12 +221,13 @@ def _instructions(found: MatrixProduct) -> Mapping[str, str]:
     """Register the instructions with TVM, and return TVM's names of them by what they do."""
     operand, sums = SHORT[found.operand], SHORT[found.sums]
     transposed = "" if found.second_by_rows else "_trans"
+    shape = f"{SIDE}x{SIDE}x{found.depth}"
     group = {
-        "init": f"wmma_fill_16x16x16_{sums}",
-        "load_a": f"wmma_load_16x16x16_{operand}_a_shared_dyn",
-        "load_b": f"wmma_load_16x16x16_{operand}_b{transposed}_shared_dyn",
-        "compute": f"wmma_sync_16x16x16_{operand}{operand}{sums}{transposed}",
-        "store": f"wmma_store_16x16x16_{sums}_shared_dyn",
+        "init": f"wmma_fill_{shape}_{sums}",
+        "load_a": f"wmma_load_{shape}_{operand}_a_shared_dyn",
+        "load_b": f"wmma_load_{shape}_{operand}_b{transposed}_shared_dyn",
+        "compute": f"wmma_sync_{shape}_{operand}{operand}{sums}{transposed}",
+        "store": f"wmma_store_{shape}_{sums}_shared_dyn",
     }
     for name in group.values():
         register(name)

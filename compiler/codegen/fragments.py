@@ -1,0 +1,66 @@
+"""Operands of float32 on tensor cores, which multiply them in TF32.
+
+TVM has no type for TF32, and refuses fragments of float32. So these are declared as halves in units of
+16 x 16 x 8, which halves don't have, and become fragments in TF32 in the code that TVM writes.
+"""
+
+from __future__ import annotations
+
+import re
+
+import tvm
+import tvm_ffi
+from tvm.ir import Var
+from tvm.tirx import AllocBuffer, PrimFunc, decl_buffer
+
+from compiler.codegen.rewrite import rewrite_prim_funcs
+from compiler.reading.indices import find_all
+
+KERNELS_START = 'extern "C"'
+OPERANDS = ("wmma.matrix_a", "wmma.matrix_b")
+_DECLARED = re.compile(
+    r"nvcuda::wmma::fragment<nvcuda::wmma::(matrix_[ab]), 16, 16, 8, half, nvcuda::wmma::(\w+)>"
+)
+# What tensor cores compute of values that aren't rounded is not defined.
+_ROUNDED = """\
+namespace nvcuda {
+namespace wmma {
+template <class Use, class Layout>
+struct rounded : fragment<Use, 16, 16, 8, precision::tf32, Layout> {};
+template <class Use, class Layout>
+__device__ inline void load_matrix_sync(rounded<Use, Layout>& loaded, const float* source, unsigned stride) {
+  fragment<Use, 16, 16, 8, precision::tf32, Layout>& operand = loaded;
+  load_matrix_sync(operand, source, stride);
+  for (int i = 0; i < operand.num_elements; ++i) operand.x[i] = __float_to_tf32(operand.x[i]);
+}
+}  // namespace wmma
+}  // namespace nvcuda
+"""
+
+
+def declare_as_halves(module: tvm.IRModule) -> tvm.IRModule:
+    """Declare fragments of float32 operands in a type of which TVM can write fragments."""
+    return rewrite_prim_funcs(module, _declare)
+
+
+def _declare(function: PrimFunc) -> PrimFunc:
+    declared = {
+        buffer: decl_buffer(buffer.shape, "float16", buffer.name, scope=buffer.scope())
+        for buffer in (allocation.buffer for allocation in find_all(function.body, AllocBuffer))
+        if buffer.scope() in OPERANDS and str(buffer.dtype) == "float32"
+    }
+    if not declared:
+        return function
+    rename = (Var, lambda variable: declared.get(variable, variable))
+    return function.with_body(tvm_ffi.structural_map(function.body, rename))
+
+
+def round_operands(source: str) -> str:
+    """Have CUDA C load the fragments that `declare_as_halves` declared in TF32, and round them.
+
+        nvcuda::wmma::fragment<nvcuda::wmma::matrix_a, 16, 16, 8, half, nvcuda::wmma::row_major> a[2];
+    ->
+        nvcuda::wmma::rounded<nvcuda::wmma::matrix_a, nvcuda::wmma::row_major> a[2];
+    """
+    written, found = _DECLARED.subn(r"nvcuda::wmma::rounded<nvcuda::wmma::\1, nvcuda::wmma::\2>", source)
+    return written.replace(KERNELS_START, _ROUNDED + KERNELS_START, 1) if found else source

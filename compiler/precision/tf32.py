@@ -1,0 +1,50 @@
+"""Products of float32 in TF32: their factors are rounded to ten bits of fraction, as tensor cores take them.
+
+The rounding is part of the workload, in arithmetic that every device has. So whatever computes such a product
+rounds the same, and is compared as strictly as one of float32: products of two rounded factors are exact.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, tirx
+
+from compiler.reading.indices import find_all
+
+NAME = "tf32"
+# float32 has 13 bits of fraction more: half of the last bit that stays is added, and they are cleared.
+_HALF, _KEPT = 0x1000, 0xFFFFE000
+
+
+def rounded(value: Any) -> Any:
+    """Return the expression of a float32 rounded to TF32: to the nearest, ties away from zero."""
+    bits = tirx.reinterpret("uint32", value) + tirx.const(_HALF, "uint32")
+    return tirx.reinterpret("float32", tirx.bitwise_and(bits, tirx.const(_KEPT, "uint32")))
+
+
+def without_rounding(value: Any) -> Any:
+    """Return an expression whose loads are no longer rounded.
+
+        c[i, j] + rounded(a[i, k]) * rounded(b[k, j])
+    ->
+        c[i, j] + a[i, k] * b[k, j]
+    """
+    return tvm_ffi.structural_map(
+        value, (ir.Call, lambda call: call if (load := _rounded_load(call)) is None else load)
+    )
+
+
+def multiplies_rounded(value: Any) -> bool:
+    """Return whether an expression adds a product of two rounded loads to something."""
+    factors = [side for product in find_all(value, tirx.Mul) for side in (product.a, product.b)]
+    return len(factors) == 2 and all(_rounded_load(factor) is not None for factor in factors)
+
+
+def _rounded_load(value: Any) -> Any | None:
+    """Return the load of which an expression is the rounding; None where it is none."""
+    loads = find_all(value, ir.TensorLoad)
+    if not isinstance(value, ir.Call) or len(loads) != 1 or str(loads[0].ty.dtype) != "float32":
+        return None
+    return loads[0] if tvm_ffi.structural_equal(value, rounded(loads[0])) else None
