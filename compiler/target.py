@@ -86,6 +86,13 @@ def parse_target(text: str) -> tvm.target.Target:
         raise ValueError(f"not a target that TVM knows: {text[:200]}") from error
 
 
+def capability_of(target: tvm.target.Target) -> int:
+    """Return ten times the compute capability of a GPU's target (80 for 8.0); 0 for other targets."""
+    if target.kind.name != "cuda":
+        return 0
+    return int("".join(filter(str.isdigit, str(target.attrs["arch"]))))
+
+
 def target_features(target: tvm.target.Target) -> frozenset[str]:
     """Return the instruction sets of a CPU target as Linux names them; none for other targets."""
     if target.kind.name != "llvm":

@@ -49,7 +49,8 @@ class ModelCompiler:
         key = _key(request, device)
         if self._last is None or self._last[0] != key:
             with tracing.span("import model"), self._file(request) as file:
-                self._last = (key, models.import_model(file, request.shapes, device.target))
+                imported = models.import_model(file, request.shapes, device.target, tf32=request.tf32)
+                self._last = (key, imported)
         return self._last[1]
 
     def compile_untuned(
@@ -63,7 +64,9 @@ class ModelCompiler:
 
         def compile_and_keep(file: IO[bytes]) -> ImportedModel:
             with tracing.span("import and compile untuned"):
-                imported = models.compile_untuned(file, request.shapes, device.target, library)
+                imported = models.compile_untuned(
+                    file, request.shapes, device.target, library, tf32=request.tf32
+                )
             self._last = (_key(request, device), imported)
             return imported
 
@@ -86,7 +89,7 @@ class ModelCompiler:
         """Write the library whose workloads are scheduled by `traces`, which are by workload hash, to a
         file."""
         with tracing.span("compile tuned"), self._file(request) as file:
-            models.compile_tuned(file, request.shapes, device.target, traces, library)
+            models.compile_tuned(file, request.shapes, device.target, traces, library, tf32=request.tf32)
 
     @contextmanager
     def _file(self, request: JobRequest) -> Iterator[IO[bytes]]:
@@ -103,4 +106,4 @@ class ModelCompiler:
 
 
 def _key(request: JobRequest, device: Device) -> object:
-    return request.model_sha, tuple(sorted(request.shapes.items())), device.target
+    return request.model_sha, tuple(sorted(request.shapes.items())), device.target, request.tf32

@@ -24,6 +24,7 @@ def tune(
     shapes: Mapping[str, Sequence[int]] | None = None,
     target: str = "native",
     exact: bool = False,
+    tf32: bool = False,
     output: Path | None = None,
     server: str | None = None,
     token: str | None = None,
@@ -50,6 +51,7 @@ def tune(
         target=target,
         minutes=minutes,
         exact=exact,
+        tf32=tf32,
     )
     with _file(model, example_inputs) as path:
         settings = load(server=server, token=token, data=data)

@@ -48,14 +48,15 @@ def service_database(cache: ScheduleCache, module: tvm.IRModule) -> Database:
 
 
 def tuned_model(
-    data: bytes | IO[bytes], shapes: Mapping[str, Shape], target: str, database: Database
+    data: bytes | IO[bytes], shapes: Mapping[str, Shape], target: str, database: Database, tf32: bool = False
 ) -> tvm.IRModule:
     """Return a model as calls of fused functions, which MetaScheduleApplyDatabase schedules.
 
     `database` may be one that `tunefarm export` wrote. A subgraph of which it has a variant
-    (`compiler.variants`) that is faster than the subgraph itself is computed so. Raises ModelError.
+    (`compiler.variants`) that is faster than the subgraph itself is computed so, in TF32 only with `tf32`.
+    Raises ModelError.
     """
-    model = VariantModel.of(read_model(data, shapes).to_relax(), target)
+    model = VariantModel.of(read_model(data, shapes).to_relax(), target, tf32)
     fastest: dict[str, tuple[float, str]] = {}
     for task in model.tasks():
         workload = from_json(task.module_json)

@@ -18,7 +18,6 @@ import tvm_ffi
 from tvm.support import nvcc as tvm_nvcc
 from tvm.target import Target
 
-from compiler.codegen.fragments import round_operands
 from core.measurement import Resources
 from system.nvcc import find_nvcc
 
@@ -97,13 +96,8 @@ def last_resources() -> Resources | None:
 
 
 def register() -> None:
-    """Have TVM compile CUDA C by this module, with fragments that it has no type for."""
-    tvm_ffi.register_global_func("tvm_callback_cuda_postproc", _postprocess, override=True)
+    """Have TVM compile CUDA C by this module."""
     tvm_ffi.register_global_func("tvm_callback_cuda_compile", _compile, override=True)
-
-
-def _postprocess(source: str, _target: Target) -> str:
-    return round_operands(source)
 
 
 _of_thread = threading.local()

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm.tirx.compilation_pipeline import get_tir_pipeline, register_tir_pipeline
 
 from compiler.codegen.broadcasts import store_bfloat16
-from compiler.codegen.fragments import declare_as_halves
+from compiler.codegen.fragments import declare_as_halves, round_operands
 from compiler.codegen.stack import keep_on_stack
 
 PIPELINE = "tunefarm"
@@ -30,3 +31,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
 
 
 register_tir_pipeline(PIPELINE, _pipeline)
+# TVM gives its CUDA C, and the target, to a function of this name.
+tvm_ffi.register_global_func(
+    "tvm_callback_cuda_postproc", lambda source, _target: round_operands(source), override=True
+)

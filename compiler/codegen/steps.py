@@ -10,6 +10,7 @@ from compiler.codegen.pipeline import PIPELINE
 from compiler.codegen.row_sums import add_as_trees
 from compiler.codegen.vector_math import expand_math
 from compiler.constants.packing import PackedWorkload, split_packing
+from compiler.target import capability_of
 from core.device import ASYNC_COPIES_SINCE
 
 # TVM's passes that take time and do nothing for CPUs: they are about threads of GPUs, or LLVM does the same.
@@ -43,8 +44,7 @@ def apply_passes(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModul
 def pass_context(target: tvm.target.Target, **options: object) -> tvm.transform.PassContext:
     """Return the options of TVM's pipeline for a target, and others that the caller wants."""
     if target.kind.name == "cuda":
-        capability = int("".join(filter(str.isdigit, str(target.attrs["arch"]))))
-        options["tirx.use_async_copy"] = capability >= ASYNC_COPIES_SINCE
+        options["tirx.use_async_copy"] = capability_of(target) >= ASYNC_COPIES_SINCE
         return tvm.transform.PassContext(config=options)
     return tvm.transform.PassContext(config=options, disabled_pass=_NOT_FOR_CPUS)
 

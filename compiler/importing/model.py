@@ -286,9 +286,9 @@ def _apply(passes: list[Any], module: tvm.IRModule, target: str) -> tvm.IRModule
 def _task_name(function: str, func: tirx.PrimFunc, inputs: int) -> str:
     """Name a task by its operators, the shapes of its first two operands, and the shape of its result.
 
-    fused_conv2d1_add1_relu1  ->  conv2d_add_relu 1x56x56x64 3x3x64x64 -> 1x56x56x64
+    fused_tf32_conv2d1_add1_relu1  ->  tf32_conv2d_add_relu 1x56x56x64 3x3x64x64 -> 1x56x56x64
     """
-    operators = re.sub(r"(?<=[a-z])\d+(?=_|$)", "", function.removeprefix("fused_"))
+    operators = re.sub(r"(?<=[a-z])(?<!tf)\d+(?=_|$)", "", function.removeprefix("fused_"))
     shapes = [
         "x".join(str(getattr(extent, "value", extent)) for extent in getattr(param.ty, "shape", ())) or "1"
         for param in func.params

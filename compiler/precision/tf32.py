@@ -38,8 +38,9 @@ def without_rounding(value: Any) -> Any:
 
 def multiplies_rounded(value: Any) -> bool:
     """Return whether an expression adds a product of two rounded loads to something."""
-    factors = [side for product in find_all(value, tirx.Mul) for side in (product.a, product.b)]
-    return len(factors) == 2 and all(_rounded_load(factor) is not None for factor in factors)
+    products = [one for one in find_all(value, tirx.Mul) if str(one.ty.dtype) == "float32"]
+    factors = [factor for product in products for factor in (product.a, product.b)]
+    return len(products) == 1 and all(_rounded_load(factor) is not None for factor in factors)
 
 
 def _rounded_load(value: Any) -> Any | None:

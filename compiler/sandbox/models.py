@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import IO, Any, BinaryIO
 
@@ -88,7 +88,8 @@ class CompileRequest:
     """A model's file, the shapes of its dynamic inputs, a target, and the library to compile.
 
     `schedules` maps workload hashes to traces. A workload without a trace gets the fallback schedule; a
-    variant with a trace replaces the workload that it is a variant of.
+    variant with a trace replaces the workload that it is a variant of. With `tf32`, there are variants that
+    compute in TF32.
     """
 
     data: bytes | IO[bytes]
@@ -96,6 +97,7 @@ class CompileRequest:
     target: str
     library: LibraryKind = LibraryKind.NONE
     schedules: Mapping[str, str] = field(default_factory=dict)
+    tf32: bool = False
 
     @property
     def size(self) -> int:
@@ -129,11 +131,17 @@ class ImportedModel:
 
 
 def import_model(
-    data: bytes | IO[bytes], shapes: Mapping[str, Shape], target: str, limits: CompileLimits | None = None
+    data: bytes | IO[bytes],
+    shapes: Mapping[str, Shape],
+    target: str,
+    limits: CompileLimits | None = None,
+    *,
+    tf32: bool = False,
 ) -> ImportedModel:
     """Import a model. Raises ModelError when the file is wrong, or when the import crashes, takes too long or
     needs too much memory."""
-    return compile_in_child(CompileRequest(data, shapes, target), limits or CompileLimits())
+    request = CompileRequest(data, shapes, target, tf32=tf32)
+    return compile_in_child(request, limits or CompileLimits())
 
 
 def compile_untuned(
@@ -142,16 +150,19 @@ def compile_untuned(
     target: str,
     library: IO[bytes],
     limits: CompileLimits | None = None,
+    *,
+    tf32: bool = False,
 ) -> ImportedModel:
     """Import a model and compile it as TVM does by default, slow loop nests under their fallback schedule;
     where TVM can't, our kernels under fallback schedules. The library is written to a file. Raises
     ModelError, ArtifactError."""
     limits = limits or CompileLimits()
+    request = CompileRequest(data, shapes, target, LibraryKind.UNTUNED, tf32=tf32)
     try:
-        return compile_in_child(CompileRequest(data, shapes, target, LibraryKind.UNTUNED), limits, library)
+        return compile_in_child(request, limits, library)
     except ArtifactError as error:
         _log.warning("TVM can't compile a model by default, fallback schedules are tried: %s", error)
-        return compile_in_child(CompileRequest(data, shapes, target, LibraryKind.TUNED), limits, library)
+        return compile_in_child(replace(request, library=LibraryKind.TUNED), limits, library)
 
 
 def compile_tuned(
@@ -161,10 +172,12 @@ def compile_tuned(
     schedules: Mapping[str, str],
     library: IO[bytes],
     limits: CompileLimits | None = None,
+    *,
+    tf32: bool = False,
 ) -> None:
     """Compile a model with its kernels under these schedules into a library, which is written to a file.
     Raises ModelError, ArtifactError."""
-    request = CompileRequest(data, shapes, target, LibraryKind.TUNED, schedules)
+    request = CompileRequest(data, shapes, target, LibraryKind.TUNED, schedules, tf32)
     compile_in_child(request, limits or CompileLimits(), library)
 
 
@@ -185,6 +198,7 @@ def compile_in_child(
         "target": request.target,
         "library": request.library,
         "schedules": dict(request.schedules),
+        "tf32": request.tf32,
     }
     with run_on_model("compiler.sandbox.models", request.data, asked, timeout_s, caches) as (reply, status):
         ended = f"takes longer than {timeout_s:g} s" if status is None else describe_exit(status)
@@ -239,7 +253,7 @@ class FusedModel:
     def of(cls, request: CompileRequest) -> FusedModel:
         """Raises ModelError."""
         model = read_model(request.data, request.shapes).to_relax()
-        return cls(model, VariantModel.of(model, request.target))
+        return cls(model, VariantModel.of(model, request.target, request.tf32))
 
     @property
     def imported(self) -> ImportedModel:

@@ -23,9 +23,11 @@ from compiler.importing.model import (
     fuse_operators,
     kernel_calls,
 )
-from compiler.target import parse_target
+from compiler.target import capability_of, parse_target
 from compiler.variants.split_k import SplitK
 from compiler.variants.subpixel import Subpixel
+from compiler.variants.tf32 import OLDEST as TF32_SINCE
+from compiler.variants.tf32 import Tf32
 from compiler.variants.winograd import Winograd
 from system import plugins
 
@@ -48,9 +50,14 @@ VARIANTS: tuple[Variant, ...] = (Winograd(2), Winograd(4), Subpixel())
 GPU_VARIANTS: tuple[Variant, ...] = (SplitK(4), SplitK(16))
 
 
-def all_variants(target: str) -> tuple[Variant, ...]:
-    """Return the variants for a target, those of plug-ins last. Raises PluginError."""
-    own = VARIANTS + GPU_VARIANTS if parse_target(target).kind.name == "cuda" else VARIANTS
+def all_variants(target: str, tf32: bool = False) -> tuple[Variant, ...]:
+    """Return the variants for a target, those of plug-ins last; with `tf32`, also that one if the target's
+    tensor cores know it. Raises PluginError."""
+    own, capability = VARIANTS, capability_of(parse_target(target))
+    if capability:
+        own += GPU_VARIANTS
+    if tf32 and capability >= TF32_SINCE:
+        own += (Tf32(),)
     return (*own, *(one.value for one in plugins.extensions(plugins.VARIANTS)))
 
 
@@ -64,12 +71,12 @@ class VariantModel:
     exact: Collection[str]
 
     @classmethod
-    def of(cls, model: RelaxModel, target: str) -> VariantModel:
+    def of(cls, model: RelaxModel, target: str, tf32: bool = False) -> VariantModel:
         """Raises ModelError when TVM can't compile the model."""
         operators = convert_operators(model, target)
         fused = fuse_operators(operators, target)
         variants, exact = {}, set()
-        for variant in all_variants(target):
+        for variant in all_variants(target, tf32):
             try:
                 rewritten = variant.rewrite(operators)
                 changed = None if rewritten is None else fuse_operators(rewritten, target)

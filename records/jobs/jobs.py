@@ -45,9 +45,9 @@ class JobRequest:
 
     Of the jobs that share a device class, those of higher `priority` go first; of equal priority, each gets
     trials in proportion to its `weight`. `build` says who compiles the candidates. An `exact` job wants no
-    variants, which round differently. `objective` names what is minimized, in which the model counts with
-    `model_weight` beside those of the other jobs of its group. `batch` fixes the leading dimensions that the
-    model leaves open.
+    variants, which round differently; one with `tf32` wants those in TF32, too. `objective` names what is
+    minimized, in which the model counts with `model_weight` beside those of the other jobs of its group.
+    `batch` fixes the leading dimensions that the model leaves open.
     """
 
     model_sha: str
@@ -63,6 +63,7 @@ class JobRequest:
     objective: str = "sum"
     model_weight: float = 1.0
     batch: int | None = None
+    tf32: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**63:
@@ -74,6 +75,8 @@ class JobRequest:
         if not MIN_WEIGHT <= self.model_weight <= MAX_WEIGHT:
             bounds = f"{MIN_WEIGHT} and {MAX_WEIGHT:g}"
             raise ValueError(f"a model's weight must be between {bounds}, not {self.model_weight}")
+        if self.exact and self.tf32:
+            raise ValueError("TF32 is not exact: leave one of the two out")
         if self.batch is not None and not 1 <= self.batch <= MAX_BATCH:
             raise ValueError(f"a batch must be between 1 and {MAX_BATCH}, not {self.batch}")
         for name, shape in self.shapes.items():
@@ -253,14 +256,18 @@ def queues(session: Session) -> list[Queue]:
     return [Queue(JobState(row[0]), *row[1:]) for row in rows]
 
 
-def published(session: Session, model_sha: str, device_class: str, *, exact: bool = False) -> list[Job]:
+def published(
+    session: Session, model_sha: str, device_class: str, *, exact: bool = False, tf32: bool = False
+) -> list[Job]:
     """Return the jobs of a model that published an artifact for a device class, newest first; with `exact`,
-    only those without variants."""
+    only those without variants, and only with `tf32` those that may compute in TF32."""
     of_model = (JobRow.model_sha == model_sha, JobRow.device_class == device_class)
     done = (JobRow.state == JobState.DONE, JobRow.artifact_sha.is_not(None))
     query = select(JobRow).where(*of_model, *done)
     if exact:
         query = query.where(JobRow.exact)
+    if not tf32:
+        query = query.where(JobRow.tf32.is_(False))
     return _jobs(session, query.order_by(JobRow.finished_at.desc(), JobRow.id.desc()))
 
 
@@ -268,7 +275,8 @@ def published_before(session: Session, job: Job) -> str | None:
     """Return the artifact of the last other job that is DONE for the same model, shapes and device class."""
     request = job.request
     assert job.device_class is not None, "the job has been tuned on a device"
-    for other in published(session, request.model_sha, job.device_class, exact=request.exact):
+    precision = {"exact": request.exact, "tf32": request.tf32}
+    for other in published(session, request.model_sha, job.device_class, **precision):
         if other.id != job.id and other.request.shapes == request.shapes:
             return other.artifact_sha
     return None
@@ -434,6 +442,7 @@ def _jobs(session: Session, query: Select[JobRow]) -> list[Job]:
                 objective=row.objective,
                 model_weight=row.model_weight,
                 batch=row.batch,
+                tf32=row.tf32,
             ),
             state=JobState(row.state),
             error=row.error,

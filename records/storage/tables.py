@@ -173,6 +173,7 @@ class JobRow(Base):
     # Where its candidates are built: auto, device or builder.
     build: Mapped[str] = mapped_column(default="auto")
     exact: Mapped[bool] = mapped_column(default=False)
+    tf32: Mapped[bool] = mapped_column(default=False)
     # The numbers of its trials and of those that are done: counting them takes longer the more there are.
     trials_issued: Mapped[int] = mapped_column(default=0)
     trials_done: Mapped[int] = mapped_column(default=0)

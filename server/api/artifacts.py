@@ -37,6 +37,7 @@ def best(
     target: Annotated[Name, Query()] = NATIVE,
     shape: Annotated[list[Name] | None, Query(description=_SHAPE)] = None,
     exact: Annotated[bool, Query(description="without variants that round differently")] = False,
+    tf32: Annotated[bool, Query(description="also models that may compute in TF32")] = False,
 ) -> Response:
     """Return the fastest compiled model as a tar file of `model.so` and `manifest.json`.
 
@@ -47,7 +48,7 @@ def best(
     asked_shapes = _parsed_shapes(shape or [])
     with context.database.reading() as session:
         key = device_class(session, target, context.now())
-        found = jobs.published(session, model, key, exact=exact)
+        found = jobs.published(session, model, key, exact=exact, tf32=tf32)
         shapes = {tuple(sorted(job.request.shapes.items())) for job in found}
         if asked_shapes is not None:
             found = [job for job in found if job.request.shapes == asked_shapes]

@@ -101,7 +101,8 @@ class JobRequestBody(JobModelBody):
     with at least twice its cores, and otherwise the device.
 
     With `exact`, operators are computed as they were imported or by variants that differ by the order of sums
-    alone: not by Winograd's convolutions.
+    alone: not by Winograd's convolutions. With `tf32`, GPUs may multiply factors of float32 that are rounded
+    to ten bits of fraction, on their tensor cores.
     """
 
     target: Name = NATIVE
@@ -117,10 +118,13 @@ class JobRequestBody(JobModelBody):
     weight: float = Field(default=1.0, ge=MIN_WEIGHT, le=MAX_WEIGHT, allow_inf_nan=False)
     build: Literal["auto", "device", "builder"] = "auto"
     exact: bool = False
+    tf32: bool = False
 
     @model_validator(mode="after")
     def _some_goal_unless_compile_only(self) -> JobRequestBody:
         latencies = [self.latency_s, *(other.latency_s for other in self.others)]
+        if self.exact and self.tf32:
+            raise ValueError("TF32 is not exact: leave exact or tf32 out")
         if self.compile_only and self.trials != 0:
             raise ValueError(f"compile_only spends no trials: leave trials out, not {self.trials}")
         if self.compile_only and (self.min_gain or any(latencies)):
@@ -169,6 +173,7 @@ class JobBody(BaseModel):
     weight: float
     build: str
     exact: bool
+    tf32: bool
     members: list[str]
     end_reason: EndReason | None
     seconds_left: float | None
@@ -208,6 +213,7 @@ class JobBody(BaseModel):
             weight=request.weight,
             build=request.build.value,
             exact=request.exact,
+            tf32=request.tf32,
             members=list(members),
             end_reason=job.end_reason,
             seconds_left=None if expected_at is None else round(max(expected_at - now, 0.0), 1),
@@ -525,6 +531,7 @@ def _job_requests(session: Session, body: JobRequestBody, now: float) -> list[Jo
             objective=objective,
             model_weight=one.model_weight,
             batch=body.batch,
+            tf32=body.tf32,
         )
         for one, model in zip(asked, stored, strict=True)
     ]

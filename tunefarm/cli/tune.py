@@ -50,6 +50,10 @@ Exact = Annotated[
     bool,
     typer.Option("--exact", help="Allow other orders of sums only: no Winograd, which rounds differently."),
 ]
+Tf32 = Annotated[
+    bool,
+    typer.Option("--tf32", help="Let tensor cores of GPUs round factors of float32 to 10 bits of fraction."),
+]
 
 
 Batch = Annotated[
@@ -99,6 +103,7 @@ def tune(
         Build, typer.Option(help="Who compiles the candidates: the device, a builder, or who is quicker.")
     ] = Build.AUTO,
     exact: Exact = False,
+    tf32: Tf32 = False,
     output: Output = None,
     threads: Threads = None,
     features: Features = None,
@@ -116,6 +121,7 @@ def tune(
     latencies = [None if ms is None else ms / 1e3 for ms in wanted]
     if until_gain is not None and not 0 < until_gain < 100:
         raise CommandError(f"--until-gain must be between 0 and 100, not {until_gain:g}", ExitCode.USAGE)
+    _check_precision(exact, tf32)
     has_goal = minutes is not None or until_gain is not None or latency_ms
     request = JobRequest(
         model="",  # known once the file is uploaded
@@ -137,9 +143,16 @@ def tune(
         weight=checked_weight(weight),
         build=build.value,
         exact=exact,
+        tf32=tf32,
     )
     settings = load(server=server, token=token, data=data, threads=threads)
     _run_and_print(models, request, output, settings, features, as_json)
+
+
+def _check_precision(exact: bool, tf32: bool) -> None:
+    """Raises CommandError."""
+    if exact and tf32:
+        raise CommandError("--tf32 is not exact: leave it or --exact out", ExitCode.USAGE)
 
 
 def per_model(
@@ -166,6 +179,7 @@ def compile_(
     batch: Batch = None,
     target: Target = "native",
     exact: Exact = False,
+    tf32: Tf32 = False,
     output: Output = None,
     features: Features = None,
     server: Server = None,
@@ -175,7 +189,8 @@ def compile_(
 ) -> None:
     """Compile a model at once, with the best schedules known and best guesses for the rest."""
     shapes = parsed_shapes(shape or ())
-    request = JobRequest("", 0, shapes, target, compile_only=True, exact=exact, batch=batch)
+    _check_precision(exact, tf32)
+    request = JobRequest("", 0, shapes, target, compile_only=True, exact=exact, batch=batch, tf32=tf32)
     _run_and_print([model], request, output, load(server=server, token=token, data=data), features, as_json)
 
 
@@ -368,6 +383,7 @@ def _asked(client: Client, job: Job, request: JobRequest) -> JobRequest | None:
         weight=job.weight * max(len(job.members), 1),
         build=job.build,
         exact=job.exact,
+        tf32=job.tf32,
         latency_s=job.latency_s,
         min_gain=job.min_gain,
         batch=job.batch,

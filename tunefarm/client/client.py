@@ -61,6 +61,7 @@ _NEWER_FIELDS = {
     "weight": 1.0,
     "build": "auto",
     "exact": False,
+    "tf32": False,
     "latency_s": None,
     "min_gain": None,
     "batch": None,
@@ -258,18 +259,18 @@ class Client:
         *,
         shapes: Mapping[str, Sequence[int]] | None = None,
         exact: bool = False,
+        tf32: bool = False,
         etag: str | None = None,
     ) -> str | None:
         """Write the fastest compiled model, a tar file, of the model with this SHA-256, and return its ETag.
 
         If that is `etag`, nothing is written and the answer is None. `shapes` are needed where the model was
-        tuned for several; with `exact`, the model has no variants that round differently. Raises OSError when
-        `into` can't be written.
+        tuned for several; with `exact`, the model has no variants that round differently; only with `tf32`
+        may it compute in TF32. Raises OSError when `into` can't be written.
         """
         query: dict[str, Any] = {"model": model, "target": target}
         query["shape"] = [f"{name}={','.join(map(str, shape))}" for name, shape in (shapes or {}).items()]
-        if exact:
-            query["exact"] = "true"
+        query |= {name: "true" for name, asked in (("exact", exact), ("tf32", tf32)) if asked}
         headers = {} if etag is None else {"If-None-Match": etag}
         answer = self._fetch("/v1/artifacts/best", into, query, headers)
         return None if answer.status_code == httpx.codes.NOT_MODIFIED else answer.headers.get("etag", "")

@@ -41,7 +41,7 @@ class JobRequest:
     with the schedules known already and best guesses for the rest; its `trials` are 0. Where jobs share
     devices, those of higher `priority` go first; those of equal priority get trials in proportion to their
     `weight`. `build` tells whether the device or a builder compiles the candidates. `exact` keeps operators
-    as they were imported, or in other orders of sums.
+    as they were imported, or in other orders of sums; `tf32` lets GPUs multiply in TF32.
     """
 
     model: str
@@ -60,6 +60,7 @@ class JobRequest:
     batch: int | None = None
     objective: str | None = None
     model_weight: float = 1.0
+    tf32: bool = False
     others: tuple[ModelRequest, ...] = ()
 
 
@@ -96,6 +97,7 @@ class Job:
     weight: float = 1.0
     build: str = Build.AUTO.value
     exact: bool = False
+    tf32: bool = False
     latency_s: float | None = None
     min_gain: float | None = None
     batch: int | None = None

@@ -6,17 +6,48 @@ Where there is no GPU, CUDA's compilers check the code, and it runs on an emulat
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
+import tvm
+from numpy.typing import NDArray
+from tvm import te
 
 from compiler.reading.subgraph import read_dag
+from compiler.variants import tf32
 from search.programs.annotate import sample
 from search.rules.space import generate
 from search.sketches.stage import Placement
 from tests.devices import GPU
+from tests.floats import in_tf32
 from tests.gpu_programs import Failure, compiled, draw, failures
 from tests.suite import SHAPES, Case, cases
+
+
+class Tf32Case(Case):
+    """A matrix product or a convolution of float32 whose factors are rounded to TF32."""
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}-tf32"
+
+    def module(self) -> tvm.IRModule:
+        *inputs, _ = super().module()["main"].params
+        left, right = (
+            te.placeholder([int(extent) for extent in one.ty.shape], name=one.name) for one in inputs
+        )
+        if self.operator == "GMM":
+            result = tf32.product(left, right)
+        else:
+            stride, padding = self.shape[5:]
+            result = tf32.convolution(left, right, [stride] * 2, [padding] * 4, [1] * 2)
+        function = te.create_prim_func([left, right, result])
+        return tvm.IRModule({"main": function.with_attr("tirx.noalias", True)})
+
+    def reference(self, inputs: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        return super().reference([in_tf32(one) for one in inputs])
+
 
 # Divided by tiles and padded, the second operand by rows and by columns, a batch, an epilogue.
 TENSOR_CASES = (
@@ -27,6 +58,9 @@ TENSOR_CASES = (
     Case("C2D", (8, 8, 32, 32, 3, 1, 1), batch=2, dtype="int8"),
     Case("ConvLayer", (14, 14, 8, 16, 3, 2, 1), dtype="float16"),
     Case("attention", (2, 32, 16), dtype="float16"),
+    Tf32Case("GMM", (64, 64, 64)),
+    Tf32Case("GMM", (50, 70, 44), batch=2),
+    Tf32Case("C2D", (14, 14, 12, 32, 3, 2, 1)),
 )
 # The emulator takes a second for each: all 200 of an operator are too many for every run.
 FEW, MANY = 2, int(os.environ.get("TUNEFARM_GPU_PROGRAMS", "8"))

@@ -86,6 +86,7 @@ class FakeCompiler:
     unschedulable: ExtractedTask | None = None
     tuned: bytes = TUNED
     imported: int = 0
+    tf32: bool = False
     schedules: list[Mapping[str, str]] = field(default_factory=list)
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,18 +97,27 @@ class FakeCompiler:
         monkeypatch.setattr(artifacts, "check_traces", self._check_traces)
         monkeypatch.setattr(batch, "propose", propose_at_random)
 
-    def _import(self, file: IO[bytes], shapes: Mapping[str, tuple[int, ...]], target: str) -> ImportedModel:
+    def _import(
+        self, file: IO[bytes], shapes: Mapping[str, tuple[int, ...]], target: str, *, tf32: bool = False
+    ) -> ImportedModel:
         self.imported += 1
+        self.tf32 = tf32
         if self.import_error is not None:
             raise self.import_error
         spec = (TensorSpec("data", (1, 3), "float32"),)
         return ImportedModel(spec, spec, tuple(self.tasks))
 
     def _compile_untuned(
-        self, file: IO[bytes], shapes: Mapping[str, tuple[int, ...]], target: str, library: IO[bytes]
+        self,
+        file: IO[bytes],
+        shapes: Mapping[str, tuple[int, ...]],
+        target: str,
+        library: IO[bytes],
+        *,
+        tf32: bool = False,
     ) -> ImportedModel:
         library.write(UNTUNED)
-        return self._import(file, shapes, target)
+        return self._import(file, shapes, target, tf32=tf32)
 
     def _verify(self, file: IO[bytes], shapes: object, target: str) -> str:
         if isinstance(self.verification, Exception):
@@ -121,7 +131,10 @@ class FakeCompiler:
         target: str,
         schedules: Mapping[str, str],
         library: IO[bytes],
+        *,
+        tf32: bool = False,
     ) -> None:
+        assert tf32 == self.tf32, "the same variants as those that were imported"
         if self.build_error is not None:
             raise self.build_error
         task = self.unschedulable

@@ -96,9 +96,9 @@ export function Actions({ job, onChange }) {
 // The request of a job, to be made again.
 function repeated(job) {
   const { model, shapes, target, trials, minutes, latency_s, min_gain, objective } = job;
-  const { batch, seed, priority, weight, build, exact } = job;
+  const { batch, seed, priority, weight, build, exact, tf32 } = job;
   const goals = trials ? { trials, minutes, latency_s, min_gain, objective } : { compile_only: true, minutes };
-  return { model, shapes, target, batch, seed, priority, weight, build, exact, ...goals };
+  return { model, shapes, target, batch, seed, priority, weight, build, exact, tf32, ...goals };
 }
 
 function Submit({ onStarted }) {
@@ -126,7 +126,7 @@ function Submit({ onStarted }) {
       const goals = { minutes: number("minutes"), latency_s: number("latency", 1e-3), min_gain: number("gain", 1e-2) };
       if (form.get("trials")) goals.trials = number("trials");
       const request = { model: model.sha256, target: form.get("target"), shapes, batch: number("batch"), ...goals };
-      const job = await call("POST", "v1/jobs", { ...request, exact: form.has("exact") });
+      const job = await call("POST", "v1/jobs", { ...request, exact: form.has("exact"), tf32: form.has("tf32") });
       setFile(null);
       onStarted(job);
     } catch (refused) {
@@ -161,6 +161,7 @@ function Submit({ onStarted }) {
       </label>
       <label>Shapes of dynamic inputs <input name="shapes" placeholder="input=1,3,224,224" autocomplete="off" /></label>
       <label class="check"><input name="exact" type="checkbox" /> Exact: no variants that round differently</label>
+      <label class="check"><input name="tf32" type="checkbox" /> TF32: float32 is multiplied with 10 bits of fraction on GPUs</label>
       <button class="main" disabled=${Boolean(doing)}>Tune</button>
     </div>`}
     <p role="status" class="muted">${doing}</p>
