@@ -34,7 +34,8 @@ class Profile:
 
     On a GPU, `hertz` is the clock that the device names, the first cache is shared memory, the second and
     third are the one that all multiprocessors share, `gather_cycles` is the latency of a load from memory,
-    `launch_s` that of a kernel, and `multiply_adds` also has those of tensor cores, under "tensor" and type.
+    `launch_s` that of a kernel, and `multiply_adds` also has those of tensor cores, under "tensor" and type;
+    float32 is multiplied there in TF32.
     """
 
     hertz: float
@@ -127,6 +128,7 @@ def assumed_gpu_profile(multiprocessors: int) -> Profile:
             "tensorfloat16": 64.0,
             "tensorbfloat16": 64.0,
             "tensorint8": 32.0,
+            "tensorfloat32": 64.0,
         },
         latency_cycles=8.0,
         registers=64 << 10,

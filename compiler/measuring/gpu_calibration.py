@@ -19,6 +19,7 @@ import numpy as np
 import tvm
 from tvm.tirx.script import builder as T  # noqa: N812 - as in TVM
 
+from compiler.codegen.pipeline import PIPELINE
 from compiler.gpus import read_attributes
 from compiler.measuring.calibration import CalibrationError
 from compiler.measuring.microkernels import build_module
@@ -36,10 +37,10 @@ WARP, THREADS, BLOCKS_PER_CORE = 32, 256, 4
 # Independent sums of a thread, which hide the latency of the arithmetic, and the multiply-adds of one step.
 CHAINS, UNROLLED = 4, 8
 TYPES = (FLOAT32, "float16", "int32", "float64")
-# The types that tensor cores multiply, since which compute capability, and the types of the sums. Each
-# multiprocessor has WARPS, each of which adds up FRAGMENTS of SIDE x SIDE.
-TENSOR_SINCE = {"float16": 70, "bfloat16": 80, "int8": 75}
-SUMS = {"float16": FLOAT32, "bfloat16": FLOAT32, "int8": "int32"}
+# The types that tensor cores multiply (float32 in TF32), since which compute capability, and the types of the
+# sums. Each multiprocessor has WARPS, each of which adds up FRAGMENTS of SIDE x SIDE.
+TENSOR_SINCE = {"float16": 70, "bfloat16": 80, "int8": 75, FLOAT32: 80}
+SUMS = {"float16": FLOAT32, "bfloat16": FLOAT32, "int8": "int32", FLOAT32: FLOAT32}
 WARPS, FRAGMENTS, SIDE = 8, 4, 16
 # The working set that lies in memory, in sizes of the cache that all multiprocessors share.
 TIMES_CACHE = 8
@@ -127,7 +128,7 @@ class _GpuCalibration:
             for name, body in kernels.items()
         }
         with self._target:
-            self._library = tvm.compile(tvm.IRModule(functions), target=self._target)
+            self._library = tvm.compile(tvm.IRModule(functions), target=self._target, tir_pipeline=PIPELINE)
 
     def quantities(self) -> dict[str, Callable[[], dict[str, float]]]:
         return {
@@ -160,7 +161,7 @@ class _GpuCalibration:
         products = self._cores * WARPS * FRAGMENTS
         sums = self._full(products * SIDE * SIDE, SUMS[dtype])
         step_s = self._step_s(f"tensor{dtype}", self._full(SIDE * SIDE, dtype), sums)
-        per_cycle = products * SIDE**3 / step_s / self._hertz / self._cores
+        per_cycle = products * SIDE * SIDE * depth_of(dtype) / step_s / self._hertz / self._cores
         return {f"fma tensor{dtype}": per_cycle * np.dtype(dtype).itemsize / self._vector_bytes}
 
     def _latency(self) -> dict[str, float]:
@@ -287,18 +288,26 @@ def chase(count: int) -> None:
         T.buffer_store(result, place[0], [number])
 
 
+def depth_of(dtype: str) -> int:
+    """Return how many products each sum of a unit of the tensor cores adds up."""
+    return 8 if dtype == FLOAT32 else SIDE
+
+
 def matrix_products(dtype: str, blocks: int) -> None:
     """Multiply matrices by tensor cores, into FRAGMENTS sums of every warp."""
     source = T.arg("source", T.buffer((SIDE * SIDE,), dtype))
     result = T.arg("result", T.buffer((blocks * WARPS * FRAGMENTS * SIDE * SIDE,), SUMS[dtype]))
     steps = T.arg("steps", T.int64())
-    shape = (SIDE, SIDE, SIDE)
+    shape = (SIDE, SIDE, depth_of(dtype))
     with (
         T.thread_binding(blocks, thread="blockIdx.x") as block,
         T.thread_binding(WARPS, thread="threadIdx.y") as warp,
         T.thread_binding(WARP, thread="threadIdx.x"),
     ):
-        factors = [T.alloc_buffer((SIDE, SIDE), dtype, scope=f"wmma.matrix_{which}") for which in "ab"]
+        factors = [
+            T.alloc_buffer(sides, dtype, scope=f"wmma.matrix_{which}")
+            for which, sides in (("a", (SIDE, shape[2])), ("b", (shape[2], SIDE)))
+        ]
         sums = T.alloc_buffer((FRAGMENTS * SIDE, SIDE), SUMS[dtype], scope="wmma.accumulator")
         for factor in factors:
             loaded = source.access_ptr("r")

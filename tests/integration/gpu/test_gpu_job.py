@@ -14,11 +14,11 @@ from tests.processes import service, worker
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def small_network() -> bytes:
+def small_network(rows: int = 8) -> bytes:
     """A matrix product with an epilogue, and a row-wise function after it."""
     builder = onnx_models.Builder()
     hidden = builder.op("Relu", builder.op("Gemm", "input", builder.weight(16, 24), builder.weight(24)))
-    return builder.model({"input": [8, 16]}, {builder.op("Softmax", hidden, axis=-1): [8, 24]})
+    return builder.model({"input": [rows, 16]}, {builder.op("Softmax", hidden, axis=-1): [rows, 24]})
 
 
 def test_a_network_is_tuned_verified_timed_and_published(
@@ -43,3 +43,20 @@ def test_a_network_is_tuned_verified_timed_and_published(
     manifest = json.loads((tmp_path / "tuned" / "manifest.json").read_text())
     assert json.loads(manifest["target"])["arch"] == "sm_80"
     assert any(task["trace"] for task in manifest["tasks"])
+
+
+def test_products_in_tf32_are_measured_beside_those_of_float32_when_asked_for(
+    stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in stand_in.environment.items():
+        monkeypatch.setenv(name, value)
+    model = tmp_path / "tiny.onnx"
+    model.write_bytes(small_network(rows=32))
+    with service(tmp_path) as farm, worker(farm, "gpu-host", "--gpu", "1", "--threads", "1"):
+        tuning = farm.start_tuning(model, "--trials", "6", "--output", "tuned", "--tf32")
+        out, errors = tuning.communicate()
+    assert tuning.returncode == 0, errors
+    result = json.loads(out)
+    assert result["job"]["state"] == "done"
+    [task] = (task for task in result["tasks"] if task["variant"] == "tf32")
+    assert task["best_s"], "it was verified and timed"

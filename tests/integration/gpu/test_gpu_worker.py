@@ -56,11 +56,17 @@ def test_a_gpu_is_found_measured_and_calibrated(stand_in: StandIn) -> None:
         profile = await executor.calibrate(1 << 30)
         assert profile is not None
         assert not {"launch_s", "memory_rate_all", "l2_rate", "loads", "multiply_adds"} & set(profile.derived)
-        assert {"float32", "float16", "tensorfloat16", "tensorbfloat16", "tensorint8"} <= set(
-            profile.multiply_adds
-        )
+        assert {
+            "float32",
+            "float16",
+            "tensorfloat16",
+            "tensorbfloat16",
+            "tensorint8",
+            "tensorfloat32",
+        } <= set(profile.multiply_adds)
         assert profile.multiply_adds["tensorint8"] != profile.multiply_adds["tensorfloat16"] / 2, "assumed"
         assert profile.multiply_adds["tensorbfloat16"] != profile.multiply_adds["tensorfloat16"], "assumed"
+        assert profile.multiply_adds["tensorfloat32"] != profile.multiply_adds["tensorfloat16"], "assumed"
         measured = await executor.measure(candidate(device), LIMITS)
         assert measured.outcome is Outcome.OK, measured.error
         assert not measured.error

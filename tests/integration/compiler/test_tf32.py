@@ -1,0 +1,136 @@
+"""Products of float32 whose factors are rounded to TF32."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, te
+
+from compiler.codegen.fragments import round_operands
+from compiler.importing.model import read_onnx
+from compiler.measuring.rounding import Rounding
+from compiler.precision.tf32 import rounded
+from compiler.reading.subgraph import read_dag
+from compiler.target import detect_device
+from compiler.variants.choice import VariantModel
+from compiler.workload import from_json
+from search.rules.space import generate
+from search.sketches.stage import Placement
+from tests.devices import GPU
+from tests.floats import in_tf32
+from tests.onnx_models import Builder
+
+TURING = json.dumps({**json.loads(GPU.target), "arch": "sm_75"})
+
+
+@dataclass(frozen=True)
+class Product:
+    """An operator of ONNX of an input and a constant, or of two inputs."""
+
+    operator: str
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    attributes: Mapping[str, Any] | None = None
+    is_constant: bool = True
+
+    def model(self) -> bytes:
+        builder = Builder()
+        right = builder.weight(*self.right) if self.is_constant else "w"
+        y = builder.op("Relu", builder.op(self.operator, "x", right, **(self.attributes or {})))
+        inputs = {"x": self.left} | ({} if self.is_constant else {"w": self.right})
+        return builder.model(inputs, {y: None})
+
+
+PRODUCTS = {
+    "rows": Product("MatMul", (2, 10, 24), (24, 16)),
+    "batches": Product("MatMul", (2, 16, 8), (2, 8, 24), is_constant=False),
+    "1d": Product("Conv", (2, 8, 20), (16, 8, 3), {"pads": [1, 0], "strides": [2]}),
+    "2d": Product("Conv", (1, 6, 9, 9), (16, 6, 3, 3), {"pads": [1, 1, 1, 1], "dilations": [2, 1]}),
+    "3d": Product("Conv", (1, 4, 5, 5, 5), (16, 4, 2, 2, 2), {"strides": [1, 2, 1]}),
+}
+
+
+def _run(module: tvm.IRModule, arguments: list[Any]) -> Any:
+    machine = relax.VirtualMachine(relax.build(module, tvm.target.Target("llvm")), tvm.cpu())
+    return machine["main"](*map(tvm.runtime.tensor, arguments)).numpy()
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_product_of_rounded_factors_is_a_variant(name: str) -> None:
+    product = PRODUCTS[name]
+    model = read_onnx(product.model(), {})
+    variants = VariantModel.of(model, GPU.target, tf32=True)
+    [task] = (task for task in variants.tasks() if task.variant == "tf32")
+    assert not task.exact
+    assert task.name.startswith("tf32_")
+    dag = read_dag(from_json(task.module_json))
+    assert [node.rounds_to for node in dag.nodes if node.reduction] == ["tf32"]
+    assert all(sketch.placed(Placement.TENSOR) for sketch in generate(dag, GPU))
+
+    rng = np.random.default_rng(0)
+    arguments = [rng.uniform(-1, 1, spec.shape).astype(np.float32) for spec in model.inputs]
+    found = _run(variants.choose([task.workload_hash]), arguments)
+    plain = _run(variants.fused, arguments)
+    error = np.abs(found - plain).max() / np.abs(plain).max()
+    assert 1e-6 < error < 2e-3, "the factors have ten bits of fraction, not float32's"
+
+
+def test_a_product_of_rounded_factors_is_one_of_their_values() -> None:
+    variants = VariantModel.of(read_onnx(PRODUCTS["batches"].model(), {}), GPU.target, tf32=True)
+    [task] = (task for task in variants.tasks() if task.variant == "tf32")
+    rng = np.random.default_rng(0)
+    left, right = (rng.standard_normal(shape).astype(np.float32) for shape in ((2, 16, 8), (2, 8, 24)))
+    expected = np.maximum(in_tf32(left).astype(np.float64) @ in_tf32(right), 0)
+    found = _run(variants.choose([task.workload_hash]), [left, right])
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("product", "target", "asked"),
+    [
+        pytest.param(PRODUCTS["rows"], GPU.target, False, id="nobody asked"),
+        pytest.param(PRODUCTS["rows"], TURING, True, id="tensor cores without TF32"),
+        pytest.param(PRODUCTS["rows"], detect_device(1).target, True, id="a CPU"),
+        pytest.param(Product("MatMul", (8, 24), (24, 16)), GPU.target, True, id="few rows"),
+        pytest.param(
+            Product("Conv", (1, 32, 9, 9), (32, 1, 3, 3), {"group": 32}), GPU.target, True, id="groups"
+        ),
+    ],
+)
+def test_others_stay_in_float32(product: Product, target: str, asked: bool) -> None:
+    variants = VariantModel.of(read_onnx(product.model(), {}), target, tf32=asked)
+    assert "tf32" not in {task.variant for task in variants.tasks()}
+
+
+def test_values_are_rounded_to_the_nearest_and_ties_away_from_zero() -> None:
+    rng = np.random.default_rng(0)
+    ties = np.float32([1 + 2**-11, -1 - 2**-11, 1 + 3 * 2**-11, np.float32(2) - np.float32(2**-23)])
+    others = np.ldexp(rng.uniform(-1, 1, 1000), rng.integers(-100, 100, 1000)).astype(np.float32)
+    values = np.concatenate([ties, others, np.float32([0, np.inf, -np.inf])])
+    source = te.placeholder(values.shape, name="source")
+    function = te.create_prim_func([source, te.compute(values.shape, lambda i: rounded(source[i]))])
+    library = tvm.compile(tvm.IRModule({"main": function}), target="llvm")
+    result = tvm.runtime.tensor(np.zeros_like(values))
+    library["main"](tvm.runtime.tensor(values), result)
+    np.testing.assert_array_equal(result.numpy()[:-3], in_tf32(values[:-3]))
+    np.testing.assert_array_equal(result.numpy()[-3:], values[-3:])
+
+
+def test_rounded_products_are_verified_as_strictly_as_others() -> None:
+    variants = VariantModel.of(read_onnx(PRODUCTS["rows"].model(), {}), GPU.target, tf32=True)
+    [own, other] = (t for t in variants.tasks() if t.variant in ("", "tf32"))
+    assert Rounding.of(from_json(other.module_json)["main"]) == Rounding.of(
+        from_json(own.module_json)["main"]
+    )
+
+
+def test_code_with_fragments_of_other_types_stays_as_it_is() -> None:
+    fragment = "nvcuda::wmma::fragment<nvcuda::wmma::matrix_a, 16, 16, 16, half, nvcuda::wmma::row_major>"
+    source = f'extern "C" __global__ void main_kernel() {{ {fragment} a[1]; }}'
+    assert round_operands(source) == source
