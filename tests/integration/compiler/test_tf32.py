@@ -12,14 +12,19 @@ import pytest
 import tvm
 from tvm import relax, te
 
+from compiler.codegen import nvcc
 from compiler.codegen.fragments import round_operands
+from compiler.codegen.nvcc import compile_cubin
 from compiler.importing.model import read_onnx
+from compiler.lowering.trace import lower
 from compiler.measuring.rounding import Rounding
+from compiler.packaging.artifact import build_module
 from compiler.precision.tf32 import rounded
 from compiler.reading.subgraph import read_dag
 from compiler.target import detect_device
 from compiler.variants.choice import VariantModel
 from compiler.workload import from_json
+from search.programs.annotate import sample
 from search.rules.space import generate
 from search.sketches.stage import Placement
 from tests.devices import GPU
@@ -134,3 +139,27 @@ def test_code_with_fragments_of_other_types_stays_as_it_is() -> None:
     fragment = "nvcuda::wmma::fragment<nvcuda::wmma::matrix_a, 16, 16, 16, half, nvcuda::wmma::row_major>"
     source = f'extern "C" __global__ void main_kernel() {{ {fragment} a[1]; }}'
     assert round_operands(source) == source
+
+
+@pytest.mark.slow
+def test_a_model_in_tf32_is_compiled_with_its_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    builder = Builder()
+    hidden = builder.op("Relu", builder.op("Gemm", "x", builder.weight(32, 24), builder.weight(24)))
+    model = builder.model({"x": [16, 32]}, {builder.op("Softmax", hidden, axis=-1): [16, 24]})
+    variants = VariantModel.of(read_onnx(model, {}), GPU.target, tf32=True)
+    [task] = (task for task in variants.tasks() if task.variant == "tf32")
+    workload = from_json(task.module_json)
+    sketch = next(one for one in generate(read_dag(workload), GPU) if one.placed(Placement.TENSOR))
+    program = sample(sketch, 64, np.random.default_rng(0)).program(0)
+    compiled = []
+
+    def compile_and_keep(source: str, arch: str) -> Any:
+        compiled.append(source)
+        return compile_cubin(source, arch)
+
+    monkeypatch.setattr(nvcc, "compile_cubin", compile_and_keep)
+    schedules = {task.workload_hash: lower(workload, program, GPU)}
+    assert build_module(variants.choose(schedules), schedules, GPU.target)
+    [source] = compiled
+    assert "nvcuda::wmma::rounded<nvcuda::wmma::matrix_a" in source
+    assert "softmax" in source
