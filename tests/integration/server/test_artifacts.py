@@ -57,6 +57,17 @@ def test_where_there_are_several_shapes_one_is_named(service: Service, worker: W
         assert service.http.get("/v1/artifacts/best", params=asked | {"shape": shape}).status_code == status
 
 
+def test_a_model_in_tf32_is_given_to_those_who_ask_for_it(service: Service, worker: Worker) -> None:
+    worker.call()
+    publish(service, worker, b"in float32", 2e-3)
+    publish(service, worker, b"in TF32", 1e-3, tf32=True)
+    asked: dict[str, Any] = {"model": service.upload()}
+    assert service.http.get("/v1/artifacts/best", params=asked).content == b"in float32"
+    assert service.http.get("/v1/artifacts/best", params=asked | {"tf32": True}).content == b"in TF32"
+    exact = service.http.get("/v1/artifacts/best", params=asked | {"tf32": True, "exact": True})
+    assert exact.status_code == 404
+
+
 def test_an_exact_model_is_of_an_exact_job(service: Service, worker: Worker) -> None:
     worker.call()
     publish(service, worker, b"exact", 2e-3, exact=True)

@@ -37,6 +37,10 @@ class TestRequest:
         with pytest.raises(ValueError, match="a priority must be within"):
             request(session, priority=MAX_PRIORITY + 1)
 
+    def test_an_exact_job_has_no_tf32(self, session: Session) -> None:
+        with pytest.raises(ValueError, match="TF32 is not exact"):
+            request(session, exact=True, tf32=True)
+
     def test_extents_must_be_positive(self, session: Session) -> None:
         with pytest.raises(ValueError, match="'data' must be positive"):
             request(session, shapes={"data": (1, 0)})

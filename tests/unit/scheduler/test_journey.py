@@ -720,3 +720,21 @@ def test_an_exact_job_has_variants_that_differ_by_the_order_of_sums(
     farm.plug_in()
     farm.finish()
     assert {task.workload_hash for task in farm.tasks()} == {MATMUL.workload_hash, VARIANT.workload_hash}
+
+
+def test_a_job_in_tf32_is_compiled_with_its_variants_and_published_apart(
+    farm: Farm, compiler: FakeCompiler
+) -> None:
+    compiler.tasks = (MATMUL, replace(VARIANT, variant="tf32"))
+    farm.submit("first", trials=4, tf32=True)
+    farm.plug_in()
+    farm.finish("first")
+    assert compiler.tf32, "the compiler was asked for them"
+    compiler.tasks = (MATMUL,)
+    farm.submit("second", trials=1)
+    farm.finish("second")
+    assert not compiler.tf32
+    with farm.database.begin() as session:
+        first, second = (jobs.get(session, name) for name in ("first", "second"))
+        assert jobs.published_before(session, second) is None
+        assert jobs.published_before(session, first) == second.artifact_sha

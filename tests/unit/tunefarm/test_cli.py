@@ -156,6 +156,20 @@ def test_exact_is_sent_when_it_is_given(command: str, fake: FakeService, model: 
     assert exact["exact"] is True
 
 
+@pytest.mark.parametrize("command", ["tune", "compile"])
+def test_tf32_is_sent_when_it_is_given_and_not_with_exact(
+    command: str, fake: FakeService, model: Path
+) -> None:
+    for flags in ([], ["--tf32"]):
+        assert run(app, [command, str(model), "--server", fake.url, *flags]) == ExitCode.OK
+    plain, rounded = fake.requests
+    assert "tf32" not in plain
+    assert rounded["tf32"] is True
+    flags = ["--tf32", "--exact"]
+    assert run(app, [command, str(model), "--server", fake.url, *flags]) == ExitCode.USAGE
+    assert len(fake.requests) == 2
+
+
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names an instruction set of x86")
 @pytest.mark.parametrize("command", ["tune", "compile"])
 def test_features_are_refused_where_a_service_runs_already(
