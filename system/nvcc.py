@@ -1,4 +1,4 @@
-"""Find NVIDIA's compiler, of the packages of the extra `cuda` or of a toolkit of the host."""
+"""Find NVIDIA's compilers, of the packages of the extra `cuda` or of a toolkit of the host."""
 
 from __future__ import annotations
 
@@ -8,20 +8,38 @@ import shutil
 from pathlib import Path
 
 HOST_TOOLKIT = Path("/usr/local/cuda")
+NVRTC = "libnvrtc.so.13"
 
 
 def find_nvcc() -> Path | None:
     """Return the nvcc of the toolkit that CUDA_HOME names, of the packages, on the path, or of the host."""
-    named, on_path = os.environ.get("CUDA_HOME"), shutil.which("nvcc")
-    places = [Path(named) / "bin" / "nvcc"] if named else []
-    places += [toolkit / "bin" / "nvcc" for toolkit in _packaged_toolkits()]
+    *named, host = _toolkits()
+    on_path = shutil.which("nvcc")
+    places = [toolkit / "bin" / "nvcc" for toolkit in named]
     places += [Path(on_path)] if on_path else []
-    places.append(HOST_TOOLKIT / "bin" / "nvcc")
+    places.append(host / "bin" / "nvcc")
     return next((place for place in places if os.access(place, os.X_OK)), None)
 
 
-def _packaged_toolkits() -> list[Path]:
-    """Return the toolkits that NVIDIA's packages make up, the newest first."""
-    found = importlib.util.find_spec("nvidia")
+def find_nvrtc() -> Path | None:
+    """Return NVRTC's library of a toolkit."""
+    places = (toolkit / folder / NVRTC for toolkit in _toolkits() for folder in ("lib", "lib64"))
+    return next((place for place in places if place.exists()), None)
+
+
+def find_headers() -> list[Path]:
+    """Return the folders with CUDA's headers for code of a GPU, of the first toolkit that has them."""
+    for toolkit in _toolkits():
+        include = toolkit / "include"
+        if (include / "cuda_fp16.h").exists() and (include / "cccl").exists():
+            return [include, include / "cccl"]
+    return []
+
+
+def _toolkits() -> list[Path]:
+    """Return the toolkits that CUDA_HOME names, that NVIDIA's packages make up, the newest first, and that of
+    the host."""
+    named, found = os.environ.get("CUDA_HOME"), importlib.util.find_spec("nvidia")
     folders = [Path(place) for place in (found.submodule_search_locations or ())] if found else []
-    return sorted((path for folder in folders for path in folder.glob("cu[0-9]*")), reverse=True)
+    packaged = sorted((path for folder in folders for path in folder.glob("cu[0-9]*")), reverse=True)
+    return [*([Path(named)] if named else []), *packaged, HOST_TOOLKIT]

@@ -7,7 +7,6 @@ and what the compiler reports of its kernels is kept.
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import tempfile
@@ -15,11 +14,11 @@ import threading
 from pathlib import Path
 
 import tvm_ffi
-from tvm.support import nvcc as tvm_nvcc
 from tvm.target import Target
 
+from compiler.codegen import nvrtc
 from core.measurement import Resources
-from system.nvcc import find_nvcc
+from system.nvcc import find_nvcc, find_nvrtc
 
 # The compute capability, times ten, of the oldest GPUs that CUDA 13 compiles for.
 OLDEST = 75
@@ -44,12 +43,24 @@ def compile_cubin(source: str, arch: str) -> tuple[bytes, Resources | None]:
 
     Raises NvccError, whose message ends with what the compiler says.
     """
-    nvcc = find_nvcc()
-    if nvcc is None:
+    nvcc, library = find_nvcc(), find_nvrtc()
+    if nvcc is None and library is None:
         raise NvccError(
             "there is no nvcc to compile for GPUs with: install tunefarm's extra 'cuda', "
             "or set CUDA_HOME to a toolkit"
         )
+    if nvcc is None:
+        assert library is not None, "one of the two was found"
+        try:
+            compiled, said = nvrtc.compile_source(library, source, arch)
+        except nvrtc.NvrtcError as error:
+            refused = "invalid value for --gpu-architecture" in str(error)
+            raise NvccError(
+                too_old(arch)
+                if refused
+                else f"NVRTC doesn't compile what TVM generated: {str(error)[-1500:]}"
+            ) from error
+        return compiled, read_report(said)
     with tempfile.TemporaryDirectory(prefix="tunefarm-nvcc-") as folder:
         path, cubin = Path(folder) / "kernels.cu", Path(folder) / "kernels.cubin"
         path.write_text(source)
@@ -75,10 +86,10 @@ def too_old(arch: str) -> str:
 
 
 def compiler_version() -> str:
-    """Return the version of nvcc, such as 13.0; empty where there is none."""
-    nvcc = find_nvcc()
+    """Return the version of nvcc or NVRTC, such as 13.0; empty where there is none."""
+    nvcc, library = find_nvcc(), find_nvrtc()
     if nvcc is None:
-        return ""
+        return "" if library is None else nvrtc.version(library)
     said = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True).stdout
     found = _RELEASE.search(said)
     return found[1] if found else ""
@@ -91,7 +102,7 @@ def read_report(text: str) -> Resources | None:
 
 
 def last_resources() -> Resources | None:
-    """Return what the kernels take that this thread compiled last; None where NVRTC compiled them."""
+    """Return what the kernels take that this thread compiled last; None where the compiler didn't say."""
     return getattr(_of_thread, "resources", None)
 
 
@@ -105,8 +116,5 @@ _of_thread = threading.local()
 
 def _compile(source: str) -> bytes:
     """Compile for the current target, as TVM asks for."""
-    if find_nvcc() is None and importlib.util.find_spec("cuda") is not None:
-        _of_thread.resources = None
-        return bytes(tvm_nvcc.compile_cuda(source, target_format="cubin", compiler="nvrtc"))
     cubin, _of_thread.resources = compile_cubin(source, str(Target.current().attrs["arch"]))
     return cubin

@@ -111,6 +111,7 @@ def test_a_gpus_driver_is_looked_at(
     monkeypatch.setattr(pynvml, "nvmlInit", init)
     monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: answer)
     monkeypatch.setattr(doctor, "find_nvcc", lambda: None)
+    monkeypatch.setattr(doctor, "find_nvrtc", lambda: None)
     found, nvcc = doctor.check_gpus(CommandSettings())
     assert (found.state, said in found.found) == (state, True)
     assert ("580 or newer" in found.mend) == (state == "warning")
