@@ -115,9 +115,11 @@ def test_others_stay_in_float32(product: Product, target: str, asked: bool) -> N
 
 def test_values_are_rounded_to_the_nearest_and_ties_away_from_zero() -> None:
     rng = np.random.default_rng(0)
-    ties = np.float32([1 + 2**-11, -1 - 2**-11, 1 + 3 * 2**-11, np.float32(2) - np.float32(2**-23)])
+    ties = np.array(
+        [1 + 2**-11, -1 - 2**-11, 1 + 3 * 2**-11, np.float32(2) - np.float32(2**-23)], dtype=np.float32
+    )
     others = np.ldexp(rng.uniform(-1, 1, 1000), rng.integers(-100, 100, 1000)).astype(np.float32)
-    values = np.concatenate([ties, others, np.float32([0, np.inf, -np.inf])])
+    values = np.concatenate([ties, others, np.array([0, np.inf, -np.inf], dtype=np.float32)])
     source = te.placeholder(values.shape, name="source")
     function = te.create_prim_func([source, te.compute(values.shape, lambda i: rounded(source[i]))])
     library = tvm.compile(tvm.IRModule({"main": function}), target="llvm")
