@@ -27,6 +27,7 @@ from compiler.packaging.cuda import load_cuda
 from compiler.target import parse_target
 from core.device import Device
 from core.profile import FLOAT32, Profile, assumed_gpu_profile
+from search.sketches.tensor_core import SIDE, TF32_DEPTH
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ TYPES = (FLOAT32, "float16", "int32", "float64")
 # sums. Each multiprocessor has WARPS, each of which adds up FRAGMENTS of SIDE x SIDE.
 TENSOR_SINCE = {"float16": 70, "bfloat16": 80, "int8": 75, FLOAT32: 80}
 SUMS = {"float16": FLOAT32, "bfloat16": FLOAT32, "int8": "int32", FLOAT32: FLOAT32}
-WARPS, FRAGMENTS, SIDE = 8, 4, 16
+WARPS, FRAGMENTS = 8, 4
 # The working set that lies in memory, in sizes of the cache that all multiprocessors share.
 TIMES_CACHE = 8
 # Elements of 4 bytes from one load of a chain of loads to the next one: another row of the memory's.
@@ -290,7 +291,7 @@ def chase(count: int) -> None:
 
 def depth_of(dtype: str) -> int:
     """Return how many products each sum of a unit of the tensor cores adds up."""
-    return 8 if dtype == FLOAT32 else SIDE
+    return TF32_DEPTH if dtype == FLOAT32 else SIDE
 
 
 def matrix_products(dtype: str, blocks: int) -> None:

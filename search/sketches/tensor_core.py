@@ -13,6 +13,7 @@ from core.device import Gpu
 from search.dag import Access, Axis, AxisKind, Dag, Node, extent_of
 
 SIDE = 16
+TF32_DEPTH = 8
 # The compute capability that multiplies operands of a type into sums of a type.
 TYPES = {
     ("float16", "float32"): 70,
@@ -46,7 +47,7 @@ class MatrixProduct:
     @property
     def depth(self) -> int:
         """The extent of k in a unit of the tensor cores; those of i and j are SIDE."""
-        return 8 if self.operand == "tf32" else SIDE
+        return TF32_DEPTH if self.operand == "tf32" else SIDE
 
 
 def match_product(dag: Dag, node: Node, gpu: Gpu) -> MatrixProduct | None:

@@ -9,22 +9,26 @@ from tvm.script import tirx as T  # noqa: N812 - TVM's parser wants this name
 from tvm.tirx import PrimFunc
 
 from compiler.precision.tf32 import rounded
+from search.sketches.tensor_core import SIDE, TF32_DEPTH
 
 SHARED = "shared.dyn"
-TF32_SIDES = (16, 16, 8)
+SIDES = (SIDE, SIDE, SIDE)
+TF32_SIDES = (SIDE, SIDE, TF32_DEPTH)
+# What the names of instructions have that add up sums of products in TF32.
+_TF32_NAMES = f"_{SIDE}x{SIDE}x{TF32_DEPTH}_"
 
 
 def is_missing(name: str) -> bool:
     """Return whether TVM has no instruction of this name, but this module has."""
-    return name.startswith("wmma_") and ("_bf16" in name or "_16x16x8_" in name)
+    return name.startswith("wmma_") and ("_bf16" in name or _TF32_NAMES in name)
 
 
 def register(name: str, generators: Any) -> None:
     """Register an instruction under a name like those of TVM's own. `generators` is the module that makes
     these."""
     transposed, is_second = "_trans" in name, "_b_" in name
-    is_tf32 = "_16x16x8_" in name
-    sides, operand = (TF32_SIDES, "float32") if is_tf32 else ((16, 16, 16), "bfloat16")
+    is_tf32 = _TF32_NAMES in name
+    sides, operand = (TF32_SIDES, "float32") if is_tf32 else (SIDES, "bfloat16")
     match name.split("_")[1]:
         case "fill":
             intrinsic = generators.get_wmma_fill_intrin(*sides, "float32")
