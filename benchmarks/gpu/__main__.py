@@ -2,9 +2,9 @@
 
     python -m benchmarks.gpu --quick --json FILE
 
-Operators are computed in float32 without TF32, matrix products in float16 and bfloat16 too, held against the
-peak that calibration measures. Networks are tuned on an embedded stack with an empty data folder. PyTorch
-runs with CUDA graphs, networks by torch.compile too. Nothing else should run on the machine.
+Operators are computed in float32 without TF32, matrix products in float16, bfloat16 and TF32 too, held
+against the peak that calibration measures. Networks are tuned on an embedded stack with an empty data folder.
+PyTorch runs with CUDA graphs, networks by torch.compile too. Nothing else should run on the machine.
 
 On the stand-in for a GPU that the tests have, every figure says that it means nothing, and none is stored
 with those that users read.

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import tvm
+from tvm import te
 
 from benchmarks.engines import metaschedule_search
 from benchmarks.engines.tunefarm_search import TunefarmSearch
@@ -33,6 +35,8 @@ from benchmarks.timing.finals import (
 )
 from benchmarks.timing.interleaved import Block, Pair, measure
 from benchmarks.timing.measurer import ProgramMeasurer
+from compiler.precision import tf32
+from compiler.variants.tf32 import product
 from core.device import Device
 
 AFTER = (16, 64)
@@ -42,7 +46,7 @@ QUALITY, SOONER, LIBRARY = at_least(1.15), at_least(10), at_least(1.0)
 # The share of the peak that matrix products on tensor cores reach.
 OF_PEAK = at_least(60)
 PRODUCTS = (1024, 2048, 4096, 8192)
-PRODUCT_TYPES = ("float16", "bfloat16")
+PRODUCT_TYPES = ("float16", "bfloat16", tf32.NAME)
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ def product_seconds(dtype: str, side: int, plan: Plan) -> float:
 
     Raises RuntimeError when no program works.
     """
-    module = OPERATORS["GMM"].module((side, side, side), dtype=dtype)
+    module = _product(dtype, side)
     measurer = ProgramMeasurer(module, plan.device, plan.threads)
     found = TunefarmSearch(module, plan.device).tune(
         plan.trials, measurer.timed, np.random.default_rng(plan.seed)
@@ -123,11 +127,20 @@ def product_seconds(dtype: str, side: int, plan: Plan) -> float:
     return timings[OUR_TURN].latency_s.value
 
 
+def _product(dtype: str, side: int) -> tvm.IRModule:
+    if dtype != tf32.NAME:
+        return OPERATORS["GMM"].module((side, side, side), dtype=dtype)
+    left, right = (te.placeholder((side, side), name=name) for name in "AB")
+    function = te.create_prim_func([left, right, product(left, right)])
+    return tvm.IRModule({"main": function.with_attr("tirx.noalias", True)})
+
+
 def product_figure(dtype: str, side: int, seconds: float, device: Device) -> Figure:
     """Return how much of the peak that calibration measured a product of `side` cubed reaches."""
     speeds = device.speeds
-    lanes = device.vector_bytes / 2  # of types of 16 bits
-    peak = 2 * speeds.issue(f"tensor{dtype}") * lanes * speeds.hertz * device.cores
+    stored, item_bytes = ("float32", 4) if dtype == tf32.NAME else (dtype, 2)
+    lanes = device.vector_bytes / item_bytes
+    peak = 2 * speeds.issue(f"tensor{stored}") * lanes * speeds.hertz * device.cores
     flops = 2 * side**3 / seconds
     peer = f"{number(flops / 1e12)} of {number(peak / 1e12)} TFLOP/s"
     name = f"{dtype} matrix product of {side}: share of the measured peak"

@@ -36,6 +36,7 @@ def test_it_is_whole_on_a_stand_in(stand_in: StandIn, tmp_path: Path) -> None:
     assert "operators of 1 that never were as fast" in names
     assert "float16 matrix product of 32: share of the measured peak" in names
     assert "bfloat16 matrix product of 32: share of the measured peak" in names
+    assert "tf32 matrix product of 32: share of the measured peak" in names
     assert "dcgan-tiny: latency" in names
 
 
