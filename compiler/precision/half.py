@@ -1,12 +1,13 @@
-"""Add up products of halves in float32 where the device has no arithmetic in halves.
+"""Add up products of halves in float32 where the device has no arithmetic in halves, and on GPUs.
 
 Such a device converts every operand to float32 and every result back. A sum in float32 converts its operands
-only, and rounds once, as ONNX Runtime does.
+only, and rounds once, as ONNX Runtime does. The tensor cores of GPUs add up so by themselves, those of
+bfloat16 no other way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import tvm
 from tvm import relax
@@ -31,27 +32,34 @@ SUMS: dict[str, tuple[Callable[..., relax.Expr], tuple[str, ...]]] = {
 
 
 def sum_in_floats(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
-    """Have convolutions and matrix products of halves sum in float32, on CPUs without arithmetic in halves.
+    """Have convolutions and matrix products of halves sum in float32, on CPUs without arithmetic in halves
+    those of float16, on GPUs those of bfloat16, too.
 
         gv = matmul(x, w)                             # x: Tensor((1, 64), "float16")
     ->
         lv = matmul(x, w, out_dtype="float32")
         gv = astype(lv, "float16")
     """
-    if target.kind.name != "llvm" or HALF_ARITHMETIC & target_features(target):
+    halves = {"float16", "bfloat16"} if target.kind.name == "cuda" else {"float16"}
+    if HALF_ARITHMETIC & target_features(target):
         return mod
-    return rewrite_functions(mod, lambda function: _Sums(mod).visit_expr(function))
+    return rewrite_functions(mod, lambda function: _Sums(mod, halves).visit_expr(function))
 
 
 @relax.expr_functor.mutator
 class _Sums(relax.PyExprMutator):
+    def __init__(self, mod: tvm.IRModule, halves: Collection[str]) -> None:
+        super().__init__(mod)
+        self._halves = halves
+
     def visit_call_(self, op: Call) -> relax.Expr:
         call = self.visit_expr_post_order(op)
         name = getattr(call.op, "name", "")
         tensors = [op, *call.args] if name in SUMS else []
-        if {str(tensor.ty.dtype) for tensor in tensors} != {"float16"}:
+        types = {str(tensor.ty.dtype) for tensor in tensors}
+        if len(types) != 1 or not types.issubset(self._halves):
             return call
         compute, attributes = SUMS[name]
         given = {key: getattr(call.attrs, key) for key in attributes}
         wide = self.builder_.emit(compute(*call.args, **given, out_dtype="float32"))
-        return relax.op.astype(wide, "float16")
+        return relax.op.astype(wide, types.pop())

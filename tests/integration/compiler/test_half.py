@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 import tvm
+from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
@@ -18,7 +21,12 @@ from compiler.precision.half import HALF_ARITHMETIC, SUMS
 from compiler.reading.subgraph import read_dag
 from compiler.target import detect_device
 from compiler.workload import from_json
+from search.programs.annotate import sample
 from search.rules.space import generate
+from search.sketches.stage import Placement
+from tests.devices import GPU
+from tests.gpu_programs import Failure, compiled, failures
+from tests.suite import Case
 
 DEVICE = detect_device()
 needs_floats = pytest.mark.skipif(
@@ -103,3 +111,39 @@ def test_sums_of_halves_are_rounded_once(file: bytes, model: RelaxModel, tmp_pat
     computed = machine["main"](tvm.runtime.tensor(image)).numpy()
     (expected,) = onnxruntime.InferenceSession(file).run(None, {"image": image})
     assert np.abs(computed - expected).max() < 2e-3 * np.abs(expected).max()
+
+
+class ImportedProduct(Case):
+    """A matrix product of halves and a rectifier, as a model's are imported for a GPU."""
+
+    def module(self) -> tvm.IRModule:
+        rows, columns, summed = self.shape
+        kind = helper.np_dtype_to_tensor_dtype(np.dtype(self.dtype))
+        weight = numpy_helper.from_array(np.ones((summed, columns), dtype=self.dtype), "w")
+        nodes = [
+            helper.make_node("MatMul", ["x", "w"], ["product"]),
+            helper.make_node("Relu", ["product"], ["y"]),
+        ]
+        values = (("x", (rows, summed)), ("y", (rows, columns)))
+        x, y = (helper.make_tensor_value_info(name, kind, extents) for name, extents in values)
+        model = helper.make_model(helper.make_graph(nodes, "product", [x], [y], [weight]), ir_version=10)
+        [task] = extract_tasks(fuse(read_onnx(model.SerializeToString(), {}), GPU.target))
+        return from_json(task.module_json)
+
+    def reference(self, inputs: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        return np.maximum(super().reference(inputs), 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_tensor_cores_add_up_products_of_halves_in_floats(dtype: str) -> None:
+    case = ImportedProduct("GMM", (40, 32, 64), dtype=dtype)
+    dag = read_dag(case.module())
+    product = next(node for node in dag.nodes if node.reduction)
+    assert dag.buffer[product.write.buffer].dtype == "float32"
+    sketch = next(one for one in generate(dag, GPU) if one.placed(Placement.TENSOR))
+    population = sample(sketch, 64, np.random.default_rng(0))
+    results = [compiled(case, population.program(row)) for row in (0, 20)]
+    wrong = [one for one in results if isinstance(one, Failure)]
+    wrong += failures([one for one in results if not isinstance(one, Failure)])
+    assert not wrong, "\n\n".join(map(str, wrong))
