@@ -1,8 +1,8 @@
 """Compute the quantized operators of a model with dot products of bytes.
 
 A quantized tensor of bytes stands for `scale * (byte - zero)`. Quantizers keep the operators as they are and
-write between them what becomes bytes and what these stand for. A device that has dot products of bytes takes
-the bytes themselves:
+write between them what becomes bytes and what these stand for. A device that has dot products of bytes, or a
+GPU's tensor cores, takes the bytes themselves:
 
     sum_k sx (x[i, k] - zx) * sw w[k, j]  =  sx sw (sum_k x[i, k] w[k, j]  -  zx sum_k w[k, j])
 
@@ -12,7 +12,9 @@ The last sum is a constant of the model, and the rest of the operators stays as 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import tvm
@@ -21,8 +23,9 @@ from tvm import relax
 from tvm.ir import Call, GenericConst
 
 from compiler.constants.fold import rewrite_functions, static_shape
-from compiler.target import target_features
+from compiler.target import capability_of, target_features
 from search.sketches.intrinsics import dot_product
+from search.sketches.tensor_core import TYPES
 
 Array = NDArray[np.generic]
 
@@ -59,9 +62,35 @@ def compute_in_bytes(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModu
 
     What else becomes bytes, or stands for them, is written with elementwise operators, which TVM fuses.
     """
-    features = target_features(target)
-    mod = rewrite_functions(mod, lambda function: _Integers(mod, features).visit_expr(function))
+    products = _products_of(target)
+    mod = rewrite_functions(mod, lambda function: _Integers(mod, products).visit_expr(function))
     return rewrite_functions(mod, lambda function: _Elementwise(mod).visit_expr(function))
+
+
+class _Product(NamedTuple):
+    """An instruction's sums of products: the type of what is multiplied with the columns, and how many terms
+    it adds up."""
+
+    rows: str
+    depth: int
+
+
+# The best instruction for a number of sums and a type of columns; None if there is none.
+_Products = Callable[[int, str], _Product | None]
+
+
+def _products_of(target: tvm.target.Target) -> _Products:
+    features = target_features(target)
+    on_tensor_cores = capability_of(target) >= TYPES["int8", "int32"]
+
+    def best(lanes: int, columns: str) -> _Product | None:
+        if on_tensor_cores:
+            # Their tiles are padded where they are fetched, so any number of terms will do.
+            return _Product("int8", depth=1) if columns == "int8" else None
+        intrinsic = dot_product(features, lanes, columns)
+        return _Product(intrinsic.rows, intrinsic.depth) if intrinsic is not None else None
+
+    return best
 
 
 @dataclass(frozen=True)
@@ -115,9 +144,9 @@ class _Visitor(relax.PyExprMutator):
 class _Integers(_Visitor):
     """Rewrites what reads quantized values into what reads their bytes."""
 
-    def __init__(self, mod: tvm.IRModule, features: frozenset[str]) -> None:
+    def __init__(self, mod: tvm.IRModule, products: _Products) -> None:
         super().__init__(mod)
-        self._features = features
+        self._products = products
 
     def visit_call_(self, op: Call) -> relax.Expr:
         call = self.visit_expr_post_order(op)
@@ -201,12 +230,12 @@ class _Integers(_Visitor):
         ends = len(padding) // 2
         pads = [(0, 0), (0, 0), *zip(padding[:ends], padding[ends:], strict=True)]
         in_floats = int(attrs.groups) > 1
-        intrinsic = dot_product(self._features, outputs, weight.dtype)
-        if intrinsic is None or (in_floats and math.prod(values.shape[1:]) * 255 * SHIFT > MAX_EXACT):
+        instruction = self._products(outputs, weight.dtype)
+        if instruction is None or (in_floats and math.prod(values.shape[1:]) * 255 * SHIFT > MAX_EXACT):
             return None
-        data = self._in_type(data, intrinsic.rows)
+        data = self._in_type(data, instruction.rows)
         if not in_floats:
-            pads[1] = (0, -inputs % intrinsic.depth)
+            pads[1] = (0, -inputs % instruction.depth)
             values = np.pad(values, [(0, 0), pads[1], *[(0, 0)] * ends])
         source = data.data
         if any(map(any, pads)) and (data.zero or any(pads[1])):
@@ -236,12 +265,12 @@ class _Integers(_Visitor):
         depth, lanes = other.shape[-2:] if len(other.shape) > 1 else (0, 0)
         values = self._constant(other.data)
         columns = "int8" if values is None else other.dtype
-        intrinsic = dot_product(self._features, lanes, columns)
-        if intrinsic is None or depth % intrinsic.depth or data.scale.size > 1 or len(data.shape) < 2:
+        instruction = self._products(lanes, columns)
+        if instruction is None or depth % instruction.depth or data.scale.size > 1 or len(data.shape) < 2:
             return None
         if not other.is_scaled_along(-1) or (values is None and depth < MIN_DEPTH):
             return None
-        data, other = self._in_type(data, intrinsic.rows), self._in_type(other, columns)
+        data, other = self._in_type(data, instruction.rows), self._in_type(other, columns)
         if values is not None and other.zero:
             return None
         product = relax.op.matmul(data.data, other.data, out_dtype="int32")

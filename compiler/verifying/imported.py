@@ -74,7 +74,7 @@ class Imported:
     """Runs an imported model; only slow loop nests are scheduled."""
 
     def __init__(self, model: RelaxModel, target: str, tuned_for: str = "") -> None:
-        """Run it as TVM imports it, or as it is rewritten to be tuned for a CPU."""
+        """Run it as TVM imports it, or as it is rewritten to be tuned for a device."""
         fused = fuse(model, tuned_for) if tuned_for else fuse_untuned(model, target)
         # LLVM's higher levels take twice as long, which the few calls don't gain. Without the machine's own
         # instructions, those that convert float16 above all, a call of ResNet-18 takes forty seconds.
@@ -98,6 +98,7 @@ class _InLayers:
     def __init__(self, layers: Layers, target: str, tuned_for: str) -> None:
         self._layers = layers
         self._target = tuned_for if parse_target(tuned_for).kind.name == "llvm" else target
+        self._tuned_for = tuned_for
         self._reference = layers.reference()
         self._imported: Imported | None = None
 
@@ -108,7 +109,7 @@ class _InLayers:
         try:
             if self._imported is None:
                 apart = import_file(layers.apart(wanted), layers.results)
-                self._imported = Imported(apart, self._target, self._target)
+                self._imported = Imported(apart, self._target, self._tuned_for)
         except ModelError as error:
             raise NoReference(f"its layers can't be compared one by one ({error})") from error
         found = self._imported.compute({**inputs, **layers.given(wanted)})

@@ -32,6 +32,8 @@ from compiler.workload import from_json
 from examples.make_models import make
 from examples.quantization import quantize
 from search.rules.space import generate
+from search.sketches.stage import Placement
+from tests.devices import GPU
 from tests.marks import slow_except
 
 Array = NDArray[Any]
@@ -129,6 +131,18 @@ CASES = {
 def test_quantized_operators_reach_the_instructions(case: str, dtype: str, zero: int) -> None:
     model, shapes = CASES[case](Quantized(dtype, zero))
     assert _check(model, shapes) == 1
+
+
+@pytest.mark.parametrize(("dtype", "zero"), [("uint8", 121), ("int8", -7)])
+@pytest.mark.parametrize(("case", "count"), [("convolution", 1), ("three channels", 1), ("dense", 0)])
+def test_quantized_operators_reach_tensor_cores(case: str, count: int, dtype: str, zero: int) -> None:
+    """They want sixteen rows, which the dense layer hasn't."""
+    model, _ = CASES[case](Quantized(dtype, zero))
+    tasks = extract_tasks(fuse(read_onnx(model, {}), GPU.target))
+    dags = [read_dag(from_json(task.module_json)) for task in tasks]
+    assert count == sum(any(one.placed(Placement.TENSOR) for one in generate(dag, GPU)) for dag in dags)
+    file = read_file(model, {})
+    assert list(verify(file, import_file(file), DEVICE.target, GPU.target)) == [1, 2]
 
 
 @needs_vnni

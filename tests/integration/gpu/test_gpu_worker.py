@@ -7,17 +7,22 @@ import os
 from collections.abc import Awaitable, Callable
 
 import numpy as np
+import onnx
 import pytest
 
+from compiler.importing.model import extract_tasks, fuse, read_onnx
 from compiler.lowering.trace import lower
 from compiler.reading.subgraph import read_dag
-from compiler.workload import to_json
+from compiler.workload import from_json, to_json
 from core.device import Device
 from core.lease import Limits
 from core.measurement import Outcome
+from examples.quantization import quantize
 from search.programs.annotate import sample
 from search.rules.space import generate
+from search.sketches.stage import Placement
 from tests.cuda_emulator.driver import StandIn
+from tests.onnx_models import Builder
 from tests.suite import cases
 from worker.runner.executor import GPU_RUNNER, ChildConfig, Executor
 from worker.runner.interface import BuildRequest
@@ -72,6 +77,27 @@ def test_a_gpu_is_found_measured_and_calibrated(stand_in: StandIn) -> None:
         assert not measured.error
 
     stand_in.behave("throttled 1 64")  # which has passed when it is measured again
+    with_gpu(stand_in, work)
+
+
+def test_products_of_bytes_on_tensor_cores_are_right(stand_in: StandIn) -> None:
+    builder = Builder()
+    hidden = builder.op("Relu", builder.op("Gemm", "x", builder.weight(32, 24), builder.weight(24)))
+    model = quantize(onnx.load_from_string(builder.model({"x": [40, 32]}, {hidden: [40, 24]})))
+
+    async def work(executor: Executor, device: Device) -> None:
+        tasks = extract_tasks(fuse(read_onnx(model.SerializeToString(), {}), device.target))
+        [task] = (task for task in tasks if task.name.startswith("matmul"))
+        workload = from_json(task.module_json)
+        sketch = next(s for s in generate(read_dag(workload), device) if s.placed(Placement.TENSOR))
+        population = sample(sketch, 64, np.random.default_rng(0))
+        for row in (0, 20):
+            trace = lower(workload, population.program(row), device)
+            assert "wmma_sync_16x16x16_s8s8s32" in trace
+            request = BuildRequest(device.target, task.module_json, trace, task.constants)
+            measured = await executor.measure(request, LIMITS)
+            assert measured.outcome is Outcome.OK, measured.error
+
     with_gpu(stand_in, work)
 
 
