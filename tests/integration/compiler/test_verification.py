@@ -186,6 +186,17 @@ def test_a_workload_that_can_not_be_scheduled_is_not_nudged() -> None:
     assert nudge_recomputed(workload) is workload
 
 
+def test_a_value_that_is_used_twice_and_becomes_bytes_is_verified(runner: LocalRunner) -> None:
+    x = te.placeholder((4, 64), name="x")
+    k = te.reduce_axis((0, 64), "k")
+    powers = te.compute(x.shape, lambda i, j: te.exp(x[i, j] - 1.0), name="powers")
+    sums = te.compute((4,), lambda i: te.sum(powers[i, k], axis=k), name="sums")
+    shares = te.compute(x.shape, lambda i, j: (powers[i, j] / sums[i] * 255.0).astype("uint8"), name="shares")
+    workload = tvm.IRModule({"main": te.create_prim_func([x, shares])})
+    found = measured(runner, workload, workload)
+    assert found.outcome is Outcome.OK, found.error
+
+
 def test_the_message_names_the_draw_that_shows_it(runner: LocalRunner) -> None:
     limits = measured(runner, *reversed(WRONG["large values are not limited"]))
     assert limits.error.startswith("output 1 of large values: ")
