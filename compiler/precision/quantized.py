@@ -25,7 +25,7 @@ from tvm.ir import Call, GenericConst
 from compiler.constants.fold import rewrite_functions, static_shape
 from compiler.target import capability_of, target_features
 from search.sketches.intrinsics import dot_product
-from search.sketches.tensor_core import TYPES
+from search.sketches.tensor_core import MIN_EXTENTS, TYPES
 
 Array = NDArray[np.generic]
 
@@ -86,7 +86,8 @@ def _products_of(target: tvm.target.Target) -> _Products:
     def best(lanes: int, columns: str) -> _Product | None:
         if on_tensor_cores:
             # Their tiles are padded where they are fetched, so any number of terms will do.
-            return _Product("int8", depth=1) if columns == "int8" else None
+            fits = columns == "int8" and lanes >= MIN_EXTENTS["j"]
+            return _Product("int8", depth=1) if fits else None
         intrinsic = dot_product(features, lanes, columns)
         return _Product(intrinsic.rows, intrinsic.depth) if intrinsic is not None else None
 
