@@ -97,10 +97,17 @@ def prepack(mod: tvm.IRModule) -> tvm.IRModule:
 
     A constant that other functions read unpacked stays in the module as well.
     """
-    kernels = [func for _, func in mod.functions_items() if isinstance(func, tirx.PrimFunc)]
-    if not any(map(_packing_blocks, kernels)):
+    # TVM's pass fails for functions without blocks, such as scans.
+    others = {
+        name: func
+        for name, func in mod.functions_items()
+        if isinstance(func, tirx.PrimFunc) and not _packing_blocks(func)
+    }
+    rest = {name: func for name, func in mod.functions_items() if name not in others}
+    if not any(isinstance(func, tirx.PrimFunc) for func in rest.values()):
         return mod
-    parts = SplitLayoutRewritePreproc()(mod)
+    parts = SplitLayoutRewritePreproc()(tvm.IRModule(rest, attrs=mod.attrs, global_infos=mod.global_infos))
+    parts.update(others)
     packer = _Packer(parts)
     return rewrite_functions(parts, lambda function: _Folder(parts, packer).visit_expr(function))
 

@@ -10,7 +10,9 @@ import pytest
 import tvm
 import tvm_ffi
 from numpy.typing import NDArray
+from tvm import relax
 from tvm.s_tir import Schedule
+from tvm.script import tirx as T  # noqa: N812 - TVM's parser wants this name
 
 from compiler.constants.packing import PackedWorkload, prepack, split_packing
 from compiler.lowering.trace import apply_trace, trace_of
@@ -110,3 +112,25 @@ def test_a_trace_that_packs_replays(columns: int) -> None:
 def test_a_module_without_packing_is_left_alone() -> None:
     mod = matmul(8, 48, 24)
     assert prepack(mod) is mod
+
+
+def test_functions_without_blocks_are_left_alone() -> None:
+    @T.prim_func(s_tir=True, private=True)
+    def scan(a: T.handle, b: T.handle) -> None:
+        x = T.match_buffer(a, (8,), "float32")
+        y = T.match_buffer(b, (8,), "float32")
+        y[0] = x[0]
+        for i in range(7):
+            y[i + 1] = y[i] + x[i + 1]
+
+    packed = _packed(matmul(8, 48, 24), [1])["main"].without_attr("global_symbol")
+    builder = relax.BlockBuilder()
+    product, sums = builder.add_func(packed, "product"), builder.add_func(scan, "sums")
+    data, row = (relax.Var("x", relax.TensorType(shape, "float32")) for shape in ((8, 24), (8,)))
+    weight = relax.const(np.zeros((24, 48), "float32"))
+    with builder.function("main", [data, row]):
+        first = builder.emit(relax.call_tir(product, (data, weight), relax.TensorType((8, 48), "float32")))
+        second = builder.emit(relax.call_tir(sums, (row,), relax.TensorType((8,), "float32")))
+        builder.emit_func_output(relax.Tuple([first, second]))
+    names = {name.name_hint for name, _ in prepack(builder.get()).functions_items()}
+    assert {"sums", "product_prepacked"} <= names
