@@ -18,7 +18,7 @@ DIM = 32
 
 
 def detector(graph: Graph) -> None:
-    """A head over two scales: boxes and scores of every cell, in one list."""
+    """A head over two scales, and the ten best boxes of each of four classes that don't overlap."""
     x = graph.relu(graph.conv_bn(graph.image(16), "stem", 16, 3, 2), "stem.relu")
     found = []
     for scale, side in enumerate((8, 4)):
@@ -29,8 +29,20 @@ def detector(graph: Graph) -> None:
     rows = graph.node("Concat", "all", found, axis=1)
     sizes = graph.integers("sizes", [4, 4])
     graph.nodes.append(helper.make_node("Split", [rows, sizes], ["boxes", "logits"], axis=2))
-    graph.output("boxes", 80, 4)
-    graph.node("Sigmoid", "score", ["logits"], graph.output("scores", 80, 4))
+    # The data decides how many boxes are selected.
+    scores = graph.transpose(graph.node("Sigmoid", "score", ["logits"]), "by_class", 0, 2, 1)
+    limits = [graph.integers("limit", [10])]
+    limits += [graph.scalar(name, value) for name, value in (("overlap", 0.5), ("least", 0.8))]
+    graph.node("NonMaxSuppression", "select", ["boxes", scores, *limits], "selected")
+    at = graph.node("Gather", "places", ["selected", graph.integers("columns", [0, 2])], axis=1)
+    graph.node("GatherND", "found_boxes", ["boxes", at], "found_boxes")
+    graph.node("GatherND", "found_scores", [scores, "selected"], "found_scores")
+    for name, kind, extents in (
+        ("selected", TensorProto.INT64, [None, 3]),
+        ("found_boxes", TensorProto.FLOAT, [None, 4]),
+        ("found_scores", TensorProto.FLOAT, [None]),
+    ):
+        graph.outputs.append(helper.make_tensor_value_info(name, kind, extents))
 
 
 def segmenter(graph: Graph) -> None:

@@ -21,6 +21,7 @@ from tvm.relax.frontend.onnx import from_onnx
 from benchmarks.coverage.cases import Array, Case
 from benchmarks.coverage.tried import Answer, Outcome
 from compiler.importing.model import fuse_untuned, read_onnx
+from compiler.importing.padding import valid_part
 from compiler.importing.spec import ModelError, first_line
 
 TARGET = '{"kind":"llvm","num-cores":1}'
@@ -67,6 +68,7 @@ def attempt(importer: str, case: Case) -> Answer:
         for wanted, output in zip(case.outputs, found, strict=True):
             if not isinstance(wanted, np.ndarray | np.generic):
                 raise AssertionError("an array instead of a sequence or nothing")
+            output = valid_part(output, np.asarray(wanted))
             absolute = max(case.absolute_tolerance, ROUNDING_ERRORS * _rounding_error(wanted))
             Runner.assert_similar_outputs([wanted], [output], case.relative_tolerance, absolute, case.name)
     except Exception as error:

@@ -30,6 +30,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map, onnx_input
 
 from compiler.constants.fold import MAX_CONSTANT_BYTES, static_shape
 from compiler.importing.onnx_file import MAX_NODES, OnnxFile, node_name, plain_domain
+from compiler.importing.padding import Padding, convert_padded, marked
 from compiler.importing.spec import ModelError, Shape, first_line
 
 Array = NDArray[Any]
@@ -49,11 +50,18 @@ RANDOM = {
 
 
 class Value:
-    """A tensor of static shape: a constant of the model, or what an expression computes."""
+    """A tensor of static shape: a constant of the model, or what an expression computes. `padding` says which
+    rows of it the data decides to be valid; without, all are."""
 
-    def __init__(self, constant: Array | None = None, expr: Any = None) -> None:
+    def __init__(
+        self, constant: Array | None = None, expr: Any = None, padding: Padding | None = None
+    ) -> None:
         self.constant = constant
         self._expr = expr
+        self.padding = padding
+
+    def with_padding(self, padding: Padding | None) -> Value:
+        return self if padding is self.padding else Value(self.constant, self._expr, padding)
 
     @cached_property
     def expr(self) -> relax.Expr:
@@ -156,6 +164,8 @@ class Graph:
         self.builder = relax.BlockBuilder()
         self._converters = converters
         self._count = 0
+        # Of each result of the module, as in TensorSpec.
+        self.padded_axes: list[int | None] = []
 
     def module(self, file: OnnxFile, results: Sequence[str]) -> tvm.IRModule:
         """Return the module that computes these values of a file. Raises ModelError, which names the node
@@ -180,6 +190,8 @@ class Graph:
                     values = self.graph(graph, given, file.opsets, results)
                 except Refused as error:
                     raise ModelError(f"the model isn't valid ONNX: {error}") from error
+                values = [marked(self, value) for value in values]
+                self.padded_axes = [value.padding.axis if value.padding else None for value in values]
                 for name, value in zip(results, values, strict=True):
                     if value.size == 0:
                         raise ModelError(f"output '{name}' is empty, of shape {value.shape}: leave it out")
@@ -308,6 +320,11 @@ class Graph:
         return Value(expr=variable)
 
     def _convert(self, node: Node) -> Sequence[Value | None]:
+        if any(value is not None and value.padding for value in node.inputs):
+            results = convert_padded(self, node, self._convert)
+            if results is None:
+                raise Refused("the data decides how many rows its inputs have, and it would mix them")
+            return results
         if _can_fold(node):
             return _fold(node)
         converter = self._converters.get((node.domain, node.kind))

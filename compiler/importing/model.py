@@ -93,19 +93,29 @@ def import_file(file: OnnxFile, names: Sequence[str] | None = None) -> RelaxMode
     # TVM's importer prints the operands of what fails, and warns of every name that it changes.
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
-        module = Graph(CONVERTERS).module(file, names)
-    return checked_model(module, file.inputs, names, file.computed_in)
+        graph = Graph(CONVERTERS)
+        module = graph.module(file, names)
+    return checked_model(module, file.inputs, names, file.computed_in, graph.padded_axes)
 
 
 def checked_model(
-    module: tvm.IRModule, inputs: tuple[TensorSpec, ...], output_names: Sequence[str], computed_in: str = ""
+    module: tvm.IRModule,
+    inputs: tuple[TensorSpec, ...],
+    output_names: Sequence[str],
+    computed_in: str = "",
+    padded_axes: Sequence[int | None] = (),
 ) -> RelaxModel:
     """Return the model that `main` of a module is; by default its types say what it is computed in.
+    `padded_axes` are those of its outputs, if it has any.
 
     Raises ModelError unless it computes tensors of static shapes and possible sizes."""
     _check_shapes(module)
     types = computed_in or _coarsest(module["main"])
-    return RelaxModel(module, inputs, _outputs(output_names, module["main"].ret_ty), types)
+    outputs = _outputs(output_names, module["main"].ret_ty)
+    if padded_axes:
+        pairs = zip(outputs, padded_axes, strict=True)
+        outputs = tuple(dataclasses.replace(spec, padded_axis=axis) for spec, axis in pairs)
+    return RelaxModel(module, inputs, outputs, types)
 
 
 def _coarsest(function: relax.Function) -> str:

@@ -17,11 +17,16 @@ class NoReference(Exception):
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One input or output of a model; `dtype` is numpy's name."""
+    """One input or output of a model; `dtype` is numpy's name.
+
+    Along the `padded_axis` of an output, the data decides how many parts are valid, of as many as there can
+    be: they come first, and all others hold -1 (0, if they are booleans or unsigned).
+    """
 
     name: str
     shape: Shape
     dtype: str
+    padded_axis: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(int(extent) for extent in self.shape))

@@ -34,7 +34,7 @@ from compiler.measuring.operands import Operands, ReferencePrograms
 from compiler.measuring.outputs import compare_outputs
 from compiler.measuring.rounding import Rounding, nudge_recomputed
 from compiler.measuring.timing import TimedKernel, flushes_constants, flushes_gpu
-from compiler.packaging.artifact import REFERENCE_FAILED, open_artifact, open_reference
+from compiler.packaging.artifact import REFERENCE_FAILED, Manifest, open_artifact, open_reference
 from compiler.packaging.cuda import load_cuda
 from compiler.packaging.library import KernelLibrary, LibraryError
 from compiler.target import parse_target
@@ -137,10 +137,10 @@ class LocalRunner:
             reference = open_reference(artifact) if compare else None
             expected = [] if reference is None else self._reference_outputs(reference, inputs)
             main = self._load_machine(library)["main"]
-            wrong = _difference(main, inputs, expected, manifest.computed_in)
+            wrong = _difference(main, inputs, expected, manifest)
             if not wrong:
                 secs, doubt = self._steady(lambda: _time_calls(main, inputs[-1], self._device))
-                if wrong := _difference(main, inputs[-1:], expected[-1:], manifest.computed_in):
+                if wrong := _difference(main, inputs[-1:], expected[-1:], manifest):
                     wrong = f"after several calls, {wrong}"
             if wrong:
                 error = f"not what the untuned model computes: {wrong}"
@@ -266,11 +266,12 @@ def _difference(
     main: Callable[..., object],
     inputs: Sequence[Sequence[Any]],
     expected: Sequence[Sequence[NDArray[Any]]],
-    computed_in: str,
+    manifest: Manifest,
 ) -> str:
     """Return what is wrong with a model's outputs, of the first inputs for which anything is."""
+    padded_axes = [spec.padded_axis for spec in manifest.outputs]
     differences = (
-        compare_outputs(wanted, _arrays(main(*each)), computed_in)
+        compare_outputs(wanted, _arrays(main(*each)), manifest.computed_in, padded_axes)
         for each, wanted in zip(inputs, expected, strict=False)
     )
     return next(filter(None, differences), "")

@@ -17,9 +17,11 @@ from compiler.importing.formats.onnx_model import OnnxModel
 from compiler.importing.formats.tflite_model import TfliteModel
 from compiler.importing.model import RelaxModel, fuse, fuse_untuned, import_file
 from compiler.importing.onnx_file import OnnxFile, node_name
+from compiler.importing.padding import valid_part
 from compiler.importing.spec import ModelError, NoReference
 from compiler.measuring.outputs import compare_outputs
 from compiler.target import parse_target
+from compiler.verifying.apart import apart, given, selected_from
 from compiler.verifying.inputs import drawn, input_sets
 from compiler.verifying.layers import Layers
 from compiler.verifying.reference import Reference
@@ -53,14 +55,16 @@ def verify(file: OnnxFile, model: RelaxModel, target: str, tuned_for: str) -> It
     `target` is this machine's. What the model is rewritten to for `tuned_for`, such as dot products of bytes,
     is part of its layers. Raises ModelError, which names the first node whose value differs, and NoReference.
     """
-    reference = Reference(file.proto, file.output_names)
+    cut = selected_from(file)
+    reference = Reference(file.proto, list(dict.fromkeys([*file.output_names, *cut])))
     layers = Layers.of(file)
     in_layers = None if layers is None else _InLayers(layers, target, tuned_for)
     imported: Imported | None = None
     for number, inputs in enumerate(input_sets(file), start=1):
         wanted = reference.compute({**inputs, **file.weights})
-        imported = imported or Imported(model, target)
-        found = imported.compute(inputs)
+        if imported is None:
+            imported = Imported(import_file(apart(file, cut, wanted), [*wanted]) if cut else model, target)
+        found = imported.compute_like(wanted, {**inputs, **given(cut, wanted)})
         names = list(wanted)
         expected, actual = [wanted[name] for name in names], [found[name] for name in names]
         if wrong := compare_outputs(expected, actual, file.computed_in):
@@ -91,6 +95,14 @@ class Imported:
         names = [spec.name for spec in self._model.outputs]
         return {name: field.numpy() for name, field in zip(names, fields, strict=True)}
 
+    def compute_like(self, wanted: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the outputs by name, those that are padded as long as `wanted` unless more is valid."""
+        found = self.compute(inputs)
+        for spec in self._model.outputs:
+            if spec.padded_axis is not None:
+                found[spec.name] = valid_part(found[spec.name], wanted[spec.name], spec.padded_axis)
+        return found
+
 
 class _InLayers:
     """Runs the layers of a quantized model, each on the reference's bytes."""
@@ -112,7 +124,7 @@ class _InLayers:
                 self._imported = Imported(apart, self._target, self._tuned_for)
         except ModelError as error:
             raise NoReference(f"its layers can't be compared one by one ({error})") from error
-        found = self._imported.compute({**inputs, **layers.given(wanted)})
+        found = self._imported.compute_like(wanted, {**inputs, **layers.given(wanted)})
         for culprit, name, wrong in layers.differences({**inputs, **wanted}, found):
             raise ModelError(f"{culprit} is imported wrongly ('{name}': {wrong}); {ADVICE}")
 
@@ -129,7 +141,9 @@ def _differences(file: OnnxFile, inputs: Mapping[str, Array], target: str) -> It
     """Yield the nodes of the graph whose values differ, in order, with the value's name and how it does."""
     nodes = [(node, name) for node in file.proto.graph.node for name in node.output if name]
     wanted = Reference(file.proto, [name for _, name in nodes]).compute({**inputs, **file.weights})
-    found = Imported(import_file(file, [name for _, name in nodes]), target).compute(inputs)
+    cut = selected_from(file)
+    model = import_file(apart(file, cut, wanted), [name for _, name in nodes])
+    found = Imported(model, target).compute_like(wanted, {**inputs, **given(cut, wanted)})
     for node, name in nodes:
         if wrong := compare_outputs([wanted[name]], [found[name]], file.computed_in):
             yield node, name, wrong.removeprefix("output 0: ")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from compiler.importing.onnx_file import OnnxFile, node_name
 from compiler.target import detect_device
+from compiler.verifying.apart import apart, given
 from compiler.verifying.reference import Reference
 
 Array = NDArray[Any]
-GIVEN = ".given"
 # The operator that rounds its input; others compute what they round.
 QUANTIZE = "QuantizeLinear"
 MULTIPLY = ("QLinearConv", "QLinearMatMul", "QGemm")
@@ -104,24 +104,15 @@ class Layers:
 
     def apart(self, wanted: Mapping[str, Array]) -> OnnxFile:
         """Return the model with what its nodes quantize as further inputs, on which all else depends."""
-        proto = onnx.ModelProto()
-        proto.CopyFrom(self.file.proto)
-        names = {name for node in self.nodes for name in node.output if name}
-        for node in proto.graph.node:
-            node.input[:] = [f"{name}{GIVEN}" if name in names else name for name in node.input]
-        inputs = list(self.file.inputs)
-        for name in sorted(names):
-            array = wanted[name]
-            kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
-            proto.graph.input.append(onnx.helper.make_tensor_value_info(f"{name}{GIVEN}", kind, array.shape))
-            inputs.append(
-                replace(inputs[0], name=f"{name}{GIVEN}", shape=array.shape, dtype=str(array.dtype))
-            )
-        return replace(self.file, proto=proto, inputs=tuple(inputs))
+        return apart(self.file, self._names, wanted)
 
     def given(self, wanted: Mapping[str, Array]) -> dict[str, Array]:
         """Return the further inputs of the model that `apart` returns."""
-        return {f"{name}{GIVEN}": wanted[name] for node in self.nodes for name in node.output if name}
+        return given(self._names, wanted)
+
+    @property
+    def _names(self) -> list[str]:
+        return [name for node in self.nodes for name in node.output if name]
 
     def differences(
         self, wanted: Mapping[str, Array], found: Mapping[str, Array]

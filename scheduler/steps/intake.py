@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 # The kind of an event that says why nobody knows whether the model was imported rightly.
 UNVERIFIED = "unverified"
+# The kind of an event that names the outputs of which the data decides how many rows are valid.
+PADDED = "padded"
 
 
 def run(context: Context, job: Job) -> None:
@@ -66,6 +68,11 @@ def _import(context: Context, job: Job, device: Device) -> None:
             if unverified:
                 reason = f"the import could not be compared with what the model's file defines: {unverified}"
                 events.append(session, job.id, UNVERIFIED, {"message": reason}, context.now())
+            padded = [spec for spec in imported.outputs if spec.padded_axis is not None]
+            if padded:
+                said = ", ".join(f"'{spec.name}' {spec.shape}" for spec in padded)
+                message = f"the data decides how many of the first rows are valid, the rest hold -1: {said}"
+                events.append(session, job.id, PADDED, {"message": message}, context.now())
             # All jobs store in one order, so that two with the same workloads never wait for each other.
             for subgraph in sorted(subgraphs, key=lambda subgraph: subgraph.task.workload_hash):
                 task, tag = subgraph.task, tag_of(subgraph.dag) if subgraph.dag is not None else None

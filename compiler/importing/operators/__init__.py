@@ -8,6 +8,7 @@ from compiler.importing.graph import Converter
 from compiler.importing.operators import (
     attention,
     control,
+    detection,
     elementwise,
     floats,
     fused,
@@ -23,6 +24,7 @@ from compiler.importing.operators import (
 CONVERTERS: Mapping[tuple[str, str], Converter] = {
     **attention.CONVERTERS,
     **control.CONVERTERS,
+    **detection.CONVERTERS,
     **elementwise.CONVERTERS,
     **floats.CONVERTERS,
     **fused.CONVERTERS,

@@ -362,13 +362,8 @@ def _deform_conv(graph: Graph, node: Node) -> Value:
     )
 
 
-def _non_max_suppression(_graph: Graph, _node: Node) -> None:
-    raise Refused("the data decides how many boxes it selects: do that after the model has run")
-
-
 CONVERTERS: Mapping[tuple[str, str], Converter] = {
     ("", "DeformConv"): _deform_conv,
-    ("", "NonMaxSuppression"): _non_max_suppression,
     ("", "Resize"): _resize,
     ("", "RoiAlign"): _roi_align,
     ("", "Upsample"): _resize,

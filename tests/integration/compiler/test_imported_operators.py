@@ -312,8 +312,9 @@ def test_an_output_without_elements_is_named() -> None:
 
 
 REFUSED: Mapping[str, Callable[[], onnx.ModelProto]] = {
-    "the data decides how many boxes": lambda: single(
-        "NonMaxSuppression", [(1, 4, 4), (1, 1, 4), np.array([3], np.int64)]
+    "max_output_boxes_per_class must be a constant": lambda: parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 20]> model (float[1, 4, 4] x, float[1, 1, 4] s, int64[1] n) => '
+        "(int64[m, 3] y) { [node] y = NonMaxSuppression (x, s, n) }"
     ),
     "the shape of what it computes depends on the data": lambda: single("NonZero", [(2, 2)]),
     "where it begins and ends must be a constant": lambda: parser.parse_model(

@@ -102,3 +102,12 @@ def test_bytes_that_stand_for_floats_may_be_off_by_a_step_anywhere() -> None:
     assert compare_outputs([stored], [stepped]) == "output 0: 200 of 1000 values differ"
     assert compare_outputs([stored], [stepped], "quantized") == ""
     assert "are off by" in compare_outputs([stored], [stored[::-1].copy()], "quantized")
+
+
+def test_what_is_selected_is_compared_in_any_order() -> None:
+    rows = np.arange(60).reshape(20, 3)
+    other = rows[::-1].copy()
+    assert compare_outputs([rows], [other]) != ""
+    assert compare_outputs([rows], [other], padded_axes=[0]) == ""
+    other[:3] = -1
+    assert compare_outputs([rows], [other], padded_axes=[0]) != ""

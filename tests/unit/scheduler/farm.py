@@ -81,6 +81,7 @@ class FakeCompiler:
     import_error: Exception | None = None
     verification: str | Exception = ""
     build_error: Exception | None = None
+    padded_axis: int | None = None
     uncompilable: Callable[[str], bool] = lambda trace: False
     harmful: Callable[[str], bool] = lambda trace: False
     unschedulable: ExtractedTask | None = None
@@ -104,8 +105,8 @@ class FakeCompiler:
         self.tf32 = tf32
         if self.import_error is not None:
             raise self.import_error
-        spec = (TensorSpec("data", (1, 3), "float32"),)
-        return ImportedModel(spec, spec, tuple(self.tasks))
+        data = TensorSpec("data", (1, 3), "float32")
+        return ImportedModel((data,), (replace(data, padded_axis=self.padded_axis),), tuple(self.tasks))
 
     def _compile_untuned(
         self,

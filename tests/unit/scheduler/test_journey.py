@@ -24,7 +24,7 @@ from records.jobs.trials import FALLBACK
 from records.schedules import schedules
 from scheduler import model_compiler
 from scheduler.steps import intake, publish
-from scheduler.steps.intake import UNVERIFIED
+from scheduler.steps.intake import PADDED, UNVERIFIED
 from tests.unit.scheduler.farm import CONV, CUMSUM, DEVICE, MATMUL, TUNED, UNTUNED, FakeCompiler, Farm
 
 
@@ -228,6 +228,16 @@ def test_an_import_that_nobody_could_verify_is_said(farm: Farm, compiler: FakeCo
         (said,) = [event for event in events.latest(session, "job", 100) if event.kind == UNVERIFIED]
     assert said.data["message"].endswith("defines: it takes longer than 300 s")
     assert farm.job().state is JobState.TUNING
+
+
+def test_outputs_of_which_the_data_decides_the_rows_are_said(farm: Farm, compiler: FakeCompiler) -> None:
+    compiler.padded_axis = 1
+    farm.submit()
+    farm.plug_in()
+    farm.tick()
+    with farm.database.begin() as session:
+        (said,) = [event for event in events.latest(session, "job", 100) if event.kind == PADDED]
+    assert said.data["message"].endswith("the rest hold -1: 'data' (1, 3)")
 
 
 def test_an_unexpected_error_is_tried_again_and_then_given_up(farm: Farm, compiler: FakeCompiler) -> None:

@@ -1,0 +1,124 @@
+"""Selection of boxes: as many rows as there can be, of which the data decides how many are valid."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from tvm import relax, tirx
+from tvm.script import tirx as T  # noqa: N812 - TVM's parser wants this name
+
+from compiler.importing.graph import Converter, Graph, Node, Value
+from compiler.importing.operators.quantized import cast
+from compiler.importing.padding import NO_ROW, Padding
+
+
+def _non_max_suppression(graph: Graph, node: Node) -> Value:
+    """Select boxes of each class, the best first, that overlap none selected before.
+
+    A row is the number of a batch, a class and a box. There are as many rows as batches, classes and
+    min(max_output_boxes_per_class, boxes) allow; the valid ones come first, as ONNX orders them, and all
+    others hold -1.
+    """
+    boxes, scores = node.input(0), node.input(1)
+    limit, overlap, threshold = (node.optional(position) for position in (2, 3, 4))
+    batches, classes, count = scores.shape
+    most = 0 if limit is None else int(limit.known("max_output_boxes_per_class").reshape(()))
+    picks = max(0, min(most, count))
+    if picks == 0:
+        return graph.constant(np.zeros((0, 3), np.int64))
+    if node.attributes.get("center_point_box", 0):
+        x, y, width, height = graph.ops("Split", 4, boxes, np.ones(4, np.int64), axis=2)
+        half_width, half_height = (graph.op("Div", size, np.float32(2)) for size in (width, height))
+        corners = [graph.op("Sub", y, half_height), graph.op("Sub", x, half_width)]
+        corners += [graph.op("Add", y, half_height), graph.op("Add", x, half_width)]
+        boxes = graph.op("Concat", *corners, axis=2)
+    wanted = graph.value(np.ones(scores.shape, np.bool_))
+    if threshold is not None:
+        wanted = graph.op("Greater", scores, graph.op("Reshape", threshold, np.array([1])))
+    overlap = graph.op("Reshape", np.float32(0) if overlap is None else overlap, np.array([1]))
+    kernel = graph.builder.add_func(_greedy(batches, classes, count, picks), "non_max_suppression")
+    arguments = relax.Tuple([value.expr for value in (boxes, scores, wanted, overlap)])
+    kind = relax.TensorType((batches, classes, picks), "int32")
+    selected = cast(graph, graph.emit(relax.call_tir(kernel, arguments, kind)), "int64")
+
+    # The valid rows go before all others; both stay in order.
+    rows = batches * classes * picks
+    column = np.array([rows, 1])
+    box = graph.op("Reshape", selected, column)
+    is_valid = graph.op("GreaterOrEqual", box, np.int64(0))
+    ones = graph.op("Where", is_valid, np.int64(1), np.int64(0))
+    before = graph.op("CumSum", ones, np.int64(0), exclusive=1)
+    total = graph.op("ReduceSum", ones, np.array([0, 1]), keepdims=0)
+    behind = graph.op("Add", total, graph.op("Sub", np.arange(rows).reshape(column), before))
+    places = graph.op("Where", is_valid, before, behind)
+    batch, class_ = (at.reshape(column) for at in np.indices((batches, classes, picks))[:2])
+    all_rows = graph.op("Where", is_valid, graph.op("Concat", batch, class_, box, axis=1), np.int64(NO_ROW))
+    targets = graph.op("Expand", places, np.array([rows, 3]))
+    packed = graph.op("ScatterElements", np.zeros((rows, 3), np.int64), targets, all_rows, axis=0)
+    return Value(expr=packed.expr, padding=Padding(0, total))
+
+
+def _greedy(batches: int, classes: int, count: int, picks: int) -> Any:
+    """Return the function that writes for each class which of the wanted boxes it selects, in the order of
+    their scores, and -1 where there are no more."""
+
+    @T.prim_func(s_tir=True, private=True)
+    def non_max_suppression(a: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle) -> None:
+        boxes = T.match_buffer(a, (batches, count, 4), "float32")
+        scores = T.match_buffer(b, (batches, classes, count), "float32")
+        wanted = T.match_buffer(c, (batches, classes, count), "bool")
+        overlap = T.match_buffer(d, (1,), "float32")
+        selected = T.match_buffer(e, (batches, classes, picks), "int32")
+        is_left = T.sblock_alloc_buffer((batches, classes, count), "bool", scope="local")
+        best = T.sblock_alloc_buffer((batches, classes), "int32", scope="local")
+        for i, j in T.grid(batches, classes):
+            with T.sblock("select"):
+                vb, vc = T.axis.remap("SS", [i, j])
+                T.reads(boxes[vb, 0:count, 0:4], scores[vb, vc, 0:count], wanted[vb, vc, 0:count], overlap[0])
+                T.writes(selected[vb, vc, 0:picks], is_left[vb, vc, 0:count], best[vb, vc])
+                for k in range(count):
+                    is_left[vb, vc, k] = wanted[vb, vc, k]
+                best[vb, vc] = 0
+                for pick in range(picks):
+                    if best[vb, vc] >= 0:
+                        best[vb, vc] = -1
+                        for k in range(count):
+                            # Both sides of an `or` are computed: -1 is no place in the scores.
+                            if is_left[vb, vc, k] and (
+                                best[vb, vc] < 0 or scores[vb, vc, k] > scores[vb, vc, T.max(best[vb, vc], 0)]
+                            ):
+                                best[vb, vc] = k
+                    selected[vb, vc, pick] = best[vb, vc]
+                    if best[vb, vc] >= 0:
+                        for k in range(count):
+                            if k == best[vb, vc] or _overlaps(boxes, vb, k, best[vb, vc], overlap[0]):
+                                is_left[vb, vc, k] = T.bool(False)
+
+    return non_max_suppression
+
+
+def _overlaps(boxes: Any, batch: Any, one: Any, other: Any, most: Any) -> Any:
+    """Return whether two boxes have more in common than `most` of their union, computed as ONNX Runtime
+    does: boxes without an area overlap none."""
+
+    def sides(box: Any, axis: int) -> tuple[Any, Any]:
+        ends = boxes[batch, box, axis], boxes[batch, box, axis + 2]
+        return tirx.min(*ends), tirx.max(*ends)
+
+    def area(box: Any) -> Any:
+        (top, bottom), (left, right) = sides(box, 0), sides(box, 1)
+        return (bottom - top) * (right - left)
+
+    lengths = []
+    for axis in range(2):
+        (begin, end), (other_begin, other_end) = sides(one, axis), sides(other, axis)
+        lengths.append(tirx.min(end, other_end) - tirx.max(begin, other_begin))
+    common = lengths[0] * lengths[1]
+    union = area(one) + area(other) - common
+    is_some = tirx.all(*(length > 0 for length in lengths), area(one) > 0, area(other) > 0, union > 0)
+    return tirx.all(is_some, common / union > most)
+
+
+CONVERTERS: Mapping[tuple[str, str], Converter] = {("", "NonMaxSuppression"): _non_max_suppression}

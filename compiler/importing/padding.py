@@ -1,0 +1,292 @@
+"""Values of which the data decides how many rows are valid.
+
+Kernels are compiled for one shape. What selects rows gives as many as there can be: the valid ones first, in
+order, then others that stand for nothing. Operators that compute each row alone are imported as ever. Those
+that would mix rows, such as a sum of all, are refused; `Shape` counts the valid rows, `TopK` chooses among
+them, and `Slice` keeps the first of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.importing.spec import Shape
+
+if TYPE_CHECKING:
+    from compiler.importing.graph import Graph, Node, Value
+
+Array = NDArray[Any]
+NO_ROW = -1
+
+
+@dataclass(frozen=True)
+class Padding:
+    """Along `axis`, the first `count` (a scalar of int64) parts of a value are valid."""
+
+    axis: int
+    count: Value
+
+
+def convert_padded(
+    graph: Graph, node: Node, plainly: Callable[[Node], Sequence[Value | None]]
+) -> Sequence[Value | None] | None:
+    """Import a node that reads padded values; `plainly` imports one as if all rows were valid. Return None
+    where the node may mix rows."""
+    padded = {at: value.padding for at, value in enumerate(node.inputs) if value and value.padding}
+    plain = replace(node, inputs=tuple(value and value.with_padding(None) for value in node.inputs))
+    count = next(iter(padded.values())).count
+    if any(padding.count is not count for padding in padded.values()):
+        return None
+    if node.kind in _COUNTING and node.domain == "" and 0 in padded:
+        results = _COUNTING[node.kind](graph, plain, padded[0])
+        if results is not None:
+            return results
+    rule = _ROW_BY_ROW.get(node.kind) if node.domain == "" else None
+    if rule is None:
+        return None
+    computed = plainly(plain)
+    shape = next(result.shape for result in computed if result is not None)
+    axes = {rule(plain, at, padding.axis, shape) for at, padding in padded.items()}
+    axis = axes.pop()
+    if axes or axis is None:
+        return None
+    extents = {plain.input(at).shape[padding.axis] for at, padding in padded.items()}
+    if node.kind == "Slice":
+        count = graph.op("Min", count, np.int64(shape[axis]))
+    elif extents != {shape[axis]}:
+        return None
+    return [result and result.with_padding(Padding(axis, count)) for result in computed]
+
+
+def marked(graph: Graph, value: Value) -> Value:
+    """Return a value in which the rows that aren't valid can be told from others."""
+    if value.padding is None:
+        return value
+    plain = value.with_padding(None)
+    return _filled(graph, plain, value.padding, no_row(value.dtype)).with_padding(value.padding)
+
+
+def no_row(dtype: str) -> int:
+    """Return what outputs of a type hold in rows that aren't valid."""
+    return 0 if dtype == "bool" or dtype.startswith("uint") else NO_ROW
+
+
+def valid_part(output: Array, wanted: Array, axis: int = 0) -> Array:
+    """Return as much of an output as is wanted, unless more of it is valid."""
+    if output.ndim != wanted.ndim or output.ndim == 0:
+        return output
+    part, rest = np.split(output, [wanted.shape[axis]], axis)
+    return part if (rest == no_row(str(output.dtype))).all() else output
+
+
+def _filled(graph: Graph, value: Value, padding: Padding, number: float) -> Value:
+    """Return the value with a number in all rows that aren't valid."""
+    shape = [-1 if axis == padding.axis else 1 for axis in range(value.rank)]
+    places = np.arange(value.shape[padding.axis]).reshape(shape)
+    is_valid = graph.op("Less", places, padding.count)
+    return graph.op("Where", is_valid, value, np.array(number, value.dtype))
+
+
+def _shape(graph: Graph, node: Node, padding: Padding) -> Sequence[Value]:
+    extents: list[Any] = [np.array([extent]) for extent in node.input(0).shape]
+    extents[padding.axis] = graph.op("Reshape", padding.count, np.array([1]))
+    kept = extents[slice(node.attributes.get("start", 0), node.attributes.get("end"))]
+    return [graph.op("Concat", *kept, axis=0) if kept else graph.value(np.empty(0, np.int64))]
+
+
+def _top_k(graph: Graph, node: Node, padding: Padding) -> Sequence[Value] | None:
+    """Sort what isn't valid to the end; where the data decides how many are wanted, sort all."""
+    data, wanted = node.input(0), graph.op("Reshape", node.input(1), np.array([], np.int64))
+    axis = int(node.attributes.get("axis", -1)) % data.rank
+    if axis != padding.axis or node.opset < 11:
+        return None
+    most = data.shape[axis] if wanted.constant is None else int(wanted.constant)
+    is_largest = int(node.attributes.get("largest", 1))
+    if "float" in data.dtype:
+        last = -math.inf if is_largest else math.inf
+    else:
+        last = np.iinfo(data.dtype).min if is_largest else np.iinfo(data.dtype).max
+    data = _filled(graph, data, padding, last)
+    results = graph.ops("TopK", 2, data, np.array([most]), axis=axis, largest=is_largest)
+    left = Padding(axis, graph.op("Min", padding.count, wanted))
+    return [result.with_padding(left) for result in results]
+
+
+# What needs to know how many rows of its first input are valid; each returns None where it doesn't.
+_COUNTING: Mapping[str, Callable[[Graph, Node, Padding], Sequence[Value] | None]] = {
+    "Shape": _shape,
+    "TopK": _top_k,
+}
+
+
+# Each of these returns the axis of the result along which rows are still apart, None where they are mixed: of
+# a node, the position and the padded axis of an input, and the result's shape.
+
+
+def _broadcast(node: Node, at: int, axis: int, shape: Shape) -> int | None:
+    return axis + len(shape) - node.input(at).rank
+
+
+def _first_axis(_node: Node, at: int, axis: int, _shape: Shape) -> int | None:
+    return 0 if at == axis == 0 else None
+
+
+def _regions(_node: Node, at: int, axis: int, _shape: Shape) -> int | None:
+    return 0 if at > 0 and axis == 0 else None
+
+
+def _other_axis(node: Node, _at: int, axis: int, _shape: Shape) -> int | None:
+    """Of an operator along one axis."""
+    default = 0 if node.kind in ("ArgMax", "ArgMin", "GatherElements", "Split") else -1
+    given = int(node.attributes.get("axis", default)) % node.input(0).rank
+    # Softmax of older models is that of all axes from one on.
+    mixed = range(given, node.input(0).rank) if node.kind in _SOFTMAX and node.opset < 13 else [given]
+    if axis in mixed:
+        return None
+    removed = node.kind in ("ArgMax", "ArgMin") and not node.attributes.get("keepdims", 1)
+    return axis - (removed and given < axis)
+
+
+def _concat(node: Node, _at: int, axis: int, _shape: Shape) -> int | None:
+    # What is as long along the padded axis must be padded alike.
+    alike = all(value is not None for value in node.inputs)
+    return axis if alike and axis != int(node.attributes["axis"]) % node.input(0).rank else None
+
+
+def _reduce(node: Node, at: int, axis: int, _shape: Shape) -> int | None:
+    axes = _axes(node, node.input(0).rank)
+    if at != 0 or not axes or axis in axes:
+        return None
+    return axis if node.attributes.get("keepdims", 1) else axis - sum(other < axis for other in axes)
+
+
+def _squeeze(node: Node, at: int, axis: int, _shape: Shape) -> int | None:
+    axes = _axes(node, node.input(0).rank)
+    return axis - sum(other < axis for other in axes) if at == 0 and axes and axis not in axes else None
+
+
+def _unsqueeze(node: Node, at: int, axis: int, shape: Shape) -> int | None:
+    added = _axes(node, len(shape))
+    kept = [place for place in range(len(shape)) if place not in added]
+    return kept[axis] if at == 0 else None
+
+
+def _axes(node: Node, rank: int) -> list[int]:
+    """Return the axes that a node names, in an attribute or an input; empty where it names none."""
+    value = node.optional(1)
+    axes = node.attributes.get("axes", []) if value is None else value.known("the axes").ravel().tolist()
+    return [int(axis) % rank for axis in axes]
+
+
+def _transpose(node: Node, _at: int, axis: int, shape: Shape) -> int | None:
+    order = list(node.attributes.get("perm", reversed(range(len(shape)))))
+    return order.index(axis)
+
+
+def _reshape(node: Node, at: int, axis: int, shape: Shape) -> int | None:
+    """Rows stay where the elements before them and of them do, and the shape leaves their number open."""
+    if at != 0:
+        return None
+    before = node.input(0).shape
+    wanted = node.input(1).known("the shape").ravel().tolist()
+    for place, extent in enumerate(shape):
+        is_open = wanted[place] == -1 or (wanted[place] == 0 and place == axis)
+        in_place = math.prod(shape[:place]) == math.prod(before[:axis])
+        if is_open and in_place and extent == before[axis]:
+            return place
+    return None
+
+
+def _flatten(node: Node, _at: int, axis: int, _shape: Shape) -> int | None:
+    return 0 if axis == 0 and int(node.attributes.get("axis", 1)) == 1 else None
+
+
+def _slice(node: Node, at: int, axis: int, _shape: Shape) -> int | None:
+    """The first rows are the same, however many there are; the last ones aren't."""
+    if at != 0:
+        return None
+    if node.opset < 10:
+        begins, ends = node.attributes["starts"], node.attributes["ends"]
+        axes, steps = node.attributes.get("axes"), None
+    else:
+        begins, ends, axes, steps = (
+            None if value is None else value.known("where it begins and ends").ravel().tolist()
+            for value in map(node.optional, range(1, 5))
+        )
+    axes = range(len(begins)) if axes is None else [each % node.input(0).rank for each in axes]
+    steps = [1] * len(begins) if steps is None else steps
+    for begin, end, place, step in zip(begins, ends, axes, steps, strict=True):
+        if place == axis and (begin != 0 or end < 0 or step != 1):
+            return None
+    return axis
+
+
+def _gather(node: Node, at: int, axis: int, _shape: Shape) -> int | None:
+    along = int(node.attributes.get("axis", 0)) % node.input(0).rank
+    if at == 1:
+        return along + axis
+    if axis == along:
+        return None
+    return axis if axis < along else axis - 1 + node.input(1).rank
+
+
+def _gather_nd(node: Node, at: int, axis: int, _shape: Shape) -> int | None:
+    is_of_indices = at == 1 and axis < node.input(1).rank - 1
+    return axis if is_of_indices and not node.attributes.get("batch_dims", 0) else None
+
+
+def _matmul(node: Node, at: int, axis: int, shape: Shape) -> int | None:
+    value = node.input(at)
+    is_summed = axis == value.rank - 1 if at == 0 else axis == max(value.rank - 2, 0)
+    if is_summed or min(value.rank, node.input(1 - at).rank) < 2:
+        return None
+    return axis + len(shape) - value.rank
+
+
+def _gemm(node: Node, at: int, axis: int, _shape: Shape) -> int | None:
+    return 0 if at == axis == 0 and not node.attributes.get("transA", 0) else None
+
+
+_SOFTMAX = ("Hardmax", "LogSoftmax", "Softmax")
+_ELEMENTWISE = (
+    *("Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "BitShift", "BitwiseAnd"),
+    *("BitwiseNot", "BitwiseOr", "BitwiseXor", "Cast", "CastLike", "Ceil", "Celu", "Clip", "Cos", "Cosh"),
+    *("Div", "Elu", "Equal", "Erf", "Exp", "Floor", "Gelu", "Greater", "GreaterOrEqual", "HardSigmoid"),
+    *("HardSwish", "Identity", "IsInf", "IsNaN", "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Mean"),
+    *("Min", "Mish", "Mod", "Mul", "Neg", "Not", "Or", "PRelu", "Pow", "Reciprocal", "Relu", "Round"),
+    *("Selu", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Sub", "Sum", "Tan"),
+    *("Tanh", "ThresholdedRelu", "Where", "Xor"),
+)
+# Compute each element of a batch alone.
+_BATCHED = (
+    *("AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "GlobalAveragePool", "GlobalMaxPool"),
+    *("InstanceNormalization", "MaxPool"),
+)
+_REDUCTIONS = (
+    *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin"),
+    *("ReduceProd", "ReduceSum", "ReduceSumSquare"),
+)
+_ROW_BY_ROW: Mapping[str, Callable[[Node, int, int, Shape], int | None]] = {
+    **dict.fromkeys(_ELEMENTWISE, _broadcast),
+    **dict.fromkeys(_BATCHED, _first_axis),
+    **dict.fromkeys(_REDUCTIONS, _reduce),
+    **dict.fromkeys(("ArgMax", "ArgMin", "GatherElements", "Split", "TopK", *_SOFTMAX), _other_axis),
+    "Concat": _concat,
+    "Flatten": _flatten,
+    "Gather": _gather,
+    "GatherND": _gather_nd,
+    "Gemm": _gemm,
+    "MatMul": _matmul,
+    "Reshape": _reshape,
+    "RoiAlign": _regions,
+    "Slice": _slice,
+    "Squeeze": _squeeze,
+    "Transpose": _transpose,
+    "Unsqueeze": _unsqueeze,
+}

@@ -1,0 +1,50 @@
+"""Take a model apart: what follows some of its values depends on given ones, not on those it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+
+from compiler.importing.onnx_file import OnnxFile
+from compiler.importing.spec import TensorSpec
+
+Array = NDArray[Any]
+GIVEN = ".given"
+
+
+def apart(file: OnnxFile, names: Iterable[str], wanted: Mapping[str, Array]) -> OnnxFile:
+    """Return the model with the values of these names as further inputs, of the shapes in `wanted`, which
+    all its nodes read; it still computes the values themselves."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(file.proto)
+    cut = {*names}
+    for node in proto.graph.node:
+        node.input[:] = [f"{name}{GIVEN}" if name in cut else name for name in node.input]
+    inputs = list(file.inputs)
+    for name in sorted(cut):
+        array = wanted[name]
+        kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+        proto.graph.input.append(onnx.helper.make_tensor_value_info(f"{name}{GIVEN}", kind, array.shape))
+        inputs.append(TensorSpec(f"{name}{GIVEN}", array.shape, str(array.dtype)))
+    return replace(file, proto=proto, inputs=tuple(inputs))
+
+
+def given(names: Iterable[str], wanted: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the further inputs of the model that `apart` returns."""
+    return {f"{name}{GIVEN}": wanted[name] for name in names}
+
+
+def selected_from(file: OnnxFile) -> list[str]:
+    """Return the names of the boxes and scores that a model computes and selects from.
+
+    A rounding error that changes the order of two scores, or whether two boxes overlap, changes all that
+    comes after. So what is selected is compared from the reference's boxes and scores.
+    """
+    computed = {name for node in file.proto.graph.node for name in node.output}
+    nodes = [node for node in file.proto.graph.node if node.op_type == "NonMaxSuppression"]
+    names = [name for node in nodes for name in node.input[:2] if name in computed]
+    return list(dict.fromkeys(names))

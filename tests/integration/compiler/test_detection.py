@@ -1,0 +1,132 @@
+"""Boxes that the data selects: as many rows as there can be, of which the first are those that ONNX gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import parser
+
+from compiler.importing.model import import_file
+from compiler.importing.onnx_file import OnnxFile, read_file
+from compiler.importing.spec import ModelError
+from compiler.verifying.imported import Imported, verify
+from compiler.verifying.reference import Reference
+
+TARGET = '{"kind":"llvm","num-cores":1}'
+BATCHES, CLASSES, BOXES, PICKS = 2, 3, 30, 5
+ROWS = BATCHES * CLASSES * PICKS
+CONSTANTS = (
+    f"int64[1] limit = {{{PICKS}}}, float[1] overlap = {{0.4}}, float[1] least = {{0.7}}, "
+    "int64[1] last = {2}, int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] seven = {7}, "
+    "int64[1] all = {-1}, int64[2] keys = {0, 2}, float four = {4}"
+)
+
+
+def model(outputs: str, nodes: str) -> onnx.ModelProto:
+    head = '<ir_version: 9, opset_import: ["" : 20]> model'
+    inputs = f"float[{BATCHES}, {BOXES}, 4] boxes, float[{BATCHES}, {CLASSES}, {BOXES}] scores"
+    return parser.parse_model(f"{head} ({inputs}) => ({outputs}) <{CONSTANTS}> {{{nodes}}}")
+
+
+def inputs(seed: int) -> dict[str, NDArray[np.float32]]:
+    """Boxes of which many overlap."""
+    rng = np.random.default_rng(seed)
+    corners = rng.uniform(0, 1, (BATCHES, BOXES, 2))
+    boxes = np.concatenate([corners, corners + rng.uniform(0.2, 0.6, corners.shape)], axis=2)
+    scores = rng.uniform(0, 1, (BATCHES, CLASSES, BOXES))
+    return {"boxes": boxes.astype(np.float32), "scores": scores.astype(np.float32)}
+
+
+def read(proto: onnx.ModelProto) -> OnnxFile:
+    return read_file(proto.SerializeToString(), {})
+
+
+def check(file: OnnxFile) -> dict[str, int]:
+    """Compare the valid rows exactly, for several inputs; return how many there are of each output."""
+    reference, imported = Reference(file.proto, file.output_names), Imported(import_file(file), TARGET)
+    counts: dict[str, int] = {}
+    for seed in range(3):
+        feeds = inputs(seed)
+        wanted, found = reference.compute(feeds), imported.compute(feeds)
+        for name, array in wanted.items():
+            counts[name] = len(array)
+            np.testing.assert_array_equal(found[name][: len(array)], array)
+            assert (found[name][len(array) :] == -1).all()
+    return counts
+
+
+SELECT = {
+    "all": "selected = NonMaxSuppression (boxes, scores, limit, overlap)",
+    "scores of some size": "selected = NonMaxSuppression (boxes, scores, limit, overlap, least)",
+    "no overlap at all": "selected = NonMaxSuppression (boxes, scores, limit)",
+    "centres and sizes": "selected = NonMaxSuppression <center_point_box: int = 1> "
+    "(boxes, scores, limit, overlap, least)",
+}
+
+
+@pytest.mark.parametrize("name", SELECT)
+def test_the_valid_rows_come_first(name: str) -> None:
+    file = read(model("int64[n, 3] selected", SELECT[name]))
+    assert import_file(file).outputs[0].padded_axis == 0
+    assert 0 < check(file)["selected"] <= ROWS
+
+
+AFTER: Mapping[str, tuple[str, str]] = {
+    "what is selected": (
+        "float[n, 4] y",
+        "at = Gather <axis: int = 1> (selected, keys) y = GatherND (boxes, at)",
+    ),
+    "labels and areas": (
+        "int64[n] labels, float[n] areas",
+        "column = Slice (selected, one, two, one) labels = Squeeze (column, one) "
+        "at = Gather <axis: int = 1> (selected, keys) found = GatherND (boxes, at) "
+        "scaled = Mul (found, four) areas = ReduceMax <keepdims: int = 0> (scaled, one)",
+    ),
+    "the first seven": ("int64[n, 3] y", "y = Slice (selected, zero, seven, zero)"),
+    "flattened": (
+        "int64[n] y",
+        "column = Slice (selected, two, limit, one) y = Reshape (column, all)",
+    ),
+    "the best of all classes": (
+        "float[n] best, int64[n] at",
+        "chosen = GatherND (scores, selected) count = Shape (chosen) k = Min (count, seven) "
+        "best, at = TopK (chosen, k)",
+    ),
+    "how many": ("int64[1] y", "y = Shape <end: int = 1> (selected)"),
+}
+
+
+@pytest.mark.parametrize("name", AFTER)
+def test_rows_are_computed_one_by_one(name: str) -> None:
+    outputs, nodes = AFTER[name]
+    file = read(model(outputs, f"{SELECT['scores of some size']} {nodes}"))
+    check(file)
+    assert list(verify(file, import_file(file), TARGET, TARGET)) == [1, 2]
+
+
+MIXED = {
+    "ReduceSum": "float32s = Cast <to: int = 1> (selected) y = ReduceSum (float32s, zero)",
+    "Slice": "y = Slice (selected, all, last, zero)",
+    "Softmax": "float32s = Cast <to: int = 1> (selected) y = Softmax <axis: int = 0> (float32s)",
+    "Concat": "y = Concat <axis: int = 0> (selected, selected)",
+    "CumSum": "y = CumSum (selected, zero)",
+}
+
+
+@pytest.mark.parametrize("kind", MIXED)
+def test_an_operator_that_mixes_rows_is_named(kind: str) -> None:
+    file = read(model("int64[n, 3] y", f"{SELECT['all']} {MIXED[kind]}"))
+    with pytest.raises(ModelError, match=f"operator {kind} of .*: the data decides how many rows"):
+        import_file(file)
+
+
+def test_a_wrong_selection_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = read(model("int64[n, 3] selected", SELECT["all"]))
+    other = read(model("int64[n, 3] selected", SELECT["no overlap at all"]))
+    monkeypatch.setattr("compiler.verifying.imported.import_file", lambda *_: import_file(other))
+    with pytest.raises(ModelError, match="operator NonMaxSuppression of"):
+        list(verify(file, import_file(other), TARGET, TARGET))
