@@ -13,6 +13,7 @@ import importlib
 import io
 import json
 import logging
+import math
 import os
 import re
 import warnings
@@ -47,20 +48,29 @@ _TARGETS = re.compile(
 
 NARROW = frozenset({"float16", "bfloat16"})
 # The arguments that TVM's front end wants in float32, by operator: it adds products up in float32 and then
-# fails to add a narrow bias.
+# fails to add a narrow bias, and normalizes by weights of the data's type only.
 _WIDENED: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(("addmm.default", "baddbmm.default"), (0,)),
     **dict.fromkeys(("linear.default", "conv1d.default", "conv2d.default", "conv3d.default"), (2,)),
     "convolution.default": (2,),
-    **dict.fromkeys(("layer_norm.default", "native_layer_norm.default"), (0, 2, 3)),
+    **dict.fromkeys(("layer_norm.default", "native_layer_norm.default", "group_norm.default"), (0, 2, 3)),
+    "native_group_norm.default": (0, 1, 2),
+    **dict.fromkeys(
+        ("batch_norm.default", "_native_batch_norm_legit_no_training.default", "instance_norm.default"),
+        (0, 1, 2, 3, 4),
+    ),
 }
+# Their operands get the result's type, as PyTorch does.
+_JOINS = frozenset({"cat.default", "stack.default", "where.self"})
 
 
 @dataclass(frozen=True)
 class ExportedProgram:
-    """An exported program that was loaded."""
+    """An exported program that was loaded, and the same in PyTorch's core operators, without writes in
+    place."""
 
     program: Any
+    decomposed: Any
     inputs: tuple[TensorSpec, ...]
 
     def to_relax(self) -> RelaxModel:
@@ -71,15 +81,19 @@ class ExportedProgram:
         try:
             with _quietly():
                 module = from_exported_program(
-                    self.program,
+                    self.decomposed,
                     unwrap_unit_return_tuple=True,
-                    custom_convert_map=dict.fromkeys(ExportedProgramImporter().convert_map, _convert),
+                    run_ep_decomposition=False,
+                    custom_convert_map={
+                        **dict.fromkeys(ExportedProgramImporter().convert_map, _convert),
+                        "index_put.default": _index_put,
+                    },
                 )
         except Exception as error:
             raise ModelError(f"the exported program can't be imported: {first_line(error)}") from error
         main = module["main"].with_attr("num_input", len(self.inputs))
         module.update_func(module.get_global_var("main"), main)
-        names = [str(name) for name in self.program.graph_signature.user_outputs]
+        names = [str(name) for name in self.decomposed.graph_signature.user_outputs]
         return checked_model(module, self.inputs, names)
 
     def compute(self, inputs: Mapping[str, Array]) -> list[Array]:
@@ -124,18 +138,76 @@ def _convert(node: Any, importer: Any) -> Any:
     value = node.meta.get("val")
     wanted = str(getattr(value[0] if isinstance(value, tuple | list) else value, "dtype", ""))
     wanted = wanted.removeprefix("torch.")
-    if wanted not in NARROW:
-        return importer.create_convert_map()[name](node)
-    widened = [node.args[place] for place in _WIDENED.get(name, ()) if place < len(node.args)]
-    narrow = {one: importer.env[one] for one in widened if one in importer.env}
-    for one, tensor in narrow.items():
-        importer.env[one] = builder.emit(relax.op.astype(tensor, "float32"))
+    operands: Sequence[Any] = ()
+    if name in _JOINS:
+        operands = node.args[1:3] if name == "where.self" else node.args[0]
+    elif wanted in NARROW:
+        operands = [node.args[place] for place in _WIDENED.get(name, ()) if place < len(node.args)]
+    before = {one: importer.env[one] for one in operands if one in importer.env}
+    for one, tensor in before.items():
+        importer.env[one] = _cast(builder, tensor, wanted if name in _JOINS else "float32")
     result = importer.create_convert_map()[name](node)
-    importer.env.update(narrow)
-    kind = getattr(result, "ty", None)
-    if isinstance(kind, relax.TensorType) and str(kind.dtype) != wanted:
-        result = builder.emit(relax.op.astype(result, wanted))
-    return result
+    importer.env.update(before)
+    is_narrow = wanted in NARROW and isinstance(getattr(result, "ty", None), relax.TensorType)
+    return _cast(builder, result, wanted) if is_narrow else result
+
+
+def _cast(builder: relax.BlockBuilder, tensor: Any, dtype: str) -> Any:
+    return tensor if str(tensor.ty.dtype) == dtype else builder.emit(relax.op.astype(tensor, dtype))
+
+
+def _index_put(node: Any, importer: Any) -> Any:
+    """Write values at places of some axes, as `y[:, at] = values` and index_copy do; TVM's front end doesn't
+    for places of some axes only.
+
+    One place is compared with all: that is a loop nest like others. Several are scattered.
+    """
+    data, indices, values, *more = importer.retrieve_args(node)
+    shape, axes = _extents(data), [axis for axis, index in enumerate(indices) if index is not None]
+    if any(str(indices[axis].ty.dtype) in ("bool", "uint8") for axis in axes):
+        return importer.create_convert_map()[node.target.__name__](node)
+    emit, adds = importer.block_builder.emit, bool(more and more[0])
+
+    def places(axis: int) -> Any:
+        index = _cast(importer.block_builder, indices[axis], "int64")
+        from_end = emit(relax.op.add(index, relax.const(shape[axis], "int64")))
+        return emit(relax.op.where(emit(relax.op.less(index, relax.const(0, "int64"))), from_end, index))
+
+    at = {axis: places(axis) for axis in axes}
+    together = np.broadcast_shapes(*(_extents(index) for index in at.values()))
+    # Where what is indexed isn't side by side, PyTorch puts its axes first.
+    first = axes[0] if axes == [*range(axes[0], axes[-1] + 1)] else 0
+    rest = [axis for axis in range(len(shape)) if axis not in at]
+    target = [shape[axis] for axis in rest]
+    target[first:first] = together
+    spread = emit(relax.op.broadcast_to(_cast(importer.block_builder, values, str(data.ty.dtype)), target))
+    if len(axes) == 1 and math.prod(together) == 1:
+        alone = [1] * len(shape)
+        alone[first] = -1
+        every = relax.const(np.arange(shape[first]).reshape(alone), "int64")
+        is_there = emit(relax.op.equal(every, emit(relax.op.reshape(at[first], [1] * len(shape)))))
+        new = emit(relax.op.reshape(spread, [1 if axis == first else n for axis, n in enumerate(shape)]))
+        new = emit(relax.op.add(data, new)) if adds else new
+        return emit(relax.op.where(is_there, new, data))
+    parts = []
+    for axis, extent in enumerate(shape):
+        broad = [1] * len(target)
+        if axis in at:
+            own = _extents(at[axis])
+            end = first + len(together)
+            broad[end - len(own) : end] = own
+            index = emit(relax.op.reshape(at[axis], broad))
+        else:
+            place = rest.index(axis)
+            broad[place if place < first else place + len(together)] = extent
+            index = relax.const(np.arange(extent).reshape(broad), "int64")
+        parts.append(emit(relax.op.broadcast_to(index, target)))
+    stacked = emit(relax.op.stack(parts, axis=len(target)))
+    return emit(relax.op.scatter_nd(data, stacked, spread, "add" if adds else "update"))
+
+
+def _extents(tensor: Any) -> list[int]:
+    return [int(extent) for extent in tensor.ty.shape.values]
 
 
 def read(content: Content, shapes: Mapping[str, Shape]) -> ExportedProgram:
@@ -155,7 +227,10 @@ def read(content: Content, shapes: Mapping[str, Shape]) -> ExportedProgram:
         file.seek(0)
         with _quietly():
             program = torch.export.load(file)
-        inputs = _inputs(program)
+            decomposed = program.run_decompositions()
+        if _pass_states(torch, decomposed):
+            program = decomposed
+        inputs = _inputs(decomposed)
     except ModelError:
         raise
     except Exception as error:
@@ -164,7 +239,22 @@ def read(content: Content, shapes: Mapping[str, Shape]) -> ExportedProgram:
             "export it with this version, or as ONNX"
         ) from error
     check_shapes(inputs, shapes)
-    return ExportedProgram(program, inputs)
+    return ExportedProgram(program, decomposed, inputs)
+
+
+def _pass_states(torch: Any, program: Any) -> bool:
+    """Make the buffers that a program writes into, such as caches, further inputs and outputs of it, since a
+    library keeps nothing between calls. Return whether there are any."""
+    kinds, signature = torch.export.graph_signature, program.graph_signature
+    written = {*signature.buffers_to_mutate.values()}
+    for specs, kind in (
+        (signature.input_specs, kinds.InputKind.USER_INPUT),
+        (signature.output_specs, kinds.OutputKind.USER_OUTPUT),
+    ):
+        for spec in specs:
+            if spec.target in written and spec.kind.name in ("BUFFER", "BUFFER_MUTATION"):
+                spec.kind, spec.target = kind, None
+    return bool(written)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,173 @@
+"""Networks as PyTorch exports them: halves beside floats, caches that are written into."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler.importing.formats.exported_program import ExportedProgram
+from compiler.importing.formats.reading import read_model
+from compiler.verifying.imported import Imported, verify_file
+
+torch: Any = pytest.importorskip("torch")
+nn, functional = torch.nn, torch.nn.functional
+TARGET = '{"kind":"llvm","num-cores":1}'
+TOKENS, DIM = 6, 16
+CHANNELS = (3, 4), (4, 8), (12, 4)
+put = torch.ops.aten.index_put
+
+
+class UNet(nn.Module):  # type: ignore[name-defined]
+    """What is joined was upsampled in floats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.high, self.low, self.last = (
+            nn.Conv2d(*each, 3, padding=1) for each in ((3, 4), (4, 8), (12, 4))
+        )
+        self.norm = nn.GroupNorm(2, 8)
+
+    def forward(self, x: Any) -> Any:
+        x = torch.relu(self.high(x))
+        low = functional.silu(self.norm(self.low(functional.max_pool2d(x, 2))))
+        up = functional.interpolate(low.float(), scale_factor=2, mode="bilinear")
+        return self.last(torch.cat([x, up], 1).to(x.dtype))
+
+
+class Decoder(nn.Module):  # type: ignore[name-defined]
+    """A token, whose key and value are written into caches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, DIM)
+        self.query, self.key, self.value = (nn.Linear(DIM, DIM) for _ in range(3))
+
+    def attend(self, token: Any, place: Any, keys: Any, values: Any) -> Any:
+        seen = torch.arange(TOKENS) <= place[:, None]
+        scores = self.query(self.embedding(token)) @ keys.transpose(1, 2)
+        return torch.softmax(scores.masked_fill(~seen, -1e4), -1) @ values
+
+    def forward(self, token: Any, place: Any, keys: Any, values: Any) -> Any:
+        x = self.embedding(token)
+        keys, values = keys.index_copy(1, place, self.key(x)), values.index_copy(1, place, self.value(x))
+        return self.attend(token, place, keys, values), keys, values
+
+
+class CachingDecoder(Decoder):
+    """Its caches are buffers of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(1, TOKENS, DIM))
+        self.register_buffer("values", torch.zeros(1, TOKENS, DIM))
+
+    def forward(self, token: Any, place: Any) -> Any:  # type: ignore[override]
+        x = self.embedding(token)
+        self.keys.index_copy_(1, place, self.key(x))
+        self.values.index_copy_(1, place, self.value(x))
+        return self.attend(token, place, self.keys, self.values)
+
+
+class Conformer(nn.Module):  # type: ignore[name-defined]
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.wide = nn.LayerNorm(DIM), nn.Linear(DIM, 2 * DIM)
+        self.mix, self.batch_norm = nn.Conv1d(DIM, DIM, 3, padding=1, groups=DIM), nn.BatchNorm1d(DIM)
+
+    def forward(self, x: Any) -> Any:
+        y = functional.glu(self.wide(self.norm(x)), -1).transpose(1, 2)
+        return x + functional.silu(self.batch_norm(self.mix(y))).transpose(1, 2)
+
+
+def halves() -> tuple[Any, Sequence[Any]]:
+    return UNet().half(), (torch.zeros(1, 3, 8, 8).half(),)
+
+
+def brain_floats() -> tuple[Any, Sequence[Any]]:
+    return UNet().bfloat16(), (torch.zeros(1, 3, 8, 8).bfloat16(),)
+
+
+def one_float_weight() -> tuple[Any, Sequence[Any]]:
+    network = Conformer().bfloat16()
+    network.batch_norm.float()
+    return network, (torch.zeros(1, TOKENS, DIM).bfloat16(),)
+
+
+TOKEN = torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, dtype=torch.long)
+
+
+def decoder() -> tuple[Any, Sequence[Any]]:
+    return Decoder(), (*TOKEN, torch.zeros(1, TOKENS, DIM), torch.zeros(1, TOKENS, DIM))
+
+
+def caching_decoder() -> tuple[Any, Sequence[Any]]:
+    return CachingDecoder(), TOKEN
+
+
+NETWORKS: Mapping[str, Callable[[], tuple[Any, Sequence[Any]]]] = {
+    made.__name__: made for made in (halves, brain_floats, one_float_weight, decoder, caching_decoder)
+}
+
+
+def exported(network: Any, example: Sequence[Any]) -> ExportedProgram:
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        torch.export.save(torch.export.export(network.eval(), tuple(example)), buffer)
+    file = read_model(buffer.getvalue(), {})
+    assert isinstance(file, ExportedProgram)
+    return file
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_is_imported_and_right(name: str) -> None:
+    assert list(verify_file(exported(*NETWORKS[name]()), TARGET, TARGET)) == [1, 2]
+
+
+def test_a_buffer_that_is_written_into_is_passed_on() -> None:
+    network = CachingDecoder().eval()
+    file = exported(network, TOKEN)
+    model = file.to_relax()
+    assert [spec.name for spec in model.inputs] == ["b_keys", "b_values", "token", "place"]
+    imported = Imported(model, TARGET)
+    states = [np.zeros((1, TOKENS, DIM), np.float32)] * 2
+    for place in range(3):
+        arrays = [*states, np.array([[place + 5]]), np.array([place])]
+        feeds = {spec.name: array for spec, array in zip(model.inputs, arrays, strict=True)}
+        *states, found = imported.compute(feeds).values()
+        with torch.no_grad():
+            wanted = network(*map(torch.from_numpy, arrays[2:])).numpy()
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+PUTS: Mapping[str, Callable[[Any, Any, Any], Any]] = {
+    "rows": lambda x, at, v: put(x, [at], v[:, None, None]),
+    "one place": lambda x, at, v: put(x, [None, at[:1]], v[:1]),
+    "one place from the end": lambda x, at, v: put(x, [None, at[:1] - 5], v[:1]),
+    "added": lambda x, at, v: put(x, [None, at[:1]], v[:1], True),
+    "places": lambda x, at, v: put(x, [None, None, at], v),
+    "places of two axes": lambda x, at, v: put(x, [None, at[:2, None], at], v[:2, None]),
+    "apart": lambda x, at, v: put(x, [at, None, at], v[:, None]),
+    "all": lambda x, at, v: put(x, [at, at, at], v, True),
+}
+
+
+@pytest.mark.parametrize("name", PUTS)
+def test_values_are_put_where_pytorch_puts_them(name: str) -> None:
+    class Network(nn.Module):  # type: ignore[name-defined]
+        def forward(self, x: Any, at: Any, values: Any) -> Any:
+            return PUTS[name](x, at, values)
+
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal((4, 5, 6)).astype(np.float32), np.array([2, 0, 3])]
+    arrays.append(rng.standard_normal(3).astype(np.float32))
+    file = exported(Network(), [torch.from_numpy(array) for array in arrays])
+    feeds = {spec.name: array for spec, array in zip(file.inputs, arrays, strict=True)}
+    (found,) = Imported(file.to_relax(), TARGET).compute(feeds).values()
+    np.testing.assert_array_equal(found, PUTS[name](*map(torch.from_numpy, arrays)).numpy())
