@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,8 @@ Array = NDArray[Any]
 Shape = tuple[int, ...]
 # The extents that an axis has in all sizes: axes that have the same ones are one dimension of the model.
 Extents = tuple[int, ...]
+# Runs the model somewhere else: takes its inputs, returns its outputs.
+Fallback = Callable[..., Sequence[Array]]
 # What padding may change a value by, relative to the largest one.
 PADDING_TOLERANCE = 1e-2
 
@@ -36,12 +38,15 @@ class NoSuchSize(DeployedModelError):
     """The model was compiled for none of the sizes that the inputs need."""
 
 
-def load(folder: Path | str, *, pad: bool = False) -> DeployedModel:
+def load(
+    folder: Path | str, *, pad: bool | Mapping[str, float] = False, fallback: Fallback | None = None
+) -> DeployedModel:
     """Load the folder that `tunefarm tune` has written.
 
-    With `pad`, inputs between two sizes of the model are padded with zeros at the end of their axes to the
-    next larger one, and outputs are cut to the size. That is right only where what is padded changes nothing
-    else: see docs/models.md. Raises DeployedModelError.
+    With `pad`, inputs between two sizes of the model are padded at the end of their axes to the next larger
+    one, and outputs are cut to the size: with the number that `pad` has for an input's name, else with
+    zeros. That is right only where what is padded changes nothing else: see docs/models.md. `fallback` is
+    called with the inputs that no size fits, in place of NoSuchSize. Raises DeployedModelError.
     """
     root = Path(folder)
     own = root / "manifest.json"
@@ -53,8 +58,9 @@ def load(folder: Path | str, *, pad: bool = False) -> DeployedModel:
         raise DeployedModelError(f"{root} holds no compiled model: name a folder that tunefarm has written")
     if len({size.model_sha for size in sizes}) > 1:
         raise DeployedModelError(f"{root} holds several models: name the folder of one")
-    model = DeployedModel(sizes, pad)
-    if pad:
+    padding = (pad if isinstance(pad, Mapping) else {}) if pad is not False else None
+    model = DeployedModel(sizes, padding, fallback)
+    if padding is not None:
         model.check_padding()
     return model
 
@@ -121,13 +127,19 @@ class _Size:
 
 class DeployedModel:
     """A compiled model in one or several sizes; calls take and return NumPy arrays. The libraries are loaded
-    when they are first needed."""
+    when they are first needed. `padding` is what inputs are padded with, by name, None if they aren't."""
 
-    def __init__(self, sizes: Sequence[_Size], pad: bool = False) -> None:
+    def __init__(
+        self,
+        sizes: Sequence[_Size],
+        padding: Mapping[str, float] | None = None,
+        fallback: Fallback | None = None,
+    ) -> None:
         # The smallest first.
         self._sizes = sorted(sizes, key=lambda size: sum(map(math.prod, size.shapes)))
         self._by_shapes = {size.shapes: size for size in self._sizes}
-        self._pad = pad
+        self._padding = padding
+        self._fallback = fallback
 
     @property
     def sizes(self) -> list[dict[str, Shape]]:
@@ -135,8 +147,8 @@ class DeployedModel:
         return [{spec.name: spec.shape for spec in size.inputs} for size in self._sizes]
 
     def __call__(self, *inputs: Array) -> list[Array]:
-        """Run the model. Raises NoSuchSize where it was compiled for no size that the inputs fit, and
-        DeployedModelError for inputs that it doesn't take."""
+        """Run the model. Raises NoSuchSize where it was compiled for no size that the inputs fit and there is
+        no fallback, and DeployedModelError for inputs that it doesn't take."""
         first = self._sizes[0]
         if len(inputs) != len(first.inputs):
             names = ", ".join(spec.name for spec in first.inputs)
@@ -148,10 +160,18 @@ class DeployedModel:
                 raise DeployedModelError(
                     f"input {spec.name} is {array.dtype}, and the model takes {spec.dtype}"
                 )
+        try:
+            return self._run(inputs)
+        except NoSuchSize:
+            if self._fallback is None:
+                raise
+            return list(self._fallback(*inputs))
+
+    def _run(self, inputs: Sequence[Array]) -> list[Array]:
         size = self._by_shapes.get(tuple(array.shape for array in inputs))
         if size is not None:
             return size.run(inputs)
-        if not self._pad:
+        if self._padding is None:
             raise NoSuchSize(f"{self._compiled_for(inputs)}: load it with pad=True, or tune this size too")
         lengths = self._lengths(inputs)
         index = self._fitting(lengths)
@@ -161,7 +181,16 @@ class DeployedModel:
 
     def check_padding(self) -> None:
         """Compare each size with the next larger one on padded inputs. Raises DeployedModelError where
-        padding changes more than roundings, or the lengths of outputs can't be told."""
+        padding changes more than roundings, the lengths of outputs can't be told, or an input is to be padded
+        with what it can't hold."""
+        dtypes = {spec.name: spec.dtype for spec in self._sizes[0].inputs}
+        for name, number in (self._padding or {}).items():
+            if name not in dtypes:
+                raise DeployedModelError(
+                    f"there is no input {name} to pad: the model takes {', '.join(dtypes)}"
+                )
+            if not _holds(dtypes[name], number):
+                raise DeployedModelError(f"input {name} is {dtypes[name]} and can't be padded with {number}")
         of_inputs = {extents for axes in self._input_axes for extents in axes}
         for spec, axes in zip(self._sizes[0].outputs, self._output_axes, strict=True):
             for axis, extents in enumerate(axes):
@@ -226,11 +255,12 @@ class DeployedModel:
         )
 
     def _run_padded(self, inputs: Sequence[Array], lengths: dict[Extents, int], index: int) -> list[Array]:
-        size = self._sizes[index]
-        padded = [
-            np.pad(array, [(0, extent - length) for length, extent in zip(array.shape, shape, strict=True)])
-            for array, shape in zip(inputs, size.shapes, strict=True)
-        ]
+        size, numbers = self._sizes[index], self._padding or {}
+        padded = []
+        for array, spec in zip(inputs, size.inputs, strict=True):
+            whole = np.full(spec.shape, numbers.get(spec.name, 0), array.dtype)
+            whole[tuple(map(slice, array.shape))] = array
+            padded.append(whole)
         return [
             output[tuple(slice(lengths.get(extents)) for extents in axes)]
             for output, axes in zip(size.run(padded), self._output_axes, strict=True)
@@ -239,6 +269,17 @@ class DeployedModel:
     def _compiled_for(self, inputs: Sequence[Array]) -> str:
         sizes = "; ".join(_text(size.shapes) for size in self._sizes)
         return f"the model was compiled for inputs of {sizes}, not {_text([one.shape for one in inputs])}"
+
+
+def _holds(dtype: str, number: float) -> bool:
+    """Return whether a type has this number, or one as near as rounding brings it."""
+    kind = np.dtype(dtype)
+    if kind.kind == "b":
+        return number in (0, 1)
+    if kind.kind in "iu":
+        limits = np.iinfo(kind)
+        return number == int(number) and limits.min <= number <= limits.max
+    return True
 
 
 def _axes(sizes: Sequence[Sequence[_Tensor]]) -> list[list[Extents]]:

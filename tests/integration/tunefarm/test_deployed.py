@@ -15,7 +15,7 @@ from compiler.packaging.artifact import Manifest, build_library
 from compiler.target import detect_device
 from tests.onnx_models import Builder, Extent, fully_convolutional, masked_attention
 from tunefarm.client.sizes import sizes_of
-from tunefarm.deployed import DeployedModelError, NoSuchSize, load
+from tunefarm.deployed import DeployedModelError, NoSuchSize, _holds, load
 
 Compile = Callable[[bytes, str, tuple[int, ...]], Path]
 Array = NDArray[np.float32]
@@ -84,6 +84,56 @@ def test_without_padding_other_sizes_are_refused(compiled: Compile) -> None:
         DeployedModelError, match=r"axis 2 of output .* has the lengths 3, 4, which are those of"
     ):
         load(folder, pad=True)
+
+
+def hidden_by_one(tokens: Extent) -> bytes:
+    """The largest of all tokens that aren't hidden, subtracted from each."""
+    b = Builder()
+    lowered = b.op("Sub", "input", b.op("Mul", "hidden", b.constant(np.float32(1e4))))
+    largest = b.op("ReduceMax", lowered, axes=[1], keepdims=1)
+    return b.model(
+        {"input": [1, tokens, 4], "hidden": [1, tokens, 1]}, {b.op("Sub", "input", largest): [1, tokens, 4]}
+    )
+
+
+def test_inputs_are_padded_with_what_hides(compiled: Compile) -> None:
+    data = hidden_by_one("tokens")
+    folder = compiled(data, "tokens", (4, 9))
+    inputs = drawn(1, 6, 4) - 3, np.zeros((1, 6, 1), np.float32)
+    same(load(folder, pad={"hidden": 1})(*inputs), expected(data, *inputs))
+    with pytest.raises(DeployedModelError, match="the model mixes what is padded into the rest"):
+        load(folder, pad={"input": 100})
+    with pytest.raises(DeployedModelError, match="no input nobody to pad: the model takes input, hidden"):
+        load(folder, pad={"nobody": 1})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "number", "holds"),
+    [
+        *(("int8", 127, True), ("int8", 128, False), ("uint8", -1, False), ("int64", 0.5, False)),
+        *(("bool", 1, True), ("bool", 2, False), ("float32", 0.1, True), ("float16", -1e4, True)),
+    ],
+)
+def test_an_input_is_padded_with_what_it_holds(dtype: str, number: float, holds: bool) -> None:
+    assert _holds(dtype, number) is holds
+
+
+@pytest.mark.parametrize(("pad", "fitting"), [(False, [4, 9]), (True, [1, 4, 7, 9])])
+def test_what_no_size_fits_falls_back(pad: bool, fitting: list[int], compiled: Compile) -> None:
+    data = masked_attention(1, "tokens")
+    asked: list[int] = []
+
+    def fallback(*inputs: Array) -> list[Array]:
+        asked.append(inputs[0].shape[1])
+        return expected(data, *inputs)
+
+    model = load(compiled(data, "tokens", (4, 9)), pad=pad, fallback=fallback)
+    for tokens in (1, 4, 7, 9, 12):
+        inputs = drawn(1, tokens, 16), np.ones((1, tokens), np.float32)
+        same(model(*inputs), expected(data, *inputs))
+    assert asked == [tokens for tokens in (1, 4, 7, 9, 12) if tokens not in fitting]
+    with pytest.raises(DeployedModelError, match="input mask is float64"):
+        model(drawn(1, 4, 16), np.ones((1, 4)))
 
 
 def pooled(tokens: Extent) -> bytes:
