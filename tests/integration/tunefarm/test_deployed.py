@@ -102,7 +102,7 @@ def test_inputs_are_padded_with_what_hides(compiled: Compile) -> None:
     inputs = drawn(1, 6, 4) - 3, np.zeros((1, 6, 1), np.float32)
     same(load(folder, pad={"hidden": 1})(*inputs), expected(data, *inputs))
     with pytest.raises(DeployedModelError, match="the model mixes what is padded into the rest"):
-        load(folder, pad={"input": 100})
+        load(folder, pad={"input": 1e6})
     with pytest.raises(DeployedModelError, match="no input nobody to pad: the model takes input, hidden"):
         load(folder, pad={"nobody": 1})
 
