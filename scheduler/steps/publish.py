@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import statistics
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,6 +48,10 @@ NAMES: Mapping[ModuleKind, str] = {
     "published": "the one published before",
     "untuned": "the untuned one",
 }
+# A model is slower than the untuned one if its median is by more than this many standard errors, or by more
+# than this share, however noisy the timings are.
+MAX_STANDARD_ERRORS = 2.0
+MAX_SLOWER = 0.02
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,8 @@ def run(context: Context, job: Job) -> None:
 
 
 def judge(runs: Sequence[StoredModuleRun], not_compiled: str = "") -> Verdict:
-    """Choose the fastest model that runs; `not_compiled` says why there is no tuned one.
+    """Choose the fastest model that runs; `not_compiled` says why there is no tuned one. Where timings can't
+    tell the untuned one from a tuned one, that is chosen.
 
     Raises PermanentError if none runs.
     """
@@ -108,6 +114,8 @@ def judge(runs: Sequence[StoredModuleRun], not_compiled: str = "") -> Verdict:
             raise PermanentError(not_compiled)
         raise PermanentError(f"the compiled model does not run on the device: {failure_of(tuned)}")
     best = working[0]
+    if best.kind == "untuned":
+        best = next((run for run in working[1:] if not _is_slower(run, best)), best)
     if best.kind == "tuned":
         return Verdict(best, _describe_speed(best, working))
     cause = not_compiled
@@ -122,8 +130,10 @@ def judge(runs: Sequence[StoredModuleRun], not_compiled: str = "") -> Verdict:
 def _describe_speed(tuned: StoredModuleRun, working: Sequence[StoredModuleRun]) -> str:
     """Return how much faster the tuned model is than the others."""
     others = {run.kind: run for run in working}
-    text = _ms(tuned)
-    if untuned := others.get("untuned"):
+    text, untuned = _ms(tuned), others.get("untuned")
+    if untuned is not None and _latency_s(untuned) < _latency_s(tuned):
+        text += f", no slower than untuned ({_ms(untuned)}) within the noise of the timings"
+    elif untuned is not None:
         text += f", {_latency_s(untuned) / _latency_s(tuned):.1f} times faster than untuned ({_ms(untuned)})"
     if before := others.get("published"):
         ratio = _latency_s(before) / _latency_s(tuned)
@@ -303,6 +313,22 @@ def _rank(run: StoredModuleRun) -> tuple[float, int]:
 
 def _latency_s(run: StoredModuleRun) -> float:
     return statistics.median(run.run_secs)
+
+
+def _is_slower(run: StoredModuleRun, than: StoredModuleRun) -> bool:
+    """Return whether a model is slower than another by more than noise."""
+    by = _latency_s(run) - _latency_s(than)
+    noise = MAX_STANDARD_ERRORS * math.hypot(_standard_error(run), _standard_error(than))
+    return by > min(noise, MAX_SLOWER * _latency_s(than))
+
+
+def _standard_error(run: StoredModuleRun) -> float:
+    """Return that of the median of the seconds, as if they were normally distributed; 0 for a single one."""
+    if len(run.run_secs) < 2:
+        return 0.0
+    lower, _, upper = statistics.quantiles(run.run_secs)
+    deviation = (upper - lower) / 1.349
+    return math.sqrt(math.pi / 2) * deviation / math.sqrt(len(run.run_secs))
 
 
 def _ms(run: StoredModuleRun) -> str:

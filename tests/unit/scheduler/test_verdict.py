@@ -1,0 +1,52 @@
+"""Of the models that were timed, the fastest is published; a tie with the untuned one is the tuned one's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from core.lease import ModuleKind
+from core.measurement import Outcome
+from records.fleet.module_runs import StoredModuleRun
+from scheduler.steps.publish import judge
+
+
+def timed(kind: ModuleKind, secs: Sequence[float]) -> StoredModuleRun:
+    return StoredModuleRun(0, "job", kind, "sha", "done", 0, "lease", Outcome.OK, tuple(secs), "")
+
+
+def around(median: float, spread: float, count: int = 40) -> list[float]:
+    """Normally distributed seconds with exactly this median."""
+    drawn = np.random.default_rng(0).standard_normal(count) * spread
+    return (median * (1 + drawn - np.median(drawn))).tolist()
+
+
+@pytest.mark.parametrize(
+    ("tuned", "untuned", "published"),
+    [
+        (around(0.9, 0.01), around(1.0, 0.01), "tuned"),
+        (around(1.0, 0.01), around(1.0, 0.01), "tuned"),
+        (around(1.003, 0.01), around(1.0, 0.01), "tuned"),
+        (around(1.01, 0.01), around(1.0, 0.01), "untuned"),
+        (around(1.01, 0.05), around(1.0, 0.05), "tuned"),
+        (around(1.03, 0.5), around(1.0, 0.5), "untuned"),
+        ([1.001], [1.0], "untuned"),
+    ],
+)
+def test_the_untuned_model_is_published_only_where_it_is_faster(
+    tuned: Sequence[float], untuned: Sequence[float], published: str
+) -> None:
+    assert judge([timed("tuned", tuned), timed("untuned", untuned)]).run.kind == published
+
+
+def test_a_tie_is_said() -> None:
+    verdict = judge([timed("tuned", around(1.003, 0.01)), timed("untuned", around(1.0, 0.01))])
+    assert verdict.message == "1e+03 ms, no slower than untuned (1e+03 ms) within the noise of the timings"
+
+
+def test_what_was_published_before_is_only_replaced_by_what_is_as_fast() -> None:
+    runs = [timed("tuned", around(1.003, 0.01)), timed("published", around(1.0, 0.01))]
+    assert judge(runs).run.kind == "published"
+    assert judge([*runs, timed("untuned", around(0.999, 0.01))]).run.kind == "published"
