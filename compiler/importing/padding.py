@@ -77,10 +77,11 @@ def no_row(dtype: str) -> int:
     return 0 if dtype == "bool" or dtype.startswith("uint") else NO_ROW
 
 
-def valid_part(output: Array, wanted: Array, axis: int = 0) -> Array:
+def valid_part(output: Array, wanted: Array) -> Array:
     """Return as much of an output as is wanted, unless more of it is valid."""
-    if output.ndim != wanted.ndim or output.ndim == 0:
+    if output.shape == wanted.shape or output.ndim != wanted.ndim:
         return output
+    axis = next(k for k, extent in enumerate(wanted.shape) if extent != output.shape[k])
     part, rest = np.split(output, [wanted.shape[axis]], axis)
     return part if (rest == no_row(str(output.dtype))).all() else output
 

@@ -100,7 +100,7 @@ class Imported:
         found = self.compute(inputs)
         for spec in self._model.outputs:
             if spec.padded_axis is not None:
-                found[spec.name] = valid_part(found[spec.name], wanted[spec.name], spec.padded_axis)
+                found[spec.name] = valid_part(found[spec.name], wanted[spec.name])
         return found
 
 

@@ -1,4 +1,4 @@
-"""Selection of boxes: as many rows as there can be, of which the data decides how many are valid."""
+"""Selections: as many rows as there can be, of which the data decides how many are valid."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import onnx
 from tvm import relax, tirx
 from tvm.script import tirx as T  # noqa: N812 - TVM's parser wants this name
 
-from compiler.importing.graph import Converter, Graph, Node, Value
+from compiler.importing.graph import Converter, Graph, Node, Refused, Value
 from compiler.importing.operators.quantized import cast
 from compiler.importing.padding import NO_ROW, Padding
 
@@ -43,21 +44,35 @@ def _non_max_suppression(graph: Graph, node: Node) -> Value:
     kind = relax.TensorType((batches, classes, picks), "int32")
     selected = cast(graph, graph.emit(relax.call_tir(kernel, arguments, kind)), "int64")
 
-    # The valid rows go before all others; both stay in order.
-    rows = batches * classes * picks
-    column = np.array([rows, 1])
-    box = graph.op("Reshape", selected, column)
-    is_valid = graph.op("GreaterOrEqual", box, np.int64(0))
+    box = graph.op("Reshape", selected, np.array([-1, 1]))
+    batch, class_ = (at.reshape(-1, 1) for at in np.indices((batches, classes, picks))[:2])
+    triples = graph.op("Concat", batch, class_, box, axis=1)
+    return _first(graph, graph.op("GreaterOrEqual", box, np.int64(0)), triples)
+
+
+def _first(graph: Graph, is_valid: Value, rows: Value) -> Value:
+    """Move the valid rows before all others, both in order: of (rows, columns) by (rows, 1)."""
+    count, columns = rows.shape
     ones = graph.op("Where", is_valid, np.int64(1), np.int64(0))
     before = graph.op("CumSum", ones, np.int64(0), exclusive=1)
     total = graph.op("ReduceSum", ones, np.array([0, 1]), keepdims=0)
-    behind = graph.op("Add", total, graph.op("Sub", np.arange(rows).reshape(column), before))
-    places = graph.op("Where", is_valid, before, behind)
-    batch, class_ = (at.reshape(column) for at in np.indices((batches, classes, picks))[:2])
-    all_rows = graph.op("Where", is_valid, graph.op("Concat", batch, class_, box, axis=1), np.int64(NO_ROW))
-    targets = graph.op("Expand", places, np.array([rows, 3]))
-    packed = graph.op("ScatterElements", np.zeros((rows, 3), np.int64), targets, all_rows, axis=0)
-    return Value(expr=packed.expr, padding=Padding(0, total))
+    behind = graph.op("Add", total, graph.op("Sub", np.arange(count).reshape(-1, 1), before))
+    places = graph.op("Expand", graph.op("Where", is_valid, before, behind), np.array([count, columns]))
+    marked = graph.op("Where", is_valid, rows, np.int64(NO_ROW))
+    packed = graph.op("ScatterElements", np.zeros((count, columns), np.int64), places, marked, axis=0)
+    return packed.with_padding(Padding(0, total))
+
+
+def _non_zero(graph: Graph, node: Node) -> Value:
+    """Return the places of all elements, those that aren't zero first: (axes, elements)."""
+    data = node.input(0)
+    if data.size == 0 or data.rank == 0:
+        raise Refused("it looks for the elements of a scalar, or of nothing")
+    numbers = graph.op("Cast", data, to=onnx.TensorProto.FLOAT) if data.dtype == "bool" else data
+    flat = graph.op("Reshape", numbers, np.array([-1, 1]))
+    is_valid = graph.op("Not", graph.op("Equal", flat, np.array(0, flat.dtype)))
+    places = np.indices(data.shape).reshape(data.rank, -1).T
+    return graph.op("Transpose", _first(graph, is_valid, graph.value(places)), perm=[1, 0])
 
 
 def _greedy(batches: int, classes: int, count: int, picks: int) -> Any:
@@ -121,4 +136,7 @@ def _overlaps(boxes: Any, batch: Any, one: Any, other: Any, most: Any) -> Any:
     return tirx.all(is_some, common / union > most)
 
 
-CONVERTERS: Mapping[tuple[str, str], Converter] = {("", "NonMaxSuppression"): _non_max_suppression}
+CONVERTERS: Mapping[tuple[str, str], Converter] = {
+    ("", "NonMaxSuppression"): _non_max_suppression,
+    ("", "NonZero"): _non_zero,
+}

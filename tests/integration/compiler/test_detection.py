@@ -108,6 +108,12 @@ def test_rows_are_computed_one_by_one(name: str) -> None:
     assert list(verify(file, import_file(file), TARGET, TARGET)) == [1, 2]
 
 
+def test_elements_are_found() -> None:
+    nodes = "is_best = Greater (scores, least) places = NonZero (is_best) at = Transpose (places) "
+    file = read(model("int64[n, 3] at, float[n] found", f"{nodes} found = GatherND (scores, at)"))
+    assert 0 < check(file)["found"] < BATCHES * CLASSES * BOXES
+
+
 MIXED = {
     "ReduceSum": "float32s = Cast <to: int = 1> (selected) y = ReduceSum (float32s, zero)",
     "Slice": "y = Slice (selected, all, last, zero)",
