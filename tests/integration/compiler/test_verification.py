@@ -202,3 +202,11 @@ def test_the_message_names_the_draw_that_shows_it(runner: LocalRunner) -> None:
     assert limits.error.startswith("output 1 of large values: ")
     again = measured(runner, *reversed(WRONG["what an earlier call left behind"]))
     assert again.error.startswith("after several calls, output 1 of ordinary values: 64 of 64 values differ")
+
+
+def test_an_output_of_booleans_is_not_nudged() -> None:
+    data = te.placeholder((8,), name="data")
+    grown = te.compute((8,), lambda i: tirx.exp(data[i] * 0.5), name="grown")
+    outputs = te.compute((8,), lambda i: grown[i] * 2.0), te.compute((8,), lambda i: grown[i] + 1.0 < 2.0)
+    workload = tvm.IRModule({"main": te.create_prim_func([data, *outputs])})
+    assert nudge_recomputed(workload) is not workload
