@@ -77,7 +77,10 @@ def _non_zero(graph: Graph, node: Node) -> Value:
 
 def _greedy(batches: int, classes: int, count: int, picks: int) -> Any:
     """Return the function that writes for each class which of the wanted boxes it selects, in the order of
-    their scores, and -1 where there are no more."""
+    their scores, and -1 where there are no more.
+
+    Most boxes are never looked at: they are in a heap, of which the best is taken until enough are selected.
+    """
 
     @T.prim_func(s_tir=True, private=True)
     def non_max_suppression(a: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle) -> None:
@@ -86,32 +89,72 @@ def _greedy(batches: int, classes: int, count: int, picks: int) -> Any:
         wanted = T.match_buffer(c, (batches, classes, count), "bool")
         overlap = T.match_buffer(d, (1,), "float32")
         selected = T.match_buffer(e, (batches, classes, picks), "int32")
-        is_left = T.sblock_alloc_buffer((batches, classes, count), "bool", scope="local")
+        heap = T.sblock_alloc_buffer((batches, classes, count), "int32", scope="local")
+        size = T.sblock_alloc_buffer((batches, classes), "int32", scope="local")
+        found = T.sblock_alloc_buffer((batches, classes), "int32", scope="local")
+        # What is below is a heap already.
+        root = T.sblock_alloc_buffer((batches, classes), "int32", scope="local")
+        hole = T.sblock_alloc_buffer((batches, classes), "int32", scope="local")
+        child = T.sblock_alloc_buffer((batches, classes), "int32", scope="local")
+        other = T.sblock_alloc_buffer((batches, classes), "int32", scope="local")
         best = T.sblock_alloc_buffer((batches, classes), "int32", scope="local")
+        before = T.sblock_alloc_buffer((batches, classes), "int32", scope="local")
         for i, j in T.grid(batches, classes):
             with T.sblock("select"):
-                vb, vc = T.axis.remap("SS", [i, j])
-                T.reads(boxes[vb, 0:count, 0:4], scores[vb, vc, 0:count], wanted[vb, vc, 0:count], overlap[0])
-                T.writes(selected[vb, vc, 0:picks], is_left[vb, vc, 0:count], best[vb, vc])
+                v, w = T.axis.remap("SS", [i, j])
+                T.reads(boxes[v, 0:count, 0:4], scores[v, w, 0:count], wanted[v, w, 0:count], overlap[0])
+                T.writes(
+                    *(selected[v, w, 0:picks], heap[v, w, 0:count], size[v, w], found[v, w], root[v, w]),
+                    *(hole[v, w], child[v, w], other[v, w], best[v, w], before[v, w]),
+                )
+                size[v, w] = 0
                 for k in range(count):
-                    is_left[vb, vc, k] = wanted[vb, vc, k]
-                best[vb, vc] = 0
-                for pick in range(picks):
-                    if best[vb, vc] >= 0:
-                        best[vb, vc] = -1
-                        for k in range(count):
-                            # Both sides of an `or` are computed: -1 is no place in the scores.
-                            if is_left[vb, vc, k] and (
-                                best[vb, vc] < 0 or scores[vb, vc, k] > scores[vb, vc, T.max(best[vb, vc], 0)]
-                            ):
-                                best[vb, vc] = k
-                    selected[vb, vc, pick] = best[vb, vc]
-                    if best[vb, vc] >= 0:
-                        for k in range(count):
-                            if k == best[vb, vc] or _overlaps(boxes, vb, k, best[vb, vc], overlap[0]):
-                                is_left[vb, vc, k] = T.bool(False)
+                    heap[v, w, size[v, w]] = k
+                    size[v, w] = size[v, w] + T.Cast("int32", wanted[v, w, k])
+                for k in range(picks):
+                    selected[v, w, k] = -1
+                found[v, w] = 0
+                root[v, w] = size[v, w] // 2
+                while root[v, w] > 0 or (size[v, w] > 0 and found[v, w] < picks):
+                    if root[v, w] > 0:
+                        root[v, w] = root[v, w] - 1
+                    else:
+                        best[v, w] = heap[v, w, 0]
+                        size[v, w] = size[v, w] - 1
+                        heap[v, w, 0] = heap[v, w, size[v, w]]
+                        before[v, w] = 0
+                        while before[v, w] < found[v, w]:
+                            before[v, w] = T.if_then_else(
+                                _overlaps(boxes, v, best[v, w], selected[v, w, before[v, w]], overlap[0]),
+                                picks + 1,
+                                before[v, w] + 1,
+                            )
+                        if before[v, w] == found[v, w]:
+                            selected[v, w, found[v, w]] = best[v, w]
+                            found[v, w] = found[v, w] + 1
+                    hole[v, w] = root[v, w]
+                    child[v, w] = 2 * root[v, w] + 1
+                    while child[v, w] < size[v, w]:
+                        # Both sides of an `and` are computed: what is compared has to be in the heap.
+                        other[v, w] = T.min(child[v, w] + 1, size[v, w] - 1)
+                        if _precedes(scores, v, w, heap[v, w, other[v, w]], heap[v, w, child[v, w]]):
+                            child[v, w] = other[v, w]
+                        if _precedes(scores, v, w, heap[v, w, child[v, w]], heap[v, w, hole[v, w]]):
+                            best[v, w] = heap[v, w, hole[v, w]]
+                            heap[v, w, hole[v, w]] = heap[v, w, child[v, w]]
+                            heap[v, w, child[v, w]] = best[v, w]
+                            hole[v, w] = child[v, w]
+                            child[v, w] = 2 * hole[v, w] + 1
+                        else:
+                            child[v, w] = size[v, w]
 
     return non_max_suppression
+
+
+def _precedes(scores: Any, batch: Any, class_: Any, one: Any, other: Any) -> Any:
+    """Return whether a box has the better score, or as good a one and the smaller number."""
+    own, others = scores[batch, class_, one], scores[batch, class_, other]
+    return tirx.any(own > others, tirx.all(own == others, one < other))
 
 
 def _overlaps(boxes: Any, batch: Any, one: Any, other: Any, most: Any) -> Any:

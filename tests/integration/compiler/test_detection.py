@@ -33,11 +33,11 @@ def model(outputs: str, nodes: str) -> onnx.ModelProto:
 
 
 def inputs(seed: int) -> dict[str, NDArray[np.float32]]:
-    """Boxes of which many overlap."""
+    """Boxes of which many overlap; many have equal scores."""
     rng = np.random.default_rng(seed)
     corners = rng.uniform(0, 1, (BATCHES, BOXES, 2))
     boxes = np.concatenate([corners, corners + rng.uniform(0.2, 0.6, corners.shape)], axis=2)
-    scores = rng.uniform(0, 1, (BATCHES, CLASSES, BOXES))
+    scores = rng.integers(0, 50, (BATCHES, CLASSES, BOXES)) / 50
     return {"boxes": boxes.astype(np.float32), "scores": scores.astype(np.float32)}
 
 
