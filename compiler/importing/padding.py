@@ -33,6 +33,10 @@ class Padding:
     count: Value
 
 
+# Of those inputs of a node that are padded, by position.
+Paddings = Mapping[int, Padding]
+
+
 def convert_padded(
     graph: Graph, node: Node, plainly: Callable[[Node], Sequence[Value | None]]
 ) -> Sequence[Value | None] | None:
@@ -40,15 +44,15 @@ def convert_padded(
     where the node may mix rows."""
     padded = {at: value.padding for at, value in enumerate(node.inputs) if value and value.padding}
     plain = replace(node, inputs=tuple(value and value.with_padding(None) for value in node.inputs))
-    count = next(iter(padded.values())).count
-    if any(padding.count is not count for padding in padded.values()):
+    if node.domain != "":
         return None
-    if node.kind in _COUNTING and node.domain == "" and 0 in padded:
-        results = _COUNTING[node.kind](graph, plain, padded[0])
+    if node.kind in _COUNTING and 0 in padded:
+        results = _COUNTING[node.kind](graph, plain, padded)
         if results is not None:
             return results
-    rule = _ROW_BY_ROW.get(node.kind) if node.domain == "" else None
-    if rule is None:
+    rule = _ROW_BY_ROW.get(node.kind)
+    count = next(iter(padded.values())).count
+    if rule is None or any(padding.count is not count for padding in padded.values()):
         return None
     computed = plainly(plain)
     shape = next(result.shape for result in computed if result is not None)
@@ -94,18 +98,51 @@ def _filled(graph: Graph, value: Value, padding: Padding, number: float) -> Valu
     return graph.op("Where", is_valid, value, np.array(number, value.dtype))
 
 
-def _shape(graph: Graph, node: Node, padding: Padding) -> Sequence[Value]:
+def _shape(graph: Graph, node: Node, padded: Paddings) -> Sequence[Value]:
+    padding = padded[0]
     extents: list[Any] = [np.array([extent]) for extent in node.input(0).shape]
     extents[padding.axis] = graph.op("Reshape", padding.count, np.array([1]))
     kept = extents[slice(node.attributes.get("start", 0), node.attributes.get("end"))]
     return [graph.op("Concat", *kept, axis=0) if kept else graph.value(np.empty(0, np.int64))]
 
 
-def _top_k(graph: Graph, node: Node, padding: Padding) -> Sequence[Value] | None:
+def _taken(graph: Graph, node: Node, padded: Paddings) -> Sequence[Value] | None:
+    """Take rows by their numbers; those from the end count from the last valid one."""
+    data, places, padding = node.input(0), node.input(1), padded[0]
+    axis = int(node.attributes.get("axis", 0)) % data.rank
+    if axis != padding.axis or places.dtype not in ("int32", "int64"):
+        return None
+    wide = graph.op("CastLike", places, np.int64(0))
+    from_end = graph.op("Add", wide, padding.count)
+    positive = graph.op("Where", graph.op("Less", wide, np.int64(0)), from_end, wide)
+    # Of rows that aren't valid any will do, but they have to exist.
+    inside = graph.op("Clip", positive, np.int64(0), np.int64(data.shape[axis] - 1))
+    result = graph.op("Gather", data, inside, axis=axis)
+    left = padded.get(1)
+    return [result if left is None else result.with_padding(Padding(axis + left.axis, left.count))]
+
+
+def _selected(graph: Graph, node: Node, padded: Paddings) -> Sequence[Value] | None:
+    """Select among the valid boxes: no other has a score above the threshold."""
+    boxes, scores, *rest = (node.optional(position) for position in range(5))
+    if padded.keys() != {0, 1} or (padded[0].axis, padded[1].axis) != (1, 2) or not boxes or not scores:
+        return None
+    if padded[0].count is not padded[1].count:
+        return None
+    limit, overlap, threshold = rest
+    least = np.array([np.finfo(np.float32).min]) if threshold is None else threshold
+    hidden = _filled(graph, scores, padded[1], -math.inf)
+    is_centred = int(node.attributes.get("center_point_box", 0))
+    inputs = boxes, hidden, limit, overlap, least
+    return [graph.op("NonMaxSuppression", *inputs, center_point_box=is_centred)]
+
+
+def _top_k(graph: Graph, node: Node, padded: Paddings) -> Sequence[Value] | None:
     """Sort what isn't valid to the end; where the data decides how many are wanted, sort all."""
+    padding = padded[0]
     data, wanted = node.input(0), graph.op("Reshape", node.input(1), np.array([], np.int64))
     axis = int(node.attributes.get("axis", -1)) % data.rank
-    if axis != padding.axis or node.opset < 11:
+    if axis != padding.axis or node.opset < 11 or 1 in padded:
         return None
     most = data.shape[axis] if wanted.constant is None else int(wanted.constant)
     is_largest = int(node.attributes.get("largest", 1))
@@ -120,7 +157,9 @@ def _top_k(graph: Graph, node: Node, padding: Padding) -> Sequence[Value] | None
 
 
 # What needs to know how many rows of its first input are valid; each returns None where it doesn't.
-_COUNTING: Mapping[str, Callable[[Graph, Node, Padding], Sequence[Value] | None]] = {
+_COUNTING: Mapping[str, Callable[[Graph, Node, Paddings], Sequence[Value] | None]] = {
+    "Gather": _taken,
+    "NonMaxSuppression": _selected,
     "Shape": _shape,
     "TopK": _top_k,
 }

@@ -42,9 +42,16 @@ def selected_from(file: OnnxFile) -> list[str]:
     """Return the names of the boxes and scores that a model computes and selects from.
 
     A rounding error that changes the order of two scores, or whether two boxes overlap, changes all that
-    comes after. So what is selected is compared from the reference's boxes and scores.
+    comes after. So what is selected is compared from the reference's boxes and scores, unless these are a
+    selection themselves: then their shapes depend on the inputs.
     """
-    computed = {name for node in file.proto.graph.node for name in node.output}
-    nodes = [node for node in file.proto.graph.node if node.op_type == "NonMaxSuppression"]
-    names = [name for node in nodes for name in node.input[:2] if name in computed]
+    computed: set[str] = set()
+    selected: set[str] = set()
+    names: list[str] = []
+    for node in file.proto.graph.node:
+        if node.op_type == "NonMaxSuppression":
+            names += [name for name in node.input[:2] if name in computed - selected]
+        if node.op_type in ("NonMaxSuppression", "NonZero") or selected.intersection(node.input):
+            selected.update(node.output)
+        computed.update(node.output)
     return list(dict.fromkeys(names))

@@ -12,6 +12,7 @@ from onnx import parser
 
 from compiler.importing.model import import_file
 from compiler.importing.onnx_file import OnnxFile, read_file
+from compiler.importing.padding import valid_part
 from compiler.importing.spec import ModelError
 from compiler.verifying.imported import Imported, verify
 from compiler.verifying.reference import Reference
@@ -22,7 +23,8 @@ ROWS = BATCHES * CLASSES * PICKS
 CONSTANTS = (
     f"int64[1] limit = {{{PICKS}}}, float[1] overlap = {{0.4}}, float[1] least = {{0.7}}, "
     "int64[1] last = {2}, int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] seven = {7}, "
-    "int64[1] all = {-1}, int64[2] keys = {0, 2}, float four = {4}"
+    "int64[1] all = {-1}, int64[1] end = {-1}, int64[2] zero_one = {0, 1}, int64[2] keys = {0, 2}, "
+    "float four = {4}"
 )
 
 
@@ -112,6 +114,30 @@ def test_elements_are_found() -> None:
     nodes = "is_best = Greater (scores, least) places = NonZero (is_best) at = Transpose (places) "
     file = read(model("int64[n, 3] at, float[n] found", f"{nodes} found = GatherND (scores, at)"))
     assert 0 < check(file)["found"] < BATCHES * CLASSES * BOXES
+
+
+FILTERED = """
+    first, second = Split <axis: int = 0, num_outputs: int = 2> (boxes)
+    all_scores, others = Split <axis: int = 0, num_outputs: int = 2> (scores)
+    best = ReduceMax <keepdims: int = 0> (all_scores, zero_one)
+    is_high = Greater (best, least) places = NonZero (is_high) kept = Squeeze (places, zero)
+    some_boxes = Gather <axis: int = 1> (first, kept) some_scores = Gather <axis: int = 2> (all_scores, kept)
+    selected = NonMaxSuppression (some_boxes, some_scores, limit, overlap)
+    column = Slice (selected, two, limit, one) numbers = Squeeze (column, one)
+    found = Gather <axis: int = 1> (some_boxes, numbers) newest = Gather <axis: int = 2> (some_scores, end)
+"""
+
+
+def test_boxes_are_selected_from_those_of_high_scores() -> None:
+    outputs = f"int64[n, 3] selected, float[1, n, 4] found, float[1, {CLASSES}, 1] newest"
+    file = read(model(outputs, FILTERED))
+    assert list(verify(file, import_file(file), TARGET, TARGET)) == [1, 2]
+    reference, imported = Reference(file.proto, file.output_names), Imported(import_file(file), TARGET)
+    for seed in range(3):
+        wanted, found = reference.compute(inputs(seed)), imported.compute(inputs(seed))
+        assert 0 < len(wanted["selected"]) < CLASSES * PICKS + 1
+        for name, array in wanted.items():
+            np.testing.assert_array_equal(valid_part(found[name], array), array)
 
 
 MIXED = {
