@@ -17,6 +17,7 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     UniqueConstraint,
+    text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -255,6 +256,13 @@ class TrialRow(Base):
         UniqueConstraint("job_id", "workload_hash", "trace_sha", "repeat"),
         Index(None, "job_id", "state", "id"),
         Index(None, "task_id", "state"),
+        # All that is read of many trials at once: the rows themselves are long.
+        Index(
+            "ix_trials_done",
+            *("job_id", "finished_at", "id", "task_id", "latency_s"),
+            postgresql_where=text("finished_at IS NOT NULL"),
+            sqlite_where=text("finished_at IS NOT NULL"),
+        ),
         # The ids of deleted trials must not be drawn again.
         {"sqlite_autoincrement": True},
     )

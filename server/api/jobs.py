@@ -313,13 +313,26 @@ class ProgramBody(BaseModel):
         )
 
 
+class ForeseenBody(BaseModel):
+    """A task's trials that went well, fastest first, as columns of one length, in seconds of four digits.
+
+    Before `latency_s` was measured, the cost model said `predicted_s`, and its analytic part `estimated_s`,
+    which is null where it wasn't kept.
+    """
+
+    latency_s: list[float]
+    predicted_s: list[float]
+    estimated_s: list[float | None]
+
+
 class SubgraphBody(BaseModel):
-    """A task with the loop nest that it begins as, null until a round has stored it, and the fastest programs
-    known on the job's device class, fastest first."""
+    """A task with the loop nest that it begins as, null until a round has stored it, the fastest programs
+    known on the job's device class, fastest first, and how well the job's trials were foreseen."""
 
     task: TaskBody
     listing: str | None
     programs: list[ProgramBody]
+    foreseen: ForeseenBody
 
 
 class FailuresBody(BaseModel):
@@ -332,19 +345,15 @@ class FailuresBody(BaseModel):
 
 class TrialsBody(BaseModel):
     """A job's finished trials, in the order in which they ended, as columns of one length: a list of 10,000
-    objects would be five times as long. Numbers have four digits.
+    objects would be five times as long. Latencies have four digits.
 
     `task` has the ids of tasks, `at_s` the seconds from the job's creation to the trial's end, `latency_s`
-    the median of its repeats, null where it failed. Before that, the cost model said `predicted_s`, and its
-    analytic part `estimated_s`, which is null where it wasn't kept. `failures` are the most frequent ones.
+    the median of its repeats, null where it failed. `failures` are the most frequent ones.
     """
 
     task: list[int]
     at_s: list[float]
-    outcome: list[str]
     latency_s: list[float | None]
-    predicted_s: list[float]
-    estimated_s: list[float | None]
     failures: list[FailuresBody]
 
     @classmethod
@@ -354,10 +363,7 @@ class TrialsBody(BaseModel):
         return cls(
             task=[trial.task_id for trial in measured],
             at_s=[round(trial.finished_at - created_at, 2) for trial in measured],
-            outcome=[trial.outcome for trial in measured],
-            latency_s=[_short(trial.latency_s) for trial in measured],
-            predicted_s=[float(f"{trial.predicted_s:.4g}") for trial in measured],
-            estimated_s=[_short(trial.estimated_s) for trial in measured],
+            latency_s=[None if trial.latency_s is None else _short(trial.latency_s) for trial in measured],
             failures=[
                 FailuresBody(outcome=one.outcome, message=one.message, trials=one.trials) for one in failures
             ],
@@ -454,11 +460,17 @@ def show_task(job_id: str, workload: str, context: ContextDep) -> SubgraphBody:
             raise WorkloadNotFound(f"job {job_id} has no workload {workload!r}")
         fastest = schedules.fastest(session, device_class, workload, _SHOWN_PROGRAMS)
         texts = listings.of_workload(session, workload)
+        foreseen = trials.foreseen(session, found[0].id)
     unscheduled = texts.get(UNSCHEDULED)
     return SubgraphBody(
         task=TaskBody.of(found[0]),
         listing=None if unscheduled is None else unscheduled.text,
         programs=[ProgramBody.of(record, texts.get(digest(record.trace))) for record in fastest],
+        foreseen=ForeseenBody(
+            latency_s=[_short(trial.latency_s) for trial in foreseen],
+            predicted_s=[_short(trial.predicted_s) for trial in foreseen],
+            estimated_s=[None if one.estimated_s is None else _short(one.estimated_s) for one in foreseen],
+        ),
     )
 
 
@@ -491,8 +503,8 @@ def artifact(job_id: str, request: Request, context: ContextDep) -> Response:
     return artifact_answer(context, job, request)
 
 
-def _short(number: float | None) -> float | None:
-    return None if number is None else float(f"{number:.4g}")
+def _short(number: float) -> float:
+    return float(f"{number:.4g}")
 
 
 def _bodies(session: Session, found: Sequence[Job], now: float) -> list[JobBody]:

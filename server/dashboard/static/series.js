@@ -9,9 +9,9 @@ export function placeOf(task) {
 //   name, weight, flops   of the place's own task
 //   tasks                 its own task and its variants
 //   best                  the fastest measured task, null without one
-//   first_s, best_s       seconds of one call: of the first program that this job measured, and of the best known
+//   first_s, best_s       seconds of one call: of the first program among `trials`, and of the best known
 //   network_s             seconds that it takes in one run of the model
-export function subgraphs(tasks, trials) {
+export function subgraphs(tasks, trials = { task: [], latency_s: [] }) {
   const first = new Map();
   trials.task.forEach((id, index) => {
     if (trials.latency_s[index] !== null && !first.has(id)) first.set(id, trials.latency_s[index]);
@@ -37,9 +37,10 @@ export function subgraphs(tasks, trials) {
   return found.sort((a, b) => (b.network_s ?? -1) - (a.network_s ?? -1) || a.name.localeCompare(b.name));
 }
 
-// What a job's trials did to the network, trial by trial:
-//   at_s, network_s   of each trial; the network's seconds are null until every subgraph has been measured
-//   snapshots         at most `limit` moments: at_s, and by place the seconds in one run and the number of trials
+// What a job's trials did to the network:
+//   steps       the first trial, the last, and each that made the network faster: columns trial (from 1), at_s and
+//               network_s, its seconds, null until every subgraph has been measured
+//   snapshots   at most `limit` moments: at_s, and by place the seconds in one run and the number of trials
 export function progress(tasks, trials, limit = 240) {
   const byId = new Map(tasks.map((task) => [task.id, task]));
   const measuredHere = new Set(trials.task.filter((_, index) => trials.latency_s[index] !== null));
@@ -62,9 +63,9 @@ export function progress(tasks, trials, limit = 240) {
   const wholeNetwork = () => ([...covered].every((one) => network.has(one)) ? sum(network.values()) : null);
   tasks.forEach(settle);
   let whole = wholeNetwork();
-  const at_s = [];
-  const network_s = [];
+  const steps = { trial: [], at_s: [], network_s: [] };
   const snapshots = [];
+  const last = trials.task.length - 1;
   const every = Math.max(1, Math.ceil(trials.task.length / limit));
   trials.task.forEach((id, index) => {
     const task = byId.get(id);
@@ -77,13 +78,16 @@ export function progress(tasks, trials, limit = 240) {
       settle(task);
       whole = wholeNetwork();
     }
-    at_s.push(trials.at_s[index]);
-    network_s.push(whole);
-    if (index % every === 0 || index === trials.task.length - 1) {
+    if (index === 0 || index === last || whole !== steps.network_s.at(-1)) {
+      steps.trial.push(index + 1);
+      steps.at_s.push(trials.at_s[index]);
+      steps.network_s.push(whole);
+    }
+    if (index % every === 0 || index === last) {
       snapshots.push({ at_s: trials.at_s[index], network: new Map(network), spent: new Map(spent) });
     }
   });
-  return { at_s, network_s, snapshots };
+  return { steps, snapshots };
 }
 
 // Spearman's rank correlation of two lists of numbers, null for fewer than three.

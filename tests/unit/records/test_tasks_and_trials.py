@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import math
+import sqlite3
+from typing import Any
 
 import pytest
+from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from core.measurement import Outcome
 from records.fleet import devices
 from records.jobs import jobs, tasks, trials
+from records.storage.statements import dialect_of
 from tests.devices import DEVICE
-from tests.unit.records.farm import Farm, make_job, put_measured, task_spec
+from tests.unit.records.farm import Farm, make_job, measured, put_measured, task_spec
 from tests.unit.records.test_schedules import record
 
 
@@ -146,3 +150,50 @@ class TestTrials:
     def test_a_prediction_is_a_number_of_seconds(self, predicted_s: float) -> None:
         with pytest.raises(ValueError, match="predicted_s"):
             trials.NewTrial(1, "w1", None, "t", predicted_s)
+
+
+class TestDone:
+    """What is shown of a job's trials."""
+
+    def done(self, farm: Farm) -> list[int]:
+        """Store a trial that went well, a failed one, and one that is faster than both; another is open."""
+        ids = farm.issue("a", "b", "c")
+        farm.leased("l1")
+        for number, (trial_id, secs) in enumerate(zip(ids, (4e-3, None, 1e-3), strict=True)):
+            farm.report("l1", [trial_id], secs, now=30.0 + number)
+        farm.issue("open")
+        return ids
+
+    def test_all_are_there_in_the_order_in_which_they_ended(self, farm: Farm) -> None:
+        self.done(farm)
+        expected = [(30.0, 8e-3), (31.0, None), (32.0, 2e-3)]  # of 1, 2 and 3 times the seconds
+        assert trials.measured(farm.session, "job") == [(farm.task_id, *one) for one in expected]
+
+    def test_those_that_went_well_are_held_against_what_was_said_of_them(self, farm: Farm) -> None:
+        self.done(farm)
+        assert trials.foreseen(farm.session, farm.task_id) == [(2e-3, 1e-3, None), (8e-3, 1e-3, None)]
+
+    def test_failures_are_counted(self, farm: Farm) -> None:
+        self.done(farm)
+        [failure] = trials.failures(farm.session, "job", 5)
+        assert (failure.outcome, failure.trials) == (measured(None).outcome, 1)
+
+    def test_an_index_has_all_of_them(self, farm: Farm) -> None:
+        self.done(farm)
+        if dialect_of(farm.session) != "sqlite":
+            pytest.skip("PostgreSQL reads small tables from beginning to end")
+        plans = []
+
+        def explain(_connection: object, cursor: sqlite3.Cursor, statement: str, *rest: Any) -> None:
+            if statement.startswith("SELECT"):
+                explained = cursor.connection.execute(f"EXPLAIN QUERY PLAN {statement}", rest[0])
+                plans.append(" ".join(row[3] for row in explained))
+
+        connection = farm.session.connection()
+        event.listen(connection, "before_cursor_execute", explain)
+        trials.measured(farm.session, "job")
+        trials.failures(farm.session, "job", 5)
+        event.remove(connection, "before_cursor_execute", explain)
+        assert "COVERING INDEX ix_trials_done" in plans[0]
+        assert "TEMP B-TREE" not in plans[0]
+        assert "INDEX ix_trials_done" in plans[1]

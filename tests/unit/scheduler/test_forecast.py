@@ -19,7 +19,7 @@ CUMSUM = replace(POOL, id=4, workload_hash="cumsum", covered=False, best_s=None)
 
 
 def trial(task: Task, at: float, latency_s: float | None) -> MeasuredTrial:
-    return MeasuredTrial(task.id, at, "ok", latency_s, 0.0, None)
+    return MeasuredTrial(task.id, at, latency_s)
 
 
 def test_the_curve_begins_when_everything_is_known_and_falls() -> None:

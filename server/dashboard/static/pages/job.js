@@ -89,7 +89,7 @@ function Details({ job, tasks, trials }) {
   const found = useMemo(() => progress(tasks, trials), [tasks, trials]);
   return html`
     <${WholeModel} job=${job} />
-    <${Progress} found=${found} />
+    <${Progress} steps=${found.steps} />
     <${Allocation} parts=${parts} snapshots=${found.snapshots} />
     <${Maps} job=${job} parts=${parts} />
     <${Roofline} job=${job} parts=${parts} />
@@ -117,16 +117,16 @@ function WholeModel({ job }) {
   </section>`;
 }
 
-function Progress({ found }) {
+function Progress({ steps }) {
   const [by, setBy] = useState("trials");
   const x = useMemo(
     () =>
       by === "trials"
-        ? { label: "trial", format: digits, values: found.network_s.map((_, index) => index + 1) }
-        : { label: "after", format: duration, values: found.at_s },
-    [found, by],
+        ? { label: "trial", format: digits, values: steps.trial }
+        : { label: "after", format: duration, values: steps.at_s },
+    [steps, by],
   );
-  const series = useMemo(() => [{ label: "the network, estimated", kind: "step", values: found.network_s }], [found]);
+  const series = useMemo(() => [{ label: "the network, estimated", kind: "step", values: steps.network_s }], [steps]);
   return html`<section class="card">
     <fieldset class="choice">
       <legend class="hidden">Show the best latency against</legend>

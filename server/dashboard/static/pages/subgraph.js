@@ -12,10 +12,9 @@ export function SubgraphPage({ id, workload }) {
   const path = `v1/jobs/${encodeURIComponent(id)}`;
   const job = useAnswer(path);
   const tasks = useAnswer(`${path}/tasks`);
-  const trials = useAnswer(`${path}/trials`);
   const found = useAnswer(`${path}/tasks/${encodeURIComponent(workload)}`);
   return html`<${Answer} answer=${found}>
-    ${({ task, listing, programs }) => html`
+    ${({ task, listing, programs, foreseen }) => html`
       <p class="muted"><a href=${`#/jobs/${encodeURIComponent(id)}`}>${job.value?.model_name ?? "The job"}</a> / subgraph</p>
       <h1>${task.name}${task.variant && html` <span class="muted">by ${task.variant}</span>`}</h1>
       ${task.signature && html`<p><code>${task.signature}</code></p>`}
@@ -30,9 +29,8 @@ export function SubgraphPage({ id, workload }) {
       </dl>
       <${Variants} id=${id} task=${task} tasks=${tasks.value?.items ?? []} />
       <${Programs} listing=${listing} best=${programs[0]} />
-      <${Answer} answer=${trials}>${(measured) => html`<${Foreseen} task=${task} trials=${measured} />`}<//>
-      ${job.value && tasks.value && trials.value &&
-      html`<${Roofline} job=${job.value} parts=${subgraphs(tasks.value.items, trials.value)} here=${workload} />`}
+      <${Foreseen} trials=${foreseen} />
+      ${job.value && tasks.value && html`<${Roofline} job=${job.value} parts=${subgraphs(tasks.value.items)} here=${workload} />`}
       <${Fastest} task=${task} programs=${programs} />
     `}
   <//>`;
@@ -61,14 +59,13 @@ function Programs({ listing, best }) {
 }
 
 // What was said of each program before it was measured, against what was measured.
-function Foreseen({ task, trials }) {
+function Foreseen({ trials }) {
   const rows = useMemo(
     () =>
-      trials.task
-        .map((id, index) => ({ id, measured: trials.latency_s[index], predicted: trials.predicted_s[index], estimated: trials.estimated_s[index] }))
-        .filter((row) => row.id === task.id && row.measured !== null && row.predicted > 0)
-        .sort((a, b) => a.measured - b.measured),
-    [task, trials],
+      trials.latency_s
+        .map((measured, index) => ({ measured, predicted: trials.predicted_s[index], estimated: trials.estimated_s[index] }))
+        .filter((row) => row.predicted > 0),
+    [trials],
   );
   const x = useMemo(() => ({ label: "measured", format: latency, log: true, values: rows.map((row) => row.measured) }), [rows]);
   const series = useMemo(
