@@ -57,8 +57,8 @@ SUBMIT_AIM_MS, ANSWER_AIM_MS = 50.0, 200.0
 INTERACTIVE_AIM_MS, WEIGHT_AIM_KB = 500.0, 500.0
 SUBGRAPHS = 20
 VISITS = 10
-# Of a job's page: three charts of its trials, and the maps of where the time goes.
-DRAWN = """document.querySelectorAll("canvas").length >= 3
+# Of a job's page: three charts of its trials, the roofline, and the maps of where the time goes.
+DRAWN = """document.querySelectorAll("canvas").length >= 4
   && document.querySelectorAll(".treemap a").length > 1"""
 SECRET = "the benchmark's bootstrap token"
 

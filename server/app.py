@@ -72,7 +72,6 @@ def create_app(context: ServerContext) -> FastAPI:
     app.include_router(health.router)
     app.include_router(dashboard.router)
     app.include_router(install.router)
-    app.mount("/assets", dashboard.Assets())
     install_error_handlers(app)
     settings = context.settings
     max_bytes = {"/v1/models": settings.max_upload_bytes, "/v1/schedules/import": _MAX_IMPORT_BYTES}

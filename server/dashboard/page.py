@@ -1,7 +1,7 @@
 """The documents that the dashboard's modules run in, with the policy under which a browser runs them.
 
-Modules name each other, and the libraries in `static/vendor`, as the import map of their document says. So
-they are the same files where the service serves them and where a report brings them along.
+Our modules are served as one, which finds the libraries in `static/vendor` as the import map of its document
+says. So it is the same where the service serves it and where a report brings it along.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from functools import cache
 from html import escape
 from pathlib import Path
 
+from server.dashboard.modules import joined
+
 STATIC = Path(__file__).parent / "static"
 LIBRARIES = {
     "preact": "vendor/preact.mjs",
@@ -22,7 +24,16 @@ LIBRARIES = {
     "uplot": "vendor/uPlot.min.mjs",
     "d3-hierarchy": "vendor/d3-hierarchy.min.mjs",
 }
-STYLES = ("vendor/uPlot.min.css", "style.css")
+_STYLES = ("vendor/uPlot.min.css", "style.css")
+
+# Runs before any module is there, so that the service answers while they are on their way. `api.js` takes the
+# answers.
+_ASK_EARLY = """
+const job = /^#\\/?(jobs\\/[^/]+)$/.exec(location.hash);
+const ofJob = job ? ["/trials", "/tasks", ""].map((end) => `v1/${job[1]}${end}`) : [];
+const paths = [...ofJob, ...(job ? ["v1/device-classes"] : []), "v1/session"];
+globalThis.asked = new Map(paths.map((path) => [path, fetch(path)]));
+"""
 
 _DOCUMENT = """<!doctype html>
 <html lang="en">
@@ -43,21 +54,29 @@ _DOCUMENT = """<!doctype html>
 
 
 @cache
+def assets() -> dict[str, bytes]:
+    """Return the files that the dashboard's page loads, by their paths below `/assets/`."""
+    files = {path: (STATIC / path).read_bytes() for path in (*LIBRARIES.values(), "icon.svg")}
+    return files | {"dashboard.js": _script().encode(), "dashboard.css": _styles().encode()}
+
+
+@cache
 def dashboard() -> tuple[str, str]:
     """Return the dashboard's page, and its Content-Security-Policy."""
-    imports = {name: f"./assets/{file}" for name, file in LIBRARIES.items()} | {"tunefarm/": "./assets/"}
-    import_map = json.dumps({"imports": imports})
-    head = [f'<link rel="stylesheet" href="assets/{style}">' for style in STYLES]
-    head += [
+    import_map = json.dumps({"imports": {name: f"./assets/{file}" for name, file in LIBRARIES.items()}})
+    head = [
+        # Before the styles, which it would wait for.
+        f"<script>{_ASK_EARLY}</script>",
+        '<link rel="stylesheet" href="assets/dashboard.css">',
         '<link rel="icon" href="assets/icon.svg" type="image/svg+xml">',
         f'<script type="importmap">{import_map}</script>',
         # Otherwise a browser asks for a module only when it has read the one that imports it.
-        *(f'<link rel="modulepreload" href="assets/{file}">' for file in (*LIBRARIES.values(), *_modules())),
-        '<script type="module" src="assets/app.js"></script>',
+        *(f'<link rel="modulepreload" href="assets/{file}">' for file in LIBRARIES.values()),
+        '<script type="module" src="assets/dashboard.js"></script>',
     ]
     policy = [
         "default-src 'none'",
-        f"script-src 'self' '{_source_hash(import_map)}'",
+        f"script-src 'self' '{_source_hash(_ASK_EARLY)}' '{_source_hash(import_map)}'",
         "style-src 'self'",
         "img-src 'self'",
         "connect-src 'self'",
@@ -84,11 +103,11 @@ def report(answers: Mapping[str, object], start: str) -> str:
 @cache
 def _report_head() -> tuple[str, str]:
     """Return the styles and scripts of a report, and its policy."""
-    modules = {name: STATIC / file for name, file in LIBRARIES.items()}
-    modules |= {f"tunefarm/{file}": STATIC / file for file in _modules()}
-    import_map = json.dumps({"imports": {name: _data_url(file) for name, file in modules.items()}})
-    begin = 'import "tunefarm/app.js";'
-    styles = "\n".join((STATIC / style).read_text() for style in STYLES)
+    modules = {name: (STATIC / file).read_text() for name, file in LIBRARIES.items()}
+    modules["tunefarm"] = _script()
+    import_map = json.dumps({"imports": {name: _data_url(text) for name, text in modules.items()}})
+    begin = 'import "tunefarm";'
+    styles = _styles()
     head = [
         f"<style>{styles}</style>",
         f'<script type="importmap">{import_map}</script>',
@@ -104,13 +123,17 @@ def _report_head() -> tuple[str, str]:
     return "\n".join(head), "; ".join(policy)
 
 
-def _modules() -> list[str]:
-    """Return our modules, by their paths in STATIC."""
-    return sorted(str(file.relative_to(STATIC)) for file in STATIC.rglob("*.js"))
+def _script() -> str:
+    files = sorted(STATIC.rglob("*.js"))
+    return joined({f"tunefarm/{file.relative_to(STATIC)}": file.read_text() for file in files}, LIBRARIES)
 
 
-def _data_url(module: Path) -> str:
-    return "data:text/javascript;base64," + base64.b64encode(module.read_bytes()).decode()
+def _styles() -> str:
+    return "\n".join((STATIC / style).read_text() for style in _STYLES)
+
+
+def _data_url(module: str) -> str:
+    return "data:text/javascript;base64," + base64.b64encode(module.encode()).decode()
 
 
 def _source_hash(text: str) -> str:

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+import mimetypes
+from hashlib import sha256
 
-from fastapi import APIRouter
+from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import HTMLResponse, Response
-from fastapi.staticfiles import StaticFiles
 
+from server.conditional import is_current
 from server.dashboard import page
 
 router = APIRouter(include_in_schema=False)
 
 # The files have no versions in their names: a browser asks each time whether they have changed.
 _REVALIDATED = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
-
-
-class Assets(StaticFiles):
-    """The dashboard's files, which a browser never takes for anything but what they are."""
-
-    def __init__(self) -> None:
-        super().__init__(directory=page.STATIC)
-
-    def file_response(self, *args: Any, **kwargs: Any) -> Response:
-        response = super().file_response(*args, **kwargs)
-        response.headers.update(_REVALIDATED)
-        return response
+_TYPES = mimetypes.MimeTypes()
+_TYPES.add_type("text/javascript", ".mjs")
 
 
 @router.get("/")
@@ -36,3 +27,16 @@ async def dashboard() -> HTMLResponse:
         document,
         headers={**_REVALIDATED, "Content-Security-Policy": policy, "Referrer-Policy": "no-referrer"},
     )
+
+
+@router.get("/assets/{path:path}")
+async def asset(path: str, request: Request) -> Response:
+    """Return a file of the dashboard, which a browser never takes for anything but what it is."""
+    content = page.assets().get(path)
+    if content is None:
+        raise HTTPException(404)
+    etag = f'"{sha256(content).hexdigest()[:32]}"'
+    headers = {**_REVALIDATED, "ETag": etag}
+    if is_current(request, etag):
+        return Response(status_code=304, headers=headers)
+    return Response(content, media_type=_TYPES.guess_type(path)[0], headers=headers)

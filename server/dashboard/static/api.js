@@ -15,6 +15,15 @@ export class Problem extends Error {
   }
 }
 
+// What the document has asked for already, each answer to be taken once.
+const asked = globalThis.asked ?? new Map();
+
+function take(path) {
+  const answer = asked.get(path);
+  asked.delete(path);
+  return answer;
+}
+
 let onSignedOut = () => {};
 
 // Have `callback` called whenever the service asks for a token.
@@ -31,14 +40,16 @@ export async function get(path) {
 // Call the service; `body` is sent as JSON unless it is a file. Throws Problem.
 export async function call(method, path, body, headers = {}) {
   const isFile = body instanceof Blob;
-  let response;
-  try {
-    response = await fetch(path, {
+  const request = () =>
+    fetch(path, {
       method,
       headers: body === undefined || isFile ? headers : { "Content-Type": "application/json", ...headers },
       body: body === undefined || isFile ? body : JSON.stringify(body),
       credentials: "same-origin",
     });
+  let response;
+  try {
+    response = await ((method === "GET" && take(path)) || request());
   } catch {
     throw new Problem(0, "unreachable", "The service doesn't answer: it may be starting again.");
   }

@@ -60,6 +60,23 @@ def test_nothing_comes_from_elsewhere_and_pages_are_light(page: Page, site: Serv
     assert document.headers["content-encoding"] == "gzip"
 
 
+def test_a_jobs_answers_do_not_wait_for_the_modules(page: Page, site: Service) -> None:
+    page.route("**/dashboard.js", lambda route: route.abort())
+    with page.expect_response("**/v1/jobs/job-done/trials") as answer:
+        page.goto(f"{site.url}/#/jobs/job-done")
+    assert answer.value.ok
+
+
+def test_each_answer_is_asked_for_once(page: Page, site: Service) -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url.removeprefix(site.url)))
+    open_page(page, site, "#/jobs/job-done")
+    expect(page.get_by_role("img", name="Roofline").locator("canvas")).to_be_visible()
+    of_job = [f"/v1/jobs/job-done{end}" for end in ("", "/tasks", "/trials")]
+    answers = sorted(path for path in asked if path.startswith("/v1/"))
+    assert answers == sorted([*of_job, "/v1/device-classes", "/v1/session"])
+
+
 def test_a_models_name_is_text(page: Page, site: Service) -> None:
     open_page(page, site, "#/jobs/job-failed")
     expect(page.get_by_role("heading", level=1)).to_contain_text(EVIL)
