@@ -1,4 +1,8 @@
-"""Alert rules and the Grafana board: they load, and ask only for metrics that the processes have."""
+"""Alert rules and the Grafana board: they load, and ask only for metrics that the processes have.
+
+The board is loaded by the model of dashboards that Grafana publishes; `tests/acceptance/test_monitoring.py`
+asks a real Prometheus what it asks.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
 from prometheus_client import CollectorRegistry
 from ruamel.yaml import YAML
 
@@ -60,6 +67,25 @@ def test_the_board_asks_what_prometheus_understands(tmp_path: Path) -> None:
 
 def test_the_configuration_is_valid(tmp_path: Path) -> None:
     promtool("check", "config", "--syntax-only", "prometheus.yml")
+
+
+def test_grafana_keeps_every_word_of_the_board() -> None:
+    board = json.loads((FOLDER / "grafana.json").read_text())
+    register_default_plugins()
+    loaded = Dashboard.from_json(board)
+    assert lost(board, json.loads(JSONEncoder().encode(loaded))) == []
+
+
+def lost(written: object, loaded: object, at: str = "board") -> list[str]:
+    """Return where `written` has something that `loaded` hasn't: a word that isn't of Grafana's model."""
+    if isinstance(written, dict) and isinstance(loaded, dict):
+        missing = [f"{at}.{key}" for key in written.keys() - loaded.keys()]
+        shared = written.keys() & loaded.keys()
+        return missing + [one for key in shared for one in lost(written[key], loaded[key], f"{at}.{key}")]
+    if isinstance(written, list) and isinstance(loaded, list) and len(written) == len(loaded):
+        pairs = enumerate(zip(written, loaded, strict=True))
+        return [one for number, pair in pairs for one in lost(*pair, f"{at}[{number}]")]
+    return [] if written == loaded else [at]
 
 
 def test_panels_have_their_own_places_and_ids() -> None:
