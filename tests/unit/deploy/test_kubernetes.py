@@ -13,6 +13,7 @@ from ruamel.yaml import YAML
 
 from scheduler.settings import SchedulerSettings
 from server.access.scopes import OPEN_PATHS
+from server.metrics import ServerMetrics
 from server.settings import ServerSettings
 from system.logs import VARIABLE
 
@@ -87,3 +88,23 @@ def test_selectors_and_ports_name_pods_that_exist() -> None:
     for service in of_kind("Service"):
         name = service["spec"]["selector"]["app.kubernetes.io/name"]
         assert {port["targetPort"] for port in service["spec"]["ports"]} <= pods[name]
+
+
+def test_schedulers_are_scaled_by_a_metric_of_servers() -> None:
+    (scaler,) = of_kind("HorizontalPodAutoscaler")
+    target = scaler["spec"]["scaleTargetRef"]
+    assert target["name"] in {one["metadata"]["name"] for one in of_kind(target["kind"])}
+    (metric,) = scaler["spec"]["metrics"]
+    name = metric["external"]["metric"]["name"]
+    assert name in {family.name for family in ServerMetrics().registry.collect()}
+    (rule,) = YAML(typ="safe").load(FOLDER.parent / "monitoring" / "adapter.yml")["externalRules"]
+    assert rule["seriesQuery"] == name
+
+
+def test_each_deployment_has_a_disruption_budget_that_lets_it_move() -> None:
+    deployments = {one["metadata"]["name"]: one["spec"].get("replicas", 1) for one in of_kind("Deployment")}
+    budgets = {one["metadata"]["name"]: one["spec"] for one in of_kind("PodDisruptionBudget")}
+    assert budgets.keys() == deployments.keys()
+    for name, replicas in deployments.items():
+        # Otherwise a node could never be drained.
+        assert budgets[name].get("maxUnavailable", 0) > 0 or budgets[name]["minAvailable"] < replicas
