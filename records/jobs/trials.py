@@ -17,7 +17,7 @@ from core.job import JobState
 from core.measurement import Outcome
 from records.jobs import jobs
 from records.jobs.jobs import JobNotFound
-from records.storage.statements import digest, insert_into, lock_job
+from records.storage.statements import digest, insert_into, lock_job, table_of
 from records.storage.tables import TrialRow
 
 TrialState: TypeAlias = Literal["pending", "leased", "done"]
@@ -198,10 +198,12 @@ def for_task(session: Session, task_id: int) -> list[Trial]:
 
 def measured(session: Session, job_id: str) -> list[MeasuredTrial]:
     """Return the job's trials that are done, in the order in which they ended."""
-    columns = [getattr(TrialRow, name) for name in MeasuredTrial._fields]
-    # In the words of the index ix_trials_done, which has all that is asked for.
-    done = select(*columns).where(TrialRow.job_id == job_id, TrialRow.finished_at.is_not(None))
-    return [MeasuredTrial(*row) for row in session.execute(done.order_by(TrialRow.finished_at, TrialRow.id))]
+    # In the words of the index ix_trials_done, which has all that is asked for. Of the table's own columns, ten
+    # thousand rows take half the time.
+    table = table_of(TrialRow).c
+    columns = [table[name] for name in MeasuredTrial._fields]
+    done = select(*columns).where(table.job_id == job_id, table.finished_at.is_not(None))
+    return [MeasuredTrial(*row) for row in session.execute(done.order_by(table.finished_at, table.id))]
 
 
 def foreseen(session: Session, task_id: int) -> list[ForeseenTrial]:

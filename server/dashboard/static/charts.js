@@ -13,13 +13,17 @@ export function colour(number) {
   return `var(--series-${Math.min(number, COLOURS - 1)})`;
 }
 
-// What a colour of the style sheet is on the page now; a canvas doesn't know the style sheet's names.
-function resolved(css) {
-  const probe = document.createElement("i");
-  probe.style.color = css;
-  document.body.append(probe);
-  const found = getComputedStyle(probe).color;
-  probe.remove();
+// What colours of the style sheet are on the page now; a canvas doesn't know the style sheet's names. All at once: each
+// time, the browser goes over the page's styles.
+function resolved(colours) {
+  const probes = colours.map((css) => {
+    const probe = document.createElement("i");
+    probe.style.color = css;
+    return probe;
+  });
+  document.body.append(...probes);
+  const found = probes.map((probe) => getComputedStyle(probe).color);
+  probes.forEach((probe) => probe.remove());
   return found;
 }
 
@@ -48,7 +52,9 @@ export function Chart({ title, note, x, y, series, height = 260 }) {
   const isEmpty = x.values.length === 0 || series.every((one) => one.values.every((value) => value === null));
   useLayoutEffect(() => {
     if (isEmpty || !width) return undefined;
-    const [text, grid, surface] = ["var(--muted)", "var(--line)", "var(--surface)"].map(resolved);
+    const strokes = series.map((one, number) => one.colour ?? colour(number));
+    const fills = strokes.map((stroke) => `color-mix(in srgb, ${stroke} 45%, var(--surface))`);
+    const [text, grid, surface, ...found] = resolved(["var(--muted)", "var(--line)", "var(--surface)", ...strokes, ...fills]);
     const axis = { stroke: text, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 } };
     const plot = new uPlot(
       {
@@ -65,7 +71,7 @@ export function Chart({ title, note, x, y, series, height = 260 }) {
             size: (_, values) => 20 + 8 * Math.max(...(values ?? [""]).map((one) => one.length)),
           },
         ],
-        series: [{}, ...series.map((one, number) => drawn(one, resolved(one.colour ?? colour(number)), surface))],
+        series: [{}, ...series.map((one, number) => drawn(one, found[number], found[series.length + number], surface))],
         hooks: { setCursor: [(self) => setAt(self.cursor.idx ?? null)] },
       },
       [x.values, ...stacked(series)],
@@ -113,16 +119,14 @@ function ticks({ log, format }) {
   return { values, splits, filter: (_, found) => found };
 }
 
-// The options by which uPlot draws a series in a colour.
-function drawn({ kind, label }, stroke, surface) {
+// The options by which uPlot draws a series in colours: of its line, of the area below, and of the page.
+function drawn({ kind, label }, stroke, fill, surface) {
   const plain = { label, stroke, width: 2, spanGaps: true, points: { show: false } };
   if (kind === "points") {
     return { ...plain, paths: () => null, points: { show: true, size: 7, width: 1.5, stroke, fill: surface } };
   }
   if (kind === "step") return { ...plain, paths: uPlot.paths.stepped({ align: 1 }) };
-  if (kind === "area") {
-    return { ...plain, width: 1, fill: resolved(`color-mix(in srgb, ${stroke} 45%, ${surface})`) };
-  }
+  if (kind === "area") return { ...plain, width: 1, fill };
   return plain;
 }
 

@@ -28,6 +28,7 @@ export function JobPage({ id, scopes }) {
   const job = useAnswer(path);
   const tasks = useAnswer(`${path}/tasks`);
   const trials = useAnswer(`${path}/trials`);
+  const classes = useAnswer("v1/device-classes");
   useJobEvents(job.value, job.refresh);
   const isFinished = job.value?.finished ?? true;
   useEffect(() => {
@@ -41,7 +42,7 @@ export function JobPage({ id, scopes }) {
       <${Head} job=${value} scopes=${scopes} onChange=${job.refresh} />
       <${Answer} answer=${tasks}>
         ${(found) => html`<${Answer} answer=${trials}>
-          ${(measured) => html`<${Details} job=${value} tasks=${found.items} trials=${measured} />`}
+          ${(measured) => html`<${Details} job=${value} classes=${classes.value} tasks=${found.items} trials=${measured} />`}
         <//>`}
       <//>
     `}
@@ -84,7 +85,7 @@ function Head({ job, scopes, onChange }) {
   `;
 }
 
-function Details({ job, tasks, trials }) {
+function Details({ job, classes, tasks, trials }) {
   const parts = useMemo(() => subgraphs(tasks, trials), [tasks, trials]);
   const found = useMemo(() => progress(tasks, trials), [tasks, trials]);
   return html`
@@ -92,7 +93,7 @@ function Details({ job, tasks, trials }) {
     <${Progress} steps=${found.steps} />
     <${Allocation} parts=${parts} snapshots=${found.snapshots} />
     <${Maps} job=${job} parts=${parts} />
-    <${Roofline} job=${job} parts=${parts} />
+    <${Roofline} job=${job} classes=${classes} parts=${parts} />
     <${Table} job=${job} parts=${parts} />
     <${Failures} trials=${trials} />
   `;

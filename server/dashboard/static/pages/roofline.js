@@ -2,16 +2,15 @@
 import { useMemo } from "preact/hooks";
 import { Chart } from "tunefarm/charts.js";
 import { digits, scaled } from "tunefarm/format.js";
-import { useAnswer } from "tunefarm/hooks.js";
 import { html } from "tunefarm/html.js";
 import { machineLimits } from "tunefarm/series.js";
 
 const STEPS = 60;
 
-// `parts` are the subgraphs of a job, of which `here`, a workload, is set off if it is given.
-export function Roofline({ job, parts, here }) {
-  const classes = useAnswer("v1/device-classes");
-  const device = classes.value?.items.find((one) => one.key === job.device_class);
+// `parts` are the subgraphs of a job, of which `here`, a workload, is set off if it is given; `classes` are all device
+// classes, undefined before they are known.
+export function Roofline({ job, classes, parts, here }) {
+  const device = classes?.items.find((one) => one.key === job.device_class);
   const limits = device && machineLimits(device);
   const chart = useMemo(() => limits && series(limits, parts, here), [device, parts, here]);
   if (!chart) return null;

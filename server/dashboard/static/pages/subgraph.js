@@ -12,6 +12,7 @@ export function SubgraphPage({ id, workload }) {
   const path = `v1/jobs/${encodeURIComponent(id)}`;
   const job = useAnswer(path);
   const tasks = useAnswer(`${path}/tasks`);
+  const classes = useAnswer("v1/device-classes");
   const found = useAnswer(`${path}/tasks/${encodeURIComponent(workload)}`);
   return html`<${Answer} answer=${found}>
     ${({ task, listing, programs, foreseen }) => html`
@@ -30,7 +31,7 @@ export function SubgraphPage({ id, workload }) {
       <${Variants} id=${id} task=${task} tasks=${tasks.value?.items ?? []} />
       <${Programs} listing=${listing} best=${programs[0]} />
       <${Foreseen} trials=${foreseen} />
-      ${job.value && tasks.value && html`<${Roofline} job=${job.value} parts=${subgraphs(tasks.value.items)} here=${workload} />`}
+      ${job.value && tasks.value && html`<${Roofline} job=${job.value} classes=${classes.value} parts=${subgraphs(tasks.value.items)} here=${workload} />`}
       <${Fastest} task=${task} programs=${programs} />
     `}
   <//>`;
