@@ -177,7 +177,7 @@ export function Treemap({ title, note, items, whole, height = 220 }) {
     <figcaption><strong>${title}</strong> <span class="muted">${note}</span></figcaption>
     <ul class="treemap" ref=${box} style=${{ height: `${height * side}px` }}>
       ${total > 0 &&
-      root.leaves().filter(({ x0, x1 }) => x1 - x0 > 2).map(({ data, x0, x1, y0, y1 }) => {
+      root.leaves().filter(({ x0, x1, y0, y1 }) => Math.min(x1 - x0, y1 - y0) > 2).map(({ data, x0, x1, y0, y1 }) => {
         const place = { left: `${x0}px`, width: `${x1 - x0}px`, top: `${y0}px`, height: `${y1 - y0}px` };
         return html`<li key=${data.key} style=${{ ...place, "--c": data.colour }}>
           <a href=${data.href} title=${`${data.label}: ${data.detail}`}><b>${data.label}</b><span>${data.detail}</span></a>

@@ -49,6 +49,11 @@ export function bytes(number) {
   return scaled(number, "B");
 }
 
+// Caches have powers of two: 32 KiB, 1 MiB.
+export function cacheSize(number) {
+  return number >= 1 << 20 ? `${digits(number / (1 << 20))} MiB` : `${digits(number / 1024)} KiB`;
+}
+
 export function percent(share) {
   return share === null || share === undefined ? "–" : `${Math.round(100 * share)} %`;
 }

@@ -155,7 +155,7 @@ def test_a_model_is_dropped_watched_and_cancelled(page: Page, site: Service, tmp
     model = tmp_path / "little.onnx"
     model.write_bytes(onnx_model())
     open_page(page, site)
-    page.get_by_label("Drop an ONNX model here").set_input_files(model)
+    page.get_by_label("Drop a model here").set_input_files(model)
     page.get_by_label("Trials, at most").fill("40")
     page.get_by_label("Until a minute gains less than").fill("1.5")
     page.get_by_role("combobox", name="Device").select_option(CALIBRATED.key)
@@ -178,7 +178,7 @@ def test_a_file_that_is_no_model_is_refused_in_words(page: Page, site: Service, 
     wrong = tmp_path / "photo.onnx"
     wrong.write_bytes(b"no model")
     open_page(page, site)
-    page.get_by_label("Drop an ONNX model here").set_input_files(wrong)
+    page.get_by_label("Drop a model here").set_input_files(wrong)
     page.get_by_label("Shapes of dynamic inputs").fill("x=1;3")
     page.get_by_role("button", name="Tune").click()
     expect(page.get_by_role("alert")).to_contain_text("a shape is like input=1,3,224,224, not x=1;3")
@@ -213,7 +213,7 @@ def test_a_token_signs_in_and_out(page: Page, guarded: Service) -> None:
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", level=1)).to_have_text("Jobs")
     # A reader can't submit.
-    expect(page.get_by_label("Drop an ONNX model here")).to_have_count(0)
+    expect(page.get_by_label("Drop a model here")).to_have_count(0)
     assert "tunefarm" not in page.evaluate("document.cookie")
     page.reload()
     expect(page.get_by_role("heading", level=1)).to_have_text("Jobs")
@@ -221,4 +221,4 @@ def test_a_token_signs_in_and_out(page: Page, guarded: Service) -> None:
     expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")
     page.get_by_label("Token").fill(ADMIN)
     page.keyboard.press("Enter")
-    expect(page.get_by_label("Drop an ONNX model here")).to_be_attached()
+    expect(page.get_by_label("Drop a model here")).to_be_attached()

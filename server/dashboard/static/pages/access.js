@@ -74,14 +74,15 @@ export function AccessPage() {
     <${Answer} answer=${audit}>
       ${({ items }) => html`<section class="card">
         <h2>Audit log</h2>
-        <div class="scroll" tabindex="0" role="region" aria-label="Audit log">
+        ${!items.length && html`<p class="muted">Nothing was changed yet.</p>`}
+        ${items.length > 0 && html`<div class="scroll" tabindex="0" role="region" aria-label="Audit log">
           <table>
             <thead><tr><th scope="col">When</th><th scope="col">Who</th><th scope="col">What</th><th scope="col">Subject</th><th scope="col">Outcome</th><th scope="col">From</th></tr></thead>
             <tbody>
               ${items.map((line) => html`<tr key=${line.id}><td>${ago(line.at)}</td><td>${line.who}</td><td>${line.action}</td><td>${line.subject}</td><td>${line.outcome}${line.times > 1 && ` ×${line.times}`}</td><td>${line.address}</td></tr>`)}
             </tbody>
           </table>
-        </div>
+        </div>`}
       </section>`}
     <//>
   `;

@@ -1,7 +1,7 @@
 // The machines that measure and build: what they do now, how well they are, what they can do at most.
 import { useState } from "preact/hooks";
 import { call } from "tunefarm/api.js";
-import { ago, bytes, digits, latency, percent, plural, scaled } from "tunefarm/format.js";
+import { ago, bytes, cacheSize, digits, latency, percent, plural, scaled } from "tunefarm/format.js";
 import { useAnswer } from "tunefarm/hooks.js";
 import { html } from "tunefarm/html.js";
 import { Alert, Answer, State } from "tunefarm/pages/parts.js";
@@ -103,7 +103,7 @@ function DeviceClass({ device }) {
     <h2>${device.name} <span class="muted">device class <code>${device.key}</code></span></h2>
     <dl class="pairs">
       <dt>Machine</dt><dd>${device.triple}, ${device.mcpu}, ${plural(device.cores, "core")}, vectors of ${device.vector_bytes} bytes</dd>
-      <dt>Caches</dt><dd>${bytes(device.l1_bytes)}, ${bytes(device.l2_bytes)}, ${bytes(device.l3_bytes)}</dd>
+      <dt>Caches</dt><dd>${[device.l1_bytes, device.l2_bytes, device.l3_bytes].map(cacheSize).join(", ")}</dd>
       <dt>Toolchain</dt><dd>${device.toolchain}</dd>
       ${profile
         ? html`<dt>Peak</dt><dd>${scaled(limits.flops, "FLOP/s")} in float32${measured("multiply_adds")}, ${scaled(profile.hertz, "Hz")}${measured("hertz")}</dd>

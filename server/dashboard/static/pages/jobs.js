@@ -9,6 +9,8 @@ import { Alert, Answer, Gain, State, Trials } from "tunefarm/pages/parts.js";
 // A browser has six connections to a server: so many rows follow their job's events, the others are asked for.
 const FOLLOWED = 3;
 const LOOK_EVERY_S = 5;
+// The ends of names of models, which their jobs go without.
+const MODEL_FILE = /\.(onnx|pt2|tflite|tar)$/i;
 
 export function JobsPage({ scopes }) {
   const jobs = useAnswer("v1/jobs?limit=50", LOOK_EVERY_S);
@@ -119,7 +121,7 @@ function Submit({ onStarted }) {
     try {
       const shapes = parseShapes(form.get("shapes"));
       setDoing(`Sending ${file.name} …`);
-      const name = encodeURIComponent(file.name.replace(/\.onnx$/i, "") || "model");
+      const name = encodeURIComponent(file.name.replace(MODEL_FILE, "") || "model");
       const model = await call("POST", `v1/models?name=${name}`, file, { "Content-Type": "application/octet-stream" });
       setDoing("Starting the job …");
       const number = (name, unit = 1) => (form.get(name) ? Number(form.get(name)) * unit : null);
@@ -143,8 +145,8 @@ function Submit({ onStarted }) {
   }, []);
   return html`<form class="card submit" onSubmit=${submit}>
     <label class=${`drop${isOver ? " over" : ""}`} onDragOver=${(event) => (event.preventDefault(), setOver(true))} onDragLeave=${() => setOver(false)} onDrop=${drop}>
-      <input type="file" accept=".onnx" onChange=${(event) => setFile(event.target.files[0] ?? null)} />
-      <span>${file ? html`<b>${file.name}</b>, ${(file.size / 1e6).toFixed(1)} MB` : html`<b>Drop an ONNX model here</b>, or choose a file`}</span>
+      <input type="file" accept=".onnx,.pt2,.tflite,.tar" onChange=${(event) => setFile(event.target.files[0] ?? null)} />
+      <span>${file ? html`<b>${file.name}</b>, ${(file.size / 1e6).toFixed(1)} MB` : html`<b>Drop a model here</b>, or choose a file: ONNX, PyTorch's .pt2, TFLite`}</span>
     </label>
     ${file &&
     html`<div class="fields">
