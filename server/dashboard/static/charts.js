@@ -103,13 +103,14 @@ function scale({ log, range }, fromZero = false) {
   return { time: false, range: range ?? ((_, low, high) => [fromZero ? 0 : low, high > low ? high : low + 1]) };
 }
 
-// Where an axis has ticks, and their texts. On a logarithmic one they are at 1, 2 and 5 times powers of ten, or at
-// powers of ten alone where these are many.
+// Where an axis has ticks, and their texts. On a logarithmic one they are at 1, 2 and 5 times powers of ten, at powers of
+// ten alone where these are many, and closer on an axis of few.
 function ticks({ log, format }) {
   const values = (_, splits) => splits.map(format);
   if (!log) return { values };
   const splits = (_plot, _axis, low, high) => {
-    const steps = high / low > 300 ? [1] : [1, 2, 5];
+    const ratio = high / low;
+    const steps = ratio > 300 ? [1] : ratio > 5 ? [1, 2, 5] : [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8];
     const found = [];
     for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++) {
       found.push(...steps.map((step) => step * 10 ** power).filter((one) => one >= low && one <= high));

@@ -1,10 +1,11 @@
 // Numbers as people read them.
 
-const LATENCIES = [["s", 1], ["ms", 1e-3], ["µs", 1e-6]];
+const LATENCIES = [["s", 1], ["ms", 1e-3], ["µs", 1e-6], ["ns", 1e-9]];
 
-// Three digits in seconds, milliseconds or microseconds: 14.2 ms. A dash when unknown.
+// Three digits in seconds to nanoseconds: 14.2 ms. A dash when unknown.
 export function latency(secs) {
   if (secs === null || secs === undefined || !Number.isFinite(secs)) return "–";
+  if (secs === 0) return "0";
   const [unit, size] = LATENCIES.find(([, size]) => secs >= size) ?? LATENCIES.at(-1);
   return `${digits(secs / size)} ${unit}`;
 }
@@ -43,6 +44,11 @@ const PREFIXES = [["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3], ["", 1]];
 export function scaled(number, unit) {
   const [prefix, size] = PREFIXES.find(([, size]) => number >= size) ?? PREFIXES.at(-1);
   return `${digits(number / size)} ${prefix}${unit}`;
+}
+
+// Floating-point operations a second. What only moves data has none.
+export function speed(flops, secs) {
+  return flops ? scaled(flops / secs, "FLOP/s") : "–";
 }
 
 export function bytes(number) {

@@ -46,7 +46,7 @@ function series(limits, parts, here) {
     values: values.map((value) => Math.min(limits.flops, value * rate)),
   }));
   const dots = [{ label: here ? "other subgraphs" : "subgraphs", kind: "points", colour: "var(--series-0)", values: at(false) }];
-  if (here) dots.push({ label: "this subgraph", kind: "points", colour: "var(--series-1)", values: at(true) });
+  if (points.some((one) => one.isHere)) dots.push({ label: "this subgraph", kind: "points", colour: "var(--series-1)", values: at(true) });
   return {
     x: { label: "FLOP per byte", format: digits, log: true, values },
     y: { format: (value) => scaled(value, "FLOP/s"), log: true },

@@ -1,6 +1,6 @@
 // The best schedules known, found by operator and shape.
 import { useState } from "preact/hooks";
-import { ago, latency, scaled } from "tunefarm/format.js";
+import { ago, latency, speed } from "tunefarm/format.js";
 import { useAnswer } from "tunefarm/hooks.js";
 import { html } from "tunefarm/html.js";
 import { Answer } from "tunefarm/pages/parts.js";
@@ -39,7 +39,7 @@ export function SchedulesPage() {
                   ({ workload, name, signature, flops, latency_s, created_at }) => html`<tr key=${workload}>
                     <th scope="row" data-label="Operator">${name}<br /><code class="muted">${signature || workload}</code></th>
                     <td data-label="Latency">${latency(latency_s)}</td>
-                    <td data-label="Speed">${scaled(flops / latency_s, "FLOP/s")}</td>
+                    <td data-label="Speed">${speed(flops, latency_s)}</td>
                     <td data-label="Measured">${ago(created_at)}</td>
                     <td data-label="Trace"><a href=${`v1/schedules/best?target=${key}&workload=${workload}`} download=${`${workload}.json`} aria-label=${`Download the schedule of ${name}`}>download</a></td>
                   </tr>`,

@@ -1,7 +1,7 @@
 // One subgraph of a job: its best program beside the one it began as, and how well its times were foreseen.
 import { useMemo } from "preact/hooks";
 import { Chart } from "tunefarm/charts.js";
-import { ago, bytes, digits, latency, scaled } from "tunefarm/format.js";
+import { ago, bytes, digits, latency, scaled, speed } from "tunefarm/format.js";
 import { useAnswer } from "tunefarm/hooks.js";
 import { html } from "tunefarm/html.js";
 import { Answer, Fact } from "tunefarm/pages/parts.js";
@@ -24,9 +24,9 @@ export function SubgraphPage({ id, workload }) {
         <${Fact} name="best program">${latency(task.best_s)}<//>
         <${Fact} name="times in the model">${task.weight}<//>
         <${Fact} name="trials of this job">${digits(task.trials)}<//>
-        <${Fact} name="operations">${scaled(task.flops, "FLOP")}<//>
+        <${Fact} name="operations">${task.flops ? scaled(task.flops, "FLOP") : "–"}<//>
         <${Fact} name="operands">${task.num_bytes ? bytes(task.num_bytes) : "–"}<//>
-        <${Fact} name="speed">${task.best_s ? scaled(task.flops / task.best_s, "FLOP/s") : "–"}<//>
+        <${Fact} name="speed">${task.best_s ? speed(task.flops, task.best_s) : "–"}<//>
       </dl>
       <${Variants} id=${id} task=${task} tasks=${tasks.value?.items ?? []} />
       <${Programs} listing=${listing} best=${programs[0]} />
@@ -100,7 +100,7 @@ function Fastest({ task, programs }) {
           (one, number) => html`<tr>
             <th scope="row" data-label="Latency">${latency(one.latency_s)}</th>
             <td data-label="Repeats">${latency(Math.min(...one.run_secs))} to ${latency(Math.max(...one.run_secs))}</td>
-            <td data-label="Speed">${scaled(task.flops / one.latency_s, "FLOP/s")}</td>
+            <td data-label="Speed">${speed(task.flops, one.latency_s)}</td>
             <td data-label="Measured">${ago(one.created_at)}</td>
             <td data-label="Trace"><a href=${`data:application/json,${encodeURIComponent(one.trace)}`} download=${`${task.workload}-${number}.json`} aria-label=${`Download trace ${number + 1}`}>download</a></td>
           </tr>`,
