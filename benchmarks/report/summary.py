@@ -61,16 +61,19 @@ HEADLINES: Mapping[str, tuple[str, ...]] = {
         "leases, p99: 1000 workers, 2222 trials offered a second",
         "leases, p99: 1000 workers, 1047 trials stored a second",
     ),
-    "lookup": (
-        "look-ups: PostgreSQL, 1000000 records",
-        "look-ups, p99: PostgreSQL, 1000000 records",
-        "look-ups answered 304: PostgreSQL, 1000000 records",
-        "30 workloads in a call, p99: PostgreSQL, 1000000 records",
-        "submit, p99: PostgreSQL, 10000 jobs",
-        "the first page of jobs, p99: PostgreSQL, 10000 jobs",
-        "the page of the job with 10000 trials until it is interactive: PostgreSQL, 10000 jobs",
-        "the page of the job with 10000 trials, all that is received: PostgreSQL, 10000 jobs",
-    ),
+    **{
+        run: (
+            f"look-ups: {database}, 1000000 records",
+            f"look-ups, p99: {database}, 1000000 records",
+            f"look-ups answered 304: {database}, 1000000 records",
+            f"30 workloads in a call, p99: {database}, 1000000 records",
+            f"submit, p99: {database}, 10000 jobs",
+            f"the first page of jobs, p99: {database}, 10000 jobs",
+            f"the page of the job with 10000 trials until it is interactive: {database}, 10000 jobs",
+            f"the page of the job with 10000 trials, all that is received: {database}, 10000 jobs",
+        )
+        for run, database in (("lookup", "PostgreSQL"), ("lookup_sqlite", "SQLite"))
+    },
     "local_workers": ("two workers' trials a second relative to one's",),
     "faults": (
         "all faults: runs",
