@@ -175,10 +175,12 @@ def two_models(compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch) -> FakeC
     """The second model shares the convolution with the first."""
     plain = compiler._import
 
-    def import_(file: IO[bytes], shapes: Mapping[str, tuple[int, ...]], target: str) -> ImportedModel:
+    def import_(
+        file: IO[bytes], shapes: Mapping[str, tuple[int, ...]], target: str, *, tf32: bool
+    ) -> ImportedModel:
         file.seek(0)
         compiler.tasks = (replace(CONV, weight=5), CUMSUM) if file.read() == SECOND else (MATMUL, CONV)
-        return plain(file, shapes, target)
+        return plain(file, shapes, target, tf32=tf32)
 
     monkeypatch.setattr(compiler, "_import", import_)
     compiler.install(monkeypatch)
@@ -287,9 +289,11 @@ def test_the_batch_is_written_into_the_shapes(
     seen: list[Mapping[str, tuple[int, ...]]] = []
     plain: Callable[..., ImportedModel] = compiler._import
 
-    def import_(data: bytes, shapes: Mapping[str, tuple[int, ...]], target: str) -> ImportedModel:
+    def import_(
+        data: bytes, shapes: Mapping[str, tuple[int, ...]], target: str, *, tf32: bool
+    ) -> ImportedModel:
         seen.append(shapes)
-        return plain(data, shapes, target)
+        return plain(data, shapes, target, tf32=tf32)
 
     monkeypatch.setattr(compiler, "_import", import_)
     compiler.install(monkeypatch)
