@@ -1,4 +1,4 @@
-"""Evolutionary search over whole populations (paper section 5.1)."""
+"""Evolutionary search over whole populations (paper section 5.1), by mutation alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from search.evolution.mutate import cross, mutate
+from search.evolution.mutate import mutate
 from search.programs.annotate import legal, sample
 from search.programs.nest import Floats
 from search.programs.program import Population, Program, gather
@@ -21,15 +21,12 @@ Predict = Callable[[Population], Floats]
 
 @dataclass(frozen=True)
 class EvolutionConfig:
-    """Sizes of the evolution of one sketch, and the probability of `crossover`.
-
-    `seeds` is the largest share of measured programs in the initial population.
-    """
+    """Sizes of the evolution of one sketch; `seeds` is the largest share of measured programs in the initial
+    population."""
 
     population: int = 1024
     generations: int = 8
     seeds: float = 0.2
-    crossover: float = 0.05
 
     def __post_init__(self) -> None:
         if self.population < 2 or self.generations < 0:
@@ -81,10 +78,6 @@ def _next_generation(
 ) -> Population:
     # Roulette over predicted throughput: twice as fast is twice as likely to have children.
     fitness = 1.0 / seconds
-    parents = rng.choice(len(population), size=(2, config.population), p=fitness / fitness.sum())
-    children = mutate(population.take(parents[0]), rng)
-    crossed = cross(children, population.take(parents[1]), rng)
-    swap = rng.random(config.population) < config.crossover
-    values = np.where(swap[:, None], crossed.values, children.values)
-    survivors = legal(Population(population.sketch, values))
+    parents = rng.choice(len(population), size=config.population, p=fitness / fitness.sum())
+    survivors = legal(mutate(population.take(parents), rng))
     return survivors if len(survivors) else population

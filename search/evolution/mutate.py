@@ -1,4 +1,4 @@
-"""Mutation and crossover of whole populations (paper section 5.1); the examples show one program."""
+"""Mutation of whole populations (paper section 5.1); the examples show one program."""
 
 from __future__ import annotations
 
@@ -80,28 +80,6 @@ def move_factor(factors: Ints, extent: int, rng: np.random.Generator) -> Ints:
     moved[rows, source] //= prime
     moved[rows, target] *= prime
     return moved
-
-
-def cross(first: Population, second: Population, rng: np.random.Generator) -> Population:
-    """Combine the programs of two populations, node by node: all variables of a node come from one parent.
-
-        for i0 in 8: for i1 in 4: b[i] = a[i]        # the first parent
-        parallel for i: c[i] = b[i]
-    and
-        for i0 in 2: for i1 in 16: b[i] = a[i]       # the second one
-        vectorized for i: c[i] = b[i]
-    ->
-        for i0 in 8: for i1 in 4: b[i] = a[i]
-        vectorized for i: c[i] = b[i]
-    """
-    sketch = first.sketch
-    values = first.values.copy()
-    for node in dict.fromkeys(variable.node for variable in sketch.variables):
-        from_second = rng.random(len(first)) < 0.5
-        for (owner, _), columns in sketch.columns.items():
-            if owner == node:
-                values[from_second, columns] = second.values[from_second, columns]
-    return Population(sketch, values)
 
 
 def _random_true(mask: NDArray[np.bool_], rng: np.random.Generator) -> Ints:

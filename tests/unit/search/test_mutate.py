@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search.evolution.mutate import cross, move_factor, mutate
+from search.evolution.mutate import move_factor, mutate
 from search.programs.annotate import legal, valid
 from search.programs.program import Population
 from search.rules.space import generate
@@ -44,7 +44,6 @@ def test_a_parent_is_never_changed(sketch: Sketch, seed: int) -> None:
     parents = drawn(sketch, seed)
     before = parents.values.copy()
     mutate(parents, np.random.default_rng(seed))
-    cross(parents, parents, np.random.default_rng(seed))
     assert np.array_equal(parents.values, before)
 
 
@@ -67,35 +66,6 @@ def test_every_factorization_is_reachable_from_any_other(extent: int, parts: int
         current = np.array(sorted(reached) * 20)
         reached |= {tuple(row) for row in move_factor(current, extent, rng).tolist()}
     assert reached == everything
-
-
-@given(sketches, seeds)
-def test_crossing_takes_every_node_whole_from_one_parent(sketch: Sketch, seed: int) -> None:
-    pool = drawn(sketch, seed)
-    first, second = pool, pool.take(np.arange(len(pool))[::-1])
-    children = cross(first, second, np.random.default_rng(seed))
-    all_programs(children)
-    nodes = {variable.node for variable in sketch.variables}
-    for row in range(len(children)):
-        for node in nodes:
-            columns = [
-                c for (owner, _), w in sketch.columns.items() if owner == node for c in range(w.start, w.stop)
-            ]
-            given_by = [parent.values[row, columns].tolist() for parent in (first, second)]
-            assert children.values[row, columns].tolist() in given_by
-
-
-def test_crossing_mixes_nodes_of_both_parents() -> None:
-    sketch = generate(dags.layer_norm_one_pass(), DEVICE)[0]
-    programs = (
-        program_of(sketch, sums={"vector": lanes}, norm={"vector": lanes, "unroll": 16 * (lanes > 1)})
-        for lanes in (1, 16)
-    )
-    first, second = (Population(sketch, np.repeat([p.values], 200, axis=0)) for p in programs)
-    children = cross(first, second, np.random.default_rng(0)).distinct()
-    lanes = {(p.choice("sums", "vector"), p.choice("norm", "vector")) for p in all_programs(children)}
-    assert lanes == {(1, 1), (1, 16), (16, 1), (16, 16)}
-    assert len(children) == 4
 
 
 @pytest.mark.parametrize("name", OPEN_SKETCHES)

@@ -81,13 +81,13 @@ SCRIPT = """
 import numpy as np
 from search.programs.annotate import sample
 from search.cost.model import CostModel
-from search.evolution.mutate import cross
+from search.evolution.mutate import mutate
 from search.policy import SearchTask, propose
 from search.rules.space import generate
 from tests.unit.search.dags import DEVICE, softmax
 task = SearchTask(softmax(), generate(softmax(), DEVICE), DEVICE)
 pool = sample(task.sketches[0], 64, np.random.default_rng(0))
-print(cross(pool, pool.take(np.arange(len(pool))[::-1]), np.random.default_rng(1)).values.sum(axis=1))
+print(mutate(pool, np.random.default_rng(1)).values.sum(axis=1))
 for proposal in propose(task, CostModel(), [], 16, np.random.default_rng(3)):
     print(proposal.program.values)
 """
