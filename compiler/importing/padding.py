@@ -61,10 +61,11 @@ def convert_padded(
     if axes or axis is None:
         return None
     extents = {plain.input(at).shape[padding.axis] for at, padding in padded.items()}
-    if node.kind == "Slice":
+    if extents != {shape[axis]}:
+        if node.kind != "Slice":
+            return None
+        # Another count than that of what it is a part of: the two can't be combined any more.
         count = graph.op("Min", count, np.int64(shape[axis]))
-    elif extents != {shape[axis]}:
-        return None
     return [result and result.with_padding(Padding(axis, count)) for result in computed]
 
 

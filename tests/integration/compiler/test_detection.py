@@ -93,6 +93,11 @@ AFTER: Mapping[str, tuple[str, str]] = {
         "int64[n] y",
         "column = Slice (selected, two, limit, one) y = Reshape (column, all)",
     ),
+    "columns that are cut out and joined": (
+        "int64[n, 2] y",
+        "first = Slice (selected, zero, one, one) last = Slice (selected, two, limit, one) "
+        "y = Concat <axis: int = 1> (first, last)",
+    ),
     "the best of all classes": (
         "float[n] best, int64[n] at",
         "chosen = GatherND (scores, selected) count = Shape (chosen) k = Min (count, seven) "
