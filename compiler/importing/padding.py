@@ -54,6 +54,10 @@ def convert_padded(
     count = next(iter(padded.values())).count
     if rule is None or any(padding.count is not count for padding in padded.values()):
         return None
+    numbers = _NUMBERS_OF_PARTS.get(node.kind)
+    if numbers is not None and numbers in padded:
+        inside = _filled(graph, plain.input(numbers), padded[numbers], 0)
+        plain = replace(plain, inputs=(*plain.inputs[:numbers], inside, *plain.inputs[numbers + 1 :]))
     computed = plainly(plain)
     shape = next(result.shape for result in computed if result is not None)
     axes = {rule(plain, at, padding.axis, shape) for at, padding in padded.items()}
@@ -164,6 +168,9 @@ _COUNTING: Mapping[str, Callable[[Graph, Node, Paddings], Sequence[Value] | None
     "Shape": _shape,
     "TopK": _top_k,
 }
+# Inputs that hold numbers of parts, by operator: their position. Where rows aren't valid, these parts have to
+# exist as well, whatever the model calculated: they are read.
+_NUMBERS_OF_PARTS: Mapping[str, int] = {"GatherElements": 1, "GatherND": 1, "RoiAlign": 2}
 
 
 # Each of these returns the axis of the result along which rows are still apart, None where they are mixed: of
