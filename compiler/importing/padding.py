@@ -144,11 +144,12 @@ def _selected(graph: Graph, node: Node, padded: Paddings) -> Sequence[Value] | N
 
 def _top_k(graph: Graph, node: Node, padded: Paddings) -> Sequence[Value] | None:
     """Sort what isn't valid to the end; where the data decides how many are wanted, sort all."""
-    padding = padded[0]
-    data, wanted = node.input(0), graph.op("Reshape", node.input(1), np.array([], np.int64))
+    data, padding = node.input(0), padded[0]
     axis = int(node.attributes.get("axis", -1)) % data.rank
+    # Older ones have the number in an attribute.
     if axis != padding.axis or node.opset < 11 or 1 in padded:
         return None
+    wanted = graph.op("Reshape", node.input(1), np.array([], np.int64))
     most = data.shape[axis] if wanted.constant is None else int(wanted.constant)
     is_largest = int(node.attributes.get("largest", 1))
     if "float" in data.dtype:
@@ -191,10 +192,13 @@ def _regions(_node: Node, at: int, axis: int, _shape: Shape) -> int | None:
 
 def _other_axis(node: Node, _at: int, axis: int, _shape: Shape) -> int | None:
     """Of an operator along one axis."""
-    default = 0 if node.kind in ("ArgMax", "ArgMin", "GatherElements", "Split") else -1
-    given = int(node.attributes.get("axis", default)) % node.input(0).rank
-    # Softmax of older models is that of all axes from one on.
-    mixed = range(given, node.input(0).rank) if node.kind in _SOFTMAX and node.opset < 13 else [given]
+    rank = node.input(0).rank
+    # Softmax of older models is that of all axes from one on, by default from the second.
+    is_of_several = node.kind in _SOFTMAX and node.opset < 13
+    is_of_first = node.kind in ("ArgMax", "ArgMin", "GatherElements", "Split")
+    default = 1 if is_of_several else 0 if is_of_first else -1
+    given = int(node.attributes.get("axis", default)) % rank
+    mixed = range(given, rank) if is_of_several else [given]
     if axis in mixed:
         return None
     removed = node.kind in ("ArgMax", "ArgMin") and not node.attributes.get("keepdims", 1)
@@ -202,9 +206,7 @@ def _other_axis(node: Node, _at: int, axis: int, _shape: Shape) -> int | None:
 
 
 def _concat(node: Node, _at: int, axis: int, _shape: Shape) -> int | None:
-    # What is as long along the padded axis must be padded alike.
-    alike = all(value is not None for value in node.inputs)
-    return axis if alike and axis != int(node.attributes["axis"]) % node.input(0).rank else None
+    return axis if axis != int(node.attributes["axis"]) % node.input(0).rank else None
 
 
 def _reduce(node: Node, at: int, axis: int, _shape: Shape) -> int | None:

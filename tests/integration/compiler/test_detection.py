@@ -161,6 +161,14 @@ def test_an_operator_that_mixes_rows_is_named(kind: str) -> None:
         import_file(file)
 
 
+def test_softmax_of_older_models_mixes_all_axes_from_the_second_on() -> None:
+    rows = "float32s = Cast <to: int = 1> (selected) rows = Unsqueeze <axes: ints = [0]> (float32s)"
+    proto = model("float[1, n, 3] y", f"{SELECT['all']} {rows} y = Softmax (rows)")
+    proto.opset_import[0].version = 12
+    with pytest.raises(ModelError, match="operator Softmax of .*: the data decides how many rows"):
+        import_file(read(proto))
+
+
 def test_a_wrong_selection_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     file = read(model("int64[n, 3] selected", SELECT["all"]))
     other = read(model("int64[n, 3] selected", SELECT["no overlap at all"]))
