@@ -149,18 +149,16 @@ def nudge_recomputed(module: tvm.IRModule) -> tvm.IRModule:
     first_signs = itertools.cycle((1.0, -1.0))
 
     def nudge_operands(store: Any) -> Any:
+        # Booleans and integers have no roundings.
         if not find_all(store.value, ir.TensorLoad) or not is_float(store.buffer.ty.dtype):
             return store
         first = next(first_signs)
         signs = itertools.cycle((first, -first))
-        stored = str(store.buffer.ty.dtype)
+        share = NUDGE_FACTOR * _operations(store) * epsilon(str(store.buffer.ty.dtype))
 
         def nudge(load: Any) -> Any:
             if load.source.same_as(store.buffer) or not is_float(load.ty.dtype):
                 return load
-            # What becomes an integer is computed in the type of the operands.
-            rounded_in = stored if is_float(stored) else str(load.ty.dtype)
-            share = NUDGE_FACTOR * _operations(store) * epsilon(rounded_in)
             return load * tirx.const(1.0 + next(signs) * share, load.ty.dtype)
 
         value = tvm_ffi.structural_map(store.value, (ir.TensorLoad, nudge))
