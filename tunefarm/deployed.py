@@ -58,7 +58,7 @@ def load(
         raise DeployedModelError(f"{root} holds no compiled model: name a folder that tunefarm has written")
     if len({size.model_sha for size in sizes}) > 1:
         raise DeployedModelError(f"{root} holds several models: name the folder of one")
-    padding = (pad if isinstance(pad, Mapping) else {}) if pad is not False else None
+    padding: Mapping[str, float] | None = pad if isinstance(pad, Mapping) else {} if pad else None
     model = DeployedModel(sizes, padding, fallback)
     if padding is not None:
         model.check_padding()
@@ -278,7 +278,7 @@ def _holds(dtype: str, number: float) -> bool:
         return number in (0, 1)
     if kind.kind in "iu":
         limits = np.iinfo(kind)
-        return number == int(number) and limits.min <= number <= limits.max
+        return math.isfinite(number) and number == int(number) and limits.min <= number <= limits.max
     return True
 
 

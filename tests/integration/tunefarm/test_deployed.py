@@ -112,6 +112,7 @@ def test_inputs_are_padded_with_what_hides(compiled: Compile) -> None:
     [
         *(("int8", 127, True), ("int8", 128, False), ("uint8", -1, False), ("int64", 0.5, False)),
         *(("bool", 1, True), ("bool", 2, False), ("float32", 0.1, True), ("float16", -1e4, True)),
+        *(("int32", float("inf"), False), ("int32", float("nan"), False), ("float32", -np.inf, True)),
     ],
 )
 def test_an_input_is_padded_with_what_it_holds(dtype: str, number: float, holds: bool) -> None:
