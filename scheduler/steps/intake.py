@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from compiler.importing.model import ExtractedTask
 from compiler.importing.spec import first_line
+from compiler.precision.tf32 import NAME as TF32
 from compiler.reading.subgraph import UnsupportedSubgraph, read_dag
 from compiler.workload import from_json
 from core.device import Device
@@ -28,6 +29,7 @@ from scheduler.spaces import sketches_of, tag_of
 from scheduler.steps import attempts, waiting
 from scheduler.steps.artifacts import write_untuned
 from search.dag import Dag
+from search.sketches.tensor_core import TYPES
 from system import tracing
 
 log = logging.getLogger(__name__)
@@ -36,6 +38,8 @@ log = logging.getLogger(__name__)
 UNVERIFIED = "unverified"
 # The kind of an event that names the outputs of which the data decides how many rows are valid.
 PADDED = "padded"
+# The kind of an event that says why a job that asks for TF32 computes nothing in it.
+NOT_IN_TF32 = "not_in_tf32"
 
 
 def run(context: Context, job: Job) -> None:
@@ -73,12 +77,16 @@ def _import(context: Context, job: Job, device: Device) -> None:
                 said = ", ".join(f"'{spec.name}' {spec.shape}" for spec in padded)
                 message = f"the data decides how many of the first rows are valid, the rest hold -1: {said}"
                 events.append(session, job.id, PADDED, {"message": message}, context.now())
+            not_in_tf32 = _why_not_in_tf32(device, subgraphs) if job.request.tf32 else ""
+            if not_in_tf32:
+                events.append(session, job.id, NOT_IN_TF32, {"message": not_in_tf32}, context.now())
             # All jobs store in one order, so that two with the same workloads never wait for each other.
             for subgraph in sorted(subgraphs, key=lambda subgraph: subgraph.task.workload_hash):
                 task, tag = subgraph.task, tag_of(subgraph.dag) if subgraph.dag is not None else None
                 tasks.put_workload(session, task.workload_hash, task.module_json, tag, hashed_here=True)
             tasks.add_tasks(session, job.id, [subgraph.spec(job) for subgraph in subgraphs])
             state, message = _next_state(session, job, subgraphs)
+            message = "; ".join(filter(None, [message, not_in_tf32]))
             before = {JobState.QUEUED, JobState.IMPORTING}
             jobs.advance(session, job.id, before, state, context.now(), message=message)
             jobs.set_artifacts(session, job.id, untuned_sha=sha)
@@ -144,6 +152,18 @@ class _Subgraph:
             variant=self.task.variant,
             variant_of=self.task.variant_of,
         )
+
+
+def _why_not_in_tf32(device: Device, subgraphs: Sequence[_Subgraph]) -> str:
+    """Return why no subgraph of a model is tried in TF32; empty if one is."""
+    if any(subgraph.task.variant == TF32 for subgraph in subgraphs):
+        return ""
+    since = TYPES[TF32, "float32"]
+    if device.gpu is None or device.gpu.capability < since:
+        cause = f"it takes a GPU of compute capability {since / 10:.1f} or newer"
+    else:
+        cause = "the model has no matrix product or convolution of float32 for tensor cores"
+    return f"nothing is computed in TF32: {cause}"
 
 
 def _next_state(session: Session, job: Job, subgraphs: Sequence[_Subgraph]) -> tuple[JobState, str]:

@@ -24,7 +24,7 @@ from records.jobs.trials import FALLBACK
 from records.schedules import schedules
 from scheduler import model_compiler
 from scheduler.steps import intake, publish
-from scheduler.steps.intake import PADDED, UNVERIFIED
+from scheduler.steps.intake import NOT_IN_TF32, PADDED, UNVERIFIED
 from tests.unit.scheduler.farm import CONV, CUMSUM, DEVICE, MATMUL, TUNED, UNTUNED, FakeCompiler, Farm
 
 
@@ -238,6 +238,18 @@ def test_outputs_of_which_the_data_decides_the_rows_are_said(farm: Farm, compile
     with farm.database.begin() as session:
         (said,) = [event for event in events.latest(session, "job", 100) if event.kind == PADDED]
     assert said.data["message"].endswith("the rest hold -1: 'data' (1, 3)")
+
+
+def test_a_job_is_told_that_nothing_is_computed_in_tf32(farm: Farm, compiler: FakeCompiler) -> None:
+    farm.submit(tf32=True)
+    farm.plug_in()
+    farm.tick()
+    with farm.database.begin() as session:
+        told = events.since(session, "job", 0, 1000)
+    (said,) = [event.data["message"] for event in told if event.kind == NOT_IN_TF32]
+    assert said == "nothing is computed in TF32: it takes a GPU of compute capability 8.0 or newer"
+    messages = [event.data["message"] for event in told if event.kind == "state"]
+    assert messages[2] == f"searching 2 of 2 subgraphs; {said}"
 
 
 def test_an_unexpected_error_is_tried_again_and_then_given_up(farm: Farm, compiler: FakeCompiler) -> None:
