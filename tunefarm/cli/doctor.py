@@ -23,7 +23,7 @@ from core.exit_code import ExitCode
 from core.measurement import noise
 from system.command import CommandError
 from system.errors import SettingsError
-from system.nvcc import find_nvcc, find_nvrtc
+from system.nvcc import find_headers, find_nvcc, find_nvrtc
 from tunefarm.cli.options import AsJson, Data, Server, Token, print_json, print_plain, stdout
 from tunefarm.client.client import ClientError
 from tunefarm.embedded.folder import DataFolder
@@ -115,7 +115,8 @@ def check_gpus(_: CommandSettings) -> Iterator[Finding]:
         if _text(path / "vendor") == NVIDIA and _text(path / "class").startswith(DISPLAY)
     ]
     count = max(len(on_bus), len(list(DEV.glob("nvidia[0-9]*"))))
-    compiler = find_nvcc() or find_nvrtc()
+    # NVRTC alone compiles nothing: it reads CUDA's headers.
+    compiler = find_nvcc() or (find_nvrtc() if find_headers() else None)
     if not count:
         yield Finding("GPU", "no NVIDIA GPU")
         yield Finding("nvcc", str(compiler or "none, which only GPUs need"))
