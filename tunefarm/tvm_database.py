@@ -48,15 +48,15 @@ def service_database(cache: ScheduleCache, module: tvm.IRModule) -> Database:
 
 
 def tuned_model(
-    data: bytes | IO[bytes], shapes: Mapping[str, Shape], target: str, database: Database, tf32: bool = False
+    data: bytes | IO[bytes], shapes: Mapping[str, Shape], target: str, database: Database
 ) -> tvm.IRModule:
     """Return a model as calls of fused functions, which MetaScheduleApplyDatabase schedules.
 
     `database` may be one that `tunefarm export` wrote. A subgraph of which it has a variant
-    (`compiler.variants`) that is faster than the subgraph itself is computed so, in TF32 only with `tf32`.
-    Raises ModelError.
+    (`compiler.variants`) that is faster than the subgraph itself is computed so, but never in TF32, which
+    TVM by itself generates no code for. Raises ModelError.
     """
-    model = VariantModel.of(read_model(data, shapes).to_relax(), target, tf32)
+    model = VariantModel.of(read_model(data, shapes).to_relax(), target)
     fastest: dict[str, tuple[float, str]] = {}
     for task in model.tasks():
         workload = from_json(task.module_json)
