@@ -10,7 +10,8 @@ import re
 from collections.abc import Collection, Mapping
 from graphlib import TopologicalSorter
 
-_IMPORT = re.compile(r'^import (?:(?P<default>\w+)|(?P<names>\{[\w, ]+\})) from "(?P<module>[^"]+)";$', re.M)
+_NAMES = r"\{ \w+(?:, \w+)* \}"
+_IMPORT = re.compile(rf'^import (?:(?P<default>\w+)|(?P<names>{_NAMES})) from "(?P<module>[^"]+)";$', re.M)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const|class) (\w+))", re.M)
 _OTHERWISE = re.compile(r"^(?:import|export)\b.*", re.M)
 
