@@ -244,17 +244,21 @@ def read(content: Content, shapes: Mapping[str, Shape]) -> ExportedProgram:
 
 def _pass_states(torch: Any, program: Any) -> bool:
     """Make the buffers that a program writes into, such as caches, further inputs and outputs of it, since a
-    library keeps nothing between calls. Return whether there are any."""
+    library keeps nothing between calls, and make the inputs that it writes into outputs as well. Return
+    whether there are any."""
     kinds, signature = torch.export.graph_signature, program.graph_signature
     written = {*signature.buffers_to_mutate.values()}
-    for specs, kind in (
-        (signature.input_specs, kinds.InputKind.USER_INPUT),
-        (signature.output_specs, kinds.OutputKind.USER_OUTPUT),
-    ):
-        for spec in specs:
-            if spec.target in written and spec.kind.name in ("BUFFER", "BUFFER_MUTATION"):
-                spec.kind, spec.target = kind, None
-    return bool(written)
+    for spec in signature.input_specs:
+        if spec.kind.name == "BUFFER" and spec.target in written:
+            spec.kind, spec.target = kinds.InputKind.USER_INPUT, None
+    states = [
+        spec
+        for spec in signature.output_specs
+        if spec.kind.name in ("BUFFER_MUTATION", "USER_INPUT_MUTATION")
+    ]
+    for spec in states:
+        spec.kind, spec.target = kinds.OutputKind.USER_OUTPUT, None
+    return bool(states)
 
 
 @contextlib.contextmanager

@@ -73,6 +73,16 @@ class CachingDecoder(Decoder):
         return self.attend(token, place, self.keys, self.values)
 
 
+class WritingDecoder(Decoder):
+    """It writes into the caches that it is given."""
+
+    def forward(self, token: Any, place: Any, keys: Any, values: Any) -> Any:
+        x = self.embedding(token)
+        keys.index_copy_(1, place, self.key(x))
+        values.index_copy_(1, place, self.value(x))
+        return self.attend(token, place, keys, values)
+
+
 class Conformer(nn.Module):  # type: ignore[name-defined]
     def __init__(self) -> None:
         super().__init__()
@@ -101,16 +111,25 @@ def one_float_weight() -> tuple[Any, Sequence[Any]]:
 TOKEN = torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, dtype=torch.long)
 
 
+def caches() -> list[Any]:
+    return [torch.zeros(1, TOKENS, DIM) for _ in range(2)]
+
+
 def decoder() -> tuple[Any, Sequence[Any]]:
-    return Decoder(), (*TOKEN, torch.zeros(1, TOKENS, DIM), torch.zeros(1, TOKENS, DIM))
+    return Decoder(), (*TOKEN, *caches())
 
 
 def caching_decoder() -> tuple[Any, Sequence[Any]]:
     return CachingDecoder(), TOKEN
 
 
+def writing_decoder() -> tuple[Any, Sequence[Any]]:
+    return WritingDecoder(), (*TOKEN, *caches())
+
+
 NETWORKS: Mapping[str, Callable[[], tuple[Any, Sequence[Any]]]] = {
-    made.__name__: made for made in (halves, brain_floats, one_float_weight, decoder, caching_decoder)
+    made.__name__: made
+    for made in (halves, brain_floats, one_float_weight, decoder, caching_decoder, writing_decoder)
 }
 
 
@@ -144,6 +163,21 @@ def test_a_buffer_that_is_written_into_is_passed_on() -> None:
         with torch.no_grad():
             wanted = network(*map(torch.from_numpy, arrays[2:])).numpy()
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_an_input_that_is_written_into_is_returned() -> None:
+    network, given = WritingDecoder().eval(), caches()
+    file = exported(network, (*TOKEN, *given))
+    imported = Imported(file.to_relax(), TARGET)
+    states = [cache.numpy().copy() for cache in given]
+    for place in range(3):
+        arrays = [np.array([[place + 5]]), np.array([place]), *states]
+        feeds = {spec.name: array for spec, array in zip(file.inputs, arrays, strict=True)}
+        *states, found = imported.compute(feeds).values()
+        with torch.no_grad():
+            wanted = network(*map(torch.from_numpy, arrays[:2]), *given)
+        for one, other in zip([*states, found], [*given, wanted], strict=True):
+            np.testing.assert_allclose(one, other.numpy(), rtol=1e-4, atol=1e-5)
 
 
 PUTS: Mapping[str, Callable[[Any, Any, Any], Any]] = {
