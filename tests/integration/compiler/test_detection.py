@@ -24,7 +24,7 @@ CONSTANTS = (
     f"int64[1] limit = {{{PICKS}}}, float[1] overlap = {{0.4}}, float[1] least = {{0.7}}, "
     "int64[1] last = {2}, int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] seven = {7}, "
     "int64[1] all = {-1}, int64[1] end = {-1}, int64[2] zero_one = {0, 1}, int64[2] keys = {0, 2}, "
-    "float four = {4}"
+    "float four = {4}, int64 none = {0}, int64 far = {1099511627776}, int64[4] images = {2, 3, 5, 6}"
 )
 
 
@@ -77,6 +77,9 @@ def test_the_valid_rows_come_first(name: str) -> None:
     assert 0 < check(file)["selected"] <= ROWS
 
 
+# The numbers that were selected; those of rows that are not valid are a long way off.
+NOWHERE = "away = Mul (selected, far) numbers = Min (away, selected)"
+
 AFTER: Mapping[str, tuple[str, str]] = {
     "what is selected": (
         "float[n, 4] y",
@@ -104,6 +107,12 @@ AFTER: Mapping[str, tuple[str, str]] = {
         "best, at = TopK (chosen, k)",
     ),
     "how many": ("int64[1] y", "y = Shape <end: int = 1> (selected)"),
+    "parts that are nowhere": (
+        "float[n] y, float[n, 1] z",
+        f"{NOWHERE} y = GatherND (scores, numbers) at = Gather <axis: int = 1> (selected, keys) "
+        "found = GatherND (boxes, at) column = Slice (numbers, one, two, one) "
+        "z = GatherElements <axis: int = 1> (found, column)",
+    ),
 }
 
 
@@ -113,6 +122,23 @@ def test_rows_are_computed_one_by_one(name: str) -> None:
     file = read(model(outputs, f"{SELECT['scores of some size']} {nodes}"))
     check(file)
     assert list(verify(file, import_file(file), TARGET, TARGET)) == [1, 2]
+
+
+def test_regions_of_images_that_are_nowhere() -> None:
+    nodes = (
+        f"{SELECT['scores of some size']} {NOWHERE} batch = Gather <axis: int = 1> (numbers, none) "
+        "at = Gather <axis: int = 1> (selected, keys) found = GatherND (boxes, at) "
+        "image = Reshape (scores, images) "
+        "y = RoiAlign <output_height: int = 2, output_width: int = 2, sampling_ratio: int = 2, "
+        "spatial_scale: float = 4.0> (image, found, batch)"
+    )
+    file = read(model("float[n, 3, 2, 2] y", nodes))
+    reference, imported = Reference(file.proto, file.output_names), Imported(import_file(file), TARGET)
+    for seed in range(3):
+        wanted, found = reference.compute(inputs(seed))["y"], imported.compute(inputs(seed))["y"]
+        assert 0 < len(wanted) < len(found)
+        np.testing.assert_allclose(found[: len(wanted)], wanted, rtol=1e-5, atol=1e-6)
+        assert (found[len(wanted) :] == -1).all()
 
 
 def test_elements_are_found() -> None:
