@@ -54,10 +54,10 @@ def convert_padded(
     count = next(iter(padded.values())).count
     if rule is None or any(padding.count is not count for padding in padded.values()):
         return None
-    numbers = _NUMBERS_OF_PARTS.get(node.kind)
-    if numbers is not None and numbers in padded:
-        inside = _filled(graph, plain.input(numbers), padded[numbers], 0)
-        plain = replace(plain, inputs=(*plain.inputs[:numbers], inside, *plain.inputs[numbers + 1 :]))
+    at, harmless = _HARMLESS.get(node.kind, (-1, 0))
+    if at in padded and "int" in plain.input(at).dtype:
+        filled = _filled(graph, plain.input(at), padded[at], harmless)
+        plain = replace(plain, inputs=(*plain.inputs[:at], filled, *plain.inputs[at + 1 :]))
     computed = plainly(plain)
     shape = next(result.shape for result in computed if result is not None)
     axes = {rule(plain, at, padding.axis, shape) for at, padding in padded.items()}
@@ -169,9 +169,13 @@ _COUNTING: Mapping[str, Callable[[Graph, Node, Paddings], Sequence[Value] | None
     "Shape": _shape,
     "TopK": _top_k,
 }
-# Inputs that hold numbers of parts, by operator: their position. Where rows aren't valid, these parts have to
-# exist as well, whatever the model calculated: they are read.
-_NUMBERS_OF_PARTS: Mapping[str, int] = {"GatherElements": 1, "GatherND": 1, "RoiAlign": 2}
+# Inputs whose integers matter where rows aren't valid, too, whatever the model calculated, by operator: their
+# position, and an integer that does no harm. Parts that they number are read, so they have to exist; and
+# processors stop at the division of the least integer by -1.
+_HARMLESS: Mapping[str, tuple[int, int]] = {
+    **{"Div": (1, 1), "Mod": (1, 1)},
+    **{"GatherElements": (1, 0), "GatherND": (1, 0), "RoiAlign": (2, 0)},
+}
 
 
 # Each of these returns the axis of the result along which rows are still apart, None where they are mixed: of

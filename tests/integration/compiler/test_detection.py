@@ -107,6 +107,13 @@ AFTER: Mapping[str, tuple[str, str]] = {
         "best, at = TopK (chosen, k)",
     ),
     "how many": ("int64[1] y", "y = Shape <end: int = 1> (selected)"),
+    "divisors that are -1 where the least integer is divided": (
+        "int64[n] quotients, int64[n] rests",
+        "column = Slice (selected, two, limit, one) numbers = Squeeze (column, one) count = Shape (numbers) "
+        "largest, at = TopK (numbers, count) is_none = Less (largest, none) more = Add (at, one) "
+        "divisor = Where (is_none, all, more) quotients = Div (largest, divisor) "
+        "rests = Mod (largest, divisor)",
+    ),
     "parts that are nowhere": (
         "float[n] y, float[n, 1] z",
         f"{NOWHERE} y = GatherND (scores, numbers) at = Gather <axis: int = 1> (selected, keys) "
