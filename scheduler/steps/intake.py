@@ -14,6 +14,7 @@ from compiler.importing.model import ExtractedTask
 from compiler.importing.spec import first_line
 from compiler.precision.tf32 import NAME as TF32
 from compiler.reading.subgraph import UnsupportedSubgraph, read_dag
+from compiler.sandbox.models import ImportedModel
 from compiler.workload import from_json
 from core.device import Device
 from core.job import JobState
@@ -34,12 +35,14 @@ from system import tracing
 
 log = logging.getLogger(__name__)
 
-# The kind of an event that says why nobody knows whether the model was imported rightly.
+# The kinds of events of which a job's message speaks, too, while the search begins and in the end.
+# Why nobody knows whether the model was imported rightly.
 UNVERIFIED = "unverified"
-# The kind of an event that names the outputs of which the data decides how many rows are valid.
+# The outputs of which the data decides how many rows are valid.
 PADDED = "padded"
-# The kind of an event that says why a job that asks for TF32 computes nothing in it.
+# Why a job that asks for TF32 computes nothing in it.
 NOT_IN_TF32 = "not_in_tf32"
+NOTES = (UNVERIFIED, PADDED, NOT_IN_TF32)
 
 
 def run(context: Context, job: Job) -> None:
@@ -69,24 +72,16 @@ def _import(context: Context, job: Job, device: Device) -> None:
         subgraphs = [subgraph for subgraph in read if subgraph.dag is not None or not subgraph.task.variant]
         with context.database.begin() as session:
             sha = blobs.put(session, artifact)
-            if unverified:
-                reason = f"the import could not be compared with what the model's file defines: {unverified}"
-                events.append(session, job.id, UNVERIFIED, {"message": reason}, context.now())
-            padded = [spec for spec in imported.outputs if spec.padded_axis is not None]
-            if padded:
-                said = ", ".join(f"'{spec.name}' {spec.shape}" for spec in padded)
-                message = f"the data decides how many of the first rows are valid, the rest hold -1: {said}"
-                events.append(session, job.id, PADDED, {"message": message}, context.now())
-            not_in_tf32 = _why_not_in_tf32(device, subgraphs) if job.request.tf32 else ""
-            if not_in_tf32:
-                events.append(session, job.id, NOT_IN_TF32, {"message": not_in_tf32}, context.now())
+            notes = _notes(job, device, imported, subgraphs, unverified)
+            for kind, note in notes.items():
+                events.append(session, job.id, kind, {"message": note}, context.now())
             # All jobs store in one order, so that two with the same workloads never wait for each other.
             for subgraph in sorted(subgraphs, key=lambda subgraph: subgraph.task.workload_hash):
                 task, tag = subgraph.task, tag_of(subgraph.dag) if subgraph.dag is not None else None
                 tasks.put_workload(session, task.workload_hash, task.module_json, tag, hashed_here=True)
             tasks.add_tasks(session, job.id, [subgraph.spec(job) for subgraph in subgraphs])
             state, message = _next_state(session, job, subgraphs)
-            message = "; ".join(filter(None, [message, not_in_tf32]))
+            message = "; ".join([message, *notes.values()])
             before = {JobState.QUEUED, JobState.IMPORTING}
             jobs.advance(session, job.id, before, state, context.now(), message=message)
             jobs.set_artifacts(session, job.id, untuned_sha=sha)
@@ -152,6 +147,23 @@ class _Subgraph:
             variant=self.task.variant,
             variant_of=self.task.variant_of,
         )
+
+
+def _notes(
+    job: Job, device: Device, imported: ImportedModel, subgraphs: Sequence[_Subgraph], unverified: str
+) -> dict[str, str]:
+    """Return what the user should know of the import, by kind of event."""
+    notes = {}
+    if unverified:
+        reason = f"the import could not be compared with what the model's file defines: {unverified}"
+        notes[UNVERIFIED] = reason
+    padded = [spec for spec in imported.outputs if spec.padded_axis is not None]
+    if padded:
+        said = ", ".join(f"'{spec.name}' {spec.shape}" for spec in padded)
+        notes[PADDED] = f"the data decides how many of the first rows are valid, the rest hold -1: {said}"
+    if job.request.tf32 and (reason := _why_not_in_tf32(device, subgraphs)):
+        notes[NOT_IN_TF32] = reason
+    return notes
 
 
 def _why_not_in_tf32(device: Device, subgraphs: Sequence[_Subgraph]) -> str:

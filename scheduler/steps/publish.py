@@ -20,7 +20,7 @@ from core.job import JobState
 from core.lease import ModuleKind
 from records.fleet import devices, module_runs
 from records.fleet.module_runs import StoredModuleRun
-from records.jobs import jobs, tasks, trials
+from records.jobs import events, jobs, tasks, trials
 from records.jobs.jobs import Job
 from records.jobs.tasks import Task
 from records.jobs.trials import FALLBACK
@@ -39,6 +39,7 @@ from scheduler.steps.artifacts import (
     write_timed,
     write_tuned,
 )
+from scheduler.steps.intake import NOTES
 from scheduler.steps.selection import AssemblyHistory, failure_of, next_selection, read_history
 from system import tracing
 
@@ -294,13 +295,14 @@ def _publish(context: Context, job: Job, verdict: Verdict, runs: Sequence[Stored
         secs["tuned"] = secs.pop("published")
     with _stored(context, verdict.run.artifact_sha) as timed, tempfile.TemporaryFile() as published:
         manifest = write_timed(published, timed, secs)
-        message = "; ".join(filter(None, [verdict.message, describe_replaced(manifest)]))
         with context.database.begin() as session:
             # First, because it may take long, and what comes then locks the job.
             sha = blobs.put(session, published)
             for kind in ("untuned", "tuned"):
                 if kind in secs:
                     jobs.set_end_to_end(session, job.id, kind, secs[kind])
+            notes = [event.data["message"] for event in events.of_kinds(session, job.id, NOTES)]
+            message = "; ".join(filter(None, [verdict.message, describe_replaced(manifest), *notes]))
             if jobs.set_artifacts(session, job.id, tuned_sha=sha):
                 now = context.now()
                 jobs.advance(session, job.id, {JobState.PUBLISHING}, JobState.DONE, now, message=message)

@@ -79,6 +79,8 @@ def watch(
         print_json(asdict(finished))
     else:
         stdout().print(_table([finished]))
+        if finished.message:
+            stdout().print(finished.message, highlight=False, markup=False, soft_wrap=True)
     require_done(finished)
 
 

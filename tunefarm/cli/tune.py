@@ -235,6 +235,8 @@ class TuneResult:
         console.print(f"tuned     {latency_text(self.job.tuned_latency_s)}   {gain}", highlight=False)
         if self.job.end_reason is not None:
             console.print(f"ended     {self.job.end_reason.text}", highlight=False)
+        if self.job.message:
+            console.print(f"message   {self.job.message}", highlight=False, markup=False, soft_wrap=True)
         console.print(f"artifact  {self.output}", highlight=False, markup=False, soft_wrap=True)
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from core.exit_code import ExitCode
 from core.job import MAX_TRIALS, JobState
 from tests.onnx_models import masked_attention
-from tests.unit.tunefarm.fake_service import FakeService, serving
+from tests.unit.tunefarm.fake_service import MESSAGE, FakeService, serving
 from tunefarm.cli import completion, live
 from tunefarm.cli.app import app, run
 
@@ -117,12 +117,18 @@ def test_tune_follows_the_job_and_unpacks_its_artifact(
     arguments = ["tune", str(model), "--server", fake.url, "--trials", "7", "--shape", "x=1,3", "--seed", "5"]
     assert run(app, arguments) == ExitCode.OK
     captured = capsys.readouterr()
-    for part in ("untuned   800 ms", "tuned     20 ms   40.0x faster", "conv1", "net-tuned"):
+    shown = ("untuned   800 ms", "tuned     20 ms   40.0x faster", f"message   {MESSAGE}")
+    for part in (*shown, "conv1", "net-tuned"):
         assert part in captured.out
     assert "net: tuning" in captured.err
     assert {file.name for file in Path("net-tuned").iterdir()} == {"model.so", "manifest.json"}
     (sent,) = fake.requests
     assert (sent["model"], sent["trials"], sent["shapes"], sent["seed"]) == ("ab", 7, {"x": [1, 3]}, 5)
+
+
+def test_watch_ends_with_the_message(fake: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, ["watch", "j1", "--server", fake.url]) == ExitCode.OK
+    assert capsys.readouterr().out.splitlines()[-1] == MESSAGE
 
 
 def test_tune_as_json_prints_nothing_else(
