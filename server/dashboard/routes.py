@@ -29,7 +29,7 @@ async def dashboard() -> HTMLResponse:
     )
 
 
-@router.get("/assets/{path:path}")
+@router.api_route("/assets/{path:path}", methods=["GET", "HEAD"])
 async def asset(path: str, request: Request) -> Response:
     """Return a file of the dashboard, which a browser never takes for anything but what it is."""
     content = page.assets().get(path)

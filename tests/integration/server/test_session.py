@@ -77,6 +77,15 @@ def test_the_page_runs_nothing_but_its_own_files(guarded: Service) -> None:
         assert guarded.http.get(path, headers={"If-None-Match": file.headers["etag"]}).status_code == 304
 
 
+def test_a_file_can_be_asked_for_without_its_content(guarded: Service) -> None:
+    path = "/assets/dashboard.css"
+    whole, asked = guarded.http.get(path), guarded.http.head(path)
+    assert (asked.status_code, asked.content) == (200, b"")
+    for name in ("content-type", "content-length", "etag", "cache-control"):
+        assert asked.headers[name] == whole.headers[name]
+    assert guarded.http.head("/assets/vendor").status_code == 404
+
+
 @pytest.mark.parametrize(
     "path", ["/assets/../page.py", "/assets/%2e%2e/page.py", "/assets/vendor", "/assets/app.js"]
 )
