@@ -27,7 +27,7 @@ from compiler.packaging.cuda import load_cuda
 from compiler.target import parse_target
 from core.device import Device
 from core.profile import FLOAT32, Profile, assumed_gpu_profile
-from search.sketches.tensor_core import SIDE, TF32_DEPTH
+from search.sketches.tensor_core import SIDE, TENSOR_SINCE, TF32_DEPTH
 
 _log = logging.getLogger(__name__)
 
@@ -38,9 +38,8 @@ WARP, THREADS, BLOCKS_PER_CORE = 32, 256, 4
 # Independent sums of a thread, which hide the latency of the arithmetic, and the multiply-adds of one step.
 CHAINS, UNROLLED = 4, 8
 TYPES = (FLOAT32, "float16", "int32", "float64")
-# The types that tensor cores multiply (float32 in TF32), since which compute capability, and the types of the
-# sums. Each multiprocessor has WARPS, each of which adds up FRAGMENTS of SIDE x SIDE.
-TENSOR_SINCE = {"float16": 70, "bfloat16": 80, "int8": 75, FLOAT32: 80}
+# The types that tensor cores multiply (float32 in TF32), and those of the sums. Each multiprocessor has
+# WARPS, each of which adds up FRAGMENTS of SIDE x SIDE.
 SUMS = {"float16": FLOAT32, "bfloat16": FLOAT32, "int8": "int32", FLOAT32: FLOAT32}
 WARPS, FRAGMENTS = 8, 4
 # The working set that lies in memory, in sizes of the cache that all multiprocessors share.
@@ -107,7 +106,11 @@ class _GpuCalibration:
         self._launch_s = 0.0
         assert device.gpu is not None, "a GPU is calibrated"
         capability = device.gpu.capability
-        self._tensor_types = [dtype for dtype, since in TENSOR_SINCE.items() if capability >= since]
+        self._tensor_types = [
+            dtype
+            for dtype, sums in SUMS.items()
+            if capability >= TENSOR_SINCE["tf32" if dtype == FLOAT32 else dtype, sums]
+        ]
         blocks = self._cores * BLOCKS_PER_CORE
         self._turns = {
             rate: max(size // (4 * LANES * blocks * THREADS), 1)

@@ -25,7 +25,7 @@ from tvm.ir import Call, GenericConst
 from compiler.constants.fold import rewrite_functions, static_shape
 from compiler.target import capability_of, target_features
 from search.sketches.intrinsics import dot_product
-from search.sketches.tensor_core import MIN_EXTENTS, TYPES
+from search.sketches.tensor_core import MIN_EXTENTS, TENSOR_SINCE
 
 Array = NDArray[np.generic]
 
@@ -81,7 +81,7 @@ _Products = Callable[[int, str], _Product | None]
 
 def _products_of(target: tvm.target.Target) -> _Products:
     features = target_features(target)
-    on_tensor_cores = capability_of(target) >= TYPES["int8", "int32"]
+    on_tensor_cores = capability_of(target) >= TENSOR_SINCE["int8", "int32"]
 
     def best(lanes: int, columns: str) -> _Product | None:
         if on_tensor_cores:

@@ -17,7 +17,7 @@ from tvm.ir import Call
 from compiler.constants.fold import static_shape
 from compiler.precision import tf32
 from compiler.variants.rewriting import Kernel, rewrite_calls
-from search.sketches.tensor_core import MIN_EXTENTS, TYPES
+from search.sketches.tensor_core import MIN_EXTENTS, TENSOR_SINCE
 
 MATMUL = "relax.matmul"
 # The layouts of each convolution, channels last.
@@ -26,7 +26,7 @@ LAYOUTS = {
     "relax.nn.conv2d": ("NHWC", "HWIO", "NHWC"),
     "relax.nn.conv3d": ("NDHWC", "DHWIO", "NDHWC"),
 }
-OLDEST = TYPES[tf32.NAME, "float32"]
+OLDEST = TENSOR_SINCE[tf32.NAME, "float32"]
 
 
 class Tf32:

@@ -30,7 +30,7 @@ from scheduler.spaces import sketches_of, tag_of
 from scheduler.steps import attempts, waiting
 from scheduler.steps.artifacts import write_untuned
 from search.dag import Dag
-from search.sketches.tensor_core import TYPES
+from search.sketches.tensor_core import TENSOR_SINCE
 from system import tracing
 
 log = logging.getLogger(__name__)
@@ -170,7 +170,7 @@ def _why_not_in_tf32(device: Device, subgraphs: Sequence[_Subgraph]) -> str:
     """Return why no subgraph of a model is tried in TF32; empty if one is."""
     if any(subgraph.task.variant == TF32 for subgraph in subgraphs):
         return ""
-    since = TYPES[TF32, "float32"]
+    since = TENSOR_SINCE[TF32, "float32"]
     if device.gpu is None or device.gpu.capability < since:
         cause = f"it takes a GPU of compute capability {since / 10:.1f} or newer"
     else:

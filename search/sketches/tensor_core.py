@@ -14,11 +14,12 @@ from search.dag import Access, Axis, AxisKind, Dag, Node, extent_of
 
 SIDE = 16
 TF32_DEPTH = 8
-# The compute capability that multiplies operands of a type into sums of a type.
-TYPES = {
+# Since which compute capability tensor cores multiply operands of a type into sums of a type. Those of 7.2
+# also multiply bytes, but CUDA 13 has no code for them.
+TENSOR_SINCE = {
     ("float16", "float32"): 70,
     ("float16", "float16"): 70,
-    ("int8", "int32"): 72,
+    ("int8", "int32"): 75,
     ("bfloat16", "float32"): 80,
     ("tf32", "float32"): 80,
 }
@@ -58,7 +59,7 @@ def match_product(dag: Dag, node: Node, gpu: Gpu) -> MatrixProduct | None:
     types = {dag.buffer[read.buffer].dtype for read in node.reads}
     sums = dag.buffer[node.write.buffer].dtype
     operand = node.rounds_to or (types.pop() if len(types) == 1 else "")
-    is_known = (operand, sums) in TYPES and gpu.capability >= TYPES[operand, sums]
+    is_known = (operand, sums) in TENSOR_SINCE and gpu.capability >= TENSOR_SINCE[operand, sums]
     if not is_known or node.reads[0].buffer == node.reads[1].buffer:
         return None
     # What the rows of the result run along belongs to the second operand.
