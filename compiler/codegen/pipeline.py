@@ -31,7 +31,14 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
 
 
 register_tir_pipeline(PIPELINE, _pipeline)
-# TVM gives its CUDA C, and the target, to a function of this name.
-tvm_ffi.register_global_func(
-    "tvm_callback_cuda_postproc", lambda source, _target: round_operands(source), override=True
-)
+# TVM gives its CUDA C, and the target, to a function of this name, of which there may be one already.
+_POSTPROCESS = "tvm_callback_cuda_postproc"
+_before = tvm_ffi.get_global_func(_POSTPROCESS, allow_missing=True)
+
+
+def _postprocess(source: str, target: Any) -> str:
+    rounded = round_operands(source)
+    return rounded if _before is None else str(_before(rounded, target))
+
+
+tvm_ffi.register_global_func(_POSTPROCESS, _postprocess, override=True)

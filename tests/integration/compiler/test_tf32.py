@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -141,6 +143,24 @@ def test_code_with_fragments_of_other_types_stays_as_it_is() -> None:
     fragment = "nvcuda::wmma::fragment<nvcuda::wmma::matrix_a, 16, 16, 16, half, nvcuda::wmma::row_major>"
     source = f'extern "C" __global__ void main_kernel() {{ {fragment} a[1]; }}'
     assert round_operands(source) == source
+
+
+CHAINED = """
+import tvm, tvm_ffi
+name = "tvm_callback_cuda_postproc"
+tvm_ffi.register_global_func(name, lambda source, target: f"{source} // for {target.kind.name}")
+import compiler.codegen.pipeline
+print(tvm_ffi.get_global_func(name)(%r, tvm.target.Target("llvm")))
+"""
+
+
+@pytest.mark.slow
+def test_a_function_that_was_there_gets_the_code_as_well() -> None:
+    declared = "nvcuda::wmma::fragment<nvcuda::wmma::matrix_a, 16, 16, 8, half, nvcuda::wmma::row_major> a;"
+    command = [sys.executable, "-c", CHAINED % declared]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    wanted = "nvcuda::wmma::rounded<nvcuda::wmma::matrix_a, nvcuda::wmma::row_major> a; // for llvm"
+    assert done.stdout.strip() == wanted
 
 
 @pytest.mark.slow
