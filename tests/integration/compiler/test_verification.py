@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import tvm
 from tvm import te, tirx
@@ -209,4 +210,14 @@ def test_an_output_of_booleans_is_not_nudged() -> None:
     grown = te.compute((8,), lambda i: tirx.exp(data[i] * 0.5), name="grown")
     outputs = te.compute((8,), lambda i: grown[i] * 2.0), te.compute((8,), lambda i: grown[i] + 1.0 < 2.0)
     workload = tvm.IRModule({"main": te.create_prim_func([data, *outputs])})
-    assert nudge_recomputed(workload) is not workload
+    values = np.linspace(-1, 1, 8, dtype=np.float32)
+    found = []
+    for computed in (workload, nudge_recomputed(workload)):
+        results = [tvm.runtime.tensor(np.zeros(8, dtype)) for dtype in ("float32", "bool")]
+        tvm.compile(computed, target="llvm")["main"](tvm.runtime.tensor(values), *results)
+        found.append([result.numpy() for result in results])
+    (plain, is_less), (nudged, is_still_less) = found
+    assert not np.array_equal(nudged, plain)
+    np.testing.assert_allclose(nudged, plain, rtol=1e-5)
+    np.testing.assert_array_equal(is_less, values < 0)
+    np.testing.assert_array_equal(is_still_less, is_less)
