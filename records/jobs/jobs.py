@@ -16,6 +16,7 @@ from core.job import (
     MAX_PRIORITY,
     MAX_WEIGHT,
     MIN_WEIGHT,
+    TF32,
     UNFINISHED,
     Budget,
     Build,
@@ -26,7 +27,7 @@ from records.fleet import devices
 from records.jobs import events, models
 from records.storage.database import NotFound
 from records.storage.statements import changed, insert_into, table_of
-from records.storage.tables import JobRow, ModuleRunRow, TrialRow
+from records.storage.tables import JobRow, ModuleRunRow, TaskRow, TrialRow
 
 _STOPPED = (JobState.FAILED, JobState.CANCELLED)
 
@@ -260,14 +261,15 @@ def published(
     session: Session, model_sha: str, device_class: str, *, exact: bool = False, tf32: bool = False
 ) -> list[Job]:
     """Return the jobs of a model that published an artifact for a device class, newest first; with `exact`,
-    only those without variants, and only with `tf32` those that may compute in TF32."""
+    only those without variants, and only with `tf32` those that may compute in TF32: that tried to."""
     of_model = (JobRow.model_sha == model_sha, JobRow.device_class == device_class)
     done = (JobRow.state == JobState.DONE, JobRow.artifact_sha.is_not(None))
     query = select(JobRow).where(*of_model, *done)
     if exact:
         query = query.where(JobRow.exact)
     if not tf32:
-        query = query.where(JobRow.tf32.is_(False))
+        in_tf32 = select(TaskRow.id).where(TaskRow.job_id == JobRow.id, TaskRow.variant == TF32)
+        query = query.where(~in_tf32.exists())
     return _jobs(session, query.order_by(JobRow.finished_at.desc(), JobRow.id.desc()))
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from core.job import UNFINISHED, JobState
-from records.jobs import jobs
+from core.job import TF32, UNFINISHED, JobState
+from records.jobs import jobs, tasks
+from records.jobs.tasks import TaskSpec
 from records.storage import blobs
 
 from .conftest import Service, Worker
@@ -60,7 +61,11 @@ def test_where_there_are_several_shapes_one_is_named(service: Service, worker: W
 def test_a_model_in_tf32_is_given_to_those_who_ask_for_it(service: Service, worker: Worker) -> None:
     worker.call()
     publish(service, worker, b"in float32", 2e-3)
-    publish(service, worker, b"in TF32", 1e-3, tf32=True)
+    job_id = publish(service, worker, b"in TF32", 1e-3, tf32=True)
+    rounded = TaskSpec(job_id, "w", "matmul", 1, 1.0, True, "", (), variant=TF32, variant_of="another")
+    with service.database.begin() as session:
+        tasks.put_workload(session, "w", "{}")
+        tasks.add_tasks(session, job_id, [rounded])
     asked: dict[str, Any] = {"model": service.upload()}
     assert service.http.get("/v1/artifacts/best", params=asked).content == b"in float32"
     assert service.http.get("/v1/artifacts/best", params=asked | {"tf32": True}).content == b"in TF32"

@@ -1,16 +1,17 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from sqlalchemy.orm import Session
 
-from core.job import MAX_PRIORITY, Budget, JobState
+from core.job import MAX_PRIORITY, TF32, Budget, JobState
 from records.fleet import devices, leases, module_runs
-from records.jobs import events, jobs, models, trials
+from records.jobs import events, jobs, models, tasks, trials
 from records.storage import blobs
 from tests.devices import DEVICE
-from tests.unit.records.farm import Farm, request
+from tests.unit.records.farm import Farm, make_job, request, task_spec
 
 
 def create(session: Session, job_id: str, now: float = 1.0, key: str | None = None) -> jobs.Job:
@@ -102,6 +103,23 @@ class TestLists:
             create(session, job_id, now)
         jobs.cancel(session, "b", now=4.0)
         assert [job.id for job in jobs.unfinished(session)] == ["c", "a"]
+
+
+class TestPublished:
+    def test_what_may_compute_in_tf32_is_for_those_who_ask(self, session: Session) -> None:
+        for job_id, variant in (("in float32", ""), ("in TF32", TF32)):
+            make_job(session, job_id, tf32=True)
+            tasks.put_workload(session, "w2", "{}")
+            other = replace(task_spec(job_id, "w2"), variant=variant, variant_of="w1")
+            tasks.add_tasks(session, job_id, [other])
+            jobs.set_artifacts(session, job_id, tuned_sha=blobs.put(session, b"artifact"))
+            jobs.advance(session, job_id, {JobState.TUNING}, JobState.DONE, now=2.0)
+        sha = jobs.get(session, "in TF32").request.model_sha
+        given = {
+            tf32: {job.id for job in jobs.published(session, sha, DEVICE.key, tf32=tf32)}
+            for tf32 in (False, True)
+        }
+        assert given == {False: {"in float32"}, True: {"in float32", "in TF32"}}
 
 
 class TestClaim:
