@@ -173,8 +173,11 @@ _COUNTING: Mapping[str, Callable[[Graph, Node, Paddings], Sequence[Value] | None
 # position, and an integer that does no harm. Parts that they number are read, so they have to exist; and
 # processors stop at the division of the least integer by -1.
 _HARMLESS: Mapping[str, tuple[int, int]] = {
-    **{"Div": (1, 1), "Mod": (1, 1)},
-    **{"GatherElements": (1, 0), "GatherND": (1, 0), "RoiAlign": (2, 0)},
+    "Div": (1, 1),
+    "Mod": (1, 1),
+    "GatherElements": (1, 0),
+    "GatherND": (1, 0),
+    "RoiAlign": (2, 0),
 }
 
 

@@ -198,7 +198,7 @@ def test_softmax_of_older_models_mixes_all_axes_from_the_second_on() -> None:
     rows = "float32s = Cast <to: int = 1> (selected) rows = Unsqueeze <axes: ints = [0]> (float32s)"
     proto = model("float[1, n, 3] y", f"{SELECT['all']} {rows} y = Softmax (rows)")
     proto.opset_import[0].version = 12
-    with pytest.raises(ModelError, match="operator Softmax of .*: the data decides how many rows"):
+    with pytest.raises(ModelError, match=r"operator Softmax of .*: the data decides how many rows"):
         import_file(read(proto))
 
 
