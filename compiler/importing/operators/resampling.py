@@ -264,18 +264,23 @@ def between(graph: Graph, data: Value, y: Value, x: Value) -> Value:
 
 
 def _roi_align(graph: Graph, node: Node) -> Value | None:
-    """Import the maximum, and averages of a known number of samples; TVM counts samples at run time."""
+    """Import what takes a known number of samples. Averages of as many as the data decides are TVM's, which
+    moves boxes by half a pixel before it scales them, not after."""
     samples = int(node.attributes.get("sampling_ratio", 0))
     is_max = str(node.attributes.get("mode", "avg")) == "max"
-    if not is_max:
-        return None
+    default = "half_pixel" if node.opset >= 16 else "output_half_pixel"
+    aligned = str(node.attributes.get("coordinate_transformation_mode", default)) == "half_pixel"
     if not samples:
-        raise Refused("the maximum of a number of samples that the data decides isn't supported")
+        if is_max:
+            raise Refused("the maximum of a number of samples that the data decides isn't supported")
+        if aligned and float(node.attributes.get("spatial_scale", 1.0)) != 1.0:
+            raise Refused(
+                "a number of samples that the data decides isn't supported with half_pixel and a scale"
+            )
+        return None
     data, rois, batches = (node.input(position) for position in range(3))
     height, width = (int(node.attributes.get(f"output_{name}", 1)) for name in ("height", "width"))
     scale = np.array(node.attributes.get("spatial_scale", 1.0), rois.dtype)
-    default = "half_pixel" if node.opset >= 16 else "output_half_pixel"
-    aligned = str(node.attributes.get("coordinate_transformation_mode", default)) == "half_pixel"
     offset = np.array(0.5 if aligned else 0.0, rois.dtype)
     scaled = graph.op("Sub", graph.op("Mul", rois, scale), offset)
     x1, y1, x2, y2 = graph.ops("Split", 4, scaled, np.ones(4, np.int64), axis=1)
@@ -297,13 +302,13 @@ def _roi_align(graph: Graph, node: Node) -> Value | None:
     outside = graph.op("Or", _outside(graph, y, data.shape[2]), _outside(graph, x, data.shape[3]))
     y, x = graph.op("Clip", y, edges[0], edges[1]), graph.op("Clip", x, edges[0], edges[2])
     images = graph.op("Gather", data, batches, axis=0)
-    # ONNX takes the largest of the weighted corners, not of the samples.
     parts = [graph.op("Mul", corner.value, corner.weight) for corner in corners(graph, images, y, x)]
-    largest = graph.op("Max", *parts)
+    # ONNX takes the largest of the weighted corners, not of the samples.
+    sampled = graph.op("Max" if is_max else "Sum", *parts)
     hidden = graph.op("Unsqueeze", outside, np.array([1]))
-    largest = graph.op("Where", hidden, np.array(0, data.dtype), largest)
-    split = graph.op("Reshape", largest, np.array([count, channels, height, samples, width, samples]))
-    return graph.op("ReduceMax", split, np.array([3, 5]), keepdims=0)
+    sampled = graph.op("Where", hidden, np.array(0, data.dtype), sampled)
+    split = graph.op("Reshape", sampled, np.array([count, channels, height, samples, width, samples]))
+    return graph.op("ReduceMax" if is_max else "ReduceMean", split, np.array([3, 5]), keepdims=0)
 
 
 def _outside(graph: Graph, places: Value, extent: int) -> Value:

@@ -22,6 +22,7 @@ BATCHES, CLASSES, BOXES, PICKS = 2, 3, 30, 5
 ROWS = BATCHES * CLASSES * PICKS
 CONSTANTS = (
     f"int64[1] limit = {{{PICKS}}}, float[1] overlap = {{0.4}}, float[1] least = {{0.7}}, "
+    "float[1] high = {0.9}, "
     "int64[1] last = {2}, int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] seven = {7}, "
     "int64[1] all = {-1}, int64[1] end = {-1}, int64[2] zero_one = {0, 1}, int64[2] keys = {0, 2}, "
     "float four = {4}, int64 none = {0}, int64 far = {1099511627776}, int64[4] images = {2, 3, 5, 6}"
@@ -98,8 +99,8 @@ AFTER: Mapping[str, tuple[str, str]] = {
     ),
     "columns that are cut out and joined": (
         "int64[n, 2] y",
-        "first = Slice (selected, zero, one, one) last = Slice (selected, two, limit, one) "
-        "y = Concat <axis: int = 1> (first, last)",
+        "batch = Slice (selected, zero, one, one) box = Slice (selected, two, limit, one) "
+        "y = Concat <axis: int = 1> (batch, box)",
     ),
     "the best of all classes": (
         "float[n] best, int64[n] at",
@@ -133,7 +134,8 @@ def test_rows_are_computed_one_by_one(name: str) -> None:
 
 def test_regions_of_images_that_are_nowhere() -> None:
     nodes = (
-        f"{SELECT['scores of some size']} {NOWHERE} batch = Gather <axis: int = 1> (numbers, none) "
+        "selected = NonMaxSuppression (boxes, scores, limit, overlap, high) "
+        f"{NOWHERE} batch = Gather <axis: int = 1> (numbers, none) "
         "at = Gather <axis: int = 1> (selected, keys) found = GatherND (boxes, at) "
         "image = Reshape (scores, images) "
         "y = RoiAlign <output_height: int = 2, output_width: int = 2, sampling_ratio: int = 2, "
