@@ -155,10 +155,10 @@ def test_a_model_that_computes_something_else_than_untuned_is_not_published(
     real = sandbox.compile_tuned
 
     def compile_another(
-        _data: bytes, _shapes: object, target: str, _schedules: object, library: IO[bytes]
+        _data: bytes, _shapes: object, target: str, _schedules: object, library: IO[bytes], *, tf32: bool
     ) -> None:
         """As if kernels that are right by themselves were put together wrongly."""
-        real(small_network(seed=1), {}, target, {}, library)
+        real(small_network(seed=1), {}, target, {}, library, tf32=tf32)
 
     monkeypatch.setattr(sandbox, "compile_tuned", compile_another)
     _submit(database)
