@@ -43,14 +43,14 @@ def compile_cubin(source: str, arch: str) -> tuple[bytes, Resources | None]:
 
     Raises NvccError, whose message ends with what the compiler says.
     """
-    nvcc, library = find_nvcc(), find_nvrtc()
-    if nvcc is None and library is None:
-        raise NvccError(
-            "there is no nvcc to compile for GPUs with: install tunefarm's extra 'cuda', "
-            "or set CUDA_HOME to a toolkit"
-        )
+    nvcc = find_nvcc()
     if nvcc is None:
-        assert library is not None, "one of the two was found"
+        library = find_nvrtc()
+        if library is None:
+            raise NvccError(
+                "there is no nvcc to compile for GPUs with: install tunefarm's extra 'cuda', "
+                "or set CUDA_HOME to a toolkit"
+            )
         try:
             compiled, said = nvrtc.compile_source(library, source, arch)
         except nvrtc.NvrtcError as error:
@@ -87,8 +87,9 @@ def too_old(arch: str) -> str:
 
 def compiler_version() -> str:
     """Return the version of nvcc or NVRTC, such as 13.0; empty where there is none."""
-    nvcc, library = find_nvcc(), find_nvrtc()
+    nvcc = find_nvcc()
     if nvcc is None:
+        library = find_nvrtc()
         return "" if library is None else nvrtc.version(library)
     said = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True).stdout
     found = _RELEASE.search(said)
