@@ -35,9 +35,9 @@ from benchmarks.timing.finals import (
 )
 from benchmarks.timing.interleaved import Block, Pair, measure
 from benchmarks.timing.measurer import ProgramMeasurer
-from compiler.precision import tf32
 from compiler.variants.tf32 import product
 from core.device import Device
+from core.job import TF32
 
 AFTER = (16, 64)
 # MetaSchedule's latency over ours after as many trials, its seconds for all over ours until as fast, and
@@ -46,7 +46,7 @@ QUALITY, SOONER, LIBRARY = at_least(1.15), at_least(10), at_least(1.0)
 # The share of the peak that matrix products on tensor cores reach.
 OF_PEAK = at_least(60)
 PRODUCTS = (1024, 2048, 4096, 8192)
-PRODUCT_TYPES = ("float16", "bfloat16", tf32.NAME)
+PRODUCT_TYPES = ("float16", "bfloat16", TF32)
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def product_seconds(dtype: str, side: int, plan: Plan) -> float:
 
 
 def _product(dtype: str, side: int) -> tvm.IRModule:
-    if dtype != tf32.NAME:
+    if dtype != TF32:
         return OPERATORS["GMM"].module((side, side, side), dtype=dtype)
     left, right = (te.placeholder((side, side), name=name) for name in "AB")
     function = te.create_prim_func([left, right, product(left, right)])
@@ -138,7 +138,7 @@ def _product(dtype: str, side: int) -> tvm.IRModule:
 def product_figure(dtype: str, side: int, seconds: float, device: Device) -> Figure:
     """Return how much of the peak that calibration measured a product of `side` cubed reaches."""
     speeds = device.speeds
-    stored, item_bytes = ("float32", 4) if dtype == tf32.NAME else (dtype, 2)
+    stored, item_bytes = ("float32", 4) if dtype == TF32 else (dtype, 2)
     lanes = device.vector_bytes / item_bytes
     peak = 2 * speeds.issue(f"tensor{stored}") * lanes * speeds.hertz * device.cores
     flops = 2 * side**3 / seconds

@@ -26,8 +26,9 @@ from compiler.measuring.microkernels import build_module
 from compiler.packaging.cuda import load_cuda
 from compiler.target import parse_target
 from core.device import Device
+from core.job import TF32
 from core.profile import FLOAT32, Profile, assumed_gpu_profile
-from search.sketches.tensor_core import SIDE, TENSOR_SINCE, TF32_DEPTH
+from search.sketches.tensor_core import SIDE, TENSOR_SINCE, depth_of
 
 _log = logging.getLogger(__name__)
 
@@ -107,9 +108,7 @@ class _GpuCalibration:
         assert device.gpu is not None, "a GPU is calibrated"
         capability = device.gpu.capability
         self._tensor_types = [
-            dtype
-            for dtype, sums in SUMS.items()
-            if capability >= TENSOR_SINCE["tf32" if dtype == FLOAT32 else dtype, sums]
+            dtype for dtype, sums in SUMS.items() if capability >= TENSOR_SINCE[operand_of(dtype), sums]
         ]
         blocks = self._cores * BLOCKS_PER_CORE
         self._turns = {
@@ -165,7 +164,7 @@ class _GpuCalibration:
         products = self._cores * WARPS * FRAGMENTS
         sums = self._full(products * SIDE * SIDE, SUMS[dtype])
         step_s = self._step_s(f"tensor{dtype}", self._full(SIDE * SIDE, dtype), sums)
-        per_cycle = products * SIDE * SIDE * depth_of(dtype) / step_s / self._hertz / self._cores
+        per_cycle = products * SIDE * SIDE * depth_of(operand_of(dtype)) / step_s / self._hertz / self._cores
         return {f"fma tensor{dtype}": per_cycle * np.dtype(dtype).itemsize / self._vector_bytes}
 
     def _latency(self) -> dict[str, float]:
@@ -292,9 +291,9 @@ def chase(count: int) -> None:
         T.buffer_store(result, place[0], [number])
 
 
-def depth_of(dtype: str) -> int:
-    """Return how many products each sum of a unit of the tensor cores adds up."""
-    return TF32_DEPTH if dtype == FLOAT32 else SIDE
+def operand_of(dtype: str) -> str:
+    """Return the type in which tensor cores multiply values of a type."""
+    return TF32 if dtype == FLOAT32 else dtype
 
 
 def matrix_products(dtype: str, blocks: int) -> None:
@@ -302,7 +301,7 @@ def matrix_products(dtype: str, blocks: int) -> None:
     source = T.arg("source", T.buffer((SIDE * SIDE,), dtype))
     result = T.arg("result", T.buffer((blocks * WARPS * FRAGMENTS * SIDE * SIDE,), SUMS[dtype]))
     steps = T.arg("steps", T.int64())
-    shape = (SIDE, SIDE, depth_of(dtype))
+    shape = (SIDE, SIDE, depth_of(operand_of(dtype)))
     with (
         T.thread_binding(blocks, thread="blockIdx.x") as block,
         T.thread_binding(WARPS, thread="threadIdx.y") as warp,

@@ -12,9 +12,7 @@ import tvm_ffi
 from tvm import ir, tirx
 
 from compiler.reading.indices import find_all
-from core.job import TF32
 
-NAME = TF32
 # float32 has 13 bits of fraction more: half of the last bit that stays is added, and they are cleared.
 _HALF, _KEPT = 0x1000, 0xFFFFE000
 

@@ -9,9 +9,9 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
-from compiler.precision.tf32 import NAME as TF32
 from compiler.precision.tf32 import multiplies_rounded, without_rounding
 from compiler.reading.indices import IndexReader, find_all
+from core.job import TF32
 from search.dag import Access, Axis, AxisKind, Node
 
 KINDS = {tirx.IterVar.DataPar: AxisKind.SPATIAL, tirx.IterVar.CommReduce: AxisKind.REDUCTION}

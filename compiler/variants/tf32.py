@@ -17,6 +17,7 @@ from tvm.ir import Call
 from compiler.constants.fold import static_shape
 from compiler.precision import tf32
 from compiler.variants.rewriting import Kernel, rewrite_calls
+from core.job import TF32
 from search.sketches.tensor_core import MIN_EXTENTS, TENSOR_SINCE
 
 MATMUL = "relax.matmul"
@@ -26,7 +27,7 @@ LAYOUTS = {
     "relax.nn.conv2d": ("NHWC", "HWIO", "NHWC"),
     "relax.nn.conv3d": ("NDHWC", "DHWIO", "NDHWC"),
 }
-OLDEST = TENSOR_SINCE[tf32.NAME, "float32"]
+OLDEST = TENSOR_SINCE[TF32, "float32"]
 
 
 class Tf32:
@@ -37,7 +38,7 @@ class Tf32:
         c[i, j] = sum(rounded(a[i, k]) * rounded(b[k, j]))
     """
 
-    name = tf32.NAME
+    name = TF32
     exact = False
 
     def rewrite(self, operators: tvm.IRModule) -> tvm.IRModule | None:

@@ -12,12 +12,11 @@ from sqlalchemy.orm import Session
 
 from compiler.importing.model import ExtractedTask
 from compiler.importing.spec import first_line
-from compiler.precision.tf32 import NAME as TF32
 from compiler.reading.subgraph import UnsupportedSubgraph, read_dag
 from compiler.sandbox.models import ImportedModel
 from compiler.workload import from_json
 from core.device import Device
-from core.job import JobState
+from core.job import TF32, JobState
 from records.fleet import devices
 from records.jobs import events, jobs, tasks
 from records.jobs.jobs import Job

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from core.device import Gpu
+from core.job import TF32
 from search.dag import Access, Axis, AxisKind, Dag, Node, extent_of
 
 SIDE = 16
@@ -21,11 +22,11 @@ TENSOR_SINCE = {
     ("float16", "float16"): 70,
     ("int8", "int32"): 75,
     ("bfloat16", "float32"): 80,
-    ("tf32", "float32"): 80,
+    (TF32, "float32"): 80,
 }
 # Rows in shared memory are padded so that each begins SKEW elements further among the BANKS.
 BANKS = 32
-SKEW = {"float16": 8, "bfloat16": 8, "int8": 16, "tf32": 4}
+SKEW = {"float16": 8, "bfloat16": 8, "int8": 16, TF32: 4}
 # Smaller parts would mostly be padding.
 MIN_EXTENTS = {"i": 16, "j": 16, "k": 8}
 
@@ -47,8 +48,12 @@ class MatrixProduct:
 
     @property
     def depth(self) -> int:
-        """The extent of k in a unit of the tensor cores; those of i and j are SIDE."""
-        return TF32_DEPTH if self.operand == "tf32" else SIDE
+        return depth_of(self.operand)
+
+
+def depth_of(operand: str) -> int:
+    """Return the extent of k in a unit of the tensor cores; those of i and j are SIDE."""
+    return TF32_DEPTH if operand == TF32 else SIDE
 
 
 def match_product(dag: Dag, node: Node, gpu: Gpu) -> MatrixProduct | None:
