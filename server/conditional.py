@@ -24,6 +24,10 @@ def is_current(request: Request, etag: str) -> bool:
     return etag in tags or "*" in tags
 
 
+def etag_of(content: bytes) -> str:
+    return f'"{sha256(content).hexdigest()[:32]}"'
+
+
 def headers_of(etag: str) -> dict[str, str]:
     return {"ETag": etag, "Cache-Control": _CACHING}
 
@@ -38,7 +42,7 @@ class TaggedJson:
     @classmethod
     def of(cls, body: BaseModel) -> TaggedJson:
         content = body.model_dump_json().encode()
-        return cls(content, f'"{sha256(content).hexdigest()[:32]}"')
+        return cls(content, etag_of(content))
 
     def to(self, request: Request) -> Response:
         """Return the response: the JSON, or 304 without it when the client has it."""

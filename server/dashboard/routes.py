@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import mimetypes
-from hashlib import sha256
 
 from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import HTMLResponse, Response
 
-from server.conditional import is_current
+from server.conditional import etag_of, is_current
 from server.dashboard import page
 
 router = APIRouter(include_in_schema=False)
@@ -35,7 +34,7 @@ async def asset(path: str, request: Request) -> Response:
     content = page.assets().get(path)
     if content is None:
         raise HTTPException(404)
-    etag = f'"{sha256(content).hexdigest()[:32]}"'
+    etag = etag_of(content)
     headers = {**_REVALIDATED, "ETag": etag}
     if is_current(request, etag):
         return Response(status_code=304, headers=headers)
