@@ -11,7 +11,7 @@ from tests import services
 @pytest.mark.slow
 def test_every_load_has_its_figures() -> None:
     try:
-        found = lookup.measure(lookup.Size(records=4000, jobs=lookup.SUBMITTED + 10, trials=20, seconds=0.3))
+        found = lookup.measure(lookup.Size(records=4000, jobs=lookup.SUBMITTED + 10, trials=60, seconds=0.3))
     except services.Missing as missing:
         pytest.skip(str(missing))
     names = [figure.name for figure in found]
