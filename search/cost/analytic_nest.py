@@ -20,6 +20,7 @@ from search.programs.compute_location import (
     count_gathers,
     is_inlined,
     location_depth,
+    parallel_chunks,
     vector_extent,
     vector_lanes,
 )
@@ -38,7 +39,7 @@ def nest_terms(population: Population, stage: Stage, machine: Machine) -> dict[s
     return {
         "s": seconds,
         "vector": vector_lanes(population, stage).astype(np.float64),
-        "chunks": _own_chunks(population, population.sketch.dag.node[stage.node]),
+        "chunks": parallel_chunks(population, population.sketch.dag.node[stage.node]),
         "depth": np.where(
             is_inlined(population, stage.node), 0.0, 1.0 + location_depth(population, stage.node)
         ),
@@ -79,8 +80,8 @@ def _nest_seconds(population: Population, stage: Stage, machine: Machine) -> Flo
     cycles = np.where(inlined, _inlined_cycles(population, node, machine), cycles)
     # A nest that is computed elsewhere runs in the parallel chunks of its host.
     elsewhere = (location_depth(population, stage.node) > 0) | inlined
-    hosted = _own_chunks(population, sketch.hosts.get(stage.node, node))
-    chunks = np.where(elsewhere, hosted, _own_chunks(population, node))
+    hosted = parallel_chunks(population, sketch.hosts.get(stage.node, node))
+    chunks = np.where(elsewhere, hosted, parallel_chunks(population, node))
     own_s = cycles / machine.hertz / machine.cores / balance_of(chunks, machine.cores)
     memory_s = np.where(inlined, 0.0, _memory_seconds(population, stage, machine))
     longest = np.maximum(own_s, memory_s)
@@ -130,15 +131,6 @@ def _inlined_cycles(population: Population, node: Node, machine: Machine) -> Flo
     return cycles
 
 
-def _own_chunks(population: Population, node: Node) -> Floats:
-    """Return the number of chunks that the parallel loops of a nest have."""
-    if (node.name, "parallel") not in population.sketch.columns:
-        return np.ones(len(population))
-    extents = [node.axes[axis].extent for axis in node.spatial]
-    products = np.cumprod([1, *extents])
-    return products[population.chosen(node.name, "parallel")].astype(np.float64)
-
-
 def _memory_seconds(population: Population, stage: Stage, machine: Machine) -> Floats:
     """Return the seconds of reading every operand and writing the result once.
 
@@ -175,7 +167,7 @@ def _seconds_in_tiles(population: Population, stage: Stage, host: Node, machine:
     parallel = np.where(used == 1, lanes, np.minimum(used, lanes))
     branches = machine.factors.branch_cycles * node.has_branch
     element = (branches + node.flops / machine.issue(buffer)) / parallel
-    chunks = _own_chunks(population, node)
+    chunks = parallel_chunks(population, node)
     root = elements * (element + 2 * buffer.item_bytes / rate) / balance_of(chunks, machine.cores)
     root = root + np.where(chunks > 1, machine.launch_s * machine.hertz * machine.cores, 0.0)
     # The tiles' loads count an inlined node.

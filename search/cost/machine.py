@@ -10,6 +10,7 @@ from core.device import Device
 from core.profile import Profile
 from search.dag import Buffer
 from search.programs.nest import Floats
+from search.sketches.factors import Ints
 
 LINE_BYTES = 64
 PAGE_BYTES = 4096
@@ -155,7 +156,7 @@ class Machine:
         )
 
 
-def balance_of(chunks: Floats, cores: int) -> Floats:
+def balance_of(chunks: Floats | Ints, cores: int) -> Floats:
     """Return the share of the cores' time that is used when they compute `chunks` equal pieces of work."""
     rounds = np.ceil(chunks / cores)
     return np.asarray(chunks / (rounds * cores))

@@ -6,7 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search.dag import Dag, Node
-from search.programs.compute_location import count_gathers, is_inlined, location_depth, vector_lanes
+from search.programs.compute_location import (
+    count_gathers,
+    is_inlined,
+    location_depth,
+    parallel_chunks,
+    vector_lanes,
+)
 from search.programs.nest import Floats, Nest, vector_instructions
 from search.programs.program import Population
 from search.sketches.factors import Ints
@@ -17,7 +23,7 @@ from search.sketches.variables import MAX_INNERMOST, read_kind
 # Larger unrolled bodies only spill registers, and take the compiler seconds.
 MAX_TILE_INSTRUCTIONS = 64
 MAX_UNROLLED_INSTRUCTIONS = 512
-MAX_NEST_INSTRUCTIONS = 2048
+MAX_NEST_INSTRUCTIONS = 4096
 # The longest vectors of any CPU.
 VECTOR_BYTES = 64
 # A lane of a gather is loaded and inserted; a mathematical function is a polynomial.
@@ -44,7 +50,9 @@ def nest_compiles_quickly(population: Population, stage: Stage) -> NDArray[np.bo
     lanes = vector_lanes(population, stage)
     gathered = GATHER_INSTRUCTIONS * count_gathers(population, stage) * lanes
     work = gathered + -(-lanes // lanes_of_longest(sketch.dag, node)) * max(node.flops, 1.0)
-    unrolled = _unroll_of(population, stage.node)
+    unrolled = np.minimum(
+        _unroll_of(population, stage.node), node.iterations // parallel_chunks(population, node) // lanes
+    )
     if stage.node in sketch.hosts:
         hosted = _unroll_of(population, sketch.hosts[stage.node].name)
         unrolled = np.where(location_depth(population, stage.node) > 0, hosted, unrolled)

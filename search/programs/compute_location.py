@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from search.dag import extent_of
+from search.dag import Node, extent_of
 from search.programs.program import Population
 from search.sketches.factors import Ints
-from search.sketches.predicates import is_strided_when_fused
+from search.sketches.predicates import is_strided, is_strided_when_fused
 from search.sketches.stage import Rfactor, Stage
 from search.sketches.variables import vector_loops
 
@@ -58,6 +58,14 @@ def _readers_depth(population: Population, node: str, host: str) -> Ints:
     return least
 
 
+def parallel_chunks(population: Population, node: Node) -> Ints:
+    """[programs]: iterations of a nest's parallel loops; 1 where it has none."""
+    if (node.name, "parallel") not in population.sketch.columns:
+        return np.ones(len(population), dtype=np.int64)
+    extents = np.cumprod([1, *(node.axes[axis].extent for axis in node.spatial)])
+    return np.asarray(extents[population.chosen(node.name, "parallel")])
+
+
 def vector_lanes(population: Population, stage: Stage) -> Ints:
     """[programs]: elements that one iteration of the innermost loop computes."""
     kind = "lanes" if stage.rfactor.fills_vectors else "vector"
@@ -75,11 +83,11 @@ def vector_extent(population: Population, stage: Stage) -> Ints:
 
 
 def count_gathers(population: Population, stage: Stage) -> Ints:
-    """[programs]: accesses whose lanes aren't adjacent in memory."""
+    """[programs]: accesses whose lanes aren't adjacent in memory, those of inlined producers among them."""
     dag = population.sketch.dag
     node = dag.node[stage.node]
     accesses = (*node.reads, node.write)
-    return _by_loops(
+    own = _by_loops(
         population,
         stage,
         [
@@ -87,6 +95,20 @@ def count_gathers(population: Population, stage: Stage) -> Ints:
             for axes in _vector_axes(population, stage)
         ],
     )
+    return own + _inlined_gathers(population, node)
+
+
+def _inlined_gathers(population: Population, node: Node) -> Ints:
+    """[programs]: accesses of inlined producers whose lanes aren't adjacent, though those of their results
+    are, along the contiguous axis of the node's."""
+    dag, total = population.sketch.dag, np.zeros(len(population), dtype=np.int64)
+    for read in node.reads:
+        producer = dag.producer.get(read.buffer)
+        if producer is None or node.vector_axis not in read.axes or is_strided(read, node.vector_axis):
+            continue
+        own = sum(is_strided(one, producer.vector_axis) for one in producer.reads)
+        total = total + is_inlined(population, producer.name) * (own + _inlined_gathers(population, producer))
+    return total
 
 
 def _vector_axes(population: Population, stage: Stage) -> list[tuple[int, ...]]:

@@ -11,7 +11,7 @@ from hypothesis import given
 
 from search.programs.annotate import legal, sample, valid
 from search.programs.code_size import MAX_TILE_INSTRUCTIONS, MAX_UNROLLED_INSTRUCTIONS, VECTOR_BYTES
-from search.programs.compute_location import is_inlined, location_depth
+from search.programs.compute_location import count_gathers, is_inlined, location_depth
 from search.programs.program import Population, Program, gather
 from search.rules.space import generate
 from search.sketches.sketch import Sketch
@@ -216,10 +216,27 @@ def test_a_tile_that_is_too_large_is_not_valid() -> None:
 @pytest.mark.parametrize(("dtype", "expected"), [("int8", True), ("float32", False), ("float64", False)])
 def test_a_nest_is_as_large_as_the_vectors_of_its_type_make_it(dtype: str, expected: bool) -> None:
     """64 bytes are one vector, 64 floats are four."""
-    twice = node("twice", {"i": 64, "j": 64}, ["data[i, j]"], flops=2)
-    graph = dag({"data": (64, 64)}, [twice], {"data": dtype, "twice": dtype})
-    program = program_of(sketch_of(graph, "nest twice"), twice={"vector": 64, "unroll": 512, "parallel": 1})
+    scaled = node("scaled", {"i": 1024, "j": 64}, ["data[i, j]"], flops=4)
+    graph = dag({"data": (1024, 64)}, [scaled], {"data": dtype, "scaled": dtype})
+    program = program_of(sketch_of(graph, "nest scaled"), scaled={"vector": 64, "unroll": 512, "parallel": 0})
     assert valid(gather([program])).tolist() == [expected]
+
+
+def test_a_nest_has_only_the_steps_of_a_chunk_to_unroll() -> None:
+    scaled = node("scaled", {"i": 1024, "j": 64}, ["data[i, j]"], flops=32)
+    sketch = sketch_of(dag({"data": (1024, 64)}, [scaled]), "nest scaled")
+    for parallel, expected in [(0, False), (1, True)]:
+        program = program_of(sketch, scaled={"vector": 64, "unroll": 512, "parallel": parallel})
+        assert valid(gather([program])).tolist() == [expected]
+
+
+@pytest.mark.parametrize(("location", "expected"), [("inline", 1), ("root", 0)])
+def test_a_nest_gathers_what_an_inlined_transposition_reads(location: str, expected: int) -> None:
+    last = node("last", {"i": 24, "j": 64}, ["data[j, i]"])
+    padded = node("padded", {"i": 26, "j": 64}, ["last[i - 1, j]"], has_branch=True)
+    sketch = sketch_of(dag({"data": (64, 24)}, [last, padded]), "nest last; nest padded")
+    program = program_of(sketch, last={"location": location}, padded={"vector": 64})
+    assert count_gathers(gather([program]), sketch.stage["padded"]).tolist() == [expected]
 
 
 def test_a_sketch_without_variables_has_one_program() -> None:
