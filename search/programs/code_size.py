@@ -47,9 +47,11 @@ def nest_compiles_quickly(population: Population, stage: Stage) -> NDArray[np.bo
     quickly."""
     sketch = population.sketch
     node = sketch.dag.node[stage.node]
-    lanes = vector_lanes(population, stage)
+    lanes, longest = vector_lanes(population, stage), lanes_of_longest(sketch.dag, node)
     gathered = GATHER_INSTRUCTIONS * count_gathers(population, stage) * lanes
-    work = gathered + -(-lanes // lanes_of_longest(sketch.dag, node)) * max(node.flops, 1.0)
+    # LLVM takes eight times as long for a gather of twice as many lanes, if they fill more than a register.
+    gathered = gathered * np.maximum(lanes / longest, 1.0) ** 2
+    work = gathered + -(-lanes // longest) * max(node.flops, 1.0)
     unrolled = np.minimum(
         _unroll_of(population, stage.node), node.iterations // parallel_chunks(population, node) // lanes
     )

@@ -239,6 +239,16 @@ def test_a_nest_gathers_what_an_inlined_transposition_reads(location: str, expec
     assert count_gathers(gather([program]), sketch.stage["padded"]).tolist() == [expected]
 
 
+@pytest.mark.parametrize(("vector", "expected"), [(16, True), (64, False)])
+def test_a_gather_of_more_lanes_than_a_register_is_seldom_unrolled(vector: int, expected: bool) -> None:
+    last = node("last", {"i": 24, "j": 64}, ["data[j, i]"])
+    program = program_of(
+        sketch_of(dag({"data": (64, 24)}, [last]), "nest last"),
+        last={"vector": vector, "unroll": 16, "parallel": 0},
+    )
+    assert valid(gather([program])).tolist() == [expected]
+
+
 def test_a_sketch_without_variables_has_one_program() -> None:
     (sketch,) = generate(dags.scalar(), DEVICE)
     assert len(sample(sketch, 10, np.random.default_rng(0))) == 1
