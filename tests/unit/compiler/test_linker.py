@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler.packaging.linker import LinkerError, elf_machine, find_linker
+from compiler.packaging.elf import elf_machine
+from compiler.packaging.linker import LinkerError, find_linker
 
 THIS = platform.machine()
 OTHER = "aarch64" if THIS == "x86_64" else "x86_64"
