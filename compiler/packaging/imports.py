@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import secrets
 import struct
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ class LargeConstants:
 
     def __init__(self) -> None:
         self._by_digest: dict[bytes, Any] = {}
+        # A model could hold the plain digest of one of its constants elsewhere.
+        self._salt = secrets.token_bytes(32)
 
     def set_aside(self, module: tvm.IRModule) -> tvm.IRModule:
         """Put small tensors in the place of large constants; equal ones become equal ones.
@@ -47,7 +50,7 @@ class LargeConstants:
             tensor = const.value
             if not isinstance(tensor, tvm.runtime.Tensor) or not _is_large(tensor):
                 return const
-            digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
+            digest = hashlib.sha256(self._salt + f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
             digest.update(_content(tensor))
             self._by_digest[digest.digest()] = tensor
             elements = tvm.runtime.tensor(np.frombuffer(digest.digest(), "uint8"))

@@ -72,8 +72,3 @@ def test_a_linker_that_fails_is_quoted(tmp_path: Path) -> None:
     broken.write_bytes(b"no object at all")
     with pytest.raises(LinkerError, match=r"could not link: .*broken\.o"):
         find_linker(f"{THIS}-linux-gnu")(str(tmp_path / "x.so"), [str(broken)])
-
-
-@pytest.mark.parametrize("data", [b"", b"\x7fELF", b"MZ" + bytes(64), b"\x7fELF\x02\x01" + bytes(64)])
-def test_other_files_are_for_no_machine(data: bytes) -> None:
-    assert elf_machine(data) is None
