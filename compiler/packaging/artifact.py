@@ -119,11 +119,19 @@ _NESTED: Mapping[str, Callable[[Any], object]] = {
 def build_module(fused: tvm.IRModule, schedules: Mapping[str, str], target: str, library: Path) -> None:
     """Compile a fused module into a shared library that TVM's runtime alone can load.
 
-    `schedules` maps workload hashes to traces; functions without one get the fallback schedule. Raises
-    ArtifactError when a trace doesn't apply, the code can't be generated or there is no linker.
+    `schedules` are as in `schedule_module`. Raises ArtifactError when a trace doesn't apply, the code can't
+    be generated or there is no linker.
     """
-    parsed = parse_target(target)
-    on_gpu = parsed.kind.name == "cuda"
+    build_scheduled(schedule_module(fused, schedules, target), target, library)
+
+
+def schedule_module(fused: tvm.IRModule, schedules: Mapping[str, str], target: str) -> tvm.IRModule:
+    """Return a fused module with its functions scheduled and its constants packed as these read them.
+
+    `schedules` maps workload hashes to traces; functions without one get the fallback schedule. Raises
+    ArtifactError.
+    """
+    on_gpu = parse_target(target).kind.name == "cuda"
     functions = {
         name: _schedule_function(name.name_hint, func, schedules, on_gpu)
         if isinstance(func, tirx.PrimFunc)
@@ -131,11 +139,16 @@ def build_module(fused: tvm.IRModule, schedules: Mapping[str, str], target: str,
         for name, func in fused.functions_items()
     }
     try:
-        prepacked = prepack(tvm.IRModule(functions, attrs=fused.attrs, global_infos=fused.global_infos))
+        return prepack(tvm.IRModule(functions, attrs=fused.attrs, global_infos=fused.global_infos))
     except Exception as error:  # TVM raises whatever class its C++ side names
         raise ArtifactError(f"the model's constants can't be packed: {first_line(error)}") from error
+
+
+def build_scheduled(scheduled: tvm.IRModule, target: str, library: Path) -> None:
+    """Compile what `schedule_module` returns into a shared library. Raises ArtifactError."""
+    parsed = parse_target(target)
     with pass_context(parsed):
-        build_library(apply_passes(prepacked, parsed), target, library, PIPELINE)
+        build_library(apply_passes(scheduled, parsed), target, library, PIPELINE)
 
 
 def build_library(module: tvm.IRModule, target: str, library: Path, pipeline: str = "default") -> None:

@@ -12,9 +12,10 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -22,7 +23,13 @@ from compiler import fallback
 from compiler.importing.formats.reading import read_model
 from compiler.importing.model import ExtractedTask, RelaxModel, fuse_untuned
 from compiler.importing.spec import ModelError, Shape, TensorSpec
-from compiler.packaging.artifact import LIBRARY, ArtifactError, build_library, build_module
+from compiler.packaging.artifact import (
+    LIBRARY,
+    ArtifactError,
+    build_library,
+    build_scheduled,
+    schedule_module,
+)
 from compiler.packaging.linker import linker_caches
 from compiler.sandbox.child import (
     BASE_MEMORY_BYTES,
@@ -262,9 +269,12 @@ class FusedModel:
         tasks = tuple(self.fused.tasks())
         return ImportedModel(self.model.inputs, self.model.outputs, tasks, self.model.computed_in)
 
-    def compile(self, request: CompileRequest, library: Path) -> None:
-        """Compile the library that the request asks for, if any, into a file. Raises ModelError,
-        ArtifactError."""
+    def prepare(self, request: CompileRequest) -> Callable[[Path], None]:
+        """Return what compiles the library that the request asks for into a file, and raises ArtifactError.
+
+        It holds no weights that are packed for the library in another order. Raises ModelError,
+        ArtifactError.
+        """
         if request.library is LibraryKind.UNTUNED:
             try:
                 untuned = fuse_untuned(self.model, request.target)
@@ -272,10 +282,13 @@ class FusedModel:
                 raise ArtifactError(str(error)) from error
             on_gpu = parse_target(request.target).kind.name == "cuda"
             module = untuned if on_gpu else fallback.schedule_slow(untuned)
-            build_library(module, request.target, library)
-        elif request.library is LibraryKind.TUNED:
-            chosen = self.fused.choose(request.schedules)
-            build_module(chosen, request.schedules, request.target, library)
+            return partial(build_library, module, request.target)
+        if request.library is LibraryKind.TUNED:
+            scheduled = schedule_module(
+                self.fused.choose(request.schedules), request.schedules, request.target
+            )
+            return partial(build_scheduled, scheduled, request.target)
+        return Path.touch
 
 
 def _answer(asked: dict[str, Any], reply: BinaryIO) -> None:
@@ -292,9 +305,10 @@ def _answer(asked: dict[str, Any], reply: BinaryIO) -> None:
     lift_data_limit()
     with tempfile.TemporaryDirectory(prefix="tunefarm-") as folder:
         library = Path(folder) / LIBRARY
-        library.touch()
         try:
-            fused.compile(request, library)
+            build = fused.prepare(request)
+            del fused
+            build(library)
         except Exception as error:
             write_line(reply, {"problem": _problem(error, "compiled")})
             return

@@ -62,7 +62,7 @@ def _carry_out(order: CompileRequest, _: object, library: IO[bytes] | None = Non
     if library is not None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.so"
-            fused.compile(order, path)
+            fused.prepare(order)(path)
             library.write(path.read_bytes())
     return fused.imported
 

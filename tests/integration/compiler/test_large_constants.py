@@ -57,11 +57,11 @@ def _packed_in(library: Path) -> bytes:
     return (ctypes.c_char * (8 + size)).in_dll(loaded, imports.SYMBOL).raw
 
 
-MIXED = (
+MIXED: tuple[NDArray[Any], ...] = (
     *(_weights(dtype) for dtype in ("float32", "float16", ml_dtypes.bfloat16, "int8", "uint8", "bool")),
     RNG.standard_normal((EXTENT, EXTENT)).astype("float32"),
     np.ones((1, EXTENT), "float32"),
-    np.float32(2.0),
+    np.asarray(2.0, "float32"),
 )
 
 

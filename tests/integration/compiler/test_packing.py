@@ -26,7 +26,7 @@ from compiler.importing.model import extract_tasks, fuse, read_onnx
 from compiler.lowering.trace import trace_of
 from compiler.measuring.builder import BuiltKernel, LocalBuilder
 from compiler.measuring.runner import LocalRunner
-from compiler.packaging.artifact import ArtifactError, build_library, build_module
+from compiler.packaging.artifact import ArtifactError, build_library, build_module, schedule_module
 from compiler.packaging.metaschedule import export_database, import_database
 from compiler.target import detect_device
 from compiler.workload import from_json, to_json
@@ -98,34 +98,22 @@ def test_a_model_with_packed_weights_computes_the_same(name: str, tmp_path: Path
     _check(data, tmp_path / "model.so")
 
 
-def _scheduled(fused: tvm.IRModule, schedules: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return the module that `build_module` compiles."""
-    seen: list[tvm.IRModule] = []
-
-    def build_nothing(mod: tvm.IRModule, target: str, library: Path, pipeline: str) -> None:
-        seen.append(mod)
-
-    monkeypatch.setattr("compiler.packaging.artifact.build_library", build_nothing)
-    build_module(fused, schedules, TARGET, Path("nothing.so"))
-    return seen[0]
-
-
-def test_the_library_holds_packed_weights_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_library_holds_packed_weights_only() -> None:
     fused = fuse(read_onnx(residual(), {}), TARGET)
     plain = _constants(fused)
-    module = _scheduled(fused, _packing(fused), monkeypatch)
+    module = schedule_module(fused, _packing(fused), TARGET)
     expected = [(-(-shape[-1] // WIDTH), *shape[:-1], WIDTH) for shape in plain]
     assert _constants(module) == sorted(expected)
     assert not any(name.name_hint.endswith(packing.PACKING_SUFFIX) for name, _ in module.functions_items())
 
 
-def test_a_weight_that_is_packed_once_is_stored_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_weight_that_is_packed_once_is_stored_once() -> None:
     builder = Builder()
     weight = builder.weight(16, 24)
     results = [builder.op("MatMul", name, weight) for name in ("left", "right")]
     data = builder.model({"left": [4, 16], "right": [4, 16]}, {result: [4, 24] for result in results})
     fused = fuse(read_onnx(data, {}), TARGET)
-    assert _constants(_scheduled(fused, _packing(fused), monkeypatch)) == [(3, 16, 8)]
+    assert _constants(schedule_module(fused, _packing(fused), TARGET)) == [(3, 16, 8)]
 
 
 def test_a_weight_that_is_packed_in_two_ways_is_stored_twice(
@@ -137,23 +125,23 @@ def test_a_weight_that_is_packed_in_two_ways_is_stored_twice(
     schedules = {first: _packing(fused, 16)[first], second: _packing(fused, 8)[second]}
     build_module(fused, schedules, TARGET, tmp_path / "model.so")
     _check(data, tmp_path / "model.so")
-    assert _constants(_scheduled(fused, schedules, monkeypatch)) == [(6, 64, 16), (12, 64, 8)]
+    assert _constants(schedule_module(fused, schedules, TARGET)) == [(6, 64, 16), (12, 64, 8)]
 
 
-def test_a_weight_that_is_also_read_unpacked_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_weight_that_is_also_read_unpacked_stays(tmp_path: Path) -> None:
     data = _shared(2)
     fused = fuse(read_onnx(data, {}), TARGET)
     schedules = dict(list(_packing(fused).items())[:1])
     build_module(fused, schedules, TARGET, tmp_path / "model.so")
     _check(data, tmp_path / "model.so")
-    assert _constants(_scheduled(fused, schedules, monkeypatch)) == [(12, 64, 8), (64, 96)]
+    assert _constants(schedule_module(fused, schedules, TARGET)) == [(12, 64, 8), (64, 96)]
 
 
-def test_weights_are_packed_here_for_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_packed_here_for_another_device() -> None:
     fused = fuse(read_onnx(residual(), {}), TARGET)
     target = '{"kind":"llvm","mtriple":"aarch64-linux-gnu"}'
-    monkeypatch.setattr("compiler.packaging.artifact.build_library", lambda *_: None)
-    build_module(fused, _packing(fused), target, Path("nothing.so"))
+    packed = schedule_module(fused, _packing(fused), target)
+    assert _constants(packed) == _constants(schedule_module(fused, _packing(fused), TARGET))
 
 
 def test_packing_that_can_not_be_split_off_is_an_artifact_error(tmp_path: Path) -> None:
