@@ -270,10 +270,10 @@ class FusedModel:
         return ImportedModel(self.model.inputs, self.model.outputs, tasks, self.model.computed_in)
 
     def prepare(self, request: CompileRequest) -> Callable[[Path], None]:
-        """Return what compiles the library that the request asks for into a file, and raises ArtifactError.
+        """Return a function that compiles the library that the request asks for into a file. It needs this
+        model no more: weights that the library packs in another order can go.
 
-        It holds no weights that are packed for the library in another order. Raises ModelError,
-        ArtifactError.
+        Raises ModelError, ArtifactError; the function raises ArtifactError.
         """
         if request.library is LibraryKind.UNTUNED:
             try:

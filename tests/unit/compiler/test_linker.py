@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from compiler.packaging.elf import elf_machine
-from compiler.packaging.linker import LinkerError, find_linker
+from compiler.packaging.linker import LinkerError, find_linker, link_library
 
 THIS = platform.machine()
 OTHER = "aarch64" if THIS == "x86_64" else "x86_64"
@@ -65,6 +65,11 @@ def test_without_a_cross_compiler_the_message_says_what_to_install(monkeypatch: 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(LinkerError, match=f"extra 'cross', or {OTHER}-linux-gnu-gcc"):
         find_linker(f"{OTHER}-linux-gnu")
+
+
+def test_a_machine_without_objects_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LinkerError, match="libraries for riscv64 can't be linked"):
+        link_library(None, "riscv64-linux-gnu", lambda *_: None, tmp_path / "x.so")
 
 
 def test_a_linker_that_fails_is_quoted(tmp_path: Path) -> None:
