@@ -30,7 +30,7 @@ def _build_untuned(model: Path, target: str, library: Path) -> None:
     from compiler.importing.model import fuse_untuned, read_onnx
     from compiler.packaging.artifact import build_library
 
-    library.write_bytes(build_library(fuse_untuned(read_onnx(model.read_bytes(), {}), target), target))
+    build_library(fuse_untuned(read_onnx(model.read_bytes(), {}), target), target, library)
 
 
 def _build_with_database(model: Path, target: str, database: Path, library: Path) -> None:
@@ -52,4 +52,4 @@ def _build_with_database(model: Path, target: str, database: Path, library: Path
     packed = tvm.transform.Sequential(
         [relax.transform.SplitLayoutRewritePreproc(), relax.transform.FoldConstant()]
     )(applied)
-    library.write_bytes(build_library(packed, target))
+    build_library(packed, target, library)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import tvm
@@ -80,7 +82,10 @@ class LocalBuilder:
             triple = host_triple(self._target)
             scheduled = apply_trace(self._workload(module_json), trace)
             library, packed = compile_scheduled(scheduled, self._target)
-            data = link_library(library, triple, find_linker(triple))
+            with tempfile.TemporaryDirectory(prefix="tunefarm-") as folder:
+                path = Path(folder) / "candidate.so"
+                link_library(library, triple, find_linker(triple), path)
+                data = path.read_bytes()
         except Exception as error:
             return Measurement(Outcome.BUILD_ERROR, error=str(error)[-ERROR_CHARS:])
         build_secs, resources = time.perf_counter() - start, self._resources()
@@ -114,8 +119,9 @@ def check_export(machine: str, on_gpu: bool = False) -> None:
     if on_gpu:
         load_cuda()
         target, module = tvm.target.Target({"kind": "cuda", "arch": ANY_ARCH, "host": host}), bind(module)
-    with target:
-        link_library(tvm.compile(module, target=target), triple, find_linker(triple))
+    with target, tempfile.TemporaryDirectory(prefix="tunefarm-") as folder:
+        compiled = tvm.compile(module, target=target)
+        link_library(compiled, triple, find_linker(triple), Path(folder) / "doubling.so")
 
 
 def bind(doubling: tvm.IRModule) -> tvm.IRModule:

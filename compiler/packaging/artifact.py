@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
 
 import tvm
@@ -21,6 +22,7 @@ from compiler.lowering.trace import UNSCHEDULED, LoweringError, apply_trace
 from compiler.packaging import archive
 from compiler.packaging.archive import ArchiveError
 from compiler.packaging.cuda import CudaError, load_cuda
+from compiler.packaging.imports import LargeConstants
 from compiler.packaging.linker import LinkerError, find_linker, link_library
 from compiler.target import host_triple, parse_target
 from compiler.workload import normalise, workload_hash
@@ -114,14 +116,22 @@ _NESTED: Mapping[str, Callable[[Any], object]] = {
 }
 
 
-def build_module(fused: tvm.IRModule, schedules: Mapping[str, str], target: str) -> bytes:
+def build_module(fused: tvm.IRModule, schedules: Mapping[str, str], target: str, library: Path) -> None:
     """Compile a fused module into a shared library that TVM's runtime alone can load.
 
-    `schedules` maps workload hashes to traces; functions without one get the fallback schedule. Raises
-    ArtifactError when a trace doesn't apply, the code can't be generated or there is no linker.
+    `schedules` are as in `schedule_module`. Raises ArtifactError when a trace doesn't apply, the code can't
+    be generated or there is no linker.
     """
-    parsed = parse_target(target)
-    on_gpu = parsed.kind.name == "cuda"
+    build_scheduled(schedule_module(fused, schedules, target), target, library)
+
+
+def schedule_module(fused: tvm.IRModule, schedules: Mapping[str, str], target: str) -> tvm.IRModule:
+    """Return a fused module with its functions scheduled and its constants packed as these read them.
+
+    `schedules` maps workload hashes to traces; functions without one get the fallback schedule. Raises
+    ArtifactError.
+    """
+    on_gpu = parse_target(target).kind.name == "cuda"
     functions = {
         name: _schedule_function(name.name_hint, func, schedules, on_gpu)
         if isinstance(func, tirx.PrimFunc)
@@ -129,33 +139,43 @@ def build_module(fused: tvm.IRModule, schedules: Mapping[str, str], target: str)
         for name, func in fused.functions_items()
     }
     try:
-        prepacked = prepack(tvm.IRModule(functions, attrs=fused.attrs, global_infos=fused.global_infos))
+        return prepack(tvm.IRModule(functions, attrs=fused.attrs, global_infos=fused.global_infos))
     except Exception as error:  # TVM raises whatever class its C++ side names
         raise ArtifactError(f"the model's constants can't be packed: {first_line(error)}") from error
+
+
+def build_scheduled(scheduled: tvm.IRModule, target: str, library: Path) -> None:
+    """Compile what `schedule_module` returns into a shared library. Raises ArtifactError."""
+    parsed = parse_target(target)
     with pass_context(parsed):
-        return build_library(apply_passes(prepacked, parsed), target, PIPELINE)
+        build_library(apply_passes(scheduled, parsed), target, library, PIPELINE)
 
 
-def build_library(module: tvm.IRModule, target: str, pipeline: str = "default") -> bytes:
-    """Compile a module whose functions are scheduled or need no schedule, by one of TVM's pipelines for TIR.
+def build_library(module: tvm.IRModule, target: str, library: Path, pipeline: str = "default") -> None:
+    """Compile a module whose functions are scheduled or need no schedule, by one of TVM's pipelines for TIR,
+    into a shared library.
 
     Raises ArtifactError as `build_module` does.
     """
     parsed = parse_target(target)
     triple = host_triple(parsed)
+    constants = LargeConstants()
+
+    def graph_pipeline(module: tvm.IRModule) -> tvm.IRModule:
+        # TVM's pipeline for GPUs would fuse functions again that have schedules.
+        return constants.set_aside(relax.get_pipeline("default")(module))
+
     try:
         link = find_linker(triple)
         if parsed.kind.name == "cuda":
             load_cuda()
             module = fallback.schedule_for_gpu(module, parsed)
-            # TVM's pipeline for GPUs would fuse functions again that have schedules.
-            graph_pipeline = relax.get_pipeline("default")
             # What is called with the same shapes every time becomes a CUDA graph.
             with parsed, pass_context(parsed, **{"relax.backend.use_cuda_graph": True}):
                 built = relax.build(module, parsed, relax_pipeline=graph_pipeline, tir_pipeline=pipeline)
         else:
-            built = relax.build(module, parsed, tir_pipeline=pipeline)
-        return link_library(built, triple, link)
+            built = relax.build(module, parsed, relax_pipeline=graph_pipeline, tir_pipeline=pipeline)
+        link_library(built, triple, link, library, constants)
     except (LinkerError, CudaError) as error:
         raise ArtifactError(str(error)) from error
     except Exception as error:  # TVM raises whatever class its C++ side names

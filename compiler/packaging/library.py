@@ -18,7 +18,7 @@ import tvm_ffi
 from compiler.constants.packing import PackedConstants
 from compiler.packaging import archive
 from compiler.packaging.archive import ArchiveError
-from compiler.packaging.linker import elf_machine
+from compiler.packaging.elf import elf_machine
 from core.measurement import Resources
 
 LIBRARY = "candidate.so"

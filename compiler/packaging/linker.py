@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from compiler.packaging.elf import MACHINES, elf_machine
+from compiler.packaging.imports import LargeConstants
+
 COMPILERS = ("g++", "gcc", "clang++", "clang", "c++", "cc")
 # Libraries linked for another machine run with this C library and later ones: Debian 10's, Ubuntu 18.10's.
 GLIBC = "2.28"
-# The machines that libraries are linked for, by their numbers in an ELF header.
-MACHINES = {"x86_64": 62, "aarch64": 183}
 LINK_TIMEOUT_S = 300
 ZIG, ZIG_CACHE = "ziglang", "ZIG_GLOBAL_CACHE_DIR"
-_ELF_MAGIC = b"\x7fELF"
 
 Link = Callable[..., None]
 
@@ -53,8 +53,6 @@ def find_linker(triple: str) -> Link:
             message = (done.stderr or done.stdout).strip()[-2000:]
             raise LinkerError(f"{compiler[0]} could not link: {message}")
 
-    # TVM asks for the triple of objects that it generates while it links, such as packed weights.
-    link.get_target_triple = lambda: triple  # type: ignore[attr-defined]
     return link
 
 
@@ -71,27 +69,32 @@ def linker_caches() -> dict[str, Path]:
         return {}  # whoever links with zig hears of it
 
 
-def link_library(executable: Any, triple: str, link: Link) -> bytes:
+def link_library(
+    executable: Any, triple: str, link: Link, library: Path, constants: LargeConstants | None = None
+) -> None:
     """Link what TVM compiled for the machine of an LLVM triple into a shared library of that machine.
 
-    Raises LinkerError, and whatever TVM raises when it can't generate the code.
+    `constants` were set aside before it was compiled. Raises LinkerError, and whatever TVM raises when it
+    can't generate the code.
     """
+    machine = triple.partition("-")[0]
+
+    def write_imports(module: Any, _is_system_lib: bool, _prefix: str, folder: str) -> str:
+        path = Path(folder) / "imports.o"
+        (constants or LargeConstants()).write_imports(module, machine, path)
+        return str(path)
+
+    if machine not in MACHINES:
+        raise LinkerError(f"libraries for {machine} can't be linked: only for {' and '.join(MACHINES)}")
     with tempfile.TemporaryDirectory(prefix="tunefarm-") as folder:
-        path = Path(folder) / "library.so"
-        executable.export_library(str(path), workspace_dir=folder, fcompile=link)
-        library = path.read_bytes()
-    if elf_machine(library) != triple.partition("-")[0]:
-        raise LinkerError(f"the linker made a library that doesn't run on {triple}: set CC to another one")
-    return library
-
-
-def elf_machine(library: bytes) -> str | None:
-    """Return the machine that an ELF library is for; None for other files and for unknown machines."""
-    if not library.startswith(_ELF_MAGIC) or len(library) < 20:
-        return None
-    order = "little" if library[5] == 1 else "big"
-    number = int.from_bytes(library[18:20], order)  # type: ignore[arg-type]
-    return next((name for name, known in MACHINES.items() if known == number), None)
+        executable.export_library(
+            str(library), workspace_dir=folder, fcompile=link, fpack_imports=write_imports
+        )
+    with library.open("rb") as file:
+        if elf_machine(file.read(20)) != machine:
+            raise LinkerError(
+                f"the linker made a library that doesn't run on {triple}: set CC to another one"
+            )
 
 
 def _native_compiler() -> list[str]:

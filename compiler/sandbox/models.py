@@ -11,16 +11,25 @@ import logging
 import os
 import shutil
 import signal
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from functools import partial
+from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from compiler import fallback
 from compiler.importing.formats.reading import read_model
 from compiler.importing.model import ExtractedTask, RelaxModel, fuse_untuned
 from compiler.importing.spec import ModelError, Shape, TensorSpec
-from compiler.packaging.artifact import ArtifactError, build_library, build_module
+from compiler.packaging.artifact import (
+    LIBRARY,
+    ArtifactError,
+    build_library,
+    build_scheduled,
+    schedule_module,
+)
 from compiler.packaging.linker import linker_caches
 from compiler.sandbox.child import (
     BASE_MEMORY_BYTES,
@@ -260,19 +269,26 @@ class FusedModel:
         tasks = tuple(self.fused.tasks())
         return ImportedModel(self.model.inputs, self.model.outputs, tasks, self.model.computed_in)
 
-    def library(self, request: CompileRequest) -> bytes:
-        """Compile the library that the request asks for. Raises ModelError, ArtifactError."""
+    def prepare(self, request: CompileRequest) -> Callable[[Path], None]:
+        """Return a function that compiles the library that the request asks for into a file. It needs this
+        model no more: weights that the library packs in another order can go.
+
+        Raises ModelError, ArtifactError; the function raises ArtifactError.
+        """
         if request.library is LibraryKind.UNTUNED:
             try:
                 untuned = fuse_untuned(self.model, request.target)
             except ModelError as error:
                 raise ArtifactError(str(error)) from error
             on_gpu = parse_target(request.target).kind.name == "cuda"
-            return build_library(untuned if on_gpu else fallback.schedule_slow(untuned), request.target)
+            module = untuned if on_gpu else fallback.schedule_slow(untuned)
+            return partial(build_library, module, request.target)
         if request.library is LibraryKind.TUNED:
-            chosen = self.fused.choose(request.schedules)
-            return build_module(chosen, request.schedules, request.target)
-        return b""
+            scheduled = schedule_module(
+                self.fused.choose(request.schedules), request.schedules, request.target
+            )
+            return partial(build_scheduled, scheduled, request.target)
+        return Path.touch
 
 
 def _answer(asked: dict[str, Any], reply: BinaryIO) -> None:
@@ -287,13 +303,18 @@ def _answer(asked: dict[str, Any], reply: BinaryIO) -> None:
         write_line(reply, {"problem": _problem(error, "imported")})
         return
     lift_data_limit()
-    try:
-        library = fused.library(request)
-    except Exception as error:
-        write_line(reply, {"problem": _problem(error, "compiled")})
-        return
-    write_line(reply, {"library_bytes": len(library)})
-    reply.write(library)
+    with tempfile.TemporaryDirectory(prefix="tunefarm-") as folder:
+        library = Path(folder) / LIBRARY
+        try:
+            build = fused.prepare(request)
+            del fused
+            build(library)
+        except Exception as error:
+            write_line(reply, {"problem": _problem(error, "compiled")})
+            return
+        write_line(reply, {"library_bytes": library.stat().st_size})
+        with library.open("rb") as linked:
+            shutil.copyfileobj(linked, reply)
 
 
 def _problem(error: Exception, done: str) -> str:

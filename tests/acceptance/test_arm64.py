@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler.packaging.linker import elf_machine
+from compiler.packaging.elf import elf_machine
 from core.measurement import Outcome
 from records.jobs import jobs, tasks, trials
 from records.storage.database import Database

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -59,7 +60,10 @@ def _carry_out(order: CompileRequest, _: object, library: IO[bytes] | None = Non
 
     fused = FusedModel.of(order)
     if library is not None:
-        library.write(fused.library(order))
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.so"
+            fused.prepare(order)(path)
+            library.write(path.read_bytes())
     return fused.imported
 
 

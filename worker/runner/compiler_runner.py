@@ -18,8 +18,8 @@ from compiler.measuring.calibration import calibrate
 from compiler.measuring.cores import bind_thread_pool
 from compiler.measuring.gpu_calibration import calibrate_gpu
 from compiler.measuring.runner import LocalRunner
+from compiler.packaging.elf import MACHINES
 from compiler.packaging.library import KernelLibrary
-from compiler.packaging.linker import MACHINES
 from compiler.target import detect_device
 from core.device import Device, cuda_machine
 from core.measurement import Measurement, Outcome

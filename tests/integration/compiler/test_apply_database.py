@@ -102,7 +102,7 @@ def test_the_applied_module_computes_the_same(
     outputs = []
     for index, module in enumerate((fused, _applied(fused, traces, tmp_path))):
         path = tmp_path / f"model{index}.so"
-        path.write_bytes(build_library(module, DEVICE.target))
+        build_library(module, DEVICE.target, path)
         machine = relax.VirtualMachine(tvm.runtime.load_module(str(path)), tvm.cpu())
         outputs.append(machine["main"](tvm.runtime.tensor(data)).numpy())
     np.testing.assert_allclose(outputs[1], outputs[0], rtol=1e-4, atol=1e-5)

@@ -30,10 +30,8 @@ def _inputs(model: RelaxModel) -> list[NDArray[Any]]:
     return [rng.standard_normal(spec.shape).astype(spec.dtype) for spec in model.inputs]
 
 
-def _run(library: bytes, inputs: list[NDArray[Any]], folder: Path) -> list[NDArray[Any]]:
-    path = folder / "model.so"
-    path.write_bytes(library)
-    machine = relax.VirtualMachine(tvm.runtime.load_module(str(path)), tvm.cpu())
+def _run(library: Path, inputs: list[NDArray[Any]]) -> list[NDArray[Any]]:
+    machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
     result = machine["main"](*(tvm.runtime.tensor(value) for value in inputs))
     return [result.numpy()] if isinstance(result, tvm.runtime.Tensor) else [part.numpy() for part in result]
 
@@ -49,7 +47,8 @@ def test_a_fused_model_gives_what_onnx_runtime_gives(name: str, tmp_path: Path) 
     data = MODELS[name]()
     model = read_onnx(data, {})
     inputs = _inputs(model)
-    outputs = _run(build_module(fuse(model, TARGET), {}, TARGET), inputs, tmp_path)
+    build_module(fuse(model, TARGET), {}, TARGET, tmp_path / "model.so")
+    outputs = _run(tmp_path / "model.so", inputs)
     expected = _reference(data, model, inputs)
     assert [spec.shape for spec in model.outputs] == [value.shape for value in expected]
     for output, reference in zip(outputs, expected, strict=True):
@@ -73,7 +72,8 @@ def test_only_the_slow_loop_nests_of_an_untuned_model_are_scheduled(tmp_path: Pa
         "softmax": False,
     }
     inputs = _inputs(model)
-    (output,) = _run(build_library(untuned, TARGET), inputs, tmp_path)
+    build_library(untuned, TARGET, tmp_path / "model.so")
+    (output,) = _run(tmp_path / "model.so", inputs)
     np.testing.assert_allclose(output, _reference(data, model, inputs)[0], rtol=1e-4, atol=1e-5)
 
 
@@ -82,7 +82,8 @@ def test_the_untuned_module_gives_what_onnx_runtime_gives(tmp_path: Path) -> Non
     data = MODELS["residual"]()
     model = read_onnx(data, {})
     inputs = _inputs(model)
-    (output,) = _run(build_library(fuse_untuned(model, TARGET), TARGET), inputs, tmp_path)
+    build_library(fuse_untuned(model, TARGET), TARGET, tmp_path / "model.so")
+    (output,) = _run(tmp_path / "model.so", inputs)
     np.testing.assert_allclose(output, _reference(data, model, inputs)[0], rtol=1e-4, atol=1e-5)
 
 
@@ -101,7 +102,7 @@ def test_tvms_runtime_alone_runs_a_library(tmp_path: Path) -> None:
     model = read_onnx(MODELS["residual"](), {})
     (data,) = _inputs(model)
     library, given, result = (tmp_path / name for name in ("model.so", "input.npy", "output.npy"))
-    library.write_bytes(build_module(fuse(model, TARGET), {}, TARGET))
+    build_module(fuse(model, TARGET), {}, TARGET, library)
     np.save(given, data)
     environment = {**os.environ, "TVM_USE_RUNTIME_LIB": "1"}
     command = [sys.executable, "-c", RUN, str(library), str(given), str(result)]

@@ -15,8 +15,8 @@ from compiler.lowering.trace import lower
 from compiler.measuring import builder
 from compiler.measuring.builder import BuiltKernel, LocalBuilder
 from compiler.measuring.runner import LocalRunner
+from compiler.packaging.elf import MACHINES
 from compiler.packaging.library import KernelLibrary
-from compiler.packaging.linker import MACHINES
 from compiler.workload import to_json
 from core.device import Gpu
 from core.measurement import Measurement, Outcome, Resources

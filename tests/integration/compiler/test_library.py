@@ -15,8 +15,9 @@ from compiler.constants.packing import PackedConstants
 from compiler.measuring.builder import BuiltKernel, LocalBuilder, check_export
 from compiler.measuring.runner import LocalRunner
 from compiler.packaging import archive
+from compiler.packaging.elf import elf_machine
 from compiler.packaging.library import LIBRARY, MANIFEST, KernelLibrary, LibraryError
-from compiler.packaging.linker import LinkerError, elf_machine
+from compiler.packaging.linker import LinkerError
 from compiler.target import detect_device
 from compiler.workload import to_json
 from core.measurement import Measurement, Outcome

@@ -26,7 +26,7 @@ from compiler.importing.model import extract_tasks, fuse, read_onnx
 from compiler.lowering.trace import trace_of
 from compiler.measuring.builder import BuiltKernel, LocalBuilder
 from compiler.measuring.runner import LocalRunner
-from compiler.packaging.artifact import ArtifactError, build_library, build_module
+from compiler.packaging.artifact import ArtifactError, build_library, build_module, schedule_module
 from compiler.packaging.metaschedule import export_database, import_database
 from compiler.target import detect_device
 from compiler.workload import from_json, to_json
@@ -50,21 +50,19 @@ def _packing(fused: tvm.IRModule, width: int = WIDTH) -> dict[str, str]:
     return {name: trace for name, trace in traces.items() if trace is not None}
 
 
-def _run(library: bytes, inputs: Mapping[str, NDArray[Any]], folder: Path) -> list[NDArray[Any]]:
-    path = folder / f"{len(list(folder.iterdir()))}.so"
-    path.write_bytes(library)
-    machine = relax.VirtualMachine(tvm.runtime.load_module(str(path)), tvm.cpu())
+def _run(library: Path, inputs: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+    machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
     result = machine["main"](*(tvm.runtime.tensor(value) for value in inputs.values()))
     return [result.numpy()] if isinstance(result, tvm.runtime.Tensor) else [part.numpy() for part in result]
 
 
-def _check(data: bytes, library: bytes, folder: Path) -> None:
+def _check(data: bytes, library: Path) -> None:
     """Check that the library computes what ONNX Runtime does."""
     rng = np.random.default_rng(2)
     specs = read_onnx(data, {}).inputs
     inputs = {spec.name: rng.standard_normal(spec.shape).astype(spec.dtype) for spec in specs}
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
-    for output, expected in zip(_run(library, inputs, folder), session.run(None, inputs), strict=True):
+    for output, expected in zip(_run(library, inputs), session.run(None, inputs), strict=True):
         np.testing.assert_allclose(output, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -96,38 +94,26 @@ def test_a_model_with_packed_weights_computes_the_same(name: str, tmp_path: Path
     fused = fuse(read_onnx(data, {}), TARGET)
     schedules = _packing(fused)
     assert bool(schedules) == any(task.constants for task in extract_tasks(fused))
-    _check(data, build_module(fused, schedules, TARGET), tmp_path)
+    build_module(fused, schedules, TARGET, tmp_path / "model.so")
+    _check(data, tmp_path / "model.so")
 
 
-def _scheduled(fused: tvm.IRModule, schedules: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return the module that `build_module` compiles."""
-    seen: list[tvm.IRModule] = []
-
-    def build_nothing(mod: tvm.IRModule, target: str, pipeline: str) -> bytes:
-        seen.append(mod)
-        return b""
-
-    monkeypatch.setattr("compiler.packaging.artifact.build_library", build_nothing)
-    build_module(fused, schedules, TARGET)
-    return seen[0]
-
-
-def test_the_library_holds_packed_weights_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_library_holds_packed_weights_only() -> None:
     fused = fuse(read_onnx(residual(), {}), TARGET)
     plain = _constants(fused)
-    module = _scheduled(fused, _packing(fused), monkeypatch)
+    module = schedule_module(fused, _packing(fused), TARGET)
     expected = [(-(-shape[-1] // WIDTH), *shape[:-1], WIDTH) for shape in plain]
     assert _constants(module) == sorted(expected)
     assert not any(name.name_hint.endswith(packing.PACKING_SUFFIX) for name, _ in module.functions_items())
 
 
-def test_a_weight_that_is_packed_once_is_stored_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_weight_that_is_packed_once_is_stored_once() -> None:
     builder = Builder()
     weight = builder.weight(16, 24)
     results = [builder.op("MatMul", name, weight) for name in ("left", "right")]
     data = builder.model({"left": [4, 16], "right": [4, 16]}, {result: [4, 24] for result in results})
     fused = fuse(read_onnx(data, {}), TARGET)
-    assert _constants(_scheduled(fused, _packing(fused), monkeypatch)) == [(3, 16, 8)]
+    assert _constants(schedule_module(fused, _packing(fused), TARGET)) == [(3, 16, 8)]
 
 
 def test_a_weight_that_is_packed_in_two_ways_is_stored_twice(
@@ -137,32 +123,33 @@ def test_a_weight_that_is_packed_in_two_ways_is_stored_twice(
     fused = fuse(read_onnx(data, {}), TARGET)
     first, second = (task.workload_hash for task in extract_tasks(fused))
     schedules = {first: _packing(fused, 16)[first], second: _packing(fused, 8)[second]}
-    _check(data, build_module(fused, schedules, TARGET), tmp_path)
-    assert _constants(_scheduled(fused, schedules, monkeypatch)) == [(6, 64, 16), (12, 64, 8)]
+    build_module(fused, schedules, TARGET, tmp_path / "model.so")
+    _check(data, tmp_path / "model.so")
+    assert _constants(schedule_module(fused, schedules, TARGET)) == [(6, 64, 16), (12, 64, 8)]
 
 
-def test_a_weight_that_is_also_read_unpacked_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_weight_that_is_also_read_unpacked_stays(tmp_path: Path) -> None:
     data = _shared(2)
     fused = fuse(read_onnx(data, {}), TARGET)
     schedules = dict(list(_packing(fused).items())[:1])
-    _check(data, build_module(fused, schedules, TARGET), tmp_path)
-    assert _constants(_scheduled(fused, schedules, monkeypatch)) == [(12, 64, 8), (64, 96)]
+    build_module(fused, schedules, TARGET, tmp_path / "model.so")
+    _check(data, tmp_path / "model.so")
+    assert _constants(schedule_module(fused, schedules, TARGET)) == [(12, 64, 8), (64, 96)]
 
 
-def test_weights_are_packed_here_for_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_packed_here_for_another_device() -> None:
     fused = fuse(read_onnx(residual(), {}), TARGET)
     target = '{"kind":"llvm","mtriple":"aarch64-linux-gnu"}'
-    monkeypatch.setattr("compiler.packaging.artifact.build_library", lambda *_: b"")
-    assert build_module(fused, _packing(fused), target) == b""
+    packed = schedule_module(fused, _packing(fused), target)
+    assert _constants(packed) == _constants(schedule_module(fused, _packing(fused), TARGET))
 
 
-def test_packing_that_can_not_be_split_off_is_an_artifact_error() -> None:
+def test_packing_that_can_not_be_split_off_is_an_artifact_error(tmp_path: Path) -> None:
     fused = fuse(read_onnx(_shared(1), {}), TARGET)
     (task,) = extract_tasks(fused)
+    schedules = {task.workload_hash: packed_twice(from_json(task.module_json), "matmul", 1)}
     with pytest.raises(ArtifactError, match="the model's constants can't be packed"):
-        build_module(
-            fused, {task.workload_hash: packed_twice(from_json(task.module_json), "matmul", 1)}, TARGET
-        )
+        build_module(fused, schedules, TARGET, tmp_path / "model.so")
 
 
 @dataclass(frozen=True)
@@ -189,7 +176,8 @@ def test_tvms_passes_find_the_exported_records_and_pack(tmp_path: Path) -> None:
         applied = transform.FoldConstant()(applied)
     assert len(_constants(applied)) == len(_constants(fused))
     assert all(shape[-1] == WIDTH for shape in _constants(applied))
-    _check(data, build_library(applied, TARGET), tmp_path)
+    build_library(applied, TARGET, tmp_path / "model.so")
+    _check(data, tmp_path / "model.so")
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
 
@@ -242,11 +244,17 @@ def test_a_machine_that_computes_nothing_fails_its_self_check(
 
 
 def _library(model: RelaxModel) -> bytes:
-    return build_module(fuse(model, DEVICE.target), {}, DEVICE.target)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.so"
+        build_module(fuse(model, DEVICE.target), {}, DEVICE.target, path)
+        return path.read_bytes()
 
 
 def _untuned(model: RelaxModel) -> bytes:
-    return build_library(fuse_untuned(model, DEVICE.target), DEVICE.target)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.so"
+        build_library(fuse_untuned(model, DEVICE.target), DEVICE.target, path)
+        return path.read_bytes()
 
 
 def _with_other_weights() -> RelaxModel:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -164,7 +165,9 @@ def test_a_function_that_was_there_gets_the_code_as_well() -> None:
 
 
 @pytest.mark.slow
-def test_a_model_in_tf32_is_compiled_with_its_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_in_tf32_is_compiled_with_its_other_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     builder = Builder()
     hidden = builder.op("Relu", builder.op("Gemm", "x", builder.weight(32, 24), builder.weight(24)))
     model = builder.model({"x": [16, 32]}, {builder.op("Softmax", hidden, axis=-1): [16, 24]})
@@ -181,7 +184,7 @@ def test_a_model_in_tf32_is_compiled_with_its_other_kernels(monkeypatch: pytest.
 
     monkeypatch.setattr(nvcc, "compile_cubin", compile_and_keep)
     schedules = {task.workload_hash: lower(workload, program, GPU)}
-    assert build_module(variants.choose(schedules), schedules, GPU.target)
+    build_module(variants.choose(schedules), schedules, GPU.target, tmp_path / "model.so")
     [source] = compiled
     assert "nvcuda::wmma::rounded<nvcuda::wmma::matrix_a" in source
     assert "softmax" in source

@@ -26,13 +26,11 @@ model = read_onnx(Path(sys.argv[1]).read_bytes(), {})
 load_cuda()
 inputs = [np.random.default_rng(seed).standard_normal((8, 16)).astype("float32") for seed in (0, 1, 0)]
 reference = relax.VirtualMachine(relax.build(fuse(model, GPU.target), tvm.target.Target("llvm")), tvm.cpu())
-for number, data in enumerate((
-    build_module(fuse(model, GPU.target), {}, GPU.target),
-    build_library(fuse_untuned(model, GPU.target), GPU.target),
-)):
-    assert b"vm.builtin.cuda_graph.run_or_capture" in data
-    path = Path(sys.argv[2]) / f"{number}.so"
-    path.write_bytes(data)
+paths = [Path(sys.argv[2]) / name for name in ("tuned.so", "untuned.so")]
+build_module(fuse(model, GPU.target), {}, GPU.target, paths[0])
+build_library(fuse_untuned(model, GPU.target), GPU.target, paths[1])
+for path in paths:
+    assert b"vm.builtin.cuda_graph.run_or_capture" in path.read_bytes()
     machine = relax.VirtualMachine(tvm.runtime.load_module(str(path)), tvm.cuda(0))
     for one in inputs:
         found = machine["main"](tvm.runtime.tensor(one, tvm.cuda(0))).numpy()

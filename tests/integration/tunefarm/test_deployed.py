@@ -33,8 +33,8 @@ def compiled(tmp_path: Path) -> Compile:
             imported = read_onnx(model, size.shapes)
             folder = tmp_path / "tuned" / size.name
             folder.mkdir(parents=True)
-            library = build_library(fuse_untuned(imported, device.target), device.target)
-            (folder / "model.so").write_bytes(library)
+            untuned = fuse_untuned(imported, device.target)
+            build_library(untuned, device.target, folder / "model.so")
             manifest = Manifest(
                 "net", "sha", device.target, "cafe", imported.inputs, imported.outputs, 1, {}, 0.0
             )

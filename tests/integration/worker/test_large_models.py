@@ -32,8 +32,9 @@ def test_a_large_model_is_compared_and_timed(artifact: Path, times: float | None
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("large") / "artifact"
-    path.write_bytes(_artifact())
+    folder = tmp_path_factory.mktemp("large")
+    path = folder / "artifact"
+    path.write_bytes(_artifact(folder / "model.so"))
     return path
 
 
@@ -45,7 +46,7 @@ async def _measured(artifact: Path, limits: Limits) -> Measurement:
         await executor.close()
 
 
-def _artifact() -> bytes:
+def _artifact(library: Path) -> bytes:
     """Large matrix products one after the other, packed with a library to compare with."""
     b = Builder()
     x = "input"
@@ -54,7 +55,7 @@ def _artifact() -> bytes:
         x = b.op("Relu", b.op("MatMul", x, b.constant(weight)))
     device = detect_device(2)
     model = read_onnx(b.model({"input": [1, SIZE]}, {x: [1, SIZE]}), {})
-    library = build_module(fuse(model, device.target), {}, device.target)
+    build_module(fuse(model, device.target), {}, device.target, library)
     manifest = Manifest(
         model_name="large",
         model_sha="0" * 64,
@@ -66,4 +67,4 @@ def _artifact() -> bytes:
         versions={},
         created_at=0.0,
     )
-    return pack(library, manifest, library)
+    return pack(library.read_bytes(), manifest, library.read_bytes())

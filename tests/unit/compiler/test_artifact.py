@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import tarfile
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -142,17 +143,19 @@ def test_a_manifest_of_an_older_version_is_read() -> None:
     assert Manifest.from_json(json.dumps(data)) == MANIFEST
 
 
-def test_without_a_linker_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_linker_the_message_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(ArtifactError, match="install gcc or clang"):
-        build_library(fuse(read_onnx(two_outputs(), {}), TARGET), TARGET)
+        build_library(fuse(read_onnx(two_outputs(), {}), TARGET), TARGET, tmp_path / "model.so")
 
 
-def test_a_trace_that_does_not_apply_is_an_artifact_error() -> None:
+def test_a_trace_that_does_not_apply_is_an_artifact_error(tmp_path: Path) -> None:
     fused = fuse(read_onnx(two_outputs(), {}), TARGET)
     trace = '[[["GetSBlock",[],["no_such_block","main"],["b0"]]],[]]'
     schedules = {task.workload_hash: trace for task in extract_tasks(fused)}
     with pytest.raises(ArtifactError, match=r"the schedule of .* doesn't apply"):
-        build_module(fused, schedules, TARGET)
+        build_module(fused, schedules, TARGET, tmp_path / "model.so")

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler.packaging.linker import LinkerError, elf_machine, find_linker
+from compiler.packaging.elf import elf_machine
+from compiler.packaging.linker import LinkerError, find_linker, link_library
 
 THIS = platform.machine()
 OTHER = "aarch64" if THIS == "x86_64" else "x86_64"
@@ -66,13 +67,13 @@ def test_without_a_cross_compiler_the_message_says_what_to_install(monkeypatch: 
         find_linker(f"{OTHER}-linux-gnu")
 
 
+def test_a_machine_without_objects_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LinkerError, match="libraries for riscv64 can't be linked"):
+        link_library(None, "riscv64-linux-gnu", lambda *_: None, tmp_path / "x.so")
+
+
 def test_a_linker_that_fails_is_quoted(tmp_path: Path) -> None:
     broken = tmp_path / "broken.o"
     broken.write_bytes(b"no object at all")
     with pytest.raises(LinkerError, match=r"could not link: .*broken\.o"):
         find_linker(f"{THIS}-linux-gnu")(str(tmp_path / "x.so"), [str(broken)])
-
-
-@pytest.mark.parametrize("data", [b"", b"\x7fELF", b"MZ" + bytes(64), b"\x7fELF\x02\x01" + bytes(64)])
-def test_other_files_are_for_no_machine(data: bytes) -> None:
-    assert elf_machine(data) is None
