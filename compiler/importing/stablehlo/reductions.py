@@ -20,7 +20,7 @@ from compiler.importing.graph import Refused, numpy_dtype
 from compiler.importing.stablehlo.attributes import Array, ints, number, pairs
 from compiler.importing.stablehlo.elementwise import as_type
 from compiler.importing.stablehlo.graph import Converter, Importer, Tensor
-from compiler.importing.stablehlo.movement import reshaped, transposed
+from compiler.importing.stablehlo.movement import reshaped, reversed_along, transposed
 
 _POOLS = {
     "maximum": {1: relax.op.nn.max_pool1d, 2: relax.op.nn.max_pool2d, 3: relax.op.nn.max_pool3d},
@@ -57,6 +57,7 @@ _FOLDS = {
         Fold("minimum", np.minimum, relax.op.minimum, relax.op.min),
     )
 }
+_RUNNING = {"add": relax.op.cumsum, "multiply": relax.op.cumprod}
 # Booleans are compared as bytes.
 _OF_BOOLS = {"or": "maximum", "and": "minimum", "add": "maximum", "multiply": "minimum"}
 
@@ -158,9 +159,8 @@ def _reduce_window(importer: Importer, op: Any) -> Tensor:
     if start.scalar != fold.identity(data.dtype):
         raise Refused("its initial value must be the one that changes nothing")
     axes = window.axes
-    if fold.name == "add" and len(axes) == 1 and window.is_running_sum(axes[0], data.shape[axes[0]]):
-        dtype = None if "float" in data.dtype else data.dtype
-        return importer.emit(relax.op.cumsum(importer.full(data).expr, axes[0], dtype))
+    if fold.name in _RUNNING and len(axes) == 1 and window.is_running(axes[0], data.shape[axes[0]]):
+        return _running(importer, data, axes[0], fold, is_reversed=window.edges[axes[0]][0] == 0)
     return _pooled(importer, data, window, fold)
 
 
@@ -182,9 +182,17 @@ class Window:
             if each != (1, 1, (0, 0))
         ]
 
-    def is_running_sum(self, axis: int, extent: int) -> bool:
+    def is_running(self, axis: int, extent: int) -> bool:
+        """Return whether each window has all elements of an axis up to its own place, or all from there."""
         has_all = self.sizes[axis] == extent and self.strides[axis] == self.dilations[axis] == 1
-        return has_all and tuple(self.edges[axis]) == (extent - 1, 0)
+        return has_all and tuple(self.edges[axis]) in ((extent - 1, 0), (0, extent - 1))
+
+
+def _running(importer: Importer, data: Tensor, axis: int, fold: Fold, is_reversed: bool) -> Tensor:
+    data = reversed_along(importer, data, [axis]) if is_reversed else data
+    dtype = None if "float" in data.dtype else data.dtype
+    result = importer.emit(_RUNNING[fold.name](importer.full(data).expr, axis, dtype))
+    return reversed_along(importer, result, [axis]) if is_reversed else result
 
 
 def _in_windows_of_constant(data: Tensor, start: Array, window: Window, fold: Fold) -> Tensor:
