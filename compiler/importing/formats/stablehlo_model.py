@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from compiler.importing.formats.model_file import Content, check_shapes
 from compiler.importing.graph import Refused, identifiers
 from compiler.importing.model import RelaxModel, checked_model
+from compiler.importing.onnx_file import static_shape_of
 from compiler.importing.spec import ModelError, NoReference, Shape, TensorSpec, first_line
 from compiler.importing.stablehlo import CONVERTERS
 from compiler.importing.stablehlo.attributes import mlir, tensor_type
@@ -28,23 +29,28 @@ from core.model_format import MLIR_BYTECODE, exported_artifact
 
 Array = NDArray[Any]
 _PORTABLE = MLIR_BYTECODE + b"\rStableHLO_v"
-# Makes the types of all values follow from those of the inputs.
-_REFINE = "inline,stablehlo-refine-shapes,func.func(stablehlo-canonicalize-dynamism)"
+MAX_CALLS = 1000
 
 
 @dataclass(frozen=True)
 class StablehloModel:
-    """A program that was parsed. `main` is its function of this name."""
+    """A program that was parsed, whose function main has these inputs and outputs."""
 
     module: Any
-    main: Any
     inputs: tuple[TensorSpec, ...]
     output_names: tuple[str, ...]
 
     def to_relax(self) -> RelaxModel:
         names = identifiers([spec.name for spec in self.inputs])
-        module = Importer(self.module, CONVERTERS).module(self.inputs, names)
-        return checked_model(module, self.inputs, self.output_names)
+        try:
+            module = Importer(self.module, CONVERTERS).module(self.inputs, names)
+        except Refused as error:
+            raise ModelError(f"the StableHLO program can't be imported: {error}") from error
+        model = checked_model(module, self.inputs, self.output_names)
+        for spec in model.outputs:
+            if 0 in spec.shape:
+                raise ModelError(f"output '{spec.name}' is empty, of shape {spec.shape}: leave it out")
+        return model
 
     def compute(self, inputs: Mapping[str, Array]) -> list[Array]:
         """Return the outputs as XLA computes them. Raises NoReference."""
@@ -65,11 +71,9 @@ class StablehloModel:
     @cached_property
     def _executable(self) -> Any:
         jax, client = (importlib.import_module(f"jaxlib.{name}") for name in ("_jax", "xla_client"))
-        code = io.BytesIO()
-        self.module.operation.write_bytecode(code)
         cpu = client.make_cpu_client()
         devices = jax.DeviceList(tuple(cpu.local_devices()))
-        return cpu.compile_and_load(code.getvalue(), devices, client.CompileOptions())
+        return cpu.compile_and_load(_bytecode(self.module), devices, client.CompileOptions())
 
 
 def read(content: Content, shapes: Mapping[str, Shape]) -> StablehloModel:
@@ -83,9 +87,9 @@ def read(content: Content, shapes: Mapping[str, Shape]) -> StablehloModel:
     module = _parsed(bytes(content))
     main = _main(module)
     arguments = list(main.regions[0].blocks[0].arguments)
-    names = _unique([_name(argument, number) for number, argument in enumerate(arguments)])
+    names = _unique([_name(module, argument) or f"input{n}" for n, argument in enumerate(arguments)])
     if any(_is_dynamic(argument.type) for argument in arguments):
-        _refine(module, names, arguments, shapes)
+        module = _refined(module, names, arguments, shapes)
         main = _main(module)
         arguments = list(main.regions[0].blocks[0].arguments)
     inputs = []
@@ -95,7 +99,7 @@ def read(content: Content, shapes: Mapping[str, Shape]) -> StablehloModel:
         except Refused as error:
             raise ModelError(f"input '{name}' can't be read: {error}") from error
     check_shapes(tuple(inputs), shapes)
-    return StablehloModel(module, main, tuple(inputs), _output_names(main))
+    return StablehloModel(module, tuple(inputs), _output_names(main))
 
 
 def _parsed(data: bytes) -> Any:
@@ -118,34 +122,57 @@ def _parsed(data: bytes) -> Any:
         return ir.Module.parse(data, context)
     except Exception as error:  # MLIRError, ValueError, UnicodeDecodeError
         raise ModelError(
-            f"the StableHLO program can't be parsed ({first_line(error)}): export the model again, with a "
-            "version of JAX, PyTorch/XLA or TensorFlow that isn't newer than the scheduler's jaxlib"
+            f"the StableHLO program can't be parsed ({_diagnosis(error)}): it is damaged, or newer than the "
+            f"scheduler's jaxlib {_version()}; export the model again, with a JAX that isn't newer"
         ) from error
 
 
+def _diagnosis(error: Exception) -> str:
+    """Return the first line that says what is wrong: MLIR begins with what it was doing."""
+    lines = [line for line in str(error).splitlines() if "error:" in line]
+    return first_line(ValueError(lines[0].partition("error:")[2]) if lines else error)
+
+
+def _version() -> str:
+    return str(importlib.import_module("jaxlib.version").__version__)
+
+
+def _functions(module: Any) -> dict[str, Any]:
+    operations = [op for op in module.body.operations if op.operation.name == "func.func"]
+    return {op.attributes["sym_name"].value: op for op in operations}
+
+
 def _main(module: Any) -> Any:
-    for op in module.body.operations:
-        if op.operation.name == "func.func" and op.attributes["sym_name"].value == "main":
-            return op
-    raise ModelError("the StableHLO program has no function called main, which is the one that is tuned")
+    functions = _functions(module)
+    main = functions.get("main")
+    if main is None or not main.regions[0].blocks or not main.attributes["function_type"].value.results:
+        raise ModelError(
+            "the StableHLO program has no function called main with a body and results: that is the one "
+            "that is tuned"
+        )
+    return main
 
 
-def _name(argument: Any, number: int) -> str:
-    """Return the name that an argument's location has, as JAX writes it; without one, its position."""
-    location = argument.location
-    is_named = isinstance(location, mlir("ir").NameLoc)
-    return str(location.name_str) if is_named and location.name_str else f"input{number}"
+def _name(module: Any, argument: Any) -> str:
+    """Return the name that an argument's location has, as JAX writes it: there, or where it is handed on."""
+    functions = _functions(module)
+    places = [argument.location]
+    for use in argument.uses:
+        if use.owner.name == "func.call":
+            callee = functions[use.owner.attributes["callee"].value]
+            places.append(callee.regions[0].blocks[0].arguments[use.operand_number].location)
+    named = [str(place.name_str) for place in places if isinstance(place, mlir("ir").NameLoc)]
+    return named[0] if named else ""
 
 
 def _output_names(main: Any) -> tuple[str, ...]:
-    attributes = main.attributes
-    results = len(mlir("ir").FunctionType(attributes["function_type"].value).results)
-    described = list(attributes["res_attrs"]) if "res_attrs" in attributes else [{}] * results
+    results = main.attributes["function_type"].value.results
+    described = list(main.attributes["res_attrs"]) if "res_attrs" in main.attributes else [{}] * len(results)
     names = [
-        str(each["jax.result_info"].value) if "jax.result_info" in each else ""
+        (str(each["jax.result_info"].value) if "jax.result_info" in each else "") or f"output{number}"
         for number, each in enumerate(described)
     ]
-    return tuple(_unique([name or f"output{number}" for number, name in enumerate(names)]))
+    return tuple(_unique(names))
 
 
 def _unique(names: Sequence[str]) -> list[str]:
@@ -156,38 +183,64 @@ def _is_dynamic(kind: Any) -> bool:
     return isinstance(kind, mlir("ir").RankedTensorType) and not kind.has_static_shape
 
 
-def _refine(module: Any, names: Sequence[str], arguments: Sequence[Any], shapes: Mapping[str, Shape]) -> None:
-    """Give the inputs that leave dimensions open the shapes that the user gave, and all values theirs."""
+def _refined(module: Any, names: Sequence[str], arguments: Sequence[Any], shapes: Mapping[str, Shape]) -> Any:
+    """Return the program whose inputs have the shapes that the user gave where they leave dimensions open,
+    and whose values all have theirs."""
     types = []
     for name, argument in zip(names, arguments, strict=True):
         kind = argument.type
-        if not _is_dynamic(kind):
+        if _is_dynamic(kind):
+            declared = [None if kind.is_dynamic_dim(k) else kind.get_dim_size(k) for k in range(kind.rank)]
+            shape = static_shape_of(name, declared, shapes.get(name))
+            types.append(f"tensor<{'x'.join(map(str, (*shape, kind.element_type)))}>")
+        else:
             types.append(str(kind))
-            continue
-        declared = [None if kind.is_dynamic_dim(k) else kind.get_dim_size(k) for k in range(kind.rank)]
-        example = ",".join(str(extent or 8) for extent in declared)
-        if name not in shapes:
-            raise ModelError(
-                f"input '{name}' has dynamic dimensions: give its shape with --shape {name}={example}"
-            )
-        shape = shapes[name]
-        fits = len(shape) == kind.rank and all(
-            fixed in (None, extent) for fixed, extent in zip(declared, shape, strict=True)
-        )
-        if not fits or min(shape) < 1:
-            raise ModelError(
-                f"input '{name}' can't have the shape {tuple(shape)}: the file says {kind}, so give one like "
-                f"--shape {name}={example}"
-            )
-        types.append(f"tensor<{'x'.join(map(str, shape))}x{kind.element_type}>")
+    _separate(module)
     mlir("dialects.stablehlo").register_stablehlo_passes()
-    manager = mlir("passmanager").PassManager.parse(
-        f"builtin.module(stablehlo-refine-arguments{{types={','.join(types)}}},{_REFINE})", module.context
-    )
+    passes = f"builtin.module(stablehlo-refine-arguments{{types={','.join(types)}}})"
     try:
-        manager.run(module.operation)
+        mlir("passmanager").PassManager.parse(passes, module.context).run(module.operation)
+        refine = importlib.import_module("jaxlib._jax").mlir.refine_polymorphic_shapes
+        return _parsed(refine(_bytecode(module)))
     except Exception as error:
         raise ModelError(
-            f"the program's shapes don't follow from those of its inputs ({first_line(error)}): export the "
-            "model with the shapes that it should be tuned for"
+            "the shapes of the StableHLO program don't follow from those that its inputs are given "
+            f"({_diagnosis(error)}): export the model with the shapes that it should be tuned for"
         ) from error
+
+
+def _bytecode(module: Any) -> bytes:
+    code = io.BytesIO()
+    module.operation.write_bytecode(code)
+    return code.getvalue()
+
+
+def _separate(module: Any) -> None:
+    """Give every call a function of its own. MLIR's pass knows no shapes of two calls that differ."""
+    ir = mlir("ir")
+    functions = _functions(module)
+    del functions["main"]
+    waiting, count = [_main(module).operation], 0
+    while waiting:
+        calls: list[Any] = []
+
+        def collect(op: Any, calls: list[Any] = calls) -> Any:
+            if op.name == "func.call":
+                calls.append(op)
+            return ir.WalkResult.ADVANCE
+
+        waiting.pop().walk(collect)
+        for call in calls:
+            count += 1
+            if count > MAX_CALLS:
+                raise ModelError(
+                    f"the functions of the StableHLO program stand for more than {MAX_CALLS} calls"
+                )
+            name = call.attributes["callee"].value
+            if name not in functions:
+                raise ModelError("the function main of the StableHLO program calls itself")
+            with module.context, ir.InsertionPoint(module.body):
+                own = functions[name].operation.clone()
+            own.attributes["sym_name"] = ir.StringAttr.get(f"{name}.{count}", module.context)
+            call.attributes["callee"] = ir.FlatSymbolRefAttr.get(f"{name}.{count}", module.context)
+            waiting.append(own)

@@ -33,9 +33,9 @@ def mlir(name: str) -> Any:
 def tensor_type(kind: Any) -> tuple[Shape, str]:
     """Return the shape and the element type of a tensor. Raises Refused for what isn't one of those read."""
     if not isinstance(kind, mlir("ir").RankedTensorType):
-        raise Refused(f"it computes a {kind}; only tensors are supported")
+        raise Refused(f"values of the type {kind} aren't supported; only tensors are")
     if not kind.has_static_shape:
-        raise Refused(f"it computes a {kind}; only static shapes are supported")
+        raise Refused(f"values of the type {kind} aren't supported; only tensors of a static shape are")
     element = str(kind.element_type)
     if element not in DTYPES:
         raise Refused(f"elements of the type {element} aren't supported")

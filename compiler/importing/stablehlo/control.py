@@ -58,11 +58,13 @@ def _while(importer: Importer, op: Any) -> list[Given]:
     """Unroll a loop whose condition only constants decide, such as those that count."""
     carried = importer.given(op)
     condition, body = op.regions
+    is_outermost, importer.in_loop = not importer.in_loop, True
     while True:
         (going,) = (importer.joined(each) for each in importer.region(condition, carried))
         if going.scalar is None:
             raise Refused("the data decides how often the loop runs")
         if not going.scalar:
+            importer.in_loop = not is_outermost
             return carried
         carried = importer.region(body, carried)
 

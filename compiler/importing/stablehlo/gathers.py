@@ -88,7 +88,7 @@ class _Windows:
                 begin = graph.op("Squeeze", begin, np.array([self.vector_axis]))
                 safe = graph.op("Clip", begin, np.int64(0), np.int64(extent - size))
                 within = graph.op("And", within, graph.op("Equal", safe, begin))
-                far = graph.op("Mul", safe, np.int64(stride))
+                far = graph.op("Mul", safe, np.int64(stride)) if stride > 1 else safe
                 far = graph.op("Reshape", far, np.array([*grid, *[1] * len(inside)]))
                 total = graph.op("Add", total, far)
             if axis in inside and size > 1:

@@ -105,7 +105,9 @@ class Importer:
             if op.operation.name == "func.func"
         }
         self._values: dict[Any, Given] = {}
+        self._rows: dict[tuple[int, int], tuple[Tensor, list[Tensor]]] = {}
         self._depth = 0
+        self.in_loop = False
         self._count = 0
 
     def module(self, inputs: Sequence[TensorSpec], names: Sequence[str]) -> tvm.IRModule:
@@ -118,7 +120,15 @@ class Importer:
         builder = self.graph.builder
         with builder.function("main", params=params):
             with builder.dataflow():
-                given = [Tensor.of(Value(expr=param)) for param in params]
+                # What holds nothing is known.
+                given = [
+                    Tensor.of(
+                        Value(
+                            np.empty(spec.shape, numpy_dtype(spec.dtype)) if 0 in spec.shape else None, param
+                        )
+                    )
+                    for spec, param in zip(inputs, params, strict=True)
+                ]
                 results = [self.full(self.joined(result)).expr for result in self.call("main", given)]
                 output = builder.emit_output(results[0] if len(results) == 1 else relax.Tuple(results))
             builder.emit_func_output(output)
@@ -168,6 +178,18 @@ class Importer:
         values = [self.full(part) for part in given.parts]
         joined = values[0] if len(values) == 1 else self.graph.op("Concat", *values, axis=given.axis)
         return Tensor.of(joined)
+
+    def rows(self, tensor: Tensor, axis: int) -> list[Tensor]:
+        """Return the parts of a tensor of one element along an axis. What a loop reads row by row is split
+        once: then all of its rounds are the same subgraphs."""
+        key = (id(tensor), axis)
+        if key not in self._rows:
+            value = self.full(tensor)
+            count = value.shape[axis]
+            parts = self.graph.ops("Split", count, value, np.ones(count, np.int64), axis=axis)
+            # The tensor is kept, so that no other gets its id.
+            self._rows[key] = tensor, [Tensor.of(part) for part in parts]
+        return self._rows[key][1]
 
     def full(self, tensor: Tensor) -> Value:
         """Return a tensor with every element in its place."""

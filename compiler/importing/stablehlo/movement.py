@@ -91,7 +91,7 @@ def reversed_along(importer: Importer, tensor: Tensor, axes: Sequence[int]) -> T
     value = tensor.value
     axes = [axis for axis in axes if value.shape[axis] > 1]
     if value.constant is not None:
-        return Tensor(Value(constant=np.flip(value.constant, axes)), tensor.shape)
+        return Tensor(Value(constant=np.flip(value.constant, tuple(axes))), tensor.shape)
     for axis in axes:
         value = importer.graph.emit(relax.op.flip(value.expr, axis))
     return Tensor(value, tensor.shape)
@@ -127,18 +127,31 @@ def sliced(importer: Importer, tensor: Tensor, slices: Sequence[slice]) -> Tenso
 def _dynamic_slice(importer: Importer, op: Any) -> Tensor:
     operand, *starts = importer.operands(op)
     sizes = ints(op, "slice_sizes")
-    known = [start.scalar for start in starts]
-    slices = []
-    for extent, size, start in zip(operand.shape, sizes, known, strict=True):
-        begin = min(max(int(start or 0), 0), extent - size)
-        slices.append(slice(begin, begin + size) if start is not None else slice(None))
-    result = sliced(importer, operand, slices)
-    for axis, (size, start) in enumerate(zip(sizes, starts, strict=True)):
-        if known[axis] is None and size < operand.shape[axis]:
-            places = _places(importer, start, size, operand.shape[axis])
+    begins = [_begin(*each) for each in zip(starts, sizes, operand.shape, strict=True)]
+    partial = [axis for axis, size in enumerate(sizes) if size < operand.shape[axis]]
+    if importer.in_loop and operand.value.constant is None and len(partial) == 1:
+        (axis,) = partial
+        row = begins[axis]
+        if sizes[axis] == 1 and row is not None:
+            return importer.rows(operand, axis)[row]
+    cuts = [
+        slice(None) if begin is None else slice(begin, begin + size)
+        for begin, size in zip(begins, sizes, strict=True)
+    ]
+    result = sliced(importer, operand, cuts)
+    for axis in partial:
+        if begins[axis] is None:
+            places = _places(importer, starts[axis], sizes[axis], operand.shape[axis])
             taken = relax.op.take(importer.full(result).expr, places.expr, axis=axis, mode="clip")
             result = importer.emit(taken)
     return result
+
+
+def _begin(start: Tensor, size: int, extent: int) -> int | None:
+    """Return where a part of an axis begins, which lies within; None if the data says where."""
+    if size == extent:
+        return 0
+    return None if start.scalar is None else min(max(int(start.scalar), 0), extent - size)
 
 
 def _places(importer: Importer, start: Tensor, size: int, extent: int) -> Value:
@@ -152,15 +165,14 @@ def _places(importer: Importer, start: Tensor, size: int, extent: int) -> Value:
 def _dynamic_update_slice(importer: Importer, op: Any) -> Given:
     given, *_ = importer.given(op)
     _, update, *starts = importer.operands(op)
-    bounds = []
-    for extent, size, start in zip(given.shape, update.shape, starts, strict=True):
-        known = start.scalar if size < extent else 0
-        bounds.append(None if known is None else min(max(int(known), 0), extent - size))
     partial = [axis for axis, extent in enumerate(given.shape) if update.shape[axis] < extent]
     if not partial:
         return update
-    if len(partial) == 1 and bounds[partial[0]] is not None:
-        return _written(importer, given, update, partial[0], bounds[partial[0]] or 0)
+    if len(partial) == 1:
+        (axis,) = partial
+        begin = _begin(starts[axis], update.shape[axis], given.shape[axis])
+        if begin is not None:
+            return _written(importer, given, update, axis, begin)
     return _written_anywhere(importer, importer.joined(given), update, starts)
 
 

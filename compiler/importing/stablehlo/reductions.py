@@ -126,8 +126,7 @@ def _place_of_extreme(
     found = [importer.apply(op.regions[0], *case) for case in cases]
     for name, extreme in (("argmax", max), ("argmin", min)):
         wanted = [
-            list(extreme(((a, i), (b, j)), key=lambda pair: pair[0])) if a != b else [a, min(i, j)]
-            for a, i, b, j in cases
+            [a, min(i, j)] if a == b else [a, i] if extreme(a, b) == a else [b, j] for a, i, b, j in cases
         ]
         if found == wanted:
             value = importer.full(data)

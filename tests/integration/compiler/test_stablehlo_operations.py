@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from compiler.importing.formats.reading import read_model
+from compiler.importing.formats.stablehlo_model import read
 from compiler.measuring.outputs import compare_outputs
 from compiler.verifying.imported import Imported
 from tests.stablehlo_models import exported, exported_text
@@ -23,7 +23,7 @@ TARGET = '{"kind":"llvm","num-cores":1}'
 
 def check(function: Callable[..., Any], *inputs: Array, export: Callable[..., bytes] = exported) -> None:
     """Compare what an imported function computes with what JAX does, and with what XLA makes of the file."""
-    file = read_model(export(function, *inputs), {})
+    file = read(export(function, *inputs), {})
     model = file.to_relax()
     by_name = {spec.name: array for spec, array in zip(file.inputs, inputs, strict=True)}
     found = list(Imported(model, TARGET).compute(by_name).values())
@@ -331,7 +331,7 @@ def test_batch_normalization_as_one_operation() -> None:
         -> tensor<2x3x3x4xf32>
       return %y : tensor<2x3x3x4xf32>
     }"""
-    file = read_model(text.encode(), {})
+    file = read(text.encode(), {})
     inputs = {"input0": random(2, 3, 3, 4), "input1": random(4), "input2": np.abs(random(4))}
     found = list(Imported(file.to_relax(), TARGET).compute(inputs).values())
     assert compare_outputs(file.compute(inputs), found) == ""
