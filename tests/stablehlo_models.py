@@ -8,9 +8,19 @@ from typing import Any
 import pytest
 
 
-def exported(function: Callable[..., Any], *inputs: Any, **options: Any) -> bytes:
+def exported(function: Callable[..., Any], *inputs: Any) -> bytes:
     """Return the portable artifact of a function, for inputs of these shapes."""
-    return bytes(_exported(function, *inputs, **options).mlir_module_serialized)
+    return bytes(_exported(function, *inputs).mlir_module_serialized)
+
+
+def polymorphic(function: Callable[..., Any], *shapes: str) -> bytes:
+    """Return the portable artifact of a function of floats whose shapes have open dimensions."""
+    jax = pytest.importorskip("jax")
+    scope = jax.export.SymbolicScope()
+    inputs = [
+        jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape, scope=scope), "float32") for shape in shapes
+    ]
+    return bytes(jax.export.export(jax.jit(function))(*inputs).mlir_module_serialized)
 
 
 def serialized(function: Callable[..., Any], *inputs: Any) -> bytes:
@@ -21,14 +31,14 @@ def serialized(function: Callable[..., Any], *inputs: Any) -> bytes:
 def exported_text(function: Callable[..., Any], *inputs: Any) -> bytes:
     """Return the text of a function as it is lowered, in operations of a higher level."""
     jax = pytest.importorskip("jax")
-    return str(jax.jit(function).lower(*map(_described, inputs)).as_text()).encode()
+    return str(jax.jit(function).lower(*_described(inputs)).as_text()).encode()
 
 
 def _exported(function: Callable[..., Any], *inputs: Any) -> Any:
     jax = pytest.importorskip("jax")
-    return jax.export.export(jax.jit(function))(*map(_described, inputs))
+    return jax.export.export(jax.jit(function))(*_described(inputs))
 
 
-def _described(array: Any) -> Any:
+def _described(inputs: Any) -> Any:
     jax = pytest.importorskip("jax")
-    return jax.ShapeDtypeStruct(array.shape, array.dtype)
+    return jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), inputs)

@@ -104,21 +104,21 @@ def read(content: Content, shapes: Mapping[str, Shape]) -> StablehloModel:
 
 def _parsed(data: bytes) -> Any:
     """Return the module of a file. Raises ModelError."""
-    ir, stablehlo = mlir("ir"), mlir("dialects.stablehlo")
+    ir = mlir("ir")
     context = ir.Context()
     context.enable_multithreading(False)
     registry = ir.DialectRegistry()
     mlir("_mlir_libs._jax_mlir_ext").register_dialects(registry)
     context.append_dialect_registry(registry)
     context.load_all_available_dialects()
-    for dialect in (stablehlo, mlir("dialects.chlo")):
-        dialect.register_dialect(context)
+    for dialect in ("stablehlo", "chlo", "sdy"):
+        mlir(f"dialects.{dialect}").register_dialect(context)
     # They are refused by name.
     context.allow_unregistered_dialects = True
     data = exported_artifact(io.BytesIO(data)) or data
     try:
         if data.startswith(_PORTABLE):
-            return stablehlo.deserialize_portable_artifact(context, data)
+            return mlir("dialects.stablehlo").deserialize_portable_artifact(context, data)
         return ir.Module.parse(data, context)
     except Exception as error:  # MLIRError, ValueError, UnicodeDecodeError
         raise ModelError(
