@@ -11,6 +11,7 @@ import onnx
 from tvm import relax
 
 from compiler.importing.graph import Refused, numpy_dtype
+from compiler.importing.operators.floats import reinterpreted
 from compiler.importing.spec import Shape
 from compiler.importing.stablehlo.attributes import Array, mlir, tensor_type
 from compiler.importing.stablehlo.graph import Converter, Importer, Tensor
@@ -171,6 +172,24 @@ def _bitcast(importer: Importer, op: Any) -> Tensor:
     return Tensor(importer.graph.op("BitCast", operand.value, to=to, opset=26), shape)
 
 
+def _shift_right_logical(importer: Importer, op: Any) -> Tensor:
+    """Shift the bits as those of unsigned numbers."""
+    shape, dtype = tensor_type(op.results[0].type)
+    unsigned = f"u{dtype.removeprefix('u')}"
+
+    def on_arrays(x: Array, by: Array) -> Array:
+        shifted: Array = np.right_shift(x.view(unsigned), by.view(unsigned))
+        return shifted.view(dtype)
+
+    def on_exprs(x: Any, by: Any) -> Any:
+        graph = importer.graph
+        parts = [reinterpreted(graph, graph.emit(part), unsigned) for part in (x, by)]
+        shifted = graph.emit(relax.op.right_shift(*(part.expr for part in parts)))
+        return reinterpreted(graph, shifted, dtype).expr
+
+    return importer.elementwise(importer.operands(op), shape, on_arrays, on_exprs, dtype)
+
+
 def _batch_norm(importer: Importer, op: Any) -> Tensor:
     """x * a + b, where a = scale / sqrt(variance + epsilon) and b = offset - mean * a."""
     data, scale, offset, mean, variance = importer.operands(op)
@@ -250,6 +269,7 @@ CONVERTERS: Mapping[str, Converter] = {
     "stablehlo.select": _select,
     "stablehlo.shift_left": _elementwise(np.left_shift, relax.op.left_shift),
     "stablehlo.shift_right_arithmetic": _elementwise(np.right_shift, relax.op.right_shift),
+    "stablehlo.shift_right_logical": _shift_right_logical,
     "stablehlo.sign": _elementwise(np.sign, relax.op.sign),
     "stablehlo.sine": _elementwise(np.sin, relax.op.sin),
     "stablehlo.sqrt": _elementwise(np.sqrt, relax.op.sqrt),

@@ -90,6 +90,10 @@ def test_operations_of_integers(dtype: str) -> None:
         *(lax.bitwise_xor, lax.eq, lax.lt, lambda x, y: x // y, lambda x, y: x % y, lambda x, _: ~x),
         *(lambda x, _: lax.shift_left(x, x.dtype.type(2)), lambda x, _: x.astype("float32")),
         *(lambda x, _: x.astype(bool), lambda x, _: lax.shift_right_arithmetic(x, x.dtype.type(1))),
+        *(
+            lambda x, _: lax.shift_right_logical(x, x.dtype.type(1)),
+            lambda x, y: lax.shift_right_logical(x, x * 0 + 2),
+        ),
         *(lambda x, _: jnp.sum(x, 1), lambda x, _: jnp.max(x, 0), lambda x, _: jnp.cumsum(x, 1)),
     )
     constant = y[:1]
