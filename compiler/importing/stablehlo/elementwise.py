@@ -13,7 +13,7 @@ from tvm import relax
 from compiler.importing.graph import Refused, numpy_dtype
 from compiler.importing.operators.floats import reinterpreted
 from compiler.importing.spec import Shape
-from compiler.importing.stablehlo.attributes import Array, mlir, tensor_type
+from compiler.importing.stablehlo.attributes import Array, ints, mlir, tensor_type
 from compiler.importing.stablehlo.graph import Converter, Importer, Tensor
 
 
@@ -71,6 +71,60 @@ def _divide(x: Array, y: Array) -> Array:
     safe = np.where(y == 0, 1, y)
     quotient: Array = np.where(y == 0, -1, np.floor_divide(x - np.fmod(x, safe), safe))
     return quotient
+
+
+def _quotient(importer: Importer, op: Any) -> Tensor:
+    shape, dtype = tensor_type(op.results[0].type)
+    found = _softmax_operand(importer, op)
+    if found is None:
+        return importer.elementwise(importer.operands(op), shape, _divide, relax.op.divide, dtype)
+    value, axis = found
+    return importer.emit(relax.op.nn.softmax(importer.full(importer.tensor(value)).expr, axis))
+
+
+def _softmax_operand(importer: Importer, op: Any) -> tuple[Any, int] | None:
+    """Return the value and the axis of a softmax whose last operation this is: it is tuned as one kernel.
+
+    %peak = reduce maximum of %x, %y = exponential(%x - %peak), %total = reduce add of %y: %y / %total
+    """
+    total = _repeated(importer, op.operands[1], "stablehlo.add", 0)
+    exponential = _owner(op.operands[0], "stablehlo.exponential")
+    difference = exponential and _owner(exponential.operands[0], "stablehlo.subtract")
+    if total is None or difference is None or total[0] != op.operands[0]:
+        return None
+    peak = _repeated(importer, difference.operands[1], "stablehlo.maximum", -math.inf)
+    return peak if peak == (difference.operands[0], total[1]) else None
+
+
+def _repeated(importer: Importer, value: Any, fold: str, start: float) -> tuple[Any, int] | None:
+    """Return the value and the axis of a reduction whose result is repeated along that axis, as this value
+    is."""
+    op = _owner(value, "stablehlo.broadcast_in_dim")
+    rank = value.type.rank
+    if op is not None and ints(op, "broadcast_dimensions") == [*range(rank)]:
+        op = _owner(op.operands[0], "stablehlo.broadcast_in_dim")
+    others = [] if op is None else ints(op, "broadcast_dimensions")
+    if op is None or len(others) != rank - 1 or others != sorted(others):
+        return None
+    reduced = op.operands[0]
+    # JAX begins with the smallest number, and compares the peak with it once more.
+    largest = _owner(reduced, "stablehlo.maximum")
+    if largest is not None and importer.tensor(largest.operands[0]).scalar == start:
+        reduced = largest.operands[1]
+    reduction = _owner(reduced, "stablehlo.reduce")
+    (axis,) = {*range(rank)}.difference(others)
+    if reduction is None or len(reduction.operands) != 2 or ints(reduction, "dimensions") != [axis]:
+        return None
+    if importer.tensor(reduction.operands[1]).scalar != start:
+        return None
+    inside = [each.operation.name for each in reduction.regions[0].blocks[0].operations]
+    return (reduction.operands[0], axis) if inside == [fold, "stablehlo.return"] else None
+
+
+def _owner(value: Any, name: str) -> Any:
+    """Return the operation that computes a value, if it is of this name."""
+    owner = getattr(value.owner, "operation", None)
+    return owner if owner is not None and owner.name == name else None
 
 
 def _erf(x: Array) -> Array:
@@ -245,7 +299,7 @@ CONVERTERS: Mapping[str, Converter] = {
     "stablehlo.compare": _compare,
     "stablehlo.convert": _convert,
     "stablehlo.cosine": _elementwise(np.cos, relax.op.cos),
-    "stablehlo.divide": _elementwise(_divide, relax.op.divide),
+    "stablehlo.divide": _quotient,
     "stablehlo.exponential": _elementwise(np.exp, relax.op.exp),
     "stablehlo.exponential_minus_one": _elementwise(np.expm1, _exp_minus_one),
     "stablehlo.floor": _elementwise(np.floor, relax.op.floor),

@@ -132,7 +132,8 @@ class Importer:
                 results = [self.full(self.joined(result)).expr for result in self.call("main", given)]
                 output = builder.emit_output(results[0] if len(results) == 1 else relax.Tuple(results))
             builder.emit_func_output(output)
-        module = builder.get()
+        # Of what is recognised by its last operation, the others are left over.
+        module = relax.transform.DeadCodeElimination()(builder.get())
         module["main"] = module["main"].with_attr("num_input", len(params))
         return module
 
@@ -171,6 +172,9 @@ class Importer:
 
     def operands(self, op: Any) -> list[Tensor]:
         return [self.joined(given) for given in self.given(op)]
+
+    def tensor(self, value: Any) -> Tensor:
+        return self.joined(self._values[value])
 
     def joined(self, given: Given) -> Tensor:
         if isinstance(given, Tensor):

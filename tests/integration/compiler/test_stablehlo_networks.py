@@ -15,6 +15,7 @@ from compiler.importing.formats.reading import read_model
 from compiler.importing.model import extract_tasks, fuse
 from compiler.sandbox.models import compile_untuned
 from compiler.sandbox.verification import verify_import
+from compiler.verifying.imported import verify_file
 from tests.marks import slow_except
 from tests.stablehlo_models import exported, exported_text, serialized
 
@@ -201,3 +202,24 @@ def test_convolutions_take_batch_norms_in_and_no_layout_changes() -> None:
     assert not [name for name in names if "transpose" in name]
     assert not [name for name in names if "multiply" in name and "conv2d" in name]
     assert len([name for name in names if name.startswith("conv2d_add")]) == 6
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_a_softmax_is_one_kernel(axis: int) -> None:
+    x = np.ones((4, 4, 4), np.float32)
+    data = exported(lambda x: nn.softmax(x, axis), x)
+    (task,) = extract_tasks(fuse(read_model(data, {}).to_relax(), TARGET))
+    assert task.name.startswith("softmax")
+    assert len(list(verify_file(read_model(data, {}), TARGET, TARGET))) == 2
+
+
+def test_what_only_looks_like_a_softmax_is_none() -> None:
+    """The sums are repeated along the other axis."""
+    x = np.ones((4, 4), np.float32)
+
+    def network(x: Any) -> Any:
+        y = jnp.exp(x - x.max(1, keepdims=True))
+        return y / y.sum(1)
+
+    tasks = extract_tasks(fuse(read_model(exported(network, x), {}).to_relax(), TARGET))
+    assert not [task.name for task in tasks if "softmax" in task.name]
