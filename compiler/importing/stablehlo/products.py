@@ -18,47 +18,75 @@ from compiler.importing.stablehlo.movement import padded, reshaped, reversed_alo
 _CONVOLUTIONS = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d, 3: relax.op.nn.conv3d}
 
 
-def _dot_general(importer: Importer, op: Any) -> Tensor:
-    """Multiply matrices: axes that both have and keep come first, those that are summed between the others.
+@dataclass(frozen=True)
+class _Factor:
+    """One of two tensors that are multiplied: which of its axes both have and keep, and which are summed."""
 
-    left: (batch..., rows..., depth), right: (batch..., depth, columns)
-    """
+    tensor: Tensor
+    batch: list[int]
+    depth: list[int]
+
+    @property
+    def own(self) -> list[int]:
+        return [axis for axis in range(self.tensor.rank) if axis not in (*self.batch, *self.depth)]
+
+    def extents(self, axes: Sequence[int]) -> list[int]:
+        return [self.tensor.shape[axis] for axis in axes]
+
+    def is_moved(self, order: Sequence[int]) -> bool:
+        """Return whether this order of its axes costs a copy."""
+        return self.tensor.value.constant is None and [*order] != [*range(self.tensor.rank)]
+
+
+def _dot_general(importer: Importer, op: Any) -> Tensor:
     dims = mlir("dialects.stablehlo").DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
     left, right = importer.operands(op)
     return _product(
         importer,
-        (left, list(dims.lhs_batching_dimensions), list(dims.lhs_contracting_dimensions)),
-        (right, list(dims.rhs_batching_dimensions), list(dims.rhs_contracting_dimensions)),
-        op,
+        _Factor(left, list(dims.lhs_batching_dimensions), list(dims.lhs_contracting_dimensions)),
+        _Factor(right, list(dims.rhs_batching_dimensions), list(dims.rhs_contracting_dimensions)),
+        tensor_type(op.results[0].type)[1],
     )
 
 
 def _dot(importer: Importer, op: Any) -> Tensor:
     left, right = importer.operands(op)
-    return _product(importer, (left, [], [left.rank - 1]), (right, [], [0]), op)
+    factors = _Factor(left, [], [left.rank - 1]), _Factor(right, [], [0])
+    return _product(importer, *factors, tensor_type(op.results[0].type)[1])
 
 
-_Factor = tuple[Tensor, list[int], list[int]]
+def _product(importer: Importer, left: _Factor, right: _Factor, dtype: str) -> Tensor:
+    """Multiply matrices. If fewer factors are copied for it, the product is that of the other order,
+    transposed: JAX puts what it likes first.
+
+        left: (batch..., rows..., depth), right: (batch..., depth, columns) -> (batch..., rows..., columns)
+    """
+    plain = left.is_moved([*left.batch, *left.own, *left.depth]) + right.is_moved(
+        [*right.batch, *right.depth, *right.own]
+    )
+    turned = right.is_moved([*right.batch, *right.own, *right.depth]) + left.is_moved(
+        [*left.batch, *left.depth, *left.own]
+    )
+    if plain <= turned:
+        return _multiplied(importer, left, right, dtype)
+    result = _multiplied(importer, right, left, dtype)
+    count, columns = len(left.batch), len(right.own)
+    order = [*range(count), *range(count + columns, result.rank), *range(count, count + columns)]
+    return transposed(importer, result, order)
 
 
-def _product(importer: Importer, left: _Factor, right: _Factor, op: Any) -> Tensor:
-    (a, batch, depth), (b, right_batch, right_depth) = left, right
-    shape, dtype = tensor_type(op.results[0].type)
-    rows = [axis for axis in range(a.rank) if axis not in (*batch, *depth)]
-    columns = [axis for axis in range(b.rank) if axis not in (*right_batch, *right_depth)]
-    shared, summed = [a.shape[axis] for axis in batch], math.prod(a.shape[axis] for axis in depth)
+def _multiplied(importer: Importer, left: _Factor, right: _Factor, dtype: str) -> Tensor:
+    shared, summed = left.extents(left.batch), math.prod(left.extents(left.depth))
+    rows, columns = left.extents(left.own), right.extents(right.own)
     # With batches, matrices have two axes of their own.
-    of_rows = [a.shape[axis] for axis in rows]
-    if batch or not rows:
-        of_rows = [math.prod(of_rows)]
-    a = transposed(importer, a, [*batch, *rows, *depth])
-    a = reshaped(importer, a, [*shared, *of_rows, summed])
-    of_columns = math.prod(b.shape[axis] for axis in columns)
-    b = transposed(importer, b, [*right_batch, *right_depth, *columns])
-    b = reshaped(importer, b, [*shared, summed, of_columns])
+    own = [math.prod(rows)] if shared or not rows else rows
+    a = transposed(importer, left.tensor, [*left.batch, *left.own, *left.depth])
+    a = reshaped(importer, a, [*shared, *own, summed])
+    b = transposed(importer, right.tensor, [*right.batch, *right.depth, *right.own])
+    b = reshaped(importer, b, [*shared, summed, math.prod(columns)])
     out_dtype = None if dtype == a.dtype == b.dtype else dtype
     product = relax.op.matmul(importer.full(a).expr, importer.full(b).expr, out_dtype)
-    return reshaped(importer, importer.emit(product), shape)
+    return reshaped(importer, importer.emit(product), [*shared, *rows, *columns])
 
 
 def _convolution(importer: Importer, op: Any) -> Tensor:
