@@ -16,7 +16,6 @@ from compiler.importing.model import extract_tasks, fuse
 from compiler.sandbox.models import compile_untuned
 from compiler.sandbox.verification import verify_import
 from compiler.verifying.imported import verify_file
-from tests.marks import slow_except
 from tests.stablehlo_models import exported, exported_text, serialized
 
 jax = pytest.importorskip("jax")
@@ -171,7 +170,8 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("name", slow_except(NETWORKS, "perceptron"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETWORKS)
 def test_networks_are_verified_and_compiled_in_a_child(name: str) -> None:
     network, x = NETWORKS[name]()
     data = exported(network, x)
