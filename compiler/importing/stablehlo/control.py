@@ -30,7 +30,7 @@ def _call(importer: Importer, op: Any) -> list[Given]:
 def _composite(importer: Importer, op: Any) -> Sequence[Given] | Given:
     """Import an operation with a name and a body: by the name, if it is known."""
     name = str(op.attributes["name"].value)
-    if name in ELEMENTWISE:
+    if name.startswith("chlo.") and name in ELEMENTWISE:
         return ELEMENTWISE[name](importer, op)
     if name == "chlo.top_k":
         return top_k(

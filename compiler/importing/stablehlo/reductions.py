@@ -65,55 +65,45 @@ _OF_BOOLS = {"or": "maximum", "and": "minimum", "add": "maximum", "multiply": "m
 def fold_of(region: Any, dtype: str) -> Fold | None:
     """Return the operation that a region of two elements consists of."""
     operations = [op.operation for op in region.blocks[0].operations]
-    arguments = list(region.blocks[0].arguments)
     if len(operations) != 2 or list(operations[1].operands) != list(operations[0].results):
         return None
-    if sorted(map(arguments.index, operations[0].operands)) != [0, 1]:
+    given, arguments = list(operations[0].operands), list(region.blocks[0].arguments)
+    if given not in (arguments, arguments[::-1]):
         return None
     name = operations[0].name.removeprefix("stablehlo.")
     return _FOLDS.get(_OF_BOOLS.get(name, name) if dtype == "bool" else name)
 
 
 def _reduce(importer: Importer, op: Any) -> Any:
-    axes = ints(op, "dimensions")
-    operands = importer.operands(op)
-    count = len(operands) // 2
-    if count == 2:
-        return _place_of_extreme(importer, op, operands[0], operands[1], axes)
+    axes, operands = ints(op, "dimensions"), importer.operands(op)
+    if len(operands) == 4:
+        return _place_of_extreme(importer, op, operands, axes)
     data, start = operands[0], operands[-1]
-    fold = fold_of(op.regions[0], data.dtype) if count == 1 else None
+    dtype = data.dtype
+    fold = fold_of(op.regions[0], dtype) if len(operands) == 2 else None
     if fold is None:
         raise Refused("only sums, products, extremes and their places are computed along axes")
-    return _along(importer, data, start, axes, fold)
-
-
-def _along(importer: Importer, data: Tensor, start: Tensor, axes: Sequence[int], fold: Fold) -> Tensor:
-    dtype = data.dtype
     if dtype == "bool":
         data, start = (as_type(importer, each, "int8") for each in (data, start))
     array = data.array
     if array is not None:
         with np.errstate(all="ignore"):
-            folded = np.asarray(fold.on_arrays.reduce(array, tuple(axes), dtype=array.dtype))
-        result = Tensor.constant(folded)
+            result = Tensor.constant(np.asarray(fold.on_arrays.reduce(array, tuple(axes), dtype=array.dtype)))
     else:
-        result = importer.emit(fold.along(importer.full(data).expr, axis=list(axes))) if axes else data
+        result = importer.emit(fold.along(importer.full(data).expr, axis=axes)) if axes else data
     if start.scalar is None or start.scalar != fold.identity(data.dtype):
-        alone = reshaped(importer, start, [1] * result.rank)
+        alone = Tensor(reshaped(importer, start, [1] * result.rank).value, result.shape)
         result = importer.elementwise(
-            [result, Tensor(alone.value, result.shape)],
-            result.shape,
-            fold.on_arrays,
-            fold.on_exprs,
-            data.dtype,
+            [result, alone], result.shape, fold.on_arrays, fold.on_exprs, data.dtype
         )
     return as_type(importer, result, dtype)
 
 
 def _place_of_extreme(
-    importer: Importer, op: Any, data: Tensor, places: Tensor, axes: Sequence[int]
+    importer: Importer, op: Any, operands: Sequence[Tensor], axes: Sequence[int]
 ) -> list[Tensor]:
     """Import the two results of a reduction of elements and their places, as argmax has them."""
+    data, places, start, _ = operands
     if len(axes) != 1:
         raise Refused("places are computed along one axis only")
     (axis,) = axes
@@ -124,15 +114,17 @@ def _place_of_extreme(
         raise Refused("two tensors are reduced together only if the second one counts along the axis")
     cases = list(itertools.product((1, 2), (3, 5), (1, 2), (4,)))
     found = [importer.apply(op.regions[0], *case) for case in cases]
-    for name, extreme in (("argmax", max), ("argmin", min)):
+    for name, fold, extreme in (
+        ("argmax", _FOLDS["maximum"], max),
+        ("argmin", _FOLDS["minimum"], min),
+    ):
         wanted = [
             [a, min(i, j)] if a == b else [a, i] if extreme(a, b) == a else [b, j] for a, i, b, j in cases
         ]
-        if found == wanted:
+        if found == wanted and start.scalar == fold.identity(data.dtype):
             value = importer.full(data)
             at = importer.emit(getattr(relax.op, name)(value.expr, axis=axis))
-            along = relax.op.max if extreme is max else relax.op.min
-            return [importer.emit(along(value.expr, axis=[axis])), as_type(importer, at, places.dtype)]
+            return [importer.emit(fold.along(value.expr, axis=[axis])), as_type(importer, at, places.dtype)]
     raise Refused("two tensors are reduced together only to an extreme and its first place")
 
 
@@ -207,9 +199,9 @@ def _in_windows_of_constant(data: Tensor, start: Array, window: Window, fold: Fo
         raise Refused("the windows of a constant have too many elements")
     windows = np.lib.stride_tricks.sliding_window_view(wide, covered, axis=tuple(axes))
     cuts = [slice(None)] * windows.ndim
-    for number_, axis in enumerate(axes):
+    for position, axis in enumerate(axes):
         cuts[axis] = slice(None, None, window.strides[axis])
-        cuts[data.rank + number_] = slice(None, None, window.dilations[axis])
+        cuts[data.rank + position] = slice(None, None, window.dilations[axis])
     with np.errstate(all="ignore"):
         ends = tuple(range(data.rank, windows.ndim))
         found = fold.on_arrays.reduce(windows[tuple(cuts)], ends, initial=start.reshape(()), dtype=wide.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -150,6 +151,12 @@ def test_a_damaged_program_is_a_model_error(form: Callable[..., bytes]) -> None:
     for end in range(40, len(data) // 2, len(data) // 20):
         with pytest.raises(ModelError):
             read_model(data[:end], {}).to_relax()
+
+
+def test_without_jaxlib_the_next_step_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jaxlib.mlir.ir", None)
+    with pytest.raises(ModelError, match=r"pip install 'tunefarm\[stablehlo\]'"):
+        read_model(function("return %x : tensor<2x4xf32>"), {})
 
 
 def test_inputs_have_the_names_of_parameters() -> None:
