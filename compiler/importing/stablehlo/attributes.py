@@ -56,12 +56,16 @@ def elements(attribute: Any) -> tuple[Array, Shape]:
         return one.reshape((1,) * len(shape)), shape
     if dtype != "bfloat16":
         return np.array(attribute, order="C"), shape
-    # NumPy's view of an attribute lacks this type; many elements are written as the digits of their bytes.
-    text = str(attribute)
-    if math.prod(shape) and '"0x' in text:
-        digits = text.partition('"0x')[2].partition('"')[0]
-        return np.frombuffer(bytes.fromhex(digits), numpy_dtype(dtype)).reshape(shape), shape
-    return np.array(list(attribute), numpy_dtype(dtype)).reshape(shape), shape
+    # NumPy's view of an attribute lacks this type. Its text has numbers, or the digits of all bytes.
+    text = str(attribute).partition("dense<")[2].rpartition("> : ")[0].strip('"')
+    if text.startswith("0x"):
+        return np.frombuffer(bytes.fromhex(text[2:]), numpy_dtype(dtype)).reshape(shape), shape
+    words = [each.strip(" []") for each in text.split(",")] if math.prod(shape) else []
+    # What is no finite number is written as its bits.
+    numbers = [
+        np.uint16(int(word, 16)).view(numpy_dtype(dtype)) if word.startswith("0x") else word for word in words
+    ]
+    return np.array([float(each) for each in numbers]).astype(numpy_dtype(dtype)).reshape(shape), shape
 
 
 def ints(op: Any, name: str, default: Any = ()) -> list[int]:

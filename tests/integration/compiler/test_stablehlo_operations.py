@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from compiler.importing.formats.stablehlo_model import read
 from compiler.measuring.outputs import compare_outputs
 from compiler.verifying.imported import Imported
+from compiler.verifying.inputs import drawn
 from tests.marks import slow_except
 from tests.stablehlo_models import exported, exported_text
 
@@ -329,21 +330,59 @@ def test_windows(name: str) -> None:
     check(WINDOWS[name], random(2, 6, 9, 4))
 
 
-def test_batch_normalization_as_one_operation() -> None:
-    """JAX has none; TensorFlow does."""
-    text = """
-    func.func @main(%x: tensor<2x3x3x4xf32>, %s: tensor<4xf32>, %v: tensor<4xf32>) -> tensor<2x3x3x4xf32> {
-      %o = stablehlo.constant dense<[1.0, 2.0, 3.0, 4.0]> : tensor<4xf32>
-      %y = "stablehlo.batch_norm_inference"(%x, %s, %o, %o, %v)
-        {epsilon = 0.5 : f32, feature_index = 3 : i64}
-        : (tensor<2x3x3x4xf32>, tensor<4xf32>, tensor<4xf32>, tensor<4xf32>, tensor<4xf32>)
-        -> tensor<2x3x3x4xf32>
-      return %y : tensor<2x3x3x4xf32>
-    }"""
+OTHERS: Mapping[str, tuple[str, str]] = {
+    "batch norm": (
+        "tensor<2x3x3x4xf32>",
+        """%v = stablehlo.constant dense<[1.0, 2.0, 3.0, 4.0]> : tensor<4xf32>
+      %y = "stablehlo.batch_norm_inference"(%x, %v, %v, %v, %v)
+        {epsilon = 0.5 : f32, feature_index = 3 : i64} : (tensor<2x3x3x4xf32>, tensor<4xf32>,
+        tensor<4xf32>, tensor<4xf32>, tensor<4xf32>) -> tensor<2x3x3x4xf32>""",
+    ),
+    "dot": (
+        "tensor<4x4xf32>",
+        "%y = stablehlo.dot %x, %x : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>",
+    ),
+    "broadcast": (
+        "tensor<4x2xf32>",
+        """%z = stablehlo.constant dense<[1.0, 2.0]> : tensor<2xf32>
+      %b = stablehlo.broadcast %z, sizes = [4] : (tensor<2xf32>) -> tensor<4x2xf32>
+      %y = stablehlo.add %x, %b : tensor<4x2xf32>""",
+    ),
+    "if": (
+        "tensor<4xf32>",
+        """%z = stablehlo.constant dense<0.0> : tensor<f32>
+      %s = stablehlo.reduce(%x init: %z) applies stablehlo.add across dimensions = [0]
+        : (tensor<4xf32>, tensor<f32>) -> tensor<f32>
+      %p = stablehlo.compare GT, %s, %z : (tensor<f32>, tensor<f32>) -> tensor<i1>
+      %y = "stablehlo.if"(%p) ({
+        %a = stablehlo.negate %x : tensor<4xf32>
+        stablehlo.return %a : tensor<4xf32>
+      }, {
+        stablehlo.return %x : tensor<4xf32>
+      }) : (tensor<i1>) -> tensor<4xf32>""",
+    ),
+    "erf as a call": (
+        "tensor<4xf32>",
+        "%y = stablehlo.custom_call @mhlo.erf(%x) {mhlo.attributes = {}, mhlo.version = 1 : i64}"
+        " : (tensor<4xf32>) -> tensor<4xf32>",
+    ),
+    "numbers of 16 bits": (
+        "tensor<4xbf16>",
+        """%c = stablehlo.constant dense<[1.5, -2.0, 0.25, 0xFF80]> : tensor<4xbf16>
+      %y = stablehlo.multiply %x, %c : tensor<4xbf16>""",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_operations_that_jax_does_not_write(name: str) -> None:
+    kind, body = OTHERS[name]
+    text = f"func.func @main(%x: {kind}) -> {kind} {{\n{body}\nreturn %y : {kind}\n}}"
     file = read(text.encode(), {})
-    inputs = {"input0": random(2, 3, 3, 4), "input1": random(4), "input2": np.abs(random(4))}
-    found = list(Imported(file.to_relax(), TARGET).compute(inputs).values())
-    assert compare_outputs(file.compute(inputs), found) == ""
+    model = file.to_relax()
+    for inputs in drawn(file.inputs, {}):
+        found = list(Imported(model, TARGET).compute(inputs).values())
+        assert compare_outputs(file.compute(inputs), found, model.computed_in) == ""
 
 
 @pytest.mark.parametrize("method", slow_except(["nearest", "linear", "cubic", "lanczos3"], "nearest"))
