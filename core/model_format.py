@@ -7,6 +7,8 @@ and skipping the values finds text, archives, truncated uploads and other format
 from __future__ import annotations
 
 import os
+import re
+import struct
 import tarfile
 import zipfile
 from collections.abc import Iterator
@@ -22,7 +24,11 @@ _TAR_AT, _TAR = 257, b"ustar"
 _TFLITE_AT, _TFLITE = 4, b"TFL3"
 _ZIP = b"PK\x03\x04"
 _TVM_KEYS = (b'"root_index"', b'"nodes"', b'"metadata"')
-_STABLEHLO = (b"ML\xefR", b"module @", b"module {", b"#loc")
+# How MLIR's bytecode begins; and its text, behind comments: a module, a function, or an attribute's alias.
+MLIR_BYTECODE = b"ML\xefR"
+_MLIR_TEXT = re.compile(rb"(\s|//[^\n]*\n)*((\"?builtin\.)?module\b|func\.func\b|#[\w.]+ = )")
+# The field of jax.export's table that holds the artifact.
+_EXPORTED_FIELD = 13
 
 
 class ModelFormat(StrEnum):
@@ -32,6 +38,7 @@ class ModelFormat(StrEnum):
     ONNX_ARCHIVE = "ONNX with weights in other files"
     EXPORTED_PROGRAM = "PyTorch exported program"
     TFLITE = "TFLite"
+    STABLEHLO = "StableHLO"
     TVM = "TVM module"
 
 
@@ -55,8 +62,8 @@ def recognise(file: IO[bytes]) -> ModelFormat:
         return ModelFormat.TFLITE
     if head.lstrip().startswith(b"{") and any(key in head for key in _TVM_KEYS):
         return ModelFormat.TVM
-    if head.lstrip().startswith(_STABLEHLO):
-        raise UnknownFormat("StableHLO isn't read: export the model as ONNX, or from PyTorch as .pt2.")
+    if head.startswith(MLIR_BYTECODE) or _MLIR_TEXT.match(head) or exported_artifact(file):
+        return ModelFormat.STABLEHLO
     file.seek(0)
     try:
         numbers = {number for number, _, _ in fields(file, 0, size)}
@@ -65,6 +72,30 @@ def recognise(file: IO[bytes]) -> ModelFormat:
     if _GRAPH_FIELD not in numbers:
         raise UnknownFormat("This is not an ONNX file: it holds no graph.")
     return ModelFormat.ONNX
+
+
+def exported_artifact(file: IO[bytes]) -> bytes:
+    """Return the program in what jax.export serializes, a FlatBuffers table; nothing if the file is no such
+    one."""
+
+    def at(place: int, form: str) -> int:
+        file.seek(place)
+        (number,) = struct.unpack(form, file.read(struct.calcsize(form)))
+        return int(number)
+
+    try:
+        table = at(0, "<I")
+        fields_ = table - at(table, "<i")
+        place = table + at(fields_ + 4 + 2 * _EXPORTED_FIELD, "<H")
+        start = place + at(place, "<I")
+        length = at(start, "<I")
+        file.seek(start + 4)
+        if file.read(len(MLIR_BYTECODE)) != MLIR_BYTECODE:
+            return b""
+    except (struct.error, ValueError, OSError):
+        return b""
+    file.seek(start + 4)
+    return file.read(length)
 
 
 def _recognise_zip(file: IO[bytes]) -> ModelFormat:

@@ -149,6 +149,23 @@ def tflite_model() -> Sample:
     return Sample(bytes(builder.Output()))
 
 
+def stablehlo_program() -> Sample:
+    kinds = f"tensor<1x{SIZE}xf32>", f"tensor<{SIZE}x{SIZE}xf32>"
+    text = f"""
+    module @relu {{
+      func.func public @main(%arg0: {kinds[0]} loc("x")) -> {kinds[0]} {{
+        %weight = stablehlo.constant dense<"0x{WEIGHT.tobytes().hex()}"> : {kinds[1]}
+        %zero = stablehlo.constant dense<0.0> : {kinds[0]}
+        %0 = stablehlo.dot_general %arg0, %weight, contracting_dims = [1] x [0]
+          : ({kinds[0]}, {kinds[1]}) -> {kinds[0]}
+        %1 = stablehlo.maximum %0, %zero : {kinds[0]}
+        return %1 : {kinds[0]}
+      }}
+    }}
+    """
+    return Sample(text.encode())
+
+
 def tvm_module() -> Sample:
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((1, SIZE), "float32"))
@@ -171,5 +188,6 @@ FORMATS: Mapping[str, Callable[[], Sample]] = {
     "onnx archive": onnx_archive,
     "exported program": exported_program,
     "tflite": tflite_model,
+    "stablehlo": stablehlo_program,
     "tvm module": tvm_module,
 }

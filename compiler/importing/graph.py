@@ -171,7 +171,7 @@ class Graph:
         """Return the module that computes these values of a file. Raises ModelError, which names the node
         that can't be imported."""
         graph = file.proto.graph
-        names = _identifiers([spec.name for spec in file.inputs])
+        names = identifiers([spec.name for spec in file.inputs])
         params = [
             relax.Var(name, relax.TensorType(spec.shape, spec.dtype))
             for name, spec in zip(names, file.inputs, strict=True)
@@ -430,7 +430,7 @@ def check_size(shape: Shape, dtype: str) -> None:
         raise Refused(f"it computes a tensor of shape {shape}, {size} bytes; the limit is {MAX_TENSOR_BYTES}")
 
 
-def _identifiers(names: Sequence[str]) -> list[str]:
+def identifiers(names: Sequence[str]) -> list[str]:
     """Return different names of variables that look like these."""
     plain = [re.sub(r"\W", "_", name) for name in names]
     return [

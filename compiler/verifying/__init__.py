@@ -1,1 +1,1 @@
-"""Compare an imported model with ONNX Runtime, or with ONNX's reference evaluator."""
+"""Compare an imported model with what runs its format elsewhere, such as ONNX Runtime or XLA."""

@@ -14,6 +14,7 @@ from compiler import fallback
 from compiler.importing.formats.exported_program import ExportedProgram
 from compiler.importing.formats.model_file import ModelFile
 from compiler.importing.formats.onnx_model import OnnxModel
+from compiler.importing.formats.stablehlo_model import StablehloModel
 from compiler.importing.formats.tflite_model import TfliteModel
 from compiler.importing.model import RelaxModel, fuse, fuse_untuned, import_file
 from compiler.importing.onnx_file import OnnxFile, node_name
@@ -31,11 +32,11 @@ ADVICE = "the model can't be tuned: report this with the file, or replace the op
 
 
 def verify_file(file: ModelFile, target: str, tuned_for: str) -> Iterator[int]:
-    """Compare the outputs of a model as `verify` does, with those of ONNX Runtime, PyTorch or LiteRT."""
+    """Compare the outputs of a model as `verify` does, with those of ONNX Runtime, PyTorch, XLA or LiteRT."""
     if isinstance(file, OnnxModel):
         yield from verify(file.file, file.to_relax(), target, tuned_for)
         return
-    if not isinstance(file, ExportedProgram | TfliteModel):
+    if not isinstance(file, ExportedProgram | StablehloModel | TfliteModel):
         raise NoReference("a TVM module is defined by TVM alone")
     model = file.to_relax()
     imported: Imported | None = None

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import IO, Any
 
-from compiler.importing.formats import exported_program, onnx_model, tflite_model, tvm_module
+from compiler.importing.formats import exported_program, onnx_model, stablehlo_model, tflite_model, tvm_module
 from compiler.importing.formats.model_file import ModelFile, Reader
 from compiler.importing.spec import ModelError, Shape
 from core.model_format import ModelFormat, UnknownFormat, recognise
@@ -18,6 +18,7 @@ READERS: Mapping[ModelFormat, Reader] = {
     ModelFormat.ONNX_ARCHIVE: onnx_model.read_with_weights,
     ModelFormat.EXPORTED_PROGRAM: exported_program.read,
     ModelFormat.TFLITE: tflite_model.read,
+    ModelFormat.STABLEHLO: stablehlo_model.read,
     ModelFormat.TVM: tvm_module.read,
 }
 

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import io
+import struct
 import zipfile
 
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from core.model_format import ModelFormat, UnknownFormat, external_files, input_dimensions, recognise
+from core.model_format import (
+    ModelFormat,
+    UnknownFormat,
+    exported_artifact,
+    external_files,
+    input_dimensions,
+    recognise,
+)
 
 
 def model(*external: str) -> bytes:
@@ -31,12 +39,35 @@ def zipped(*names: str) -> bytes:
     return buffer.getvalue()
 
 
+def jax_exported(artifact: bytes) -> bytes:
+    """Return a table as jax.export writes it, of which only the field with the artifact is there."""
+    offsets = [0] * 13 + [4]
+    fields = struct.pack("<16H", 32, 8, *offsets)
+    table = struct.pack("<iI", len(fields), 4)
+    return struct.pack("<I", 4 + len(fields)) + fields + table + struct.pack("<I", len(artifact)) + artifact
+
+
+def test_the_program_that_jax_exports_is_found() -> None:
+    artifact = b"ML\xefR\x0dStableHLO_v1.15.0" + bytes(range(9))
+    data = jax_exported(artifact)
+    assert exported_artifact(io.BytesIO(data + b"more")) == artifact
+    for end in range(len(data) - len(artifact)):
+        assert exported_artifact(io.BytesIO(data[:end])) == b""
+    assert exported_artifact(io.BytesIO(jax_exported(b"TFL3"))) == b""
+
+
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
         (model(), ModelFormat.ONNX),
         (zipped("m/models/model.json"), ModelFormat.EXPORTED_PROGRAM),
         (b"\x1c\x00\x00\x00TFL3 and tables", ModelFormat.TFLITE),
+        (b"ML\xefR\x0dStableHLO_v1.15.0", ModelFormat.STABLEHLO),
+        (b"module @jit_f attributes {", ModelFormat.STABLEHLO),
+        (b"// of JAX\n\n#loc1 = loc(unknown)\nmodule", ModelFormat.STABLEHLO),
+        (b"func.func @main(", ModelFormat.STABLEHLO),
+        (b'"builtin.module"() ({', ModelFormat.STABLEHLO),
+        (jax_exported(b"ML\xefR\x0dStableHLO_v1.15.0"), ModelFormat.STABLEHLO),
         (b'{"root_index":1,"nodes":[', ModelFormat.TVM),
         (b'{\n "root_index": 1', ModelFormat.TVM),
     ],
@@ -58,10 +89,11 @@ def test_a_truncated_model_is_refused(cut: int) -> None:
         (b"PK\x03\x04 a zip archive", "damaged zip"),
         (zipped("model/data.pkl", "model/code/net.py"), "TorchScript"),
         (zipped("photo.png"), "no program of torch.export"),
-        (b"ML\xefR\x0dStableHLO_v1", "StableHLO isn't read"),
         (b"a.tar".ljust(257, b"\0") + b"ustar\x0000", "tar archive"),
         (b"\x7fELF\x02\x01\x01", "not an ONNX file"),
         (b"<html>not found</html>", "not an ONNX file"),
+        (b"#!/bin/sh", "not an ONNX file"),
+        (b"# modules of the network", "not an ONNX file"),
         (b"{}", "not an ONNX file"),
         (b"\x00" * 100, "not an ONNX file"),
         (b"\xff" * 100, "not an ONNX file"),

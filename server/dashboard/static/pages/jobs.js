@@ -10,7 +10,7 @@ import { Alert, Answer, Gain, State, Trials } from "tunefarm/pages/parts.js";
 const FOLLOWED = 3;
 const LOOK_EVERY_S = 5;
 // The ends of names of models, which their jobs go without.
-const MODEL_FILE = /\.(onnx|pt2|tflite|json|tar)$/i;
+const MODEL_FILE = /\.(onnx|pt2|mlir|mlirbc|tflite|json|tar)$/i;
 
 export function JobsPage({ scopes }) {
   const jobs = useAnswer("v1/jobs?limit=50", LOOK_EVERY_S);
@@ -145,8 +145,8 @@ function Submit({ onStarted }) {
   }, []);
   return html`<form class="card submit" onSubmit=${submit}>
     <label class=${`drop${isOver ? " over" : ""}`} onDragOver=${(event) => (event.preventDefault(), setOver(true))} onDragLeave=${() => setOver(false)} onDrop=${drop}>
-      <input type="file" accept=".onnx,.pt2,.tflite,.json,.tar" onChange=${(event) => setFile(event.target.files[0] ?? null)} />
-      <span>${file ? html`<b>${file.name}</b>, ${(file.size / 1e6).toFixed(1)} MB` : html`<b>Drop a model here</b>, or choose a file: ONNX, PyTorch's .pt2, TFLite`}</span>
+      <input type="file" accept=".onnx,.pt2,.mlir,.mlirbc,.tflite,.json,.tar" onChange=${(event) => setFile(event.target.files[0] ?? null)} />
+      <span>${file ? html`<b>${file.name}</b>, ${(file.size / 1e6).toFixed(1)} MB` : html`<b>Drop a model here</b>, or choose a file: ONNX, PyTorch's .pt2, StableHLO, TFLite`}</span>
     </label>
     ${file &&
     html`<div class="fields">

@@ -1,0 +1,246 @@
+"""StableHLO programs: MLIR's text or bytecode, portable artifacts, and what jax.export serializes around one.
+
+jaxlib parses them, and compiles them with XLA to say what they compute. Nothing runs that the program doesn't
+define itself: whatever else it calls is refused before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import tvm
+from numpy.typing import NDArray
+
+from compiler.importing.formats.model_file import Content, check_shapes
+from compiler.importing.graph import Refused, identifiers
+from compiler.importing.model import RelaxModel, checked_model
+from compiler.importing.onnx_file import static_shape_of
+from compiler.importing.spec import ModelError, NoReference, Shape, TensorSpec, first_line
+from compiler.importing.stablehlo import CONVERTERS
+from compiler.importing.stablehlo.attributes import mlir, tensor_type
+from compiler.importing.stablehlo.graph import Importer
+from core.model_format import MLIR_BYTECODE, exported_artifact
+
+Array = NDArray[Any]
+_PORTABLE = MLIR_BYTECODE + b"\rStableHLO_v"
+MAX_CALLS = 1000
+
+
+@dataclass(frozen=True)
+class StablehloModel:
+    """A program that was parsed, whose function main has these inputs and outputs."""
+
+    module: Any
+    inputs: tuple[TensorSpec, ...]
+    output_names: tuple[str, ...]
+
+    def to_relax(self) -> RelaxModel:
+        names = identifiers([spec.name for spec in self.inputs])
+        try:
+            module = Importer(self.module, CONVERTERS).module(self.inputs, names)
+        except Refused as error:
+            raise ModelError(f"the StableHLO program can't be imported: {error}") from error
+        model = checked_model(module, self.inputs, self.output_names)
+        for spec in model.outputs:
+            if 0 in spec.shape:
+                raise ModelError(f"output '{spec.name}' is empty, of shape {spec.shape}: leave it out")
+        return model
+
+    def compute(self, inputs: Mapping[str, Array]) -> list[Array]:
+        """Return the outputs as XLA computes them. Raises NoReference."""
+        jax = importlib.import_module("jaxlib._jax")
+        try:
+            executable = self._executable
+            (device,) = executable.local_devices()
+            buffers = [
+                jax.dlpack_managed_tensor_to_buffer(
+                    tvm.runtime.tensor(np.asarray(inputs[spec.name], order="C")).__dlpack__(), device, None
+                )
+                for spec in self.inputs
+            ]
+            return [np.asarray(result) for result in executable.execute(buffers)]
+        except Exception as error:  # XLA raises whatever it meets
+            raise NoReference(f"XLA can't run it ({first_line(error)})") from error
+
+    @cached_property
+    def _executable(self) -> Any:
+        jax, client = (importlib.import_module(f"jaxlib.{name}") for name in ("_jax", "xla_client"))
+        cpu = client.make_cpu_client()
+        devices = jax.DeviceList(tuple(cpu.local_devices()))
+        return cpu.compile_and_load(_bytecode(self.module), devices, client.CompileOptions())
+
+
+def read(content: Content, shapes: Mapping[str, Shape]) -> StablehloModel:
+    try:
+        importlib.import_module("jaxlib.mlir.ir")
+    except ImportError as error:
+        raise ModelError(
+            "StableHLO is read with jaxlib, which the scheduler lacks: install it there "
+            "(pip install 'tunefarm[stablehlo]'), or export the model as ONNX"
+        ) from error
+    module = _parsed(bytes(content))
+    main = _main(module)
+    arguments = list(main.regions[0].blocks[0].arguments)
+    names = _unique([_name(module, argument) or f"input{n}" for n, argument in enumerate(arguments)])
+    if any(_is_dynamic(argument.type) for argument in arguments):
+        module = _refined(module, names, arguments, shapes)
+        main = _main(module)
+        arguments = list(main.regions[0].blocks[0].arguments)
+    inputs = []
+    for name, argument in zip(names, arguments, strict=True):
+        try:
+            inputs.append(TensorSpec(name, *tensor_type(argument.type)))
+        except Refused as error:
+            raise ModelError(f"input '{name}' can't be read: {error}") from error
+    check_shapes(tuple(inputs), shapes)
+    return StablehloModel(module, tuple(inputs), _output_names(main))
+
+
+def _parsed(data: bytes) -> Any:
+    """Return the module of a file. Raises ModelError."""
+    ir = mlir("ir")
+    context = ir.Context()
+    context.enable_multithreading(False)
+    registry = ir.DialectRegistry()
+    mlir("_mlir_libs._jax_mlir_ext").register_dialects(registry)
+    context.append_dialect_registry(registry)
+    context.load_all_available_dialects()
+    for dialect in ("stablehlo", "chlo", "sdy"):
+        mlir(f"dialects.{dialect}").register_dialect(context)
+    # They are refused by name.
+    context.allow_unregistered_dialects = True
+    data = exported_artifact(io.BytesIO(data)) or data
+    try:
+        if data.startswith(_PORTABLE):
+            return mlir("dialects.stablehlo").deserialize_portable_artifact(context, data)
+        return ir.Module.parse(data, context)
+    except Exception as error:  # MLIRError, ValueError, UnicodeDecodeError
+        raise ModelError(
+            f"the StableHLO program can't be parsed ({_diagnosis(error)}): it is damaged, or newer than the "
+            f"scheduler's jaxlib {_version()}; export the model again, with a JAX that isn't newer"
+        ) from error
+
+
+def _diagnosis(error: Exception) -> str:
+    """Return the first line that says what is wrong: MLIR begins with what it was doing."""
+    lines = [line for line in str(error).splitlines() if "error:" in line]
+    return first_line(ValueError(lines[0].partition("error:")[2]) if lines else error)
+
+
+def _version() -> str:
+    return str(importlib.import_module("jaxlib.version").__version__)
+
+
+def _functions(module: Any) -> dict[str, Any]:
+    operations = [op for op in module.body.operations if op.operation.name == "func.func"]
+    return {op.attributes["sym_name"].value: op for op in operations}
+
+
+def _main(module: Any) -> Any:
+    functions = _functions(module)
+    main = functions.get("main")
+    if main is None or not main.regions[0].blocks or not main.attributes["function_type"].value.results:
+        raise ModelError(
+            "the StableHLO program has no function called main with a body and results: that is the one "
+            "that is tuned"
+        )
+    return main
+
+
+def _name(module: Any, argument: Any) -> str:
+    """Return the name that an argument's location has, as JAX writes it: there, or where it is handed on."""
+    functions = _functions(module)
+    places = [argument.location]
+    for use in argument.uses:
+        if use.owner.name == "func.call":
+            callee = functions[use.owner.attributes["callee"].value]
+            places.append(callee.regions[0].blocks[0].arguments[use.operand_number].location)
+    named = [str(place.name_str) for place in places if isinstance(place, mlir("ir").NameLoc)]
+    return named[0] if named else ""
+
+
+def _output_names(main: Any) -> tuple[str, ...]:
+    results = main.attributes["function_type"].value.results
+    described = list(main.attributes["res_attrs"]) if "res_attrs" in main.attributes else [{}] * len(results)
+    names = [
+        (str(each["jax.result_info"].value) if "jax.result_info" in each else "") or f"output{number}"
+        for number, each in enumerate(described)
+    ]
+    return tuple(_unique(names))
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    return [name if names.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names)]
+
+
+def _is_dynamic(kind: Any) -> bool:
+    return isinstance(kind, mlir("ir").RankedTensorType) and not kind.has_static_shape
+
+
+def _refined(module: Any, names: Sequence[str], arguments: Sequence[Any], shapes: Mapping[str, Shape]) -> Any:
+    """Return the program whose inputs have the shapes that the user gave where they leave dimensions open,
+    and whose values all have theirs."""
+    types = []
+    for name, argument in zip(names, arguments, strict=True):
+        kind = argument.type
+        if _is_dynamic(kind):
+            declared = [None if kind.is_dynamic_dim(k) else kind.get_dim_size(k) for k in range(kind.rank)]
+            shape = static_shape_of(name, declared, shapes.get(name))
+            types.append(f"tensor<{'x'.join(map(str, (*shape, kind.element_type)))}>")
+        else:
+            types.append(str(kind))
+    _separate(module)
+    mlir("dialects.stablehlo").register_stablehlo_passes()
+    passes = f"builtin.module(stablehlo-refine-arguments{{types={','.join(types)}}})"
+    try:
+        mlir("passmanager").PassManager.parse(passes, module.context).run(module.operation)
+        refine = importlib.import_module("jaxlib._jax").mlir.refine_polymorphic_shapes
+        return _parsed(refine(_bytecode(module)))
+    except Exception as error:
+        raise ModelError(
+            "the shapes of the StableHLO program don't follow from those that its inputs are given "
+            f"({_diagnosis(error)}): export the model with the shapes that it should be tuned for"
+        ) from error
+
+
+def _bytecode(module: Any) -> bytes:
+    code = io.BytesIO()
+    module.operation.write_bytecode(code)
+    return code.getvalue()
+
+
+def _separate(module: Any) -> None:
+    """Give every call a function of its own. MLIR's pass knows no shapes of two calls that differ."""
+    ir = mlir("ir")
+    functions = _functions(module)
+    del functions["main"]
+    waiting, count = [_main(module).operation], 0
+    while waiting:
+        calls: list[Any] = []
+
+        def collect(op: Any, calls: list[Any] = calls) -> Any:
+            if op.name == "func.call":
+                calls.append(op)
+            return ir.WalkResult.ADVANCE
+
+        waiting.pop().walk(collect)
+        for call in calls:
+            count += 1
+            if count > MAX_CALLS:
+                raise ModelError(
+                    f"the functions of the StableHLO program stand for more than {MAX_CALLS} calls"
+                )
+            name = call.attributes["callee"].value
+            if name not in functions:
+                raise ModelError("the function main of the StableHLO program calls itself")
+            with module.context, ir.InsertionPoint(module.body):
+                own = functions[name].operation.clone()
+            own.attributes["sym_name"] = ir.StringAttr.get(f"{name}.{count}", module.context)
+            call.attributes["callee"] = ir.FlatSymbolRefAttr.get(f"{name}.{count}", module.context)
+            waiting.append(own)

@@ -1,0 +1,17 @@
+"""Converters of StableHLO's operations, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from compiler.importing.stablehlo import control, elementwise, gathers, movement, products, reductions
+from compiler.importing.stablehlo.graph import Converter
+
+CONVERTERS: Mapping[str, Converter] = {
+    **control.CONVERTERS,
+    **elementwise.CONVERTERS,
+    **gathers.CONVERTERS,
+    **movement.CONVERTERS,
+    **products.CONVERTERS,
+    **reductions.CONVERTERS,
+}

@@ -1,0 +1,288 @@
+"""Import the operations of a StableHLO program one after the other, as relax operators on static shapes.
+
+Functions are inlined and loops are unrolled: every value is known by its shape at least. A value that repeats
+another along some axes is kept as that: what is broadcast, such as a bias, reaches operators of relax as it
+was before, and a constant isn't repeated in memory.
+
+    %1 = stablehlo.broadcast_in_dim %bias, dims = [3] : (tensor<8xf32>) -> tensor<1x4x4x8xf32>
+    %2 = stablehlo.add %0, %1
+->
+    lv1 = add(lv, reshape(bias, (1, 1, 1, 8)))
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from compiler.constants.fold import MAX_CONSTANT_BYTES
+from compiler.importing.graph import Graph, Refused, Value, numpy_dtype
+from compiler.importing.onnx_file import MAX_NODES
+from compiler.importing.operators import CONVERTERS as ONNX_CONVERTERS
+from compiler.importing.spec import ModelError, Shape, TensorSpec, first_line
+from compiler.importing.stablehlo.attributes import Array, mlir, tensor_type
+
+MAX_DEPTH = 64
+MAX_PLACE_CHARS = 120
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """A tensor of a static shape, which `value` broadcasts to: its extents are those of the shape, or one."""
+
+    value: Value
+    shape: Shape
+
+    @classmethod
+    def of(cls, value: Value) -> Tensor:
+        return cls(value, value.shape)
+
+    @classmethod
+    def constant(cls, array: Array, shape: Shape | None = None) -> Tensor:
+        return cls(Value(constant=array), tuple(array.shape) if shape is None else shape)
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> str:
+        return self.value.dtype
+
+    @property
+    def array(self) -> Array | None:
+        """The elements of a constant, which may take less memory than their number says."""
+        constant = self.value.constant
+        return None if constant is None else np.broadcast_to(constant, self.shape)
+
+    @property
+    def scalar(self) -> int | float | bool | None:
+        """The one number that a constant consists of."""
+        constant = self.value.constant
+        return None if constant is None or constant.size != 1 else constant.reshape(()).item()
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """Tensors that are one behind the other along an axis, not joined yet: what a loop writes, part by part,
+    into a tensor of zeros."""
+
+    parts: tuple[Tensor, ...]
+    axis: int
+
+    @property
+    def shape(self) -> Shape:
+        first = self.parts[0].shape
+        total = sum(part.shape[self.axis] for part in self.parts)
+        return (*first[: self.axis], total, *first[self.axis + 1 :])
+
+    @property
+    def dtype(self) -> str:
+        return self.parts[0].dtype
+
+
+Given = Tensor | Row
+# Returns what the operation computes, in order.
+Converter = Callable[["Importer", Any], "Sequence[Given] | Given"]
+
+
+class Importer:
+    """The relax function that is being made. Converters write into it."""
+
+    def __init__(self, module: Any, converters: Mapping[str, Converter]) -> None:
+        self.graph = Graph(ONNX_CONVERTERS)
+        self._converters = converters
+        self._functions = {
+            str(op.attributes["sym_name"].value): op
+            for op in module.body.operations
+            if op.operation.name == "func.func"
+        }
+        self._values: dict[Any, Given] = {}
+        self._rows: dict[tuple[int, int], tuple[Tensor, list[Tensor]]] = {}
+        self._depth = 0
+        self.in_loop = False
+        self._count = 0
+
+    def module(self, inputs: Sequence[TensorSpec], names: Sequence[str]) -> tvm.IRModule:
+        """Return the module that `main` stands for, whose parameters get these names. Raises ModelError,
+        which names the operation that can't be imported."""
+        params = [
+            relax.Var(name, relax.TensorType(spec.shape, spec.dtype))
+            for name, spec in zip(names, inputs, strict=True)
+        ]
+        builder = self.graph.builder
+        with builder.function("main", params=params):
+            with builder.dataflow():
+                # What holds nothing is known.
+                given = [
+                    Tensor.of(
+                        Value(
+                            np.empty(spec.shape, numpy_dtype(spec.dtype)) if 0 in spec.shape else None, param
+                        )
+                    )
+                    for spec, param in zip(inputs, params, strict=True)
+                ]
+                results = [self.full(self.joined(result)).expr for result in self.call("main", given)]
+                output = builder.emit_output(results[0] if len(results) == 1 else relax.Tuple(results))
+            builder.emit_func_output(output)
+        # Of what is recognised by its last operation, the others are left over.
+        module = relax.transform.DeadCodeElimination()(builder.get())
+        module["main"] = module["main"].with_attr("num_input", len(params))
+        return module
+
+    def call(self, name: str, arguments: Sequence[Given]) -> list[Given]:
+        """Import the body of a function."""
+        if name not in self._functions:
+            raise Refused(f"it calls a function '{name}', which the program doesn't define")
+        return self.region(self._functions[name].regions[0], arguments)
+
+    def region(self, region: Any, arguments: Sequence[Given]) -> list[Given]:
+        """Import the operations of a region; return what it ends with."""
+        if len(region.blocks) != 1:
+            raise Refused("it branches between blocks of operations, which isn't supported")
+        block = region.blocks[0]
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise ModelError(f"functions and loops of the program are nested more than {MAX_DEPTH} deep")
+        self._values.update(zip(block.arguments, arguments, strict=True))
+        *operations, end = [op.operation for op in block.operations]
+        for op in operations:
+            self._operation(op)
+        self._depth -= 1
+        return [self._values[value] for value in end.operands]
+
+    def apply(self, region: Any, *numbers: Any) -> list[Any]:
+        """Return what a region of scalars computes of these numbers; None for what they don't determine."""
+        types = [tensor_type(argument.type)[1] for argument in region.blocks[0].arguments]
+        given = [
+            Tensor.constant(np.array(number, numpy_dtype(dtype)))
+            for number, dtype in zip(numbers, types, strict=True)
+        ]
+        return [self.joined(result).scalar for result in self.region(region, given)]
+
+    def given(self, op: Any) -> list[Given]:
+        return [self._values[value] for value in op.operands]
+
+    def operands(self, op: Any) -> list[Tensor]:
+        return [self.joined(given) for given in self.given(op)]
+
+    def tensor(self, value: Any) -> Tensor:
+        return self.joined(self._values[value])
+
+    def joined(self, given: Given) -> Tensor:
+        if isinstance(given, Tensor):
+            return given
+        values = [self.full(part) for part in given.parts]
+        joined = values[0] if len(values) == 1 else self.graph.op("Concat", *values, axis=given.axis)
+        return Tensor.of(joined)
+
+    def rows(self, tensor: Tensor, axis: int) -> list[Tensor]:
+        """Return the parts of a tensor of one element along an axis. What a loop reads row by row is split
+        once: then all of its rounds are the same subgraphs."""
+        key = (id(tensor), axis)
+        if key not in self._rows:
+            value = self.full(tensor)
+            count = value.shape[axis]
+            parts = self.graph.ops("Split", count, value, np.ones(count, np.int64), axis=axis)
+            # The tensor is kept, so that no other gets its id.
+            self._rows[key] = tensor, [Tensor.of(part) for part in parts]
+        return self._rows[key][1]
+
+    def full(self, tensor: Tensor) -> Value:
+        """Return a tensor with every element in its place."""
+        value = tensor.value
+        if value.shape == tensor.shape:
+            return value
+        array = tensor.array
+        if array is not None and array.nbytes <= MAX_CONSTANT_BYTES:
+            return Value(constant=np.ascontiguousarray(array))
+        return self.graph.emit(relax.op.broadcast_to(value.expr, tensor.shape))
+
+    def emit(self, expr: Any) -> Tensor:
+        return Tensor.of(self.graph.emit(expr))
+
+    def elementwise(
+        self,
+        tensors: Sequence[Tensor],
+        shape: Shape,
+        on_arrays: Callable[..., Any],
+        on_exprs: Callable[..., Any],
+        dtype: str,
+    ) -> Tensor:
+        """Compute a tensor of a shape and type element by element: with NumPy if all operands are constants,
+        else with relax."""
+        raised = [_raised(tensor, len(shape)) for tensor in tensors]
+        arrays = [value.constant for value in raised]
+        known = [array for array in arrays if array is not None]
+        size = math.prod(np.broadcast_shapes(*(value.shape for value in raised)))
+        if len(known) == len(arrays) and size * 8 <= MAX_CONSTANT_BYTES:
+            with np.errstate(all="ignore"):
+                return Tensor.constant(np.asarray(on_arrays(*known)).astype(numpy_dtype(dtype)), shape)
+        return Tensor(self.graph.emit(on_exprs(*map(_operand, raised))), shape)
+
+    def _operation(self, op: Any) -> None:
+        self._count += 1
+        if self._count > MAX_NODES:
+            raise ModelError(
+                f"the functions and loops of the program stand for more than {MAX_NODES} operations"
+            )
+        with _naming(op):
+            converter = self._converters.get(op.name)
+            if converter is None:
+                raise Refused("it isn't among the operations that are read; leave it out, or export as ONNX")
+            wanted = [tensor_type(result.type) for result in op.results]
+            found = converter(self, op)
+            results = [found] if isinstance(found, Tensor | Row) else list(found)
+            computed = [(result.shape, result.dtype) for result in results]
+            if computed != wanted:
+                raise Refused(f"it was imported as {computed} instead of {wanted}")
+        self._values.update(zip(op.results, results, strict=True))
+
+
+def _raised(tensor: Tensor, rank: int) -> Value:
+    """Return the value of an operand, of which a scalar gets the rank of the others."""
+    value = tensor.value
+    if value.rank == rank or value.constant is None:
+        return value
+    return Value(constant=value.constant.reshape((1,) * rank))
+
+
+def _operand(value: Value) -> relax.Expr:
+    """Return an expression. One number is a scalar: it is written into the code."""
+    constant = value.constant
+    if constant is None or constant.size != 1:
+        return value.expr
+    return relax.const(constant.reshape(()), value.dtype)
+
+
+@contextmanager
+def _naming(op: Any) -> Iterator[None]:
+    """Name the operation that can't be imported."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"operation {op.name} at {place(op.location)} can't be imported: {first_line(error)}"
+        ) from error
+
+
+def place(location: Any) -> str:
+    """Return where an operation comes from, in a few words."""
+    ir = mlir("ir")
+    while isinstance(location, ir.CallSiteLoc | ir.FusedLoc):
+        location = location.callee if isinstance(location, ir.CallSiteLoc) else location.locations[0]
+    if isinstance(location, ir.NameLoc):
+        return repr(str(location.name_str)[:MAX_PLACE_CHARS])
+    if isinstance(location, ir.FileLineColLoc):
+        file = "" if location.filename == "-" else f" of {str(location.filename)[-MAX_PLACE_CHARS:]!r}"
+        return f"line {location.start_line}{file}"
+    return "an unknown place"
