@@ -74,9 +74,9 @@ def recognise(file: IO[bytes]) -> ModelFormat:
     return ModelFormat.ONNX
 
 
-def exported_artifact(file: IO[bytes]) -> bytes:
-    """Return the program in what jax.export serializes, a FlatBuffers table; nothing if the file is no such
-    one."""
+def exported_artifact(file: IO[bytes]) -> slice | None:
+    """Return where the program is in what jax.export serializes, a FlatBuffers table; None if the file is no
+    such one."""
 
     def at(place: int, form: str) -> int:
         file.seek(place)
@@ -87,15 +87,12 @@ def exported_artifact(file: IO[bytes]) -> bytes:
         table = at(0, "<I")
         fields_ = table - at(table, "<i")
         place = table + at(fields_ + 4 + 2 * _EXPORTED_FIELD, "<H")
-        start = place + at(place, "<I")
-        length = at(start, "<I")
-        file.seek(start + 4)
-        if file.read(len(MLIR_BYTECODE)) != MLIR_BYTECODE:
-            return b""
+        length_at = place + at(place, "<I")
+        start, length = length_at + 4, at(length_at, "<I")
+        file.seek(start)
+        return slice(start, start + length) if file.read(len(MLIR_BYTECODE)) == MLIR_BYTECODE else None
     except (struct.error, ValueError, OSError):
-        return b""
-    file.seek(start + 4)
-    return file.read(length)
+        return None
 
 
 def _recognise_zip(file: IO[bytes]) -> ModelFormat:

@@ -115,7 +115,7 @@ def _parsed(data: bytes) -> Any:
         mlir(f"dialects.{dialect}").register_dialect(context)
     # They are refused by name.
     context.allow_unregistered_dialects = True
-    data = exported_artifact(io.BytesIO(data)) or data
+    data = data[exported_artifact(io.BytesIO(data)) or slice(None)]
     try:
         if data.startswith(_PORTABLE):
             return mlir("dialects.stablehlo").deserialize_portable_artifact(context, data)

@@ -49,11 +49,13 @@ def jax_exported(artifact: bytes) -> bytes:
 
 def test_the_program_that_jax_exports_is_found() -> None:
     artifact = b"ML\xefR\x0dStableHLO_v1.15.0" + bytes(range(9))
-    data = jax_exported(artifact)
-    assert exported_artifact(io.BytesIO(data + b"more")) == artifact
-    for end in range(len(data) - len(artifact)):
-        assert exported_artifact(io.BytesIO(data[:end])) == b""
-    assert exported_artifact(io.BytesIO(jax_exported(b"TFL3"))) == b""
+    data = jax_exported(artifact) + b"more"
+    found = exported_artifact(io.BytesIO(data))
+    assert found is not None
+    assert data[found] == artifact
+    for end in range(found.start):
+        assert exported_artifact(io.BytesIO(data[:end])) is None
+    assert exported_artifact(io.BytesIO(jax_exported(b"TFL3"))) is None
 
 
 @pytest.mark.parametrize(
