@@ -106,8 +106,6 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     made.stop()
 
 
-# A command is made to be a process, which leaves closing to its end where that is soon.
-@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 def test_the_tutorial_and_every_command_of_the_documents_work(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:

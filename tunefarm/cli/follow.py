@@ -36,7 +36,8 @@ def follow_job(
     """
     client = service.client
     events: queue.SimpleQueue[JobEvent] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(client, job_id, events), daemon=True).start()
+    listener = threading.Thread(target=_listen, args=(client, job_id, events), daemon=True)
+    listener.start()
     rate = TrialRate()
     answered_s: float | None = None
     while True:
@@ -55,6 +56,8 @@ def follow_job(
             shown = replace(job, trials_done=together)
             display.show(JobProgress(shown, tasks, rate.trials_per_s(), asked_s))
             if job.state.finished:
+                # The events have ended too. A connection that is made while the client is closed stays open.
+                listener.join(LOOK_EVERY_S)
                 return job
         # Look again at the next event, or soon; events that come in a burst count as one.
         with contextlib.suppress(queue.Empty):
