@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import tvm
-from numpy.typing import NDArray
 
 from compiler.importing.formats.model_file import Content, check_shapes
 from compiler.importing.graph import Refused, identifiers
@@ -23,11 +22,10 @@ from compiler.importing.model import RelaxModel, checked_model
 from compiler.importing.onnx_file import static_shape_of
 from compiler.importing.spec import ModelError, NoReference, Shape, TensorSpec, first_line
 from compiler.importing.stablehlo import CONVERTERS
-from compiler.importing.stablehlo.attributes import mlir, tensor_type
-from compiler.importing.stablehlo.graph import Importer
+from compiler.importing.stablehlo.attributes import Array, mlir, tensor_type
+from compiler.importing.stablehlo.graph import Importer, functions_of
 from core.model_format import MLIR_BYTECODE, exported_artifact
 
-Array = NDArray[Any]
 _PORTABLE = MLIR_BYTECODE + b"\rStableHLO_v"
 MAX_CALLS = 1000
 
@@ -87,7 +85,8 @@ def read(content: Content, shapes: Mapping[str, Shape]) -> StablehloModel:
     module = _parsed(bytes(content))
     main = _main(module)
     arguments = list(main.regions[0].blocks[0].arguments)
-    names = _unique([_name(module, argument) or f"input{n}" for n, argument in enumerate(arguments)])
+    functions = functions_of(module)
+    names = _unique([_name(functions, argument) or f"input{n}" for n, argument in enumerate(arguments)])
     if any(_is_dynamic(argument.type) for argument in arguments):
         module = _refined(module, names, arguments, shapes)
         main = _main(module)
@@ -121,9 +120,10 @@ def _parsed(data: bytes) -> Any:
             return mlir("dialects.stablehlo").deserialize_portable_artifact(context, data)
         return ir.Module.parse(data, context)
     except Exception as error:  # MLIRError, ValueError, UnicodeDecodeError
+        version = importlib.import_module("jaxlib.version").__version__
         raise ModelError(
             f"the StableHLO program can't be parsed ({_diagnosis(error)}): it is damaged, or newer than the "
-            f"scheduler's jaxlib {_version()}; export the model again, with a JAX that isn't newer"
+            f"scheduler's jaxlib {version}; export the model again, with a JAX that isn't newer"
         ) from error
 
 
@@ -133,19 +133,9 @@ def _diagnosis(error: Exception) -> str:
     return first_line(ValueError(lines[0].partition("error:")[2]) if lines else error)
 
 
-def _version() -> str:
-    return str(importlib.import_module("jaxlib.version").__version__)
-
-
-def _functions(module: Any) -> dict[str, Any]:
-    operations = [op for op in module.body.operations if op.operation.name == "func.func"]
-    return {op.attributes["sym_name"].value: op for op in operations}
-
-
 def _main(module: Any) -> Any:
-    functions = _functions(module)
-    main = functions.get("main")
-    if main is None or not main.regions[0].blocks or not main.attributes["function_type"].value.results:
+    main = functions_of(module).get("main")
+    if main is None or not main.attributes["function_type"].value.results:
         raise ModelError(
             "the StableHLO program has no function called main with a body and results: that is the one "
             "that is tuned"
@@ -153,13 +143,14 @@ def _main(module: Any) -> Any:
     return main
 
 
-def _name(module: Any, argument: Any) -> str:
+def _name(functions: Mapping[str, Any], argument: Any) -> str:
     """Return the name that an argument's location has, as JAX writes it: there, or where it is handed on."""
-    functions = _functions(module)
     places = [argument.location]
     for use in argument.uses:
-        if use.owner.name == "func.call":
-            callee = functions[use.owner.attributes["callee"].value]
+        callee = (
+            functions.get(use.owner.attributes["callee"].value) if use.owner.name == "func.call" else None
+        )
+        if callee is not None:
             places.append(callee.regions[0].blocks[0].arguments[use.operand_number].location)
     named = [str(place.name_str) for place in places if isinstance(place, mlir("ir").NameLoc)]
     return named[0] if named else ""
@@ -218,7 +209,7 @@ def _bytecode(module: Any) -> bytes:
 def _separate(module: Any) -> None:
     """Give every call a function of its own. MLIR's pass knows no shapes of two calls that differ."""
     ir = mlir("ir")
-    functions = _functions(module)
+    functions = functions_of(module)
     del functions["main"]
     waiting, count = [_main(module).operation], 0
     while waiting:
@@ -238,7 +229,10 @@ def _separate(module: Any) -> None:
                 )
             name = call.attributes["callee"].value
             if name not in functions:
-                raise ModelError("the function main of the StableHLO program calls itself")
+                raise ModelError(
+                    f"the StableHLO program calls the function '{name}', which is main, or which it doesn't "
+                    "define"
+                )
             with module.context, ir.InsertionPoint(module.body):
                 own = functions[name].operation.clone()
             own.attributes["sym_name"] = ir.StringAttr.get(f"{name}.{count}", module.context)

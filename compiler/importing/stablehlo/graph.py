@@ -93,17 +93,19 @@ Given = Tensor | Row
 Converter = Callable[["Importer", Any], "Sequence[Given] | Given"]
 
 
+def functions_of(module: Any) -> dict[str, Any]:
+    """Return the functions that a program defines, by name; not those that it declares alone."""
+    operations = [op for op in module.body.operations if op.operation.name == "func.func"]
+    return {str(op.attributes["sym_name"].value): op for op in operations if op.regions[0].blocks}
+
+
 class Importer:
     """The relax function that is being made. Converters write into it."""
 
     def __init__(self, module: Any, converters: Mapping[str, Converter]) -> None:
         self.graph = Graph(ONNX_CONVERTERS)
         self._converters = converters
-        self._functions = {
-            str(op.attributes["sym_name"].value): op
-            for op in module.body.operations
-            if op.operation.name == "func.func"
-        }
+        self._functions = functions_of(module)
         self._values: dict[Any, Given] = {}
         self._rows: dict[tuple[int, int], tuple[Tensor, list[Tensor]]] = {}
         self._depth = 0

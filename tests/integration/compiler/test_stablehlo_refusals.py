@@ -93,6 +93,11 @@ TEXTS: Mapping[str, tuple[bytes, str]] = {
         b"func.func private @main() -> tensor<2xf32>",
         "has no function called main with a body",
     ),
+    "a function that is only declared": (
+        b"func.func private @g(tensor<2x4xf32>) -> tensor<2x4xf32>\n"
+        + function(f"%y = call @g(%x) : (tensor<2x4xf32>) -> tensor<2x4xf32>\n{RETURN}"),
+        "it calls a function 'g', which the program doesn't define",
+    ),
     "no results": (b"func.func @main() { return }", "with a body and results"),
     "a mistake": (function("return %z : tensor<2x4xf32>"), "can't be parsed .*undeclared SSA value"),
     "wrong types": (
@@ -185,7 +190,7 @@ def test_a_function_of_open_dimensions_that_calls_itself_is_refused() -> None:
     data = function(
         "%y = call @main(%x) : (tensor<?xf32>) -> tensor<?xf32>\nreturn %y : tensor<?xf32>", "tensor<?xf32>"
     )
-    with pytest.raises(ModelError, match="main of the StableHLO program calls itself"):
+    with pytest.raises(ModelError, match="calls the function 'main', which is main"):
         read_model(data, {"input0": (3,)})
 
 
