@@ -116,20 +116,11 @@ _NESTED: Mapping[str, Callable[[Any], object]] = {
 }
 
 
-def build_module(fused: tvm.IRModule, schedules: Mapping[str, str], target: str, library: Path) -> None:
-    """Compile a fused module into a shared library that TVM's runtime alone can load.
-
-    `schedules` are as in `schedule_module`. Raises ArtifactError when a trace doesn't apply, the code can't
-    be generated or there is no linker.
-    """
-    build_scheduled(schedule_module(fused, schedules, target), target, library)
-
-
 def schedule_module(fused: tvm.IRModule, schedules: Mapping[str, str], target: str) -> tvm.IRModule:
     """Return a fused module with its functions scheduled and its constants packed as these read them.
 
     `schedules` maps workload hashes to traces; functions without one get the fallback schedule. Raises
-    ArtifactError.
+    ArtifactError when a trace doesn't apply.
     """
     on_gpu = parse_target(target).kind.name == "cuda"
     functions = {
@@ -145,7 +136,10 @@ def schedule_module(fused: tvm.IRModule, schedules: Mapping[str, str], target: s
 
 
 def build_scheduled(scheduled: tvm.IRModule, target: str, library: Path) -> None:
-    """Compile what `schedule_module` returns into a shared library. Raises ArtifactError."""
+    """Compile what `schedule_module` returns into a shared library that TVM's runtime alone can load.
+
+    Raises ArtifactError when the code can't be generated or there is no linker.
+    """
     parsed = parse_target(target)
     with pass_context(parsed):
         build_library(apply_passes(scheduled, parsed), target, library, PIPELINE)
@@ -155,7 +149,7 @@ def build_library(module: tvm.IRModule, target: str, library: Path, pipeline: st
     """Compile a module whose functions are scheduled or need no schedule, by one of TVM's pipelines for TIR,
     into a shared library.
 
-    Raises ArtifactError as `build_module` does.
+    Raises ArtifactError as `build_scheduled` does.
     """
     parsed = parse_target(target)
     triple = host_triple(parsed)

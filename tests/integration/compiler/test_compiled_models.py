@@ -18,7 +18,8 @@ from tvm.tirx import PrimFunc
 
 from compiler import fallback
 from compiler.importing.model import RelaxModel, fuse, fuse_untuned, read_onnx
-from compiler.packaging.artifact import build_library, build_module
+from compiler.packaging.artifact import build_library
+from tests.compiled import build_module
 from tests.marks import slow_except
 from tests.onnx_models import MODELS, Builder
 

@@ -14,10 +14,10 @@ from tvm import relax
 from benchmarks.timing.deviation import random_inputs
 from compiler.importing.model import extract_tasks, fuse, import_file, read_onnx
 from compiler.importing.onnx_file import read_file
-from compiler.packaging.artifact import build_module
 from compiler.verifying.imported import verify
 from examples import make_models
 from examples.quantization import narrowed
+from tests.compiled import build_module
 
 TARGET = '{"kind":"llvm","num-cores":2}'
 

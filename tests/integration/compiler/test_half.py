@@ -16,7 +16,6 @@ from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
 from compiler.importing.model import RelaxModel, convert_operators, extract_tasks, fuse, read_onnx
-from compiler.packaging.artifact import build_module
 from compiler.precision.half import HALF_ARITHMETIC, SUMS
 from compiler.reading.subgraph import read_dag
 from compiler.target import detect_device
@@ -24,6 +23,7 @@ from compiler.workload import from_json
 from search.programs.annotate import sample
 from search.rules.space import generate
 from search.sketches.stage import Placement
+from tests.compiled import build_module
 from tests.devices import GPU
 from tests.gpu_programs import Failure, compiled, failures
 from tests.suite import Case

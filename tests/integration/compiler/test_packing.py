@@ -26,11 +26,12 @@ from compiler.importing.model import extract_tasks, fuse, read_onnx
 from compiler.lowering.trace import trace_of
 from compiler.measuring.builder import BuiltKernel, LocalBuilder
 from compiler.measuring.runner import LocalRunner
-from compiler.packaging.artifact import ArtifactError, build_library, build_module, schedule_module
+from compiler.packaging.artifact import ArtifactError, build_library, schedule_module
 from compiler.packaging.metaschedule import export_database, import_database
 from compiler.target import detect_device
 from compiler.workload import from_json, to_json
 from core.measurement import Measurement, Outcome
+from tests.compiled import build_module
 from tests.marks import slow_except
 from tests.onnx_models import MODELS, Builder, residual
 from tests.packing import pack, packed_everywhere, packed_twice, tile, with_constants

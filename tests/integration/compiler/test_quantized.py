@@ -22,7 +22,6 @@ from compiler.importing.graph import Graph, Node, Value
 from compiler.importing.model import extract_tasks, fuse, import_file, read_onnx
 from compiler.importing.onnx_file import read_file
 from compiler.importing.spec import ModelError
-from compiler.packaging.artifact import build_module
 from compiler.precision import quantized
 from compiler.reading.subgraph import read_dag
 from compiler.target import detect_device
@@ -33,6 +32,7 @@ from examples.make_models import make
 from examples.quantization import quantize
 from search.rules.space import generate
 from search.sketches.stage import Placement
+from tests.compiled import build_module
 from tests.devices import GPU
 from tests.marks import slow_except
 

@@ -25,10 +25,11 @@ from compiler.importing.spec import TensorSpec
 from compiler.measuring.builder import BuiltKernel, LocalBuilder
 from compiler.measuring.runner import MAX_TURN_REPEATS, LocalRunner
 from compiler.measuring.timing import MAX_REPEATS, MIN_REPEATS
-from compiler.packaging.artifact import Manifest, build_library, build_module, open_artifact, pack
+from compiler.packaging.artifact import Manifest, build_library, open_artifact, pack
 from compiler.target import detect_device
 from compiler.workload import to_json
 from core.measurement import Measurement, Outcome
+from tests.compiled import build_module
 from tests.onnx_models import residual, two_outputs
 from tests.workloads import WORKLOADS, matmul, module
 

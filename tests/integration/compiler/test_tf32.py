@@ -21,7 +21,6 @@ from compiler.codegen.nvcc import compile_cubin
 from compiler.importing.model import read_onnx
 from compiler.lowering.trace import lower
 from compiler.measuring.rounding import Rounding
-from compiler.packaging.artifact import build_module
 from compiler.precision.tf32 import rounded
 from compiler.reading.subgraph import read_dag
 from compiler.target import detect_device
@@ -30,6 +29,7 @@ from compiler.workload import from_json
 from search.programs.annotate import sample
 from search.rules.space import generate
 from search.sketches.stage import Placement
+from tests.compiled import build_module
 from tests.devices import GPU
 from tests.floats import in_tf32
 from tests.onnx_models import Builder

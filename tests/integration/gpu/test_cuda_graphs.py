@@ -18,8 +18,9 @@ from pathlib import Path
 import numpy as np, tvm
 from tvm import relax
 from compiler.importing.model import fuse, fuse_untuned, read_onnx
-from compiler.packaging.artifact import build_library, build_module
+from compiler.packaging.artifact import build_library
 from compiler.packaging.cuda import load_cuda
+from tests.compiled import build_module
 from tests.devices import GPU
 
 model = read_onnx(Path(sys.argv[1]).read_bytes(), {})

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from compiler.importing.model import fuse, read_onnx
-from compiler.packaging.artifact import Manifest, build_module, pack
+from compiler.packaging.artifact import Manifest, pack
 from compiler.target import detect_device
 from core.lease import Limits
 from core.measurement import Measurement, Outcome
+from tests.compiled import build_module
 from tests.onnx_models import Builder
 from worker.runner.executor import ChildConfig, Executor
 

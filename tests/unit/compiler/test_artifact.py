@@ -18,11 +18,11 @@ from compiler.packaging.artifact import (
     Manifest,
     TaskEntry,
     build_library,
-    build_module,
     open_reference,
     pack,
     unpack,
 )
+from tests.compiled import build_module
 from tests.onnx_models import two_outputs
 
 TARGET = '{"kind":"llvm","num-cores":2}'
