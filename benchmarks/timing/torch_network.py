@@ -33,8 +33,10 @@ class TorchFile:
 
         torch.set_num_threads(threads)
         torch.set_grad_enabled(False)
-        module = convert(self.path).to(memory_format=torch.channels_last)
-        function = module
+        module = convert(self.path)
+        formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+        rank = max(parameter.dim() for parameter in module.parameters())
+        function = module = module.to(memory_format=formats.get(rank, torch.channels_last))
         if self.compiled:
             import torch._inductor.config as inductor
 
@@ -44,7 +46,8 @@ class TorchFile:
         def bind(inputs: Arrays) -> Callable[[], Any]:
             placed = [torch.from_numpy(array) for array in inputs]
             placed = [
-                one.contiguous(memory_format=torch.channels_last) if one.dim() == 4 else one for one in placed
+                one.contiguous(memory_format=formats.get(one.dim(), torch.contiguous_format))
+                for one in placed
             ]
             return lambda: function(*placed)
 
