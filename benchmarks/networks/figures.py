@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.networks.compiled import AFTER, AT_ONCE, CompiledNetwork
+from benchmarks.networks.limits import parts_of
 from benchmarks.networks.peers import ONNXRUNTIME, Peer
 from benchmarks.networks.plan import EXPORTED, SEEDS, TUNED, UNTUNED
 from benchmarks.networks.session import Tuning
@@ -41,6 +42,8 @@ AIMS: Mapping[str, Aims] = {
 }
 # How far a published latency may be from the one in a user's process.
 PUBLISHED_PERCENT = at_most(3)
+# The subgraphs that are named, of those that take longer than the machine must.
+FARTHEST = 5
 AT_ONCE_MEAN, AFTER_MEAN, TUNED_MEAN = at_most(1.5), at_most(1.25), at_most(0.83)
 
 
@@ -91,6 +94,7 @@ def _figures_of_tuned(network: TunedNetwork) -> Iterator[Figure]:
     yield from _latencies(label, {**timings, UNTUNED: network.untuned.ours})
     yield from _published_latency(label, tuning, network.alone)
     yield from _deviations(label, network.deviation)
+    yield from _distance_from_limits(label, tuning)
     yield from _trial_rates(network, aims)
     yield figure(f"{label}: trials", tuning.job.trials_done, "")
     yield figure(f"{label}: from start to finish", tuning.total_s, "s")
@@ -165,6 +169,30 @@ def _deviations(label: str, deviation: Deviation) -> Iterator[Figure]:
     yield figure(name, deviation.of_allowed, "x", aim=at_most(1), peer=allowed)
     yield figure(f"{label}: absolute deviation", deviation.absolute, "", peer=peer)
     yield figure(f"{label}: relative deviation", deviation.relative, "", peer=peer)
+
+
+def _distance_from_limits(label: str, tuning: Tuning) -> Iterator[Figure]:
+    """Compare the subgraphs' latencies with the machine's limits for them, and name those that lose most."""
+    parts, limits = parts_of(tuning.tasks, tuning.limits), tuning.limits
+    measured_s = sum(part.measured_s for part in parts)
+    if not measured_s:
+        return
+    machine = (
+        f"{number(limits.flops_per_s / 1e9)} GFLOP/s, {number(limits.bytes_per_s / 1e9)} GB/s from memory"
+    )
+    share = sum(part.limit_s for part in parts) / measured_s
+    yield figure(
+        f"{label}: the machine's limits relative to the subgraphs' latencies", share, "x", peer=machine
+    )
+    for part in parts[:FARTHEST]:
+        spent = f"{number(part.measured_s * 1e3)} of {number(measured_s * 1e3)} ms"
+        told = (
+            f"{spent}, limit {number(part.limit_s * 1e3)} ms, {part.weight} times {part.variant or 'direct'}"
+        )
+        of_limit = part.measured_s / part.limit_s if part.limit_s else 0.0
+        yield figure(
+            f"{label}: latency relative to the machine's limit, {part.name}", of_limit, "x", peer=told
+        )
 
 
 def _trial_rates(network: TunedNetwork, aims: Aims) -> Iterator[Figure]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from rich.console import Console
 
 from benchmarks.device_class import DeviceClass
+from benchmarks.networks.limits import Limits
 from benchmarks.results.curves import Point
 from core.job import JobState
 from core.network import network_s
@@ -20,7 +21,7 @@ from tunefarm.cli.follow import follow_job, require_done
 from tunefarm.cli.progress import JobDisplay, JobProgress, PlainJobDisplay
 from tunefarm.client.artifact import unpack
 from tunefarm.client.client import Client
-from tunefarm.client.values import Job, JobRequest
+from tunefarm.client.values import Job, JobRequest, Task
 from tunefarm.embedded import stack
 from tunefarm.embedded.service import Service
 
@@ -81,20 +82,25 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Tuning:
-    """A finished job of a model with `subgraphs` subgraphs; `folder` has the unpacked artifact.
+    """A finished job with its `tasks`, and its machine's `limits`; `folder` has the unpacked artifact.
 
     `start_s` is the time until the stack ran, `job_s` from the upload of the model until the artifact was
     unpacked, `search_s` the part of it spent on trials, without the first and the last build.
     """
 
     job: Job
-    subgraphs: int
+    tasks: Sequence[Task]
+    limits: Limits
     folder: Path
     manifest: Manifest
     start_s: float
     job_s: float
     search_s: float | None
     points: tuple[Point, ...]
+
+    @property
+    def subgraphs(self) -> int:
+        return len({task.place for task in self.tasks})
 
     @property
     def library(self) -> Path:
@@ -147,9 +153,11 @@ class Session:
         self.client.download(job.id, archive)
         unpack(archive, folder)
         done_s = self.clock()
+        (device,) = (one for one in self.client.device_classes() if one.key == job.device_class)
         return Tuning(
             job,
-            len({task.place for task in self.client.tasks(job.id)}),
+            self.client.tasks(job.id),
+            Limits.of(device),
             folder,
             TypeAdapter(Manifest).validate_json((folder / "manifest.json").read_bytes()),
             self.start_s,

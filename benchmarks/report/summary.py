@@ -28,6 +28,8 @@ TOGETHER = "latency tuned together relative to alone"
 SHARE = "share of run time in tuned subgraphs, mean"
 RIGHT = re.compile(r"networks that are right, of (\d+)")
 SHARE_OF = re.compile(r"(\S+): share of run time in tuned subgraphs")
+OF_LIMITS = "the machine's limits relative to the subgraphs' latencies"
+OF_LIMIT = "latency relative to the machine's limit, "
 LEVEL = "growth in the second half"
 EQUAL = "all networks, median: trials of equal shares over those of"
 TIME_LEFT = "all networks: the time left, told after a third of the job or later: largest error"
@@ -99,6 +101,7 @@ def tables(files: Mapping[str, Results]) -> dict[str, str]:
         "layers": layers(files.values()),
         "compiled": compiled(files.values()),
         "tuned": tuned(files.values()),
+        "limits": limits(files.values()),
         "element types": element_types(files.values()),
         "sizes": sizes(files.values()),
         "zoo": zoo(files.values()),
@@ -202,6 +205,21 @@ def tuned(files: Iterable[Results]) -> str:
         )
     headers = ["class", "network", "tuned", "of ONNX Runtime", "of OpenVINO", "of the fastest peer"]
     return table([*headers, "of TVM untuned", "trials"], _with_means(rows, range(3, 7)))
+
+
+def limits(files: Iterable[Results]) -> str:
+    """Return a row for each tuned network that was held against its machine's limits."""
+    rows = []
+    for name, label, found in _networks(files, OF_LIMITS):
+        farthest = [
+            f"`{what.removeprefix(OF_LIMIT)}`: {figure.peer}"
+            for what, figure in found.items()
+            if what.startswith(OF_LIMIT)
+        ]
+        whole = found[OF_LIMITS]
+        rows.append([name, label, number(whole.value), whole.peer or "", "; ".join(farthest[:3])])
+    headers = ["class", "network", "limits over subgraphs", "the machine", "farthest above their limits"]
+    return table(headers, rows or [["not measured", *[""] * 4]])
 
 
 def element_types(files: Iterable[Results]) -> str:

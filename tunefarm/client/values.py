@@ -119,6 +119,7 @@ class Job:
 class Task:
     """A subgraph that occurs `weight` times in a job's model; `best_s` is its best latency so far.
 
+    It does `flops` operations on operands of `num_bytes`; 0 where the search has no form for it.
     If it isn't `covered`, the search can't tune it, for this `reason`.
     """
 
@@ -131,6 +132,8 @@ class Task:
     best_s: float | None
     variant: str = ""
     variant_of: str = ""
+    flops: float = 0.0
+    num_bytes: float = 0.0
 
     @property
     def place(self) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from benchmarks.engines.metaschedule_networks import TrialRate
 from benchmarks.networks.compiled import AFTER, AT_ONCE, CompiledNetwork
+from benchmarks.networks.limits import Limits
 from benchmarks.networks.peers import ONNXRUNTIME, OPENVINO, Peer
 from benchmarks.networks.plan import EXPORTED, TUNED
 from benchmarks.networks.session import Input, Manifest, Tuning
@@ -16,7 +17,7 @@ from benchmarks.timing.contestants import OnnxFile, OpenVinoFile
 from benchmarks.timing.deviation import Deviation
 from benchmarks.timing.interleaved import Pair, Timings
 from core.job import JobState
-from tunefarm.client.values import Job
+from tunefarm.client.values import Job, Task
 
 JOB = Job(
     id="job",
@@ -40,7 +41,11 @@ JOB = Job(
 )
 TUNING = Tuning(
     JOB,
-    subgraphs=20,
+    tasks=[
+        Task("a", "conv", 2, True, "", 100, 4e-3, "winograd_4", "", flops=4e8, num_bytes=1e6),
+        Task("b", "pool", 1, True, "", 200, 2e-3, flops=1e6, num_bytes=1e7),
+    ],
+    limits=Limits(flops_per_s=2e11, bytes_per_s=1e10),
     folder=Path("."),
     manifest=Manifest("{}", (Input((1, 3, 224, 224), "float32"),), untuned_secs=(0.4,), tuned_secs=(0.01,)),
     start_s=5.0,

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.networks.compiled import AFTER, AT_ONCE
 from benchmarks.networks.figures import figures_of_compiled, figures_of_tuned
+from benchmarks.networks.limits import Limits, parts_of
 from benchmarks.networks.peers import OPENVINO
 from benchmarks.networks.plan import TUNED
 from benchmarks.networks.session import Recorder, Tuning
@@ -20,7 +21,7 @@ from benchmarks.timing.interleaved import Timings
 from core.job import JobState
 from tests.unit.benchmarks.measured import COMPILED, JOB, MEASURED, PEERS, TUNING
 from tunefarm.cli.progress import JobProgress, SilentJobDisplay
-from tunefarm.client.values import Task
+from tunefarm.client.values import DeviceClass, Task
 
 PUBLISHED = "published latency differs from a user's process by, median over networks"
 FASTER = "latency relative to the faster of ONNX Runtime and OpenVINO"
@@ -48,6 +49,30 @@ def test_resnet18_is_held_against_its_aims() -> None:
     rate = found["trials a second from start to finish"]
     assert (rate.value, rate.aim, rate.reached) == (3.75, "at least 4", False)
     assert found["deviation relative to what is allowed"].reached is True
+
+
+def test_subgraphs_are_held_against_the_limits_of_their_machine() -> None:
+    found = _by_name(MEASURED)
+    share = found["the machine's limits relative to the subgraphs' latencies"]
+    # Twice 4e8 operations at 2e11/s, and 1e7 bytes at 1e10/s, in 2 * 4 ms + 2 ms.
+    assert share.value == pytest.approx((4e-3 + 1e-3) / 10e-3)
+    assert share.peer == "200 GFLOP/s, 10 GB/s from memory"
+    name = "latency relative to the machine's limit, "
+    assert [each for each in found if each.startswith(name)] == [f"{name}conv", f"{name}pool"]
+    assert found[f"{name}conv"].value == pytest.approx(2.0)
+    assert found[f"{name}conv"].peer == "8 of 10 ms, limit 4 ms, 2 times winograd_4"
+
+
+def test_a_subgraph_counts_by_its_fastest_variant() -> None:
+    direct = Task("a", "conv", 1, True, "", 1, 3e-3, flops=2e8, num_bytes=1.0)
+    filtered = replace(direct, workload="b", best_s=1e-3, variant="winograd_4", variant_of="a", flops=1e8)
+    (part,) = parts_of([direct, filtered], Limits(flops_per_s=2e11, bytes_per_s=1e10))
+    assert (part.variant, part.measured_s, part.limit_s) == ("winograd_4", 1e-3, pytest.approx(5e-4))
+
+
+def test_a_machine_that_nobody_calibrated_has_no_limits() -> None:
+    with pytest.raises(ValueError, match="a board wasn't calibrated"):
+        Limits.of(DeviceClass("cafe", "a board", 4, 16))
 
 
 def test_each_peer_has_a_figure_and_the_faster_one_counts() -> None:
@@ -148,7 +173,7 @@ def test_compiled_networks_are_held_against_onnxruntime_on_the_mean() -> None:
     assert (at_once.reached, at_once.peer) == (True, "resnet18, vit_b16")
     after = found[f"{mean} after a trial for each subgraph relative to ONNX Runtime"]
     assert (after.value, after.aim) == (pytest.approx(1.2**0.5), "at most 1.25")
-    assert found["resnet18: subgraphs"].value == 20
+    assert found["resnet18: subgraphs"].value == 2
     assert found["resnet18 without trials: published latency relative to a user's process"].value == 1.0
 
 

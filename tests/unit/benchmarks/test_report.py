@@ -15,7 +15,7 @@ from benchmarks.results.figures import Figure, FiguresError, Results, at_least, 
 from benchmarks.results.searches import SEARCHES, Search
 
 SECTIONS = (
-    *("layers", "compiled", "tuned", "element types", "sizes", "zoo", "processes", "soak"),
+    *("layers", "compiled", "tuned", "limits", "element types", "sizes", "zoo", "processes", "soak"),
     *("others", "missed", "runs"),
 )
 DOCUMENT = "# Benchmarks\n\nBefore.\n" + "".join(
@@ -184,6 +184,18 @@ def test_networks_are_sorted_by_class_and_have_a_mean() -> None:
         ["SSE4.2", "not measured", ""],
     ]
     assert found[0][3:] == ["0.8", "", "", "0.0312", "300 in 92 s"]
+
+
+def test_the_subgraphs_farthest_above_their_limits_are_named() -> None:
+    limits = [
+        figure(
+            "resnet18: the machine's limits relative to the subgraphs' latencies", 0.8, "x", peer="2 TFLOP/s"
+        ),
+        figure("resnet18: latency relative to the machine's limit, conv", 2.0, "x", peer="8 of 10 ms"),
+        figure("resnet18: latency relative to the machine's limit, pool", 1.5, "x", peer="2 of 10 ms"),
+    ]
+    found = rows(summary.limits([results(*tuned(), *limits), results(*tuned("bert_base"))]))
+    assert found == [["AVX-512", "resnet18", "0.8", "2 TFLOP/s", "`conv`: 8 of 10 ms; `pool`: 2 of 10 ms"]]
 
 
 def test_servers_and_schedulers_have_a_row_for_each_number_of_them() -> None:

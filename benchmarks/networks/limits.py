@@ -1,0 +1,63 @@
+"""How far each subgraph of a network is from what its machine can do at most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from core.network import fastest_tasks
+from core.profile import FLOAT32, Profile
+from tunefarm.client.values import DeviceClass, Task
+
+FLOAT32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What all cores together can do at most, as calibration measured it, with float32 and from memory."""
+
+    flops_per_s: float
+    bytes_per_s: float
+
+    @classmethod
+    def of(cls, device: DeviceClass) -> Self:
+        """Raises ValueError for a device class that nobody calibrated."""
+        if device.profile is None:
+            raise ValueError(f"{device.name} wasn't calibrated")
+        profile = Profile(**device.profile)
+        lanes = device.vector_bytes / FLOAT32_BYTES
+        each = 2 * lanes * profile.multiply_adds[FLOAT32] * profile.hertz
+        return cls(each * device.cores, profile.memory_rate_all * profile.hertz)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A subgraph's share of one run of its network, in seconds: measured, and the least that its operations
+    take at the machine's peak, or its operands at the memory's bandwidth; a cache can be faster."""
+
+    name: str
+    variant: str
+    weight: int
+    measured_s: float
+    limit_s: float
+
+    @property
+    def above_s(self) -> float:
+        return self.measured_s - self.limit_s
+
+
+def parts_of(tasks: Sequence[Task], limits: Limits) -> list[Part]:
+    """Return the parts of a network, the one farthest above its limit first."""
+    parts = [
+        Part(
+            task.name,
+            task.variant,
+            task.weight,
+            task.weight * task.best_s,
+            task.weight * max(task.flops / limits.flops_per_s, task.num_bytes / limits.bytes_per_s),
+        )
+        for task in fastest_tasks(tasks)
+        if task.best_s is not None
+    ]
+    return sorted(parts, key=lambda part: -part.above_s)
