@@ -77,6 +77,6 @@ def require_done(job: Job) -> None:
 
 def _listen(client: Client, job_id: str, events: queue.SimpleQueue[JobEvent]) -> None:
     # Events only say when to look again: without them, the job is looked at every second all the same.
-    with contextlib.suppress(ClientError, RuntimeError):
+    with contextlib.suppress(ClientError):
         for event in client.events(job_id):
             events.put(event)

@@ -9,21 +9,26 @@ with Client("http://127.0.0.1:8760") as client:
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import ssl
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from http import HTTPStatus
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
+from urllib.request import getproxies, proxy_bypass
 
-import httpx
-import httpx_sse
 import msgspec
 import tenacity
+import urllib3
+from sseclient import SSEClient
+from urllib3.exceptions import HTTPError
 
 from core.access import Scope
 from system.network import is_loopback
@@ -48,8 +53,12 @@ from tunefarm.client.values import (
 )
 
 Value = TypeVar("Value")
-TIMEOUT = httpx.Timeout(30.0, connect=5.0)
-EVENT_TIMEOUT_S = 60.0  # the service sends something more often than this while a job is watched
+Answer = urllib3.BaseHTTPResponse
+CONNECT_TIMEOUT_S = 5.0
+TIMEOUT = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=30.0)
+# The service sends something more often than this while a job is watched.
+EVENT_TIMEOUT = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=60.0)
+CONNECTIONS = 8  # that are kept open, for the threads that share a client
 ATTEMPTS = 5
 CHUNK_BYTES = 1 << 20
 MAX_PAUSE_S = 60.0
@@ -104,25 +113,18 @@ class Client:
         token: str | None = None,
         *,
         tls: TlsFiles | None = None,
-        transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"a service's address starts with http:// or https://, not {url!r}")
         self.url = url.rstrip("/")
         self._sleep = sleep
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        remote = not is_loopback(httpx.URL(self.url).host)
-        if token and remote and self.url.startswith("http://"):
+        host = (urllib3.util.parse_url(self.url).host or "").strip("[]")
+        if token and not is_loopback(host) and self.url.startswith("http://"):
             _log.warning("the token crosses the network in clear to %s: use https:// if it can", self.url)
-        self._http = httpx.Client(
-            base_url=self.url,
-            headers=headers,
-            timeout=TIMEOUT,
-            transport=transport,
-            verify=tls_verification(tls),
-            trust_env=remote,  # a proxy can't reach this machine's loopback
-        )
+        self._headers = urllib3.make_headers(accept_encoding="gzip", user_agent="tunefarm")
+        self._headers |= {"Authorization": f"Bearer {token}"} if token else {}
+        self._http = _pool(self.url, host, tls_context(tls))
 
     def __enter__(self) -> Self:
         return self
@@ -130,7 +132,7 @@ class Client:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._http.close()
+        self._http.clear()
 
     def upload(self, model: Path, name: str | None = None) -> StoredModel:
         """Store a model's file; an ONNX file goes with the files of its weights. The same bytes are the same
@@ -140,12 +142,9 @@ class Client:
         except ValueError as error:
             raise ClientError(str(error)) from error
         headers = {"Content-Type": "application/octet-stream", "Content-Length": str(files.size)}
-        query = {"name": name or model.stem}
-
-        def send() -> httpx.Response:
-            return self._http.post("/v1/models", params=query, content=files.chunks(), headers=headers)
-
-        return _parse(StoredModel, _object(self._call(send)))
+        path = _path("/v1/models", {"name": name or model.stem})
+        answer = self._call(lambda: self._send("POST", path, headers, body=files.chunks()))
+        return _parse(StoredModel, self._object(answer))
 
     def submit(self, request: JobRequest, idempotency_key: str | None = None) -> Job:
         """Start a job. The same key with the same request is the same job."""
@@ -165,7 +164,7 @@ class Client:
         """Return all jobs, newest first, fetched a page at a time."""
         query: dict[str, str | int] = {"limit": page_size}
         while True:
-            page = self._get("/v1/jobs", query)
+            page = self._get(_path("/v1/jobs", query))
             yield from _parse(list[Job], page.get("items"))
             if page.get("next") is None:
                 return
@@ -176,7 +175,7 @@ class Client:
 
     def delete(self, job_id: str) -> None:
         """Delete a finished job and its artifact; what was measured for it stays."""
-        self._call(lambda: self._http.delete(f"/v1/jobs/{quote(job_id, safe='')}"))
+        self._call(lambda: self._send("DELETE", f"/v1/jobs/{quote(job_id, safe='')}"))
 
     def tasks(self, job_id: str) -> list[Task]:
         return _parse(list[Task], self._get(f"/v1/jobs/{job_id}/tasks").get("items"))
@@ -219,7 +218,7 @@ class Client:
     def cost_models(self, target: str | None = None) -> list[CostModelReport]:
         """Return reports on the cost models of every device class that has one, or of one class."""
         query = {} if target is None else {"target": target}
-        return _parse(list[CostModelReport], self._get("/v1/cost-models", query).get("items"))
+        return _parse(list[CostModelReport], self._get(_path("/v1/cost-models", query)).get("items"))
 
     def best(self, workload: str, target: str = "native", *, nearest: bool = False) -> Schedule:
         """Return the best schedule of one workload, given by its structural hash.
@@ -227,8 +226,8 @@ class Client:
         If nothing was measured of it, that is an imported one, as its `source` says; with `nearest`, if there
         is none either, one of the nearest device class whose code runs on the target, as `in_place_of` says.
         """
-        query: dict[str, str | int] = {"workload": workload, "target": target, **_asking(nearest)}
-        return _parse(Schedule, self._get("/v1/schedules/best", query))
+        query = {"workload": workload, "target": target} | ({"nearest": "true"} if nearest else {})
+        return _parse(Schedule, self._get(_path("/v1/schedules/best", query)))
 
     def best_of(
         self, workloads: Sequence[str], target: str = "native", *, nearest: bool = False
@@ -242,12 +241,13 @@ class Client:
         self, etag: str | None, workloads: Sequence[str], target: str = "native", *, nearest: bool = False
     ) -> BestSchedules | None:
         """Return what `best_of` does with its ETag; None if that is `etag`, so nothing has changed since."""
-        body = {"target": target, "workloads": list(workloads)} | _asking(nearest)
+        # Left out unless it is wanted: older services don't know it.
+        body = {"target": target, "workloads": list(workloads)} | ({"nearest": True} if nearest else {})
         headers = {} if etag is None else {"If-None-Match": etag}
-        answer = self._call(lambda: self._http.post("/v1/schedules:query", json=body, headers=headers))
-        if answer.status_code == httpx.codes.NOT_MODIFIED:
+        answer = self._call(lambda: self._send("POST", "/v1/schedules:query", headers, json=body))
+        if answer.status == HTTPStatus.NOT_MODIFIED:
             return None
-        found = _parse(dict[str, Schedule | None], _object(answer).get("schedules"))
+        found = _parse(dict[str, Schedule | None], self._object(answer).get("schedules"))
         schedules = {workload: schedule for workload, schedule in found.items() if schedule is not None}
         return BestSchedules(schedules, answer.headers.get("etag"))
 
@@ -272,33 +272,31 @@ class Client:
         query["shape"] = [f"{name}={','.join(map(str, shape))}" for name, shape in (shapes or {}).items()]
         query |= {name: "true" for name, asked in (("exact", exact), ("tf32", tf32)) if asked}
         headers = {} if etag is None else {"If-None-Match": etag}
-        answer = self._fetch("/v1/artifacts/best", into, query, headers)
-        return None if answer.status_code == httpx.codes.NOT_MODIFIED else answer.headers.get("etag", "")
+        answer = self._fetch(_path("/v1/artifacts/best", query), into, headers)
+        return None if answer.status == HTTPStatus.NOT_MODIFIED else answer.headers.get("etag", "")
 
     def export(self, *, target: str | None = None, job_id: str | None = None) -> ScheduleDatabase:
         """Return the measured schedules of a device class, by default the native one, or of one job's
         workloads."""
         query = {name: value for name, value in (("target", target), ("job", job_id)) if value is not None}
-        return _parse(ScheduleDatabase, self._get("/v1/schedules/export", query))
+        return _parse(ScheduleDatabase, self._get(_path("/v1/schedules/export", query)))
 
     def import_(self, database: ScheduleDatabase, target: str = "native") -> ImportResult:
         """Store schedules, which jobs will measure; those that are known already change nothing."""
-        return _parse(
-            ImportResult, self._post(f"/v1/schedules/import?target={quote(target)}", asdict(database))
-        )
+        path = _path("/v1/schedules/import", {"target": target})
+        return _parse(ImportResult, self._post(path, asdict(database)))
 
     def delete_imported(self, target: str = "native", workload: str | None = None) -> ImportsDeleted:
         """Delete the imported schedules of a device class that it hasn't measured, or only a workload's."""
         query = {"target": target} | ({} if workload is None else {"workload": workload})
-        answer = self._call(lambda: self._http.delete("/v1/schedules/imported", params=query))
-        return _parse(ImportsDeleted, _object(answer))
+        return _parse(ImportsDeleted, self._delete(_path("/v1/schedules/imported", query)))
 
     def create_token(self, name: str, scopes: Sequence[Scope], expires_after_s: float | None) -> NewToken:
         """Create a token. Only this answer holds its secret. With None it never expires."""
         body = {"name": name, "scopes": list(scopes), "expires_after_s": expires_after_s}
         # Not sent again: a token of the first attempt would stay, its secret unknown.
-        answer = self._call(lambda: self._http.post("/v1/tokens", json=body), attempts=1)
-        return _parse(NewToken, _object(answer))
+        answer = self._call(lambda: self._send("POST", "/v1/tokens", json=body), attempts=1)
+        return _parse(NewToken, self._object(answer))
 
     def tokens(self) -> list[StoredToken]:
         """Return every token ever created, newest first."""
@@ -306,12 +304,12 @@ class Client:
 
     def revoke_token(self, token_id: str) -> StoredToken:
         """Revoke a token. Revoking it again changes nothing."""
-        path = f"/v1/tokens/{quote(token_id, safe='')}"
-        return _parse(StoredToken, _object(self._call(lambda: self._http.delete(path))))
+        return _parse(StoredToken, self._delete(f"/v1/tokens/{quote(token_id, safe='')}"))
 
     def report(self, job_id: str) -> str:
         """Return an HTML file with a job's charts and programs, which needs no service and no network."""
-        return self._call(lambda: self._http.get(f"/v1/jobs/{quote(job_id, safe='')}/report")).text
+        path = f"/v1/jobs/{quote(job_id, safe='')}/report"
+        return self._call(lambda: self._send("GET", path)).data.decode()
 
     def events(self, job_id: str, after: str | None = None) -> Iterator[JobEvent]:
         """Yield a job's events until it is finished, from its first or those after the event `after`.
@@ -324,7 +322,7 @@ class Client:
                 for event in self._stream(job_id, after):
                     after, failures = event.id, 0
                     yield event
-            except httpx.TransportError as error:
+            except HTTPError as error:
                 failures += 1
                 if failures == ATTEMPTS:
                     raise self._unreachable(error) from error
@@ -350,57 +348,71 @@ class Client:
     def _stream(self, job_id: str, after: str | None) -> Iterator[JobEvent]:
         headers = {"Last-Event-ID": after} if after is not None else {}
         path = f"/v1/jobs/{job_id}/events"
-        timeout = httpx.Timeout(EVENT_TIMEOUT_S, connect=5.0)
-        with httpx_sse.connect_sse(self._http, "GET", path, headers=headers, timeout=timeout) as source:
-            if not source.response.is_success:
-                source.response.read()
-                raise _problem(source.response)
-            if source.response.status_code != httpx.codes.NO_CONTENT:
-                for sent in source.iter_sse():
-                    if not sent.data:
-                        continue  # a ping, which keeps the connection open
-                    try:
-                        data = sent.json()
-                    except ValueError as error:
-                        raise ClientError(
-                            f"the service sent an event that is not understood: {error}"
-                        ) from error
-                    yield _parse(JobEvent, {"id": sent.id, "kind": sent.event, "data": data})
+        with self._send("GET", path, headers, timeout=EVENT_TIMEOUT, preload_content=False) as answer:
+            _raise_for_problem(answer, self.url)
+            # What has come, and not blocks of a size: an event must not wait for the next ones.
+            pieces = iter(lambda: answer.read1(CHUNK_BYTES), b"")
+            for sent in SSEClient(pieces).events():
+                try:
+                    data = json.loads(sent.data)
+                except ValueError as error:
+                    raise ClientError(f"the service sent an event that is not understood: {error}") from error
+                yield _parse(JobEvent, {"id": sent.id, "kind": sent.event, "data": data})
 
-    def _fetch(
-        self,
-        path: str,
-        into: Path,
-        query: Mapping[str, Any] | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> httpx.Response:
+    def _fetch(self, path: str, into: Path, headers: Mapping[str, str] = MappingProxyType({})) -> Answer:
         """Write the body of a successful answer to a file; return the answer without it."""
 
-        def fetch() -> httpx.Response:
-            with self._http.stream("GET", path, params=query, headers=headers) as response:
-                if not response.is_success:
-                    response.read()
-                    return response
+        def fetch() -> Answer:
+            with self._send("GET", path, headers, preload_content=False) as answer:
+                if not _is_success(answer):
+                    answer.read(cache_content=True)
+                    return answer
                 with into.open("wb") as file:
-                    for chunk in response.iter_bytes(CHUNK_BYTES):
+                    for chunk in answer.stream(CHUNK_BYTES):
                         file.write(chunk)
-                return response
+                return answer
 
         return self._call(fetch)
 
-    def _get(self, path: str, query: Mapping[str, str | int] | None = None) -> dict[str, Any]:
-        return _object(self._call(lambda: self._http.get(path, params=query)))
+    def _get(self, path: str) -> dict[str, Any]:
+        return self._object(self._call(lambda: self._send("GET", path)))
 
     def _post(
-        self, path: str, body: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None
+        self,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
     ) -> dict[str, Any]:
-        return _object(self._call(lambda: self._http.post(path, json=body, headers=headers)))
+        return self._object(self._call(lambda: self._send("POST", path, headers, json=body)))
 
-    def _call(self, send: Callable[[], httpx.Response], attempts: int = ATTEMPTS) -> httpx.Response:
+    def _delete(self, path: str) -> dict[str, Any]:
+        return self._object(self._call(lambda: self._send("DELETE", path)))
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str] = MappingProxyType({}),
+        *,
+        timeout: urllib3.Timeout = TIMEOUT,
+        **request: Any,
+    ) -> Answer:
+        """Send a request once, with further arguments of urllib3's. Raises its HTTPError."""
+        return self._http.request(
+            method,
+            self.url + path,
+            headers={**self._headers, **headers},
+            timeout=timeout,
+            retries=False,
+            redirect=False,
+            **request,
+        )
+
+    def _call(self, send: Callable[[], Answer], attempts: int = ATTEMPTS) -> Answer:
         """Send a request until it is answered with anything but 429, or 503 that says when to try again.
         `send` must be idempotent unless it has one attempt."""
         retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(httpx.TransportError)
+            retry=tenacity.retry_if_exception_type(HTTPError)
             | tenacity.retry_if_result(lambda answer: _asked_pause_s(answer) is not None),
             stop=tenacity.stop_after_attempt(attempts),
             wait=_pause_s,
@@ -408,25 +420,50 @@ class Client:
             retry_error_callback=_last_answer,
         )
         try:
-            response: httpx.Response = retrying(send)
-        except httpx.TransportError as error:
+            answer: Answer = retrying(send)
+        except HTTPError as error:
             raise self._unreachable(error) from error
-        if not response.is_success and response.status_code != httpx.codes.NOT_MODIFIED:
-            raise _problem(response)
-        return response
+        if answer.status != HTTPStatus.NOT_MODIFIED:
+            _raise_for_problem(answer, self.url)
+        return answer
 
-    def _unreachable(self, error: httpx.TransportError) -> UnreachableError:
-        cause = str(error) or type(error).__name__
+    def _object(self, answer: Answer) -> dict[str, Any]:
+        try:
+            body = answer.json()
+        except ValueError:
+            body = None
+        if not isinstance(body, dict):
+            raise ClientError(f"{self.url} answered with something that is no tunefarm service's")
+        return body
+
+    def _unreachable(self, error: HTTPError) -> UnreachableError:
+        cause = str(error.__cause__ or error.__context__ or error) or type(error).__name__
         return UnreachableError(f"no tunefarm service answers at {self.url} ({cause})")
 
 
-def tls_verification(tls: TlsFiles | None) -> ssl.SSLContext | bool:
-    """Return httpx's argument `verify`. Raises TlsError."""
+def _pool(url: str, host: str, context: ssl.SSLContext | None) -> urllib3.PoolManager:
+    """Return the connections to a service, through the proxy that the environment names for its host."""
+    # A proxy can't reach this machine's loopback.
+    proxies = {} if is_loopback(host) or proxy_bypass(host) else getproxies()
+    proxy = proxies.get(urllib3.util.parse_url(url).scheme or "", proxies.get("all"))
+    if proxy is None:
+        return urllib3.PoolManager(maxsize=CONNECTIONS, ssl_context=context)
+    login = urllib3.util.parse_url(proxy).auth
+    headers = urllib3.make_headers(proxy_basic_auth=login) if login else None
+    return urllib3.ProxyManager(proxy, proxy_headers=headers, maxsize=CONNECTIONS, ssl_context=context)
+
+
+def tls_context(tls: TlsFiles | None) -> ssl.SSLContext | None:
+    """Return what a client's connections use in place of the system's authorities alone. Raises TlsError."""
     if not tls:
-        return True
-    context = httpx.create_ssl_context() if tls.ca is None else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        return None
+    context = ssl.create_default_context() if tls.ca is None else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     tls.load_into(context)
     return context
+
+
+def _path(path: str, query: Mapping[str, str | int | Sequence[str]]) -> str:
+    return f"{path}?{urlencode(query, doseq=True)}" if query else path
 
 
 def _pause_s(state: tenacity.RetryCallState) -> float:
@@ -439,14 +476,14 @@ def _pause_s(state: tenacity.RetryCallState) -> float:
     return pause_s
 
 
-def _asked_pause_s(answer: httpx.Response) -> float | None:
+def _asked_pause_s(answer: Answer) -> float | None:
     """Return the seconds after which the service wants the request again, None where it doesn't say so."""
     asked = answer.headers.get("retry-after", "")
-    if answer.status_code not in (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE):
+    if answer.status not in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
         return None
     if asked.isdecimal():
         return min(float(asked), MAX_PAUSE_S)
-    return 1.0 if answer.status_code == httpx.codes.TOO_MANY_REQUESTS else None
+    return 1.0 if answer.status == HTTPStatus.TOO_MANY_REQUESTS else None
 
 
 def _last_answer(state: tenacity.RetryCallState) -> Any:
@@ -455,32 +492,22 @@ def _last_answer(state: tenacity.RetryCallState) -> Any:
     return state.outcome.result()
 
 
-def _asking(nearest: bool) -> dict[str, bool]:
-    # Left out unless it is wanted: older services don't know it.
-    return {"nearest": True} if nearest else {}
+def _is_success(answer: Answer) -> bool:
+    return 200 <= answer.status < 300
 
 
-def _object(response: httpx.Response) -> dict[str, Any]:
-    try:
-        answer = response.json()
-    except ValueError:
-        answer = None
-    if not isinstance(answer, dict):
-        raise ClientError(f"{response.request.url} answered with something that is no tunefarm service's")
-    return answer
-
-
-def _problem(response: httpx.Response) -> ProblemError:
-    try:
-        body = response.json()
-        title, detail = str(body["title"]), str(body.get("detail", ""))
-    except (ValueError, LookupError, TypeError):
-        return ProblemError(
-            response.status_code, "about:blank", response.reason_phrase,
-            f"{response.request.url} answered {response.status_code} {response.reason_phrase}",
-        )  # fmt: skip
-    kind = str(body.get("type", "about:blank"))
-    return ProblemError(response.status_code, kind, title, detail, _asked_pause_s(response))
+def _raise_for_problem(answer: Answer, url: str) -> None:
+    """Raise ProblemError for an answer that isn't a success."""
+    if _is_success(answer):
+        return
+    reason = answer.reason or ""
+    kind, title, detail = "about:blank", reason, f"{url} answered {answer.status} {reason}".rstrip()
+    with contextlib.suppress(ValueError):
+        match answer.json():
+            case {"title": str(told), **further}:
+                title, detail = told, str(further.get("detail", ""))
+                kind = str(further.get("type", kind))
+    raise ProblemError(answer.status, kind, title, detail, _asked_pause_s(answer))
 
 
 def _parse(kind: type[Value], answer: object) -> Value:

@@ -11,14 +11,15 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 
-import httpx
+import urllib3
 
 from core.exit_code import ExitCode
 from system.network import is_loopback
 from system.tls import TlsFiles
-from tunefarm.client.client import tls_verification
+from tunefarm.client.client import tls_context
 from tunefarm.embedded.folder import DataFolder, RunningStack
 from tunefarm.embedded.supervision import PYTHON, SupervisedProcess, Supervisor, supervise
 from tunefarm.errors import StackError
@@ -212,14 +213,13 @@ def _wait_until_ready(stack: Stack, config: StackConfig) -> None:
     """Wait until the server answers that it is ready. Raises StackError."""
     deadline = time.monotonic() + config.ready_timeout_s
     headers = {"Authorization": f"Bearer {config.token}"} if config.token else {}
-    verify = tls_verification(config.trust)
-    with httpx.Client(headers=headers, timeout=5.0, trust_env=False, verify=verify) as http:
+    with urllib3.PoolManager(headers=headers, timeout=5.0, ssl_context=tls_context(config.trust)) as http:
         while time.monotonic() < deadline:
             stack.check()
             try:
-                if http.get(f"{stack.running.url}/readyz").is_success:
+                if http.request("GET", f"{stack.running.url}/readyz", retries=False).status == HTTPStatus.OK:
                     return
-            except httpx.HTTPError as error:
+            except urllib3.exceptions.HTTPError as error:
                 if "CERTIFICATE_VERIFY_FAILED" in str(error):
                     raise StackError(
                         f"the service's own worker can't trust its certificate at {stack.running.url} "

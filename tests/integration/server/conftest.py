@@ -32,7 +32,7 @@ from server.settings import ServerSettings
 from system.tls import TlsFiles
 from tests.devices import DEVICE
 from tests.services import Emptied, free_port, sqlite
-from tunefarm.client.client import tls_verification
+from tunefarm.client.client import tls_context
 
 # With characters that mean something in a cookie.
 BOOTSTRAP = 'the "bootstrap"; token=%'
@@ -188,7 +188,7 @@ def launch(
     thread = threading.Thread(target=lambda: asyncio.run(run()))
     thread.start()
     url = f"{'https' if trust else 'http'}://127.0.0.1:{listening.getsockname()[1]}"
-    client = httpx.Client(base_url=url, trust_env=False, timeout=20, verify=tls_verification(trust))
+    client = httpx.Client(base_url=url, trust_env=False, timeout=20, verify=tls_context(trust) or True)
     channel = channel_to(settings.grpc_port, trust)
 
     def stop() -> None:

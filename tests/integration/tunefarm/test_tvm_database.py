@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import tvm
 from tvm import relax, te
 
 from compiler.workload import normalise, to_json, workload_hash
+from tests.unit.tunefarm.answering import BROKEN, Reply, Request, answering, json_reply
 from tunefarm.client import metaschedule_files
 from tunefarm.client.client import Client, ProblemError, UnreachableError
 from tunefarm.client.schedule_cache import ScheduleCache
@@ -56,31 +57,38 @@ SHAPES = (("x", (32, 16)), ("w", (16, 8)))
 
 
 class Service:
-    """Knows one workload, and keeps what it is asked; it can be away."""
+    """Knows one workload, and keeps what it is asked; it can be away, or refuse."""
 
-    def __init__(self, status: int = 200, source: str = "trial") -> None:
+    def __init__(self) -> None:
         self.asked: list[list[str]] = []
         self.is_away = False
         self.known = workload_hash(normalise(matmul()))
-        self._source = source
-        self._status = status
+        self.source = "trial"
+        self.status = 200
+        self.url = ""
 
-    def __call__(self, request: httpx.Request) -> httpx.Response:
+    def __call__(self, request: Request) -> Reply:
         if self.is_away:
-            raise httpx.ConnectError("connection refused")
-        if self._status != 200:
-            return httpx.Response(self._status, json={"title": "No schedule"})
+            return BROKEN
+        if self.status != 200:
+            return json_reply({"title": "No schedule"}, self.status)
         workloads = json.loads(request.content)["workloads"]
         self.asked.append(workloads)
-        if request.headers.get("if-none-match") == '"tag"':
-            return httpx.Response(304)
-        best = asdict(Schedule(self.known, "cafe", TRACE, 1e-3, (1e-3,), TARGET, self._source))
+        if request.headers.get("If-None-Match") == '"tag"':
+            return Reply(304)
+        best = asdict(Schedule(self.known, "cafe", TRACE, 1e-3, (1e-3,), TARGET, self.source))
         found = {name: best if name == self.known else None for name in workloads}
-        return httpx.Response(200, json={"schedules": found}, headers={"ETag": '"tag"'})
+        return json_reply({"schedules": found}, headers={"ETag": '"tag"'})
 
     def cache(self, folder: Path) -> ScheduleCache:
-        client = Client("http://farm", transport=httpx.MockTransport(self), sleep=lambda _: None)
-        return ScheduleCache(client, folder=folder)
+        return ScheduleCache(Client(self.url, sleep=lambda _: None), folder=folder)
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    made = Service()
+    with answering(made) as made.url:
+        yield made
 
 
 def loops(mod: tvm.IRModule, name: str) -> int:
@@ -96,19 +104,19 @@ def compiled(cache: ScheduleCache) -> tvm.IRModule:
         return relax.transform.MetaScheduleApplyDatabase()(mod)
 
 
-def test_a_pass_compiles_with_the_service_s_schedule_even_while_the_service_is_away(tmp_path: Path) -> None:
-    service = Service()
+def test_a_pass_compiles_with_the_service_s_schedule_even_while_the_service_is_away(
+    service: Service, tmp_path: Path
+) -> None:
     assert loops(compiled(service.cache(tmp_path)), "matmul") == 4
     assert loops(compiled(service.cache(tmp_path)), "matmul") == 4, "304"
     assert service.asked == [[service.known], [service.known]], "one call for a module"
     service.is_away = True
     assert loops(compiled(service.cache(tmp_path)), "matmul") == 4
-    with pytest.raises(UnreachableError, match="connection refused"):
+    with pytest.raises(UnreachableError, match="closed connection without response"):
         compiled(service.cache(tmp_path / "empty"))
 
 
-def test_a_workload_without_a_schedule_stays_as_it_is(tmp_path: Path) -> None:
-    service = Service()
+def test_a_workload_without_a_schedule_stays_as_it_is(service: Service, tmp_path: Path) -> None:
     service.known = "another"
     database = service_database(service.cache(tmp_path), network())
     mod = normalise(matmul())
@@ -117,14 +125,16 @@ def test_a_workload_without_a_schedule_stays_as_it_is(tmp_path: Path) -> None:
     assert len(database) == 0
 
 
-def test_a_schedule_that_nobody_measured_is_not_compiled_in(tmp_path: Path) -> None:
-    database = service_database(Service(source="import").cache(tmp_path), network())
+def test_a_schedule_that_nobody_measured_is_not_compiled_in(service: Service, tmp_path: Path) -> None:
+    service.source = "import"
+    database = service_database(service.cache(tmp_path), network())
     assert not database.has_workload(normalise(matmul()))
 
 
-def test_a_refusal_is_an_error_and_not_a_missing_schedule(tmp_path: Path) -> None:
+def test_a_refusal_is_an_error_and_not_a_missing_schedule(service: Service, tmp_path: Path) -> None:
+    service.status = 401
     with pytest.raises(ProblemError, match="No schedule"):
-        service_database(Service(status=401).cache(tmp_path), network())
+        service_database(service.cache(tmp_path), network())
 
 
 def exported() -> ScheduleDatabase:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 import tarfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from core.job import JobState
+from tests.unit.tunefarm.answering import Reply, Request, answering, json_reply
 from tests.unit.tunefarm.samples import cost_model, job, task
 from tunefarm.client.values import Schedule
 
@@ -37,19 +35,20 @@ class FakeService:
     module_json: str = "{}"
     members: tuple[str, ...] = ()
 
-    def answer(self, method: str, path: str, body: bytes) -> tuple[int, str, bytes]:
+    def answer(self, request: Request) -> Reply:
+        method, path = request.method, request.path
         if method == "POST" and self.refusal is not None:
-            return self.refusal["status"], "application/problem+json", json.dumps(self.refusal).encode()
+            return json_reply(self.refusal, self.refusal["status"])
         if method == "DELETE":
             self.acted.append(path)
             if path.startswith("/v1/schedules/imported"):
-                return 200, "application/json", b'{"device_class": "cafe", "deleted": 5}'
-            return 204, "", b""
+                return json_reply({"device_class": "cafe", "deleted": 5})
+            return Reply(204)
         if path.endswith("/events"):
-            return 200, "text/event-stream", b"id: 1\nevent: state\ndata: {}\n\n"
+            return Reply(200, b"id: 1\nevent: state\ndata: {}\n\n", {"Content-Type": "text/event-stream"})
         if path.endswith("/artifact"):
-            return 200, "application/x-tar", _artifact()
-        return 200, "application/json", json.dumps(self._value(method, path, body)).encode()
+            return Reply(200, _artifact())
+        return json_reply(self._value(method, path, request.content))
 
     def _value(self, method: str, path: str, body: bytes) -> Any:
         if path.startswith("/v1/models"):
@@ -118,47 +117,8 @@ def _artifact() -> bytes:
     return data.getvalue()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up early is no error, and must not write into the next test's stderr."""
-        if not isinstance(sys.exception(), ConnectionError):
-            super().handle_error(request, client_address)
-
-
 @contextmanager
 def serving(service: FakeService) -> Iterator[FakeService]:
     """Serves on a free loopback port, given as the service's `url`."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._respond("GET")
-
-        def do_POST(self) -> None:
-            self._respond("POST")
-
-        def do_DELETE(self) -> None:
-            self._respond("DELETE")
-
-        def _respond(self, method: str) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            status, kind, content = service.answer(method, self.path, body)
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_args: object) -> None:
-            """Says nothing."""
-
-    with _Server(("127.0.0.1", 0), Handler) as http:
-        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        service.url = f"http://127.0.0.1:{http.server_port}"
-        try:
-            yield service
-        finally:
-            http.shutdown()
-            thread.join()
+    with answering(service.answer) as service.url:
+        yield service

@@ -4,72 +4,60 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-import httpx
 import pytest
 
 from core.access import Scope
 from system.tls import TlsError, TlsFiles
+from tests.unit.tunefarm.answering import BROKEN, Reply, Request, answering, json_reply
 from tests.unit.tunefarm.samples import job
 from tunefarm.client.client import ATTEMPTS, Client, ClientError, ProblemError, UnreachableError
 from tunefarm.client.values import JobEvent, JobRequest
 
-Answer = httpx.Response | Exception
 JOB = asdict(job()) | {"finished": False, "a field of tomorrow": 1}
 
 
 class Script:
     """Answers request after request with what was planned, and remembers what was asked."""
 
-    def __init__(self, *answers: Answer) -> None:
-        self._answers: Iterator[Answer] = iter(answers)
-        self.requests: list[httpx.Request] = []
+    def __init__(self, *replies: Reply) -> None:
+        self._replies = iter(replies)
+        self.requests: list[Request] = []
         self.pauses: list[float] = []
 
-    def __call__(self, request: httpx.Request) -> httpx.Response:
-        request.read()
+    def __call__(self, request: Request) -> Reply:
         self.requests.append(request)
-        answer = next(self._answers)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        return next(self._replies)
 
-    def client(self, token: str | None = None) -> Client:
-        transport = httpx.MockTransport(self)
-        return Client("http://farm:8760/", token, transport=transport, sleep=self.pauses.append)
+    @contextmanager
+    def client(self, token: str | None = None) -> Iterator[Client]:
+        with answering(self) as url, Client(f"{url}/", token, sleep=self.pauses.append) as client:
+            yield client
 
 
-def ok(body: object) -> httpx.Response:
-    return httpx.Response(200, json=body)
-
-
-def stream(*events: tuple[int, str, object], then: Exception | None = None) -> httpx.Response:
-    def parts() -> Iterator[bytes]:
-        yield b": ping\n\n"
-        for number, kind, data in events:
-            yield f"id: {number}\nevent: {kind}\ndata: {json.dumps(data)}\n\n".encode()
-        if then is not None:
-            raise then
-
-    return httpx.Response(200, headers={"Content-Type": "text/event-stream"}, content=parts())
+def events(*events: tuple[int, str, object], is_cut: bool = False) -> Reply:
+    sent = [f"id: {number}\nevent: {kind}\ndata: {json.dumps(data)}\n\n" for number, kind, data in events]
+    content = ": ping\n\n".join(["", *sent]).encode()
+    return Reply(200, content, {"Content-Type": "text/event-stream"}, is_cut)
 
 
 def test_an_upload_broken_on_the_way_is_sent_again_in_full(tmp_path: Path) -> None:
     file = tmp_path / "net.onnx"
     file.write_bytes(b"onnx" * 1000)
     stored = {"sha256": "ab", "name": "net", "size": 4000}
-    script = Script(httpx.ConnectError("refused"), httpx.ReadError("reset"), httpx.Response(201, json=stored))
+    script = Script(BROKEN, BROKEN, json_reply(stored, 201))
     with script.client() as client:
         assert client.upload(file).sha256 == "ab"
     assert {request.content for request in script.requests} == {b"onnx" * 1000}
-    assert script.requests[0].url.params["name"] == "net"
+    assert script.requests[0].query["name"] == ["net"]
     assert len(script.pauses) == 2
 
 
 def test_a_job_asked_for_again_is_the_same_job() -> None:
-    script = Script(httpx.ReadError("reset"), httpx.Response(202, json=JOB))
+    script = Script(BROKEN, json_reply(JOB, 202))
     with script.client(token="hush") as client:
         assert client.submit(JobRequest("ab", 10, {"x": (1, 3)})) == job()
     first, second = script.requests
@@ -81,26 +69,26 @@ def test_a_job_asked_for_again_is_the_same_job() -> None:
 
 
 def test_a_request_that_is_limited_is_sent_again_after_the_pause_asked_for() -> None:
-    later = httpx.Response(429, headers={"Retry-After": "7"}, json={"title": "Too many requests"})
-    hours = httpx.Response(429, headers={"Retry-After": "7200"}, json={"title": "Too many requests"})
-    script = Script(later, hours, ok(JOB))
+    later = json_reply({"title": "Too many requests"}, 429, {"Retry-After": "7"})
+    hours = json_reply({"title": "Too many requests"}, 429, {"Retry-After": "7200"})
+    script = Script(later, hours, json_reply(JOB))
     with script.client() as client:
         assert client.job("j1") == job()
     assert script.pauses == [7.0, 60.0]
 
 
 def test_a_busy_service_is_asked_again_and_one_that_fails_is_not() -> None:
-    busy = httpx.Response(503, headers={"Retry-After": "5"}, json={"title": "Busy"})
-    script = Script(busy, httpx.Response(503, json={"title": "Storage unavailable"}))
+    busy = json_reply({"title": "Busy"}, 503, {"Retry-After": "5"})
+    script = Script(busy, json_reply({"title": "Storage unavailable"}, 503))
     with script.client() as client, pytest.raises(ProblemError, match="Storage unavailable"):
         client.job("j1")
     assert script.pauses == [5.0]
 
 
 def test_events_are_asked_for_again_when_too_many_watch() -> None:
-    busy = httpx.Response(429, headers={"Retry-After": "5"}, json={"title": "Too many requests"})
-    done = ok(JOB | {"state": "done", "finished": True})
-    script = Script(busy, stream((1, "state", {"state": "done"})), done)
+    busy = json_reply({"title": "Too many requests"}, 429, {"Retry-After": "5"})
+    done = json_reply(JOB | {"state": "done", "finished": True})
+    script = Script(busy, events((1, "state", {"state": "done"})), done)
     with script.client() as client:
         assert [event.id for event in client.events("j1")] == ["1"]
     assert script.pauses == [5.0]
@@ -109,13 +97,13 @@ def test_events_are_asked_for_again_when_too_many_watch() -> None:
 
 
 def test_a_request_is_given_up_in_the_end() -> None:
-    later = httpx.Response(429, json={"title": "Too many requests", "detail": "Try again in 9 s."})
+    later = json_reply({"title": "Too many requests", "detail": "Try again in 9 s."}, 429)
     with Script(*[later] * ATTEMPTS).client() as client, pytest.raises(ProblemError, match="in 9 s"):
         client.job("j1")
 
 
 def test_creating_a_token_is_not_sent_again() -> None:
-    script = Script(httpx.ReadError("reset"))
+    script = Script(BROKEN)
     with script.client() as client, pytest.raises(UnreachableError):
         client.create_token("ci", [Scope.READ], None)
     assert json.loads(script.requests[0].content) == {
@@ -126,7 +114,9 @@ def test_creating_a_token_is_not_sent_again() -> None:
 def test_tokens_are_values() -> None:
     stored = {"id": "t1", "name": "ci", "scopes": ["read"], "state": "active", "created_at": 1.0}
     stored |= {"expires_at": None, "revoked_at": None, "last_used_at": 2.0, "a field of tomorrow": 1}
-    script = Script(ok(stored | {"token": "hush"}), ok({"items": [stored]}), ok(stored))
+    script = Script(
+        json_reply(stored | {"token": "hush"}), json_reply({"items": [stored]}), json_reply(stored)
+    )
     with script.client() as client:
         made = client.create_token("ci", [Scope.READ], 60.0)
         assert (made.token, made.scopes) == ("hush", (Scope.READ,))
@@ -134,7 +124,7 @@ def test_tokens_are_values() -> None:
         assert [token.id for token in client.tokens()] == ["t1"]
         assert client.revoke_token("t/1").id == "t1"
     assert script.requests[2].method == "DELETE"
-    assert script.requests[2].url.raw_path == b"/v1/tokens/t%2F1"
+    assert script.requests[2].path == "/v1/tokens/t%2F1"
 
 
 @pytest.mark.parametrize(
@@ -161,9 +151,15 @@ def test_files_for_tls_that_cannot_be_used_are_named(tmp_path: Path) -> None:
 
 
 def test_a_service_that_stays_away_is_named() -> None:
-    script = Script(*[httpx.ConnectError("refused")] * ATTEMPTS)
-    with script.client() as client, pytest.raises(UnreachableError, match=r"http://farm:8760 \(refused\)"):
+    script = Script(*[BROKEN] * ATTEMPTS)
+    with (
+        script.client() as client,
+        pytest.raises(UnreachableError, match=r"127\.0\.0\.1:\d+ \(Remote end closed"),
+    ):
         client.job("j1")
+    gone = Client("http://127.0.0.1:1", sleep=script.pauses.append)
+    with gone, pytest.raises(UnreachableError, match=r"http://127\.0\.0\.1:1 \(.*Connection refused\)"):
+        gone.job("j1")
 
 
 def test_a_problem_carries_what_the_service_said() -> None:
@@ -173,7 +169,7 @@ def test_a_problem_carries_what_the_service_said() -> None:
         "detail": "Upload it first.",
         "status": 422,
     }
-    with Script(httpx.Response(422, json=problem)).client() as client, pytest.raises(ProblemError) as refused:
+    with Script(json_reply(problem, 422)).client() as client, pytest.raises(ProblemError) as refused:
         client.submit(JobRequest("ab", 10))
     error = refused.value
     assert (error.status, error.kind, error.title) == (422, "urn:x:unknown-model", "Unknown model")
@@ -183,15 +179,15 @@ def test_a_problem_carries_what_the_service_said() -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        httpx.Response(200, text="<html>a proxy</html>"),
-        httpx.Response(200, json=[1]),
-        httpx.Response(200, json={"id": "j1"}),
-        httpx.Response(200, json=JOB | {"state": "dreaming"}),
-        httpx.Response(502, text="<html>"),
-        httpx.Response(404, json={"title": None}),
+        Reply(200, b"<html>a proxy</html>"),
+        json_reply([1]),
+        json_reply({"id": "j1"}, 200),
+        json_reply(JOB | {"state": "dreaming"}),
+        Reply(502, b"<html>"),
+        json_reply({"title": None}, 404),
     ],
 )
-def test_an_answer_that_is_no_job_is_an_error_for_people(answer: httpx.Response) -> None:
+def test_an_answer_that_is_no_job_is_an_error_for_people(answer: Reply) -> None:
     with Script(answer).client() as client, pytest.raises(ClientError) as refused:
         client.job("j1")
     assert "\n" not in str(refused.value)
@@ -199,74 +195,66 @@ def test_an_answer_that_is_no_job_is_an_error_for_people(answer: httpx.Response)
 
 def test_jobs_are_fetched_a_page_at_a_time() -> None:
     script = Script(
-        ok({"items": [JOB | {"id": "b"}], "next": "b"}), ok({"items": [JOB | {"id": "a"}], "next": None})
+        json_reply({"items": [JOB | {"id": "b"}], "next": "b"}),
+        json_reply({"items": [JOB | {"id": "a"}], "next": None}),
     )
     with script.client() as client:
         assert [one.id for one in client.jobs()] == ["b", "a"]
-    assert script.requests[1].url.params["before"] == "b"
+    assert script.requests[1].query["before"] == ["b"]
 
 
 def test_events_go_on_after_a_break_without_loss_or_repetition() -> None:
     finished = JOB | {"state": "done"}
     script = Script(
-        stream((1, "state", {"state": "tuning"}), then=httpx.ReadError("reset")),
-        httpx.ConnectError("restarting"),
-        stream((2, "progress", {"done": 3})),
-        ok(JOB),
-        stream((3, "state", {"state": "done"})),
-        ok(finished),
+        events((1, "state", {"state": "tuning"}), is_cut=True),
+        BROKEN,
+        events((2, "progress", {"done": 3})),
+        json_reply(JOB),
+        events((3, "state", {"state": "done"})),
+        json_reply(finished),
     )
     with script.client() as client:
         seen = list(client.events("j1"))
     assert [event.id for event in seen] == ["1", "2", "3"]
     assert seen[1] == JobEvent("2", "progress", {"done": 3})
-    asked = [
-        request.headers.get("Last-Event-ID") for request in script.requests if "events" in request.url.path
-    ]
+    asked = [request.headers.get("Last-Event-ID") for request in script.requests if "events" in request.path]
     assert asked == [None, "1", "1", "2"]
 
 
 def test_pings_between_events_are_no_events() -> None:
-    event = 'id: {0}\nevent: progress\ndata: {{"done": {0}}}\n\n'
-    sent = event.format(1) + ": ping\n\n" + event.format(2)
-    answer = httpx.Response(200, headers={"Content-Type": "text/event-stream"}, content=sent.encode())
-    with Script(answer, ok(JOB | {"state": "done"})).client() as client:
+    sent = events((1, "progress", {"done": 1}), (2, "progress", {"done": 2}))
+    assert sent.content.count(b": ping") == 2
+    with Script(sent, json_reply(JOB | {"state": "done"})).client() as client:
         assert [event.data for event in client.events("j1")] == [{"done": 1}, {"done": 2}]
 
 
 def test_events_of_a_finished_job_that_has_none_left_end() -> None:
-    script = Script(httpx.Response(204), ok(JOB | {"state": "failed"}))
+    script = Script(Reply(204), json_reply(JOB | {"state": "failed"}))
     with script.client() as client:
         assert list(client.events("j1", after="9")) == []
 
 
 def test_events_of_a_service_that_stays_away_end_in_an_error() -> None:
-    script = Script(*[httpx.ConnectError("refused")] * ATTEMPTS)
+    script = Script(*[BROKEN] * ATTEMPTS)
     with script.client() as client, pytest.raises(UnreachableError):
         list(client.events("j1"))
 
 
 def test_events_of_an_unknown_job_are_a_problem() -> None:
-    answer = httpx.Response(404, json={"title": "Job not found", "detail": "There is no such job."})
+    answer = json_reply({"title": "Job not found", "detail": "There is no such job."}, 404)
     with Script(answer).client() as client, pytest.raises(ProblemError, match="no such job"):
         list(client.events("nope"))
 
 
 def test_a_download_starts_anew_when_it_broke(tmp_path: Path) -> None:
-    def broken() -> Iterator[bytes]:
-        yield b"half"
-        raise httpx.ReadError("reset")
-
     into = tmp_path / "artifact.tar"
-    with Script(
-        httpx.Response(200, content=broken()), httpx.Response(200, content=b"whole")
-    ).client() as client:
+    with Script(Reply(200, b"half", is_cut=True), Reply(200, b"whole")).client() as client:
         client.download("j1", into)
     assert into.read_bytes() == b"whole"
 
 
 def test_a_refused_download_writes_nothing(tmp_path: Path) -> None:
-    answer = httpx.Response(409, json={"title": "No artifact", "detail": "Job j1 is tuning."})
+    answer = json_reply({"title": "No artifact", "detail": "Job j1 is tuning."}, 409)
     with Script(answer).client() as client, pytest.raises(ProblemError, match="is tuning"):
         client.download("j1", tmp_path / "artifact.tar")
     assert list(tmp_path.iterdir()) == []
@@ -275,11 +263,30 @@ def test_a_refused_download_writes_nothing(tmp_path: Path) -> None:
 def test_best_schedules_leave_out_workloads_without_one() -> None:
     schedule: dict[str, object] = {"workload": "1", "device_class": "c", "trace": "[]", "target": "{}"}
     schedule |= {"latency_s": 1.0, "run_secs": [1.0]}
-    with Script(ok({"device_class": "c", "schedules": {"1": schedule, "2": None}})).client() as client:
+    with Script(
+        json_reply({"device_class": "c", "schedules": {"1": schedule, "2": None}})
+    ).client() as client:
         assert list(client.best_of(["1", "2"])) == ["1"]
 
 
-@pytest.mark.parametrize("url", ["farm:8760", "", "ftp://farm"])
-def test_an_address_without_a_scheme_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="http://"):
+@pytest.mark.parametrize("url", ["farm:8760", "", "ftp://farm", "http://farm:port", "http://[::1"])
+def test_an_address_that_is_no_url_of_a_service_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match=r"http://|Failed to parse"):
         Client(url)
+
+
+def test_a_proxy_of_the_environment_is_used_but_not_for_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy = Script(json_reply(JOB), json_reply(JOB))
+    with answering(proxy) as url:
+        monkeypatch.setenv("http_proxy", url.replace("//", "//me:secret@"))
+        with Client("http://farm:8760") as client:
+            assert client.job("j1") == job()
+        (asked,) = proxy.requests
+        assert asked.path == "http://farm:8760/v1/jobs/j1"
+        assert asked.headers["Proxy-Authorization"] == "Basic bWU6c2VjcmV0"
+        monkeypatch.setenv("no_proxy", "farm")
+        with Client("http://farm:8760", sleep=proxy.pauses.append) as client, pytest.raises(UnreachableError):
+            client.job("j1")
+        with Script(json_reply(JOB)).client() as client:
+            assert client.job("j1") == job()
+    assert len(proxy.requests) == 1

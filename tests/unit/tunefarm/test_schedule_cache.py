@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-import httpx
 import pytest
 
+from tests.unit.tunefarm.answering import BROKEN, Reply, Request, answering, json_reply
 from tunefarm.client.client import Client, UnreachableError
 from tunefarm.client.schedule_cache import ScheduleCache
 from tunefarm.client.values import Schedule
@@ -18,32 +19,44 @@ from tunefarm.client.values import Schedule
 class Service:
     """Knows schedules; the ETag is how often they have changed."""
 
-    def __init__(self, *known: str) -> None:
-        self.known = {name: schedule(name) for name in known}
+    def __init__(self) -> None:
+        self.known: dict[str, Schedule] = {}
         self.changes = 0
         self.is_away = False
         self.statuses: list[int] = []
+        self.url = ""
 
-    def __call__(self, request: httpx.Request) -> httpx.Response:
+    def __call__(self, request: Request) -> Reply:
         if self.is_away:
-            raise httpx.ConnectError("refused")
+            return BROKEN
         tag = f'"{self.changes}"'
-        self.statuses.append(304 if request.headers.get("if-none-match") == tag else 200)
+        self.statuses.append(304 if request.headers.get("If-None-Match") == tag else 200)
+        if self.statuses[-1] == 304:
+            return Reply(304)
         workloads = json.loads(request.content)["workloads"]
         found = {name: asdict(self.known[name]) if name in self.known else None for name in workloads}
-        return httpx.Response(self.statuses[-1], json={"schedules": found}, headers={"ETag": tag})
+        return json_reply({"schedules": found}, headers={"ETag": tag})
+
+    def knows(self, *names: str) -> None:
+        self.known |= {name: schedule(name) for name in names}
 
     def cache(self, folder: Path, target: str = "rpi5") -> ScheduleCache:
-        client = Client("http://farm", transport=httpx.MockTransport(self), sleep=lambda _: None)
-        return ScheduleCache(client, target, folder)
+        return ScheduleCache(Client(self.url, sleep=lambda _: None), target, folder)
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    made = Service()
+    with answering(made) as made.url:
+        yield made
 
 
 def schedule(name: str, latency_s: float = 1e-3) -> Schedule:
     return Schedule(name, "cafe", "[[],[]]", latency_s, (latency_s,), "{}")
 
 
-def test_what_has_not_changed_is_not_sent_again(tmp_path: Path) -> None:
-    service = Service("a")
+def test_what_has_not_changed_is_not_sent_again(service: Service, tmp_path: Path) -> None:
+    service.knows("a")
     found = [service.cache(tmp_path).best_of(["a", "b"]) for _ in range(2)]
     assert found == [{"a": schedule("a")}] * 2
     service.known["b"], service.changes = schedule("b"), 1
@@ -52,9 +65,9 @@ def test_what_has_not_changed_is_not_sent_again(tmp_path: Path) -> None:
 
 
 def test_while_the_service_is_away_the_last_answers_hold(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    service: Service, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    service = Service("a", "c")
+    service.knows("a", "c")
     cache = service.cache(tmp_path)
     cache.best_of(["a", "b"])
     service.known["a"], service.changes = schedule("a", 5e-4), 1
@@ -65,16 +78,16 @@ def test_while_the_service_is_away_the_last_answers_hold(
     assert "2 of 3 workloads are as they were known before" in caplog.text
 
 
-def test_nothing_known_is_an_error_and_other_targets_are_others(tmp_path: Path) -> None:
-    service = Service("a")
+def test_nothing_known_is_an_error_and_other_targets_are_others(service: Service, tmp_path: Path) -> None:
+    service.knows("a")
     service.cache(tmp_path).best_of(["a"])
     service.is_away = True
     for target, names in (("rpi5", ["b"]), ("rpi4", ["a"])):
-        with pytest.raises(UnreachableError, match="no tunefarm service answers at http://farm"):
+        with pytest.raises(UnreachableError, match="no tunefarm service answers at http://127"):
             service.cache(tmp_path, target).best_of(names)
 
 
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+def test_a_damaged_file_is_named(service: Service, tmp_path: Path) -> None:
     (tmp_path / "schedules.sqlite").write_bytes(b"no database" * 100)
     with pytest.raises(OSError, match="delete the file"):
-        Service().cache(tmp_path)
+        service.cache(tmp_path)
