@@ -1,5 +1,4 @@
-"""Measure MetaSchedule's trials a second on a network, with its defaults, on the subgraphs that tunefarm
-tunes.
+"""Tune a network with MetaSchedule, with its defaults, on the subgraphs that tunefarm tunes.
 
 As a program, this module tunes; `trial_rate` runs it in a process group that can be killed at any time.
 """
@@ -91,12 +90,13 @@ def read_rate(folder: Path) -> TrialRate | None:
 
 def _tune(model: Path, folder: Path, target: str, trials: int) -> None:
     from tvm.s_tir.meta_schedule.builder import LocalBuilder
-    from tvm.s_tir.meta_schedule.relax_integration import tune_relax
+    from tvm.s_tir.meta_schedule.relax_integration import extract_tasks, tune_relax
 
     from compiler.importing.model import fuse, read_onnx
     from compiler.target import parse_target
 
     fused = fuse(read_onnx(model.read_bytes(), {}), target)
+    subgraphs = len(extract_tasks(fused, parse_target(target)))
     (folder / STARTED).touch()
     tune_relax(
         fused,
@@ -104,6 +104,8 @@ def _tune(model: Path, folder: Path, target: str, trials: int) -> None:
         parse_target(target),
         str(folder),
         max_trials_global=trials,
+        # With its 64 it would leave subgraphs untuned where there are few trials for each.
+        num_trials_per_iter=min(64, max(4, trials // (2 * subgraphs))),
         builder=LocalBuilder(timeout_sec=BUILD_LIMIT_S),
         seed=0,
     )

@@ -5,8 +5,8 @@
 
 A network is tuned on an embedded stack with an empty data folder. Seconds run from before the stack starts
 until the module is unpacked; latencies are measured afterwards, with the stack stopped. Without --quick,
-MetaSchedule tunes the same subgraphs with its defaults, for its trials a second. The figures go to FILE,
-the curves of the latencies while tuning to a file beside it. Nothing else should run on the machine.
+MetaSchedule tunes the same subgraphs with its defaults, and what it finds takes turns, too. The figures go
+to FILE, the curves of the latencies while tuning to a file beside it. Nothing else should run on the machine.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _tune(args: argparse.Namespace, masked: MaskedOnnxRuntime | None, output: Ou
             trials=args.trials,
             minutes=args.minutes or (QUICK_MINUTES if args.quick else None),
             peer_trials=args.peer_trials or (0 if args.quick else 128),
-            peer_limit_s=600.0,
+            peer_limit_s=3.0 * max(args.peer_trials or 0, 200),
             every_peer=args.every_peer,
         )
         done.append(tuned.run(plan, folder, output.console))
@@ -118,7 +118,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--threads", type=positive, default=usable_cores(), help="for everyone [all cores]")
     parser.add_argument("--rounds", type=positive, help="of interleaved blocks [20, quick 10]")
-    parser.add_argument("--peer-trials", type=positive, help="of MetaSchedule [128, quick none]")
+    parser.add_argument(
+        "--peer-trials", type=positive, help="of MetaSchedule, which then takes turns too [128, quick none]"
+    )
     parser.add_argument("--tiny", action="store_true", help="small networks of the same kind, to try it out")
     return parser
 

@@ -16,6 +16,7 @@ from benchmarks.timing.torch_network import TorchFile
 
 ONNXRUNTIME, OPENVINO = "ONNX Runtime", "OpenVINO"
 TORCH, COMPILED, IREE = "PyTorch", "torch.compile (max-autotune)", "IREE"
+METASCHEDULE = "MetaSchedule"
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from benchmarks.engines import metaschedule_networks
-from benchmarks.engines.metaschedule_networks import PeerFailed, TrialRate
-from benchmarks.networks.peers import ONNXRUNTIME, Peer, peers_of
+from benchmarks.engines.metaschedule_networks import TrialRate
+from benchmarks.networks.peers import METASCHEDULE, ONNXRUNTIME, Peer, peers_of
 from benchmarks.networks.plan import EXPORTED, TUNED, UNTUNED, Plan, contestants, inputs_of, time_alone
 from benchmarks.networks.session import Tuning, session
-from benchmarks.networks.tvm_builds import build_untuned, build_with_database
+from benchmarks.networks.tvm_builds import build_untuned, build_with_database, build_with_metaschedule
 from benchmarks.results.curves import Curve
 from benchmarks.timing.contestants import TvmLibrary
 from benchmarks.timing.deviation import Deviation, compare_outputs
@@ -76,9 +76,10 @@ def run(plan: TuningPlan, folder: Path, console: Console) -> TunedNetwork:
     console.print(f"{plan.label}: building it untuned")
     build_untuned(model, target, folder / "untuned.so")
     build_with_database(model, target, folder, folder / "exported.so")
+    rate, tuned_by_tvm = _metaschedule(model, target, plan, folder, console)
     inputs = inputs_of(tuning.manifest)
     installed = peers_of(model, plan.device_class, plan.masked, plan.every_peer)
-    peers = _that_load(installed, inputs, plan, console)
+    peers = _that_load([*installed, *tuned_by_tvm], inputs, plan, console)
     console.print(f"{plan.label}: {plan.rounds} rounds of interleaved blocks")
     ours = {TUNED: TvmLibrary(tuning.library), EXPORTED: TvmLibrary(folder / "exported.so")}
     files = ours | {peer.name: peer.file for peer in peers}
@@ -88,7 +89,6 @@ def run(plan: TuningPlan, folder: Path, console: Console) -> TunedNetwork:
     slow = {UNTUNED: TvmLibrary(folder / "untuned.so"), TUNED: ours[TUNED]}
     with contestants(slow, inputs, plan) as running:
         seldom = measure(running, SLOW_ROUNDS, replace(plan.block, min_calls=1))
-    rate = _peer_rate(model, target, plan, folder, console) if plan.peer_trials else None
     pair = Pair(seldom[UNTUNED], seldom[TUNED])
     return TunedNetwork(plan.label, tuning, timings, alone, pair, peers, deviation, rate)
 
@@ -108,15 +108,18 @@ def _that_load(
     return found
 
 
-def _peer_rate(
+def _metaschedule(
     model: Path, target: str, plan: TuningPlan, folder: Path, console: Console
-) -> TrialRate | None:
-    """Tune with MetaSchedule; print a failure and return None, since the other figures don't depend on it."""
+) -> tuple[TrialRate | None, list[Peer]]:
+    """Tune with MetaSchedule, and compile what it found; print a failure, which other figures survive."""
+    if not plan.peer_trials:
+        return None, []
     console.print(f"{plan.label}: {plan.peer_trials} trials of MetaSchedule")
     work = folder / "metaschedule"
     work.mkdir()
+    library = TvmLibrary(work / "model.so")
     try:
-        return metaschedule_networks.trial_rate(
+        rate = metaschedule_networks.trial_rate(
             model,
             target,
             threads=plan.threads,
@@ -124,6 +127,10 @@ def _peer_rate(
             limit_s=plan.peer_limit_s,
             folder=work,
         )
-    except PeerFailed as error:
-        console.print(f"{plan.label}: MetaSchedule failed: {error}", markup=False)
-        return None
+        if rate is None:
+            return None, []
+        build_with_metaschedule(model, target, work, library.path)
+    except Exception as error:  # whatever a compiler raises
+        console.print(f"{plan.label}: MetaSchedule failed: {error}", markup=False, soft_wrap=True)
+        return None, []
+    return rate, [Peer(METASCHEDULE, f"{METASCHEDULE} after {rate.trials} trials", library)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from benchmarks.timing.contestants import spawn_process
 from tunefarm.client.metaschedule_files import RECORD_FILE, WORKLOAD_FILE
@@ -26,6 +27,16 @@ def build_with_database(model: Path, target: str, database: Path, library: Path)
         process.submit(_build_with_database, model, target, database, library).result()
 
 
+def build_with_metaschedule(model: Path, target: str, database: Path, library: Path) -> None:
+    """Compile an ONNX file with what MetaSchedule found for its subgraphs, in another process. Those that it
+    didn't get to stay untuned.
+
+    Raises as `build_with_database` does.
+    """
+    with spawn_process() as process:
+        process.submit(_build_with_metaschedule, model, target, database, library).result()
+
+
 def _build_untuned(model: Path, target: str, library: Path) -> None:
     from compiler.importing.model import fuse_untuned, read_onnx
     from compiler.packaging.artifact import build_library
@@ -34,21 +45,36 @@ def _build_untuned(model: Path, target: str, library: Path) -> None:
 
 
 def _build_with_database(model: Path, target: str, database: Path, library: Path) -> None:
+    from tunefarm.tvm_database import tuned_model
+
+    records = _records(database)
+    _build_applied(tuned_model(model.read_bytes(), {}, target, records), records, target, library)
+
+
+def _build_with_metaschedule(model: Path, target: str, database: Path, library: Path) -> None:
+    from compiler.importing.model import fuse, read_onnx
+
+    _build_applied(fuse(read_onnx(model.read_bytes(), {}), target), _records(database), target, library)
+
+
+def _records(database: Path) -> Any:
+    from tvm.s_tir.meta_schedule.database import JSONDatabase
+
+    return JSONDatabase(str(database / WORKLOAD_FILE), str(database / RECORD_FILE), allow_missing=False)
+
+
+def _build_applied(fused: Any, records: Any, target: str, library: Path) -> None:
     import tvm
     import tvm_ffi
     from tvm import relax
-    from tvm.s_tir.meta_schedule.database import JSONDatabase
 
     from compiler.packaging.artifact import build_library
     from compiler.target import parse_target
-    from tunefarm.tvm_database import tuned_model
 
-    records = JSONDatabase(str(database / WORKLOAD_FILE), str(database / RECORD_FILE), allow_missing=False)
-    fused = tuned_model(model.read_bytes(), {}, target, records)
     with records, parse_target(target), tvm.transform.PassContext(opt_level=3):
         applied = relax.transform.MetaScheduleApplyDatabase()(fused)
     if tvm_ffi.structural_equal(applied, fused):
-        raise RuntimeError("no record of the exported database fits the model")
+        raise RuntimeError("no record of the database fits the model")
     packed = tvm.transform.Sequential(
         [relax.transform.SplitLayoutRewritePreproc(), relax.transform.FoldConstant()]
     )(applied)
