@@ -5,10 +5,12 @@ with Client("http://tuner:8760") as client, service_database(ScheduleCache(clien
     module = relax.transform.MetaScheduleApplyDatabase()(module)
 module = relax.transform.SplitLayoutRewritePreproc()(module)
 module = relax.transform.FoldConstant()(module)
+executable = build(module, target)
 
 The first pass names the constant operands, which the schedules are stored by; the last two pack them once.
 
 `tuned_model` makes such a module of a model's file, with the variants of operators that a database prefers.
+`build` compiles it with the passes that its schedules were measured with.
 """
 
 from __future__ import annotations
@@ -19,10 +21,13 @@ from collections.abc import Mapping
 from typing import IO
 
 import tvm
+from tvm import relax
 from tvm.ir.utils import derived_object
 from tvm.s_tir.meta_schedule.database import Database, PyDatabase, TuningRecord, Workload
 from tvm.tirx import PrimFunc
 
+from compiler.codegen.pipeline import PIPELINE
+from compiler.codegen.steps import apply_passes, pass_context
 from compiler.importing.formats.reading import read_model
 from compiler.importing.spec import Shape
 from compiler.target import parse_target
@@ -65,6 +70,17 @@ def tuned_model(
             found = statistics.median(map(float, record.run_secs)), task.workload_hash
             fastest[task.place] = min(found, fastest.get(task.place, found))
     return model.choose([workload for _, workload in fastest.values()])
+
+
+def build(module: tvm.IRModule, target: str) -> relax.VMExecutable:
+    """Compile a module with schedules applied, as tunefarm compiled the candidates that it measured.
+
+    TVM's `relax.build` alone calls libm for each element of an exp or a sigmoid, and adds rows up one element
+    after the other: networks with many of these take two to three times as long.
+    """
+    parsed = parse_target(target)
+    with pass_context(parsed):
+        return relax.build(apply_passes(module, parsed), parsed, tir_pipeline=PIPELINE)
 
 
 @derived_object

@@ -1,4 +1,4 @@
-"""Builds of a model by TVM alone: untuned, and with the schedules of a database that tunefarm exported."""
+"""Builds of a model by TVM: untuned, and with schedules that tunefarm exported or that MetaSchedule found."""
 
 from __future__ import annotations
 
@@ -45,16 +45,19 @@ def _build_untuned(model: Path, target: str, library: Path) -> None:
 
 
 def _build_with_database(model: Path, target: str, database: Path, library: Path) -> None:
-    from tunefarm.tvm_database import tuned_model
+    from tunefarm.tvm_database import build, tuned_model
 
     records = _records(database)
-    _build_applied(tuned_model(model.read_bytes(), {}, target, records), records, target, library)
+    fused = tuned_model(model.read_bytes(), {}, target, records)
+    build(_applied(fused, records, target), target).export_library(str(library))
 
 
 def _build_with_metaschedule(model: Path, target: str, database: Path, library: Path) -> None:
     from compiler.importing.model import fuse, read_onnx
+    from compiler.packaging.artifact import build_library
 
-    _build_applied(fuse(read_onnx(model.read_bytes(), {}), target), _records(database), target, library)
+    fused = fuse(read_onnx(model.read_bytes(), {}), target)
+    build_library(_applied(fused, _records(database), target), target, library)
 
 
 def _records(database: Path) -> Any:
@@ -63,19 +66,18 @@ def _records(database: Path) -> Any:
     return JSONDatabase(str(database / WORKLOAD_FILE), str(database / RECORD_FILE), allow_missing=False)
 
 
-def _build_applied(fused: Any, records: Any, target: str, library: Path) -> None:
+def _applied(fused: Any, records: Any, target: str) -> Any:
+    """Return a module with schedules and its constants packed as they want them. Raises RuntimeError."""
     import tvm
     import tvm_ffi
     from tvm import relax
 
-    from compiler.packaging.artifact import build_library
     from compiler.target import parse_target
 
     with records, parse_target(target), tvm.transform.PassContext(opt_level=3):
         applied = relax.transform.MetaScheduleApplyDatabase()(fused)
     if tvm_ffi.structural_equal(applied, fused):
         raise RuntimeError("no record of the database fits the model")
-    packed = tvm.transform.Sequential(
+    return tvm.transform.Sequential(
         [relax.transform.SplitLayoutRewritePreproc(), relax.transform.FoldConstant()]
     )(applied)
-    build_library(packed, target, library)

@@ -20,7 +20,7 @@ from tunefarm.client.client import Client, ProblemError, UnreachableError
 from tunefarm.client.schedule_cache import ScheduleCache
 from tunefarm.client.values import ExportedRecord, ExportedWorkload, Schedule, ScheduleDatabase
 from tunefarm.errors import InputError
-from tunefarm.tvm_database import service_database
+from tunefarm.tvm_database import build, service_database
 
 TARGET = json.dumps({"kind": "llvm", "num-cores": 1})
 # split the first loop of the only block by 4
@@ -135,6 +135,27 @@ def test_a_refusal_is_an_error_and_not_a_missing_schedule(service: Service, tmp_
     service.status = 401
     with pytest.raises(ProblemError, match="No schedule"):
         service_database(service.cache(tmp_path), network())
+
+
+def test_a_module_is_built_with_the_passes_that_its_schedules_were_measured_with() -> None:
+    x = te.placeholder((64, 16), name="x")
+    function = te.create_prim_func([x, te.compute(x.shape, lambda i, j: te.exp(x[i, j]), name="C")])
+    schedule = tvm.s_tir.Schedule(function.with_attr("tirx.is_scheduled", True))
+    schedule.vectorize(schedule.get_loops(schedule.get_sblock("C"))[-1])
+    builder = relax.BlockBuilder()
+    given = relax.Var("x", relax.TensorType((64, 16), "float32"))
+    with builder.function("main", [given]):
+        exponential = builder.add_func(schedule.mod["main"].without_attr("global_symbol"), "exponential")
+        called = relax.call_tir(exponential, [given], relax.TensorType((64, 16), "float32"))
+        builder.emit_func_output(builder.emit(called))
+    target = json.dumps({"kind": "llvm"})
+    by_tvm = relax.build(builder.get(), tvm.target.Target({"kind": "llvm"}))
+    built = build(builder.get(), target)
+    assert "@llvm.exp" in by_tvm.mod.imports[0].inspect_source("ll"), "one call for each element"
+    assert "@llvm.exp" not in built.mod.imports[0].inspect_source("ll")
+    values = np.random.default_rng(0).standard_normal((64, 16)).astype("float32")
+    found = relax.VirtualMachine(built, tvm.cpu())["main"](tvm.runtime.tensor(values))
+    np.testing.assert_allclose(found.numpy(), np.exp(values), rtol=1e-6)
 
 
 def exported() -> ScheduleDatabase:
