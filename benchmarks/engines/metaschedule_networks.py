@@ -104,8 +104,9 @@ def _tune(model: Path, folder: Path, target: str, trials: int) -> None:
         parse_target(target),
         str(folder),
         max_trials_global=trials,
-        # With its 64 it would leave subgraphs untuned where there are few trials for each.
-        num_trials_per_iter=min(64, max(4, trials // (2 * subgraphs))),
+        # With its 64 it would leave subgraphs untuned where there are few trials for each. More batches than
+        # needed would cost it 15 s each: it starts its builders anew, which import TVM.
+        num_trials_per_iter=min(64, max(4, trials // subgraphs)),
         builder=LocalBuilder(timeout_sec=BUILD_LIMIT_S),
         seed=0,
     )

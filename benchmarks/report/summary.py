@@ -28,6 +28,7 @@ TOGETHER = "latency tuned together relative to alone"
 SHARE = "share of run time in tuned subgraphs, mean"
 RIGHT = re.compile(r"networks that are right, of (\d+)")
 SHARE_OF = re.compile(r"(\S+): share of run time in tuned subgraphs")
+OF_METASCHEDULE = "latency relative to MetaSchedule"
 OF_LIMITS = "the machine's limits relative to the subgraphs' latencies"
 OF_LIMIT = "latency relative to the machine's limit, "
 LEVEL = "growth in the second half"
@@ -101,6 +102,7 @@ def tables(files: Mapping[str, Results]) -> dict[str, str]:
         "layers": layers(files.values()),
         "compiled": compiled(files.values()),
         "tuned": tuned(files.values()),
+        "equal trials": equal_trials(files.values()),
         "limits": limits(files.values()),
         "element types": element_types(files.values()),
         "sizes": sizes(files.values()),
@@ -189,7 +191,7 @@ def tuned(files: Iterable[Results]) -> str:
     """Return a row for each tuned network on each device class, and the mean of each class."""
     of_fastest = re.compile("latency relative to the fast.*")
     rows = []
-    for name, label, found in _networks(files, "speed-up over TVM untuned"):
+    for name, label, found in _networks(_without(files, OF_METASCHEDULE), "speed-up over TVM untuned"):
         fastest = next((each for what, each in found.items() if of_fastest.fullmatch(what)), None)
         rows.append(
             [
@@ -205,6 +207,27 @@ def tuned(files: Iterable[Results]) -> str:
         )
     headers = ["class", "network", "tuned", "of ONNX Runtime", "of OpenVINO", "of the fastest peer"]
     return table([*headers, "of TVM untuned", "trials"], _with_means(rows, range(3, 7)))
+
+
+def equal_trials(files: Iterable[Results]) -> str:
+    """Return a row for each network that MetaSchedule tuned, too, with as many trials."""
+    rows = []
+    for name, label, found in _networks(files, OF_METASCHEDULE):
+        ratio, rates = found[OF_METASCHEDULE], found["trials a second relative to MetaSchedule"]
+        rows.append(
+            [
+                name,
+                label,
+                number(found["trials"].value),
+                f"{number(found['latency, tunefarm'].value)} ms",
+                f"{number(found['latency, MetaSchedule'].value)} ms",
+                number(ratio.value),
+                f"{number(found['from start to finish'].value)} s",
+                number(rates.value),
+            ]
+        )
+    headers = ["class", "network", "trials", "tuned", "MetaSchedule's", "ratio", "took", "trials a second"]
+    return table(headers, rows or [["not measured", *[""] * 7]])
 
 
 def limits(files: Iterable[Results]) -> str:
@@ -375,6 +398,15 @@ def _networks(files: Iterable[Results], marker: str) -> list[tuple[str, str, dic
     order = list(INSTRUCTION_SETS.values())
     measured = sorted(found.items(), key=lambda each: (order.index(each[0][0]), *each[0]))
     return [(name, label, figures) for (name, label), figures in measured]
+
+
+def _without(files: Iterable[Results], ending: str) -> list[Results]:
+    """Return the runs without a figure of this name."""
+    return [
+        results
+        for results in files
+        if not any(figure.name.endswith(f": {ending}") for figure in results.figures)
+    ]
 
 
 def _with_means(rows: Sequence[list[str]], columns: range) -> list[list[str]]:

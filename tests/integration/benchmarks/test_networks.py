@@ -26,7 +26,7 @@ def _figures(file: Path) -> dict[str, Figure]:
 
 def test_a_network_is_tuned_and_takes_turns_with_its_peers(tmp_path: Path) -> None:
     file = tmp_path / "networks.json"
-    given = ("--quick", "--network", "squeezenet1_1", "--trials", "30", "--peer-trials", "24")
+    given = ("--quick", "--network", "squeezenet1_1", "--trials", "30", "--peer-trials", "8")
     assert networks.main([*SHORT, *given, "--json", str(file)]) == 0
     found = _figures(file)
     label = "squeezenet1_1-tiny"

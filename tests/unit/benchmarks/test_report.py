@@ -15,7 +15,18 @@ from benchmarks.results.figures import Figure, FiguresError, Results, at_least, 
 from benchmarks.results.searches import SEARCHES, Search
 
 SECTIONS = (
-    *("layers", "compiled", "tuned", "limits", "element types", "sizes", "zoo", "processes", "soak"),
+    *(
+        "layers",
+        "compiled",
+        "tuned",
+        "equal trials",
+        "limits",
+        "element types",
+        "sizes",
+        "zoo",
+        "processes",
+        "soak",
+    ),
     *("others", "missed", "runs"),
 )
 DOCUMENT = "# Benchmarks\n\nBefore.\n" + "".join(
@@ -184,6 +195,21 @@ def test_networks_are_sorted_by_class_and_have_a_mean() -> None:
         ["SSE4.2", "not measured", ""],
     ]
     assert found[0][3:] == ["0.8", "", "", "0.0312", "300 in 92 s"]
+
+
+def test_a_network_that_metaschedule_tuned_too_has_a_row_of_its_own() -> None:
+    equal = results(
+        *tuned(latency_ms=99.0),
+        figure("resnet18: latency relative to MetaSchedule", 0.5, "x"),
+        figure("resnet18: latency, MetaSchedule", 198.0, "ms"),
+        figure("resnet18: trials a second relative to MetaSchedule", 4.0, "x"),
+        date="2025-01-03",
+    )
+    runs = [results(*tuned()), equal]
+    assert rows(summary.equal_trials(runs)) == [
+        ["AVX-512", "resnet18", "300", "99 ms", "198 ms", "0.5", "92 s", "4"]
+    ]
+    assert rows(summary.tuned(runs))[0][2] == "10 ms", "with all peers, and more trials"
 
 
 def test_the_subgraphs_farthest_above_their_limits_are_named() -> None:
