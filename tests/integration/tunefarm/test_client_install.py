@@ -13,8 +13,8 @@ import pytest
 from tests.unit.tunefarm.fake_service import FakeService, serving
 
 ROOT = Path(__file__).parents[3]
-# 5 MiB: the one distribution has the compiler and the server in it, which the client never loads.
-LIMIT_BYTES = 5 << 20
+# The one distribution has the compiler and the server in it, which the client never loads.
+LIMIT_BYTES = 5_000_000
 # Asks for what a deployment system does, then for the command, which isn't installed.
 SCRIPT = """
 import sys
