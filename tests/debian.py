@@ -63,7 +63,7 @@ def wheels(machine: str, extras: str, *others: str) -> Path:
         (folder / "own").mkdir()
         own = folder / "own" / name
         own.write_bytes(content)
-        tags = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")
+        tags = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014")
         platforms = [option for tag in tags for option in ("--platform", f"{tag}_{machine}")]
         which = ["--python-version", PYTHON, "--implementation", "cp", *platforms, "--only-binary=:all:"]
         constraint = ["--constraint", str(pins)]
