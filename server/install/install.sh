@@ -61,7 +61,7 @@ except (OSError, ValueError) as error:
 END
 }
 
-name= gpu= build= unit= updates= ca= cert= key= update=
+name='' gpu='' build='' unit='' updates='' ca='' cert='' key='' update=''
 if [ "$(id -u)" -eq 0 ]; then prefix=/opt/tunefarm; else prefix=$HOME/.local/share/tunefarm; fi
 while [ $# -gt 0 ]; do
     case $1 in
@@ -108,6 +108,7 @@ done
 
 if [ -n "$update" ]; then
     prefix=$(dirname "$(realpath "$0")")
+    # shellcheck source=/dev/null
     . "$prefix/installed"
 else
     mkdir -p "$prefix"
@@ -119,7 +120,7 @@ else
     if [ -z "$token" ] && [ -n "$token_needed" ]; then
         stty -echo 2>/dev/null </dev/tty || true
         ask "Token with the scope worker (tunefarm token create --name NAME --scope worker):"
-        stty echo 2>/dev/null </dev/tty && echo >/dev/tty || true
+        if stty echo 2>/dev/null </dev/tty; then echo >/dev/tty; fi
         token=$answer
         [ -n "$token" ] || fail "a worker of this service needs a token: set TUNEFARM_WORKER_TOKEN" 2
     fi
@@ -143,7 +144,7 @@ tar -xf "$work/worker.tar" -C "$work" --no-same-owner
 wheel=$(echo "$work"/tunefarm-*.whl)
 echo "installing $(basename "$wheel") and what it needs into $prefix: some minutes"
 "$prefix/bin/python" -m pip install --quiet --disable-pip-version-check --only-binary :all: \
-    --constraint "$work/constraints.txt" "$wheel[$extras]" ||
+    --constraint "$work/constraints.txt" "${wheel}[$extras]" ||
     fail "pip could not install the packages: see above; PIP_INDEX_URL names another index"
 if [ -n "$update" ]; then
     echo "updated to tunefarm $version or newer"
