@@ -76,7 +76,7 @@ def build(module: tvm.IRModule, target: str) -> relax.VMExecutable:
     """Compile a module with schedules applied, as tunefarm compiled the candidates that it measured.
 
     TVM's `relax.build` alone calls libm for each element of an exp or a sigmoid, and adds rows up one element
-    after the other: networks with many of these take two to three times as long.
+    after the other.
     """
     parsed = parse_target(target)
     with pass_context(parsed):
