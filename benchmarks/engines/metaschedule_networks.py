@@ -1,4 +1,4 @@
-"""Tune a network with MetaSchedule, with its defaults, on the subgraphs that tunefarm tunes.
+"""Tune a network with MetaSchedule, on the subgraphs that tunefarm tunes, with smaller batches than its own.
 
 As a program, this module tunes; `trial_rate` runs it in a process group that can be killed at any time.
 """
@@ -95,17 +95,17 @@ def _tune(model: Path, folder: Path, target: str, trials: int) -> None:
     from compiler.importing.model import fuse, read_onnx
     from compiler.target import parse_target
 
-    fused = fuse(read_onnx(model.read_bytes(), {}), target)
-    subgraphs = len(extract_tasks(fused, parse_target(target)))
+    fused, parsed = fuse(read_onnx(model.read_bytes(), {}), target), parse_target(target)
+    subgraphs = len(extract_tasks(fused, parsed))
     (folder / STARTED).touch()
     tune_relax(
         fused,
         {},
-        parse_target(target),
+        parsed,
         str(folder),
         max_trials_global=trials,
-        # With its 64 it would leave subgraphs untuned where there are few trials for each. More batches than
-        # needed would cost it 15 s each: it starts its builders anew, which import TVM.
+        # With batches of its 64 it leaves subgraphs untuned where there are few trials for each. Smaller ones
+        # than needed cost it time: for every batch it starts builders anew, which import TVM.
         num_trials_per_iter=min(64, max(4, trials // subgraphs)),
         builder=LocalBuilder(timeout_sec=BUILD_LIMIT_S),
         seed=0,

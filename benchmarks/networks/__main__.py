@@ -5,8 +5,8 @@
 
 A network is tuned on an embedded stack with an empty data folder. Seconds run from before the stack starts
 until the module is unpacked; latencies are measured afterwards, with the stack stopped. Without --quick,
-MetaSchedule tunes the same subgraphs with its defaults, and what it finds takes turns, too. The figures go
-to FILE, the curves of the latencies while tuning to a file beside it. Nothing else should run on the machine.
+MetaSchedule tunes the same subgraphs, and what it finds takes turns, too. The figures go to FILE, the
+curves of the latencies while tuning to a file beside it. Nothing else should run on the machine.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ def _tune(args: argparse.Namespace, masked: MaskedOnnxRuntime | None, output: Ou
             trials=args.trials,
             minutes=args.minutes or (QUICK_MINUTES if args.quick else None),
             peer_trials=args.peer_trials or (0 if args.quick else 128),
+            # Twice what a trial of MetaSchedule's took in earlier runs.
             peer_limit_s=3.0 * max(args.peer_trials or 0, 200),
             every_peer=args.every_peer,
         )

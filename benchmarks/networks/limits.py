@@ -27,7 +27,7 @@ class Limits:
             raise ValueError(f"{device.name} wasn't calibrated")
         profile = Profile(**device.profile)
         lanes = device.vector_bytes / FLOAT32_BYTES
-        each = 2 * lanes * profile.multiply_adds[FLOAT32] * profile.hertz
+        each = 2 * lanes * profile.issue(FLOAT32) * profile.hertz
         return cls(each * device.cores, profile.memory_rate_all * profile.hertz)
 
 

@@ -400,12 +400,12 @@ def _networks(files: Iterable[Results], marker: str) -> list[tuple[str, str, dic
     return [(name, label, figures) for (name, label), figures in measured]
 
 
-def _without(files: Iterable[Results], ending: str) -> list[Results]:
-    """Return the runs without a figure of this name."""
+def _without(files: Iterable[Results], name: str) -> list[Results]:
+    """Return the runs that have no such figure of any network."""
     return [
         results
         for results in files
-        if not any(figure.name.endswith(f": {ending}") for figure in results.figures)
+        if not any(figure.name.endswith(f": {name}") for figure in results.figures)
     ]
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from http import HTTPStatus
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import quote, urlencode
 from urllib.request import getproxies, proxy_bypass
@@ -119,12 +119,13 @@ class Client:
             raise ValueError(f"a service's address starts with http:// or https://, not {url!r}")
         self.url = url.rstrip("/")
         self._sleep = sleep
-        host = (urllib3.util.parse_url(self.url).host or "").strip("[]")
+        address = urllib3.util.parse_url(self.url)
+        host = (address.host or "").strip("[]")
         if token and not is_loopback(host) and self.url.startswith("http://"):
             _log.warning("the token crosses the network in clear to %s: use https:// if it can", self.url)
         self._headers = urllib3.make_headers(accept_encoding="gzip", user_agent="tunefarm")
         self._headers |= {"Authorization": f"Bearer {token}"} if token else {}
-        self._http = _pool(self.url, host, tls_context(tls))
+        self._http = _pool(address.scheme or "", host, tls_context(tls))
 
     def __enter__(self) -> Self:
         return self
@@ -359,7 +360,7 @@ class Client:
                     raise ClientError(f"the service sent an event that is not understood: {error}") from error
                 yield _parse(JobEvent, {"id": sent.id, "kind": sent.event, "data": data})
 
-    def _fetch(self, path: str, into: Path, headers: Mapping[str, str] = MappingProxyType({})) -> Answer:
+    def _fetch(self, path: str, into: Path, headers: Mapping[str, str] | None = None) -> Answer:
         """Write the body of a successful answer to a file; return the answer without it."""
 
         def fetch() -> Answer:
@@ -381,7 +382,7 @@ class Client:
         self,
         path: str,
         body: Mapping[str, Any] | None = None,
-        headers: Mapping[str, str] = MappingProxyType({}),
+        headers: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         return self._object(self._call(lambda: self._send("POST", path, headers, json=body)))
 
@@ -392,7 +393,7 @@ class Client:
         self,
         method: str,
         path: str,
-        headers: Mapping[str, str] = MappingProxyType({}),
+        headers: Mapping[str, str] | None = None,
         *,
         timeout: urllib3.Timeout = TIMEOUT,
         **request: Any,
@@ -401,7 +402,7 @@ class Client:
         return self._http.request(
             method,
             self.url + path,
-            headers={**self._headers, **headers},
+            headers={**self._headers, **(headers or {})},
             timeout=timeout,
             retries=False,
             redirect=False,
@@ -441,11 +442,11 @@ class Client:
         return UnreachableError(f"no tunefarm service answers at {self.url} ({cause})")
 
 
-def _pool(url: str, host: str, context: ssl.SSLContext | None) -> urllib3.PoolManager:
+def _pool(scheme: str, host: str, context: ssl.SSLContext | None) -> urllib3.PoolManager:
     """Return the connections to a service, through the proxy that the environment names for its host."""
     # A proxy can't reach this machine's loopback.
     proxies = {} if is_loopback(host) or proxy_bypass(host) else getproxies()
-    proxy = proxies.get(urllib3.util.parse_url(url).scheme or "", proxies.get("all"))
+    proxy = proxies.get(scheme, proxies.get("all"))
     if proxy is None:
         return urllib3.PoolManager(maxsize=CONNECTIONS, ssl_context=context)
     login = urllib3.util.parse_url(proxy).auth
