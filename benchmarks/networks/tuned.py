@@ -128,6 +128,7 @@ def _metaschedule(
             folder=work,
         )
         if rate is None:
+            console.print(f"{plan.label}: MetaSchedule recorded nothing in {plan.peer_limit_s:.0f} s")
             return None, []
         build_with_metaschedule(model, target, work, library.path)
     except Exception as error:  # whatever a compiler raises
