@@ -21,6 +21,9 @@ from tvm.ir import Call, GenericConst
 from compiler.constants.fold import static_shape
 from compiler.variants.rewriting import Kernel, rewrite_calls
 
+# With fewer outputs than the lanes of a vector, pixels of a row fill vectors in their place.
+FEW_OUTPUTS = 8
+
 
 class Subpixel:
     """Computes transposed convolutions channels-last, by phases, without the zeros between pixels.
@@ -30,6 +33,8 @@ class Subpixel:
         products[t, r, h, w, o] = sum(data[c, h + (t + p) // s - i, w + (r + p) // s - j]
                                       * weight'[t, r, i, j, c, o])                             i, j < k / s
         conv[o, h, w] = products[h % s, w % s, h // s, w // s, o]
+
+    With few outputs, data and products stay channels-first: products[t, r, o, h, w].
     """
 
     name = "subpixel"
@@ -140,40 +145,42 @@ def transposed_convolution(
     """
     batch, channels = int(data.shape[0]), int(data.shape[1])
     inputs, outputs = int(weight.shape[4]), int(weight.shape[5])
-    last = te.compute(
-        (batch, vertical.pixels, horizontal.pixels, channels),
-        lambda n, h, w, c: data[n, c, h, w],
-        name="channels_last",
-    )
-    before = (vertical.taps - 1, horizontal.taps - 1)
-    padded = topi.nn.pad(last, (0, *before, 0), (0, vertical.beyond, horizontal.beyond, 0), name="padded")
+    by_rows = outputs < min(FEW_OUTPUTS, horizontal.windows)
+    before, beyond = (vertical.taps - 1, horizontal.taps - 1), (vertical.beyond, horizontal.beyond)
+    if by_rows:
+        padded = topi.nn.pad(data, (0, 0, *before), (0, 0, *beyond), name="padded")
+    else:
+        last = te.compute(
+            (batch, vertical.pixels, horizontal.pixels, channels),
+            lambda n, h, w, c: data[n, c, h, w],
+            name="channels_last",
+        )
+        padded = topi.nn.pad(last, (0, *before, 0), (0, *beyond, 0), name="padded")
     i, j = (te.reduce_axis((0, axis.taps), name) for axis, name in ((vertical, "i"), (horizontal, "j")))
     c = te.reduce_axis((0, inputs), "c")
 
     def pixel(window: Any, phase: Any, tap: Any, axis: Axis) -> Any:
         return window + (phase + axis.padding) // axis.phases + (axis.taps - 1) - tap
 
-    def channel(o: Any) -> Any:
-        return c if groups == 1 else o // (outputs // groups) * inputs + c
+    def product(n: Any, t: Any, r: Any, o: Any, h: Any, w: Any) -> Any:
+        at = pixel(h, t, i, vertical), pixel(w, r, j, horizontal)
+        channel = c if groups == 1 else o // (outputs // groups) * inputs + c
+        value = padded[n, channel, *at] if by_rows else padded[n, *at, channel]
+        return te.sum(value * weight[t, r, i, j, c, o], axis=[i, j, c])
 
-    products = te.compute(
-        (batch, vertical.phases, horizontal.phases, vertical.windows, horizontal.windows, outputs),
-        lambda n, t, r, h, w, o: te.sum(
-            padded[n, pixel(h, t, i, vertical), pixel(w, r, j, horizontal), channel(o)]
-            * weight[t, r, i, j, c, o],
-            axis=[i, j, c],
-        ),
-        name="products",
-    )
-    return te.compute(
-        (batch, outputs, vertical.results, horizontal.results),
-        lambda n, o, h, w: products[
-            n,
-            h % vertical.phases,
-            w % horizontal.phases,
-            h // vertical.phases,
-            w // horizontal.phases,
-            o,
-        ],
-        name="convolution",
-    )
+    phases, windows = (vertical.phases, horizontal.phases), (vertical.windows, horizontal.windows)
+    if by_rows:
+        products = te.compute((batch, *phases, outputs, *windows), product, name="products")
+    else:
+        products = te.compute(
+            (batch, *phases, *windows, outputs),
+            lambda n, t, r, h, w, o: product(n, t, r, o, h, w),
+            name="products",
+        )
+
+    def result(n: Any, o: Any, h: Any, w: Any) -> Any:
+        phase = h % vertical.phases, w % horizontal.phases
+        window = h // vertical.phases, w // horizontal.phases
+        return products[n, *phase, o, *window] if by_rows else products[n, *phase, *window, o]
+
+    return te.compute((batch, outputs, vertical.results, horizontal.results), result, name="convolution")
