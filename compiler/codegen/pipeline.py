@@ -11,6 +11,7 @@ from tvm.tirx.compilation_pipeline import get_tir_pipeline, register_tir_pipelin
 
 from compiler.codegen.broadcasts import store_bfloat16
 from compiler.codegen.fragments import declare_as_halves, round_operands
+from compiler.codegen.prefetch import prefetch_operands
 from compiler.codegen.stack import keep_on_stack
 
 PIPELINE = "tunefarm"
@@ -21,7 +22,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
 
     def finish_on_stack() -> Callable[[tvm.IRModule], tvm.IRModule]:
         finish = finish_host()
-        return lambda module: finish(keep_on_stack(module))
+        return lambda module: finish(keep_on_stack(prefetch_operands(module)))
 
     def finish_fragments() -> Callable[[tvm.IRModule], tvm.IRModule]:
         finish = finish_device()

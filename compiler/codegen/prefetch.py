@@ -1,0 +1,131 @@
+"""Prefetch the operands that loops stream.
+
+A processor fetches ahead by itself, but only to the end of a page: the next one's first rows come from memory
+while a core waits for them. The weights of a network aren't in a cache when their layer begins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import StringImm, TensorLoad
+from tvm.tirx import (
+    AllocBuffer,
+    AttrStmt,
+    BufferStore,
+    Evaluate,
+    For,
+    IntImm,
+    PrimFunc,
+    Ramp,
+    SeqStmt,
+    Var,
+)
+
+from compiler.codegen.rewrite import rewrite_prim_funcs
+
+# How far ahead of a load its address is prefetched: what a core multiplies while memory answers.
+AHEAD_BYTES = 8192
+LINE_BYTES = 64
+# Smaller operands stay in the first cache.
+LEAST_BYTES = 32768
+
+_NAME = "tunefarm_prefetch"
+# LLVM believes that its prefetch may write whatever has the address's type, and then stores accumulators in
+# every iteration. A call that is declared to touch only what the program can't reach lets it keep them.
+_FUNCTION = f"""
+declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
+define linkonce_odr hidden i32 @{_NAME}(ptr %address) alwaysinline nounwind {{
+  call void @llvm.prefetch.p0(ptr %address, i32 0, i32 3, i32 1) memory(inaccessiblemem: readwrite)
+  ret i32 0
+}}
+"""
+
+
+def prefetch_operands(module: tvm.IRModule) -> tvm.IRModule:
+    """Prefetch the vectors of large parameters that loops accumulate products of.
+
+        for k in range(512):
+            c[0:16] = c[0:16] + broadcast(a[k]) * b[k * 16 : k * 16 + 16]
+    ->
+        for k in range(512):
+            c[0:16] = c[0:16] + broadcast(a[k]) * b[k * 16 : k * 16 + 16]
+            prefetch(b[k * 16 + 2048])
+
+    What is packed ahead of time is read in the order of its addresses, so these rows are the next ones.
+    """
+    return rewrite_prim_funcs(module, _rewrite)
+
+
+def _rewrite(function: PrimFunc) -> PrimFunc:
+    own: list[Any] = []
+    tvm_ffi.structural_walk(function.body, [(AllocBuffer, lambda each: own.append(each.buffer))])
+
+    def prefetch(loop: For) -> For:
+        rows = {str(row): row for load in _streamed(loop, own) for row in _rows(load)}
+        calls = [Evaluate(tirx.call_extern("int32", _NAME, tirx.address_of(row))) for row in rows.values()]
+        if not calls:
+            return loop
+        # At the end of the body, where what it binds is known.
+        statements = loop.body.seq if isinstance(loop.body, SeqStmt) else [loop.body]
+        body = SeqStmt([*statements, *calls])
+        return For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=loop.annotations)
+
+    body = tvm_ffi.structural_map(function.body, (For, prefetch))
+    if body.same_as(function.body):
+        return function
+    return function.with_body(AttrStmt(tirx.const(0), "pragma_import_llvm", StringImm(_FUNCTION), body))
+
+
+def _streamed(loop: For, own: list[Any]) -> list[TensorLoad]:
+    """Return the loads of vectors that a loop accumulates, from large buffers other than the function's
+    `own`, and that move with this loop, not with one inside it."""
+    inner: list[Any] = []
+    stores: list[BufferStore] = []
+    tvm_ffi.structural_walk(
+        loop.body, [(For, lambda each: inner.append(each.loop_var)), (BufferStore, stores.append)]
+    )
+    found = []
+    for store in stores:
+        loads: list[TensorLoad] = []
+        tvm_ffi.structural_walk(store.value, [(TensorLoad, loads.append)])
+        if not any(load.source.same_as(store.buffer) for load in loads):
+            continue
+        for load in filter(_is_vector, loads):
+            used: list[Any] = []
+            tvm_ffi.structural_walk(load.indices[-1], [(Var, used.append)])
+            moves = _has(used, loop.loop_var) and not any(_has(used, each) for each in inner)
+            if moves and _bytes(load) >= LEAST_BYTES and not _has(own, load.source):
+                found.append(load)
+    return found
+
+
+def _has(variables: list[Any], variable: Any) -> bool:
+    return any(variable.same_as(each) for each in variables)
+
+
+def _is_vector(load: TensorLoad) -> bool:
+    at = load.indices[-1]
+    return isinstance(at, Ramp) and isinstance(at.stride, IntImm) and int(at.stride) == 1
+
+
+def _rows(load: TensorLoad) -> Iterator[Any]:
+    """Yield the first element of each cache line that the same load reads AHEAD_BYTES later."""
+    *outer, last = load.indices
+    item = tvm.DataType(str(load.source.ty.dtype)).bits // 8
+    for offset in range(0, int(last.lanes) * item, LINE_BYTES):
+        ahead = tirx.const((AHEAD_BYTES + offset) // item, last.base.ty.dtype)
+        yield tirx.BufferLoad(load.source, [*outer, last.base + ahead])
+
+
+def _bytes(load: TensorLoad) -> int:
+    """Return the bytes of a load's buffer, none if its shape isn't known."""
+    shape = load.source.ty.shape
+    if not all(isinstance(extent, IntImm) for extent in shape):
+        return 0
+    return math.prod(map(int, shape)) * tvm.DataType(str(load.source.ty.dtype)).bits // 8
