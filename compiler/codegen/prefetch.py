@@ -7,7 +7,8 @@ while a core waits for them. The weights of a network aren't in a cache when the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tvm
@@ -36,8 +37,8 @@ LINE_BYTES = 64
 LEAST_BYTES = 32768
 
 _NAME = "tunefarm_prefetch"
-# LLVM believes that its prefetch may write whatever has the address's type, and then stores accumulators in
-# every iteration. A call that is declared to touch only what the program can't reach lets it keep them.
+# LLVM believes that its prefetch may write into accumulators, and then stores them in every iteration. A call
+# that is declared to touch only what the program can't reach lets it keep them in registers.
 _FUNCTION = f"""
 declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
 define linkonce_odr hidden i32 @{_NAME}(ptr %address) alwaysinline nounwind {{
@@ -48,7 +49,7 @@ define linkonce_odr hidden i32 @{_NAME}(ptr %address) alwaysinline nounwind {{
 
 
 def prefetch_operands(module: tvm.IRModule) -> tvm.IRModule:
-    """Prefetch the vectors of large parameters that loops accumulate products of.
+    """Prefetch the vectors of large parameters that loops add up, in the innermost loop moving along them.
 
         for k in range(512):
             c[0:16] = c[0:16] + broadcast(a[k]) * b[k * 16 : k * 16 + 16]
@@ -64,45 +65,52 @@ def prefetch_operands(module: tvm.IRModule) -> tvm.IRModule:
 
 def _rewrite(function: PrimFunc) -> PrimFunc:
     own: list[Any] = []
-    tvm_ffi.structural_walk(function.body, [(AllocBuffer, lambda each: own.append(each.buffer))])
+    loops: list[For] = []
+    stores: list[BufferStore] = []
+    tvm_ffi.structural_walk(
+        function.body,
+        [
+            (AllocBuffer, lambda each: own.append(each.buffer)),
+            (For, loops.append),  # inner ones come first
+            (BufferStore, stores.append),
+        ],
+    )
+    rows: defaultdict[int, list[Any]] = defaultdict(list)
+    for load in _streamed(stores, own):
+        used: list[Any] = []
+        tvm_ffi.structural_walk(load.indices[-1], [(Var, used.append)])
+        innermost = next((at for at, loop in enumerate(loops) if _has(used, loop.loop_var)), None)
+        if innermost is not None:
+            rows[innermost] += _rows(load)
+    if not rows:
+        return function
 
     def prefetch(loop: For) -> For:
-        rows = {str(row): row for load in _streamed(loop, own) for row in _rows(load)}
-        calls = [Evaluate(tirx.call_extern("int32", _NAME, tirx.address_of(row))) for row in rows.values()]
-        if not calls:
+        at = next(at for at, each in enumerate(loops) if each.loop_var.same_as(loop.loop_var))
+        if at not in rows:
             return loop
+        calls = [Evaluate(tirx.call_extern("int32", _NAME, tirx.address_of(row))) for row in rows[at]]
         # At the end of the body, where what it binds is known.
         statements = loop.body.seq if isinstance(loop.body, SeqStmt) else [loop.body]
         body = SeqStmt([*statements, *calls])
         return For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=loop.annotations)
 
     body = tvm_ffi.structural_map(function.body, (For, prefetch))
-    if body.same_as(function.body):
-        return function
     return function.with_body(AttrStmt(tirx.const(0), "pragma_import_llvm", StringImm(_FUNCTION), body))
 
 
-def _streamed(loop: For, own: list[Any]) -> list[TensorLoad]:
-    """Return the loads of vectors that a loop accumulates, from large buffers other than the function's
-    `own`, and that move with this loop, not with one inside it."""
-    inner: list[Any] = []
-    stores: list[BufferStore] = []
-    tvm_ffi.structural_walk(
-        loop.body, [(For, lambda each: inner.append(each.loop_var)), (BufferStore, stores.append)]
-    )
-    found = []
+def _streamed(stores: list[BufferStore], own: list[Any]) -> Iterable[TensorLoad]:
+    """Return the different loads of vectors, from large buffers other than the function's `own`, that are
+    added to what is stored."""
+    found = {}
     for store in stores:
         loads: list[TensorLoad] = []
         tvm_ffi.structural_walk(store.value, [(TensorLoad, loads.append)])
-        if not any(load.source.same_as(store.buffer) for load in loads):
-            continue
-        for load in filter(_is_vector, loads):
-            used: list[Any] = []
-            tvm_ffi.structural_walk(load.indices[-1], [(Var, used.append)])
-            moves = _has(used, loop.loop_var) and not any(_has(used, each) for each in inner)
-            if moves and _bytes(load) >= LEAST_BYTES and not _has(own, load.source):
-                found.append(load)
-    return found
+        if any(load.source.same_as(store.buffer) for load in loads):
+            for load in loads:
+                if _is_vector(load) and _bytes(load) >= LEAST_BYTES and not _has(own, load.source):
+                    found[tvm_ffi.StructuralKey(load)] = load
+    return found.values()
 
 
 def _has(variables: list[Any], variable: Any) -> bool:
@@ -117,7 +125,7 @@ def _is_vector(load: TensorLoad) -> bool:
 def _rows(load: TensorLoad) -> Iterator[Any]:
     """Yield the first element of each cache line that the same load reads AHEAD_BYTES later."""
     *outer, last = load.indices
-    item = tvm.DataType(str(load.source.ty.dtype)).bits // 8
+    item = _item_bytes(load)
     for offset in range(0, int(last.lanes) * item, LINE_BYTES):
         ahead = tirx.const((AHEAD_BYTES + offset) // item, last.base.ty.dtype)
         yield tirx.BufferLoad(load.source, [*outer, last.base + ahead])
@@ -128,4 +136,8 @@ def _bytes(load: TensorLoad) -> int:
     shape = load.source.ty.shape
     if not all(isinstance(extent, IntImm) for extent in shape):
         return 0
-    return math.prod(map(int, shape)) * tvm.DataType(str(load.source.ty.dtype)).bits // 8
+    return math.prod(map(int, shape)) * _item_bytes(load)
+
+
+def _item_bytes(load: TensorLoad) -> int:
+    return -(-tvm.DataType(str(load.source.ty.dtype)).bits // 8)
