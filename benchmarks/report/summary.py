@@ -193,10 +193,12 @@ def tuned(files: Iterable[Results]) -> str:
     rows = []
     for name, label, found in _networks(_without(files, OF_METASCHEDULE), "speed-up over TVM untuned"):
         fastest = next((each for what, each in found.items() if of_fastest.fullmatch(what)), None)
+        whole = found.get(OF_LIMITS)
         rows.append(
             [
                 name,
                 label,
+                "" if whole is None else (whole.peer or "").partition(",")[0],
                 f"{number(found['latency, tunefarm'].value)} ms",
                 _value(found.get("latency relative to ONNX Runtime")),
                 _value(found.get("latency relative to OpenVINO")),
@@ -205,8 +207,8 @@ def tuned(files: Iterable[Results]) -> str:
                 f"{number(found['trials'].value)} in {number(found['from start to finish'].value)} s",
             ]
         )
-    headers = ["class", "network", "tuned", "of ONNX Runtime", "of OpenVINO", "of the fastest peer"]
-    return table([*headers, "of TVM untuned", "trials"], _with_means(rows, range(3, 7)))
+    headers = ["class", "network", "peak", "tuned", "of ONNX Runtime", "of OpenVINO", "of the fastest peer"]
+    return table([*headers, "of TVM untuned", "trials"], _with_means(rows, range(4, 8)))
 
 
 def equal_trials(files: Iterable[Results]) -> str:

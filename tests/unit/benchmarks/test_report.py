@@ -84,7 +84,7 @@ def test_the_sections_are_replaced_and_nothing_else(folder: Path) -> None:
     assert "Old." not in text
     assert text.startswith("# Benchmarks\n\nBefore.\n")
     assert all(f"<!-- end {name} -->\n\nAfter {name}.\n" in text for name in SECTIONS)
-    assert "| AVX-512 | resnet18 | 10 ms | 0.8 |" in text
+    assert "| AVX-512 | resnet18 |  | 10 ms | 0.8 |" in text
 
 
 def test_running_it_again_changes_nothing(folder: Path) -> None:
@@ -187,14 +187,14 @@ def test_networks_are_sorted_by_class_and_have_a_mean() -> None:
     older, newer = results(*tuned(latency_ms=99.0)), results(*tuned(), date="2025-01-03")
     other = results(*tuned("bert_base"), flags=" --device-class avx2")
     found = rows(summary.tuned([newer, other, older]))
-    assert [row[:3] for row in found] == [
-        ["AVX-512", "resnet18", "10 ms"],
-        ["AVX-512", "mean of 1", ""],
-        ["AVX2", "bert_base", "10 ms"],
-        ["AVX2", "mean of 1", ""],
-        ["SSE4.2", "not measured", ""],
+    assert [row[:4] for row in found] == [
+        ["AVX-512", "resnet18", "", "10 ms"],
+        ["AVX-512", "mean of 1", "", ""],
+        ["AVX2", "bert_base", "", "10 ms"],
+        ["AVX2", "mean of 1", "", ""],
+        ["SSE4.2", "not measured", "", ""],
     ]
-    assert found[0][3:] == ["0.8", "", "", "0.0312", "300 in 92 s"]
+    assert found[0][4:] == ["0.8", "", "", "0.0312", "300 in 92 s"]
 
 
 def test_a_network_that_metaschedule_tuned_too_has_a_row_of_its_own() -> None:
@@ -209,19 +209,24 @@ def test_a_network_that_metaschedule_tuned_too_has_a_row_of_its_own() -> None:
     assert rows(summary.equal_trials(runs)) == [
         ["AVX-512", "resnet18", "300", "99 ms", "198 ms", "0.5", "92 s", "4"]
     ]
-    assert rows(summary.tuned(runs))[0][2] == "10 ms", "with all peers, and more trials"
+    assert rows(summary.tuned(runs))[0][3] == "10 ms", "with all peers, and more trials"
 
 
 def test_the_subgraphs_farthest_above_their_limits_are_named() -> None:
+    machine = "2 TFLOP/s, 9 GB/s"
     limits = [
-        figure(
-            "resnet18: the machine's limits relative to the subgraphs' latencies", 0.8, "x", peer="2 TFLOP/s"
-        ),
+        figure("resnet18: the machine's limits relative to the subgraphs' latencies", 0.8, "x", peer=machine),
         figure("resnet18: latency relative to the machine's limit, conv", 2.0, "x", peer="8 of 10 ms"),
         figure("resnet18: latency relative to the machine's limit, pool", 1.5, "x", peer="2 of 10 ms"),
     ]
-    found = rows(summary.limits([results(*tuned(), *limits), results(*tuned("bert_base"))]))
-    assert found == [["AVX-512", "resnet18", "0.8", "2 TFLOP/s", "`conv`: 8 of 10 ms; `pool`: 2 of 10 ms"]]
+    runs = [results(*tuned(), *limits), results(*tuned("bert_base"))]
+    assert rows(summary.limits(runs)) == [
+        ["AVX-512", "resnet18", "0.8", machine, "`conv`: 8 of 10 ms; `pool`: 2 of 10 ms"]
+    ]
+    assert {row[1]: row[2] for row in rows(summary.tuned(runs))[:2]} == {
+        "bert_base": "",
+        "resnet18": "2 TFLOP/s",
+    }, "the peak that calibration measured"
 
 
 def test_servers_and_schedulers_have_a_row_for_each_number_of_them() -> None:
