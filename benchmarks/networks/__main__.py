@@ -12,10 +12,11 @@ curves of the latencies while tuning to a file beside it. Nothing else should ru
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.arguments import command_parser, positive
@@ -28,7 +29,7 @@ from benchmarks.networks.tuned import TunedNetwork, TuningPlan
 from benchmarks.results.curves import CURVES
 from benchmarks.results.figures import Figure
 from benchmarks.results.output import Output
-from benchmarks.timing.cpu_masking import MaskedOnnxRuntime, mask_onnxruntime
+from benchmarks.timing.cpu_masking import LIBRARIES, MaskedPackage, mask
 from benchmarks.timing.interleaved import Block
 from examples.make_models import NETWORKS
 from worker.settings import usable_cores
@@ -48,18 +49,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     output = Output("benchmarks.networks", argv, args.json, args.threads, args.device_class.without)
     with tempfile.TemporaryDirectory(prefix="tunefarm-benchmark-") as folder:
-        masked = None
+        masked = {}
         if args.device_class.without:
-            output.say("masking instruction sets in a copy of ONNX Runtime")
+            output.say("masking instruction sets in copies of the peers")
             try:
-                masked = mask_onnxruntime(args.device_class.without, Path(folder))
+                masked = {
+                    name: mask(name, args.device_class.without, Path(folder) / name)
+                    for name in filter(importlib.util.find_spec, LIBRARIES)
+                }
             except (OSError, RuntimeError) as error:
                 output.fail(error)
                 return 1
         return (_compile if args.compile else _tune)(args, masked, output)
 
 
-def _tune(args: argparse.Namespace, masked: MaskedOnnxRuntime | None, output: Output) -> int:
+def _tune(args: argparse.Namespace, masked: Mapping[str, MaskedPackage], output: Output) -> int:
     done: list[TunedNetwork] = []
 
     def measure_network(name: str, folder: Path) -> list[Figure]:
@@ -79,7 +83,7 @@ def _tune(args: argparse.Namespace, masked: MaskedOnnxRuntime | None, output: Ou
     return output.measure_each(args.networks or (QUICK if args.quick else FULL), measure_network)
 
 
-def _compile(args: argparse.Namespace, masked: MaskedOnnxRuntime | None, output: Output) -> int:
+def _compile(args: argparse.Namespace, masked: Mapping[str, MaskedPackage], output: Output) -> int:
     done: list[CompiledNetwork] = []
 
     def measure_network(name: str, folder: Path) -> list[Figure]:
@@ -89,7 +93,7 @@ def _compile(args: argparse.Namespace, masked: MaskedOnnxRuntime | None, output:
     return output.measure_each(args.networks or (QUICK if args.quick else COMPILED), measure_network)
 
 
-def _plan(name: str, args: argparse.Namespace, masked: MaskedOnnxRuntime | None) -> Plan:
+def _plan(name: str, args: argparse.Namespace, masked: Mapping[str, MaskedPackage]) -> Plan:
     return Plan(
         network=name,
         tiny=args.tiny,

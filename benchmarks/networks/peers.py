@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.device_class import DeviceClass
 from benchmarks.timing.contestants import ModelFile, OnnxFile, OpenVinoFile
-from benchmarks.timing.cpu_masking import MaskedOnnxRuntime
+from benchmarks.timing.cpu_masking import MaskedPackage
 from benchmarks.timing.iree_network import IreeFile
 from benchmarks.timing.torch_network import TorchFile
 
@@ -29,21 +29,18 @@ class Peer:
 
 
 def peers_of(
-    model: Path, device_class: DeviceClass, masked: MaskedOnnxRuntime | None, every: bool = False
+    model: Path, device_class: DeviceClass, masked: Mapping[str, MaskedPackage], every: bool = False
 ) -> list[Peer]:
     """Return ONNX Runtime and the installed ones of OpenVINO and, with `every`, PyTorch and IREE.
 
-    `masked` is ONNX Runtime for a device class that gives features up.
+    `masked` has, by name, the packages of the first two for a device class that gives features up.
     """
-    words = f"{ONNXRUNTIME} {importlib.metadata.version('onnxruntime')}"
-    if masked is not None:
-        words += f" told that the processor has no {' and no '.join(device_class.without)}"
-    peers = [Peer(ONNXRUNTIME, words, OnnxFile(model, masked))]
+    told = f" told that the processor has no {' and no '.join(device_class.without)}" if masked else ""
+    words = f"{ONNXRUNTIME} {importlib.metadata.version('onnxruntime')}{told}"
+    peers = [Peer(ONNXRUNTIME, words, OnnxFile(model, masked.get("onnxruntime")))]
     if importlib.util.find_spec("openvino") is not None:
-        words = f"{OPENVINO} {importlib.metadata.version('openvino')}"
-        if device_class.onednn is not None:
-            words += f" with ONEDNN_MAX_CPU_ISA={device_class.onednn}"
-        peers.append(Peer(OPENVINO, words, OpenVinoFile(model, device_class.onednn)))
+        words = f"{OPENVINO} {importlib.metadata.version('openvino')}{told}"
+        peers.append(Peer(OPENVINO, words, OpenVinoFile(model, masked.get("openvino"))))
     return [*peers, *_compilers(model, device_class)] if every else peers
 
 

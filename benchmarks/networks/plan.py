@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from benchmarks.device_class import DeviceClass
 from benchmarks.networks.session import Manifest, Tuning
 from benchmarks.timing.contestants import ModelFile, ProcessContestant, TvmLibrary
-from benchmarks.timing.cpu_masking import MaskedOnnxRuntime
+from benchmarks.timing.cpu_masking import MaskedPackage
 from benchmarks.timing.deviation import random_inputs
 from benchmarks.timing.interleaved import Block, Timings, measure
 from examples import make_models
@@ -30,7 +30,7 @@ class Plan:
     """A network, and the turns of its contestants, each with `threads` threads and the instructions of
     `device_class`.
 
-    `masked` is ONNX Runtime for a device class that gives features up.
+    `masked` has, by name, the packages of peers for a device class that gives features up.
     """
 
     network: str
@@ -39,7 +39,7 @@ class Plan:
     rounds: int
     block: Block
     device_class: DeviceClass
-    masked: MaskedOnnxRuntime | None
+    masked: Mapping[str, MaskedPackage]
 
     @property
     def label(self) -> str:

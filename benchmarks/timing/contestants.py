@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.timing.cpu_masking import MaskedOnnxRuntime
+from benchmarks.timing.cpu_masking import MaskedPackage
 from benchmarks.timing.interleaved import Block, time_calls
 
 Arrays = Sequence[NDArray[Any]]
@@ -73,7 +73,7 @@ class OnnxFile:
     """
 
     path: Path
-    masked: MaskedOnnxRuntime | None = None
+    masked: MaskedPackage | None = None
 
     def load(self, threads: int) -> Bind:
         if self.masked is not None:
@@ -99,15 +99,15 @@ class OnnxFile:
 class OpenVinoFile:
     """An ONNX file for OpenVINO's CPU plugin with its latency hint, computed in float32.
 
-    `isa` is oneDNN's name of the best instruction set that it may use.
+    With `masked`, it doesn't see all of the processor's instruction sets.
     """
 
     path: Path
-    isa: str | None = None
+    masked: MaskedPackage | None = None
 
     def load(self, threads: int) -> Bind:
-        if self.isa is not None:
-            os.environ["ONEDNN_MAX_CPU_ISA"] = self.isa
+        if self.masked is not None:
+            self.masked.prepare()
         # Without this, its import sends telemetry and writes an identity into the user's home.
         sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
         import openvino
@@ -118,6 +118,8 @@ class OpenVinoFile:
             "INFERENCE_PRECISION_HINT": "f32",
         }
         compiled = openvino.Core().compile_model(str(self.path), "CPU", config)
+        if self.masked is not None:
+            self.masked.check()
 
         def bind(inputs: Arrays) -> Callable[[], Any]:
             request = compiled.create_infer_request()

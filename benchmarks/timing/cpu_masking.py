@@ -1,7 +1,8 @@
-"""Mask instruction sets of the processor for ONNX Runtime.
+"""Mask instruction sets of the processor for ONNX Runtime and OpenVINO.
 
-It chooses kernels by the CPUID instruction and has no switch. In a copy of the package, CPUID is replaced
-by an invalid instruction; the handler of SIGILL in cpuid.c answers instead of the processor.
+They choose kernels by the CPUID instruction. ONNX Runtime has no switch; OpenVINO's matrix products don't
+heed that of oneDNN. In a copy of the package, CPUID is replaced by an invalid instruction; the handler of
+SIGILL in cpuid.c answers instead of the processor.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,18 +25,26 @@ SECTION = re.compile(r"\s*\d+ \S+\s+([0-9a-f]+)\s+([0-9a-f]+)\s+[0-9a-f]+\s+([0-
 MASKS_AVX: dict[tuple[str, ...], bool] = {("avx512f",): False, ("avx",): True}
 
 
-@dataclass(frozen=True)
-class MaskedOnnxRuntime:
-    """A copy of the package `onnxruntime` in `folder`, and the shared library of its CPUID handler."""
+# Packages that can be masked, and their libraries that ask.
+LIBRARIES: Mapping[str, Sequence[str]] = {
+    "onnxruntime": ("capi/onnxruntime_pybind11_state*.so",),
+    "openvino": ("libs/libopenvino.so*", "libs/libopenvino_intel_cpu_plugin.so"),
+}
 
+
+@dataclass(frozen=True)
+class MaskedPackage:
+    """A copy of the package `name` in `folder`, and the shared library of its CPUID handler."""
+
+    name: str
     folder: Path
     handler: Path
     masks_avx: bool
 
     def prepare(self) -> None:
         """Make this process import the copy. Raises RuntimeError when it has imported the package already."""
-        if "onnxruntime" in sys.modules:
-            raise RuntimeError("ONNX Runtime is loaded already, and knows its processor")
+        if self.name in sys.modules:
+            raise RuntimeError(f"{self.name} is loaded already, and knows its processor")
         if ctypes.CDLL(str(self.handler)).tunefarm_hide(int(self.masks_avx)):
             raise RuntimeError("the process can't answer for the processor: no handler of SIGILL")
         sys.path.insert(0, str(self.folder))
@@ -43,21 +52,23 @@ class MaskedOnnxRuntime:
     def check(self) -> None:
         """Raises RuntimeError when the package never reached the handler, so that nothing was masked."""
         if not ctypes.CDLL(str(self.handler)).tunefarm_cpuid_asked():
-            raise RuntimeError("ONNX Runtime didn't ask us what the processor can do: nothing is hidden")
+            raise RuntimeError(f"{self.name} didn't ask us what the processor can do: nothing is hidden")
 
 
-def mask_onnxruntime(features: Sequence[str], folder: Path) -> MaskedOnnxRuntime:
-    """Copy the package (about 70 MB) into `folder` and mask `features`. Raises RuntimeError where that
-    fails."""
+def mask(name: str, features: Sequence[str], folder: Path) -> MaskedPackage:
+    """Copy an installed package of LIBRARIES (70 to 190 MB) into `folder` and mask `features`.
+
+    Raises RuntimeError where that fails.
+    """
     masks_avx = MASKS_AVX.get(tuple(features))
-    spec = importlib.util.find_spec("onnxruntime")
+    spec = importlib.util.find_spec(name)
     if masks_avx is None or spec is None or spec.origin is None:
-        raise RuntimeError(f"ONNX Runtime can't be told that the processor has no {', '.join(features)}")
-    package = folder / "hidden" / "onnxruntime"
+        raise RuntimeError(f"{name} can't be told that the processor has no {', '.join(features)}")
+    package = folder / "hidden" / name
     shutil.copytree(Path(spec.origin).parent, package)
-    for library in package.glob("capi/onnxruntime_pybind11_state*.so"):
+    for library in (each for pattern in LIBRARIES[name] for each in package.glob(pattern)):
         replace_cpuid(library)
-    return MaskedOnnxRuntime(package.parent, compile_cpuid_handler(folder / "hidden"), masks_avx)
+    return MaskedPackage(name, package.parent, compile_cpuid_handler(folder / "hidden"), masks_avx)
 
 
 def compile_cpuid_handler(folder: Path) -> Path:
@@ -66,7 +77,7 @@ def compile_cpuid_handler(folder: Path) -> Path:
     try:
         subprocess.run(("cc", "-shared", "-fPIC", "-O1", "-o", library, SOURCE), check=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise RuntimeError(f"instruction sets can't be hidden from ONNX Runtime: {error}") from error
+        raise RuntimeError(f"instruction sets can't be hidden: {error}") from error
     return library
 
 
@@ -100,6 +111,6 @@ def _lines(*command: str) -> Iterator[str]:
             assert process.stdout is not None
             yield from process.stdout
     except OSError as error:
-        raise RuntimeError(f"instruction sets can't be hidden from ONNX Runtime: {error}") from error
+        raise RuntimeError(f"instruction sets can't be hidden: {error}") from error
     if process.returncode:
-        raise RuntimeError(f"instruction sets can't be hidden from ONNX Runtime: {command[0]} failed")
+        raise RuntimeError(f"instruction sets can't be hidden: {command[0]} failed")

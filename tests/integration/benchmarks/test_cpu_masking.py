@@ -6,6 +6,7 @@ import ctypes
 import platform
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,8 @@ import onnx
 import pytest
 
 from benchmarks.results import machine
-from benchmarks.timing.contestants import OnnxFile, ProcessContestant, spawn_process
-from benchmarks.timing.cpu_masking import (
-    MaskedOnnxRuntime,
-    compile_cpuid_handler,
-    mask_onnxruntime,
-    replace_cpuid,
-)
+from benchmarks.timing.contestants import OnnxFile, OpenVinoFile, ProcessContestant, spawn_process
+from benchmarks.timing.cpu_masking import MaskedPackage, compile_cpuid_handler, mask, replace_cpuid
 from benchmarks.timing.deviation import random_inputs
 from examples import make_models
 
@@ -86,7 +82,7 @@ def test_onnxruntime_uses_other_kernels_where_avx512_is_hidden(tmp_path: Path) -
     """Other kernels add up in another order: outputs are close, but not equal."""
     file, inputs = tmp_path / "resnet18.onnx", random_inputs([((1, 3, 224, 224), "float32")], 0)
     onnx.save(make_models.make("resnet18"), file)
-    masked = mask_onnxruntime(("avx512f",), tmp_path)
+    masked = mask("onnxruntime", ("avx512f",), tmp_path)
     with (
         ProcessContestant(OnnxFile(file), 2, inputs) as whole,
         ProcessContestant(OnnxFile(file), 2, inputs) as again,
@@ -98,14 +94,45 @@ def test_onnxruntime_uses_other_kernels_where_avx512_is_hidden(tmp_path: Path) -
     np.testing.assert_allclose(other, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_only_what_is_known_can_be_hidden(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="can't be told that the processor has no neon"):
-        mask_onnxruntime(("neon",), tmp_path)
+def _capabilities(masked: MaskedPackage | None) -> list[str]:
+    """Return the types that OpenVINO says it computes in, in a process of its own."""
+    if masked is not None:
+        masked.prepare()
+    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
+    import openvino
+
+    found: list[str] = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("openvino") is None, reason="OpenVINO isn't installed: pip install '.[bench]'")
+@pytest.mark.skipif("avx512f" not in machine.flags(), reason="the processor has no AVX-512 to hide")
+def test_openvino_doesnt_compute_in_bfloat16_where_avx512_is_hidden(tmp_path: Path) -> None:
+    """Its convolutions give the same bits with vectors of any length."""
+    masked = mask("openvino", ("avx512f",), tmp_path)
+    file, inputs = tmp_path / "model.onnx", random_inputs([((1, 3, 32, 32), "float32")], 0)
+    onnx.save(make_models.make("resnet18", tiny=True), file)
+    with spawn_process() as process:
+        assert "BF16" in process.submit(_capabilities, None).result()
+    with spawn_process() as process:
+        assert "BF16" not in process.submit(_capabilities, masked).result()
+    with (
+        ProcessContestant(OpenVinoFile(file), 2, inputs) as whole,
+        ProcessContestant(OpenVinoFile(file, masked), 2, inputs) as less,
+    ):
+        np.testing.assert_allclose(less.outputs(inputs)[0], whole.outputs(inputs)[0], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("package", "feature"), [("onnxruntime", "neon"), ("absent", "avx512f")])
+def test_only_what_is_known_can_be_hidden(tmp_path: Path, package: str, feature: str) -> None:
+    with pytest.raises(RuntimeError, match=f"{package} can't be told that the processor has no {feature}"):
+        mask(package, (feature,), tmp_path)
 
 
 def test_a_process_that_knows_its_processor_cannot_be_told_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", sys)
-    with pytest.raises(RuntimeError, match="is loaded already"):
-        MaskedOnnxRuntime(Path("copy"), Path("cpuid.so"), masks_avx=True).prepare()
+    with pytest.raises(RuntimeError, match="onnxruntime is loaded already"):
+        MaskedPackage("onnxruntime", Path("copy"), Path("cpuid.so"), masks_avx=True).prepare()

@@ -19,11 +19,11 @@ from benchmarks.networks.plan import Plan
 from benchmarks.networks.tuned import TunedNetwork, TuningPlan
 from benchmarks.results import figures, machine
 from benchmarks.results.curves import CURVES
-from benchmarks.timing.cpu_masking import MaskedOnnxRuntime
+from benchmarks.timing.cpu_masking import LIBRARIES, MaskedPackage
 from tests.unit.benchmarks.measured import COMPILED, MEASURED
 from tunefarm.errors import StackError
 
-MASKED = MaskedOnnxRuntime(Path("hidden"), Path("cpuid.so"), masks_avx=False)
+MASKED = {name: MaskedPackage(name, Path("hidden"), Path("cpuid.so"), masks_avx=False) for name in LIBRARIES}
 
 
 @pytest.fixture
@@ -55,15 +55,16 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
-    """Record the features masked for ONNX Runtime, on a processor that shows AVX-512."""
-    seen: list[Sequence[str]] = []
+def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Sequence[str]]]:
+    """Record the features masked for each package, on a processor that shows AVX-512."""
+    seen: list[tuple[str, Sequence[str]]] = []
 
-    def without(features: Sequence[str], folder: Path) -> MaskedOnnxRuntime:
-        seen.append(features)
-        return MASKED
+    def without(name: str, features: Sequence[str], folder: Path) -> MaskedPackage:
+        seen.append((name, features))
+        return MASKED[name]
 
-    monkeypatch.setattr(networks, "mask_onnxruntime", without)
+    monkeypatch.setattr(networks, "mask", without)
+    monkeypatch.setattr(networks.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(machine, "flags", lambda: frozenset({"sse4_2", "avx", "avx2", "avx512f"}))
     return seen
 
@@ -89,7 +90,7 @@ def test_quick_measures_two_networks_within_limits(tmp_path: Path, plans: list[T
     assert networks.main(["--quick", "--threads", "2", "--json", str(file)]) == 0
     assert [plan.network for plan in plans] == ["resnet18", "mobilenet_v2"]
     assert all((plan.trials, plan.threads, plan.tiny) == (300, 2, False) for plan in plans)
-    assert all(plan.peer_trials == 0 and plan.masked is None for plan in plans)
+    assert all(plan.peer_trials == 0 and not plan.masked for plan in plans)
     assert sum(plan.minutes or 60 for plan in plans) <= 6
     results = figures.read(file)
     assert results.command == shlex.join(
@@ -130,23 +131,23 @@ def test_a_device_class_is_kept_by_everyone_and_said(
     without: tuple[str, ...],
     onednn: str,
     compiled: list[Plan],
-    told: list[Sequence[str]],
+    told: list[tuple[str, Sequence[str]]],
 ) -> None:
     file = tmp_path / "compiled.json"
     assert networks.main(["--compile", "--device-class", name, "--json", str(file)]) == 0
-    assert told == [without]
-    assert {plan.masked for plan in compiled} == {MASKED}
+    assert told == [("onnxruntime", without), ("openvino", without)]
+    assert all(plan.masked == MASKED for plan in compiled)
     assert {(plan.device_class.without, plan.device_class.onednn) for plan in compiled} == {(without, onednn)}
     assert f"given up: {without[0]} and what builds on it" in figures.read(file).machine
 
 
 def test_a_class_that_gives_nothing_up_leaves_the_peers_as_they_are(
-    tmp_path: Path, compiled: list[Plan], told: list[Sequence[str]]
+    tmp_path: Path, compiled: list[Plan], told: list[tuple[str, Sequence[str]]]
 ) -> None:
     file = tmp_path / "compiled.json"
     assert networks.main(["--compile", "--device-class", "avx512", "--json", str(file)]) == 0
     assert told == []
-    assert all(plan.masked is None and plan.device_class.onednn is None for plan in compiled)
+    assert all(not plan.masked and plan.device_class.onednn is None for plan in compiled)
 
 
 def test_a_class_that_the_machine_cannot_stand_for_is_refused(
