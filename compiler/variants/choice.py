@@ -24,6 +24,7 @@ from compiler.importing.model import (
     kernel_calls,
 )
 from compiler.target import capability_of, parse_target
+from compiler.variants.padded_columns import PaddedColumns
 from compiler.variants.split_k import SplitK
 from compiler.variants.subpixel import Subpixel
 from compiler.variants.tf32 import OLDEST as TF32_SINCE
@@ -45,7 +46,7 @@ class Variant(Protocol):
         """Rewrite the operators of a model that the variant applies to; None when there is none."""
 
 
-VARIANTS: tuple[Variant, ...] = (Winograd(2), Winograd(4), Subpixel())
+VARIANTS: tuple[Variant, ...] = (Winograd(2), Winograd(4), Subpixel(), PaddedColumns())
 # A core of a CPU adds up the parts that AddRfactor makes; blocks of a GPU can't wait for each other.
 GPU_VARIANTS: tuple[Variant, ...] = (SplitK(4), SplitK(16))
 

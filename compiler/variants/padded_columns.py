@@ -1,0 +1,81 @@
+"""Matrix products with more columns than they have, so that tiles divide them."""
+
+from __future__ import annotations
+
+import numpy as np
+import tvm
+from tvm import relax, te, tirx
+from tvm.ir import Call, GenericConst
+
+from compiler.constants.fold import static_shape
+from compiler.variants.rewriting import Kernel, rewrite_calls
+
+# Columns that vectors of this length divide stay; others are padded to a multiple that many tiles divide.
+VECTOR, ROUND_TO = 16, 128
+# With fewer rows a product streams its weights once, however they are tiled; few columns cost little.
+MIN_ROWS, MIN_COLUMNS = 16, 1024
+
+
+class PaddedColumns:
+    """Adds columns of zeros to constant weights, such as those of a vocabulary of 50,257 words.
+
+        c[i, j] = sum(a[i, k] * b[k, j])            j < 50257
+    ->
+        p[i, j] = sum(a[i, k] * b'[k, j])           j < 50304
+        c[i, j] = p[i, j]                           j < 50257
+
+    Where no divisor makes a good tile, the last tile is a partial one, and only the loop around it can be
+    split off: the columns are one loop, inside that of the rows, and each iteration streams all weights.
+    """
+
+    name = "padded"
+    exact = True
+
+    def rewrite(self, operators: tvm.IRModule) -> tvm.IRModule | None:
+        """Rewrite the products that `applies` accepts; None when there is none."""
+        return rewrite_calls(operators, self.name, _kernel)
+
+
+def applies(call: Call) -> bool:
+    """Return whether a call is a product of several rows with a constant matrix of 32-bit floats, whose many
+    columns vectors don't divide."""
+    if getattr(call.op, "name", "") != "relax.matmul" or static_shape(call) is None:
+        return False
+    shape, weight = static_shape(call.args[0]), call.args[1]
+    if shape is None or len(shape) < 2 or not isinstance(weight, GenericConst):
+        return False
+    columns = static_shape(weight)
+    return (
+        columns is not None
+        and len(columns) == 2
+        and {str(one.ty.dtype) for one in (*call.args, call)} == {"float32"}
+        and shape[-2] >= MIN_ROWS
+        and columns[1] >= MIN_COLUMNS
+        and columns[1] % VECTOR != 0
+    )
+
+
+def _kernel(call: Call) -> Kernel | None:
+    if not applies(call):
+        return None
+    data, weight = call.args
+    matrix = weight.value.numpy()
+    columns = matrix.shape[1]
+    padded = np.pad(matrix, ((0, 0), (0, -columns % ROUND_TO)))
+
+    def compute(left: te.Tensor, right: te.Tensor) -> te.Tensor:
+        return padded_product(left, right, columns)
+
+    return Kernel(compute, (data, relax.const(padded)))
+
+
+def padded_product(left: te.Tensor, right: te.Tensor, columns: int) -> te.Tensor:
+    """Return the first columns of the product of [*batch, m, n] and [n, o]."""
+    k = te.reduce_axis((0, int(left.shape[-1])), "k")
+
+    def multiply(*place: tirx.Expr) -> tirx.Expr:
+        *rows, column = place
+        return te.sum(left[(*rows, k)] * right[k, column], axis=[k])
+
+    products = te.compute((*left.shape[:-1], right.shape[1]), multiply, name="products")
+    return te.compute((*left.shape[:-1], columns), lambda *place: products[place], name="product")
