@@ -64,7 +64,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Sequence[str]]]:
         return MASKED[name]
 
     monkeypatch.setattr(networks, "mask", without)
-    monkeypatch.setattr(networks.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr("benchmarks.networks.__main__.importlib.util.find_spec", lambda name: name)
     monkeypatch.setattr(machine, "flags", lambda: frozenset({"sse4_2", "avx", "avx2", "avx512f"}))
     return seen
 
