@@ -73,7 +73,8 @@ def next_tasks(
 ) -> list[tuple[int, int]]:
     """Return the index of a task and a number of trials for every pick, until `trials` are shared out.
 
-    Picks have `trials_per_pick` trials, a task's first one at most FIRST_PICK. Tasks without trials come
+    Picks have `trials_per_pick` trials, a task's first one at most FIRST_PICK, and the last one what is left,
+    so that no task's first trials are cut off for another's later ones. Tasks without trials come
     first, those of the most work first; then those of the largest expected gain per trial, or with
     probability `epsilon` any one. One task gets at most MAX_SHARE of the trials while others are open,
     because their results aren't known yet. The result is empty if every task is exhausted.
@@ -90,7 +91,8 @@ def next_tasks(
         chosen = below_share[priority.index(max(priority))]
         if issued[chosen] and rng.random() < epsilon:
             chosen = int(rng.choice(below_share))
-        count = trials_per_pick if issued[chosen] else min(FIRST_PICK, trials_per_pick)
+        wanted = trials_per_pick if issued[chosen] else min(FIRST_PICK, trials_per_pick)
+        count = min(wanted, trials - sum(given))
         given[chosen] += count
         picks.append((chosen, count))
     return picks

@@ -49,9 +49,10 @@ def test_the_first_pick_of_a_task_is_small() -> None:
     assert picks == [(0, 2), (1, 4)]
 
 
-def test_trials_are_given_out_in_whole_picks() -> None:
+def test_the_last_pick_has_what_is_left() -> None:
     tasks = [_task(1e-3, 1e-3)]
-    assert next_tasks(tasks, trials=10, trials_per_pick=4) == [0, 0, 0]
+    picks = allocate.next_tasks(tasks, 10, 4, np.random.default_rng(0), 0.0)
+    assert picks == [(0, 4), (0, 4), (0, 2)]
     assert next_tasks(tasks, trials=0, trials_per_pick=4) == []
 
 
