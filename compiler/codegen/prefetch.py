@@ -93,7 +93,16 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
         # At the end of the body, where what it binds is known.
         statements = loop.body.seq if isinstance(loop.body, SeqStmt) else [loop.body]
         body = SeqStmt([*statements, *calls])
-        return For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=loop.annotations)
+        return For(
+            loop.loop_var,
+            loop.min,
+            loop.extent,
+            loop.kind,
+            body,
+            loop.thread_binding,
+            loop.annotations,
+            loop.step,
+        )
 
     body = tvm_ffi.structural_map(function.body, (For, prefetch))
     return function.with_body(AttrStmt(tirx.const(0), "pragma_import_llvm", StringImm(_FUNCTION), body))

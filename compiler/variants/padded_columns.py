@@ -9,9 +9,10 @@ from tvm.ir import Call, GenericConst
 
 from compiler.constants.fold import static_shape
 from compiler.variants.rewriting import Kernel, rewrite_calls
+from search.sketches.factors import GOOD_VECTORS
 
-# Columns that vectors of this length divide stay; others are padded to a multiple that many tiles divide.
-VECTOR, ROUND_TO = 16, 128
+# The number of columns becomes a multiple of this, which many tiles divide.
+ROUND_TO = 128
 # With fewer rows a product streams its weights once, however they are tiled; few columns cost little.
 MIN_ROWS, MIN_COLUMNS = 16, 1024
 
@@ -38,7 +39,7 @@ class PaddedColumns:
 
 def applies(call: Call) -> bool:
     """Return whether a call is a product of several rows with a constant matrix of 32-bit floats, whose many
-    columns vectors don't divide."""
+    columns the search would cover with a partial tile."""
     if getattr(call.op, "name", "") != "relax.matmul" or static_shape(call) is None:
         return False
     shape, weight = static_shape(call.args[0]), call.args[1]
@@ -51,7 +52,7 @@ def applies(call: Call) -> bool:
         and {str(one.ty.dtype) for one in (*call.args, call)} == {"float32"}
         and shape[-2] >= MIN_ROWS
         and columns[1] >= MIN_COLUMNS
-        and columns[1] % VECTOR != 0
+        and columns[1] % GOOD_VECTORS[0] != 0
     )
 
 

@@ -191,7 +191,6 @@ def plan_batch(
         if not shares:
             break
         for index, share in shares.items():
-            wanted = min(share, trials - len(batch))
-            repeats = searches[index].remeasure(remeasurement_count(wanted, rng, is_last=is_last))
-            batch += repeats + searches[index].explore(model, rng, wanted - len(repeats))
+            repeats = searches[index].remeasure(remeasurement_count(share, rng, is_last=is_last))
+            batch += repeats + searches[index].explore(model, rng, share - len(repeats))
     return batch
