@@ -145,42 +145,37 @@ def transposed_convolution(
     """
     batch, channels = int(data.shape[0]), int(data.shape[1])
     inputs, outputs = int(weight.shape[4]), int(weight.shape[5])
-    by_rows = outputs < min(FEW_OUTPUTS, horizontal.windows)
+    channels_first = outputs < min(FEW_OUTPUTS, horizontal.windows)
+
+    def arrange(channel: Any, *pixel: Any) -> tuple[Any, ...]:
+        return (channel, *pixel) if channels_first else (*pixel, channel)
+
     before, beyond = (vertical.taps - 1, horizontal.taps - 1), (vertical.beyond, horizontal.beyond)
-    if by_rows:
-        padded = topi.nn.pad(data, (0, 0, *before), (0, 0, *beyond), name="padded")
-    else:
-        last = te.compute(
+    if not channels_first:
+        first = data
+        data = te.compute(
             (batch, vertical.pixels, horizontal.pixels, channels),
-            lambda n, h, w, c: data[n, c, h, w],
+            lambda n, h, w, c: first[n, c, h, w],
             name="channels_last",
         )
-        padded = topi.nn.pad(last, (0, *before, 0), (0, *beyond, 0), name="padded")
+    padded = topi.nn.pad(data, (0, *arrange(0, *before)), (0, *arrange(0, *beyond)), name="padded")
     i, j = (te.reduce_axis((0, axis.taps), name) for axis, name in ((vertical, "i"), (horizontal, "j")))
     c = te.reduce_axis((0, inputs), "c")
 
     def pixel(window: Any, phase: Any, tap: Any, axis: Axis) -> Any:
         return window + (phase + axis.padding) // axis.phases + (axis.taps - 1) - tap
 
-    def product(n: Any, t: Any, r: Any, o: Any, h: Any, w: Any) -> Any:
-        at = pixel(h, t, i, vertical), pixel(w, r, j, horizontal)
+    def product(n: Any, t: Any, r: Any, *place: Any) -> Any:
+        o, h, w = place if channels_first else (place[2], *place[:2])
         channel = c if groups == 1 else o // (outputs // groups) * inputs + c
-        value = padded[n, channel, *at] if by_rows else padded[n, *at, channel]
+        value = padded[n, *arrange(channel, pixel(h, t, i, vertical), pixel(w, r, j, horizontal))]
         return te.sum(value * weight[t, r, i, j, c, o], axis=[i, j, c])
 
     phases, windows = (vertical.phases, horizontal.phases), (vertical.windows, horizontal.windows)
-    if by_rows:
-        products = te.compute((batch, *phases, outputs, *windows), product, name="products")
-    else:
-        products = te.compute(
-            (batch, *phases, *windows, outputs),
-            lambda n, t, r, h, w, o: product(n, t, r, o, h, w),
-            name="products",
-        )
+    products = te.compute((batch, *phases, *arrange(outputs, *windows)), product, name="products")
 
     def result(n: Any, o: Any, h: Any, w: Any) -> Any:
-        phase = h % vertical.phases, w % horizontal.phases
         window = h // vertical.phases, w // horizontal.phases
-        return products[n, *phase, o, *window] if by_rows else products[n, *phase, *window, o]
+        return products[n, h % vertical.phases, w % horizontal.phases, *arrange(o, *window)]
 
     return te.compute((batch, outputs, vertical.results, horizontal.results), result, name="convolution")
