@@ -28,7 +28,7 @@ def _maxima(dtype: str) -> tvm.IRModule:
     made = module([data, te.compute((rows,), lambda i: te.max(data[i, k], axis=k), name="m")])
     schedule = Schedule(made, debug_mask="none")
     block = schedule.get_sblock("m")
-    steps, lanes = schedule.split(schedule.get_loops(block)[1], [None, LANES])
+    _, lanes = schedule.split(schedule.get_loops(block)[1], [None, LANES])
     partial = schedule.rfactor(lanes, 1)
     schedule.vectorize(schedule.get_loops(partial)[-1])
     schedule.annotate(schedule.get_loops(partial)[-2], HINT, 1)
@@ -41,7 +41,7 @@ def _variables(condition: Any) -> set[str]:
 
 def _conditions(module: tvm.IRModule) -> int:
     """Return how many conditions in vectors, where they are evaluated lane by lane, depend on the step."""
-    found = []
+    found: list[Any] = []
 
     @tvm.instrument.pass_instrument
     class Counting:
