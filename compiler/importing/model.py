@@ -25,6 +25,7 @@ from compiler.importing.layouts import convert_unsupported_layouts, count_axes_f
 from compiler.importing.onnx_file import COARSENESS, OnnxFile, read_file
 from compiler.importing.operators import CONVERTERS
 from compiler.importing.spec import ModelError, Shape, TensorSpec, first_line
+from compiler.importing.views import read_through_views
 from compiler.precision.half import sum_in_floats
 from compiler.precision.quantized import compute_in_bytes
 from compiler.target import parse_target
@@ -164,6 +165,7 @@ def convert_operators(model: RelaxModel, target: str) -> tvm.IRModule:
         count_axes_from_zero,
         transform.ConvertLayout(LAYOUTS),
         convert_unsupported_layouts,
+        read_through_views,
         fold_constants,
         lower_scalars,
         transform.FoldConstant(),

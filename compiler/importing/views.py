@@ -1,0 +1,83 @@
+"""Let every operator that only moves elements read from what was computed, not from another one's copy.
+
+TVM fuses such operators, views, into one kernel if each has one reader. One with several readers, as in
+attention, is a copy in memory of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.ir import Call, GenericConst
+
+from compiler.constants.fold import rewrite_functions, static_shape
+
+VIEWS = {f"relax.{name}" for name in ("expand_dims", "permute_dims", "reshape", "squeeze", "strided_slice")}
+
+
+def read_through_views(mod: tvm.IRModule) -> tvm.IRModule:
+    """Give each view its own copies of the views that it reads, down to what was computed. Splits, and what
+    is taken from a view at one constant place, become slices.
+
+        lv = permute_dims(x, axes=[2, 0, 1])
+        q = take(lv, 0, axis=0)
+        k = take(lv, 1, axis=0)
+    ->
+        q = squeeze(strided_slice(permute_dims(x, axes=[2, 0, 1]), [0], [0], [1]), axis=[0])
+        k = squeeze(strided_slice(permute_dims(x, axes=[2, 0, 1]), [0], [1], [2]), axis=[0])
+    """
+    return rewrite_functions(mod, lambda function: _Reader(mod).visit_expr(function))
+
+
+@relax.expr_functor.mutator
+class _Reader(relax.PyExprMutator):
+    def visit_call_(self, op: Call) -> relax.Expr:
+        call = self.visit_expr_post_order(op)
+        if _is_view(call):
+            return Call(call.op, [self._own_copy(call.args[0]), *call.args[1:]], call.attrs)
+        return self._taken(call) if _name(call) == "relax.take" else call
+
+    def visit_tuple_getitem_(self, op: relax.TupleGetItem) -> relax.Expr:
+        item = self.visit_expr_post_order(op)
+        split = self._definition(item.tuple_value)
+        shape = static_shape(op) if _name(split) == "relax.split" else None
+        if shape is None:
+            return item
+        axis = int(split.attrs.axis)
+        before = [static_shape(relax.Var("part", field)) for field in split.ty.fields[: item.index]]
+        start = sum(part[axis] for part in before if part is not None)
+        return self._slice(split.args[0], axis, start, start + shape[axis])
+
+    def _taken(self, call: Call) -> relax.Expr:
+        """Return the slice of a view that a take at one place is; any other call itself."""
+        data, place = call.args
+        shape, axis = static_shape(data), call.attrs.axis
+        is_one = isinstance(place, GenericConst) and not place.value.numpy().ndim
+        if not is_one or not _is_view(self._definition(data)) or shape is None or axis is None:
+            return call
+        start = min(max(int(place.value.numpy()), 0), shape[int(axis)] - 1)
+        taken = self.builder_.emit(self._slice(data, int(axis), start, start + 1))
+        return self.builder_.normalize(relax.op.squeeze(taken, [int(axis)]))
+
+    def _slice(self, data: relax.Expr, axis: int, start: int, end: int) -> relax.Expr:
+        return self.builder_.normalize(relax.op.strided_slice(self._own_copy(data), [axis], [start], [end]))
+
+    def _own_copy(self, value: relax.Expr) -> relax.Expr:
+        """Emit again the views that `value` is read through; what they left unused is removed later."""
+        view = self._definition(value)
+        if not _is_view(view):
+            return value
+        return self.builder_.emit(Call(view.op, [self._own_copy(view.args[0]), *view.args[1:]], view.attrs))
+
+    def _definition(self, value: relax.Expr) -> Any:
+        return self.lookup_binding(value) if isinstance(value, relax.Var) else None
+
+
+def _name(expr: Any) -> str:
+    return str(getattr(getattr(expr, "op", None), "name", ""))
+
+
+def _is_view(expr: Any) -> bool:
+    return _name(expr) in VIEWS

@@ -1,0 +1,103 @@
+"""Operators that only move elements read from what was computed, and each becomes a kernel of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import tvm
+from numpy.typing import NDArray
+from tvm import relax
+
+from compiler.importing.model import fuse_operators, kernel_calls
+from compiler.importing.views import read_through_views
+
+NATIVE = '{"kind":"llvm"}'
+TOKENS, HEADS, WIDTH = 5, 2, 4
+SHAPE = (1, TOKENS, 3 * HEADS * WIDTH)
+Emit = Callable[[relax.BlockBuilder, relax.Var], list[relax.Expr]]
+
+
+def _module(emit: Emit) -> tvm.IRModule:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(SHAPE, "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            output = builder.emit_output(relax.Tuple([builder.emit(one) for one in emit(builder, x)]))
+        builder.emit_func_output(output)
+    return builder.get()
+
+
+def _heads(places: list[int]) -> Emit:
+    """Tokens' heads, those at one place each, as PyTorch's attention takes queries, keys and values."""
+
+    def emit(b: relax.BlockBuilder, x: relax.Var) -> list[relax.Expr]:
+        parts = b.emit(relax.op.reshape(b.emit(relax.op.exp(x)), (1, TOKENS, 3, HEADS, WIDTH)))
+        heads = b.emit(relax.op.permute_dims(parts, [2, 0, 3, 1, 4]))
+        taken = [b.emit(relax.op.take(heads, relax.const(place, "int64"), 0, "clip")) for place in places]
+        return [*taken[:-1], relax.op.permute_dims(taken[-1], [0, 1, 3, 2])]
+
+    return emit
+
+
+def _gate(b: relax.BlockBuilder, x: relax.Var) -> list[relax.Expr]:
+    """A gated unit: one part of a split is multiplied with the sigmoid of another, and one is moved."""
+    parts = b.emit(relax.op.split(b.emit(relax.op.exp(x)), [6, 12], 2))
+    gate, value, moved = (b.emit(part) for part in parts)
+    wide = b.emit(relax.op.reshape(moved, (1, TOKENS, 6, 2)))
+    return [
+        relax.op.multiply(b.emit(relax.op.sigmoid(gate)), value),
+        relax.op.permute_dims(wide, [0, 2, 1, 3]),
+    ]
+
+
+def _takes_of_results(b: relax.BlockBuilder, x: relax.Var) -> list[relax.Expr]:
+    """What is taken from a computed tensor, or at several places, is no slice of a view."""
+    rows = b.emit(relax.op.exp(x))
+    columns = b.emit(relax.op.permute_dims(rows, [0, 2, 1]))
+    several = relax.const(np.array([3, 0], dtype=np.int64), "int64")
+    return [
+        relax.op.take(rows, relax.const(1, "int64"), 1, "clip"),
+        relax.op.take(columns, several, 1, "clip"),
+    ]
+
+
+CASES = {
+    "the heads of an attention": (_heads([0, 1, 2]), 4),
+    "places beyond the ends": (_heads([-1, 1, 7]), 4),
+    "a gated unit": (_gate, 3),
+    "takes of what was computed": (_takes_of_results, 4),
+}
+cases = pytest.mark.parametrize(("emit", "kernels"), CASES.values(), ids=CASES)
+
+
+def _run(module: tvm.IRModule) -> list[NDArray[np.generic]]:
+    machine = relax.VirtualMachine(relax.build(module, tvm.target.Target("llvm")), tvm.cpu())
+    x = np.random.default_rng(3).standard_normal(SHAPE).astype(np.float32)
+    return [output.numpy() for output in machine["main"](tvm.runtime.tensor(x))]
+
+
+@cases
+def test_the_results_are_the_same(emit: Emit, kernels: int) -> None:
+    module = _module(emit)
+    for ours, theirs in zip(_run(read_through_views(module)), _run(module), strict=True):
+        assert np.array_equal(ours, theirs)
+
+
+@cases
+def test_each_result_is_one_kernel_over_what_was_computed(emit: Emit, kernels: int) -> None:
+    assert len(kernel_calls(fuse_operators(read_through_views(_module(emit)), NATIVE))) == kernels
+
+
+def _calls(module: tvm.IRModule) -> list[tvm.ir.Call]:
+    found: list[tvm.ir.Call] = []
+    relax.analysis.post_order_visit(
+        module["main"], lambda expr: found.append(expr) if isinstance(expr, tvm.ir.Call) else None
+    )
+    return found
+
+
+def test_takes_of_what_was_computed_stay_takes() -> None:
+    names = [call.op.name for call in _calls(read_through_views(_module(_takes_of_results)))]
+    assert names.count("relax.take") == 2
