@@ -14,19 +14,21 @@ import math
 
 import numpy as np
 
-from search.cost.machine import Machine, balance_of
+from search.cost.machine import LINE_BYTES, Machine, balance_of
 from search.dag import AxisKind, Node, extent_of
 from search.programs.compute_location import (
     count_gathers,
     is_inlined,
     location_depth,
     parallel_chunks,
+    row_parts,
     vector_extent,
     vector_lanes,
 )
 from search.programs.nest import Floats, Nest, region, vector_instructions
 from search.programs.program import Population
 from search.sketches.stage import Placement, Stage
+from search.sketches.variables import transposed_axis
 
 
 def nest_terms(population: Population, stage: Stage, machine: Machine) -> dict[str, Floats]:
@@ -107,6 +109,9 @@ def _compute_cycles(population: Population, stage: Stage, machine: Machine) -> F
     moved = (len(node.reads) + 1) / machine.loads
     step = np.maximum(max(node.flops, 1.0) / machine.issue(dag.buffer[node.write.buffer]), moved) / parallel
     step = step + np.where(used > 1, machine.gather_cycles * gathers, 0.0)
+    if transposed_axis(node) is not None:
+        # A line of the operand's rows comes from the second cache for each part that is read together.
+        step = step + LINE_BYTES / machine.l2_rate / row_parts(population, stage)
     if node.reduction:
         # There is one accumulator for each vector, and every step waits for the one before.
         chains = np.maximum(used / lanes, 1.0)

@@ -82,6 +82,14 @@ def vector_extent(population: Population, stage: Stage) -> Ints:
     return _by_loops(population, stage, [extent_of(node, axes) for axes in _vector_axes(population, stage)])
 
 
+def row_parts(population: Population, stage: Stage) -> Ints:
+    """[programs]: elements of an operand's row that a transposition's innermost loops read together; 1 for
+    other nests."""
+    if (stage.node, "row") not in population.sketch.columns:
+        return np.ones(len(population), dtype=np.int64)
+    return population.chosen(stage.node, "row")
+
+
 def count_gathers(population: Population, stage: Stage) -> Ints:
     """[programs]: accesses whose lanes aren't adjacent in memory, those of inlined producers among them."""
     dag = population.sketch.dag

@@ -12,6 +12,8 @@ from search.sketches.factors import Ints, Tail, covers, tilings
 
 MAX_INNERMOST = 64
 VECTOR_LANES = (1, 4, 8, 16, 32, 64)
+# Elements of an operand's row that a transposition reads together: as many as a cache line has, or half.
+ROW_PARTS = (1, 8, 16)
 
 
 @dataclass(frozen=True)
@@ -105,3 +107,17 @@ def vector_loops(node: Node) -> tuple[int, ...]:
         if node.axes[axis].extent > 1:
             found.append(axis)
     return tuple(found)
+
+
+def transposed_axis(node: Node) -> int | None:
+    """Return the axis along which a nest without a reduction reads rows, while it writes across them; None
+    for other nests, and where that axis can be fused into the vectorized loop."""
+    if node.reduction or node.vector_axis is None:
+        return None
+    for read in node.reads:
+        if node.vector_axis not in read.axes or not read.indices[-1].is_single_axis:
+            continue
+        for term in read.indices[-1].terms:
+            if term.axis not in vector_loops(node):
+                return term.axis
+    return None

@@ -23,11 +23,13 @@ from search.sketches.sketch import Sketch
 from search.sketches.stage import Estimate, Placement, Rfactor, Stage
 from search.sketches.variables import (
     MAX_INNERMOST,
+    ROW_PARTS,
     VECTOR_LANES,
     Choice,
     Split,
     Variable,
     read_kind,
+    transposed_axis,
     vector_loops,
 )
 
@@ -124,6 +126,11 @@ class LoopNest(Stage):
             yield Choice("vector", node.name, lanes)
             if len(loops) > 1:
                 yield Choice("fused", node.name, tuple(range(1, len(loops) + 1)))
+        transposed = transposed_axis(node)
+        if transposed is not None:
+            parts = tuple(part for part in ROW_PARTS if node.axes[transposed].extent % part == 0)
+            if len(parts) > 1:
+                yield Choice("row", node.name, parts)
         if node.spatial:
             # Numbers of outer loops that run in parallel together; loops of one iteration add nothing.
             sizes = [node.axes[axis].extent for axis in node.spatial]

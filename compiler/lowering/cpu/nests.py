@@ -9,7 +9,7 @@ from typing import Any
 from compiler.lowering.primitives import power_of_two, unroll_up_to
 from compiler.lowering.stage import InlinedLowering, Lowering, StageLowering
 from search.sketches.stage import Rfactor, Stage
-from search.sketches.variables import vector_loops
+from search.sketches.variables import transposed_axis, vector_loops
 
 
 @dataclass
@@ -242,15 +242,39 @@ class NestLowering(StageLowering):
                 for i1 in T.vectorized(16): C[j, i] += A[k, j] * B[k, i]
         """
         own = self.loops
+        row = self._split_row(own.spatial)
         place, lanes = self._fuse_inner(own.spatial)
         vector = self._split_vector(own.spatial, place, lanes)
         for inner in vector:
             self.schedule.reorder(*own.spatial[place + 1 :], *own.reduction, inner)
             self.schedule.vectorize(inner)
-        if lanes > 1 and not vector and not own.reduction:
+        if row:
+            self.schedule.reorder(*own.spatial, *row, *vector)
+        elif lanes > 1 and not vector and not own.reduction:
             loop = own.spatial.pop(place)
             self.schedule.reorder(*own.spatial[place:], loop)
             self.primitives.vectorize_later(self.schedule.get_sblock(self.node.name), lanes)
+
+    def _split_row(self, spatial: list[Any]) -> list[Any]:
+        """Split off, for the innermost loop but a vector, the part of an operand's row that a transposition
+        reads together: elsewhere its cache line would be gone before its next element is read.
+
+            for i, j: B[i, j] = A[j, i]
+        ->
+            for i0, j, i1: B[i0 * 16 + i1, j] = A[j, i0 * 16 + i1]
+
+        Returns its loop; none where the nest isn't split so.
+        """
+        if (self.node.name, "row") not in self.program.sketch.variable:
+            return []
+        place, part = self.node.spatial.index(transposed_axis(self.node)), self.choice("row")
+        if part == 1 or place < max(self._guest_depths()) or not self.primitives.is_fixed(spatial[place]):
+            return []
+        extent = self.primitives.extent(spatial[place])
+        if extent % part:
+            return []
+        spatial[place], inner = self.primitives.split(spatial[place], [extent // part, part])
+        return [inner]
 
     def _guest_depths(self) -> list[int]:
         """Return how many of the nest's loops are around each nest that is computed inside it; 0 for none."""

@@ -214,7 +214,12 @@ KNOWN_GOOD: dict[str, Known] = {
     "transposition in short vectors": Known(
         dags.transpose(512, 384),
         "nest transpose",
-        {"transpose": {"vector": 16, "parallel": 1, "unroll": 16}},
+        {"transpose": {"vector": 16, "row": 8, "parallel": 1, "unroll": 16}},
+    ),
+    "transposition of an odd number of rows": Known(
+        dags.transpose(197, 64),
+        "nest transpose",
+        {"transpose": {"vector": 1, "row": 16, "parallel": 1, "unroll": 0}},
     ),
     "transposition of heads": Known(
         dags.split_heads(64, 12, 64),
