@@ -45,7 +45,7 @@ class _Reader(relax.PyExprMutator):
         shape = static_shape(op) if _name(split) == "relax.split" else None
         if shape is None:
             return item
-        axis = int(split.attrs.axis)
+        axis = int(split.attrs.axis) % len(shape)
         before = [static_shape(relax.Var("part", field)) for field in split.ty.fields[: item.index]]
         start = sum(part[axis] for part in before if part is not None)
         return self._slice(split.args[0], axis, start, start + shape[axis])
@@ -53,13 +53,14 @@ class _Reader(relax.PyExprMutator):
     def _taken(self, call: Call) -> relax.Expr:
         """Return the slice of a view that a take at one place is; any other call itself."""
         data, place = call.args
-        shape, axis = static_shape(data), call.attrs.axis
+        shape = static_shape(data)
         is_one = isinstance(place, GenericConst) and not place.value.numpy().ndim
-        if not is_one or not _is_view(self._definition(data)) or shape is None or axis is None:
+        if not is_one or not _is_view(self._definition(data)) or shape is None or call.attrs.axis is None:
             return call
-        start = min(max(int(place.value.numpy()), 0), shape[int(axis)] - 1)
-        taken = self.builder_.emit(self._slice(data, int(axis), start, start + 1))
-        return self.builder_.normalize(relax.op.squeeze(taken, [int(axis)]))
+        axis = int(call.attrs.axis) % len(shape)
+        start = min(max(int(place.value.numpy()), 0), shape[axis] - 1)
+        taken = self.builder_.emit(self._slice(data, axis, start, start + 1))
+        return self.builder_.normalize(relax.op.squeeze(taken, [axis]))
 
     def _slice(self, data: relax.Expr, axis: int, start: int, end: int) -> relax.Expr:
         return self.builder_.normalize(relax.op.strided_slice(self._own_copy(data), [axis], [start], [end]))

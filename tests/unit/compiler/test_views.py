@@ -35,7 +35,7 @@ def _heads(places: list[int]) -> Emit:
     def emit(b: relax.BlockBuilder, x: relax.Var) -> list[relax.Expr]:
         parts = b.emit(relax.op.reshape(b.emit(relax.op.exp(x)), (1, TOKENS, 3, HEADS, WIDTH)))
         heads = b.emit(relax.op.permute_dims(parts, [2, 0, 3, 1, 4]))
-        taken = [b.emit(relax.op.take(heads, relax.const(place, "int64"), 0, "clip")) for place in places]
+        taken = [b.emit(relax.op.take(heads, relax.const(place, "int64"), -5, "clip")) for place in places]
         return [*taken[:-1], relax.op.permute_dims(taken[-1], [0, 1, 3, 2])]
 
     return emit
@@ -43,7 +43,7 @@ def _heads(places: list[int]) -> Emit:
 
 def _gate(b: relax.BlockBuilder, x: relax.Var) -> list[relax.Expr]:
     """A gated unit: one part of a split is multiplied with the sigmoid of another, and one is moved."""
-    parts = b.emit(relax.op.split(b.emit(relax.op.exp(x)), [6, 12], 2))
+    parts = b.emit(relax.op.split(b.emit(relax.op.exp(x)), [6, 12], -1))
     gate, value, moved = (b.emit(part) for part in parts)
     wide = b.emit(relax.op.reshape(moved, (1, TOKENS, 6, 2)))
     return [
