@@ -26,6 +26,7 @@ from system.linux import die_with_parent
 
 # With characters that mean something in a URL.
 PASSWORD = "s3/cr@t:%"
+_ACCESS = f"tunefarm:{quote(PASSWORD, safe='')}"
 _PATIENCE_S = 30.0
 
 
@@ -84,7 +85,7 @@ class Process:
 
 
 class Postgresql(Process):
-    """A cluster: open by its Unix socket to us alone, by TCP with PASSWORD."""
+    """A cluster that asks for PASSWORD, by its Unix socket and by TCP."""
 
     crash = signal.SIGQUIT  # SIGKILL would leave its children
 
@@ -109,12 +110,11 @@ class Postgresql(Process):
         super().__init__(command, folder, lambda: self.execute("SELECT 1"), **popen)
 
     def url(self, database: str = "postgres") -> str:
-        return f"postgresql+psycopg://tunefarm@/{database}?host={self._folder}&port={self.port}"
+        return f"postgresql+psycopg://{_ACCESS}@/{database}?host={self._folder}&port={self.port}"
 
     def tcp_url(self, database: str = "postgres", port: int | None = None) -> str:
         """Return the URL by TCP; `port` is that of a link to it."""
-        access = f"tunefarm:{quote(PASSWORD, safe='')}@127.0.0.1:{port or self.port}"
-        return f"postgresql+psycopg://{access}/{database}"
+        return f"postgresql+psycopg://{_ACCESS}@127.0.0.1:{port or self.port}/{database}"
 
     def create(self, database: str) -> str:
         """The URL of a new and empty database."""
@@ -269,13 +269,7 @@ def _initialize(programs: Path, folder: Path, user: Mapping[str, Any]) -> None:
     secret.write_text(PASSWORD)
     secret.chmod(0o644)  # its folder is closed to others
     command = [str(programs / "initdb"), "-D", str(folder / "data"), "-U", "tunefarm", f"--pwfile={secret}"]
-    cluster = [
-        "--no-sync",
-        "--encoding=UTF8",
-        "--no-locale",
-        "--auth-local=trust",
-        "--auth-host=scram-sha-256",
-    ]
+    cluster = ["--no-sync", "--encoding=UTF8", "--no-locale", "--auth=scram-sha-256"]
     done = subprocess.run([*command, *cluster], cwd=folder, capture_output=True, text=True, **user)
     assert done.returncode == 0, done.stderr
 

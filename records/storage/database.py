@@ -182,8 +182,7 @@ class Database:
         self._engine.dispose()
 
     def _refuse_newer(self, connection: Connection) -> None:
-        own_revisions = {script.revision for script in _scripts().walk_revisions()}
-        if not _revisions(connection) <= own_revisions:
+        if not _revisions(connection) <= known_revisions():
             raise StorageError(
                 f"the database {self.name} is of a newer tunefarm: upgrade this one or use another database"
             )
@@ -307,6 +306,11 @@ def _alembic() -> Config:
 @functools.cache
 def _scripts() -> ScriptDirectory:
     return ScriptDirectory.from_config(_alembic())
+
+
+def known_revisions() -> set[str]:
+    """Return the revisions of the schema that this release can bring up to date."""
+    return {script.revision for script in _scripts().walk_revisions()}
 
 
 def _revisions(connection: Connection) -> set[str]:

@@ -36,9 +36,14 @@ def backup(file: BackupFile, data: Data = None) -> None:
 
 
 def restore(file: BackupFile, data: Data = None) -> None:
-    """Replace the database by a copy that `backup` wrote. Stop servers and schedulers first."""
+    """Replace the database by a copy that `backup` wrote. Stop servers and schedulers first.
+
+    The copy is checked before anything is changed. A SQLite database that is replaced is kept beside.
+    """
     with _failures() as storage, _owned(data) as url:
-        storage.restore(url, file)
+        kept = storage.restore(url, file)
+    if kept is not None:
+        print_plain(f"the database that was replaced is {kept}: delete it when you need it no more")
     print_plain(f"the database is that of {file}: start the service, which brings it up to date")
 
 

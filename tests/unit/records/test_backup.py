@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import text
+from sqlalchemy import make_url, text
 
 from core.exit_code import ExitCode
 from core.job import JobState
@@ -22,7 +25,7 @@ from records.storage import backup
 from records.storage.database import Database, StorageError
 from records.storage.tables import Base
 from tests.devices import DEVICE
-from tests.services import Emptied
+from tests.services import PASSWORD, Emptied
 from tests.unit.records.farm import make_job
 from tunefarm.cli.app import app, run
 
@@ -76,6 +79,144 @@ def test_what_was_backed_up_comes_back(filled: Database, url: str, tmp_path: Pat
     with pytest.raises(StorageError, match="nothing was changed"):
         backup.restore(url, tmp_path / "other")
     assert state(filled) == before
+
+
+def test_a_database_of_a_newer_schema_makes_way_for_an_older_one(
+    filled: Database, url: str, tmp_path: Path
+) -> None:
+    before = state(filled)
+    filled.migrate("0012")
+    backup.backup(url, tmp_path / "old")
+    filled.migrate()
+    filled.close()
+    backup.restore(url, tmp_path / "old")
+    filled.migrate()
+    assert state(filled) == before
+
+
+def damaged(file: Path) -> None:
+    """Overwrite the middle of a file."""
+    size = file.stat().st_size
+    with file.open("r+b") as opened:
+        opened.seek(size // 3)
+        opened.write(b"\xa5" * (size // 3))
+
+
+def of_another_program(file: Path) -> None:
+    file.unlink()
+    with sqlite3.connect(file) as database:
+        database.execute("CREATE TABLE bookmarks (url TEXT)")
+    database.close()
+
+
+def of_another_program_with_alembic(file: Path) -> None:
+    of_another_program(file)
+    with sqlite3.connect(file) as database:
+        database.execute("CREATE TABLE alembic_version (version_num TEXT)")
+        database.execute("INSERT INTO alembic_version VALUES ('0001')")
+    database.close()
+
+
+def of_a_newer_release(file: Path) -> None:
+    with sqlite3.connect(file) as database:
+        database.execute("UPDATE alembic_version SET version_num = '9999'")
+    database.close()
+
+
+def cut_short(file: Path) -> None:
+    with file.open("r+b") as opened:
+        opened.truncate(file.stat().st_size // 2)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (damaged, "damaged"),
+        (cut_short, "damaged"),
+        (of_another_program, "not a database of tunefarm"),
+        (of_another_program_with_alembic, "not a database of tunefarm"),
+        (of_a_newer_release, "9999"),
+    ],
+)
+def test_a_file_that_is_no_good_backup_replaces_nothing(
+    spoil: Callable[[Path], None], says: str, tmp_path: Path
+) -> None:
+    url, copy = f"sqlite:///{tmp_path}/t.db", tmp_path / "copy"
+    database = Database(url)
+    database.migrate()
+    with database.begin() as session:
+        make_job(session, "job")
+    backup.backup(url, copy)
+    spoil(copy)
+    database.close()
+    before = {path.name for path in tmp_path.iterdir()}
+    with pytest.raises(StorageError, match=f"{says}.*nothing was changed"):
+        backup.restore(url, copy)
+    assert {path.name for path in tmp_path.iterdir()} <= before
+    with database.begin() as session:
+        assert jobs.get(session, "job").id == "job"
+    database.close()
+
+
+@pytest.mark.parametrize("spoil", [damaged, cut_short])
+def test_a_damaged_archive_of_postgresql_replaces_nothing(
+    spoil: Callable[[Path], None], emptied: Emptied, tmp_path: Path
+) -> None:
+    emptied.empty()
+    database = Database(emptied.url)
+    with database.begin() as session:
+        make_job(session, "job")
+    backup.backup(emptied.url, tmp_path / "copy")
+    spoil(tmp_path / "copy")
+    with pytest.raises(StorageError):
+        backup.restore(emptied.url, tmp_path / "copy")
+    with database.begin() as session:
+        assert jobs.get(session, "job").id == "job"
+    database.close()
+
+
+def test_the_database_that_is_replaced_is_kept(tmp_path: Path) -> None:
+    url, copy = f"sqlite:///{tmp_path}/t.db", tmp_path / "copy"
+    database = Database(url)
+    database.migrate()
+    backup.backup(url, copy)
+    with database.begin() as session:
+        make_job(session, "job")
+    # The job is still in the write-ahead log, which a process that is killed leaves behind.
+    for suffix in ("", "-wal"):
+        (tmp_path / f"t.db{suffix}.saved").write_bytes((tmp_path / f"t.db{suffix}").read_bytes())
+    database.close()
+    for suffix in ("", "-wal"):
+        (tmp_path / f"t.db{suffix}.saved").rename(tmp_path / f"t.db{suffix}")
+    kept = [backup.restore(url, copy), backup.restore(url, copy)]
+    assert kept == [tmp_path / "t.db.before-restore", tmp_path / "t.db.before-restore-2"]
+    with database.begin() as session:
+        assert jobs.list_jobs(session, 9, None) == []
+    database.close()
+    old = Database(f"sqlite:///{kept[0]}")
+    with old.begin() as session:
+        assert jobs.get(session, "job").id == "job"
+    old.close()
+    assert (tmp_path / "t.db").stat().st_mode & 0o077 == 0
+
+
+def test_the_password_is_on_no_command_line(
+    emptied: Emptied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    real = subprocess.run
+
+    def run(command: Sequence[str], **given: Any) -> Any:
+        seen.extend(command)
+        return real(command, **given)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    by_query = make_url(emptied.url)._replace(password=None).update_query_dict({"password": PASSWORD})
+    for url in (emptied.url, by_query.render_as_string(hide_password=False)):
+        backup.backup(url, tmp_path / "copy")
+        backup.restore(url, tmp_path / "copy")
+    assert "pg_dump" in seen
+    assert not any(word in argument for argument in seen for word in (PASSWORD, quote(PASSWORD, safe="")))
 
 
 def test_a_filled_database_goes_back_to_the_first_revision_and_forward(filled: Database, url: str) -> None:
