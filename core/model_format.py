@@ -1,4 +1,6 @@
-"""The formats that models come in, told by their content. Nothing is parsed further than its outline.
+"""Recognise the format of a model's file by its content. A server does so with files of strangers.
+
+Only an outline is read, by hand, in a bounded number of steps: no library sees the bytes.
 
 An ONNX file is one protobuf message: a sequence of fields, each a tag and a value. Reading the tags
 and skipping the values finds text, archives, truncated uploads and other formats within microseconds.
@@ -9,11 +11,11 @@ from __future__ import annotations
 import os
 import re
 import struct
-import tarfile
-import zipfile
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import IO
+
+from core.archive_outline import MalformedArchive, first_tar_name, zip_names
 
 _GRAPH_FIELD = 7
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -96,14 +98,17 @@ def exported_artifact(file: IO[bytes]) -> slice | None:
 
 
 def _recognise_zip(file: IO[bytes]) -> ModelFormat:
+    is_program = is_pickled = False
     try:
-        with zipfile.ZipFile(file) as archive:
-            names = [name.partition("/")[2] or name for name in archive.namelist()]
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        for path in zip_names(file):
+            name = path.partition("/")[2] or path
+            is_program |= name.startswith("models/") and name.endswith(".json")
+            is_pickled |= name == "data.pkl"
+    except MalformedArchive as error:
         raise UnknownFormat(f"This is a damaged zip archive, and no model: {error}.") from error
-    if any(name.startswith("models/") and name.endswith(".json") for name in names):
+    if is_program:
         return ModelFormat.EXPORTED_PROGRAM
-    if "data.pkl" in names:
+    if is_pickled:
         raise UnknownFormat(
             "This is a PyTorch file of pickled objects or TorchScript, which may hold any program and isn't "
             "read: save the model with torch.export.save(torch.export.export(model, inputs), 'model.pt2')."
@@ -115,13 +120,11 @@ def _recognise_zip(file: IO[bytes]) -> ModelFormat:
 
 
 def _recognise_tar(file: IO[bytes]) -> ModelFormat:
-    file.seek(0)
     try:
-        with tarfile.open(fileobj=file, mode="r:") as archive:
-            first = archive.next()
-    except (tarfile.TarError, EOFError, OSError) as error:
+        first = first_tar_name(file)
+    except MalformedArchive as error:
         raise UnknownFormat(f"This is a damaged tar archive: {error}.") from error
-    if first is None or not first.name.endswith(".onnx"):
+    if first is None or not first.endswith(".onnx"):
         raise UnknownFormat(
             "This is a tar archive, and its first file is no .onnx file: send the .onnx file, or let "
             "tunefarm's client pack it with its weights."

@@ -93,7 +93,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _described_by_sqlite(copy: Path) -> tuple[set[str], set[str]]:
-    """Return the tables of a database and the revision of its schema. Raises sqlite3.Error if it is damaged."""
+    """Return the tables of a database and its schema's revision. Raises sqlite3.Error if it is damaged."""
     with contextlib.closing(sqlite3.connect(copy)) as database:
         [fault] = database.execute("PRAGMA integrity_check(1)").fetchone()
         if fault != "ok":

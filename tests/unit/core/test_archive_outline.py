@@ -1,0 +1,214 @@
+"""Names in archives are read by hand: as the standard library reads them, and in bounded steps."""
+
+from __future__ import annotations
+
+import io
+import random
+import struct
+import tarfile
+import tempfile
+import tracemalloc
+import zipfile
+from collections.abc import Callable
+from typing import IO
+
+import pytest
+
+from core.archive_outline import MalformedArchive, first_tar_name, zip_names
+from core.model_format import ModelFormat, UnknownFormat, recognise
+
+LONG = "deep/" * 60 + "network.onnx"
+MIB = 1 << 20
+
+
+class Counted(io.BytesIO):
+    """Counts the bytes that are read, and the reads."""
+
+    taken = reads = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size)
+        self.taken += len(data)
+        self.reads += 1
+        return data
+
+
+def tarred(name: str, layout: int, kind: bytes = tarfile.REGTYPE) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=layout) as archive:
+        entry = tarfile.TarInfo(name)
+        entry.type, entry.size = kind, 3 if kind == tarfile.REGTYPE else 0
+        archive.addfile(entry, io.BytesIO(b"abc"))
+    return buffer.getvalue()
+
+
+def block(kind: bytes, size: int, name: bytes = b"./pax") -> bytes:
+    """Return a tar header with its checksum."""
+    header = bytearray(512)
+    header[: len(name)] = name
+    header[124:136] = b"%011o\0" % size
+    header[156:157] = kind
+    header[257:263] = b"ustar\0"
+    header[148:156] = b"%06o\0 " % (sum(header) + 8 * ord(" "))
+    return bytes(header)
+
+
+def padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 512)
+
+
+@pytest.mark.parametrize("layout", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("name", ["m.onnx", "./dir/m.onnx", "a" * 100, LONG, "übung/模型.onnx"])
+def test_the_first_name_of_a_tar_is_the_one_that_tarfile_reads(name: str, layout: int) -> None:
+    if layout == tarfile.USTAR_FORMAT and name == LONG:
+        name = f"{'p' * 150}/{'m' * 90}.onnx"  # more doesn't fit
+    data = tarred(name, layout)
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        assert first_tar_name(io.BytesIO(data)) == archive.getnames()[0]
+    is_model = name.endswith(".onnx")
+    if is_model:
+        assert recognise(io.BytesIO(data)) is ModelFormat.ONNX_ARCHIVE
+
+
+@pytest.mark.parametrize("kind", [tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
+def test_what_is_no_file_is_no_model(kind: bytes) -> None:
+    data = tarred("m.onnx", tarfile.PAX_FORMAT, kind)
+    assert first_tar_name(io.BytesIO(data)) is None
+
+
+def test_an_empty_tar_has_no_name() -> None:
+    assert first_tar_name(io.BytesIO(bytes(10240))) is None
+
+
+# The pax header of CVE-2024-6232: digits, which a regular expression of tarfile reads in quadratic time.
+DIGITS = block(b"x", 200_000) + padded(b"1" * 200_000) + block(b"0", 0, b"m.onnx")
+TARS = {
+    "digits": DIGITS,
+    "few digits": block(b"x", 60_000) + padded(b"1" * 60_000) + block(b"0", 0, b"m.onnx"),
+    "a name of 8 GiB": block(b"L", (8 << 30) - 1),
+    "headers without end": (block(b"L", 3) + padded(b"abc")) * 1000,
+    "pax of length 0": block(b"x", 10) + padded(b"0 path=a\n\n"),
+    "pax beyond its end": block(b"x", 12) + padded(b"99 path=abc\n"),
+    "pax without a value": block(b"x", 6) + padded(b"6 pat\n"),
+    "a checksum that is wrong": block(b"0", 0, b"m.onnx").replace(b"m.onnx", b"n.onnx"),
+    "a size that is no number": block(b"x", 0)[:124] + b"zzzzzzzzzzz\0" + block(b"x", 0)[136:],
+    "cut short": block(b"L", 600) + b"a" * 100,
+    "half a header": block(b"0", 0)[:300],
+}
+
+
+@pytest.mark.parametrize("name", TARS)
+def test_a_tar_that_makes_no_sense_is_refused_after_few_bytes(name: str) -> None:
+    file = Counted(TARS[name])
+    with pytest.raises(MalformedArchive):
+        first_tar_name(file)
+    assert file.reads <= 20
+    assert file.taken <= 128 << 10
+
+
+def test_a_digit_bomb_is_refused_by_name() -> None:
+    with pytest.raises(UnknownFormat, match="a damaged tar archive"):
+        recognise(io.BytesIO(DIGITS))
+
+
+def zipped(names: list[str], comment: bytes = b"") -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.comment = comment
+        for name in names:
+            archive.writestr(name, b"data")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("comment", [b"", b"short", b"c" * 65535])
+def test_the_names_of_a_zip_are_those_that_zipfile_reads(comment: bytes) -> None:
+    names = ["m/models/model.json", "m/data/weights/weight_0", "m/übung", "m/" + "x" * 1000]
+    assert list(zip_names(io.BytesIO(zipped(names, comment)))) == names
+    assert list(zip_names(io.BytesIO(zipped([], comment)))) == []
+
+
+def test_the_directory_of_a_large_archive_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    # zipfile writes records of 64 bits from these sizes on.
+    monkeypatch.setattr(zipfile, "ZIP_FILECOUNT_LIMIT", 2)
+    names = ["m/models/model.json", *(f"m/data/{number}" for number in range(9))]
+    data = zipped(names)
+    assert b"PK\x06\x06" in data
+    assert list(zip_names(io.BytesIO(data))) == names
+    assert recognise(io.BytesIO(data)) is ModelFormat.EXPORTED_PROGRAM
+
+
+def end_of(entries: int, size: int, start: int) -> bytes:
+    return b"PK\x05\x06" + struct.pack("<HHHHIIH", 0, 0, entries, entries, size, start, 0)
+
+
+def end_64(entries: int, size: int, start: int, at: int) -> bytes:
+    record = b"PK\x06\x06" + struct.pack("<QHHIIQQQQ", 44, 45, 45, 0, 0, entries, entries, size, start)
+    return record + b"PK\x06\x07" + struct.pack("<IQI", 0, at, 1) + end_of(0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF)
+
+
+ENTRY = b"PK\x01\x02" + bytes(24) + struct.pack("<3H", 3, 0, 0) + bytes(12) + b"abc"
+LOCAL = b"PK\x03\x04".ljust(300, b"\0")
+ZIPS = {
+    "no directory": LOCAL,
+    "a directory beyond the end": LOCAL + end_of(1, 49, 5000),
+    "a directory of another size": LOCAL + ENTRY + end_of(1, 48, 300),
+    "fewer entries than it says": LOCAL + ENTRY + end_of(2, 49, 300),
+    "more entries than it says": LOCAL + ENTRY * 2 + end_of(1, 98, 300),
+    "no entries": LOCAL + bytes(49) + end_of(1, 49, 300),
+    "the greatest integers": LOCAL + end_64(2**64 - 1, 2**64 - 1, 2**64 - 1, 300),
+    "a record of 64 bits elsewhere": LOCAL + end_64(0, 0, 0, 2**64 - 1),
+    "a record of 64 bits that is none": LOCAL + b"x" * 100 + end_64(0, 0, 0, 300)[56:],
+    "a directory of 64 MiB": LOCAL + ENTRY + bytes(64 * MIB) + end_of(65535, 64 * MIB + 49, 300),
+    "a million entries": LOCAL + ENTRY * 1_000_000 + end_64(1_000_000, 49_000_000, 300, 49_000_300),
+    "cut short": zipped(["m/models/model.json"])[:-5],
+}
+
+
+@pytest.mark.parametrize("name", ZIPS)
+def test_a_zip_that_makes_no_sense_is_refused_in_little_memory(name: str) -> None:
+    file = io.BytesIO(ZIPS[name])
+    tracemalloc.start()
+    try:
+        with pytest.raises(MalformedArchive):
+            for _ in zip_names(file):
+                pass
+        assert tracemalloc.get_traced_memory()[1] < MIB
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_names_of_many_entries_are_not_kept() -> None:
+    with tempfile.TemporaryFile() as file:
+        file.write(LOCAL + ENTRY * 60_000 + end_of(60_000, 49 * 60_000, 300))
+        tracemalloc.start()
+        try:
+            assert sum(1 for _ in zip_names(file)) == 60_000
+            assert tracemalloc.get_traced_memory()[1] < MIB
+        finally:
+            tracemalloc.stop()
+
+
+def outcome(function: Callable[[IO[bytes]], object], data: bytes) -> object:
+    try:
+        return function(io.BytesIO(data))
+    except (MalformedArchive, UnknownFormat) as error:
+        return type(error)
+
+
+def test_random_damage_is_refused_or_read() -> None:
+    """Nothing but the named exceptions comes out, whatever the bytes."""
+    rng = random.Random(34)
+    for data in (tarred(LONG, tarfile.PAX_FORMAT), tarred(LONG, tarfile.GNU_FORMAT), zipped(["m/a", "m/b"])):
+        for _ in range(2000):
+            damaged = bytearray(data)
+            for _ in range(rng.randint(1, 8)):
+                damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+            spoiled = bytes(damaged[: rng.randint(1, len(damaged))] if rng.random() < 0.3 else damaged)
+            outcome(recognise, spoiled)
+
+
+def test_a_file_of_any_head_is_refused_or_read() -> None:
+    rng = random.Random(35)
+    heads = [b"PK\x03\x04", b"ML\xefR", b"module", b'{"nodes"', b"", b"\x1c\0\0\0TFL3", b"\x08\x07\x3a"]
+    for _ in range(3000):
+        outcome(recognise, rng.choice(heads) + rng.randbytes(rng.randint(0, 600)))
