@@ -60,7 +60,7 @@ def from_json(text: str) -> tvm.IRModule:
     """Read a workload that `to_json` wrote, in this version of TVM or an older one.
 
     Raises ValueError for other texts. TVM's parser is native code that trusts its input: text from outside
-    the service belongs into a child process (see compiler.sandbox.child).
+    the service belongs into a child process (see compiler.children.child).
     """
     if len(text) > MAX_TEXT_BYTES:
         raise ValueError(f"a workload of {len(text)} characters is larger than the limit of {MAX_TEXT_BYTES}")

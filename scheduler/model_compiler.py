@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from typing import IO
 
+from compiler.children import models
+from compiler.children.batch import find_batch_shapes
+from compiler.children.child import import_memory_bytes
+from compiler.children.models import ImportedModel
+from compiler.children.verification import verify_import
 from compiler.importing.spec import Shape
-from compiler.sandbox import models
-from compiler.sandbox.batch import find_batch_shapes
-from compiler.sandbox.child import import_memory_bytes
-from compiler.sandbox.models import ImportedModel
-from compiler.sandbox.verification import verify_import
 from core.device import Device
 from records.jobs.jobs import JobRequest
 from records.storage import blobs

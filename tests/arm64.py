@@ -51,7 +51,7 @@ def make() -> Path:
         shutil.rmtree(f"{root}{PACKAGES}", ignore_errors=True)
         _install(root)
         pinned.write_text(pins)
-    for package in ("tunefarm", "core", "system", "search", "compiler", "proto", "worker"):
+    for package in ("tunefarm", "core", "system", "sandbox", "search", "compiler", "proto", "worker"):
         target = Path(str(root) + PACKAGES) / package
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(CHECKOUT / package, target, ignore=shutil.ignore_patterns("__pycache__"))

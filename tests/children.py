@@ -15,7 +15,7 @@ def kill_the_child() -> None:
     child_of(os.getpid()).kill()
 
 
-def child_of(pid: int, module: str = "compiler.sandbox.models") -> psutil.Process:
+def child_of(pid: int, module: str = "compiler.children.models") -> psutil.Process:
     """Wait for the first child of a process that runs this module."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:

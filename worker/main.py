@@ -17,7 +17,8 @@ from rich.console import Console
 
 from core.exit_code import ExitCode
 from core.worker import Role
-from system import isolation, tracing
+from sandbox import isolation
+from system import tracing
 from system.command import CommandError, run_function
 from system.errors import SettingsError
 from system.scratch import scratch_folder
@@ -29,7 +30,7 @@ from worker.agent.health import HealthMonitor
 from worker.agent.profile_cache import ProfileCache
 from worker.agent.service import FleetClient, WorkerRefused, open_channel
 from worker.runner.executor import CPU_RUNNER, GPU_RUNNER, ChildConfig, Executor
-from worker.sandbox.file_transfer import linker_cache
+from worker.runner.file_transfer import linker_cache
 from worker.settings import MAX_BUILT_TOGETHER, WorkerSettings
 
 _log = logging.getLogger(__name__)

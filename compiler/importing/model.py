@@ -80,7 +80,7 @@ def read_onnx(data: bytes, shapes: Mapping[str, Shape]) -> RelaxModel:
     """Import the bytes of a .onnx file; `shapes` gives dynamic inputs their shape, by input name.
 
     Raises ModelError. TVM's importer is native code: strangers' files belong into a child process (see
-    compiler.sandbox.child).
+    compiler.children.child).
     """
     return import_file(read_file(data, shapes))
 

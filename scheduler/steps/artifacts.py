@@ -10,11 +10,11 @@ from importlib.metadata import version
 from typing import IO
 
 from compiler import fallback
+from compiler.children.models import ImportedModel
+from compiler.children.traces import check_traces
 from compiler.importing.model import ExtractedTask
 from compiler.lowering.trace import LoweringError, apply_trace
 from compiler.packaging.artifact import Manifest, TaskEntry, open_artifact, write
-from compiler.sandbox.models import ImportedModel
-from compiler.sandbox.traces import check_traces
 from compiler.workload import from_json
 from core.device import Device
 from core.lease import ModuleKind

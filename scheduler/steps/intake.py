@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 
 from sqlalchemy.orm import Session
 
+from compiler.children.models import ImportedModel
 from compiler.importing.model import ExtractedTask
 from compiler.importing.spec import first_line
 from compiler.reading.subgraph import UnsupportedSubgraph, read_dag
-from compiler.sandbox.models import ImportedModel
 from compiler.workload import from_json
 from core.device import Device
 from core.job import TF32, JobState

@@ -25,7 +25,7 @@ from records.storage.database import Database
 from tests.faults.soak.compression import compress
 
 if TYPE_CHECKING:
-    from compiler.sandbox.models import CompileRequest, ImportedModel
+    from compiler.children.models import CompileRequest, ImportedModel
     from records.storage.blob_store import BlobStore
 
 CLOCK_VARIABLE = "TUNEFARM_TEST_CLOCK"
@@ -43,20 +43,20 @@ def _server(flags: Sequence[str]) -> int:
 
 
 def _scheduler(flags: Sequence[str]) -> int:
-    import compiler.sandbox.models
+    import compiler.children.models
     import scheduler.main
     import scheduler.model_compiler
 
     with (
         patch.object(scheduler.main, "Database", _FaultyDatabase),
-        patch.object(compiler.sandbox.models, "compile_in_child", _carry_out),
+        patch.object(compiler.children.models, "compile_in_child", _carry_out),
         patch.object(scheduler.model_compiler, "verify_import", lambda *_: ""),
     ):
         return scheduler.main.main()
 
 
 def _carry_out(order: CompileRequest, _: object, library: IO[bytes] | None = None) -> ImportedModel:
-    from compiler.sandbox.models import FusedModel
+    from compiler.children.models import FusedModel
 
     fused = FusedModel.of(order)
     if library is not None:

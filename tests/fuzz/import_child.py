@@ -28,8 +28,8 @@ def main() -> int:
     os.dup2(2, 1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     warnings.simplefilter("ignore")
+    from compiler.children.child import limit_data_segment
     from compiler.importing.model import extract_tasks, fuse, read_onnx
-    from compiler.sandbox.child import limit_data_segment
 
     limit_data_segment(0)
     answers.write(_line("ready", ""))

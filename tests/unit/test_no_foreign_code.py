@@ -15,7 +15,7 @@ from kombu.exceptions import ContentDisallowed
 from scheduler.app import QUEUE, make_app
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("server", "records", "scheduler", "proto", "worker", "core", "system")
+PACKAGES = ("server", "records", "scheduler", "proto", "worker", "core", "system", "sandbox")
 MODULES = {
     *("pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "jsonpickle"),
     *("code", "codeop", "runpy", "ctypes", "cffi", "yaml", "imp"),

@@ -3,7 +3,7 @@
     python -m worker.runner.child --parent PID --runner MODULE:NAME --threads N [--user NAME] [--build]
         [--without NAME ...] [--readable PATH ...] [--writable PATH ...]
 
-This command becomes the reaper of the child (`worker.sandbox`), which is sandboxed as far as this machine
+This command becomes the reaper of the child (`sandbox`), which is sandboxed as far as this machine
 allows, and runs as the user NAME where the agent is root. TMPDIR is the child's own folder; it sees the paths
 given, what Python and the compiler need, and no other files.
 
@@ -44,10 +44,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from core.instruction_sets import FeatureError
-from system import isolation
-from worker.runner import messages
+from sandbox import isolation, reaper
+from worker.runner import frames, messages
 from worker.runner.interface import Runner, RunnerFactory
-from worker.sandbox import frames, reaper
 
 MAX_TRACEBACK_CHARS = 4000
 

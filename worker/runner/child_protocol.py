@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from core.measurement import Measurement, Outcome
 from worker.runner import messages
+from worker.runner.child_process import ChildDied, ChildProcess
+from worker.runner.frames import MAX_REPLY_BYTES, FrameError, Message
 from worker.runner.interface import Phase
-from worker.sandbox.child_process import ChildDied, ChildProcess
-from worker.sandbox.frames import MAX_REPLY_BYTES, FrameError, Message
 
 MAX_ERROR_CHARS = 8192
 

@@ -21,16 +21,16 @@ from core.device import Device
 from core.lease import Limits
 from core.measurement import Measurement, Outcome
 from core.profile import Profile
+from sandbox.environment import allowed_variables
 from system import tracing
-from system.environment import allowed_variables
 from system.errors import SettingsError
 from worker.runner import messages
+from worker.runner.child_process import ChildDied, ChildProcess
 from worker.runner.child_protocol import BuildCall, UnaryCall
+from worker.runner.file_transfer import FileTransfer
+from worker.runner.frames import MAX_REPLY_BYTES, FrameError, Message
 from worker.runner.interface import BuildRequest, Exported, Phase
 from worker.runner.start_failure import ChildStartError, died, start_failure, timed_out
-from worker.sandbox.child_process import ChildDied, ChildProcess
-from worker.sandbox.file_transfer import FileTransfer
-from worker.sandbox.frames import MAX_REPLY_BYTES, FrameError, Message
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")

@@ -17,8 +17,8 @@ from core.profile import Profile
 from core.worker import MAX_TROUBLE_CHARS
 from proto.convert import device_from_wire, device_to_wire
 from proto.messages import MAX_LIBRARY_BYTES, MAX_MACHINES, MAX_PROFILE_CHARS
+from worker.runner.frames import MAX_REPLY_BYTES, FrameError, Message
 from worker.runner.interface import BuildRequest, Exported, Machines
-from worker.sandbox.frames import MAX_REPLY_BYTES, FrameError, Message
 
 # Ten times as many as the runner makes; a call that carries MAX_RESULTS measurements stays small.
 MAX_REPEATS = 1000

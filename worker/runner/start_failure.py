@@ -7,7 +7,7 @@ import signal
 from dataclasses import dataclass
 
 from core.worker import MAX_TROUBLE_CHARS
-from worker.sandbox.child_process import ChildDied, signal_name
+from worker.runner.child_process import ChildDied, signal_name
 
 # Leaves room for the next step.
 _MAX_CAUSE_CHARS = MAX_TROUBLE_CHARS - 200

@@ -27,7 +27,7 @@ class Reader(Protocol):
     """Reads the files of one format. `shapes` are those that the user gave, by input.
 
     Raises ModelError. TVM's importers are native code: strangers' files belong into a child process (see
-    compiler.sandbox.child).
+    compiler.children.child).
     """
 
     def __call__(self, content: Content, shapes: Mapping[str, Shape]) -> ModelFile: ...

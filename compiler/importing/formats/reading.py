@@ -27,7 +27,7 @@ def read_model(data: bytes | IO[bytes], shapes: Mapping[str, Shape]) -> ModelFil
     """Read a model, whose format its content tells; `shapes` gives dynamic inputs their shape, by name.
 
     A file is mapped into memory, not read. Raises ModelError. TVM's importers are native code: strangers'
-    files belong into a child process (see compiler.sandbox.child).
+    files belong into a child process (see compiler.children.child).
     """
     if isinstance(data, bytes):
         content: bytes | mmap.mmap = data

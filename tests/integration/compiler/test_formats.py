@@ -14,11 +14,11 @@ import pytest
 import tvm
 from tvm import te
 
+from compiler.children.models import compile_untuned, import_model
+from compiler.children.verification import verify_import
 from compiler.importing.formats.reading import read_model
 from compiler.importing.formats.tvm_module import to_json
 from compiler.importing.spec import ModelError
-from compiler.sandbox.models import compile_untuned, import_model
-from compiler.sandbox.verification import verify_import
 from compiler.verifying.imported import Imported, verify_file
 from tests.marks import slow_except
 from tests.models_by_format import (

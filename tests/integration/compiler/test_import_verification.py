@@ -9,12 +9,12 @@ import numpy as np
 import onnx
 import pytest
 
+from compiler.children.verification import verify_import
 from compiler.importing import operators
 from compiler.importing.graph import Graph, Node, Value
 from compiler.importing.model import import_file
 from compiler.importing.onnx_file import OnnxFile, read_file
 from compiler.importing.spec import ModelError, NoReference
-from compiler.sandbox.verification import verify_import
 from compiler.verifying.imported import verify
 from compiler.verifying.inputs import input_sets
 from compiler.verifying.reference import Reference

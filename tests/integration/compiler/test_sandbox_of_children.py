@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is 
 
 PARENT = """
 import logging, sys
-from compiler.sandbox.child import run_child
+from compiler.children.child import run_child
 logging.basicConfig(format="%(message)s")
 with run_child("taken_over", b"", 60.0) as (reply, _):
     sys.stdout.write(reply.read().decode())

@@ -17,11 +17,11 @@ import numpy as np
 import psutil
 import pytest
 
+from compiler.children import child, models
+from compiler.children.models import CompileLimits, compile_tuned, compile_untuned, import_model
 from compiler.importing.model import extract_tasks, fuse, read_onnx
 from compiler.importing.spec import ModelError
 from compiler.packaging.artifact import ArtifactError
-from compiler.sandbox import child, models
-from compiler.sandbox.models import CompileLimits, compile_tuned, compile_untuned, import_model
 from tests.children import child_of, kill_the_child
 from tests.onnx_models import Builder, residual
 
@@ -106,7 +106,7 @@ def test_a_child_that_is_killed_is_a_model_error() -> None:
 SLEEPER = """
 import os, sys, time
 from pathlib import Path
-from compiler.sandbox.child import enter_sandbox
+from compiler.children.child import enter_sandbox
 
 if {when!r} == "before":
     while os.getppid() == int(sys.argv[1]):
@@ -116,7 +116,7 @@ Path(os.environ["TMPDIR"], "begun").touch()
 time.sleep(600)
 """
 PARENT = """
-from compiler.sandbox.child import run_child
+from compiler.children.child import run_child
 with run_child('sandboxed_sleeper', b'', 600.0):
     pass
 """
@@ -147,7 +147,7 @@ def test_a_child_sees_no_passwords(acts: Path, monkeypatch: pytest.MonkeyPatch) 
     }
     for name, value in {**secrets, "TVM_LOG_DEBUG": "seen"}.items():
         monkeypatch.setenv(name, value)
-    with child.run_child("compiler.sandbox.models", b"", 60.0) as (reply, status):
+    with child.run_child("compiler.children.models", b"", 60.0) as (reply, status):
         seen = json.load(reply)
     assert status == 0
     assert seen["TVM_LOG_DEBUG"] == "seen"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.sandbox.traces import ReplayLimits, check_traces
+from compiler.children.traces import ReplayLimits, check_traces
 from compiler.workload import to_json
 from tests.workloads import matmul
 

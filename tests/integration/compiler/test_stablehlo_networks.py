@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from compiler.children.models import compile_untuned
+from compiler.children.verification import verify_import
 from compiler.importing.formats.reading import read_model
 from compiler.importing.model import extract_tasks, fuse
-from compiler.sandbox.models import compile_untuned
-from compiler.sandbox.verification import verify_import
 from compiler.verifying.imported import verify_file
 from tests.stablehlo_models import exported, exported_text, serialized
 

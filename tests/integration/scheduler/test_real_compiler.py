@@ -14,10 +14,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from sqlalchemy import select
 
+from compiler.children import models as sandbox
 from compiler.measuring.builder import LocalBuilder
 from compiler.measuring.runner import LocalRunner
 from compiler.packaging.artifact import Manifest, unpack
-from compiler.sandbox import models as sandbox
 from compiler.target import detect_device
 from core.job import Budget, JobState
 from core.measurement import Measurement

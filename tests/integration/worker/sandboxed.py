@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from worker.sandbox.reaper import DEVICE_GROUPS
+from sandbox.reaper import DEVICE_GROUPS
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]

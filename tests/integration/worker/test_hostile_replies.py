@@ -13,7 +13,7 @@ from tests.integration.worker.fake_fleet import FakeFleet
 from tests.integration.worker.test_agent import BRISK, with_fleet, working
 from worker.runner import messages
 from worker.runner.executor import Executor
-from worker.sandbox.frames import MAX_REPLY_BYTES
+from worker.runner.frames import MAX_REPLY_BYTES
 
 GOOD = messages.encode_measurement(Measurement(Outcome.OK, (0.1,)))
 

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from core.lease import Limits
-from system.isolation import MAX_OPEN_FILES
+from sandbox.isolation import MAX_OPEN_FILES
+from sandbox.reaper import DEVICE_GROUPS, account_of
 from tests.integration.worker.executors import is_unlocked
 from tests.integration.worker.sandboxed import HERE, NODES, ROOT, has_group, measured, works
 from worker.runner.executor import ChildConfig, Executor
 from worker.runner.interface import BuildRequest
-from worker.sandbox.reaper import DEVICE_GROUPS, account_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is Linux's")
 
@@ -114,7 +114,7 @@ def test_an_account_keeps_the_groups_of_devices(monkeypatch: pytest.MonkeyPatch)
     def group(name: str) -> grp.struct_group:
         return grp.struct_group((name, "x", there[name], []))
 
-    monkeypatch.setattr("worker.sandbox.reaper.grp.getgrnam", group)
+    monkeypatch.setattr("sandbox.reaper.grp.getgrnam", group)
     user = pwd.getpwuid(os.geteuid()).pw_name
     assert {44, 106} < set(account_of(user).groups)
 
@@ -188,7 +188,7 @@ def test_the_agent_can_be_neither_signalled_nor_read() -> None:
 
 def test_an_agent_of_another_user_hides_its_environment() -> None:
     # What hides it from root's children without capabilities is that its memory is not to be read.
-    script = "from system import isolation; isolation.hide_memory(); print(flush=True); input()"
+    script = "from sandbox import isolation; isolation.hide_memory(); print(flush=True); input()"
     agent = subprocess.Popen(
         [sys.executable, "-c", script], env=subprocess_environment(), stdin=-1, stdout=-1, text=True
     )
@@ -201,7 +201,7 @@ def test_an_agent_of_another_user_hides_its_environment() -> None:
 
 
 def test_more_time_of_the_cores_than_allowed_ends_the_process() -> None:
-    script = "from system import isolation\nisolation.limit_cpu(0.1)\nwhile True: pass"
+    script = "from sandbox import isolation\nisolation.limit_cpu(0.1)\nwhile True: pass"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, timeout=60, check=False)
     assert done.returncode == -signal.SIGXCPU
 

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from tvm import te, topi
 
+from compiler.children import models as sandbox
+from compiler.children.models import ImportedModel
 from compiler.importing.model import ExtractedTask
 from compiler.importing.spec import TensorSpec
 from compiler.lowering.trace import UNSCHEDULED
 from compiler.packaging.artifact import REFERENCE_FAILED, ArtifactError, Manifest, open_reference, unpack
-from compiler.sandbox import models as sandbox
-from compiler.sandbox.models import ImportedModel
 from compiler.workload import to_json, workload_hash
 from core.job import Budget
 from core.measurement import Measurement, Outcome

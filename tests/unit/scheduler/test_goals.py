@@ -9,8 +9,8 @@ from typing import IO, Any
 
 import pytest
 
+from compiler.children.models import ImportedModel
 from compiler.importing.spec import ModelError
-from compiler.sandbox.models import ImportedModel
 from core.job import Budget, EndReason, JobState
 from core.measurement import Measurement, Outcome
 from records.jobs import jobs, models

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from worker.sandbox.file_transfer import FileTransfer, linker_cache
-from worker.sandbox.reaper import account_of
+from sandbox.reaper import account_of
+from worker.runner.file_transfer import FileTransfer, linker_cache
 
 
 def test_what_is_given_is_a_copy_and_can_be_taken_back(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from worker.sandbox import frames
-from worker.sandbox.frames import FrameError
+from worker.runner import frames
+from worker.runner.frames import FrameError
 
 
 def test_messages_arrive_as_they_were_sent() -> None:

@@ -10,10 +10,9 @@ import pytest
 
 from core.measurement import Measurement, Outcome, Resources
 from tests.devices import DEVICE
-from worker.runner import messages
+from worker.runner import frames, messages
+from worker.runner.frames import FrameError
 from worker.runner.interface import BuildRequest, Exported, Machines
-from worker.sandbox import frames
-from worker.sandbox.frames import FrameError
 
 
 @pytest.mark.parametrize(

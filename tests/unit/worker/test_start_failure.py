@@ -7,8 +7,8 @@ import signal
 import pytest
 
 from core.worker import MAX_TROUBLE_CHARS
+from worker.runner.child_process import ChildDied
 from worker.runner.start_failure import died, start_failure, timed_out
-from worker.sandbox.child_process import ChildDied
 
 MISSING = """\
 Traceback (most recent call last):

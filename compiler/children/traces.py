@@ -1,4 +1,4 @@
-"""Try strangers' traces in a child process (`compiler.sandbox.child` says why).
+"""Try strangers' traces in a child process (`compiler.children.child` says why).
 
 The child replays and compiles one trace after the other, and reports on each. If it dies, the first trace
 without a report killed it. Only traces that pass are replayed in other processes.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from compiler.sandbox.child import (
+from compiler.children.child import (
     BASE_MEMORY_BYTES,
     MAX_REPLY_BYTES,
     describe_error,
@@ -48,7 +48,7 @@ def check_traces(
         request = {"target": target, "memory_bytes": limits.memory_bytes, "pairs": list(rest)}
         timeout_s = limits.start_s + limits.each_s * len(rest)
         message = json.dumps(request).encode()
-        with run_child("compiler.sandbox.traces", message, timeout_s) as (reply, status):
+        with run_child("compiler.children.traces", message, timeout_s) as (reply, status):
             lines = reply.read(MAX_REPLY_BYTES).splitlines()
         for line in lines[: len(rest)]:
             try:

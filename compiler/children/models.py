@@ -1,4 +1,4 @@
-"""Import and compile a stranger's model in a child process (`compiler.sandbox.child` says why).
+"""Import and compile a stranger's model in a child process (`compiler.children.child` says why).
 
 The child's reply is a line of JSON about the imported model, a line with the size of the library, and the
 library. A child that dies after the first line died while it compiled.
@@ -20,18 +20,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from compiler import fallback
-from compiler.importing.formats.reading import read_model
-from compiler.importing.model import ExtractedTask, RelaxModel, fuse_untuned
-from compiler.importing.spec import ModelError, Shape, TensorSpec
-from compiler.packaging.artifact import (
-    LIBRARY,
-    ArtifactError,
-    build_library,
-    build_scheduled,
-    schedule_module,
-)
-from compiler.packaging.linker import linker_caches
-from compiler.sandbox.child import (
+from compiler.children.child import (
     BASE_MEMORY_BYTES,
     MAX_REPLY_BYTES,
     MEMORY_PER_MODEL_BYTE,
@@ -46,6 +35,17 @@ from compiler.sandbox.child import (
     size_of,
     write_line,
 )
+from compiler.importing.formats.reading import read_model
+from compiler.importing.model import ExtractedTask, RelaxModel, fuse_untuned
+from compiler.importing.spec import ModelError, Shape, TensorSpec
+from compiler.packaging.artifact import (
+    LIBRARY,
+    ArtifactError,
+    build_library,
+    build_scheduled,
+    schedule_module,
+)
+from compiler.packaging.linker import linker_caches
 from compiler.target import parse_target
 from compiler.variants.choice import VariantModel
 from system.memory import usable_memory_bytes
@@ -209,7 +209,7 @@ def compile_in_child(
         "schedules": dict(request.schedules),
         "tf32": request.tf32,
     }
-    with run_on_model("compiler.sandbox.models", request.data, asked, timeout_s, caches) as (reply, status):
+    with run_on_model("compiler.children.models", request.data, asked, timeout_s, caches) as (reply, status):
         ended = f"takes longer than {timeout_s:g} s" if status is None else describe_exit(status)
         try:
             model = _read_line(reply.readline(most), ModelError, f"importing the model {ended}")

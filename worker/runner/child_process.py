@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 
-from worker.sandbox import frames
+from worker.runner import frames
 
 TAIL_BYTES = 4096
 # Reading a dead child's standard error ends after this time: another process may hold the pipe open.
@@ -29,7 +29,7 @@ class ChildDied(Exception):
 
 
 class ChildProcess:
-    """A running child. `process` is its reaper (`worker.sandbox.reaper`), in a session of its own."""
+    """A running child. `process` is its reaper (`sandbox.reaper`), in a session of its own."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from system.environment import allowed_variables
+from sandbox.environment import allowed_variables
 
 
 @pytest.mark.parametrize("name", ["PATH", "LC_ALL", "PYTHONPATH", "TVM_NUM_THREADS", "CUDA_VISIBLE_DEVICES"])

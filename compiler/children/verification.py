@@ -1,5 +1,5 @@
 """Compare an imported model with what runs its format elsewhere (`compiler.verifying`), in a child process
-(`compiler.sandbox.child` says why).
+(`compiler.children.child` says why).
 
 The child's reply has a line of JSON for every set of inputs whose outputs agree, and one for what it found
 wrong or why nothing can be compared.
@@ -12,9 +12,7 @@ import os
 from collections.abc import Mapping
 from typing import IO, Any, BinaryIO
 
-from compiler.importing.formats.reading import read_model
-from compiler.importing.spec import ModelError, NoReference, Shape
-from compiler.sandbox.child import (
+from compiler.children.child import (
     BASE_MEMORY_BYTES,
     MAX_REPLY_BYTES,
     MEMORY_PER_MODEL_BYTE,
@@ -25,6 +23,8 @@ from compiler.sandbox.child import (
     size_of,
     write_line,
 )
+from compiler.importing.formats.reading import read_model
+from compiler.importing.spec import ModelError, NoReference, Shape
 from compiler.target import detect_device
 from compiler.verifying.imported import verify_file
 
@@ -43,7 +43,7 @@ def verify_import(
     """
     memory_bytes = MEMORY_BYTES + MEMORY_PER_MODEL_BYTE * size_of(data)
     request = {"shapes": dict(shapes), "memory_bytes": memory_bytes, "target": target}
-    with run_on_model("compiler.sandbox.verification", data, request, timeout_s) as (reply, status):
+    with run_on_model("compiler.children.verification", data, request, timeout_s) as (reply, status):
         lines = reply.read(MAX_REPLY_BYTES).splitlines()
     is_verified = False
     for line in lines:

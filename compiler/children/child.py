@@ -1,9 +1,8 @@
 """Run the compiler on strangers' input in a child process, under limits.
 
 TVM is native code that trusts its input: a file can crash it, hang it, fill the memory, and perhaps take the
-process over. So a stranger's model (`compiler.sandbox.models`) or trace (`compiler.sandbox.traces`) goes to a
-child process, which is kept from the network and from files (`compiler.sandbox.start`) and thrown away
-afterwards.
+process over. So a stranger's model (`compiler.children.models`) or trace (`compiler.children.traces`) goes to
+a child process. The sandbox keeps it from the network and from files, and it ends after one request.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, NoReturn
 
 from compiler.importing.spec import first_line
-from system.environment import allowed_variables
+from sandbox.environment import allowed_variables
 from system.linux import die_with_parent
 
 _log = logging.getLogger(__name__)
@@ -71,7 +70,7 @@ def run_child(
             # TVM starts a thread for each core, whose stacks would count as memory.
             settings = {"PYTHONPATH": path, "TVM_NUM_THREADS": "1", "HOME": scratch, "TMPDIR": scratch}
             settings |= {name: str(folder) for name, folder in caches.items()}
-            command = [sys.executable, "-P", "-m", "compiler.sandbox.start", module]
+            command = [sys.executable, "-P", "-m", "compiler.children.start", module]
             command += map(str, (os.getpid(), gaps.fileno(), scratch, *caches.values()))
             child = subprocess.Popen(
                 command,

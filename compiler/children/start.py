@@ -1,6 +1,6 @@
 """Start a module in a sandbox: without network, other processes, and files but those that the compiler needs.
 
-    python -P -m compiler.sandbox.start MODULE PARENT_PID GAPS_FD SCRATCH [WRITABLE ...]
+    python -P -m compiler.children.start MODULE PARENT_PID GAPS_FD SCRATCH [WRITABLE ...]
 
 This comes before the module is loaded: a process with threads, which libraries start, can't enter namespaces.
 What the sandbox lacks on this machine goes to the descriptor GAPS_FD, a line for each gap.
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from system import isolation
+from sandbox import isolation
 from system.linux import die_with_parent
 
 # What a process that can't end by a signal adds to its number, as shells do.

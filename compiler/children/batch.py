@@ -1,4 +1,4 @@
-"""Find the shapes that a batch gives a model's inputs, in a child process (`compiler.sandbox.child` says
+"""Find the shapes that a batch gives a model's inputs, in a child process (`compiler.children.child` says
 why).
 
 The child's reply is a line of JSON: the shapes, or why there are none.
@@ -11,9 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import IO, Any, BinaryIO
 
-from compiler.importing.batch import batch_shapes
-from compiler.importing.spec import ModelError, Shape
-from compiler.sandbox.child import (
+from compiler.children.child import (
     BASE_MEMORY_BYTES,
     MAX_REPLY_BYTES,
     describe_error,
@@ -22,6 +20,8 @@ from compiler.sandbox.child import (
     serve,
     write_line,
 )
+from compiler.importing.batch import batch_shapes
+from compiler.importing.spec import ModelError, Shape
 
 READ_S = 60.0
 
@@ -29,7 +29,7 @@ READ_S = 60.0
 def find_batch_shapes(data: bytes | IO[bytes], shapes: Mapping[str, Shape], batch: int) -> dict[str, Shape]:
     """Return the shapes of `compiler.importing.batch.batch_shapes`. Raises ModelError."""
     request = {"shapes": dict(shapes), "batch": batch, "memory_bytes": BASE_MEMORY_BYTES}
-    with run_on_model("compiler.sandbox.batch", data, request, READ_S) as (reply, status):
+    with run_on_model("compiler.children.batch", data, request, READ_S) as (reply, status):
         text = reply.read(MAX_REPLY_BYTES)
     try:
         fields = json.loads(text)

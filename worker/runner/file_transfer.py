@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from worker.sandbox.reaper import account_of
+from sandbox.reaper import account_of
 
 
 @contextlib.contextmanager

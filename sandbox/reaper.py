@@ -1,7 +1,7 @@
 """The reaper: the process between the agent and its child, which leaves no process of a candidate behind.
 
 The reaper waits for the child to end, kills every process that the child started, even one in a session of
-its own, and ends with the child's exit code or signal. `worker.sandbox` shows all processes.
+its own, and ends with the child's exit code or signal. `sandbox` shows all processes.
 
 Where the kernel allows namespaces, the child lives in a PID namespace, which the kernel kills as a whole when
 its process 1 ends. The child isn't process 1 itself, because the kernel ignores signals that process 1 sends
@@ -23,8 +23,8 @@ from typing import NoReturn
 
 import psutil
 
-from system import isolation
-from system.isolation import Account
+from sandbox import isolation
+from sandbox.isolation import Account
 from system.linux import die_with_parent
 
 # Groups that own the device files of GPUs and other accelerators.

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from socket import AF_UNIX
 
-from system import linux, visible_files
+from sandbox import visible_files
+from system import linux
 
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
