@@ -3,10 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
-# One test process for each core.
-PARALLEL := -n auto --dist worksteal
+# One test process for each core. The slowest tests are listed at the end.
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal --durations=50
+# How much of the slow lane `make test` runs: none, fifth or all.
+SLOW_LANE ?= none
 
-.PHONY: install demo test test-fast check format proto docs bench sbom audit supply-chain clean
+.PHONY: install demo test test-fast test-all check format proto docs bench sbom audit supply-chain clean
 
 install: $(VENV)/.installed
 
@@ -27,11 +29,17 @@ demo: $(VENV)/.service
 	$(BIN)/tunefarm tune $(DEMO)/resnet18.onnx --trials 150 --data $(DEMO)/data --output $(DEMO)/resnet18
 	$(BIN)/python -m examples.run_artifact $(DEMO)/resnet18
 
+# All but the slow lane: at most ten minutes on two cores.
 test: install
-	$(BIN)/python -m pytest $(PARALLEL)
+	$(PYTEST) --slow-lane=$(SLOW_LANE)
 
+# Tests that take less than a second each.
 test-fast: install
-	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow'
+	$(PYTEST) -m 'not slow'
+
+# Everything, with images, installs, emulated machines and all random programs.
+test-all: install
+	$(PYTEST) --slow-lane=all
 
 # Style, types and import rules, in less than a minute.
 check: install

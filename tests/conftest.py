@@ -11,6 +11,12 @@ from hypothesis import settings
 
 from tests import services
 
+pytest_plugins = ["tests.lanes"]
+
+# Two test processes of two threads each would fight for two cores.
+os.environ.setdefault("TVM_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # No test asserts on a clock, nor does hypothesis.
 settings.register_profile("no clock", deadline=None)
 settings.load_profile("no clock")

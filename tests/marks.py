@@ -1,4 +1,4 @@
-"""Marks for tests that are repeated over many values: a few of them are fast tests, all are tests."""
+"""Marks for tests that repeat over many values: a few always run, the others belong to a slower lane."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ import pytest
 
 
 def slow_except(values: Iterable[Any], *fast: Any) -> list[Any]:
-    """Return the values to parametrize a test with, of which all are slow but these."""
+    """Return the values to parametrize a test with; all but `fast` are marked `slow`."""
+    return _marked_except(pytest.mark.slow, values, fast)
+
+
+def slow_lane_except(values: Iterable[Any], *kept: Any) -> list[Any]:
+    """Return the values to parametrize a test with; all but `kept` are marked `slow_lane`."""
+    return _marked_except(pytest.mark.slow_lane, values, kept)
+
+
+def _marked_except(mark: pytest.MarkDecorator, values: Iterable[Any], kept: tuple[Any, ...]) -> list[Any]:
     values = list(values)
-    assert all(value in values for value in fast), f"{fast} are among {values}"
-    return [value if value in fast else pytest.param(value, marks=pytest.mark.slow) for value in values]
+    assert all(value in values for value in kept), f"{kept} are among {values}"
+    return [value if value in kept else pytest.param(value, marks=mark) for value in values]

@@ -24,7 +24,7 @@ from tunefarm.client.values import JobRequest
 
 OBSTACLE = images.obstacle()
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.slow_lane,
     pytest.mark.timeout(1800),
     pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE)),
 ]

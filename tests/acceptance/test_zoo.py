@@ -13,11 +13,14 @@ from benchmarks.timing.contestants import ProcessContestant, TvmLibrary
 from benchmarks.timing.deviation import random_inputs
 from compiler.packaging.artifact import unpack
 from core.job import JobState
+from tests.marks import slow_lane_except
 from tests.processes import service, worker
 from tunefarm.client import Client, JobRequest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 TRIALS = 12
+# Each exercises other operators; the slow lane has the rest.
+EVERY_PUSH = ("detector", "decoder", "recurrent", "quantized", "half", "vit_b16")
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +34,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
         yield found
 
 
-@pytest.mark.parametrize("name", zoo.NETWORKS)
+@pytest.mark.parametrize("name", slow_lane_except(zoo.NETWORKS, *EVERY_PUSH))
 def test_a_network_is_tuned_and_right(client: Client, tmp_path: Path, name: str) -> None:
     model, path = zoo.make(name), tmp_path / f"{name}.onnx"
     onnx.save(model, path)

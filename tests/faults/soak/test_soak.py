@@ -1,4 +1,4 @@
-"""An hour of the soak: nothing is lost, doubled or wrong."""
+"""A soak of the service under faults: nothing is lost, doubled or wrong."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import pytest
 from tests.faults.soak.run import Plan, run
 from tests.services import Missing
 
+HOUR, QUARTER = 1.0, 0.25
 
-# A loaded machine stretches the end, in which the last jobs finish.
+
 @pytest.mark.slow
+# A loaded machine stretches the end, in which the last jobs finish.
 @pytest.mark.timeout(900)
-def test_faults_for_an_hour_cost_nothing() -> None:
+@pytest.mark.parametrize("hours", [QUARTER, pytest.param(HOUR, marks=pytest.mark.slow_lane)])
+def test_faults_cost_nothing(hours: float) -> None:
     try:
-        result = run(Plan(hours=1.0, speed_up=60.0, seed=1), print)
+        result = run(Plan(hours=hours, speed_up=60.0, seed=1), print)
     except Missing as missing:
         pytest.skip(str(missing))
     assert result.mistakes == []

@@ -27,7 +27,7 @@ from worker.runner.interface import BuildRequest
 
 OBSTACLE = emulated.obstacle()
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.slow_lane,
     pytest.mark.timeout(600),
     pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE)),
 ]

@@ -1,0 +1,80 @@
+"""A pytest plugin that chooses how much of the slow lane runs.
+
+A test marked `slow_lane` always runs when pytest is called without `--slow-lane`. `make test` leaves these
+tests out. `.ci/run` runs a fifth of them, which the hash of the commit chooses: every five remainders
+together are the whole lane. `make test-all` runs all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+PARTS = 5
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--slow-lane",
+        choices=("none", "fifth", "all"),
+        default="all",
+        help="how many tests of the slow lane run (default: all)",
+    )
+    parser.addoption(
+        "--commit",
+        default=None,
+        help="the hash that chooses the fifth and seeds random programs (default: Git's HEAD)",
+    )
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"slow lane: {config.getoption('slow_lane')}, commit {commit(config)}"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the slow lane `slow`, and deselect the tests of it that don't run."""
+    lane = [item for item in items if item.get_closest_marker("slow_lane")]
+    for item in lane:
+        item.add_marker(pytest.mark.slow)
+    chosen = config.getoption("slow_lane")
+    if chosen == "all":
+        return
+    part = int(commit(config), 16) % PARTS
+    left_out = [item for item in lane if chosen == "none" or part_of(item.nodeid) != part]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        names = {item.nodeid for item in left_out}
+        items[:] = [item for item in items if item.nodeid not in names]
+
+
+def part_of(node_id: str) -> int:
+    """Return the part of the slow lane, from 0 to PARTS - 1, that a test belongs to."""
+    return int.from_bytes(hashlib.sha256(node_id.encode()).digest()[:8], "big") % PARTS
+
+
+def commit(config: pytest.Config) -> str:
+    """Return the commit under test in hexadecimal; "0" outside a Git checkout."""
+    given: str | None = config.getoption("commit")
+    return given or _head()
+
+
+@cache
+def _head() -> str:
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True
+        )
+    except FileNotFoundError:
+        return "0"
+    return done.stdout.strip() if done.returncode == 0 else "0"
+
+
+@pytest.fixture(scope="session")
+def commit_seed(pytestconfig: pytest.Config) -> int:
+    """Return a seed that changes with the commit; `--commit` repeats the draw of an earlier one."""
+    return int(commit(pytestconfig), 16) % 2**32

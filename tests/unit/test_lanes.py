@@ -1,0 +1,71 @@
+"""The slow lane: who runs it, and that its fifths make a whole."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.lanes import PARTS, part_of
+
+ROOT = Path(__file__).parents[2]
+TESTS = """
+import pytest
+
+@pytest.mark.slow_lane
+@pytest.mark.parametrize("number", range(40))
+def test_rare(number): pass
+
+@pytest.mark.slow
+def test_slow(): pass
+
+def test_quick(commit_seed): print("seed", commit_seed)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "test_it.py").write_text(TESTS)
+    settings = "[pytest]\nmarkers =\n    slow\n    slow_lane\naddopts = --strict-markers\n"
+    (tmp_path / "pytest.ini").write_text(settings)
+    return tmp_path
+
+
+def run(folder: Path, *flags: str) -> tuple[set[str], str]:
+    """Return the names of the tests that ran, and the output."""
+    command = [sys.executable, "-m", "pytest", "-p", "tests.lanes", "-p", "no:cacheprovider", "-vs", *flags]
+    environment = {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return set(re.findall(r"::(test_\S+)", done.stdout)), done.stdout
+
+
+RARE = {f"test_rare[{number}]" for number in range(40)}
+
+
+def test_all_run_unless_told_otherwise(folder: Path) -> None:
+    assert run(folder)[0] == RARE | {"test_slow", "test_quick"}
+
+
+def test_none_leaves_only_the_slow_lane_out(folder: Path) -> None:
+    assert run(folder, "--slow-lane=none")[0] == {"test_slow", "test_quick"}
+
+
+def test_the_slow_lane_is_slow(folder: Path) -> None:
+    assert run(folder, "-m", "not slow")[0] == {"test_quick"}
+
+
+@pytest.mark.slow
+def test_the_fifths_of_five_commits_are_the_whole_lane(folder: Path) -> None:
+    seen: list[str] = []
+    for commit in range(10, 10 + PARTS):
+        ran, output = run(folder, "--slow-lane=fifth", f"--commit={commit:x}")
+        assert {"test_slow", "test_quick"} <= ran
+        assert f"seed {commit}\n" in output
+        assert {part_of(f"test_it.py::{name}") for name in ran & RARE} == {commit % PARTS}
+        seen += ran & RARE
+    assert len(seen) == len(RARE)
+    assert set(seen) == RARE
