@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from core.device import Device, Gpu
+from core.profile import FLOAT32, Profile
 
 # The device classes that an AVX-512 machine can emulate, with the instruction sets to disable for each.
 EMULATED_CLASSES = {"avx512": (), "avx2": ("avx512f",), "sse4.2": ("avx",)}
@@ -33,4 +34,21 @@ GPU = replace(
     l3_bytes=40 << 20,
     target='{"arch":"sm_80","kind":"cuda"}',
     gpu=Gpu(),
+)
+
+
+PROFILE = Profile(
+    hertz=4e9,
+    multiply_adds={FLOAT32: 2.0, "int8": 0.5},
+    latency_cycles=4.0,
+    registers=16,
+    loads=2.0,
+    gather_cycles=0.5,
+    l1_rate=64.0,
+    l2_rate=40.0,
+    l3_rate=20.0,
+    memory_rate=8.0,
+    memory_rate_all=10.0,
+    launch_s=1e-6,
+    derived=("registers",),
 )

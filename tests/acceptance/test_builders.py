@@ -87,6 +87,7 @@ def test_a_builder_that_is_killed_and_comes_back_costs_nothing(farm: Service, mo
     assert published_faster(farm.folder)
 
 
+@pytest.mark.slow_lane
 def test_devices_go_on_alone_when_the_builder_is_gone(farm: Service, model: Path) -> None:
     with ExitStack() as workers:
         workers.enter_context(worker(farm, "device", "--threads", "1"))

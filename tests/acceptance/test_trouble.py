@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.test_tune import done, tunefarm
+from tests.acceptance.commands import done, tunefarm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -55,6 +55,7 @@ def test_a_command_with_a_stack_of_its_own_ends_and_says_why(
     assert "resuming job" in errors
 
 
+@pytest.mark.slow_lane
 def test_on_a_service_that_lasts_the_job_stays_and_says_why(
     model: Path, environment: dict[str, str], tmp_path: Path, broken: Path
 ) -> None:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
@@ -17,6 +16,7 @@ import psutil
 import pytest
 
 from examples.make_models import make
+from tests.acceptance.commands import done, tunefarm
 from tests.onnx_models import residual
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -27,20 +27,6 @@ from tvm import relax
 model = relax.VirtualMachine(tvm.runtime.load_module(sys.argv[1] + "/model.so"), tvm.cpu())
 np.save(sys.argv[3], model["main"](tvm.runtime.tensor(np.load(sys.argv[2]))).numpy())
 """
-
-
-def tunefarm(arguments: Sequence[object], environment: dict[str, str], cwd: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tunefarm", *map(str, arguments)]
-    return subprocess.Popen(
-        command, env=environment, cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-
-
-def done(process: subprocess.Popen[str]) -> str:
-    """Wait for the process to succeed; return what it printed."""
-    out, errors = process.communicate()
-    assert process.returncode == 0, errors
-    return out
 
 
 @pytest.fixture
@@ -79,6 +65,7 @@ def test_a_model_is_tuned_compiled_again_and_computes_the_same(
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow_lane
 def test_two_models_of_a_batch_are_tuned_together_and_right_on_any_number_of_threads(
     environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from core.exit_code import ExitCode
-from tests.integration.docs.test_commands import commands_to_run
+from tests.document_commands import commands_to_run
 from tests.onnx_models import transposed
 from tests.processes import CHECKOUT, OWN_PROFILES, until
 from tests.services import free_port

@@ -12,9 +12,24 @@ import pytest
 from tests.faults.environments import Unsupported
 from tests.faults.job_run import Ledger
 from tests.faults.rigs import Rigs
-from tests.faults.scenarios import SCENARIOS, Scenario
+from tests.faults.scenarios import SCENARIOS
+from tests.marks import slow_lane_except
 
 pytestmark = pytest.mark.slow
+# The slow lane has the others.
+EVERY_PUSH = (
+    "worker killed while timing",
+    "worker killed while reporting",
+    "builder killed while building",
+    "candidate takes down every device",
+    "child spins",
+    "child out of memory",
+    "child computes wrong outputs",
+    "server killed",
+    "scheduler killed",
+    "database locked",
+)
+BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +38,9 @@ def rigs() -> Iterator[Rigs]:
         yield opened
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=[one.name for one in SCENARIOS])
-def test_a_fault_costs_nothing(scenario: Scenario, rigs: Rigs) -> None:
+@pytest.mark.parametrize("name", slow_lane_except(BY_NAME, *EVERY_PUSH))
+def test_a_fault_costs_nothing(name: str, rigs: Rigs) -> None:
+    scenario = BY_NAME[name]
     try:
         run = rigs.run(scenario)
     except Unsupported as missing:

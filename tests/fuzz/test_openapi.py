@@ -35,8 +35,7 @@ from server.problems import MEDIA_TYPE
 from server.settings import ServerSettings
 from tests.devices import DEVICE
 from tests.integration.server.conftest import Service, Worker, launch
-from tests.integration.server.test_cost_models import METRICS
-from tests.integration.server.test_fleet import leased, results
+from tests.integration.server.requests import METRICS, leased, results
 
 pytestmark = pytest.mark.slow
 

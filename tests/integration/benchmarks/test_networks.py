@@ -11,7 +11,7 @@ from benchmarks.results import figures
 from benchmarks.results.curves import CURVES
 from benchmarks.results.figures import Figure
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow_lane, pytest.mark.timeout(600)]
 SHORT = ("--tiny", "--threads", "2", "--rounds", "2")
 
 

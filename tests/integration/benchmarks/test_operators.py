@@ -23,7 +23,7 @@ from compiler.target import detect_device
 from search.policy import SearchTask
 from search.programs.annotate import sample
 from search.rules.space import generate
-from tests.marks import slow_except
+from tests.marks import slow_lane_except
 from tests.suite import Case
 
 DEVICE = detect_device()
@@ -56,7 +56,7 @@ def test_the_limited_space_has_one_sketch_whose_operands_are_read_as_they_lie() 
     assert all(str(kind).startswith("read ") for _, kind in left_out)
 
 
-@pytest.mark.parametrize("name", slow_except(VARIANTS, "no learned model"))
+@pytest.mark.parametrize("name", slow_lane_except(VARIANTS, "no learned model"))
 def test_every_variant_searches(name: str) -> None:
     measurer = ProgramMeasurer(CASE.module(), DEVICE)
     space = TunefarmSearch(CASE.module(), DEVICE, VARIANTS[name])
@@ -74,7 +74,7 @@ def test_our_programs_can_be_timed_by_metaschedule_too(tmp_path: Path) -> None:
     assert 0 < secs < 1
 
 
-@pytest.mark.slow
+@pytest.mark.slow_lane
 def test_our_search_is_held_against_itself_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
     small = replace(OPERATORS["GMM"], shapes=SMALL, benchmark=SMALL[0])
     monkeypatch.setattr(variants, "OPERATORS", {"GMM": small})

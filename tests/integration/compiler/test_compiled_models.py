@@ -20,7 +20,7 @@ from compiler import fallback
 from compiler.importing.model import RelaxModel, fuse, fuse_untuned, read_onnx
 from compiler.packaging.artifact import build_library
 from tests.compiled import build_module
-from tests.marks import slow_except
+from tests.marks import slow_lane_except
 from tests.onnx_models import MODELS, Builder
 
 TARGET = '{"kind":"llvm","num-cores":2}'
@@ -43,7 +43,7 @@ def _reference(data: bytes, model: RelaxModel, inputs: list[NDArray[Any]]) -> li
     return list(session.run(None, named))
 
 
-@pytest.mark.parametrize("name", slow_except(sorted(MODELS), "residual"))
+@pytest.mark.parametrize("name", slow_lane_except(sorted(MODELS), "residual"))
 def test_a_fused_model_gives_what_onnx_runtime_gives(name: str, tmp_path: Path) -> None:
     data = MODELS[name]()
     model = read_onnx(data, {})

@@ -20,7 +20,7 @@ from compiler.importing.formats.reading import read_model
 from compiler.importing.formats.tvm_module import to_json
 from compiler.importing.spec import ModelError
 from compiler.verifying.imported import Imported, verify_file
-from tests.marks import slow_except
+from tests.marks import slow_lane_except
 from tests.models_by_format import (
     FORMATS,
     SIZE,
@@ -39,7 +39,7 @@ def format_(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-EACH_IN_A_CHILD = pytest.mark.parametrize("format_", slow_except(FORMATS, "onnx"))
+EACH_IN_A_CHILD = pytest.mark.parametrize("format_", slow_lane_except(FORMATS, "onnx"))
 
 
 def test_every_format_computes_the_same(format_: str) -> None:

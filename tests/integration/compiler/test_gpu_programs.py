@@ -86,7 +86,7 @@ def test_random_programs_compute_what_the_reference_does() -> None:
     assert not found, "\n\n".join(map(str, found))
 
 
-@pytest.mark.slow
+@pytest.mark.slow_lane
 @pytest.mark.parametrize("case", TENSOR_CASES, ids=str)
 def test_tensor_cores_compute_what_the_reference_does(case: Case) -> None:
     rng = np.random.default_rng(0)
@@ -99,7 +99,7 @@ def test_tensor_cores_compute_what_the_reference_does(case: Case) -> None:
     assert not wrong, "\n\n".join(map(str, wrong))
 
 
-@pytest.mark.slow
+@pytest.mark.slow_lane
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("operator", SHAPES)
 def test_fewer_than_one_in_two_hundred_fails(operator: str) -> None:

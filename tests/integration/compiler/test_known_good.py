@@ -17,7 +17,7 @@ from compiler.target import detect_device
 from compiler.workload import to_json
 from core.measurement import Outcome
 from search.dag import Dag
-from tests.marks import slow_except
+from tests.marks import slow_lane_except
 from tests.packing import with_constants
 from tests.unit.search.known_good import KNOWN_GOOD
 from tests.workloads import module
@@ -199,7 +199,7 @@ def runner() -> LocalRunner:
     return LocalRunner(DEVICE.target)
 
 
-@pytest.mark.parametrize("name", slow_except(KNOWN_GOOD, *sorted(KNOWN_GOOD)[:3]))
+@pytest.mark.parametrize("name", slow_lane_except(KNOWN_GOOD, *sorted(KNOWN_GOOD)[:3]))
 def test_a_good_program_computes_the_right_result(name: str, runner: LocalRunner) -> None:
     known = KNOWN_GOOD[name]
     workload = _workload(known.graph)

@@ -21,29 +21,14 @@ from tvm.ir import GenericConst
 from compiler.packaging import imports
 from compiler.packaging.artifact import build_library
 from compiler.packaging.imports import LargeConstants
+from tests.integration.compiler.constant_models import EXTENT, adder
 
 TARGET = '{"kind":"llvm","num-cores":2}'
 RNG = np.random.default_rng(0)
-EXTENT = 300
 
 
 def _weights(dtype: Any, extent: int = EXTENT) -> NDArray[Any]:
     return RNG.integers(0, 2, (extent, extent)).astype(dtype)
-
-
-def _model(*weights: NDArray[Any]) -> tvm.IRModule:
-    """Return a model that adds all weights to its input."""
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((EXTENT, EXTENT), "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            total: relax.Expr = x
-            for weight in weights:
-                constant = relax.const(weight, str(weight.dtype))
-                total = builder.emit(relax.op.add(total, relax.op.astype(constant, "float32")))
-            result = builder.emit_output(total)
-        builder.emit_func_output(result)
-    return builder.finalize()
 
 
 def _packed_by_tvm(module: tvm.IRModule) -> bytes:
@@ -67,7 +52,7 @@ MIXED: tuple[NDArray[Any], ...] = (
 
 @pytest.mark.parametrize("weights", [MIXED, (MIXED[6],) * 2, MIXED[7:]], ids=["mixed", "equal", "small"])
 def test_a_library_holds_what_tvm_would_pack(weights: tuple[NDArray[Any], ...], tmp_path: Path) -> None:
-    library, module = tmp_path / "model.so", _model(*weights)
+    library, module = tmp_path / "model.so", adder(*weights)
     build_library(module, TARGET, library)
     assert _packed_in(library) == _packed_by_tvm(module)
     data = RNG.standard_normal((EXTENT, EXTENT)).astype("float32")
@@ -80,7 +65,7 @@ def test_a_library_holds_what_tvm_would_pack(weights: tuple[NDArray[Any], ...], 
 
 def test_large_constants_are_not_what_tvm_packs() -> None:
     constants = LargeConstants()
-    module = relax.get_pipeline("default")(_model(*MIXED))
+    module = relax.get_pipeline("default")(adder(*MIXED))
     assert max(_bytes_of_constants(module)) > imports.MIN_BYTES
     assert max(_bytes_of_constants(constants.set_aside(module))) < imports.MIN_BYTES
 
@@ -89,7 +74,7 @@ def test_a_constant_with_the_digest_of_another_stays(tmp_path: Path) -> None:
     """A model that could put its weights elsewhere would write bytecode of its own."""
     weight, library = MIXED[6], tmp_path / "model.so"
     forged = hashlib.sha256(f"float32 {weight.shape} ".encode() + weight.tobytes()).digest()
-    module = _model(weight, np.resize(np.frombuffer(forged, "uint8"), (1, EXTENT)))
+    module = adder(weight, np.resize(np.frombuffer(forged, "uint8"), (1, EXTENT)))
     build_library(module, TARGET, library)
     assert _packed_in(library) == _packed_by_tvm(module)
 
@@ -97,17 +82,20 @@ def test_a_constant_with_the_digest_of_another_stays(tmp_path: Path) -> None:
 PEAK = """
 import sys
 from pathlib import Path
-from tests.integration.compiler import test_large_constants as tests
+import numpy as np
+from compiler.packaging.artifact import build_library
+from tests.integration.compiler.constant_models import adder
+
+TARGET = '{"kind":"llvm","num-cores":2}'
 
 def peak_bytes():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
 
-tests.build_library(tests._model(tests.MIXED[7]), tests.TARGET, Path(sys.argv[1]))  # what it takes anyway
-tests.EXTENT = 6144
-weight = tests.RNG.standard_normal((tests.EXTENT, tests.EXTENT), dtype="float32")
-module, before = tests._model(weight), peak_bytes()
-tests.build_library(module, tests.TARGET, Path(sys.argv[1]))
+build_library(adder(np.ones((1, 300), "float32")), TARGET, Path(sys.argv[1]))  # what it takes anyway
+weight = np.random.default_rng(0).standard_normal((6144, 6144), dtype="float32")
+module, before = adder(weight, extent=6144), peak_bytes()
+build_library(module, TARGET, Path(sys.argv[1]))
 print((peak_bytes() - before) / weight.nbytes)
 """
 

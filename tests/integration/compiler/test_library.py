@@ -121,7 +121,7 @@ def test_without_a_linker_the_failure_says_what_to_install(monkeypatch: pytest.M
         check_export(THIS)
 
 
-@pytest.mark.slow
+@pytest.mark.slow_lane
 @pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="the extra 'cross' is not installed")
 def test_for_another_machine_it_is_linked_and_refused_here(runner: LocalRunner) -> None:
     target = json.loads(DEVICE.target) | {"mtriple": f"{OTHER}-linux-gnu", "mcpu": "generic"}

@@ -32,7 +32,7 @@ from compiler.target import detect_device
 from compiler.workload import from_json, to_json
 from core.measurement import Measurement, Outcome
 from tests.compiled import build_module
-from tests.marks import slow_except
+from tests.marks import slow_lane_except
 from tests.onnx_models import MODELS, Builder, residual
 from tests.packing import pack, packed_everywhere, packed_twice, tile, with_constants
 from tests.workloads import matmul
@@ -89,7 +89,7 @@ def _shared(widths: int) -> bytes:
     )
 
 
-@pytest.mark.parametrize("name", slow_except(sorted(MODELS), "residual"))
+@pytest.mark.parametrize("name", slow_lane_except(sorted(MODELS), "residual"))
 def test_a_model_with_packed_weights_computes_the_same(name: str, tmp_path: Path) -> None:
     data = MODELS[name]()
     fused = fuse(read_onnx(data, {}), TARGET)

@@ -71,7 +71,7 @@ def test_programs_compute_the_right_result(name: str) -> None:
     _check(name, [programs[i] for i in rng.permutation(len(programs))[:3]])
 
 
-@pytest.mark.slow
+@pytest.mark.slow_lane
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_many_programs_compute_the_right_result(name: str) -> None:
     _check(name, list(_programs(WORKLOADS[name](), per_sketch=6, seed=2)))

@@ -34,7 +34,7 @@ from search.rules.space import generate
 from search.sketches.stage import Placement
 from tests.compiled import build_module
 from tests.devices import GPU
-from tests.marks import slow_except
+from tests.marks import slow_lane_except
 
 Array = NDArray[Any]
 DEVICE = detect_device()
@@ -127,7 +127,7 @@ CASES = {
 
 @needs_vnni
 @pytest.mark.parametrize(("dtype", "zero"), [("uint8", 0), ("uint8", 121), ("int8", -7)])
-@pytest.mark.parametrize("case", slow_except(CASES, "dense"))
+@pytest.mark.parametrize("case", slow_lane_except(CASES, "dense"))
 def test_quantized_operators_reach_the_instructions(case: str, dtype: str, zero: int) -> None:
     model, shapes = CASES[case](Quantized(dtype, zero))
     assert _check(model, shapes) == 1
@@ -146,7 +146,7 @@ def test_quantized_operators_reach_tensor_cores(case: str, count: int, dtype: st
 
 
 @needs_vnni
-@pytest.mark.slow
+@pytest.mark.slow_lane
 def test_every_convolution_of_a_network_quantized_by_onnx_runtime_reaches_them() -> None:
     model = quantize(make("resnet18", tiny=True)).SerializeToString()
     _verify(model)

@@ -14,7 +14,7 @@ from compiler.importing.formats.stablehlo_model import read
 from compiler.measuring.outputs import compare_outputs
 from compiler.verifying.imported import Imported
 from compiler.verifying.inputs import drawn
-from tests.marks import slow_except
+from tests.marks import slow_lane_except
 from tests.stablehlo_models import exported, exported_text
 
 jnp, lax, nn = jax.numpy, jax.lax, jax.nn
@@ -168,7 +168,7 @@ MOVES: Mapping[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_except(MOVES, "reshape", "slice", "reductions", "places"))
+@pytest.mark.parametrize("name", slow_lane_except(MOVES, "reshape", "slice", "reductions", "places"))
 def test_shapes_and_reductions(name: str) -> None:
     check(MOVES[name], random(3, 8, 4))
 
@@ -200,7 +200,7 @@ GATHERS: Mapping[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_except(GATHERS, "of the first axis", "a window", "written"))
+@pytest.mark.parametrize("name", slow_lane_except(GATHERS, "of the first axis", "a window", "written"))
 def test_gathers_and_scatters(name: str) -> None:
     check(GATHERS[name], random(8, 9, 5), AT)
 
@@ -220,7 +220,7 @@ PRODUCTS: Mapping[str, tuple[str, Sequence[tuple[int, ...]]]] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_except(PRODUCTS, "heads", "many rows"))
+@pytest.mark.parametrize("name", slow_lane_except(PRODUCTS, "heads", "many rows"))
 def test_products(name: str) -> None:
     terms, shapes = PRODUCTS[name]
     x, y = (random(*shape, seed=seed) for seed, shape in enumerate(shapes))
@@ -286,7 +286,7 @@ CONVOLUTIONS: Mapping[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int,
 }
 
 
-@pytest.mark.parametrize("name", slow_except(CONVOLUTIONS, "channels last", "transposed"))
+@pytest.mark.parametrize("name", slow_lane_except(CONVOLUTIONS, "channels last", "transposed"))
 def test_convolutions(name: str) -> None:
     function, shape, kernel = CONVOLUTIONS[name]
     w = random(*kernel, seed=1)
@@ -325,7 +325,7 @@ WINDOWS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_except(WINDOWS, "largest", "mean without padding"))
+@pytest.mark.parametrize("name", slow_lane_except(WINDOWS, "largest", "mean without padding"))
 def test_windows(name: str) -> None:
     check(WINDOWS[name], random(2, 6, 9, 4))
 
@@ -385,7 +385,7 @@ def test_operations_that_jax_does_not_write(name: str) -> None:
         assert compare_outputs(file.compute(inputs), found, model.computed_in) == ""
 
 
-@pytest.mark.parametrize("method", slow_except(["nearest", "linear", "cubic", "lanczos3"], "nearest"))
+@pytest.mark.parametrize("method", slow_lane_except(["nearest", "linear", "cubic", "lanczos3"], "nearest"))
 @pytest.mark.parametrize("shape", [(1, 10, 14, 3), (1, 3, 4, 3)])
 def test_images_are_resized(method: str, shape: tuple[int, ...]) -> None:
     check(lambda x: jax.image.resize(x, shape, method), random(1, 5, 7, 3))
@@ -407,6 +407,6 @@ LOOPS: Mapping[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_except(LOOPS, "scan", "branches"))
+@pytest.mark.parametrize("name", slow_lane_except(LOOPS, "scan", "branches"))
 def test_control_flow(name: str) -> None:
     check(LOOPS[name], random(6, 4))

@@ -155,7 +155,7 @@ def test_random_programs_are_right_and_use_the_instruction(constants: tuple[int,
 
 
 @needs_vnni
-@pytest.mark.slow
+@pytest.mark.slow_lane
 @pytest.mark.timeout(1800)
 @COPIED_OR_PACKED
 @pytest.mark.parametrize("name", CASES)

@@ -19,7 +19,7 @@ from compiler.measuring.runner import LocalRunner
 from compiler.target import detect_device
 from compiler.workload import to_json
 from core.measurement import Outcome
-from tests.marks import slow_except
+from tests.marks import slow_lane_except
 from tests.workloads import layer_norm, module, softmax
 
 DEVICE = detect_device()
@@ -149,7 +149,7 @@ WORKLOADS = {
 }
 
 
-@pytest.mark.parametrize("name", slow_except(WORKLOADS, "softmax"))
+@pytest.mark.parametrize("name", slow_lane_except(WORKLOADS, "softmax"))
 def test_candidates_agree_with_the_reference(name: str) -> None:
     """The runner's reference is TVM's own code, which calls libm."""
     workload = to_json(WORKLOADS[name]())

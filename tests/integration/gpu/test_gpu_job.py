@@ -45,6 +45,7 @@ def test_a_network_is_tuned_verified_timed_and_published(
     assert any(task["trace"] for task in manifest["tasks"])
 
 
+@pytest.mark.slow_lane
 def test_products_in_tf32_are_measured_beside_those_of_float32_when_asked_for(
     stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

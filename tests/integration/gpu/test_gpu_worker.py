@@ -80,6 +80,7 @@ def test_a_gpu_is_found_measured_and_calibrated(stand_in: StandIn) -> None:
     with_gpu(stand_in, work)
 
 
+@pytest.mark.slow_lane
 def test_products_of_bytes_on_tensor_cores_are_right(stand_in: StandIn) -> None:
     builder = Builder()
     hidden = builder.op("Relu", builder.op("Gemm", "x", builder.weight(32, 24), builder.weight(24)))

@@ -33,7 +33,7 @@ from search.programs.annotate import sample
 from search.programs.program import Program
 from search.sketches import intrinsics
 from system import plugins
-from tests.integration.scheduler import test_real_compiler
+from tests.integration.scheduler.local_job import Device, finish, submit
 from tests.onnx_models import Builder
 from tests.services import sqlite
 from worker.runner.executor import CPU_RUNNER, ChildConfig, Executor
@@ -111,13 +111,12 @@ def test_without_the_plug_in_its_rules_and_intrinsics_are_not_there() -> None:
 
 
 @pytest.mark.usefixtures("plugin")
-@pytest.mark.slow
+@pytest.mark.slow_lane
 @pytest.mark.timeout(900)
-def test_a_job_is_tuned_with_the_plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(test_real_compiler, "small_network", product)
+def test_a_job_is_tuned_with_the_plug_in(tmp_path: Path) -> None:
     database = Database(sqlite(tmp_path / "tunefarm.db"))
-    test_real_compiler._submit(database)
-    job = test_real_compiler._finish(database, test_real_compiler.Device(database))
+    submit(database, product())
+    job = finish(database, Device(database))
     assert (job.state, job.error) == (JobState.DONE, None)
     with database.begin() as session:
         measured = trials.measured(session, "job")

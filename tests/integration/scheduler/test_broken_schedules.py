@@ -38,8 +38,8 @@ from scheduler.context import Context
 from scheduler.steps import selection
 from scheduler.steps.drive import drive
 from scheduler.upkeep.sweep import Sweeper
-from tests.integration.scheduler import test_real_compiler
-from tests.integration.scheduler.test_real_compiler import NOW, SETTINGS, Device
+from tests.integration.scheduler import local_job
+from tests.integration.scheduler.local_job import NOW, SETTINGS, Device
 from tests.onnx_models import residual
 from tests.services import sqlite
 
@@ -124,7 +124,7 @@ def test_a_schedule_that_breaks_the_model_is_left_out_alone(
     _check(database, subgraph, reason)
 
 
-@pytest.mark.slow
+@pytest.mark.slow_lane
 def test_the_search_goes_on_where_a_killed_scheduler_was(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,12 +132,12 @@ def test_the_search_goes_on_where_a_killed_scheduler_was(
         deadline = time.monotonic() + 300
         while not reached():
             assert time.monotonic() < deadline, _job(database).message
-            monkeypatch.setattr(test_real_compiler, "NOW", time.time())
+            monkeypatch.setattr(local_job, "NOW", time.time())
             if not device.work(uuid4().hex):
                 time.sleep(0.05)
 
     # The scheduler's clock is the real one, and it waits for no worker that was seen long ago.
-    monkeypatch.setattr(test_real_compiler, "NOW", time.time())
+    monkeypatch.setattr(local_job, "NOW", time.time())
     device = SlowUntuned(database)
     _know(database, device, {CLASSIFIER: rounds_to_integers})
     _submit(database)

@@ -5,15 +5,9 @@ from __future__ import annotations
 from records.schedules import cost_models
 from records.schedules.cost_models import Version
 from tests.devices import DEVICE
+from tests.integration.server.requests import METRICS
 
 from .conftest import Service, Worker
-
-METRICS = {
-    "trained_on": 80,
-    "learned": {"records": 20, "r2": 0.9, "pairwise": 0.85, "recall": None},
-    "analytic": {"records": 20, "r2": -1.5, "pairwise": 0.7, "recall": None},
-    "tasks": {},
-}
 
 
 def store(service: Service, *versions: Version) -> None:

@@ -28,12 +28,12 @@ from records.storage import blobs
 from records.storage.database import StorageError
 from server.fleet.sessions import MIN_INTERVAL_S
 from tests.devices import DEVICE
+from tests.integration.server.requests import OK, leased, results
 
 from .conftest import Service, Start, Worker, on_both_databases, wait_until
 
 pytestmark = on_both_databases
 
-OK = Measurement(Outcome.OK, (2e-3, 1e-3, 3e-3), 0.05)
 FAILED = Measurement(Outcome.BUILD_ERROR, error="no such intrinsic")
 
 
@@ -51,19 +51,6 @@ def tuning_job(service: Service, worker: Worker, count: int = 3) -> str:
         assert len(trials.add(session, job_id, 1, new, 2.0)) == count
     service.wakes.clear()
     return job_id
-
-
-def leased(worker: Worker, **changes: object) -> Lease:
-    lease = worker.call(**changes).lease  # type: ignore[arg-type]
-    assert lease is not None
-    return lease
-
-
-def results(lease: Lease, measurement: Measurement = OK) -> tuple[Result, ...]:
-    return tuple(
-        Result(number, lease.id, measurement, trial_id=candidate.trial_id)
-        for number, candidate in enumerate(lease.candidates, 1)
-    )
 
 
 def done(service: Service, job_id: str) -> int:

@@ -6,7 +6,7 @@ import pytest
 
 from compiler.workload import normalise, to_json
 from core.exit_code import ExitCode
-from tests.integration.tunefarm.test_tvm_database import TARGET, TRACE, matmul
+from tests.integration.tunefarm.products import TARGET, TRACE, matmul
 from tests.unit.tunefarm.fake_service import FakeService, serving
 from tunefarm.cli.app import app, run
 from tunefarm.client.values import Schedule

@@ -14,6 +14,7 @@ import tvm
 from tvm import relax, te
 
 from compiler.workload import normalise, to_json, workload_hash
+from tests.integration.tunefarm.products import TARGET, TRACE, matmul
 from tests.unit.tunefarm.answering import BROKEN, Reply, Request, answering, json_reply
 from tunefarm.client import metaschedule_files
 from tunefarm.client.client import Client, ProblemError, UnreachableError
@@ -21,26 +22,6 @@ from tunefarm.client.schedule_cache import ScheduleCache
 from tunefarm.client.values import ExportedRecord, ExportedWorkload, Schedule, ScheduleDatabase
 from tunefarm.errors import InputError
 from tunefarm.tvm_database import build, service_database
-
-TARGET = json.dumps({"kind": "llvm", "num-cores": 1})
-# split the first loop of the only block by 4
-TRACE = json.dumps(
-    [
-        [
-            ["GetSBlock", [], ["C", "main"], ["b0"]],
-            ["GetLoops", ["b0"], [], ["l1", "l2", "l3"]],
-            ["Split", ["l1", "None", 4], [1, 0], ["l4", "l5"]],
-        ],
-        [],
-    ]
-)
-
-
-def matmul() -> tvm.tirx.PrimFunc:
-    a, b = te.placeholder((32, 16), name="A"), te.placeholder((16, 8), name="B")
-    k = te.reduce_axis((0, 16), name="k")
-    c = te.compute((32, 8), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="C")
-    return te.create_prim_func([a, b, c])
 
 
 def network() -> tvm.IRModule:

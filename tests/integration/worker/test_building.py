@@ -10,8 +10,8 @@ import pytest
 from core.lease import LeaseId, Limits
 from core.measurement import Built, Measurement
 from core.worker import Role, WorkerState
+from tests.integration.worker.agents import BRISK, in_state, with_fleet, working
 from tests.integration.worker.fake_fleet import FakeFleet
-from tests.integration.worker.test_agent import BRISK, in_state, with_fleet, working
 from worker.agent.service import WorkerRefused
 
 BUILDER = replace(BRISK, role=Role.BUILD, build_together=4)

@@ -9,8 +9,8 @@ import pytest
 
 from core.worker import WorkerState
 from tests.devices import DEVICE
+from tests.integration.worker.agents import in_state, states, with_fleet, working
 from tests.integration.worker.fake_fleet import FakeFleet
-from tests.integration.worker.test_agent import in_state, states, with_fleet, working
 from worker.agent.profile_cache import ProfileCache
 
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from core.measurement import Measurement, Outcome
+from tests.integration.worker.agents import BRISK, with_fleet, working
 from tests.integration.worker.executors import GENEROUS, build_request, child_of_next, with_executor
 from tests.integration.worker.fake_fleet import FakeFleet
-from tests.integration.worker.test_agent import BRISK, with_fleet, working
 from worker.runner import messages
 from worker.runner.executor import Executor
 from worker.runner.frames import MAX_REPLY_BYTES

@@ -21,7 +21,7 @@ from worker.runner.executor import ChildConfig, Executor
 SIZE, LAYERS = 6144, 4
 
 
-@pytest.mark.slow
+@pytest.mark.slow_lane
 @pytest.mark.parametrize("times", [None, 2.9], ids=["within its limit", "one library at a time"])
 def test_a_large_model_is_compared_and_timed(artifact: Path, times: float | None) -> None:
     """Both libraries loaded together would take more than 2.9 times the artifact."""

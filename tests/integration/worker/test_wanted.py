@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from core.worker import Wanted, WorkerState
+from tests.integration.worker.agents import BRISK, in_state, with_fleet, working
 from tests.integration.worker.fake_fleet import FakeFleet
-from tests.integration.worker.test_agent import BRISK, in_state, with_fleet, working
 from worker.agent.agent import UpdateWanted
 
 

@@ -16,7 +16,7 @@ from search.cost.analytic import estimate
 from search.cost.machine import FITTED
 from search.programs.annotate import sample
 from search.rules.space import generate
-from tests.unit.core.test_profile import PROFILE
+from tests.devices import PROFILE
 from tests.unit.search.dags import DEVICE
 
 CALIBRATED = replace(DEVICE, profile=PROFILE)

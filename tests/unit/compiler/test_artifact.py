@@ -11,35 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiler.importing.model import extract_tasks, fuse, read_onnx
-from compiler.importing.spec import TensorSpec
 from compiler.packaging import artifact
 from compiler.packaging.artifact import (
     ArtifactError,
     Manifest,
-    TaskEntry,
     build_library,
     open_reference,
     pack,
     unpack,
 )
 from tests.compiled import build_module
+from tests.manifests import MANIFEST, TARGET
 from tests.onnx_models import two_outputs
-
-TARGET = '{"kind":"llvm","num-cores":2}'
-MANIFEST = Manifest(
-    model_name="tiny",
-    model_sha="ab" * 32,
-    target=TARGET,
-    device_class="0123456789abcdef",
-    inputs=(TensorSpec("input", (1, 3, 8, 8), "float32"),),
-    outputs=(TensorSpec("output", (1, 10), "float32"),),
-    threads=2,
-    versions={"apache-tvm": "0.27.0.post1"},
-    created_at=1700000000.0,
-    tasks=(TaskEntry("123", "conv2d", 2, "[[], []]", 0.001, "trial"), TaskEntry("4", "transpose", 1)),
-    untuned_secs=(0.3, 0.31),
-    tuned_secs=(0.01,),
-)
 
 
 def _tar(entries: list[tuple[tarfile.TarInfo, bytes]]) -> bytes:

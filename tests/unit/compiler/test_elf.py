@@ -25,7 +25,7 @@ def test_the_bytes_are_found_by_their_name(tmp_path: Path) -> None:
     assert answer.answer() == 42
 
 
-@pytest.mark.slow
+@pytest.mark.slow_lane
 @pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="the extra 'cross' is not installed")
 def test_the_bytes_are_linked_for_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)

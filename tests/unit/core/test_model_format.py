@@ -6,7 +6,6 @@ import io
 import struct
 import zipfile
 
-import onnx
 import pytest
 from onnx import TensorProto, helper
 
@@ -18,17 +17,7 @@ from core.model_format import (
     input_dimensions,
     recognise,
 )
-
-
-def model(*external: str) -> bytes:
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "relu", ends[:1], ends[1:])
-    for name in external:
-        tensor = graph.initializer.add(name=name, data_location=TensorProto.EXTERNAL)
-        tensor.external_data.add(key="location", value=name)
-        tensor.external_data.add(key="offset", value="12")
-    made: onnx.ModelProto = helper.make_model(graph)
-    return made.SerializeToString()
+from tests.onnx_models import rectifier
 
 
 def zipped(*names: str) -> bytes:
@@ -61,8 +50,8 @@ def test_the_program_that_jax_exports_is_found() -> None:
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (model(), ModelFormat.ONNX),
-        (zipped("m/models/model.json"), ModelFormat.EXPORTED_PROGRAM),
+        (rectifier(), ModelFormat.ONNX),
+        (zipped("m/models/rectifier.json"), ModelFormat.EXPORTED_PROGRAM),
         (b"\x1c\x00\x00\x00TFL3 and tables", ModelFormat.TFLITE),
         (b"ML\xefR\x0dStableHLO_v1.15.0", ModelFormat.STABLEHLO),
         (b"module @jit_f attributes {", ModelFormat.STABLEHLO),
@@ -81,7 +70,7 @@ def test_formats_are_told_apart(data: bytes, expected: ModelFormat) -> None:
 @pytest.mark.parametrize("cut", [1, 5, 20])
 def test_a_truncated_model_is_refused(cut: int) -> None:
     with pytest.raises(UnknownFormat, match="not an ONNX file"):
-        recognise(io.BytesIO(model()[:-cut]))
+        recognise(io.BytesIO(rectifier()[:-cut]))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +78,7 @@ def test_a_truncated_model_is_refused(cut: int) -> None:
     [
         (b"", "empty"),
         (b"PK\x03\x04 a zip archive", "damaged zip"),
-        (zipped("model/data.pkl", "model/code/net.py"), "TorchScript"),
+        (zipped("rectifier/data.pkl", "rectifier/code/net.py"), "TorchScript"),
         (zipped("photo.png"), "no program of torch.export"),
         (b"a.tar".ljust(257, b"\0") + b"ustar\x0000", "tar archive"),
         (b"\x7fELF\x02\x01\x01", "not an ONNX file"),
@@ -111,8 +100,8 @@ def test_what_is_no_model_is_refused(data: bytes, why: str) -> None:
 
 
 def test_the_files_of_weights_are_found() -> None:
-    assert external_files(io.BytesIO(model())) == []
-    assert external_files(io.BytesIO(model("a.bin", "b/c.bin", "a.bin"))) == ["a.bin", "b/c.bin"]
+    assert external_files(io.BytesIO(rectifier())) == []
+    assert external_files(io.BytesIO(rectifier("a.bin", "b/c.bin", "a.bin"))) == ["a.bin", "b/c.bin"]
 
 
 def test_the_dimensions_of_inputs_are_read() -> None:

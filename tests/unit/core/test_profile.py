@@ -6,24 +6,9 @@ from typing import Any
 
 import pytest
 
-from core.profile import FLOAT32, Profile, assumed_profile
+from core.profile import Profile, assumed_profile
+from tests.devices import PROFILE
 from tests.unit.search.dags import DEVICE
-
-PROFILE = Profile(
-    hertz=4e9,
-    multiply_adds={FLOAT32: 2.0, "int8": 0.5},
-    latency_cycles=4.0,
-    registers=16,
-    loads=2.0,
-    gather_cycles=0.5,
-    l1_rate=64.0,
-    l2_rate=40.0,
-    l3_rate=20.0,
-    memory_rate=8.0,
-    memory_rate_all=10.0,
-    launch_s=1e-6,
-    derived=("registers",),
-)
 
 
 def test_a_profile_survives_json() -> None:

@@ -88,16 +88,16 @@ def test_a_tiny_decoder_does_not_look_ahead() -> None:
         # Their weights take seconds to draw.
         pytest.param(
             *("vit_b16", 86_567_656, {"MatMul": 72, "LayerNormalization": 25, "Erf": 12, "Softmax": 12}),
-            marks=pytest.mark.slow,
+            marks=pytest.mark.slow_lane,
         ),
         pytest.param(
             # The published count, and the causal mask.
             *("gpt2", 124_439_808 + 128 * 128, {"MatMul": 73, "LayerNormalization": 25, "Tanh": 12}),
-            marks=pytest.mark.slow,
+            marks=pytest.mark.slow_lane,
         ),
         pytest.param(
             *("bert_base", 109_482_240, {"MatMul": 96, "LayerNormalization": 25, "Erf": 12, "Softmax": 12}),
-            marks=pytest.mark.slow,
+            marks=pytest.mark.slow_lane,
         ),
     ],
 )

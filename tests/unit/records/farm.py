@@ -17,6 +17,7 @@ from records.fleet import devices, leases, module_runs
 from records.fleet.results import LeaseResult
 from records.jobs import events, jobs, models, tasks, trials
 from records.schedules import schedules
+from records.schedules.schedules import Record
 from records.storage import blobs
 from records.storage.statements import digest
 from records.storage.tables import JobRow, TrialRow
@@ -152,3 +153,16 @@ def all_at_once(acts: Sequence[Callable[[], object]]) -> None:
 
 def best(session: Session, workload: str, device_class: str) -> schedules.Record | None:
     return schedules.best_many(session, [workload], device_class).get(workload)
+
+
+def record(trace: str, latency_s: float | None = None, **changes: object) -> Record:
+    outcome = Outcome.RUN_ERROR if latency_s is None else Outcome.OK
+    secs = () if latency_s is None else (latency_s,)
+    target = DEVICE.target
+    plain = Record(
+        "w1", DEVICE.key, trace, {"p": 1}, latency_s, secs, outcome, target, "trial", created_at=5.0
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+MIGRATE = "import sys; from records.storage.database import Database; Database(sys.argv[1]).migrate()"

@@ -17,9 +17,7 @@ from records.storage import blobs
 from records.storage.database import Database, StorageError, _alembic
 from records.storage.tables import Base
 from tests import services
-from tests.unit.records.farm import request
-
-MIGRATE = "import sys; from records.storage.database import Database; Database(sys.argv[1]).migrate()"
+from tests.unit.records.farm import MIGRATE, request
 
 
 def sqlite(path: Path, busy_timeout_s: float = 10.0) -> Database:

@@ -22,8 +22,7 @@ from records.schedules import schedules
 from records.storage.database import Database, StorageError
 from tests.devices import DEVICE
 from tests.services import PASSWORD, Emptied, Postgresql, free_port
-from tests.unit.records.farm import Farm, make_job, measured
-from tests.unit.records.test_database import MIGRATE
+from tests.unit.records.farm import MIGRATE, Farm, make_job, measured
 
 RAISE = "DO $$ BEGIN RAISE EXCEPTION 'first line' USING ERRCODE = '{}', DETAIL = 'Key (secret)'; END $$"
 

@@ -12,7 +12,7 @@ from records.jobs import tasks
 from records.schedules import imports, schedules
 from records.schedules.schedules import Record
 from tests.devices import DEVICE
-from tests.unit.records.farm import best, put_measured
+from tests.unit.records.farm import best, put_measured, record
 
 OTHER = replace(DEVICE, cores=8)
 
@@ -23,16 +23,6 @@ def _classes(session: Session) -> None:
         devices.put_class(session, device)
     for workload in ("w1", "w2"):
         tasks.put_workload(session, workload, "{}")
-
-
-def record(trace: str, latency_s: float | None = None, **changes: object) -> Record:
-    outcome = Outcome.RUN_ERROR if latency_s is None else Outcome.OK
-    secs = () if latency_s is None else (latency_s,)
-    target = DEVICE.target
-    plain = Record(
-        "w1", DEVICE.key, trace, {"p": 1}, latency_s, secs, outcome, target, "trial", created_at=5.0
-    )
-    return replace(plain, **changes)  # type: ignore[arg-type]
 
 
 class TestBest:

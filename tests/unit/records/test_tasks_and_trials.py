@@ -13,8 +13,7 @@ from records.fleet import devices
 from records.jobs import jobs, tasks, trials
 from records.storage.statements import dialect_of
 from tests.devices import DEVICE
-from tests.unit.records.farm import Farm, make_job, measured, put_measured, task_spec
-from tests.unit.records.test_schedules import record
+from tests.unit.records.farm import Farm, make_job, measured, put_measured, record, task_spec
 
 
 class TestWorkloads:

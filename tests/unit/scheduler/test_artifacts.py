@@ -14,7 +14,7 @@ from records.schedules.schedules import Record
 from scheduler.steps import artifacts
 from scheduler.steps.artifacts import MAX_FOREIGN, describe_replaced, find_uncompilable, select_applicable
 from scheduler.steps.selection import AssemblyHistory, Selection, schedule_id
-from tests.unit.compiler.test_artifact import MANIFEST
+from tests.manifests import MANIFEST
 from tests.unit.scheduler.farm import CONV, DEVICE, MATMUL
 
 UNSCHEDULED = "[[],[]]"

@@ -100,7 +100,7 @@ def _live_twice(url: str, dies_at: int) -> bool:
         farm.database.close()
 
 
-@pytest.mark.slow
+@pytest.mark.slow_lane
 def test_killed_while_it_looks_for_a_harmful_schedule_the_job_resumes(
     tmp_path: Path, compiler: FakeCompiler
 ) -> None:

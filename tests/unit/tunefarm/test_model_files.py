@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from core.model_format import ModelFormat, recognise
-from tests.unit.core.test_model_format import model
+from tests.onnx_models import rectifier
 from tunefarm.client.model_files import ModelFiles
 
 
@@ -20,7 +20,7 @@ def uploaded(path: Path) -> bytes:
     return data
 
 
-@pytest.mark.parametrize("content", [model(), b"no model", b""])
+@pytest.mark.parametrize("content", [rectifier(), b"no model", b""])
 def test_one_file_is_sent_as_it_is(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(content)
@@ -29,7 +29,7 @@ def test_one_file_is_sent_as_it_is(content: bytes, tmp_path: Path) -> None:
 
 def test_weights_in_other_files_are_sent_along(tmp_path: Path) -> None:
     path = tmp_path / "network"
-    path.write_bytes(model("a.bin", "b/c.bin"))
+    path.write_bytes(rectifier("a.bin", "b/c.bin"))
     (tmp_path / "b").mkdir()
     (tmp_path / "a.bin").write_bytes(b"1" * 512)
     (tmp_path / "b" / "c.bin").write_bytes(b"2" * 1000)
@@ -43,7 +43,7 @@ def test_weights_in_other_files_are_sent_along(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
-    path.write_bytes(model("a.bin"))
+    path.write_bytes(rectifier("a.bin"))
     with pytest.raises(FileNotFoundError, match=r"a\.bin"):
         uploaded(path)
 
@@ -51,6 +51,6 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["/etc/passwd", "../passwd"])
 def test_files_elsewhere_are_not_read(name: str, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
-    path.write_bytes(model(name))
+    path.write_bytes(rectifier(name))
     with pytest.raises(ValueError, match="not beside it"):
         ModelFiles.of(path)

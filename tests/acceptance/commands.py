@@ -1,0 +1,22 @@
+"""The command line as a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def tunefarm(arguments: Sequence[object], environment: dict[str, str], cwd: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tunefarm", *map(str, arguments)]
+    return subprocess.Popen(
+        command, env=environment, cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def done(process: subprocess.Popen[str]) -> str:
+    """Wait for the process to succeed; return what it printed."""
+    out, errors = process.communicate()
+    assert process.returncode == 0, errors
+    return out

@@ -1,0 +1,131 @@
+"""A job of a small model on this machine: the real compiler, and a device without the network."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper
+
+from compiler.measuring.builder import LocalBuilder
+from compiler.measuring.runner import LocalRunner
+from compiler.packaging.artifact import Manifest, unpack
+from compiler.target import detect_device
+from core.job import Budget
+from core.measurement import Measurement
+from core.worker import WorkerState
+from records.fleet import devices, leases
+from records.fleet.leases import StoredLease
+from records.fleet.results import LeaseResult
+from records.jobs import jobs, models, tasks
+from records.jobs.jobs import Job, JobRequest
+from records.storage import blobs
+from records.storage.database import Database
+from scheduler.context import Context
+from scheduler.settings import SchedulerSettings
+from scheduler.steps.drive import drive
+from scheduler.upkeep.sweep import Sweeper
+
+SETTINGS = SchedulerSettings(
+    broker="unused", database_url="unused", batch_size=4, trials_per_pick=2, plan_ahead=0
+)
+
+
+NOW = 1000.0
+
+
+def small_network(seed: int = 0) -> bytes:
+    """A convolution with its rectifier, and a pooling that the search need not understand."""
+    rng = np.random.default_rng(seed)
+    weight = numpy_helper.from_array(rng.normal(size=(8, 3, 3, 3)).astype(np.float32), "weight")
+    nodes = [
+        helper.make_node("Conv", ["data", "weight"], ["conv"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["conv"], ["relu"]),
+        helper.make_node("GlobalAveragePool", ["relu"], ["pool"]),
+    ]
+    data = helper.make_tensor_value_info("data", TensorProto.FLOAT, [1, 3, 16, 16])
+    pool = helper.make_tensor_value_info("pool", TensorProto.FLOAT, [1, 8, 1, 1])
+    graph = helper.make_graph(nodes, "small", [data], [pool], [weight])
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+    ).SerializeToString()
+
+
+class Device:
+    """This machine as a worker without the network."""
+
+    def __init__(self, database: Database) -> None:
+        self.fingerprint = detect_device()
+        self._database = database
+        self._builder = LocalBuilder(self.fingerprint.target)
+        self._runner = LocalRunner(self.fingerprint.target)
+        with database.begin() as session:
+            devices.register(session, "worker", "session", self.fingerprint, WorkerState.READY, NOW)
+
+    def work(self, lease_id: str) -> bool:
+        key = self.fingerprint.key
+        with self._database.begin() as session:
+            lease = leases.take(session, lease_id, "worker", "session", key, 8, NOW, 60.0)
+        if lease is None:
+            return False
+        results = self._measure(lease)
+        with self._database.begin() as session:
+            leases.report(session, lease.id, "session", results, NOW)
+        return True
+
+    def _measure(self, lease: StoredLease) -> list[LeaseResult]:
+        with self._database.begin() as session:
+            texts = tasks.workloads(session, {trial.workload_hash for trial in lease.trials})
+            artifacts = {run.id: blobs.get(session, run.artifact_sha) for run in lease.module_runs}
+        if artifacts:
+            return [
+                LeaseResult(
+                    self._runner.measure_module(io.BytesIO(artifact), compare=True), module_run_id=run_id
+                )
+                for run_id, artifact in artifacts.items()
+            ]
+        return [
+            LeaseResult(self._trial(texts[t.workload_hash], t.trace, lease.constants[t.workload_hash]), t.id)
+            for t in lease.trials
+        ]
+
+    def _trial(self, module_json: str, trace: str, constants: tuple[int, ...]) -> Measurement:
+        built = self._builder.build(module_json, trace)
+        return built if isinstance(built, Measurement) else self._runner.run(built, module_json, constants)
+
+
+def artifact(database: Database, sha: str | None) -> tuple[bytes, Manifest]:
+    assert sha is not None
+    with database.begin() as session:
+        return unpack(blobs.get(session, sha))
+
+
+def submit(database: Database, model: bytes | None = None) -> None:
+    """Queue a job of `model`, or of a small network."""
+    with database.begin() as session:
+        sha = blobs.put(session, model or small_network())
+        models.add(session, sha, "small", NOW)
+        request = JobRequest(sha, "small", {}, "native", Budget(8), seed=0)
+        jobs.create(session, "job", request, None, NOW)
+
+
+def context(database: Database, wakes: list[tuple[str, str]]) -> Context:
+    wake = lambda step, job_id: wakes.append((step, job_id))  # noqa: E731
+    return Context(SETTINGS, database, lambda: NOW, "here", wake)
+
+
+def finish(database: Database, device: Device) -> Job:
+    wakes: list[tuple[str, str]] = []
+    made = context(database, wakes)
+    sweeper = Sweeper(made)
+    for turn in range(40):
+        sweeper.repair()
+        sweeper.wake_jobs()
+        while wakes:
+            drive(made, *wakes.pop(0))
+        device.work(f"lease {turn}")
+        with database.begin() as session:
+            job = jobs.get(session, "job")
+        if job.state.finished:
+            return job
+    raise AssertionError(f"{job.state}: {job.message}")
