@@ -15,6 +15,7 @@ from server.api import (
     cost_models,
     events,
     health,
+    import_body,
     jobs,
     metrics,
     models,
@@ -32,8 +33,9 @@ from server.install import routes as install
 from server.problems import EVERYWHERE, GUARDED, ProblemBody, install_error_handlers
 from system import tracing
 
-_MAX_BODY_BYTES = 4 << 20
-_MAX_IMPORT_BYTES = 256 << 20
+# Reading JSON keeps others waiting, for as long as the text is long.
+_MAX_BODY_BYTES = 256 << 10
+_MAX_QUERY_BYTES = 2 << 20
 # Smaller answers travel in a few packets anyhow; artifacts are compiled code, which hardly shrinks.
 _COMPRESSED_FROM_BYTES = 16 << 10
 _NOT_COMPRESSED = (*DEFAULT_EXCLUDED_CONTENT_TYPES, "application/x-tar")
@@ -74,7 +76,11 @@ def create_app(context: ServerContext) -> FastAPI:
     app.include_router(install.router)
     install_error_handlers(app)
     settings = context.settings
-    max_bytes = {"/v1/models": settings.max_upload_bytes, "/v1/schedules/import": _MAX_IMPORT_BYTES}
+    max_bytes = {
+        "/v1/models": settings.max_upload_bytes,
+        "/v1/schedules/import": import_body.MAX_BYTES,
+        "/v1/schedules:query": _MAX_QUERY_BYTES,
+    }
     app.add_middleware(
         GZipMiddleware,
         minimum_size=_COMPRESSED_FROM_BYTES,

@@ -11,7 +11,7 @@ from records.fleet import devices
 from records.jobs import tasks
 from records.jobs.trials import NewTrial
 from records.schedules.schedules import KEY, Record
-from records.storage.statements import digest, insert_missing
+from records.storage.statements import digest, insert_all_missing
 from records.storage.tables import JobRow, RecordRow, TaskRow, TrialRow
 
 # A job tries this many imported schedules of each task: whoever imports many must not spend its budget.
@@ -34,7 +34,7 @@ def add(session: Session, records: Sequence[Record], now: float) -> int:
         rows.append(row | {"source": "import", "created_at": now})
     # In one order, so that two transactions that write the same rows never wait for each other.
     rows.sort(key=lambda row: tuple(row[name] for name in KEY))
-    return sum(insert_missing(session, RecordRow, row, key=KEY) for row in rows)
+    return insert_all_missing(session, RecordRow, rows, key=KEY)
 
 
 def trials_of(session: Session, job_id: str) -> list[NewTrial]:

@@ -61,6 +61,17 @@ def insert_missing(session: Session, table: type[Base], row: Mapping[str, Any], 
     return inserted.first() is not None
 
 
+def insert_all_missing(
+    session: Session, table: type[Base], rows: Sequence[Mapping[str, Any]], key: Sequence[str]
+) -> int:
+    """Insert those of the rows whose `key` columns no stored row has, at once; return how many those are."""
+    if not rows:
+        return 0
+    columns = [getattr(table, name) for name in key]
+    statement = insert_into(session, table).on_conflict_do_nothing(index_elements=list(key))
+    return len(session.execute(statement.returning(*columns), rows).all())
+
+
 def changed(session: Session, statement: Update | Delete) -> int:
     """Execute a statement; return how many rows fulfilled its WHERE clause."""
     return cast("CursorResult[Any]", session.execute(statement)).rowcount

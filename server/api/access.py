@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 from starlette.concurrency import run_in_threadpool
 
 from core.access import Scope
 from records import access
 from records.access import AuditLine, Token
 from server.access.authentication import TOKEN_PREFIX, token_digest
-from server.api.fields import Name
+from server.api.fields import Name, RequestBody
 from server.context import ContextDep
 from server.problems import problems
 
@@ -23,13 +23,13 @@ _CENTURY_S = 36525 * 86400.0
 Lifetime = Annotated[float, Field(gt=0, le=_CENTURY_S, allow_inf_nan=False)]
 
 
-class TokenRequestBody(BaseModel):
+class TokenRequestBody(RequestBody):
     """A token to make. With `expires_after_s` null it is valid until it is revoked."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(strict=False)  # a scope comes as its name
 
     name: Name
-    scopes: list[Scope] = Field(min_length=1, max_length=len(Scope))
+    scopes: Annotated[list[Scope], FailFast()] = Field(min_length=1, max_length=len(Scope))
     expires_after_s: Lifetime | None = None
 
 

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 
 class RequestBody(BaseModel):
     # A misspelt field is refused rather than ignored: it could be a budget that would not be kept.
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_flood_of_fields(cls, data: object) -> object:
+        # Pydantic makes an error of a kilobyte for each unknown field.
+        if isinstance(data, dict) and len(data) > 2 * len(cls.model_fields) + 20:
+            raise ValueError(f"{len(data)} fields are too many: {cls.__name__} has {len(cls.model_fields)}")
+        return data
 
 
 def _printable(text: str) -> str:

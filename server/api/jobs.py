@@ -11,7 +11,15 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
-from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    FailFast,
+    Field,
+    field_validator,
+    model_validator,
+)
 from sqlalchemy.orm import Session
 
 from core.job import (
@@ -51,16 +59,24 @@ _MAX_FAILURES = 100
 _SHOWN_PROGRAMS = 10
 
 
-def _checked_shapes(shapes: dict[str, list[int]]) -> dict[str, list[int]]:
-    if len(shapes) > 256:
+def _few_shapes(shapes: object) -> object:
+    if isinstance(shapes, dict) and len(shapes) > 256:
         raise ValueError(f"shapes are given for {len(shapes)} inputs, and 256 are allowed")
-    for name, shape in shapes.items():
-        if len(shape) > 16 or not all(1 <= extent <= _MAX_DIMENSION for extent in shape):
-            raise ValueError(f"the shape of {name} must be up to 16 positive whole numbers, not {shape}")
     return shapes
 
 
-Shapes = Annotated[dict[Name, list[int]], AfterValidator(_checked_shapes)]
+def _checked_shapes(shapes: dict[str, list[int]]) -> dict[str, list[int]]:
+    for name, shape in shapes.items():
+        if len(shape) > 16 or not all(1 <= extent <= _MAX_DIMENSION for extent in shape):
+            raise ValueError(f"the shape of {name} must be up to 16 positive whole numbers, not {shape[:17]}")
+    return shapes
+
+
+Shapes = Annotated[
+    dict[Name, Annotated[list[int], FailFast()]],
+    BeforeValidator(_few_shapes),
+    AfterValidator(_checked_shapes),
+]
 
 
 class JobModelBody(RequestBody):
@@ -112,7 +128,7 @@ class JobRequestBody(JobModelBody):
     min_gain: float | None = Field(default=None, gt=0, lt=1)
     batch: int | None = Field(default=None, ge=1, le=MAX_BATCH)
     objective: Name | None = None
-    others: list[JobModelBody] = Field(default=[], max_length=MAX_MODELS - 1)
+    others: Annotated[list[JobModelBody], FailFast()] = Field(default=[], max_length=MAX_MODELS - 1)
     seed: int = Field(default=0, ge=0, lt=2**63)
     priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     weight: float = Field(default=1.0, ge=MIN_WEIGHT, le=MAX_WEIGHT, allow_inf_nan=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import statistics
 import time
 from collections.abc import Iterator
@@ -12,18 +11,17 @@ from typing import Annotated, Literal
 
 from cachetools import LRUCache
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import StreamingResponse
-from pydantic import AfterValidator, BaseModel, Field, ValidationError
+from pydantic import BaseModel, FailFast, Field
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from core.measurement import Outcome, noise
-from core.trace import TraceRefused, parse_trace
 from records.jobs import jobs, tasks
 from records.schedules import imports, schedules
 from records.schedules.schedules import Record
 from records.storage.database import StorageError
+from server.api import import_body
 from server.api.fields import Name, RequestBody, WorkloadHash
 from server.api.targets import NATIVE, device_class, device_class_of
 from server.api.uploads import Upload, received
@@ -41,22 +39,14 @@ _KEPT_ANSWERS = 2000
 # For this long, a 304 may not know yet what was stored.
 HELD_S = 1.0
 _EXPORTED_AT_ONCE = 20
-# Records deleted in one transaction: few, so that nobody waits for its locks for long.
+# Rows of one transaction: few, so that nobody waits for its locks for long.
 _DELETED_AT_ONCE = 1000
+_IMPORTED_AT_ONCE = 200
 _EXPORT_ANSWER = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/ExportBody"}}}}
 _NEAREST = "without a schedule on the target, take one of the nearest device class whose code runs there"
 _IMPORT_BODY = {"requestBody": {"required": True, **_EXPORT_ANSWER}}
 
 
-def _json(text: str) -> str:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"a text that should be JSON is not: {error}") from error
-    return text
-
-
-JsonText = Annotated[str, AfterValidator(_json)]
 RunSecs = Annotated[float, Field(ge=SHORTEST_S, le=LONGEST_S, allow_inf_nan=False)]
 
 
@@ -112,7 +102,7 @@ class ScheduleBody(BaseModel):
 
 class ScheduleQueryBody(RequestBody):
     target: Name = NATIVE
-    workloads: list[WorkloadHash] = Field(max_length=10_000)
+    workloads: Annotated[list[WorkloadHash], FailFast()] = Field(max_length=10_000)
     nearest: bool = False
 
 
@@ -124,21 +114,26 @@ class SchedulesBody(BaseModel):
 
 
 class ExportedWorkloadBody(RequestBody):
+    """A workload; `module_json` is its TVM module."""
+
     hash: WorkloadHash
-    module_json: JsonText = Field(min_length=2, max_length=64 << 20)
+    module_json: str = Field(min_length=2)
 
 
 class ExportedRecordBody(RequestBody):
     """`trace` and `target` are JSON, as in MetaSchedule's files; `run_secs` are seconds."""
 
     workload: WorkloadHash
-    trace: JsonText = Field(min_length=2, max_length=4 << 20)
-    run_secs: list[RunSecs] = Field(min_length=1, max_length=10_000)
-    target: JsonText = Field(min_length=2, max_length=65536)
+    trace: str = Field(min_length=2, max_length=import_body.MAX_TRACE_CHARS)
+    run_secs: list[RunSecs] = Field(min_length=1, max_length=import_body.MAX_REPEATS)
+    target: str = Field(min_length=2, max_length=import_body.MAX_TARGET_CHARS)
 
 
 class ExportBody(RequestBody):
-    """The records that export returns and import takes. Every record's workload is among the workloads."""
+    """The records that export returns and import takes. Every record's workload is among the workloads.
+
+    An import takes at most 10,000 workloads and as many records, in 16 MiB; send more in several requests.
+    """
 
     workloads: list[ExportedWorkloadBody]
     records: list[ExportedRecordBody]
@@ -346,7 +341,7 @@ async def import_(
     """Add the schedules of another database to a device class; those already known stay as they are.
 
     Jobs measure them before anything else; until then their times decide nothing. The body is what export
-    returns. Nothing is stored unless all of it can be.
+    returns. All of it is checked before a part is stored; sending it again stores what is missing.
     """
     async with received(request, context.transfers) as upload, context.importing:
         imported = await context.transfers.run(_import, context, upload, target)
@@ -401,39 +396,33 @@ def _export(context: ServerContext, records: list[Record]) -> Iterator[str]:
 
 def _import(context: ServerContext, upload: Upload, target: str) -> ImportedBody:
     upload.file.seek(0)
-    try:
-        body = ExportBody.model_validate_json(upload.file.read())
-    except ValidationError as error:
-        parts = [{**part, "loc": ("body", *part["loc"])} for part in error.errors()]
-        raise RequestValidationError(parts) from error
-    hashes = {workload.hash for workload in body.workloads}
-    for exported in body.records:
-        if exported.workload not in hashes:
-            detail = f"A record's workload {exported.workload} is not among the workloads: send it along."
-            raise Problem(422, "workload-missing", detail)
-        try:
-            parse_trace(exported.trace)
-        except TraceRefused as error:
-            raise Problem(422, "trace-refused", f"Nothing was imported: {error}.") from error
+    body = import_body.decode(upload.file.read())
     now = context.now()
     with context.database.begin() as session:
         key = device_class(session, target, now)
-        records = [
-            Record(
-                workload_hash=exported.workload,
-                device_class=key,
-                trace=exported.trace,
-                program=None,
-                latency_s=statistics.median(exported.run_secs),
-                run_secs=tuple(exported.run_secs),
-                outcome=Outcome.OK,
-                target=exported.target,
-                source="import",
-                created_at=now,
-            )
-            for exported in body.records
-        ]
-        for workload in body.workloads:
-            tasks.put_workload(session, workload.hash, workload.module_json)
-        added = imports.add(session, records, now)
+    # Once for each schedule, whatever is repeated.
+    wanted = {(one.workload, one.trace): one for one in body.records}
+    records = [
+        Record(
+            workload_hash=one.workload,
+            device_class=key,
+            trace=one.trace,
+            program=None,
+            latency_s=statistics.median(one.run_secs),
+            run_secs=tuple(one.run_secs),
+            outcome=Outcome.OK,
+            target=one.target,
+            source="import",
+            created_at=now,
+        )
+        for one in wanted.values()
+    ]
+    for start in range(0, len(body.workloads), _IMPORTED_AT_ONCE):
+        with context.database.begin() as session:
+            for workload in body.workloads[start : start + _IMPORTED_AT_ONCE]:
+                tasks.put_workload(session, workload.hash, workload.module_json)
+    added = 0
+    for start in range(0, len(records), _IMPORTED_AT_ONCE):
+        with context.database.begin() as session:
+            added += imports.add(session, records[start : start + _IMPORTED_AT_ONCE], now)
     return ImportedBody(device_class=key, records=len(body.records), added=added)

@@ -283,9 +283,16 @@ class Client:
         return _parse(ScheduleDatabase, self._get(_path("/v1/schedules/export", query)))
 
     def import_(self, database: ScheduleDatabase, target: str = "native") -> ImportResult:
-        """Store schedules, which jobs will measure; those that are known already change nothing."""
-        path = _path("/v1/schedules/import", {"target": target})
-        return _parse(ImportResult, self._post(path, asdict(database)))
+        """Store schedules, which jobs will measure; those that are known already change nothing.
+
+        They are sent in as many requests as they need. If one fails, those before it are stored, and the
+        same import stores the rest.
+        """
+        path, added = _path("/v1/schedules/import", {"target": target}), 0
+        for part in database.parts():
+            result = _parse(ImportResult, self._post(path, asdict(part)))
+            added += result.added
+        return ImportResult(result.device_class, len(database.records), added)
 
     def delete_imported(self, target: str = "native", workload: str | None = None) -> ImportsDeleted:
         """Delete the imported schedules of a device class that it hasn't measured, or only a workload's."""

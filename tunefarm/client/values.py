@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from core.access import Scope
 from core.job import MAX_TRIALS, Build, EndReason, JobState
+
+# The service takes 10,000 records and 16 MiB at a time; JSON writes many characters as two.
+_PART_RECORDS, _PART_CHARS = 1000, 4 << 20
 
 
 @dataclass(frozen=True)
@@ -343,6 +347,30 @@ class ScheduleDatabase:
 
     workloads: tuple[ExportedWorkload, ...]
     records: tuple[ExportedRecord, ...]
+
+    def parts(self) -> Iterator[ScheduleDatabase]:
+        """Yield at least one database, each small enough for a request, that hold all records together."""
+        modules = {workload.hash: workload for workload in self.workloads}
+        missing = dict.fromkeys(modules)
+        chosen: dict[str, ExportedWorkload] = {}
+        records: list[ExportedRecord] = []
+        num_chars = 0
+        for record in sorted(self.records, key=lambda record: record.workload):
+            workload = modules.get(record.workload)
+            missing.pop(record.workload, None)
+            chars = len(record.trace) + len(record.target) + 25 * len(record.run_secs) + 200
+            more = len(workload.module_json) if workload and record.workload not in chosen else 0
+            if records and (num_chars + chars + more > _PART_CHARS or len(records) == _PART_RECORDS):
+                yield ScheduleDatabase(tuple(chosen.values()), tuple(records))
+                chosen, records, num_chars = {}, [], 0
+                more = len(workload.module_json) if workload else 0
+            if workload is not None:
+                chosen[workload.hash] = workload
+            records.append(record)
+            num_chars += chars + more
+        # Workloads without a record go along with the last ones.
+        chosen |= {name: modules[name] for name in missing}
+        yield ScheduleDatabase(tuple(chosen.values()), tuple(records))
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import Engine, event, update
 
 from records.fleet import devices
 from records.storage.tables import RecordRow
@@ -261,6 +262,73 @@ def test_an_invalid_import_stores_nothing(ready: Service, body: dict[str, Any]) 
 )
 def test_a_body_that_is_no_import_is_refused(ready: Service, content: bytes) -> None:
     assert ready.http.post("/v1/schedules/import", content=content).status_code == 422
+
+
+def test_records_that_are_repeated_are_stored_once(ready: Service) -> None:
+    body = database(3e-3, 2e-3)
+    body["records"] *= 20
+    answer = ready.http.post("/v1/schedules/import", json=body).json()
+    assert (answer["records"], answer["added"]) == (40, 2)
+
+
+def test_a_large_import_holds_no_lock_for_long(ready: Service) -> None:
+    """Other transactions begin between the slices of an import."""
+    rows, of_transactions = [0], []
+
+    def count(_c: Any, _cursor: Any, statement: str, _p: Any, context: Any, _many: bool) -> None:
+        if statement.startswith("INSERT"):
+            rows[0] += len(context.compiled_parameters)
+
+    def note(_connection: Any) -> None:
+        of_transactions.append(rows[0])
+        rows[0] = 0
+
+    event.listen(Engine, "after_cursor_execute", count)
+    event.listen(Engine, "commit", note)
+    body = database(*(1e-3 + n * 1e-6 for n in range(1000)))
+    body["workloads"] += [{"hash": f"w{n}", "module_json": "{}"} for n in range(1000)]
+    try:
+        assert ready.http.post("/v1/schedules/import", json=body).json()["added"] == 1000
+    finally:
+        event.remove(Engine, "after_cursor_execute", count)
+        event.remove(Engine, "commit", note)
+    assert sum(of_transactions) >= 2000
+    assert max(of_transactions) <= 300
+
+
+@pytest.mark.parametrize("unit", ["{},", "[],", "1,", '"a",', "[[1],[2]],"])
+@pytest.mark.parametrize(
+    ("path", "begin", "end"),
+    [
+        ("/v1/schedules/import", '{"workloads":[],"records":[', "]}"),
+        ("/v1/schedules/import", '{"workloads":[', '],"records":[]}'),
+        ("/v1/jobs", '{"model":"", "others":[', "]}"),
+        ("/v1/jobs", '{"model":"", "shapes":{"x":[', "]}}"),
+        ("/v1/schedules:query", '{"workloads":[', "]}"),
+        ("/v1/tokens", '{"name":"x","scopes":[', "]}"),
+    ],
+)
+def test_a_flood_of_faults_is_refused_by_the_first(
+    ready: Service, path: str, begin: str, end: str, unit: str
+) -> None:
+    """Each fault had a document of its own, of a kilobyte: 4 MiB of them took 6 GiB and 88 s."""
+    body = begin + (unit * 60_000).rstrip(",") + end
+    tracemalloc.start()
+    try:
+        answer = ready.http.post(path, content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code in (413, 422), answer.text
+        assert len(answer.content) < 4000
+        assert tracemalloc.get_traced_memory()[1] < 40 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/schedules:query", "/v1/tokens"])
+def test_a_flood_of_unknown_fields_is_refused_by_the_first(ready: Service, path: str) -> None:
+    body = json.dumps({f"f{number}": number for number in range(15_000)})
+    answer = ready.http.post(path, content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 422
+    assert len(answer.content) < 1000
 
 
 def test_an_import_needs_a_known_device_class(ready: Service) -> None:
