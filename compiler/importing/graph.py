@@ -1,8 +1,7 @@
 """Import the nodes of an ONNX graph one after the other, as relax operators on static shapes.
 
-Every value has a static shape, and what constants determine is computed at once by ONNX's own reference
-operators: shapes, and all arithmetic on them, never reach TVM. An operator is imported by the first that
-knows it:
+Every value has a static shape. Nodes of constants are computed at once (`compiler.importing.folding`), so that
+shapes and the arithmetic on them never reach TVM. An operator is imported by the first that knows it:
 
 1. a converter of ours (`compiler.importing.operators`), mostly in terms of other ONNX operators;
 2. TVM's importer;
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,11 +22,11 @@ import onnx
 import tvm
 from numpy.typing import ArrayLike, NDArray
 from onnx import numpy_helper
-from onnx.reference import ReferenceEvaluator
 from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map, onnx_input
 
-from compiler.constants.fold import MAX_CONSTANT_BYTES, static_shape
+from compiler.constants.fold import static_shape
+from compiler.importing.folding import check_fits, fold
 from compiler.importing.onnx_file import MAX_NODES, OnnxFile, node_name, plain_domain
 from compiler.importing.padding import Padding, convert_padded, marked
 from compiler.importing.spec import ModelError, Shape, first_line
@@ -38,15 +36,6 @@ Array = NDArray[Any]
 OPSET = 21
 # A small file can describe an enormous computation: no tensor of a model may be larger than this.
 MAX_TENSOR_BYTES = 4 << 30
-# ONNX's reference operators compute in Python what takes longer than to copy: larger inputs are left to TVM.
-SLOW_TO_FOLD = {
-    *("Conv", "ConvInteger", "ConvTranspose", "DeformConv", "QLinearConv"),
-    *("GRU", "LSTM", "RNN", "GridSample", "RoiAlign", "Resize", "Upsample"),
-}
-MAX_SLOW_ELEMENTS = 1 << 16
-RANDOM = {
-    *("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
-}
 
 
 class Value:
@@ -216,9 +205,13 @@ class Graph:
     ) -> list[Value]:
         """Import a graph whose inputs, and what it takes from around it, are `given`; return these values."""
         values = dict(given)
+        inputs = {value.name for value in graph.input}
         for tensor in graph.initializer:
+            if tensor.name in inputs and tensor.name in given:
+                continue  # a default of an input
+            # In a subgraph, a name of the graph around it is hidden.
             try:
-                values.setdefault(tensor.name, self.constant(numpy_helper.to_array(tensor)))
+                values[tensor.name] = self.constant(numpy_helper.to_array(tensor))
             except (ValueError, KeyError, TypeError) as error:
                 reason = f"its values can't be read: {first_line(error)}"
                 raise ModelError(f"the model isn't valid ONNX: weight '{tensor.name}': {reason}") from error
@@ -325,8 +318,9 @@ class Graph:
             if results is None:
                 raise Refused("the data decides how many rows its inputs have, and it would mix them")
             return results
-        if _can_fold(node):
-            return _fold(node)
+        folded = fold(node)
+        if folded is not None:
+            return self._constants(node, folded)
         converter = self._converters.get((node.domain, node.kind))
         if converter is not None:
             found = converter(self, node)
@@ -340,6 +334,14 @@ class Graph:
                 if not _has_body(node):
                     raise
         return self._convert_by_body(node)
+
+    def _constants(self, node: Node, arrays: Iterable[Array]) -> list[Value | None]:
+        found = iter(arrays)
+        results = [Value(constant=next(found)) if name else None for name in node.outputs]
+        for result in results:
+            if result is not None and result.constant is not None:
+                check_fits(result.shape, result.constant.dtype)
+        return results
 
     def by_tvm(self, node: Node) -> list[Value]:
         """Import a node as TVM does."""
@@ -458,53 +460,6 @@ def _tvms_attribute(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode()
     return tuple(value) if isinstance(value, list) else value
-
-
-def _can_fold(node: Node) -> bool:
-    if node.kind in RANDOM or any(isinstance(value, Subgraph) for value in node.attributes.values()):
-        return False
-    if node.kind in ("Shape", "Size"):
-        return True
-    # Weights stay bytes, for dot products of bytes.
-    if node.kind == "DequantizeLinear" and node.input(0).dtype in ("int8", "uint8", "int32"):
-        return False
-    constants = [value.constant for value in node.inputs if value is not None]
-    known = [constant for constant in constants if constant is not None]
-    if len(known) < len(constants) or node.domain not in ("", "ai.onnx.ml"):
-        return False
-    size = sum(constant.size for constant in known)
-    return size <= MAX_SLOW_ELEMENTS or node.kind not in SLOW_TO_FOLD
-
-
-def _fold(node: Node) -> list[Value | None]:
-    """Evaluate a node of constants, or of the shape of its input."""
-    names = [name for name in node.outputs if name]
-    inputs = {f"i{number}": _known(value) for number, value in enumerate(node.inputs) if value is not None}
-    proto = onnx.NodeProto()
-    proto.CopyFrom(node.proto)
-    proto.ClearField("input")
-    proto.input.extend(f"i{number}" if f"i{number}" in inputs else "" for number in range(len(node.inputs)))
-    imports = [onnx.helper.make_opsetid(node.domain, node.opset)]
-    function = onnx.helper.make_function("tunefarm", "fold", list(inputs), names, [proto], imports)
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        results = ReferenceEvaluator(function).run(None, inputs, attributes={})
-    by_name = dict(zip(names, results, strict=True))
-    for result in results:
-        if not isinstance(result, np.ndarray | np.generic):
-            raise Refused("it computes no tensor")
-        if result.nbytes > MAX_CONSTANT_BYTES:
-            raise Refused(
-                f"it computes a constant of {result.nbytes} bytes; the limit is {MAX_CONSTANT_BYTES}"
-            )
-    return [Value(constant=np.asarray(by_name[name])) if name else None for name in node.outputs]
-
-
-def _known(value: Value) -> Array:
-    """Return the value of a constant; for another, an array of its shape that takes no memory."""
-    if value.constant is not None:
-        return value.constant
-    return np.broadcast_to(np.zeros((), numpy_dtype(value.dtype)), value.shape)
 
 
 def _has_body(node: Node) -> bool:
