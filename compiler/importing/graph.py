@@ -27,7 +27,15 @@ from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map, onnx_input
 
 from compiler.constants.fold import static_shape
 from compiler.importing.folding import check_fits, fold
-from compiler.importing.onnx_file import MAX_NODES, OnnxFile, node_name, plain_domain
+from compiler.importing.onnx_file import (
+    MAX_NODES,
+    FunctionKey,
+    OnnxFile,
+    call_key,
+    function_key,
+    node_name,
+    plain_domain,
+)
 from compiler.importing.padding import Padding, convert_padded, marked
 from compiler.importing.spec import ModelError, Shape, first_line
 
@@ -152,6 +160,7 @@ class Graph:
     def __init__(self, converters: Mapping[tuple[str, str], Converter]) -> None:
         self.builder = relax.BlockBuilder()
         self._converters = converters
+        self._functions: dict[FunctionKey, onnx.FunctionProto] = {}
         self._count = 0
         # Of each result of the module, as in TensorSpec.
         self.padded_axes: list[int | None] = []
@@ -160,6 +169,7 @@ class Graph:
         """Return the module that computes these values of a file. Raises ModelError, which names the node
         that can't be imported."""
         graph = file.proto.graph
+        self._functions = {function_key(one): one for one in file.proto.functions}
         names = identifiers([spec.name for spec in file.inputs])
         params = [
             relax.Var(name, relax.TensorType(spec.shape, spec.dtype))
@@ -318,6 +328,9 @@ class Graph:
             if results is None:
                 raise Refused("the data decides how many rows its inputs have, and it would mix them")
             return results
+        function = self._functions.get(call_key(node.proto))
+        if function is not None:
+            return self._call(node, function)
         folded = fold(node)
         if folded is not None:
             return self._constants(node, folded)
@@ -370,15 +383,26 @@ class Graph:
         attributes = {name: attribute.default_value for name, attribute in defaults if not attribute.required}
         attributes = {name: value for name, value in attributes.items() if value.type}
         attributes |= {attribute.name: attribute for attribute in node.proto.attribute}
+        return self._by_function(node, body, attributes)
+
+    def _call(self, node: Node, function: onnx.FunctionProto) -> Sequence[Value | None]:
+        """Import the call of a function of the model."""
+        attributes = {default.name: default for default in function.attribute_proto}
+        attributes |= {attribute.name: attribute for attribute in node.proto.attribute}
+        return self._by_function(node, function, attributes)
+
+    def _by_function(
+        self, node: Node, function: onnx.FunctionProto, attributes: Mapping[str, onnx.AttributeProto]
+    ) -> Sequence[Value | None]:
         values = {
-            name: value for name, value in zip(body.input, node.inputs, strict=False) if value is not None
+            name: value for name, value in zip(function.input, node.inputs, strict=False) if value is not None
         }
         opsets = {"": node.scope.opsets.get("", OPSET)}
-        opsets |= {plain_domain(entry.domain): entry.version for entry in body.opset_import}
-        for proto in body.node:
+        opsets |= {plain_domain(entry.domain): entry.version for entry in function.opset_import}
+        for proto in function.node:
             resolved = _resolve(proto, attributes, values)
             values.update(_named(proto.output, self.node(resolved, values, opsets)))
-        return [values.get(name) for name in body.output]
+        return [values.get(name) for name in function.output]
 
 
 def _named(names: Iterable[str], results: Iterable[Value | None]) -> dict[str, Value]:
@@ -505,17 +529,27 @@ def _resolve(
     left out."""
     resolved = onnx.NodeProto()
     resolved.CopyFrom(proto)
-    del resolved.attribute[:]
-    for attribute in proto.attribute:
-        if not attribute.ref_attr_name:
-            resolved.attribute.append(attribute)
-        elif attribute.ref_attr_name in attributes:
-            given = resolved.attribute.add()
-            given.CopyFrom(attributes[attribute.ref_attr_name])
-            given.name = attribute.name
+    _give_attributes(resolved, attributes)
     names = [name if name in values else "" for name in proto.input]
     while names and not names[-1]:
         names.pop()
     del resolved.input[:]
     resolved.input.extend(names)
     return resolved
+
+
+def _give_attributes(node: onnx.NodeProto, attributes: Mapping[str, onnx.AttributeProto]) -> None:
+    """Replace the references to a caller's attributes, in the graphs within the node as well."""
+    own = [*node.attribute]
+    del node.attribute[:]
+    for attribute in own:
+        if not attribute.ref_attr_name:
+            node.attribute.append(attribute)
+        elif attribute.ref_attr_name in attributes:
+            given = node.attribute.add()
+            given.CopyFrom(attributes[attribute.ref_attr_name])
+            given.name = attribute.name
+    for attribute in node.attribute:
+        for graph in [attribute.g, *attribute.graphs]:
+            for inner in graph.node:
+                _give_attributes(inner, attributes)

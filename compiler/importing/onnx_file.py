@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from typing import IO, Any
@@ -37,6 +38,8 @@ _BOUNDS = {
     **dict.fromkeys(("axis", "axes", "perm", "batch_dims"), (-MAX_RANK, MAX_RANK)),
     "pads": (-_MAX_INT32, _MAX_INT32),
 }
+# A domain of operators that no checker knows.
+_HIDDEN = "tunefarm.hidden"
 # Domain, name and overload, by which a node calls one of the model's own functions.
 FunctionKey = tuple[str, str, str]
 
@@ -44,13 +47,15 @@ FunctionKey = tuple[str, str, str]
 @dataclass(frozen=True)
 class OnnxFile:
     """A checked model. The static shapes of `inputs` are written into `proto` as well; `opsets` are the
-    versions of its operators, by domain. `weights` were in other files; to `proto` they are inputs."""
+    versions of its operators, by domain. `weights` were in other files; to `proto` they are inputs. `original`
+    is the model before its functions were inlined."""
 
     proto: onnx.ModelProto
     inputs: tuple[TensorSpec, ...]
     output_names: tuple[str, ...]
     opsets: Mapping[str, int]
-    weights: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    weights: Mapping[str, NDArray[Any]]
+    original: onnx.ModelProto
 
     @cached_property
     def types(self) -> frozenset[str]:
@@ -180,16 +185,21 @@ def _checked(
     proto: onnx.ModelProto, shapes: Mapping[str, Shape], weights: Mapping[str, NDArray[Any]]
 ) -> OnnxFile:
     _check_self_contained(proto)
-    _check_functions(proto)
+    levels = _check_functions(proto)
     inputs = _fix_inputs(proto.graph, shapes, weights)
     for output in proto.graph.output:
         # Exporters leave out shapes of outputs, and ONNX's checker wants one even of an unused output.
         if output.type.HasField("tensor_type") and not output.type.tensor_type.HasField("shape"):
             output.type.tensor_type.shape.SetInParent()
     try:
-        onnx.checker.check_model(proto)
-        if proto.functions:
-            proto = onnx.inliner.inline_local_functions(proto)
+        with _deprecated_hidden(proto):
+            onnx.checker.check_model(proto)
+        original = proto
+        if levels:
+            proto = onnx.ModelProto()
+            proto.CopyFrom(original)
+        for level in levels:
+            proto = _inlined(proto, level)
     except Exception as error:
         raise ModelError(f"the model isn't valid ONNX: {first_line(error)}") from error
     _check_attributes(proto)
@@ -197,7 +207,58 @@ def _checked(
     if "" not in opsets and any(plain_domain(node.domain) == "" for node in _nodes(proto.graph.node)):
         raise ModelError("the model names no version of the ONNX operators (opset_import): export it again")
     output_names = tuple(output.name for output in proto.graph.output)
-    return OnnxFile(proto, inputs, output_names, opsets, weights)
+    return OnnxFile(proto, inputs, output_names, opsets, weights, original)
+
+
+@contextmanager
+def _deprecated_hidden(proto: onnx.ModelProto) -> Iterator[None]:
+    """Hide nodes of deprecated operators that ONNX defines by a body: its checker refuses them, such as
+    GroupNormalization of opset 18, and ONNX Runtime runs them."""
+    bodies = [(graph.node, proto.opset_import) for graph in _all_graphs(proto.graph)]
+    bodies += [(function.node, function.opset_import) for function in proto.functions]
+    hidden = []
+    for nodes, imports in bodies:
+        opset = next((entry.version for entry in imports if plain_domain(entry.domain) == ""), 0)
+        hidden += [node for node in nodes if opset and _is_deprecated_with_body(node, opset)]
+    domains = [node.domain for node in hidden]
+    for node in hidden:
+        node.domain = _HIDDEN
+    holders = [proto, *proto.functions] if hidden else []
+    for holder in holders:
+        holder.opset_import.append(onnx.helper.make_opsetid(_HIDDEN, 1))
+    try:
+        yield
+    finally:
+        for node, domain in zip(hidden, domains, strict=True):
+            node.domain = domain
+        for holder in holders:
+            del holder.opset_import[-1]
+
+
+def _is_deprecated_with_body(node: onnx.NodeProto, opset: int) -> bool:
+    if plain_domain(node.domain) or not onnx.defs.has(node.op_type):
+        return False
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opset)
+    except onnx.defs.SchemaError:
+        return False
+    return bool(schema.deprecated and (schema.has_function or schema.has_context_dependent_function))
+
+
+def _inlined(proto: onnx.ModelProto, functions: Collection[FunctionKey]) -> onnx.ModelProto:
+    """Return the model with the calls of these functions replaced by their bodies.
+
+    A call gets the defaults of the attributes that it leaves out first: onnx.inliner drops them. Functions
+    whose operators have other versions than the model's stay.
+    """
+    defaults = {function_key(one): one.attribute_proto for one in proto.functions if function_key(one) in functions}
+    for node in _nodes(proto.graph.node):
+        given = {attribute.name for attribute in node.attribute}
+        node.attribute.extend(
+            default for default in defaults.get(call_key(node), ()) if default.name not in given
+        )
+    ids = [(function.domain, function.name) for function in proto.functions if function_key(function) in functions]
+    return onnx.inliner.inline_selected_functions(proto, ids)
 
 
 def parse(data: bytes) -> onnx.ModelProto:
@@ -247,18 +308,16 @@ def _all_tensors(proto: onnx.ModelProto) -> list[onnx.TensorProto]:
     return tensors + [tensor for attribute in attributes for tensor in attribute.tensors]
 
 
-def _check_functions(proto: onnx.ModelProto) -> None:
-    """Refuse models that have too many nodes once their functions are inlined.
+def _check_functions(proto: onnx.ModelProto) -> list[set[FunctionKey]]:
+    """Return the functions in groups, callers before the functions that they call. Refuse models that have
+    too many nodes once their functions are inlined.
 
     If every function calls the next one twice, a page of functions fills any memory.
     """
-    bodies = {
-        (plain_domain(function.domain), function.name, function.overload): list(_nodes(function.node))
-        for function in proto.functions
-    }
+    bodies = {function_key(function): list(_nodes(function.node)) for function in proto.functions}
     if len(bodies) < len(proto.functions):
         raise ModelError("the model isn't valid ONNX: two of its functions have the same name")
-    calls = {key: [_key(node) for node in nodes if _key(node) in bodies] for key, nodes in bodies.items()}
+    calls = {key: [call_key(node) for node in nodes if call_key(node) in bodies] for key, nodes in bodies.items()}
     sizes: dict[FunctionKey, int] = {}
     try:
         for key in TopologicalSorter(calls).static_order():
@@ -266,11 +325,20 @@ def _check_functions(proto: onnx.ModelProto) -> None:
             sizes[key] = min(size, MAX_NODES + 1)
     except CycleError as error:
         raise ModelError("the model isn't valid ONNX: one of its functions calls itself") from error
-    if sum(sizes.get(_key(node), 1) for node in _nodes(proto.graph.node)) > MAX_NODES:
+    if sum(sizes.get(call_key(node), 1) for node in _nodes(proto.graph.node)) > MAX_NODES:
         raise ModelError(f"the model's functions stand for more than {MAX_NODES} nodes")
+    depths = dict.fromkeys(bodies, 0)
+    for key in reversed(sizes):
+        for callee in calls[key]:
+            depths[callee] = max(depths[callee], depths[key] + 1)
+    return [{key for key in bodies if depths[key] == depth} for depth in sorted({*depths.values()})]
 
 
-def _key(node: onnx.NodeProto) -> FunctionKey:
+def function_key(function: onnx.FunctionProto) -> FunctionKey:
+    return plain_domain(function.domain), function.name, function.overload
+
+
+def call_key(node: onnx.NodeProto) -> FunctionKey:
     return plain_domain(node.domain), node.op_type, node.overload
 
 
@@ -280,9 +348,15 @@ def plain_domain(name: str) -> str:
 
 def walk(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
     """Yield the main graph, the graphs within its nodes, and those within the model's own functions."""
-    waiting = [proto.graph]
+    yield from _all_graphs(proto.graph)
     for function in proto.functions:
-        waiting += [*_subgraphs(function.node), *_graphs(function.attribute_proto)]
+        for graph in [*_subgraphs(function.node), *_graphs(function.attribute_proto)]:
+            yield from _all_graphs(graph)
+
+
+def _all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """Yield a graph and those within its nodes."""
+    waiting = [graph]
     while waiting:
         graph = waiting.pop()
         yield graph
