@@ -189,3 +189,23 @@ def rectifier(*external: str) -> bytes:
         tensor.external_data.add(key="offset", value="12")
     made: onnx.ModelProto = helper.make_model(graph)
     return made.SerializeToString()
+
+
+def leaky(*inputs: str, version: int = 17, **given: Any) -> onnx.ModelProto:
+    """Return a model that calls a function of its own, whose attribute `alpha` is 0.3 by default."""
+    body = helper.make_node("LeakyRelu", ["x"], ["y"])
+    reference = body.attribute.add(name="alpha", ref_attr_name="alpha", type=onnx.AttributeProto.FLOAT)
+    assert reference.ref_attr_name
+    function = helper.make_function(
+        *("own", "Leak", ["x"], ["y"], [body], [helper.make_opsetid("", version)]),
+        attribute_protos=[helper.make_attribute("alpha", 0.3)],
+    )
+    calls = [helper.make_node("Leak", [name], [f"{name}.leaky"], domain="own", **given) for name in inputs]
+    graph = helper.make_graph(
+        calls,
+        "leaky",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in inputs],
+        [helper.make_tensor_value_info(f"{name}.leaky", TensorProto.FLOAT, [2, 3]) for name in inputs],
+    )
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    return helper.make_model(graph, functions=[function], opset_imports=imports, ir_version=8)

@@ -69,8 +69,8 @@ def _answer(request: dict[str, Any], reply: BinaryIO) -> None:
     shapes = {name: tuple(shape) for name, shape in request["shapes"].items()}
     try:
         file = read_model(os.fdopen(request["model"], "rb"), shapes)
-        for number in verify_file(file, detect_device().target, request["target"]):
-            write_line(reply, {"verified": number})
+        for what in verify_file(file, detect_device().target, request["target"]):
+            write_line(reply, {"verified": what})
     except NoReference as error:
         write_line(reply, {"reason": str(error)})
     except ModelError as error:

@@ -111,7 +111,12 @@ def _constant(node: Node, _given: _Given) -> Array | None:
         return onnx.numpy_helper.to_array(value)
     if name == "sparse_value":
         return _dense(value)
-    kinds = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
+    kinds = {
+        "value_float": np.float32,
+        "value_floats": np.float32,
+        "value_int": np.int64,
+        "value_ints": np.int64,
+    }
     return np.array(value, kinds[name]) if name in kinds else None
 
 
@@ -249,12 +254,6 @@ def _compress(node: Node, given: _Given) -> Array:
     return np.compress(_required(given, 1), _required(given, 0), node.attributes.get("axis"))
 
 
-def _eye_like(node: Node, given: _Given) -> Array:
-    data, number = _required(given, 0), node.attributes.get("dtype")
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(number) if number else data.dtype
-    return np.eye(*data.shape, k=int(node.attributes.get("k", 0)), dtype=dtype)
-
-
 def _dequantize(node: Node, given: _Given) -> Array | None:
     """(data - zero) * scale in float32, of types that TVM has no kernels for."""
     data, scale = _required(given, 0), _required(given, 1)
@@ -324,7 +323,7 @@ def _where(condition: Array, left: Array, right: Array) -> Array:
     return np.where(condition, left, right).astype(left.dtype)
 
 
-def _mod(node: Node, given: _Given) -> Array | None:
+def _mod(node: Node, given: _Given) -> Array | list[Array] | None:
     return _elementwise(np.fmod if node.attributes.get("fmod", 0) else np.mod)(node, given)
 
 
@@ -375,7 +374,6 @@ _EXACT: Mapping[str, _Evaluate] = {
     "Div": _elementwise(_quotient, 7, "iuf"),
     "Equal": _elementwise(np.equal, 7),
     "Expand": _expand,
-    "EyeLike": _eye_like,
     "Flatten": _flatten,
     "Floor": _elementwise(np.floor, 1, "f"),
     "Gather": _gather,

@@ -1,7 +1,7 @@
 """Import the nodes of an ONNX graph one after the other, as relax operators on static shapes.
 
-Every value has a static shape. Nodes of constants are computed at once (`compiler.importing.folding`), so that
-shapes and the arithmetic on them never reach TVM. An operator is imported by the first that knows it:
+Every value has a static shape. Nodes of constants are computed at once (`compiler.importing.folding`), so
+that shapes and the arithmetic on them never reach TVM. An operator is imported by the first that knows it:
 
 1. a converter of ours (`compiler.importing.operators`), mostly in terms of other ONNX operators;
 2. TVM's importer;
@@ -10,11 +10,13 @@ shapes and the arithmetic on them never reach TVM. An operator is imported by th
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -42,6 +44,8 @@ from compiler.importing.spec import ModelError, Shape, first_line
 Array = NDArray[Any]
 # The version of ONNX's operators in whose terms converters write.
 OPSET = 21
+# A message names the types of so many inputs.
+MAX_TOLD_INPUTS = 4
 # A small file can describe an enormous computation: no tensor of a model may be larger than this.
 MAX_TENSOR_BYTES = 4 << 30
 
@@ -157,9 +161,15 @@ class Graph:
     """The relax function that is being made. Converters write into it: `op` imports another ONNX operator,
     `emit` takes a relax expression."""
 
-    def __init__(self, converters: Mapping[tuple[str, str], Converter]) -> None:
+    def __init__(
+        self,
+        converters: Mapping[tuple[str, str], Converter],
+        forms: Mapping[str, Converter] = MappingProxyType({}),
+    ) -> None:
+        """`converters` are by domain and name. `forms` rewrite older forms of ONNX's operators, by name."""
         self.builder = relax.BlockBuilder()
         self._converters = converters
+        self._forms = forms
         self._functions: dict[FunctionKey, onnx.FunctionProto] = {}
         self._count = 0
         # Of each result of the module, as in TensorSpec.
@@ -231,17 +241,21 @@ class Graph:
     def _nodes(
         self, nodes: Iterable[onnx.NodeProto], values: dict[str, Value], opsets: Mapping[str, int]
     ) -> None:
-        for proto in nodes:
-            operator = f"{proto.domain}.{proto.op_type}" if plain_domain(proto.domain) else proto.op_type
-            where = f"operator {operator} of {node_name(proto)} can't be imported"
+        for position, proto in enumerate(nodes):
             try:
                 results = self.node(proto, values, opsets)
             except ModelError:
                 raise
             except _Unknown as error:
-                raise ModelError(where) from error
+                raise ModelError(
+                    f"{_described(proto, position, opsets)} can't be imported: the operator isn't known. "
+                    "Replace it by operators of ONNX or export the model with another version (opset)"
+                ) from error
             except Exception as error:
-                raise ModelError(f"{where}: {first_line(error)}") from error
+                raise ModelError(
+                    f"{_described(proto, position, opsets)} can't be imported: {_reason(error)}"
+                    f"{_given(proto, values)}. Change or replace the node and export the model again"
+                ) from error
             values.update(_named(proto.output, results))
 
     def node(
@@ -331,6 +345,10 @@ class Graph:
         function = self._functions.get(call_key(node.proto))
         if function is not None:
             return self._call(node, function)
+        form = self._forms.get(node.kind) if node.domain == "" else None
+        found = form(self, node) if form is not None else None
+        if found is not None:
+            return [found] if isinstance(found, Value) else list(found)
         folded = fold(node)
         if folded is not None:
             return self._constants(node, folded)
@@ -411,8 +429,31 @@ def _named(names: Iterable[str], results: Iterable[Value | None]) -> dict[str, V
     return {name: result for name, result in pairs if name and result is not None}
 
 
+def _described(proto: onnx.NodeProto, position: int, opsets: Mapping[str, int]) -> str:
+    domain = plain_domain(proto.domain)
+    operator = f"{domain}.{proto.op_type}" if domain else proto.op_type
+    version = opsets.get(domain, 1)
+    if not domain and onnx.defs.has(proto.op_type):
+        with contextlib.suppress(onnx.defs.SchemaError):
+            version = onnx.defs.get_schema(proto.op_type, version).since_version
+    return f"operator {operator} (version {version}) of {node_name(proto, position)}"
+
+
+def _reason(error: Exception) -> str:
+    """Return what an error says: that of TVM or numpy about a node, or ours."""
+    return f"{error}" if isinstance(error, Refused) else first_line(error).rstrip(".")
+
+
+def _given(proto: onnx.NodeProto, values: Mapping[str, Value]) -> str:
+    """Say which types and shapes a node's inputs have."""
+    known = [values[name] for name in proto.input if name in values]
+    types = ", ".join(f"{value.dtype} {value.shape}" for value in known[:MAX_TOLD_INPUTS])
+    more = ", ..." if len(known) > MAX_TOLD_INPUTS else ""
+    return f" (its inputs are {types}{more})" if known else ""
+
+
 class _Unknown(ValueError):
-    """Nobody knows the operator."""
+    """No importer knows the operator."""
 
 
 @dataclass(frozen=True)

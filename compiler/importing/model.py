@@ -24,6 +24,7 @@ from compiler.importing.graph import Graph, Refused, check_size
 from compiler.importing.layouts import convert_unsupported_layouts, count_axes_from_zero
 from compiler.importing.onnx_file import COARSENESS, OnnxFile, read_file
 from compiler.importing.operators import CONVERTERS
+from compiler.importing.operators.forms import FORMS
 from compiler.importing.spec import ModelError, Shape, TensorSpec, first_line
 from compiler.importing.views import read_through_views
 from compiler.precision.half import sum_in_floats
@@ -94,7 +95,7 @@ def import_file(file: OnnxFile, names: Sequence[str] | None = None) -> RelaxMode
     # TVM's importer prints the operands of what fails, and warns of every name that it changes.
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
-        graph = Graph(CONVERTERS)
+        graph = Graph(CONVERTERS, FORMS)
         module = graph.module(file, names)
     return checked_model(module, file.inputs, names, file.computed_in, graph.padded_axes)
 

@@ -47,8 +47,8 @@ FunctionKey = tuple[str, str, str]
 @dataclass(frozen=True)
 class OnnxFile:
     """A checked model. The static shapes of `inputs` are written into `proto` as well; `opsets` are the
-    versions of its operators, by domain. `weights` were in other files; to `proto` they are inputs. `original`
-    is the model before its functions were inlined."""
+    versions of its operators, by domain. `weights` were in other files; to `proto` they are inputs.
+    `original` is the model before its functions were inlined."""
 
     proto: onnx.ModelProto
     inputs: tuple[TensorSpec, ...]
@@ -214,7 +214,7 @@ def _checked(
 def _deprecated_hidden(proto: onnx.ModelProto) -> Iterator[None]:
     """Hide nodes of deprecated operators that ONNX defines by a body: its checker refuses them, such as
     GroupNormalization of opset 18, and ONNX Runtime runs them."""
-    bodies = [(graph.node, proto.opset_import) for graph in _all_graphs(proto.graph)]
+    bodies: list[tuple[Any, Any]] = [(graph.node, proto.opset_import) for graph in _all_graphs(proto.graph)]
     bodies += [(function.node, function.opset_import) for function in proto.functions]
     hidden = []
     for nodes, imports in bodies:
@@ -223,7 +223,7 @@ def _deprecated_hidden(proto: onnx.ModelProto) -> Iterator[None]:
     domains = [node.domain for node in hidden]
     for node in hidden:
         node.domain = _HIDDEN
-    holders = [proto, *proto.functions] if hidden else []
+    holders: list[Any] = [proto, *proto.functions] if hidden else []
     for holder in holders:
         holder.opset_import.append(onnx.helper.make_opsetid(_HIDDEN, 1))
     try:
@@ -239,7 +239,7 @@ def _is_deprecated_with_body(node: onnx.NodeProto, opset: int) -> bool:
     if plain_domain(node.domain) or not onnx.defs.has(node.op_type):
         return False
     try:
-        schema = onnx.defs.get_schema(node.op_type, opset)
+        schema: Any = onnx.defs.get_schema(node.op_type, opset)
     except onnx.defs.SchemaError:
         return False
     return bool(schema.deprecated and (schema.has_function or schema.has_context_dependent_function))
@@ -251,14 +251,24 @@ def _inlined(proto: onnx.ModelProto, functions: Collection[FunctionKey]) -> onnx
     A call gets the defaults of the attributes that it leaves out first: onnx.inliner drops them. Functions
     whose operators have other versions than the model's stay.
     """
-    defaults = {function_key(one): one.attribute_proto for one in proto.functions if function_key(one) in functions}
-    for node in _nodes(proto.graph.node):
+    versions = {plain_domain(entry.domain): entry.version for entry in proto.opset_import}
+    chosen = [
+        one
+        for one in proto.functions
+        if function_key(one) in functions
+        and all(
+            versions.get(plain_domain(own.domain), own.version) == own.version for own in one.opset_import
+        )
+    ]
+    if not chosen:
+        return proto
+    defaults = {function_key(one): one.attribute_proto for one in chosen}
+    for node in _all_nodes(proto):
         given = {attribute.name for attribute in node.attribute}
         node.attribute.extend(
             default for default in defaults.get(call_key(node), ()) if default.name not in given
         )
-    ids = [(function.domain, function.name) for function in proto.functions if function_key(function) in functions]
-    return onnx.inliner.inline_selected_functions(proto, ids)
+    return onnx.inliner.inline_selected_functions(proto, [(one.domain, one.name) for one in chosen])
 
 
 def parse(data: bytes) -> onnx.ModelProto:
@@ -317,7 +327,9 @@ def _check_functions(proto: onnx.ModelProto) -> list[set[FunctionKey]]:
     bodies = {function_key(function): list(_nodes(function.node)) for function in proto.functions}
     if len(bodies) < len(proto.functions):
         raise ModelError("the model isn't valid ONNX: two of its functions have the same name")
-    calls = {key: [call_key(node) for node in nodes if call_key(node) in bodies] for key, nodes in bodies.items()}
+    calls = {
+        key: [call_key(node) for node in nodes if call_key(node) in bodies] for key, nodes in bodies.items()
+    }
     sizes: dict[FunctionKey, int] = {}
     try:
         for key in TopologicalSorter(calls).static_order():
@@ -385,9 +397,15 @@ def _nodes(body: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
             waiting.extend(graph.node)
 
 
+def _all_nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes of the main graph and of the functions, and those of the graphs within them."""
+    for body in (proto.graph.node, *(function.node for function in proto.functions)):
+        yield from _nodes(body)
+
+
 def _check_attributes(proto: onnx.ModelProto) -> None:
     """Check what ONNX's checker doesn't: TVM's native code divides by strides, also by a stride of zero."""
-    for node in _nodes(proto.graph.node):
+    for node in _all_nodes(proto):
         for attribute in node.attribute:
             least, most = _BOUNDS.get(attribute.name, (None, None))
             numbers = [*attribute.ints, *([attribute.i] if attribute.HasField("i") else [])]
@@ -397,9 +415,13 @@ def _check_attributes(proto: onnx.ModelProto) -> None:
                 )
 
 
-def node_name(node: onnx.NodeProto) -> str:
-    """Describe a node in a message, whether it has a name or not."""
-    return f"node '{node.name}'" if node.name else f"the unnamed node that computes {list(node.output)}"
+def node_name(node: onnx.NodeProto, position: int | None = None) -> str:
+    """Describe a node in a message, whether it has a name or not; `position` counts the nodes of its graph
+    from 0."""
+    if node.name:
+        return f"node '{node.name}'"
+    outputs = ", ".join(f"'{name}'" for name in node.output if name) or "nothing"
+    return f"the unnamed node that computes {outputs}" + ("" if position is None else f" (number {position})")
 
 
 def _fix_inputs(

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 
-def load_session(proto: onnx.ModelProto, names: Sequence[str]) -> Callable[[Mapping[str, Array]], list[Array]]:
+def load_session(
+    proto: onnx.ModelProto, names: Sequence[str]
+) -> Callable[[Mapping[str, Array]], list[Array]]:
     """Return a function that computes the values of these names.
 
     Raises ImportError where ONNX Runtime isn't installed, and errors of its own for a model that it can't
@@ -24,9 +26,7 @@ def load_session(proto: onnx.ModelProto, names: Sequence[str]) -> Callable[[Mapp
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = runtime.InferenceSession(
-        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = runtime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
     wanted = list(names)
 
     def compute(inputs: Mapping[str, Array]) -> list[Array]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 Shape = tuple[int, ...]
@@ -35,6 +36,42 @@ class TensorSpec:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of a library's error message, cut to 300 characters."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    """Return the first line of a library's error message, cut to 300 characters. Of the objects of TVM's that
+    it dumps, their names are left."""
+    lines = [line.strip() for line in without_dumps(str(error)).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:300]
+
+
+def without_dumps(text: str) -> str:
+    """Replace the dumps of TVM's objects by their names, and its syntax by plain numbers and shapes.
+
+    In ir.Op(span=None, ..., name="relax.add", ...), the shapes differ  ->  In add, the shapes differ
+    """
+    while dump := _DUMP.search(text):
+        end = _closing(text, dump.end())
+        name = _NAME.search(text[dump.end() : end])
+        short = name[1].rpartition(".")[2] if name else dump[1].lower()
+        text = f"{text[: dump.start()]}{short}{text[end:]}"
+    for syntax, plain in _SYNTAX:
+        text = syntax.sub(plain, text)
+    return text
+
+
+# How TVM prints numbers, shapes and constants.
+_SYNTAX = (
+    (re.compile(r"\bT\.u?int\d+\((-?\d+)\)"), r"\1"),
+    (re.compile(r"\bR\.shape\((\[[^\]]*\])\)"), r"\1"),
+    (re.compile(r'metadata\["[\w.]+"\]\[\d+\]'), "a constant"),
+)
+_DUMP = re.compile(r"\b(?:ir|relax|tirx|tvm)\.(?:\w+\.)*([A-Z]\w*)\(")
+_NAME = re.compile(r'\bname(?:_hint)?="([\w.]+)"')
+
+
+def _closing(text: str, start: int) -> int:
+    """Return the place behind the bracket that closes the one before `start`, or the text's end."""
+    depth = 1
+    for place in range(start, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[place], 0)
+        if depth == 0:
+            return place + 1
+    return len(text)

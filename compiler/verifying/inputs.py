@@ -18,19 +18,20 @@ Array = NDArray[Any]
 # What hands its first input on: indices stay indices of the same range.
 _HANDS_ON = {"Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 # The inputs of operators that count the parts of their first input along an axis.
-_INDEXES = {"Gather": 1, "GatherElements": 1, "EmbedLayerNormalization": 0}
-NUM_SETS = 2
+_INDEXES = {"Gather": 1, "GatherElements": 1, "EmbedLayerNormalization": 0, "RoiAlign": 2}
+# What the sets of inputs are, for messages.
+USUAL = ("floats around zero", "floats from 0 to 1")
 
 
 def input_sets(file: OnnxFile) -> Iterable[dict[str, Array]]:
     """Yield inputs for an ONNX model, of which those that are indices are in range, as `drawn` does."""
-    return drawn(file.inputs, _extents(file))
+    return drawn(file.inputs, index_extents(file))
 
 
 def drawn(inputs: Iterable[TensorSpec], extents: Mapping[str, int]) -> Iterable[dict[str, Array]]:
     """Yield inputs by name, the same at every call: first floats around zero, then those of images, from 0 to
     1; masks hide the end of what they are for. What is in `extents` is an index below that."""
-    for number in range(NUM_SETS):
+    for number in range(len(USUAL)):
         rng = np.random.default_rng(number)
         yield {spec.name: _array(spec, extents.get(spec.name), number, rng) for spec in inputs}
 
@@ -51,11 +52,12 @@ def _array(spec: TensorSpec, extent: int | None, number: int, rng: np.random.Gen
     return values.astype(dtype)
 
 
-def _extents(file: OnnxFile) -> Mapping[str, int]:
+def index_extents(file: OnnxFile) -> Mapping[str, int]:
     """Return for the inputs that are indices how many parts there are to choose from, by their names."""
     graph = file.proto.graph
     shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     shapes |= {name: tuple(array.shape) for name, array in file.weights.items()}
+    shapes |= {spec.name: spec.shape for spec in file.inputs}
     consumers: defaultdict[str, list[onnx.NodeProto]] = defaultdict(list)
     for node in graph.node:
         for name in node.input:

@@ -113,9 +113,9 @@ if [ -n "$update" ]; then
 else
     mkdir -p "$prefix"
     prefix=$(realpath "$prefix")
-    extras=worker
-    [ -z "$gpu" ] || extras=worker,cuda
-    [ -z "$build" ] || extras=worker,cross
+    extras=worker,verify
+    [ -z "$gpu" ] || extras=$extras,cuda
+    [ -z "$build" ] || extras=$extras,cross
     token=${TUNEFARM_WORKER_TOKEN:-}
     if [ -z "$token" ] && [ -n "$token_needed" ]; then
         stty -echo 2>/dev/null </dev/tty || true

@@ -57,14 +57,14 @@ def test_no_schedule_takes_a_million_years(service: Service) -> None:
 def test_a_tensor_of_negative_extent_is_our_own_error() -> None:
     b = Builder()
     less = b.op("Tile", b.constant(np.ones(1, np.float32)), b.constant(np.array([-5])))
-    with pytest.raises(ModelError, match="operator Tile of node 'tile0' can't be imported: negative"):
+    with pytest.raises(ModelError, match=r"operator Tile .* of node 'tile0' can't be imported: negative"):
         read_onnx(b.model({"input": [1]}, {less: [5], b.op("Relu", "input"): [1]}), {})
 
 
 def test_an_output_of_several_tensors_is_our_own_error() -> None:
     b = Builder()
     data = b.model({"input": [1]}, {b.op("SequenceConstruct", "input", "input"): [1]})
-    with pytest.raises(ModelError, match=r"operator SequenceConstruct of node .* can't be imported"):
+    with pytest.raises(ModelError, match=r"operator SequenceConstruct .* of node .* can't be imported"):
         read_onnx(data, {})
 
 
@@ -82,6 +82,6 @@ def test_a_constant_of_many_gigabytes_is_our_own_error() -> None:
     ends = [b.constant(np.array(end, np.int64)) for end in (0, 1 << 40, 1)]
     data = b.model({"input": [1]}, {b.op("Range", *ends): [1 << 40], b.op("Relu", "input"): [1]})
     with pytest.raises(
-        ModelError, match="operator Range of node 'range0' can't be imported: Unable to allocate"
+        ModelError, match=r"operator Range .* of node 'range0' can't be imported: it computes a constant of"
     ):
         read_onnx(data, {})

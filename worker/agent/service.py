@@ -18,6 +18,7 @@ from proto.convert import WireError, answer_from_wire, library_to_wire, report_t
 from proto.fleet_pb2_grpc import FleetStub
 from proto.messages import MAX_LIBRARY_BYTES, MAX_MESSAGE_BYTES, Answer, LibraryUpload, WorkerReport
 from system import tracing
+from system.network import is_loopback
 from system.tls import TlsFiles
 
 _log = logging.getLogger(__name__)
@@ -72,6 +73,9 @@ def open_channel(address: str, reconnect_max_s: float, tls: TlsFiles | None = No
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
     ]
+    if is_loopback(address.rpartition(":")[0].strip("[]")):
+        # gRPC would ask the proxy that the environment names, which can't reach this machine's loopback.
+        options.append(("grpc.enable_http_proxy", 0))
     interceptors = None
     if tracing.is_on():
         from opentelemetry.instrumentation.grpc import aio_client_interceptors

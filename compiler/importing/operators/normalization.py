@@ -98,8 +98,32 @@ def _root_mean_square(graph: Graph, node: Node, data: Value, scale: Value, defau
     return graph.op("RMSNormalization", data, scale, axis=axis, epsilon=epsilon, opset=23)
 
 
+def _lrn(graph: Graph, node: Node) -> Value:
+    """x / (bias + alpha / size * (sum of the squares of `size` channels))^beta; at the edges, TVM divides by
+    fewer channels."""
+    data, size = node.input(0), int(node.attributes["size"])
+    alpha, beta, bias = (
+        float(node.attributes.get(name, default))
+        for name, default in (("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0))
+    )
+    wide = data if data.dtype == "float64" else cast(graph, data, "float32")
+    before, after = (size - 1) // 2, size // 2
+    pads = [0, before, *[0] * (data.rank - 2), 0, after, *[0] * (data.rank - 2)]
+    squares = graph.op("Pad", graph.op("Mul", wide, wide), np.array(pads))
+    channels = data.shape[1]
+    parts = [
+        graph.op("Slice", squares, np.array([k]), np.array([k + channels]), np.array([1]))
+        for k in range(size)
+    ]
+    scaled = graph.op("Mul", graph.op("Sum", *parts), np.array(alpha / size, wide.dtype))
+    total = graph.op("Add", scaled, np.array(bias, wide.dtype))
+    power = graph.op("Pow", total, np.array(beta, wide.dtype))
+    return cast(graph, graph.op("Div", wide, power), data.dtype)
+
+
 CONVERTERS: Mapping[tuple[str, str], Converter] = {
     ("", "BatchNormalization"): _batch_normalization,
+    ("", "LRN"): _lrn,
     ("", "LayerNormalization"): _layer_normalization,
     ("", "RMSNormalization"): _rms_normalization,
     ("", "SimplifiedLayerNormalization"): _simplified_layer_normalization,

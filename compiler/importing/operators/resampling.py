@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tvm import relax, tirx
+from tvm.script import tirx as T  # noqa: N812 - TVM's parser wants this name
 
 from compiler.importing.graph import Converter, Graph, Node, Refused, Value
 from compiler.importing.operators.quantized import cast
@@ -15,6 +19,8 @@ from compiler.importing.operators.quantized import cast
 Floats = NDArray[np.float64]
 # More taps than this are summed by a product with a matrix.
 MAX_TAPS = 8
+# The most samples along an axis of a bin, as a box of infinite size would never end.
+MAX_SAMPLES = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -39,8 +45,6 @@ def _resize(graph: Graph, node: Node) -> Value | None:
     data = node.input(0)
     mode = str(node.attributes.get("mode", "nearest"))
     how = str(node.attributes.get("coordinate_transformation_mode", "half_pixel"))
-    if node.opset < 11:
-        how = "asymmetric"
     axes = _axes(node, data)
     if _suits_tvm(node, data, axes, mode, how):
         return None
@@ -68,13 +72,6 @@ def _resize(graph: Graph, node: Node) -> Value | None:
 
 def _axes(node: Node, data: Value) -> list[_Axis]:
     """Return how each axis is resized, from scales or sizes."""
-    if node.kind == "Upsample" or node.opset < 11:
-        given = node.attributes.get("scales")
-        scales = list(given) if given else node.input(1).known("the scales").tolist()
-        return [
-            _Axis(k, scale, math.floor(extent * scale), (0.0, 1.0))
-            for k, (extent, scale) in enumerate(zip(data.shape, scales, strict=True))
-        ]
     axes = [axis % data.rank for axis in node.attributes.get("axes", range(data.rank))]
     roi_value, scales_value, sizes_value = (node.optional(k) for k in (1, 2, 3))
     roi = [] if roi_value is None else [float(number) for number in roi_value.known("the region").ravel()]
@@ -110,7 +107,7 @@ def _suits_tvm(node: Node, data: Value, axes: Sequence[_Axis], mode: str, how: s
     changed = [each for each in axes if each.extent != data.shape[each.axis]]
     if data.rank != 4 or data.dtype != "float32" or any(each.axis < 2 for each in changed):
         return False
-    if node.kind == "Upsample" or len(axes) != 4 or node.attributes.get("antialias", 0):
+    if len(axes) != 4 or node.attributes.get("antialias", 0):
         return False
     if any(each.scale != each.extent / data.shape[each.axis] for each in axes):
         return False
@@ -155,8 +152,6 @@ def _taps(
     """Return for every place the elements that it is a sum of, and their weights, (places, taps) each."""
     if mode == "nearest":
         rounding = str(node.attributes.get("nearest_mode", "round_prefer_floor"))
-        if node.opset < 11:
-            rounding = "floor"
         chosen = _ROUNDINGS[rounding](places)
         return np.clip(chosen, 0, before - 1).astype(np.int64)[:, None], np.ones((len(places), 1))
     shrink = min(scale, 1.0) if node.attributes.get("antialias", 0) else 1.0
@@ -263,21 +258,14 @@ def between(graph: Graph, data: Value, y: Value, x: Value) -> Value:
     return graph.op("Sum", *parts)
 
 
-def _roi_align(graph: Graph, node: Node) -> Value | None:
-    """Import what takes a known number of samples. Averages of as many as the data decides are TVM's, which
-    moves boxes by half a pixel before it scales them, not after."""
+def _roi_align(graph: Graph, node: Node) -> Value:
+    """Take a known number of samples from each bin of a box."""
     samples = int(node.attributes.get("sampling_ratio", 0))
     is_max = str(node.attributes.get("mode", "avg")) == "max"
     default = "half_pixel" if node.opset >= 16 else "output_half_pixel"
     aligned = str(node.attributes.get("coordinate_transformation_mode", default)) == "half_pixel"
     if not samples:
-        if is_max:
-            raise Refused("the maximum of a number of samples that the data decides isn't supported")
-        if aligned and float(node.attributes.get("spatial_scale", 1.0)) != 1.0:
-            raise Refused(
-                "a number of samples that the data decides isn't supported with half_pixel and a scale"
-            )
-        return None
+        return _roi_align_adaptive(graph, node, is_max, aligned)
     data, rois, batches = (node.input(position) for position in range(3))
     height, width = (int(node.attributes.get(f"output_{name}", 1)) for name in ("height", "width"))
     scale = np.array(node.attributes.get("spatial_scale", 1.0), rois.dtype)
@@ -309,6 +297,148 @@ def _roi_align(graph: Graph, node: Node) -> Value | None:
     sampled = graph.op("Where", hidden, np.array(0, data.dtype), sampled)
     split = graph.op("Reshape", sampled, np.array([count, channels, height, samples, width, samples]))
     return graph.op("ReduceMax" if is_max else "ReduceMean", split, np.array([3, 5]), keepdims=0)
+
+
+def _roi_align_adaptive(graph: Graph, node: Node, is_max: bool, aligned: bool) -> Value:
+    """Take as many samples from each bin of a box as the box has pixels there: none, and so zero, from a box
+    that is empty."""
+    data, rois, batches = (node.input(position) for position in range(3))
+    height, width = (int(node.attributes.get(f"output_{name}", 1)) for name in ("height", "width"))
+    wide = [cast(graph, value, "float32") for value in (data, rois)]
+    kernel = _adaptive_bins(
+        (*data.shape, rois.shape[0]),  # type: ignore[arg-type]
+        (height, width),
+        float(node.attributes.get("spatial_scale", 1.0)),
+        is_max,
+        aligned,
+    )
+    name = graph.builder.add_func(kernel, "roi_align")
+    arguments = relax.Tuple([value.expr for value in (*wide, cast(graph, batches, "int64"))])
+    kind = relax.TensorType((rois.shape[0], data.shape[1], height, width), "float32")
+    return cast(graph, graph.emit(relax.call_tir(name, arguments, kind)), data.dtype)
+
+
+def _adaptive_bins(
+    extents: tuple[int, int, int, int, int],
+    bins: tuple[int, int],
+    scale: float,
+    is_max: bool,
+    aligned: bool,
+) -> Any:
+    """Return the function that pools boxes (boxes, 4) of images (batch, channels, height, width), with as
+    many samples as a bin has pixels."""
+    num_images, channels, height, width, count = extents
+    rows, columns = bins
+    offset = 0.5 if aligned else 0.0
+
+    @T.prim_func(s_tir=True, private=True)
+    def roi_align(a: T.handle, b: T.handle, c: T.handle, d: T.handle) -> None:
+        images = T.match_buffer(a, (num_images, channels, height, width), "float32")
+        rois = T.match_buffer(b, (count, 4), "float32")
+        batches = T.match_buffer(c, (count,), "int64")
+        pooled = T.match_buffer(d, (count, channels, rows, columns), "float32")
+        box = T.sblock_alloc_buffer((count, channels, rows, columns, 4), "float32", scope="local")
+        samples = T.sblock_alloc_buffer((count, channels, rows, columns, 4), "int32", scope="local")
+        for i, j, k, m in T.grid(count, channels, rows, columns):
+            with T.sblock("pool"):
+                n, h, r, s = T.axis.remap("SSSS", [i, j, k, m])
+                T.reads(images[0:num_images, h, 0:height, 0:width], rois[n, 0:4], batches[n])
+                T.writes(pooled[n, h, r, s], box[n, h, r, s, 0:4], samples[n, h, r, s, 0:4])
+                box[n, h, r, s, 0] = rois[n, 1] * T.float32(scale) - T.float32(offset)
+                box[n, h, r, s, 1] = rois[n, 0] * T.float32(scale) - T.float32(offset)
+                box[n, h, r, s, 2] = _length(rois[n, 1], rois[n, 3], scale, offset, aligned) / T.float32(rows)
+                box[n, h, r, s, 3] = _length(rois[n, 0], rois[n, 2], scale, offset, aligned) / T.float32(
+                    columns
+                )
+                samples[n, h, r, s, 0] = _sample_count(box[n, h, r, s, 2])
+                samples[n, h, r, s, 1] = _sample_count(box[n, h, r, s, 3])
+                pooled[n, h, r, s] = T.float32(0)
+                samples[n, h, r, s, 2] = 0
+                while samples[n, h, r, s, 2] < samples[n, h, r, s, 0] * samples[n, h, r, s, 1]:
+                    samples[n, h, r, s, 3] = samples[n, h, r, s, 2] % samples[n, h, r, s, 1]
+                    pooled[n, h, r, s] = _pooled(
+                        pooled[n, h, r, s],
+                        _between_pixels(
+                            images,
+                            (T.max(T.min(batches[n], num_images - 1), 0), h),
+                            box[n, h, r, s, 0]
+                            + box[n, h, r, s, 2]
+                            * (
+                                T.Cast("float32", r)
+                                + (
+                                    T.Cast("float32", samples[n, h, r, s, 2] // samples[n, h, r, s, 1])
+                                    + T.float32(0.5)
+                                )
+                                / T.Cast("float32", samples[n, h, r, s, 0])
+                            ),
+                            box[n, h, r, s, 1]
+                            + box[n, h, r, s, 3]
+                            * (
+                                T.Cast("float32", s)
+                                + (T.Cast("float32", samples[n, h, r, s, 3]) + T.float32(0.5))
+                                / T.Cast("float32", samples[n, h, r, s, 1])
+                            ),
+                            is_max,
+                        ),
+                        samples[n, h, r, s, 2],
+                        is_max,
+                    )
+                    samples[n, h, r, s, 2] = samples[n, h, r, s, 2] + 1
+                if not is_max:
+                    pooled[n, h, r, s] = pooled[n, h, r, s] / T.Cast(
+                        "float32", T.max(samples[n, h, r, s, 0] * samples[n, h, r, s, 1], 1)
+                    )
+
+    return roi_align
+
+
+def _length(begin: Any, end: Any, scale: float, offset: float, aligned: bool) -> Any:
+    length = (end * tirx.const(scale, "float32") - tirx.const(offset, "float32")) - (
+        begin * tirx.const(scale, "float32") - tirx.const(offset, "float32")
+    )
+    return length if aligned else tirx.max(length, tirx.const(1.0, "float32"))
+
+
+def _sample_count(size: Any) -> Any:
+    """Return how many samples a bin gets: one for each pixel of its size."""
+    most = tirx.const(float(MAX_SAMPLES), "float32")
+    zero = tirx.const(0.0, "float32")
+    return tirx.Cast("int32", tirx.max(tirx.min(tirx.ceil(size), most), zero))
+
+
+def _pooled(before: Any, sample: Any, number: Any, is_max: bool) -> Any:
+    if not is_max:
+        return before + sample
+    return tirx.Select(number == 0, sample, tirx.max(before, sample))
+
+
+def _between_pixels(images: Any, image: tuple[Any, Any], y: Any, x: Any, is_max: bool) -> Any:
+    """Return an image's value at a place: the sum, or the largest, of the four weighted pixels around it.
+    Places more than a pixel outside of the image have zero."""
+    height, width = (int(extent) for extent in images.shape[2:])
+    zero, one = (tirx.const(number, "float32") for number in (0.0, 1.0))
+    inside = tirx.all(
+        y >= -one,
+        y <= tirx.const(float(height), "float32"),
+        x >= -one,
+        x <= tirx.const(float(width), "float32"),
+    )
+
+    def corners(place: Any, extent: int) -> tuple[Any, Any, Any]:
+        last = tirx.const(float(extent - 1), "float32")
+        clipped = tirx.min(tirx.max(place, zero), last)
+        low = tirx.Cast("int32", clipped)
+        return low, tirx.min(low + 1, extent - 1), clipped - tirx.Cast("float32", low)
+
+    top, bottom, down = corners(y, height)
+    left, right, across = corners(x, width)
+    weighted = [
+        images[image[0], image[1], row, column] * (vertical * horizontal)
+        for row, vertical in ((top, one - down), (bottom, down))
+        for column, horizontal in ((left, one - across), (right, across))
+    ]
+    combine: Callable[[Any, Any], Any] = tirx.max if is_max else lambda a, b: a + b
+    return tirx.if_then_else(inside, functools.reduce(combine, weighted), zero)
 
 
 def _outside(graph: Graph, places: Value, extent: int) -> Value:
@@ -371,5 +501,4 @@ CONVERTERS: Mapping[tuple[str, str], Converter] = {
     ("", "DeformConv"): _deform_conv,
     ("", "Resize"): _resize,
     ("", "RoiAlign"): _roi_align,
-    ("", "Upsample"): _resize,
 }

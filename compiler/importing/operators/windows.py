@@ -38,8 +38,9 @@ def _conv_transpose(graph: Graph, node: Node) -> Value | None:
             added[k] -= total
             total = 0
         small, large = total // 2, total - total // 2
-        begins.append(large if automatic == "SAME_LOWER" else small)
-        ends.append(small if automatic == "SAME_LOWER" else large)
+        # The odd one goes to the end for SAME_UPPER alone.
+        begins.append(small if automatic == "SAME_UPPER" else large)
+        ends.append(large if automatic == "SAME_UPPER" else small)
     attributes |= {"pads": [*begins, *ends], "output_padding": added}
     return graph.op("ConvTranspose", *node.inputs, **attributes)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -16,14 +17,14 @@ from compiler.importing.model import import_file
 from compiler.importing.onnx_file import OnnxFile, read_file
 from compiler.importing.spec import ModelError, NoReference
 from compiler.verifying.imported import verify
-from compiler.verifying.inputs import input_sets
+from compiler.verifying.inputs import USUAL, input_sets
 from compiler.verifying.reference import Reference
-from tests.onnx_models import Builder, residual
+from tests.onnx_models import Builder, leaky, residual
 
 TARGET = '{"kind":"llvm","num-cores":1}'
 
 
-def _verify(file: OnnxFile) -> Sequence[int]:
+def _verify(file: OnnxFile) -> Sequence[str]:
     return list(verify(file, import_file(file), TARGET, TARGET))
 
 
@@ -42,7 +43,7 @@ def wrong_floor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_sets_of_inputs_are_compared() -> None:
-    assert _verify(_three_nodes()) == [1, 2]
+    assert _verify(_three_nodes()) == [*USUAL]
 
 
 @pytest.mark.usefixtures("wrong_floor")
@@ -54,10 +55,28 @@ def test_the_first_node_whose_value_differs_is_named() -> None:
 
 
 @pytest.mark.usefixtures("wrong_floor")
+def test_the_reference_evaluator_alone_calls_no_model_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    said = r"onnxruntime isn't installed.*operator Floor of node 'floor1' is imported wrongly"
+    with pytest.raises(NoReference, match=said):
+        _verify(_three_nodes())
+
+
 def test_the_reference_evaluator_serves_where_there_is_no_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(ModelError, match="operator Floor of node 'floor1'"):
-        _verify(_three_nodes())
+    assert _verify(_three_nodes()) == [*USUAL]
+
+
+def test_the_file_is_compared_as_it_was_before_its_functions_were_inlined() -> None:
+    """What rewrites a model before both sides see it would make them wrong together."""
+    model = leaky("x")
+    right = read_file(model.SerializeToString(), {})
+    assert _verify(right) == [*USUAL]
+    wrong = onnx.ModelProto()
+    wrong.CopyFrom(right.proto)
+    next(node for node in wrong.graph.node if node.op_type == "LeakyRelu").attribute[0].f = 0.01
+    with pytest.raises(ModelError, match="doesn't compute what the file defines"):
+        _verify(replace(right, proto=wrong))
 
 
 def test_a_model_that_neither_can_run_is_said() -> None:

@@ -1,0 +1,67 @@
+"""Reductions of integers: TVM's means of int32 are int64, and its sums wrap around."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from tvm import relax
+
+from compiler.importing.graph import Converter, Graph, Node, Value, numpy_dtype
+from compiler.importing.operators.quantized import cast
+
+# Of these, int64 has the exact result as long as it doesn't overflow.
+_EXACT = ("ReduceL1", "ReduceMean", "ReduceProd", "ReduceSum", "ReduceSumSquare")
+
+
+def _reduce(graph: Graph, node: Node) -> Value | None:
+    """Reduce signed integers as ONNX Runtime does: in float64, with results cut to the range of the type.
+
+    Results of int64 that don't overflow are exact, which float64 is not.
+    """
+    data = node.input(0)
+    if numpy_dtype(data.dtype).kind not in "iu":
+        return None
+    if data.dtype in ("uint32", "uint64"):
+        return _whole(graph, node, data)
+    axes = node.optional(1)
+    keepdims = int(node.attributes.get("keepdims", 1))
+    number = graph.op(node.kind, cast(graph, data, "float64"), axes, keepdims=keepdims)
+    limits = np.iinfo(data.dtype)
+    # The largest int64 is no float64.
+    least, most = float(limits.min), float(limits.max) if data.dtype != "int64" else np.nextafter(2.0**63, 0)
+    low, high = np.float64(least), np.float64(most)
+    cut = cast(graph, graph.op("Max", graph.op("Min", number, high), low), data.dtype)
+    if data.dtype != "int64":
+        return cut
+    above = graph.op("Greater", number, high)
+    cut = graph.op("Where", above, np.int64(limits.max), cut)
+    if node.kind not in _EXACT:
+        return cut
+    overflows = graph.op("Or", above, graph.op("Less", number, low))
+    return graph.op("Where", overflows, cut, _whole(graph, node, data))
+
+
+def _whole(graph: Graph, node: Node, data: Value) -> Value:
+    """Reduce integers as such; sums that are too large lose their high bits."""
+    summed = data
+    if node.kind == "ReduceL1":
+        summed = graph.op("Abs", data)
+    elif node.kind == "ReduceSumSquare":
+        summed = graph.op("Mul", data, data)
+    elif node.kind in ("ReduceL2", "ReduceLogSum", "ReduceLogSumExp"):
+        wide = cast(graph, data, "float64")
+        return cast(graph, graph.op(node.kind, wide, *node.inputs[1:], **node.attributes), data.dtype)
+    axes = node.optional(1)
+    chosen = None if axes is None else [int(axis) for axis in axes.known("the axes")]
+    keepdims = bool(node.attributes.get("keepdims", 1))
+    reduce = relax.op.prod if node.kind == "ReduceProd" else relax.op.sum
+    total = graph.emit(reduce(summed.expr, chosen, keepdims))
+    if node.kind != "ReduceMean":
+        return total
+    return graph.op("Div", total, np.array(data.size // max(total.size, 1), data.dtype))
+
+
+CONVERTERS: Mapping[tuple[str, str], Converter] = {
+    ("", kind): _reduce for kind in (*_EXACT, "ReduceL2", "ReduceLogSum", "ReduceLogSumExp")
+}

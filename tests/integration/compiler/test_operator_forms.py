@@ -1,0 +1,270 @@
+"""Old and special forms of ONNX's operators compute what ONNX Runtime does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper, parser
+
+from compiler.importing.model import import_file, read_onnx
+from compiler.importing.onnx_file import read_file
+from compiler.importing.spec import ModelError
+from compiler.verifying.imported import Imported
+from compiler.verifying.reference import Reference
+from tests.onnx_models import leaky
+
+TARGET = '{"kind":"llvm","num-cores":1}'
+RNG = np.random.default_rng(3)
+Array = NDArray[Any]
+
+
+def model_of(
+    kind: str,
+    opset: int,
+    inputs: Sequence[Array | None],
+    outputs: int = 1,
+    varying: int = 1,
+    **attributes: Any,
+) -> onnx.ModelProto:
+    """Return a model of one operator, whose first `varying` inputs the user gives; others are constants."""
+    names = ["" if value is None else f"x{k}" for k, value in enumerate(inputs)]
+    arrays = {name: value for name, value in zip(names, inputs, strict=True) if value is not None}
+    results = [f"y{k}" for k in range(outputs)]
+    graph = helper.make_graph(
+        [helper.make_node(kind, names, results, **attributes)],
+        "one",
+        [
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+            for name, value in list(arrays.items())[:varying]
+        ],
+        [onnx.ValueInfoProto(name=name) for name in results],
+        [numpy_helper.from_array(value, name) for name, value in list(arrays.items())[varying:]],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    inferred = onnx.shape_inference.infer_shapes(model)
+    for output in inferred.graph.output:
+        if not output.type.tensor_type.elem_type:
+            output.type.tensor_type.elem_type = TensorProto.FLOAT
+    return inferred
+
+
+def check(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Compare an imported model with ONNX Runtime, NaN and infinities included; return what it computes."""
+    file = read_file(model.SerializeToString(), {})
+    reference = Reference(file.original, file.output_names)
+    wanted = reference.compute(inputs)
+    assert reference.doubt == ""
+    found = Imported(import_file(file), TARGET).compute(inputs)
+    for name, value in wanted.items():
+        assert found[name].dtype == value.dtype
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5)
+    return found
+
+
+def normal(*shape: int) -> Array:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+CASES: dict[str, tuple[str, int, list[Array | None], dict[str, Any]]] = {
+    "batch norm of every element": (
+        *("BatchNormalization", 7),
+        [normal(2, 3, 4), *(np.abs(normal(3, 4)) for _ in range(4))],
+        {"spatial": 0},
+    ),
+    "pad": ("Pad", 10, [normal(2, 3)], {"pads": [1, 0, 2, 1], "value": 7.0}),
+    "squeeze": ("Squeeze", 11, [normal(2, 1, 3, 1)], {"axes": [-1]}),
+    "unsqueeze": ("Unsqueeze", 11, [normal(2, 3)], {"axes": [-1, 0]}),
+    "softmax of all that follows": ("Softmax", 11, [normal(2, 3, 4)], {}),
+    "log softmax of a later axis": ("LogSoftmax", 9, [normal(2, 3, 4)], {"axis": -1}),
+    "hardmax of all that follows": ("Hardmax", 11, [normal(2, 3, 4)], {"axis": 1}),
+    "resize 10, linear": (
+        *("Resize", 10),
+        [normal(1, 2, 3, 3), np.array([1, 1, 2, 3], np.float32)],
+        {"mode": "linear"},
+    ),
+    "resize 10, smaller": ("Resize", 10, [normal(1, 2, 4, 6), np.array([1, 1, 0.5, 0.5], np.float32)], {}),
+    "upsample 9": (
+        "Upsample",
+        9,
+        [normal(1, 2, 3, 3), np.array([1, 1, 2, 3], np.float32)],
+        {"mode": "linear"},
+    ),
+    "upsample 7": ("Upsample", 7, [normal(1, 2, 3, 3)], {"scales": [1.0, 1.0, 2.0, 2.0]}),
+    "scatter": (
+        *("Scatter", 9),
+        [normal(3, 3), np.array([[0, 2, 1]]), normal(1, 3)],
+        {"axis": 0},
+    ),
+    "top k": ("TopK", 10, [normal(2, 5), np.array([3])], {}),
+    "group norm of each group": (
+        *("GroupNormalization", 18),
+        [normal(2, 4, 3, 3), normal(2), normal(2)],
+        {"num_groups": 2},
+    ),
+    "lrn": ("LRN", 13, [normal(2, 5, 3, 3)], {"size": 3, "alpha": 0.5, "beta": 0.6, "bias": 1.5}),
+    **{
+        f"{kind} of {dtype}": (
+            *(kind, 17),
+            [np.array([[7, -10, 3], [100, 3, -1], [-7, -8, 12]], dtype)],
+            {"axes": [1], "keepdims": 0},
+        )
+        for kind in ("ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd")
+        for dtype in (np.int32, np.int64)
+    },
+    "a product that is too large": (
+        "ReduceProd",
+        17,
+        [np.array([[1 << 30, 5], [-(1 << 30), 9]], np.int32)],
+        {},
+    ),
+    "a sum that is too large": ("ReduceSum", 18, [np.array([(1 << 63) - 1, 5])], {}),
+    "a mean of large numbers": ("ReduceMean", 18, [np.array([[1 << 30] * 3, [-1, -2, -2]], np.int32)], {}),
+    **{
+        f"{kind} of each element": (
+            *(kind, 18),
+            [np.abs(normal(2, 3)) if "Log" in kind else normal(2, 3), np.array([], np.int64)],
+            {"noop_with_empty_axes": 1},
+        )
+        for kind in (
+            *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean"),
+            *("ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare"),
+        )
+    },
+    "empty axes": ("ReduceSum", 18, [normal(2, 3), np.array([], np.int64)], {"keepdims": 0}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_form_computes_what_onnx_runtime_does(case: str) -> None:
+    kind, opset, inputs, attributes = CASES[case]
+    model = model_of(kind, opset, inputs, 2 if kind == "TopK" else 1, **attributes)
+    first = inputs[0]
+    assert first is not None
+    check(model, {"x0": first})
+
+
+@pytest.mark.parametrize("case", ["softmax of all that follows", "log softmax of a later axis", "upsample 9"])
+def test_constants_in_old_forms_are_folded_as_onnx_runtime_does(case: str) -> None:
+    kind, opset, inputs, attributes = CASES[case]
+    model = model_of(kind, opset, inputs, varying=0, **attributes)
+    model.graph.input.append(helper.make_tensor_value_info("x", TensorProto.FLOAT, [2]))
+    model.graph.node.append(helper.make_node("Neg", ["x"], ["z"]))
+    model.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, [2]))
+    check(model, {"x": normal(2)})
+
+
+def numbers(count: int) -> str:
+    return ", ".join(map(str, range(count)))
+
+
+FOLDED = """
+<ir_version: 8, opset_import: ["" : 12]>
+g (float[2] x) => (TYPE z, float[2] y) <WEIGHTS> { z = CALL  y = Neg(x) }
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "weights", "call"),
+    [
+        ("int64[3]", "int64[3] a = {2, 1, -1}, int64 b = {-1}", "Pow(a, b)"),
+        ("float[2,3,1]", f"float[2,3,4] a = {{{numbers(24)}}}", "GlobalMaxPool(a)"),
+        (
+            "float[1,2,5,5]",
+            f"float[1,2,3,3] a = {{{numbers(18)}}}, float[2,1,3,3] b = {{{numbers(18)}}}",
+            "ConvTranspose<group: int = 2>(a, b)",
+        ),
+    ],
+)
+def test_a_constant_that_the_reference_evaluator_gets_wrong(kind: str, weights: str, call: str) -> None:
+    text = FOLDED.replace("TYPE", kind).replace("WEIGHTS", weights).replace("CALL", call)
+    check(parser.parse_model(text), {"x": normal(2)})
+
+
+def test_before_opset_7_an_attribute_aligns_the_second_operand() -> None:
+    """ONNX Runtime has no kernels of these versions."""
+    x, b = normal(2, 3, 4), normal(3)
+    model = model_of("Add", 6, [x, b], axis=1, broadcast=1)
+    found = Imported(read_onnx(model.SerializeToString(), {}), TARGET).compute({"x0": x})
+    np.testing.assert_allclose(found["y0"], x + b[:, None], rtol=1e-6)
+
+
+@pytest.mark.parametrize("automatic", ["NOTSET", "SAME_UPPER", "SAME_LOWER"])
+@pytest.mark.parametrize("shape", [[10, 8], [11, 9], [12, 7]])
+def test_an_odd_total_of_padding_goes_to_the_side_that_onnx_says(automatic: str, shape: list[int]) -> None:
+    x = normal(1, 2, 4, 4)
+    model = model_of(
+        *("ConvTranspose", 11, [x, normal(2, 3, 3, 3)]),
+        output_shape=shape,
+        strides=[3, 2],
+        auto_pad=automatic,
+    )
+    check(model, {"x0": x})
+
+
+@pytest.mark.parametrize("mode", ["avg", "max"])
+@pytest.mark.parametrize("how", ["half_pixel", "output_half_pixel"])
+def test_a_box_gets_as_many_samples_as_it_has_pixels(mode: str, how: str) -> None:
+    """An empty box has none, and so zeros."""
+    x = normal(2, 2, 6, 7)
+    boxes = np.array([[0, 0, 0, 0], [1, 1, 5, 4], [2, 3, 2.5, 3.5], [-3, -2, 9, 9], [4, 4, 1, 1]], np.float32)
+    model = model_of(
+        *("RoiAlign", 16, [x, boxes, np.array([0, 1, 0, 1, 0])]),
+        varying=2,
+        mode=mode,
+        coordinate_transformation_mode=how,
+        spatial_scale=0.5,
+        output_height=2,
+        output_width=3,
+    )
+    check(model, {"x0": x, "x1": boxes})
+
+
+@pytest.mark.parametrize("version", [16, 17])
+@pytest.mark.parametrize("given", [{}, {"alpha": 0.1}])
+def test_a_function_keeps_its_default_attributes(version: int, given: dict[str, float]) -> None:
+    """Functions whose operators have another version aren't inlined."""
+    check(leaky("a", "b", version=version, **given), {"a": normal(2, 3), "b": normal(2, 3)})
+
+
+def test_a_weight_of_a_loop_hides_a_value_of_the_same_name() -> None:
+    model = parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 18]>
+        g (float[2] x) => (float[2] y) <int64 M = {3}, float k = {10}> {
+            w = Mul(x, k)
+            y = Loop(M, "", w) <body = b (int64 i, bool c, float[2] a) => (bool d, float[2] e)
+                <float k = {2}> {
+                e = Mul(a, k)
+                d = Identity(c)
+            }>
+        }""")
+    check(model, {"x": normal(2)})
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (
+            model_of("Add", 18, [normal(2, 3), normal(4)]),
+            "operator Add (version 14) of the unnamed node that computes 'y0' (number 0) can't be "
+            "imported: In add, the first input shape at dim 1 is 3 and the second input shape at dim 0 "
+            "is 4, which are not broadcastable (its inputs are float32 (2, 3), float32 (4,)). Change or "
+            "replace the node",
+        ),
+        (
+            model_of("BatchNormalization", 15, [normal(2, 3, 4), *[normal(5)] * 4]),
+            "batch_norm requires the input gamma, beta, etc., to have size same as the lengths",
+        ),
+        (model_of("Add", 6, [normal(2, 3), normal(3)]), "need broadcast=1"),
+    ],
+)
+def test_a_refusal_names_the_node_and_dumps_no_object(model: onnx.ModelProto, said: str) -> None:
+    with pytest.raises(ModelError) as raised:
+        read_onnx(model.SerializeToString(), {})
+    assert said in str(raised.value)
+    assert "span=" not in str(raised.value)
+    assert "T.int64" not in str(raised.value)
