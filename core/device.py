@@ -21,7 +21,9 @@ class Gpu:
     `max_threads` and `registers` (of 32 bits) are those of a block, `shared_bytes` the shared memory that a
     kernel may declare, `dynamic_shared_bytes` what it may be given when it is launched, `capability` ten
     times the compute capability (80 for 8.0). A multiprocessor holds `resident_threads` and `resident_blocks`
-    at once, and shared memory for all of them. `cuda` is the version of the compiler.
+    at once, and shared memory for all of them. `cuda` is the version of the compiler. `timing` is the way
+    that kernels are timed: 1 alone, each with its launch; 2 inside a CUDA graph. It is part of the device
+    class, so records of the two are never compared.
     """
 
     max_threads: int = 1024
@@ -35,6 +37,7 @@ class Gpu:
     resident_blocks: int = 32
     resident_shared_bytes: int = 96 << 10
     dynamic_shared_bytes: int = 48 << 10
+    timing: int = 1
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -131,6 +134,8 @@ class Device:
         del facts["profile"]
         if self.gpu is None:
             del facts["gpu"]  # keeps the keys of the CPUs that were stored before there were GPUs
+        elif self.gpu.timing == 1:
+            del facts["gpu"]["timing"]  # keeps the keys of the GPUs that were stored before there was another
         return facts
 
 

@@ -93,8 +93,12 @@ class ModuleRun:
 @dataclass(frozen=True)
 class Lease:
     """Work leased together: candidates to be measured, or only built for the target if `build` is set; or
-    module runs of one model, to be timed in turns. The worker's spans go below `trace_parent`, a W3C
-    traceparent that is empty where nobody traces."""
+    module runs of one model, to be timed in turns.
+
+    The constants of the candidates' model have `model_bytes`, 0 if that is unknown: a GPU's worker times
+    them with a working set of that size. The worker's spans go below `trace_parent`, a W3C traceparent that
+    is empty where nobody traces.
+    """
 
     id: LeaseId
     target: str
@@ -104,6 +108,7 @@ class Lease:
     module_runs: tuple[ModuleRun, ...] = ()
     build: bool = False
     trace_parent: str = ""
+    model_bytes: int = 0
 
     def __post_init__(self) -> None:
         if bool(self.candidates) == bool(self.module_runs):
@@ -112,6 +117,8 @@ class Lease:
             raise ValueError(f"a lease has at most {MAX_MODULE_RUNS} module runs")
         if self.build and not self.candidates:
             raise ValueError("only candidates are leased to be built")
+        if self.model_bytes < 0:
+            raise ValueError(f"a lease's model_bytes must not be negative, not {self.model_bytes}")
         if not 0 < self.expires_after_s < math.inf:
             raise ValueError(f"a lease's expires_after_s must be positive, not {self.expires_after_s}")
 

@@ -14,7 +14,7 @@ from typing import Any
 FLOAT32 = "float32"
 MAX_TYPE_CHARS = 16
 # The version of calibration: profiles measured by another version are measured again.
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Profile:
 
     On a GPU, `hertz` is the clock that the device names, the first cache is shared memory, the second and
     third are the one that all multiprocessors share, `gather_cycles` is the latency of a load from memory,
-    `launch_s` that of a kernel, and `multiply_adds` also has those of tensor cores, under "tensor" and type;
-    float32 is multiplied there in TF32.
+    `launch_s` is the time that one more kernel adds to a CUDA graph, and `multiply_adds` also has those of
+    tensor cores, under "tensor" and type; float32 is multiplied there in TF32.
     """
 
     hertz: float
@@ -139,6 +139,6 @@ def assumed_gpu_profile(multiprocessors: int) -> Profile:
         l3_rate=32.0,
         memory_rate=10.0,
         memory_rate_all=10.0 * multiprocessors,
-        launch_s=3e-6,
+        launch_s=1e-6,
         derived=tuple(f.name for f in fields(Profile) if f.name != "derived"),
     )

@@ -171,6 +171,7 @@ def _profile_from_wire(text: str) -> Profile:
 def _gpu_from_wire(message: pb.Gpu) -> Gpu:
     facts = {field.name: getattr(message, field.name) for field in fields(Gpu)}
     texts = {name: facts.pop(name) for name in ("model", "cuda")}
+    facts["timing"] = facts["timing"] or 1  # workers that time kernels alone leave it out
     for name, value in facts.items():
         if not 0 < value <= _MAX_GPU_SIZE:
             raise WireError(f"the GPU's {name} must be 1 to {_MAX_GPU_SIZE}, not {value}")
@@ -205,6 +206,7 @@ def lease_to_wire(lease: Lease) -> pb.Lease:
         build=lease.build,
         module_runs=[pb.ModuleRun(**asdict(run)) for run in lease.module_runs],
         trace_parent=lease.trace_parent,
+        model_bytes=lease.model_bytes,
     )
 
 
@@ -223,6 +225,7 @@ def lease_from_wire(message: pb.Lease) -> Lease:
             module_runs=tuple(_module_run_from_wire(run) for run in message.module_runs),
             build=message.build,
             trace_parent=message.trace_parent,
+            model_bytes=message.model_bytes,
         )
     except ValueError as problem:
         raise WireError(f"the lease makes no sense: {problem}") from problem

@@ -176,7 +176,7 @@ class Device(_message.Message):
     def __init__(self, name: _Optional[str] = ..., triple: _Optional[str] = ..., mcpu: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ..., cores: _Optional[int] = ..., vector_bytes: _Optional[int] = ..., l1_bytes: _Optional[int] = ..., l2_bytes: _Optional[int] = ..., l3_bytes: _Optional[int] = ..., toolchain: _Optional[str] = ..., target: _Optional[str] = ..., gpu: _Optional[_Union[Gpu, _Mapping]] = ..., profile: _Optional[str] = ...) -> None: ...
 
 class Gpu(_message.Message):
-    __slots__ = ("max_threads", "warp_size", "shared_bytes", "registers", "capability", "model", "resident_threads", "resident_blocks", "resident_shared_bytes", "cuda", "dynamic_shared_bytes")
+    __slots__ = ("max_threads", "warp_size", "shared_bytes", "registers", "capability", "model", "resident_threads", "resident_blocks", "resident_shared_bytes", "cuda", "dynamic_shared_bytes", "timing")
     MAX_THREADS_FIELD_NUMBER: _ClassVar[int]
     WARP_SIZE_FIELD_NUMBER: _ClassVar[int]
     SHARED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -188,6 +188,7 @@ class Gpu(_message.Message):
     RESIDENT_SHARED_BYTES_FIELD_NUMBER: _ClassVar[int]
     CUDA_FIELD_NUMBER: _ClassVar[int]
     DYNAMIC_SHARED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TIMING_FIELD_NUMBER: _ClassVar[int]
     max_threads: int
     warp_size: int
     shared_bytes: int
@@ -199,7 +200,8 @@ class Gpu(_message.Message):
     resident_shared_bytes: int
     cuda: str
     dynamic_shared_bytes: int
-    def __init__(self, max_threads: _Optional[int] = ..., warp_size: _Optional[int] = ..., shared_bytes: _Optional[int] = ..., registers: _Optional[int] = ..., capability: _Optional[int] = ..., model: _Optional[str] = ..., resident_threads: _Optional[int] = ..., resident_blocks: _Optional[int] = ..., resident_shared_bytes: _Optional[int] = ..., cuda: _Optional[str] = ..., dynamic_shared_bytes: _Optional[int] = ...) -> None: ...
+    timing: int
+    def __init__(self, max_threads: _Optional[int] = ..., warp_size: _Optional[int] = ..., shared_bytes: _Optional[int] = ..., registers: _Optional[int] = ..., capability: _Optional[int] = ..., model: _Optional[str] = ..., resident_threads: _Optional[int] = ..., resident_blocks: _Optional[int] = ..., resident_shared_bytes: _Optional[int] = ..., cuda: _Optional[str] = ..., dynamic_shared_bytes: _Optional[int] = ..., timing: _Optional[int] = ...) -> None: ...
 
 class LeaseId(_message.Message):
     __slots__ = ("id", "attempt")
@@ -210,7 +212,7 @@ class LeaseId(_message.Message):
     def __init__(self, id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("id", "target", "candidates", "limits", "expires_after_s", "build", "module_runs", "trace_parent")
+    __slots__ = ("id", "target", "candidates", "limits", "expires_after_s", "build", "module_runs", "trace_parent", "model_bytes")
     ID_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
@@ -219,6 +221,7 @@ class Lease(_message.Message):
     BUILD_FIELD_NUMBER: _ClassVar[int]
     MODULE_RUNS_FIELD_NUMBER: _ClassVar[int]
     TRACE_PARENT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_BYTES_FIELD_NUMBER: _ClassVar[int]
     id: LeaseId
     target: str
     candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
@@ -227,7 +230,8 @@ class Lease(_message.Message):
     build: bool
     module_runs: _containers.RepeatedCompositeFieldContainer[ModuleRun]
     trace_parent: str
-    def __init__(self, id: _Optional[_Union[LeaseId, _Mapping]] = ..., target: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., expires_after_s: _Optional[float] = ..., build: _Optional[bool] = ..., module_runs: _Optional[_Iterable[_Union[ModuleRun, _Mapping]]] = ..., trace_parent: _Optional[str] = ...) -> None: ...
+    model_bytes: int
+    def __init__(self, id: _Optional[_Union[LeaseId, _Mapping]] = ..., target: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., expires_after_s: _Optional[float] = ..., build: _Optional[bool] = ..., module_runs: _Optional[_Iterable[_Union[ModuleRun, _Mapping]]] = ..., trace_parent: _Optional[str] = ..., model_bytes: _Optional[int] = ...) -> None: ...
 
 class Candidate(_message.Message):
     __slots__ = ("trial_id", "workload_hash", "trace", "constants", "best_s", "library_sha")

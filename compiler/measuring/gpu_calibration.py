@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
@@ -22,6 +22,7 @@ from tvm.tirx.script import builder as T  # noqa: N812 - as in TVM
 from compiler.codegen.pipeline import PIPELINE
 from compiler.gpus import read_attributes
 from compiler.measuring.calibration import CalibrationError
+from compiler.measuring.cuda_graphs import CudaGraph
 from compiler.measuring.microkernels import build_module
 from compiler.packaging.cuda import load_cuda
 from compiler.target import parse_target
@@ -35,6 +36,8 @@ _log = logging.getLogger(__name__)
 # A call that takes this long is timed well by events, whose resolution is half a microsecond.
 LONG_S, CALLS = 1e-3, 5
 MOST_STEPS = 1 << 20
+# The launches of two graphs; what the second one takes longer is the time of the launches that it has more.
+GRAPHS = (8, 72)
 WARP, THREADS, BLOCKS_PER_CORE = 32, 256, 4
 # Independent sums of a thread, which hide the latency of the arithmetic, and the multiply-adds of one step.
 CHAINS, UNROLLED = 4, 8
@@ -104,7 +107,7 @@ class _GpuCalibration:
         self._vector_bytes = device.vector_bytes
         self._cache_bytes = device.l2_bytes
         self._hertz = read_attributes()["kilohertz"] * 1e3
-        self._launch_s = 0.0
+        self._call_s = 0.0
         assert device.gpu is not None, "a GPU is calibrated"
         capability = device.gpu.capability
         self._tensor_types = [
@@ -150,9 +153,21 @@ class _GpuCalibration:
         }
 
     def _launch(self) -> dict[str, float]:
-        timer = self._timer("waits")
-        self._launch_s = min(timer(self._full(2, FLOAT32), self._full(WARP, FLOAT32), 0))
-        return {"launch_s": self._launch_s, "hertz": self._hertz}
+        """Measure the time that one more kernel adds to a CUDA graph, and what a call of its own costs."""
+        timer, arguments = self._timer("waits"), (self._full(2, FLOAT32), self._full(WARP, FLOAT32), 0)
+        self._call_s = min(timer(*arguments))
+        kernel = self._library["waits"]
+        few_s, many_s = (self._graph_s(kernel, arguments, count) for count in GRAPHS)
+        launch_s = max(many_s - few_s, 1e-9) / (GRAPHS[1] - GRAPHS[0])
+        return {"launch_s": launch_s, "hertz": self._hertz}
+
+    def _graph_s(self, kernel: Callable[..., object], arguments: Sequence[Any], launches: int) -> float:
+        """Return the seconds of the fastest of a few launches of a graph."""
+        graph = CudaGraph(self._device, lambda: [kernel(*arguments) for _ in range(launches)])
+        try:
+            return min(graph.launch_s() for _ in range(CALLS + 1))
+        finally:
+            graph.close()
 
     def _multiply_adds(self, dtype: str) -> dict[str, float]:
         blocks = self._cores * BLOCKS_PER_CORE
@@ -201,7 +216,7 @@ class _GpuCalibration:
         while taken_s < LONG_S and steps < MOST_STEPS:
             steps *= 4
             taken_s = min(timer(*tensors, steps))
-        return max(taken_s - self._launch_s, 1e-9) / steps
+        return max(taken_s - self._call_s, 1e-9) / steps
 
     def _full(self, count: int, dtype: str) -> Any:
         return tvm.runtime.tensor(np.full(count, 1).astype(dtype), self._device)

@@ -1,8 +1,9 @@
 """Verify and time candidates and whole modules: what a worker's child does with what was built.
 
-A candidate is timed as it will be deployed: its constants are packed before, and between the repeats the
-constants of the model (weights) are flushed from the caches, because a network streams them, while the
-activations stay.
+A candidate is timed as it will be deployed: its constants are packed before. A network streams its constants
+(weights) through the caches, while its activations stay there. So on a CPU, constants are flushed from the
+caches between the repeats. On a GPU, the candidate is launched from a CUDA graph, with another copy of the
+constants each time.
 """
 
 from __future__ import annotations
@@ -33,7 +34,14 @@ from compiler.measuring.draws import Draw, Parameter
 from compiler.measuring.operands import Operands, ReferencePrograms
 from compiler.measuring.outputs import compare_outputs
 from compiler.measuring.rounding import Rounding, nudge_recomputed
-from compiler.measuring.timing import TimedKernel, flushes_constants, flushes_gpu
+from compiler.measuring.timing import (
+    CallTimer,
+    GraphTimer,
+    TimedKernel,
+    Timer,
+    WorkingSet,
+    flushes_constants,
+)
 from compiler.packaging.artifact import REFERENCE_FAILED, Manifest, open_artifact, open_reference
 from compiler.packaging.cuda import load_cuda
 from compiler.packaging.library import KernelLibrary, LibraryError
@@ -93,13 +101,21 @@ class LocalRunner:
             self._reference(module_json)
 
     def run(
-        self, built: BuiltKernel, module_json: str, constants: Sequence[int], best_s: float | None = None
+        self,
+        built: BuiltKernel,
+        module_json: str,
+        constants: Sequence[int],
+        best_s: float | None = None,
+        model_bytes: int = 0,
     ) -> Measurement:
         """Compare a candidate's outputs with the reference's, then time it.
 
-        The closer it comes to `best_s`, the best latency known of the workload, the longer it is timed.
+        The closer it comes to `best_s`, the best latency known of the workload, the longer it is timed. The
+        constants of its model have `model_bytes`; 0 if that is unknown.
         """
         try:
+            if self._on_gpu:
+                self._working_set.resize(model_bytes)
             operands = self._operands(module_json)
             kernel, first_s, wrong = self._first_calls(built, operands, constants)
             if wrong:
@@ -228,17 +244,21 @@ class LocalRunner:
             built.library["pack"](*(arguments[i] for i in constants_to_pack.operands), *packed)
             for i, tensor in zip(constants_to_pack.operands, packed, strict=True):
                 arguments[i] = tensor
-        flush = self._flush_gpu if self._on_gpu else flushes_constants(constants)
-        is_cold = self._on_gpu or bool(constants)
-        return TimedKernel(built.library, built.function, self._device, arguments, flush, is_cold)
+        timer: Timer
+        if self._on_gpu:
+            timer = GraphTimer(built.function, self._device, arguments, constants, self._working_set)
+        else:
+            flush = flushes_constants(constants)
+            timer = CallTimer(built.library, self._device, arguments, flush, is_cold=bool(constants))
+        return TimedKernel(built.function, self._device, arguments, timer)
 
     @cached_property
     def _clocks(self) -> GpuClocks:
         return GpuClocks()
 
     @cached_property
-    def _flush_gpu(self) -> Callable[..., None]:
-        return flushes_gpu(self._device, read_attributes()["l2_bytes"])
+    def _working_set(self) -> WorkingSet:
+        return WorkingSet(self._device, read_attributes()["l2_bytes"])
 
     def _steady(self, measure: Callable[[], tuple[float, ...]]) -> tuple[tuple[float, ...], str]:
         """Measure; return also what makes the result doubtful, empty when nothing does."""

@@ -6,16 +6,18 @@ timed longest.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import tvm
 import tvm_ffi
 
 from compiler.measuring.cores import off_pool_cores
+from compiler.measuring.cuda_graphs import CudaGraph
 
 FLUSH = "tunefarm.flush"
 # A kernel is called repeatedly for at least this long; the mean of these calls is one repeat.
@@ -37,23 +39,42 @@ SLOW = 2.0
 COLD_S = 1e-3
 
 
+# A graph has at least this many launches of the candidate, so that the launch of the graph itself, about
+# 5 us, counts for little, and at most MAX_LAUNCHES, which take milliseconds to capture. Long candidates have
+# fewer, as many as take GRAPH_S.
+MIN_LAUNCHES, MAX_LAUNCHES = 16, 256
+GRAPH_S = 4e-3
+# A copy of an operand begins at a multiple of this many bytes, as CUDA's allocations do.
+ALIGNMENT = 256
+
+
+class Timer(Protocol):
+    """Times a kernel. A repeat takes `min_repeat_s` at least."""
+
+    min_repeat_s: float
+
+    def prepare(self, first_s: float) -> float:
+        """Get ready to time a kernel whose first call took `first_s` seconds. Return the seconds that a
+        repeat will take beside a call."""
+
+    def repeat(self, repeats: int) -> tuple[float, ...]:
+        """Return the seconds of a call, one value per repeat."""
+
+    def close(self) -> None:
+        """Free what timing needed."""
+
+
 @dataclass(frozen=True)
 class TimedKernel:
-    """A built candidate with its arguments on the device.
+    """A built candidate with its arguments on the device, and what times it."""
 
-    Before every timed call `flush`, which is given the arguments, takes from the caches what a network would
-    not find there. With `is_cold`, a second call would find it there.
-    """
-
-    library: Any
     function: Any
     device: Any
     arguments: list[Any]
-    flush: Callable[..., None]
-    is_cold: bool
+    timer: Timer
 
     def call(self) -> float:
-        """Return the seconds of one call, without flushing the caches."""
+        """Return the seconds of one call, whatever the caches hold."""
         start = time.perf_counter()
         self.function(*self.arguments)
         self.device.sync()
@@ -66,13 +87,16 @@ class TimedKernel:
         The closer a candidate comes to `best_s`, the best latency known of the workload, the more repeats it
         gets. `first_s` is what an earlier first call took.
         """
-        # TVM's timer finds the function by its name, and keeps it: it must not keep this kernel alive.
-        tvm_ffi.register_global_func(FLUSH, self.flush, override=True)
-        start = time.perf_counter()
-        self.flush(*self.arguments)
+        try:
+            return self._timed(first_s, best_s)
+        finally:
+            self.timer.close()
+
+    def _timed(self, first_s: float, best_s: float | None) -> tuple[float, ...]:
+        beside_s = self.timer.prepare(first_s)
         once_s = self.call()
         # A repeat takes longer than what it times: flushing takes longer than many a kernel.
-        cost_s = max(time.perf_counter() - start, self._repeat_ms / 1e3)
+        cost_s = max(beside_s + once_s, self.timer.min_repeat_s)
         if best_s is None:
             return self._repeat(_repeats(TIMING_S / cost_s, MAX_REPEATS))
         fastest_s = min(first_s, once_s)
@@ -91,23 +115,139 @@ class TimedKernel:
             secs += self._repeat(_repeats(CLOSE_TIMING_S / cost_s, MAX_CLOSE_REPEATS) - len(secs))
         return secs
 
-    @property
-    def _repeat_ms(self) -> int:
-        """A repeat of what is cold is one call."""
-        return 0 if self.is_cold else REPEAT_MS
-
     def _repeat(self, repeats: int) -> tuple[float, ...]:
-        if repeats < 1:
-            return ()
-        timer = self.library.mod.time_evaluator(
+        return self.timer.repeat(repeats) if repeats > 0 else ()
+
+
+class CallTimer:
+    """Times single calls on a CPU, with TVM's timer.
+
+    Before every timed call `flush`, which is given the arguments, takes from the caches what a network would
+    not find there. With `is_cold`, a second call would find it there, so a repeat is one call.
+    """
+
+    def __init__(
+        self, library: Any, device: Any, arguments: list[Any], flush: Callable[..., None], is_cold: bool
+    ) -> None:
+        self._library = library
+        self._device = device
+        self._arguments = arguments
+        self._flush = flush
+        self._repeat_ms = 0 if is_cold else REPEAT_MS
+        self.min_repeat_s = self._repeat_ms / 1e3
+
+    def prepare(self, first_s: float) -> float:
+        # TVM's timer finds the function by its name, and keeps it: it must not keep this kernel alive.
+        tvm_ffi.register_global_func(FLUSH, self._flush, override=True)
+        start = time.perf_counter()
+        self._flush(*self._arguments)
+        return time.perf_counter() - start
+
+    def repeat(self, repeats: int) -> tuple[float, ...]:
+        timer = self._library.mod.time_evaluator(
             "main",
-            self.device,
+            self._device,
             number=1,
             repeat=repeats,
             min_repeat_ms=self._repeat_ms,
             f_preproc=FLUSH,
         )
-        return tuple(float(secs) for secs in timer(*self.arguments).results)
+        return tuple(float(secs) for secs in timer(*self._arguments).results)
+
+    def close(self) -> None:
+        pass
+
+
+class GraphTimer:
+    """Times launches inside a CUDA graph, as a published model runs its kernels.
+
+    The launches use one copy of the `constants` after the other. All copies together fill the working set, so
+    a launch finds as much of its constants in the cache as it would in the model. The other operands stay the
+    same, because in a model the kernel before has just written them.
+    """
+
+    min_repeat_s = 0.0
+
+    def __init__(
+        self,
+        function: Callable[..., object],
+        device: Any,
+        arguments: list[Any],
+        constants: Sequence[int],
+        working_set: WorkingSet,
+    ) -> None:
+        self._function = function
+        self._device = device
+        self._arguments = arguments
+        self._constants = constants
+        self._working_set = working_set
+        self._graph: CudaGraph | None = None
+        self._launches = 1
+
+    def prepare(self, first_s: float) -> float:
+        copies = self._working_set.copies([self._arguments[i] for i in self._constants])
+        affordable = max(int(GRAPH_S / max(first_s, 1e-6)), 1)
+        self._launches = min(max(len(copies), MIN_LAUNCHES), affordable)
+
+        def launch_all() -> None:
+            for number in range(self._launches):
+                arguments = list(self._arguments)
+                for i, tensor in zip(self._constants, copies[number % len(copies)], strict=True):
+                    arguments[i] = tensor
+                self._function(*arguments)
+
+        self._graph = CudaGraph(self._device, launch_all)
+        self._graph.launch_s()  # the first launch uploads the graph
+        return self._graph.launch_s()
+
+    def repeat(self, repeats: int) -> tuple[float, ...]:
+        assert self._graph is not None, "prepared"
+        # The clock of an event ticks every half a microsecond: two events may show the same time.
+        return tuple(max(self._graph.launch_s(), 1e-9) / self._launches for _ in range(repeats))
+
+    def close(self) -> None:
+        if self._graph is not None:
+            self._graph.close()
+
+
+class WorkingSet:
+    """Memory of a GPU for copies of constants, as much as the constants of a model take.
+
+    More than `TIMES_CACHE` times the cache makes no difference: nothing of it stays in the cache.
+    """
+
+    TIMES_CACHE = 3
+
+    def __init__(self, device: Any, cache_bytes: int) -> None:
+        self._device = device
+        self._most_bytes = self.TIMES_CACHE * cache_bytes
+        self._memory: Any = None
+        self._bytes = self._most_bytes
+
+    def resize(self, model_bytes: int) -> None:
+        """Set the bytes of a model's constants; 0 if they are unknown, which counts as many."""
+        self._bytes = min(model_bytes or self._most_bytes, self._most_bytes)
+
+    def copies(self, constants: Sequence[Any]) -> list[list[Any]]:
+        """Return the constants, then copies of them, as many as the working set holds."""
+        found = [list(constants)]
+        places, size = [], 0
+        for tensor in constants:
+            places.append(size)
+            size += -(-_num_bytes(tensor) // ALIGNMENT) * ALIGNMENT
+        if not size:
+            return found
+        if self._memory is None:
+            self._memory = tvm.runtime.empty((self._most_bytes,), "uint8", self._device)
+        for number in range(min(self._bytes // size, MAX_LAUNCHES) - 1):
+            copy = [
+                self._memory._create_view(tensor.shape, str(tensor.dtype), number * size + place)
+                for tensor, place in zip(constants, places, strict=True)
+            ]
+            for tensor, target in zip(constants, copy, strict=True):
+                tensor.copyto(target)
+            found.append(copy)
+        return found
 
 
 def flushes_constants(constants: Sequence[int]) -> Callable[..., None]:
@@ -122,17 +262,8 @@ def flushes_constants(constants: Sequence[int]) -> Callable[..., None]:
     return flush_constants
 
 
-def flushes_gpu(device: Any, cache_bytes: int) -> Callable[..., None]:
-    """Return a function that fills the cache of a GPU, which has `cache_bytes`, with something else.
-
-    The device does so while this process submits the kernel that is timed next.
-    """
-    source, target = (tvm.runtime.empty((2 * cache_bytes,), "uint8", device) for _ in range(2))
-
-    def flush_all(*arguments: Any) -> None:
-        source.copyto(target)
-
-    return flush_all
+def _num_bytes(tensor: Any) -> int:
+    return math.prod(tensor.shape) * -(-tvm.DataType(str(tensor.dtype)).bits // 8)
 
 
 def _repeats(wanted: float, maximum: int) -> int:

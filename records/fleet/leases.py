@@ -22,7 +22,16 @@ from records.jobs.fair_queue import QueueEntry, TrialFilter
 from records.jobs.trials import Trial, trial_of
 from records.schedules import schedules
 from records.storage.statements import among, changed, dialect_of, lock_job, oldest_pending, table_of
-from records.storage.tables import JobRow, LeaseRow, ModuleRunRow, RecordRow, TaskRow, TrialRow, WorkerRow
+from records.storage.tables import (
+    BlobRow,
+    JobRow,
+    LeaseRow,
+    ModuleRunRow,
+    RecordRow,
+    TaskRow,
+    TrialRow,
+    WorkerRow,
+)
 
 Work = TypeVar("Work", TrialRow, ModuleRunRow)
 # A trial's columns, the constants of its task, and the best latency of its workload.
@@ -49,6 +58,7 @@ class StoredLease:
     `trials` and `module_runs` are those not reported yet. `attempt` is 1 unless a device was lost that held
     the work before. By workload, `constants` are the indices of the arguments that are weights of the model,
     and `best_s` is the best latency that trials have had on this device class. `trace_parent` is the job's.
+    `model_bytes` is the size of the job's model file, which is nearly all weights; 0 with module runs.
     """
 
     id: str
@@ -63,6 +73,7 @@ class StoredLease:
     best_s: dict[str, float]
     build: bool = False
     trace_parent: str = ""
+    model_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -137,7 +148,7 @@ def take(
         if not lease["build"]:
             # The last statement: from here on, no other transaction can charge the job until this one ends.
             fair_queue.charge(session, entry, len(runs) + len(candidates))
-        return _stored_lease(LeaseRow(**lease), candidates, runs, entry.trace_parent)
+        return _stored_lease(session, LeaseRow(**lease), candidates, runs, entry.trace_parent)
     return None
 
 
@@ -153,7 +164,7 @@ def current(session: Session, worker_id: str, session_id: str, now: float) -> St
     runs = select(ModuleRunRow).where(ModuleRunRow.lease_id == lease.id, ModuleRunRow.state == "leased")
     trace_parent = session.scalar(select(JobRow.trace_parent).where(JobRow.id == lease.job_id)) or ""
     found_runs = session.scalars(runs.order_by(ModuleRunRow.id)).all()
-    return _stored_lease(lease, candidates, found_runs, trace_parent)
+    return _stored_lease(session, lease, candidates, found_runs, trace_parent)
 
 
 def renew(session: Session, lease_id: str, session_id: str, now: float, ttl_s: float) -> bool:
@@ -399,8 +410,13 @@ def _count_attempt(
 
 
 def _stored_lease(
-    lease: LeaseRow, candidates: Sequence[CandidateRow], runs: Sequence[ModuleRunRow], trace_parent: str
+    session: Session,
+    lease: LeaseRow,
+    candidates: Sequence[CandidateRow],
+    runs: Sequence[ModuleRunRow],
+    trace_parent: str,
 ) -> StoredLease:
+    model_bytes = session.scalar(_select_model_bytes(), {"job_id": lease.job_id}) if candidates else 0
     return StoredLease(
         id=lease.id,
         worker_id=lease.worker_id,
@@ -414,4 +430,11 @@ def _stored_lease(
         best_s={row.workload_hash: row.best_s for row in candidates if row.best_s is not None},
         build=lease.build,
         trace_parent=trace_parent,
+        model_bytes=model_bytes or 0,
     )
+
+
+@cache
+def _select_model_bytes() -> Select[int]:
+    of_job = select(JobRow.model_sha).where(JobRow.id == bindparam("job_id")).scalar_subquery()
+    return select(BlobRow.size).where(BlobRow.sha == of_job)

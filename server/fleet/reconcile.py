@@ -193,4 +193,5 @@ def _lease_of(session: Session, stored: leases.StoredLease, report: WorkerReport
         module_runs=tuple(runs),
         build=stored.build,
         trace_parent=trace_parent,
+        model_bytes=stored.model_bytes,
     )

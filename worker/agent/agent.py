@@ -393,6 +393,7 @@ class Agent:
                     candidate.constants,
                     library,
                     export=held.lease.build,
+                    model_bytes=held.lease.model_bytes,
                 )
                 fetched.append((candidate, request))
         return fetched

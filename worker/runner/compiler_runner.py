@@ -99,7 +99,8 @@ class CompilerRunner:
             return built
         if isinstance(built, KernelLibrary):
             return Measurement(Outcome.RUN_ERROR, error="it was built for another machine")
-        return self._runner(request.target).run(built, request.module_json, request.constants, best_s)
+        runner = self._runner(request.target)
+        return runner.run(built, request.module_json, request.constants, best_s, request.model_bytes)
 
     def export(self, number: int) -> Exported | Measurement:
         _, built = self._built.pop(number)

@@ -25,7 +25,8 @@ class BuildRequest:
     """A candidate with everything that building it takes: `trace` is replayed on the workload `module_json`.
 
     `library` is the file of a library that a builder has made of the candidate: it is loaded instead. With
-    `export` the candidate is built for the machine of its target, to be exported rather than run here.
+    `export` the candidate is built for the machine of its target, to be exported rather than run here. The
+    constants of its model have `model_bytes`, 0 if that is unknown.
     """
 
     target: str
@@ -34,6 +35,7 @@ class BuildRequest:
     constants: tuple[int, ...]
     library: str | None = None
     export: bool = False
+    model_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,8 @@ def encode_build_request(request: BuildRequest) -> Message:
 
 def decode_build_request(message: Message) -> BuildRequest:
     """Raises KeyError when a field is missing."""
-    fields = {name: message[name] for name in ("target", "module_json", "trace", "library", "export")}
+    names = ("target", "module_json", "trace", "library", "export", "model_bytes")
+    fields = {name: message[name] for name in names}
     return BuildRequest(constants=tuple(message["constants"]), **fields)
 
 

@@ -8,11 +8,22 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import tvm
 
 from compiler.measuring import timing
-from compiler.measuring.timing import MAX_CLOSE_REPEATS, MAX_REPEATS, MIN_REPEATS, TimedKernel
+from compiler.measuring.timing import (
+    MAX_CLOSE_REPEATS,
+    MAX_LAUNCHES,
+    MAX_REPEATS,
+    MIN_LAUNCHES,
+    MIN_REPEATS,
+    CallTimer,
+    GraphTimer,
+    TimedKernel,
+    WorkingSet,
+)
 
 BEST_S = 2e-3
 
@@ -45,15 +56,10 @@ class Machine:
         return evaluate
 
     def measure(self, best_s: float | None) -> tuple[float, ...]:
-        device = SimpleNamespace(sync=lambda: None)
-        kernel = TimedKernel(
-            SimpleNamespace(mod=self),
-            self.call,
-            device,
-            [tvm.runtime.empty((1,))] * 2,
-            timing.flushes_constants(self.constants),
-            is_cold=bool(self.constants),
-        )
+        device, arguments = SimpleNamespace(sync=lambda: None), [tvm.runtime.empty((1,))] * 2
+        flush = timing.flushes_constants(self.constants)
+        timer = CallTimer(SimpleNamespace(mod=self), device, arguments, flush, bool(self.constants))
+        kernel = TimedKernel(self.call, device, arguments, timer)
         return kernel.timed(kernel.call(), best_s)
 
     def _mean(self, at_least_s: float) -> float:
@@ -139,3 +145,56 @@ def test_a_short_kernel_that_is_slow_when_warm_is_timed_briefly(machine: Make) -
 
 def test_the_first_call_is_not_part_of_the_latency(machine: Make) -> None:
     assert max(machine(1.0, 2 * BEST_S, 2.0, BEST_S).measure(BEST_S)) == pytest.approx(BEST_S)
+
+
+@dataclass
+class Graph:
+    """A stand-in for a CUDA graph on the clock of a `Machine`."""
+
+    device: object
+    calls: Callable[[], object]
+
+    def launch_s(self) -> float:
+        self.calls()
+        return 1.0
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("model_bytes", "first_s", "launches", "copies"),
+    [
+        (0, 1e-6, 48, 48),  # three times the cache, where the model is unknown
+        (1 << 20, 1e-6, MIN_LAUNCHES, 1),
+        (20 << 20, 1e-6, 20, 20),
+        (20 << 20, 1e-3, 4, 4),  # what takes long is launched less often
+        (20 << 20, 1.0, 1, 1),
+    ],
+)
+def test_launches_in_a_graph_rotate_through_copies_that_fill_the_working_set(
+    monkeypatch: pytest.MonkeyPatch, model_bytes: int, first_s: float, launches: int, copies: int
+) -> None:
+    monkeypatch.setattr(timing, "CudaGraph", Graph)
+    seen: list[tuple[Any, ...]] = []
+    data, weight = (tvm.runtime.tensor(np.full(1 << 18, value, "float32")) for value in (1, 2))
+    working_set = WorkingSet(tvm.cpu(), 16 << 20)
+    working_set.resize(model_bytes)
+    timer = GraphTimer(lambda *given: seen.append(given), tvm.cpu(), [data, weight], (1,), working_set)
+    timer.prepare(first_s)
+    seen.clear()
+    assert timer.repeat(1) == (1.0 / launches,)
+    assert len(seen) == launches
+    assert {each[0].data_ptr() for each in seen} == {data.data_ptr()}
+    assert len({each[1].data_ptr() for each in seen}) == copies
+    assert all(np.all(each[1].numpy() == 2) for each in seen)
+
+
+def test_small_constants_get_no_more_copies_than_a_graph_has_launches() -> None:
+    copies = WorkingSet(tvm.cpu(), 16 << 20).copies([tvm.runtime.empty((1,)), tvm.runtime.empty((3,))])
+    assert len(copies) == MAX_LAUNCHES
+    assert len({tensor.data_ptr() for copy in copies for tensor in copy}) == 2 * MAX_LAUNCHES
+
+
+def test_without_constants_nothing_is_copied() -> None:
+    assert WorkingSet(tvm.cpu(), 16 << 20).copies([]) == [[]]
