@@ -25,6 +25,7 @@ from tvm.s_tir import SBlock, Schedule
 from tvm.s_tir.schedule import ScheduleError
 
 from compiler.measuring.draws import limits
+from compiler.precision.tf32 import multiplies_rounded
 from compiler.reading.blocks import is_expensive, op_name
 from compiler.reading.indices import find_all
 
@@ -33,6 +34,13 @@ ROUNDED = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div)
 AMPLIFYING = (tirx.Div, tirx.Min, tirx.Select)
 # A sum of n terms may be off by this many epsilons times the root of n; a third of one is usual.
 SUM_FACTOR = 4.0
+# Tensor cores add up the products of DEPTH terms and the sum so far in one step. Products are exact. All are
+# aligned to the largest exponent among them, and what lies below the last bit of a float32 of that exponent
+# is cut off; so is the result (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor
+# cores", 2021). So a step loses less than DEPTH + 2 epsilons of the largest, always to the same side: these
+# errors add up.
+DEPTH = 4
+TRUNCATIONS = (DEPTH + 2) / DEPTH  # for each term of a sum
 # exp, tanh and the like are approximations: ours differ from a library's by up to ten epsilons of float32,
 # those of GPUs by a hundred.
 FUNCTION_EPSILONS = 200.0
@@ -72,12 +80,13 @@ class Rounding:
             if find_all(block.body, SBlock):
                 continue
             terms = reduced(block)
+            truncations = TRUNCATIONS * terms if terms > 1 and _may_be_truncated(block) else 0.0
             for store in find_all(block.body, tirx.BufferStore):
                 dtype = str(store.buffer.ty.dtype)
                 operations = _operations(store)
                 if not is_float(dtype) or not operations:
                     continue
-                count = operations + (SUM_FACTOR * math.sqrt(terms) if terms > 1 else 0.0)
+                count = operations + (SUM_FACTOR * math.sqrt(terms) if terms > 1 else 0.0) + truncations
                 relative += count * epsilon(dtype)
                 floor += count
         calls = [call for call in find_all(function.body, ir.Call) if is_float(call.ty.dtype)]
@@ -173,6 +182,22 @@ def reduced(block: SBlock) -> int:
     """Return how many values a block combines into each of its results; 1 if it is no reduction."""
     axes = [axis for axis in block.iter_vars if axis.iter_type == tirx.IterVar.CommReduce]
     return math.prod(int(axis.dom.extent) for axis in axes)
+
+
+def _may_be_truncated(block: SBlock) -> bool:
+    """Return whether tensor cores may compute a block's sum: its factors have at most 16 bits, or are
+    rounded to TF32, and their products are float32."""
+    values = [store.value for store in find_all(block.body, tirx.BufferStore)]
+    products = [one for value in values for one in find_all(value, tirx.Mul) if _is_float32(one)]
+    return any(map(multiplies_rounded, values)) or any(
+        isinstance(factor, tirx.Cast) and str(factor.value.ty.dtype) in ("float16", "bfloat16")
+        for product in products
+        for factor in (product.a, product.b)
+    )
+
+
+def _is_float32(value: Any) -> bool:
+    return str(value.ty.dtype) == "float32"
 
 
 def _operations(store: Any) -> int:

@@ -13,6 +13,7 @@
 #include <cuda_runtime.h>
 #include <deque>
 #include <memory>
+#include <numeric>
 #include <type_traits>
 #include <ucontext.h>
 #include <vector>
@@ -286,15 +287,36 @@ void load_matrix_sync(fragment<Kind, M, N, K, T, Layout>& loaded, const Source* 
   __syncwarp();
 }
 
+// Adds up terms as tensor cores do: all are aligned to the largest exponent, and what lies below the last bit of a
+// float32 of that exponent is cut off.
+static inline float truncating_sum(const double* terms, int count) {
+  double largest = 0;
+  for (int i = 0; i < count; ++i) {
+    if (!std::isfinite(terms[i])) return float(std::accumulate(terms, terms + count, 0.0));
+    largest = std::max(largest, std::fabs(terms[i]));
+  }
+  if (largest == 0) return 0;
+  double last_bit = std::ldexp(1.0, std::max(std::ilogb(largest) - 23, -149)), sum = 0;
+  for (int i = 0; i < count; ++i) sum += std::trunc(terms[i] / last_bit);
+  sum *= last_bit;
+  float rounded = float(sum);
+  return std::fabs(rounded) > std::fabs(sum) ? std::nextafterf(rounded, 0) : rounded;
+}
+
 template <class A, class B, class C, class D>
 void mma_sync(D& result, const A& a, const B& b, const C& c) {
   typedef typename std::remove_reference<decltype(result.x[0])>::type Element;
+  constexpr int kDepth = 4;  // the products that are added in one step
   for (int i = 0; i < A::rows; ++i)
     for (int j = 0; j < B::columns; ++j) {
-      double sum = float(c.x[i * B::columns + j]);
-      for (int k = 0; k < A::columns; ++k)
-        sum += factor(a, i * A::columns + k) * factor(b, k * B::columns + j);
-      result.x[i * B::columns + j] = Element(float(sum));
+      double terms[kDepth + 1] = {double(c.x[i * B::columns + j])};
+      for (int k = 0; k < A::columns; k += kDepth) {
+        for (int l = 0; l < kDepth; ++l)
+          terms[l + 1] = factor(a, i * A::columns + k + l) * factor(b, (k + l) * B::columns + j);
+        bool whole = std::is_integral<Element>::value;
+        terms[0] = whole ? std::accumulate(terms, terms + kDepth + 1, 0.0) : truncating_sum(terms, kDepth + 1);
+      }
+      result.x[i * B::columns + j] = Element(terms[0]);
     }
 }
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tvm
+from numpy.typing import NDArray
 from tvm import relax, te
 
 from compiler.codegen import nvcc
@@ -20,7 +22,9 @@ from compiler.codegen.fragments import round_operands
 from compiler.codegen.nvcc import compile_cubin
 from compiler.importing.model import read_onnx
 from compiler.lowering.trace import lower
-from compiler.measuring.rounding import Rounding
+from compiler.measuring.draws import Draw, parameters
+from compiler.measuring.operands import Expected
+from compiler.measuring.rounding import TRUNCATIONS, Rounding
 from compiler.precision.tf32 import rounded
 from compiler.reading.subgraph import read_dag
 from compiler.target import detect_device
@@ -132,12 +136,78 @@ def test_values_are_rounded_to_the_nearest_and_ties_away_from_zero() -> None:
     np.testing.assert_array_equal(result.numpy()[-3:], values[-3:])
 
 
-def test_rounded_products_are_verified_as_strictly_as_others() -> None:
+def test_only_the_truncation_of_tensor_cores_is_allowed_beyond_what_is_of_float32() -> None:
     variants = VariantModel.of(read_onnx(PRODUCTS["rows"].model(), {}), GPU.target, tf32=True)
     [own, other] = (t for t in variants.tasks() if t.variant in ("", "tf32"))
-    assert Rounding.of(from_json(other.module_json)["main"]) == Rounding.of(
-        from_json(own.module_json)["main"]
+    plain, truncated = (Rounding.of(from_json(task.module_json)["main"]) for task in (own, other))
+    depth = PRODUCTS["rows"].left[-1]
+    assert truncated.relative - plain.relative == pytest.approx(TRUNCATIONS * depth * 2.0**-23)
+
+
+def truncating_product(
+    left: NDArray[np.float32], right: NDArray[np.float32], cut: Callable[[Any], Any] = np.trunc
+) -> NDArray[np.float32]:
+    """Multiply matrices as tensor cores do: four exact products and the sum so far, aligned to the largest
+    exponent, are cut off below the last bit of a float32 of that exponent."""
+    sums = np.zeros((len(left), right.shape[1]))
+    for k in range(0, left.shape[1], 4):
+        factors = left[:, k : k + 4, None].astype(np.float64) * right[None, k : k + 4]
+        terms = np.concatenate([sums[:, None], factors], axis=1)
+        largest = np.abs(terms).max(axis=1, keepdims=True)
+        bit = np.ldexp(1.0, np.frexp(np.where(largest, largest, 1.0))[1] - 24)
+        sums = (cut(terms / bit) * bit).sum(axis=1)
+        whole = np.ldexp(1.0, np.frexp(np.where(sums, sums, 1.0))[1] - 24)
+        sums = cut(sums / whole) * whole
+    return sums.astype(np.float32)
+
+
+@pytest.fixture(scope="module", params=[64, 1152, 4608])
+def long_product(request: pytest.FixtureRequest) -> tuple[Rounding, list[NDArray[np.float32]]]:
+    """The roundings of a product in TF32 of 64 x K and K x 32, and the factors, rounded."""
+    depth = request.param
+    variants = VariantModel.of(
+        read_onnx(Product("MatMul", (64, depth), (depth, 32), is_constant=False).model(), {}),
+        GPU.target,
+        tf32=True,
     )
+    [task] = (task for task in variants.tasks() if task.variant == "tf32")
+    function = from_json(task.module_json)["main"]
+    return Rounding.of(function), Draw.LARGE.arrays(parameters(function)[:2])
+
+
+@pytest.mark.parametrize("cut", [np.trunc, np.floor], ids=["towards zero", "downwards"])
+def test_what_tensor_cores_cut_off_is_not_called_wrong(
+    long_product: tuple[Rounding, list[NDArray[np.float32]]], cut: Callable[[Any], Any]
+) -> None:
+    rounding, factors = long_product
+    left, right = map(in_tf32, factors)
+    exact = (left.astype(np.float64) @ right).astype(np.float32)
+    expected = Expected.of(exact, None, rounding)
+    assert not expected.difference(truncating_product(left, right, cut))
+
+
+@pytest.mark.parametrize(
+    "fault", ["a term left out", "a term twice", "one factor of a neighbour", "bfloat16", "one sum swapped"]
+)
+def test_a_wrong_product_is_caught_in_spite_of_the_truncation(
+    long_product: tuple[Rounding, list[NDArray[np.float32]]], fault: str
+) -> None:
+    rounding, factors = long_product
+    left, right = map(in_tf32, factors)
+    exact = left.astype(np.float64) @ right
+    wrong, depth = left.copy(), left.shape[1]
+    if fault == "a term left out":
+        wrong[:, depth // 2] = 0
+    elif fault == "a term twice":
+        wrong[:, depth // 2] *= 2
+    elif fault == "one factor of a neighbour":
+        wrong[:, depth - 1] = wrong[:, depth - 2]
+    elif fault == "bfloat16":
+        wrong = wrong.astype(ml_dtypes.bfloat16).astype(np.float32)
+    found = truncating_product(wrong, right)
+    if fault == "one sum swapped":
+        found[3, 4], found[3, 5] = found[3, 5], found[3, 4]
+    assert Expected.of(exact.astype(np.float32), None, rounding).difference(found)
 
 
 def test_code_with_fragments_of_other_types_stays_as_it_is() -> None:
