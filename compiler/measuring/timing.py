@@ -44,8 +44,6 @@ COLD_S = 1e-3
 # fewer, as many as take GRAPH_S.
 MIN_LAUNCHES, MAX_LAUNCHES = 16, 256
 GRAPH_S = 4e-3
-# A copy of an operand begins at a multiple of this many bytes, as CUDA's allocations do.
-ALIGNMENT = 256
 
 
 class Timer(Protocol):
@@ -211,7 +209,7 @@ class GraphTimer:
 
 
 class WorkingSet:
-    """Memory of a GPU for copies of constants, as much as the constants of a model take.
+    """Copies of constants on a GPU, as many as the constants of a model have bytes.
 
     More than `TIMES_CACHE` times the cache makes no difference: nothing of it stays in the cache.
     """
@@ -221,8 +219,10 @@ class WorkingSet:
     def __init__(self, device: Any, cache_bytes: int) -> None:
         self._device = device
         self._most_bytes = self.TIMES_CACHE * cache_bytes
-        self._memory: Any = None
         self._bytes = self._most_bytes
+        # Tensors for copies of constants of one signature. Candidates of one workload share them.
+        self._signature: tuple[tuple[tuple[int, ...], str], ...] = ()
+        self._tensors: list[list[Any]] = []
 
     def resize(self, model_bytes: int) -> None:
         """Set the bytes of a model's constants; 0 if they are unknown, which counts as many."""
@@ -230,24 +230,19 @@ class WorkingSet:
 
     def copies(self, constants: Sequence[Any]) -> list[list[Any]]:
         """Return the constants, then copies of them, as many as the working set holds."""
-        found = [list(constants)]
-        places, size = [], 0
-        for tensor in constants:
-            places.append(size)
-            size += -(-_num_bytes(tensor) // ALIGNMENT) * ALIGNMENT
-        if not size:
-            return found
-        if self._memory is None:
-            self._memory = tvm.runtime.empty((self._most_bytes,), "uint8", self._device)
-        for number in range(min(self._bytes // size, MAX_LAUNCHES) - 1):
-            copy = [
-                self._memory._create_view(tensor.shape, str(tensor.dtype), number * size + place)
-                for tensor, place in zip(constants, places, strict=True)
-            ]
+        size = sum(map(_num_bytes, constants))
+        count = min(self._bytes // size, MAX_LAUNCHES) - 1 if size else 0
+        signature = tuple((tuple(map(int, tensor.shape)), str(tensor.dtype)) for tensor in constants)
+        if signature != self._signature:
+            self._signature, self._tensors = signature, []
+        # Each copy is an allocation of its own: kernels don't look at a view's offset.
+        while len(self._tensors) < count:
+            self._tensors.append([tvm.runtime.empty(*each, self._device) for each in signature])
+        copies = self._tensors[: max(count, 0)]
+        for copy in copies:
             for tensor, target in zip(constants, copy, strict=True):
                 tensor.copyto(target)
-            found.append(copy)
-        return found
+        return [list(constants), *copies]
 
 
 def flushes_constants(constants: Sequence[int]) -> Callable[..., None]:

@@ -287,8 +287,8 @@ void load_matrix_sync(fragment<Kind, M, N, K, T, Layout>& loaded, const Source* 
   __syncwarp();
 }
 
-// Adds up terms as tensor cores do: all are aligned to the largest exponent, and what lies below the last bit of a
-// float32 of that exponent is cut off.
+// Adds up terms as an H100's tensor cores do: all are aligned to the largest exponent, and what lies more than two
+// bits below the last bit of a float32 of that exponent is cut off. The sum is cut off below its own last bit.
 static inline float truncating_sum(const double* terms, int count) {
   double largest = 0;
   for (int i = 0; i < count; ++i) {
@@ -296,7 +296,7 @@ static inline float truncating_sum(const double* terms, int count) {
     largest = std::max(largest, std::fabs(terms[i]));
   }
   if (largest == 0) return 0;
-  double last_bit = std::ldexp(1.0, std::max(std::ilogb(largest) - 23, -149)), sum = 0;
+  double last_bit = std::ldexp(1.0, std::max(std::ilogb(largest) - 25, -149)), sum = 0;
   for (int i = 0; i < count; ++i) sum += std::trunc(terms[i] / last_bit);
   sum *= last_bit;
   float rounded = float(sum);
@@ -306,7 +306,7 @@ static inline float truncating_sum(const double* terms, int count) {
 template <class A, class B, class C, class D>
 void mma_sync(D& result, const A& a, const B& b, const C& c) {
   typedef typename std::remove_reference<decltype(result.x[0])>::type Element;
-  constexpr int kDepth = 4;  // the products that are added in one step
+  constexpr int kDepth = 8;  // the products that are added in one step
   for (int i = 0; i < A::rows; ++i)
     for (int j = 0; j < B::columns; ++j) {
       double terms[kDepth + 1] = {double(c.x[i * B::columns + j])};

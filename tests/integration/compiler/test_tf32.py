@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,20 +144,33 @@ def test_only_the_truncation_of_tensor_cores_is_allowed_beyond_what_is_of_float3
     assert truncated.relative - plain.relative == pytest.approx(TRUNCATIONS * depth * 2.0**-23)
 
 
+@dataclass(frozen=True)
+class TensorCores:
+    """Tensor cores that add `depth` products in one step, and keep so many `more_bits` of each of them than
+    a float32 has."""
+
+    depth: int
+    more_bits: int
+
+
+AMPERE, HOPPER = TensorCores(4, 0), TensorCores(8, 2)
+
+
 def truncating_product(
-    left: NDArray[np.float32], right: NDArray[np.float32], cut: Callable[[Any], Any] = np.trunc
+    left: NDArray[np.float32], right: NDArray[np.float32], cores: TensorCores = HOPPER
 ) -> NDArray[np.float32]:
-    """Multiply matrices as tensor cores do: four exact products and the sum so far, aligned to the largest
-    exponent, are cut off below the last bit of a float32 of that exponent."""
+    """Multiply matrices as tensor cores do: exact products and the sum so far are aligned to the largest
+    exponent and cut off, and so is their sum."""
+    depth = cores.depth
     sums = np.zeros((len(left), right.shape[1]))
-    for k in range(0, left.shape[1], 4):
-        factors = left[:, k : k + 4, None].astype(np.float64) * right[None, k : k + 4]
+    for k in range(0, left.shape[1], depth):
+        factors = left[:, k : k + depth, None].astype(np.float64) * right[None, k : k + depth]
         terms = np.concatenate([sums[:, None], factors], axis=1)
         largest = np.abs(terms).max(axis=1, keepdims=True)
-        bit = np.ldexp(1.0, np.frexp(np.where(largest, largest, 1.0))[1] - 24)
-        sums = (cut(terms / bit) * bit).sum(axis=1)
+        bit = np.ldexp(1.0, np.frexp(np.where(largest, largest, 1.0))[1] - 24 - cores.more_bits)
+        sums = (np.trunc(terms / bit) * bit).sum(axis=1)
         whole = np.ldexp(1.0, np.frexp(np.where(sums, sums, 1.0))[1] - 24)
-        sums = cut(sums / whole) * whole
+        sums = np.trunc(sums / whole) * whole
     return sums.astype(np.float32)
 
 
@@ -175,15 +188,15 @@ def long_product(request: pytest.FixtureRequest) -> tuple[Rounding, list[NDArray
     return Rounding.of(function), Draw.LARGE.arrays(parameters(function)[:2])
 
 
-@pytest.mark.parametrize("cut", [np.trunc, np.floor], ids=["towards zero", "downwards"])
+@pytest.mark.parametrize("cores", [AMPERE, HOPPER])
 def test_what_tensor_cores_cut_off_is_not_called_wrong(
-    long_product: tuple[Rounding, list[NDArray[np.float32]]], cut: Callable[[Any], Any]
+    long_product: tuple[Rounding, list[NDArray[np.float32]]], cores: TensorCores
 ) -> None:
     rounding, factors = long_product
     left, right = map(in_tf32, factors)
     exact = (left.astype(np.float64) @ right).astype(np.float32)
     expected = Expected.of(exact, None, rounding)
-    assert not expected.difference(truncating_product(left, right, cut))
+    assert not expected.difference(truncating_product(left, right, cores))
 
 
 @pytest.mark.parametrize(

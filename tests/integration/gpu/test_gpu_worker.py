@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -77,6 +78,16 @@ def test_a_gpu_is_found_measured_and_calibrated(stand_in: StandIn) -> None:
         assert not measured.error
 
     stand_in.behave("throttled 1 64")  # which has passed when it is measured again
+    with_gpu(stand_in, work)
+
+
+@pytest.mark.parametrize("model_bytes", [0, 1 << 20])
+def test_constants_are_right_in_every_copy_that_a_graph_reads(stand_in: StandIn, model_bytes: int) -> None:
+    async def work(executor: Executor, device: Device) -> None:
+        request = replace(candidate(device), constants=(1,), model_bytes=model_bytes)
+        measured = await executor.measure(request, LIMITS)
+        assert measured.outcome is Outcome.OK, measured.error
+
     with_gpu(stand_in, work)
 
 
