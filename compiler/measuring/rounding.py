@@ -38,7 +38,7 @@ SUM_FACTOR = 4.0
 # aligned to the largest exponent among them, and what lies below the last bit of a float32 of that exponent
 # is cut off; so is the result (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor
 # cores", 2021). So a step loses less than DEPTH + 2 epsilons of the largest, always towards zero: these
-# errors add up. Newer ones lose less: an H100 adds 8 terms in a step, and keeps two more bits of each.
+# errors add up. An H100 keeps two more bits of each term, and adds 8 terms of 16 bits in a step.
 DEPTH = 4
 TRUNCATIONS = (DEPTH + 2) / DEPTH  # for each term of a sum
 # exp, tanh and the like are approximations: ours differ from a library's by up to ten epsilons of float32,

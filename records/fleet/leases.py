@@ -34,7 +34,7 @@ from records.storage.tables import (
 )
 
 Work = TypeVar("Work", TrialRow, ModuleRunRow)
-# A trial's columns, the constants of its task, and the best latency of its workload.
+# A trial's columns, the constants of its task, the best latency of its workload, and the model's bytes.
 CandidateRow: TypeAlias = "Row[*tuple[Any, ...]]"
 
 # The scheduler plans the next round when a multiple of this many results of a lease is in: it need not be
@@ -148,7 +148,7 @@ def take(
         if not lease["build"]:
             # The last statement: from here on, no other transaction can charge the job until this one ends.
             fair_queue.charge(session, entry, len(runs) + len(candidates))
-        return _stored_lease(session, LeaseRow(**lease), candidates, runs, entry.trace_parent)
+        return _stored_lease(LeaseRow(**lease), candidates, runs, entry.trace_parent)
     return None
 
 
@@ -164,7 +164,7 @@ def current(session: Session, worker_id: str, session_id: str, now: float) -> St
     runs = select(ModuleRunRow).where(ModuleRunRow.lease_id == lease.id, ModuleRunRow.state == "leased")
     trace_parent = session.scalar(select(JobRow.trace_parent).where(JobRow.id == lease.job_id)) or ""
     found_runs = session.scalars(runs.order_by(ModuleRunRow.id)).all()
-    return _stored_lease(session, lease, candidates, found_runs, trace_parent)
+    return _stored_lease(lease, candidates, found_runs, trace_parent)
 
 
 def renew(session: Session, lease_id: str, session_id: str, now: float, ttl_s: float) -> bool:
@@ -324,10 +324,13 @@ def _select_candidates() -> Select[*tuple[Any, ...]]:
         # Imported records were measured under unknown conditions.
         RecordRow.source == "trial",
     )
+    model = select(JobRow.model_sha).where(JobRow.id == bindparam("job_id")).scalar_subquery()
+    model_bytes = select(BlobRow.size).where(BlobRow.sha == model)
     # Subqueries for each row: with joins, PostgreSQL may choose to read all pending trials.
     looked_up = (
         constants.scalar_subquery().label("constants"),
         best_s.correlate(TrialRow).scalar_subquery().label("best_s"),
+        model_bytes.scalar_subquery().label("model_bytes"),
     )
     return select(*trials.COLUMNS, *looked_up).where(TrialRow.job_id == bindparam("job_id"))
 
@@ -410,13 +413,8 @@ def _count_attempt(
 
 
 def _stored_lease(
-    session: Session,
-    lease: LeaseRow,
-    candidates: Sequence[CandidateRow],
-    runs: Sequence[ModuleRunRow],
-    trace_parent: str,
+    lease: LeaseRow, candidates: Sequence[CandidateRow], runs: Sequence[ModuleRunRow], trace_parent: str
 ) -> StoredLease:
-    model_bytes = session.scalar(_select_model_bytes(), {"job_id": lease.job_id}) if candidates else 0
     return StoredLease(
         id=lease.id,
         worker_id=lease.worker_id,
@@ -430,11 +428,5 @@ def _stored_lease(
         best_s={row.workload_hash: row.best_s for row in candidates if row.best_s is not None},
         build=lease.build,
         trace_parent=trace_parent,
-        model_bytes=model_bytes or 0,
+        model_bytes=candidates[0].model_bytes if candidates else 0,
     )
-
-
-@cache
-def _select_model_bytes() -> Select[int]:
-    of_job = select(JobRow.model_sha).where(JobRow.id == bindparam("job_id")).scalar_subquery()
-    return select(BlobRow.size).where(BlobRow.sha == of_job)

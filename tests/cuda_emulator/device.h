@@ -306,7 +306,8 @@ static inline float truncating_sum(const double* terms, int count) {
 template <class A, class B, class C, class D>
 void mma_sync(D& result, const A& a, const B& b, const C& c) {
   typedef typename std::remove_reference<decltype(result.x[0])>::type Element;
-  constexpr int kDepth = 8;  // the products that are added in one step
+  // The products that are added in one step: an H100 computes a fragment of TF32 in two steps.
+  constexpr int kDepth = std::is_same<typename A::type, precision::tf32>::value ? 4 : 8;
   for (int i = 0; i < A::rows; ++i)
     for (int j = 0; j < B::columns; ++j) {
       double terms[kDepth + 1] = {double(c.x[i * B::columns + j])};

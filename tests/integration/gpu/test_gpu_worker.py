@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
 import numpy as np
 import onnx
 import pytest
+import tvm
+from tvm import te
 
 from compiler.importing.model import extract_tasks, fuse, read_onnx
 from compiler.lowering.trace import lower
@@ -83,8 +84,15 @@ def test_a_gpu_is_found_measured_and_calibrated(stand_in: StandIn) -> None:
 
 @pytest.mark.parametrize("model_bytes", [0, 1 << 20])
 def test_constants_are_right_in_every_copy_that_a_graph_reads(stand_in: StandIn, model_bytes: int) -> None:
+    # So small that a graph launches it several times even here.
+    data, scale, shift = (te.placeholder((64,), name=name) for name in ("data", "scale", "shift"))
+    moved = te.compute(data.shape, lambda i: data[i] * scale[i] + shift[i], name="moved")
+    module = tvm.IRModule({"main": te.create_prim_func([data, scale, shift, moved])})
+
     async def work(executor: Executor, device: Device) -> None:
-        request = replace(candidate(device), constants=(1,), model_bytes=model_bytes)
+        population = sample(generate(read_dag(module), device)[0], 8, np.random.default_rng(0))
+        trace = lower(module, population.program(0), device)
+        request = BuildRequest(device.target, to_json(module), trace, (1, 2), model_bytes=model_bytes)
         measured = await executor.measure(request, LIMITS)
         assert measured.outcome is Outcome.OK, measured.error
 

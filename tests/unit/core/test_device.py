@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from core.device import Device
+from core.device import Device, Gpu
 from tests.unit.search.dags import DEVICE
 
 
@@ -24,6 +24,16 @@ def test_the_class_is_everything_but_the_name() -> None:
         {"target": "x"},
     )
     assert len({DEVICE.key, *(replace(DEVICE, **change).key for change in changes)}) == 6
+
+
+def test_records_timed_alone_and_in_a_graph_are_of_two_classes() -> None:
+    alone, in_graph = (replace(DEVICE, gpu=Gpu(timing=timing)) for timing in (1, 2))
+    assert alone.key != in_graph.key
+    # A GPU that was stored before there was another way keeps its class.
+    stored = json.loads(alone.to_json())
+    assert "timing" not in stored["gpu"]
+    assert Device.from_json(json.dumps(stored)).key == alone.key
+    assert Device.from_json(in_graph.to_json()) == in_graph
 
 
 @pytest.mark.parametrize("field", ["cores", "vector_bytes", "l1_bytes", "l2_bytes", "l3_bytes"])

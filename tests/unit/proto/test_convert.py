@@ -43,7 +43,7 @@ CANDIDATES = (
     Candidate(4, "ab12", "[]", best_s=1e-3),
     Candidate(5, "ab12", "[]", library_sha=SHA),
 )
-LEASE = Lease(HELD, '{"kind":"llvm"}', Limits(), 30.0, CANDIDATES)
+LEASE = Lease(HELD, '{"kind":"llvm"}', Limits(), 30.0, CANDIDATES, model_bytes=46_800_000)
 MODULE_RUNS = (
     ModuleRun(4, "untuned", "c0ffee"),
     ModuleRun(6, "published", "c0de"),
@@ -101,8 +101,16 @@ def test_a_device_survives() -> None:
 
 
 def test_a_gpu_survives() -> None:
-    device = replace(DEVICE, gpu=Gpu(capability=90))
+    device = replace(DEVICE, gpu=Gpu(capability=90, timing=2))
     assert convert.device_from_wire(convert.device_to_wire(device)) == device
+
+
+def test_a_gpu_that_leaves_out_how_it_times_kernels_times_them_alone() -> None:
+    message = convert.device_to_wire(replace(DEVICE, gpu=Gpu(timing=2)))
+    message.gpu.timing = 0
+    gpu = convert.device_from_wire(message).gpu
+    assert gpu is not None
+    assert gpu.timing == 1
 
 
 @pytest.mark.parametrize("threads", [0, 1 << 30])

@@ -29,6 +29,7 @@ class TestTake:
         assert [trial.id for trial in lease.trials] == ids[:2]
         assert {trial.state for trial in lease.trials} == {"leased"}
         assert lease.constants == {"w1": (1, 2)}
+        assert lease.model_bytes == len(b"a model")
 
     def test_a_trial_is_leased_once(self, farm: Farm) -> None:
         ids = farm.issue("t1", "t2", "t3")

@@ -103,6 +103,7 @@ def test_nonsense_from_a_child_is_no_list_of_numbers() -> None:
         BuildRequest("{}", "module", "trace", (1, 2)),
         BuildRequest("{}", "module", "trace", (), library="/tmp/library"),
         BuildRequest("{}", "module", "trace", (), export=True),
+        BuildRequest("{}", "module", "trace", (1,), model_bytes=46_800_000),
     ],
 )
 def test_a_build_request_survives_its_message(built: BuildRequest) -> None:
