@@ -117,7 +117,7 @@ COMMANDS = {
         "the same for twelve hours, and whether memory, threads, descriptors, rows and disk level off; about "
         "nine minutes"
     ),
-    "benchmarks.report": "makes the tables and plots of docs/benchmarks.md from docs/benchmarks/*.json",
+    "benchmarks.report": "draws the plots of the documents from docs/benchmarks/*.json",
     "benchmarks.report FILE... --details FOLDER": ("writes a page with all figures and plots of each file"),
 }
 

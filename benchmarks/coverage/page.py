@@ -1,4 +1,4 @@
-"""The figures of a run, and the tables of docs/coverage.md."""
+"""The figures of a run, and the tables of the site's page about ONNX operators."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def figures_of(tried: Sequence[Tried]) -> list[Figure]:
 
 
 def sections(results: Results, tried: Sequence[Tried]) -> dict[str, str]:
-    """Return the Markdown of each section of the document."""
+    """Return the Markdown table of each section of the page."""
     return {
         "figures": markdown.table(HEADERS, map(cells, results.figures)),
         "operators": _operators([each for each in tried if not each.left_out]),

@@ -1,9 +1,14 @@
-"""One page for a file of figures: all of them as a table, and plots of the records beside the file."""
+"""One page for a file of figures: all of them as a table, and plots of the records beside the file.
+
+Also the plots of the documents.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
+from benchmarks.report import summary
 from benchmarks.report.markdown import table
 from benchmarks.results import figures
 from benchmarks.results.curves import CURVES
@@ -26,6 +31,16 @@ def markdown(results: Results) -> str:
     commit = f" at commit {results.commit}" if results.commit else ""
     source = f"Measured {results.date}{commit} with `{results.command}` on {results.machine}."
     return f"{source}\n\n{table(figures.HEADERS, map(figures.cells, results.figures))}\n"
+
+
+def draw_peers(files: Iterable[Results], folder: Path) -> Path:
+    """Draw the latencies of other runtimes relative to ours in peers.svg; return the plot."""
+    from benchmarks.report import plots  # slow to import
+
+    folder.mkdir(parents=True, exist_ok=True)
+    plot = folder / "peers.svg"
+    plot.write_bytes(plots.draw_peers(summary.peers(files)))
+    return plot
 
 
 def draw_curves(file: Path, folder: Path) -> list[Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import matplotlib as mpl
@@ -19,6 +19,15 @@ from benchmarks.results.random_programs import RandomPrograms
 from benchmarks.results.searches import Search
 
 PANELS_A_ROW = 4
+# The runtimes of the bar chart: in the figures, in the legend, their colour. IREE would hide the others.
+PEERS = (
+    ("ONNX Runtime", "ONNX Runtime", "tab:green"),
+    ("OpenVINO", "OpenVINO", "tab:blue"),
+    ("torch.compile (max-autotune)", "torch.compile", "tab:orange"),
+    ("PyTorch", "PyTorch", "tab:red"),
+)
+# Longer bars are cut off here, and labelled.
+HIGHEST = 3.0
 
 
 def draw_curve(curve: Curve) -> bytes:
@@ -32,6 +41,34 @@ def draw_curve(curve: Curve) -> bytes:
         by_trials.set(xlabel="trials")
         by_trials.legend(loc="upper right", fontsize=8)
         figure.suptitle(curve.network)
+        return _svg(figure)
+
+
+def draw_peers(classes: Mapping[str, Mapping[str, Mapping[str, float]]]) -> bytes:
+    """Draw a row of bars for each device class: latencies relative to ours, by network and runtime."""
+    with _style():
+        figure = Figure(figsize=(8, 0.6 + 2.2 * max(1, len(classes))), layout="constrained")
+        rows = figure.subplots(max(1, len(classes)), 1, squeeze=False).ravel()
+        for axes, (name, networks) in zip(rows, classes.items(), strict=False):
+            for at, (peer, label, colour) in enumerate(PEERS):
+                width = 0.8 / len(PEERS)
+                for place, found in enumerate(networks.values()):
+                    if peer not in found:
+                        continue
+                    left = place - 0.4 + width * (at + 0.5)
+                    axes.bar(left, min(found[peer], HIGHEST), width, color=colour, label=label)
+                    if found[peer] > HIGHEST:
+                        text = f"{found[peer]:.1f}"
+                        axes.text(left, HIGHEST, text, ha="center", va="bottom", fontsize=7, color=colour)
+            axes.axhline(1.0, color="black", linewidth=1)
+            axes.set_xticks(range(len(networks)), list(networks), rotation=20, ha="right", fontsize=8)
+            axes.set(ylabel=name, ylim=(0, HIGHEST * 1.1))
+        if classes:
+            handles, labels = rows[0].get_legend_handles_labels()
+            by_label = dict(zip(labels, handles, strict=True))
+            by_label["tunefarm = 1"] = Line2D([], [], color="black", linewidth=1)
+            figure.legend(by_label.values(), by_label.keys(), loc="outside upper center", ncols=5, fontsize=8)
+        figure.supylabel("latency relative to tunefarm")
         return _svg(figure)
 
 

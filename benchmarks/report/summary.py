@@ -1,4 +1,4 @@
-"""The tables of docs/benchmarks*.md: from each file of figures, those that matter."""
+"""The tables of the documentation site: from each file of figures, those that matter."""
 
 from __future__ import annotations
 
@@ -209,6 +209,19 @@ def tuned(files: Iterable[Results]) -> str:
         )
     headers = ["class", "network", "peak", "tuned", "of ONNX Runtime", "of OpenVINO", "of the fastest peer"]
     return table([*headers, "of TVM untuned", "trials"], _with_means(rows, range(4, 8)))
+
+
+def peers(files: Iterable[Results]) -> dict[str, dict[str, dict[str, float]]]:
+    """Return the latency of each other runtime relative to ours, by device class and network."""
+    found: defaultdict[str, dict[str, dict[str, float]]] = defaultdict(dict)
+    marker = "latency relative to "
+    for name, label, by_name in _networks(_without(files, OF_METASCHEDULE), "speed-up over TVM untuned"):
+        found[name][label] = {
+            what.removeprefix(marker): 1 / figure.value
+            for what, figure in by_name.items()
+            if what.startswith(marker) and not what.startswith((f"{marker}the fast", OF_LIMIT))
+        }
+    return dict(found)
 
 
 def equal_trials(files: Iterable[Results]) -> str:

@@ -10,7 +10,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from docs.site import reference
+from docs.site import figures, reference
 
 ROOT = Path(__file__).parents[2]
 # Documents outside of docs/, by their pages.
@@ -22,7 +22,7 @@ _ELSEWHERE = {
 }
 _PAGES = {document: page for page, document in _ELSEWHERE.items()} | {
     "docs/decisions": "decisions/README.md",
-    "docs/devices": "devices/raspberry-pi.md",
+    "docs/devices": "devices/worker.md",
 }
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
@@ -30,7 +30,7 @@ _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     for page, document in _ELSEWHERE.items():
         files.append(File.generated(config, page, content=(ROOT / document).read_text()))
-    for page, text in reference.pages().items():
+    for page, text in (reference.pages() | figures.pages()).items():
         files.append(File.generated(config, page, content=text))
     return files
 

@@ -166,7 +166,7 @@ def settings() -> str:
     lines = [
         "# Settings",
         "",
-        "Environment variables; flags go before them. [Run a fleet](../deployment.md#settings) says more.",
+        "Environment variables; flags come first. [Install a service](../deployment.md#settings) says more.",
         "",
     ]
     common = (

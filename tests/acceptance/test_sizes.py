@@ -14,7 +14,7 @@ from tests.acceptance.commands import done, tunefarm
 from tests.onnx_models import fully_convolutional, masked_attention
 from tunefarm.deployed import NoSuchSize, load
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow_lane, pytest.mark.timeout(600)]
 
 
 def test_a_transformer_is_tuned_in_several_sizes_and_padded_between_them(
@@ -49,7 +49,6 @@ def test_a_transformer_is_tuned_in_several_sizes_and_padded_between_them(
     assert len(load(tmp_path / "again").sizes) == 2
 
 
-@pytest.mark.slow_lane
 def test_a_convolutional_network_is_tuned_in_several_sizes(
     environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.acceptance.commands import done, tunefarm
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow_lane, pytest.mark.timeout(300)]
 
 # Python runs it first in every process, and the child's environment has the PYTHONPATH of the user: only the
 # measuring process dies, as it would of TVM's code for another processor.
@@ -55,7 +55,6 @@ def test_a_command_with_a_stack_of_its_own_ends_and_says_why(
     assert "resuming job" in errors
 
 
-@pytest.mark.slow_lane
 def test_on_a_service_that_lasts_the_job_stays_and_says_why(
     model: Path, environment: dict[str, str], tmp_path: Path, broken: Path
 ) -> None:

@@ -21,7 +21,7 @@ BAD_INPUT_STATUSES = (400, 413, 415, 422)
 app = typer.Typer(
     help="Makes a neural network run faster on the device that will run it.",
     epilog="Also: server, scheduler (one process alone), backup, restore, migrate, delete, delete-imported, "
-    "calibrate. The README explains the exit codes.",
+    "calibrate. docs/commands.md lists the exit codes.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )

@@ -300,7 +300,7 @@ def _back_end(subject: str, look: Callable[[], str]) -> Finding:
             subject, str(error), Severity.PROBLEM, "pip install 'tunefarm[server,postgresql,redis]'"
         )
     except Exception as error:  # whatever a driver raises, it is the finding
-        return Finding(subject, str(error), Severity.PROBLEM, "docs/deployment.md explains these messages")
+        return Finding(subject, str(error), Severity.PROBLEM, "docs/troubleshooting.md has these messages")
 
 
 def _ping_database(url: str) -> str:

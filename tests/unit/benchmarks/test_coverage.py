@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,8 @@ from benchmarks.coverage import importers, page
 from benchmarks.coverage.cases import Case
 from benchmarks.coverage.importers import OURS, Attempts, attempt
 from benchmarks.coverage.tried import TRIED, Answer, Outcome, Tried
-from benchmarks.report import __main__ as report
 from benchmarks.results import figures
+from docs.site.figures import COVERAGE
 from tests.onnx_models import Builder
 
 RIGHT, REFUSED = (
@@ -82,21 +81,14 @@ def test_ordinary_operators_are_counted_apart() -> None:
     assert found["refusals that name no node, input or output"].value == 1
 
 
-def test_the_document_is_what_the_cases_kept_here_make_it() -> None:
-    document = report.COVERAGE.read_text()
-    for file in report.FIGURES.glob("*.json"):
-        if TRIED.path(file).exists():
-            assert report.coverage(document, file) == document
-            assert page.figures_of(TRIED.read(file)) == list(figures.read(file).figures)
+def test_the_figures_are_what_the_cases_kept_here_make_them() -> None:
+    assert page.figures_of(TRIED.read(COVERAGE)) == list(figures.read(COVERAGE).figures)
 
 
-def test_the_report_writes_the_document(tmp_path: Path) -> None:
-    names = ("figures", "operators", "left out", "not right")
-    marks = "".join(f"<!-- begin {name} -->\n<!-- end {name} -->\n" for name in names)
-    file = tmp_path / "coverage.json"
+def test_operators_have_a_row_each_and_failures_their_message() -> None:
     tried = [Tried("a", "Add", "", RIGHT, REFUSED), Tried("b", "Foo", "", REFUSED, RIGHT)]
-    TRIED.write(tried, file)
-    figures.Results(tuple(page.figures_of(tried)), "machine", "date", "command").write(file)
-    text = report.coverage(marks, file)
-    assert "| Add | 1 | 1 |  |  |  |  | 1 |  |  |" in text
-    assert "| b | refused | operator Foo of node 'bar' can't be imported |" in text
+    found = figures.Results(tuple(page.figures_of(tried)), "machine", "date", "command")
+    sections = page.sections(found, tried)
+    assert "| Add | 1 | 1 |  |  |  |  | 1 |  |  |" in sections["operators"]
+    assert "| b | refused | operator Foo of node 'bar' can't be imported |" in sections["not right"]
+    assert "| Foo |" not in sections["left out"]

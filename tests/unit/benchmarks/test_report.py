@@ -1,4 +1,4 @@
-"""The report: the document's tables are made from files of figures, and nothing around them changes."""
+"""The report: tables and plots are made from files of figures."""
 
 from __future__ import annotations
 
@@ -11,27 +11,9 @@ from benchmarks.report import __main__ as report
 from benchmarks.report import summary
 from benchmarks.results import figures
 from benchmarks.results.curves import CURVES, Curve, Point
-from benchmarks.results.figures import Figure, FiguresError, Results, at_least, at_most, figure
+from benchmarks.results.figures import Figure, Results, at_least, at_most, figure
 from benchmarks.results.searches import SEARCHES, Search
 
-SECTIONS = (
-    *(
-        "layers",
-        "compiled",
-        "tuned",
-        "equal trials",
-        "limits",
-        "element types",
-        "sizes",
-        "zoo",
-        "processes",
-        "soak",
-    ),
-    *("others", "missed", "runs"),
-)
-DOCUMENT = "# Benchmarks\n\nBefore.\n" + "".join(
-    f"\n<!-- begin {name} -->\nOld.\n<!-- end {name} -->\n\nAfter {name}.\n" for name in SECTIONS
-)
 NATIVE = "a processor (sse4_2, avx, avx2, avx512f), 2 threads"
 CURVE = Curve("resnet18", (Point(10.0, 16, 0.05), Point(20.0, 64, 0.02)), 0.012, 0.5, 0.011)
 
@@ -67,28 +49,17 @@ def rows(table: str) -> list[list[str]]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "benchmarks").mkdir()
-    (tmp_path / "benchmarks.md").write_text(DOCUMENT)
     results(*tuned()).write(tmp_path / "benchmarks" / "networks.json")
     CURVES.write([CURVE], tmp_path / "benchmarks" / "networks.json")
     return tmp_path
 
 
 def run(folder: Path, *flags: str, name: str = "networks.json") -> int:
-    places = ["--document", str(folder / "benchmarks.md"), "--plots", str(folder / "plots")]
-    return report.main([str(folder / "benchmarks" / name), *places, *flags])
-
-
-def test_the_sections_are_replaced_and_nothing_else(folder: Path) -> None:
-    assert run(folder) == 0
-    text = (folder / "benchmarks.md").read_text()
-    assert "Old." not in text
-    assert text.startswith("# Benchmarks\n\nBefore.\n")
-    assert all(f"<!-- end {name} -->\n\nAfter {name}.\n" in text for name in SECTIONS)
-    assert "| AVX-512 | resnet18 |  | 10 ms | 0.8 |" in text
+    return report.main([str(folder / "benchmarks" / name), "--plots", str(folder / "plots"), *flags])
 
 
 def test_running_it_again_changes_nothing(folder: Path) -> None:
-    files = [folder / "benchmarks.md", folder / "plots" / "networks-resnet18.svg"]
+    files = [folder / "plots" / name for name in ("peers.svg", "networks-resnet18.svg")]
     assert run(folder) == 0
     first = [file.read_bytes() for file in files]
     assert run(folder) == 0
@@ -102,27 +73,32 @@ def test_curves_are_drawn_small(folder: Path) -> None:
     assert all(word in drawn for word in ("ONNX Runtime", "TVM untuned", "seconds since the job was sent"))
 
 
-def test_a_document_without_a_section_is_left_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = DOCUMENT.replace("<!-- begin runs -->", "")
-    (folder / "benchmarks.md").write_text(text)
-    assert run(folder) == 1
-    assert "<!-- begin runs -->" in capsys.readouterr().err
-    assert (folder / "benchmarks.md").read_text() == text
+def test_other_runtimes_are_relative_to_ours() -> None:
+    peers = [
+        figure("resnet18: latency relative to OpenVINO", 0.5, "x"),
+        figure("resnet18: latency relative to the fastest of ONNX Runtime and OpenVINO", 0.8, "x"),
+        figure("resnet18: latency relative to the machine's limit, conv", 2.0, "x"),
+    ]
+    wide, narrow = results(*tuned(), *peers), results(*tuned("dcgan"), flags=" --device-class avx2")
+    assert summary.peers([narrow, wide]) == {
+        "AVX-512": {"resnet18": {"ONNX Runtime": 1.25, "OpenVINO": 2.0}},
+        "AVX2": {"dcgan": {"ONNX Runtime": 1.25}},
+    }
 
 
-def test_two_sections_of_one_name_are_too_many() -> None:
-    twice = "<!-- begin a -->\n<!-- end a -->\n" * 2
-    with pytest.raises(FiguresError, match="2 sections"):
-        report.replace_section(twice, "a", "new")
+def test_other_runtimes_are_drawn_and_long_bars_are_labelled(folder: Path) -> None:
+    slow = figure("resnet18: latency relative to PyTorch", 0.1, "x")
+    results(*tuned(), slow).write(folder / "benchmarks" / "networks.json")
+    run(folder)
+    drawn = (folder / "plots" / "peers.svg").read_text()
+    assert all(f">{word}</text>" in drawn for word in ("ONNX Runtime", "PyTorch", "resnet18", "10.0"))
+    assert ">OpenVINO</text>" not in drawn, "it wasn't measured"
 
 
-def test_a_section_is_in_one_of_the_documents() -> None:
-    section = "<!-- begin a -->\n<!-- end a -->\n"
-    first, second = Path("first"), Path("second")
-    filled = report.fill({first: "", second: section}, {"a": "new"})
-    assert (filled[first], "new" in filled[second]) == ("", True)
-    with pytest.raises(FiguresError, match="2 documents"):
-        report.fill({first: section, second: section}, {"a": "new"})
+def test_the_plots_are_what_the_figures_kept_here_make_them(tmp_path: Path) -> None:
+    assert report.main(["--plots", str(tmp_path)]) == 0
+    drawn = {plot.name: plot.read_bytes() for plot in tmp_path.iterdir()}
+    assert drawn == {plot.name: plot.read_bytes() for plot in report.PLOTS.iterdir()}
 
 
 @pytest.mark.parametrize("name", ["networks.curves.jsonl", "absent.json"])
@@ -146,7 +122,7 @@ def test_details_are_a_page_with_all_figures_and_plots(folder: Path) -> None:
     for name in ("seconds", "trials"):
         assert f"(operators-{name}.svg)" in page
         assert "MetaSchedule" in (folder / "pages" / f"operators-{name}.svg").read_text()
-    assert (folder / "benchmarks.md").read_text() == DOCUMENT
+    assert not (folder / "plots").exists(), "only the pages were asked for"
 
 
 def test_searches_that_are_none_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -322,12 +298,6 @@ def test_every_file_is_a_run_with_date_commit_and_flags() -> None:
     assert rows(summary.runs({"unseen": results(flags=flags, date="2025-01-02T03:04:05+00:00")})) == [
         ["unseen", "2025-01-02 03:04", "abc1234", "AVX-512", "`networks --layer ... --rounds 4`"]
     ]
-
-
-def test_the_documents_are_what_the_figures_kept_here_make_them() -> None:
-    documents = {document: document.read_text() for document in report.DOCUMENTS}
-    files = {file.stem: figures.read(file) for file in report.FIGURES.glob("*.json")}
-    assert report.fill(documents, summary.tables(files)) == documents
 
 
 def test_every_headline_is_a_figure_of_its_file() -> None:

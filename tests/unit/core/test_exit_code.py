@@ -1,4 +1,4 @@
-"""Exit codes: scripts rely on their numbers, people on the README's table."""
+"""Exit codes: scripts rely on their numbers, people on the table in docs/commands.md."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 from core.exit_code import ExitCode
 
-README = Path(__file__).parents[3] / "README.md"
+PAGE = Path(__file__).parents[3] / "docs/commands.md"
 
 
-def test_the_readme_lists_every_code_with_its_meaning() -> None:
-    rows = re.findall(r"^\| (\d+) \| (.+) \|$", README.read_text(), re.MULTILINE)
+def test_the_page_lists_every_code_with_its_meaning() -> None:
+    rows = re.findall(r"^\| (\d+) \| (.+) \|$", PAGE.read_text(), re.MULTILINE)
     assert rows == [(str(int(code)), code.meaning) for code in ExitCode]
 
 

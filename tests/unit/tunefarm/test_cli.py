@@ -316,16 +316,16 @@ def test_imported_schedules_are_deleted(fake: FakeService, capsys: pytest.Captur
     assert "5 imported records are deleted on cafe" in capsys.readouterr().out
 
 
-def test_help_names_every_command_and_the_readme_every_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_every_command_and_its_page_every_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(app, []) == ExitCode.OK
     listed, _, others = capsys.readouterr().out.partition("Also:")
     for command in ("tune", "up", "worker", "jobs", "watch", "cancel", "best", "show", "doctor", "workers"):
         assert f"\n  {command} " in listed
     for command in ("server", "scheduler", "delete", "delete-imported", "calibrate"):
         assert command in others
-    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/commands.md").read_text()
     for code in ExitCode:
-        assert f"| {int(code)} | {code.meaning} |" in readme
+        assert f"| {int(code)} | {code.meaning} |" in page
 
 
 def test_the_command_starts_without_a_compiler_or_a_server() -> None:

@@ -1,4 +1,4 @@
-"""The README's examples of the client import what the client exports."""
+"""The examples of docs/python.md import what the client exports."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 import tunefarm.client
 
-README = Path(__file__).parents[3] / "README.md"
+PAGE = Path(__file__).parents[3] / "docs/python.md"
 
 
 def test_each_example_needs_one_import() -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     examples = [block for block in blocks if "tunefarm.client" in block]
     assert examples
     for example in examples:
