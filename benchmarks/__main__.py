@@ -61,6 +61,10 @@ COMMANDS = {
         "on a GPU: our search, MetaSchedule's and PyTorch for three operators, products on tensor cores "
         "beside the measured peak, and MobileNet-V2"
     ),
+    "benchmarks.gpu --seconds 540 --json FILE": (
+        "the same in so many seconds: networks in float32, TF32 and float16 and products first, each under "
+        "a limit of its own, and MetaSchedule last"
+    ),
     "benchmarks.gpu --json FILE": "the same for the suite, products up to 8192 and four networks; hours",
     "benchmarks.models --json FILE": (
         "how well our cost model, TVM's and our estimate alone predict programs that they have not seen; "

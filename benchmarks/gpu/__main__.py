@@ -1,6 +1,10 @@
 """Compare our search on a GPU with MetaSchedule, PyTorch and the GPU's peak, by operators and whole networks.
 
     python -m benchmarks.gpu --quick --json FILE
+    python -m benchmarks.gpu --seconds 540 --json FILE
+
+With --seconds, it does the most valuable parts first, each under a limit of its own, and says what it left
+out.
 
 Operators are computed in float32 without TF32, matrix products in float16, bfloat16 and TF32 too, held
 against the peak that calibration measures. Networks are tuned on an embedded stack with an empty data folder.
@@ -20,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.arguments import add_operator, command_parser, positive
-from benchmarks.gpu import networks, operators
+from benchmarks.gpu import networks, operators, parts
 from benchmarks.gpu.device import STORED, describe, detect, is_stand_in, marked
 from benchmarks.gpu.networks import NetworkResult
 from benchmarks.gpu.operators import PRODUCT_TYPES, PRODUCTS, OperatorResult, Plan, product_figure
@@ -61,6 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 1
         output.say("this is a stand-in for a GPU: its figures MEAN NOTHING")
     output.add(describe(device))
+    if args.seconds:
+        more = ["--threads", str(args.threads), "--rounds", str(args.rounds), "--seed", str(args.seed)]
+        return parts.run(parts.PARTS, args.seconds, more, output)
     return _Run(args, device, output).run()
 
 
@@ -81,8 +88,10 @@ class _Run:
         for why in dict.fromkeys(filter(None, (missing(), networks.absent_peer()))):
             output.say(f"{why}, and is not compared with")
         names = args.operators or (tuple(TINY) if args.tiny else QUICK if args.quick else PAPER)
+        names = () if "operators" in args.skip else tuple(names)
         failures = measure_each(names, self._plan.trials * TRIAL_S, self._measure_operator, output)
         sides = (TINY_SIDE,) if args.tiny else QUICK_PRODUCTS if args.quick else PRODUCTS
+        sides = () if "products" in args.skip else tuple(args.products or sides)
         for dtype, side in [(dtype, side) for dtype in PRODUCT_TYPES for side in sides]:
             output.say(f"{dtype} matrix product of {side}")
             try:
@@ -94,7 +103,8 @@ class _Run:
                 continue
             self._products.append(product_figure(dtype, side, seconds, self._device))
             self._write()
-        for network in args.networks or (QUICK_NETWORKS if args.quick else networks.NETWORKS):
+        chosen = args.networks or (QUICK_NETWORKS if args.quick else networks.NETWORKS)
+        for network in () if "networks" in args.skip else chosen:
             failures += self._measure_network(network)
         output.show(self._figures())
         return int(failures > 0)
@@ -111,8 +121,10 @@ class _Run:
         self._output.say(f"{name}: {trials} trials")
         try:
             with tempfile.TemporaryDirectory(prefix="tunefarm-benchmark-") as folder:
-                given = name, trials, args.threads, args.rounds, args.tiny, Path(folder), self._output.console
-                self._networks.append(networks.run(*given))
+                given = networks.Plan(
+                    name, args.type, trials, args.network_minutes, args.threads, args.rounds, args.tiny
+                )
+                self._networks.append(networks.run(given, Path(folder), self._output.console))
         except (CommandError, ClientError, OSError, RuntimeError) as error:
             self._output.fail(f"{name}: {error}")
             return 1
@@ -140,6 +152,19 @@ def _parser() -> argparse.ArgumentParser:
         dest="networks",
         help="only this one [all of them]",
     )
+    parser.add_argument("--type", choices=networks.TYPES, default="float32", help="of networks [float32]")
+    parser.add_argument(
+        "--product", action="append", type=positive, dest="products", help=f"of this side {list(PRODUCTS)}"
+    )
+    parser.add_argument(
+        "--skip",
+        action="append",
+        choices=("operators", "products", "networks"),
+        default=[],
+        help="leave these out",
+    )
+    parser.add_argument("--seconds", type=positive, help="do what fits into so many seconds, best first")
+    parser.add_argument("--network-minutes", type=float, help="of trials for every network")
     parser.add_argument("--trials", type=positive, help=f"of every search [{TRIALS}, quick {QUICK_TRIALS}]")
     default = f"{NETWORK_TRIALS}, quick {QUICK_NETWORK_TRIALS}"
     parser.add_argument("--network-trials", type=positive, help=f"of every network [{default}]")

@@ -17,17 +17,52 @@ from benchmarks.device_class import NATIVE
 from benchmarks.gpu.peers import COMPILED, GRAPHS, TorchNetwork, missing
 from benchmarks.networks.plan import TUNED
 from benchmarks.networks.session import Tuning, session
-from benchmarks.results.figures import Figure, at_least, figure, mean_figure, number
+from benchmarks.results.figures import Figure, at_least, at_most, figure, mean_figure, number
 from benchmarks.timing.contestants import ModelFile, ProcessContestant, TvmLibrary
 from benchmarks.timing.deviation import random_inputs
 from benchmarks.timing.interleaved import Block, Timings, measure
+from core.network import network_s
 from examples import make_models
 
-NETWORKS = ("resnet50", "mobilenet_v2", "dcgan", "bert_base")
+NETWORKS = ("resnet18", "resnet50", "mobilenet_v2", "bert_base", "vit_b16", "dcgan")
+# Of a network's products. The network is a float32 one in TF32, too.
+TYPES = ("float32", "tf32", "float16")
 # The worker of an embedded stack measures the GPU of the index that this variable has.
 WORKER_GPU = "TUNEFARM_WORKER_GPU"
 CONVERTER = "onnx2torch"
 FASTER = at_least(1.0)
+# The sum of the kernels' best latencies predicts the published model's within this many percent.
+CLOSE = at_most(10)
+# Aims for trials a second while searching.
+PACE = at_least(10)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A network, the type of its products, and how it is tuned; `minutes` limit the trials, None for no
+    limit."""
+
+    network: str
+    element_type: str
+    trials: int
+    minutes: float | None
+    threads: int
+    rounds: int
+    tiny: bool
+
+    @property
+    def label(self) -> str:
+        tiny = "-tiny" if self.tiny else ""
+        of_type = "" if self.element_type == "float32" else f" in {self.element_type}"
+        return f"{self.network}{tiny}{of_type}"
+
+    def model(self) -> onnx.ModelProto:
+        made = make_models.make(self.network, tiny=self.tiny)
+        if self.element_type != "float16":
+            return made
+        from examples.quantization import narrowed  # needs ONNX Runtime, which few machines with GPUs have
+
+        return narrowed(made, onnx.TensorProto.FLOAT16)
 
 
 @dataclass(frozen=True)
@@ -46,26 +81,26 @@ def absent_peer() -> str:
     return "" if importlib.util.find_spec(CONVERTER) else f"{CONVERTER}, which reads ONNX, is not installed"
 
 
-def run(
-    name: str, trials: int, threads: int, rounds: int, tiny: bool, folder: Path, console: Console
-) -> NetworkResult:
+def run(plan: Plan, folder: Path, console: Console) -> NetworkResult:
     """Tune and measure a network in an empty `folder`. Raises CommandError and ClientError as the client
     does."""
-    label = f"{name}-tiny" if tiny else name
-    model = folder / f"{label}.onnx"
-    onnx.save(make_models.make(name, tiny=tiny), model)
-    with _on_gpu(), session(folder / "data", threads, NATIVE, console) as stack:
-        tuning = stack.tune(model, trials, folder / "tuned")
+    model = folder / f"{plan.network}.onnx"
+    onnx.save(plan.model(), model)
+    with _on_gpu(), session(folder / "data", plan.threads, NATIVE, console) as stack:
+        tuning = stack.tune(
+            model, plan.trials, folder / "tuned", minutes=plan.minutes, tf32=plan.element_type == "tf32"
+        )
     inputs = random_inputs([(one.shape, one.dtype) for one in tuning.manifest.inputs], 0)
     files: dict[str, ModelFile] = {TUNED: TvmLibrary(tuning.library, gpu=True)}
     if not absent_peer():
-        files |= {GRAPHS: TorchNetwork(model, False), COMPILED: TorchNetwork(model, True)}
+        for name, is_compiled in ((GRAPHS, False), (COMPILED, True)):
+            files[name] = TorchNetwork(model, is_compiled, plan.element_type)
     with ExitStack() as processes:
         contestants = {
-            one: processes.enter_context(ProcessContestant(file, threads, inputs))
+            one: processes.enter_context(ProcessContestant(file, plan.threads, inputs))
             for one, file in files.items()
         }
-        return NetworkResult(label, tuning, measure(contestants, rounds, Block()))
+        return NetworkResult(plan.label, tuning, measure(contestants, plan.rounds, Block()))
 
 
 def figures_of(results: Sequence[NetworkResult]) -> list[Figure]:
@@ -84,10 +119,25 @@ def figures_of(results: Sequence[NetworkResult]) -> list[Figure]:
         low, high = own.spread
         name = f"{result.label}: latency"
         found.append(figure(name, own.value * 1e3, "ms", peer=peer, spread=(low * 1e3, high * 1e3)))
+        found += _search_figures(result)
         ratio = ratios[result.label]
         if ratio is not None:
             name = f"{result.label}: latency of the faster PyTorch relative to ours"
             found.append(figure(name, ratio, "x", aim=FASTER))
+    return found
+
+
+def _search_figures(result: NetworkResult) -> list[Figure]:
+    """Return how well the kernels' times predict the model's, and how many trials a second were done."""
+    found, tuning = [], result.tuning
+    summed_s, published_s = network_s(tuning.tasks), tuning.manifest.latency_s
+    if summed_s and published_s:
+        percent = 100 * abs(summed_s / published_s - 1)
+        peer = f"sum of kernels: {number(summed_s * 1e3)} ms, published: {number(published_s * 1e3)} ms"
+        name = f"{result.label}: error of the sum of kernels"
+        found.append(figure(name, percent, "%", aim=CLOSE, peer=peer))
+    if pace := tuning.search_trials_per_s:
+        found.append(figure(f"{result.label}: trials a second while searching", pace, "/s", aim=PACE))
     return found
 
 

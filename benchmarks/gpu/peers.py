@@ -58,16 +58,18 @@ class Graphed:
 
 @dataclass(frozen=True)
 class TorchNetwork:
-    """An ONNX file that onnx2torch made a module of; `compiled` by torch.compile, or as a CUDA graph."""
+    """An ONNX file that onnx2torch made a module of; `compiled` by torch.compile, or as a CUDA graph. Its
+    products are computed in an `element_type`; a file in float16 is in that type already."""
 
     path: Path
     compiled: bool
+    element_type: str = "float32"
 
     def load(self, threads: int) -> Bind:
         import onnx2torch
         import torch
 
-        prepare()
+        prepare(tf32=self.element_type == "tf32")
         module = onnx2torch.convert(str(self.path)).eval().cuda().to(memory_format=torch.channels_last)
         function = torch.compile(module, mode="max-autotune") if self.compiled else module
 
@@ -90,13 +92,13 @@ class TorchNetwork:
         return bind
 
 
-def prepare() -> None:
-    """Have PyTorch be as fast as it is without TF32."""
+def prepare(tf32: bool = False) -> None:
+    """Have PyTorch be as fast as it is with or without TF32."""
     import torch
 
     torch.set_grad_enabled(False)
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
     torch.backends.cudnn.benchmark = True
 
 

@@ -135,7 +135,9 @@ class Session:
     start_s: float
     clock: Callable[[], float]
 
-    def tune(self, model: Path, trials: int, folder: Path, *, minutes: float | None = None) -> Tuning:
+    def tune(
+        self, model: Path, trials: int, folder: Path, *, minutes: float | None = None, tf32: bool = False
+    ) -> Tuning:
         """Tune an ONNX file and unpack its artifact into `folder`; with 0 trials, do what `tunefarm
         compile` does.
 
@@ -145,7 +147,8 @@ class Session:
         recorder = Recorder(PlainJobDisplay(self.console))
         begun_s = self.clock()
         stored = self.client.upload(model)
-        job = self.client.submit(JobRequest(stored.sha256, trials, minutes=minutes, compile_only=trials == 0))
+        request = JobRequest(stored.sha256, trials, minutes=minutes, compile_only=trials == 0, tf32=tf32)
+        job = self.client.submit(request)
         service = Service(self.client, self.check, embedded=True)
         job = follow_job(service, job.id, recorder, clock=self.clock)
         require_done(job)
