@@ -20,6 +20,7 @@ from tvm.relax.frontend.onnx import from_onnx
 
 from benchmarks.coverage.cases import Array, Case
 from benchmarks.coverage.tried import Answer, Outcome
+from compiler.codegen.pipeline import UNTUNED
 from compiler.importing.model import fuse_untuned, read_onnx
 from compiler.importing.padding import valid_part
 from compiler.importing.spec import ModelError, first_line
@@ -48,6 +49,7 @@ def _tvms(case: Case) -> tvm.IRModule:
 
 OURS, TVMS = "tunefarm", "TVM"
 IMPORTERS: dict[str, Callable[[Case], tvm.IRModule]] = {OURS: _ours, TVMS: _tvms}
+PIPELINES = {OURS: UNTUNED, TVMS: "default"}
 
 
 def attempt(importer: str, case: Case) -> Answer:
@@ -56,7 +58,9 @@ def attempt(importer: str, case: Case) -> Answer:
         # TVM prints what fails and warns of names.
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
-            executable = relax.build(IMPORTERS[importer](case), tvm.target.Target(BUILD_TARGET))
+            executable = relax.build(
+                IMPORTERS[importer](case), tvm.target.Target(BUILD_TARGET), tir_pipeline=PIPELINES[importer]
+            )
             found = run(executable, list(case.inputs.values()))
     except ModelError as error:
         return Answer(Outcome.REFUSED, str(error))

@@ -1,4 +1,7 @@
-"""TVM's pipeline for scheduled functions, with our passes in it."""
+"""TVM's pipelines for functions, with our passes in them.
+
+`PIPELINE` is for scheduled functions. `UNTUNED` adds only what is needed for right results.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,18 @@ import tvm_ffi
 from tvm.tirx.compilation_pipeline import get_tir_pipeline, register_tir_pipeline
 
 from compiler.codegen.broadcasts import store_bfloat16
+from compiler.codegen.element_types import compute_in_known_types
+from compiler.codegen.extremes import propagate_nan, propagate_nan_in_kernels
 from compiler.codegen.fragments import declare_as_halves, round_operands
 from compiler.codegen.prefetch import prefetch_operands
 from compiler.codegen.stack import keep_on_stack
 
 PIPELINE = "tunefarm"
+UNTUNED = "tunefarm_untuned"
 
 
 def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
-    lower, finish_host, finish_device = get_tir_pipeline("s_tir")
+    lower, finish_host, finish_device = _untuned()
 
     def finish_on_stack() -> Callable[[tvm.IRModule], tvm.IRModule]:
         finish = finish_host()
@@ -28,18 +34,33 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
         finish = finish_device()
         return lambda module: finish(declare_as_halves(module))
 
-    return lambda module: store_bfloat16(module, lower), finish_on_stack, finish_fragments
+    return lower, finish_on_stack, finish_fragments
+
+
+def _untuned() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
+    lower, finish_host, finish_device = get_tir_pipeline("s_tir")
+
+    def finish_with_nan() -> Callable[[tvm.IRModule], tvm.IRModule]:
+        finish = finish_host()
+        return lambda module: propagate_nan(finish(module))
+
+    return (
+        lambda module: store_bfloat16(compute_in_known_types(module), lower),
+        finish_with_nan,
+        finish_device,
+    )
 
 
 register_tir_pipeline(PIPELINE, _pipeline)
+register_tir_pipeline(UNTUNED, _untuned)
 # TVM gives its CUDA C, and the target, to a function of this name, of which there may be one already.
 _POSTPROCESS = "tvm_callback_cuda_postproc"
 _before = tvm_ffi.get_global_func(_POSTPROCESS, allow_missing=True)
 
 
 def _postprocess(source: str, target: Any) -> str:
-    rounded = round_operands(source)
-    return rounded if _before is None else str(_before(rounded, target))
+    written = round_operands(propagate_nan_in_kernels(source))
+    return written if _before is None else str(_before(written, target))
 
 
 tvm_ffi.register_global_func(_POSTPROCESS, _postprocess, override=True)

@@ -22,12 +22,13 @@ from compiler.constants.packing import LAYOUT_FREE
 from compiler.constants.scales import fold_scales
 from compiler.importing.graph import Graph, Refused, check_size
 from compiler.importing.layouts import convert_unsupported_layouts, count_axes_from_zero
+from compiler.importing.legalization import legalize
 from compiler.importing.onnx_file import COARSENESS, OnnxFile, read_file
 from compiler.importing.operators import CONVERTERS
 from compiler.importing.operators.forms import FORMS
 from compiler.importing.spec import ModelError, Shape, TensorSpec, first_line
 from compiler.importing.views import read_through_views
-from compiler.precision.half import sum_in_floats
+from compiler.precision.half import reduce_in_floats, sum_in_floats
 from compiler.precision.quantized import compute_in_bytes
 from compiler.target import parse_target
 from compiler.workload import normalise, to_json, workload_hash
@@ -117,7 +118,7 @@ def checked_model(
     if padded_axes:
         pairs = zip(outputs, padded_axes, strict=True)
         outputs = tuple(dataclasses.replace(spec, padded_axis=axis) for spec, axis in pairs)
-    return RelaxModel(module, inputs, outputs, types)
+    return RelaxModel(reduce_in_floats(module), inputs, outputs, types)
 
 
 def _coarsest(function: relax.Function) -> str:
@@ -186,7 +187,7 @@ def fuse_operators(operators: tvm.IRModule, target: str) -> tvm.IRModule:
     Raises ModelError when TVM can't compile the model.
     """
     passes = [
-        transform.LegalizeOps(),
+        legalize,
         transform.AnnotateTIROpPattern(),
         transform.FoldConstant(),
         transform.DeadCodeElimination(),
@@ -208,7 +209,7 @@ def fuse_untuned(model: RelaxModel, target: str) -> tvm.IRModule:
 
     Raises ModelError when TVM can't compile the model.
     """
-    return _apply([relax.get_pipeline("zero")], model.module, target)
+    return _apply([legalize, relax.get_pipeline("zero")], model.module, target)
 
 
 def extract_tasks(fused: tvm.IRModule) -> list[ExtractedTask]:

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from tvm import relax
 
 from compiler import fallback
+from compiler.codegen.pipeline import UNTUNED
 from compiler.gpus import read_attributes
 from compiler.measuring.builder import ERROR_CHARS, BuiltKernel, bind, doubling_kernel
 from compiler.measuring.clocks import GpuClocks
@@ -214,9 +215,9 @@ class LocalRunner:
         # It runs on the CPU, also for a GPU's candidates.
         target = (self._target.host or "llvm") if self._on_gpu else self._target
         try:
-            return tvm.compile(fallback.schedule(module), target=target)["main"]
+            return tvm.compile(fallback.schedule(module), target=target, tir_pipeline=UNTUNED)["main"]
         except Exception:  # TVM raises whatever class its C++ side names
-            return tvm.compile(module, target=target)["main"]
+            return tvm.compile(module, target=target, tir_pipeline=UNTUNED)["main"]
 
     def _first_calls(
         self, built: BuiltKernel, operands: Operands, constants: Sequence[int]

@@ -14,7 +14,7 @@ import tvm
 from tvm import relax, tirx
 
 from compiler import fallback
-from compiler.codegen.pipeline import PIPELINE
+from compiler.codegen.pipeline import PIPELINE, UNTUNED
 from compiler.codegen.steps import apply_passes, pass_context
 from compiler.constants.packing import prepack
 from compiler.importing.spec import TensorSpec, first_line
@@ -145,9 +145,8 @@ def build_scheduled(scheduled: tvm.IRModule, target: str, library: Path) -> None
         build_library(apply_passes(scheduled, parsed), target, library, PIPELINE)
 
 
-def build_library(module: tvm.IRModule, target: str, library: Path, pipeline: str = "default") -> None:
-    """Compile a module whose functions are scheduled or need no schedule, by one of TVM's pipelines for TIR,
-    into a shared library.
+def build_library(module: tvm.IRModule, target: str, library: Path, pipeline: str = UNTUNED) -> None:
+    """Compile a module whose functions are scheduled or need no schedule into a shared library.
 
     Raises ArtifactError as `build_scheduled` does.
     """

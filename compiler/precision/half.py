@@ -1,8 +1,8 @@
-"""Add up products of halves in float32 where the device has no arithmetic in halves, and on GPUs.
+"""Add up halves in float32.
 
-Such a device converts every operand to float32 and every result back. A sum in float32 converts its operands
-only, and rounds once, as ONNX Runtime does. The tensor cores of GPUs add up so by themselves, those of
-bfloat16 no other way.
+Sums of elements are float32 everywhere. Sums of products are float32 on GPUs, and on CPUs without arithmetic
+in halves. Such a CPU converts every operand to float32 and every result back. A sum in float32 converts its
+operands only, and rounds once, as ONNX Runtime does. The tensor cores of GPUs add up so by themselves.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from compiler.target import target_features
 
 # The instruction sets that compute in halves, as Linux names them.
 HALF_ARITHMETIC = frozenset({"avx512_fp16", "asimdhp"})
+HALVES = frozenset({"float16", "bfloat16"})
 # By operator, its own constructor and the attributes that it takes.
 _CONVOLUTION = ("strides", "padding", "dilation", "groups", "data_layout", "kernel_layout", "out_layout")
 _TRANSPOSED = (*_CONVOLUTION, "output_padding")
@@ -29,6 +30,63 @@ SUMS: dict[str, tuple[Callable[..., relax.Expr], tuple[str, ...]]] = {
     "relax.nn.conv1d_transpose": (relax.op.nn.conv1d_transpose, _TRANSPOSED),
     "relax.nn.conv2d_transpose": (relax.op.nn.conv2d_transpose, _TRANSPOSED),
 }
+# Operators that add up, or multiply, elements of one tensor, and what is made of such operators.
+REDUCTIONS = frozenset(
+    f"relax.{name}"
+    for name in (
+        *("sum", "mean", "prod", "variance", "std"),
+        *("nn.avg_pool1d", "nn.avg_pool2d", "nn.avg_pool3d"),
+        *("nn.adaptive_avg_pool1d", "nn.adaptive_avg_pool2d", "nn.adaptive_avg_pool3d"),
+        *("nn.softmax", "nn.log_softmax"),
+        *("nn.layer_norm", "nn.rms_norm", "nn.group_norm", "nn.instance_norm"),
+    )
+)
+
+# Those that have the type of their result as an attribute.
+SCANS = {"relax.cumsum": relax.op.cumsum, "relax.cumprod": relax.op.cumprod}
+
+
+def reduce_in_floats(mod: tvm.IRModule) -> tvm.IRModule:
+    """Have operators that add up elements of halves compute in float32, and round their result once.
+
+        gv = sum(x)                                   # x: Tensor((1, 64), "float16")
+    ->
+        lv = astype(x, "float32")
+        lv1 = sum(lv)
+        gv = astype(lv1, "float16")
+    """
+    found: list[Call] = []
+    for function in mod.functions.values():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(
+                function, lambda expr: found.append(expr) if _reduces_halves(expr) else None
+            )
+    return rewrite_functions(mod, lambda function: _Reductions(mod).visit_expr(function)) if found else mod
+
+
+@relax.expr_functor.mutator
+class _Reductions(relax.PyExprMutator):
+    def visit_call_(self, op: Call) -> relax.Expr:
+        call = self.visit_expr_post_order(op)
+        if not _reduces_halves(op):
+            return call
+        wide = [
+            relax.op.astype(argument, "float32") if _is_half(argument) else argument for argument in call.args
+        ]
+        if (scan := SCANS.get(call.op.name)) is not None:
+            result = scan(wide[0], call.attrs.axis, "float32", call.attrs.exclusive)
+        else:
+            result = Call(call.op, wide, call.attrs)
+        return relax.op.astype(self.builder_.emit(result), str(op.ty.dtype))
+
+
+def _reduces_halves(expr: relax.Expr) -> bool:
+    name = getattr(getattr(expr, "op", None), "name", "")
+    return (name in REDUCTIONS or name in SCANS) and _is_half(expr)
+
+
+def _is_half(expr: relax.Expr) -> bool:
+    return str(getattr(expr.ty, "dtype", "")) in HALVES
 
 
 def sum_in_floats(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tvm import relax
 
 from compiler import fallback
+from compiler.codegen.pipeline import UNTUNED
 from compiler.importing.formats.exported_program import ExportedProgram
 from compiler.importing.formats.model_file import ModelFile
 from compiler.importing.formats.onnx_model import OnnxModel
@@ -104,7 +105,7 @@ class Imported:
         # LLVM's higher levels take twice as long, which the few calls don't gain. Without the machine's own
         # instructions, those that convert float16 above all, a call of ResNet-18 takes forty seconds.
         quickly = tvm.target.Target({**parse_target(target).export(), "opt-level": 1})
-        executable = relax.build(fallback.schedule_slow(fused), quickly)
+        executable = relax.build(fallback.schedule_slow(fused), quickly, tir_pipeline=UNTUNED)
         self._machine = relax.VirtualMachine(executable, tvm.cpu())
         self._model = model
 

@@ -12,6 +12,7 @@ from compiler.importing.operators import (
     elementwise,
     floats,
     fused,
+    halves,
     movement,
     normalization,
     quantized,
@@ -22,7 +23,7 @@ from compiler.importing.operators import (
     windows,
 )
 
-CONVERTERS: Mapping[tuple[str, str], Converter] = {
+_CONVERTERS: Mapping[tuple[str, str], Converter] = {
     **attention.CONVERTERS,
     **control.CONVERTERS,
     **detection.CONVERTERS,
@@ -37,4 +38,8 @@ CONVERTERS: Mapping[tuple[str, str], Converter] = {
     **resampling.CONVERTERS,
     **signals.CONVERTERS,
     **windows.CONVERTERS,
+}
+CONVERTERS: Mapping[tuple[str, str], Converter] = {
+    **_CONVERTERS,
+    **{("", kind): halves.in_float32(_CONVERTERS.get(("", kind))) for kind in halves.KINDS},
 }

@@ -48,16 +48,53 @@ def _clip(graph: Graph, node: Node) -> Value | None:
 
 
 def _pow(graph: Graph, node: Node) -> Value | None:
-    """Raise integers to a power in float64: TVM has powers of floats only, of one type."""
+    """Raise to a power. TVM has powers of floats only, of one type."""
     data, exponent = node.input(0), node.input(1)
-    if not _is_integer(data):
-        return (
-            None if exponent.dtype == data.dtype else graph.op("Pow", data, cast(graph, exponent, data.dtype))
+    if _is_integer(data):
+        if _is_integer(exponent):
+            return _integer_power(graph, data, exponent)
+        power = graph.op("Pow", cast(graph, data, "float64"), cast(graph, exponent, "float64"))
+        return cast(graph, power, data.dtype)
+    if exponent.dtype == data.dtype:
+        return None
+    if _is_integer(exponent) and data.dtype == "float32":
+        constant = exponent.constant
+        if constant is None or np.any(constant.astype(np.float32).astype(np.float64) != constant):
+            # Whether an exponent is odd decides the sign.
+            power = graph.op("Pow", cast(graph, data, "float64"), cast(graph, exponent, "float64"))
+            return cast(graph, power, data.dtype)
+    return graph.op("Pow", data, cast(graph, exponent, data.dtype))
+
+
+def _integer_power(graph: Graph, base: Value, exponent: Value) -> Value:
+    """Multiply the squares that the bits of the exponent choose. Results that are too large lose high bits.
+
+    A negative power is 0 unless the base is 1 or -1; so is the power of such bases to more than 63.
+    """
+    zero, one = (np.array(number, base.dtype) for number in (0, 1))
+    constant = exponent.constant
+    if constant is not None and constant.size == 1 and 0 < (number := int(constant.reshape(()))) <= 4:
+        product = functools.reduce(lambda product, _: graph.op("Mul", product, base), range(number - 1), base)
+        return graph.op(
+            "Expand", product, np.array(np.broadcast_shapes(base.shape, exponent.shape), np.int64)
         )
-    power = graph.op("Pow", cast(graph, data, "float64"), cast(graph, exponent, "float64"))
-    if _is_integer(exponent):
-        power = graph.op("Round", power)
-    return cast(graph, power, data.dtype)
+    none, last = (np.array(number, exponent.dtype) for number in (0, 63))
+    far = graph.op("Greater", exponent, last)
+    if not exponent.dtype.startswith("uint"):
+        far = graph.op("Or", far, graph.op("Less", exponent, none))
+    bits = cast(graph, graph.op("Where", far, none, exponent), base.dtype)
+    power: Value = graph.value(one)
+    square = base
+    for bit in range(6):
+        is_set = graph.op("BitwiseAnd", bits, np.array(1 << bit, base.dtype))
+        chosen = graph.op("Where", graph.op("Equal", is_set, zero), one, square)
+        power = graph.op("Mul", power, chosen)
+        square = graph.op("Mul", square, square) if bit < 5 else square
+    is_odd = cast(graph, graph.op("BitwiseAnd", exponent, np.array(1, exponent.dtype)), "bool")
+    of_minus_one = graph.op("Where", is_odd, -one, one)
+    is_minus_one = graph.op("Equal", base, -one)
+    other = cast(graph, graph.op("Equal", base, one), base.dtype)
+    return graph.op("Where", far, graph.op("Where", is_minus_one, of_minus_one, other), power)
 
 
 def _is_inf(graph: Graph, node: Node) -> Value:
@@ -168,22 +205,55 @@ def _mish(graph: Graph, node: Node) -> Value:
 
 
 def _extreme(graph: Graph, node: Node) -> Value | None:
-    """Reduce booleans as numbers. The extreme of nothing but infinities is infinite: TVM begins with the
-    largest finite number."""
+    """Reduce booleans as numbers."""
     data = node.input(0)
-    attributes: dict[str, Any] = dict(node.attributes)
-    if data.dtype == "bool":
-        numbers = graph.op("Cast", data, to=onnx.TensorProto.UINT8)
-        reduced = graph.op(node.kind, numbers, *node.inputs[1:], opset=node.opset, **attributes)
-        return graph.op("Cast", reduced, to=onnx.TensorProto.BOOL)
-    if _is_integer(data) or 0 in data.shape:
+    if data.dtype != "bool":
         return None
-    infinity = np.array(-np.inf if node.kind == "ReduceMax" else np.inf).astype(numpy_dtype(data.dtype))
-    differs = graph.op("Cast", graph.op("Not", graph.op("Equal", data, infinity)), to=onnx.TensorProto.INT8)
-    inputs = node.inputs[1:]
-    found = graph.op("ReduceMax", differs, *inputs, opset=node.opset, **attributes)
-    (reduced,) = graph.by_tvm(node)
-    return graph.op("Where", graph.op("Greater", found, np.int8(0)), reduced, infinity)
+    attributes: dict[str, Any] = dict(node.attributes)
+    numbers = graph.op("Cast", data, to=onnx.TensorProto.UINT8)
+    reduced = graph.op(node.kind, numbers, *node.inputs[1:], opset=node.opset, **attributes)
+    return graph.op("Cast", reduced, to=onnx.TensorProto.BOOL)
+
+
+def _celu(graph: Graph, node: Node) -> Value:
+    """max(x, 0) + min(alpha (exp(x / alpha) - 1), 0)"""
+    data = node.input(0)
+    alpha, zero, one = (np.array(number, data.dtype) for number in (node.attributes.get("alpha", 1.0), 0, 1))
+    power = graph.op("Sub", graph.op("Exp", graph.op("Div", data, alpha)), one)
+    negative = graph.op("Min", graph.op("Mul", power, alpha), zero)
+    return graph.op("Add", graph.op("Max", data, zero), negative)
+
+
+def _thresholded_relu(graph: Graph, node: Node) -> Value:
+    """x where it is above the threshold, else 0: also for NaN and minus infinity."""
+    data = node.input(0)
+    threshold, zero = (np.array(number, data.dtype) for number in (node.attributes.get("alpha", 1.0), 0))
+    return graph.op("Where", graph.op("Greater", data, threshold), data, zero)
+
+
+def _sign(graph: Graph, node: Node) -> Value | None:
+    """ONNX Runtime has 0 as the sign of a NaN of float16, and NaN as the sign of any other."""
+    data = node.input(0)
+    if data.dtype != "float16":
+        return None
+    zero = np.array(0, data.dtype)
+    positive, negative = (cast(graph, graph.op(kind, data, zero), data.dtype) for kind in ("Greater", "Less"))
+    return graph.op("Sub", positive, negative)
+
+
+def _hardmax(graph: Graph, node: Node) -> Value:
+    """1 at the first place of the maximum, else 0.
+
+    Before opset 13 a row is all axes from the given one on."""
+    data = node.input(0)
+    if node.opset < 13:
+        axis = int(node.attributes.get("axis", 1)) % data.rank
+        rows = graph.op("Reshape", data, np.array([math.prod(data.shape[:axis]), -1]))
+        return graph.op("Reshape", graph.op("Hardmax", rows), np.array(data.shape))
+    axis = int(node.attributes.get("axis", -1)) % data.rank
+    every = np.arange(data.shape[axis]).reshape([-1 if k == axis else 1 for k in range(data.rank)])
+    found = graph.op("Equal", graph.op("ArgMax", data, axis=axis, keepdims=1), every)
+    return cast(graph, found, data.dtype)
 
 
 def _dropout(graph: Graph, node: Node) -> list[Value]:
@@ -255,12 +325,14 @@ def _binarizer(graph: Graph, node: Node) -> Value:
 
 CONVERTERS: Mapping[tuple[str, str], Converter] = {
     ("", "BitShift"): _bit_shift,
+    ("", "Celu"): _celu,
     ("", "Clip"): _clip,
     ("", "CumProd"): _cum_prod,
     ("", "Det"): _det,
     ("", "Div"): _div,
     ("", "Dropout"): _dropout,
     ("", "EyeLike"): _eye_like,
+    ("", "Hardmax"): _hardmax,
     ("", "IsInf"): _is_inf,
     ("", "LpNormalization"): _lp_normalization,
     ("", "Mish"): _mish,
@@ -269,6 +341,8 @@ CONVERTERS: Mapping[tuple[str, str], Converter] = {
     ("", "PRelu"): _prelu,
     ("", "ReduceMax"): _extreme,
     ("", "ReduceMin"): _extreme,
+    ("", "Sign"): _sign,
     ("", "Softplus"): _softplus,
+    ("", "ThresholdedRelu"): _thresholded_relu,
     ("ai.onnx.ml", "Binarizer"): _binarizer,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -110,6 +110,48 @@ def _max_pool(graph: Graph, node: Node) -> list[Value] | None:
     return [largest, places]
 
 
+def _padding(node: Node, data: Value) -> tuple[list[int], list[int]]:
+    """Return the padding before and after each spatial axis with which every window of a pooling is whole.
+
+    `auto_pad` and `ceil_mode` become explicit. In ONNX no window begins in the padding behind the data.
+    """
+    count = data.rank - 2
+    kernel = node.attributes["kernel_shape"]
+    strides, dilations = (node.attributes.get(name, [1] * count) for name in ("strides", "dilations"))
+    pads = node.attributes.get("pads", [0] * 2 * count)
+    automatic = str(node.attributes.get("auto_pad", "NOTSET"))
+    begins, ends = [], []
+    for k, extent in enumerate(data.shape[2:]):
+        covered = dilations[k] * (kernel[k] - 1) + 1
+        before, after = (pads[k], pads[count + k]) if automatic == "NOTSET" else (0, 0)
+        if automatic.startswith("SAME"):
+            total = max((-(-extent // strides[k]) - 1) * strides[k] + covered - extent, 0)
+            small, large = total // 2, total - total // 2
+            before, after = (large, small) if automatic == "SAME_LOWER" else (small, large)
+        elif node.attributes.get("ceil_mode", 0):
+            windows = -(-(extent + before + after - covered) // strides[k]) + 1
+            windows -= (windows - 1) * strides[k] >= extent + before
+            after = max(after, (windows - 1) * strides[k] + covered - extent - before)
+        begins.append(before)
+        ends.append(after)
+    return begins, ends
+
+
+def _lp_pool(graph: Graph, node: Node) -> Value:
+    """(sum of |x|^p)^(1/p) over each window, as an average of whole windows."""
+    data = node.input(0)
+    begins, ends = _padding(node, data)
+    p = np.array(node.attributes.get("p", 2), data.dtype)
+    powers = graph.op("Pow", graph.op("Abs", data), p)
+    if any((*begins, *ends)):
+        powers = graph.op("Pad", powers, np.array([0, 0, *begins, 0, 0, *ends]))
+    kernel = node.attributes["kernel_shape"]
+    chosen: dict[str, Any] = {name: node.attributes.get(name) for name in ("strides", "dilations")}
+    mean = graph.op("AveragePool", powers, kernel_shape=kernel, **chosen)
+    total = graph.op("Mul", mean, np.array(np.prod(kernel), data.dtype))
+    return graph.op("Pow", total, 1 / p)
+
+
 def _max_unpool(graph: Graph, node: Node) -> Value | None:
     """Put each value in its place of the default shape, which may be the beginning of a larger one."""
     shape = node.optional(2)
@@ -134,6 +176,7 @@ def _max_unpool(graph: Graph, node: Node) -> Value | None:
 CONVERTERS: Mapping[tuple[str, str], Converter] = {
     ("", "Col2Im"): _col2im,
     ("", "ConvTranspose"): _conv_transpose,
+    ("", "LpPool"): _lp_pool,
     ("", "MaxPool"): _max_pool,
     ("", "MaxUnpool"): _max_unpool,
 }

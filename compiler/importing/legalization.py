@@ -1,0 +1,132 @@
+"""Legalize relax operators so that reductions begin with the right value and follow NaN."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import tvm
+import tvm_ffi
+from tvm import relax, te, tirx, topi
+from tvm.ir import Call
+from tvm.relax import transform
+from tvm.s_tir import SBlock
+from tvm.tirx import BufferStore, FloatImm, Max, Min, PrimFunc
+
+from compiler.codegen.rewrite import rewrite_prim_funcs
+from compiler.reading.indices import find_all
+
+_MAX_INT32 = (1 << 31) - 1
+
+
+def legalize(module: tvm.IRModule) -> tvm.IRModule:
+    """Return the module with a PrimFunc for each operator; no two are fused yet."""
+    return rewrite_prim_funcs(transform.LegalizeOps(_LEGALIZATIONS)(module), _begin_at_infinity)
+
+
+def _place_of(
+    extreme: Callable[..., te.Tensor], name: str
+) -> Callable[[relax.BlockBuilder, Call], relax.Expr]:
+    """Return the legalization of argmax or argmin: the first place of the extreme, or of NaN if there is one.
+
+    TVM's own compares all elements with the least value of their type, and returns -1 if none is larger.
+    """
+
+    def places(data: te.Tensor, axis: int | None, keepdims: bool) -> te.Tensor:
+        rank = len(data.shape)
+        if axis is None:
+            flat = places(topi.reshape(data, [math.prod(int(extent) for extent in data.shape)]), 0, False)
+            return topi.reshape(flat, [1] * rank if keepdims else [])
+        axis %= rank
+        wanted = extreme(data, axis=axis, keepdims=True)
+        length = int(data.shape[axis])
+        kind = "int32" if length <= _MAX_INT32 else "int64"
+        step = te.reduce_axis((0, length), name="k")
+
+        def first(*at: Any) -> Any:
+            outer = list(at) if keepdims else [*at[:axis], 0, *at[axis:]]
+            inner = [*outer[:axis], step.var, *outer[axis + 1 :]]
+            element = data(*inner)
+            found = element == wanted(*outer[:axis], 0, *outer[axis + 1 :])
+            if "float" in str(data.dtype):
+                found = tirx.Or(found, tirx.isnan(_wide(element)))
+            place = tirx.Select(found, step.var.astype(kind), tirx.const(length, kind))
+            return te.min(place, axis=step)
+
+        shape = [1 if k == axis else extent for k, extent in enumerate(data.shape) if keepdims or k != axis]
+        return topi.cast(te.compute(shape, first, name=f"{name}_place"), "int64")
+
+    def legalized(builder: relax.BlockBuilder, call: Call) -> relax.Expr:
+        axis = None if call.attrs.axis is None else int(call.attrs.axis)
+        keepdims = bool(call.attrs.keepdims)
+        return builder.call_te(places, call.args[0], axis, keepdims, primfunc_name_hint=name)
+
+    return legalized
+
+
+def _sign(builder: relax.BlockBuilder, call: Call) -> relax.Expr:
+    """Return NaN for NaN, where TVM's own returns 0."""
+
+    def sign(data: te.Tensor) -> te.Tensor:
+        one, zero = (tirx.const(number, data.dtype) for number in (1, 0))
+
+        def of(*at: Any) -> Any:
+            element = data(*at)
+            negative = tirx.Select(element < zero, -one, element)
+            return tirx.Select(element > zero, one, negative)
+
+        return te.compute(data.shape, of, name="T_sign")
+
+    if str(call.args[0].ty.dtype).startswith("uint"):
+        return builder.call_te(topi.sign, call.args[0], primfunc_name_hint="sign")
+    return builder.call_te(sign, call.args[0], primfunc_name_hint="sign")
+
+
+_LEGALIZATIONS = {
+    "relax.argmax": _place_of(topi.max, "argmax"),
+    "relax.argmin": _place_of(topi.min, "argmin"),
+    "relax.sign": _sign,
+}
+
+
+def _wide(element: Any) -> Any:
+    """Return an element in a type of which TVM knows NaN."""
+    return element.astype("float32") if str(element.ty.dtype) == "bfloat16" else element
+
+
+def _begin_at_infinity(function: PrimFunc) -> PrimFunc:
+    """Have maxima and minima of floats begin with infinity, and pad with it.
+
+    TVM begins with the largest finite number, which is wrong if all elements are infinite.
+
+        with T.init():
+            s[i] = T.float32(-3.4e38)
+        s[i] = T.max(s[i], x[i, k])
+    ->
+        with T.init():
+            s[i] = T.float32("-inf")
+        s[i] = T.max(s[i], x[i, k])
+    """
+    starts = {
+        (str(store.value.ty.dtype), type(store.value))
+        for block in find_all(function.body, SBlock)
+        if block.init is not None
+        for store in find_all(block.body, BufferStore)
+        if isinstance(store.value, Max | Min) and "float" in str(store.value.ty.dtype)
+    }
+    if not starts:
+        return function
+    replaced = {}
+    for dtype, kind in starts:
+        largest = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
+        replaced[(dtype, -largest if kind is Max else largest)] = (
+            -float("inf") if kind is Max else float("inf")
+        )
+
+    def replace(number: FloatImm) -> FloatImm:
+        infinite = replaced.get((str(number.ty.dtype), float(number.value)))
+        return number if infinite is None else tirx.FloatImm(str(number.ty.dtype), infinite)
+
+    return function.with_body(tvm_ffi.structural_map(function.body, (FloatImm, replace)))

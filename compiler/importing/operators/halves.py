@@ -1,0 +1,41 @@
+"""Operators of halves that ONNX Runtime computes in float32: one rounding, at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from compiler.importing.graph import Converter, Graph, Node, Value
+from compiler.importing.operators.quantized import cast
+
+HALVES = ("float16", "bfloat16")
+# Operators that compute in several steps, or add up elements. Others round once by themselves.
+KINDS = (
+    *("Celu", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "PRelu", "Selu", "Shrink"),
+    *("Sigmoid", "Softplus", "Softsign", "Swish", "ThresholdedRelu"),
+    *("Atanh", "IsInf", "IsNaN", "Mean", "Mod", "Pow", "Sum"),
+    *("CumProd", "CumSum", "Det", "Einsum", "Gemm"),
+    *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean", "ReduceProd", "ReduceSum"),
+    "ReduceSumSquare",
+    *("AveragePool", "GlobalAveragePool", "GlobalLpPool", "LpPool"),
+    *("GroupNormalization", "InstanceNormalization", "LpNormalization", "LRN", "MeanVarianceNormalization"),
+    *("LogSoftmax", "Softmax"),
+)
+
+
+def in_float32(converter: Converter | None) -> Converter:
+    """Return a converter that computes a node of halves in float32, and any other node as before."""
+
+    def convert(graph: Graph, node: Node) -> Value | Sequence[Value | None] | None:
+        half = next((value.dtype for value in node.inputs if value is not None and value.dtype in HALVES), "")
+        if not half:
+            return None if converter is None else converter(graph, node)
+        inputs = [
+            cast(graph, value, "float32") if value is not None and value.dtype in HALVES else value
+            for value in node.inputs
+        ]
+        attributes: dict[str, Any] = dict(node.attributes)
+        outputs = graph.ops(node.kind, len(node.outputs), *inputs, opset=node.opset, **attributes)
+        return [cast(graph, value, half) if value.dtype == "float32" else value for value in outputs]
+
+    return convert
