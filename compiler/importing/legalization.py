@@ -109,24 +109,24 @@ def _begin_at_infinity(function: PrimFunc) -> PrimFunc:
             s[i] = T.float32("-inf")
         s[i] = T.max(s[i], x[i, k])
     """
-    starts = {
-        (str(store.value.ty.dtype), type(store.value))
+    limits = {
+        (str(store.value.ty.dtype), type(store.value) is Max)
         for block in find_all(function.body, SBlock)
         if block.init is not None
         for store in find_all(block.body, BufferStore)
         if isinstance(store.value, Max | Min) and "float" in str(store.value.ty.dtype)
     }
-    if not starts:
-        return function
-    replaced = {}
-    for dtype, kind in starts:
-        largest = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
-        replaced[(dtype, -largest if kind is Max else largest)] = (
-            -float("inf") if kind is Max else float("inf")
-        )
 
     def replace(number: FloatImm) -> FloatImm:
-        infinite = replaced.get((str(number.ty.dtype), float(number.value)))
-        return number if infinite is None else tirx.FloatImm(str(number.ty.dtype), infinite)
+        dtype, value = str(number.ty.dtype), float(number.value)
+        # TVM's largest bfloat16 is larger than there is.
+        is_limit = (dtype, value < 0) in limits and abs(value) >= _largest(dtype)
+        return tirx.FloatImm(dtype, math.copysign(math.inf, value)) if is_limit else number
 
-    return function.with_body(tvm_ffi.structural_map(function.body, (FloatImm, replace)))
+    return (
+        function.with_body(tvm_ffi.structural_map(function.body, (FloatImm, replace))) if limits else function
+    )
+
+
+def _largest(dtype: str) -> float:
+    return float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]

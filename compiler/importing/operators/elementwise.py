@@ -231,16 +231,6 @@ def _thresholded_relu(graph: Graph, node: Node) -> Value:
     return graph.op("Where", graph.op("Greater", data, threshold), data, zero)
 
 
-def _sign(graph: Graph, node: Node) -> Value | None:
-    """ONNX Runtime has 0 as the sign of a NaN of float16, and NaN as the sign of any other."""
-    data = node.input(0)
-    if data.dtype != "float16":
-        return None
-    zero = np.array(0, data.dtype)
-    positive, negative = (cast(graph, graph.op(kind, data, zero), data.dtype) for kind in ("Greater", "Less"))
-    return graph.op("Sub", positive, negative)
-
-
 def _hardmax(graph: Graph, node: Node) -> Value:
     """1 at the first place of the maximum, else 0.
 
@@ -341,7 +331,6 @@ CONVERTERS: Mapping[tuple[str, str], Converter] = {
     ("", "PRelu"): _prelu,
     ("", "ReduceMax"): _extreme,
     ("", "ReduceMin"): _extreme,
-    ("", "Sign"): _sign,
     ("", "Softplus"): _softplus,
     ("", "ThresholdedRelu"): _thresholded_relu,
     ("ai.onnx.ml", "Binarizer"): _binarizer,

@@ -1,0 +1,331 @@
+"""Operators compute NaN, infinities, extremes of types and long sums of halves as ONNX Runtime does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from compiler.importing.model import read_onnx
+from compiler.verifying.imported import Imported
+from tests.marks import slow_except
+
+Array = NDArray[Any]
+TARGET = '{"kind":"llvm","num-cores":1}'
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+TYPES: Mapping[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": BFLOAT16,
+    "float64": np.dtype(np.float64),
+}
+# Rounding errors that may add up in an operator of one type.
+ERRORS = {"float32": 3e-7, "float16": 1e-3, "bfloat16": 8e-3, "float64": 1e-14}
+SPECIAL = (math.nan, math.inf, -math.inf, 0, -0.0, 1, -1, 0.5, -0.5, 1.5, 2.5, -2.5, 20, -20, 100, -100)
+
+
+def model(
+    kind: str,
+    inputs: Sequence[Array],
+    constants: Sequence[Array] = (),
+    outputs: int = 1,
+    opset: int = 22,
+    **attributes: Any,
+) -> onnx.ModelProto:
+    """Return the model of one operator."""
+    given = {f"x{k}": array for k, array in enumerate(inputs)}
+    fixed = {f"c{k}": array for k, array in enumerate(constants)}
+    node = helper.make_node(kind, [*given, *fixed], [f"y{k}" for k in range(outputs)], **attributes)
+    graph = helper.make_graph(
+        [node],
+        "one",
+        [
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+            for name, array in given.items()
+        ],
+        [onnx.ValueInfoProto(name=name) for name in node.output],
+        [numpy_helper.from_array(array, name) for name, array in fixed.items()],
+    )
+    is_bool = kind in ("IsNaN", "IsInf", "Equal")
+    for output in graph.output:
+        output.type.tensor_type.elem_type = onnx.TensorProto.BOOL if is_bool else onnx.TensorProto.FLOAT
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+
+
+def computed(proto: onnx.ModelProto, inputs: Sequence[Array], tuned: bool = False) -> list[Array]:
+    imported = Imported(read_onnx(proto.SerializeToString(), {}), TARGET, TARGET if tuned else "")
+    return list(imported.compute({f"x{k}": array for k, array in enumerate(inputs)}).values())
+
+
+def by_onnxruntime(proto: onnx.ModelProto, inputs: Sequence[Array]) -> list[Array]:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(
+        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return list(session.run(None, {f"x{k}": array for k, array in enumerate(inputs)}))
+
+
+def assert_same(found: Array, wanted: Array, error: float) -> None:
+    """Compare NaN and infinities as they are, and numbers relative to a result or to one."""
+    a, b = found.astype(np.float64), wanted.astype(np.float64)
+    np.testing.assert_array_equal(np.isnan(a), np.isnan(b))
+    np.testing.assert_array_equal(np.where(np.isinf(a), a, 0), np.where(np.isinf(b), b, 0))
+    finite = np.isfinite(a)
+    np.testing.assert_allclose(a[finite], b[finite], rtol=error, atol=error)
+
+
+def edge_values(dtype: np.dtype[Any]) -> Array:
+    random = np.random.default_rng(0).normal(size=48) * 3
+    return np.concatenate([SPECIAL, random]).astype(dtype)
+
+
+_PLAIN = (
+    *("Abs", "Ceil", "Erf", "Exp", "Floor", "Log", "Neg", "Reciprocal", "Round", "Sqrt"),
+    *("Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cosh", "Sinh", "Tanh"),
+    *("Relu", "Selu", "Celu", "Elu", "LeakyRelu", "HardSigmoid", "HardSwish", "Mish"),
+    *("Sign", "Softplus", "Softsign", "ThresholdedRelu", "Gelu", "IsNaN", "IsInf"),
+)
+ELEMENTWISE: Mapping[str, Mapping[str, Any]] = {
+    **{name: {} for name in _PLAIN},
+    "Clip": {"constants": (-1.0, 2.0)},
+    "Gelu tanh": {"approximate": "tanh"},
+    "Shrink": {"lambd": 0.7, "bias": 0.2},
+}
+
+
+# ONNX Runtime's sign of a NaN of float16 depends on the number of elements.
+CASES = [(name, kind) for name in ELEMENTWISE for kind in TYPES if (name, kind) != ("Sign", "float16")]
+
+
+@pytest.mark.parametrize("case", slow_except(CASES, *CASES[::9]))
+def test_an_elementwise_operator(case: tuple[str, str]) -> None:
+    """ONNX Runtime has no kernel of some types: then it computes in float32."""
+    name, dtype = case
+    attributes = dict(ELEMENTWISE[name])
+    kind = name.partition(" ")[0]
+    data = edge_values(TYPES[dtype])
+    constants = attributes.pop("constants", ())
+
+    def proto(kept: Array) -> onnx.ModelProto:
+        return model(kind, [kept], [np.array(one, kept.dtype) for one in constants], **attributes)
+
+    try:
+        wanted, error = by_onnxruntime(proto(data), [data])[0], ERRORS[dtype]
+    except Exception:  # ONNX Runtime's class for a kernel that it lacks isn't public
+        # Of a wider type, float32 holds no large results.
+        data = np.clip(data, -50, 50) if dtype == "float64" else data
+        wide = data.astype(np.float32)
+        wanted, error = by_onnxruntime(proto(wide), [wide])[0], max(ERRORS[dtype], 2e-6)
+        if wanted.dtype != bool:
+            with np.errstate(over="ignore"):
+                wanted = wanted.astype(data.dtype)
+    for tuned in (False, True):
+        (found,) = computed(proto(data), [data], tuned)
+        assert found.dtype == wanted.dtype
+        assert_same(found, wanted, error)
+
+
+def of_float64(function: Callable[[float], float]) -> Callable[[Array], Array]:
+    return lambda data: np.array([function(float(one)) for one in data])
+
+
+_OWN_NAMES = ("Erf", "Exp", "Sin", "Cos", "Sinh", "Tanh", "Asinh")
+FLOAT64: Mapping[str, tuple[Callable[[float], float], float]] = {
+    **{name: (getattr(math, name.lower()), 3) for name in _OWN_NAMES},
+    "Acos": (math.acos, 0.99),
+    "Asin": (math.asin, 0.99),
+    "Atan": (math.atan, 30),
+    "Atanh": (math.atanh, 0.99),
+    "Cosh": (math.cosh, 3),
+    "Tan": (math.tan, 1.5),
+    "Gelu": (lambda x: x * math.erfc(-x / math.sqrt(2)) / 2, 3),
+    "Softplus": (lambda x: math.log1p(math.exp(x)), 5),
+    "Mish": (lambda x: x * math.tanh(math.log1p(math.exp(x))), 5),
+    "Sigmoid": (lambda x: 1 / (1 + math.exp(-x)), 5),
+    "Elu": (lambda x: x if x > 0 else math.expm1(x), 3),
+    "Celu": (lambda x: x if x > 0 else math.expm1(x), 3),
+}
+
+
+@pytest.mark.parametrize("tuned", [False, True])
+@pytest.mark.parametrize("kind", FLOAT64)
+def test_float64_has_the_digits_of_float64(kind: str, tuned: bool) -> None:
+    function, limit = FLOAT64[kind]
+    data = np.linspace(-limit, limit, 41)
+    (found,) = computed(model(kind, [data]), [data], tuned)
+    np.testing.assert_allclose(found, of_float64(function)(data), rtol=1e-14, atol=1e-15)
+
+
+@pytest.mark.parametrize("kind", ["Atanh", "Tanh", "Sinh", "Asinh", "Erf"])
+def test_small_numbers_stay(kind: str) -> None:
+    data = np.array([1e-30, -1e-20, 1e-9, 1e-4], np.float32)
+    (found,) = computed(model(kind, [data]), [data])
+    factor = 2 / math.sqrt(math.pi) if kind == "Erf" else 1
+    np.testing.assert_allclose(found, data * factor, rtol=2e-6)
+
+
+@pytest.mark.parametrize("tuned", [False, True])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("kind", ["Max", "Min"])
+def test_extremes_of_several_tensors(kind: str, dtype: str, tuned: bool) -> None:
+    first = edge_values(TYPES[dtype])
+    second = first[::-1].copy()
+    (found,) = computed(model(kind, [first, second]), [first, second], tuned)
+    function = np.maximum if kind == "Max" else np.minimum
+    assert_same(found, function(first.astype(np.float64), second.astype(np.float64)), 0)
+
+
+NAN_ROWS = np.array(
+    [
+        [2, math.nan, 7, 4, 1],
+        [math.nan, 2, 7, 4, 1],
+        [2, 4, 7, 1, math.nan],
+        [1, 2, 3, 4, 5],
+        [math.nan] * 5,
+        [-math.inf] * 5,
+        [math.inf] * 5,
+        [3, 3, 1, 1, 2],
+    ]
+)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("kind", ["ArgMax", "ArgMin", "ReduceMax", "ReduceMin", "Hardmax", "GlobalMaxPool"])
+def test_rows_with_nan_and_infinities(kind: str, dtype: str) -> None:
+    """NaN is the extreme, and the first one counts, as numpy has it."""
+    data = NAN_ROWS.astype(TYPES[dtype])
+    expected = {
+        "ArgMax": lambda: NAN_ROWS.argmax(1),
+        "ArgMin": lambda: NAN_ROWS.argmin(1),
+        "ReduceMax": lambda: NAN_ROWS.max(1),
+        "ReduceMin": lambda: NAN_ROWS.min(1),
+        "Hardmax": lambda: np.eye(5)[NAN_ROWS.argmax(1)],
+        "GlobalMaxPool": lambda: NAN_ROWS.max(1),
+    }
+    attributes: dict[str, Any] = {"axis": 1} if kind in ("ArgMax", "ArgMin", "Hardmax") else {}
+    attributes |= {"keepdims": 0} if kind in ("ArgMax", "ArgMin", "ReduceMax", "ReduceMin") else {}
+    constants = [np.array([1])] if kind.startswith("Reduce") else []
+    shaped = data[None] if kind == "GlobalMaxPool" else data
+    for tuned in (False, True):
+        (found,) = computed(model(kind, [shaped], constants, **attributes), [shaped], tuned)
+        np.testing.assert_array_equal(
+            found.reshape(expected[kind]().shape).astype(np.float64), expected[kind]()
+        )
+
+
+@pytest.mark.parametrize("last", [0, 1])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64", "uint64"])
+@pytest.mark.parametrize("kind", ["ArgMax", "ArgMin"])
+def test_the_place_of_equal_extremes_of_a_type(kind: str, dtype: str, last: int) -> None:
+    limits = np.iinfo(dtype)
+    data = np.full((3, 4), limits.min if kind == "ArgMax" else limits.max, dtype)
+    (found,) = computed(model(kind, [data], axis=1, keepdims=0, select_last_index=last), [data])
+    assert found.tolist() == [3 * last] * 3
+
+
+@pytest.mark.parametrize("tuned", [False, True])
+@pytest.mark.parametrize("dtype", [*TYPES, "uint8", "int8"])
+def test_padding_is_never_the_maximum(dtype: str, tuned: bool) -> None:
+    kind = TYPES.get(dtype, np.dtype(dtype) if dtype not in TYPES else None)
+    assert kind is not None
+    least = -math.inf if dtype in TYPES else np.iinfo(kind).min
+    data = np.full((1, 2, 4, 4), least).astype(kind)
+    (found,) = computed(model("MaxPool", [data], kernel_shape=[3, 3], pads=[1] * 4), [data], tuned)
+    np.testing.assert_array_equal(found.astype(np.float64), np.full((1, 2, 4, 4), float(least)))
+
+
+# By operator, its constants, its attributes, and the value of each of 4096 equal elements.
+LONG_SUMS: Mapping[str, tuple[Sequence[Array], Mapping[str, Any], float]] = {
+    **{name: ([np.array([-1])], {}, 30) for name in ("ReduceMean", "ReduceL2", "ReduceLogSumExp")},
+    **{
+        name: ([np.array([-1])], {}, 5)
+        for name in ("ReduceSum", "ReduceL1", "ReduceLogSum", "ReduceSumSquare")
+    },
+    "CumSum": ([np.array(2)], {}, 5),
+    "GlobalAveragePool": ([], {}, 100),
+    "AveragePool": ([], {"kernel_shape": [4000]}, 100),
+    "LpPool": ([], {"kernel_shape": [4000]}, 30),
+    "GlobalLpPool": ([], {}, 30),
+    "Softmax": ([], {}, 3),
+    "LogSoftmax": ([], {}, 3),
+    "LpNormalization": ([], {}, 30),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kind", LONG_SUMS)
+def test_long_sums_of_halves(kind: str, dtype: str) -> None:
+    constants, attributes, value = LONG_SUMS[kind]
+    data = np.full((1, 2, 4096), value).astype(TYPES[dtype])
+    wide = data.astype(np.float32)
+    (wanted,) = by_onnxruntime(model(kind, [wide], constants, opset=18, **attributes), [wide])
+    with np.errstate(over="ignore"):
+        wanted = wanted.astype(data.dtype)
+    for tuned in (False, True):
+        (found,) = computed(model(kind, [data], constants, opset=18, **attributes), [data], tuned)
+        a, b = found.astype(np.float64), wanted.astype(np.float64)
+        np.testing.assert_allclose(a, b, rtol=2 * ERRORS[dtype])
+
+
+@pytest.mark.parametrize("base", [np.int32, np.int64])
+@pytest.mark.parametrize("exponent", [np.int32, np.int64, np.uint8])
+def test_powers_of_integers_are_exact(base: Any, exponent: Any) -> None:
+    limit = 15 if base == np.int32 else 31
+    data = np.array([3, -3, 7, -1, 1, 0, 2, -2, 5, -1, 1], base)
+    number = np.array([limit, limit - 2, 5, 100, 100, 3, limit - 1, limit - 1, 0, 3, 200], exponent)
+    (found,) = computed(model("Pow", [data, number]), [data, number])
+    wanted = [int(a) ** int(b) for a, b in zip(data, number, strict=True)]
+    np.testing.assert_array_equal(found, np.array(wanted, base))
+
+
+def test_negative_powers_of_integers() -> None:
+    data, number = np.array([1, -1, -1, 2, 5], np.int64), np.array([-1, -1, -2, -1, -3], np.int64)
+    (found,) = computed(model("Pow", [data, number]), [data, number])
+    assert found.tolist() == [1, -1, 1, 0, 0]
+
+
+def test_squares_of_large_integers() -> None:
+    data = np.array([3037000499, -3000000001], np.int64)
+    (found,) = computed(model("Pow", [data], [np.array(2, np.int64)]), [data])
+    assert found.tolist() == [3037000499**2, 3000000001**2]
+
+
+@pytest.mark.parametrize("shape", [(1,), (3, 4, 5)])
+def test_booleans_are_compared(shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    first, second = (rng.integers(0, 2, shape).astype(bool) for _ in range(2))
+    for tuned in (False, True):
+        (found,) = computed(model("Equal", [first, second]), [first, second], tuned)
+        np.testing.assert_array_equal(found, first == second)
+
+
+@pytest.mark.parametrize("ceil_mode", [0, 1])
+@pytest.mark.parametrize(
+    "padding", [{"pads": [1, 0, 2, 1]}, {"auto_pad": "SAME_UPPER"}, {"auto_pad": "SAME_LOWER"}]
+)
+@pytest.mark.parametrize("p", [1, 2, 3])
+def test_norms_of_windows_at_the_edge(p: int, padding: dict[str, Any], ceil_mode: int) -> None:
+    data = np.random.default_rng(0).normal(size=(1, 2, 11, 10)).astype(np.float32)
+    dilations = [2, 1] if "pads" in padding else [1, 1]
+    proto = model(
+        "LpPool",
+        [data],
+        kernel_shape=[3, 2],
+        strides=[2, 3],
+        dilations=dilations,
+        ceil_mode=ceil_mode,
+        p=p,
+        **padding,
+    )
+    (wanted,) = by_onnxruntime(proto, [data])
+    (found,) = computed(proto, [data])
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
