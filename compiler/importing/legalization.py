@@ -15,7 +15,6 @@ from tvm.relax import transform
 from tvm.s_tir import SBlock
 from tvm.tirx import BufferStore, FloatImm, Max, Min, PrimFunc
 
-from compiler.codegen.rewrite import rewrite_prim_funcs
 from compiler.reading.indices import find_all
 
 _MAX_INT32 = (1 << 31) - 1
@@ -23,7 +22,8 @@ _MAX_INT32 = (1 << 31) - 1
 
 def legalize(module: tvm.IRModule) -> tvm.IRModule:
     """Return the module with a PrimFunc for each operator; no two are fused yet."""
-    return rewrite_prim_funcs(transform.LegalizeOps(_LEGALIZATIONS)(module), _begin_at_infinity)
+    begin = tirx.transform.prim_func_pass(_begin_at_infinity, opt_level=0)
+    return tvm.transform.Sequential([transform.LegalizeOps(_LEGALIZATIONS), begin])(module)
 
 
 def _place_of(
@@ -96,7 +96,7 @@ def _wide(element: Any) -> Any:
     return element.astype("float32") if str(element.ty.dtype) == "bfloat16" else element
 
 
-def _begin_at_infinity(function: PrimFunc) -> PrimFunc:
+def _begin_at_infinity(function: PrimFunc, _module: tvm.IRModule, _context: object) -> PrimFunc:
     """Have maxima and minima of floats begin with infinity, and pad with it.
 
     TVM begins with the largest finite number, which is wrong if all elements are infinite.
