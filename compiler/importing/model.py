@@ -20,6 +20,7 @@ from compiler.constants.fold import fold_constants, static_shape
 from compiler.constants.forms import lower_scalars, raise_ranks
 from compiler.constants.packing import LAYOUT_FREE
 from compiler.constants.scales import fold_scales
+from compiler.importing.arithmetic import define_arithmetic
 from compiler.importing.graph import Graph, Refused, check_size
 from compiler.importing.layouts import convert_unsupported_layouts, count_axes_from_zero
 from compiler.importing.legalization import legalize
@@ -118,7 +119,7 @@ def checked_model(
     if padded_axes:
         pairs = zip(outputs, padded_axes, strict=True)
         outputs = tuple(dataclasses.replace(spec, padded_axis=axis) for spec, axis in pairs)
-    return RelaxModel(reduce_in_floats(module), inputs, outputs, types)
+    return RelaxModel(define_arithmetic(reduce_in_floats(module)), inputs, outputs, types)
 
 
 def _coarsest(function: relax.Function) -> str:

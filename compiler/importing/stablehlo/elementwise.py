@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 from tvm import relax
 
+from compiler.constants.fold import constant
 from compiler.importing.graph import Refused, numpy_dtype
 from compiler.importing.operators.floats import reinterpreted
 from compiler.importing.spec import Shape
@@ -66,11 +67,23 @@ def _cbrt(x: Any) -> Any:
 
 
 def _divide(x: Array, y: Array) -> Array:
+    """Return the quotient as XLA has it; that of integers is rounded toward zero."""
     if x.dtype.kind not in "iu":
         return np.divide(x, y)
-    safe = np.where(y == 0, 1, y)
-    quotient: Array = np.where(y == 0, -1, np.floor_divide(x - np.fmod(x, safe), safe))
-    return quotient
+    minus_one = ~np.zeros_like(y)
+    is_special = (y == 0) | (y == minus_one) if x.dtype.kind == "i" else y == 0
+    safe = np.where(is_special, 1, y).astype(y.dtype)
+    quotient = np.floor_divide(x - np.fmod(x, safe), safe)
+    found: Array = np.where(y == 0, minus_one, np.where(is_special, -x, quotient))
+    return found
+
+
+def _modulo(x: Array, y: Array) -> Array:
+    """Return the remainder as XLA has it, of the dividend's sign."""
+    if x.dtype.kind not in "iu":
+        return np.fmod(x, y)
+    found: Array = np.where(y == 0, x, np.fmod(x, np.where(y == 0, 1, y).astype(y.dtype)))
+    return found
 
 
 def _quotient(importer: Importer, op: Any) -> Tensor:
@@ -145,9 +158,17 @@ def _round_to_even(importer: Importer, op: Any) -> Tensor:
 
 
 def _round_from_zero(x: Any) -> Any:
-    """sign(x) * floor(|x| + 1/2)"""
-    half = relax.const(0.5, x.ty.dtype)
-    return relax.op.multiply(relax.op.sign(x), relax.op.floor(relax.op.add(relax.op.abs(x), half)))
+    """Round to the nearest integer, halves away from zero. |x| + 1/2 would be rounded itself."""
+    whole = relax.op.trunc(x)
+    rest = relax.op.abs(relax.op.subtract(x, whole))
+    is_near = relax.op.less(rest, relax.const(0.5, x.ty.dtype))
+    return relax.op.where(is_near, whole, relax.op.add(whole, relax.op.sign(x)))
+
+
+def _round_array_from_zero(x: Array) -> Array:
+    whole = np.trunc(x)
+    rounded: Array = whole + np.where(np.abs(x - whole) < 0.5, 0, np.sign(x))
+    return rounded
 
 
 _DIRECTIONS: Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
@@ -209,12 +230,39 @@ def as_type(importer: Importer, operand: Tensor, dtype: str) -> Tensor:
     if dtype == operand.dtype:
         return operand
 
+    if "float" in operand.dtype and "int" in dtype:
+        return _truncated(importer, operand, dtype)
+
     def on_exprs(x: Any) -> Any:
         if dtype == "bool":
             return relax.op.not_equal(x, relax.const(0, operand.dtype))
         return relax.op.astype(x, dtype)
 
     return importer.elementwise([operand], operand.shape, lambda x: x, on_exprs, dtype)
+
+
+def _truncated(importer: Importer, operand: Tensor, dtype: str) -> Tensor:
+    """Convert floats to integers as XLA does: toward zero; what is out of range becomes the nearest integer,
+    and NaN 0. Processors disagree about such numbers, and TVM lets them wrap around."""
+    bounds = np.iinfo(dtype)
+    # float16 has no number as large as these bounds.
+    wide = "float32" if operand.dtype in ("float16", "bfloat16") else operand.dtype
+    low, high = (np.array(bound).astype(wide) for bound in (bounds.min, bounds.max))
+
+    def on_arrays(x: Array) -> Any:
+        x = x.astype(wide)
+        found = np.where((x > low) & (x < high), x, 0).astype(dtype)
+        return np.where(x >= high, bounds.max, np.where(x <= low, bounds.min, found)).astype(dtype)
+
+    def on_exprs(x: Any) -> Any:
+        x = x if operand.dtype == wide else relax.op.astype(x, wide)
+        least, largest = (constant(np.array(bound, dtype)) for bound in (bounds.min, bounds.max))
+        below, above = relax.op.less_equal(x, constant(low)), relax.op.greater_equal(x, constant(high))
+        unknown = relax.op.logical_or(relax.op.isnan(x), relax.op.logical_or(below, above))
+        found = relax.op.astype(relax.op.where(unknown, relax.const(0, wide), x), dtype)
+        return relax.op.where(above, largest, relax.op.where(below, least, found))
+
+    return importer.elementwise([operand], operand.shape, on_arrays, on_exprs, dtype)
 
 
 def _bitcast(importer: Importer, op: Any) -> Tensor:
@@ -226,22 +274,31 @@ def _bitcast(importer: Importer, op: Any) -> Tensor:
     return Tensor(importer.graph.op("BitCast", operand.value, to=to, opset=26), shape)
 
 
-def _shift_right_logical(importer: Importer, op: Any) -> Tensor:
-    """Shift the bits as those of unsigned numbers."""
-    shape, dtype = tensor_type(op.results[0].type)
-    unsigned = f"u{dtype.removeprefix('u')}"
+def _shift(on_arrays: Callable[..., Any], on_exprs: Callable[..., Any], kind: str = "") -> Converter:
+    """Return the converter of a shift of integers, which are read as those of a kind ("int" or "uint") if one
+    is given. A distance of all bits or more leaves zeros, or copies of the sign (`define_arithmetic`)."""
 
-    def on_arrays(x: Array, by: Array) -> Array:
-        shifted: Array = np.right_shift(x.view(unsigned), by.view(unsigned))
-        return shifted.view(dtype)
+    def convert(importer: Importer, op: Any) -> Tensor:
+        shape, dtype = tensor_type(op.results[0].type)
+        bits = np.iinfo(dtype).bits
+        of = f"{kind}{bits}" if kind else dtype
 
-    def on_exprs(x: Any, by: Any) -> Any:
-        graph = importer.graph
-        parts = [reinterpreted(graph, graph.emit(part), unsigned) for part in (x, by)]
-        shifted = graph.emit(relax.op.right_shift(*(part.expr for part in parts)))
-        return reinterpreted(graph, shifted, dtype).expr
+        def shift_arrays(x: Array, by: Array) -> Any:
+            distance = by.view(f"uint{bits}")
+            moved = on_arrays(x.view(of), np.minimum(distance, bits - 1).astype(of))
+            fills_with_sign = on_exprs is relax.op.right_shift and of.startswith("int")
+            return (moved if fills_with_sign else np.where(distance < bits, moved, 0)).astype(of).view(dtype)
 
-    return importer.elementwise(importer.operands(op), shape, on_arrays, on_exprs, dtype)
+        def shift_exprs(x: Any, by: Any) -> Any:
+            if of == dtype:
+                return on_exprs(x, by)
+            graph = importer.graph
+            x, by = (reinterpreted(graph, graph.emit(part), of).expr for part in (x, by))
+            return reinterpreted(graph, graph.emit(on_exprs(x, by)), dtype).expr
+
+        return importer.elementwise(importer.operands(op), shape, shift_arrays, shift_exprs, dtype)
+
+    return convert
 
 
 def _batch_norm(importer: Importer, op: Any) -> Tensor:
@@ -314,16 +371,14 @@ CONVERTERS: Mapping[str, Converter] = {
     "stablehlo.not": _by_type((np.logical_not, relax.op.logical_not), (np.invert, relax.op.bitwise_not)),
     "stablehlo.or": _by_type(_OR, (np.bitwise_or, relax.op.bitwise_or)),
     "stablehlo.power": _power,
-    "stablehlo.remainder": _elementwise(np.fmod, relax.op.mod),
-    "stablehlo.round_nearest_afz": _elementwise(
-        lambda x: np.trunc(x + np.copysign(0.5, x)), _round_from_zero
-    ),
+    "stablehlo.remainder": _elementwise(_modulo, relax.op.mod),
+    "stablehlo.round_nearest_afz": _elementwise(_round_array_from_zero, _round_from_zero),
     "stablehlo.round_nearest_even": _round_to_even,
     "stablehlo.rsqrt": _elementwise(lambda x: 1 / np.sqrt(x), relax.op.rsqrt),
     "stablehlo.select": _select,
-    "stablehlo.shift_left": _elementwise(np.left_shift, relax.op.left_shift),
-    "stablehlo.shift_right_arithmetic": _elementwise(np.right_shift, relax.op.right_shift),
-    "stablehlo.shift_right_logical": _shift_right_logical,
+    "stablehlo.shift_left": _shift(np.left_shift, relax.op.left_shift),
+    "stablehlo.shift_right_arithmetic": _shift(np.right_shift, relax.op.right_shift, "int"),
+    "stablehlo.shift_right_logical": _shift(np.right_shift, relax.op.right_shift, "uint"),
     "stablehlo.sign": _elementwise(np.sign, relax.op.sign),
     "stablehlo.sine": _elementwise(np.sin, relax.op.sin),
     "stablehlo.sqrt": _elementwise(np.sqrt, relax.op.sqrt),

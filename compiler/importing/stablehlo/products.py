@@ -12,6 +12,7 @@ from tvm import relax
 
 from compiler.importing.graph import Refused, numpy_dtype
 from compiler.importing.stablehlo.attributes import ints, mlir, number, pairs, tensor_type
+from compiler.importing.stablehlo.elementwise import as_type
 from compiler.importing.stablehlo.graph import Converter, Importer, Tensor
 from compiler.importing.stablehlo.movement import padded, reshaped, reversed_along, transposed
 
@@ -84,6 +85,11 @@ def _multiplied(importer: Importer, left: _Factor, right: _Factor, dtype: str) -
     a = reshaped(importer, a, [*shared, *own, summed])
     b = transposed(importer, right.tensor, [*right.batch, *right.depth, *right.own])
     b = reshaped(importer, b, [*shared, summed, math.prod(columns)])
+    if dtype == "bool":
+        # Whether any product is true is whether their number isn't zero.
+        a, b = (as_type(importer, each, "int32") for each in (a, b))
+        counts = importer.emit(relax.op.matmul(importer.full(a).expr, importer.full(b).expr))
+        return as_type(importer, reshaped(importer, counts, [*shared, *rows, *columns]), dtype)
     out_dtype = None if dtype == a.dtype == b.dtype else dtype
     product = relax.op.matmul(importer.full(a).expr, importer.full(b).expr, out_dtype)
     return reshaped(importer, importer.emit(product), [*shared, *rows, *columns])

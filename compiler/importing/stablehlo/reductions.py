@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from compiler.constants.fold import MAX_CONSTANT_BYTES
-from compiler.importing.graph import Refused, numpy_dtype
+from compiler.constants.fold import MAX_CONSTANT_BYTES, constant
+from compiler.importing.graph import Refused, Value, numpy_dtype
+from compiler.importing.operators.floats import reinterpreted
 from compiler.importing.stablehlo.attributes import Array, ints, number, pairs
 from compiler.importing.stablehlo.elementwise import as_type
 from compiler.importing.stablehlo.graph import Converter, Importer, Tensor
@@ -57,6 +58,7 @@ _FOLDS = {
         Fold("minimum", np.minimum, relax.op.minimum, relax.op.min),
     )
 }
+HALVES = ("float16", "bfloat16")
 _RUNNING = {"add": relax.op.cumsum, "multiply": relax.op.cumprod}
 # Booleans are compared as bytes.
 _OF_BOOLS = {"or": "maximum", "and": "minimum", "add": "maximum", "multiply": "minimum"}
@@ -88,7 +90,9 @@ def _reduce(importer: Importer, op: Any) -> Any:
     array = data.array
     if array is not None:
         with np.errstate(all="ignore"):
-            result = Tensor.constant(np.asarray(fold.on_arrays.reduce(array, tuple(axes), dtype=array.dtype)))
+            least = np.array(fold.identity(data.dtype), array.dtype)
+            found = fold.on_arrays.reduce(array, tuple(axes), dtype=array.dtype, initial=least)
+            result = Tensor.constant(np.asarray(found))
     else:
         result = importer.emit(fold.along(importer.full(data).expr, axis=axes)) if axes else data
     if start.scalar is None or start.scalar != fold.identity(data.dtype):
@@ -249,8 +253,10 @@ def _pooled(importer: Importer, data: Tensor, window: Window, fold: Fold) -> Ten
         pooled = _pooled(importer, flat, inner, fold)
         return transposed(importer, reshaped(importer, pooled, [*kept, *pooled.shape[2:]]), back)
     sizes = [window.sizes[k] for k in spatial]
+    # Sums of halves are rounded once.
+    summed = as_type(importer, data, "float32") if fold.name == "add" and data.dtype in HALVES else data
     call = _POOLS[fold.name][len(spatial)](
-        importer.full(data).expr,
+        importer.full(summed).expr,
         pool_size=sizes,
         strides=[window.strides[k] for k in spatial],
         padding=[*(window.edges[k][0] for k in spatial), *(window.edges[k][1] for k in spatial)],
@@ -263,10 +269,9 @@ def _pooled(importer: Importer, data: Tensor, window: Window, fold: Fold) -> Ten
         return result
     if "float" not in data.dtype:
         raise Refused("only sums of floats are computed in windows")
-    area = np.array(math.prod(sizes), numpy_dtype(data.dtype))
-    return importer.elementwise(
-        [result, Tensor.constant(area)], result.shape, np.multiply, relax.op.multiply, data.dtype
-    )
+    area = Tensor.constant(np.array(math.prod(sizes), numpy_dtype(result.dtype)))
+    total = importer.elementwise([result, area], result.shape, np.multiply, relax.op.multiply, result.dtype)
+    return as_type(importer, total, data.dtype)
 
 
 def _negative(importer: Importer, tensor: Tensor) -> Tensor:
@@ -290,10 +295,33 @@ def _sort(importer: Importer, op: Any) -> list[Tensor]:
     else:
         raise Refused("only the order of the first tensor's elements, up or down, is supported")
     values = [importer.full(operand) for operand in operands]
-    if len(values) == 1:
-        return [importer.emit(relax.op.sort(values[0].expr, axis, descending))]
-    order = importer.emit(relax.op.argsort(values[0].expr, axis, descending, "int32")).value
+    places = relax.op.argsort(_ordered(importer, operands[0]).expr, axis, descending, "int32")
+    order = importer.emit(places).value
     return [importer.emit(relax.op.gather_elements(value.expr, order.expr, axis)) for value in values]
+
+
+def _ordered(importer: Importer, tensor: Tensor) -> Value:
+    """Return integers in the order that XLA has for the elements: NaN is the largest, and zeros are equal.
+
+    The bits of floats, but for the sign, are integers in the order of the numbers. TVM sorts signed integers.
+    """
+    graph, value, dtype = importer.graph, importer.full(tensor), tensor.dtype
+    if dtype in ("int32", "int64"):
+        return value
+    if dtype == "uint64":
+        flipped = relax.op.bitwise_xor(value.expr, constant(np.array(1 << 63, np.uint64)))
+        return reinterpreted(graph, graph.emit(flipped), "int64")
+    if "float" not in dtype:
+        return importer.full(as_type(importer, tensor, "int64" if dtype == "uint32" else "int32"))
+    if dtype in HALVES:
+        value = graph.emit(relax.op.astype(value.expr, "float32"))
+    kind = "int64" if value.dtype == "float64" else "int32"
+    highest = constant(np.array(np.iinfo(kind).max, kind))
+    bits = reinterpreted(graph, value, kind).expr
+    size = graph.emit(relax.op.bitwise_and(bits, highest)).expr
+    is_negative = relax.op.less(bits, constant(np.array(0, kind)))
+    key = graph.emit(relax.op.where(is_negative, relax.op.negative(size), size))
+    return graph.emit(relax.op.where(relax.op.isnan(value.expr), highest, key.expr))
 
 
 def _top_k(importer: Importer, op: Any) -> list[Tensor]:
@@ -302,8 +330,11 @@ def _top_k(importer: Importer, op: Any) -> list[Tensor]:
 
 
 def top_k(importer: Importer, data: Tensor, count: int) -> list[Tensor]:
-    values, places = importer.graph.ops("TopK", 2, importer.full(data), np.array([count]))
-    return [Tensor.of(values), as_type(importer, Tensor.of(places), "int32")]
+    """Return the largest elements along the last axis, and their places; NaN is the largest of all."""
+    _, places = importer.graph.ops("TopK", 2, _ordered(importer, data), np.array([count]))
+    at = as_type(importer, Tensor.of(places), "int32")
+    taken = relax.op.gather_elements(importer.full(data).expr, importer.full(at).expr, data.rank - 1)
+    return [importer.emit(taken), at]
 
 
 CONVERTERS: Mapping[str, Converter] = {

@@ -1,0 +1,128 @@
+"""Arithmetic that TVM leaves open, or gets wrong: zeros that meet NaN, divisors of 0, long shifts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tvm
+from numpy.typing import NDArray
+from tvm import relax
+from tvm.ir import Call, GenericConst
+
+from compiler.constants.fold import constant, rewrite_functions, static_shape
+from compiler.importing.graph import numpy_dtype
+
+_DIVISIONS = frozenset({"relax.divide", "relax.floor_divide", "relax.mod", "relax.floor_mod"})
+_REMAINDERS = frozenset({"relax.mod", "relax.floor_mod"})
+
+
+def define_arithmetic(module: tvm.IRModule) -> tvm.IRModule:
+    """Rewrite operators so that every operand has a result, and no operand stops the process.
+
+    - x86 stops a process that divides by 0, or the least integer by -1. As XLA has it, x / 0 is -1, x % 0
+      is x, least / -1 is least, and least % -1 is 0.
+    - Processors take the distance of a shift modulo the number of bits. Here a distance of all bits or more,
+      or a negative one, leaves zeros, or copies of the sign.
+    - TVM takes x * 0 for 0 and 0 / x for 0, also where x is NaN or infinite.
+
+        gv = divide(x, y)                                     # x, y: int32
+    ->
+        lv = where(equal(y, 0) or equal(y, -1), 1, y)
+        gv = where(equal(y, 0), -1, where(equal(y, -1), negative(x), divide(x, lv)))
+    """
+    return rewrite_functions(module, lambda function: _Arithmetic(module).visit_expr(function))
+
+
+@relax.expr_functor.mutator
+class _Arithmetic(relax.PyExprMutator):
+    def visit_call_(self, op: Call) -> relax.Expr:
+        call = self.visit_expr_post_order(op)
+        name = getattr(op.op, "name", "")
+        if name in _DIVISIONS or name in ("relax.multiply", "relax.left_shift", "relax.right_shift"):
+            return self._defined(name, call, op)
+        return call
+
+    def _defined(self, name: str, call: Call, op: Call) -> relax.Expr:
+        dtype = str(op.ty.dtype)
+        x, y = call.args
+        if "float" in dtype:
+            return self._of_zero(name, call, op)
+        if "int" not in dtype:
+            return call
+        if name in _DIVISIONS:
+            return self._division(name, x, y, dtype)
+        if name != "relax.multiply":
+            return self._shift(name, x, y, dtype)
+        return call
+
+    def _of_zero(self, name: str, call: Call, op: Call) -> relax.Expr:
+        """Return what a product with 0, or a quotient of 0, is for every operand."""
+        of, other = (1, 0) if name == "relax.multiply" and _is_zero(op.args[1]) else (0, 1)
+        if name not in ("relax.multiply", "relax.divide") or not _is_zero(op.args[of]):
+            return call
+        x = call.args[other]
+        zero, nan, infinity = (
+            constant(np.array(number).astype(numpy_dtype(str(op.ty.dtype)))) for number in (0, np.nan, np.inf)
+        )
+        size = self.builder_.emit(relax.op.abs(x))
+        is_product = name == "relax.multiply"
+        known = relax.op.less(size, infinity) if is_product else relax.op.greater(size, zero)
+        result = self.builder_.emit(relax.op.where(self.builder_.emit(known), zero, nan))
+        shape = static_shape(op)
+        return result if static_shape(op.args[other]) == shape else relax.op.broadcast_to(result, op.ty.shape)
+
+    def _division(self, name: str, x: Any, y: Any, dtype: str) -> relax.Expr:
+        emit, divide = self.builder_.emit, _OPERATORS[name]
+        divisors, signed = _elements(y), not dtype.startswith("uint")
+        minus_one = np.array(-1 if signed else np.iinfo(dtype).max).astype(dtype)
+        if divisors is not None and not np.isin(divisors, [0, -1] if signed else [0]).any():
+            return divide(x, y)
+        zero, one = (constant(np.array(number, dtype)) for number in (0, 1))
+        by_zero = emit(relax.op.equal(y, zero))
+        special = by_zero
+        if signed:
+            by_minus_one = emit(relax.op.equal(y, constant(minus_one)))
+            special = emit(relax.op.logical_or(by_zero, by_minus_one))
+        found = emit(divide(x, emit(relax.op.where(special, one, y))))
+        if name in _REMAINDERS:
+            # Divided by 1, the remainder is 0.
+            return relax.op.where(by_zero, x, found)
+        if signed:
+            found = emit(relax.op.where(by_minus_one, emit(relax.op.negative(x)), found))
+        return relax.op.where(by_zero, constant(minus_one), found)
+
+    def _shift(self, name: str, x: Any, by: Any, dtype: str) -> relax.Expr:
+        emit, shift = self.builder_.emit, _OPERATORS[name]
+        last = np.iinfo(dtype).bits - 1
+        distances = _elements(by)
+        if distances is not None and np.all((distances >= 0) & (distances <= last)):
+            return shift(x, by)
+        bound = constant(np.array(last, dtype))
+        far = emit(relax.op.greater(by, bound))
+        if not dtype.startswith("uint"):
+            far = emit(relax.op.logical_or(far, emit(relax.op.less(by, constant(np.array(0, dtype))))))
+        moved = emit(shift(x, emit(relax.op.where(far, bound, by))))
+        if name == "relax.right_shift" and not dtype.startswith("uint"):
+            return moved
+        return relax.op.where(far, constant(np.array(0, dtype)), moved)
+
+
+_OPERATORS: dict[str, Callable[[Any, Any], relax.Expr]] = {
+    "relax.divide": relax.op.divide,
+    "relax.floor_divide": relax.op.floor_divide,
+    "relax.mod": relax.op.mod,
+    "relax.floor_mod": relax.op.floor_mod,
+    "relax.left_shift": relax.op.left_shift,
+    "relax.right_shift": relax.op.right_shift,
+}
+
+
+def _elements(expr: Any) -> NDArray[Any] | None:
+    return expr.value.numpy() if isinstance(expr, GenericConst) else None
+
+
+def _is_zero(expr: Any) -> bool:
+    elements = _elements(expr)
+    return elements is not None and elements.size == 1 and float(elements.reshape(()).item()) == 0
