@@ -28,10 +28,14 @@ class TfliteModel:
     def to_relax(self) -> RelaxModel:
         from tvm.relax.frontend.tflite import from_tflite
 
+        from compiler.importing.formats.tflite_operators import Converter
+
         try:
-            module = from_tflite(self.model)
+            module = from_tflite(self.model, op_converter=Converter)
             main = module["main"].without_attr("params")
             module.update_func(module.get_global_var("main"), main)
+        except ModelError:
+            raise
         except Exception as error:
             raise ModelError(f"the TFLite model can't be imported: {first_line(error)}") from error
         return checked_model(module, self.inputs, self.output_names)
@@ -39,15 +43,22 @@ class TfliteModel:
     def compute(self, inputs: Mapping[str, Array]) -> list[Array]:
         """Return the outputs as LiteRT computes them. Raises NoReference."""
         try:
-            interpreter = importlib.import_module("ai_edge_litert.interpreter").Interpreter(
-                model_content=self.content, num_threads=1
+            litert = importlib.import_module("ai_edge_litert.interpreter")
+            # The default adds XNNPACK, which has mistakes of its own: its exp(NaN) is 0.
+            interpreter = litert.Interpreter(
+                model_content=self.content,
+                num_threads=1,
+                experimental_op_resolver_type=litert.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
             )
         except ImportError as error:
             raise NoReference("LiteRT isn't installed (pip install 'tunefarm[tflite]')") from error
-        interpreter.allocate_tensors()
-        for detail, spec in zip(interpreter.get_input_details(), self.inputs, strict=True):
-            interpreter.set_tensor(detail["index"], inputs[spec.name])
-        interpreter.invoke()
+        try:
+            interpreter.allocate_tensors()
+            for detail, spec in zip(interpreter.get_input_details(), self.inputs, strict=True):
+                interpreter.set_tensor(detail["index"], inputs[spec.name])
+            interpreter.invoke()
+        except (RuntimeError, ValueError) as error:
+            raise NoReference(f"LiteRT can't run it ({first_line(error)})") from error
         return [interpreter.get_tensor(detail["index"]) for detail in interpreter.get_output_details()]
 
 
