@@ -26,8 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm import relax
 
+from compiler.constants.fold import static_shape
 from compiler.importing.formats.model_file import Content, check_shapes
-from compiler.importing.graph import numpy_dtype
+from compiler.importing.graph import Refused, numpy_dtype
 from compiler.importing.model import RelaxModel, checked_model
 from compiler.importing.spec import ModelError, Shape, TensorSpec, first_line
 
@@ -46,6 +47,22 @@ _TARGETS = re.compile(
     r"|_operator\.(getitem|add|sub|mul|neg|floordiv|truediv|mod|eq|ne|lt|le|gt|ge|and_|or_)"
 )
 
+_RANDOM = frozenset(
+    {
+        *(
+            "bernoulli",
+            "cauchy",
+            "exponential",
+            "geometric",
+            "log_normal",
+            "multinomial",
+            "normal",
+            "poisson",
+        ),
+        *("rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "random", "randperm"),
+        *("rrelu_with_noise", "rrelu_with_noise_functional", "uniform", "normal_functional", "binomial"),
+    }
+)
 NARROW = frozenset({"float16", "bfloat16"})
 # The arguments that TVM's front end wants in float32, by operator: it adds products up in float32 and then
 # fails to add a narrow bias, and normalizes by weights of the data's type only.
@@ -62,6 +79,20 @@ _WIDENED: Mapping[str, tuple[int, ...]] = {
 }
 # Their operands get the result's type, as PyTorch does.
 _JOINS = frozenset({"cat.default", "stack.default", "where.self"})
+# They compute in the result's type, and compare with a float in a float's: TVM's front end makes an integer
+# of 2.5 beside integers.
+_ARITHMETIC = frozenset(
+    {"add", "atan2", "clamp", "clamp_max", "clamp_min", "div", "mul", "pow", "remainder", "rsub", "sub"}
+)
+_COMPARISONS = frozenset({"eq", "ge", "gt", "le", "lt", "ne"})
+# Functions of floats, which PyTorch also takes integers and booleans for.
+_OF_FLOATS = frozenset(
+    f"{name}.default"
+    for name in (
+        *("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "exp", "expm1", "log"),
+        *("log10", "log1p", "log2", "reciprocal", "rsqrt", "sigmoid", "sin", "sinh", "sqrt", "tan", "tanh"),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -78,6 +109,7 @@ class ExportedProgram:
         from tvm.relax.frontend.torch import from_exported_program
         from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
+        _refuse_random_numbers(self.decomposed.graph)
         try:
             with _quietly():
                 module = from_exported_program(
@@ -86,6 +118,7 @@ class ExportedProgram:
                     run_ep_decomposition=False,
                     custom_convert_map={
                         **dict.fromkeys(ExportedProgramImporter().convert_map, _convert),
+                        "elu.default": _elu,
                         "index_put.default": _index_put,
                     },
                 )
@@ -141,19 +174,69 @@ def _convert(node: Any, importer: Any) -> Any:
     operands: Sequence[Any] = ()
     if name in _JOINS:
         operands = node.args[1:3] if name == "where.self" else node.args[0]
+    elif name in _OF_FLOATS or ("float" in wanted and name.partition(".")[0] in _ARITHMETIC):
+        operands = [one for one in node.args[:2] if one in importer.env and not _is_float(importer.env[one])]
+    elif name.partition(".")[0] in _COMPARISONS and isinstance(node.args[1], float):
+        operands, wanted = node.args[:1], "float32"
     elif wanted in NARROW:
         operands = [node.args[place] for place in _WIDENED.get(name, ()) if place < len(node.args)]
     before = {one: importer.env[one] for one in operands if one in importer.env}
+    wide = "float32" if name in _WIDENED and wanted in NARROW else wanted
     for one, tensor in before.items():
-        importer.env[one] = _cast(builder, tensor, wanted if name in _JOINS else "float32")
-    result = importer.create_convert_map()[name](node)
-    importer.env.update(before)
-    is_narrow = wanted in NARROW and isinstance(getattr(result, "ty", None), relax.TensorType)
-    return _cast(builder, result, wanted) if is_narrow else result
+        importer.env[one] = _cast(builder, tensor, wide)
+    try:
+        result = importer.create_convert_map()[name](node)
+        return _as_recorded(builder, result, value)
+    except Exception as error:
+        raise ModelError(f"operator {name} of node '{node.name}': {first_line(error)}") from error
+    finally:
+        importer.env.update(before)
+
+
+def _as_recorded(builder: relax.BlockBuilder, result: Any, value: Any) -> Any:
+    """Return a result in the type that PyTorch recorded for it. Raises Refused if it can't be the same."""
+    if not isinstance(getattr(result, "ty", None), relax.TensorType) or not hasattr(value, "dtype"):
+        return result
+    wanted, dtype = str(value.dtype).removeprefix("torch."), str(result.ty.dtype)
+    shape, found = [int(extent) for extent in value.shape], static_shape(result)
+    if found is not None and [*found] != shape:
+        raise Refused(f"it would compute the shape {tuple(found)} instead of {tuple(shape)}")
+    if dtype != wanted and "float" in wanted and "float" not in dtype:
+        raise Refused(f"it would compute {dtype} instead of {wanted}")
+    return _cast(builder, result, wanted)
+
+
+def _is_float(tensor: Any) -> bool:
+    return "float" in str(tensor.ty.dtype)
 
 
 def _cast(builder: relax.BlockBuilder, tensor: Any, dtype: str) -> Any:
     return tensor if str(tensor.ty.dtype) == dtype else builder.emit(relax.op.astype(tensor, dtype))
+
+
+def _elu(node: Any, importer: Any) -> Any:
+    """scale * (x if x > 0, else alpha * (exp(input_scale * x) - 1)). TVM's front end leaves out the scales,
+    which SELU has."""
+    data, alpha, scale, input_scale = [*importer.retrieve_args(node), 1.0, 1.0, 1.0][:4]
+    emit, dtype = importer.block_builder.emit, str(data.ty.dtype)
+    scaled = relax.op.exp(relax.op.multiply(data, relax.const(input_scale, dtype)))
+    below = relax.op.multiply(
+        relax.op.subtract(scaled, relax.const(1, dtype)), relax.const(alpha * scale, dtype)
+    )
+    above = relax.op.multiply(data, relax.const(scale, dtype))
+    return emit(relax.op.where(relax.op.greater(data, relax.const(0, dtype)), above, below))
+
+
+def _refuse_random_numbers(graph: Any) -> None:
+    for node in graph.nodes:
+        name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+        # PyTorch leaves dropout out where a model is in evaluation.
+        drops = name in ("dropout.default", "native_dropout.default") and node.args[2:3] == (True,)
+        if drops or name.partition(".")[0] in _RANDOM:
+            raise ModelError(
+                f"operator {name} of node '{node.name}' draws random numbers, which a library doesn't: call "
+                "eval() before the export, or make the numbers an input"
+            )
 
 
 def _index_put(node: Any, importer: Any) -> Any:
