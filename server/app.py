@@ -88,7 +88,11 @@ def create_app(context: ServerContext) -> FastAPI:
         exclude_content_types=_NOT_COMPRESSED,
     )
     app.add_middleware(RoutineLookUps, look_ups=context.look_ups)
-    app.add_middleware(BodySizeMiddleware, max_bytes=lambda path: max_bytes.get(path, _MAX_BODY_BYTES))
+    app.add_middleware(
+        BodySizeMiddleware,
+        max_bytes=lambda path: max_bytes.get(path, _MAX_BODY_BYTES),
+        uploads=("/v1/models", "/v1/schedules/import"),
+    )
     uploads = OpenCalls("uploads", settings.max_uploads)
     open_calls = {
         "POST /v1/models": uploads,

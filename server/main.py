@@ -33,6 +33,7 @@ from server.access.interceptor import AccessInterceptor
 from server.app import create_app
 from server.context import ServerContext
 from server.fleet.service import FleetService
+from server.http_protocol import HEAD_S, BoundedHttpProtocol
 from server.settings import ServerSettings
 from server.threads import bound_threads
 from system import logs, tracing
@@ -106,6 +107,7 @@ async def serve(context: ServerContext, http: socket.socket) -> None:
     http_server = _HttpServer(
         uvicorn.Config(
             create_app(context),
+            http=BoundedHttpProtocol,
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -203,6 +205,7 @@ async def _start_grpc(context: ServerContext) -> tuple[grpc.aio.Server, int]:
             ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.server_handshake_timeout_ms", round(1000 * HEAD_S)),
         ],
     )
     add_FleetServicer_to_server(FleetService(context), server)

@@ -126,9 +126,21 @@ def target(session: Session, job_id: str) -> str:
     return session.scalars(of_job.where(JobRow.id == job_id)).one()
 
 
-def machine(session: Session, lease_id: str, session_id: str, now: float) -> str | None:
-    """Return the machine that this session builds for under the lease; None if it holds no such lease now."""
-    live = (LeaseRow.closed_at.is_(None), LeaseRow.expires_at > now, LeaseRow.build)
+def machine(
+    session: Session, lease_id: str, session_id: str, now: float, token_id: str | None = None
+) -> str | None:
+    """Return the machine that this session builds for under the lease; None if it holds no such lease now.
+
+    With `token_id`, the lease's worker must belong to this token.
+    """
+    live: tuple[ColumnElement[bool], ...] = (
+        LeaseRow.closed_at.is_(None),
+        LeaseRow.expires_at > now,
+        LeaseRow.build,
+    )
+    if token_id is not None:
+        own = select(WorkerRow.id).where(WorkerRow.id == LeaseRow.worker_id, WorkerRow.token_id == token_id)
+        live = (*live, own.exists())
     of_lease = (
         select(DeviceClassRow.machine)
         .join(JobRow, JobRow.device_class == DeviceClassRow.key)

@@ -200,10 +200,13 @@ def heartbeat(
     now: float,
     vitals: Vitals | None = None,
     role: Role = Role.MEASURE,
+    token_id: str | None = None,
 ) -> Instructions | None:
     """Note that a worker called; return its instructions. `vitals` None keeps the vitals and the role.
 
-    Returns None, and changes nothing, when this is not the worker's session or the worker is evicted.
+    `token_id` is the caller's token, None for one that may use every name. Returns None, and changes nothing,
+    when this is not the worker's session or the worker is evicted. Raises NameTaken when the name belongs to
+    another token.
     """
     values: dict[str, object] = {
         "worker": worker_id,
@@ -213,18 +216,39 @@ def heartbeat(
     }
     if vitals is not None:
         values["new_vitals"] = _vitals_json(vitals, role)
-    found = session.execute(_update_heartbeat(vitals is not None), values).first()
+    if token_id is not None:
+        values["its_token"] = token_id
+    statement = _update_heartbeat(vitals is not None, token_id is not None)
+    found = session.execute(statement, values).first()
+    if found is None and token_id is not None and _adopt(session, worker_id, session_id, token_id, now):
+        found = session.execute(statement, values).first()
     return None if found is None else Instructions(Wanted(found[0]), found[1])
 
 
+def _adopt(session: Session, worker_id: str, session_id: str, token_id: str, now: float) -> bool:
+    """Give a worker's session to another token if its own is no longer valid; False if it isn't that session.
+
+    Raises NameTaken.
+    """
+    row = select(WorkerRow).where(WorkerRow.id == worker_id, WorkerRow.session_id == session_id)
+    worker = session.scalars(row.with_for_update()).first()
+    if worker is None or worker.token_id == token_id:
+        return False
+    check(session, worker, Claim(token_id, worker.machine), False, now)
+    session.execute(update(WorkerRow).where(WorkerRow.id == worker_id).values(token_id=token_id))
+    return True
+
+
 @cache
-def _update_heartbeat(with_vitals: bool) -> ReturningUpdate[str, bool]:
+def _update_heartbeat(with_vitals: bool, with_token: bool) -> ReturningUpdate[str, bool]:
     worker = table_of(WorkerRow)
     values: dict[str, Any] = {"state": bindparam("new_state"), "last_seen_at": bindparam("now")}
     if with_vitals:
         values["vitals"] = bindparam("new_vitals")
     this_one = update(worker).where(worker.c.id == bindparam("worker"), worker.c.wanted != Wanted.EVICTED)
     of_session = this_one.where(worker.c.session_id == bindparam("its_session")).values(values)
+    if with_token:
+        of_session = of_session.where(worker.c.token_id == bindparam("its_token"))
     return of_session.returning(worker.c.wanted, worker.c.calibrate)
 
 
@@ -266,6 +290,12 @@ def instructions(session: Session, worker_id: str) -> Instructions:
 def wanted(session: Session, worker_id: str) -> Wanted:
     """Return the instruction that people have given to a worker; WORK for an unknown one."""
     return instructions(session, worker_id).wanted
+
+
+def is_anothers(session: Session, worker_id: str, session_id: str) -> bool:
+    """Return whether another worker has this session, so that this one could report for its leases."""
+    others = select(WorkerRow.id).where(WorkerRow.session_id == session_id, WorkerRow.id != worker_id)
+    return session.scalar(others.limit(1)) is not None
 
 
 def not_taking_work(session: Session) -> list[str]:

@@ -1,4 +1,4 @@
-"""Whose the names of workers are: each belongs to one token, and one machine at a time uses it."""
+"""The owners of workers' names: a name belongs to one token, and one machine uses it at a time."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def check(session: Session, worker: WorkerRow, claim: Claim, is_new: bool, now: 
                 f"`tunefarm workers resume {evicted}`, or make {worker.id} a token of its own"
             )
     is_there = worker.state != WorkerState.OFFLINE and now - worker.last_seen_at <= LOST_AFTER_S
-    if is_there and worker.machine and claim.machine and worker.machine != claim.machine:
+    # A claim without a machine could be anybody's.
+    if is_there and worker.machine and worker.machine != claim.machine:
         raise NameInUse(
             f"another machine works as {worker.id}: give one of them another name with --name; "
             f"if this is the same board, started again, it is let in within {LOST_AFTER_S:.0f} s"

@@ -42,13 +42,14 @@ def credentials_of(method: str, headers: Headers) -> str | None:
     if not cookie:
         return None
     origin = headers.get("origin")
-    if method not in _SAFE_METHODS and not _is_own(origin, headers.get("host", "")):
+    if method not in _SAFE_METHODS and not is_own_origin(origin, headers.get("host", "")):
         cause = "the session of a browser changes things only from the service's own pages"
         raise AccessDenied(403, "not-from-here", cause, "open the dashboard, or send a token as a header")
     return unquote(cookie)
 
 
-def _is_own(origin: str | None, host: str) -> bool:
+def is_own_origin(origin: str | None, host: str) -> bool:
+    """Whether an Origin header names the host and port that the request was sent to."""
     try:
         return origin is not None and urlsplit(origin).netloc == host
     except ValueError:

@@ -23,6 +23,8 @@ from server.access.scopes import procedure_scope
 current_caller: ContextVar[Caller] = ContextVar("current_caller")
 # Their messages may be tens of megabytes.
 MAX_UPLOADS = 16
+# A call whose message doesn't arrive would keep its turn.
+MESSAGE_S = 60.0
 # grpc's own types for these differ between its releases.
 _Continuation = Callable[[Any], Awaitable[Any]]
 
@@ -97,7 +99,12 @@ def peer_address(peer: str) -> str:
 
 async def _receive(handler: Any, context: Any) -> Any:
     """Receive and parse the call's message, or end the call with a status."""
-    data = await context.read()
+    try:
+        async with asyncio.timeout(MESSAGE_S):
+            data = await context.read()
+    except TimeoutError:
+        late = f"the message took longer than {MESSAGE_S:g} s: send it again over a better connection"
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, late)
     if data is grpc.aio.EOF:
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no message")
     try:

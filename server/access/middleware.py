@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from urllib.parse import urlsplit
 
@@ -13,11 +14,14 @@ from records.access import Act
 from records.storage.database import StorageError
 from server.access.audit import AuditLog
 from server.access.authentication import LOOPBACK, AccessDenied, Authenticator, Caller, require_scope
-from server.access.cookie import credentials_of
+from server.access.cookie import credentials_of, is_own_origin
 from server.access.open_calls import OpenCalls
 from server.access.scopes import Operation, is_open, operation_of
 from server.problems import Problem, storage_problem
 from system.network import is_loopback
+
+# Within this time the body of a request arrives, unless it is an upload.
+BODY_S = 60.0
 
 
 class AccessMiddleware:
@@ -90,11 +94,15 @@ class AccessMiddleware:
 
 
 class BodySizeMiddleware:
-    """Refuses bodies longer than `max_bytes(path)`, announced or not."""
+    """Refuses bodies longer than `max_bytes(path)`, announced or not, and those that take too long.
 
-    def __init__(self, app: ASGIApp, max_bytes: Callable[[str], int]) -> None:
+    The routes that take uploads bound the time of theirs themselves: `uploads` has their paths.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: Callable[[str], int], uploads: Collection[str]) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._uploads = uploads
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -105,11 +113,20 @@ class BodySizeMiddleware:
         if not announced.isdecimal() or int(announced[:20]) > most:
             await _too_large(most).response()(scope, receive, send)
             return
-        received = 0
+        received, is_whole = 0, scope["path"] in self._uploads
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + BODY_S
 
         async def receive_counted() -> Message:
-            nonlocal received
-            message = await receive()
+            nonlocal received, is_whole
+            try:
+                # After the body, a handler waits for the client's end as long as that takes.
+                async with asyncio.timeout_at(None if is_whole else deadline):
+                    message = await receive()
+            except TimeoutError as error:
+                detail = f"The body took longer than {BODY_S:g} s: send it again over a better connection."
+                raise Problem(408, "body-too-slow", detail) from error
+            is_whole = is_whole or not message.get("more_body", False)
             received += len(message.get("body", b""))
             if received > most:
                 raise _too_large(most)
@@ -147,13 +164,16 @@ def client_address(scope: Scope) -> str:
 
 
 def _require_local(headers: Headers) -> None:
-    """Raise AccessDenied for a request that a web page from elsewhere made its visitor's browser send."""
+    """Raise AccessDenied for a request that another web page made its visitor's browser send.
+
+    A page of another port of this machine is another page.
+    """
+    host, origin = headers.get("host", ""), headers.get("origin")
     try:
-        called_as = [f"//{headers.get('host', '')}", headers.get("origin", "//localhost")]
-        is_local = all(is_loopback(urlsplit(url).hostname or "") for url in called_as)
+        is_local = is_loopback(urlsplit(f"//{host}").hostname or "")
     except ValueError:
         is_local = False
-    if not is_local:
+    if not is_local or (origin is not None and not is_own_origin(origin, host)):
         cause = "without a token this service answers only programs on its own machine"
         remedy = "call it as 127.0.0.1 or localhost, or set TUNEFARM_TOKEN"
         raise AccessDenied(403, "not-from-here", cause, remedy)

@@ -394,7 +394,13 @@ def create(
     context: ContextDep,
     idempotency_key: Annotated[Name | None, Header()] = None,
 ) -> JobBody:
-    """Start a job. The same Idempotency-Key with the same request returns the job that it started before."""
+    """Start a job. The same Idempotency-Key with the same request returns the job that it started before.
+
+    Each token has keys of its own.
+    """
+    token_id = request.state.caller.token_id
+    if idempotency_key is not None and token_id is not None:
+        idempotency_key = f"{token_id} {idempotency_key}"
     with context.database.begin() as session:
         wanted = _job_requests(session, body, context.now())
         args = (session, context.new_id(), wanted, idempotency_key, context.now(), tracing.current())

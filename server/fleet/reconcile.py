@@ -123,7 +123,9 @@ def _note_call(
     device, vitals, role = report.device, report.vitals, report.role
     is_new = report.starting or (device is not None and (report.calibrated or not registered))
     if not is_new:
-        return devices.heartbeat(session, *worker, report.state, now, vitals, role)
+        return devices.heartbeat(session, *worker, report.state, now, vitals, role, token_id)
+    if devices.is_anothers(session, *worker):
+        return None
     builder = None
     if role is Role.BUILD and device is not None:
         builder = Builder(report.builds_for, device.machine, device.cores, device.toolchain)

@@ -91,7 +91,8 @@ class FleetService(FleetServicer):
 
     async def PutLibrary(self, request: pb.Library, context: Any) -> pb.LibraryStored:  # noqa: N802
         async with _abort_on_error(context):
-            reason = await self._context.transfers.run(self._store_library, request)
+            token_id = current_caller.get().token_id
+            reason = await self._context.transfers.run(self._store_library, request, token_id)
         return pb.LibraryStored(refused=reason)
 
     def _held_back(self, report: WorkerReport) -> WorkerReport:
@@ -196,7 +197,7 @@ class FleetService(FleetServicer):
             raise BlobNotFound(f"there is no blob {sha!r}")
         return (library, 0) if library is not None else (b"", size or 0)
 
-    def _store_library(self, request: pb.Library) -> str:
+    def _store_library(self, request: pb.Library, token_id: str | None) -> str:
         """Store a library that a builder sends. Return why it is not stored; "" when it is."""
         try:
             library = library_from_wire(request)
@@ -204,7 +205,8 @@ class FleetService(FleetServicer):
             return _details(error)
         lease_id = library.lease.id
         with self._context.database.begin() as session:
-            machine = building.machine(session, lease_id, library.session_id, self._context.now())
+            now = self._context.now()
+            machine = building.machine(session, lease_id, library.session_id, now, token_id)
             if machine is None:
                 return "the lease is over"
             reason = rejection_reason(library.data, machine)

@@ -329,7 +329,36 @@ def test_a_web_page_cannot_call_through_its_visitors_browser(
 ) -> None:
     answer = service.http.post("/v1/models", content=onnx_model(), headers=headers)
     assert kind(answer, 403) == "not-from-here"
-    assert service.http.get("/v1/jobs", headers={"Host": "localhost:1", "Origin": service.url}).is_success
+    assert service.http.get("/v1/jobs", headers={"Host": "localhost:1"}).is_success
+    own = {"Host": "localhost:1", "Origin": "http://localhost:1"}
+    assert service.http.post("/v1/models", content=onnx_model(), headers=own).is_success
+
+
+@pytest.mark.parametrize("origin", ["http://localhost:3000", "http://127.0.0.1", "http://[::1]:1", "//"])
+def test_a_page_of_another_port_of_this_machine_changes_nothing(service: Service, origin: str) -> None:
+    job_id = service.submit()
+    for method, path in (("DELETE", f"/v1/jobs/{job_id}"), ("POST", f"/v1/jobs/{job_id}:cancel")):
+        answer = service.http.request(method, path, headers={"Origin": origin})
+        assert kind(answer, 403) == "not-from-here"
+    assert service.http.get(f"/v1/jobs/{job_id}").json()["state"] == "queued"
+
+
+def test_each_token_has_idempotency_keys_of_its_own(guarded: Service) -> None:
+    owners = [BOOTSTRAP]
+    for _ in range(2):
+        body = {"name": "x", "scopes": ["submit", "read"]}
+        made = guarded.http.post("/v1/tokens", json=body, headers=bearer(BOOTSTRAP))
+        owners.append(made.json()["token"])
+    model = guarded.http.post("/v1/models", content=onnx_model(), headers=bearer(BOOTSTRAP)).json()
+    made_jobs = []
+    for trials, owner in enumerate(owners, start=10):
+        body = {"model": model["sha256"], "trials": trials}
+        headers = bearer(owner) | {"Idempotency-Key": "nightly"}
+        answers = [guarded.http.post("/v1/jobs", json=body, headers=headers) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [202, 202]
+        assert answers[0].json()["id"] == answers[1].json()["id"]
+        made_jobs.append(answers[0].json()["id"])
+    assert len(set(made_jobs)) == 3
 
 
 def test_too_many_requests_of_one_client_have_to_wait(start: Start) -> None:

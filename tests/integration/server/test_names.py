@@ -6,6 +6,7 @@ import grpc
 import pytest
 
 from core.access import Scope
+from core.worker import WorkerState
 
 from .conftest import Service, Start, Worker
 
@@ -37,6 +38,22 @@ def test_a_name_belongs_to_a_token_and_an_evicted_worker_does_not_return_as_anot
     code, says = refusal(Worker(service.fleet, id="renamed", token=ours))
     assert (code, "`tunefarm workers resume board`" in says) == (grpc.StatusCode.ALREADY_EXISTS, True)
     assert not Worker(service.fleet, id="renamed", token=theirs).call().fenced
+
+
+def test_a_heartbeat_with_another_workers_session_changes_nothing(start: Start) -> None:
+    service = start(token="s3cret")
+    board = Worker(service.fleet, token=make_token(service))
+    board.call()
+    thief = Worker(service.fleet, token=make_token(service), session=board.session, starting=False)
+    with pytest.raises(grpc.RpcError) as refused:
+        thief.call(WorkerState.OFFLINE)
+    assert refused.value.code() is grpc.StatusCode.ALREADY_EXISTS
+    headers = {"Authorization": "Bearer s3cret"}
+    [shown] = service.http.get("/v1/workers", headers=headers).json()["items"]
+    assert shown["state"] == "ready"
+    assert not board.call().fenced
+    own_name = Worker(service.fleet, id="thief", token=thief.token, session=board.session)
+    assert own_name.call().fenced, "it could report for the board's leases"
 
 
 def test_a_second_board_of_the_same_name_waits_and_fences_nobody(service: Service) -> None:

@@ -104,16 +104,55 @@ def test_a_worker_that_has_left_makes_room_at_once(session: Session) -> None:
     assert register(session, Claim("ours", "machine-2"), session_id="second", now=2.0) == "first"
 
 
-@pytest.mark.parametrize("unknown", [Claim("ours", ""), Claim("ours", "machine-2")])
-def test_where_the_machine_is_unknown_the_newer_session_wins(session: Session, unknown: Claim) -> None:
-    register(session, Claim("ours", "machine-1" if not unknown.machine else ""))
-    assert register(session, unknown, session_id="second", now=2.0) == "first"
+def test_where_no_machine_is_known_the_newer_session_wins(session: Session) -> None:
+    register(session, Claim("ours", ""))
+    assert register(session, Claim("ours", ""), session_id="second", now=2.0) == "first"
+
+
+def test_who_names_no_machine_takes_no_name_of_a_worker_that_is_there(session: Session) -> None:
+    register(session, Claim(None, "machine-1"))
+    with pytest.raises(NameInUse):
+        register(session, Claim(None, ""), session_id="second", now=2.0)
+    assert devices.heartbeat(session, "board", "first", WorkerState.READY, 2.0)
+    assert register(session, Claim(None, ""), session_id="second", now=2 * LATER) == "first"
+
+
+def test_a_heartbeat_needs_the_token_of_its_session(session: Session) -> None:
+    register(session, OURS)
+    seen = devices.worker(session, "board").last_seen_at
+    with pytest.raises(NameTaken):
+        devices.heartbeat(session, "board", "first", WorkerState.OFFLINE, 2.0, token_id="theirs")
+    assert devices.worker(session, "board").last_seen_at == seen
+    for token_id in ("ours", None):  # None: the bootstrap token may use every name
+        assert devices.heartbeat(session, "board", "first", WorkerState.READY, 2.0, token_id=token_id)
+    assert not devices.heartbeat(session, "board", "other", WorkerState.READY, 2.0, token_id="ours")
+    assert not devices.heartbeat(session, "elsewhere", "first", WorkerState.READY, 2.0, token_id="ours")
+
+
+@pytest.mark.parametrize("end", [revoke, expire])
+def test_a_session_goes_on_under_a_new_token_when_the_old_one_ends(
+    session: Session, end: Callable[[Session], float]
+) -> None:
+    register(session, OURS)
+    now = end(session)
+    access.add_token(session, Token("new", "new", frozenset({Scope.WORKER}), 0.0, None), "digest new")
+    assert devices.heartbeat(session, "board", "first", WorkerState.READY, now, token_id="new")
+    assert devices.heartbeat(session, "board", "first", WorkerState.READY, now, token_id="new")
+    with pytest.raises(NameTaken):
+        devices.heartbeat(session, "board", "first", WorkerState.READY, now, token_id="theirs")
+
+
+def test_another_workers_session_is_known_as_such(session: Session) -> None:
+    """Leases name a session: its id would let another worker report for them."""
+    register(session, OURS)
+    assert devices.is_anothers(session, "neighbour", "first")
+    assert not devices.is_anothers(session, "board", "first")
 
 
 def test_an_evicted_worker_does_not_come_back_under_another_name(session: Session) -> None:
     register(session, OURS)
-    register(session, Claim("ours", "machine-3"), name="neighbour")
-    register(session, Claim(None, "machine-4"), name="nobodys")
+    register(session, Claim("ours", "machine-3"), name="neighbour", session_id="its")
+    register(session, Claim(None, "machine-4"), name="nobodys", session_id="another")
     leases.evict(session, "board", 2.0)
     for name in ("renamed", "nobodys"):
         with pytest.raises(NameTaken, match="worker board of this token is evicted"):

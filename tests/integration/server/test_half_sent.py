@@ -1,0 +1,147 @@
+"""Requests that are half sent are ended: their heads, their bodies, and workers' messages."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import grpc
+import httpx
+import pytest
+
+from records.jobs import events
+from server import http_protocol
+from server.access import interceptor, middleware
+
+from .conftest import Service, Start, onnx_model
+
+SOON_S = 0.3
+
+
+@contextlib.contextmanager
+def connection(service: Service) -> Iterator[socket.socket]:
+    port = httpx.URL(service.url).port
+    with contextlib.closing(socket.create_connection(("127.0.0.1", port), timeout=30)) as client:
+        yield client
+
+
+def answer(client: socket.socket) -> str:
+    """Return all that the server sends until it closes the connection."""
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while data := client.recv(65536):
+            received += data
+    return received.decode()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"\r\n",
+        b"GET",
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: ",
+    ],
+)
+def test_a_head_that_does_not_come_is_waited_for_no_longer(
+    service: Service, sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_protocol, "HEAD_S", SOON_S)
+    with connection(service) as client:
+        client.sendall(sent)
+        assert answer(client).startswith("HTTP/1.1 408 ")
+    assert not http_protocol.BoundedHttpProtocol._half_sent
+
+
+def test_a_second_head_on_a_connection_is_waited_for_no_longer(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with connection(service) as client:
+        client.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.1 200")
+        monkeypatch.setattr(http_protocol, "HEAD_S", SOON_S)
+        client.sendall(b"GET /healthz HTTP/1.1\r\n")
+        assert "HTTP/1.1 408 " in answer(client)
+
+
+def test_a_head_without_end_is_not_kept(service: Service) -> None:
+    with connection(service) as client:
+        client.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n")
+        sent = 0
+        with contextlib.suppress(ConnectionError):
+            while sent < 64 << 20 and not select.select([client], [], [], 0)[0]:
+                sent += client.send(b"X-Header: %s\r\n" % (b"y" * 1000))
+        assert sent < 32 << 20, "what the sockets' buffers hold"
+
+
+def test_the_oldest_of_too_many_half_sent_requests_makes_room(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_protocol, "MAX_HALF_SENT", 5)
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(connection(service)) for _ in range(8)]
+        for client in clients[:2]:
+            assert answer(client).startswith("HTTP/1.1 503 ")
+        assert service.http.get("/healthz").is_success
+
+
+def test_requests_that_are_sent_whole_are_answered_however_they_are_cut(service: Service) -> None:
+    body = onnx_model()
+    head = f"POST /v1/models HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with connection(service) as client:
+        for size in (1, 7, 4096):
+            request = head + body
+            for start in range(0, len(request), size):
+                client.sendall(request[start : start + size])
+            assert client.recv(65536).startswith(b"HTTP/1.1 201")
+        client.sendall((head + body) * 3)  # sent ahead
+        received = b""
+        while received.count(b"HTTP/1.1 201") < 3:
+            received += client.recv(65536)
+
+
+def test_a_body_that_does_not_come_is_waited_for_no_longer(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(middleware, "BODY_S", SOON_S)
+    for path in ("/v1/jobs", "/v1/schedules:query"):
+        with connection(service) as client:
+            head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            client.sendall(f'{head}Content-Length: 100\r\nConnection: close\r\n\r\n{{"model":'.encode())
+            assert answer(client).startswith("HTTP/1.1 408 ")
+
+
+def test_a_stream_of_events_outlives_the_time_for_bodies(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(middleware, "BODY_S", SOON_S)
+    monkeypatch.setattr(http_protocol, "HEAD_S", SOON_S)
+    job_id = service.submit()
+    with service.http.stream("GET", f"/v1/jobs/{job_id}/events") as stream:
+        lines = stream.iter_lines()
+        assert any("state" in next(lines) for _ in range(3))
+        time.sleep(3 * SOON_S)
+        with service.database.begin() as session:
+            events.append(session, job_id, "note", {}, 1.0)
+        assert any("note" in line for line in lines)
+
+
+def test_a_workers_message_that_does_not_come_is_waited_for_no_longer(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interceptor, "MESSAGE_S", SOON_S)
+    service = start()
+    with grpc.insecure_channel(f"127.0.0.1:{service.context.settings.grpc_port}") as channel:
+        call = channel.stream_unary("/tunefarm.v1.Fleet/PutLibrary")
+        over = threading.Event()
+        silent = iter(lambda: over.wait(30), over)
+        with pytest.raises(grpc.RpcError) as refused:
+            call(silent, timeout=30)
+        over.set()
+        assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "took longer" in (refused.value.details() or "")
