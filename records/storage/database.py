@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
+import os
 import select
 import time
 from collections.abc import Iterator
@@ -262,6 +264,7 @@ def _engine(url: str, busy_timeout_s: float) -> Engine:
     if parsed.get_backend_name() != "sqlite":
         raise exc.ArgumentError(f"tunefarm knows sqlite and postgresql, not {parsed.get_backend_name()}")
     engine = create_engine(parsed, json_serializer=serializer, connect_args={"timeout": busy_timeout_s})
+    event.listen(engine, "do_connect", _make_private)
     event.listen(engine, "connect", _set_up_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
@@ -277,12 +280,21 @@ def _replace_closed(connection: Any, _record: Any, _proxy: Any) -> None:
         raise exc.DisconnectionError
 
 
+def _make_private(_dialect: Any, _record: Any, arguments: Any, _parameters: Any) -> None:
+    """Let nobody but its owner read a new database, or its log, which gets the same mode."""
+    file = Path(str(arguments[0]))
+    if file.is_absolute() and not file.exists():
+        with contextlib.suppress(OSError):  # to connect says what is wrong
+            os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
+
+
 def _set_up_sqlite(connection: DBAPIConnection, _record: Any) -> None:
     # Otherwise Python's driver decides when a transaction begins.
     connection.isolation_level = None
     cursor = connection.cursor()
     cursor.execute("PRAGMA foreign_keys = ON")
-    cursor.execute("PRAGMA synchronous = NORMAL")
+    # What was acknowledged outlives a power cut.
+    cursor.execute("PRAGMA synchronous = FULL")
     cursor.execute("PRAGMA journal_mode")
     if cursor.fetchone() != ("wal",):
         cursor.execute("PRAGMA journal_mode = WAL")

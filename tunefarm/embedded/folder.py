@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -16,6 +17,8 @@ from tunefarm.errors import StackError
 # supervisord closes the descriptors below this number before it starts a process. The stack's processes
 # inherit the lock above it, so the folder stays locked until the last one of them has ended.
 FIRST_LOCK_FD = 100
+# A start takes as much for the database's log and the broker's files.
+_ROOM_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -35,8 +38,12 @@ class DataFolder:
     path: Path
 
     @property
+    def database_file(self) -> Path:
+        return self.path / "tunefarm.db"
+
+    @property
     def database_url(self) -> str:
-        return f"sqlite:///{self.path / 'tunefarm.db'}"
+        return f"sqlite:///{self.database_file}"
 
     @property
     def broker(self) -> Path:
@@ -53,7 +60,8 @@ class DataFolder:
     def prepare(self) -> None:
         """Make the folder, which only its owner may read. Raises StackError when it can't be made or written.
 
-        A folder that was there before and isn't a data folder yet keeps its mode.
+        A folder that was there before and isn't a data folder yet keeps its mode; what is made in it is its
+        owner's alone.
         """
         try:
             is_ours = not self.path.exists() or (self.path / "lock").exists()
@@ -62,6 +70,10 @@ class DataFolder:
                 # mkdir's own mode is subject to the umask. Who isn't the owner leaves the mode as it is.
                 if folder.stat().st_uid == os.geteuid() and (is_ours or folder != self.path):
                     folder.chmod(0o700)
+            for suffix in ("", "-wal", "-shm"):
+                file = self.path / f"{self.database_file.name}{suffix}"
+                if file.exists() and file.stat().st_uid == os.geteuid():
+                    file.chmod(0o600)
             probe = self.path / ".writable"
             probe.write_bytes(b"1")
             probe.unlink()
@@ -70,6 +82,10 @@ class DataFolder:
                 f"the data folder {self.path} can't be written ({error.strerror}): "
                 "choose another one with --data DIR"
             ) from error
+
+    def has_room(self) -> bool:
+        """Whether the folder's disk has room for the processes to start and to go on."""
+        return shutil.disk_usage(self.path).free >= _ROOM_BYTES
 
     @contextmanager
     def locked(self) -> Iterator[int]:

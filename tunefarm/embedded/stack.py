@@ -85,14 +85,26 @@ class Stack:
     running: RunningStack
     folder: DataFolder
     supervisor: Supervisor
+    # Processes that were given up while the disk was full.
+    starved: set[str] = field(default_factory=set)
 
     def check(self) -> None:
-        """Raise StackError when a process has ended and will not be started again."""
+        """Raise StackError when a process has ended and will not be started again.
+
+        One that ended for want of disk space is started again when there is room.
+        """
         if not self.supervisor.alive():
             log = self.supervisor.log("supervisor")
             raise StackError(f"the stack's supervisor stopped, see {log}: run the same command again")
         name = self.supervisor.given_up()
-        if name is not None:
+        if name is None:
+            return
+        if not self.folder.has_room():
+            self.starved.add(name)
+        elif name in self.starved:
+            self.starved.remove(name)
+            self.supervisor.start_again(name)
+        else:
             line = self.supervisor.last_line(name) or "it wrote nothing"
             raise StackError(f"the {name} keeps stopping: {line} (see {self.supervisor.log(name)})")
 

@@ -20,6 +20,7 @@ from tunefarm.embedded.folder import FIRST_LOCK_FD
 PYTHON = (sys.executable, "-P")  # -P: a folder named `server` where the user stands is not our package
 DIE_WITH_PARENT = (*PYTHON, "-m", "tunefarm.embedded.die_with_parent")
 STOP_TIMEOUT_S = 60.0
+_GROUP = "stack"
 RETRIES = 4  # after 1, 2, 3 and 4 seconds
 
 
@@ -54,13 +55,21 @@ class Supervisor:
 
     def states(self) -> dict[str, str]:
         """Return supervisord's state of every process by name; nothing while supervisord doesn't answer."""
-        transport = SupervisorTransport(None, None, f"unix://{self.control}")
-        with xmlrpc.client.ServerProxy("http://127.0.0.1", transport=transport) as proxy:
+        with self._proxy() as proxy:
             try:
                 infos: Any = proxy.supervisor.getAllProcessInfo()
             except (OSError, xmlrpc.client.Error):
                 return {}
         return {info["name"]: info["statename"] for info in infos}
+
+    def start_again(self, name: str) -> None:
+        """Start a process that was given up; one that can't be started is given up again."""
+        with self._proxy() as proxy, contextlib.suppress(OSError, xmlrpc.client.Error):
+            proxy.supervisor.startProcess(f"{_GROUP}:{name}", False)
+
+    def _proxy(self) -> xmlrpc.client.ServerProxy:
+        transport = SupervisorTransport(None, None, f"unix://{self.control}")
+        return xmlrpc.client.ServerProxy("http://127.0.0.1", transport=transport)
 
     def log(self, name: str) -> Path:
         return self.logs / f"{name}.log"
@@ -94,7 +103,7 @@ def supervise(
     """Run the processes until the context ends. They inherit the descriptor `lock`."""
     configuration = scratch / "supervisord.conf"
     configuration.write_text(configuration_text(processes, scratch))
-    command = ("supervisor.supervisord", "--nodaemon", "--configuration", str(configuration))
+    command = ("tunefarm.embedded.supervisord", "--nodaemon", "--configuration", str(configuration))
     with (logs / "supervisor.log").open("ab") as log:
         process = subprocess.Popen(
             [*DIE_WITH_PARENT, *PYTHON, "-m", *command],
@@ -144,7 +153,7 @@ chmod=0600
 [rpcinterface:supervisor]
 supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
 
-[group:stack]
+[group:{_GROUP}]
 programs={",".join(process.name for process in processes)}
 """
     for process in processes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.faults.environments import Unsupported, full, small_tmpfs
 from tunefarm.embedded.folder import DataFolder
 from tunefarm.embedded.supervision import SupervisedProcess, Supervisor, supervise
 
@@ -113,3 +115,47 @@ def test_nothing_is_left_behind_when_something_is_killed(
         command.kill()
     with folder.locked():
         pass
+
+
+LOGGING = "import time; [time.sleep(0.001) for _ in iter(int, 1) if not print('x' * 5000, flush=True)]"
+CHATTY = (sys.executable, "-c", LOGGING)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 24 MiB: as much as the logs of a chatty process, which are rotated at 10 MB."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(small_tmpfs(tmp_path / "disk", 24 << 20))
+        except Unsupported as missing:
+            pytest.skip(str(missing))
+        yield tmp_path / "disk"
+
+
+@pytest.mark.slow
+def test_supervisord_outlives_a_full_disk(small_disk: Path, scratch: Path) -> None:
+    """What can't be logged is lost; processes are started again, and logs go on when there is room."""
+    folder = DataFolder(small_disk / "data")
+    folder.prepare()
+    programs = (SupervisedProcess("chatty", CHATTY, 5, 1), SupervisedProcess("one", SLEEPER, 5, 1))
+
+    def kill_all() -> None:
+        for child in psutil.Process(supervisor.process.pid).children():
+            child.kill()
+
+    def are_up() -> bool:
+        return supervisor.states() == {"chatty": "RUNNING", "one": "RUNNING"}
+
+    with start(folder, scratch, *programs) as supervisor:
+        until(are_up)
+        with full(small_disk):
+            time.sleep(2.0)  # the chatty one goes on, beyond the size at which its log is rotated
+            kill_all()
+            time.sleep(0.5)
+            until(are_up)
+        for old in folder.logs.glob("chatty.log.*"):
+            old.unlink()
+        ups = supervisor.log("one").read_text().count("up")
+        kill_all()
+        until(lambda: supervisor.log("one").read_text().count("up") > ups)
+        assert supervisor.alive()

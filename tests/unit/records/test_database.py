@@ -220,3 +220,13 @@ def fill_the_disk(database: Database) -> None:
         session.execute(text(f"PRAGMA max_page_count = {pages + 200}"))
         blobs.put(session, b"small")
         blobs.put(session, bytes(8_000_000))
+
+
+def test_a_commit_of_sqlite_is_on_the_disk(tmp_path: Path) -> None:
+    """An acknowledgement outlives a power cut: each commit is synced, not only each checkpoint."""
+    database = Database(f"sqlite:///{tmp_path}/t.db")
+    database.migrate()
+    for begin in (database.begin, database.reading):
+        with begin() as session:
+            assert session.scalar(text("PRAGMA synchronous")) == 2
+    database.close()

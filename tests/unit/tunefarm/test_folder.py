@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from records.storage.database import Database
 from tunefarm.embedded.folder import DataFolder, RunningStack
 from tunefarm.errors import StackError
 
@@ -90,4 +91,24 @@ def test_the_folder_of_an_older_version_is_closed_to_others(tmp_path: Path) -> N
 def test_a_folder_that_was_something_else_keeps_its_mode(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     DataFolder(tmp_path).prepare()
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+
+
+def test_a_database_is_its_owners_alone_in_any_folder(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    folder = DataFolder(tmp_path)
+    folder.prepare()
+    old = os.umask(0o022)
+    try:
+        database = Database(folder.database_url)
+        database.migrate()
+        files = [folder.database_file.with_name(f"tunefarm.db{suffix}") for suffix in ("", "-wal", "-shm")]
+        assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600] * 3
+        for file in files:
+            file.chmod(0o644)  # as older releases made them
+        folder.prepare()
+        assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600] * 3
+        database.close()
+    finally:
+        os.umask(old)
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
