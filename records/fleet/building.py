@@ -133,20 +133,17 @@ def machine(
 
     With `token_id`, the lease's worker must belong to this token.
     """
-    live: tuple[ColumnElement[bool], ...] = (
-        LeaseRow.closed_at.is_(None),
-        LeaseRow.expires_at > now,
-        LeaseRow.build,
-    )
-    if token_id is not None:
-        own = select(WorkerRow.id).where(WorkerRow.id == LeaseRow.worker_id, WorkerRow.token_id == token_id)
-        live = (*live, own.exists())
+    live = (LeaseRow.closed_at.is_(None), LeaseRow.expires_at > now, LeaseRow.build)
     of_lease = (
         select(DeviceClassRow.machine)
         .join(JobRow, JobRow.device_class == DeviceClassRow.key)
         .join(LeaseRow, LeaseRow.job_id == JobRow.id)
     )
-    return session.scalar(of_lease.where(LeaseRow.id == lease_id, LeaseRow.session_id == session_id, *live))
+    held = of_lease.where(LeaseRow.id == lease_id, LeaseRow.session_id == session_id, *live)
+    if token_id is not None:
+        own = select(WorkerRow.id).where(WorkerRow.id == LeaseRow.worker_id, WorkerRow.token_id == token_id)
+        held = held.where(own.exists())
+    return session.scalar(held)
 
 
 def put_library(session: Session, lease_id: str, trial_id: int, sha: str, data: bytes) -> bool:

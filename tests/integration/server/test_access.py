@@ -346,8 +346,8 @@ def test_a_page_of_another_port_of_this_machine_changes_nothing(service: Service
 def test_each_token_has_idempotency_keys_of_its_own(guarded: Service) -> None:
     owners = [BOOTSTRAP]
     for _ in range(2):
-        body = {"name": "x", "scopes": ["submit", "read"]}
-        made = guarded.http.post("/v1/tokens", json=body, headers=bearer(BOOTSTRAP))
+        token: dict[str, Any] = {"name": "x", "scopes": ["submit", "read"]}
+        made = guarded.http.post("/v1/tokens", json=token, headers=bearer(BOOTSTRAP))
         owners.append(made.json()["token"])
     model = guarded.http.post("/v1/models", content=onnx_model(), headers=bearer(BOOTSTRAP)).json()
     made_jobs = []

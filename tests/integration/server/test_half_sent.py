@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import httpx
@@ -137,7 +138,7 @@ def test_a_workers_message_that_does_not_come_is_waited_for_no_longer(
     monkeypatch.setattr(interceptor, "MESSAGE_S", SOON_S)
     service = start()
     with grpc.insecure_channel(f"127.0.0.1:{service.context.settings.grpc_port}") as channel:
-        call = channel.stream_unary("/tunefarm.v1.Fleet/PutLibrary")
+        call: Any = channel.stream_unary("/tunefarm.v1.Fleet/PutLibrary")
         over = threading.Event()
         silent = iter(lambda: over.wait(30), over)
         with pytest.raises(grpc.RpcError) as refused:
