@@ -8,19 +8,19 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal --durations=50
 # How much of the slow lane `make test` runs: none, fifth or all.
 SLOW_LANE ?= none
 
-.PHONY: install demo test test-fast test-all check format proto docs bench sbom audit supply-chain clean
+.PHONY: install demo test test-fast test-all check format proto runtime docs bench sbom audit supply-chain clean
 
 install: $(VENV)/.installed
 
 # What runs the service and its examples; tests need more.
-$(VENV)/.service: pyproject.toml constraints.txt
+$(VENV)/.service: pyproject.toml runtime/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("tunefarm needs Python 3.11 or newer: run make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]' --editable runtime
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.service
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all,test]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all,test]' --editable runtime
 	@touch $@
 
 demo: $(VENV)/.service
@@ -54,6 +54,10 @@ format: install
 
 proto: install
 	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. proto/fleet.proto
+
+# The wheels of tunefarm-runtime for x86-64 and aarch64, in build/runtime.
+runtime: install
+	$(BIN)/python runtime/build.py
 
 # The documentation site, in build/site; what isn't in order there is an error.
 docs: install

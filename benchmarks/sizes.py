@@ -3,7 +3,7 @@
     python -m benchmarks.sizes --quick --json FILE
 
 Each job has an embedded stack with an empty data folder, so that no size alone learns from another. The model
-in several sizes and the one of one size are called as `tunefarm.deployed` loads them, in turns.
+in several sizes and the one of one size are called as `tunefarm_runtime` loads them, in turns.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ NETWORKS: Mapping[str, Network] = {
 
 @dataclass(frozen=True)
 class Deployed:
-    """A folder that `tunefarm tune` has written, as `tunefarm.deployed` runs it."""
+    """A folder that `tunefarm tune` has written, as `tunefarm_runtime` runs it."""
 
     folder: Path
 
     def load(self, threads: int) -> Bind:
         os.environ["TVM_NUM_THREADS"] = str(threads)
-        from tunefarm.deployed import load
+        from tunefarm_runtime import load
 
         model = load(self.folder)
 

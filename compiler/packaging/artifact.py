@@ -66,7 +66,9 @@ class Manifest:
     """Description of a compiled model: enough to run it, to compare it and to build it again.
 
     The `..._secs` are seconds of calls of the whole model, timed in turns on the device: untuned, tuned, and
-    as an earlier job published it. `computed_in` is the coarsest type that it computes in, as in `OnnxFile`.
+    as an earlier job published it. `instructions` are the instruction sets that the target allows, as
+    /proc/cpuinfo names them: tunefarm-runtime refuses a machine that lacks one. `computed_in` is the coarsest
+    type that it computes in, as in `OnnxFile`.
     """
 
     model_name: str
@@ -83,6 +85,7 @@ class Manifest:
     tuned_secs: tuple[float, ...] = ()
     published_secs: tuple[float, ...] = ()
     computed_in: str = "float64"
+    instructions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.threads < 1:
@@ -113,6 +116,7 @@ _NESTED: Mapping[str, Callable[[Any], object]] = {
     "untuned_secs": float,
     "tuned_secs": float,
     "published_secs": float,
+    "instructions": str,
 }
 
 

@@ -233,7 +233,7 @@ def python() -> str:
     lines = ["# Python", "", "## tunefarm.client", ""]
     for name in sorted(tunefarm.client.__all__):
         lines += [f"::: tunefarm.client.{name}", ""]
-    for module in ("tunefarm.tvm_database", "tunefarm.deployed"):
+    for module in ("tunefarm.tvm_database", "tunefarm_runtime.model", "tunefarm_runtime.session"):
         lines += [f"## {module}", "", f"::: {module}", ""]
     return "\n".join(lines)
 

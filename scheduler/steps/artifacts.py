@@ -15,6 +15,7 @@ from compiler.children.traces import check_traces
 from compiler.importing.model import ExtractedTask
 from compiler.lowering.trace import LoweringError, apply_trace
 from compiler.packaging.artifact import Manifest, TaskEntry, open_artifact, write
+from compiler.target import parse_target, target_features
 from compiler.workload import from_json
 from core.device import Device
 from core.lease import ModuleKind
@@ -204,4 +205,5 @@ def _manifest(
         created_at=now,
         tasks=entries,
         computed_in=imported.computed_in,
+        instructions=tuple(sorted(target_features(parse_target(device.target)))),
     )

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
+from tunefarm_runtime import NoSuchSize, load
 
 from tests.acceptance.commands import done, tunefarm
 from tests.onnx_models import fully_convolutional, masked_attention
-from tunefarm.deployed import NoSuchSize, load
 
 pytestmark = [pytest.mark.slow_lane, pytest.mark.timeout(600)]
 

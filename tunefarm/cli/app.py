@@ -12,7 +12,18 @@ import typer
 
 from core.exit_code import ExitCode
 from system.command import report, run_command
-from tunefarm.cli import cost_models, doctor, jobs, processes, schedules, storage, tokens, tune, workers
+from tunefarm.cli import (
+    compiled,
+    cost_models,
+    doctor,
+    jobs,
+    processes,
+    schedules,
+    storage,
+    tokens,
+    tune,
+    workers,
+)
 from tunefarm.client.client import ClientError, ProblemError, UnreachableError
 
 NAME = "tunefarm"
@@ -43,6 +54,8 @@ app.command()(schedules.export)
 app.command("import")(schedules.import_)
 app.command(hidden=True)(schedules.delete_imported)
 app.command(hidden=True)(workers.calibrate)
+app.command()(compiled.bench)
+app.command()(compiled.bundle)
 app.command()(doctor.doctor)
 for storing in (storage.backup, storage.restore, storage.migrate):
     app.command(hidden=True)(storing)

@@ -1,0 +1,91 @@
+"""Build the wheels of tunefarm-runtime for x86-64 and aarch64: `make runtime`.
+
+The shared libraries come from the wheels of the pinned release of TVM, with their licenses. They are kept in
+`tunefarm_runtime/lib`, where bundles for other machines find them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path, PurePosixPath
+
+HERE = Path(__file__).parent
+PACKAGE = HERE / "tunefarm_runtime"
+MACHINES = ("x86_64", "aarch64")
+# The oldest C library that the wheels of TVM run with.
+PLATFORM = "manylinux_2_28"
+PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_24", "manylinux_2_17", "manylinux2014")
+TVM_LIBRARIES = ("libtvm_runtime.so", "libtvm_runtime_extra.so", "libtvm_runtime_cuda.so")
+# pip installs it with apache-tvm-ffi; only bundles for other machines take it from here.
+FFI_LIBRARY = "libtvm_ffi.so"
+
+
+def pinned(name: str, constraints: Path) -> str:
+    """Return `NAME==VERSION` from a constraints file. Raises SystemExit where it isn't pinned."""
+    for line in constraints.read_text().splitlines():
+        if line.startswith(f"{name}=="):
+            return line.strip()
+    raise SystemExit(f"{constraints} doesn't pin {name}")
+
+
+def download(requirement: str, machine: str, folder: Path) -> Path:
+    """Download the wheel of a package for a kind of machine."""
+    platforms = [flag for name in PLATFORMS for flag in ("--platform", f"{name}_{machine}")]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    command += ["--python-version", "3.11", "--implementation", "cp", *platforms]
+    subprocess.run([*command, "--dest", str(folder), requirement], check=True)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def unpack(wheel: Path, names: tuple[str, ...], folder: Path) -> None:
+    """Copy the shared libraries of these names out of a wheel, and its licenses into `licenses`."""
+    with zipfile.ZipFile(wheel) as archive:
+        for entry in archive.namelist():
+            path = PurePosixPath(entry)
+            if path.name in names:
+                target = folder / path.name
+            elif path.name in ("LICENSE", "NOTICE") and ".dist-info" in entry:
+                target = PACKAGE / "licenses" / f"{wheel.name.partition('-')[0]}-{path.name}"
+            else:
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(archive.read(entry))
+
+
+def build(machine: str, output: Path) -> None:
+    """Build the wheel for a kind of machine from a copy that holds only its libraries."""
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = Path(scratch) / "runtime"
+        left_out = [one for one in MACHINES if one != machine] + [FFI_LIBRARY, "*.egg-info", "build"]
+        shutil.copytree(HERE, copy, ignore=shutil.ignore_patterns(*left_out))
+        setting = f"--build-option=--plat-name={PLATFORM}_{machine}"
+        command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--config-settings", setting]
+        subprocess.run([*command, "--wheel-dir", str(output), str(copy)], check=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Build the wheels of tunefarm-runtime.")
+    parser.add_argument("--constraints", type=Path, default=HERE.parent / "constraints.txt")
+    parser.add_argument("--output", type=Path, default=HERE.parent / "build" / "runtime")
+    parser.add_argument("--machine", choices=MACHINES, action="append", help="only for this kind of machine")
+    args = parser.parse_args()
+    for machine in args.machine or MACHINES:
+        folder = PACKAGE / "lib" / machine
+        for name, libraries in (("apache-tvm", TVM_LIBRARIES), ("apache-tvm-ffi", (FFI_LIBRARY,))):
+            if not all((folder / library).exists() for library in libraries):
+                with tempfile.TemporaryDirectory() as scratch:
+                    wheel = download(pinned(name, args.constraints), machine, Path(scratch))
+                    unpack(wheel, libraries, folder)
+        build(machine, args.output)
+    for wheel in sorted(args.output.glob("*.whl")):
+        print(f"{wheel}: {wheel.stat().st_size / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,303 @@
+/* The functions of tunefarm.h, over the C interface of TVM's runtime (tvm/ffi/c_api.h). */
+#define _POSIX_C_SOURCE 200809L
+#include "tunefarm.h"
+
+#include <dlfcn.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <tvm/ffi/c_api.h>
+
+enum { ALIGNMENT = 64, MAX_DIMS = 16, MAX_TENSORS = 1024, MAX_LINE = 4096, POOLED_ALLOCATOR = 2 };
+
+typedef struct {
+  tunefarm_tensor* tensors;
+  DLDataType* types;
+  void** buffers; /* aligned copies of inputs, made when they are first needed */
+  size_t count;
+} tensor_list;
+
+struct tunefarm_model {
+  tensor_list inputs, outputs;
+  TVMFFIObjectHandle library, machine, main;
+  TVMFFIAny* arguments;
+  DLManagedTensor* managed;
+};
+
+/* An object's own fields come right after the header that all objects share. */
+static void* fields_of(TVMFFIObjectHandle object) { return (char*)object + sizeof(TVMFFIObject); }
+
+static tunefarm_status status(int code, const char* format, ...) {
+  tunefarm_status result = {code, ""};
+  va_list values;
+  va_start(values, format);
+  vsnprintf(result.message, sizeof result.message, format, values);
+  va_end(values);
+  return result;
+}
+
+static tunefarm_status ok(void) { return status(TUNEFARM_OK, "%s", ""); }
+
+/* The error that TVM raised in this thread. */
+static tunefarm_status tvm_error(const char* what) {
+  TVMFFIObjectHandle error = NULL;
+  TVMFFIErrorMoveFromRaised(&error);
+  if (error == NULL) return status(TUNEFARM_FAILED, "%s: TVM's runtime gave no reason", what);
+  TVMFFIErrorCell* cell = fields_of(error);
+  tunefarm_status result =
+      status(TUNEFARM_FAILED, "%s: %.*s", what, (int)cell->message.size, cell->message.data);
+  TVMFFIObjectDecRef(error);
+  return result;
+}
+
+static TVMFFIByteArray bytes_of(const char* text) {
+  TVMFFIByteArray bytes = {text, strlen(text)};
+  return bytes;
+}
+
+static void release(TVMFFIObjectHandle object) {
+  if (object != NULL) TVMFFIObjectDecRef(object);
+}
+
+static TVMFFIAny object_argument(TVMFFIObjectHandle object) {
+  TVMFFIAny any = {0};
+  any.type_index = ((TVMFFIObject*)object)->type_index;
+  any.v_obj = (TVMFFIObject*)object;
+  return any;
+}
+
+static TVMFFIAny string_argument(const char* text) {
+  TVMFFIAny any = {0};
+  any.type_index = kTVMFFIRawStr;
+  any.v_c_str = text;
+  return any;
+}
+
+static TVMFFIAny int_argument(int64_t value) {
+  TVMFFIAny any = {0};
+  any.type_index = kTVMFFIInt;
+  any.v_int64 = value;
+  return any;
+}
+
+/* Call a global function that returns an object, or nothing if `result` is NULL. */
+static int call_global(const char* name, TVMFFIAny* arguments, int count, TVMFFIObjectHandle* result) {
+  TVMFFIByteArray key = bytes_of(name);
+  TVMFFIObjectHandle function = NULL;
+  TVMFFIAny returned = {0};
+  if (TVMFFIFunctionGetGlobal(&key, &function) != 0 || function == NULL) return -1;
+  int code = TVMFFIFunctionCall(function, arguments, count, &returned);
+  release(function);
+  if (code == 0 && result != NULL) *result = returned.v_obj;
+  return code;
+}
+
+/* A function of a module. It is NULL if the module has none of this name. */
+static int module_function(TVMFFIObjectHandle module, const char* name, TVMFFIObjectHandle* function) {
+  TVMFFIAny arguments[3] = {object_argument(module), string_argument(name), {0}};
+  arguments[2].type_index = kTVMFFIBool;
+  arguments[2].v_int64 = 1; /* look into imported modules, too */
+  return call_global("ffi.ModuleGetFunction", arguments, 3, function);
+}
+
+static int call(TVMFFIObjectHandle function, TVMFFIAny* arguments, int count, TVMFFIObjectHandle* result) {
+  TVMFFIAny returned = {0};
+  int code = function == NULL ? -1 : TVMFFIFunctionCall(function, arguments, count, &returned);
+  if (code == 0 && result != NULL) *result = returned.v_obj;
+  return code;
+}
+
+/* Parse "input NAME DTYPE LENGTH..." of model.txt; names have no white space there (%XX instead). */
+static tunefarm_status parse_tensor(tensor_list* list, char* text) {
+  char *state = NULL, *name = strtok_r(text, " \n", &state), *dtype = strtok_r(NULL, " \n", &state), *word;
+  int64_t lengths[MAX_DIMS], elements = 1;
+  int ndim = 0;
+  if (name == NULL || dtype == NULL || list->count == MAX_TENSORS)
+    return status(TUNEFARM_BAD_FOLDER, "model.txt is damaged: make the bundle again");
+  while ((word = strtok_r(NULL, " \n", &state)) != NULL) {
+    if (ndim == MAX_DIMS) return status(TUNEFARM_BAD_FOLDER, "%s has over %d dimensions", name, MAX_DIMS);
+    lengths[ndim] = strtoll(word, NULL, 10);
+    elements *= lengths[ndim++];
+  }
+  size_t at = list->count;
+  list->tensors = realloc(list->tensors, (at + 1) * sizeof *list->tensors);
+  list->types = realloc(list->types, (at + 1) * sizeof *list->types);
+  list->buffers = realloc(list->buffers, (at + 1) * sizeof *list->buffers);
+  int64_t* shape = malloc(sizeof(int64_t) * (size_t)(ndim + 1));
+  if (list->tensors == NULL || list->types == NULL || list->buffers == NULL || shape == NULL)
+    return status(TUNEFARM_NO_MEMORY, "there is no memory for the model's description");
+  memcpy(shape, lengths, sizeof(int64_t) * (size_t)ndim);
+  TVMFFIByteArray type_name = bytes_of(dtype);
+  if (TVMFFIDataTypeFromString(&type_name, &list->types[at]) != 0) return tvm_error(dtype);
+  size_t bits = (size_t)list->types[at].bits * list->types[at].lanes;
+  tunefarm_tensor tensor = {strdup(name), strdup(dtype), ndim, shape, (size_t)elements * ((bits + 7) / 8)};
+  list->tensors[at] = tensor;
+  list->buffers[at] = NULL;
+  list->count = at + 1;
+  return ok();
+}
+
+static tunefarm_status read_description(tunefarm_model* model, const char* folder, int* threads) {
+  char path[MAX_LINE], line[MAX_LINE];
+  snprintf(path, sizeof path, "%s/model.txt", folder);
+  FILE* file = fopen(path, "r");
+  if (file == NULL) return status(TUNEFARM_BAD_FOLDER, "%.400s can't be read: name a bundle's folder", path);
+  tunefarm_status result = ok();
+  while (result.code == TUNEFARM_OK && fgets(line, sizeof line, file) != NULL) {
+    if (strncmp(line, "input ", 6) == 0) result = parse_tensor(&model->inputs, line + 6);
+    else if (strncmp(line, "output ", 7) == 0) result = parse_tensor(&model->outputs, line + 7);
+    else if (strncmp(line, "threads ", 8) == 0 && *threads == 0) *threads = atoi(line + 8);
+  }
+  fclose(file);
+  if (result.code == TUNEFARM_OK && model->outputs.count == 0)
+    return status(TUNEFARM_BAD_FOLDER, "%.400s describes no output: make the bundle again", path);
+  return result;
+}
+
+static void keep_memory(DLManagedTensor* tensor) { (void)tensor; /* it belongs to the caller */ }
+
+static tunefarm_status load(tunefarm_model* model, const char* folder, int threads) {
+  char path[MAX_LINE], count[32];
+  tunefarm_status result = read_description(model, folder, &threads);
+  if (result.code != TUNEFARM_OK) return result;
+  snprintf(count, sizeof count, "%d", threads);
+  if (threads > 0) setenv("TVM_NUM_THREADS", count, 1);
+  /* model.so finds what it calls among the symbols of the whole process. */
+  static const char* const libraries[] = {"libtvm_ffi.so", "libtvm_runtime.so", "libtvm_runtime_extra.so"};
+  for (size_t i = 0; i < sizeof libraries / sizeof *libraries; ++i) {
+    snprintf(path, sizeof path, "%s/lib/%s", folder, libraries[i]);
+    if (dlopen(path, RTLD_NOW | RTLD_GLOBAL) == NULL)
+      return status(TUNEFARM_BAD_FOLDER, "TVM's runtime can't be loaded: %.400s", dlerror());
+  }
+  snprintf(path, sizeof path, "%s/model.so", folder);
+  TVMFFIAny file = string_argument(path);
+  if (call_global("ffi.ModuleLoadFromFile", &file, 1, &model->library) != 0) return tvm_error(path);
+  TVMFFIObjectHandle function = NULL;
+  TVMFFIAny device[3] = {int_argument(kDLCPU), int_argument(0), int_argument(POOLED_ALLOCATOR)};
+  int code = module_function(model->library, "vm_load_executable", &function);
+  if (code == 0) code = call(function, NULL, 0, &model->machine);
+  release(function);
+  function = NULL;
+  if (code == 0) code = module_function(model->machine, "vm_initialization", &function);
+  if (code == 0) code = call(function, device, 3, NULL);
+  release(function);
+  if (code == 0) code = module_function(model->machine, "main", &model->main);
+  if (code != 0) return tvm_error(path);
+  model->arguments = calloc(model->inputs.count + 1, sizeof *model->arguments);
+  model->managed = calloc(model->inputs.count + 1, sizeof *model->managed);
+  if (model->arguments == NULL || model->managed == NULL) return status(TUNEFARM_NO_MEMORY, "there is no memory for the arguments");
+  for (size_t i = 0; i < model->inputs.count; ++i) {
+    DLTensor tensor = {NULL, {kDLCPU, 0}, model->inputs.tensors[i].ndim, model->inputs.types[i],
+                       (int64_t*)model->inputs.tensors[i].shape, NULL, 0};
+    model->managed[i].dl_tensor = tensor;
+    model->managed[i].deleter = keep_memory;
+  }
+  return ok();
+}
+
+tunefarm_status tunefarm_load(const char* folder, int threads, tunefarm_model** model) {
+  if (folder == NULL || model == NULL || threads < 0 || strlen(folder) > MAX_LINE - 32)
+    return status(TUNEFARM_BAD_ARGUMENT, "pass a folder, a number of threads (0 for the model's own) and a place for the model");
+  *model = calloc(1, sizeof **model);
+  if (*model == NULL) return status(TUNEFARM_NO_MEMORY, "there is no memory for the model");
+  tunefarm_status result = load(*model, folder, threads);
+  if (result.code != TUNEFARM_OK) {
+    tunefarm_free(*model);
+    *model = NULL;
+  }
+  return result;
+}
+
+static tunefarm_status describe(const tensor_list* list, const tunefarm_tensor** tensors, size_t* count) {
+  if (tensors == NULL || count == NULL) return status(TUNEFARM_BAD_ARGUMENT, "pass places for the tensors and their number");
+  *tensors = list->tensors;
+  *count = list->count;
+  return ok();
+}
+
+tunefarm_status tunefarm_inputs(const tunefarm_model* model, const tunefarm_tensor** tensors, size_t* count) {
+  if (model == NULL) return status(TUNEFARM_BAD_ARGUMENT, "the model is NULL: load one first");
+  return describe(&model->inputs, tensors, count);
+}
+
+tunefarm_status tunefarm_outputs(const tunefarm_model* model, const tunefarm_tensor** tensors, size_t* count) {
+  if (model == NULL) return status(TUNEFARM_BAD_ARGUMENT, "the model is NULL: load one first");
+  return describe(&model->outputs, tensors, count);
+}
+
+/* Where compiled code may read an input: the caller's memory, or an aligned copy of it. */
+static void* aligned(tensor_list* list, size_t i, const void* data) {
+  if ((uintptr_t)data % ALIGNMENT == 0) return (void*)data;
+  if (list->buffers[i] == NULL && posix_memalign(&list->buffers[i], ALIGNMENT, list->tensors[i].bytes + ALIGNMENT) != 0)
+    return NULL;
+  return memcpy(list->buffers[i], data, list->tensors[i].bytes);
+}
+
+static tunefarm_status copy_output(const tunefarm_model* model, size_t i, TVMFFIObjectHandle tensor, void* data) {
+  DLTensor* from = fields_of(tensor);
+  int64_t elements = 1;
+  for (int axis = 0; axis < from->ndim; ++axis) elements *= from->shape[axis];
+  size_t bytes = (size_t)elements * (((size_t)from->dtype.bits * from->dtype.lanes + 7) / 8);
+  if (bytes != model->outputs.tensors[i].bytes)
+    return status(TUNEFARM_FAILED, "output %s has %zu bytes, and model.txt says %zu", model->outputs.tensors[i].name, bytes,
+                  model->outputs.tensors[i].bytes);
+  memcpy(data, (char*)from->data + from->byte_offset, bytes);
+  return ok();
+}
+
+tunefarm_status tunefarm_run(tunefarm_model* model, const void* const* inputs, void* const* outputs) {
+  if (model == NULL || outputs == NULL || (inputs == NULL && model->inputs.count > 0))
+    return status(TUNEFARM_BAD_ARGUMENT, "pass a model, its inputs and places for its outputs");
+  tunefarm_status result = ok();
+  TVMFFIObjectHandle returned = NULL;
+  size_t made = 0;
+  for (; made < model->inputs.count && result.code == TUNEFARM_OK; ++made) {
+    TVMFFIObjectHandle tensor = NULL;
+    void* data = inputs[made] == NULL ? NULL : aligned(&model->inputs, made, inputs[made]);
+    model->managed[made].dl_tensor.data = data;
+    if (inputs[made] == NULL) result = status(TUNEFARM_BAD_ARGUMENT, "input %s is NULL", model->inputs.tensors[made].name);
+    else if (data == NULL) result = status(TUNEFARM_NO_MEMORY, "there is no memory for input %s", model->inputs.tensors[made].name);
+    else if (TVMFFITensorFromDLPack(&model->managed[made], ALIGNMENT, 1, &tensor) != 0) result = tvm_error("an input");
+    if (result.code != TUNEFARM_OK) break;
+    model->arguments[made] = object_argument(tensor);
+  }
+  if (result.code == TUNEFARM_OK && call(model->main, model->arguments, (int)model->inputs.count, &returned) != 0)
+    result = tvm_error("the model failed");
+  for (size_t i = 0; i < made; ++i) release(model->arguments[i].v_obj);
+  for (size_t i = 0; result.code == TUNEFARM_OK && i < model->outputs.count; ++i) {
+    TVMFFIObjectHandle tensor = returned;
+    TVMFFIAny item[2] = {object_argument(returned), int_argument((int64_t)i)};
+    /* TVM returns a single output by itself, and several as an array. */
+    if (model->outputs.count > 1 && call_global("ffi.ArrayGetItem", item, 2, &tensor) != 0) result = tvm_error("an output");
+    else if (outputs[i] == NULL) result = status(TUNEFARM_BAD_ARGUMENT, "output %s is NULL", model->outputs.tensors[i].name);
+    else result = copy_output(model, i, tensor, outputs[i]);
+    if (model->outputs.count > 1 && tensor != returned) release(tensor);
+  }
+  release(returned);
+  return result;
+}
+
+static void free_list(tensor_list* list) {
+  for (size_t i = 0; i < list->count; ++i) {
+    free((void*)list->tensors[i].name);
+    free((void*)list->tensors[i].dtype);
+    free((void*)list->tensors[i].shape);
+    free(list->buffers[i]);
+  }
+  free(list->tensors);
+  free(list->types);
+  free(list->buffers);
+}
+
+void tunefarm_free(tunefarm_model* model) {
+  if (model == NULL) return;
+  release(model->main);
+  release(model->machine);
+  release(model->library);
+  free_list(&model->inputs);
+  free_list(&model->outputs);
+  free(model->arguments);
+  free(model->managed);
+  free(model);
+}

@@ -1,0 +1,52 @@
+/* Run a model that tunefarm has compiled, from C.
+ *
+ * A bundle is a folder with model.so, model.txt and the runtime libraries. Load it, fill the inputs, run, read the
+ * outputs. Each function but tunefarm_free returns a status: code 0, or a code below and a message.
+ * A model is for one thread at a time.
+ */
+#ifndef TUNEFARM_H
+#define TUNEFARM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { TUNEFARM_OK = 0, TUNEFARM_BAD_ARGUMENT = 1, TUNEFARM_BAD_FOLDER = 2, TUNEFARM_NO_MEMORY = 3, TUNEFARM_FAILED = 4 };
+
+typedef struct {
+  int code;
+  char message[500];
+} tunefarm_status;
+
+typedef struct {
+  const char* name;
+  const char* dtype;    /* "float32", "int64", ... */
+  int ndim;
+  const int64_t* shape; /* ndim lengths; elements are in row-major order */
+  size_t bytes;         /* the size of the whole tensor */
+} tunefarm_tensor;
+
+typedef struct tunefarm_model tunefarm_model;
+
+/* Load the bundle in `folder`. `threads` is the number of threads to compute with, 0 for the number that the model
+ * was tuned for. The first load of a process decides it for all models. */
+tunefarm_status tunefarm_load(const char* folder, int threads, tunefarm_model** model);
+
+/* Describe the inputs, or the outputs. The array belongs to the model. */
+tunefarm_status tunefarm_inputs(const tunefarm_model* model, const tunefarm_tensor** tensors, size_t* count);
+tunefarm_status tunefarm_outputs(const tunefarm_model* model, const tunefarm_tensor** tensors, size_t* count);
+
+/* Run the model. `inputs` and `outputs` hold a pointer for each input and output, to as many bytes as its tensor
+ * has. An input that begins at a multiple of 64 bytes is read where it is; another one is copied first. */
+tunefarm_status tunefarm_run(tunefarm_model* model, const void* const* inputs, void* const* outputs);
+
+/* Free the model. NULL is allowed. */
+void tunefarm_free(tunefarm_model* model);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,172 @@
+"""One compiled library: loaded by TVM's runtime, which is 5 MB of shared libraries."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+from numpy.typing import NDArray
+
+from tunefarm_runtime.errors import LoadError, RunError
+from tunefarm_runtime.manifest import Manifest, Tensor
+
+Array = NDArray[Any]
+# The runtime of this release of TVM: libraries are compiled by it.
+TVM_VERSION = "0.27.0.post1"
+RUNTIME_LIBRARIES = ("libtvm_runtime.so", "libtvm_runtime_extra.so")
+CUDA_RUNTIME = "libcudart.so.13"
+CUDA_LIBRARY = "libtvm_runtime_cuda.so"
+# Compiled code loads whole vectors: it faults on data that is less aligned.
+ALIGNMENT = 64
+THREADS_VARIABLE = "TVM_NUM_THREADS"
+# DLPack's numbers of devices, and TVM's number of the allocator that keeps freed memory.
+CPU, CUDA, POOLED = 1, 2, 2
+
+
+class Library:
+    """A compiled model of one shape. Calls are for one thread at a time."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        """Load the library of a manifest. Raises LoadError."""
+        manifest.check_machine()
+        self.manifest = manifest
+        self._is_cuda = manifest.device == "cuda"
+        load_runtime(self._is_cuda)
+        file = manifest.folder / "model.so"
+        devices = (CUDA, 0, POOLED, CPU, 0, POOLED) if self._is_cuda else (CPU, 0, POOLED)
+        try:
+            machine = tvm_ffi.load_module(str(file))["vm_load_executable"]()
+            machine["vm_initialization"](*devices)
+            self._main: Callable[..., Any] = machine["main"]
+        except Exception as error:  # TVM raises whatever class its C++ side names
+            raise LoadError(f"{file} can't be loaded: {str(error).strip().splitlines()[-1]}") from error
+        self._device = tvm_ffi.device("cuda" if self._is_cuda else "cpu", 0)
+        self._allocate = tvm_ffi.get_global_func("runtime.TVMTensorAllocWithScope")
+        self._layouts = [(tvm_ffi.Shape(one.shape), tvm_ffi.dtype(one.dtype)) for one in manifest.inputs]
+        self._write = tvm_ffi.get_global_func("runtime.TVMTensorCopyFromBytes")
+
+    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
+        """Run the model. Inputs have the right shapes and element types.
+
+        Inputs and outputs of a CPU model are NumPy arrays. A GPU model also takes whatever has DLPack on the
+        same GPU, and returns tensors that have.
+        """
+        tensors = [
+            self._tensor(*one) for one in zip(self.manifest.inputs, self._layouts, inputs, strict=True)
+        ]
+        result = self._main(*tensors)
+        # TVM returns a single output by itself, and several as an array.
+        outputs = [result] if len(self.manifest.outputs) == 1 else list(result)
+        if self._is_cuda:
+            return outputs
+        return [to_numpy(value, spec) for spec, value in zip(self.manifest.outputs, outputs, strict=True)]
+
+    def synchronize(self) -> None:
+        """Wait until a GPU has computed everything that it was given."""
+        if self._is_cuda:
+            tvm_ffi.get_global_func("runtime.Device_StreamSync")(self._device, 0)
+
+    def _tensor(self, spec: Tensor, layout: tuple[Any, Any], value: Any) -> Any:
+        """Return an input as TVM takes it. Aligned memory is shared, and other memory is copied once."""
+        if isinstance(value, np.ndarray):
+            if (
+                not self._is_cuda
+                and value.flags.c_contiguous
+                and value.flags.writeable
+                and value.ctypes.data % ALIGNMENT == 0
+                and spec.numpy_dtype.isbuiltin == 1
+            ):
+                return tvm_ffi.from_dlpack(value)
+            return self._copied(layout, value)
+        try:
+            return tvm_ffi.from_dlpack(value, require_alignment=ALIGNMENT, require_contiguous=True)
+        except Exception as error:  # tvm_ffi raises several classes
+            if self._is_cuda:
+                raise RunError(
+                    f"input {spec.name} can't be shared with the GPU: pass a contiguous array there, or a "
+                    f"NumPy array ({error})"
+                ) from error
+            return self._copied(layout, np.from_dlpack(value))
+
+    def _copied(self, layout: tuple[Any, Any], value: Array) -> Any:
+        array = np.ascontiguousarray(value)
+        tensor = self._allocate(*layout, self._device, None)
+        self._write(tensor, array.ctypes.data_as(ctypes.c_void_p), array.nbytes)
+        return tensor
+
+
+def to_numpy(value: Any, spec: Tensor) -> Array:
+    """Return an output as an array on the CPU. Its memory is shared if it is there and NumPy has the type."""
+    if isinstance(value, np.ndarray):
+        return value
+    if value.device.type == "cpu" and spec.numpy_dtype.isbuiltin == 1:
+        return np.from_dlpack(value)
+    array = np.empty(tuple(value.shape), spec.numpy_dtype)
+    read = tvm_ffi.get_global_func("runtime.TVMTensorCopyToBytes")
+    read(value, array.ctypes.data_as(ctypes.c_void_p), array.nbytes)
+    return array
+
+
+def set_threads(count: int) -> None:
+    """Compute with this number of threads from now on. Raises RunError for a number below 1."""
+    if count < 1:
+        raise RunError(f"a model runs on at least one thread, not {count}")
+    os.environ[THREADS_VARIABLE] = str(count)
+    load_runtime(cuda=False)
+    tvm_ffi.get_global_func("runtime.config_threadpool")(1, count)
+
+
+@cache
+def load_runtime(cuda: bool) -> None:
+    """Load TVM's runtime into this process, once. Raises LoadError where it is missing."""
+    if "tvm" in sys.modules:
+        return  # it has loaded its own
+    folder = library_folder()
+    paths: list[Path | str] = [folder / name for name in RUNTIME_LIBRARIES]
+    if cuda:
+        paths += [_cuda_runtime(), folder / CUDA_LIBRARY]
+    for path in paths:
+        try:
+            ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            package = "tunefarm-runtime[cuda]" if cuda else "tunefarm-runtime"
+            raise LoadError(f"TVM's runtime can't be loaded: {error}: install {package} again") from error
+
+
+def _cuda_runtime() -> Path | str:
+    """Return NVIDIA's runtime library: a package's, else the system's."""
+    found = importlib.util.find_spec("nvidia")
+    places = [Path(place) for place in (found.submodule_search_locations or ())] if found else []
+    return next((path for place in places for path in place.glob(f"cu*/lib/{CUDA_RUNTIME}")), CUDA_RUNTIME)
+
+
+def library_folder() -> Path:
+    """Return the folder of TVM's runtime libraries for this machine. Raises LoadError where there is none.
+
+    An installed TVM of the same release comes first: if the process imports it later, both share one runtime.
+    """
+    try:
+        spec = importlib.util.find_spec("tvm")
+        if spec is not None and importlib.metadata.version("apache-tvm") == TVM_VERSION:
+            for location in spec.submodule_search_locations or ():
+                if (Path(location) / "lib" / RUNTIME_LIBRARIES[0]).exists():
+                    return Path(location) / "lib"
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    own = Path(__file__).parent / "lib" / platform.machine()
+    if not (own / RUNTIME_LIBRARIES[0]).exists():
+        raise LoadError(
+            f"tunefarm-runtime was built without TVM's runtime for {platform.machine()}: "
+            "install a released wheel, or run `make runtime`"
+        )
+    return own

@@ -1,0 +1,141 @@
+"""The manifest of a compiled model: `manifest.json`, which the service writes beside `model.so`."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tunefarm_runtime.errors import LoadError
+
+Array = NDArray[Any]
+Shape = tuple[int, ...]
+CPU_INFO = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input or output: `dtype` is the name of a NumPy or ml_dtypes type, such as `float32`."""
+
+    name: str
+    shape: Shape
+    dtype: str
+
+    @cached_property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """The element type. Raises LoadError for one that needs ml_dtypes, where that isn't installed."""
+        try:
+            return np.dtype(self.dtype)
+        except TypeError:
+            try:
+                import ml_dtypes
+
+                found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, self.dtype))
+                return found
+            except (ImportError, AttributeError) as error:
+                raise LoadError(
+                    f"{self.name} has the element type {self.dtype}, which NumPy lacks: "
+                    "install the package ml_dtypes"
+                ) from error
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.numpy_dtype.itemsize
+
+    def draw(self, rng: np.random.Generator) -> Array:
+        """Return values that every model takes: integers may be token ids or a mask, so they are 0 or 1."""
+        if self.numpy_dtype.kind in "biu":
+            values = rng.integers(0, 2, self.shape)
+            values[..., :1] = 1  # no mask hides everything
+            return values.astype(self.numpy_dtype)
+        return rng.standard_normal(self.shape).astype(self.numpy_dtype)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What the runtime reads of a manifest.
+
+    `machine` is the processor's kind, such as `x86_64`. `instructions` are the instruction sets that the
+    library may use, as /proc/cpuinfo names them; empty in manifests of older services. `threads` is the
+    number that the model was tuned for.
+    """
+
+    folder: Path
+    model_sha: str
+    device: str
+    machine: str
+    instructions: tuple[str, ...]
+    threads: int
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """Read `folder/manifest.json`. Raises LoadError if there is none, or it is damaged."""
+        file = folder / "manifest.json"
+        try:
+            data = json.loads(file.read_text())
+            target = json.loads(data["target"])
+            inputs, outputs = (
+                tuple(
+                    Tensor(str(one["name"]), tuple(map(int, one["shape"])), str(one["dtype"]))
+                    for one in data[kind]
+                )
+                for kind in ("inputs", "outputs")
+            )
+            host = target.get("host", target)
+            return cls(
+                folder=folder,
+                model_sha=str(data["model_sha"]),
+                device=str(target["kind"]),
+                machine=str(host.get("mtriple", platform.machine())).partition("-")[0],
+                instructions=tuple(map(str, data.get("instructions", ()))),
+                threads=int(data["threads"]),
+                inputs=inputs,
+                outputs=outputs,
+            )
+        except OSError as error:
+            raise LoadError(f"{file} can't be read: {error.strerror}") from error
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise LoadError(f"{file} is damaged or of another version: download the model again") from error
+
+    def check_machine(self) -> None:
+        """Raise LoadError if this machine lacks instructions that the library may use.
+
+        Without the check, the first such instruction would end the process with SIGILL.
+        """
+        here = platform.machine()
+        if self.machine != here:
+            raise LoadError(
+                f"{self.folder} was compiled for {self.machine}, and this machine is {here}: "
+                "tune the model for this machine"
+            )
+        present = _instructions(CPU_INFO)
+        lacking = sorted(set(self.instructions) - present) if present else []
+        if lacking:
+            raise LoadError(
+                f"{self.folder} uses instructions that this machine lacks ({', '.join(lacking)}): "
+                "tune the model for this machine"
+            )
+
+
+def _instructions(file: Path) -> frozenset[str]:
+    """Return the instruction sets that Linux reports; none where it reports those of another kind of machine,
+    as under an emulator."""
+    line = "flags" if platform.machine() == "x86_64" else "Features"
+    try:
+        text = file.read_text()
+    except OSError:
+        return frozenset()
+    for entry in text.splitlines():
+        name, _, words = entry.partition(":")
+        if name.strip() == line:
+            return frozenset(words.split())
+    return frozenset()

@@ -1,0 +1,134 @@
+"""A bundle builds with a C or C++ compiler alone, runs, and says what is wrong."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+from tunefarm_runtime import LoadError, load
+from tunefarm_runtime.bundle import SOURCES, make_bundle
+
+from tests.compiled_models import compile_model
+from tests.onnx_models import residual
+
+WARNINGS = ("-Wall", "-Wextra", "-Werror", "-pedantic")
+COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)]
+
+CPP = """
+#include <iostream>
+#include "tunefarm.hpp"
+
+int main(int argc, char** argv) {
+  try {
+    tunefarm_runtime::Model loaded(argv[1], 1);
+    tunefarm_runtime::Model model = std::move(loaded);
+    std::vector<float> x(model.inputs()[0].bytes / sizeof(float), 1.0f);
+    std::vector<float> first(x.size()), second(x.size());
+    for (int run = 0; run < 3; ++run) model.run({x.data() + 0}, {first.data(), second.data()});
+    std::cout << model.outputs()[1].name << " " << first[0] << " " << second[0] << std::endl;
+    if (argc > 2) model.run({nullptr}, {first.data(), second.data()});
+  } catch (const tunefarm_runtime::Error& error) {
+    std::cout << error.code << " " << error.what() << std::endl;
+  }
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bundle")
+    make_bundle(compile_model(residual(), folder / "model"), folder / "bundle")
+    return folder / "bundle"
+
+
+def two_outputs() -> bytes:
+    """Its names have spaces, and its inputs are at any address."""
+    nodes = [helper.make_node("Neg", ["an input"], ["y 0"]), helper.make_node("Exp", ["an input"], ["y%1"])]
+    values = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, (3, 5)) for name in ("an input", "y 0", "y%1")
+    ]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return bytes(made.SerializeToString())
+
+
+def build(bundle: Path, program: Path, sources: list[Path], compiler: str, *flags: str) -> Path:
+    """Compile a program with the bundle's own files only, and return it."""
+    library = program.with_suffix(".o")
+    c_compiler = {"g++": "gcc", "clang++": "clang"}.get(compiler, compiler)
+    include = ["-I", str(bundle), "-I", str(bundle / "include")]
+    subprocess.run(
+        [c_compiler, "-std=c11", *WARNINGS, *include, "-c", str(bundle / "tunefarm.c"), "-o", str(library)],
+        check=True,
+    )
+    lib = str(bundle / "lib")
+    command = [compiler, *flags, *WARNINGS, *include, *map(str, sources), str(library), "-o", str(program)]
+    subprocess.run([*command, f"-L{lib}", "-l:libtvm_ffi.so", "-ldl", f"-Wl,-rpath,{lib}"], check=True)
+    return program
+
+
+def output_of(program: Path, *arguments: str) -> tuple[int, str]:
+    done = subprocess.run([str(program), *arguments], capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_the_example_runs_as_python_does(bundle: Path, compiler: str, tmp_path: Path) -> None:
+    main = build(bundle, tmp_path / "main", [bundle / "main.c"], compiler, "-std=c11")
+    code, text = output_of(main, str(bundle))
+    assert code == 0
+    (expected,) = load(bundle)(np.ones((1, 3, 8, 8), np.float32))
+    found = [float(word) for word in text.partition(":")[2].split()]
+    np.testing.assert_allclose(found, expected.ravel()[:5], rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake isn't installed")
+def test_cmake_builds_it(bundle: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(bundle, tmp_path / "elsewhere")
+    subprocess.run(["cmake", "-S", str(copy), "-B", str(tmp_path / "build")], check=True, capture_output=True)
+    subprocess.run(["cmake", "--build", str(tmp_path / "build")], check=True, capture_output=True)
+    code, text = output_of(tmp_path / "build" / "main", str(copy))
+    assert (code, text.count("float32")) == (0, 1)
+
+
+def test_cpp_runs_several_outputs_and_throws(tmp_path: Path) -> None:
+    made = tmp_path / "bundle"
+    make_bundle(compile_model(two_outputs(), tmp_path / "model"), made)
+    (tmp_path / "main.cpp").write_text(CPP)
+    main = build(made, tmp_path / "main", [tmp_path / "main.cpp"], "g++", "-std=c++17", "-Wno-unused")
+    assert output_of(main, str(made)) == (0, "y%251 -1 2.71828\n")
+    assert output_of(main, str(made), "null") == (0, "y%251 -1 2.71828\n1 input an%20input is NULL\n")
+    assert output_of(main, "/nowhere") == (0, "2 /nowhere/model.txt can't be read: name a bundle's folder\n")
+    (made / "model.so").write_bytes(b"not a library")
+    _, text = output_of(main, str(made))
+    assert text.startswith("4 ")
+    assert "model.so" in text
+    (made / "lib" / "libtvm_runtime.so").unlink()
+    assert "2 TVM's runtime can't be loaded" in output_of(main, str(made))[1]
+    (made / "model.txt").write_text("input x float32 three\nthreads 1\n")
+    assert "describes no output: make the bundle again" in output_of(main, str(made))[1]
+    (made / "model.txt").write_text("output x\n")
+    assert "model.txt is damaged" in output_of(main, str(made))[1]
+
+
+def test_a_bundle_is_small_and_complete(bundle: Path) -> None:
+    libraries = sum(file.stat().st_size for file in (bundle / "lib").iterdir())
+    assert libraries <= 10e6
+    assert {file.name for file in SOURCES.iterdir()} <= {file.name for file in bundle.iterdir()}
+    assert len((bundle / "main.c").read_text().splitlines()) <= 60
+    assert (bundle / "model.txt").read_text().splitlines()[:2] == ["threads 1", "input input float32 1 3 8 8"]
+
+
+def test_no_folder_is_overwritten(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").touch()
+    with pytest.raises(LoadError, match="isn't empty: name a new folder"):
+        make_bundle(bundle, tmp_path / "full")
+    with pytest.raises(LoadError, match=r"manifest\.json can't be read"):
+        make_bundle(tmp_path / "nowhere", tmp_path / "new")
+    assert not (tmp_path / "new").exists()

@@ -1,0 +1,136 @@
+"""Commands on compiled models: `tunefarm bench` and `tunefarm bundle`."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from core.durations import latency_text
+from core.exit_code import ExitCode
+from system.command import CommandError
+from tunefarm.cli.options import AsJson, checked_model, print_json, stdout
+from tunefarm.errors import InputError
+
+if TYPE_CHECKING:
+    from tunefarm.comparison.contestants import Runtime
+    from tunefarm.comparison.turns import Comparison
+
+RUNTIME = "tunefarm_runtime"
+
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder that `tunefarm tune` has written.")]
+
+
+def bench(
+    folder: Folder,
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="MODEL", help="The model's file, for the runtimes that are installed here."),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of each runtime [those it was tuned for].")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long to measure.")] = 15.0,
+    as_json: AsJson = False,
+) -> None:
+    """Time a compiled model on this machine, in turns with the runtimes that run its file."""
+    _check_runtime()
+    from tunefarm_runtime import LoadError
+
+    from tunefarm.comparison.contestants import ContestantError, peers_of
+    from tunefarm.comparison.turns import compare
+
+    peers: list[Runtime] = []
+    if against is not None:
+        peers = peers_of(checked_model(against))
+        if not peers:
+            raise InputError(
+                f"no runtime for {against} is installed here: pip install onnxruntime or openvino for ONNX, "
+                "torch for .pt2"
+            )
+    console = Console(stderr=True)
+    try:
+        with console.status("loading") as status:
+            result = compare(folder, peers, threads, seconds, status.update)
+    except LoadError as error:
+        raise InputError(str(error)) from error
+    except ContestantError as error:
+        raise CommandError(str(error), ExitCode.LOCAL) from error
+    if as_json:
+        print_json(result.as_json())
+    else:
+        _print(result)
+
+
+def _print(result: Comparison) -> None:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("runtime")
+    for title in ("median", "p10 to p90", "latency / tunefarm's", "load", "peak memory", "on disk"):
+        table.add_column(title, justify="right")
+    for row in result.rows:
+        if row.error:
+            table.add_row(row.name, "-", "", "", "", "", "")
+            continue
+        spread = f"{latency_text(row.p10_s)} to {latency_text(row.p90_s)}"
+        is_own = row is result.rows[0]
+        ratio = "" if is_own else f"{row.ratio:.2f} ({row.ratio_p10:.2f} to {row.ratio_p90:.2f})"
+        sizes = [f"{size / 1e6:.1f} MB" for size in (row.peak_bytes, row.disk_bytes)]
+        table.add_row(row.name, latency_text(row.median_s), spread, ratio, latency_text(row.load_s), *sizes)
+    console = stdout()
+    console.print(table)
+    for row in result.rows:
+        if row.error:
+            console.print(f"{row.error}", markup=False, highlight=False)
+    console.print(f"{result.threads} threads, {result.rounds} rounds in turns", highlight=False)
+    peers = [row for row in result.rows[1:] if not row.error]
+    if peers:
+        fastest = min(peers, key=lambda row: row.ratio)
+        console.print(_verdict(fastest.ratio, fastest.name), highlight=False)
+
+
+def _verdict(ratio: float, peer: str) -> str:
+    """Return one sentence on the latency of the fastest peer, divided by the compiled model's."""
+    if ratio >= 1:
+        return f"{ratio:.2f} times as fast as {peer}, the fastest other runtime here"
+    return f"slower than {peer}, the fastest other runtime here: {1 / ratio:.2f} times its latency"
+
+
+def bundle(
+    folder: Folder,
+    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="A new folder for the bundle.")],
+) -> None:
+    """Write a folder that runs a compiled model from C or C++, with everything that it needs."""
+    _check_runtime()
+    from tunefarm_runtime import LoadError
+    from tunefarm_runtime.bundle import make_bundle
+
+    try:
+        make_bundle(folder, output)
+    except LoadError as error:
+        raise InputError(str(error)) from error
+    except OSError as error:
+        raise CommandError(
+            f"the bundle can't be written: {error.filename or output} ({error.strerror})", ExitCode.LOCAL
+        ) from error
+    stdout().print(f"bundle    {output}", highlight=False, markup=False, soft_wrap=True)
+    stdout().print(
+        f"build     cmake -S {output} -B {output}/build && cmake --build {output}/build",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _check_runtime() -> None:
+    """Raise CommandError where the package that runs compiled models is missing.
+
+    It is imported only where it is needed, so that other commands start without NumPy.
+    """
+    if importlib.util.find_spec(RUNTIME) is None:
+        raise CommandError(
+            "the package tunefarm-runtime is missing: pip install tunefarm-runtime", ExitCode.LOCAL
+        )

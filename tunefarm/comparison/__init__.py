@@ -1,0 +1,1 @@
+"""Compare a compiled model with other runtimes on this machine, in turns."""
