@@ -64,7 +64,9 @@ EXCEPTED = {
     "sudo jetson_clocks": "NVIDIA's, on a Jetson alone",
     "kubectl create namespace tunefarm": "needs a cluster; tests/unit/deploy/test_kubernetes.py has the name",
     "ssh board /opt/tunefarm/bin/python run_artifact.py mobilenet_v2-tuned": "`make demo` runs it",
-    "pip install apache-tvm nvidia-cuda-runtime": "packages of others, on a device without tunefarm",
+    "cmake -S resnet18-bundle -B resnet18-bundle/build": "tests/integration/runtime/test_bundle.py",
+    "cmake --build resnet18-bundle/build": "the same",
+    "resnet18-bundle/build/main resnet18-bundle": "the same",
 }
 
 
@@ -93,6 +95,8 @@ PARSED = {
     "tunefarm workers --live": "needs a terminal; tests/unit/tunefarm/test_cli.py",
     "tunefarm workers update": "for a worker of another version; tests/integration/server/test_install.py",
     "TUNEFARM_CA=": "needs TLS; tests/acceptance/test_secured.py",
+    "tunefarm bench": "tests/integration/runtime/test_comparison.py",
+    "tunefarm bundle": "the same",
     "tunefarm tune a.onnx b.onnx": "tests/acceptance/test_tune.py",
     "tunefarm tune bert.onnx": "tests/acceptance/test_sizes.py",
 }
