@@ -125,7 +125,8 @@ def zip_names(file: IO[bytes]) -> Iterator[str]:
 
 def _zip_directory(file: IO[bytes]) -> tuple[int, int, int]:
     """Return a zip directory's number of entries, its bytes, and where it begins. Raises MalformedArchive."""
-    file_bytes = file.seek(0, os.SEEK_END)
+    file.seek(0, os.SEEK_END)
+    file_bytes = file.tell()  # before Python 3.13, seek() of a mapped file returns None
     tail_at = max(file_bytes - _ZIP_END_BYTES - _MAX_ZIP_COMMENT_BYTES, 0)
     file.seek(tail_at)
     tail = file.read()

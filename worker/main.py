@@ -17,7 +17,8 @@ from rich.console import Console
 
 from core.exit_code import ExitCode
 from core.worker import Role
-from sandbox import isolation
+from sandbox import privileges
+from sandbox.cache_seed import ZIG_CACHE
 from system import tracing
 from system.command import CommandError, run_function
 from system.errors import SettingsError
@@ -30,13 +31,9 @@ from worker.agent.health import HealthMonitor
 from worker.agent.profile_cache import ProfileCache
 from worker.agent.service import FleetClient, WorkerRefused, open_channel
 from worker.runner.executor import CPU_RUNNER, GPU_RUNNER, ChildConfig, Executor
-from worker.runner.file_transfer import linker_cache
 from worker.settings import MAX_BUILT_TOGETHER, WorkerSettings
 
 _log = logging.getLogger(__name__)
-
-# The environment variable that names the folder of zig's cache.
-ZIG_CACHE = "ZIG_GLOBAL_CACHE_DIR"
 
 
 def worker(
@@ -83,7 +80,7 @@ def worker(
     settings = read_settings(WorkerSettings, context.params)
     try:
         with display(Console(stderr=True)) as shown, scratch_folder("worker"), tracing.exported("worker"):
-            isolation.hide_memory()
+            privileges.hide_memory()
             asyncio.run(_work(settings, shown))
     except Fenced as error:
         raise CommandError(str(error), ExitCode.FENCED) from error
@@ -121,9 +118,7 @@ async def _work(settings: WorkerSettings, shown: Display) -> None:
         environment[VISIBLE] = gpu.uuid
         read_vitals, runner = HealthMonitor(read=GpuVitals(gpu)), GPU_RUNNER
     async with contextlib.AsyncExitStack() as stack:
-        if settings.build and ZIG_CACHE not in environment:
-            environment[ZIG_CACHE] = str(stack.enter_context(linker_cache(settings.child_user)))
-        elif settings.build:
+        if settings.build and ZIG_CACHE in environment:
             _make_cache(Path(environment[ZIG_CACHE]))
         child = ChildConfig(
             settings.threads,
@@ -131,8 +126,8 @@ async def _work(settings: WorkerSettings, shown: Display) -> None:
             start_timeout_s=settings.start_timeout_s,
             user=settings.child_user,
             builds=settings.build,
+            gpu=settings.gpu is not None,
             without=settings.without,
-            writable=(Path(environment[ZIG_CACHE]),) if settings.build else (),
             require_sandbox=settings.require_sandbox,
         )
         channel = await stack.enter_async_context(
@@ -164,7 +159,7 @@ async def _work(settings: WorkerSettings, shown: Display) -> None:
 
 
 def _make_cache(folder: Path) -> None:
-    """Make zig's cache: the sandbox lets the child write only to what is there. Raises SettingsError."""
+    """Make the folder that zig's cache is kept in. Raises SettingsError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -11,7 +11,6 @@ import errno
 import json
 import logging
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -23,19 +22,20 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, NoReturn
 
 from compiler.importing.spec import first_line
+from sandbox.cache_seed import CACHE_FOLDER, ZIG_CACHE, CacheSeed
 from sandbox.environment import allowed_variables
-from system.linux import die_with_parent
+from sandbox.limits import limit_memory
+from sandbox.reaper import END_SIGNAL, END_TIMEOUT_S
 
 _log = logging.getLogger(__name__)
 
 PACKAGES = Path(__file__).resolve().parents[2]
-# TVM, LLVM and Python map gigabytes before they do anything.
+# What LLVM and the reference of a comparison may take, however small the model's file is.
 BASE_MEMORY_BYTES = 8 << 30
 # An import may take this much on top of what a process with TVM has anyway. Weights are in memory several
 # times over.
 WORKING_BYTES = 1 << 30
 MEMORY_PER_MODEL_BYTE = 16
-STATM = Path("/proc/self/statm")
 # A reply without a library in it.
 MAX_REPLY_BYTES = 256 << 20
 MAX_GAPS_BYTES = 4096
@@ -50,17 +50,17 @@ def run_child(
     module: str,
     request: bytes,
     timeout_s: float,
-    caches: Mapping[str, Path] | None = None,
     files: tuple[IO[bytes], ...] = (),
+    seed: CacheSeed | None = None,
+    fills_seed: bool = False,
 ) -> Iterator[tuple[IO[bytes], int | None]]:
     """Run `python -m module` on a request; yield its reply and its exit status.
 
     The reply is a file, which may hold a library of gigabytes. Read no more of it than a reply can have: a
     child that was taken over writes as much as it likes. The status is None for a child that took longer than
-    `timeout_s` and was killed. The folders of `caches`, by the variables that name them, outlast the child,
-    which has the `files` under the same descriptors.
+    `timeout_s` and was killed. It has the `files` under the same descriptors, and a copy of the `seed` as the
+    linker's cache; with `fills_seed`, a child that succeeds fills the seed.
     """
-    caches = caches or {}
     path = os.pathsep.join(filter(None, [str(PACKAGES), os.environ.get("PYTHONPATH")]))
     with tempfile.TemporaryFile() as reply:
         with (
@@ -69,9 +69,12 @@ def run_child(
         ):
             # TVM starts a thread for each core, whose stacks would count as memory.
             settings = {"PYTHONPATH": path, "TVM_NUM_THREADS": "1", "HOME": scratch, "TMPDIR": scratch}
-            settings |= {name: str(folder) for name, folder in caches.items()}
+            if seed is not None:
+                cache = Path(scratch) / CACHE_FOLDER
+                seed.copy_to(cache)
+                settings[ZIG_CACHE] = str(cache)
             command = [sys.executable, "-P", "-m", "compiler.children.start", module]
-            command += map(str, (os.getpid(), gaps.fileno(), scratch, *caches.values()))
+            command += map(str, (os.getpid(), gaps.fileno(), scratch))
             child = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -79,6 +82,8 @@ def run_child(
                 stderr=subprocess.DEVNULL,
                 env=allowed_variables(os.environ) | settings,
                 pass_fds=[gaps.fileno(), *(file.fileno() for file in files)],
+                # Signals to this process's group are not for the child.
+                start_new_session=True,
             )
             with child:
                 status: int | None = None
@@ -88,12 +93,23 @@ def run_child(
                 except subprocess.TimeoutExpired:
                     pass
                 finally:
-                    child.kill()
+                    _end(child)
+            if seed is not None and fills_seed and status == 0:
+                seed.fill_from(cache)
             gaps.seek(0)
             for gap in gaps.read(MAX_GAPS_BYTES).decode().splitlines():
                 _warn_once(gap)
         reply.seek(0)
         yield reply, status
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End a child and all that it has started."""
+    child.send_signal(END_SIGNAL)
+    try:
+        child.wait(END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
 
 
 @contextmanager
@@ -102,12 +118,12 @@ def run_on_model(
     model: bytes | IO[bytes],
     request: Mapping[str, object],
     timeout_s: float,
-    caches: Mapping[str, Path] | None = None,
+    seed: CacheSeed | None = None,
 ) -> Iterator[tuple[IO[bytes], int | None]]:
     """Run a child as `run_child` does, on a request and a model, whose descriptor it finds as `model`."""
     with _as_file(model) as file:
         message = json.dumps({**request, "model": file.fileno()}).encode()
-        with run_child(module, message, timeout_s, caches, (file,)) as replied:
+        with run_child(module, message, timeout_s, (file,), seed) as replied:
             yield replied
 
 
@@ -148,22 +164,8 @@ def describe_exit(status: int) -> str:
 # The child's side
 
 
-def enter_sandbox(memory_bytes: int) -> None:
-    """Limit this process's address space, and have it die with its parent.
-
-    SIGTERM and SIGINT are ignored: a scheduler that is stopped with its whole process group waits for the
-    reply.
-    """
-    # A thread could not watch the parent instead: while TVM compiles, no Python code runs.
-    die_with_parent(parent_pid=int(sys.argv[1]))
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes,) * 2)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
-
-
 def serve(answer: Callable[[dict[str, Any], BinaryIO], None]) -> NoReturn:
-    """Answer the request on standard input, within its `memory_bytes`, and end this process.
+    """Answer the request on standard input, with at most `memory_bytes` more memory, and end this process.
 
     `answer` gets the request's other fields, and a stream for the reply. What TVM prints goes to standard
     error.
@@ -171,7 +173,7 @@ def serve(answer: Callable[[dict[str, Any], BinaryIO], None]) -> NoReturn:
     with os.fdopen(os.dup(1), "wb") as reply:
         os.dup2(2, 1)
         request = json.load(sys.stdin.buffer)
-        enter_sandbox(request.pop("memory_bytes"))
+        limit_memory(request.pop("memory_bytes"))
         answer(request, reply)
     # Skip the tear-down of TVM and its threads.
     os._exit(0)
@@ -181,23 +183,6 @@ def write_line(reply: BinaryIO, fields: Mapping[str, Any]) -> None:
     """Write a line of JSON. What was written stays written if the process dies later."""
     reply.write(json.dumps(fields).encode() + b"\n")
     reply.flush()
-
-
-def limit_data_segment(model_bytes: int) -> None:
-    """Limit what this process, which has loaded TVM, may allocate to what the import of a model of this size
-    may take. `lift_data_limit` ends that. Only Linux can do so."""
-    try:
-        pages = int(STATM.read_text().split()[5])
-    except OSError:
-        return
-    most = pages * resource.getpagesize() + import_memory_bytes(model_bytes)
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
-
-
-def lift_data_limit() -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
 def describe_error(error: Exception) -> str:

@@ -21,20 +21,17 @@ from typing import IO, Any, BinaryIO
 
 from compiler import fallback
 from compiler.children.child import (
-    BASE_MEMORY_BYTES,
     MAX_REPLY_BYTES,
-    MEMORY_PER_MODEL_BYTE,
     TOO_MUCH_MEMORY,
     describe_error,
     describe_exit,
     import_memory_bytes,
-    lift_data_limit,
-    limit_data_segment,
     run_on_model,
     serve,
     size_of,
     write_line,
 )
+from compiler.children.linking import linker_seed
 from compiler.importing.formats.reading import read_model
 from compiler.importing.model import ExtractedTask, RelaxModel, fuse_untuned
 from compiler.importing.spec import ModelError, Shape, TensorSpec
@@ -45,9 +42,9 @@ from compiler.packaging.artifact import (
     build_scheduled,
     schedule_module,
 )
-from compiler.packaging.linker import linker_caches
 from compiler.target import parse_target
 from compiler.variants.choice import VariantModel
+from sandbox.limits import data_bytes, limit_memory
 from system.memory import usable_memory_bytes
 
 # LLVM's memory grows with the number of kernels, however small the model's file is.
@@ -62,8 +59,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CompileLimits:
-    """Seconds for an import and for a compilation. `memory_bytes` limits the child's address space; by
-    default the limit follows from the model's size."""
+    """Seconds for an import and for a compilation. `memory_bytes` limits what each may take on top of what a
+    process with TVM has; by default the limit follows from the model's size."""
 
     import_s: float = 300.0
     build_s: float = 1200.0
@@ -73,11 +70,11 @@ class CompileLimits:
         if self.import_s <= 0 or self.build_s <= 0:
             raise ValueError(f"time limits must be positive, not {self.import_s} and {self.build_s}")
 
-    def memory_for(self, request: CompileRequest) -> int:
-        needed = BASE_MEMORY_BYTES + MEMORY_PER_MODEL_BYTE * request.size
-        return self.memory_bytes or needed + (
-            BUILD_MEMORY_BYTES if request.library is not LibraryKind.NONE else 0
-        )
+    def import_bytes(self, request: CompileRequest) -> int:
+        return self.memory_bytes or import_memory_bytes(request.size)
+
+    def build_bytes(self, request: CompileRequest) -> int:
+        return self.memory_bytes or import_memory_bytes(request.size) + BUILD_MEMORY_BYTES
 
     def secs_for(self, request: CompileRequest) -> float:
         return self.import_s + (self.build_s if request.library is not LibraryKind.NONE else 0.0)
@@ -200,16 +197,17 @@ def compile_in_child(
     timeout_s = limits.secs_for(request)
     has_library = request.library is not LibraryKind.NONE
     most = MAX_REPLY_BYTES + (LIBRARY_PER_MODEL_BYTE * request.size if has_library else 0)
-    caches = linker_caches() if has_library else {}
+    seed = linker_seed(request.target) if has_library else None
     asked = {
-        "memory_bytes": limits.memory_for(request),
+        "memory_bytes": limits.import_bytes(request),
+        "build_bytes": limits.build_bytes(request),
         "shapes": dict(request.shapes),
         "target": request.target,
         "library": request.library,
         "schedules": dict(request.schedules),
         "tf32": request.tf32,
     }
-    with run_on_model("compiler.children.models", request.data, asked, timeout_s, caches) as (reply, status):
+    with run_on_model("compiler.children.models", request.data, asked, timeout_s, seed) as (reply, status):
         ended = f"takes longer than {timeout_s:g} s" if status is None else describe_exit(status)
         try:
             model = _read_line(reply.readline(most), ModelError, f"importing the model {ended}")
@@ -293,7 +291,7 @@ class FusedModel:
 
 def _answer(asked: dict[str, Any], reply: BinaryIO) -> None:
     file = os.fdopen(asked.pop("model"), "rb")
-    limit_data_segment(size_of(file))
+    baseline_bytes, build_bytes = data_bytes(), asked.pop("build_bytes")
     shapes = {name: tuple(shape) for name, shape in asked.pop("shapes").items()}
     request = CompileRequest(file, shapes, **asked | {"library": LibraryKind(asked["library"])})
     try:
@@ -302,7 +300,7 @@ def _answer(asked: dict[str, Any], reply: BinaryIO) -> None:
     except Exception as error:
         write_line(reply, {"problem": _problem(error, "imported")})
         return
-    lift_data_limit()
+    limit_memory(build_bytes, baseline_bytes)
     with tempfile.TemporaryDirectory(prefix="tunefarm-") as folder:
         library = Path(folder) / LIBRARY
         try:

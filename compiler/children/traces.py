@@ -26,7 +26,7 @@ from compiler.children.child import (
 
 @dataclass(frozen=True)
 class ReplayLimits:
-    """Seconds for the start of the child and TVM, seconds for each trace, and bytes of address space."""
+    """Seconds for the start of the child and TVM, seconds for each trace, and bytes of memory."""
 
     start_s: float = 60.0
     each_s: float = 30.0

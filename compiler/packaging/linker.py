@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,12 +14,13 @@ from typing import Any
 
 from compiler.packaging.elf import MACHINES, elf_machine
 from compiler.packaging.imports import LargeConstants
+from sandbox.cache_seed import ZIG_CACHE, seed_name
+from system.host_compiler import find_compiler, find_cross_compiler
 
-COMPILERS = ("g++", "gcc", "clang++", "clang", "c++", "cc")
 # Libraries linked for another machine run with this C library and later ones: Debian 10's, Ubuntu 18.10's.
 GLIBC = "2.28"
 LINK_TIMEOUT_S = 300
-ZIG, ZIG_CACHE = "ziglang", "ZIG_GLOBAL_CACHE_DIR"
+ZIG = "ziglang"
 
 Link = Callable[..., None]
 
@@ -56,17 +56,17 @@ def find_linker(triple: str) -> Link:
     return link
 
 
-def linker_caches() -> dict[str, Path]:
-    """Return the folders of linkers' caches that are worth keeping, by the variables that name them.
+def zig_cache_folder(machine: str) -> Path | None:
+    """Return where zig's cache for a machine is kept. None where another linker links for it.
 
-    To fill zig's takes half a minute.
+    Raises LinkerError.
     """
-    if importlib.util.find_spec(ZIG) is None:
-        return {}
-    try:
-        return {ZIG_CACHE: Path(os.environ.get(ZIG_CACHE) or _private_folder("tunefarm-zig"))}
-    except LinkerError:
-        return {}  # whoever links with zig hears of it
+    found = importlib.util.find_spec(ZIG)
+    if found is None or machine in ("", platform.machine()) or find_cross_compiler(machine):
+        return None
+    parent = os.environ.get(ZIG_CACHE)
+    folder = Path(parent) if parent else _private_folder("tunefarm-zig")
+    return folder / seed_name(machine)
 
 
 def link_library(
@@ -99,17 +99,15 @@ def link_library(
 
 def _native_compiler() -> list[str]:
     """Return the environment's CXX or CC, or else the first compiler on the path. Raises LinkerError."""
-    wanted = [os.environ[key] for key in ("CXX", "CC") if os.environ.get(key)]
-    for name in (*wanted, *COMPILERS):
-        found = shutil.which(name)
-        if found:
-            return [found]
-    raise LinkerError("no C compiler to link the model with: install gcc or clang, or set CC")
+    found = find_compiler()
+    if found is None:
+        raise LinkerError("no C compiler to link the model with: install gcc or clang, or set CC")
+    return [found]
 
 
 def _cross_compiler(machine: str) -> list[str]:
     """Return a cross compiler on the path, or the one in the package ziglang. Raises LinkerError."""
-    found = shutil.which(f"{machine}-linux-gnu-gcc")
+    found = find_cross_compiler(machine)
     if found:
         return [found]
     if importlib.util.find_spec(ZIG) is not None:

@@ -28,10 +28,11 @@ def main() -> int:
     os.dup2(2, 1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     warnings.simplefilter("ignore")
-    from compiler.children.child import limit_data_segment
+    from compiler.children.child import import_memory_bytes
     from compiler.importing.model import extract_tasks, fuse, read_onnx
+    from sandbox.limits import limit_memory
 
-    limit_data_segment(0)
+    limit_memory(import_memory_bytes(0))
     answers.write(_line("ready", ""))
     while (request := _request(sys.stdin.buffer)) is not None:
         data, fuses = request

@@ -36,7 +36,7 @@ PROBES = 30
 # What the search and the estimate make use of, as /proc/cpuinfo spells it.
 FEATURES = ("sse4_2", "avx", "avx2", "fma", "avx512f", "avx512_vnni", "asimd", "asimddp", "i8mm", "sve")
 # In a process of its own, because there is no way back.
-SANDBOX_PROBE = "from sandbox.isolation import unshare_namespaces; unshare_namespaces()"
+SANDBOX_PROBE = "from sandbox.privileges import unshare_namespaces; unshare_namespaces()"
 CPU = Path("/sys/devices/system/cpu")
 PCI, DEV = Path("/sys/bus/pci/devices"), Path("/dev")
 # NVIDIA's number on the PCI bus, and how the classes of what shows or computes pictures begin.

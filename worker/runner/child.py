@@ -1,11 +1,11 @@
 """The child: the process that candidates run in. It may crash, hang or be killed; the agent goes on.
 
-    python -m worker.runner.child --parent PID --runner MODULE:NAME --threads N [--user NAME] [--build]
+    python -m worker.runner.child --kind KIND --parent PID --runner MODULE:NAME --threads N --user NAME
         [--without NAME ...] [--readable PATH ...] [--writable PATH ...]
 
-This command becomes the reaper of the child (`sandbox`), which is sandboxed as far as this machine
-allows, and runs as the user NAME where the agent is root. TMPDIR is the child's own folder; it sees the paths
-given, what Python and the compiler need, and no other files.
+KIND is the name of one of `sandbox.kinds`. This command becomes the reaper of the child (`sandbox`), which is
+sandboxed as far as this machine allows, and runs as the user NAME where the agent is root. TMPDIR is the
+child's own folder; it sees the paths given, what Python and the compiler need, and no other files.
 
 Requests arrive as frames on standard input, replies leave on standard output. Both are moved out of a
 candidate's reach before anything else happens; what a candidate prints goes to standard error.
@@ -13,7 +13,7 @@ candidate's reach before anything else happens; what a candidate prints goes to 
 The first reply comes once the runner has passed its check:
 
     {"device": ..., "gaps": [SENTENCE, ...]}        gaps are restrictions that this machine doesn't allow
-        with --build also "machines": {"names": [NAME, ...], "problems": [SENTENCE, ...]}
+        a builder also has "machines": {"names": [NAME, ...], "problems": [SENTENCE, ...]}
     {"unusable": SENTENCE}                          instead, when the machine lacks what --without names
 
 Then each request, which also has "memory_bytes" and "cpu_s", gets its replies:
@@ -35,7 +35,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import signal
 import sys
 import threading
 import traceback
@@ -44,11 +43,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from core.instruction_sets import FeatureError
-from sandbox import isolation, reaper
+from sandbox import containment, limits
+from sandbox.kinds import BUILD, MEASURE, MEASURE_GPU
 from worker.runner import frames, messages
 from worker.runner.interface import Runner, RunnerFactory
 
 MAX_TRACEBACK_CHARS = 4000
+CHILD_KINDS = {kind.name: kind for kind in (MEASURE, MEASURE_GPU, BUILD)}
 
 
 class ChildServer:
@@ -76,7 +77,7 @@ class ChildServer:
         if self._builds:
             first["machines"] = messages.encode_machines(self._runner.machines())
         # Taken only now: the check has started the thread pools, whose stacks grow with the number of cores.
-        self._baseline_bytes = isolation.address_bytes()
+        self._baseline_bytes = limits.data_bytes()
         self._reply(first)
         while (request := frames.read(self._requests)) is not None:
             self._reply(self._answer(request))
@@ -85,8 +86,8 @@ class ChildServer:
         """Return the last reply to a request."""
         try:
             if self._baseline_bytes:
-                isolation.limit_memory(self._baseline_bytes + request["memory_bytes"])
-            isolation.limit_cpu(request["cpu_s"])
+                limits.limit_memory(request["memory_bytes"], self._baseline_bytes)
+            limits.limit_cpu(request["cpu_s"])
             answer: frames.Message
             match request["do"]:
                 case "build":
@@ -112,7 +113,7 @@ class ChildServer:
         except Exception:
             # The agent decides about any exception: the candidate fails, and this process is replaced.
             return {"failed": traceback.format_exc()[-MAX_TRACEBACK_CHARS:]}
-        return answer | {"grown_bytes": max(isolation.address_bytes() - self._baseline_bytes, 0)}
+        return answer | {"grown_bytes": max(limits.data_bytes() - self._baseline_bytes, 0)}
 
     def _reply(self, message: frames.Message) -> None:
         with self._reply_lock:  # builders reply from threads of their own
@@ -127,14 +128,13 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--runner", required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--without", nargs="+", default=[])
-    parser.add_argument("--user")
-    parser.add_argument("--build", action="store_true")
+    parser.add_argument("--user", required=True)
+    parser.add_argument("--kind", choices=CHILD_KINDS, required=True)
     parser.add_argument("--readable", nargs="+", type=Path, default=[])
     parser.add_argument("--writable", nargs="+", type=Path, default=[])
     given = parser.parse_args(arguments)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    scratch = Path(os.environ["TMPDIR"])
-    gaps = reaper.enter_sandbox(given.parent, given.user, scratch, given.readable, given.writable)
+    kind, scratch = CHILD_KINDS[given.kind], Path(os.environ["TMPDIR"])
+    gaps = containment.enter(kind, given.parent, given.user, scratch, given.readable, given.writable)
     requests, replies = _take_pipes()
     module, _, name = given.runner.partition(":")
     factory: RunnerFactory = getattr(importlib.import_module(module), name)
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str]) -> None:
         replies.write(frames.encode({"unusable": str(error)}))
         replies.flush()
         return
-    ChildServer(runner, requests, replies, gaps, given.build).serve()
+    ChildServer(runner, requests, replies, gaps, kind is BUILD).serve()
 
 
 def _take_pipes() -> tuple[BinaryIO, BinaryIO]:

@@ -8,13 +8,12 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 
+from sandbox import reaper
 from worker.runner import frames
 
 TAIL_BYTES = 4096
 # Reading a dead child's standard error ends after this time: another process may hold the pipe open.
 STDERR_TIMEOUT_S = 1.0
-# The reaper is killed if it takes longer to end the child and what that has started.
-END_TIMEOUT_S = 5.0
 
 
 class ChildDied(Exception):
@@ -29,7 +28,7 @@ class ChildDied(Exception):
 
 
 class ChildProcess:
-    """A running child. `process` is its reaper (`sandbox.reaper`), in a session of its own."""
+    """A running child. `process` is its reaper (`sandbox`), in a session of its own."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
@@ -96,9 +95,9 @@ class ChildProcess:
         # that was too long would keep it waiting.
         reading_rest = asyncio.create_task(self._discard_replies())
         with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
+            self._process.send_signal(reaper.END_SIGNAL)
         try:
-            async with asyncio.timeout(END_TIMEOUT_S):
+            async with asyncio.timeout(reaper.END_TIMEOUT_S):
                 await self._process.wait()
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
@@ -121,7 +120,7 @@ class ChildProcess:
     async def _death(self) -> ChildDied:
         """Return how the child ended. It has closed its pipes, so it is dead or about to be killed."""
         try:
-            async with asyncio.timeout(END_TIMEOUT_S):
+            async with asyncio.timeout(reaper.END_TIMEOUT_S):
                 code = await self._process.wait()
         except TimeoutError:
             return ChildDied("the child stopped answering")

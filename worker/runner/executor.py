@@ -21,7 +21,10 @@ from core.device import Device
 from core.lease import Limits
 from core.measurement import Measurement, Outcome
 from core.profile import Profile
+from sandbox.cache_seed import CACHE_FOLDER, ZIG_CACHE, CacheSeed, seed_name
 from sandbox.environment import allowed_variables
+from sandbox.kinds import BUILD, MEASURE, MEASURE_GPU, ChildKind
+from sandbox.privileges import NOBODY
 from system import tracing
 from system.errors import SettingsError
 from worker.runner import messages
@@ -62,20 +65,27 @@ class NoMachineError(Exception):
 class ChildConfig:
     """Configuration of children. `runner` is the MODULE:NAME of a `worker.runner.interface.RunnerFactory`.
 
-    They do `without` some instruction sets. Where the agent is root, they run as `user`; with None as root
-    without its capabilities. A child that `builds` exports candidates; it fails to start where it can't do so
-    for any machine. They see no files of this machine but what they need, and may write those in `writable`.
-    With `require_sandbox`, a child whose sandbox has gaps isn't used.
+    They do `without` some instruction sets. Where the agent is root, they run as `user`. A child that
+    measures a `gpu` sees the nodes of GPUs. A child that `builds` exports candidates; it fails to start where
+    it can't do so for any machine. They see no files of this machine but what they need, and may write those
+    in `writable`. With `require_sandbox`, a child whose sandbox has gaps isn't used.
     """
 
     threads: int
     runner: str = CPU_RUNNER
     start_timeout_s: float = 120.0
-    user: str | None = None
+    user: str = NOBODY
     builds: bool = False
+    gpu: bool = False
     without: tuple[str, ...] = ()
     writable: tuple[Path, ...] = ()
     require_sandbox: bool = False
+
+    @property
+    def kind(self) -> ChildKind:
+        if self.builds:
+            return BUILD
+        return MEASURE_GPU if self.gpu else MEASURE
 
 
 class Executor:
@@ -97,6 +107,11 @@ class Executor:
         self._built: dict[BuildRequest, int] = {}  # in the present child, with the numbers it knows them by
         self._failed: dict[BuildRequest, Measurement] = {}  # to build, even alone
         self._has_run = False  # whether a candidate has run in the present child
+        self._seed: CacheSeed | None = None
+        if config.builds:
+            kept = environment.get(ZIG_CACHE)
+            folder = Path(kept) if kept else Path(tempfile.mkdtemp(prefix="tunefarm-linkers-"))
+            self._seed = CacheSeed(folder / seed_name("builder"))
 
     @property
     def child_pid(self) -> int | None:
@@ -121,9 +136,15 @@ class Executor:
         try:
             self._scratch = Path(tempfile.mkdtemp(prefix="tunefarm-child-"))
             self._transfer = FileTransfer(self._config.user)
+            if self._seed is not None:
+                await asyncio.to_thread(self._seed.copy_to, self._scratch / CACHE_FOLDER)
             self._child = await self._start_process(self._scratch, self._transfer.folder)
             async with asyncio.timeout(self._config.start_timeout_s):
-                return self._accept(await self._child.receive())
+                device = self._accept(await self._child.receive())
+            if self._seed is not None:
+                # Its check has filled the cache, and it has worked on nothing else yet.
+                await asyncio.to_thread(self._seed.fill_from, self._scratch / CACHE_FOLDER)
+            return device
         except (OSError, ChildDied, FrameError, NoMachineError) as error:  # TimeoutError is an OSError
             raise await self._start_error(error) from error
         except (asyncio.CancelledError, SettingsError):
@@ -233,10 +254,7 @@ class Executor:
         # -P: a folder named `compiler` in the working directory isn't our package.
         command = [sys.executable, "-P", "-m", "worker.runner.child", "--parent", str(os.getpid())]
         command += ["--runner", self._config.runner, "--threads", str(self._config.threads)]
-        if self._config.builds:
-            command.append("--build")
-        if self._config.user is not None:
-            command += ["--user", self._config.user]
+        command += ["--kind", self._config.kind.name, "--user", self._config.user]
         if self._config.without:
             command += ["--without", *self._config.without]
         command += ["--readable", str(readable)]
@@ -250,6 +268,7 @@ class Executor:
             "TMPDIR": str(scratch),
             "HOME": str(scratch),
             "TVM_NUM_THREADS": str(self._config.threads),
+            ZIG_CACHE: str(scratch / CACHE_FOLDER),
         }
         return await ChildProcess.start(command, environment)
 

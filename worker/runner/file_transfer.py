@@ -7,37 +7,23 @@ import itertools
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
-from sandbox.reaper import account_of
-
-
-@contextlib.contextmanager
-def linker_cache(user: str) -> Iterator[Path]:
-    """A folder that every child of a builder may write, as `user` or as root; removed at the end.
-
-    It outlives the children because filling a linker's cache takes half a minute. A worker that runs
-    candidates must not share one between them. Raises OSError.
-    """
-    with tempfile.TemporaryDirectory(prefix="tunefarm-linkers-", ignore_cleanup_errors=True) as name:
-        _open_to_group(Path(name), user, 0o770)
-        yield Path(name)
+from sandbox.privileges import account_of
 
 
 class FileTransfer:
     """A folder that the child may read but not write: through a link left there, an agent that runs as root
     would write to any file."""
 
-    def __init__(self, user: str | None) -> None:
+    def __init__(self, user: str) -> None:
         """Make the folder readable to `user`, whom the child runs as if this process is root's.
 
         Raises OSError.
         """
         self._folder = Path(tempfile.mkdtemp(prefix="tunefarm-given-"))
         self._numbers = itertools.count()
-        if user is not None:
-            _open_to_group(self._folder, user, 0o750)
+        _open_to_group(self._folder, user, 0o750)
 
     @property
     def folder(self) -> Path:
@@ -69,7 +55,7 @@ class FileTransfer:
 def _open_to_group(folder: Path, user: str, mode: int) -> None:
     """Give the folder to the user's group, if this process is root's; otherwise both are the same user."""
     if os.geteuid() == 0:
-        # The child names a user that doesn't exist when it starts.
-        with contextlib.suppress(KeyError):
+        # The child reports a user that doesn't exist, or one that this container can't switch to.
+        with contextlib.suppress(KeyError, OSError):
             os.chown(folder, 0, account_of(user).gid)
             folder.chmod(mode)

@@ -31,6 +31,7 @@ from compiler.importing.formats.model_file import Content, check_shapes
 from compiler.importing.graph import Refused, numpy_dtype
 from compiler.importing.model import RelaxModel, checked_model
 from compiler.importing.spec import ModelError, Shape, TensorSpec, first_line
+from sandbox import python_packages
 
 Array = NDArray[Any]
 EXPORT_AGAIN = "export the model again with PyTorch 2.8 or newer"
@@ -298,6 +299,7 @@ def read(content: Content, shapes: Mapping[str, Shape]) -> ExportedProgram:
     _check(file)
     # Of PyTorch itself: nothing but tensors and containers of them is unpickled, whatever the caller asks.
     os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
+    python_packages.let_in(python_packages.TORCH)
     try:
         torch = importlib.import_module("torch")
     except ImportError as error:

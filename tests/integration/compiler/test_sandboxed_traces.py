@@ -45,7 +45,7 @@ def test_without_traces_no_child_starts(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_no_trace_passes_with_too_little_memory() -> None:
     [problem] = check_traces(
-        [(to_json(matmul(8, 8, 8)), UNSCHEDULED)], TARGET, ReplayLimits(memory_bytes=200 << 20)
+        [(to_json(matmul(8, 8, 8)), UNSCHEDULED)], TARGET, ReplayLimits(memory_bytes=16 << 20)
     )
     assert problem.startswith(
         ("it crashed the compiler", "it ended the compiler", "it takes too much memory")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from core.worker import Role, WorkerState
-from tests.integration.worker.executors import SHARED
+from tests.integration.worker.executors import OWNER, SHARED
 from tests.integration.worker.fake_fleet import FakeFleet
 from worker.agent.agent import Agent, AgentConfig
 from worker.agent.profile_cache import ProfileCache
@@ -48,7 +48,8 @@ async def working(
     async with open_channel(address, RECONNECT_MAX_S) as channel:
         client = FleetClient(channel, address, token, RECONNECT_MAX_S)
         executor = Executor(
-            ChildConfig(2, "fault_runner:FaultRunner", builds=builds, writable=SHARED), environment
+            ChildConfig(2, "fault_runner:FaultRunner", user=OWNER, builds=builds, writable=SHARED),
+            environment,
         )
         agent = Agent("board", session, client, executor, config, profiles=profiles)
         running = asyncio.create_task(agent.run())

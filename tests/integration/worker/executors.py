@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import getpass
 import os
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,6 +20,8 @@ from worker.runner.interface import BuildRequest
 HERE = Path(__file__).parent
 # Candidates of these tests write what the tests read.
 SHARED = (Path(tempfile.gettempdir()),)
+# Children that share it are this user's.
+OWNER = getpass.getuser()
 GENEROUS = Limits(build_timeout_s=60.0, run_timeout_s=60.0, memory_bytes=1 << 28)
 HASTY_BUILD = Limits(build_timeout_s=0.2, run_timeout_s=60.0)
 HASTY_BUILD_ALONG = Limits(build_timeout_s=2.0, run_timeout_s=60.0)
@@ -41,7 +44,9 @@ def with_executor(
     **env: str,
 ) -> None:
     async def run() -> None:
-        config = ChildConfig(2, f"fault_runner:{runner}", start_timeout_s, builds=builds, writable=SHARED)
+        config = ChildConfig(
+            2, f"fault_runner:{runner}", start_timeout_s, user=OWNER, builds=builds, writable=SHARED
+        )
         executor = Executor(config, environment(**env))
         try:
             await work(executor)

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sandbox.reaper import DEVICE_GROUPS
+from sandbox.kinds import GPU_GROUPS
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -36,9 +36,11 @@ COMMANDS = {
     "with a GPU, unprivileged": ("unshare", "--mount"),
     "unprivileged, only Landlock": ("unshare", "--mount"),
     "unprivileged, nothing": ("unshare", "--mount"),
+    "root, only Landlock": ("unshare", "--mount"),
 }
 # The system calls that a filter refuses to the worker and to all that it starts.
 REFUSED = {
+    "root, only Landlock": ("unshare",),
     "unprivileged, only Landlock": ("unshare",),
     "unprivileged, nothing": ("unshare", "landlock_create_ruleset"),
 }
@@ -62,7 +64,7 @@ def measured(
     system: str,
     traces: Sequence[str],
     module_json: str = "",
-    user: str | None = None,
+    user: str = "nobody",
     runner: str = "fault_runner:FaultRunner",
     shared: Sequence[str] = (),
 ) -> Any:
@@ -158,7 +160,9 @@ async def _measure(request: dict[str, Any]) -> dict[str, Any]:
     from worker.runner.interface import BuildRequest
 
     shared = tuple(map(Path, request["shared"]))
-    executor = Executor(ChildConfig(2, request["runner"], user=request["user"], writable=shared), os.environ)
+    has_gpu = "GPU" in request["system"]
+    config = ChildConfig(2, request["runner"], user=request["user"], gpu=has_gpu, writable=shared)
+    executor = Executor(config, os.environ)
     errors = []
     try:
         device = await executor.start()
@@ -170,16 +174,21 @@ async def _measure(request: dict[str, Any]) -> dict[str, Any]:
     return {"gaps": executor.gaps, "triple": device.triple, "errors": errors}
 
 
-if __name__ == "__main__":
-    wanted = json.loads(sys.argv[1])
-    if wanted["system"] == "readable" or "unprivileged" in wanted["system"] or "GPU" in wanted["system"]:
+def enter_system(system: str) -> None:
+    """Make this process one of such a system; `COMMANDS[system]` has started it."""
+    if system in ("readable", "root, only Landlock") or "unprivileged" in system or "GPU" in system:
         _make_readable()
-    if "GPU" in wanted["system"]:
+    if "GPU" in system:
         _add_devices()
-    if "unprivileged" in wanted["system"]:
-        given = filter(has_group, DEVICE_GROUPS if "GPU" in wanted["system"] else ())
+    if "unprivileged" in system:
+        given = filter(has_group, GPU_GROUPS if "GPU" in system else ())
         os.setgroups([group_id(name) for name in given])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
-    _refuse(REFUSED.get(wanted["system"], ()))
+    _refuse(REFUSED.get(system, ()))
+
+
+if __name__ == "__main__":
+    wanted = json.loads(sys.argv[1])
+    enter_system(wanted["system"])
     print(json.dumps(asyncio.run(_measure(wanted))))

@@ -173,7 +173,7 @@ def test_the_child_is_limited() -> None:
         limits = {line[:26].strip(): line[26:].split()[0] for line in lines}
         assert limits["Max core file size"] == "0"
         assert int(limits["Max file size"]) > 0
-        assert int(limits["Max address space"]) > GENEROUS.memory_bytes
+        assert int(limits["Max data size"]) > GENEROUS.memory_bytes
 
     with_executor(work)
 
@@ -281,14 +281,15 @@ def test_a_runner_that_does_not_exist_is_named() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
 def test_a_hanging_child_dies_with_the_agent(tmp_path: Path) -> None:
     script = """
-import asyncio, os, sys
+import asyncio, getpass, os, sys
 from pathlib import Path
 from worker.runner.interface import BuildRequest
 from worker.runner.executor import ChildConfig, Executor
 from core.lease import Limits
 async def main():
     shared = (Path(sys.argv[1]).parent,)
-    executor = Executor(ChildConfig(2, "fault_runner:FaultRunner", writable=shared), os.environ)
+    config = ChildConfig(2, "fault_runner:FaultRunner", user=getpass.getuser(), writable=shared)
+    executor = Executor(config, os.environ)
     await executor.start()
     print(executor.child_pid, flush=True)
     await executor.measure(BuildRequest("", sys.argv[1], "hang", ()), Limits(run_timeout_s=3600.0))

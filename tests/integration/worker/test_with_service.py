@@ -17,7 +17,7 @@ from records.jobs.tasks import TaskSpec
 from records.jobs.trials import NewTrial, Trial
 from tests.devices import DEVICE
 from tests.integration.server.conftest import Service, launch
-from tests.integration.worker.executors import SHARED
+from tests.integration.worker.executors import OWNER, SHARED
 from worker.agent.agent import Agent, AgentConfig
 from worker.agent.service import FleetClient, open_channel
 from worker.runner.executor import ChildConfig, Executor
@@ -66,7 +66,7 @@ def with_agent(
         async with open_channel(address, 0.1) as channel:
             fleet = FleetClient(channel, address, None, 0.1)
             executor = Executor(
-                ChildConfig(2, "fault_runner:FaultRunner", writable=SHARED),
+                ChildConfig(2, "fault_runner:FaultRunner", user=OWNER, writable=SHARED),
                 {**os.environ, "PYTHONPATH": str(HERE), **env},
             )
             config = AgentConfig(4, 1.0, probe_again_max_s=0.05)

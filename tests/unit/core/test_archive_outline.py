@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import mmap
 import random
 import struct
 import tarfile
@@ -10,7 +11,8 @@ import tempfile
 import tracemalloc
 import zipfile
 from collections.abc import Callable
-from typing import IO
+from pathlib import Path
+from typing import IO, cast
 
 import pytest
 
@@ -212,3 +214,14 @@ def test_a_file_of_any_head_is_refused_or_read() -> None:
     heads = [b"PK\x03\x04", b"ML\xefR", b"module", b'{"nodes"', b"", b"\x1c\0\0\0TFL3", b"\x08\x07\x3a"]
     for _ in range(3000):
         outcome(recognise, rng.choice(heads) + rng.randbytes(rng.randint(0, 600)))
+
+
+def test_a_mapped_archive_is_read(tmp_path: Path) -> None:
+    """Before Python 3.13, `seek` of a mapped file returns None."""
+    with zipfile.ZipFile(tmp_path / "archive.zip", "w") as archive:
+        archive.writestr("one", b"1")
+    with (
+        (tmp_path / "archive.zip").open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+    ):
+        assert list(zip_names(cast(IO[bytes], mapped))) == ["one"]

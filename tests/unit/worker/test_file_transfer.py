@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.reaper import account_of
-from worker.runner.file_transfer import FileTransfer, linker_cache
+from sandbox.privileges import account_of
+from worker.runner.file_transfer import FileTransfer
 
 
 def test_what_is_given_is_a_copy_and_can_be_taken_back(tmp_path: Path) -> None:
     file = tmp_path / "library"
     file.write_bytes(b"code")
-    transfer = FileTransfer(None)
+    transfer = FileTransfer("nobody")
     first, second = transfer.add(file), transfer.add(file)
     assert first != second
     assert (first.read_bytes(), second.read_bytes()) == (b"code", b"code")
@@ -37,11 +37,3 @@ def test_another_user_may_read_it_but_leave_nothing_there(tmp_path: Path) -> Non
 
 def test_a_user_that_does_not_exist_is_left_to_the_child_to_name() -> None:
     FileTransfer("no such user").close()
-
-
-def test_a_linker_cache_is_writable_for_the_child_and_goes_with_the_worker() -> None:
-    with linker_cache("nobody") as folder:
-        (folder / "object").write_bytes(b"code")
-        mode = folder.stat().st_mode & 0o777
-        assert mode == (0o770 if os.geteuid() == 0 else 0o700)
-    assert not folder.exists()

@@ -1,0 +1,60 @@
+"""Fill the cache of the linker for another machine in a child process that sees nothing of a stranger's."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any, BinaryIO
+
+from compiler.children.child import BASE_MEMORY_BYTES, describe_exit, run_child, serve
+from compiler.measuring.builder import check_export
+from compiler.packaging.linker import LinkerError, zig_cache_folder
+from sandbox.cache_seed import CacheSeed
+
+FILL_S = 300.0
+
+_log = logging.getLogger(__name__)
+
+
+def linker_seed(target: str) -> CacheSeed | None:
+    """Return what the caches of linkers for a target begin with. None where no linker needs a cache.
+
+    The first call for a machine takes half a minute. If it fails, each link does the work again.
+    """
+    machine = _machine(target)
+    try:
+        folder = zig_cache_folder(machine)
+    except LinkerError as error:
+        _log.warning("the linker's cache can't be kept: %s", error)
+        return None
+    if folder is None:
+        return None
+    seed = CacheSeed(folder)
+    if not seed.is_filled:
+        request = json.dumps({"machine": machine, "memory_bytes": BASE_MEMORY_BYTES}).encode()
+        with run_child("compiler.children.linking", request, FILL_S, seed=seed, fills_seed=True) as (
+            _,
+            status,
+        ):
+            if status != 0:
+                end = "took too long" if status is None else describe_exit(status)
+                _log.warning("the linker for %s %s: its cache was not filled", machine, end)
+    return seed
+
+
+def _machine(target: str) -> str:
+    """Return the machine of a target's LLVM triple, "" without one."""
+    fields: Any = json.loads(target)
+    host = fields.get("host", fields)
+    return str(host.get("mtriple", "")).partition("-")[0]
+
+
+# The child's side
+
+
+def _answer(request: dict[str, Any], _: BinaryIO) -> None:
+    check_export(request["machine"])
+
+
+if __name__ == "__main__":
+    serve(_answer)

@@ -1,0 +1,43 @@
+"""The kinds of children, and what each of them may see, reach and use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Nodes below /dev that every program may need.
+COMMON_DEVICES = ("null", "zero", "full", "random", "urandom")
+# Nodes of NVIDIA's and AMD's GPUs, of Jetson boards and of WSL.
+GPU_DEVICES = ("nvidia*", "dri", "kfd", "nvmap", "nvhost-*", "nvgpu", "dxg")
+# Groups that own the nodes of GPUs and other accelerators.
+GPU_GROUPS = ("video", "render")
+
+
+@dataclass(frozen=True)
+class ChildKind:
+    """One kind of child.
+
+    `subject` begins the sentences about its gaps. `devices` are patterns of nodes below /dev. Where the
+    parent is root, the child runs as another user, who is in the `groups` too.
+    """
+
+    name: str
+    subject: str
+    devices: tuple[str, ...] = COMMON_DEVICES
+    groups: tuple[str, ...] = ()
+
+
+COMPILE = ChildKind("compile child", "the compiler")
+MEASURE = ChildKind("measuring child", "measured code")
+MEASURE_GPU = ChildKind(
+    "measuring child of a GPU", "measured code", (*COMMON_DEVICES, *GPU_DEVICES), GPU_GROUPS
+)
+BUILD = ChildKind("builder", "the builder")
+KINDS = (COMPILE, MEASURE, MEASURE_GPU, BUILD)
+
+# What is the same for every kind, as docs/security.md shows it.
+FILES_READ = (
+    "the system's programs and libraries, this Python's packages, the compiler's parts, some settings in /etc"
+)
+FILES_WRITTEN = "one folder of its own, TMPDIR and HOME, which is deleted with it"
+PROC_AND_SYS = "/proc of its own PID namespace and /sys, both read-only"
+SOCKETS = "AF_UNIX only"
