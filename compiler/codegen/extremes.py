@@ -12,7 +12,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 from tvm.ir import TensorLoad
-from tvm.tirx import Broadcast, FloatImm, Let, Max, Min, PrimFunc, Select
+from tvm.tirx import NE, Broadcast, FloatImm, Let, Max, Min, PrimFunc, Select
 
 from compiler.codegen.fragments import KERNELS_START
 from compiler.codegen.rewrite import rewrite_prim_funcs
@@ -47,7 +47,15 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
     target = function.attrs.get("target") if function.attrs else None
     on_arm = "aarch64" in str(target.attrs.get("mtriple", "")) if target is not None else False
     replace = _by_instruction if on_arm else _by_operand_order
-    return function.with_body(tvm_ffi.structural_map(function.body, ((Max, Min), replace)))
+    rewritten = tvm_ffi.structural_map(function.body, [((Max, Min), replace), (NE, _differs)])
+    return function.with_body(rewritten)
+
+
+def _differs(comparison: Any) -> Any:
+    """Compare floats by `not a == b`, which is true of NaN. TVM gives LLVM an `a != b` that is false."""
+    if "float" not in str(comparison.a.ty.dtype):
+        return comparison
+    return tirx.Not(tirx.EQ(comparison.a, comparison.b))
 
 
 def _by_instruction(extreme: Any) -> Any:

@@ -25,7 +25,7 @@ def define_arithmetic(module: tvm.IRModule) -> tvm.IRModule:
       is x, least / -1 is least, and least % -1 is 0.
     - Processors take the distance of a shift modulo the number of bits. Here a distance of all bits or more,
       or a negative one, leaves zeros, or copies of the sign.
-    - TVM takes x * 0 for 0 and 0 / x for 0, also where x is NaN or infinite.
+    - TVM takes x * 0 for 0 and 0 / x for 0, also where x is NaN or infinite, and x == x for true.
 
         gv = divide(x, y)                                     # x, y: int32
     ->
@@ -42,6 +42,12 @@ class _Arithmetic(relax.PyExprMutator):
         name = getattr(op.op, "name", "")
         if name in _DIVISIONS or name in ("relax.multiply", "relax.left_shift", "relax.right_shift"):
             return self._defined(name, call, op)
+        if name in ("relax.equal", "relax.not_equal") and op.args[0].same_as(op.args[1]):
+            x, dtype = call.args[0], str(op.args[0].ty.dtype)
+            if "float" in dtype:
+                x = relax.op.astype(x, "float32") if dtype == "bfloat16" else x
+                is_nan = self.builder_.emit(relax.op.isnan(x))
+                return is_nan if name == "relax.not_equal" else relax.op.logical_not(is_nan)
         return call
 
     def _defined(self, name: str, call: Call, op: Call) -> relax.Expr:

@@ -121,6 +121,17 @@ def test_zero_times_infinity_is_nan() -> None:
     check(lambda x: [x * 0, 0 * x, 0 / x, x[:2, None] * jnp.zeros((1, 1), "float32")], EDGES)
 
 
+def test_nan_equals_nothing() -> None:
+    functions = [
+        jnp.isnan,
+        jnp.nan_to_num,
+        lambda x: x == x,
+        lambda x: x != x[::-1],
+        lambda x: x.astype(bool),
+    ]
+    check(lambda x: [function(x) for function in functions], EDGES)
+
+
 def test_nothing_has_the_largest_element_that_it_begins_with() -> None:
     check(lambda x: jnp.max(x, axis=1, initial=-5) + jnp.zeros(3, "float32"), np.zeros((3, 0), np.float32))
 
