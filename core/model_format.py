@@ -21,6 +21,8 @@ _GRAPH_FIELD = 7
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _WIDTHS = {_FIXED64: 8, _FIXED32: 4}
 _MAX_FIELDS = 100_000
+# Protobuf's own limit is 100 messages, and a graph within a graph takes three.
+_MAX_DEPTH = 32
 # Where a tar's first header says that it is one; where a TFLite file does.
 _TAR_AT, _TAR = 257, b"ustar"
 _TFLITE_AT, _TFLITE = 4, b"TFL3"
@@ -137,16 +139,37 @@ def external_files(file: IO[bytes]) -> list[str]:
     file.seek(0, os.SEEK_END)
     size = file.tell()
     found: dict[str, None] = {}
-    # ModelProto.graph, GraphProto.initializer, TensorProto.external_data: a map from "location", as entries
-    for start, end in _messages(file, 0, size, (7, 5, 13)):
-        texts = {}
-        for number, begin, stop in fields(file, start, end):
-            file.seek(begin)
-            texts[number] = file.read(stop - begin)
-            file.seek(stop)
-        if texts.get(1) == b"location":
-            found[texts.get(2, b"").decode(errors="replace")] = None
+    # TensorProto.external_data: a map from "location", as entries
+    for tensor in _tensors(file, size):
+        for start, end in _messages(file, *tensor, (13,)):
+            texts = {
+                number: _text(file, (begin, stop)) for number, begin, stop in [*fields(file, start, end)]
+            }
+            if texts.get(1) == "location":
+                found[texts.get(2, "")] = None
     return list(found)
+
+
+def _tensors(file: IO[bytes], size: int) -> Iterator[tuple[int, int]]:
+    """Yield where the weights of an ONNX file begin and end, and the tensors that are attributes, in
+    functions and in graphs within nodes as well. Raises MalformedMessage."""
+    # ModelProto.graph; ModelProto.functions, whose nodes are in the field 7
+    graphs = [(span, 0) for span in _messages(file, 0, size, (7,))]
+    nodes = [(span, 0) for span in _messages(file, 0, size, (25, 7))]
+    while graphs or nodes:
+        if graphs:
+            graph, depth = graphs.pop()
+            yield from _messages(file, *graph, (5,))
+            nodes += [(node, depth) for node in _messages(file, *graph, (1,))]
+            continue
+        node, depth = nodes.pop()
+        for attribute in _messages(file, *node, (5,)):
+            yield from _messages(file, *attribute, (5,))
+            yield from _messages(file, *attribute, (10,))
+            inner = [*_messages(file, *attribute, (6,)), *_messages(file, *attribute, (11,))]
+            if inner and depth == _MAX_DEPTH:
+                raise MalformedMessage("its graphs are nested too deeply")
+            graphs += [(graph, depth + 1) for graph in inner]
 
 
 def input_dimensions(file: IO[bytes]) -> dict[str, tuple[int | str, ...]]:

@@ -14,7 +14,7 @@ from compiler.children import models
 from compiler.children.batch import find_batch_shapes
 from compiler.children.child import import_memory_bytes
 from compiler.children.models import ImportedModel
-from compiler.children.verification import verify_import
+from compiler.children.verification import Verification, verify_import
 from compiler.importing.spec import Shape
 from core.device import Device
 from records.jobs.jobs import JobRequest
@@ -55,9 +55,9 @@ class ModelCompiler:
 
     def compile_untuned(
         self, request: JobRequest, device: Device, library: IO[bytes]
-    ) -> tuple[ImportedModel, str]:
-        """Return the imported model, and why the import could not be verified, empty if it was. Write the
-        library that TVM makes of it by default to a file.
+    ) -> tuple[ImportedModel, Verification]:
+        """Return the imported model, and what its comparison with the file says. Write the library that TVM
+        makes of it by default to a file.
 
         Raises ModelError also when the imported model computes something else than its file defines.
         """
@@ -70,7 +70,7 @@ class ModelCompiler:
             self._last = (_key(request, device), imported)
             return imported
 
-        def verify(file: IO[bytes]) -> str:
+        def verify(file: IO[bytes]) -> Verification:
             with tracing.span("verify import"):
                 return verify_import(file, request.shapes, device.target)
 

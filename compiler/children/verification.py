@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import IO, Any, BinaryIO
 
 from compiler.children.child import (
@@ -34,10 +35,19 @@ MEMORY_BYTES = BASE_MEMORY_BYTES + (8 << 30)
 MAX_PROBLEM_CHARS = 8192
 
 
+@dataclass(frozen=True)
+class Verification:
+    """Why an imported model could not be compared with its file, empty if it was. A `note` says where the two
+    differ though the standard leaves the result open."""
+
+    unverified: str = ""
+    note: str = ""
+
+
 def verify_import(
     data: bytes | IO[bytes], shapes: Mapping[str, Shape], target: str, timeout_s: float = VERIFY_S
-) -> str:
-    """Return why the import of a model that is tuned for a target could not be verified, empty if it was.
+) -> Verification:
+    """Return what the comparison of an imported model, which is tuned for a target, says.
 
     Raises ModelError when the imported model computes something else than the file defines.
     """
@@ -46,20 +56,24 @@ def verify_import(
     with run_on_model("compiler.children.verification", data, request, timeout_s) as (reply, status):
         lines = reply.read(MAX_REPLY_BYTES).splitlines()
     is_verified = False
+    notes: list[str] = []
     for line in lines:
         try:
             fields: dict[str, Any] = json.loads(line)
-            wrong, reason = str(fields.get("wrong", "")), str(fields.get("reason", ""))
+            wrong, reason, note = (str(fields.get(name, "")) for name in ("wrong", "reason", "note"))
         except (ValueError, AttributeError, RecursionError):
             break  # the child has been taken over, or died while it wrote
         if wrong:
             raise ModelError(wrong[:MAX_PROBLEM_CHARS])
         if reason and not is_verified:
-            return reason[:MAX_PROBLEM_CHARS]
+            return Verification(reason[:MAX_PROBLEM_CHARS])
         is_verified = True
+        if note:
+            notes.append(note[:MAX_PROBLEM_CHARS])
     if is_verified:
-        return ""
-    return f"it takes longer than {timeout_s:g} s" if status is None else f"it {describe_exit(status)}"
+        return Verification(note="; ".join(notes))
+    ended = f"it takes longer than {timeout_s:g} s" if status is None else f"it {describe_exit(status)}"
+    return Verification(ended)
 
 
 # The child's side
@@ -69,8 +83,8 @@ def _answer(request: dict[str, Any], reply: BinaryIO) -> None:
     shapes = {name: tuple(shape) for name, shape in request["shapes"].items()}
     try:
         file = read_model(os.fdopen(request["model"], "rb"), shapes)
-        for what in verify_file(file, detect_device().target, request["target"]):
-            write_line(reply, {"verified": what})
+        for agreement in verify_file(file, detect_device().target, request["target"]):
+            write_line(reply, {"verified": agreement.inputs, "note": agreement.note})
     except NoReference as error:
         write_line(reply, {"reason": str(error)})
     except ModelError as error:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from sqlalchemy.orm import Session
 
 from compiler.children.models import ImportedModel
+from compiler.children.verification import Verification
 from compiler.importing.model import ExtractedTask
 from compiler.importing.spec import first_line
 from compiler.reading.subgraph import UnsupportedSubgraph, read_dag
@@ -37,11 +38,13 @@ log = logging.getLogger(__name__)
 # The kinds of events of which a job's message speaks, too, while the search begins and in the end.
 # Why nobody knows whether the model was imported rightly.
 UNVERIFIED = "unverified"
+# Where the model computes something else than ONNX Runtime, and the standard leaves the result open.
+OPEN = "open"
 # The outputs of which the data decides how many rows are valid.
 PADDED = "padded"
 # Why a job that asks for TF32 computes nothing in it.
 NOT_IN_TF32 = "not_in_tf32"
-NOTES = (UNVERIFIED, PADDED, NOT_IN_TF32)
+NOTES = (UNVERIFIED, OPEN, PADDED, NOT_IN_TF32)
 
 
 def run(context: Context, job: Job) -> None:
@@ -64,14 +67,14 @@ def _import(context: Context, job: Job, device: Device) -> None:
         job = replace(job, request=replace(job.request, shapes=shapes))
     with tempfile.TemporaryFile() as artifact:
         with tempfile.TemporaryFile() as library:
-            imported, unverified = context.model_compiler.compile_untuned(job.request, device, library)
+            imported, verification = context.model_compiler.compile_untuned(job.request, device, library)
             write_untuned(artifact, job, device, imported, library, context.now())
         wanted = [task for task in imported.tasks if task.exact or not job.request.exact]
         read = [_Subgraph.read(task, device) for task in wanted]
         subgraphs = [subgraph for subgraph in read if subgraph.dag is not None or not subgraph.task.variant]
         with context.database.begin() as session:
             sha = blobs.put(session, artifact)
-            notes = _notes(job, device, imported, subgraphs, unverified)
+            notes = _notes(job, device, imported, subgraphs, verification)
             for kind, note in notes.items():
                 events.append(session, job.id, kind, {"message": note}, context.now())
             # All jobs store in one order, so that two with the same workloads never wait for each other.
@@ -149,13 +152,19 @@ class _Subgraph:
 
 
 def _notes(
-    job: Job, device: Device, imported: ImportedModel, subgraphs: Sequence[_Subgraph], unverified: str
+    job: Job,
+    device: Device,
+    imported: ImportedModel,
+    subgraphs: Sequence[_Subgraph],
+    verification: Verification,
 ) -> dict[str, str]:
     """Return what the user should know of the import, by kind of event."""
     notes = {}
-    if unverified:
-        reason = f"the import could not be compared with what the model's file defines: {unverified}"
-        notes[UNVERIFIED] = reason
+    if verification.unverified:
+        compared = "the import could not be compared with what the model's file defines"
+        notes[UNVERIFIED] = f"{compared}: {verification.unverified}"
+    if verification.note:
+        notes[OPEN] = verification.note
     padded = [spec for spec in imported.outputs if spec.padded_axis is not None]
     if padded:
         said = ", ".join(f"'{spec.name}' {spec.shape}" for spec in padded)

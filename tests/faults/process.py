@@ -46,11 +46,16 @@ def _scheduler(flags: Sequence[str]) -> int:
     import compiler.children.models
     import scheduler.main
     import scheduler.model_compiler
+    from compiler.children.verification import Verification
 
     with (
         patch.object(scheduler.main, "Database", _FaultyDatabase),
         patch.object(compiler.children.models, "compile_in_child", _carry_out),
-        patch.object(scheduler.model_compiler, "verify_import", lambda *_: ""),
+        patch.object(
+            scheduler.model_compiler,
+            "verify_import",
+            lambda *_: Verification(),
+        ),
     ):
         return scheduler.main.main()
 

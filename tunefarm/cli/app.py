@@ -22,6 +22,7 @@ from tunefarm.cli import (
     storage,
     tokens,
     tune,
+    verify,
     workers,
 )
 from tunefarm.client.client import ClientError, ProblemError, UnreachableError
@@ -48,6 +49,7 @@ app.command()(jobs.cancel)
 app.command()(jobs.report)
 app.command(hidden=True)(jobs.delete)
 app.command(hidden=True)(cost_models.model)
+app.command()(verify.verify)
 app.command()(schedules.best)
 app.command()(schedules.show)
 app.command()(schedules.export)

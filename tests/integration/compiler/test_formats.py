@@ -15,7 +15,7 @@ import tvm
 from tvm import te
 
 from compiler.children.models import compile_untuned, import_model
-from compiler.children.verification import verify_import
+from compiler.children.verification import Verification, verify_import
 from compiler.importing.formats.reading import read_model
 from compiler.importing.formats.tvm_module import to_json
 from compiler.importing.spec import ModelError
@@ -68,7 +68,7 @@ def test_every_format_is_verified_or_says_why_not(format_: str) -> None:
     sample = FORMATS[format_]()
     if format_ == "tflite":
         pytest.importorskip("ai_edge_litert")
-    assert verify_import(sample.data, {}, TARGET) == (
+    assert verify_import(sample.data, {}, TARGET) == Verification(
         "" if sample.verified else "a TVM module is defined by TVM alone"
     )
 

@@ -9,13 +9,15 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
+from onnx import parser
 
-from compiler.children.verification import verify_import
+from compiler.children.verification import Verification, verify_import
 from compiler.importing import operators
 from compiler.importing.graph import Graph, Node, Value
 from compiler.importing.model import import_file
 from compiler.importing.onnx_file import OnnxFile, read_file
 from compiler.importing.spec import ModelError, NoReference
+from compiler.verifying.edges import edge_sets
 from compiler.verifying.imported import verify
 from compiler.verifying.inputs import USUAL, input_sets
 from compiler.verifying.reference import Reference
@@ -25,7 +27,7 @@ TARGET = '{"kind":"llvm","num-cores":1}'
 
 
 def _verify(file: OnnxFile) -> Sequence[str]:
-    return list(verify(file, import_file(file), TARGET, TARGET))
+    return [agreement.inputs for agreement in verify(file, import_file(file), TARGET, TARGET)]
 
 
 def _three_nodes() -> OnnxFile:
@@ -43,7 +45,7 @@ def wrong_floor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_sets_of_inputs_are_compared() -> None:
-    assert _verify(_three_nodes()) == [*USUAL]
+    assert _verify(_three_nodes()) == EDGES
 
 
 @pytest.mark.usefixtures("wrong_floor")
@@ -71,7 +73,7 @@ def test_the_file_is_compared_as_it_was_before_its_functions_were_inlined() -> N
     """What rewrites a model before both sides see it would make them wrong together."""
     model = leaky("x")
     right = read_file(model.SerializeToString(), {})
-    assert _verify(right) == [*USUAL]
+    assert _verify(right) == EDGES
     wrong = onnx.ModelProto()
     wrong.CopyFrom(right.proto)
     next(node for node in wrong.graph.node if node.op_type == "LeakyRelu").attribute[0].f = 0.01
@@ -105,12 +107,75 @@ def test_inputs_are_in_the_range_of_what_they_are_for() -> None:
     assert 0 <= second["image"].min() < second["image"].max() <= 1
 
 
+EDGES = [*USUAL, "the least and greatest numbers, zeros and ties", "NaN", "infinities"]
+
+
+def test_a_nan_that_vanishes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No usual input shows it."""
+
+    def relu(graph: Graph, node: Node) -> Value:
+        zero = np.array(0, np.float32)
+        return graph.op("Where", graph.op("Greater", node.input(0), zero), node.input(0), zero)
+
+    monkeypatch.setitem(operators.CONVERTERS, ("", "Relu"), relu)
+    with pytest.raises(
+        ModelError, match=r"for NaN, operator Relu of node 'relu2' computes 'relu2.out' otherwise"
+    ):
+        _verify(_three_nodes())
+
+
+def test_integers_at_the_ends_of_their_type_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    def through_floats(graph: Graph, node: Node) -> Value | None:
+        if node.input(0).dtype == "float64":
+            return None
+        wide = graph.op("Cast", node.input(0), to=onnx.TensorProto.DOUBLE)
+        return graph.op("Cast", graph.op("Abs", wide), to=onnx.TensorProto.INT64)
+
+    file = _of("g (int64[8] x) => (int64[8] y) { y = Abs(x) }")
+    assert _verify(file) == EDGES[:3]
+    monkeypatch.setitem(operators.CONVERTERS, ("", "Abs"), through_floats)
+    with pytest.raises(ModelError, match="for the least and greatest numbers"):
+        _verify(file)
+
+
+def test_what_the_standard_leaves_open_is_a_note() -> None:
+    file = _of("g (float[6] x) => (int32[6] y) { y = Cast<to = 6>(x) }")
+    notes = {one.inputs: one.note for one in verify(file, import_file(file), TARGET, TARGET)}
+    assert [*notes] == EDGES
+    assert any("which the standard leaves open" in note for note in notes.values())
+
+
+def test_the_edges_of_inputs() -> None:
+    file = _of(
+        """g (float[9] x, int32[7] k, int64[8] at) => (float[9] y, int32[7] m, float[8,3] z)
+        <float[5,3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}> {
+            y = Neg(x)
+            m = Neg(k)
+            z = Gather(w, at)
+        }"""
+    )
+    limits, nan, infinities = edge_sets(file, next(iter(input_sets(file))))
+    assert {-(2**31), 2**31 - 1} <= {*limits.inputs["k"].tolist()}
+    assert {0, 4, -1, -5} <= {*limits.inputs["at"].tolist()}
+    zeros = limits.inputs["x"][limits.inputs["x"] == 0]
+    assert {*np.signbit(zeros).tolist()} == {True, False}
+    assert np.abs(limits.inputs["x"]).max() == np.finfo(np.float32).max
+    assert np.isnan(nan.inputs["x"]).sum() == 1
+    assert np.isinf(infinities.inputs["x"]).sum() == 2
+    assert (nan.inputs["at"] == infinities.inputs["at"]).all()
+
+
+def _of(graph: str) -> OnnxFile:
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> {graph}')
+    return read_file(model.SerializeToString(), {})
+
+
 def test_a_child_verifies() -> None:
-    assert verify_import(residual(batch="n"), {"input": (2, 3, 8, 8)}, TARGET) == ""
+    assert verify_import(residual(batch="n"), {"input": (2, 3, 8, 8)}, TARGET) == Verification()
 
 
 def test_a_verification_that_takes_too_long_is_said() -> None:
-    assert verify_import(residual(), {}, TARGET, timeout_s=0.1) == "it takes longer than 0.1 s"
+    assert verify_import(residual(), {}, TARGET, timeout_s=0.1) == Verification("it takes longer than 0.1 s")
 
 
 def test_an_error_that_a_child_finds_is_raised() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +14,12 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from compiler.importing.model import import_file, read_onnx
-from compiler.importing.onnx_file import read_file
+from compiler.importing.onnx_file import read_archive, read_file
 from compiler.importing.spec import ModelError
 from compiler.verifying.imported import Imported
 from compiler.verifying.reference import Reference
 from tests.onnx_models import leaky
+from tunefarm.client.model_files import ModelFiles
 
 TARGET = '{"kind":"llvm","num-cores":1}'
 RNG = np.random.default_rng(3)
@@ -243,6 +246,29 @@ def test_a_weight_of_a_loop_hides_a_value_of_the_same_name() -> None:
             }>
         }""")
     check(model, {"x": normal(2)})
+
+
+def test_a_constant_may_be_in_another_file(tmp_path: Path) -> None:
+    weight = normal(2, 3)
+    (tmp_path / "weights.bin").write_bytes(bytes(8) + weight.tobytes())
+    model = parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 18]>
+        g (float[2,3] x) => (float[2,3] y) {
+            w = Constant<value = float[2,3] {1, 2, 3, 4, 5, 6}>()
+            y = Mul(x, w)
+        }
+        """)
+    tensor = model.graph.node[0].attribute[0].t
+    for field in ("raw_data", "float_data"):
+        tensor.ClearField(field)
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", "weights.bin"), ("offset", "8"), ("length", "24")):
+        tensor.external_data.add(key=key, value=value)
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    uploaded = io.BytesIO(b"".join(ModelFiles.of(tmp_path / "model.onnx").chunks()))
+    x = normal(2, 3)
+    file = read_archive(uploaded.getbuffer(), uploaded, {})
+    np.testing.assert_array_equal(Imported(import_file(file), TARGET).compute({"x": x})["y"], x * weight)
 
 
 @pytest.mark.parametrize(

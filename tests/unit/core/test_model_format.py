@@ -6,10 +6,12 @@ import io
 import struct
 import zipfile
 
+import onnx
 import pytest
 from onnx import TensorProto, helper
 
 from core.model_format import (
+    MalformedMessage,
     ModelFormat,
     UnknownFormat,
     exported_artifact,
@@ -102,6 +104,31 @@ def test_what_is_no_model_is_refused(data: bytes, why: str) -> None:
 def test_the_files_of_weights_are_found() -> None:
     assert external_files(io.BytesIO(rectifier())) == []
     assert external_files(io.BytesIO(rectifier("a.bin", "b/c.bin", "a.bin"))) == ["a.bin", "b/c.bin"]
+
+
+def test_the_files_of_constants_within_nodes_are_found() -> None:
+    """Of nodes in the graph, in a graph within a node, and in a function."""
+
+    def constant(name: str) -> onnx.NodeProto:
+        tensor = onnx.TensorProto(name=name, data_type=1, data_location=onnx.TensorProto.EXTERNAL)
+        tensor.external_data.add(key="location", value=name)
+        return helper.make_node("Constant", [], [name], value=tensor)
+
+    body = helper.make_graph([constant("inner")], "body", [], [])
+    graph = helper.make_graph(
+        [constant("outer"), helper.make_node("If", ["c"], ["y"], then_branch=body)], "g", [], []
+    )
+    function = helper.make_function("own", "F", [], ["y"], [constant("called")], [])
+    data = helper.make_model(graph, functions=[function]).SerializeToString()
+    assert sorted(external_files(io.BytesIO(data))) == ["called", "inner", "outer"]
+
+
+def test_graphs_that_are_nested_without_end_are_refused() -> None:
+    graph = helper.make_graph([], "g", [], [])
+    for _ in range(33):
+        graph = helper.make_graph([helper.make_node("If", ["c"], ["y"], then_branch=graph)], "g", [], [])
+    with pytest.raises(MalformedMessage, match="nested too deeply"):
+        external_files(io.BytesIO(helper.make_model(graph).SerializeToString()))
 
 
 def test_the_dimensions_of_inputs_are_read() -> None:

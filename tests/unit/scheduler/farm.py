@@ -15,6 +15,7 @@ from tvm import te, topi
 
 from compiler.children import models as sandbox
 from compiler.children.models import ImportedModel
+from compiler.children.verification import Verification
 from compiler.importing.model import ExtractedTask
 from compiler.importing.spec import TensorSpec
 from compiler.lowering.trace import UNSCHEDULED
@@ -79,7 +80,7 @@ class FakeCompiler:
 
     tasks: Sequence[ExtractedTask] = (MATMUL, CONV)
     import_error: Exception | None = None
-    verification: str | Exception = ""
+    verification: Verification | Exception = field(default_factory=Verification)
     build_error: Exception | None = None
     padded_axis: int | None = None
     uncompilable: Callable[[str], bool] = lambda trace: False
@@ -120,7 +121,7 @@ class FakeCompiler:
         library.write(UNTUNED)
         return self._import(file, shapes, target, tf32=tf32)
 
-    def _verify(self, file: IO[bytes], shapes: object, target: str) -> str:
+    def _verify(self, file: IO[bytes], shapes: object, target: str) -> Verification:
         if isinstance(self.verification, Exception):
             raise self.verification
         return self.verification

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from compiler.children.verification import Verification
 from compiler.importing.model import ExtractedTask
 from compiler.importing.spec import ModelError
 from compiler.lowering.trace import UNSCHEDULED
@@ -24,7 +25,7 @@ from records.jobs.trials import FALLBACK
 from records.schedules import schedules
 from scheduler import model_compiler
 from scheduler.steps import intake, publish
-from scheduler.steps.intake import NOT_IN_TF32, PADDED, UNVERIFIED
+from scheduler.steps.intake import NOT_IN_TF32, OPEN, PADDED, UNVERIFIED
 from tests.unit.scheduler.farm import CONV, CUMSUM, DEVICE, MATMUL, TUNED, UNTUNED, FakeCompiler, Farm
 
 
@@ -220,7 +221,7 @@ def test_a_model_that_is_imported_wrongly_is_not_tuned(
 
 
 def test_an_import_that_nobody_could_verify_is_said(farm: Farm, compiler: FakeCompiler) -> None:
-    compiler.verification = "it takes longer than 300 s"
+    compiler.verification = Verification("it takes longer than 300 s")
     farm.submit()
     farm.plug_in()
     farm.tick()
@@ -229,6 +230,17 @@ def test_an_import_that_nobody_could_verify_is_said(farm: Farm, compiler: FakeCo
     assert said.data["message"].endswith("defines: it takes longer than 300 s")
     assert farm.job().state is JobState.TUNING
     assert farm.finish().message.endswith(said.data["message"])
+
+
+def test_what_the_standard_leaves_open_is_said(farm: Farm, compiler: FakeCompiler) -> None:
+    compiler.verification = Verification(note="for NaN, operator Cast of node 'a' computes 'y' otherwise")
+    farm.submit()
+    farm.plug_in()
+    farm.tick()
+    with farm.database.begin() as session:
+        (said,) = [event for event in events.latest(session, "job", 100) if event.kind == OPEN]
+    assert said.data["message"] == compiler.verification.note
+    assert farm.finish().message.endswith(compiler.verification.note)
 
 
 def test_outputs_of_which_the_data_decides_the_rows_are_said(farm: Farm, compiler: FakeCompiler) -> None:

@@ -1,0 +1,235 @@
+"""Inputs at the edges of what a type can hold, and what a difference there means.
+
+An operator that is right for ordinary numbers may be wrong for NaN, for infinities, for the least and the
+greatest number, for zeros of both signs and for ties. ONNX Runtime says what is right. Where the standard
+leaves the result open, as for an integer that is cast from NaN, the difference is a note and no error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from compiler.importing.graph import numpy_dtype
+from compiler.importing.onnx_file import NARROW, OnnxFile, node_name
+from compiler.importing.spec import TensorSpec
+from compiler.measuring.outputs import compare_outputs
+from compiler.verifying.inputs import index_extents
+
+Array = NDArray[Any]
+# Operators that convert floats to integers, or order them: what they do with NaN, with infinities and with
+# numbers that the integer type doesn't have is open.
+OPEN_FOR_SPECIAL = {
+    *("Cast", "CastLike", "QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"),
+    *("TopK", "NonMaxSuppression", "Unique", "RoiAlign", "MaxRoiPool", "GridSample", "DeformConv"),
+    *("Hardmax", "OneHot", "Range", "NonZero"),
+}
+# Integer operators that are open for a divisor of zero, for a shift by too much, and for an overflow.
+OPEN_FOR_INTEGERS = {"Div", "Mod", "BitShift", "Pow"}
+# Operators that may spread NaN further than ONNX Runtime does. Whether a product with a zero in between is
+# computed decides how far it spreads; ONNX Runtime's recurrent kernels lose it, and its pooling keeps the NaN
+# of a window's last element only.
+_SPREADING = {
+    *("Conv", "ConvTranspose", "DeformConv", "MatMul", "Gemm", "Einsum", "Attention", "MultiHeadAttention"),
+    *("Resize", "Upsample", "Col2Im", "GRU", "LSTM", "RNN", "GroupQueryAttention"),
+    *("MaxPool", "GlobalMaxPool"),
+}
+# The share of a float type's range above which products and sums overflow, in an order that is open.
+_LARGE = 0.25
+
+
+@dataclass(frozen=True)
+class EdgeSet:
+    """Inputs by name; `what` they hold is for messages. `finite` ones have no NaN and no infinity."""
+
+    what: str
+    inputs: Mapping[str, Array]
+    finite: bool
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What a node computes otherwise than ONNX Runtime; `is_open` where the standard leaves it open."""
+
+    text: str
+    is_open: bool
+
+
+def edge_sets(file: OnnxFile, usual: Mapping[str, Array]) -> Iterator[EdgeSet]:
+    """Yield inputs at the edges: `usual` ones, some elements of which are replaced."""
+    extents = index_extents(file)
+    yield EdgeSet(
+        "the least and greatest numbers, zeros and ties",
+        {spec.name: _with_limits(spec, usual[spec.name], extents.get(spec.name)) for spec in file.inputs},
+        finite=True,
+    )
+    if not any(_is_float(spec) for spec in file.inputs):
+        return
+    for what, specials in (("NaN", [np.nan]), ("infinities", [np.inf, -np.inf])):
+        yield EdgeSet(
+            what,
+            {
+                spec.name: _with(usual[spec.name], specials) if _is_float(spec) else usual[spec.name]
+                for spec in file.inputs
+            },
+            finite=False,
+        )
+
+
+def _is_float(spec: TensorSpec) -> bool:
+    return "float" in spec.dtype
+
+
+def _with_limits(spec: TensorSpec, usual: Array, extent: int | None) -> Array:
+    dtype = numpy_dtype(spec.dtype)
+    if extent is not None:
+        return _with(usual, [0, extent - 1, *([-1, -extent] if dtype.kind == "i" else [])])
+    if spec.dtype == "bool" or "mask" in spec.name.lower():
+        return usual
+    if _is_float(spec):
+        limits = onnx_finfo(dtype)
+        return _with(usual, [limits[1], -limits[1], 0.0, -0.0, limits[0], -limits[0], 1.0, 1.0])
+    if dtype.kind in "iu":
+        numbers = np.iinfo(dtype)
+        return _with(usual, [numbers.min, numbers.max, 0, 1, 1])
+    return usual
+
+
+def onnx_finfo(dtype: np.dtype[Any]) -> tuple[float, float]:
+    """Return the smallest normal and the greatest number of a type of floats."""
+    limits = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+    return float(limits.smallest_normal), float(limits.max)
+
+
+def _with(usual: Array, specials: Sequence[float]) -> Array:
+    """Put special values, evenly spread, in place of elements."""
+    result = usual.copy()
+    flat = result.reshape(-1)
+    count = min(len(specials), flat.size)
+    places = np.arange(count) * max(flat.size // max(count, 1), 1)
+    flat[places] = np.array(specials[:count]).astype(usual.dtype)
+    return result
+
+
+def compare_edges(wanted: Sequence[Array], found: Sequence[Array], computed_in: str) -> str:
+    """Return how outputs differ, empty when they don't: NaN and infinities are in the same places."""
+    for number, (right, own) in enumerate(zip(wanted, found, strict=True)):
+        if (right.shape, right.dtype) != (own.shape, own.dtype):
+            return compare_outputs([right], [own], computed_in)
+        if _differ(right, own).any():
+            at = tuple(int(k) for k in np.argwhere(_differ(right, own))[0])
+            return f"output {number}: {own[at]} instead of {right[at]} at {list(at)}"
+        numbers = _is_finite(right)
+        if wrong := compare_outputs([right[numbers]], [own[numbers]], computed_in):
+            return wrong.replace("output 0", f"output {number}")
+    return ""
+
+
+def _is_finite(array: Array) -> NDArray[np.bool_]:
+    return (
+        np.isfinite(array.astype(np.float64)) if array.dtype.kind not in "iub" else np.ones(array.shape, bool)
+    )
+
+
+def _differ(right: Array, own: Array) -> NDArray[np.bool_]:
+    """Return where one value is NaN or infinite and the other isn't, or has the other sign."""
+    if right.dtype.kind in "iub":
+        return np.zeros(right.shape, bool)
+    a, b = right.astype(np.float64), own.astype(np.float64)
+    both = np.isfinite(a) & np.isfinite(b)
+    return ~(both | (a == b) | (np.isnan(a) & np.isnan(b)))
+
+
+def varying(file: OnnxFile) -> list[str]:
+    """Return the names of what the nodes of the graph compute from the inputs, without shapes."""
+    found = {spec.name for spec in file.inputs}
+    names = []
+    for node in file.proto.graph.node:
+        if node.op_type in ("Shape", "Size"):
+            continue
+        if found.intersection(node.input) or any(one.HasField("g") for one in node.attribute):
+            fresh = [name for name in node.output if name]
+            found.update(fresh)
+            names += fresh
+    return names
+
+
+def can_be_given(array: Array) -> bool:
+    """Return whether a value can be an input of the model that is taken apart."""
+    return not array.dtype.hasobject and str(array.dtype) not in NARROW and array.size > 0
+
+
+def judge(
+    node: onnx.NodeProto,
+    values: Mapping[str, Array],
+    found: Mapping[str, Array],
+    edge: EdgeSet,
+    computed_in: str,
+) -> Difference | None:
+    """Return how a node's values differ; None where they don't, or only by the order of roundings.
+
+    `values` are the right ones of its inputs and outputs.
+    """
+    for name in node.output:
+        if name not in found:
+            continue
+        right, own = values[name], found[name]
+        wrong = compare_edges([right], [own], computed_in).removeprefix("output 0: ")
+        inputs = [values[one] for one in node.input if one in values]
+        if not wrong or (edge.finite and _overflows(right, inputs)):
+            continue
+        if node.op_type in _SPREADING and _spreads(right, own):
+            continue
+        culprit = f"operator {node.op_type} of {node_name(node)}"
+        text = f"for {edge.what}, {culprit} computes '{name}' otherwise ({wrong})"
+        return Difference(text, _is_open(node.op_type, inputs, right))
+    return None
+
+
+def _is_open(kind: str, inputs: Sequence[Array], right: Array) -> bool:
+    if all(array.dtype.kind in "iub" for array in inputs):
+        return kind in OPEN_FOR_INTEGERS
+    return kind in OPEN_FOR_SPECIAL and (kind not in ("Cast", "CastLike") or right.dtype.kind in "iu")
+
+
+def _spreads(right: Array, own: Array) -> bool:
+    """Return whether all that differs is NaN or infinite where the right value is another."""
+    if right.shape != own.shape or right.dtype != own.dtype or right.dtype.kind in "iub":
+        return False
+    numbers = _is_finite(own)
+    return bool(_is_finite(right)[numbers].all()) and not compare_outputs(
+        [right[numbers]], [own[numbers]], str(right.dtype)
+    )
+
+
+def _overflows(right: Array, inputs: Sequence[Array]) -> bool:
+    """Return whether products and sums of these inputs overflow or lose all digits, by the order of steps."""
+    if right.dtype.kind in "iub":
+        return False
+    most = onnx_finfo(right.dtype)[1] * _LARGE
+    sizes = [float(np.max(np.abs(array.astype(np.float64)), initial=0)) for array in inputs]
+    return max(sizes, default=0.0) > np.sqrt(most)
+
+
+def is_open_at_edge(file: OnnxFile, edge: EdgeSet, wanted: Sequence[Array], found: Sequence[Array]) -> bool:
+    """Return whether a difference of outputs at an edge may be open, where no node can be judged alone.
+
+    A tuned kernel may spread NaN further, and overflow earlier; it must not lose NaN or an infinity.
+    """
+    kinds = {node.op_type for node in file.proto.graph.node}
+    for right, own in zip(wanted, found, strict=True):
+        if right.shape != own.shape or right.dtype != own.dtype:
+            return False
+        if right.dtype.kind in "iub":
+            if (right != own).any() and not kinds & (OPEN_FOR_SPECIAL | OPEN_FOR_INTEGERS):
+                return False
+            continue
+        if not edge.finite and not _spreads(right, own):
+            return False
+    return True

@@ -1,0 +1,133 @@
+"""`tunefarm verify`: compare a compiled library with the model that it was compiled from."""
+
+from __future__ import annotations
+
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from core.exit_code import ExitCode
+from system.command import CommandError
+from tunefarm.cli.options import AsJson, checked_model, print_json, say, stdout
+from tunefarm.client.metaschedule_files import load_compiler
+from tunefarm.client.model_files import ModelFiles
+from tunefarm.errors import InputError
+
+Folder = Annotated[
+    Path, typer.Argument(metavar="FOLDER", help="A compiled model, as `tunefarm tune` writes it.")
+]
+Against = Annotated[
+    Path, typer.Option("--against", metavar="MODEL", help="The model that it was compiled from.")
+]
+Inputs = Annotated[
+    Path | None,
+    typer.Option("--inputs", metavar="FILE.npz", help="Inputs of your own, arrays by the inputs' names."),
+]
+
+
+def verify(folder: Folder, against: Against, inputs: Inputs = None, as_json: AsJson = False) -> None:
+    """Compare a compiled library with its model, on random inputs, on edge values and on your own.
+
+    It runs the library: in a sandbox, or for a GPU in this process with your rights. Exit code 0 means that
+    all outputs agree, 3 that some differ.
+    """
+    checked_model(against)
+    parts = _parts(folder)
+    own = _read_inputs(inputs) if inputs is not None else {}
+    rows = []
+    with _packed(against) as model:
+        for name, part in parts.items():
+            rows += [{"size": name, **row} for row in _compare(part, model, own)]
+    agrees = not any(row["wrong"] for row in rows)
+    if own and not any(row["inputs"] == "your inputs" for row in rows):
+        raise InputError(f"{inputs} has the inputs of no size in {folder}: check names, shapes and types")
+    if as_json:
+        print_json({"folder": str(folder), "model": str(against), "agrees": agrees, "checks": rows})
+    else:
+        stdout().print(_table(rows, len(parts) > 1))
+    if not agrees:
+        raise CommandError(f"{folder} computes something else than {against}: see above", ExitCode.BAD_INPUT)
+
+
+def _parts(folder: Path) -> dict[str, Path]:
+    """Return the folders with a library, by the size's name, which is empty for the only one."""
+    if (folder / "manifest.json").exists():
+        return {"": folder}
+    found = {file.parent.name: file.parent for file in sorted(folder.glob("*/manifest.json"))}
+    if not found:
+        raise InputError(f"{folder} holds no compiled model: name a folder that tunefarm has written")
+    return found
+
+
+def _packed(model: Path) -> IO[bytes]:
+    """Return a file with the model as it would be uploaded, its weights' files included."""
+    packed = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+    try:
+        for chunk in ModelFiles.of(model).chunks():
+            packed.write(chunk)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    except OSError as error:
+        raise InputError(f"{error.filename}, of the model, can't be read ({error.strerror})") from error
+    packed.flush()
+    return packed
+
+
+def _read_inputs(file: Path) -> dict[str, Any]:
+    import numpy as np
+
+    if not zipfile.is_zipfile(file):
+        raise InputError(f"{file} is no .npz file: write one with numpy.savez, an array for each input")
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} can't be read as .npz: {error}") from error
+
+
+def _compare(folder: Path, model: IO[bytes], own: Mapping[str, Any]) -> list[dict[str, str]]:
+    artifact = load_compiler("compiler.packaging.artifact")
+    spec = load_compiler("compiler.importing.spec")
+    library_check = load_compiler("compiler.children.library_check")
+    try:
+        manifest = artifact.Manifest.from_json((folder / artifact.MANIFEST).read_text())
+        with (folder / artifact.LIBRARY).open("rb") as library:
+            given = [own] if _fits(manifest.inputs, own) else []
+            if '"cuda"' in manifest.target:
+                say("the library of a GPU runs in this process, with your rights")
+                checks = list(library_check.check_here(model, library, manifest, given))
+            else:
+                checks = library_check.check_library(model, library, manifest, given)
+    except OSError as error:
+        raise InputError(f"{error.filename} can't be read ({error.strerror})") from error
+    except artifact.ArtifactError as error:
+        raise InputError(f"{folder}: {error}") from error
+    except spec.ModelError as error:
+        raise InputError(f"the library can't be compared with the model: {error}") from error
+    except spec.NoReference as error:
+        raise CommandError(
+            f"nothing here can run the model to compare with: {error}", ExitCode.LOCAL
+        ) from error
+    return [{"inputs": check.inputs, "wrong": check.wrong, "note": check.note} for check in checks]
+
+
+def _fits(specs: Any, own: Mapping[str, Any]) -> bool:
+    return bool(own) and {name: (array.shape, str(array.dtype)) for name, array in own.items()} == {
+        spec.name: (spec.shape, spec.dtype) for spec in specs
+    }
+
+
+def _table(rows: list[dict[str, str]], has_sizes: bool) -> Table:
+    table = Table(box=None)
+    for name in [*(["size"] if has_sizes else []), "inputs", "outputs"]:
+        table.add_column(name)
+    for row in rows:
+        note = f"agree but where the standard leaves it open ({row['note']})" if row["note"] else "agree"
+        result = f"differ: {row['wrong']}" if row["wrong"] else note
+        table.add_row(*([row["size"]] if has_sizes else []), row["inputs"], result)
+    return table
