@@ -227,9 +227,10 @@ class Graph:
         values = dict(given)
         inputs = {value.name for value in graph.input}
         for tensor in graph.initializer:
-            if tensor.name in inputs and tensor.name in given:
-                continue  # a default of an input
-            # In a subgraph, a name of the graph around it is hidden.
+            if tensor.name in given and (tensor.name in inputs or not inputs):
+                # A default of an input; or a name that ONNX forbids to give twice. Of such a name, ONNX
+                # Runtime takes the outer value in a branch, which has no inputs, the inner one in a loop.
+                continue
             try:
                 values[tensor.name] = self.constant(numpy_helper.to_array(tensor))
             except (ValueError, KeyError, TypeError) as error:

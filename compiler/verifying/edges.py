@@ -28,10 +28,13 @@ Array = NDArray[Any]
 OPEN_FOR_SPECIAL = {
     *("Cast", "CastLike", "QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"),
     *("TopK", "NonMaxSuppression", "Unique", "RoiAlign", "MaxRoiPool", "GridSample", "DeformConv"),
-    *("Hardmax", "OneHot", "Range", "NonZero"),
+    *("Hardmax", "LRN", "OneHot", "Range", "NonZero"),
 }
 # Integer operators that are open for a divisor of zero, for a shift by too much, and for an overflow.
-OPEN_FOR_INTEGERS = {"Div", "Mod", "BitShift", "Pow"}
+OPEN_FOR_INTEGERS = {
+    *("Div", "Mod", "BitShift", "Pow", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp"),
+    *("ReduceMean", "ReduceProd", "ReduceSum", "ReduceSumSquare"),
+}
 # Operators that may spread NaN further than ONNX Runtime does. Whether a product with a zero in between is
 # computed decides how far it spreads; ONNX Runtime's recurrent kernels lose it, and its pooling keeps the NaN
 # of a window's last element only.

@@ -62,11 +62,11 @@ def _concat(graph: Graph, node: Node) -> Value | None:
 
 
 def _dropout(graph: Graph, node: Node) -> list[Value] | None:
-    """Before opset 10, the mask has the type of the data."""
-    if node.opset >= 10 or node.attributes.get("is_test") == 0:
+    """Before opset 12, ONNX Runtime's mask is false, and before opset 10 it has the type of the data."""
+    if node.opset >= 12 or node.attributes.get("is_test") == 0:
         return None
     data = node.input(0)
-    return [data, graph.value(np.ones(data.shape, data.dtype))]
+    return [data, graph.value(np.zeros(data.shape, data.dtype if node.opset < 10 else np.bool_))]
 
 
 def _reshape(graph: Graph, node: Node) -> Value | None:
@@ -168,15 +168,16 @@ def _resize(graph: Graph, node: Node) -> Value | None:
         given = [1.0, 1.0, node.attributes["height_scale"], node.attributes["width_scale"]]
     scales = node.input(1) if given is None else graph.value(np.array(given, np.float32))
     mode = str(node.attributes.get("mode", "nearest"))
-    return graph.op(
-        "Resize",
-        node.input(0),
-        None,
-        scales,
-        mode="linear" if mode == "bilinear" else mode,
-        coordinate_transformation_mode="asymmetric",
-        nearest_mode="floor",
-    )
+    mode = "linear" if mode == "bilinear" else mode
+    data = node.input(0)
+    how: dict[str, Any] = {"coordinate_transformation_mode": "asymmetric", "mode": mode}
+    known = scales.known("the scales").ravel()
+    if mode == "nearest" and (known < 1).any():
+        # ONNX Runtime rounds the coordinates of axes that shrink up.
+        shrunk = np.where(known < 1, known, 1).astype(np.float32)
+        data = graph.op("Resize", data, None, shrunk, nearest_mode="ceil", **how)
+        scales = graph.value(np.where(known < 1, 1, known).astype(np.float32))
+    return graph.op("Resize", data, None, scales, nearest_mode="floor", **how)
 
 
 def _reduction(graph: Graph, node: Node) -> Value | None:

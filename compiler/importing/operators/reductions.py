@@ -21,7 +21,7 @@ def _reduce(graph: Graph, node: Node) -> Value | None:
     """
     data = node.input(0)
     if numpy_dtype(data.dtype).kind not in "iu":
-        return None
+        return _log_sum_exp(graph, node) if node.kind == "ReduceLogSumExp" else None
     if data.dtype in ("uint32", "uint64"):
         return _whole(graph, node, data)
     axes = node.optional(1)
@@ -40,6 +40,21 @@ def _reduce(graph: Graph, node: Node) -> Value | None:
         return cut
     overflows = graph.op("Or", above, graph.op("Less", number, low))
     return graph.op("Where", overflows, cut, _whole(graph, node, data))
+
+
+def _log_sum_exp(graph: Graph, node: Node) -> Value:
+    """log(sum(exp(x - m))) + m, where m is the maximum, or 0 where that is infinite: inf - inf is NaN."""
+    data, axes = node.input(0), node.optional(1)
+    wide = data if data.dtype == "float64" else cast(graph, data, "float32")
+    largest = graph.op("ReduceMax", wide, axes, keepdims=1)
+    zero = np.array(0, wide.dtype)
+    largest = graph.op("Where", graph.op("IsInf", largest), zero, largest)
+    total = graph.op("ReduceSum", graph.op("Exp", graph.op("Sub", wide, largest)), axes, keepdims=1)
+    result = graph.op("Add", graph.op("Log", total), largest)
+    if not int(node.attributes.get("keepdims", 1)):
+        chosen = range(data.rank) if axes is None else axes.known("the axes").tolist()
+        result = graph.op("Squeeze", result, np.array([*chosen], np.int64)) if data.rank else result
+    return cast(graph, result, data.dtype)
 
 
 def _whole(graph: Graph, node: Node, data: Value) -> Value:

@@ -49,12 +49,13 @@ def _resize(graph: Graph, node: Node) -> Value | None:
     if _suits_tvm(node, data, axes, mode, how):
         return None
     outside = None
-    result = cast(graph, data, "float32") if data.dtype == "float16" else data
+    is_wide = data.dtype in ("float32", "float64") or mode == "nearest"
+    result = data if is_wide else cast(graph, data, "float32")
     for each in axes:
         before = result.shape[each.axis]
         if each.extent == before and each.scale == 1.0 and how != "tf_crop_and_resize":
             continue
-        places = _places(each, before, how)
+        places = _places(each, before, how).astype(np.float64)
         if how == "tf_crop_and_resize":
             is_outside = (places < 0) | (places > before - 1)
             shape = [-1 if k == each.axis else 1 for k in range(data.rank)]
@@ -65,7 +66,8 @@ def _resize(graph: Graph, node: Node) -> Value | None:
     if outside is not None and outside.any():
         value = np.array(node.attributes.get("extrapolation_value", 0.0), result.dtype)
         result = graph.op("Where", outside, value, result)
-    if data.dtype in ("int8", "uint8", "int32") and mode != "nearest":
+    # ONNX Runtime cuts fractions off, unless it filters.
+    if "int" in data.dtype and mode != "nearest" and node.attributes.get("antialias", 0):
         result = graph.op("Round", result)
     return cast(graph, result, data.dtype)
 
@@ -119,30 +121,31 @@ def _suits_tvm(node: Node, data: Value, axes: Sequence[_Axis], mode: str, how: s
     return False
 
 
-def _places(each: _Axis, before: int, how: str) -> Floats:
-    """Return for every element of the result its place on the axis before."""
-    after, scale = each.extent, each.scale
-    at = np.arange(after, dtype=np.float64)
+def _places(each: _Axis, before: int, how: str) -> NDArray[np.floating[Any]]:
+    """Return for every element of the result its place on the axis before, with ONNX Runtime's roundings:
+    they decide which element is the nearest."""
+    after, scale = each.extent, np.float32(each.scale)
+    at = np.arange(after, dtype=np.float32)
     match how:
         case "half_pixel":
             return (at + 0.5) / scale - 0.5
         case "half_pixel_symmetric":
-            adjustment = after / (before * scale)
-            return before / 2 * (1 - adjustment) + (at + 0.5) / scale - 0.5
+            adjustment = np.float32(after / (before * scale))
+            return np.float32(before / 2) * (1 - adjustment) + (at + 0.5) / scale - 0.5
         case "pytorch_half_pixel":
-            return (at + 0.5) / scale - 0.5 if after > 1 else np.zeros(after)
+            return (at + 0.5) / scale - 0.5 if after > 1 else np.zeros(after, np.float32)
         case "align_corners":
-            length = before * scale
-            return at * (before - 1) / (length - 1) if length != 1 else np.zeros(after)
+            length = np.float32(before * scale)
+            return at * (before - 1) / (length - 1) if length != 1 else np.zeros(after, np.float32)
         case "asymmetric":
             return at / scale
         case "tf_half_pixel_for_nn":
             return (at + 0.5) / scale
         case "tf_crop_and_resize":
-            begin, end = each.roi
+            begin, end = np.float32(each.roi[0]), np.float32(each.roi[1])
             if after > 1:
                 return begin * (before - 1) + at * (end - begin) * (before - 1) / (after - 1)
-            return np.full(after, 0.5 * (begin + end) * (before - 1))
+            return np.full(after, 0.5 * (begin + end) * (before - 1), np.float32)
     raise Refused(f"coordinate_transformation_mode {how} isn't known")
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from compiler.importing.graph import Converter, Graph, Node, Refused, Value
+from compiler.importing.graph import Converter, Graph, Node, Value
 from compiler.importing.operators.quantized import bounds
 
 
@@ -71,15 +71,15 @@ def _col2im(graph: Graph, node: Node) -> Value:
 
 def _max_pool(graph: Graph, node: Node) -> list[Value] | None:
     """Import a maximum with its place in the data: the windows' elements are compared one after the other."""
-    if not node.wants(1):
-        return None
     data = node.input(0)
+    automatic = str(node.attributes.get("auto_pad", "NOTSET"))
+    if not node.wants(1):
+        return [_explicitly_padded(graph, node)] if automatic.startswith("SAME") else None
     count = data.rank - 2
-    if str(node.attributes.get("auto_pad", "NOTSET")) != "NOTSET" or node.attributes.get("ceil_mode", 0):
-        raise Refused("places with auto_pad or ceil_mode aren't supported")
     kernel = node.attributes["kernel_shape"]
     strides, dilations = (node.attributes.get(name, [1] * count) for name in ("strides", "dilations"))
-    pads = node.attributes.get("pads", [0] * 2 * count)
+    begins, ends = _padding(node, data)
+    pads = [*begins, *ends]
     low = np.array(-np.inf if "float" in data.dtype else bounds(data.dtype)[0]).astype(data.dtype)
     padded = graph.op("Pad", data, np.array([0, 0, *pads[:count], 0, 0, *pads[count:]]), low)
     sizes = [
@@ -103,11 +103,27 @@ def _max_pool(graph: Graph, node: Node) -> list[Value] | None:
             largest, places = part, graph.value(place)
             continue
         is_larger = graph.op("Greater", part, largest)
+        if "float" in data.dtype:
+            is_larger = graph.op("Or", is_larger, graph.op("IsNaN", part))
         places = graph.op("Where", is_larger, place, places)
         largest = graph.op("Where", is_larger, part, largest)
     assert largest is not None
     assert places is not None
     return [largest, places]
+
+
+def _explicitly_padded(graph: Graph, node: Node) -> Value:
+    """Give a pooling the padding that `auto_pad` means: TVM computes another one for SAME_LOWER."""
+    attributes: dict[str, Any] = dict(node.attributes)
+    del attributes["auto_pad"]
+    attributes.pop("ceil_mode", None)
+    begins, ends = _padding(node, node.input(0))
+    return graph.op(node.kind, node.input(0), opset=node.opset, **attributes | {"pads": [*begins, *ends]})
+
+
+def _average_pool(graph: Graph, node: Node) -> Value | None:
+    automatic = str(node.attributes.get("auto_pad", "NOTSET"))
+    return _explicitly_padded(graph, node) if automatic.startswith("SAME") else None
 
 
 def _padding(node: Node, data: Value) -> tuple[list[int], list[int]]:
@@ -174,6 +190,7 @@ def _max_unpool(graph: Graph, node: Node) -> Value | None:
 
 
 CONVERTERS: Mapping[tuple[str, str], Converter] = {
+    ("", "AveragePool"): _average_pool,
     ("", "Col2Im"): _col2im,
     ("", "ConvTranspose"): _conv_transpose,
     ("", "LpPool"): _lp_pool,

@@ -91,6 +91,44 @@ CASES: dict[str, tuple[str, int, list[Array | None], dict[str, Any]]] = {
         {"mode": "linear"},
     ),
     "resize 10, smaller": ("Resize", 10, [normal(1, 2, 4, 6), np.array([1, 1, 0.5, 0.5], np.float32)], {}),
+    "resize 10, one axis smaller": (
+        *("Resize", 10),
+        [normal(1, 1, 5, 6), np.array([1, 1, 0.6, 1.5], np.float32)],
+        {},
+    ),
+    **{
+        f"resize of {np.dtype(dtype).name}": (
+            *("Resize", 13),
+            [RNG.integers(0, 120, (1, 1, 4, 4)).astype(dtype), None, np.array([1, 1, 2, 1.7], np.float32)],
+            {"mode": "linear"},
+        )
+        for dtype in (np.uint8, np.int8, np.int32)
+    },
+    "a crop between two elements": (
+        *("Resize", 13),
+        [
+            normal(1, 1, 5, 6),
+            np.array([0, 0, 0.1, 0.2, 1, 1, 0.8, 1.1], np.float32),
+            None,
+            np.array([1, 1, 7, 4]),
+        ],
+        {"coordinate_transformation_mode": "tf_crop_and_resize"},
+    ),
+    "dropout 10": ("Dropout", 10, [normal(2, 3)], {}),
+    "a sum of exponentials of infinities": (
+        *("ReduceLogSumExp", 18),
+        [np.array([[np.inf, 1], [-np.inf, -np.inf], [1000, 1000]], np.float32), np.array([1])],
+        {"keepdims": 0},
+    ),
+    **{
+        f"{kind} with {automatic}": (
+            *(kind, 18),
+            [normal(1, 2, 7, 8)],
+            {"kernel_shape": [4, 3], "strides": [3, 2], "auto_pad": automatic},
+        )
+        for kind in ("AveragePool", "LpPool", "MaxPool")
+        for automatic in ("SAME_UPPER", "SAME_LOWER", "VALID")
+    },
     "upsample 9": (
         "Upsample",
         9,
@@ -145,7 +183,7 @@ CASES: dict[str, tuple[str, int, list[Array | None], dict[str, Any]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_form_computes_what_onnx_runtime_does(case: str) -> None:
     kind, opset, inputs, attributes = CASES[case]
-    model = model_of(kind, opset, inputs, 2 if kind == "TopK" else 1, **attributes)
+    model = model_of(kind, opset, inputs, 2 if kind in ("Dropout", "TopK") else 1, **attributes)
     first = inputs[0]
     assert first is not None
     check(model, {"x0": first})
@@ -207,6 +245,12 @@ def test_an_odd_total_of_padding_goes_to_the_side_that_onnx_says(automatic: str,
         auto_pad=automatic,
     )
     check(model, {"x0": x})
+
+
+@pytest.mark.parametrize("attributes", [{"auto_pad": "SAME_LOWER"}, {"auto_pad": "VALID"}, {"ceil_mode": 1}])
+def test_places_of_maxima_with_automatic_padding(attributes: dict[str, Any]) -> None:
+    x = normal(1, 2, 7, 8)
+    check(model_of("MaxPool", 12, [x], 2, kernel_shape=[4, 3], strides=[3, 2], **attributes), {"x0": x})
 
 
 @pytest.mark.parametrize("mode", ["avg", "max"])
