@@ -9,9 +9,9 @@ import hashlib
 import io
 import os
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, NamedTuple
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from records.storage.blob_store import VARIABLE, BlobStore
@@ -27,16 +27,33 @@ class BlobNotFound(NotFound):
 
 
 def upload(database: Database, file: IO[bytes], sha: str, size: int) -> None:
-    """Write a file that `put` or `put_file` is about to store to the blob store, if there is one.
+    """Write a file that `put` or `put_file` is about to store, so that their transaction is short.
 
-    It is done before their transaction, in which nobody then waits for the blob store. Raises StorageError.
+    It goes to the blob store if there is one. In the database, each chunk is stored in a transaction of its
+    own: other writers wait for one chunk, not for the file. Raises StorageError.
     """
-    if database.blob_store is None:
+    if database.blob_store is not None:
+        with database.reading() as session:
+            if session.scalar(select(BlobRow.sha).where(BlobRow.sha == sha)) is not None:
+                return
+        database.blob_store.write(file, sha, size)
         return
-    with database.reading() as session:
-        if session.scalar(select(BlobRow.sha).where(BlobRow.sha == sha)) is not None:
-            return
-    database.blob_store.write(file, sha, size)
+    for position in range(size // CHUNK_BYTES):  # the last chunk is left to their transaction
+        with database.begin() as session:
+            if not _lock_row(session, sha, size, external=False).external:
+                _put_chunk(session, file, sha, position)
+
+
+def stage(database: Database, file: IO[bytes]) -> tuple[str, int]:
+    """Upload a file; return its SHA-256 in hexadecimal and its size, as `put_file` takes them.
+
+    Raises StorageError.
+    """
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    sha = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # any file that is read
+    upload(database, file, sha, size)
+    return sha, size
 
 
 def put(session: Session, data: bytes | IO[bytes]) -> str:
@@ -58,20 +75,40 @@ def put_file(session: Session, file: IO[bytes], sha: str, size: int) -> None:
     The file has `size` bytes, and the SHA-256 `sha`, which the caller computed before the transaction.
     """
     store = _store(session)
-    row = {"sha": sha, "size": size, "external": store is not None}
-    while not insert_missing(session, BlobRow, row, key=["sha"]):
-        # Locked, so that nobody deletes it in this transaction; it may have been deleted just before.
-        locked = select(BlobRow.sha).where(BlobRow.sha == sha).with_for_update(read=True, key_share=True)
-        if session.scalar(locked) is not None:
-            return
-    if store is not None:
-        # Only now nobody sweeps the file up any more.
-        store.write(file, sha, size)
+    row = _lock_row(session, sha, size, external=store is not None)
+    if row.external:
+        if store is not None and row.is_new:
+            # Only now nobody sweeps the file up any more.
+            store.write(file, sha, size)
         return
-    file.seek(0)
+    present = set(session.scalars(select(ChunkRow.position).where(ChunkRow.sha == sha)))
     for position in range(-(-size // CHUNK_BYTES)):
-        chunk = {"sha": sha, "position": position, "data": file.read(CHUNK_BYTES)}
-        session.execute(insert(ChunkRow).values(chunk))
+        if position not in present:
+            _put_chunk(session, file, sha, position)
+
+
+class _Row(NamedTuple):
+    """A blob's row: whether it was made just now, and whether the blob lies in the blob store."""
+
+    is_new: bool
+    external: bool
+
+
+def _lock_row(session: Session, sha: str, size: int, *, external: bool) -> _Row:
+    """Add a blob's row unless it is there, and lock it: nobody deletes the blob before the end."""
+    row = {"sha": sha, "size": size, "external": external}
+    while not insert_missing(session, BlobRow, row, key=["sha"]):
+        locked = select(BlobRow.external).where(BlobRow.sha == sha)
+        found = session.scalar(locked.with_for_update(read=True, key_share=True))
+        if found is not None:  # it may have been deleted just before
+            return _Row(False, found)
+    return _Row(True, external)
+
+
+def _put_chunk(session: Session, file: IO[bytes], sha: str, position: int) -> None:
+    file.seek(position * CHUNK_BYTES)
+    chunk = {"sha": sha, "position": position, "data": file.read(CHUNK_BYTES)}
+    insert_missing(session, ChunkRow, chunk, key=["sha", "position"])
 
 
 def get(session: Session, sha: str) -> bytes:

@@ -27,7 +27,9 @@ _SQLITE = {
     sqlite3.SQLITE_READONLY: _UNWRITABLE,
     sqlite3.SQLITE_PERM: _UNWRITABLE,
     sqlite3.SQLITE_CORRUPT: Cause("the file is damaged: restore it from a backup or move it away"),
-    sqlite3.SQLITE_NOTADB: Cause("the file is not a database: move it away or choose another folder"),
+    sqlite3.SQLITE_NOTADB: Cause(
+        "the file is damaged or not a database: restore it from a backup or move it away"
+    ),
 }
 
 _RESTARTS = Cause("its server stops or starts: try again in a moment")

@@ -72,8 +72,9 @@ def _import(context: Context, job: Job, device: Device) -> None:
         wanted = [task for task in imported.tasks if task.exact or not job.request.exact]
         read = [_Subgraph.read(task, device) for task in wanted]
         subgraphs = [subgraph for subgraph in read if subgraph.dag is not None or not subgraph.task.variant]
+        sha, size = blobs.stage(context.database, artifact)
         with context.database.begin() as session:
-            sha = blobs.put(session, artifact)
+            blobs.put_file(session, artifact, sha, size)
             notes = _notes(job, device, imported, subgraphs, verification)
             for kind, note in notes.items():
                 events.append(session, job.id, kind, {"message": note}, context.now())

@@ -208,8 +208,10 @@ def _compile_next(
         with _stored(context, _untuned_sha(job)) as untuned:
             reference = open_artifact(untuned)[0] if compares else None
             write_tuned(artifact, job, device, imported, selected, library, reference, reasons, context.now())
+            sha, size = blobs.stage(context.database, artifact)
             with context.database.begin() as session:
-                now, sha = context.now(), blobs.put(session, artifact)
+                blobs.put_file(session, artifact, sha, size)
+                now = context.now()
                 artifacts["tuned"] = sha
                 if _request_timings(session, job, artifacts, "timing the compiled model", now):
                     selection.store_timed(session, job.id, selected, sha, compares, now)
@@ -295,9 +297,9 @@ def _publish(context: Context, job: Job, verdict: Verdict, runs: Sequence[Stored
         secs["tuned"] = secs.pop("published")
     with _stored(context, verdict.run.artifact_sha) as timed, tempfile.TemporaryFile() as published:
         manifest = write_timed(published, timed, secs)
+        sha, size = blobs.stage(context.database, published)
         with context.database.begin() as session:
-            # First, because it may take long, and what comes then locks the job.
-            sha = blobs.put(session, published)
+            blobs.put_file(session, published, sha, size)
             for kind in ("untuned", "tuned"):
                 if kind in secs:
                     jobs.set_end_to_end(session, job.id, kind, secs[kind])

@@ -7,11 +7,12 @@ from unittest.mock import Mock
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import func, select
+from sqlalchemy import Engine, delete, event, func, select
 from sqlalchemy.orm import Session
 
-from records.jobs import models
+from records.jobs import deletion, models
 from records.storage import blobs
+from records.storage.database import Database
 from records.storage.tables import ChunkRow
 
 
@@ -81,3 +82,47 @@ class TestModels:
         with pytest.raises(models.ModelNotFound) as caught:
             models.get(session, "feed")
         assert str(caught.value) == "there is no model 'feed'"
+
+
+class TestUploads:
+    """A file is stored a chunk a transaction, before the transaction that refers to it."""
+
+    DATA = b"0123456789abcdef!"
+
+    def test_other_writers_wait_for_one_chunk_at_most(
+        self, database: Database, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(blobs, "CHUNK_BYTES", 4)
+        of_transactions = [0]
+
+        def begin(_session: Session, _transaction: object, _connection: object) -> None:
+            of_transactions.append(0)
+
+        def count(_c: object, _cursor: object, statement: str, *_: object) -> None:
+            of_transactions[-1] += statement.startswith("INSERT INTO blob_chunks")
+
+        event.listen(Session, "after_begin", begin)
+        event.listen(Engine, "after_cursor_execute", count)
+        try:
+            sha, size = blobs.stage(database, io.BytesIO(self.DATA))
+            with database.begin() as session:
+                blobs.put_file(session, io.BytesIO(self.DATA), sha, size)
+        finally:
+            event.remove(Session, "after_begin", begin)
+            event.remove(Engine, "after_cursor_execute", count)
+        assert (sum(of_transactions), max(of_transactions)) == (5, 1)
+        with database.begin() as session:
+            assert blobs.get(session, sha) == self.DATA
+
+    def test_chunks_that_were_deleted_meanwhile_are_stored_again(
+        self, database: Database, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(blobs, "CHUNK_BYTES", 4)
+        sha, size = blobs.stage(database, io.BytesIO(self.DATA))
+        with database.begin() as session:
+            assert deletion.drop_blobs(session, 10) == 1, "nothing refers to it yet"
+        blobs.stage(database, io.BytesIO(self.DATA))
+        with database.begin() as session:
+            session.execute(delete(ChunkRow).where(ChunkRow.position == 1))
+            blobs.put_file(session, io.BytesIO(self.DATA), sha, size)
+            assert blobs.get(session, sha) == self.DATA
