@@ -61,6 +61,7 @@ class Converter(OperatorConverter):
             "FULLY_CONNECTED": self._fully_connected,
             "GATHER": self._gather,
             "GATHER_ND": self._gather_nd,
+            "GELU": self._gelu,
             "MEAN": self._mean,
             "MIRROR_PAD": self._mirror_pad,
             "PAD": self._pad,
@@ -193,6 +194,11 @@ class Converter(OperatorConverter):
         if beta != 1:
             data = relax.op.multiply(data, relax.const(beta, str(data.ty.dtype)))
         return self._stored(op, relax.op.nn.softmax(data, axis=-1))
+
+    def _gelu(self, op: Any) -> Any:
+        (data,) = self._operands(op)
+        by_tanh = op.BuiltinOptionsType() and self._options(op, "GeluOptions").Approximate()
+        return relax.op.nn.gelu_tanh(data) if by_tanh else relax.op.nn.gelu(data)
 
     def _concatenation(self, op: Any) -> Any:
         if self._options(op, "ConcatenationOptions").FusedActivationFunction():

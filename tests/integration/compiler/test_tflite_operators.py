@@ -105,6 +105,8 @@ IMPORTED: dict[str, Callable[[], Case]] = {
     "softmax of a multiple": lambda: _one(
         "SOFTMAX", [random(2, 5)], (2, 5), options="SoftmaxOptions", beta=2.0
     ),
+    "gelu by tanh": lambda: _one("GELU", [random(64)], (64,), options="GeluOptions", approximate=True),
+    "gelu": lambda: _one("GELU", [random(64)], (64,), options="GeluOptions"),
     "an axis twice": lambda: _one("SUM", [random(2, 3), ints(1, -1)], (2,), 1, options="ReducerOptions"),
     "mean of integers": lambda: Case(
         "MEAN",
