@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from core.job import TF32, UNFINISHED, JobState
 from records.jobs import jobs, tasks
 from records.jobs.tasks import TaskSpec
 from records.storage import blobs
+from tunefarm.client import Client
 
 from .conftest import Service, Worker
 
@@ -80,3 +82,20 @@ def test_an_exact_model_is_of_an_exact_job(service: Service, worker: Worker) -> 
     asked: dict[str, Any] = {"model": service.upload()}
     assert service.http.get("/v1/artifacts/best", params=asked).content == b"rounded"
     assert service.http.get("/v1/artifacts/best", params=asked | {"exact": True}).content == b"exact"
+
+
+def test_a_client_downloads_what_is_best_and_only_what_is_better(
+    service: Service, worker: Worker, tmp_path: Path
+) -> None:
+    worker.call()
+    into, target = tmp_path / "model.tar", worker.device.name
+    publish(service, worker, b"slower", 2e-3)
+    model = service.upload()
+    with Client(service.url) as client:
+        first = client.download_best(model, into, target)
+        assert into.read_bytes() == b"slower"
+        assert client.download_best(model, into, target, etag=first) is None
+        publish(service, worker, b"faster", 1e-3)
+        second = client.download_best(model, into, target, etag=first)
+    assert second not in (None, first)
+    assert into.read_bytes() == b"faster"

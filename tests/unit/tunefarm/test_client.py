@@ -85,6 +85,42 @@ def test_a_busy_service_is_asked_again_and_one_that_fails_is_not() -> None:
     assert script.pauses == [5.0]
 
 
+def test_the_best_model_is_written_with_its_etag_and_not_again_while_it_holds(tmp_path: Path) -> None:
+    into = tmp_path / "model.tar"
+    best, held = Reply(200, b"a tar", {"ETag": '"one"'}), Reply(304, b"", {"ETag": '"one"'})
+    script = Script(BROKEN, best, held)
+    with script.client() as client:
+        etag = client.download_best(
+            "ab", into, "rpi5", shapes={"x": (1, 3), "mask": (1,)}, exact=True, tf32=True
+        )
+        assert (etag, into.read_bytes()) == ('"one"', b"a tar")
+        into.write_bytes(b"mine")
+        assert client.download_best("ab", into, etag=etag) is None
+    assert into.read_bytes() == b"mine", "nothing is written while nothing is better"
+    broken, first, second = script.requests
+    assert first.query == broken.query
+    assert first.query == {
+        "model": ["ab"],
+        "target": ["rpi5"],
+        "shape": ["x=1,3", "mask=1"],
+        "exact": ["true"],
+        "tf32": ["true"],
+    }
+    assert "If-None-Match" not in first.headers
+    assert second.query == {"model": ["ab"], "target": ["native"]}
+    assert second.headers["If-None-Match"] == '"one"'
+
+
+def test_a_model_that_nobody_tuned_leaves_the_file_alone(tmp_path: Path) -> None:
+    into = tmp_path / "model.tar"
+    into.write_bytes(b"older")
+    script = Script(json_reply({"title": "No artifact"}, 404))
+    with script.client() as client, pytest.raises(ProblemError, match="No artifact"):
+        client.download_best("ab", into)
+    assert into.read_bytes() == b"older"
+    assert [path.name for path in tmp_path.iterdir()] == ["model.tar"], "no part of a file is left"
+
+
 def test_events_are_asked_for_again_when_too_many_watch() -> None:
     busy = json_reply({"title": "Too many requests"}, 429, {"Retry-After": "5"})
     done = json_reply(JOB | {"state": "done", "finished": True})
