@@ -201,6 +201,9 @@ def test_a_damaged_file_is_a_model_error_or_a_model(seed: int, changes: int) -> 
     if rng.random() < 0.3:
         del data[rng.randrange(len(data)) :]
     try:
-        extract_tasks(fuse(read_onnx(bytes(data), {}), TARGET))
+        tasks = extract_tasks(fuse(read_onnx(bytes(data), {}), TARGET))
     except ModelError:
         return  # anything else, and any crash, fails the test
+    for task in tasks:
+        assert workload_hash(from_json(task.module_json)) == task.workload_hash
+        assert task.weight > 0

@@ -36,4 +36,7 @@ def test_another_user_may_read_it_but_leave_nothing_there(tmp_path: Path) -> Non
 
 
 def test_a_user_that_does_not_exist_is_left_to_the_child_to_name() -> None:
-    FileTransfer("no such user").close()
+    transfer = FileTransfer("no such user")
+    assert transfer.folder.stat().st_mode & 0o777 == 0o700, "nobody else may read it"
+    transfer.close()
+    assert not transfer.folder.exists()
