@@ -19,7 +19,7 @@ from records.storage.database import Database
 from tests.onnx_models import Builder
 from tests.processes import Service, service, until, worker
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow_lane, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
@@ -87,7 +87,6 @@ def test_a_builder_that_is_killed_and_comes_back_costs_nothing(farm: Service, mo
     assert published_faster(farm.folder)
 
 
-@pytest.mark.slow_lane
 def test_devices_go_on_alone_when_the_builder_is_gone(farm: Service, model: Path) -> None:
     with ExitStack() as workers:
         workers.enter_context(worker(farm, "device", "--threads", "1"))

@@ -19,7 +19,7 @@ from examples.make_models import make
 from records.jobs import jobs, tasks, trials
 from records.storage.database import Database
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow_lane, pytest.mark.timeout(600)]
 
 TRIALS = 64
 

@@ -24,9 +24,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.acceptance.commands import done, tunefarm
-from tests.marks import slow_lane_except
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow_lane, pytest.mark.timeout(600)]
 
 
 class Collector(TraceServiceServicer):
@@ -87,7 +86,7 @@ def over_http(collector: Collector) -> Iterator[dict[str, str]]:
     server.server_close()
 
 
-@pytest.mark.parametrize("transport", slow_lane_except([over_grpc, over_http], over_grpc))
+@pytest.mark.parametrize("transport", [over_grpc, over_http])
 def test_a_job_is_one_trace_of_server_scheduler_and_worker(
     transport: Any, model: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:

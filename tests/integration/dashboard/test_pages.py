@@ -31,7 +31,7 @@ def open_page(page: Page, service: Service, address: str = "") -> None:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "width"), [("light", 1280), pytest.param("dark", 390, marks=pytest.mark.slow)]
+    ("scheme", "width"), [("light", 1280), pytest.param("dark", 390, marks=pytest.mark.slow_lane)]
 )
 def test_axe_finds_nothing_on_any_page(
     page: Page, site: Service, scheme: Literal["light", "dark"], width: int

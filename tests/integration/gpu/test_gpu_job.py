@@ -21,6 +21,7 @@ def small_network(rows: int = 8) -> bytes:
     return builder.model({"input": [rows, 16]}, {builder.op("Softmax", hidden, axis=-1): [rows, 24]})
 
 
+@pytest.mark.slow_lane
 def test_a_network_is_tuned_verified_timed_and_published(
     stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

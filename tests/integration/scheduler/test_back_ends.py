@@ -118,7 +118,7 @@ def test_a_scheduler_lives_through_a_restart_of_redis(
     assert quote(PASSWORD, safe="") not in errors
 
 
-@pytest.mark.slow
+@pytest.mark.slow_lane
 def test_the_successor_of_a_killed_scheduler_goes_on_at_once(
     farm: Farm, emptied: Emptied, broker: str, tmp_path: Path
 ) -> None:

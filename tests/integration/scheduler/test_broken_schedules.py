@@ -96,7 +96,7 @@ def database(tmp_path: Path) -> Iterator[Database]:
     found.close()
 
 
-@pytest.mark.slow
+@pytest.mark.slow_lane
 @pytest.mark.parametrize(
     ("subgraph", "breaks", "reason"),
     [

@@ -63,7 +63,7 @@ def test_true_factors_agree_with_what_was_measured(group: Group) -> None:
     assert found.loss < agreement(group, FITTED).loss
 
 
-@pytest.mark.slow
+@pytest.mark.slow_lane
 def test_a_fit_comes_closer_to_the_truth(group: Group) -> None:
     said: list[str] = []
     found = fit([group], FITTED, said.append)

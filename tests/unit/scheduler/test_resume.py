@@ -69,7 +69,7 @@ def check_complete(farm: Farm) -> None:
     assert Counter(run.kind for run in farm.runs()) == {"untuned": 1, "tuned": 1}
 
 
-@pytest.mark.slow
+@pytest.mark.slow_lane
 def test_killed_at_any_commit_the_job_resumes(tmp_path: Path, compiler: FakeCompiler) -> None:
     compiler.tasks = [MATMUL]
     dies_at = 0
