@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
+
 
 def tunefarm(arguments: Sequence[object], environment: dict[str, str], cwd: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tunefarm", *map(str, arguments)]
@@ -20,3 +22,16 @@ def done(process: subprocess.Popen[str]) -> str:
     out, errors = process.communicate()
     assert process.returncode == 0, errors
     return out
+
+
+def family(of: int, module: str) -> list[psutil.Process]:
+    """Return the descendants that run `python -m MODULE`, the youngest last."""
+    found = []
+    for process in psutil.Process(of).children(recursive=True):
+        try:
+            words = process.cmdline()
+        except psutil.NoSuchProcess:
+            continue
+        if module in words and "tunefarm.embedded.die_with_parent" not in words:
+            found.append(process)
+    return found

@@ -18,23 +18,11 @@ from core.measurement import Outcome
 from examples.make_models import make
 from records.jobs import jobs, tasks, trials
 from records.storage.database import Database
+from tests.acceptance.commands import family
 
 pytestmark = [pytest.mark.slow_lane, pytest.mark.timeout(600)]
 
 TRIALS = 64
-
-
-def family(of: int, module: str) -> list[psutil.Process]:
-    """Return the descendants that run `python -m MODULE`, the youngest last."""
-    found = []
-    for process in psutil.Process(of).children(recursive=True):
-        try:
-            words = process.cmdline()
-        except psutil.NoSuchProcess:
-            continue
-        if module in words and "tunefarm.embedded.die_with_parent" not in words:
-            found.append(process)
-    return found
 
 
 def kill_one(of: subprocess.Popen[bytes], module: str, errors: Path) -> None:

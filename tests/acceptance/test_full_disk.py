@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.acceptance.test_faults import family
+from tests.acceptance.commands import family
 from tests.faults.environments import Unsupported, full, small_tmpfs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
