@@ -6,14 +6,14 @@ of ours and one of MetaSchedule with the same hash are about the same subgraph.
 
 from __future__ import annotations
 
-import json
 import re
-from typing import Any
 
 import tvm
 import tvm_ffi
 from tvm.tirx import PrimFunc
-from tvm_ffi.serialization import from_json_graph_str
+
+from compiler.object_graph import GraphRefused, ObjectGraph
+from compiler.vocabulary import WORKLOAD, describe
 
 # A fused subgraph is tens of kilobytes of text; TVM needs about fifty times the text in memory.
 MAX_TEXT_BYTES = 32 << 20
@@ -59,35 +59,24 @@ def listing(mod: tvm.IRModule) -> str:
 def from_json(text: str) -> tvm.IRModule:
     """Read a workload that `to_json` wrote, in this version of TVM or an older one.
 
-    Raises ValueError for other texts. TVM's parser is native code that trusts its input: text from outside
-    the service belongs into a child process (see compiler.children.child).
+    Raises ValueError for other texts, and for workloads that do more than compute (`compiler.vocabulary`).
+    TVM gets the objects that were checked, not the text.
     """
     if len(text) > MAX_TEXT_BYTES:
         raise ValueError(f"a workload of {len(text)} characters is larger than the limit of {MAX_TEXT_BYTES}")
-    graph = _check_graph(text)
     try:
-        # TVM writes a text anew in Python before it reads it, to bring it up to date.
-        is_current = graph.get("metadata") == {"tvm_version": tvm.__version__}
-        mod = from_json_graph_str(text) if is_current else tvm.ir.load_json(text)
-    except Exception as error:
+        graph = ObjectGraph.parse(text)
+        foreign = WORKLOAD.foreign(graph)
+        mod = None if foreign else graph.load()
+    except GraphRefused as error:
+        raise ValueError(f"not a TVM module: {error}") from error
+    except Exception as error:  # TVM raises whatever class its C++ side names
         raise ValueError(f"not a TVM module: {type(error).__name__}") from error
+    if foreign:
+        raise ValueError(f"not a workload, which only computes: it has {describe(foreign)}")
     if not isinstance(mod, tvm.IRModule):
         raise ValueError(f"not a TVM module: the text holds a {type(mod).__name__}")
     functions = {name.name_hint: function for name, function in mod.functions_items()}
     if list(functions) != ["main"] or not isinstance(functions["main"], PrimFunc):
         raise ValueError("not a workload: a workload is one PrimFunc called main")
     return mod
-
-
-def _check_graph(text: str) -> dict[str, Any]:
-    try:
-        graph: Any = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"not a TVM module: {error}") from error
-    nodes = graph.get("nodes") if isinstance(graph, dict) else None
-    if not isinstance(nodes, list) or not all(isinstance(node, dict) for node in nodes):
-        raise ValueError("not a TVM module: the text has no list of nodes")
-    root = graph.get("root_index")
-    if not isinstance(root, int) or not 0 <= root < len(nodes):
-        raise ValueError("not a TVM module: root_index names none of the nodes")
-    return graph

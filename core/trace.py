@@ -1,59 +1,146 @@
-"""Validation of schedule traces, which may come from other people's machines.
+"""Parse schedule traces, which may come from other people's machines, against a schema.
 
-TVM replays any trace, and a trace can do more than transform loops: an annotation with the pragma
-`import_llvm` links code into every library that is built with it. So only the instructions, annotations and
-index maps that schedules need are accepted.
+TVM replays any trace, and a trace can do more than transform loops: the pragma `import_llvm` links code into
+a library, and an index map may call a function of the process. So a trace is read here first. The schema
+lists what each kind of instruction may have. Everything that passes is written anew from what was checked:
+no byte of the sender reaches TVM.
 
-A trace is JSON: [instructions, decisions], each instruction [kind, inputs, attributes, outputs].
+A trace is JSON: [instructions, decisions]. An instruction is [kind, inputs, attributes, outputs]. A decision
+is [number of the instruction, value].
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from core.index_map import IndexMapRefused, rewrite_index_map
 
 MAX_INSTRUCTIONS = 10_000
+MAX_ITEMS = 1024
 MAX_TEXT_CHARS = 4 << 20
-
-# TVM's schedule primitives, except those that it calls unsafe because they may change what is computed.
-INSTRUCTIONS = frozenset(
+MAX_NAME_CHARS = 256
+MAX_INTEGER = (1 << 31) - 1
+STORAGE_SCOPES = frozenset(
     (
-        *("GetSBlock", "GetLoops", "GetChildBlocks", "GetProducers", "GetConsumers", "GetOutputBlocks"),
-        *("SamplePerfectTile", "SamplePartitionedTile", "SampleCategorical", "SampleComputeLocation"),
-        *("Split", "LoopPartition", "Merge", "Fuse", "Reorder", "ReorderBlockIterVar", "AddUnitLoop"),
-        *("Parallel", "Vectorize", "Unroll", "Bind"),
-        *("ComputeAt", "ReverseComputeAt", "ComputeInline", "ReverseComputeInline", "FuseReductionEpilogue"),
-        *("CacheRead", "CacheWrite", "CacheIndex", "CacheInplace", "ReindexCacheRead", "ReindexCacheWrite"),
-        *("ReIndex", "ReadAt", "WriteAt", "StorageAlign", "SetScope", "RollingBuffer"),
-        *("RFactor", "DecomposeReduction", "DecomposePadding", "PadEinsum"),
-        *("Blockize", "Tensorize", "TransformLayout", "TransformBlockLayout"),
-        *("Annotate", "Unannotate", "EnterPostproc"),
+        *("global", "shared", "shared.dyn", "local", "warp"),
+        *("wmma.matrix_a", "wmma.matrix_b", "wmma.accumulator"),
+        *("m16n8k8.matrixA", "m16n8k8.matrixB", "m16n8k8.matrixC"),
     )
 )
+THREAD_AXES = re.compile(r"(blockIdx|threadIdx|vthread)\.[xyz]|vthread")
+_INTRINSIC = re.compile(r"\w[\w.]{0,127}", re.ASCII)
+_QUOTED_NAME = re.compile(r'"[\w.]{0,128}"', re.ASCII)
+_OUTPUT = re.compile(r"[blv](0|[1-9]\d{0,5})", re.ASCII)
 
 
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and -(1 << 31) <= value < 1 << 31
+class TraceRefused(ValueError):
+    """A text is no trace, or contains what no schedule needs; the message is one sentence."""
 
 
-def _is_name(value: Any) -> bool:
-    """Return whether it is a quoted name, such as "SSRSRS" or that of a tensor intrinsic."""
-    return isinstance(value, str) and re.fullmatch(r'"[\w.]{0,128}"', value) is not None
+@dataclass
+class _Scope:
+    """Where a value stands, for the message, and the names that earlier instructions have given."""
+
+    place: str = "the trace"
+    names: set[str] = field(default_factory=set)
+
+    def refuse(self, why: str) -> NoReturn:
+        raise TraceRefused(f"{self.place}: {why}")
 
 
-def _is_reference(value: Any) -> bool:
-    """Return whether it is an integer, or the name of an earlier instruction's output, such as l1 or v12."""
-    return _is_integer(value) or (isinstance(value, str) and re.fullmatch(r"[blv]\d{1,6}", value) is not None)
+# Takes a value and returns it as TVM will get it. Raises TraceRefused.
+_Read = Callable[[Any, _Scope], Any]
 
 
-def _is_list(value: Any, is_item: Callable[[Any], bool]) -> bool:
-    return isinstance(value, list) and len(value) <= 1024 and all(map(is_item, value))
+def _integer(value: Any, scope: _Scope) -> int:
+    if not isinstance(value, int) or not -MAX_INTEGER - 1 <= value <= MAX_INTEGER:
+        scope.refuse(f"{_shown(value)} is no integer of 32 bits")
+    return value
 
 
-# By key, a test of the value.
-ANNOTATIONS: Mapping[str, Callable[[Any], bool]] = {
+def _probability(value: Any, scope: _Scope) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        scope.refuse(f"{_shown(value)} is no probability")
+    return value
+
+
+def _name(value: Any, scope: _Scope) -> str:
+    """Read the name of a block or function: it is compared with those of the workload."""
+    is_text = isinstance(value, str) and 0 < len(value) <= MAX_NAME_CHARS
+    if not is_text or not value.isprintable() or '"' in value or "\\" in value:
+        scope.refuse(f"{_shown(value)} is no name")
+    return str(value)
+
+
+def _one_of(what: str, is_valid: Callable[[str], object]) -> _Read:
+    def read(value: Any, scope: _Scope) -> str:
+        if not isinstance(value, str) or not is_valid(value):
+            scope.refuse(f"{_shown(value)} is no {what}")
+        return value
+
+    return read
+
+
+def _reference(kinds: str, what: str) -> _Read:
+    """Return a reader of the name of an earlier output, such as l1 or v12, of one of these kinds."""
+
+    def read(value: Any, scope: _Scope) -> str:
+        if not isinstance(value, str) or value not in scope.names or value[0] not in kinds:
+            scope.refuse(f"{_shown(value)} is no {what} of an earlier instruction")
+        return value
+
+    return read
+
+
+def _list_of(item: _Read) -> _Read:
+    def read(value: Any, scope: _Scope) -> list[Any]:
+        if not isinstance(value, list) or len(value) > MAX_ITEMS:
+            scope.refuse(f"{_shown(value)} is no list of at most {MAX_ITEMS} items")
+        return [item(each, scope) for each in value]
+
+    return read
+
+
+def _either(first: _Read, second: _Read, is_first: Callable[[Any], bool]) -> _Read:
+    return lambda value, scope: (first if is_first(value) else second)(value, scope)
+
+
+def _index_map(indent: int | None) -> _Read:
+    """Return a reader of an index map, a JSON text within the trace, that TVM writes with this indent."""
+
+    def read(value: Any, scope: _Scope) -> str:
+        try:
+            return rewrite_index_map(value, indent)
+        except IndexMapRefused as error:
+            scope.refuse(str(error))
+
+    return read
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+_block = _reference("b", "block")
+_loop = _reference("l", "loop")
+_block_or_loop = _reference("bl", "block or loop")
+_variable = _reference("v", "variable")
+_number = _either(_variable, _integer, _is_text)
+# TVM writes a missing value as the text None.
+_factor = _either(lambda value, scope: value, _number, lambda value: value == "None")
+_scope = _one_of("storage scope", STORAGE_SCOPES.__contains__)
+_thread = _one_of("GPU thread axis", THREAD_AXES.fullmatch)
+_intrinsic = _one_of("name of an intrinsic", _INTRINSIC.fullmatch)
+_quoted_name = _one_of("quoted name", _QUOTED_NAME.fullmatch)
+_integers = _list_of(_integer)
+_optional_map = _either(lambda value, scope: None, _index_map(2), lambda value: value is None)
+
+ANNOTATIONS: Mapping[str, _Read] = {
     **dict.fromkeys(
         (
             *("pragma_auto_unroll_max_step", "pragma_unroll_explicit", "pragma_loop_partition_hint"),
@@ -65,40 +152,109 @@ ANNOTATIONS: Mapping[str, Callable[[Any], bool]] = {
             *("meta_schedule.tensor_core_enabled", "vector_bytes", "double_buffer_scope"),
             *("tirx.double_buffer_scope", "tirx.manifest_shared_memory_local_stage"),
         ),
-        _is_reference,
+        _number,
     ),
     **dict.fromkeys(
         (
             *("meta_schedule.tiling_structure", "meta_schedule.auto_tensorize"),
-            *("meta_schedule.auto_tensorize_init", "schedule_rule"),
+            "meta_schedule.auto_tensorize_init",
         ),
-        _is_name,
+        _quoted_name,
     ),
     **dict.fromkeys(
         (
             *("software_pipeline_stage", "software_pipeline_order", "software_pipeline_async_stages"),
             "buffer_dim_align",
         ),
-        lambda value: _is_list(value, _is_reference),
+        _list_of(_number),
     ),
 }
-# The types of TVM objects that an index map and its padding value consist of: arithmetic on variables.
-INDEX_MAP_TYPES = frozenset(
-    (
-        *("None", "int", "float", "ffi.Array", "ffi.String", "ir.PrimType", "ir.Var", "tirx.IndexMap"),
-        *("ir.IntImm", "ir.FloatImm"),
-        *("prim.Add", "prim.Sub", "prim.Mul", "prim.FloorDiv", "prim.FloorMod", "prim.Div", "prim.Mod"),
-        *("prim.Min", "prim.Max", "prim.Cast"),
-    )
-)
+_annotation = _one_of("annotation that schedules need", ANNOTATIONS.__contains__)
 
 
-class TraceRefused(ValueError):
-    """A text is no trace, or contains what no schedule needs; the message is one sentence."""
+@dataclass(frozen=True)
+class _Instruction:
+    """What a kind of instruction has. `rest` reads each input after those of `inputs`.
+
+    `outputs` is the letter of the outputs' kind (block, loop or variable), with a + for any number of them;
+    it is empty for an instruction without outputs.
+    """
+
+    inputs: tuple[_Read, ...] = ()
+    attributes: tuple[_Read, ...] = ()
+    outputs: str = ""
+    rest: _Read | None = None
+    decision: _Read | None = None
+
+
+_annotated_block = _Instruction((_block,))
+_annotated_loop = _Instruction((_loop,))
+_compute_at = _Instruction((_block, _loop), (_integer, _integer))
+_cache = _Instruction((_block, _list_of(_block)), (_integer, _scope), "b")
+_reindex_cache = _Instruction((_block, _index_map(None)), (_integer, _scope), "b")
+_copy_at = _Instruction((_loop, _block), (_integer, _scope), "b")
+_decompose = _Instruction((_block, _loop), (), "b")
+_neighbours = _Instruction((_block,), (), "b+")
+# TVM's schedule primitives, except those that it calls unsafe because they may change what is computed, and
+# with them AnnotateBufferAccess, which lets a block state other accesses than it makes.
+INSTRUCTIONS: Mapping[str, _Instruction] = {
+    "GetSBlock": _Instruction((), (_name, _name), "b"),
+    "GetLoops": _Instruction((_block,), (), "l+"),
+    "GetChildBlocks": _Instruction((_block_or_loop,), (), "b+"),
+    "GetProducers": _neighbours,
+    "GetConsumers": _neighbours,
+    "GetOutputBlocks": _neighbours,
+    "SamplePerfectTile": _Instruction((_loop,), (_integer,) * 2, "v+", decision=_integers),
+    "SamplePartitionedTile": _Instruction((_loop,), (_integer,) * 3, "v+", decision=_integers),
+    "SampleCategorical": _Instruction((), (_integers, _list_of(_probability)), "v", decision=_integer),
+    "SampleComputeLocation": _Instruction((_block,), (), "l", decision=_integer),
+    "Split": _Instruction((_loop,), (_integer, _integer), "l+", rest=_factor),
+    "LoopPartition": _Instruction((_loop,), (_integer,), "l+", rest=_factor),
+    "Merge": _Instruction((), (), "l", rest=_loop),
+    "Fuse": _Instruction((), (_integer,), "l", rest=_loop),
+    "Reorder": _Instruction((), (), "", rest=_loop),
+    "ReorderBlockIterVar": _Instruction((_block, _integers)),
+    "AddUnitLoop": _Instruction((_block_or_loop,), (), "l"),
+    "Parallel": _annotated_loop,
+    "Vectorize": _annotated_loop,
+    "Unroll": _annotated_loop,
+    "Bind": _Instruction((_loop,), (_thread,)),
+    "ComputeAt": _compute_at,
+    "ReverseComputeAt": _compute_at,
+    "ComputeInline": _annotated_block,
+    "ReverseComputeInline": _annotated_block,
+    "FuseReductionEpilogue": _Instruction((_block, _block)),
+    "CacheRead": _cache,
+    "CacheWrite": _cache,
+    "CacheIndex": _Instruction((_block,), (_scope, _integer), "b+"),
+    "CacheInplace": _Instruction((_block,), (_integer, _scope), "b+"),
+    "ReindexCacheRead": _reindex_cache,
+    "ReindexCacheWrite": _reindex_cache,
+    "ReIndex": _Instruction((_block,), (_integer, _integer), "b"),
+    "ReadAt": _copy_at,
+    "WriteAt": _copy_at,
+    "StorageAlign": _Instruction((_block,), (_integer,) * 4),
+    "SetScope": _Instruction((_block,), (_integer, _scope)),
+    "RollingBuffer": _Instruction((_block,), (_integer,)),
+    "RFactor": _Instruction((_loop,), (_integer,), "b"),
+    "DecomposeReduction": _decompose,
+    "DecomposePadding": _decompose,
+    "PadEinsum": _Instruction((_block,), (_integers,)),
+    "Blockize": _Instruction((_either(_block_or_loop, _list_of(_block), _is_text),), (_integer,), "b"),
+    "Tensorize": _Instruction((_block_or_loop,), (_intrinsic, _integer)),
+    "TransformLayout": _Instruction(
+        (_block, _index_map(None)), (_integer, _integer, _optional_map, _integer)
+    ),
+    "TransformBlockLayout": _Instruction((_block,), (_index_map(2),)),
+    # The value's reader depends on the key.
+    "Annotate": _Instruction((_block_or_loop, lambda value, scope: value), (_annotation,)),
+    "Unannotate": _Instruction((_block_or_loop,), (_annotation,)),
+    "EnterPostproc": _Instruction(),
+}
 
 
 def parse_trace(trace: str) -> list[Any]:
-    """Parse a trace and validate all of it. Raises TraceRefused."""
+    """Parse a trace; return the instructions and decisions that TVM gets. Raises TraceRefused."""
     if len(trace) > MAX_TEXT_CHARS:
         raise TraceRefused(f"a trace has at most {MAX_TEXT_CHARS} characters, not {len(trace)}")
     try:
@@ -110,14 +266,17 @@ def parse_trace(trace: str) -> list[Any]:
     instructions, decisions = steps
     if len(instructions) > MAX_INSTRUCTIONS or len(decisions) > MAX_INSTRUCTIONS:
         raise TraceRefused(f"a trace has at most {MAX_INSTRUCTIONS} instructions and decisions")
-    for instruction in instructions:
-        _check_instruction(instruction)
-    for decision in decisions:
-        _check_decision(decision)
-    return steps
+    scope = _Scope()
+    read = [_read_instruction(number, one, scope) for number, one in enumerate(instructions)]
+    return [read, _read_decisions(decisions, read)]
 
 
-def _check_instruction(instruction: Any) -> None:
+def write_trace(steps: Sequence[Any]) -> str:
+    """Return what `parse_trace` returned as text: the only form in which traces are stored and sent."""
+    return json.dumps(steps, separators=(",", ":"))
+
+
+def _read_instruction(number: int, instruction: Any, scope: _Scope) -> list[Any]:
     if not (
         isinstance(instruction, list)
         and len(instruction) == 4
@@ -125,41 +284,64 @@ def _check_instruction(instruction: Any) -> None:
         and all(isinstance(part, list) for part in instruction[1:])
     ):
         raise TraceRefused("an instruction of a trace is a kind, its inputs, its attributes and its outputs")
-    kind, inputs, attributes, _ = instruction
-    if kind not in INSTRUCTIONS:
-        raise TraceRefused(f"the instruction {kind[:64]!r} is not one that schedules need")
+    kind, inputs, attributes, outputs = instruction
+    schema = INSTRUCTIONS.get(kind)
+    if schema is None:
+        raise TraceRefused(f"the instruction {_shown(kind)} is not one that schedules need")
+    scope.place = f"instruction {number}, {kind}"
+    few, many = len(schema.inputs), MAX_ITEMS if schema.rest else len(schema.inputs)
+    if not few <= len(inputs) <= many:
+        scope.refuse(f"it has {len(inputs)} inputs, not {few if few == many else f'{few} or more'}")
+    if len(attributes) != len(schema.attributes):
+        scope.refuse(f"it has {len(attributes)} attributes, not {len(schema.attributes)}")
+    readers = schema.inputs if schema.rest is None else _padded(schema.inputs, schema.rest, len(inputs))
+    read_attributes = [read(value, scope) for read, value in zip(schema.attributes, attributes, strict=True)]
+    read_inputs = [read(value, scope) for read, value in zip(readers, inputs, strict=True)]
     if kind == "Annotate":
-        _check_annotation(inputs, attributes)
-    for value in (*inputs, *attributes):
-        if isinstance(value, str) and "root_index" in value:
-            _check_index_map(kind, value)
+        [key] = read_attributes
+        read_inputs[1] = ANNOTATIONS[key](inputs[1], scope)
+    return [kind, read_inputs, read_attributes, _read_outputs(schema.outputs, outputs, scope)]
 
 
-def _check_annotation(inputs: Sequence[Any], attributes: Sequence[Any]) -> None:
-    if len(inputs) != 2 or len(attributes) != 1 or not isinstance(attributes[0], str):
-        raise TraceRefused("an annotation is of one block or loop, and has a key and a value")
-    key = attributes[0]
-    if key not in ANNOTATIONS:
-        raise TraceRefused(f"the annotation {key[:64]!r} is not one that schedules need")
-    if not ANNOTATIONS[key](inputs[1]):
-        raise TraceRefused(f"the annotation {key} has a value of another kind")
+def _padded(readers: tuple[_Read, ...], rest: _Read, count: int) -> tuple[_Read, ...]:
+    return readers + (rest,) * (count - len(readers))
 
 
-def _check_index_map(kind: str, text: str) -> None:
-    try:
-        nodes = json.loads(json.loads(text) if text.startswith('"') else text)["nodes"]
-        types = {node["type"] for node in nodes}
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise TraceRefused(f"the index map of {kind} can't be read") from error
-    if not types <= INDEX_MAP_TYPES:
-        foreign = ", ".join(sorted(map(str, types - INDEX_MAP_TYPES)))
-        raise TraceRefused(f"the index map of {kind} is more than arithmetic: {foreign[:200]}")
+def _read_outputs(kind: str, outputs: Sequence[Any], scope: _Scope) -> list[str]:
+    """Read the names that an instruction gives to what it makes, and add them to the scope."""
+    letter, is_any_number = kind[:1], kind.endswith("+")
+    if len(outputs) > MAX_ITEMS or not (is_any_number or len(outputs) == len(letter)):
+        scope.refuse(f"it has {len(outputs)} outputs")
+    for name in outputs:
+        if not isinstance(name, str) or not _OUTPUT.fullmatch(name) or name[0] != letter:
+            scope.refuse(f"{_shown(name)} is no name of its outputs")
+        if name in scope.names:
+            scope.refuse(f"the name {name} is given twice")
+        scope.names.add(name)
+    return list(outputs)
 
 
-def _check_decision(decision: Any) -> None:
-    """A decision is the index of an instruction, and a number or numbers."""
-    is_pair = isinstance(decision, list) and len(decision) == 2 and _is_integer(decision[0])
-    if not is_pair or not (
-        decision[1] is None or _is_integer(decision[1]) or _is_list(decision[1], _is_integer)
-    ):
-        raise TraceRefused("a decision of a trace is the number of an instruction and a number or numbers")
+def _read_decisions(decisions: Sequence[Any], instructions: Sequence[Any]) -> list[Any]:
+    """Read decisions: each is the number of an instruction that samples, and a number or numbers."""
+    read: list[Any] = []
+    decided: set[int] = set()
+    for decision in decisions:
+        is_pair = isinstance(decision, list) and len(decision) == 2 and type(decision[0]) is int
+        if not is_pair or not 0 <= decision[0] < len(instructions):
+            raise TraceRefused("a decision of a trace is an instruction's number and a number or numbers")
+        number, value = decision
+        kind = instructions[number][0]
+        reader = INSTRUCTIONS[kind].decision
+        scope = _Scope(f"the decision of instruction {number}, {kind}")
+        if reader is None or number in decided:
+            scope.refuse("nothing is decided there, or it is decided twice")
+        decided.add(number)
+        read.append([number, None if value is None else reader(value, scope)])
+    return read
+
+
+def _shown(value: Any) -> str:
+    """Return a stranger's value for a message, in a few characters."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return ascii(value)[:64] if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"

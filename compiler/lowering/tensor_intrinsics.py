@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -87,11 +87,13 @@ def _register(name: str) -> None:
         vnni.replace(name)
 
 
-def register_used(trace: Iterable[Any]) -> None:
-    """Register the intrinsics that a trace (its parsed JSON) tensorizes with."""
-    for step in next(iter(trace), ()):
-        if step[0] == "Tensorize":
-            register(str(step[2][0]))
+def register_used(trace: Sequence[Any]) -> list[PrimFunc]:
+    """Register the intrinsics that a parsed trace tensorizes with; return what implements them."""
+    instructions, _ = trace
+    names = {attributes[0] for kind, _, attributes, _ in instructions if kind == "Tensorize"}
+    for name in sorted(names):
+        register(name)
+    return [TensorIntrin.get(name).impl for name in sorted(names)]
 
 
 def _import(files: tuple[str, ...]) -> None:

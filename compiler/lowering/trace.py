@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import Any
 
 import tvm
@@ -11,7 +12,9 @@ from tvm.s_tir.schedule import Trace
 
 from compiler.lowering.program import lower_program
 from compiler.lowering.tensor_intrinsics import register_used
+from compiler.object_graph import Named, ObjectGraph
 from compiler.reading.subgraph import named_buffers
+from compiler.vocabulary import describe, scheduled
 from core.device import Device
 from core.trace import parse_trace
 from search.programs.program import Program
@@ -59,16 +62,26 @@ def replay(module: tvm.IRModule, trace: str) -> Schedule:
     ->
         for i in T.parallel(64): for j in range(64): C[i, j] = ...
 
-    Raises LoweringError, also for a trace that does more than schedule loops (core.trace).
+    Raises LoweringError, also for a trace that does more than schedule loops (core.trace), and for a
+    scheduled workload with anything that neither the workload has nor schedules add (compiler.vocabulary).
     """
     schedule = Schedule(module, debug_mask="none")
     try:
         steps = parse_trace(trace)
-        register_used(steps)
+        intrinsics = register_used(steps)
         Trace.apply_json_to_schedule(steps, schedule)
+        vocabulary = scheduled(_parts(module), map(ObjectGraph.of, intrinsics))
+        foreign = vocabulary.foreign(ObjectGraph.of(schedule.mod))
     except Exception as error:
         raise LoweringError(_last_line(error)) from error
+    if foreign:
+        raise LoweringError(f"the schedule adds what no schedule needs: {describe(foreign)}")
     return schedule
+
+
+@lru_cache(maxsize=64)
+def _parts(module: tvm.IRModule) -> frozenset[Named]:
+    return ObjectGraph.of(module).named()
 
 
 def _plain(value: Any) -> Any:

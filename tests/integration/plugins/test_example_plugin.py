@@ -180,7 +180,8 @@ def test_a_variant_replaces_its_kernel_and_a_worker_without_the_plug_in_measures
 
 @pytest.mark.usefixtures("plugin")
 def test_another_version_is_named() -> None:
-    trace = f'[[["Tensorize",["b0"],["{NAME.replace("v1_0", "v1_2")}",0],[]]],[]]'
+    other = NAME.replace("v1_0", "v1_2")
+    trace = f'[[["GetSBlock",[],["C","main"],["b0"]],["Tensorize",["b0"],["{other}",0],[]]],[]]'
     with pytest.raises(
         LoweringError, match=r"tunefarm_example 1\.2, and this machine has version 1\.0 of it"
     ):

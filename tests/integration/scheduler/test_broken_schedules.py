@@ -67,11 +67,16 @@ def _blocks(schedule: Schedule) -> list[Any]:
 def lets_types_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No trace that is let through is known to compute something else: here and in the compiler's children
     one instruction more is."""
-    code = "import core.trace as t; t.INSTRUCTIONS |= {'UnsafeSetDType'}"
+    code = (
+        "import core.trace as t; schema = t._Instruction((t._block,), (t._integer, t._name));"
+        "t.INSTRUCTIONS = {**t.INSTRUCTIONS, 'UnsafeSetDType': schema}"
+    )
     (tmp_path / "sitecustomize.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(core.trace, "INSTRUCTIONS", core.trace.INSTRUCTIONS | {"UnsafeSetDType"})
+    schema = core.trace._Instruction((core.trace._block,), (core.trace._integer, core.trace._name))
+    known = {**core.trace.INSTRUCTIONS, "UnsafeSetDType": schema}
+    monkeypatch.setattr(core.trace, "INSTRUCTIONS", known)
 
 
 class SlowUntuned(Device):
