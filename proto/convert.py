@@ -8,7 +8,6 @@ returns a failed measurement instead, because one odd result must not cost the o
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from dataclasses import asdict, fields
 from typing import Any, get_args
@@ -17,6 +16,7 @@ from core.device import Device, Gpu
 from core.lease import Candidate, Lease, LeaseId, Limits, ModuleKind, ModuleRun
 from core.measurement import Built, Measurement, Outcome, Resources
 from core.profile import Profile
+from core.target import MAX_TARGET_CHARS, TargetRefused, rewrite_target
 from core.worker import MAX_TROUBLE_CHARS, Role, Vitals, Wanted, WorkerState
 from proto import fleet_pb2 as pb
 from proto.messages import (
@@ -40,7 +40,7 @@ _STATES = {int(pb.WorkerState.Value(f"WORKER_STATE_{state.name}")): state for st
 _ROLES = {int(pb.WorkerRole.Value(f"WORKER_ROLE_{role.name}")): role for role in Role}
 _WANTED = {int(pb.Wanted.Value(f"WANTED_{wanted.name}")): wanted for wanted in Wanted}
 
-_DEVICE_CHARS = {"name": 256, "triple": 128, "mcpu": 128, "toolchain": 1024, "target": 65536}
+_DEVICE_CHARS = {"name": 256, "triple": 128, "mcpu": 128, "toolchain": 1024, "target": MAX_TARGET_CHARS}
 _DEVICE_SIZES = {
     "cores": 4096,
     "vector_bytes": 65536,
@@ -137,11 +137,9 @@ def device_from_wire(message: pb.Device) -> Device:
     if not message.triple or not message.name:
         raise WireError("a device needs a name and a triple")
     try:
-        target = json.loads(message.target)
-    except (ValueError, RecursionError) as problem:
-        raise WireError("the device's target is not JSON") from problem
-    if not isinstance(target, dict):
-        raise WireError("the device's target is not a JSON object")
+        target = rewrite_target(message.target)
+    except TargetRefused as problem:
+        raise WireError(f"the device's target can't be used: {problem}") from problem
     return Device(
         name=message.name,
         triple=message.triple,
@@ -153,7 +151,7 @@ def device_from_wire(message: pb.Device) -> Device:
         l2_bytes=message.l2_bytes,
         l3_bytes=message.l3_bytes,
         toolchain=message.toolchain,
-        target=message.target,
+        target=target,
         gpu=_gpu_from_wire(message.gpu) if message.HasField("gpu") else None,
         profile=_profile_from_wire(message.profile) if message.profile else None,
     )

@@ -30,9 +30,12 @@ from compiler.codegen.pipeline import PIPELINE
 from compiler.codegen.steps import apply_passes, pass_context
 from compiler.importing.formats.reading import read_model
 from compiler.importing.spec import Shape
+from compiler.lowering.trace import apply_trace
 from compiler.target import parse_target
 from compiler.variants.choice import VariantModel
 from compiler.workload import from_json, normalise, workload_hash
+from core.target import rewrite_target
+from core.trace import parse_trace
 from tunefarm.client.schedule_cache import ScheduleCache
 from tunefarm.client.values import Schedule
 
@@ -42,7 +45,8 @@ def service_database(cache: ScheduleCache, module: tvm.IRModule) -> Database:
 
     They are fetched here, all in one call; while the service is away, they are those that were fetched
     before. Schedules that were imported and never measured are left out: nobody has compared their
-    outputs. Raises what `cache` raises.
+    outputs. Raises what `cache` raises. A look-up raises LoweringError for a schedule that does more than
+    schedule, TargetRefused for one of a target that does more than describe a machine.
     """
     functions = [func for _, func in module.functions_items() if isinstance(func, PrimFunc)]
     names = list(dict.fromkeys(workload_hash(normalise(func)) for func in functions))
@@ -108,7 +112,10 @@ class _FetchedDatabase(PyDatabase):
             return []
         if name not in self._records:
             best = self._schedules[name]
-            fields = [json.loads(best.trace), list(best.run_secs), json.loads(best.target), None]
+            # TVM replays what it gets, whatever it says: a trace that does more raises here.
+            apply_trace(workload.mod, best.trace)
+            target = json.loads(rewrite_target(best.target))
+            fields = [parse_trace(best.trace), list(best.run_secs), target, None]
             self._records[name] = TuningRecord.from_json(fields, workload)
         return [self._records[name]]
 

@@ -14,9 +14,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import tvm
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 
 from compiler.workload import from_json, to_json, workload_hash
+from core.target import TargetRefused, rewrite_target
+from core.trace import TraceRefused, parse_trace, write_trace
 
 WORKLOAD_FILE = "database_workload.json"
 RECORD_FILE = "database_tuning_record.json"
@@ -60,7 +63,8 @@ def export_database(records: Iterable[ScheduleRecord], workloads: Mapping[str, s
     """Return the texts of the workload file and the record file.
 
     `workloads` maps hashes to module texts; workloads without a record are left out. Raises KeyError for a
-    record whose workload is missing, ValueError for one whose texts are damaged.
+    record whose workload is missing, ValueError for one whose texts are damaged or do more than compute and
+    schedule: other programs of TVM read the files.
     """
     lines: dict[str, int] = {}
     arguments: dict[str, Any] = {}
@@ -69,11 +73,13 @@ def export_database(records: Iterable[ScheduleRecord], workloads: Mapping[str, s
         name = record.workload_hash
         if name not in lines:
             lines[name] = len(lines)
-            data = workloads[name].encode()
+            module = from_json(workloads[name])
+            data = to_json(module).encode()
             encoded = base64.b64encode(len(data).to_bytes(LENGTH_BYTES, "little") + data).decode()
             workload_lines.append(_line([name, encoded]))
-            arguments[name] = _describe_arguments(workloads[name])
-        fields = [json.loads(record.trace), list(record.run_secs), json.loads(record.target), arguments[name]]
+            arguments[name] = _describe_arguments(module)
+        target = json.loads(rewrite_target(record.target))
+        fields = [parse_trace(record.trace), list(record.run_secs), target, arguments[name]]
         record_lines.append(_line([lines[name], fields]))
     return "".join(workload_lines), "".join(record_lines)
 
@@ -82,8 +88,8 @@ def import_database(workload_text: str, record_text: str) -> Iterator[ImportedRe
     """Yield the records that have timings, in the order of the file.
 
     Hashes are computed anew: another version of TVM may hash differently. Candidates that failed and records
-    without timings are left out. Raises DatabaseFormatError. TVM parses the workloads in native code, so a
-    stranger's files can crash this process.
+    without timings are left out. Raises DatabaseFormatError, also for a workload or a trace that does more
+    than compute and schedule.
     """
     workloads = [_parse_workload(number, value) for number, value in _values(WORKLOAD_FILE, workload_text)]
     for number, value in _values(RECORD_FILE, record_text):
@@ -96,9 +102,9 @@ def _line(value: object) -> str:
     return json.dumps(value, separators=(",", ":")) + "\n"
 
 
-def _describe_arguments(module_json: str) -> list[Any]:
+def _describe_arguments(module: tvm.IRModule) -> list[Any]:
     """Return kind, element type and shape of every argument, as MetaSchedule stores them (args_info)."""
-    infos = ArgInfo.from_prim_func(from_json(module_json)["main"])
+    infos = ArgInfo.from_prim_func(module["main"])
     return [
         [str(kind), str(dtype), [int(n) for n in shape]] for kind, dtype, shape in map(ArgInfo.as_json, infos)
     ]
@@ -146,8 +152,11 @@ def _parse_record(number: int, value: Any, workloads: Sequence[tuple[str, str]])
     if run_secs is None:
         return None
     name, module_json = workloads[index]
-    trace_text = json.dumps(trace, separators=(",", ":"))
-    target_text = json.dumps(target, sort_keys=True, separators=(",", ":"))
+    try:
+        trace_text = write_trace(parse_trace(json.dumps(trace)))
+        target_text = rewrite_target(json.dumps(target))
+    except (TraceRefused, TargetRefused) as error:
+        raise DatabaseFormatError(f"{RECORD_FILE}, line {number}: {error}") from error
     return ImportedRecord(name, module_json, trace_text, run_secs, target_text)
 
 

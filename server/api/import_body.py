@@ -13,14 +13,15 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from core.trace import TraceRefused, parse_trace
+from core.target import MAX_TARGET_CHARS, TargetRefused, rewrite_target
+from core.trace import TraceRefused, parse_trace, write_trace
 from server.fleet.plausibility import LONGEST_S, SHORTEST_S
 from server.problems import Problem
 
 MAX_BYTES = 16 << 20
 MAX_RECORDS = 10_000
 MAX_REPEATS = 10_000
-MAX_TRACE_CHARS, MAX_TARGET_CHARS = 4 << 20, 65536
+MAX_TRACE_CHARS = 4 << 20
 HASH = "^[0-9A-Za-z_-]{1,128}$"
 _HASH = re.compile(HASH)
 
@@ -54,7 +55,7 @@ _DECODER = msgspec.json.Decoder(ImportBody)
 
 
 def decode(data: bytes) -> ImportBody:
-    """Return the body, all of which is checked. Raises Problem."""
+    """Return the body, all of which is checked, with traces and targets written anew. Raises Problem."""
     try:
         body = _DECODER.decode(data)
     except msgspec.ValidationError as error:
@@ -67,17 +68,22 @@ def decode(data: bytes) -> ImportBody:
             raise _invalid(f"workloads[{number}].hash", f"a hash has the form {HASH}")
         _check_json(f"workloads[{number}].module_json", workload.module_json)
     hashes = {workload.hash for workload in body.workloads}
+    records = []
     for number, record in enumerate(body.records):
         if record.workload not in hashes:
             detail = f"A record's workload {record.workload:.128} is not among the workloads: send it along."
             raise Problem(422, "workload-missing", detail)
-        _check_json(f"records[{number}].target", record.target)
+        try:
+            target = rewrite_target(record.target)
+        except TargetRefused as error:
+            raise _invalid(f"records[{number}].target", str(error)) from error
         _check_json(f"records[{number}].trace", record.trace)
         try:
-            parse_trace(record.trace)
+            trace = write_trace(parse_trace(record.trace))
         except TraceRefused as error:
             raise Problem(422, "trace-refused", f"Nothing was imported: {error}.") from error
-    return body
+        records.append(msgspec.structs.replace(record, trace=trace, target=target))
+    return ImportBody(body.workloads, records)
 
 
 def _check_json(where: str, text: str) -> None:

@@ -17,6 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from core.measurement import Outcome, noise
+from core.target import MAX_TARGET_CHARS
 from records.jobs import jobs, tasks
 from records.schedules import imports, schedules
 from records.schedules.schedules import Record
@@ -126,7 +127,7 @@ class ExportedRecordBody(RequestBody):
     workload: WorkloadHash
     trace: str = Field(min_length=2, max_length=import_body.MAX_TRACE_CHARS)
     run_secs: list[RunSecs] = Field(min_length=1, max_length=import_body.MAX_REPEATS)
-    target: str = Field(min_length=2, max_length=import_body.MAX_TARGET_CHARS)
+    target: str = Field(min_length=2, max_length=MAX_TARGET_CHARS)
 
 
 class ExportBody(RequestBody):

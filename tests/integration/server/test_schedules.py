@@ -14,6 +14,7 @@ from sqlalchemy import Engine, event, update
 from records.fleet import devices
 from records.storage.tables import RecordRow
 from server.api import schedules as api
+from tests.traces import NODES, calling, index_map, transformed
 
 from .conftest import Service, Start, Worker
 
@@ -51,6 +52,24 @@ def known(service: Service, *workloads: str) -> dict[str, Any]:
     answer = service.http.post("/v1/schedules:query", json={"workloads": workloads or ("abc",)})
     found: dict[str, Any] = answer.json()["schedules"]
     return found
+
+
+def test_a_trace_that_calls_a_function_is_refused(ready: Service) -> None:
+    """Loading a library that was built with it would run a command."""
+    body = database(1e-3)
+    body["records"][0]["trace"] = calling("system")
+    answer = ready.http.post("/v1/schedules/import", json=body)
+    assert (answer.status_code, answer.json()["type"].rpartition(":")[2]) == (422, "trace-refused")
+    assert "an index map has no escaped characters" in answer.json()["detail"]
+    assert ready.http.get("/v1/schedules/best", params={"workload": "abc"}).status_code == 404
+
+
+def test_an_imported_trace_is_written_anew(ready: Service) -> None:
+    body = database(1e-3)
+    plain = transformed(index_map(NODES))
+    body["records"][0]["trace"] = " " + json.dumps(json.loads(plain), indent=3)
+    assert ready.http.post("/v1/schedules/import", json=body).is_success
+    assert known(ready)["abc"]["trace"] == plain
 
 
 def test_an_import_is_what_export_gives(ready: Service) -> None:

@@ -15,6 +15,7 @@ from tvm import relax, te
 
 from compiler.workload import normalise, to_json, workload_hash
 from tests.integration.tunefarm.products import TARGET, TRACE, matmul
+from tests.traces import calling
 from tests.unit.tunefarm.answering import BROKEN, Reply, Request, answering, json_reply
 from tunefarm.client import metaschedule_files
 from tunefarm.client.client import Client, ProblemError, UnreachableError
@@ -45,6 +46,7 @@ class Service:
         self.is_away = False
         self.known = workload_hash(normalise(matmul()))
         self.source = "trial"
+        self.trace = TRACE
         self.status = 200
         self.url = ""
 
@@ -57,7 +59,7 @@ class Service:
         self.asked.append(workloads)
         if request.headers.get("If-None-Match") == '"tag"':
             return Reply(304)
-        best = asdict(Schedule(self.known, "cafe", TRACE, 1e-3, (1e-3,), TARGET, self.source))
+        best = asdict(Schedule(self.known, "cafe", self.trace, 1e-3, (1e-3,), TARGET, self.source))
         found = {name: best if name == self.known else None for name in workloads}
         return json_reply({"schedules": found}, headers={"ETag": '"tag"'})
 
@@ -110,6 +112,14 @@ def test_a_schedule_that_nobody_measured_is_not_compiled_in(service: Service, tm
     service.source = "import"
     database = service_database(service.cache(tmp_path), network())
     assert not database.has_workload(normalise(matmul()))
+
+
+def test_a_schedule_that_calls_a_function_is_not_handed_to_tvm(service: Service, tmp_path: Path) -> None:
+    service.trace = calling("system")
+    mod = normalise(matmul())
+    database = service_database(service.cache(tmp_path), network())
+    with pytest.raises(Exception, match="an index map has no escaped characters"):
+        database.query_schedule(mod, tvm.target.Target(TARGET), "main")
 
 
 def test_a_refusal_is_an_error_and_not_a_missing_schedule(service: Service, tmp_path: Path) -> None:

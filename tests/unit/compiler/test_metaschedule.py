@@ -21,6 +21,7 @@ from compiler.packaging.metaschedule import (
 )
 from compiler.workload import normalise, to_json, workload_hash
 from tests import workloads
+from tests.traces import calling
 
 TARGET = '{"kind":"llvm","mcpu":"skylake","mtriple":"x86_64-linux-gnu","num-cores":2}'
 
@@ -187,12 +188,30 @@ def _record(**change: Any) -> str:
         _record(secs=[-1.0]),
         _record(secs=[float("nan")]),
         _record(target=None),
+        _record(target={"kind": "llvm", "cl-opt": ["-load=/tmp/a.so"]}),
+        _record(trace=json.loads(calling("system"))),
+        _record(trace=[[["Annotate", ["b0", '"code"'], ["pragma_import_c"], []]], []]),
     ],
 )
 def test_a_bad_record_names_its_file_and_line(tmp_path: Path, line: str) -> None:
     workload_text, record_text = _written_by_tvm(tmp_path, [0.1])
     with pytest.raises(DatabaseFormatError, match=r"^database_tuning_record\.json, line 2: "):
         _import(workload_text, record_text + line + "\n")
+
+
+def test_what_does_more_than_schedule_is_not_exported() -> None:
+    """Other programs of TVM read the files: a service or a cache that was taken over must not reach them."""
+    mod = _workload()
+    name = workload_hash(mod)
+    for stored in (
+        _Stored(name, calling("system"), (0.5,)),
+        _Stored(name, _trace(2), (0.5,), '{"kind":"llvm","cl-opt":["-load=/tmp/a.so"]}'),
+    ):
+        with pytest.raises(ValueError, match=r"escaped|cl-opt"):
+            export_database([stored], {name: to_json(mod)})
+    calls = mod["main"].with_body(tvm.tirx.Evaluate(tvm.tirx.call_extern("int32", "system", "true")))
+    with pytest.raises(ValueError, match="only computes"):
+        export_database([_Stored(name, _trace(2), (0.5,))], {name: to_json(tvm.IRModule({"main": calls}))})
 
 
 def test_a_huge_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,6 +133,7 @@ def test_an_impossible_gpu_is_refused(threads: int) -> None:
         ("triple", ""),
         ("target", "llvm -mcpu=native"),
         ("target", "[1]"),
+        ("target", '{"kind":"llvm","cl-opt":["-load=/tmp/a.so"]}'),
         ("target", "[" * 60_000),
         ("target", ""),
     ],
