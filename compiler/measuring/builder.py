@@ -20,6 +20,7 @@ from compiler.lowering.trace import apply_trace
 from compiler.packaging.cuda import load_cuda
 from compiler.packaging.library import KernelLibrary
 from compiler.packaging.linker import find_linker, link_library
+from compiler.packaging.symbols import check_llvm
 from compiler.target import host_triple, parse_target
 from compiler.workload import from_json
 from core.measurement import Measurement, Outcome, Resources
@@ -64,6 +65,7 @@ class LocalBuilder:
         try:
             scheduled = apply_trace(self._workload(module_json), trace)
             library, packed = compile_scheduled(scheduled, self._target, check_arguments=False)
+            check_llvm(library.mod.inspect_source("ll"))
             # TVM emits machine code on the first look-up, which belongs to the building time.
             function = library["main"]
             if self._target.kind.name == "cuda" and not library.mod.imports:

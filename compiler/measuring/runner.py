@@ -46,6 +46,7 @@ from compiler.measuring.timing import (
 from compiler.packaging.artifact import REFERENCE_FAILED, Manifest, open_artifact, open_reference
 from compiler.packaging.cuda import load_cuda
 from compiler.packaging.library import KernelLibrary, LibraryError
+from compiler.packaging.symbols import check_library
 from compiler.target import parse_target
 from compiler.workload import from_json
 from core.measurement import Measurement, Outcome
@@ -178,7 +179,9 @@ class LocalRunner:
 
     def _load_machine(self, library: IO[bytes], allocator: str = "pooled") -> relax.VirtualMachine:
         """Load a model's library. Its memory is freed with the machine, except for what the pooled allocator
-        keeps for the next one."""
+        keeps for the next one. Raises SymbolError for a library that calls what no compiled program needs."""
+        check_library(library)
+        library.seek(0)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.so"
             with path.open("wb") as file:

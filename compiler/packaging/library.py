@@ -6,6 +6,7 @@ names the machine, stands at a fixed place. The manifest tells how its functions
 
 from __future__ import annotations
 
+import io
 import json
 import tempfile
 from dataclasses import asdict, dataclass
@@ -19,6 +20,7 @@ from compiler.constants.packing import PackedConstants
 from compiler.packaging import archive
 from compiler.packaging.archive import ArchiveError
 from compiler.packaging.elf import elf_machine
+from compiler.packaging.symbols import SymbolError, check_library
 from core.measurement import Resources
 
 LIBRARY = "candidate.so"
@@ -73,11 +75,15 @@ class KernelLibrary:
     def load(self, machine: str) -> Any:
         """Load the library as a tvm.runtime.Executable; it is unloaded when nothing refers to it any more.
 
-        Raises LibraryError when it is not for this `machine`.
+        Raises LibraryError when it is not for this `machine`, or calls what no compiled program needs.
         """
         made_for = elf_machine(self.data)
         if made_for != machine:
             raise LibraryError(f"the library is for {made_for or 'an unknown machine'}, not {machine}")
+        try:
+            check_library(io.BytesIO(self.data))
+        except SymbolError as error:
+            raise LibraryError(str(error)) from error
         with tempfile.TemporaryDirectory(prefix="tunefarm-") as folder:
             path = Path(folder) / LIBRARY
             path.write_bytes(self.data)

@@ -14,6 +14,7 @@ from typing import Any
 
 from compiler.packaging.elf import MACHINES, elf_machine
 from compiler.packaging.imports import LargeConstants
+from compiler.packaging.symbols import check_library
 from sandbox.cache_seed import ZIG_CACHE, seed_name
 from system.host_compiler import find_compiler, find_cross_compiler
 
@@ -74,8 +75,8 @@ def link_library(
 ) -> None:
     """Link what TVM compiled for the machine of an LLVM triple into a shared library of that machine.
 
-    `constants` were set aside before it was compiled. Raises LinkerError, and whatever TVM raises when it
-    can't generate the code.
+    `constants` were set aside before it was compiled. Raises LinkerError, SymbolError for a library that
+    calls what no compiled program needs, and whatever TVM raises when it can't generate the code.
     """
     machine = triple.partition("-")[0]
 
@@ -95,6 +96,7 @@ def link_library(
             raise LinkerError(
                 f"the linker made a library that doesn't run on {triple}: set CC to another one"
             )
+        check_library(file)
 
 
 def _native_compiler() -> list[str]:

@@ -1,0 +1,194 @@
+"""Three checks keep a trace's code out of a library; each is tried with the ones before it taken away."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import compiler.lowering.trace
+import compiler.packaging.library
+import compiler.packaging.linker
+from compiler.codegen.nvcc import compile_cubin
+from compiler.lowering.trace import LoweringError, apply_trace
+from compiler.measuring.builder import LocalBuilder
+from compiler.measuring.runner import LocalRunner
+from compiler.object_graph import ObjectGraph
+from compiler.packaging.artifact import LIBRARY, Manifest, build_library, pack
+from compiler.packaging.library import KernelLibrary
+from compiler.packaging.symbols import SymbolError, check_cubin, check_library, check_llvm
+from compiler.target import detect_device
+from compiler.vocabulary import Vocabulary
+from compiler.workload import to_json
+from core.measurement import Measurement, Outcome
+from system.nvcc import find_nvcc, find_nvrtc
+from tests.traces import calling
+from tests.workloads import matmul
+
+DEVICE = detect_device(1)
+BUILDER = LocalBuilder(DEVICE.target)
+WORKLOAD_TEXT = to_json(matmul(16, 16, 16))
+SYSTEM = calling("system")
+
+
+@pytest.fixture
+def no_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traces reach TVM as they are."""
+    monkeypatch.setattr(compiler.lowering.trace, "parse_trace", json.loads)
+
+
+@pytest.fixture
+def no_vocabulary(no_schema: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scheduled workloads may have anything."""
+    monkeypatch.setattr(Vocabulary, "foreign", lambda self, graph: [])
+
+
+def test_the_schema_refuses_it() -> None:
+    with pytest.raises(LoweringError, match="escaped"):
+        apply_trace(matmul(16, 16, 16), SYSTEM)
+
+
+@pytest.mark.usefixtures("no_schema")
+def test_the_scheduled_workload_is_refused() -> None:
+    with pytest.raises(LoweringError, match=r"adds what no schedule needs: .*'tirx\.call_extern'"):
+        apply_trace(matmul(16, 16, 16), SYSTEM)
+
+
+@pytest.mark.usefixtures("no_schema")
+def test_a_pragma_that_a_trace_adds_is_refused() -> None:
+    trace = [["GetSBlock", [], ["T_matmul", "main"], ["b0"]], ["GetLoops", ["b0"], [], ["l1", "l2", "l3"]]]
+    trace.append(["Annotate", ["l1", '"define void @x() { ret void }"'], ["pragma_import_llvm"], []])
+    with pytest.raises(LoweringError, match="the annotation 'pragma_import_llvm'"):
+        apply_trace(matmul(16, 16, 16), json.dumps([trace, []]))
+
+
+@pytest.mark.usefixtures("no_vocabulary")
+def test_the_library_is_refused() -> None:
+    assert ObjectGraph.of(apply_trace(matmul(16, 16, 16), SYSTEM)).named()
+    exported = BUILDER.export(WORKLOAD_TEXT, SYSTEM)
+    assert isinstance(exported, Measurement)
+    assert exported.error.endswith("the library calls what no compiled program needs: system")
+
+
+@pytest.mark.usefixtures("no_vocabulary")
+def test_what_is_compiled_into_the_process_is_refused() -> None:
+    built = BUILDER.build(WORKLOAD_TEXT, SYSTEM)
+    assert isinstance(built, Measurement)
+    assert built.outcome is Outcome.BUILD_ERROR
+    assert "calls what no compiled program needs: system" in built.error
+
+
+def linked(folder: Path, source: str, *options: str) -> bytes:
+    """Compile C to a shared library."""
+    (folder / "a.c").write_text(source)
+    command = ["gcc", "-shared", "-fPIC", "-o", str(folder / "a.so"), str(folder / "a.c"), *options]
+    subprocess.run(command, check=True)
+    return (folder / "a.so").read_bytes()
+
+
+CALLS = 'int system(const char *); int __tvm_ffi_main(void) { return system("true"); }'
+
+
+def test_a_builders_library_that_calls_another_function_is_not_loaded(tmp_path: Path) -> None:
+    packed = KernelLibrary(linked(tmp_path, CALLS), None, 0.1).pack()
+    measurement = LocalRunner(DEVICE.target).load(packed)
+    assert isinstance(measurement, Measurement)
+    assert "calls what no compiled program needs: system" in measurement.error
+
+
+def test_an_artifact_that_calls_another_function_is_not_loaded(tmp_path: Path) -> None:
+    manifest = Manifest("m", "0", DEVICE.target, "c", (), (), 1, {}, 0.0)
+    artifact = pack(linked(tmp_path, CALLS), manifest)
+    measurement = LocalRunner(DEVICE.target).measure_module(io.BytesIO(artifact), compare=False)
+    assert measurement.outcome is Outcome.RUN_ERROR
+    assert "calls what no compiled program needs: system" in measurement.error
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "says"),
+    [
+        (CALLS, (), "needs: system"),
+        # Whatever calls it: through the table of addresses, without lazy binding, or by its address in data.
+        (CALLS, ("-Wl,-z,now",), "needs: system"),
+        (CALLS, ("-fno-plt",), "needs: system"),
+        ("int system(const char *); void *__tvm_ffi_main = system;", (), "needs: system"),
+        ("extern char **environ; char **main(void) { return environ; }", (), "needs: environ"),
+        ("int main(void) { return 0; }", ("-Wl,-rpath,/tmp",), "asks for files"),
+        ("int main(void) { return 0; }", ("-Wl,--audit,/tmp/a.so",), "asks for files"),
+        ('char s[] = ".extern .func (.param .b32 r) vprintf (.param .b64 a);";', (), "PTX"),
+    ],
+)
+def test_libraries_take_only_what_is_listed(
+    tmp_path: Path, source: str, options: tuple[str, ...], says: str
+) -> None:
+    with pytest.raises(SymbolError, match=says):
+        check_library(io.BytesIO(linked(tmp_path, source, *options)))
+
+
+def test_the_check_reads_what_the_loader_reads(tmp_path: Path) -> None:
+    """A library without section headers is loaded all the same."""
+    data = bytearray(linked(tmp_path, CALLS))
+    data[40:48] = bytes(8)  # where they are
+    data[58:64] = bytes(6)  # and how many
+    with pytest.raises(SymbolError, match="needs: system"):
+        check_library(io.BytesIO(bytes(data)))
+
+
+@pytest.mark.parametrize("length", [0, 3, 20, 64, 100, 500, 4000])
+def test_what_is_cut_short_is_refused(tmp_path: Path, length: int) -> None:
+    with pytest.raises(SymbolError):
+        check_library(io.BytesIO(linked(tmp_path, CALLS)[:length]))
+
+
+def test_mathematics_and_memory_are_listed(tmp_path: Path) -> None:
+    source = (
+        "#include <math.h>\n#include <string.h>\n"
+        "double main(double x, void *a) { memset(a, 0, (int)x); return exp(x) + erff(x) + pow(x, x); }"
+    )
+    check_library(io.BytesIO(linked(tmp_path, source, "-lm", "-fno-builtin")))
+
+
+def test_a_model_is_linked_without_complaint(tmp_path: Path) -> None:
+    build_library(matmul(16, 16, 16), DEVICE.target, tmp_path / LIBRARY)
+    with (tmp_path / LIBRARY).open("rb") as file:
+        check_library(file)
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("declare i32 @system(ptr)\n", "needs: system"),
+        ('declare dso_local i32 @"system"(ptr) #1\n', "needs: system"),
+        ('  call void asm sideeffect "syscall", ""()\n', "assembler"),
+        ('module asm "syscall"\n', "assembler"),
+    ],
+)
+def test_llvms_code_names_only_what_is_listed(source: str, says: str) -> None:
+    check_llvm("declare float @llvm.exp.f32(float)\ndeclare float @expf(float)\n")
+    with pytest.raises(SymbolError, match=says):
+        check_llvm(source)
+
+
+KERNEL = 'extern "C" __global__ void main_kernel(float *x) {{ {} }}'
+
+
+@pytest.mark.skipif(find_nvcc() is None and find_nvrtc() is None, reason="no compiler for GPUs")
+@pytest.mark.parametrize(
+    ("body", "calls"),
+    [("x[0] = expf(x[1]);", ""), ('printf("%f", x[0]);', "vprintf"), ("x[0] = *new float[4];", "malloc")],
+)
+def test_a_gpus_code_calls_only_itself(tmp_path: Path, body: str, calls: str) -> None:
+    cubin, _ = compile_cubin(KERNEL.format(body), "sm_80")
+    (tmp_path / "cubin").write_bytes(cubin)
+    source = f'asm(".data; .incbin \\"{tmp_path}/cubin\\"; .text"); int main(void) {{ return 0; }}'
+    library = io.BytesIO(linked(tmp_path, source))
+    if not calls:
+        check_cubin(cubin)
+        check_library(library)
+        return
+    for check in (lambda: check_cubin(cubin), lambda: check_library(library)):
+        with pytest.raises(SymbolError, match=f"the GPU's code calls what isn't in it: {calls}"):
+            check()
