@@ -46,11 +46,12 @@ class TraceRefused(ValueError):
 class _Scope:
     """Where a value stands, for the message, and the names that earlier instructions have given."""
 
-    place: str = "the trace"
+    number: int = 0
+    kind: str = ""
     names: set[str] = field(default_factory=set)
 
     def refuse(self, why: str) -> NoReturn:
-        raise TraceRefused(f"{self.place}: {why}")
+        raise TraceRefused(f"instruction {self.number}, {self.kind}: {why}")
 
 
 # Takes a value and returns it as TVM will get it. Raises TraceRefused.
@@ -277,24 +278,20 @@ def write_trace(steps: Sequence[Any]) -> str:
 
 
 def _read_instruction(number: int, instruction: Any, scope: _Scope) -> list[Any]:
-    if not (
-        isinstance(instruction, list)
-        and len(instruction) == 4
-        and isinstance(instruction[0], str)
-        and all(isinstance(part, list) for part in instruction[1:])
-    ):
-        raise TraceRefused("an instruction of a trace is a kind, its inputs, its attributes and its outputs")
+    if type(instruction) is not list or [*map(type, instruction)] != [str, list, list, list]:
+        raise TraceRefused("an instruction is a kind, its inputs, its attributes and its outputs")
     kind, inputs, attributes, outputs = instruction
     schema = INSTRUCTIONS.get(kind)
     if schema is None:
         raise TraceRefused(f"the instruction {_shown(kind)} is not one that schedules need")
-    scope.place = f"instruction {number}, {kind}"
-    few, many = len(schema.inputs), MAX_ITEMS if schema.rest else len(schema.inputs)
-    if not few <= len(inputs) <= many:
-        scope.refuse(f"it has {len(inputs)} inputs, not {few if few == many else f'{few} or more'}")
+    scope.number, scope.kind = number, kind
+    readers = schema.inputs
+    if schema.rest is not None:
+        readers += (schema.rest,) * min(len(inputs) - len(readers), MAX_ITEMS)
+    if len(inputs) != len(readers):
+        scope.refuse(f"it has {len(inputs)} inputs, not {len(readers)}")
     if len(attributes) != len(schema.attributes):
         scope.refuse(f"it has {len(attributes)} attributes, not {len(schema.attributes)}")
-    readers = schema.inputs if schema.rest is None else _padded(schema.inputs, schema.rest, len(inputs))
     read_attributes = [read(value, scope) for read, value in zip(schema.attributes, attributes, strict=True)]
     read_inputs = [read(value, scope) for read, value in zip(readers, inputs, strict=True)]
     if kind == "Annotate":
@@ -303,12 +300,10 @@ def _read_instruction(number: int, instruction: Any, scope: _Scope) -> list[Any]
     return [kind, read_inputs, read_attributes, _read_outputs(schema.outputs, outputs, scope)]
 
 
-def _padded(readers: tuple[_Read, ...], rest: _Read, count: int) -> tuple[_Read, ...]:
-    return readers + (rest,) * (count - len(readers))
-
-
 def _read_outputs(kind: str, outputs: Sequence[Any], scope: _Scope) -> list[str]:
     """Read the names that an instruction gives to what it makes, and add them to the scope."""
+    if not kind and not outputs:
+        return []
     letter, is_any_number = kind[:1], kind.endswith("+")
     if len(outputs) > MAX_ITEMS or not (is_any_number or len(outputs) == len(letter)):
         scope.refuse(f"it has {len(outputs)} outputs")
@@ -332,7 +327,7 @@ def _read_decisions(decisions: Sequence[Any], instructions: Sequence[Any]) -> li
         number, value = decision
         kind = instructions[number][0]
         reader = INSTRUCTIONS[kind].decision
-        scope = _Scope(f"the decision of instruction {number}, {kind}")
+        scope = _Scope(number, kind)
         if reader is None or number in decided:
             scope.refuse("nothing is decided there, or it is decided twice")
         decided.add(number)

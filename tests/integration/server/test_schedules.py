@@ -14,7 +14,7 @@ from sqlalchemy import Engine, event, update
 from records.fleet import devices
 from records.storage.tables import RecordRow
 from server.api import schedules as api
-from tests.traces import NODES, calling, index_map, transformed
+from tests.traces import NODES, calling, index_map, trace, transformed
 
 from .conftest import Service, Start, Worker
 
@@ -23,7 +23,7 @@ LATENCIES = (3e-3, 2e-3, 1e-3, 5e-4)
 
 def trace_of(number: int) -> str:
     """Return a trace that does nothing and differs from those of other numbers."""
-    return json.dumps([[["EnterPostproc", [], [], []]] * number, []], separators=(",", ":"))
+    return trace(["GetSBlock", [], [f"block {number}", "main"], ["b0"]])
 
 
 def database(*latencies: float, workload: str = "abc") -> dict[str, Any]:
