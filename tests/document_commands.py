@@ -99,6 +99,9 @@ PARSED = {
     "TUNEFARM_CA=": "needs TLS; tests/acceptance/test_secured.py",
     "tunefarm bench": "tests/integration/runtime/test_comparison.py",
     "tunefarm bundle": "the same",
+    "tunefarm verify": "tests/integration/tunefarm/test_verify.py",
+    "cmake": "tests/integration/runtime/test_bundle.py",
+    "resnet18-bundle": "the same",
     "tunefarm tune a.onnx b.onnx": "tests/acceptance/test_tune.py",
     "tunefarm tune bert.onnx": "tests/acceptance/test_sizes.py",
 }
