@@ -21,6 +21,7 @@ _GRAPH_FIELD = 7
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _WIDTHS = {_FIXED64: 8, _FIXED32: 4}
 _MAX_FIELDS = 100_000
+_MAX_EXTENT = 1 << 63
 # Protobuf's own limit is 100 messages, and a graph within a graph takes three.
 _MAX_DEPTH = 32
 # Where a tar's first header says that it is one; where a TFLite file does.
@@ -188,7 +189,9 @@ def input_dimensions(file: IO[bytes]) -> dict[str, tuple[int | str, ...]]:
             for number, begin, stop in fields(file, start, end):
                 if number == 1:
                     file.seek(begin)
-                    extent = _varint(file)
+                    value = _varint(file)
+                    # A negative extent, which is a large number here, isn't known.
+                    extent = value if value < _MAX_EXTENT else ""
                 elif number == 2:
                     extent = _text(file, (begin, stop))
                 file.seek(stop)

@@ -455,8 +455,10 @@ def _fix_input(value: onnx.ValueInfoProto, given: Shape | None) -> TensorSpec:
     if tensor.HasField("shape"):
         # Exporters write zero for an extent that isn't known; only users know that one is meant.
         empty = 0 if given is not None and 0 in given else None
+        # A negative extent stands for one that isn't known, too.
         declared = [
-            dim.dim_value or (empty if dim.HasField("dim_value") else None) for dim in tensor.shape.dim
+            None if dim.dim_value < 0 else dim.dim_value or (empty if dim.HasField("dim_value") else None)
+            for dim in tensor.shape.dim
         ]
     shape = static_shape_of(name, declared, given)
     tensor.shape.Clear()

@@ -32,7 +32,7 @@ BAD_INPUT_STATUSES = (400, 413, 415, 422)
 
 app = typer.Typer(
     help="Makes a neural network run faster on the device that will run it.",
-    epilog="Also: server, scheduler (one process alone), backup, restore, migrate, delete, delete-imported, "
+    epilog="Also: verify, server, scheduler, backup, restore, delete, delete-imported, migrate, "
     "calibrate. docs/commands.md lists the exit codes.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -49,7 +49,7 @@ app.command()(jobs.cancel)
 app.command()(jobs.report)
 app.command(hidden=True)(jobs.delete)
 app.command(hidden=True)(cost_models.model)
-app.command()(verify.verify)
+app.command(hidden=True)(verify.verify)
 app.command()(schedules.best)
 app.command()(schedules.show)
 app.command()(schedules.export)
@@ -77,9 +77,11 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
         return report(NAME, str(error), ExitCode.BAD_INPUT if is_bad_input else ExitCode.REFUSED)
     except ClientError as error:
         return report(NAME, str(error), ExitCode.REFUSED)
-    except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - the program that read the output has ended
-        return ExitCode.OK
+    except SystemExit as ended:
+        # The program that read the output has ended, which Click makes a failure.
+        if isinstance(ended.__context__, BrokenPipeError):
+            return ExitCode.OK
+        raise
     except Exception as error:
         if os.environ.get("TUNEFARM_DEBUG"):
             raise
@@ -89,4 +91,10 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
 
 def main() -> NoReturn:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    sys.exit(run(app, sys.argv[1:]))
+    code = run(app, sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python would fail to flush it again at the exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)

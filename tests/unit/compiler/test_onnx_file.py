@@ -33,6 +33,14 @@ def test_dynamic_dimensions_take_the_shape_given() -> None:
     assert [dim.dim_value for dim in written] == [4, 3, 8, 8]
 
 
+def test_a_negative_extent_is_one_that_is_not_known() -> None:
+    model = onnx.load_from_string(residual())
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
+    assert read_file(model.SerializeToString(), {"input": (4, 3, 8, 8)}).inputs[0].shape == (4, 3, 8, 8)
+    with pytest.raises(ModelError, match=r"dynamic dimensions \(\?,3,8,8\)"):
+        read_file(model.SerializeToString(), {})
+
+
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [

@@ -136,8 +136,9 @@ def test_the_dimensions_of_inputs_are_read() -> None:
         helper.make_tensor_value_info("ids", TensorProto.INT64, ["n", 16, None, 300]),
         helper.make_tensor_value_info("scalar", TensorProto.FLOAT, []),
         helper.make_tensor_value_info("w", TensorProto.FLOAT, ["m"]),
+        helper.make_tensor_value_info("negative", TensorProto.FLOAT, [-1, 3]),
     ]
     graph = helper.make_graph([], "graph", ends, [])
     graph.initializer.add(name="w")
     file = io.BytesIO(helper.make_model(graph).SerializeToString())
-    assert input_dimensions(file) == {"ids": ("n", 16, "", 300), "scalar": ()}
+    assert input_dimensions(file) == {"ids": ("n", 16, "", 300), "scalar": (), "negative": ("", 3)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -321,11 +322,24 @@ def test_help_names_every_command_and_its_page_every_exit_code(capsys: pytest.Ca
     listed, _, others = capsys.readouterr().out.partition("Also:")
     for command in ("tune", "up", "worker", "jobs", "watch", "cancel", "best", "show", "doctor", "workers"):
         assert f"\n  {command} " in listed
-    for command in ("server", "scheduler", "delete", "delete-imported", "calibrate"):
+    for command in ("verify", "server", "scheduler", "delete", "delete-imported", "calibrate"):
         assert command in others
     page = (Path(__file__).parents[3] / "docs/commands.md").read_text()
     for code in ExitCode:
         assert f"| {int(code)} | {code.meaning} |" in page
+
+
+def test_output_that_nobody_reads_any_more_is_no_failure() -> None:
+    """As in `tunefarm ... | head -c 1`: the pipe is closed before Python flushes its buffer at the exit."""
+    code = "import sys; sys.argv = ['tunefarm', '--help']; from tunefarm.cli.app import main; main()"
+    reading, writing = os.pipe()
+    os.close(reading)
+    root = Path(__file__).parents[3]
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, stdout=writing, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_the_command_starts_without_a_compiler_or_a_server() -> None:
