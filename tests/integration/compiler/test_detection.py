@@ -129,7 +129,7 @@ def test_rows_are_computed_one_by_one(name: str) -> None:
     outputs, nodes = AFTER[name]
     file = read(model(outputs, f"{SELECT['scores of some size']} {nodes}"))
     check(file)
-    assert list(verify(file, import_file(file), TARGET, TARGET)) == [1, 2]
+    assert len(list(verify(file, import_file(file), TARGET, TARGET))) == 2
 
 
 def test_regions_of_images_that_are_nowhere() -> None:
@@ -171,7 +171,7 @@ FILTERED = """
 def test_boxes_are_selected_from_those_of_high_scores() -> None:
     outputs = f"int64[n, 3] selected, float[1, n, 4] found, float[1, {CLASSES}, 1] newest"
     file = read(model(outputs, FILTERED))
-    assert list(verify(file, import_file(file), TARGET, TARGET)) == [1, 2]
+    assert len(list(verify(file, import_file(file), TARGET, TARGET))) == 2
     reference, imported = Reference(file.proto, file.output_names), Imported(import_file(file), TARGET)
     for seed in range(3):
         wanted, found = reference.compute(inputs(seed)), imported.compute(inputs(seed))
