@@ -263,8 +263,10 @@ def stream(turns: int, blocks: int, threads: int) -> None:
     with _threads(blocks, threads) as number:
         total = T.alloc_buffer((LANES,), "int32", scope="local")
         T.buffer_store(total, T.broadcast(T.int32(0), LANES), [T.ramp(0, 1, LANES)])
-        with T.serial(steps), T.serial(turns) as turn:
-            loaded = source[T.ramp((turn * everyone + number) * LANES, 1, LANES)]
+        with T.serial(steps) as step, T.serial(turns) as turn:
+            # Another vector in each step, or the compiler would load it once.
+            place = T.truncmod(turn * everyone + number + step * threads, turns * everyone)
+            loaded = source[T.ramp(place * LANES, 1, LANES)]
             T.buffer_store(total, total[T.ramp(0, 1, LANES)] + loaded, [T.ramp(0, 1, LANES)])
         T.buffer_store(result, total[T.ramp(0, 1, LANES)], [T.ramp(number * LANES, 1, LANES)])
 

@@ -1,9 +1,10 @@
 """The analytic estimate of programs for GPUs: a roofline for every kernel.
 
-A tiled kernel takes the longest of its multiply-adds, its loads from shared memory, its traffic with global
-memory and the latency of its fetches, and a share of the others. Threads, registers and shared memory of a
-block limit how many blocks share a multiprocessor. Other kernels move their operands once; each thread or
-block waits for one load after another.
+A tiled kernel runs in waves of as many blocks as its multiprocessors hold at once: threads, registers and
+shared memory of a block limit them. A wave takes as long as one thread, whose steps, loop iterations and
+fetches come one after another, or as long as a multiprocessor issues the instructions of all its warps. The
+kernel takes at least as long as its traffic with the cache and with memory. Other kernels move their operands
+once; each thread or block waits for one load after another.
 """
 
 from __future__ import annotations
@@ -27,6 +28,21 @@ from search.sketches.variables import fetch_kind
 LOAD_BYTES = 4
 # Global memory is read in sectors.
 SECTOR_BYTES = 32
+# The cycles of one thread of a tiled kernel, fitted to the programs of two networks on an H200: a
+# multiply-add and a load from shared memory of an unrolled step, and an iteration of a loop that isn't
+# unrolled, whose results the next one needs, in latencies of the arithmetic.
+STEP_CYCLES, LOAD_CYCLES, LOOP_LATENCIES = 2.4, 1.4, 3.2
+# An iteration helps to hide latency up to this many unrolled steps.
+MOST_STEPS = 32.0
+# Parts of the latency of a load from memory: what a fetch of a tile waits for, a load in an unrolled loop,
+# and one in a loop that isn't unrolled, where each load waits for the one before.
+FETCH_WAIT, UNROLLED_LOAD, SERIAL_LOAD = 3.2, 0.036, 0.4
+# Buffers in turn hide that much of the wait: it is divided by their number to this power.
+STAGES_POWER = 0.75
+# Bytes of a cycle that a multiprocessor was seen to read from the shared cache at most.
+MOST_CACHE_BYTES = 20.0
+# Loads that a thread of an untiled kernel has in flight.
+LOADS_IN_FLIGHT = 8
 # What halves the partial results of a block: a load, an addition and a store, one after another.
 COMBINE_INSTRUCTIONS = 3
 
@@ -67,38 +83,44 @@ def tiled_terms(population: Population, stage: Stage, machine: Machine) -> dict[
     assert gpu is not None
     tile, speeds = GpuTile.of(population, stage), GpuSpeeds.of(machine)
     fma_lanes = multiply_adds(machine, tile.dag.buffer[tile.nest.node.write.buffer])
-    # Instructions in flight that hide the latency of the arithmetic.
-    hiding = machine.speeds.latency_cycles * fma_lanes / gpu.warp_size
+    issued = fma_lanes / gpu.warp_size  # warps' instructions in a cycle
     blocks = tile.blocks.astype(np.float64)
     resident = np.minimum(_resident(tile, gpu), np.ceil(blocks / machine.cores))
+    waves = np.ceil(blocks / (resident * machine.cores))
     warps = np.ceil(tile.threads / gpu.warp_size)
-    busy = balance_of(blocks / resident, machine.cores)
-    in_flight = resident * warps * np.minimum(tile.accumulators, 4) / hiding
-    issue = np.minimum(in_flight, 1.0) * tile.threads / (warps * gpu.warp_size)
     steps = tile.nest.inside[0].prod(axis=0, dtype=np.float64)
-    loads = steps / tile.accumulators * _loads(tile) + _fetch_instructions(population, tile)
+    of_thread = steps / (blocks * tile.threads * tile.accumulators)
+    loads = _loads(tile)
+    fetched = _fetch_instructions(population, tile) / (blocks * tile.threads)
+    unroll = population.chosen(stage.node, "unroll")
     moved = _moved_bytes(tile, blocks)
     unique = float(sum(_bytes(tile, access) for access in (*tile.nest.node.reads, tile.nest.node.write)))
+    alone = (
+        of_thread * (STEP_CYCLES * tile.accumulators + LOAD_CYCLES * loads)
+        + of_thread / _unrolled_steps(tile, unroll) * LOOP_LATENCIES * machine.speeds.latency_cycles
+        + fetched * _load_share(tile, fetched, unroll) * speeds.load_cycles
+        + tile.fetches * FETCH_WAIT * speeds.load_cycles / tile.stages**STAGES_POWER
+    )
     cycles = {
-        "compute": steps / fma_lanes / issue,
-        "shared": loads / speeds.shared_lanes,
-        "l2": moved / speeds.l2_bytes,
-        "memory": np.minimum(moved, unique) / speeds.memory_bytes,
-        "wait": blocks * tile.fetches * speeds.load_cycles / resident / tile.stages,
+        "compute": waves * resident * warps * of_thread * (tile.accumulators + loads) / issued,
+        "alone": waves * alone,
+        "l2": moved / min(speeds.l2_bytes, MOST_CACHE_BYTES) / machine.cores,
+        "memory": np.minimum(moved, unique) / speeds.memory_bytes / machine.cores,
     }
-    every = np.stack(list(cycles.values())) / speeds.hertz / machine.cores / busy
-    longest, overlap = every.max(axis=0), machine.factors.gpu_overlap
+    every = np.stack(list(cycles.values())) / speeds.hertz
     return {
-        "node_s": longest + overlap * (every.sum(axis=0) - longest) / len(every) + speeds.launch_s,
+        "node_s": every.max(axis=0) + speeds.launch_s,
         "compute_s": every[0],
+        "alone_s": every[1],
+        "unrolled_steps": _unrolled_steps(tile, unroll),
         "cycles": steps,
         "accumulators": tile.accumulators.astype(np.float64),
         "inner_reduction": tile.nest.inside[FETCH + 1][list(tile.nest.node.reduction)].prod(axis=0) * 1.0,
-        "loads_per_fma": loads / steps,
+        "loads_per_fma": loads / tile.accumulators,
         "l2_traffic": moved,
         "memory_traffic": np.minimum(moved, unique),
         "chunks": blocks,
-        "balance": busy,
+        "balance": balance_of(blocks / resident, machine.cores),
         "threads": tile.threads.astype(np.float64),
         "resident_blocks": resident,
         "shared_bytes": tile.shared_bytes.astype(np.float64),
@@ -106,6 +128,28 @@ def tiled_terms(population: Population, stage: Stage, machine: Machine) -> dict[
         "unroll": population.column(stage.node, "unroll").astype(np.float64),
         **{f"trips_{level}": tile.nest.trips(level) * 1.0 for level in range(6)},
     }
+
+
+def _unrolled_steps(tile: GpuTile, unroll: Ints) -> Floats:
+    """Return the steps of the reduction that follow one another without a loop, at most MOST_STEPS.
+
+    TVM unrolls loops from the innermost outwards as long as their body has at most `unroll` statements.
+    """
+    statements, steps = np.ones(len(unroll)), np.ones(len(unroll))
+    goes_on = np.ones(len(unroll), dtype=bool)
+    for level in reversed(range(FETCH + 1, len(tile.stage.structure))):
+        trips = tile.nest.trips(level).astype(np.float64)
+        goes_on &= (statements * trips <= unroll) | (trips == 1)
+        statements = np.where(goes_on, statements * trips, statements)
+        if tile.stage.structure[level] == "R":
+            steps = np.where(goes_on, steps * trips, steps)
+    return np.minimum(steps, MOST_STEPS)
+
+
+def _load_share(tile: GpuTile, fetched: Floats, unroll: Ints) -> Floats:
+    """Return the share of a load's latency that each of a thread's loads from global memory costs."""
+    of_operand = fetched / tile.fetches / len(tile.nest.node.reads)
+    return np.where(of_operand <= unroll, UNROLLED_LOAD, SERIAL_LOAD)
 
 
 def _resident(tile: GpuTile, gpu: Gpu) -> Floats:
@@ -193,8 +237,8 @@ def thread_seconds(population: Population, stage: Stage, machine: Machine) -> Fl
     blocks = np.ceil(count / threads)
     resident = np.clip(gpu.resident_threads // threads, 1, gpu.resident_blocks)
     rounds = np.ceil(blocks / (resident * machine.cores))
-    steps = extent_of(node, node.reduction) * max(extent_of(node, node.constant_axes), 1)
-    wait = rounds * speeds.load_cycles * (1 + steps / 4)
+    # Loops over constants are unrolled, and their loads are in flight together.
+    wait = rounds * speeds.load_cycles * (1 + extent_of(node, node.reduction) / LOADS_IN_FLIGHT)
     fma_lanes = multiply_adds(machine, population.sketch.dag.buffer[node.write.buffer])
     work = node.iterations * max(node.flops, 1.0) / fma_lanes / machine.cores
     memory = _traffic(population, node, axes[-1] if axes else None) / speeds.memory_bytes / machine.cores
