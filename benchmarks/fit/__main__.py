@@ -2,11 +2,16 @@
 
     python -m benchmarks.fit PROGRAMS --measure --device-class avx512 --device-class avx2 --json FILE
     python -m benchmarks.fit PROGRAMS --json FILE
+    python -m benchmarks.fit --database DATABASE --database DATABASE --json FILE
 
 PROGRAMS is a file of measured programs; --measure adds to it, while nothing else should run on the
 machine. The fitted factors belong into search/cost/machine.py. The figures say how estimates agree with
 measurements: on programs of the fit, on one operator or device class at a time that was left out, and on
 the layers of benchmarks/layers.py, which are never part of a fit.
+
+With --database, the programs are those that jobs measured on GPUs, in tunefarm.db of their data folders. The
+factors of GPUs are fitted to all networks but one, from values that nothing was fitted to, and tested on that
+one.
 """
 
 from __future__ import annotations
@@ -15,28 +20,54 @@ import argparse
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from benchmarks.arguments import command_parser, positive
 from benchmarks.device_class import CLASSES, add_device_classes, calibrated
 from benchmarks.fit import measuring
-from benchmarks.fit.fitting import Agreement, agreement, fit
+from benchmarks.fit.databases import read_databases
+from benchmarks.fit.fitting import FACTORS, Agreement, agreement, fit, pairs_right
 from benchmarks.fit.programs import Group, ProgramsError, line_of_device, read
 from benchmarks.layers import LAYERS
-from benchmarks.results.figures import Figure, figure
+from benchmarks.results.figures import Figure, at_least, figure
 from benchmarks.results.output import Output
 from benchmarks.timing.isolation import measure_each, run_isolated
 from search.cost.machine import FITTED, ShapeFactors
 from worker.settings import usable_cores
 
 LAYER_S = 8.0
+# The factors of tiled kernels on GPUs, and values of them that nothing was fitted to: an instruction a cycle,
+# one latency for each wait.
+GPU_FACTORS = tuple(name for name in FACTORS if name.startswith("gpu_") and name != "gpu_overlap")
+UNFITTED = replace(
+    FITTED,
+    gpu_step_cycles=1.0,
+    gpu_load_cycles=1.0,
+    gpu_loop_latencies=1.0,
+    gpu_unrolled_steps=16.0,
+    gpu_fetch_wait=1.0,
+    gpu_unrolled_load=0.1,
+    gpu_serial_load=1.0,
+    gpu_cache_bytes=64.0,
+)
+PAIRS_RIGHT = at_least(80)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return the exit code: 1 when programs could not be measured or read."""
     args = _parser().parse_args(argv)
     output = Output("benchmarks.fit", argv, args.json, args.threads)
+    if args.databases:
+        try:
+            output.finish(_networks(read_databases(args.databases), output))
+        except ProgramsError as error:
+            output.fail(error)
+            return 1
+        return 0
+    if args.programs is None:
+        output.fail("there is nothing to fit to: give a file of programs, or --database")
+        return 2
     failures = _measure(args, output) if args.measure else 0
     try:
         groups = read(args.programs)
@@ -99,6 +130,26 @@ def _figures_by_class(
     return figures
 
 
+def _networks(groups: Sequence[Group], output: Output) -> list[Figure]:
+    """Return how the estimates order the programs of each network: as they ship, and with factors that were
+    fitted to the other networks."""
+    found = []
+    for network in dict.fromkeys(group.operator for group in groups):
+        own = [group for group in groups if group.operator == network]
+        others = [group for group in groups if group.operator != network]
+        found.append(_share(f"{network}: pairs in the right order, as it ships", own, FITTED))
+        if others:
+            output.say(f"without {network}")
+            fitted = fit(others, UNFITTED, output.say, names=GPU_FACTORS)
+            found.append(_share(f"{network}: pairs in the right order, fitted to the others", own, fitted))
+    return found
+
+
+def _share(name: str, groups: Sequence[Group], factors: ShapeFactors) -> Figure:
+    right, total = pairs_right(groups, factors)
+    return figure(name, 100 * right / max(total, 1), "%", aim=PAIRS_RIGHT, peer=f"{right} of {total} pairs")
+
+
 def _means(what: str, found: Sequence[Agreement]) -> list[Figure]:
     regret = statistics.geometric_mean(one.regret for one in found)
     return [
@@ -113,7 +164,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = command_parser(
         "benchmarks.fit", __doc__, "only the fit to all programs, nothing left out in turn"
     )
-    parser.add_argument("programs", type=Path, metavar="PROGRAMS", help="the file of measured programs")
+    parser.add_argument(
+        "programs", type=Path, nargs="?", metavar="PROGRAMS", help="the file of measured programs"
+    )
+    parser.add_argument(
+        "--database", action="append", type=Path, dest="databases", help="tunefarm.db of jobs on a GPU"
+    )
     parser.add_argument("--measure", action="store_true", help="measure programs and add them first")
     add_device_classes(parser, "of --measure: ")
     parser.add_argument("--threads", type=positive, default=usable_cores(), help="[all cores]")

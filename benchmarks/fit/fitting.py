@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+import itertools
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 
 import numpy as np
 from scipy.stats import rankdata
@@ -18,6 +19,9 @@ CHOICE = 8.0
 # Upper bounds of factors that are shares of a whole.
 SHARES = dict.fromkeys(("issue", "loads", "l1_share", "l2_share", "l3_share", "overlap", "crowding"), 1.0)
 STEPS = (1.6, 1.25, 1.1)
+FACTORS = tuple(one.name for one in fields(ShapeFactors))
+# Pairs of programs that differ by less than this share are as fast as each other.
+DISTINCT = 0.05
 # Regularization: the cost of moving a factor from its start is RESTRAINT times its squared log ratio, so that
 # a few
 # programs don't change the factors of all others.
@@ -62,6 +66,20 @@ def agreement(group: Group, factors: ShapeFactors) -> Agreement:
     return Agreement(float(np.nan_to_num(ranks)), regret, bias, error)
 
 
+def pairs_right(groups: Sequence[Group], factors: ShapeFactors) -> tuple[int, int]:
+    """Return how many pairs of programs of one task the estimates order as the measurements do, and how many
+    pairs there are that differ by at least DISTINCT."""
+    right = total = 0
+    for group in groups:
+        guessed = estimated(group, factors)
+        for one, other in itertools.combinations(range(len(guessed)), 2):
+            first, second = group.seconds[one], group.seconds[other]
+            if max(first, second) > (1 + DISTINCT) * min(first, second):
+                total += 1
+                right += bool((guessed[one] < guessed[other]) == (first < second))
+    return right, total
+
+
 def loss(groups: Sequence[Group], factors: ShapeFactors) -> float:
     """Return the mean loss over the groups."""
     return float(np.mean([agreement(group, factors).loss for group in groups]))
@@ -72,8 +90,9 @@ def fit(
     start: ShapeFactors,
     say: Callable[[str], None] = lambda _: None,
     steps: Sequence[float] = STEPS,
+    names: Collection[str] = FACTORS,
 ) -> ShapeFactors:
-    """Minimize the loss by pattern search.
+    """Minimize the loss by pattern search over the factors of these `names`.
 
     Each factor in turn is multiplied and divided by a step as long as that helps; then the step gets smaller.
     """
@@ -88,7 +107,7 @@ def fit(
         while improved:
             improved = False
             before = least
-            for name in asdict(best):
+            for name in names:
                 for by in (step, 1.0 / step):
                     value = min(getattr(best, name) * by, SHARES.get(name, np.inf))
                     tried = replace(best, **{name: value})

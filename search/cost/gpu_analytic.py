@@ -28,19 +28,8 @@ from search.sketches.variables import fetch_kind
 LOAD_BYTES = 4
 # Global memory is read in sectors.
 SECTOR_BYTES = 32
-# The cycles of one thread of a tiled kernel, fitted to the programs of two networks on an H200: a
-# multiply-add and a load from shared memory of an unrolled step, and an iteration of a loop that isn't
-# unrolled, whose results the next one needs, in latencies of the arithmetic.
-STEP_CYCLES, LOAD_CYCLES, LOOP_LATENCIES = 2.4, 1.4, 3.2
-# An iteration helps to hide latency up to this many unrolled steps.
-MOST_STEPS = 32.0
-# Parts of the latency of a load from memory: what a fetch of a tile waits for, a load in an unrolled loop,
-# and one in a loop that isn't unrolled, where each load waits for the one before.
-FETCH_WAIT, UNROLLED_LOAD, SERIAL_LOAD = 3.2, 0.036, 0.4
 # Buffers in turn hide that much of the wait: it is divided by their number to this power.
 STAGES_POWER = 0.75
-# Bytes of a cycle that a multiprocessor was seen to read from the shared cache at most.
-MOST_CACHE_BYTES = 20.0
 # Loads that a thread of an untiled kernel has in flight.
 LOADS_IN_FLIGHT = 8
 # What halves the partial results of a block: a load, an addition and a store, one after another.
@@ -81,7 +70,7 @@ def tiled_terms(population: Population, stage: Stage, machine: Machine) -> dict[
     """Return the quantities of a tiled kernel, each [programs]; `node_s` is its seconds."""
     gpu = population.sketch.gpu
     assert gpu is not None
-    tile, speeds = GpuTile.of(population, stage), GpuSpeeds.of(machine)
+    tile, speeds, factors = GpuTile.of(population, stage), GpuSpeeds.of(machine), machine.factors
     fma_lanes = multiply_adds(machine, tile.dag.buffer[tile.nest.node.write.buffer])
     issued = fma_lanes / gpu.warp_size  # warps' instructions in a cycle
     blocks = tile.blocks.astype(np.float64)
@@ -93,18 +82,21 @@ def tiled_terms(population: Population, stage: Stage, machine: Machine) -> dict[
     loads = _loads(tile)
     fetched = _fetch_instructions(population, tile) / (blocks * tile.threads)
     unroll = population.chosen(stage.node, "unroll")
+    unrolled = np.minimum(_unrolled_steps(tile, unroll), factors.gpu_unrolled_steps)
+    of_operand = fetched / tile.fetches / len(tile.nest.node.reads)
+    load_share = np.where(of_operand <= unroll, factors.gpu_unrolled_load, factors.gpu_serial_load)
     moved = _moved_bytes(tile, blocks)
     unique = float(sum(_bytes(tile, access) for access in (*tile.nest.node.reads, tile.nest.node.write)))
     alone = (
-        of_thread * (STEP_CYCLES * tile.accumulators + LOAD_CYCLES * loads)
-        + of_thread / _unrolled_steps(tile, unroll) * LOOP_LATENCIES * machine.speeds.latency_cycles
-        + fetched * _load_share(tile, fetched, unroll) * speeds.load_cycles
-        + tile.fetches * FETCH_WAIT * speeds.load_cycles / tile.stages**STAGES_POWER
+        of_thread * (factors.gpu_step_cycles * tile.accumulators + factors.gpu_load_cycles * loads)
+        + of_thread / unrolled * factors.gpu_loop_latencies * machine.speeds.latency_cycles
+        + fetched * load_share * speeds.load_cycles
+        + tile.fetches * factors.gpu_fetch_wait * speeds.load_cycles / tile.stages**STAGES_POWER
     )
     cycles = {
         "compute": waves * resident * warps * of_thread * (tile.accumulators + loads) / issued,
         "alone": waves * alone,
-        "l2": moved / min(speeds.l2_bytes, MOST_CACHE_BYTES) / machine.cores,
+        "l2": moved / min(speeds.l2_bytes, factors.gpu_cache_bytes) / machine.cores,
         "memory": np.minimum(moved, unique) / speeds.memory_bytes / machine.cores,
     }
     every = np.stack(list(cycles.values())) / speeds.hertz
@@ -112,7 +104,7 @@ def tiled_terms(population: Population, stage: Stage, machine: Machine) -> dict[
         "node_s": every.max(axis=0) + speeds.launch_s,
         "compute_s": every[0],
         "alone_s": every[1],
-        "unrolled_steps": _unrolled_steps(tile, unroll),
+        "unrolled_steps": unrolled,
         "cycles": steps,
         "accumulators": tile.accumulators.astype(np.float64),
         "inner_reduction": tile.nest.inside[FETCH + 1][list(tile.nest.node.reduction)].prod(axis=0) * 1.0,
@@ -131,7 +123,7 @@ def tiled_terms(population: Population, stage: Stage, machine: Machine) -> dict[
 
 
 def _unrolled_steps(tile: GpuTile, unroll: Ints) -> Floats:
-    """Return the steps of the reduction that follow one another without a loop, at most MOST_STEPS.
+    """Return the steps of the reduction that follow one another without a loop.
 
     TVM unrolls loops from the innermost outwards as long as their body has at most `unroll` statements.
     """
@@ -143,13 +135,7 @@ def _unrolled_steps(tile: GpuTile, unroll: Ints) -> Floats:
         statements = np.where(goes_on, statements * trips, statements)
         if tile.stage.structure[level] == "R":
             steps = np.where(goes_on, steps * trips, steps)
-    return np.minimum(steps, MOST_STEPS)
-
-
-def _load_share(tile: GpuTile, fetched: Floats, unroll: Ints) -> Floats:
-    """Return the share of a load's latency that each of a thread's loads from global memory costs."""
-    of_operand = fetched / tile.fetches / len(tile.nest.node.reads)
-    return np.where(of_operand <= unroll, UNROLLED_LOAD, SERIAL_LOAD)
+    return steps
 
 
 def _resident(tile: GpuTile, gpu: Gpu) -> Floats:

@@ -62,6 +62,21 @@ class ShapeFactors:
     # The same of a GPU's, and the warps that keep a multiprocessor's tensor cores busy.
     gpu_overlap: float = 0.76
     tensor_warps: float = 8.0
+    # The course of one thread of a GPU, fitted to the programs of two networks on an H200. Cycles of a
+    # multiply-add and of a load from shared memory in an unrolled step; an iteration of a loop that isn't
+    # unrolled, whose results the next one needs, in latencies of the arithmetic; and up to how many unrolled
+    # steps hide that.
+    gpu_step_cycles: float = 2.4
+    gpu_load_cycles: float = 1.4
+    gpu_loop_latencies: float = 3.2
+    gpu_unrolled_steps: float = 32.0
+    # In latencies of a load from memory: what a block waits for a tile, a load in an unrolled loop, and one
+    # in a loop that isn't unrolled, where each load waits for the one before.
+    gpu_fetch_wait: float = 3.2
+    gpu_unrolled_load: float = 0.036
+    gpu_serial_load: float = 0.4
+    # Bytes of a cycle that a multiprocessor reads from the shared cache at most.
+    gpu_cache_bytes: float = 20.0
 
 
 FITTED = ShapeFactors()

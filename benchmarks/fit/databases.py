@@ -1,0 +1,91 @@
+"""The programs that jobs have measured, from their databases: groups by task, for a fit that leaves out one
+network at a time."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.fit.programs import Group, ProgramsError
+from compiler.reading.subgraph import UnsupportedSubgraph, read_dag
+from compiler.workload import from_json as workload_from_json
+from core.device import Device
+from core.measurement import Outcome
+from records.fleet import devices
+from records.jobs import jobs, tasks, trials
+from records.jobs.trials import Trial
+from records.storage.database import Database, StorageError
+from search.programs.program import Program, from_json, gather
+from search.rules.space import generate
+
+
+def read_databases(files: Sequence[Path]) -> list[Group]:
+    """Read the tasks of all jobs in data folders' databases, which stay as they are. A group's `operator` is
+    the name of its network. Raises ProgramsError."""
+    found: list[Group] = []
+    for file in files:
+        if not file.is_file():
+            raise ProgramsError(f"there is no database {file}")
+        with tempfile.TemporaryDirectory(prefix="tunefarm-benchmark-") as folder:
+            copied = Path(shutil.copy(file, Path(folder) / "tunefarm.db"))
+            try:
+                database = Database(f"sqlite:///{copied}")
+                database.migrate()
+                found += _groups(database)
+                database.close()
+            except StorageError as error:
+                raise ProgramsError(f"{file} can't be read: {error}") from error
+    if not found:
+        raise ProgramsError("no program was measured in there: tune a network first")
+    return found
+
+
+def _groups(database: Database) -> list[Group]:
+    found = []
+    with database.begin() as session:
+        for job in jobs.list_jobs(session, 200, None):
+            if job.device_class is None:
+                continue
+            device = devices.get_class(session, job.device_class)
+            for task in tasks.for_job(session, job.id):
+                measured = [one for one in trials.for_task(session, task.id) if one.outcome is Outcome.OK]
+                if not measured:
+                    continue
+                module = tasks.workload(session, task.workload_hash)
+                group = _group(job.request.model_name, task.name, module, device, measured)
+                found += [group] if group is not None else []
+    return found
+
+
+def _group(network: str, task: str, module: str, device: Device, measured: Sequence[Trial]) -> Group | None:
+    """Return the programs of a task that ran; None if there is none of today's sketches."""
+    try:
+        sketches = generate(read_dag(workload_from_json(module)), device)
+    except UnsupportedSubgraph:
+        return None
+    by_sketch: defaultdict[str, list[tuple[Program, float]]] = defaultdict(list)
+    for trial in measured:
+        if trial.program is None or trial.latency_s is None:
+            continue  # the fallback schedule is no program of the search
+        try:
+            program = from_json(sketches, trial.program)
+        except ValueError:  # the rules no longer derive it
+            continue
+        by_sketch[program.sketch.key].append((program, trial.latency_s))
+    if not by_sketch:
+        return None
+    return Group(
+        f"{network}: {task}",
+        network,
+        (),
+        1,
+        device.name,
+        device,
+        tuple(gather([program for program, _ in programs]) for programs in by_sketch.values()),
+        np.array([seconds for programs in by_sketch.values() for _, seconds in programs]),
+    )
