@@ -12,8 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+import trustme
+
 from tests import services
 from tests.faults.links import Links
+from tests.faults.process import CHILDREN_VARIABLE
 from tests.faults.replicas import ReplicatedRig
 from tests.faults.rig import Rig, running
 
@@ -83,11 +86,42 @@ def replicated() -> Iterator[Rig]:
         yield stack.enter_context(running(rig))
 
 
+@contextlib.contextmanager
+def contained() -> Iterator[Rig]:
+    """Yield a rig whose scheduler imports and compiles models in children, as a service does."""
+    with (
+        tempfile.TemporaryDirectory(prefix="tunefarm-rig-") as folder,
+        running(Rig(Path(folder), settings={CHILDREN_VARIABLE: "1"})) as rig,
+    ):
+        yield rig
+
+
+@contextlib.contextmanager
+def encrypted() -> Iterator[Rig]:
+    """Yield a rig whose clients and workers speak TLS with the server."""
+    with tempfile.TemporaryDirectory(prefix="tunefarm-rig-") as name:
+        folder = Path(name)
+        authority = trustme.CA()
+        made = authority.issue_cert("127.0.0.1")
+        authority.cert_pem.write_to_path(folder / "ca.pem")
+        made.cert_chain_pems[0].write_to_path(folder / "server.pem")
+        made.private_key_pem.write_to_path(folder / "server.key")
+        settings = {
+            "TUNEFARM_TLS_CERT": str(folder / "server.pem"),
+            "TUNEFARM_TLS_KEY": str(folder / "server.key"),
+            "TUNEFARM_WORKER_CA": str(folder / "ca.pem"),
+        }
+        with running(Rig(folder, settings=settings, authority=folder / "ca.pem")) as rig:
+            yield rig
+
+
 ENVIRONMENTS: dict[str, Callable[[], AbstractContextManager[Rig]]] = {
     "local": local,
     "small disk": small_disk,
     "cable": behind_a_cable,
     "replicated": replicated,
+    "contained": contained,
+    "encrypted": encrypted,
 }
 
 

@@ -23,7 +23,7 @@ from records.jobs import events, jobs, tasks, trials
 from records.jobs.jobs import Job
 from records.jobs.trials import Trial
 from records.storage import blobs
-from tests.faults.rig import Program, Rig
+from tests.faults.rig import PATIENCE_S, Program, Rig
 from tests.faults.runner import VARIABLE, Faults, digest
 from tests.integration.worker.executors import is_unlocked
 
@@ -149,6 +149,13 @@ class JobRun:
         """Return how many trials have a library that a builder stored."""
         return sum(trial.library_sha is not None for trial in self.trials())
 
+    def others(self) -> list[Job]:
+        """Return the jobs of other requests for this run's device class."""
+        with self.rig.database.begin() as session:
+            found = jobs.list_jobs(session, 1000, None)
+        key = self.faults.device.key
+        return [job for job in found if job.request.target == key and job.id != self.job_id]
+
     def ledger(self, given_up: int = 0) -> Ledger:
         """Compare trials, workers and job; `given_up` lost trials are expected and not counted as lost."""
         with self.rig.database.begin() as session:
@@ -158,6 +165,7 @@ class JobRun:
         lost = [trial for trial in finished if trial.outcome is Outcome.DEVICE_LOST]
         reported = len(finished) - len(lost)
         counted = sum(worker.trials_done for worker in self.workers() if worker.builder is None)
+        counted -= sum(job.trials_done for job in self.others())
         built = sum(worker.trials_done for worker in self.workers() if worker.builder is not None)
         # Fewer is no loss: a stored library counts even if its builder was killed before it reported it.
         built_twice = max(built - self.trials_built(), 0)
@@ -181,7 +189,7 @@ class JobRun:
 
     # Waiting
 
-    def until(self, true: Callable[[], bool], otherwise: str) -> None:
+    def until(self, true: Callable[[], bool], otherwise: str, patience_s: float = PATIENCE_S) -> None:
         """Raises TimedOut with `otherwise`, the job and the output of its workers."""
 
         def message() -> str:
@@ -189,7 +197,7 @@ class JobRun:
             logs = [f"{program.log.name}:\n{program.output()[-2000:]}" for program in self.programs]
             return "\n".join([f"{self.name}: {otherwise}", f"{job}", *logs])
 
-        self.rig.wait_until(true, message)
+        self.rig.wait_until(true, message, patience_s)
 
     def until_done(self, count: int) -> None:
         """Wait until `count` trials have results."""

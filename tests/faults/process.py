@@ -4,7 +4,8 @@
 
 The file named by `TUNEFARM_TEST_CLOCK` steps the database's clock, that named by `TUNEFARM_TEST_HOST_CLOCK`
 this process's own; waiting for a locked database ends after `BUSY_TIMEOUT_S`; the scheduler compiles models
-in its own process and believes their import, because they are ours; the worker measures with
+in its own process and believes their import, because they are ours, unless `TUNEFARM_TEST_CHILDREN` is set;
+the worker measures with
 `tests.faults.runner`, whose candidates may write notes. `TUNEFARM_TEST_SPEED_UP` shortens what the process
 waits for (`tests.faults.soak`).
 """
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 CLOCK_VARIABLE = "TUNEFARM_TEST_CLOCK"
 HOST_CLOCK_VARIABLE = "TUNEFARM_TEST_HOST_CLOCK"
 SPEED_UP_VARIABLE = "TUNEFARM_TEST_SPEED_UP"
+CHILDREN_VARIABLE = "TUNEFARM_TEST_CHILDREN"
 BUSY_TIMEOUT_S = 2.0
 RUNNER = "tests.faults.runner:FaultyRunner"
 
@@ -48,6 +50,9 @@ def _scheduler(flags: Sequence[str]) -> int:
     import scheduler.model_compiler
     from compiler.children.verification import Verification
 
+    if CHILDREN_VARIABLE in os.environ:
+        with patch.object(scheduler.main, "Database", _FaultyDatabase):
+            return scheduler.main.main()
     with (
         patch.object(scheduler.main, "Database", _FaultyDatabase),
         patch.object(compiler.children.models, "compile_in_child", _carry_out),

@@ -7,6 +7,7 @@ import os
 import secrets
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -111,7 +112,8 @@ class Rig:
     """As many servers and schedulers as `replicas` over one SQLite database, with a folder as the broker.
 
     Workers reach the servers at `host`; `worker_prefix` comes before a worker's command, such as `ip netns
-    exec`. `settings` are environment variables of all processes.
+    exec`. `settings` are environment variables of all processes. With an `authority`, the servers speak TLS
+    with certificates of that authority.
     """
 
     folder: Path
@@ -119,6 +121,7 @@ class Rig:
     worker_prefix: tuple[str, ...] = ()
     replicas: int = 1
     settings: Mapping[str, str] = field(default_factory=dict)
+    authority: Path | None = None
     token: str = field(default_factory=secrets.token_urlsafe)
     servers: list[Program] = field(init=False)
     schedulers: list[Program] = field(init=False)
@@ -194,18 +197,22 @@ class Rig:
     def http(self, number: int = 0) -> httpx.Client:
         """Return a client of one of the servers."""
         headers = {"Authorization": f"Bearer {self.token}"}
-        url = f"http://{self.host}:{self._ports[number][0]}"
-        return httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=20)
+        scheme = "https" if self.authority else "http"
+        url = f"{scheme}://{self.host}:{self._ports[number][0]}"
+        verify = ssl.create_default_context(cafile=str(self.authority)) if self.authority else True
+        return httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=20, verify=verify)
 
     def step_clock(self, seconds: float) -> None:
         """Set the clock of server and scheduler ahead, or back by negative seconds."""
         step_file(self.folder / "clock", seconds)
 
-    def wait_until(self, true: Callable[[], bool], otherwise: Callable[[], str]) -> None:
-        """Raises TimedOut with the words of `otherwise` after PATIENCE_S."""
+    def wait_until(
+        self, true: Callable[[], bool], otherwise: Callable[[], str], patience_s: float = PATIENCE_S
+    ) -> None:
+        """Raises TimedOut with the words of `otherwise` after `patience_s`."""
         waited = ActiveTime()
         while not true():
-            if waited() > PATIENCE_S:
+            if waited() > patience_s:
                 programs = (*self.servers, *self.schedulers)
                 words = [f"{one.log.name}:\n{one.output()[-3000:]}" for one in programs]
                 raise TimedOut("\n".join([otherwise(), *words]))

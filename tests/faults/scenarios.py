@@ -8,13 +8,17 @@ import signal
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from core.job import JobState
 from core.measurement import Outcome
 from core.worker import WorkerState
+from records.storage import backup
 from tests.faults import environments
-from tests.faults.job_run import JobRun, Ledger, processes_left_behind
+from tests.faults.hostile_models import CODE_RAN, HOSTILE
+from tests.faults.job_run import JobRun, Ledger, processes_left_behind, product
 from tests.faults.replicas import ReplicatedRig
 from tests.faults.scripted_worker import ScriptedWorker, connected
 
@@ -24,6 +28,9 @@ BUILD_NAP_S = 0.3
 LONG = 40
 REPLICATED = 120
 HOUR_S = 3600.0
+MANY, MANY_S = 200, 900.0
+# What the service answers while its database is locked: clients call again.
+BUSY = 503
 
 
 class NotReported(AssertionError):
@@ -197,7 +204,116 @@ def _step_clock(run: JobRun, seconds: float) -> float:
     return recovery_s
 
 
+def _let_clock_jump(run: JobRun) -> float:
+    """Set the clock a day ahead, two back and one ahead.
+
+    Leases lapse each time it is set ahead, so what was leased the first time is measured before the second.
+    """
+    run.begin(LONG, nap_s=NAP_S)
+    recovery_s = 0.0
+    for done, days in ((4, 1.0), (20, -2.0), (28, 1.0)):
+        run.until_done(done)
+        run.rig.step_clock(days * 24 * HOUR_S)
+        recovery_s = max(recovery_s, run.seconds_to_recovery(time.monotonic()))
+    run.until_finished()
+    return recovery_s
+
+
+def _damage_database(run: JobRun) -> float:
+    """Overwrite the database while it is used, restore a backup, and go on from there."""
+    rig, copy = run.rig, run.rig.folder / f"{run.name}.backup"
+    worker = run.begin(LONG, nap_s=NAP_S)
+    run.until_done(4)
+    url = rig.backends("rig").database_url
+    backup.backup(url, copy)
+    for file in (rig.database_file, Path(f"{rig.database_file}-wal")):
+        with file.open("r+b") as opened:
+            opened.seek(4096)
+            opened.write(b"\xa5" * max(file.stat().st_size - 4096, 0))
+    says = "restore it from a backup"
+    run.rig.wait_until(
+        lambda: says in rig.servers[0].output() + worker.output(), lambda: "nobody says that it is damaged"
+    )
+    for program in (*rig.servers, *rig.schedulers):
+        program.kill()
+    rig.database.close()
+    backup.restore(url, copy)
+    since = time.monotonic()
+    for program in (*rig.servers, *rig.schedulers):
+        program.start()
+    rig.wait_ready()
+    return run.seconds_to_recovery(since)
+
+
+def _send_hostile_models(run: JobRun) -> float:
+    """Send files that attack the service, and start a job of each that it takes."""
+    run.begin(LONG, nap_s=NAP_S)
+    run.until(lambda: run.done() >= 4, "there were no results", MANY_S)
+    started: dict[str, str] = {}
+    target = run.faults.device.key
+    with run.rig.http() as http:
+        for name, data in HOSTILE.items():
+            answer = http.post("/v1/models", params={"name": name}, content=data)
+            if answer.status_code == 422:
+                _require(".", answer.json()["detail"])
+                continue
+            sha = answer.raise_for_status().json()["sha256"]
+            body = {"model": sha, "trials": 1, "target": target}
+            started[http.post("/v1/jobs", json=body).raise_for_status().json()["id"]] = name
+        since = time.monotonic()
+        over = lambda: all(job.state.finished for job in run.others())  # noqa: E731
+        run.until(over, "jobs of hostile models did not end", MANY_S)
+        recovery_s = time.monotonic() - since
+        http.get("/readyz").raise_for_status()
+    for job in run.others():
+        if job.state is not JobState.FAILED or not job.error or CODE_RAN in job.error:
+            raise NotReported(f"{started[job.id]} ended as {job.state}: {job.error}")
+    if len(run.others()) != len(started):
+        raise NotReported(f"{len(run.others())} of {len(started)} jobs of hostile models are known")
+    return recovery_s
+
+
+def _submit_many(run: JobRun) -> float:
+    """Submit MANY jobs at once, each twice with one Idempotency-Key, as clients do whose answers get lost."""
+    run.begin()
+    with run.rig.http() as http:
+        sha = http.post("/v1/models", content=product(64)).raise_for_status().json()["sha256"]
+        body = {"model": sha, "trials": 1, "target": run.faults.device.key}
+
+        def submit(number: int) -> str:
+            headers = {"Idempotency-Key": f"{run.name}-{number % MANY}"}
+            while (answer := http.post("/v1/jobs", json=body, headers=headers)).status_code == BUSY:
+                time.sleep(0.1)
+            return str(answer.raise_for_status().json()["id"])
+
+        with ThreadPoolExecutor(32) as pool:
+            ids = list(pool.map(submit, range(2 * MANY)))
+    if ids[:MANY] != ids[MANY:] or len(set(ids)) != MANY:
+        raise NotReported(f"{MANY} keys made {len(set(ids))} jobs")
+    recovery_s = run.seconds_to_recovery(time.monotonic())
+    run.until(lambda: all(job.state.finished for job in run.others()), "not all jobs ended", MANY_S)
+    for job in run.others():
+        if (job.state, job.trials_done, job.artifact_sha is None) != (JobState.DONE, 1, False):
+            raise NotReported(f"job {job.id} ended as {job.state} with {job.trials_done} trials: {job.error}")
+    return recovery_s
+
+
 # A service of several processes
+
+
+def _stop_postgresql(run: JobRun) -> float:
+    """Let PostgreSQL crash in the middle of the job, and stay away for a while."""
+    rig = run.rig
+    assert isinstance(rig, ReplicatedRig), "the environment is replicated"
+    worker = run.begin(REPLICATED, nap_s=NAP_S)
+    run.until_done(4)
+    rig.postgresql.stop()
+    time.sleep(4.0)
+    rig.postgresql.start()
+    recovery_s = run.seconds_to_recovery(time.monotonic())
+    said = worker.output() + "".join(program.output() for program in rig.servers)
+    _require("try again", said)
+    return recovery_s
 
 
 def _restart_all(run: JobRun) -> float:
@@ -352,6 +468,12 @@ SCENARIOS = (
     Scenario("disk full", _fill_disk, environment="small disk"),
     Scenario("clock an hour ahead", functools.partial(_step_clock, seconds=HOUR_S)),
     Scenario("clock an hour back", functools.partial(_step_clock, seconds=-HOUR_S)),
+    Scenario("clock jumps by days", _let_clock_jump),
+    Scenario("database damaged and restored", _damage_database),
+    Scenario("hostile models", _send_hostile_models, environment="contained"),
+    Scenario("200 jobs at once", _submit_many),
+    Scenario("server killed behind TLS", _kill_server, environment="encrypted"),
+    Scenario("PostgreSQL away", _stop_postgresql, environment="replicated"),
     Scenario("everything restarted in turns", _restart_all, environment="replicated"),
     Scenario("network cut", _unplug, environment="cable"),
     Scenario("network half-open", _open_half, environment="cable"),

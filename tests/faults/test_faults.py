@@ -15,7 +15,7 @@ from tests.faults.rigs import Rigs
 from tests.faults.scenarios import SCENARIOS
 from tests.marks import slow_lane_except
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 # The slow lane has the others.
 EVERY_PUSH = (
     "worker killed while timing",
