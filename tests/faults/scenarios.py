@@ -312,7 +312,7 @@ def _stop_postgresql(run: JobRun) -> float:
     rig.postgresql.start()
     recovery_s = run.seconds_to_recovery(time.monotonic())
     said = worker.output() + "".join(program.output() for program in rig.servers)
-    _require("try again", said)
+    _require("that its server runs", said)
     return recovery_s
 
 
