@@ -97,6 +97,9 @@ COMMANDS = {
         "minutes"
     ),
     "benchmarks.coverage --json FILE": "the same for all of them; about a quarter of an hour",
+    "benchmarks.coverage --types --json FILE": (
+        "every ONNX operator with every element type that ONNX allows; about a quarter of an hour"
+    ),
     "benchmarks.zoo --json FILE": (
         "twenty small networks of the kinds that people bring: right, and how much of their time is tuned; "
         "about a quarter of an hour"

@@ -2,7 +2,7 @@
 
 Every case is compiled without schedules and run in a process that it may crash; its outputs are compared
 with the bounds that ONNX's own test runner has. Shapes, axes and the like are constants, as in exported
-models.
+models. With `--types`, a case of every operator is tried with every element type that ONNX allows instead.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from benchmarks.arguments import command_parser
-from benchmarks.coverage import cases, page
+from benchmarks.coverage import cases, page, typed
 from benchmarks.coverage.importers import OURS, TVMS, Attempts
-from benchmarks.coverage.tried import TRIED, Tried
+from benchmarks.coverage.tried import TRIED, TYPED, Tried
 from benchmarks.results.output import Output
 
 NAME = "benchmarks.coverage"
@@ -25,10 +26,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Return the exit code."""
     parser = command_parser(NAME, __doc__, f"every {QUICK_STEP}th case, in less than five minutes")
     parser.add_argument("--operator", action="append", dest="operators", help="only cases of this one")
+    parser.add_argument("--types", action="store_true", help="every operator with every element type")
     args = parser.parse_args(argv)
     output = Output(NAME, argv, args.json, threads=2)
     chosen = cases.every(cases.load(), QUICK_STEP if args.quick else 1)
     chosen = [case for case in chosen if not args.operators or case.operator in args.operators]
+    if args.types:
+        return _try_types(chosen, args.json, output)
     tried = []
     with Attempts(OURS) as ours, Attempts(TVMS) as tvms, ThreadPoolExecutor(2) as at_once:
         for number, case in enumerate(chosen, start=1):
@@ -38,6 +42,18 @@ def main(argv: Sequence[str] | None = None) -> int:
                 output.say(f"{number} of {len(chosen)} cases")
     TRIED.write(tried, args.json)
     output.finish(page.figures_of(tried))
+    return 0
+
+
+def _try_types(chosen: Sequence[cases.Case], file: Path, output: Output) -> int:
+    answers = []
+    with Attempts(OURS) as ours:
+        for number, (operator, dtype, case) in enumerate(typed.typed_cases(chosen), start=1):
+            answers.append(typed.attempt(operator, dtype, case, ours))
+            if number % 100 == 0:
+                output.say(f"{number} cases")
+    TYPED.write(answers, file)
+    output.finish(page.figures_of_types(answers))
     return 0
 
 

@@ -6,12 +6,13 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
-from benchmarks.coverage.tried import Answer, Outcome, Tried
+from benchmarks.coverage.tried import TYPES, Answer, Outcome, Tried, TypedAnswer
 from benchmarks.report import markdown
 from benchmarks.results.figures import HEADERS, Figure, Results, at_least, at_most, cells, figure
 
 ORDINARY = "all but text, sequence, optional, random and training operators"
 EVERYTHING = "with nothing left out"
+WITH_TYPES = "operators with each element type"
 
 
 def figures_of(tried: Sequence[Tried]) -> list[Figure]:
@@ -33,6 +34,38 @@ def figures_of(tried: Sequence[Tried]) -> list[Figure]:
     unnamed = sum(not re.search(r"\b(node|input|output) ", each.ours.why) for each in refused)
     found.append(figure("refusals that name no node, input or output", unnamed, "", aim=at_most(0)))
     return found
+
+
+def figures_of_types(answers: Sequence[TypedAnswer]) -> list[Figure]:
+    """Count the cases of operators with element types; those without expected values are counted apart."""
+    known = [each.answer for each in answers if each.answer is not None]
+    counts = Counter(answer.outcome for answer in known)
+    found = [figure(f"{WITH_TYPES}: cases without expected values", len(answers) - len(known), "")]
+    for outcome in Outcome:
+        aim = at_most(0) if outcome in (Outcome.WRONG, Outcome.CRASHED) else None
+        found.append(figure(f"{WITH_TYPES}: cases {outcome}, of {len(known)}", counts[outcome], "", aim=aim))
+    return found
+
+
+def types_table(answers: Sequence[TypedAnswer]) -> str:
+    """Return a row for each operator and a column for each element type; an empty cell isn't in ONNX."""
+    found: defaultdict[str, defaultdict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for each in answers:
+        outcome = "unknown" if each.answer is None else str(each.answer.outcome)
+        found[each.operator][each.dtype].add(outcome)
+    used = {each.dtype for each in answers}
+    columns = [dtype for dtype in TYPES if dtype in used]
+    rows = [
+        [operator, *(_worst(types[dtype]) if dtype in types else "" for dtype in columns)]
+        for operator, types in sorted(found.items())
+    ]
+    return markdown.table(["operator", *columns], rows)
+
+
+def _worst(outcomes: set[str]) -> str:
+    """Return what counts for a cell: a mistake before a refusal, a refusal before a right result."""
+    order = (Outcome.CRASHED, Outcome.WRONG, Outcome.REFUSED, Outcome.RIGHT, "unknown")
+    return next(str(outcome) for outcome in order if outcome in outcomes)
 
 
 def sections(results: Results, tried: Sequence[Tried]) -> dict[str, str]:

@@ -37,3 +37,26 @@ class Tried:
 
 
 TRIED = Sidecar(Tried, "cases")
+
+
+# Element types, in the order of the table's columns.
+TYPES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "bfloat16", "float32", "float64"),
+    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    *("int4", "uint4", "int2", "uint2", "float4_e2m1fn"),
+)
+
+
+@dataclass(frozen=True)
+class TypedAnswer:
+    """An operator with an element type, and the importer's answer; None if ONNX Runtime computes nothing to
+    compare with."""
+
+    case: str
+    operator: str
+    dtype: str
+    answer: Answer | None
+
+
+TYPED = Sidecar(TypedAnswer, "types")

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.coverage import page
-from benchmarks.coverage.tried import TRIED
+from benchmarks.coverage.tried import TRIED, TYPED
 from benchmarks.report import summary
 from benchmarks.results import figures
 
 FIGURES = Path(__file__).parents[1] / "benchmarks"
 COVERAGE = FIGURES / "coverage.json"
+COVERAGE_TYPES = FIGURES / "coverage_types.json"
 # The heading of each table of benchmarks.report.summary, and what its columns need explained.
 _TABLES = {
     "tuned": (
@@ -73,6 +74,14 @@ def _coverage() -> str:
     ]
     for name, heading in _COVERAGE.items():
         lines += [f"## {heading}", "", *_filterable(sections[name])]
+    lines += [
+        "## Element types",
+        "",
+        "Every operator with every element type that ONNX allows: `python -m benchmarks.coverage --types`. "
+        "An empty cell isn't in ONNX. *Unknown* means that ONNX Runtime computes nothing to compare with.",
+        "",
+        *_filterable(page.types_table(TYPED.read(COVERAGE_TYPES))),
+    ]
     return "\n".join(lines)
 
 

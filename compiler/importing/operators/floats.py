@@ -87,6 +87,8 @@ def _bit_cast(graph: Graph, node: Node) -> Value:
         return graph.op("Cast", data, to=int(node.attributes["to"]))
     if "bool" in (dtype, data.dtype):
         raise Refused("the bits of booleans aren't supported")
+    if numpy_dtype(dtype).itemsize != numpy_dtype(data.dtype).itemsize:
+        raise Refused(f"{data.dtype} and {dtype} have different numbers of bits")
     return reinterpreted(graph, data, dtype)
 
 

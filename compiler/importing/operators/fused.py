@@ -79,7 +79,22 @@ def _activated(graph: Graph, node: Node, value: Value) -> Value:
 
 
 _MICROSOFT = "com.microsoft"
+
+
+def _gemm(graph: Graph, node: Node) -> Value | None:
+    """Leave the product to TVM, which would round the factors of integers down."""
+    data = node.input(0)
+    for name in ("alpha", "beta"):
+        factor = float(node.attributes.get(name, 1.0))
+        if "int" in data.dtype and not factor.is_integer():
+            raise Refused(
+                f"{name}={factor:g} times {data.dtype} is no {data.dtype}: cast the inputs to floats"
+            )
+    return None
+
+
 CONVERTERS: Mapping[tuple[str, str], Converter] = {
+    ("", "Gemm"): _gemm,
     (_MICROSOFT, "BiasGelu"): _bias_gelu,
     (_MICROSOFT, "FastGelu"): _fast_gelu,
     (_MICROSOFT, "FusedConv"): _fused_conv,

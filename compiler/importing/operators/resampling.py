@@ -500,8 +500,24 @@ def _deform_conv(graph: Graph, node: Node) -> Value:
     )
 
 
+def _grid_sample(graph: Graph, node: Node) -> Value | None:
+    """Sample in float32, or in float64 where the data or the grid is; the result has the type of the data."""
+    data, grid = node.input(0), node.input(1)
+    if data.dtype == grid.dtype == "float32":
+        return None
+    if "float" not in data.dtype and str(node.attributes.get("mode", "linear")) != "nearest":
+        raise Refused(f"values between elements of {data.dtype} are no {data.dtype}: cast the data to floats")
+    wide = "float64" if "float64" in (data.dtype, grid.dtype) or "64" in data.dtype else "float32"
+    if data.dtype == grid.dtype == wide:
+        return None
+    attributes: dict[str, Any] = dict(node.attributes)
+    inputs = (cast(graph, value, wide) for value in (data, grid))
+    return cast(graph, graph.op("GridSample", *inputs, opset=node.opset, **attributes), data.dtype)
+
+
 CONVERTERS: Mapping[tuple[str, str], Converter] = {
     ("", "DeformConv"): _deform_conv,
+    ("", "GridSample"): _grid_sample,
     ("", "Resize"): _resize,
     ("", "RoiAlign"): _roi_align,
 }

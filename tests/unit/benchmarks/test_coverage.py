@@ -11,7 +11,7 @@ import pytest
 from benchmarks.coverage import importers, page
 from benchmarks.coverage.cases import Case
 from benchmarks.coverage.importers import OURS, Attempts, attempt
-from benchmarks.coverage.tried import TRIED, Answer, Outcome, Tried
+from benchmarks.coverage.tried import TRIED, Answer, Outcome, Tried, TypedAnswer
 from benchmarks.results import figures
 from docs.site.figures import COVERAGE
 from tests.onnx_models import Builder
@@ -92,3 +92,19 @@ def test_operators_have_a_row_each_and_failures_their_message() -> None:
     assert "| Add | 1 | 1 |  |  |  |  | 1 |  |  |" in sections["operators"]
     assert "| b | refused | operator Foo of node 'bar' can't be imported |" in sections["not right"]
     assert "| Foo |" not in sections["left out"]
+
+
+def test_a_cell_of_types_shows_the_worst_outcome() -> None:
+    answers = [
+        TypedAnswer("a", "Add", "int8", RIGHT),
+        TypedAnswer("b", "Add", "int8", REFUSED),
+        TypedAnswer("c", "Add", "bool", None),
+        TypedAnswer("d", "Sub", "int8", Answer(Outcome.WRONG, "0 instead of 1")),
+    ]
+    table = page.types_table(answers)
+    assert "| operator | bool | int8 |" in table
+    assert "| Add | unknown | refused |" in table
+    assert "| Sub |  | wrong |" in table
+    found = {each.name: each.value for each in page.figures_of_types(answers)}
+    assert found[f"{page.WITH_TYPES}: cases wrong, of 3"] == 1
+    assert found[f"{page.WITH_TYPES}: cases without expected values"] == 1

@@ -1,0 +1,37 @@
+"""Operators with every element type that ONNX allows are right or refused, and never end the process."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pytest
+
+from benchmarks.coverage import typed
+from benchmarks.coverage.cases import load
+from benchmarks.coverage.importers import OURS, Attempts
+from benchmarks.coverage.tried import Outcome
+
+FAST = {"ArgMax", "Equal", "Gemm", "GridSample", "MaxPool", "Pow", "Sinh", "Where"}
+
+
+def mistakes(operators: Collection[str]) -> list[str]:
+    """Return what is wrong or crashes; of all operators if none is named."""
+    cases = [case for case in load() if not operators or case.operator in operators]
+    found, compared = [], 0
+    with Attempts(OURS) as attempts:
+        for operator, dtype, case in typed.typed_cases(cases):
+            answer = typed.attempt(operator, dtype, case, attempts).answer
+            compared += answer is not None
+            if answer is not None and answer.outcome not in (Outcome.RIGHT, Outcome.REFUSED):
+                found.append(f"{case.name}: {answer.outcome}, {answer.why}")
+    assert compared >= 5 * len(operators)
+    return found
+
+
+def test_some_operators_with_every_element_type() -> None:
+    assert mistakes(FAST) == []
+
+
+@pytest.mark.slow
+def test_every_operator_with_every_element_type() -> None:
+    assert mistakes(()) == []
