@@ -21,7 +21,7 @@ from benchmarks.coverage.tried import TYPES, TypedAnswer
 from compiler.importing.graph import numpy_dtype
 
 # Types in which ONNX Runtime may have a kernel instead, the first that has one counts.
-WIDER = {"float": ("float32", "float64"), "int": ("int32", "int64", "float32"), "bool": ("uint8", "int32")}
+WIDER = {"float": ("float32", "float64"), "int": ("int64", "int32", "float32"), "bool": ("uint8", "int32")}
 # Relative to the largest value; float64 is compared with float32 where ONNX Runtime has no other kernel.
 TOLERANCES = {"float16": 4e-3, "bfloat16": 3e-2, "float64": 1e-5, "float32": 1e-4}
 # What ONNX Runtime reads: it has few kernels of the newest operators.
@@ -37,6 +37,8 @@ def typed_cases(cases: Iterable[Case]) -> Iterator[tuple[str, str, Case]]:
     for case in cases:
         model = onnx.load_from_string(case.model)
         if case.left_out or len(model.graph.node) != 1 or counts.get(case.operator, 0) >= CASES_EACH:
+            continue
+        if _differs(case):
             continue
         counts[case.operator] = counts.get(case.operator, 0) + 1
         for variable, dtype in _variables(model):
@@ -57,6 +59,18 @@ def attempt(operator: str, dtype: str, case: Case, attempts: Attempts) -> TypedA
         case, outputs=expected, relative_tolerance=bound, absolute_tolerance=bound * max(largest, 1e-6)
     )
     return TypedAnswer(case.name, operator, dtype, attempts.attempt(known))
+
+
+def _differs(case: Case) -> bool:
+    """Return whether ONNX Runtime doesn't compute what the node test has, as for some places of MaxUnpool."""
+    found = _computed(case.model, case.inputs)
+    if found is None:
+        return False
+    return any(
+        one.shape != wanted.shape
+        or not np.allclose(one.astype(np.float64), wanted.astype(np.float64), 1e-2, 1e-3, equal_nan=True)
+        for one, wanted in zip(found, case.outputs, strict=False)
+    )
 
 
 def _schema(model: onnx.ModelProto) -> Any:

@@ -87,9 +87,7 @@ def _gemm(graph: Graph, node: Node) -> Value | None:
     for name in ("alpha", "beta"):
         factor = float(node.attributes.get(name, 1.0))
         if "int" in data.dtype and not factor.is_integer():
-            raise Refused(
-                f"{name}={factor:g} times {data.dtype} is no {data.dtype}: cast the inputs to floats"
-            )
+            raise Refused(f"{name} {factor:g} isn't whole, but the inputs are: cast them to floats")
     return None
 
 

@@ -27,8 +27,7 @@ def in_float32(converter: Converter | None) -> Converter:
     """Return a converter that computes a node of halves in float32, and any other node as before."""
 
     def convert(graph: Graph, node: Node) -> Value | Sequence[Value | None] | None:
-        half = next((value.dtype for value in node.inputs if value is not None and value.dtype in HALVES), "")
-        if not half:
+        if not any(value is not None and value.dtype in HALVES for value in node.inputs):
             return None if converter is None else converter(graph, node)
         inputs = [
             cast(graph, value, "float32") if value is not None and value.dtype in HALVES else value
@@ -36,6 +35,9 @@ def in_float32(converter: Converter | None) -> Converter:
         ]
         attributes: dict[str, Any] = dict(node.attributes)
         outputs = graph.ops(node.kind, len(node.outputs), *inputs, opset=node.opset, **attributes)
+        half = node.input(0).dtype
+        if half not in HALVES:
+            return outputs
         return [cast(graph, value, half) if value.dtype == "float32" else value for value in outputs]
 
     return convert

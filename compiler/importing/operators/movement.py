@@ -195,14 +195,20 @@ def _one_hot(graph: Graph, node: Node) -> Value:
 
 
 def _top_k(graph: Graph, node: Node) -> list[Value] | None:
-    """Sort unsigned numbers of 64 bits as signed ones whose highest bit is the other: TVM has no order of
-    the former."""
+    """Sort bfloat16 as float32, and unsigned numbers of 64 bits as signed ones with the other highest bit.
+
+    TVM has no order of them.
+    """
     data = node.input(0)
+    attributes: Any = dict(node.attributes)
+    if data.dtype == "bfloat16":
+        wide = cast(graph, data, "float32")
+        values, places = graph.ops("TopK", 2, wide, *node.inputs[1:], opset=node.opset, **attributes)
+        return [cast(graph, values, "bfloat16"), places]
     if data.dtype != "uint64":
         return None
     highest = np.int64(-1 << 63)
     signed = graph.op("BitwiseXor", reinterpreted(graph, data, "int64"), highest)
-    attributes: Any = dict(node.attributes)
     values, places = graph.ops("TopK", 2, signed, node.input(1), **attributes)
     return [reinterpreted(graph, graph.op("BitwiseXor", values, highest), "uint64"), places]
 

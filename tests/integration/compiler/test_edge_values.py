@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from compiler.importing.model import read_onnx
+from compiler.importing.spec import ModelError
 from compiler.verifying.imported import Imported
 from tests.marks import slow_except
 
@@ -329,3 +330,50 @@ def test_norms_of_windows_at_the_edge(p: int, padding: dict[str, Any], ceil_mode
     (wanted,) = by_onnxruntime(proto, [data])
     (found,) = computed(proto, [data])
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32])
+def test_resized_integers_lose_their_fractions(dtype: Any) -> None:
+    data = np.random.default_rng(0).integers(0, 100, (1, 1, 4, 4)).astype(dtype)
+    constants = [np.array([], np.float32), np.array([1, 1, 0.8, 0.8], np.float32)]
+    proto = model("Resize", [data], constants, opset=18, mode="linear")
+    proto.graph.output[0].type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(data.dtype)
+    (wanted,) = by_onnxruntime(proto, [data])
+    (found,) = computed(proto, [data])
+    np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("exponent", ["float16", "bfloat16"])
+def test_a_power_has_the_type_of_its_base(exponent: str) -> None:
+    data, number = np.array([1.5, 2, 3], np.float32), np.array([2, 0.5, 3]).astype(TYPES[exponent])
+    (found,) = computed(model("Pow", [data, number]), [data, number])
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, data ** number.astype(np.float32), rtol=1e-6)
+
+
+def test_the_largest_of_bfloat16() -> None:
+    data = np.array([[1, -3, 5, 2], [-1, -2, -3, -4]]).astype(BFLOAT16)
+    values, places = computed(model("TopK", [data], [np.array([2])], outputs=2), [data])
+    assert values.astype(np.float32).tolist() == [[5, 2], [-1, -2]]
+    assert places.tolist() == [[2, 3], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("data", "grid"), [("float16", "float32"), ("float32", "float64"), ("float64", "float32")]
+)
+def test_a_sample_has_the_type_of_its_data(types: tuple[str, str]) -> None:
+    data, grid = types
+    rng = np.random.default_rng(0)
+    image, places = rng.normal(size=(1, 2, 4, 4)), rng.uniform(-1, 1, (1, 3, 3, 2))
+    inputs = [image.astype(TYPES[data]), places.astype(TYPES[grid])]
+    wide = [array.astype(np.float32) for array in inputs]
+    (wanted,) = by_onnxruntime(model("GridSample", wide), wide)
+    (found,) = computed(model("GridSample", inputs), inputs)
+    assert found.dtype == TYPES[data]
+    np.testing.assert_allclose(found, wanted, rtol=2e-3, atol=2e-3)
+
+
+def test_integers_times_a_fraction_are_refused() -> None:
+    data = np.ones((2, 2), np.int32)
+    with pytest.raises(ModelError, match=r"alpha 0\.5 isn't whole, but the inputs are: cast them to floats"):
+        computed(model("Gemm", [data, data, data], alpha=0.5), [data, data, data])
