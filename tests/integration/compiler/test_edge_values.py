@@ -358,9 +358,7 @@ def test_the_largest_of_bfloat16() -> None:
     assert places.tolist() == [[2, 3], [0, 1]]
 
 
-@pytest.mark.parametrize(
-    ("data", "grid"), [("float16", "float32"), ("float32", "float64"), ("float64", "float32")]
-)
+@pytest.mark.parametrize("types", [("float16", "float32"), ("float32", "float64"), ("float64", "float32")])
 def test_a_sample_has_the_type_of_its_data(types: tuple[str, str]) -> None:
     data, grid = types
     rng = np.random.default_rng(0)
