@@ -1,8 +1,8 @@
 """Add up halves in float32.
 
-Sums of elements are float32 everywhere. Sums of products are float32 on GPUs, and on CPUs without arithmetic
-in halves. Such a CPU converts every operand to float32 and every result back. A sum in float32 converts its
-operands only, and rounds once, as ONNX Runtime does. The tensor cores of GPUs add up so by themselves.
+Sums of elements are float32 everywhere. So are sums of products, but for those of float16 on CPUs with
+arithmetic in it. Other CPUs convert every operand to float32 and every result back. A sum in float32 converts
+its operands only, and rounds once, as ONNX Runtime does. The tensor cores of GPUs add up so by themselves.
 """
 
 from __future__ import annotations
@@ -90,17 +90,16 @@ def _is_half(expr: relax.Expr) -> bool:
 
 
 def sum_in_floats(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
-    """Have convolutions and matrix products of halves sum in float32, on CPUs without arithmetic in halves
-    those of float16, on GPUs those of bfloat16, too.
+    """Have convolutions and matrix products of halves sum in float32.
+
+    Those of float16 keep their type on a CPU with arithmetic in it.
 
         gv = matmul(x, w)                             # x: Tensor((1, 64), "float16")
     ->
         lv = matmul(x, w, out_dtype="float32")
         gv = astype(lv, "float16")
     """
-    halves = {"float16", "bfloat16"} if target.kind.name == "cuda" else {"float16"}
-    if HALF_ARITHMETIC & target_features(target):
-        return mod
+    halves = HALVES if not HALF_ARITHMETIC & target_features(target) else frozenset({"bfloat16"})
     return rewrite_functions(mod, lambda function: _Sums(mod, halves).visit_expr(function))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import resource
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from tunefarm.errors import StackError
 # supervisord closes the descriptors below this number before it starts a process. The stack's processes
 # inherit the lock above it, so the folder stays locked until the last one of them has ended.
 FIRST_LOCK_FD = 100
+# What the stack's processes may need at once, each.
+OPEN_FILES = 512
 # A start takes as much for the database's log and the broker's files.
 _ROOM_BYTES = 4 << 20
 
@@ -128,6 +131,19 @@ def _lock(path: Path) -> int | None:
         opened = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise StackError(f"the lock {path} can't be opened ({error.strerror}): check its owner") from error
+    _allow_open_files()
     descriptor = fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, FIRST_LOCK_FD)
     os.close(opened)
     return try_lock(descriptor)
+
+
+def _allow_open_files() -> None:
+    """Let this process and its children open OPEN_FILES files each. Raises StackError where they may not."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < OPEN_FILES:
+        raise StackError(
+            f"a process may open only {hard} files here, and the service needs {OPEN_FILES}: raise the hard "
+            "limit of open files (`ulimit -Hn`), then start it again"
+        )
+    if soft != resource.RLIM_INFINITY and soft < OPEN_FILES:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, hard))

@@ -14,7 +14,7 @@ KINDS = (
     *("Celu", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "PRelu", "Selu", "Shrink"),
     *("Sigmoid", "Softplus", "Softsign", "Swish", "ThresholdedRelu"),
     *("Atanh", "IsInf", "IsNaN", "Mean", "Mod", "Pow", "Sum"),
-    *("CumProd", "CumSum", "DeformConv", "Det"),
+    *("CumProd", "CumSum", "DeformConv", "Det", "Einsum"),
     *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean", "ReduceProd", "ReduceSum"),
     "ReduceSumSquare",
     *("AveragePool", "GlobalAveragePool", "GlobalLpPool", "LpPool"),

@@ -112,3 +112,28 @@ def test_a_database_is_its_owners_alone_in_any_folder(tmp_path: Path) -> None:
     finally:
         os.umask(old)
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+
+
+def test_a_low_limit_of_open_files_is_raised_or_named(tmp_path: Path) -> None:
+    """In processes of their own, which can't take a lowered limit back."""
+    program = f"""
+import resource, sys
+from pathlib import Path
+from tunefarm.embedded.folder import OPEN_FILES, DataFolder
+from tunefarm.errors import StackError
+hard = int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+try:
+    with DataFolder(Path({str(tmp_path)!r})).locked():
+        print(resource.getrlimit(resource.RLIMIT_NOFILE)[0] == OPEN_FILES)
+except StackError as error:
+    print(error)
+"""
+    answers = [
+        subprocess.run(
+            [sys.executable, "-c", program, hard], capture_output=True, text=True, check=True
+        ).stdout
+        for hard in ("1024", "64")
+    ]
+    assert answers[0] == "True\n"
+    assert answers[1].startswith("a process may open only 64 files here, and the service needs 512: raise")
