@@ -178,7 +178,7 @@ def _progress(
     return [
         replace(
             one,
-            rival_s=min(
+            best_alternative_s=min(
                 (
                     other.best_s
                     for at, other in enumerate(found)

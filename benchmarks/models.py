@@ -39,7 +39,7 @@ from core.device import Device
 from search.cost import metrics
 from search.cost.metrics import ModelMetrics, Predictions
 from search.cost.model import CostModel
-from search.policy import SearchTask, draw, train
+from search.policy import TuneContext, draw, train
 from search.programs.nest import Floats
 from search.programs.program import Program, gather
 from search.rules.space import generate
@@ -59,7 +59,7 @@ class MeasuredPrograms:
     """Programs of one operator, their traces, and their seconds [programs], inf for a failure."""
 
     module: tvm.IRModule
-    task: SearchTask
+    task: TuneContext
     programs: tuple[Program, ...]
     traces: tuple[str, ...]
     secs: Floats
@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def measured(module: tvm.IRModule, device: Device, count: int, seed: int) -> MeasuredPrograms:
     """Draw up to `count` random programs as the search does, and time them."""
     dag = read_dag(module)
-    task = SearchTask(dag, generate(dag, device), device)
+    task = TuneContext(dag, generate(dag, device), device)
     programs = draw(task, count, np.random.default_rng(seed))
     traces = [lower(module, program, device) for program in programs]
     text = to_json(module)
@@ -117,7 +117,7 @@ def recorded(path: Path) -> dict[str, MeasuredPrograms]:
     for group in read(path):
         module = OPERATORS[group.operator].module(group.shape, group.batch)
         dag = read_dag(module)
-        task = SearchTask(dag, generate(dag, group.device), group.device)
+        task = TuneContext(dag, generate(dag, group.device), group.device)
         programs = [each.program(row) for each in group.populations for row in range(len(each))]
         secs = dict(zip(programs, group.seconds, strict=True))
         traces = tuple(lower(module, program, group.device) for program in secs)

@@ -42,7 +42,7 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Act:
+class AuditEntry:
     """Something that was done or refused.
 
     `who` is a token's id, "bootstrap", "loopback" or "nobody"; `subject` the thing that it was done to,
@@ -62,7 +62,7 @@ class AuditLine:
 
     id: int
     at: float
-    act: Act
+    act: AuditEntry
     times: int
 
 
@@ -112,7 +112,7 @@ def revoke_token(session: Session, token_id: str, now: float) -> Token:
     return _token(row)
 
 
-def append_audit(session: Session, acts: Mapping[Act, int], at: float) -> None:
+def append_audit(session: Session, acts: Mapping[AuditEntry, int], at: float) -> None:
     """Store one line for each act, with the number of times that it was seen."""
     for act, times in acts.items():
         session.execute(insert(AuditRow).values(**vars(act), at=at, times=times))
@@ -123,7 +123,9 @@ def audit(session: Session, limit: int, before: int | None = None) -> list[Audit
     newest = select(AuditRow).order_by(AuditRow.id.desc()).limit(limit)
     rows = session.scalars(newest if before is None else newest.where(AuditRow.id < before))
     return [
-        AuditLine(row.id, row.at, Act(row.who, row.action, row.subject, row.outcome, row.address), row.times)
+        AuditLine(
+            row.id, row.at, AuditEntry(row.who, row.action, row.subject, row.outcome, row.address), row.times
+        )
         for row in rows
     ]
 

@@ -20,7 +20,7 @@ from records.jobs import tasks
 from records.storage.database import Database
 from search.dag import Dag
 from search.evolution.transfer import transfer_programs
-from search.policy import SearchTask
+from search.policy import TuneContext
 from search.programs.program import Program, from_json
 from search.rules.space import generate
 from search.sketches.sketch import Sketch
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Space:
+class SearchSpace:
     """The search space of one workload on one device class; `module` is TVM's.
 
     `rejected` holds programs that aren't proposed again though nobody measured them: TVM refused to lower
@@ -42,7 +42,7 @@ class Space:
     """
 
     module: Any
-    search_task: SearchTask
+    search_task: TuneContext
     rejected: set[Program] = field(default_factory=set)
     _programs: dict[str, Program | None] = field(default_factory=dict)
     _transferred: tuple[frozenset[str], tuple[Program, ...]] = (frozenset(), ())
@@ -97,9 +97,9 @@ class Spaces:
     def __init__(self, database: Database, max_spaces: int = MAX_SPACES) -> None:
         self._database = database
         # None for a workload that the search doesn't cover.
-        self._cache: LRUCache[tuple[str, str], Space | None] = LRUCache(max_spaces)
+        self._cache: LRUCache[tuple[str, str], SearchSpace | None] = LRUCache(max_spaces)
 
-    def load(self, hashes: Collection[str], device: Device) -> dict[str, Space]:
+    def load(self, hashes: Collection[str], device: Device) -> dict[str, SearchSpace]:
         """Return the spaces of those workloads that are stored and covered by the search, by hash."""
         found = {name: self._cache[name, device.key] for name in hashes if self._is_fresh(name, device)}
         missing = [name for name in dict.fromkeys(hashes) if name not in found]
@@ -118,14 +118,14 @@ class Spaces:
         return space is None or space.search_task.device.profile == device.profile
 
 
-def _read(name: str, module_json: str, device: Device) -> Space | None:
+def _read(name: str, module_json: str, device: Device) -> SearchSpace | None:
     try:
         module = workload.from_json(module_json)
         if workload.workload_hash(module) != name:
             # An import stored it under a wrong hash: measurements of it would say nothing about `name`.
             raise ValueError("the stored module has another hash")
         dag = read_dag(module)
-        return Space(module, SearchTask(dag, sketches_of(dag, device), device))
+        return SearchSpace(module, TuneContext(dag, sketches_of(dag, device), device))
     except (ValueError, UnsupportedSubgraph) as error:
         log.warning("workload %s is left out of the search: %s", name, error)
     except Exception:

@@ -31,7 +31,7 @@ class TaskProgress:
     `weight` is what the objective gains for each second that the task saves; in a single network it is how
     often the task occurs. `history` is the best latency in seconds after each finished trial, inf until one
     works. `issued` counts finished and unfinished trials. Tasks of one `tag` are expected to reach similar
-    speeds. `rival_s` is the best latency of another task that can take this one's place.
+    speeds. `best_alternative_s` is the best latency of another task that can take this one's place.
     """
 
     weight: float
@@ -40,7 +40,7 @@ class TaskProgress:
     issued: int
     exhausted: bool
     tag: str
-    rival_s: float = math.inf
+    best_alternative_s: float = math.inf
 
     def __post_init__(self) -> None:
         if not 0 <= self.weight < math.inf or self.issued < len(self.history):
@@ -103,7 +103,10 @@ def _is_hopeless(tasks: Sequence[TaskProgress], index: int, trials_per_pick: int
     task = tasks[index]
     if task.issued == 0 or task.weight == 0:
         return task.issued > 0
-    return task.best_s > task.rival_s and gain_per_trial(tasks, index, task.issued, trials_per_pick) == 0.0
+    return (
+        task.best_s > task.best_alternative_s
+        and gain_per_trial(tasks, index, task.issued, trials_per_pick) == 0.0
+    )
 
 
 def _priority(
@@ -135,6 +138,6 @@ def gain_per_trial(tasks: Sequence[TaskProgress], index: int, issued: int, trial
     fastest = max((other.flops / other.best_s for other in similar), default=0.0)
     if issued < PATIENCE and fastest > 0:
         guess = max(guess, task.best_s - BETA * task.flops / fastest)
-    behind = max(task.best_s - task.rival_s, 0.0) if math.isfinite(task.best_s) else 0.0
+    behind = max(task.best_s - task.best_alternative_s, 0.0) if math.isfinite(task.best_s) else 0.0
     slope = task.slope(WINDOW_PICKS * trials_per_pick)
     return task.weight * max(ALPHA * slope + (1 - ALPHA) * guess - behind, 0.0)

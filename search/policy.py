@@ -26,13 +26,13 @@ RANDOM_SHARE = 0.05
 RANDOM_DRAWS = 64
 MIN_POPULATION = 32
 # How many programs are sampled for each one that is drawn from them by weight.
-DRAWN_FOR_EACH = 8
-# A program estimated to be twice as fast is drawn with 2 ** FAVOUR times the weight.
-FAVOUR = 3.0
+OVERSAMPLING = 8
+# A program estimated to be twice as fast is drawn with 2 ** SAMPLING_EXPONENT times the weight.
+SAMPLING_EXPONENT = 3.0
 
 
 @dataclass(frozen=True)
-class SearchTask:
+class TuneContext:
     """One workload on one device class."""
 
     dag: Dag
@@ -59,12 +59,12 @@ class Proposal:
 class SearchConfig:
     """The rules by which a batch is picked.
 
-    `same_tile` is the largest share of a batch that has one innermost tile. Only the `sketches` predicted to
-    be the fastest evolve; their populations together are at most `populations` times that of one sketch. With
-    a learned model, a batch smaller than `whole_batch` gets proportionally smaller populations: a job asks
-    for a few programs of a task at a time, and the next evolution goes on from the best of them. Once
-    `trusted_after` programs ran, programs that the learned model predicts to take more than `max_slowdown`
-    times as long as the best are left out.
+    `max_share_per_tile` is the largest share of a batch that has one innermost tile. The `max_sketches`
+    sketches that are predicted to be fastest evolve. Their populations together are at most
+    `max_total_population` times the population of one sketch. With a learned model, a batch smaller than
+    `full_batch_size` gets a proportionally smaller population: a job asks for a few programs of a task at a
+    time, and the next evolution goes on from the best of them. After `trusted_after` programs ran, programs
+    that the learned model predicts to take more than `max_slowdown` times as long as the best are left out.
 
     Without a learned model, `untrained_evolution` is shorter: the longer it runs, the more it exploits errors
     of the analytic model (C2D, best of the first 8: 543 us after 4 generations of 512, 2539 us after 8 of
@@ -75,10 +75,10 @@ class SearchConfig:
     untrained_evolution: EvolutionConfig = field(
         default_factory=lambda: EvolutionConfig(population=512, generations=4)
     )
-    same_tile: float = 0.25
-    populations: int = 4
-    sketches: int = 8
-    whole_batch: int = 16
+    max_share_per_tile: float = 0.25
+    max_total_population: int = 4
+    max_sketches: int = 8
+    full_batch_size: int = 16
     max_slowdown: float = 3.0
     trusted_after: int = 64
 
@@ -86,8 +86,10 @@ class SearchConfig:
         """Return the evolution of one of several sketches, for a batch of `count` programs."""
         whole, part = self.untrained_evolution, 1.0
         if model.is_learned:
-            whole, part = self.evolution, min(count / self.whole_batch, 1.0)
-        size = int(part * whole.population * self.populations / max(sketches, self.populations))
+            whole, part = self.evolution, min(count / self.full_batch_size, 1.0)
+        size = int(
+            part * whole.population * self.max_total_population / max(sketches, self.max_total_population)
+        )
         return replace(whole, population=max(size, MIN_POPULATION))
 
     def limit_s(self, model: CostModel, measured: Sequence[tuple[Program, float]]) -> float:
@@ -97,7 +99,7 @@ class SearchConfig:
         return self.max_slowdown * min(ran) if is_trusted else np.inf
 
 
-Sample = tuple[SearchTask, Program, float]
+Sample = tuple[TuneContext, Program, float]
 
 
 def train(samples: Sequence[Sample]) -> CostModel:
@@ -126,7 +128,7 @@ def train(samples: Sequence[Sample]) -> CostModel:
 
 
 def propose(
-    task: SearchTask,
+    task: TuneContext,
     model: CostModel,
     measured: Sequence[tuple[Program, float]],
     count: int,
@@ -147,13 +149,13 @@ def propose(
         program for program, seconds in sorted(measured, key=lambda pair: pair[1]) if np.isfinite(seconds)
     ]
     best_first += seeds
-    sketches = _promising_sketches(task, model, settings.sketches, rng)
+    sketches = _promising_sketches(task, model, settings.max_sketches, rng)
     evolution = settings.evolution_of_one(len(sketches), count, model)
     ranked = [
         evolve(sketch, lambda p: task.predict(p, model), best_first, rng, evolution) for sketch in sketches
     ]
     num_random = int(rng.binomial(count, RANDOM_SHARE)) if measured else 0
-    limit = max(1, round(settings.same_tile * count))
+    limit = max(1, round(settings.max_share_per_tile * count))
     picked = _pick(_merge(ranked, excluded), count - num_random, limit)
     excluded |= {proposal.program for proposal in picked}
     # Random programs, whatever their prediction, teach the model where it is wrong.
@@ -198,24 +200,22 @@ def _pick(candidates: Iterator[tuple[Proposal, object]], count: int, limit: int)
 
 
 def _promising_sketches(
-    task: SearchTask, model: CostModel, limit: int, rng: np.random.Generator
+    task: TuneContext, model: CostModel, limit: int, rng: np.random.Generator
 ) -> list[Sketch]:
     """Return the sketches whose best random programs are predicted to be the fastest."""
     if len(task.sketches) <= limit:
         return list(task.sketches)
-    drawn = [sample(sketch, DRAWN_FOR_EACH * MIN_POPULATION, rng) for sketch in task.sketches]
+    drawn = [sample(sketch, OVERSAMPLING * MIN_POPULATION, rng) for sketch in task.sketches]
     best = [task.predict(programs, model).min(initial=np.inf) for programs in drawn]
     return [task.sketches[number] for number in np.argsort(best, kind="stable")[:limit]]
 
 
-def draw(task: SearchTask, count: int, rng: np.random.Generator) -> list[Program]:
+def draw(task: TuneContext, count: int, rng: np.random.Generator) -> list[Program]:
     """Return up to `count` random programs of all sketches, those that are estimated to be fast with the
     larger weight."""
-    drawn = [
-        sample(sketch, -(-DRAWN_FOR_EACH * count // len(task.sketches)), rng) for sketch in task.sketches
-    ]
+    drawn = [sample(sketch, -(-OVERSAMPLING * count // len(task.sketches)), rng) for sketch in task.sketches]
     seconds = np.concatenate([estimate(population, task.device).seconds for population in drawn])
     places = [(population, row) for population in drawn for row in range(len(population))]
     # The largest log-weights with Gumbel noise are a weighted draw without replacement.
-    keys = rng.gumbel(size=len(places)) - FAVOUR * np.log(seconds)
+    keys = rng.gumbel(size=len(places)) - SAMPLING_EXPONENT * np.log(seconds)
     return [places[at][0].program(places[at][1]) for at in np.argsort(-keys)[:count]]

@@ -17,7 +17,7 @@ SHARE, LAST_SHARE = 1 / 16, 1 / 4
 # The relative error of one measurement; that of several is divided by the square root of their number.
 NOISE = 0.1
 # A program that was measured so often isn't measured again.
-ENOUGH = 4
+MAX_MEASUREMENTS = 4
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,9 @@ def select_for_remeasurement(measured: Sequence[MeasuredProgram[Key]], count: in
     Those of the lowest confidence bound come first, as in the bandits of Auer et al. (2002).
     """
     best_s = min((each.seconds for each in measured), default=math.inf)
-    unsure = [each for each in measured if each.times < ENOUGH and each.optimistic_s <= best_s < math.inf]
+    unsure = [
+        each for each in measured if each.times < MAX_MEASUREMENTS and each.optimistic_s <= best_s < math.inf
+    ]
     return [each.key for each in sorted(unsure, key=lambda each: each.optimistic_s)[:count]]
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.arguments import command_parser
 from benchmarks.coverage import cases, page, typed
-from benchmarks.coverage.importers import OURS, TVMS, Attempts
+from benchmarks.coverage.importers import OURS, TVM_FRONTEND_OPS, Attempts
 from benchmarks.coverage.tried import TRIED, TYPED, Tried
 from benchmarks.results.output import Output
 
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.types:
         return _try_types(chosen, args.json, output)
     tried = []
-    with Attempts(OURS) as ours, Attempts(TVMS) as tvms, ThreadPoolExecutor(2) as at_once:
+    with Attempts(OURS) as ours, Attempts(TVM_FRONTEND_OPS) as tvms, ThreadPoolExecutor(2) as at_once:
         for number, case in enumerate(chosen, start=1):
             answers = at_once.map(lambda attempts, case=case: attempts.attempt(case), (ours, tvms))
             tried.append(Tried(case.name, case.operator, case.left_out, *answers))

@@ -47,9 +47,9 @@ def _tvms(case: Case) -> tvm.IRModule:
         return relax.get_pipeline("zero")(module)
 
 
-OURS, TVMS = "tunefarm", "TVM"
-IMPORTERS: dict[str, Callable[[Case], tvm.IRModule]] = {OURS: _ours, TVMS: _tvms}
-PIPELINES = {OURS: UNTUNED, TVMS: "default"}
+OURS, TVM_FRONTEND_OPS = "tunefarm", "TVM"
+IMPORTERS: dict[str, Callable[[Case], tvm.IRModule]] = {OURS: _ours, TVM_FRONTEND_OPS: _tvms}
+PIPELINES = {OURS: UNTUNED, TVM_FRONTEND_OPS: "default"}
 
 
 def attempt(importer: str, case: Case) -> Answer:

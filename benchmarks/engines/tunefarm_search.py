@@ -19,7 +19,7 @@ from core.device import Device
 from search.cost.model import CostModel
 from search.dag import Dag
 from search.evolution.transfer import transfer_programs
-from search.policy import Sample, SearchConfig, SearchTask, draw, propose, train
+from search.policy import Sample, SearchConfig, TuneContext, draw, propose, train
 from search.programs.annotate import sample
 from search.programs.program import Population, Program
 from search.remeasurement import MeasuredProgram, remeasurement_count, select_for_remeasurement
@@ -49,7 +49,7 @@ class Variant:
     model is trained if it `learns`, and the fastest programs are measured again if it `measures_again`.
     """
 
-    task: Callable[[Dag, tuple[Sketch, ...], Device], SearchTask] = SearchTask
+    task: Callable[[Dag, tuple[Sketch, ...], Device], TuneContext] = TuneContext
     config: SearchConfig | None = None
     learns: bool = True
     measures_again: bool = True

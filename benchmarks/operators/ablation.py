@@ -17,7 +17,7 @@ from benchmarks.results.figures import Figure, figure, number
 from benchmarks.timing.finals import SearchResult, milestones_up_to
 from core.device import Device
 from search.dag import Dag
-from search.policy import SearchConfig, SearchTask
+from search.policy import SearchConfig, TuneContext
 from search.programs.program import Population
 from search.sketches.sketch import Sketch
 from search.sketches.stage import Estimate
@@ -27,7 +27,7 @@ EVERYTHING = "everything"
 AFTER = (16, 64)
 
 
-class NoEstimate(SearchTask):
+class NoEstimate(TuneContext):
     """A task whose estimate is one second for every program; the learned model still sees all features."""
 
     def describe(self, population: Population) -> tuple[NDArray[np.float32], Estimate]:
@@ -47,10 +47,10 @@ class DirectReads(Sketch):
         )
 
 
-def first_sketch(dag: Dag, sketches: tuple[Sketch, ...], device: Device) -> SearchTask:
+def first_sketch(dag: Dag, sketches: tuple[Sketch, ...], device: Device) -> TuneContext:
     """Keep the first sketch, without copies and packed operands: about what a template leaves open."""
     only = sketches[0]
-    return SearchTask(dag, (DirectReads(only.dag, only.stages, only.gpu),), device)
+    return TuneContext(dag, (DirectReads(only.dag, only.stages, only.gpu),), device)
 
 
 _USUAL = SearchConfig()
@@ -66,7 +66,7 @@ VARIANTS: Mapping[str, Variant] = {
         )
     ),
     "limited space": Variant(task=first_sketch),
-    "no diversity": Variant(config=SearchConfig(same_tile=1.0)),
+    "no diversity": Variant(config=SearchConfig(max_share_per_tile=1.0)),
     "nothing left out": Variant(config=SearchConfig(max_slowdown=math.inf)),
     "nothing measured again": Variant(measures_again=False),
 }

@@ -96,7 +96,7 @@ class Value:
     def known(self, what: str) -> Array:
         """Return the value of a constant. Raises Refused, which says that `what` should be one."""
         if self.constant is None:
-            raise Refused(f"{what} must be a constant of the model")
+            raise UnsupportedOperator(f"{what} must be a constant of the model")
         return self.constant
 
     def onnx_type(self) -> onnx.TypeProto:
@@ -104,7 +104,7 @@ class Value:
         return onnx.helper.make_tensor_type_proto(elem_type, self.shape)
 
 
-class Refused(ValueError):
+class UnsupportedOperator(ValueError):
     """A node asks for what can't be imported. The message says what, the importer adds which node."""
 
 
@@ -132,7 +132,7 @@ class Node:
         """Raises Refused when the input was left out."""
         value = self.optional(position)
         if value is None:
-            raise Refused(f"input {position} is missing")
+            raise UnsupportedOperator(f"input {position} is missing")
         return value
 
     def wants(self, position: int) -> bool:
@@ -197,7 +197,7 @@ class Graph:
             with self.builder.dataflow():
                 try:
                     values = self.graph(graph, given, file.opsets, results)
-                except Refused as error:
+                except UnsupportedOperator as error:
                     raise ModelError(f"the model isn't valid ONNX: {error}") from error
                 values = [marked(self, value) for value in values]
                 self.padded_axes = [value.padding.axis if value.padding else None for value in values]
@@ -280,10 +280,10 @@ class Graph:
         results = self._convert(node)
         for position, result in enumerate(results):
             if node.wants(position) and result is None:
-                raise Refused(f"its output {position} can't be computed")
+                raise UnsupportedOperator(f"its output {position} can't be computed")
         missing = [name for name in proto.output[len(results) :] if name]
         if missing:
-            raise Refused(f"its output '{missing[0]}' can't be computed")
+            raise UnsupportedOperator(f"its output '{missing[0]}' can't be computed")
         return results
 
     def op(
@@ -330,10 +330,10 @@ class Graph:
             return Value(constant=np.array([int(extent) for extent in expr.values], np.int64))
         variable = expr if isinstance(expr, relax.Var) else self.builder.emit(expr)
         if not isinstance(variable.ty, relax.TensorType):
-            raise Refused("it computes no tensor")
+            raise UnsupportedOperator("it computes no tensor")
         shape = static_shape(variable)
         if shape is None:
-            raise Refused("the shape of what it computes depends on the data: not supported")
+            raise UnsupportedOperator("the shape of what it computes depends on the data: not supported")
         check_size(shape, str(variable.ty.dtype))
         return Value(expr=variable)
 
@@ -341,7 +341,9 @@ class Graph:
         if any(value is not None and value.padding for value in node.inputs):
             results = convert_padded(self, node, self._convert)
             if results is None:
-                raise Refused("the data decides how many rows its inputs have, and it would mix them")
+                raise UnsupportedOperator(
+                    "the data decides how many rows its inputs have, and it would mix them"
+                )
             return results
         function = self._functions.get(call_key(node.proto))
         if function is not None:
@@ -358,9 +360,9 @@ class Graph:
             found = converter(self, node)
             if found is not None:
                 return [found] if isinstance(found, Value) else list(found)
-        if node.kind in TVMS.get(node.domain, ()):
+        if node.kind in TVM_FRONTEND_OPS.get(node.domain, ()):
             try:
-                return self.by_tvm(node)
+                return self.import_with_tvm(node)
             except Exception:
                 # TVM's converters lack types and attributes that a body may not need.
                 if not _has_body(node):
@@ -375,7 +377,7 @@ class Graph:
                 check_fits(result.shape, result.constant.dtype)
         return results
 
-    def by_tvm(self, node: Node) -> list[Value]:
+    def import_with_tvm(self, node: Node) -> list[Value]:
         """Import a node as TVM does."""
         attributes = {name: _tvms_attribute(value) for name, value in node.attributes.items()}
         attributes["tvm_custom"] = {"name": node.proto.name, "num_outputs": len(node.outputs)}
@@ -442,7 +444,7 @@ def _described(proto: onnx.NodeProto, position: int, opsets: Mapping[str, int]) 
 
 def _reason(error: Exception) -> str:
     """Return what an error says: that of TVM or numpy about a node, or ours."""
-    return f"{error}" if isinstance(error, Refused) else first_line(error).rstrip(".")
+    return f"{error}" if isinstance(error, UnsupportedOperator) else first_line(error).rstrip(".")
 
 
 def _given(proto: onnx.NodeProto, values: Mapping[str, Value]) -> str:
@@ -481,7 +483,7 @@ class NameScope:
 # What TVM imports, by domain. It looks at names only: its Attention is Microsoft's, for instance.
 _MICROSOFTS = frozenset({"EmbedLayerNormalization", "MatMulInteger16"})
 _NOT_TENSORS = re.compile("Sequence|Optional")
-TVMS: Mapping[str, frozenset[str]] = {
+TVM_FRONTEND_OPS: Mapping[str, frozenset[str]] = {
     "": frozenset(name for name in _get_convert_map() if not _NOT_TENSORS.search(name))
     - _MICROSOFTS
     - {"Attention", "BiasGelu", "FastGelu", "SkipLayerNormalization"},
@@ -492,10 +494,12 @@ TVMS: Mapping[str, frozenset[str]] = {
 def check_size(shape: Shape, dtype: str) -> None:
     """Raises Refused for a tensor of a negative or absurdly large shape."""
     if any(extent < 0 for extent in shape):
-        raise Refused(f"it computes a tensor of shape {shape}: no extent can be negative")
+        raise UnsupportedOperator(f"it computes a tensor of shape {shape}: no extent can be negative")
     size = math.prod(shape) * max(tvm.DataType(dtype).bits // 8, 1)
     if size > MAX_TENSOR_BYTES:
-        raise Refused(f"it computes a tensor of shape {shape}, {size} bytes; the limit is {MAX_TENSOR_BYTES}")
+        raise UnsupportedOperator(
+            f"it computes a tensor of shape {shape}, {size} bytes; the limit is {MAX_TENSOR_BYTES}"
+        )
 
 
 def identifiers(names: Sequence[str]) -> list[str]:
@@ -511,7 +515,7 @@ def _look_up(values: Mapping[str, Value], name: str) -> Value:
     try:
         return values[name]
     except KeyError:
-        raise Refused(f"nothing computes '{name}'") from None
+        raise UnsupportedOperator(f"nothing computes '{name}'") from None
 
 
 def _attribute(proto: onnx.AttributeProto, scope: NameScope) -> Any:

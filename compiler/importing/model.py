@@ -21,7 +21,7 @@ from compiler.constants.forms import lower_scalars, raise_ranks
 from compiler.constants.packing import LAYOUT_FREE
 from compiler.constants.scales import fold_scales
 from compiler.importing.arithmetic import define_arithmetic
-from compiler.importing.graph import Graph, Refused, check_size
+from compiler.importing.graph import Graph, UnsupportedOperator, check_size
 from compiler.importing.layouts import convert_unsupported_layouts, count_axes_from_zero
 from compiler.importing.legalization import legalize
 from compiler.importing.onnx_file import COARSENESS, OnnxFile, read_file
@@ -266,7 +266,7 @@ def _check_shapes(module: tvm.IRModule) -> None:
             raise ModelError(f"the shape of what {operator} computes depends on the data: not supported")
         try:
             check_size(shape, str(call.ty.dtype))
-        except Refused as error:
+        except UnsupportedOperator as error:
             raise ModelError(f"the model can't be imported: {error}") from error
 
 

@@ -27,12 +27,12 @@ LARGE, LARGE_OF_FEW_BITS = 128.0, 4.0
 ZEROS = 0.125  # this share of large floats is zero instead
 CALCULATIONS = (tirx.Add, tirx.Sub, tirx.Mul)
 # Not every integer may be a divisor or the width of a shift.
-PICKY = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod, tirx.LShift, tirx.RShift)
+DIVISORS_AND_SHIFTS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod, tirx.LShift, tirx.RShift)
 # Integers that could be positions of anything.
 ANYWHERE = (0, 1)
 
 
-class Draw(StrEnum):
+class InputKind(StrEnum):
     """A kind of arguments: normally distributed floats, and integers of all sizes; large floats, some of them
     zero, and the ends of integers' ranges; floats below the smallest that has full precision."""
 
@@ -42,7 +42,7 @@ class Draw(StrEnum):
 
     def arrays(self, parameters: Sequence[Parameter]) -> list[NDArray[Any]]:
         """Return random values for parameters, the same at every call."""
-        rng = np.random.default_rng(list(Draw).index(self))
+        rng = np.random.default_rng(list(InputKind).index(self))
         return [parameter.draw(self, rng) for parameter in parameters]
 
 
@@ -60,21 +60,21 @@ class Parameter:
     def is_float(self) -> bool:
         return not _is_integer(self.dtype)
 
-    def draw(self, draw: Draw, rng: np.random.Generator) -> NDArray[Any]:
+    def draw(self, draw: InputKind, rng: np.random.Generator) -> NDArray[Any]:
         if not self.is_float:
             low, high = self.range
-            if draw is Draw.LARGE:
+            if draw is InputKind.LARGE:
                 ends = {low, low + 1, -1, 0, 1, high - 1, high}
                 inside = [end for end in sorted(ends) if low <= end <= high]
                 return rng.choice(np.array(inside, self.dtype), self.shape)
             wide = np.uint64 if low == 0 else np.int64
             return np.asarray(rng.integers(low, high, self.shape, wide, endpoint=True)).astype(self.dtype)
         floats = np.asarray(rng.standard_normal(self.shape))
-        if draw is Draw.LARGE:
+        if draw is InputKind.LARGE:
             few_bits = self.is_converted or tvm.DataType(self.dtype).bits < 32
             large = floats * (LARGE_OF_FEW_BITS if few_bits else LARGE)
             floats = np.where(rng.random(self.shape) < ZEROS, 0.0, large)
-        elif draw is Draw.SUBNORMAL:
+        elif draw is InputKind.SUBNORMAL:
             floats = floats * (0.25 * float(limits(self.dtype).smallest_normal))
         return floats.astype(self.dtype)
 
@@ -171,11 +171,11 @@ def _calculated_bits(function: tirx.PrimFunc, bits: int) -> int | None:
     """Return the least bits of what is calculated with integers of at most `bits`: None where nothing is, 0
     where they are divided or shifted."""
     least = None
-    for node in find_all(function.body, *CALCULATIONS, *PICKY):
+    for node in find_all(function.body, *CALCULATIONS, *DIVISORS_AND_SHIFTS):
         dtype = str(node.ty.dtype)
         if not _is_integer(dtype) or tvm.DataType(dtype).bits > bits or not find_all(node, ir.TensorLoad):
             continue
-        if isinstance(node, PICKY):
+        if isinstance(node, DIVISORS_AND_SHIFTS):
             return 0
         least = min(tvm.DataType(dtype).bits, least or bits)
     return least

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tvm import tirx
 from tvm.s_tir import SBlock
 
-from compiler.measuring.draws import Draw, nudge, parameters
+from compiler.measuring.draws import InputKind, nudge, parameters
 from compiler.measuring.rounding import NUDGE_FACTOR, STEPPED_SHARE, Rounding, is_float, reduced, widened
 from compiler.reading.indices import find_all
 
@@ -44,14 +44,14 @@ class Operands:
         ]
         # Nothing is left of sums and products of subnormal numbers.
         is_sum = any(reduced(block) > 1 for block in find_all(function.body, SBlock))
-        self.draws = (Draw.ORDINARY, Draw.LARGE) if is_sum else tuple(Draw)
-        self._tensors: dict[Draw, list[Any]] = {}
+        self.draws = (InputKind.ORDINARY, InputKind.LARGE) if is_sum else tuple(InputKind)
+        self._tensors: dict[InputKind, list[Any]] = {}
         self._garbage = {
             i: np.full(self._parameters[i].shape, GARBAGE, self._parameters[i].dtype) for i in self._outputs
         }
         self._expected = {draw: self._compute(draw, reference) for draw in self.draws}
 
-    def place(self, draw: Draw) -> list[Any]:
+    def place(self, draw: InputKind) -> list[Any]:
         """Return the tensors of all arguments, with garbage in the outputs."""
         if draw not in self._tensors:
             arrays = self._arrays(draw)
@@ -64,18 +64,18 @@ class Operands:
         """Have `place` create new tensors: a wrong candidate may have written into the inputs."""
         self._tensors = {}
 
-    def difference(self, draw: Draw, arguments: Sequence[Any]) -> str:
+    def difference(self, draw: InputKind, arguments: Sequence[Any]) -> str:
         """Return the first output that is wrong and how; empty when all are right."""
         for i, expected in zip(self._outputs, self._expected[draw], strict=True):
             if wrong := expected.difference(arguments[i].numpy()):
                 return f"output {i} of {draw}: {wrong}"
         return ""
 
-    def _arrays(self, draw: Draw) -> list[NDArray[Any]]:
+    def _arrays(self, draw: InputKind) -> list[NDArray[Any]]:
         """Return random arguments, the same at every call."""
         return draw.arrays(self._parameters)
 
-    def _compute(self, draw: Draw, reference: ReferencePrograms) -> list[Expected]:
+    def _compute(self, draw: InputKind, reference: ReferencePrograms) -> list[Expected]:
         def outputs(compute: Callable[..., object], arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
             tensors = [tvm.runtime.tensor(array) for array in arrays]
             compute(*tensors)
@@ -83,7 +83,7 @@ class Operands:
 
         rounding, arrays = reference.rounding, self._arrays(draw)
         values = outputs(reference.compute, arrays)
-        if not rounding.amplified or draw is Draw.SUBNORMAL:
+        if not rounding.amplified or draw is InputKind.SUBNORMAL:
             return [Expected.of(each, None, rounding) for each in values]
         changed = [
             nudge(array, NUDGE_FACTOR * rounding.relative) if parameter.is_float else array

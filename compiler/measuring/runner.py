@@ -31,7 +31,7 @@ from compiler.gpus import read_attributes
 from compiler.measuring.builder import ERROR_CHARS, BuiltKernel, bind, doubling_kernel
 from compiler.measuring.clocks import GpuClocks
 from compiler.measuring.cuda_errors import explain
-from compiler.measuring.draws import Draw, Parameter
+from compiler.measuring.draws import InputKind, Parameter
 from compiler.measuring.operands import Operands, ReferencePrograms
 from compiler.measuring.outputs import compare_outputs
 from compiler.measuring.rounding import Rounding, nudge_recomputed
@@ -56,7 +56,7 @@ from core.measurement import Measurement, Outcome
 WARM_UP_S, TURN_S = 0.1, 0.3
 MAX_TURN_REPEATS = 40
 # What a whole model is compared with; it is timed with the last.
-MODULE_DRAWS = (Draw.LARGE, Draw.ORDINARY)
+MODULE_DRAWS = (InputKind.LARGE, InputKind.ORDINARY)
 # A model that takes this long is called once: cold caches and sleeping threads don't matter then.
 LONG_S = 1.0
 
@@ -127,7 +127,7 @@ class LocalRunner:
             if not wrong:
                 secs, doubt = self._steady(lambda: kernel.timed(first_s, best_s))
                 # Whatever the calls left behind: the last of them has to be right, too.
-                if wrong := operands.difference(Draw.ORDINARY, kernel.arguments):
+                if wrong := operands.difference(InputKind.ORDINARY, kernel.arguments):
                     wrong = f"after several calls, {wrong}"
             if wrong:
                 operands.forget()
@@ -230,7 +230,7 @@ class LocalRunner:
         Return it with these, the seconds of its last call, and what is wrong with its outputs (empty when
         nothing is).
         """
-        for draw in sorted(operands.draws, key=Draw.ORDINARY.__eq__):
+        for draw in sorted(operands.draws, key=InputKind.ORDINARY.__eq__):
             kernel = self._placed(built, operands.place(draw), constants)
             first_s = kernel.call()
             if wrong := operands.difference(draw, kernel.arguments):

@@ -26,7 +26,7 @@ RowId = BigInteger().with_variant(Integer, "sqlite")
 Json = JSON(none_as_null=True)
 
 
-class Prose(TypeDecorator[str]):
+class SanitizedText(TypeDecorator[str]):
     """Text without the characters that a database refuses. As a key, replaced text matches nothing."""
 
     impl = Text
@@ -53,7 +53,7 @@ class Base(DeclarativeBase):
         }
     )
     type_annotation_map = {  # noqa: RUF012 - SQLAlchemy reads it from the class
-        str: Prose,
+        str: SanitizedText,
         float: Double,
         dict[str, Any]: Json,
         list[Any]: Json,

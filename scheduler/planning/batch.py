@@ -20,7 +20,7 @@ from records.jobs.tasks import Task
 from records.jobs.trials import FALLBACK, NewTrial
 from scheduler.planning.job_snapshot import JobSnapshot
 from scheduler.planning.task_history import TaskHistory
-from scheduler.spaces import Space
+from scheduler.spaces import SearchSpace
 from search.allocate import TaskProgress, next_tasks
 from search.cost.analytic import estimate
 from search.cost.model import CostModel
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class TaskSearch:
+class TaskRound:
     """The search of one task during a round.
 
     `history` and `progress` count the trials that the round has already given to the task. `seeds` are
@@ -43,7 +43,7 @@ class TaskSearch:
     """
 
     task: Task
-    space: Space
+    space: SearchSpace
     history: TaskHistory
     progress: TaskProgress
     seeds: Sequence[Program] = ()
@@ -138,12 +138,12 @@ def fallback_trials(session: Session, device: Device, listed: Sequence[Task]) ->
 
 def task_searches(
     snapshot: JobSnapshot,
-    spaces: Mapping[str, Space],
+    spaces: Mapping[str, SearchSpace],
     seeds: Mapping[str, Sequence[Program]],
     weights: Mapping[str, float],
     *,
     stop_early: bool,
-) -> list[TaskSearch]:
+) -> list[TaskRound]:
     """Return the searches of the tasks that have a space; `spaces`, `seeds` and `weights` are by workload
     hash.
 
@@ -158,16 +158,16 @@ def task_searches(
             progress = history.progress(task, space, weights[name])
             if stop_early and progress.has_stalled:
                 progress = replace(progress, exhausted=True)
-            found.append(TaskSearch(task, space, history, progress, seeds.get(name, ())))
+            found.append(TaskRound(task, space, history, progress, seeds.get(name, ())))
     for one in found:
         others = [other for other in found if other.task.place == one.task.place and other is not one]
-        rival_s = min((other.progress.best_s for other in others), default=math.inf)
-        one.progress = replace(one.progress, rival_s=rival_s)
+        best_alternative_s = min((other.progress.best_s for other in others), default=math.inf)
+        one.progress = replace(one.progress, best_alternative_s=best_alternative_s)
     return found
 
 
 def plan_batch(
-    searches: Sequence[TaskSearch],
+    searches: Sequence[TaskRound],
     model: CostModel,
     rng: np.random.Generator,
     trials: int,

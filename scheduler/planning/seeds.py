@@ -8,7 +8,7 @@ from records.jobs import tasks
 from records.schedules import schedules
 from records.storage.database import Database
 from scheduler.planning.job_snapshot import JobSnapshot
-from scheduler.spaces import Space, Spaces
+from scheduler.spaces import SearchSpace, Spaces
 from search.programs.program import Program
 
 MAX_WORKLOADS = 4
@@ -18,13 +18,13 @@ ENOUGH_RECORDS = 16
 
 
 def find_seeds(
-    database: Database, spaces: Spaces, snapshot: JobSnapshot, task_spaces: Mapping[str, Space]
+    database: Database, spaces: Spaces, snapshot: JobSnapshot, task_spaces: Mapping[str, SearchSpace]
 ) -> dict[str, tuple[Program, ...]]:
     """Return, by workload hash, the best programs of the nearest workloads, fitted to the task's space.
 
     `task_spaces` are the spaces of the snapshot's workloads, by hash.
     """
-    needy: dict[str, Space] = {}
+    needy: dict[str, SearchSpace] = {}
     for task in snapshot.tasks:
         records = snapshot.records.get(task.workload_hash, ())
         num_worked = sum(record.latency_s is not None for record in records)

@@ -12,7 +12,7 @@ from core.measurement import Outcome
 from records.jobs.tasks import Task
 from records.jobs.trials import Trial
 from records.schedules.schedules import Record
-from scheduler.spaces import Space
+from scheduler.spaces import SearchSpace
 from search.allocate import TaskProgress
 from search.programs.program import Program
 from search.remeasurement import MeasuredProgram, select_for_remeasurement
@@ -49,7 +49,7 @@ class TaskHistory:
     latencies: tuple[float, ...]
 
     @classmethod
-    def gather(cls, space: Space, records: Sequence[Record], trials: Sequence[Trial]) -> TaskHistory:
+    def gather(cls, space: SearchSpace, records: Sequence[Record], trials: Sequence[Trial]) -> TaskHistory:
         """Join the records of the workload on the device class and this job's own trials, oldest first."""
         done = [trial for trial in trials if trial.state == "done"]
         own = {trial.trace for trial in done}
@@ -101,7 +101,7 @@ class TaskHistory:
         timed = [MeasuredProgram(number, one.seconds, one.repeat + 1) for number, one in enumerate(idle)]
         return [idle[number] for number in select_for_remeasurement(timed, count)]
 
-    def progress(self, task: Task, space: Space, weight: float) -> TaskProgress:
+    def progress(self, task: Task, space: SearchSpace, weight: float) -> TaskProgress:
         best = tuple(accumulate(self.latencies, min))
         return TaskProgress(weight, task.flops, best, self.num_issued, exhausted=False, tag=space.tag)
 

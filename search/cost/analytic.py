@@ -11,7 +11,7 @@ from core.device import Device
 from search.cost.machine import FITTED, Machine, ShapeFactors
 from search.programs.nest import Floats
 from search.programs.program import Population
-from search.sketches.stage import Estimate, Placement, Stage
+from search.sketches.stage import Estimate, Stage, StageKind
 
 
 def estimate(population: Population, device: Device, factors: ShapeFactors = FITTED) -> Estimate:
@@ -32,7 +32,7 @@ def estimate(population: Population, device: Device, factors: ShapeFactors = FIT
     for stage in sorted(sketch.stages, key=work, reverse=True):
         part = stage.estimate(population, machine)
         seconds = seconds + part.seconds
-        if stage.placement is Placement.NEST:
+        if stage.placement is StageKind.NEST:
             quantities |= {f"nest_{rank}_{name}": term for name, term in part.quantities.items()}
             rank += 1
         elif "node_s" not in quantities:

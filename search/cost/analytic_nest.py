@@ -27,14 +27,14 @@ from search.programs.compute_location import (
 )
 from search.programs.nest import Floats, Nest, region, vector_instructions
 from search.programs.program import Population
-from search.sketches.stage import Placement, Stage
+from search.sketches.stage import Stage, StageKind
 from search.sketches.variables import transposed_axis
 
 
 def nest_terms(population: Population, stage: Stage, machine: Machine) -> dict[str, Floats]:
     """Return the quantities of a nest, wherever it is computed, each [programs]; `s` is its seconds."""
     host = population.sketch.hosts.get(stage.node)
-    if host is not None and population.sketch.stage[host.name].placement is Placement.TILED:
+    if host is not None and population.sketch.stage[host.name].placement is StageKind.TILED:
         seconds = _seconds_in_tiles(population, stage, host, machine)
     else:
         seconds = _nest_seconds(population, stage, machine)
@@ -128,7 +128,7 @@ def _inlined_cycles(population: Population, node: Node, machine: Machine) -> Flo
     cycles = np.zeros(len(population))
     for reader in sketch.dag.consumers(node):
         stage = sketch.stage[reader.name]
-        if stage.placement is not Placement.NEST:  # the loads of tiles count it
+        if stage.placement is not StageKind.NEST:  # the loads of tiles count it
             continue
         is_vector = (vector_lanes(population, stage) > 1) | (not reader.reduction)
         parallel = np.where(is_vector, lanes, 1)

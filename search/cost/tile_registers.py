@@ -33,7 +33,7 @@ from search.programs.program import Population
 from search.sketches.factors import Ints
 from search.sketches.intrinsics import BY_NAME
 from search.sketches.predicates import is_permutation, is_strided
-from search.sketches.stage import Placement
+from search.sketches.stage import StageKind
 
 # Structures with at least this many levels, such as SSRSRS, have two reduction levels with a spatial one
 # between.
@@ -217,7 +217,7 @@ def _slots_of_load(
         loads = gathers if is_strided(read, producer.vector_axis) else one
         slots = slots + loads * _slots_of_load(population, read.buffer, conditions, one, machine)
     stage = sketch.stage[producer.name]
-    inlined = (stage.placement is Placement.INLINE) | is_inlined(population, producer.name)
+    inlined = (stage.placement is StageKind.INLINE) | is_inlined(population, producer.name)
     return np.where(inlined, slots, 1.0)
 
 

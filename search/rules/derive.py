@@ -10,7 +10,7 @@ from core.device import Device
 from search.dag import Dag, Node
 from search.sketches.predicates import elementwise_consumer
 from search.sketches.sketch import Sketch
-from search.sketches.stage import Placement, Stage
+from search.sketches.stage import Stage, StageKind
 
 
 class ConditionKind(Enum):
@@ -46,7 +46,7 @@ class State:
     def epilogue(self) -> Node | None:
         """Return the elementwise consumer that the current node's tile can compute; None without one, and
         where another tile computes it."""
-        inlined = frozenset(stage.node for stage in self.stages if stage.placement is Placement.INLINE)
+        inlined = frozenset(stage.node for stage in self.stages if stage.placement is StageKind.INLINE)
         consumer = elementwise_consumer(self.dag, self.current, inlined)
         taken = {stage.epilogue for stage in self.stages}
         return consumer if consumer is not None and consumer.name not in taken else None

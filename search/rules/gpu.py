@@ -12,7 +12,7 @@ from search.dag import Dag, Node, extent_of
 from search.rules.derive import ConditionKind, Rule, State, when
 from search.sketches.location import aligned_axes, can_inline, readers
 from search.sketches.predicates import needs_tiling, writes_boxes
-from search.sketches.stage import Placement, Stage
+from search.sketches.stage import Stage, StageKind
 from search.sketches.tensor_core import match_product
 from search.stages.gpu import BlockReduction, GpuTiled, RowKernel, TensorTiled, ThreadKernel, ThreadLocal
 from search.stages.inlined import Fused, Inlined
@@ -175,15 +175,15 @@ def _row_host(state: State) -> Node | None:
     kernels: set[str | None] = set()
     for reader in readers(state.dag, stages, state.current):
         stage = stages[reader.name]
-        is_kernel = stage.placement in (Placement.ROWS, Placement.THREADS)
-        kernels.add(stage.host if stage.placement is Placement.ACROSS else stage.node if is_kernel else None)
+        is_kernel = stage.placement in (StageKind.ROWS, StageKind.THREADS)
+        kernels.add(stage.host if stage.placement is StageKind.ACROSS else stage.node if is_kernel else None)
     name = kernels.pop() if len(kernels) == 1 else None
     if name is None:
         return None
     target, stage, rows = state.dag.node[name], stages[name], _rows(state, state.dag.node[name])
-    if stage.placement is Placement.THREADS and not target.reduction and not target.extra_writes:
+    if stage.placement is StageKind.THREADS and not target.reduction and not target.extra_writes:
         return target if rows or extent_of(target, target.spatial) == 1 else None
-    return target if stage.placement is Placement.ROWS and _same_rows(target, rows, stage.rows) else None
+    return target if stage.placement is StageKind.ROWS and _same_rows(target, rows, stage.rows) else None
 
 
 def _rows(state: State, target: Node) -> tuple[int, ...]:
@@ -224,9 +224,9 @@ def _fusible_epilogue(state: State) -> Node | None:
     """
     consumer = state.epilogue()
     stages = state.stage
-    if consumer is None or stages[consumer.name].placement is not Placement.THREADS:
+    if consumer is None or stages[consumer.name].placement is not StageKind.THREADS:
         return None
-    later = (s for s in state.stages if s.placement is not Placement.INLINE and s.node != consumer.name)
+    later = (s for s in state.stages if s.placement is not StageKind.INLINE and s.node != consumer.name)
     reads_later = any(consumer in readers(state.dag, stages, state.dag.node[s.node]) for s in later)
     return None if reads_later else consumer
 

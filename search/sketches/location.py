@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 
 from search.dag import Access, AxisKind, Dag, Node
-from search.sketches.stage import Placement, Stage
+from search.sketches.stage import Stage, StageKind
 
 Stages = Mapping[str, Stage]
 
@@ -20,7 +20,7 @@ def readers(dag: Dag, stages: Stages, node: Node) -> tuple[Node, ...]:
 
     def names(read: Node) -> Iterator[str]:
         for consumer in dag.consumers(read):
-            if stages[consumer.name].placement is Placement.INLINE:
+            if stages[consumer.name].placement is StageKind.INLINE:
                 yield from names(consumer)
             else:
                 yield consumer.name
@@ -38,7 +38,7 @@ def host_of(dag: Dag, stages: Stages, node: Node) -> Node | None:
     if dag.is_output(node) or (stage is not None and stage.rfactor.has_own_nest):
         return None
     reading = readers(dag, stages, node)
-    if len(reading) == 1 and stages[reading[0].name].placement is Placement.TILED:
+    if len(reading) == 1 and stages[reading[0].name].placement is StageKind.TILED:
         return None if node.reduction else reading[0]
     hosts = {_nest_of(dag, stages, reader) for reader in reading}
     return dag.node[name] if len(hosts) == 1 and (name := hosts.pop()) else None
@@ -75,12 +75,12 @@ def can_inline(dag: Dag, node: Node) -> bool:
 def _nest_of(dag: Dag, stages: Stages, node: Node) -> str | None:
     """Return the nest that `node` is or may be computed in; None for partial results, which have one of their
     own."""
-    if stages[node.name].placement is not Placement.NEST or stages[node.name].rfactor.has_own_nest:
+    if stages[node.name].placement is not StageKind.NEST or stages[node.name].rfactor.has_own_nest:
         return None
     outer = host_of(dag, stages, node)
     if outer is None:
         return node.name
-    return outer.name if stages[outer.name].placement is Placement.NEST else None
+    return outer.name if stages[outer.name].placement is StageKind.NEST else None
 
 
 def aligned_axes(dag: Dag, outer: Node, node: Node) -> dict[int, int]:

@@ -12,7 +12,7 @@ from functools import cached_property
 from core.device import Gpu
 from search.dag import Dag, Node
 from search.sketches.location import host_of
-from search.sketches.stage import Placement, Stage
+from search.sketches.stage import Stage, StageKind
 from search.sketches.variables import Choice, Variable
 
 
@@ -33,12 +33,12 @@ class Sketch:
     def stage(self) -> dict[str, Stage]:
         return {stage.node: stage for stage in self.stages}
 
-    def placed(self, placement: Placement) -> tuple[Stage, ...]:
+    def placed(self, placement: StageKind) -> tuple[Stage, ...]:
         return tuple(stage for stage in self.stages if stage.placement is placement)
 
     @cached_property
     def tiled(self) -> tuple[Stage, ...]:
-        return self.placed(Placement.TILED)
+        return self.placed(StageKind.TILED)
 
     @cached_property
     def variables(self) -> tuple[Variable, ...]:
@@ -71,7 +71,7 @@ class Sketch:
 
     @cached_property
     def nests(self) -> tuple[Stage, ...]:
-        return self.placed(Placement.NEST)
+        return self.placed(StageKind.NEST)
 
     @cached_property
     def nest_names(self) -> frozenset[str]:
@@ -84,6 +84,6 @@ class Sketch:
     @cached_property
     def materialized(self) -> frozenset[str]:
         """The buffers that lie whole in memory, whatever values the variables have."""
-        movable = {s.node for s in self.stages if s.placement is Placement.INLINE or s.node in self.hosts}
+        movable = {s.node for s in self.stages if s.placement is StageKind.INLINE or s.node in self.hosts}
         produced = {write.buffer for name in movable for write in self.dag.node[name].writes}
         return frozenset(self.dag.buffer) - produced

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from search.sketches.variables import Variable
 
 
-class Placement(StrEnum):
+class StageKind(StrEnum):
     """The names of the kinds of stages, as they stand in a sketch's key."""
 
     INLINE = "inline"
@@ -80,7 +80,7 @@ class Stage:
     `rows` are the axes that number the rows of a kernel that takes some rows a block.
     """
 
-    placement: ClassVar[Placement]
+    placement: ClassVar[StageKind]
 
     node: str
     structure: str = ""

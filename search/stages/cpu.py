@@ -20,7 +20,7 @@ from search.sketches.intrinsics import intrinsic_extents, stage_roles
 from search.sketches.location import can_inline, possible_depths, readers
 from search.sketches.predicates import is_arranged, is_permutation
 from search.sketches.sketch import Sketch
-from search.sketches.stage import Estimate, Placement, Rfactor, Stage
+from search.sketches.stage import Estimate, Rfactor, Stage, StageKind
 from search.sketches.variables import (
     MAX_INNERMOST,
     ROW_PARTS,
@@ -39,7 +39,7 @@ UNROLL_STEPS = (0, 16, 64, 512)
 class Tiled(Stage):
     """A node tiled over several levels, its innermost tile in registers."""
 
-    placement = Placement.TILED
+    placement = StageKind.TILED
 
     def variables(self, sketch: Sketch) -> Iterator[Variable]:
         dag, node = sketch.dag, sketch.dag.node[self.node]
@@ -108,7 +108,7 @@ class LoopNest(Stage):
     """A nest of plain loops. A variable says whether it is computed on its own, inside the loops that read
     it, or inlined."""
 
-    placement = Placement.NEST
+    placement = StageKind.NEST
 
     def variables(self, sketch: Sketch) -> Iterator[Variable]:
         dag, node = sketch.dag, sketch.dag.node[self.node]
@@ -152,7 +152,7 @@ class LoopNest(Stage):
 class Unrolled(Stage):
     """A nest around small constant matrices, whose axes are unrolled; the others are tiled."""
 
-    placement = Placement.UNROLLED
+    placement = StageKind.UNROLLED
 
     def variables(self, sketch: Sketch) -> Iterator[Variable]:
         node = sketch.dag.node[self.node]

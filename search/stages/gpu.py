@@ -16,7 +16,7 @@ from search.programs.program import Population
 from search.programs.tensor_tile import TensorTile
 from search.sketches.factors import Tail
 from search.sketches.sketch import Sketch
-from search.sketches.stage import Estimate, Placement, Stage
+from search.sketches.stage import Estimate, Stage, StageKind
 from search.sketches.tensor_core import SIDE
 from search.sketches.variables import Choice, Split, Variable, fetch_kind
 
@@ -44,7 +44,7 @@ MAX_UNROLLED = 2048
 class GpuTiled(Stage):
     """A kernel tiled over blocks, virtual threads and threads, its operands fetched into shared memory."""
 
-    placement = Placement.TILED
+    placement = StageKind.TILED
 
     def variables(self, sketch: Sketch) -> Iterator[Variable]:
         node = sketch.dag.node[self.node]
@@ -92,7 +92,7 @@ class GpuTiled(Stage):
 class TensorTiled(Stage):
     """A matrix product tiled over blocks and warps, computed by tensor cores."""
 
-    placement = Placement.TENSOR
+    placement = StageKind.TENSOR
 
     def variables(self, sketch: Sketch) -> Iterator[Variable]:
         for kind in TENSOR_KINDS:
@@ -125,7 +125,7 @@ class TensorTiled(Stage):
 class ThreadKernel(Stage):
     """A kernel whose iterations are spread over threads, each of which computes some results by itself."""
 
-    placement = Placement.THREADS
+    placement = StageKind.THREADS
 
     def variables(self, sketch: Sketch) -> Iterator[Variable]:
         node, gpu = sketch.dag.node[self.node], sketch.gpu
@@ -148,7 +148,7 @@ class ThreadKernel(Stage):
 class RowKernel(Stage):
     """A kernel whose blocks take some rows each, of its own node and of all nodes that it is the host of."""
 
-    placement = Placement.ROWS
+    placement = StageKind.ROWS
 
     def variables(self, sketch: Sketch) -> Iterator[Variable]:
         node, gpu = sketch.dag.node[self.node], sketch.gpu
@@ -170,7 +170,7 @@ class RowKernel(Stage):
 class BlockReduction(Stage):
     """A reduction inside a row kernel, by all threads of a block together."""
 
-    placement = Placement.ACROSS
+    placement = StageKind.ACROSS
 
     def __str__(self) -> str:
         return f"{self.placement} {self.node} in {self.host}"
@@ -179,7 +179,7 @@ class BlockReduction(Stage):
 class ThreadLocal(Stage):
     """Computed by every thread of its reader for itself."""
 
-    placement = Placement.LOCAL
+    placement = StageKind.LOCAL
 
     def __str__(self) -> str:
         return f"{self.placement} {self.node} in {self.host}"

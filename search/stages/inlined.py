@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from search.sketches.stage import Placement, Stage
+from search.sketches.stage import Stage, StageKind
 
 
 class Inlined(Stage):
     """Computed wherever its value is read."""
 
-    placement = Placement.INLINE
+    placement = StageKind.INLINE
 
 
 class Fused(Stage):
     """Computed inside the tiles of its producer, whose epilogue it is."""
 
-    placement = Placement.FUSED
+    placement = StageKind.FUSED

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from cachetools import TTLCache
 
 from records import access
-from records.access import Act, AuditLine
+from records.access import AuditEntry, AuditLine
 from records.storage.database import Database
 from server.waiting import sleep_unless_stopping
 
@@ -23,7 +23,7 @@ MAX_REFUSED = 20
 DAILY_S = 86400.0
 _MAX_DAILY = 10_000
 _MAX_CHARS = 200
-_OTHERS = Act("nobody", "any", "", "refused", "many addresses")
+_OTHERS = AuditEntry("nobody", "any", "", "refused", "many addresses")
 
 
 class AuditLog:
@@ -37,21 +37,21 @@ class AuditLog:
         self._database = database
         self._now = now
         self._keep_s = keep_s
-        self._refused: Counter[Act] = Counter()
-        self._written_today: TTLCache[Act, None] = TTLCache(_MAX_DAILY, DAILY_S, timer=now)
+        self._refused: Counter[AuditEntry] = Counter()
+        self._written_today: TTLCache[AuditEntry, None] = TTLCache(_MAX_DAILY, DAILY_S, timer=now)
 
-    async def write(self, act: Act) -> None:
+    async def write(self, act: AuditEntry) -> None:
         """Store one line before this returns."""
         await asyncio.to_thread(self._store, {_shortened(act): 1})
 
-    async def write_daily(self, act: Act) -> None:
+    async def write_daily(self, act: AuditEntry) -> None:
         """As `write`, but once a day for the same act."""
         if act in self._written_today:
             return
         self._written_today[act] = None
         await self.write(act)
 
-    def count_refused(self, act: Act) -> None:
+    def count_refused(self, act: AuditEntry) -> None:
         """Count a refusal; the next `flush` stores it."""
         self._count(_shortened(act), 1)
 
@@ -75,11 +75,11 @@ class AuditLog:
         with self._database.begin() as session:
             return access.audit(session, limit, before)
 
-    def _count(self, act: Act, times: int) -> None:
+    def _count(self, act: AuditEntry, times: int) -> None:
         fits = act in self._refused or len(self._refused) < MAX_REFUSED
         self._refused[act if fits else _OTHERS] += times
 
-    def _store(self, acts: Mapping[Act, int], *, prune: bool = False) -> bool:
+    def _store(self, acts: Mapping[AuditEntry, int], *, prune: bool = False) -> bool:
         """Append one line for each act, with how often it was seen. Return whether that worked."""
         now = self._now()
         try:
@@ -93,6 +93,6 @@ class AuditLog:
         return True
 
 
-def _shortened(act: Act) -> Act:
+def _shortened(act: AuditEntry) -> AuditEntry:
     """Return the act with every text cut, so that no client can write long lines."""
-    return Act(*(text[:_MAX_CHARS] for text in vars(act).values()))
+    return AuditEntry(*(text[:_MAX_CHARS] for text in vars(act).values()))

@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from records.access import Act
+from records.access import AuditEntry
 from records.storage.database import StorageError
 from server.access.audit import AuditLog
 from server.access.authentication import AccessDenied, Authenticator, Caller, require_scope
@@ -82,13 +82,13 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             require_scope(caller, procedure_scope(method))
         except AccessDenied as denied:
             code = _CODES[denied.status]
-            self._audit.count_refused(Act(denied.who, name, "", f"{code.name} {denied.kind}", address))
+            self._audit.count_refused(AuditEntry(denied.who, name, "", f"{code.name} {denied.kind}", address))
             await context.abort(code, str(denied))
         except StorageError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"the service can't use its storage: {error}")
         else:
             current_caller.set(caller)
-            await self._audit.write_daily(Act(caller.who, name, "", "OK", address))
+            await self._audit.write_daily(AuditEntry(caller.who, name, "", "OK", address))
 
 
 def peer_address(peer: str) -> str:

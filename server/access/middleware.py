@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from records.access import Act
+from records.access import AuditEntry
 from records.storage.database import StorageError
 from server.access.audit import AuditLog
 from server.access.authentication import LOOPBACK, AccessDenied, Authenticator, Caller, require_scope
@@ -61,7 +61,7 @@ class AccessMiddleware:
                 while_open.enter_context(self._open_calls[operation.route].counted(client))
         except AccessDenied as denied:
             outcome = f"{denied.status} {denied.kind}"
-            self._audit.count_refused(Act(denied.who, operation.route, "", outcome, address))
+            self._audit.count_refused(AuditEntry(denied.who, operation.route, "", outcome, address))
             await problem_of(denied).response()(scope, receive, send)
             return
         except StorageError as error:
@@ -73,7 +73,7 @@ class AccessMiddleware:
             if message["type"] == "http.response.start" and caller is not None and operation.is_write:
                 subject = str(scope.get("state", {}).get("audited", operation.subject))
                 status = str(message["status"])
-                await self._audit.write(Act(caller.who, operation.route, subject, status, address))
+                await self._audit.write(AuditEntry(caller.who, operation.route, subject, status, address))
             await send(message)
 
         await self._app(scope, receive, audit_and_send)

@@ -44,7 +44,7 @@ GPU_RUNNER = "worker.runner.compiler_runner:GpuRunner"
 # What the allocators of C++, Python and TVM report.
 OUT_OF_MEMORY = ("bad_alloc", "MemoryError", "Cannot allocate memory")
 # A wrong result may have written anywhere; after most of CUDA's errors, all that follows fails.
-POISONOUS = frozenset(
+RESTART_OUTCOMES = frozenset(
     {
         *(Outcome.WRONG_RESULT, Outcome.OUT_OF_MEMORY, Outcome.ILLEGAL_ACCESS),
         *(Outcome.LAUNCH_ERROR, Outcome.DEVICE_LOST),
@@ -424,7 +424,7 @@ class Executor:
         try:
             result = await call.result(message | usage, decode)
             # A child that has grown would fail good candidates.
-            is_harmless = not isinstance(result, Measurement) or result.outcome not in POISONOUS
+            is_harmless = not isinstance(result, Measurement) or result.outcome not in RESTART_OUTCOMES
             trusted = call.succeeded and is_harmless and call.grown_bytes <= memory_bytes // 2
         finally:
             if not trusted:

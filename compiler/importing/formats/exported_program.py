@@ -28,7 +28,7 @@ from tvm import relax
 
 from compiler.constants.fold import static_shape
 from compiler.importing.formats.model_file import Content, check_shapes
-from compiler.importing.graph import Refused, numpy_dtype
+from compiler.importing.graph import UnsupportedOperator, numpy_dtype
 from compiler.importing.model import RelaxModel, checked_model
 from compiler.importing.spec import ModelError, Shape, TensorSpec, first_line
 from sandbox import python_packages
@@ -201,9 +201,9 @@ def _as_recorded(builder: relax.BlockBuilder, result: Any, value: Any) -> Any:
     wanted, dtype = str(value.dtype).removeprefix("torch."), str(result.ty.dtype)
     shape, found = [int(extent) for extent in value.shape], static_shape(result)
     if found is not None and [*found] != shape:
-        raise Refused(f"it would compute the shape {tuple(found)} instead of {tuple(shape)}")
+        raise UnsupportedOperator(f"it would compute the shape {tuple(found)} instead of {tuple(shape)}")
     if dtype != wanted and "float" in wanted and "float" not in dtype:
-        raise Refused(f"it would compute {dtype} instead of {wanted}")
+        raise UnsupportedOperator(f"it would compute {dtype} instead of {wanted}")
     return _cast(builder, result, wanted)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import tvm
 
 from compiler.importing.formats.model_file import Content, check_shapes
-from compiler.importing.graph import Refused, identifiers
+from compiler.importing.graph import UnsupportedOperator, identifiers
 from compiler.importing.model import RelaxModel, checked_model
 from compiler.importing.onnx_file import static_shape_of
 from compiler.importing.spec import ModelError, NoReference, Shape, TensorSpec, first_line
@@ -42,7 +42,7 @@ class StablehloModel:
         names = identifiers([spec.name for spec in self.inputs])
         try:
             module = Importer(self.module, CONVERTERS).module(self.inputs, names)
-        except Refused as error:
+        except UnsupportedOperator as error:
             raise ModelError(f"the StableHLO program can't be imported: {error}") from error
         model = checked_model(module, self.inputs, self.output_names)
         for spec in model.outputs:
@@ -95,7 +95,7 @@ def read(content: Content, shapes: Mapping[str, Shape]) -> StablehloModel:
     for name, argument in zip(names, arguments, strict=True):
         try:
             inputs.append(TensorSpec(name, *tensor_type(argument.type)))
-        except Refused as error:
+        except UnsupportedOperator as error:
             raise ModelError(f"input '{name}' can't be read: {error}") from error
     check_shapes(tuple(inputs), shapes)
     return StablehloModel(module, tuple(inputs), _output_names(main))

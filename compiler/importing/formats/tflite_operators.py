@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tvm import relax
 from tvm.relax.frontend.tflite.tflite_frontend import OperatorConverter, get_tensor_name
 
-from compiler.importing.graph import Refused
+from compiler.importing.graph import UnsupportedOperator
 from compiler.importing.spec import ModelError, first_line
 
 Array = NDArray[Any]
@@ -116,7 +116,7 @@ class Converter(OperatorConverter):
         quantized = [tensor for tensor in tensors if tensor.qnn_params is not None]
         for tensor in quantized[1:]:
             if not self.has_same_qnn_params(quantized[0], tensor):
-                raise Refused("its operands and results are quantized in different ways")
+                raise UnsupportedOperator("its operands and results are quantized in different ways")
 
     def _as_declared(self, expr: Any, tensor: Any) -> Any:
         """Return a result with the shape and the type that its tensor has in the file."""
@@ -127,9 +127,9 @@ class Converter(OperatorConverter):
         shape, dtype = self._declared_shape(tensor), self.get_tensor_type_str(tensor.tensor.Type())
         found, of = [int(extent) for extent in expr.ty.shape.values], str(expr.ty.dtype)
         if math.prod(found) != math.prod(shape):
-            raise Refused(f"it would compute the shape {tuple(found)} instead of {tuple(shape)}")
+            raise UnsupportedOperator(f"it would compute the shape {tuple(found)} instead of {tuple(shape)}")
         if of != dtype and not ("int" in of and "int" in dtype):
-            raise Refused(f"it would compute {of} instead of {dtype}")
+            raise UnsupportedOperator(f"it would compute {of} instead of {dtype}")
         expr = expr if found == shape else relax.op.reshape(expr, shape)
         return self.bb.normalize(expr if of == dtype else relax.op.astype(expr, dtype))
 
@@ -141,13 +141,15 @@ class Converter(OperatorConverter):
             self._declared_shape(tensor_wrapper)
         ):
             name = get_tensor_name(self.subgraph, tensor_wrapper.tensor_idx)
-            raise Refused(f"its operand '{name}' must be a constant")
+            raise UnsupportedOperator(f"its operand '{name}' must be a constant")
         return super().get_tensor_value(tensor_wrapper, is_sparse)
 
     def convert_fused_activation_function(self, in_expr: Any, fused_activation_fn: int) -> Any:
         kind = self.activation_fn_type.get(fused_activation_fn, str(fused_activation_fn))
         if kind in ("TANH", "SIGN_BIT"):
-            raise Refused(f"LiteRT ignores the fused activation {kind}: write it as an operator of its own")
+            raise UnsupportedOperator(
+                f"LiteRT ignores the fused activation {kind}: write it as an operator of its own"
+            )
         return super().convert_fused_activation_function(in_expr, fused_activation_fn)
 
     def _options(self, op: Any, name: str) -> Any:
@@ -155,7 +157,7 @@ class Converter(OperatorConverter):
         options = getattr(importlib.import_module(f"tflite.{name}"), name)()
         table = op.BuiltinOptions()
         if table is None:
-            raise Refused(f"its attributes ({name}) are missing")
+            raise UnsupportedOperator(f"its attributes ({name}) are missing")
         options.Init(table.Bytes, table.Pos)
         return options
 
@@ -202,13 +204,15 @@ class Converter(OperatorConverter):
 
     def _concatenation(self, op: Any) -> Any:
         if self._options(op, "ConcatenationOptions").FusedActivationFunction():
-            raise Refused("LiteRT ignores its fused activation: write it as an operator of its own")
+            raise UnsupportedOperator(
+                "LiteRT ignores its fused activation: write it as an operator of its own"
+            )
         return self.convert_concatenation(op)
 
     def _axes(self, op: Any, rank: int) -> list[int]:
         axes = self.get_tensor_value(self.get_input_tensors(op)[1]).reshape(-1).tolist()
         if not all(-rank <= axis < rank for axis in axes):
-            raise Refused(f"its axes {axes} aren't those of a tensor with {rank} axes")
+            raise UnsupportedOperator(f"its axes {axes} aren't those of a tensor with {rank} axes")
         return sorted({axis % rank for axis in axes})
 
     def _keeps_axes(self, op: Any) -> bool:
@@ -227,7 +231,7 @@ class Converter(OperatorConverter):
             return self._stored(op, relax.op.mean(data, axes, self._keeps_axes(op)) if axes else data)
         count = math.prod(int(data.ty.shape.values[axis]) for axis in axes)
         if not axes or count == 0:
-            raise Refused("the mean of no integers has no value")
+            raise UnsupportedOperator("the mean of no integers has no value")
         total = relax.op.sum(relax.op.astype(data, "int64"), axes, self._keeps_axes(op))
         return relax.op.divide(total, relax.const(count, "int64"))
 
@@ -239,7 +243,7 @@ class Converter(OperatorConverter):
     def _power(self, op: Any) -> Any:
         a, b = self._operands(op)
         if "int" in str(a.ty.dtype):
-            raise Refused("powers of integers aren't supported: convert the operands to floats")
+            raise UnsupportedOperator("powers of integers aren't supported: convert the operands to floats")
         return self._stored(op, relax.op.power(a, b))
 
     def _right_shift(self, op: Any) -> Any:
@@ -322,13 +326,15 @@ class Converter(OperatorConverter):
         if -1 in extents:
             extents[extents.index(-1)] = shape[at] - sum(extents) - 1
         if min(extents) < 0 or sum(extents) != shape[at]:
-            raise Refused(f"the parts {extents} don't add up to the extent {shape[at]}")
+            raise UnsupportedOperator(f"the parts {extents} don't add up to the extent {shape[at]}")
         ends = np.cumsum(extents)[:-1].tolist()
         return relax.op.split(self.get_tensor_expr(data), ends, at % len(shape))
 
     def _strided_slice(self, op: Any) -> Any:
         if self._options(op, "StridedSliceOptions").Offset():
-            raise Refused("its attribute offset isn't supported: give the ends of the slice as places")
+            raise UnsupportedOperator(
+                "its attribute offset isn't supported: give the ends of the slice as places"
+            )
         return self.convert_strided_slice(op)
 
     def _cumsum(self, op: Any) -> Any:
@@ -388,7 +394,9 @@ class Converter(OperatorConverter):
         options = self._options(op, "ResizeBilinearOptions")
         (output,) = self.get_output_tensors(op)
         if options.AlignCorners() and 1 in self._declared_shape(output)[1:3]:
-            raise Refused("corners of one row or column can't be aligned: leave align_corners out")
+            raise UnsupportedOperator(
+                "corners of one row or column can't be aligned: leave align_corners out"
+            )
         return self.convert_resize_bilinear(op)
 
     def _blocks(self, op: Any) -> tuple[Any, list[int], list[int], list[list[int]]]:
@@ -446,7 +454,7 @@ class Converter(OperatorConverter):
             whole = (shape[axis] - 1) * stride + kernel[axis]
             cut = max(whole - wanted[axis], 0)
             if options.Padding() == 1 and cut:
-                raise Refused(f"its output is shorter than {whole}, though its padding is VALID")
+                raise UnsupportedOperator(f"its output is shorter than {whole}, though its padding is VALID")
             lows.append(cut // 2)
             highs.append(cut - cut // 2)
             more.append(max(wanted[axis] - whole, 0))

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from compiler.importing.graph import Converter, Graph, Node, Refused, Value
+from compiler.importing.graph import Converter, Graph, Node, UnsupportedOperator, Value
 from compiler.importing.operators.quantized import cast
 
 
@@ -62,7 +62,7 @@ def _padding_mask(
         rows = 1 if mask.rank == 2 else queries
         seen = cast(graph, graph.op("Reshape", mask, np.array([batch, 1, rows, keys])), "bool")
     else:
-        raise Refused(f"a mask of shape {mask.shape} isn't supported")
+        raise UnsupportedOperator(f"a mask of shape {mask.shape} isn't supported")
     return graph.op("Where", seen, np.array(0, dtype), np.array(filled, dtype))
 
 
@@ -101,7 +101,7 @@ def _multi_head_attention(graph: Graph, node: Node) -> Sequence[Value | None]:
     heads = int(node.attributes["num_heads"])
     query, key, value, bias = (node.optional(position) for position in range(4))
     if query is None or key is None or value is None or query.rank != 3:
-        raise Refused("packed queries, keys and values aren't supported")
+        raise UnsupportedOperator("packed queries, keys and values aren't supported")
     if bias is not None:
         widths = [
             query.shape[-1],
@@ -109,7 +109,7 @@ def _multi_head_attention(graph: Graph, node: Node) -> Sequence[Value | None]:
             value.shape[-1] if value.rank == 3 else 0,
         ]
         if not all(widths):
-            raise Refused("a bias of keys in heads isn't supported")
+            raise UnsupportedOperator("a bias of keys in heads isn't supported")
         parts = graph.ops("Split", 3, bias, np.array(widths), axis=0)
         query, key, value = (
             graph.op("Add", each, part) for each, part in zip((query, key, value), parts, strict=True)
@@ -117,7 +117,7 @@ def _multi_head_attention(graph: Graph, node: Node) -> Sequence[Value | None]:
     query, key, value = (heads_of(graph, each, heads) for each in (query, key, value))
     past_key, past_value = node.optional(6), node.optional(7)
     if node.optional(8) is not None or node.optional(9) is not None or node.wants(3):
-        raise Refused("shared buffers of the past aren't supported")
+        raise UnsupportedOperator("shared buffers of the past aren't supported")
     if past_key is not None and past_value is not None:
         key = graph.op("Concat", past_key, key, axis=2)
         value = graph.op("Concat", past_value, value, axis=2)
@@ -130,7 +130,7 @@ def _attention(graph: Graph, node: Node) -> Sequence[Value | None]:
     heads = int(node.attributes["num_heads"])
     data, weight, bias, mask, past, attention_bias, past_length = (node.optional(k) for k in range(7))
     if data is None or weight is None or past_length is not None or node.attributes.get("do_rotary", 0):
-        raise Refused("shared buffers and rotary embeddings aren't supported")
+        raise UnsupportedOperator("shared buffers and rotary embeddings aren't supported")
     product = graph.op("MatMul", data, weight)
     product = product if bias is None else graph.op("Add", product, bias)
     third = weight.shape[1] // 3
@@ -163,9 +163,9 @@ def _group_query_attention(graph: Graph, node: Node) -> Sequence[Value | None]:
         or total is None
         or any(node.optional(k) is not None for k in (9, 11))
     ):
-        raise Refused("its kind of inputs isn't supported")
+        raise UnsupportedOperator("its kind of inputs isn't supported")
     if any(node.attributes.get(name, 0) for name in ("smooth_softmax", "k_quant_type", "v_quant_type")):
-        raise Refused("smooth softmax and quantized caches aren't supported")
+        raise UnsupportedOperator("smooth softmax and quantized caches aren't supported")
     if key is None or value is None:
         size = query.shape[2] // (heads + 2 * key_heads)
         widths = np.array([heads * size, key_heads * size, key_heads * size])
@@ -257,7 +257,7 @@ def _rotary_embedding(graph: Graph, node: Node) -> Value:
         )
         places = graph.op("Expand", places, np.array([batch, length]))
     if width and width != 2 * cosine.shape[-1]:
-        raise Refused("the cache of angles doesn't fit rotary_embedding_dim")
+        raise UnsupportedOperator("the cache of angles doesn't fit rotary_embedding_dim")
     turned = _rotate(graph, apart, cosine, sine, places, int(node.attributes.get("interleaved", 0)))
     return turned if data.rank == 4 else join_heads(graph, turned)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from compiler.importing.graph import Converter, Graph, Node, Refused, Subgraph, Value
+from compiler.importing.graph import Converter, Graph, Node, Subgraph, UnsupportedOperator, Value
 
 
 def _if(graph: Graph, node: Node) -> Sequence[Value]:
@@ -31,7 +31,7 @@ def choose(graph: Graph, condition: Value, first: Sequence[Value], second: Seque
     """Return the first values where the condition, a tensor of one element, holds, else the second."""
     for left, right in zip(first, second, strict=True):
         if (left.shape, left.dtype) != (right.shape, right.dtype):
-            raise Refused("the data decides between results of different shapes")
+            raise UnsupportedOperator("the data decides between results of different shapes")
     scalar = graph.op("Reshape", condition, np.array([], np.int64))
     return [
         left if left is right else graph.op("Where", scalar, left, right)
@@ -46,7 +46,7 @@ def _loop(graph: Graph, node: Node) -> Sequence[Value]:
     body: Subgraph = node.attributes["body"]
     carried = [_required(value) for value in node.inputs[2:]]
     if trips is None and (going is None or going.constant is None):
-        raise Refused("the data decides how often the loop runs")
+        raise UnsupportedOperator("the data decides how often the loop runs")
     most = None if trips is None else int(trips.known("the number of iterations").reshape(()))
     collected: list[list[Value]] = [[] for _ in range(len(body.proto.output) - 1 - len(carried))]
     iteration = 0
@@ -54,13 +54,13 @@ def _loop(graph: Graph, node: Node) -> Sequence[Value]:
         if going is not None and going.constant is not None and not going.constant.reshape(()):
             break
         if most is None and going is not None and going.constant is None:
-            raise Refused("the data decides how often the loop runs")
+            raise UnsupportedOperator("the data decides how often the loop runs")
         asked = going if going is not None else graph.value(np.array(True))
         after, *results = body.imported(graph, [graph.value(np.int64(iteration)), asked, *carried])
         fresh, rows = results[: len(carried)], results[len(carried) :]
         if going is not None and going.constant is None:
             if rows:
-                raise Refused("the data decides how many rows the loop collects")
+                raise UnsupportedOperator("the data decides how many rows the loop collects")
             fresh = choose(graph, going, fresh, carried)
             after = graph.op("And", going, after)
         carried, going = fresh, after
@@ -68,7 +68,7 @@ def _loop(graph: Graph, node: Node) -> Sequence[Value]:
             rows_before.append(row)
         iteration += 1
     if collected and not iteration:
-        raise Refused("a loop that never runs collects nothing")
+        raise UnsupportedOperator("a loop that never runs collects nothing")
     return [*carried, *(stack(graph, rows, axis=0) for rows in collected)]
 
 
@@ -78,7 +78,7 @@ def _scan(graph: Graph, node: Node) -> Sequence[Value]:
     if node.opset >= 9:
         return _scan_rows(graph, node, [_required(value) for value in node.inputs], num_scanned)
     if node.optional(0) is not None:
-        raise Refused("sequences of different lengths aren't supported")
+        raise UnsupportedOperator("sequences of different lengths aren't supported")
     inputs = [_required(value) for value in node.inputs[1:]]
     node = replace(
         node,
@@ -144,7 +144,7 @@ def stack(graph: Graph, rows: Sequence[Value], axis: int) -> Value:
 
 def _required(value: Value | None) -> Value:
     if value is None:
-        raise Refused("an input is missing")
+        raise UnsupportedOperator("an input is missing")
     return value
 
 

@@ -10,7 +10,7 @@ import onnx
 from tvm import relax, tirx
 from tvm.script import tirx as T  # noqa: N812 - TVM's parser wants this name
 
-from compiler.importing.graph import Converter, Graph, Node, Refused, Value
+from compiler.importing.graph import Converter, Graph, Node, UnsupportedOperator, Value
 from compiler.importing.operators.quantized import cast
 from compiler.importing.padding import NO_ROW, Padding
 
@@ -67,7 +67,7 @@ def _non_zero(graph: Graph, node: Node) -> Value:
     """Return the places of all elements, those that aren't zero first: (axes, elements)."""
     data = node.input(0)
     if data.size == 0 or data.rank == 0:
-        raise Refused("it looks for the elements of a scalar, or of nothing")
+        raise UnsupportedOperator("it looks for the elements of a scalar, or of nothing")
     numbers = graph.op("Cast", data, to=onnx.TensorProto.FLOAT) if data.dtype == "bool" else data
     flat = graph.op("Reshape", numbers, np.array([-1, 1]))
     is_valid = graph.op("Not", graph.op("Equal", flat, np.array(0, flat.dtype)))

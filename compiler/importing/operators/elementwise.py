@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from tvm import relax
 
-from compiler.importing.graph import Array, Converter, Graph, Node, Refused, Value, numpy_dtype
+from compiler.importing.graph import Array, Converter, Graph, Node, UnsupportedOperator, Value, numpy_dtype
 from compiler.importing.operators.quantized import cast
 
 # The terms of a determinant grow with the factorial of its rows.
@@ -252,7 +252,7 @@ def _dropout(graph: Graph, node: Node) -> list[Value]:
     if node.attributes.get("is_test") == 0 or (
         training is not None and training.known("whether it trains").any()
     ):
-        raise Refused("training isn't supported")
+        raise UnsupportedOperator("training isn't supported")
     return [data, graph.value(np.ones(data.shape, np.bool_))]
 
 
@@ -293,7 +293,7 @@ def _det(graph: Graph, node: Node) -> Value:
     data = node.input(0)
     size = data.shape[-1]
     if size > MAX_DET:
-        raise Refused(f"only determinants of up to {MAX_DET} rows are supported")
+        raise UnsupportedOperator(f"only determinants of up to {MAX_DET} rows are supported")
     flat = graph.op("Reshape", data, np.array([*data.shape[:-2], size * size]))
     terms = []
     for order in itertools.permutations(range(size)):

@@ -10,7 +10,7 @@ import onnx
 from numpy.typing import NDArray
 from tvm import relax, te, tirx
 
-from compiler.importing.graph import Converter, Graph, Node, Refused, Value, numpy_dtype
+from compiler.importing.graph import Converter, Graph, Node, UnsupportedOperator, Value, numpy_dtype
 from compiler.importing.onnx_file import NARROW
 
 
@@ -24,7 +24,7 @@ def _cast(graph: Graph, node: Node) -> Value | None:
     if dtype == data.dtype:
         return data
     if dtype in NARROW:
-        raise Refused(f"only constants can be converted to {dtype}")
+        raise UnsupportedOperator(f"only constants can be converted to {dtype}")
     if data.dtype.startswith("float8"):
         return graph.op("Cast", _from_float8(graph, data), to=to)
     if dtype.startswith("float8"):
@@ -47,7 +47,7 @@ def _to_float8(graph: Graph, data: Value, dtype: str, saturate: bool) -> Value:
     """
     values = _values(dtype)
     if dtype == "float8_e8m0fnu":
-        raise Refused(f"only constants can be converted to {dtype}")
+        raise UnsupportedOperator(f"only constants can be converted to {dtype}")
     positive = values[:128]
     finite = positive[np.isfinite(positive)]
     middles = (finite[:-1].astype(np.float64) + finite[1:]) / 2
@@ -86,9 +86,9 @@ def _bit_cast(graph: Graph, node: Node) -> Value:
     if data.dtype == "bool" and dtype in ("uint8", "int8"):
         return graph.op("Cast", data, to=int(node.attributes["to"]))
     if "bool" in (dtype, data.dtype):
-        raise Refused("the bits of booleans aren't supported")
+        raise UnsupportedOperator("the bits of booleans aren't supported")
     if numpy_dtype(dtype).itemsize != numpy_dtype(data.dtype).itemsize:
-        raise Refused(f"{data.dtype} and {dtype} have different numbers of bits")
+        raise UnsupportedOperator(f"{data.dtype} and {dtype} have different numbers of bits")
     return reinterpreted(graph, data, dtype)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from compiler.importing.graph import Converter, Graph, Node, Refused, Value
+from compiler.importing.graph import Converter, Graph, Node, UnsupportedOperator, Value
 
 
 def _binary(graph: Graph, node: Node) -> Value | None:
@@ -27,7 +27,9 @@ def _binary(graph: Graph, node: Node) -> Value | None:
         if behind > 0:
             other = graph.op("Reshape", other, np.array([*other.shape, *[1] * behind], np.int64))
     elif data.shape != other.shape:
-        raise Refused(f"before opset 7, operands of shapes {data.shape} and {other.shape} need broadcast=1")
+        raise UnsupportedOperator(
+            f"before opset 7, operands of shapes {data.shape} and {other.shape} need broadcast=1"
+        )
     return graph.op(node.kind, data, other)
 
 
@@ -36,7 +38,7 @@ def _batch_normalization(graph: Graph, node: Node) -> Value | None:
     if node.opset >= 9:
         return None
     if any(node.wants(position) for position in range(1, 5)):
-        raise Refused("training isn't supported: remove all outputs but the first")
+        raise UnsupportedOperator("training isn't supported: remove all outputs but the first")
     data, scale, shift, mean, variance = (node.input(position) for position in range(5))
     epsilon = float(node.attributes.get("epsilon", 1e-5))
     if node.attributes.get("spatial", 1):
@@ -93,7 +95,9 @@ def _split(graph: Graph, node: Node) -> list[Value] | None:
     count = len(node.outputs)
     if sizes is None:
         if data.shape[axis] % count:
-            raise Refused(f"axis {axis} of extent {data.shape[axis]} can't be split into {count} equal parts")
+            raise UnsupportedOperator(
+                f"axis {axis} of extent {data.shape[axis]} can't be split into {count} equal parts"
+            )
         sizes = [data.shape[axis] // count] * count
     return graph.ops("Split", count, data, np.array(sizes, np.int64), axis=axis)
 
@@ -134,7 +138,7 @@ def _norm(graph: Graph, node: Node) -> Value | None:
     attributes: dict[str, Any] = dict(node.attributes)
     p = float(attributes.pop("p", 2.0))
     if p != int(p):
-        raise Refused(f"attribute p is {p:g}, and only integers are supported")
+        raise UnsupportedOperator(f"attribute p is {p:g}, and only integers are supported")
     return graph.op(node.kind, node.input(0), p=int(p), **attributes)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from compiler.importing.graph import Converter, Graph, Node, Refused, Value
+from compiler.importing.graph import Converter, Graph, Node, UnsupportedOperator, Value
 
 
 def _fused_matmul(graph: Graph, node: Node) -> Value:
@@ -75,7 +75,7 @@ def _activated(graph: Graph, node: Node, value: Value) -> Value:
             return graph.op("Clip", value, np.array(low, value.dtype), np.array(high, value.dtype))
         case "HardSigmoid", [alpha, beta]:
             return graph.op("HardSigmoid", value, alpha=alpha, beta=beta)
-    raise Refused(f"activation {activation} isn't known")
+    raise UnsupportedOperator(f"activation {activation} isn't known")
 
 
 _MICROSOFT = "com.microsoft"
@@ -87,7 +87,9 @@ def _gemm(graph: Graph, node: Node) -> Value | None:
     for name in ("alpha", "beta"):
         factor = float(node.attributes.get(name, 1.0))
         if "int" in data.dtype and not factor.is_integer():
-            raise Refused(f"{name} {factor:g} isn't whole, but the inputs are: cast them to floats")
+            raise UnsupportedOperator(
+                f"{name} {factor:g} isn't whole, but the inputs are: cast them to floats"
+            )
     return None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from compiler.importing.graph import Converter, Graph, Node, Refused, Value
+from compiler.importing.graph import Converter, Graph, Node, UnsupportedOperator, Value
 from compiler.importing.operators.quantized import cast
 
 
@@ -48,7 +48,7 @@ def _rms_normalization(graph: Graph, node: Node) -> Value | None:
 def _batch_normalization(graph: Graph, node: Node) -> Value | None:
     """y = x s + (shift - mean s), where s = scale / sqrt(variance + epsilon); TVM imports one in float32."""
     if node.attributes.get("training_mode", 0):
-        raise Refused("training isn't supported")
+        raise UnsupportedOperator("training isn't supported")
     data, *parameters = (node.input(position) for position in range(5))
     if {data.dtype, *(value.dtype for value in parameters)} == {"float32"}:
         return None

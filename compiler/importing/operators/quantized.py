@@ -13,7 +13,7 @@ import onnx
 from numpy.typing import NDArray
 from tvm import relax
 
-from compiler.importing.graph import Converter, Graph, Node, Refused, Value, numpy_dtype
+from compiler.importing.graph import Converter, Graph, Node, UnsupportedOperator, Value, numpy_dtype
 
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "int64", "int4", "uint4", "int2", "uint2")
 
@@ -99,7 +99,7 @@ def _quantize_linear(graph: Graph, node: Node) -> Value | None:
         return None
     data, scale, zero = node.input(0), node.input(1), node.optional(2)
     if not node.attributes.get("saturate", 1):
-        raise Refused("without saturation it isn't supported")
+        raise UnsupportedOperator("without saturation it isn't supported")
     dtype = "uint8" if zero is None else zero.dtype
     if node.attributes.get("output_dtype"):
         number = int(node.attributes["output_dtype"])
@@ -264,9 +264,11 @@ def _matmul_nbits(graph: Graph, node: Node) -> Value:
     data, bits = node.input(0), int(node.attributes.get("bits", 4))
     depth, rows, block = (int(node.attributes[name]) for name in ("K", "N", "block_size"))
     if bits not in (2, 4, 8) or min(depth, rows, block) < 1:
-        raise Refused(f"bits {bits}, K {depth}, N {rows} and block_size {block} aren't supported together")
+        raise UnsupportedOperator(
+            f"bits {bits}, K {depth}, N {rows} and block_size {block} aren't supported together"
+        )
     if node.optional(4) is not None:
-        raise Refused("an order of the weights (g_idx) isn't supported")
+        raise UnsupportedOperator("an order of the weights (g_idx) isn't supported")
     blocks = -(-depth // block)
     packed = node.input(1).known("the weight").reshape(rows, blocks, -1)
     scale = node.input(2).known("the scale").astype(np.float32).reshape(rows, blocks, 1)
@@ -319,7 +321,7 @@ def _plain(kind: str, *attributes: str) -> Callable[[Graph, Node, Sequence[Value
 
 def _global_average_pool(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     if node.attributes.get("channels_last", 0):
-        raise Refused("channels_last isn't supported")
+        raise UnsupportedOperator("channels_last isn't supported")
     return graph.op("GlobalAveragePool", *values)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from compiler.importing.graph import Converter, Graph, Node, Refused, Value
+from compiler.importing.graph import Converter, Graph, Node, UnsupportedOperator, Value
 from compiler.importing.operators.control import row, rows, stack
 from compiler.importing.operators.quantized import cast
 
@@ -58,7 +58,7 @@ class _Layer:
         graph = self.graph
         weights, recurrence = self.operand(1), self.operand(2)
         if weights is None or recurrence is None:
-            raise Refused("its weights are missing")
+            raise UnsupportedOperator("its weights are missing")
         product = graph.op("MatMul", sequence, graph.op("Transpose", weights, perm=[1, 0]))
         products = rows(graph, product)
         transposed = graph.op("Transpose", recurrence, perm=[1, 0])
@@ -248,7 +248,7 @@ def _activations(graph: Graph, node: Node, names: Sequence[str], direction: int)
         known = {each.lower(): each for each in (*_PLAIN, *_DEFAULTS, "Affine", "ScaledTanh")}
         kind = known.get(name.lower())
         if kind is None:
-            raise Refused(f"activation {name} isn't known")
+            raise UnsupportedOperator(f"activation {name} isn't known")
         values: dict[str, float] = {}
         defaults = _DEFAULTS.get(
             kind, {"alpha": 1.0, "beta": 0.0} if kind in ("Affine", "ScaledTanh") else {}

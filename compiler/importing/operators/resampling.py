@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tvm import relax, tirx
 from tvm.script import tirx as T  # noqa: N812 - TVM's parser wants this name
 
-from compiler.importing.graph import Converter, Graph, Node, Refused, Value
+from compiler.importing.graph import Converter, Graph, Node, UnsupportedOperator, Value
 from compiler.importing.operators.quantized import cast
 
 Floats = NDArray[np.float64]
@@ -98,7 +98,7 @@ def _axes(node: Node, data: Value) -> list[_Axis]:
         ]
         sizes = [math.floor(length * scale) for length, scale in zip(lengths, scales, strict=True)]
     else:
-        raise Refused("it has neither scales nor sizes")
+        raise UnsupportedOperator("it has neither scales nor sizes")
     return [
         _Axis(axis, scale, size, rois[axis]) for axis, scale, size in zip(axes, scales, sizes, strict=True)
     ]
@@ -146,7 +146,7 @@ def _places(each: _Axis, before: int, how: str) -> NDArray[np.floating[Any]]:
             if after > 1:
                 return begin * (before - 1) + at * (end - begin) * (before - 1) / (after - 1)
             return np.full(after, 0.5 * (begin + end) * (before - 1), np.float32)
-    raise Refused(f"coordinate_transformation_mode {how} isn't known")
+    raise UnsupportedOperator(f"coordinate_transformation_mode {how} isn't known")
 
 
 def _taps(
@@ -170,7 +170,7 @@ def _taps(
     elif mode == "linear":
         weights = np.maximum(1 - distance, 0.0)
     else:
-        raise Refused(f"mode {mode} isn't known")
+        raise UnsupportedOperator(f"mode {mode} isn't known")
     if node.attributes.get("exclude_outside", 0):
         weights = np.where((at < 0) | (at >= before), 0.0, weights)
     if shrink < 1 or node.attributes.get("exclude_outside", 0):
@@ -453,7 +453,7 @@ def _deform_conv(graph: Graph, node: Node) -> Value:
     """Read every element of the window at its own offset, then multiply with the weights."""
     data, weight, offset = (node.input(position) for position in range(3))
     if data.rank != 4:
-        raise Refused("only images are supported")
+        raise UnsupportedOperator("only images are supported")
     batch, channels, _, _ = data.shape
     kernel = weight.shape[2:]
     strides, dilations = (node.attributes.get(name, [1, 1]) for name in ("strides", "dilations"))
@@ -506,7 +506,9 @@ def _grid_sample(graph: Graph, node: Node) -> Value | None:
     if data.dtype == grid.dtype == "float32":
         return None
     if "float" not in data.dtype and str(node.attributes.get("mode", "linear")) != "nearest":
-        raise Refused(f"values between elements of {data.dtype} are no {data.dtype}: cast the data to floats")
+        raise UnsupportedOperator(
+            f"values between elements of {data.dtype} are no {data.dtype}: cast the data to floats"
+        )
     wide = "float64" if "float64" in (data.dtype, grid.dtype) or "64" in data.dtype else "float32"
     if data.dtype == grid.dtype == wide:
         return None

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.importing.graph import Refused, numpy_dtype
+from compiler.importing.graph import UnsupportedOperator, numpy_dtype
 from compiler.importing.spec import Shape
 
 Array = NDArray[Any]
@@ -33,12 +33,14 @@ def mlir(name: str) -> Any:
 def tensor_type(kind: Any) -> tuple[Shape, str]:
     """Return the shape and the element type of a tensor. Raises Refused for what isn't one of those read."""
     if not isinstance(kind, mlir("ir").RankedTensorType):
-        raise Refused(f"values of the type {kind} aren't supported; only tensors are")
+        raise UnsupportedOperator(f"values of the type {kind} aren't supported; only tensors are")
     if not kind.has_static_shape:
-        raise Refused(f"values of the type {kind} aren't supported; only tensors of a static shape are")
+        raise UnsupportedOperator(
+            f"values of the type {kind} aren't supported; only tensors of a static shape are"
+        )
     element = str(kind.element_type)
     if element not in DTYPES:
-        raise Refused(f"elements of the type {element} aren't supported")
+        raise UnsupportedOperator(f"elements of the type {element} aren't supported")
     return tuple(kind.shape), DTYPES[element]
 
 
@@ -47,7 +49,7 @@ def elements(attribute: Any) -> tuple[Array, Shape]:
     equal ones."""
     shape, dtype = tensor_type(attribute.type)
     if not isinstance(attribute, mlir("ir").DenseElementsAttr):
-        raise Refused(
+        raise UnsupportedOperator(
             "its elements aren't in the text of the program (dense<...>), but in a resource beside it: "
             "write the program with its constants in it"
         )

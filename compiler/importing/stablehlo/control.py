@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from compiler.importing.graph import Refused
+from compiler.importing.graph import UnsupportedOperator
 from compiler.importing.operators.control import choose
 from compiler.importing.stablehlo.attributes import tensor_type
 from compiler.importing.stablehlo.elementwise import CONVERTERS as ELEMENTWISE
@@ -46,7 +46,9 @@ def _custom_call(importer: Importer, op: Any) -> Sequence[Given] | Given:
     if target == "mhlo.topk":
         return top_k(importer, importer.operands(op)[0], tensor_type(op.results[0].type)[0][-1])
     if target not in _TARGETS:
-        raise Refused(f"it calls '{target}', which the program doesn't define: write the model without it")
+        raise UnsupportedOperator(
+            f"it calls '{target}', which the program doesn't define: write the model without it"
+        )
     return _TARGETS[target](importer, op)
 
 
@@ -62,7 +64,7 @@ def _while(importer: Importer, op: Any) -> list[Given]:
     while True:
         (going,) = (importer.joined(each) for each in importer.region(condition, carried))
         if going.scalar is None:
-            raise Refused("the data decides how often the loop runs")
+            raise UnsupportedOperator("the data decides how often the loop runs")
         if not going.scalar:
             importer.in_loop = not is_outermost
             return carried

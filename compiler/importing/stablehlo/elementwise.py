@@ -11,7 +11,7 @@ import onnx
 from tvm import relax
 
 from compiler.constants.fold import constant
-from compiler.importing.graph import Refused, numpy_dtype
+from compiler.importing.graph import UnsupportedOperator, numpy_dtype
 from compiler.importing.operators.floats import reinterpreted
 from compiler.importing.spec import Shape
 from compiler.importing.stablehlo.attributes import Array, ints, mlir, tensor_type
@@ -148,7 +148,7 @@ def _erf(x: Array) -> Array:
 def _power(importer: Importer, op: Any) -> Tensor:
     shape, dtype = tensor_type(op.results[0].type)
     if "int" in dtype:
-        raise Refused("powers of integers aren't supported")
+        raise UnsupportedOperator("powers of integers aren't supported")
     return importer.elementwise(importer.operands(op), shape, np.power, relax.op.power, dtype)
 
 
@@ -269,7 +269,7 @@ def _bitcast(importer: Importer, op: Any) -> Tensor:
     (operand,) = importer.operands(op)
     shape, dtype = tensor_type(op.results[0].type)
     if shape != operand.shape or "bool" in (dtype, operand.dtype):
-        raise Refused("only elements of the same size can be read as others")
+        raise UnsupportedOperator("only elements of the same size can be read as others")
     to = onnx.helper.np_dtype_to_tensor_dtype(numpy_dtype(dtype))
     return Tensor(importer.graph.op("BitCast", operand.value, to=to, opset=26), shape)
 

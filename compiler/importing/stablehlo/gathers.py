@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from compiler.importing.graph import Refused, Value, numpy_dtype
+from compiler.importing.graph import UnsupportedOperator, Value, numpy_dtype
 from compiler.importing.stablehlo.attributes import ints, mlir
 from compiler.importing.stablehlo.elementwise import as_type
 from compiler.importing.stablehlo.graph import Converter, Importer, Tensor
@@ -141,7 +141,7 @@ def _gather(importer: Importer, op: Any) -> Tensor:
 def _scatter(importer: Importer, op: Any) -> Tensor:
     operands = importer.operands(op)
     if len(operands) != 3:
-        raise Refused("only one tensor at a time can be scattered into")
+        raise UnsupportedOperator("only one tensor at a time can be scattered into")
     data, starts, updates = operands
     dims = mlir("dialects.stablehlo").ScatterDimensionNumbers(op.attributes["scatter_dimension_numbers"])
     batches = list(zip(dims.input_batching_dims, dims.scatter_indices_batching_dims, strict=True))
@@ -186,7 +186,9 @@ def _reduction(op: Any, dtype: str) -> str:
         return "none"
     fold = fold_of(op.regions[0], dtype)
     if fold is None or dtype == "bool":
-        raise Refused("elements can be replaced, added, multiplied and compared where they are scattered")
+        raise UnsupportedOperator(
+            "elements can be replaced, added, multiplied and compared where they are scattered"
+        )
     return _SCATTERS[fold.name]
 
 

@@ -23,7 +23,7 @@ import tvm
 from tvm import relax
 
 from compiler.constants.fold import MAX_CONSTANT_BYTES
-from compiler.importing.graph import Graph, Refused, Value, numpy_dtype
+from compiler.importing.graph import Graph, UnsupportedOperator, Value, numpy_dtype
 from compiler.importing.onnx_file import MAX_NODES
 from compiler.importing.operators import CONVERTERS as ONNX_CONVERTERS
 from compiler.importing.spec import ModelError, Shape, TensorSpec, first_line
@@ -142,13 +142,13 @@ class Importer:
     def call(self, name: str, arguments: Sequence[Given]) -> list[Given]:
         """Import the body of a function."""
         if name not in self._functions:
-            raise Refused(f"it calls a function '{name}', which the program doesn't define")
+            raise UnsupportedOperator(f"it calls a function '{name}', which the program doesn't define")
         return self.region(self._functions[name].regions[0], arguments)
 
     def region(self, region: Any, arguments: Sequence[Given]) -> list[Given]:
         """Import the operations of a region; return what it ends with."""
         if len(region.blocks) != 1:
-            raise Refused("it branches between blocks of operations, which isn't supported")
+            raise UnsupportedOperator("it branches between blocks of operations, which isn't supported")
         block = region.blocks[0]
         self._depth += 1
         if self._depth > MAX_DEPTH:
@@ -238,13 +238,15 @@ class Importer:
         with _naming(op):
             converter = self._converters.get(op.name)
             if converter is None:
-                raise Refused("it isn't among the operations that are read; leave it out, or export as ONNX")
+                raise UnsupportedOperator(
+                    "it isn't among the operations that are read; leave it out, or export as ONNX"
+                )
             wanted = [tensor_type(result.type) for result in op.results]
             found = converter(self, op)
             results = [found] if isinstance(found, Tensor | Row) else list(found)
             computed = [(result.shape, result.dtype) for result in results]
             if computed != wanted:
-                raise Refused(f"it was imported as {computed} instead of {wanted}")
+                raise UnsupportedOperator(f"it was imported as {computed} instead of {wanted}")
         self._values.update(zip(op.results, results, strict=True))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from compiler.importing.graph import Refused, numpy_dtype
+from compiler.importing.graph import UnsupportedOperator, numpy_dtype
 from compiler.importing.stablehlo.attributes import ints, mlir, number, pairs, tensor_type
 from compiler.importing.stablehlo.elementwise import as_type
 from compiler.importing.stablehlo.graph import Converter, Importer, Tensor
@@ -103,9 +103,9 @@ def _convolution(importer: Importer, op: Any) -> Tensor:
     _, dtype = tensor_type(op.results[0].type)
     count = len(dims.input_spatial_dimensions)
     if count not in _CONVOLUTIONS:
-        raise Refused("only convolutions along one to three axes are supported")
+        raise UnsupportedOperator("only convolutions along one to three axes are supported")
     if number(op, "batch_group_count", 1) != 1:
-        raise Refused("batch_group_count isn't supported: gradients have it, models don't")
+        raise UnsupportedOperator("batch_group_count isn't supported: gradients have it, models don't")
     ones = [1] * count
     edges, strides = pairs(op, "padding", count), ints(op, "window_strides", ones)
     spread, dilations = ints(op, "lhs_dilation", ones), ints(op, "rhs_dilation", ones)

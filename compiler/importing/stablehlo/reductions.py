@@ -16,7 +16,7 @@ import numpy as np
 from tvm import relax
 
 from compiler.constants.fold import MAX_CONSTANT_BYTES, constant
-from compiler.importing.graph import Refused, Value, numpy_dtype
+from compiler.importing.graph import UnsupportedOperator, Value, numpy_dtype
 from compiler.importing.operators.floats import reinterpreted
 from compiler.importing.stablehlo.attributes import Array, ints, number, pairs
 from compiler.importing.stablehlo.elementwise import as_type
@@ -84,7 +84,7 @@ def _reduce(importer: Importer, op: Any) -> Any:
     dtype = data.dtype
     fold = fold_of(op.regions[0], dtype) if len(operands) == 2 else None
     if fold is None:
-        raise Refused("only sums, products, extremes and their places are computed along axes")
+        raise UnsupportedOperator("only sums, products, extremes and their places are computed along axes")
     if dtype == "bool":
         data, start = (as_type(importer, each, "int8") for each in (data, start))
     array = data.array
@@ -109,13 +109,15 @@ def _place_of_extreme(
     """Import the two results of a reduction of elements and their places, as argmax has them."""
     data, places, start, _ = operands
     if len(axes) != 1:
-        raise Refused("places are computed along one axis only")
+        raise UnsupportedOperator("places are computed along one axis only")
     (axis,) = axes
     alone = [1] * data.rank
     alone[axis] = -1
     counted = places.value.constant
     if counted is None or not np.array_equal(counted, np.arange(data.shape[axis]).reshape(alone)):
-        raise Refused("two tensors are reduced together only if the second one counts along the axis")
+        raise UnsupportedOperator(
+            "two tensors are reduced together only if the second one counts along the axis"
+        )
     cases = list(itertools.product((1, 2), (3, 5), (1, 2), (4,)))
     found = [importer.apply(op.regions[0], *case) for case in cases]
     for name, fold, extreme in (
@@ -129,14 +131,14 @@ def _place_of_extreme(
             value = importer.full(data)
             at = importer.emit(getattr(relax.op, name)(value.expr, axis=axis))
             return [importer.emit(fold.along(value.expr, axis=[axis])), as_type(importer, at, places.dtype)]
-    raise Refused("two tensors are reduced together only to an extreme and its first place")
+    raise UnsupportedOperator("two tensors are reduced together only to an extreme and its first place")
 
 
 def _reduce_window(importer: Importer, op: Any) -> Tensor:
     operands = importer.operands(op)
     fold = fold_of(op.regions[0], operands[0].dtype) if len(operands) == 2 else None
     if fold is None:
-        raise Refused("only sums, products and extremes are computed in windows")
+        raise UnsupportedOperator("only sums, products and extremes are computed in windows")
     data, start = operands
     rank = data.rank
     ones = [1] * rank
@@ -148,11 +150,11 @@ def _reduce_window(importer: Importer, op: Any) -> Tensor:
         pairs(op, "padding", rank),
     )
     if any(by != 1 for by in ints(op, "base_dilations", ones)) or min(itertools.chain(*window.edges)) < 0:
-        raise Refused("windows on data with gaps, or that is cut off, aren't supported")
+        raise UnsupportedOperator("windows on data with gaps, or that is cut off, aren't supported")
     if data.array is not None and start.array is not None:
         return _in_windows_of_constant(data, start.array, window, fold)
     if start.scalar != fold.identity(data.dtype):
-        raise Refused("its initial value must be the one that changes nothing")
+        raise UnsupportedOperator("its initial value must be the one that changes nothing")
     axes = window.axes
     if fold.name in _RUNNING and len(axes) == 1 and window.is_running(axes[0], data.shape[axes[0]]):
         return _running(importer, data, axes[0], fold, is_reversed=window.edges[axes[0]][0] == 0)
@@ -200,7 +202,7 @@ def _in_windows_of_constant(data: Tensor, start: Array, window: Window, fold: Fo
     wide = np.pad(np.broadcast_to(constant, shape), widths, constant_values=start.reshape(()).item())
     covered = [(window.sizes[k] - 1) * window.dilations[k] + 1 for k in axes]
     if math.prod(window.sizes) * wide.nbytes > MAX_CONSTANT_BYTES:
-        raise Refused("the windows of a constant have too many elements")
+        raise UnsupportedOperator("the windows of a constant have too many elements")
     windows = np.lib.stride_tricks.sliding_window_view(wide, covered, axis=tuple(axes))
     cuts = [slice(None)] * windows.ndim
     for position, axis in enumerate(axes):
@@ -222,16 +224,16 @@ def _pooled(importer: Importer, data: Tensor, window: Window, fold: Fold) -> Ten
     """
     rank, axes = data.rank, window.axes
     if fold.name not in ("add", "maximum", "minimum") or data.dtype == "bool":
-        raise Refused("only sums and extremes of numbers are computed in windows")
+        raise UnsupportedOperator("only sums and extremes of numbers are computed in windows")
     if not axes:
         return data
     if fold.name == "minimum":
         if "uint" in data.dtype:
-            raise Refused("minima of unsigned numbers aren't computed in windows")
+            raise UnsupportedOperator("minima of unsigned numbers aren't computed in windows")
         turned = _negative(importer, data)
         return _negative(importer, _pooled(importer, turned, window, _FOLDS["maximum"]))
     if len(axes) > 3:
-        raise Refused("only windows along one to three axes are supported")
+        raise UnsupportedOperator("only windows along one to three axes are supported")
     count = rank - 2
     if count in (1, 2, 3) and axes[0] >= 1 and axes[-1] <= count:
         spatial, layout = [*range(1, count + 1)], "N{}C"
@@ -268,7 +270,7 @@ def _pooled(importer: Importer, data: Tensor, window: Window, fold: Fold) -> Ten
     if fold.name == "maximum":
         return result
     if "float" not in data.dtype:
-        raise Refused("only sums of floats are computed in windows")
+        raise UnsupportedOperator("only sums of floats are computed in windows")
     area = Tensor.constant(np.array(math.prod(sizes), numpy_dtype(result.dtype)))
     total = importer.elementwise([result, area], result.shape, np.multiply, relax.op.multiply, result.dtype)
     return as_type(importer, total, data.dtype)
@@ -293,7 +295,7 @@ def _sort(importer: Importer, op: Any) -> list[Tensor]:
     elif found == {(False, True, False)}:
         descending = False
     else:
-        raise Refused("only the order of the first tensor's elements, up or down, is supported")
+        raise UnsupportedOperator("only the order of the first tensor's elements, up or down, is supported")
     values = [importer.full(operand) for operand in operands]
     places = relax.op.argsort(_ordered(importer, operands[0]).expr, axis, descending, "int32")
     order = importer.emit(places).value

@@ -20,7 +20,7 @@ from benchmarks.timing.interleaved import Block
 from benchmarks.timing.measurer import Candidate, ProgramMeasurer
 from compiler.measuring.builder import BuiltKernel
 from compiler.target import detect_device
-from search.policy import SearchTask
+from search.policy import TuneContext
 from search.programs.annotate import sample
 from search.rules.space import generate
 from tests.marks import slow_lane_except
@@ -31,7 +31,7 @@ CASE = Case("GMM", (16, 32, 64))
 SMALL = ((16, 32, 64), (32, 32, 32), (8, 16, 32), (16, 16, 16))
 
 
-def _task(name: str) -> SearchTask:
+def _task(name: str) -> TuneContext:
     from compiler.reading.subgraph import read_dag
 
     dag = read_dag(CASE.module())

@@ -22,7 +22,7 @@ from compiler.target import detect_device
 from compiler.variants.choice import VariantModel
 from compiler.workload import from_json
 from search.cost.model import CostModel
-from search.policy import SearchTask, propose
+from search.policy import TuneContext, propose
 from search.rules.space import generate
 from tests.onnx_models import residual, transposed
 from tunefarm.tvm_database import tuned_model
@@ -45,7 +45,7 @@ def _proposed(task: ExtractedTask) -> str | None:
         dag = read_dag(module)
     except UnsupportedSubgraph:
         return None
-    search_task = SearchTask(dag, generate(dag, DEVICE), DEVICE)
+    search_task = TuneContext(dag, generate(dag, DEVICE), DEVICE)
     rng = np.random.default_rng(0)
     proposals = propose(search_task, CostModel(), [], 1, rng, []) if search_task.sketches else []
     return lower(module, proposals[0].program, DEVICE) if proposals else None

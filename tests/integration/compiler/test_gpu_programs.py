@@ -19,7 +19,7 @@ from compiler.reading.subgraph import read_dag
 from compiler.variants import tf32
 from search.programs.annotate import sample
 from search.rules.space import generate
-from search.sketches.stage import Placement
+from search.sketches.stage import StageKind
 from tests.devices import GPU
 from tests.floats import in_tf32
 from tests.gpu_programs import Failure, compiled, draw, failures
@@ -91,7 +91,7 @@ def test_random_programs_compute_what_the_reference_does() -> None:
 def test_tensor_cores_compute_what_the_reference_does(case: Case) -> None:
     rng = np.random.default_rng(0)
     found = generate(read_dag(case.module()), GPU)
-    (sketch,) = (sketch for sketch in found if sketch.placed(Placement.TENSOR))
+    (sketch,) = (sketch for sketch in found if sketch.placed(StageKind.TENSOR))
     population = sample(sketch, 64, rng)
     results = [compiled(case, population.program(row)) for row in (0, 20)]
     wrong = [one for one in results if isinstance(one, Failure)]

@@ -31,7 +31,7 @@ from compiler.target import detect_device
 from compiler.workload import from_json
 from search.programs.annotate import sample
 from search.rules.space import generate
-from search.sketches.stage import Placement
+from search.sketches.stage import StageKind
 from tests.compiled import build_module
 from tests.devices import GPU
 from tests.gpu_programs import Failure, compiled, failures
@@ -150,7 +150,7 @@ def test_tensor_cores_add_up_products_of_halves_in_floats(dtype: str) -> None:
     dag = read_dag(case.module())
     product = next(node for node in dag.nodes if node.reduction)
     assert dag.buffer[product.write.buffer].dtype == "float32"
-    sketch = next(one for one in generate(dag, GPU) if one.placed(Placement.TENSOR))
+    sketch = next(one for one in generate(dag, GPU) if one.placed(StageKind.TENSOR))
     population = sample(sketch, 64, np.random.default_rng(0))
     results = [compiled(case, population.program(row)) for row in (0, 20)]
     wrong = [one for one in results if isinstance(one, Failure)]

@@ -11,7 +11,7 @@ from compiler.reading.subgraph import read_dag
 from core.measurement import Resources
 from search.programs.annotate import sample
 from search.rules.space import generate
-from search.sketches.stage import Placement
+from search.sketches.stage import StageKind
 from system.nvcc import find_headers, find_nvrtc
 from tests.devices import GPU
 from tests.gpu_programs import Candidate, compiled
@@ -57,7 +57,7 @@ def test_without_headers_it_names_the_packages(monkeypatch: pytest.MonkeyPatch) 
 
 def test_it_compiles_what_tvm_writes_for_tensor_cores() -> None:
     case = Case("GMM", (64, 64, 64), dtype="float16")
-    sketch = next(one for one in generate(read_dag(case.module()), GPU) if one.placed(Placement.TENSOR))
+    sketch = next(one for one in generate(read_dag(case.module()), GPU) if one.placed(StageKind.TENSOR))
     candidate = compiled(case, sample(sketch, 64, np.random.default_rng(0)).program(20))
     assert isinstance(candidate, Candidate), candidate
     assert compile_cubin(candidate.source, "sm_80")[0]

@@ -13,7 +13,7 @@ from compiler.target import detect_device
 from compiler.variants.choice import VariantModel
 from compiler.workload import from_json
 from search.rules.space import generate
-from search.sketches.stage import Placement
+from search.sketches.stage import StageKind
 from tests.onnx_models import Builder
 
 DEVICE = detect_device(1)
@@ -65,5 +65,5 @@ def test_the_columns_are_tiled_without_a_partial_tile() -> None:
     [task] = (task for task in variants.tasks() if task.variant)
     dag = read_dag(from_json(task.module_json))
     for sketch in generate(dag, DEVICE):
-        [tiled] = sketch.placed(Placement.TILED)
+        [tiled] = sketch.placed(StageKind.TILED)
         assert dag.node[tiled.node].axes[-2].extent == 1152

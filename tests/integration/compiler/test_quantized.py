@@ -31,7 +31,7 @@ from compiler.workload import from_json
 from examples.make_models import make
 from examples.quantization import quantize
 from search.rules.space import generate
-from search.sketches.stage import Placement
+from search.sketches.stage import StageKind
 from tests.compiled import build_module
 from tests.devices import GPU
 from tests.marks import slow_lane_except
@@ -140,7 +140,7 @@ def test_quantized_operators_reach_tensor_cores(case: str, count: int, dtype: st
     model, _ = CASES[case](Quantized(dtype, zero))
     tasks = extract_tasks(fuse(read_onnx(model, {}), GPU.target))
     dags = [read_dag(from_json(task.module_json)) for task in tasks]
-    assert count == sum(any(one.placed(Placement.TENSOR) for one in generate(dag, GPU)) for dag in dags)
+    assert count == sum(any(one.placed(StageKind.TENSOR) for one in generate(dag, GPU)) for dag in dags)
     file = read_file(model, {})
     assert len(list(verify(file, import_file(file), DEVICE.target, GPU.target))) == 2
 

@@ -14,7 +14,7 @@ from compiler.variants.choice import VariantModel
 from compiler.variants.split_k import split_product
 from compiler.workload import from_json
 from search.rules.space import generate
-from search.sketches.stage import Placement
+from search.sketches.stage import StageKind
 from tests.devices import GPU
 from tests.gpu_programs import Failure, compiled, draw, failures
 from tests.onnx_models import Builder
@@ -73,8 +73,8 @@ def test_the_parts_are_tiled_and_added_up_by_a_kernel_of_their_own() -> None:
     model = read_onnx(_model((8, 256), (256, 12)), {})
     [task] = (task for task in VariantModel.of(model, GPU.target).tasks() if task.variant)
     [sketch] = generate(read_dag(from_json(task.module_json)), GPU)
-    assert sketch.placed(Placement.TILED)
-    assert sketch.placed(Placement.THREADS)
+    assert sketch.placed(StageKind.TILED)
+    assert sketch.placed(StageKind.THREADS)
 
 
 def test_programs_of_parts_compute_what_the_reference_does() -> None:

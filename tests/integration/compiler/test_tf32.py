@@ -22,7 +22,7 @@ from compiler.codegen.fragments import round_operands
 from compiler.codegen.nvcc import compile_cubin
 from compiler.importing.model import read_onnx
 from compiler.lowering.trace import lower
-from compiler.measuring.draws import Draw, parameters
+from compiler.measuring.draws import InputKind, parameters
 from compiler.measuring.operands import Expected
 from compiler.measuring.rounding import TRUNCATIONS, Rounding
 from compiler.precision.tf32 import rounded
@@ -32,7 +32,7 @@ from compiler.variants.choice import VariantModel
 from compiler.workload import from_json
 from search.programs.annotate import sample
 from search.rules.space import generate
-from search.sketches.stage import Placement
+from search.sketches.stage import StageKind
 from tests.compiled import build_module
 from tests.devices import GPU
 from tests.floats import in_tf32
@@ -83,7 +83,7 @@ def test_a_product_of_rounded_factors_is_a_variant(name: str) -> None:
     assert task.name.startswith("tf32_")
     dag = read_dag(from_json(task.module_json))
     assert [node.rounds_to for node in dag.nodes if node.reduction] == ["tf32"]
-    assert all(sketch.placed(Placement.TENSOR) for sketch in generate(dag, GPU))
+    assert all(sketch.placed(StageKind.TENSOR) for sketch in generate(dag, GPU))
 
     rng = np.random.default_rng(0)
     arguments = [rng.uniform(-1, 1, spec.shape).astype(np.float32) for spec in model.inputs]
@@ -185,7 +185,7 @@ def long_product(request: pytest.FixtureRequest) -> tuple[Rounding, list[NDArray
     )
     [task] = (task for task in variants.tasks() if task.variant == "tf32")
     function = from_json(task.module_json)["main"]
-    return Rounding.of(function), Draw.LARGE.arrays(parameters(function)[:2])
+    return Rounding.of(function), InputKind.LARGE.arrays(parameters(function)[:2])
 
 
 @pytest.mark.parametrize("cores", [AMPERE, HOPPER])
@@ -258,7 +258,7 @@ def test_a_model_in_tf32_is_compiled_with_its_other_kernels(
     variants = VariantModel.of(read_onnx(model, {}), GPU.target, tf32=True)
     [task] = (task for task in variants.tasks() if task.variant == "tf32")
     workload = from_json(task.module_json)
-    sketch = next(one for one in generate(read_dag(workload), GPU) if one.placed(Placement.TENSOR))
+    sketch = next(one for one in generate(read_dag(workload), GPU) if one.placed(StageKind.TENSOR))
     program = sample(sketch, 64, np.random.default_rng(0)).program(0)
     compiled = []
 

@@ -140,9 +140,9 @@ def test_a_module_is_built_with_the_passes_that_its_schedules_were_measured_with
         called = relax.call_tir(exponential, [given], relax.TensorType((64, 16), "float32"))
         builder.emit_func_output(builder.emit(called))
     target = json.dumps({"kind": "llvm"})
-    by_tvm = relax.build(builder.get(), tvm.target.Target({"kind": "llvm"}))
+    import_with_tvm = relax.build(builder.get(), tvm.target.Target({"kind": "llvm"}))
     built = build(builder.get(), target)
-    assert "@llvm.exp" in by_tvm.mod.imports[0].inspect_source("ll"), "one call for each element"
+    assert "@llvm.exp" in import_with_tvm.mod.imports[0].inspect_source("ll"), "one call for each element"
     assert "@llvm.exp" not in built.mod.imports[0].inspect_source("ll")
     values = np.random.default_rng(0).standard_normal((64, 16)).astype("float32")
     found = relax.VirtualMachine(built, tvm.cpu())["main"](tvm.runtime.tensor(values))

@@ -18,7 +18,7 @@ from core.device import Device
 from core.lease import Limits
 from core.measurement import Measurement, Outcome
 from core.profile import Profile
-from search.policy import SearchTask, draw
+from search.policy import TuneContext, draw
 from search.rules.space import generate
 from tests import emulated
 from tests.workloads import matmul
@@ -42,7 +42,7 @@ async def measured(without: tuple[str, ...]) -> tuple[Device, list[Measurement]]
         device = await executor.start()
         workload = matmul(32, 64, 32)
         dag = read_dag(workload)
-        task = SearchTask(dag, generate(dag, device), device)
+        task = TuneContext(dag, generate(dag, device), device)
         programs = draw(task, 2, np.random.default_rng(0))
         traces = [lower(workload, program, device) for program in programs]
         requests = [BuildRequest(device.target, to_json(workload), trace, ()) for trace in traces]

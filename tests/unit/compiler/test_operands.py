@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tvm import te
 
-from compiler.measuring.draws import Draw, Parameter, parameters
+from compiler.measuring.draws import InputKind, Parameter, parameters
 from compiler.measuring.operands import GARBAGE, Expected, Operands, ReferencePrograms
 from compiler.measuring.rounding import Rounding
 from tests.workloads import WORKLOADS
@@ -31,11 +31,11 @@ def operands(outputs: Any, dtype: str = "float32") -> Operands:
 
 
 def difference(given: Operands, outputs: Any, dtype: str = "float32") -> str:
-    return given.difference(Draw.ORDINARY, [None, tvm.runtime.tensor(np.array(outputs, dtype))])
+    return given.difference(InputKind.ORDINARY, [None, tvm.runtime.tensor(np.array(outputs, dtype))])
 
 
-@pytest.mark.parametrize("draw", Draw)
-def test_arguments_are_the_same_every_time_and_outputs_garbage(draw: Draw) -> None:
+@pytest.mark.parametrize("draw", InputKind)
+def test_arguments_are_the_same_every_time_and_outputs_garbage(draw: InputKind) -> None:
     made = operands(np.zeros(SIZE))
     first, output = made.place(draw)
     before = first.numpy()
@@ -176,7 +176,7 @@ def test_what_may_overflow_is_kept_small(compute: Callable[[Any], Any], ends: tu
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "bool"])
 def test_large_integers_are_the_ends_of_their_range(dtype: str) -> None:
     ends = (0, 1) if dtype == "bool" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
-    drawn = Parameter((1000,), dtype, ends).draw(Draw.LARGE, np.random.default_rng(0))
+    drawn = Parameter((1000,), dtype, ends).draw(InputKind.LARGE, np.random.default_rng(0))
     assert (drawn.dtype, int(drawn.min()), int(drawn.max())) == (np.dtype(dtype), *ends)
 
 
@@ -184,12 +184,12 @@ def test_large_integers_are_the_ends_of_their_range(dtype: str) -> None:
 def test_floats_are_negative_zero_large_and_subnormal(dtype: str) -> None:
     rng = np.random.default_rng(0)
     parameter = Parameter((1000,), dtype)
-    large = parameter.draw(Draw.LARGE, rng).astype(float)
+    large = parameter.draw(InputKind.LARGE, rng).astype(float)
     assert np.isfinite(large).all()
     assert (large < -5).any()
     assert (large > 5).any()
     assert (large == 0).any()
-    subnormal = parameter.draw(Draw.SUBNORMAL, rng)
+    subnormal = parameter.draw(InputKind.SUBNORMAL, rng)
     assert np.count_nonzero(subnormal) > 900
     assert np.count_nonzero(np.abs(subnormal.astype(float)) < _smallest_normal(dtype)) > 900
 

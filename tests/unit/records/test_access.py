@@ -10,13 +10,13 @@ from sqlalchemy.orm import Session
 
 from core.access import Scope
 from records import access
-from records.access import LAST_USED_PRECISION_S, Act, Token, TokenNotFound
+from records.access import LAST_USED_PRECISION_S, AuditEntry, Token, TokenNotFound
 from records.storage.database import Database
 
 BOARD = Token("t1", "board", frozenset({Scope.WORKER, Scope.READ}), created_at=10.0, expires_at=500.0)
 SHA = "a" * 64
-PUSH = Act("t1", "POST /v1/jobs", "job", "202", "10.0.0.7")
-REFUSED = Act("nobody", "GET /v1/jobs", "", "401 token-needed", "10.0.0.9")
+PUSH = AuditEntry("t1", "POST /v1/jobs", "job", "202", "10.0.0.7")
+REFUSED = AuditEntry("nobody", "GET /v1/jobs", "", "401 token-needed", "10.0.0.9")
 
 
 class TestTokens:

@@ -43,7 +43,7 @@ from scheduler.steps import artifacts
 from scheduler.steps.drive import drive
 from scheduler.upkeep.sweep import Sweeper
 from search.cost.model import CostModel
-from search.policy import Proposal, SearchTask
+from search.policy import Proposal, TuneContext
 from search.programs.annotate import sample
 from search.programs.program import Program
 from tests import workloads
@@ -156,7 +156,7 @@ class FakeCompiler:
 
 
 def propose_at_random(
-    task: SearchTask,
+    task: TuneContext,
     model: CostModel,
     measured: Sequence[tuple[Program, float]],
     count: int,

@@ -17,7 +17,7 @@ from tests.devices import DEVICE
 from tests.unit.scheduler.farm import Farm
 
 LARGE = Builder(("x86_64",), "x86_64", 64, DEVICE.toolchain)
-Act = Callable[[Farm, int], None]
+AuditEntry = Callable[[Farm, int], None]
 
 
 def report_ready(farm: Farm, name: str = "builder", session_id: str = "s") -> None:
@@ -50,7 +50,7 @@ def come_and_go(farm: Farm, turn: int) -> None:
 
 
 @pytest.mark.parametrize("act", [only_call, hold, come_and_go])
-def test_builders_that_build_nothing_delay_a_job_by_minutes_only(farm: Farm, act: Act) -> None:
+def test_builders_that_build_nothing_delay_a_job_by_minutes_only(farm: Farm, act: AuditEntry) -> None:
     farm.plug_in()
     farm.submit()
     began = farm.now

@@ -24,7 +24,7 @@ from scheduler.planning.job_snapshot import read_snapshot
 from scheduler.planning.task_history import TaskHistory
 from scheduler.steps import rounds
 from search.cost.model import CostModel
-from search.policy import Proposal, SearchTask, propose
+from search.policy import Proposal, TuneContext, propose
 from search.programs.annotate import sample
 from search.programs.program import Program
 from tests.unit.scheduler.farm import CONV, DEVICE, MATMUL, FakeCompiler, Farm, measure, propose_at_random
@@ -155,7 +155,7 @@ def test_a_task_whose_candidates_are_all_hopeless_gives_way(
 ) -> None:
     """The search proposes nothing for the convolution, so the other task gets its trials."""
 
-    def proposed(task: SearchTask, model: CostModel, *args: Any, **more: Any) -> list[Proposal]:
+    def proposed(task: TuneContext, model: CostModel, *args: Any, **more: Any) -> list[Proposal]:
         slow = "conv" in task.dag.name or len(task.dag.nodes) > 1
         return [] if slow and model.is_learned else propose_at_random(task, model, *args, **more)
 
@@ -192,7 +192,7 @@ def test_another_seed_gives_other_trials(farm: Farm) -> None:
 
 def test_an_exhausted_space_ends_the_tuning_early(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
     def three(
-        task: SearchTask,
+        task: TuneContext,
         model: object,
         measured: Measured,
         count: int,

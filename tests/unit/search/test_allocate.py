@@ -224,11 +224,14 @@ def test_open_tasks_get_all_trials(tasks: list[TaskProgress], trials: int, trial
 def test_a_task_far_behind_its_rival_gets_nothing_and_one_close_to_it_a_chance() -> None:
     history = (4e-3, 2e-3, 2e-3, 2e-3, 2e-3)
     other = _task(*history, flops=2e6)
-    far, close = (replace(_task(*history), rival_s=rival_s) for rival_s in (1e-3, 1.9e-3))
+    far, close = (
+        replace(_task(*history), best_alternative_s=best_alternative_s)
+        for best_alternative_s in (1e-3, 1.9e-3)
+    )
     assert gain_per_trial([far], 0, 5, 1) == 0.0
     assert 0.0 < gain_per_trial([close], 0, 5, 1) < gain_per_trial([_task(*history)], 0, 5, 1)
     assert next_tasks([far, other], trials=4, trials_per_pick=1) == [1, 1, 1, 1]
-    ahead = replace(_task(*history), rival_s=3e-3)
+    ahead = replace(_task(*history), best_alternative_s=3e-3)
     assert gain_per_trial([ahead], 0, 5, 1) == gain_per_trial([_task(*history)], 0, 5, 1)
 
 
@@ -243,7 +246,7 @@ def test_of_several_rivals_the_fastest_gets_the_trials() -> None:
         tasks = [
             replace(
                 _task(*histories[name], tag=name),
-                rival_s=min(best[other] for other in names[:3] if other != name)
+                best_alternative_s=min(best[other] for other in names[:3] if other != name)
                 if name != "elsewhere"
                 else math.inf,
             )

@@ -15,7 +15,7 @@ from search.programs.compute_location import count_gathers, is_inlined, location
 from search.programs.program import Population, Program, gather
 from search.rules.space import generate
 from search.sketches.sketch import Sketch
-from search.sketches.stage import Placement
+from search.sketches.stage import StageKind
 from search.sketches.variables import MAX_INNERMOST
 from tests.unit.search import dags
 from tests.unit.search.builders import dag, node
@@ -76,7 +76,7 @@ def _is_small(program: Program, name: str) -> bool:
 def _computes_more(program: Program) -> bool:
     """Whether code grows by more than its tiles: by vectorized nests, gathers or inlined functions."""
     stages = program.sketch.stages
-    return any(program.sketch.dag.node[s.node].flops > 1 or s.placement is Placement.NEST for s in stages)
+    return any(program.sketch.dag.node[s.node].flops > 1 or s.placement is StageKind.NEST for s in stages)
 
 
 def _instructions(width: int, lanes: int) -> int:
@@ -110,7 +110,7 @@ def _depth(program: Program, name: str) -> int:
 def _readers(program: Program, name: str) -> Iterator[str]:
     for consumer in program.sketch.dag.consumers(program.sketch.dag.node[name]):
         placed = program.sketch.stage[consumer.name].placement
-        if placed is Placement.INLINE or program.location(consumer.name) == "inline":
+        if placed is StageKind.INLINE or program.location(consumer.name) == "inline":
             yield from _readers(program, consumer.name)
         else:
             yield consumer.name

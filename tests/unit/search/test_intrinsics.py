@@ -24,7 +24,7 @@ from search.sketches.intrinsics import (
     stage_roles,
 )
 from search.sketches.sketch import Sketch
-from search.sketches.stage import Placement
+from search.sketches.stage import StageKind
 from search.sketches.variables import Choice, Split
 from search.stages.cpu import Tiled
 from tests.unit.search.builders import dag, node
@@ -204,7 +204,7 @@ def test_a_producer_of_an_operand_is_not_inlined() -> None:
         {**U8_S8, "raw": "uint8"},
     )
     placed = {bool(s.stage["matmul"].intrinsic): s.stage["a"].placement for s in generate(graph, SERVER)}
-    assert placed == {True: Placement.NEST, False: Placement.INLINE}
+    assert placed == {True: StageKind.NEST, False: StageKind.INLINE}
 
 
 def test_tiles_are_counted_in_instructions() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from search.dag import Dag, Node
 from search.rules.space import generate
-from search.sketches.stage import Placement
+from search.sketches.stage import StageKind
 from tests.unit.search import dags
 from tests.unit.search.builders import dag, node
 from tests.unit.search.dags import DEVICE
@@ -121,7 +121,7 @@ def test_a_nest_finds_its_reader_through_inlined_ones() -> None:
         ],
     )
     sketch = generate(graph, DEVICE)[0]
-    assert sketch.stage["scale"].placement is Placement.INLINE
+    assert sketch.stage["scale"].placement is StageKind.INLINE
     assert sketch.hosts["pad"].name == "matmul"
 
 

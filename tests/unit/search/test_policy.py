@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from search.cost.model import MIN_RECORDS, CostModel
 from search.dag import Dag
 from search.evolution.evolve import EvolutionConfig
-from search.policy import Proposal, Sample, SearchConfig, SearchTask, propose, train
+from search.policy import Proposal, Sample, SearchConfig, TuneContext, propose, train
 from search.programs.program import Program, gather
 from search.rules.space import generate
 from tests.unit.search import dags
@@ -27,8 +27,8 @@ SHORT = EvolutionConfig(population=32, generations=2)
 QUICK = SearchConfig(SHORT, SHORT)
 
 
-def _task(graph: Dag) -> SearchTask:
-    return SearchTask(graph, generate(graph, DEVICE), DEVICE)
+def _task(graph: Dag) -> TuneContext:
+    return TuneContext(graph, generate(graph, DEVICE), DEVICE)
 
 
 TASKS = {name: _task(make()) for name, make in DAGS.items()}
@@ -38,7 +38,7 @@ task_names = st.sampled_from(sorted(TASKS))
 
 
 def _propose(
-    task: SearchTask,
+    task: TuneContext,
     count: int,
     seed: int = 0,
     measured: list[tuple[Program, float]] | None = None,
@@ -82,10 +82,10 @@ import numpy as np
 from search.programs.annotate import sample
 from search.cost.model import CostModel
 from search.evolution.mutate import mutate
-from search.policy import SearchTask, propose
+from search.policy import TuneContext, propose
 from search.rules.space import generate
 from tests.unit.search.dags import DEVICE, softmax
-task = SearchTask(softmax(), generate(softmax(), DEVICE), DEVICE)
+task = TuneContext(softmax(), generate(softmax(), DEVICE), DEVICE)
 pool = sample(task.sketches[0], 64, np.random.default_rng(0))
 print(mutate(pool, np.random.default_rng(1)).values.sum(axis=1))
 for proposal in propose(task, CostModel(), [], 16, np.random.default_rng(3)):
@@ -149,7 +149,7 @@ def test_the_size_of_the_evolution_follows_the_batch() -> None:
 
 def test_the_best_predicted_come_first() -> None:
     predicted = [proposal.predicted_s for proposal in _propose(TASKS["conv2d"], 16)]
-    everything = SearchConfig(SHORT, SHORT, same_tile=1.0)
+    everything = SearchConfig(SHORT, SHORT, max_share_per_tile=1.0)
     unlimited = [proposal.predicted_s for proposal in _propose(TASKS["conv2d"], 16, config=everything)]
     assert unlimited == sorted(unlimited)
     assert predicted[0] == unlimited[0]
@@ -165,7 +165,7 @@ def test_near_copies_fill_no_more_than_their_share() -> None:
 
 def test_near_copies_fill_the_batch_if_there_is_nothing_else() -> None:
     graph = dags.matmul(2, 1, 4096)
-    task = SearchTask(graph, (sketch_of(graph, "tile matmul SSRSRS"),), DEVICE)
+    task = TuneContext(graph, (sketch_of(graph, "tile matmul SSRSRS"),), DEVICE)
     proposals = _propose(task, 16)
     tiles = Counter(proposal.program.factors("matmul", 0)[-1] for proposal in proposals)
     assert len(proposals) == 16
@@ -184,7 +184,7 @@ def _measured_s(program: Program) -> float:
     return 1e-3 / program.factors("matmul", 0)[0]
 
 
-def _samples(task: SearchTask, count: int, seed: int) -> list[Sample]:
+def _samples(task: TuneContext, count: int, seed: int) -> list[Sample]:
     programs = [p for sketch in task.sketches for p in all_programs(drawn(sketch, seed, count))]
     return [(task, program, _measured_s(program)) for program in programs]
 
@@ -237,7 +237,7 @@ def test_training_on_little_is_the_analytic_model() -> None:
 def test_some_of_a_later_batch_are_random() -> None:
     task = TASKS["conv2d"]
     measured = [(proposal.program, 1e-3) for proposal in _propose(task, 8)]
-    config = SearchConfig(SHORT, SHORT, same_tile=1.0)
+    config = SearchConfig(SHORT, SHORT, max_share_per_tile=1.0)
     batches = [_propose(task, 64, seed, measured, config=config) for seed in range(4)]
     out_of_order = [
         sum(second.predicted_s < first.predicted_s for first, second in itertools.pairwise(batch))

@@ -8,10 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search.remeasurement import ENOUGH, NOISE, MeasuredProgram, remeasurement_count, select_for_remeasurement
+from search.remeasurement import (
+    MAX_MEASUREMENTS,
+    NOISE,
+    MeasuredProgram,
+    remeasurement_count,
+    select_for_remeasurement,
+)
 
 MEASURED = st.lists(
-    st.tuples(st.floats(1e-6, 1.0) | st.just(math.inf), st.integers(1, ENOUGH + 1)), max_size=20
+    st.tuples(st.floats(1e-6, 1.0) | st.just(math.inf), st.integers(1, MAX_MEASUREMENTS + 1)), max_size=20
 )
 
 
@@ -23,8 +29,12 @@ def test_only_programs_that_may_be_the_fastest_are_timed_again(
     chosen = [timed[number] for number in select_for_remeasurement(timed, count)]
     best_s = min((one.seconds for one in timed), default=math.inf)
     assert len(chosen) <= count
-    assert all(one.times < ENOUGH and one.seconds * (1 - NOISE) <= best_s for one in chosen)
-    left = [one for one in timed if one not in chosen and one.times < ENOUGH and math.isfinite(one.seconds)]
+    assert all(one.times < MAX_MEASUREMENTS and one.seconds * (1 - NOISE) <= best_s for one in chosen)
+    left = [
+        one
+        for one in timed
+        if one not in chosen and one.times < MAX_MEASUREMENTS and math.isfinite(one.seconds)
+    ]
     if len(chosen) < count:
         assert all(one.optimistic_s > best_s for one in left)
 
@@ -33,9 +43,9 @@ def test_the_fastest_comes_first_until_it_was_timed_often_enough() -> None:
     measured = [MeasuredProgram("a", 1.0), MeasuredProgram("b", 0.99), MeasuredProgram("c", 2.0)]
     assert select_for_remeasurement(measured, 3) == ["b", "a"]
     # One that was measured seldom may still be faster than one that is well known.
-    measured = [MeasuredProgram("a", 1.0), MeasuredProgram("b", 0.99, ENOUGH)]
+    measured = [MeasuredProgram("a", 1.0), MeasuredProgram("b", 0.99, MAX_MEASUREMENTS)]
     assert select_for_remeasurement(measured, 3) == ["a"]
-    assert select_for_remeasurement([MeasuredProgram("b", 0.99, ENOUGH)], 3) == []
+    assert select_for_remeasurement([MeasuredProgram("b", 0.99, MAX_MEASUREMENTS)], 3) == []
 
 
 def test_without_a_success_nothing_is_timed_again() -> None:

@@ -10,7 +10,7 @@ from search.dag import Dag, Index, Term
 from search.rules.cpu import RESULTS_PER_CORE
 from search.rules.derive import ConditionKind, Rule, State
 from search.rules.space import generate
-from search.sketches.stage import Placement, Rfactor
+from search.sketches.stage import Rfactor, StageKind
 from search.stages.cpu import LoopNest, Tiled
 from tests.unit.search import dags
 from tests.unit.search.builders import dag, node
@@ -38,7 +38,7 @@ def test_an_elementwise_reader_is_computed_in_the_tile() -> None:
         (sketch.stage["conv"].epilogue_level, sketch.stage["relu"].placement)
         for sketch in generate(dags.conv2d(), DEVICE)
     ]
-    assert placed == [(1, Placement.FUSED), (2, Placement.FUSED), (0, Placement.NEST)]
+    assert placed == [(1, StageKind.FUSED), (2, StageKind.FUSED), (0, StageKind.NEST)]
 
 
 def test_an_epilogue_is_fused_into_one_of_its_producers_only() -> None:
@@ -57,8 +57,8 @@ def test_an_epilogue_is_fused_into_one_of_its_producers_only() -> None:
 
 def test_sums_over_constant_matrices_are_unrolled() -> None:
     for sketch in generate(dags.winograd(), DEVICE):
-        assert [stage.node for stage in sketch.placed(Placement.UNROLLED)] == ["packed", "inverse"]
-        assert [stage.node for stage in sketch.placed(Placement.INLINE)] == ["B", "A"]
+        assert [stage.node for stage in sketch.placed(StageKind.UNROLLED)] == ["packed", "inverse"]
+        assert [stage.node for stage in sketch.placed(StageKind.INLINE)] == ["B", "A"]
 
 
 def test_several_results_at_once_are_neither_tiled_nor_factored() -> None:

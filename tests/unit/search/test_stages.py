@@ -11,7 +11,7 @@ from search.cost.machine import Machine
 from search.programs.annotate import valid
 from search.rules.space import generate
 from search.sketches.sketch import Sketch
-from search.sketches.stage import Placement
+from search.sketches.stage import StageKind
 from search.stages.inlined import Fused, Inlined
 from tests.devices import GPU
 from tests.unit.search.dags import DAGS, DEVICE
@@ -51,4 +51,4 @@ def test_every_kind_of_stage_is_derived_for_some_subgraph() -> None:
         for sketch in generate(make(), device)
         for stage in sketch.stages
     }
-    assert derived >= set(Placement) - {Placement.TENSOR, Placement.LOCAL}
+    assert derived >= set(StageKind) - {StageKind.TENSOR, StageKind.LOCAL}

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from search.cost.analytic import estimate
 from search.cost.features import NUM_FEATURES, extract
 from search.cost.model import CostModel
-from search.policy import SearchTask, propose
+from search.policy import TuneContext, propose
 from search.programs.annotate import sample
 from search.programs.program import Program, gather
 from search.rules.space import generate
@@ -65,6 +65,6 @@ def test_one_kernel_for_a_row_is_faster_than_three() -> None:
 
 def test_the_search_proposes_programs_for_a_gpu() -> None:
     graph = dags.conv2d()
-    task = SearchTask(graph, generate(graph, GPU), GPU)
+    task = TuneContext(graph, generate(graph, GPU), GPU)
     proposals = propose(task, CostModel(), [], 8, np.random.default_rng(0))
     assert len(proposals) == 8

@@ -6,7 +6,7 @@ from core.device import Device
 from search.dag import Dag
 from search.rules.derive import Rule, when
 from search.rules.space import generate
-from search.sketches.stage import Placement
+from search.sketches.stage import StageKind
 from search.stages.gpu import ThreadKernel
 from tests.devices import DEVICE, GPU
 from tests.unit.search import dags
@@ -56,7 +56,7 @@ def test_rows_may_be_any_axes_of_the_reader() -> None:
             node("next", {"i": 64, "j": 48}, ["data[i, j]", "sum[j]"], flops=1.0),
         ],
     )
-    (rows,) = (s for s in generate(graph, GPU)[0].stages if s.placement is Placement.ROWS)
+    (rows,) = (s for s in generate(graph, GPU)[0].stages if s.placement is StageKind.ROWS)
     assert rows.rows == (1,)
 
 

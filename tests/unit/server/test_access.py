@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from core.access import Scope
-from records.access import Act, AuditLine
+from records.access import AuditEntry, AuditLine
 from records.storage.database import Database
 from server.access import audit as access_audit
 from server.access.audit import DAILY_S, MAX_REFUSED, AuditLog
@@ -100,8 +100,8 @@ def test_procedures_of_another_service_need_an_administrator() -> None:
     assert procedure_scope("/tunefarm.v2.Fleet/Synchronize") is Scope.ADMIN
 
 
-def act(number: int = 0, outcome: str = "401 token-needed") -> Act:
-    return Act("nobody", f"GET /v1/{number}", "", outcome, "10.0.0.7")
+def act(number: int = 0, outcome: str = "401 token-needed") -> AuditEntry:
+    return AuditEntry("nobody", f"GET /v1/{number}", "", outcome, "10.0.0.7")
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_refusals_fill_few_lines_however_many_they_are(log: AuditLog) -> None:
 
 
 def test_long_texts_are_cut_in_the_audit_log(log: AuditLog) -> None:
-    asyncio.run(log.write(Act("t1", "POST /v1/jobs", "x" * 100_000, "202", "10.0.0.7")))
+    asyncio.run(log.write(AuditEntry("t1", "POST /v1/jobs", "x" * 100_000, "202", "10.0.0.7")))
     assert len(lines(log)[0].act.subject) == 200
 
 
