@@ -12,8 +12,12 @@ import tvm
 import tvm_ffi
 from tvm.tirx import PrimFunc
 
+from compiler import reducers
 from compiler.object_graph import GraphRefused, ObjectGraph
 from compiler.vocabulary import WORKLOAD, describe
+
+# Every process that schedules or compiles workloads imports this module.
+reducers.register()
 
 # A fused subgraph is tens of kilobytes of text; TVM needs about fifty times the text in memory.
 MAX_TEXT_BYTES = 32 << 20

@@ -18,7 +18,7 @@ from benchmarks.timing.interleaved import Block
 from compiler.measuring.builder import BuiltKernel, LocalBuilder
 from compiler.measuring.runner import LocalRunner
 from compiler.target import parse_target
-from compiler.workload import from_json, to_json
+from compiler.workload import to_json
 from core.device import Device
 from core.measurement import Measurement, Outcome
 
@@ -104,11 +104,11 @@ class ProgramMeasurer:
         return self._builder.build(candidate.module_json, candidate.trace)
 
     def _build_plainly(self, module_json: str) -> BuiltKernel | Measurement:
-        """Compile as MetaSchedule's builder does, in this process."""
+        """Compile as MetaSchedule's builder does, in this process, a module that our own process made."""
         start_s = time.perf_counter()
         try:
             with self._target:  # nvcc is called for it
-                library = tvm.compile(from_json(module_json), target=self._target)
+                library = tvm.compile(tvm.ir.load_json(module_json), target=self._target)
             function = library["main"]  # emits the machine code
         except Exception as error:  # TVM raises classes that its C++ side names
             return Measurement(Outcome.BUILD_ERROR, error=str(error))

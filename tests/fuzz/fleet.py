@@ -31,7 +31,8 @@ Code = grpc.StatusCode
 # The statuses that fleet.proto names, without UNAVAILABLE and RESOURCE_EXHAUSTED, which can't occur here.
 ANSWERS = frozenset({Code.OK, Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION, Code.NOT_FOUND})
 EXPECTED: Mapping[str, frozenset[grpc.StatusCode]] = {
-    "worker": ANSWERS,
+    # Aborted: another worker on the same machine has the name.
+    "worker": ANSWERS | {Code.ABORTED},
     "reader": frozenset({Code.PERMISSION_DENIED}),
     "wrong": frozenset({Code.UNAUTHENTICATED}),
     "nobody": frozenset({Code.UNAUTHENTICATED}),
