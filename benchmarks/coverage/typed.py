@@ -126,7 +126,8 @@ def _as(array: Array, dtype: str) -> Array:
     if "float" in dtype:
         return array.astype(np.float32).astype(wanted)
     if "float" in str(array.dtype):
-        array = np.clip(np.rint(np.nan_to_num(array.astype(np.float64)) * 3), -SMALL, SMALL)
+        small = np.clip(np.nan_to_num(array.astype(np.float64)), -SMALL, SMALL)
+        array = np.clip(np.rint(small * 3), -SMALL, SMALL)
     if dtype == "bool":
         return np.asarray(array > 0)
     wide = array.astype(np.int64)

@@ -11,7 +11,7 @@ import zipfile
 import onnx
 from onnx import TensorProto, helper
 
-from tests.unit.core.test_archive_outline import DIGITS
+from tests.tar_blocks import DIGITS
 
 # What code of a model says where it runs.
 CODE_RAN = "code of a model ran"

@@ -46,17 +46,12 @@ class Stuck:
         self._released.set()
 
 
-def import_body() -> bytes:
-    record = {"workload": "abc", "trace": "[[],[]]", "run_secs": [1.0], "target": "{}"}
-    return json.dumps({"workloads": [{"hash": "abc", "module_json": "{}"}], "records": [record]}).encode()
-
-
 def upload(service: Service) -> bool:
     return service.http.post("/v1/models", content=onnx_model()).is_success
 
 
-def import_schedules(service: Service) -> bool:
-    return service.http.post("/v1/schedules/import", content=import_body()).is_success
+def delete_imported(service: Service) -> bool:
+    return service.http.delete("/v1/schedules/imported").is_success
 
 
 def watch(service: Service) -> bool:
@@ -78,7 +73,7 @@ def fetch(service: Service) -> bool:
     ("client", "module", "name"),
     [
         (upload, models, "recognise"),
-        (import_schedules, schedules, "device_class"),
+        (delete_imported, schedules, "device_class"),
         (watch, events, "ends"),
         (fetch, blobs, "chunk"),
     ],

@@ -106,7 +106,7 @@ def test_it_knows_for_which_machines_it_can_link(
     assert own == platform.machine()
     assert own_with_gpus == cuda_machine(own, compiler_version())
     monkeypatch.setattr("compiler.packaging.linker.importlib.util.find_spec", lambda name: None)
-    monkeypatch.setattr("compiler.packaging.linker.shutil.which", lambda name: None)
+    monkeypatch.setattr("system.host_compiler.shutil.which", lambda name: None)
     nowhere = runner.machines()
     assert nowhere.names == ()
     assert "install gcc or clang" in nowhere.problems[0]

@@ -18,6 +18,7 @@ import pytest
 
 from core.archive_outline import MalformedArchive, first_tar_name, zip_names
 from core.model_format import ModelFormat, UnknownFormat, recognise
+from tests.tar_blocks import DIGITS, block, padded
 
 LONG = "deep/" * 60 + "network.onnx"
 MIB = 1 << 20
@@ -44,21 +45,6 @@ def tarred(name: str, layout: int, kind: bytes = tarfile.REGTYPE) -> bytes:
     return buffer.getvalue()
 
 
-def block(kind: bytes, size: int, name: bytes = b"./pax") -> bytes:
-    """Return a tar header with its checksum."""
-    header = bytearray(512)
-    header[: len(name)] = name
-    header[124:136] = b"%011o\0" % size
-    header[156:157] = kind
-    header[257:263] = b"ustar\0"
-    header[148:156] = b"%06o\0 " % (sum(header) + 8 * ord(" "))
-    return bytes(header)
-
-
-def padded(data: bytes) -> bytes:
-    return data + bytes(-len(data) % 512)
-
-
 @pytest.mark.parametrize("layout", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 @pytest.mark.parametrize("name", ["m.onnx", "./dir/m.onnx", "a" * 100, LONG, "übung/模型.onnx"])
 def test_the_first_name_of_a_tar_is_the_one_that_tarfile_reads(name: str, layout: int) -> None:
@@ -82,8 +68,6 @@ def test_an_empty_tar_has_no_name() -> None:
     assert first_tar_name(io.BytesIO(bytes(10240))) is None
 
 
-# The pax header of CVE-2024-6232: digits, which a regular expression of tarfile reads in quadratic time.
-DIGITS = block(b"x", 200_000) + padded(b"1" * 200_000) + block(b"0", 0, b"m.onnx")
 TARS = {
     "digits": DIGITS,
     "few digits": block(b"x", 60_000) + padded(b"1" * 60_000) + block(b"0", 0, b"m.onnx"),
