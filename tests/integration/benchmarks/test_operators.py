@@ -85,7 +85,8 @@ def test_our_search_is_held_against_itself_gone_on_with(monkeypatch: pytest.Monk
     assert names == [f"geometric mean of 1 operators: {name}", f"GMM: {name}"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow_lane
+@pytest.mark.timeout(900)
 def test_one_operator_from_search_to_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = replace(OPERATORS["GMM"], shapes=SMALL, benchmark=SMALL[0])
     monkeypatch.setattr(operators_run, "OPERATORS", {"GMM": small})

@@ -12,7 +12,6 @@ from tvm.s_tir.meta_schedule import TuneContext
 from compiler.lowering.trace import replay, trace_of
 from compiler.target import parse_target
 from core.trace import parse_trace, write_trace
-from tests.marks import slow_except
 from tests.workloads import WORKLOADS, typed_matmul
 
 CPU = {"kind": "llvm", "num-cores": 4, "mcpu": "cascadelake"}
@@ -43,7 +42,9 @@ def samples(module: tvm.IRModule, target: str, count: int) -> list[tvm.s_tir.Sch
     return [one.sch for one in context.generate_measure_candidates() or ()]
 
 
-@pytest.mark.parametrize("name", slow_except(MODULES, "matmul"))
+@pytest.mark.slow_lane
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", MODULES)
 @pytest.mark.parametrize("target", [CPU, GPU], ids=["cpu", "gpu"])
 def test_a_trace_of_metaschedule_comes_back_and_replays(name: str, target: dict[str, object]) -> None:
     module = MODULES[name]

@@ -187,7 +187,7 @@ def test_a_zero_point_that_is_imported_wrongly_is_caught(monkeypatch: pytest.Mon
         return graph.op("DequantizeLinear", node.input(0), node.input(1), zero)
 
     monkeypatch.setitem(operators.CONVERTERS, ("", "DequantizeLinear"), off_by_one)
-    with pytest.raises(ModelError, match=r"^operator QuantizeLinear of .*\['v5'\] is imported wrongly"):
+    with pytest.raises(ModelError, match=r"^operator QuantizeLinear of .*'v5' is imported wrongly"):
         _verify(convolution(Quantized("uint8", 121))[0])
 
 

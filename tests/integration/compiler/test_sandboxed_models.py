@@ -93,7 +93,7 @@ def test_a_small_file_takes_no_gigabytes() -> None:
     begin, end, step = (b.constant(np.int64(number)) for number in (0, 1 << 28, 1))
     data = b.model({"input": [1]}, {b.op("Range", begin, end, step): [1 << 28]})
     assert len(data) < 500
-    with pytest.raises(ModelError, match=r"Unable to allocate|too much memory"):
+    with pytest.raises(ModelError, match=r"computes a constant of 2147483648 bytes; the limit is"):
         import_model(data, {}, TARGET)
 
 
