@@ -168,6 +168,17 @@ static int lane() { return running % 32; }
 #define blockIdx (emulator::block_index)
 #define blockDim (emulator::block_size)
 
+// The infinities of math_constants.h are written as bits.
+static inline float __int_as_float(int bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+static inline double __longlong_as_double(long long bits) {
+  double value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
 static inline void __syncthreads() { emulator::leave(emulator::kAtBarrier); }
 static inline void __syncwarp(unsigned = 0) { emulator::leave(emulator::kReady); }
 static inline unsigned __activemask() { return 0xffffffffu; }
