@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import platform
 from dataclasses import dataclass
 from functools import cached_property
@@ -44,10 +43,6 @@ class Tensor:
                     f"{self.name} has the element type {self.dtype}, which NumPy lacks: "
                     "install the package ml_dtypes"
                 ) from error
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.numpy_dtype.itemsize
 
     def draw(self, rng: np.random.Generator) -> Array:
         """Return values that every model takes: integers may be token ids or a mask, so they are 0 or 1."""
