@@ -25,6 +25,8 @@ def load_session(
     options = runtime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
+    # A session's arena takes a megabyte, and lives as long as a result that lies in it.
+    options.enable_cpu_mem_arena = False
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = runtime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
     wanted = list(names)

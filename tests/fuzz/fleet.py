@@ -116,7 +116,7 @@ def _report(batch: int, **more: Any) -> pb.SynchronizeRequest:
     return pb.SynchronizeRequest(
         protocol=PROTOCOL,
         worker_id=f"well-behaved-{batch}",
-        session_id="session",
+        session_id=f"well-behaved-session-{batch}",
         state="WORKER_STATE_READY",
         device=device_to_wire(simulated_device(0)),
         **more,
