@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from typing import Any
 
 MAX_TRIALS = 10_000_000
 MAX_MINUTES = 60 * 24 * 366
@@ -94,3 +95,67 @@ class Budget:
             raise ValueError(f"latency_s must be more than 0, not {self.latency_s:g}")
         if self.min_gain is not None and not 0 < self.min_gain < 1:
             raise ValueError(f"min_gain must be a part between 0 and 1, not {self.min_gain:g}")
+
+
+def _about(text: str, least: float | None = None, most: float | None = None) -> dict[str, Any]:
+    return {"help": text, "least": least, "most": most}
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """The options of a job: what it may ask for besides a model, a target and goals.
+
+    Requests and jobs inherit these fields, in `records` and in the client. The HTTP bodies and the command
+    line's flags are generated from them: with the default, the help and the limits given here. Raises
+    ValueError, whose message begins with the option's name, for a value outside the limits.
+    """
+
+    batch: int | None = field(
+        default=None,
+        metadata=_about("The leading dimension of inputs, where the model leaves it open.", 1, MAX_BATCH),
+    )
+    seed: int = field(
+        default=0,
+        metadata=_about("Seeds the search's random choices; measured times guide it as well.", 0, 2**63 - 1),
+    )
+    priority: int = field(
+        default=0,
+        metadata=_about("Jobs of higher priority get the devices first.", -MAX_PRIORITY, MAX_PRIORITY),
+    )
+    weight: float = field(
+        default=1.0,
+        metadata=_about(
+            "The job's share of the devices among jobs of equal priority.", MIN_WEIGHT, MAX_WEIGHT
+        ),
+    )
+    build: Build = field(
+        default=Build.AUTO,
+        metadata=_about(
+            "Who compiles the candidates: the device, a builder, or automatically, whichever is quicker."
+        ),
+    )
+    exact: bool = field(
+        default=False,
+        metadata=_about(
+            "Allow other orders of sums only: no Winograd convolution, which rounds differently."
+        ),
+    )
+    tf32: bool = field(
+        default=False,
+        metadata=_about("Let tensor cores of GPUs round factors of float32 to 10 bits of fraction."),
+    )
+
+    def __post_init__(self) -> None:
+        for option in fields(JobOptions):
+            value, least, most = getattr(self, option.name), option.metadata["least"], option.metadata["most"]
+            if isinstance(option.default, StrEnum):
+                object.__setattr__(self, option.name, type(option.default)(value))
+            elif least is not None and value is not None and not least <= value <= most:
+                raise ValueError(f"{option.name} must be between {least} and {most}, not {value}")
+        if self.exact and self.tf32:
+            raise ValueError("tf32 is not exact: leave exact or tf32 out")
+
+
+def options_of(source: object) -> dict[str, Any]:
+    """Return the job options of an object that has an attribute for each: a request, a job, a row."""
+    return {option.name: getattr(source, option.name) for option in fields(JobOptions)}

@@ -23,20 +23,20 @@ def tune(
     minutes: float | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     target: str = "native",
-    exact: bool = False,
-    tf32: bool = False,
     output: Path | None = None,
     server: str | None = None,
     token: str | None = None,
     data: Path | None = None,
+    **options: Any,
 ) -> TuneResult:
     """Tune a model and write a compiled library into `output`, as `tunefarm tune` does with the same options.
 
     `model` is the path of a model's file; a torch.nn.Module, with the `example_inputs` that it is exported
     with; a torch.export.ExportedProgram; or of TVM an IRModule, a TIR function, or a list of tensor
     expressions, inputs before outputs. Like --shape, `shapes` have the shapes of inputs, or the sizes of
-    dimensions, for which the result has `sizes`. Raises TypeError for anything else, CommandError when the
-    job fails, and ClientError.
+    dimensions, for which the result has `sizes`. `options` are fields of `core.job.JobOptions`, such as
+    `exact`. Raises TypeError for anything else, ValueError for an option outside its limits, CommandError
+    when the job fails, and ClientError.
     """
     from core.job import MAX_TRIALS
     from tunefarm.cli.follow import require_done
@@ -50,8 +50,7 @@ def tune(
         shapes={name: tuple(shape) for name, shape in (shapes or {}).items()},
         target=target,
         minutes=minutes,
-        exact=exact,
-        tf32=tf32,
+        **options,
     )
     with _file(model, example_inputs) as path:
         settings = load(server=server, token=token, data=data)

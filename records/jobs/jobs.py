@@ -12,8 +12,6 @@ from sqlalchemy.orm import Session
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from core.job import (
-    MAX_BATCH,
-    MAX_PRIORITY,
     MAX_WEIGHT,
     MIN_WEIGHT,
     TF32,
@@ -21,7 +19,9 @@ from core.job import (
     Budget,
     Build,
     EndReason,
+    JobOptions,
     JobState,
+    options_of,
 )
 from records.fleet import devices
 from records.jobs import events, models
@@ -41,14 +41,11 @@ class IdempotencyConflict(Exception):
 
 
 @dataclass(frozen=True)
-class JobRequest:
+class JobRequest(JobOptions):
     """A request for a job, as stored; clients send it as `tunefarm.client.values.JobRequest`.
 
-    Of the jobs that share a device class, those of higher `priority` go first; of equal priority, each gets
-    trials in proportion to its `weight`. `build` says who compiles the candidates. An `exact` job wants no
-    variants, which round differently; one with `tf32` wants those in TF32, too. `objective` names what is
-    minimized, in which the model counts with `model_weight` beside those of the other jobs of its group.
-    `batch` fixes the leading dimensions that the model leaves open.
+    `objective` names what is minimized. The model counts in it with `model_weight`, beside the models of the
+    other jobs of its group.
     """
 
     model_sha: str
@@ -56,30 +53,14 @@ class JobRequest:
     shapes: dict[str, tuple[int, ...]]
     target: str
     budget: Budget
-    seed: int
-    priority: int = 0
-    weight: float = 1.0
-    build: Build = Build.AUTO
-    exact: bool = False
     objective: str = "sum"
     model_weight: float = 1.0
-    batch: int | None = None
-    tf32: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"a seed must be between 0 and 2**63 - 1, not {self.seed}")
-        if abs(self.priority) > MAX_PRIORITY:
-            raise ValueError(f"a priority must be within {MAX_PRIORITY} of 0, not {self.priority}")
-        if not MIN_WEIGHT <= self.weight <= MAX_WEIGHT:
-            raise ValueError(f"a weight must be between {MIN_WEIGHT} and {MAX_WEIGHT:g}, not {self.weight}")
+        super().__post_init__()
         if not MIN_WEIGHT <= self.model_weight <= MAX_WEIGHT:
             bounds = f"{MIN_WEIGHT} and {MAX_WEIGHT:g}"
             raise ValueError(f"a model's weight must be between {bounds}, not {self.model_weight}")
-        if self.exact and self.tf32:
-            raise ValueError("TF32 is not exact: leave one of the two out")
-        if self.batch is not None and not 1 <= self.batch <= MAX_BATCH:
-            raise ValueError(f"a batch must be between 1 and {MAX_BATCH}, not {self.batch}")
         for name, shape in self.shapes.items():
             if any(extent < 1 for extent in shape):
                 raise ValueError(f"the extents of the shape of {name!r} must be positive, not {shape}")
@@ -436,15 +417,9 @@ def _jobs(session: Session, query: Select[JobRow]) -> list[Job]:
                 shapes=_shapes(row.shapes),
                 target=row.target,
                 budget=Budget(row.trials, row.minutes, row.latency_s, row.min_gain),
-                seed=row.seed,
-                priority=row.priority,
-                weight=row.weight,
-                build=Build(row.build),
-                exact=row.exact,
                 objective=row.objective,
                 model_weight=row.model_weight,
-                batch=row.batch,
-                tf32=row.tf32,
+                **options_of(row),
             ),
             state=JobState(row.state),
             error=row.error,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
@@ -23,16 +23,15 @@ from pydantic import (
 from sqlalchemy.orm import Session
 
 from core.job import (
-    MAX_BATCH,
     MAX_MODELS,
-    MAX_PRIORITY,
     MAX_TRIALS,
     MAX_WEIGHT,
     MIN_WEIGHT,
     Budget,
-    Build,
     EndReason,
+    JobOptions,
     JobState,
+    options_of,
 )
 from records.jobs import deletion, jobs, models, tasks, trials
 from records.jobs.deletion import JobInUse
@@ -46,6 +45,7 @@ from records.schedules.schedules import Record
 from records.storage.statements import digest
 from server.api.artifacts import TAR_ANSWER, artifact_answer
 from server.api.fields import Name, RequestBody, Sha256
+from server.api.job_options import with_job_options
 from server.api.targets import NATIVE, device_class
 from server.conditional import NOT_MODIFIED
 from server.context import ContextDep
@@ -89,9 +89,9 @@ class JobModelBody(RequestBody):
     latency_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 
 
+@with_job_options(required=False)
 class JobRequestBody(JobModelBody):
     """A model to tune: `model` is the sha256 of an uploaded model, `shapes` are those of its dynamic inputs.
-    `batch` fixes the leading dimensions that it leaves open.
 
     `target` is "native" (the class of any worker that is ready) or a device class's key or unique name.
 
@@ -109,16 +109,9 @@ class JobRequestBody(JobModelBody):
     "early-stopping", the sum, leaving subgraphs alone whose latest trials gained nothing; or one that is
     installed with the scheduler.
 
-    Where jobs share devices, those of higher `priority` go first; jobs of equal priority get trials in
-    proportion to their `weight`.
-
     `build` says who compiles the candidates: "device", the devices that measure them; "builder", workers that
     only build, for which the job waits; "auto", a builder if there is one of another kind than the device or
     with at least twice its cores, and otherwise the device.
-
-    With `exact`, operators are computed as they were imported or by variants that differ by the order of sums
-    alone: not by Winograd's convolutions. With `tf32`, GPUs may multiply factors of float32 that are rounded
-    to ten bits of fraction, on their tensor cores.
     """
 
     target: Name = NATIVE
@@ -126,21 +119,13 @@ class JobRequestBody(JobModelBody):
     compile_only: bool = False
     minutes: float | None = None
     min_gain: float | None = Field(default=None, gt=0, lt=1)
-    batch: int | None = Field(default=None, ge=1, le=MAX_BATCH)
     objective: Name | None = None
     others: Annotated[list[JobModelBody], FailFast()] = Field(default=[], max_length=MAX_MODELS - 1)
-    seed: int = Field(default=0, ge=0, lt=2**63)
-    priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
-    weight: float = Field(default=1.0, ge=MIN_WEIGHT, le=MAX_WEIGHT, allow_inf_nan=False)
-    build: Literal["auto", "device", "builder"] = "auto"
-    exact: bool = False
-    tf32: bool = False
 
     @model_validator(mode="after")
     def _some_goal_unless_compile_only(self) -> JobRequestBody:
         latencies = [self.latency_s, *(other.latency_s for other in self.others)]
-        if self.exact and self.tf32:
-            raise ValueError("TF32 is not exact: leave exact or tf32 out")
+        JobOptions(**options_of(self))  # raises ValueError for options that exclude each other
         if self.compile_only and self.trials != 0:
             raise ValueError(f"compile_only spends no trials: leave trials out, not {self.trials}")
         if self.compile_only and (self.min_gain or any(latencies)):
@@ -159,6 +144,7 @@ class JobRequestBody(JobModelBody):
         return Budget(0, minutes).minutes
 
 
+@with_job_options(required=True)
 class JobBody(BaseModel):
     """A job. `message` says what it is doing or waiting for, `error` why it failed.
 
@@ -183,13 +169,6 @@ class JobBody(BaseModel):
     min_gain: float | None
     objective: str
     model_weight: float
-    batch: int | None
-    seed: int
-    priority: int
-    weight: float
-    build: str
-    exact: bool
-    tf32: bool
     members: list[str]
     end_reason: EndReason | None
     seconds_left: float | None
@@ -223,13 +202,6 @@ class JobBody(BaseModel):
             min_gain=request.budget.min_gain,
             objective=request.objective,
             model_weight=request.model_weight,
-            batch=request.batch,
-            seed=request.seed,
-            priority=request.priority,
-            weight=request.weight,
-            build=request.build.value,
-            exact=request.exact,
-            tf32=request.tf32,
             members=list(members),
             end_reason=job.end_reason,
             seconds_left=None if expected_at is None else round(max(expected_at - now, 0.0), 1),
@@ -242,6 +214,7 @@ class JobBody(BaseModel):
             tuned_latency_s=statistics.median(job.tuned_secs) if job.tuned_secs else None,
             untuned_secs=list(job.untuned_secs or ()),
             tuned_secs=list(job.tuned_secs or ()),
+            **options_of(request),
         )
 
 
@@ -548,6 +521,9 @@ def _job_requests(session: Session, body: JobRequestBody, now: float) -> list[Jo
     if body.target != NATIVE:
         device_class(session, body.target, now)  # raises a Problem for an unknown one
     has_latencies = all(one.latency_s for one in asked)
+    # Together they get as much of the devices as one job.
+    weight = max(options_of(body)["weight"] / len(asked), MIN_WEIGHT)
+    options = options_of(body) | {"weight": weight}
     objective = body.objective or ("requirements" if has_latencies else "sum")
     return [
         JobRequest(
@@ -556,16 +532,9 @@ def _job_requests(session: Session, body: JobRequestBody, now: float) -> list[Jo
             shapes={name: tuple(shape) for name, shape in one.shapes.items()},
             target=body.target,
             budget=Budget(body.trials, body.minutes, one.latency_s, body.min_gain),
-            seed=body.seed,
-            priority=body.priority,
-            # Together they get as much of the devices as one job.
-            weight=max(body.weight / len(asked), MIN_WEIGHT),
-            build=Build(body.build),
-            exact=body.exact,
             objective=objective,
             model_weight=one.model_weight,
-            batch=body.batch,
-            tf32=body.tf32,
+            **options,
         )
         for one, model in zip(asked, stored, strict=True)
     ]

@@ -116,7 +116,7 @@ class Service:
     def _add_job(self, number: int) -> None:
         job_id, device = _job_id(number), simulated_device(number)
         build = {0: Build.DEVICE, 1: Build.BUILDER}.get(number, Build.AUTO)
-        request = JobRequest(self.blob, "model", {}, device.key, Budget(10 * TRIALS), 0, build=build)
+        request = JobRequest(self.blob, "model", {}, device.key, Budget(10 * TRIALS), build=build)
         with self.database.begin() as session:
             devices.put_class(session, device)
             jobs.create(session, job_id, request, None, time.time())

@@ -17,7 +17,6 @@ from rich.console import Console
 
 from core.exit_code import ExitCode
 from core.instruction_sets import FeatureError, disabled_features
-from core.job import MAX_WEIGHT, MIN_WEIGHT
 from system.command import CommandError
 from tunefarm.cli.completion import job_ids
 from tunefarm.embedded.service import Service, connect
@@ -96,14 +95,6 @@ def checked_minutes(minutes: float | None) -> float | None:
     if minutes is not None and not 0 < minutes < math.inf:
         raise CommandError(f"--minutes must be more than 0, not {minutes:g}", ExitCode.USAGE)
     return minutes
-
-
-def checked_weight(weight: float) -> float:
-    """Return the weight if a job may have it. Raises CommandError."""
-    if not MIN_WEIGHT <= weight <= MAX_WEIGHT:
-        bounds = f"{MIN_WEIGHT:g} and {MAX_WEIGHT:g}"
-        raise CommandError(f"--weight must be between {bounds}, not {weight:g}", ExitCode.USAGE)
-    return weight
 
 
 def checked_features(features: str | None) -> str | None:

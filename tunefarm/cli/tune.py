@@ -13,9 +13,10 @@ from rich.console import Console
 
 from core.durations import latency_text
 from core.exit_code import ExitCode
-from core.job import MAX_BATCH, MAX_PRIORITY, MAX_TRIALS, MAX_WEIGHT, MIN_WEIGHT, Build, JobState
+from core.job import MAX_TRIALS, MAX_WEIGHT, MIN_WEIGHT, JobOptions, JobState, options_of
 from system.command import CommandError
 from tunefarm.cli.follow import follow_job, require_done
+from tunefarm.cli.job_options import with_job_options
 from tunefarm.cli.options import (
     AsJson,
     Data,
@@ -30,7 +31,6 @@ from tunefarm.cli.options import (
     checked_features,
     checked_minutes,
     checked_model,
-    checked_weight,
     parsed_shapes,
     prepared_output,
     print_json,
@@ -46,28 +46,12 @@ from tunefarm.errors import InputError
 from tunefarm.settings import CommandSettings, load
 
 DEFAULT_TRIALS = 1000
-Exact = Annotated[
-    bool,
-    typer.Option("--exact", help="Allow other orders of sums only: no Winograd, which rounds differently."),
-]
-Tf32 = Annotated[
-    bool,
-    typer.Option("--tf32", help="Let tensor cores of GPUs round factors of float32 to 10 bits of fraction."),
-]
 
 
-Batch = Annotated[
-    int | None,
-    typer.Option(
-        min=1, max=MAX_BATCH, help="The leading dimension of inputs, where the model leaves it open."
-    ),
-]
-
-
+@with_job_options
 def tune(
     models: Annotated[list[Path], typer.Argument(metavar="MODEL")],
     shape: Shape = None,
-    batch: Batch = None,
     trials: Annotated[int | None, typer.Option(min=1, help="Measurements to spend [1000].")] = None,
     minutes: Annotated[float | None, typer.Option(help="Minutes to spend.")] = None,
     latency_ms: Annotated[
@@ -88,22 +72,8 @@ def tune(
         ),
     ] = None,
     target: Target = "native",
-    seed: Annotated[
-        int,
-        typer.Option(min=0, help="Seeds the search's random choices; measured times guide it as well."),
-    ] = 0,
-    priority: Annotated[
-        int,
-        typer.Option(
-            min=-MAX_PRIORITY, max=MAX_PRIORITY, help="Jobs of higher priority get the devices first."
-        ),
-    ] = 0,
-    weight: Annotated[float, typer.Option(help="Its part of them among jobs of equal priority.")] = 1.0,
-    build: Annotated[
-        Build, typer.Option(help="Who compiles the candidates: the device, a builder, or who is quicker.")
-    ] = Build.AUTO,
-    exact: Exact = False,
-    tf32: Tf32 = False,
+    *,
+    options: JobOptions,
     output: Output = None,
     threads: Threads = None,
     features: Features = None,
@@ -121,7 +91,6 @@ def tune(
     latencies = [None if ms is None else ms / 1e3 for ms in wanted]
     if until_gain is not None and not 0 < until_gain < 100:
         raise CommandError(f"--until-gain must be between 0 and 100, not {until_gain:g}", ExitCode.USAGE)
-    _check_precision(exact, tf32)
     has_goal = minutes is not None or until_gain is not None or latency_ms
     request = JobRequest(
         model="",  # known once the file is uploaded
@@ -131,28 +100,16 @@ def tune(
         minutes=checked_minutes(minutes),
         latency_s=latencies[0],
         min_gain=None if until_gain is None else until_gain / 100,
-        batch=batch,
         objective=objective,
         model_weight=weights[0] or 1.0,
         others=tuple(
             ModelRequest("", model_weight=weight or 1.0, latency_s=latency_s)
             for weight, latency_s in zip(weights[1:], latencies[1:], strict=True)
         ),
-        seed=seed,
-        priority=priority,
-        weight=checked_weight(weight),
-        build=build.value,
-        exact=exact,
-        tf32=tf32,
+        **options_of(options),
     )
     settings = load(server=server, token=token, data=data, threads=threads)
     _run_and_print(models, request, output, settings, features, as_json)
-
-
-def _check_precision(exact: bool, tf32: bool) -> None:
-    """Raises CommandError."""
-    if exact and tf32:
-        raise CommandError("--tf32 is not exact: leave it or --exact out", ExitCode.USAGE)
 
 
 def per_model(
@@ -173,13 +130,13 @@ def per_model(
     return list(given)
 
 
+@with_job_options
 def compile_(
     model: ModelFile,
     shape: Shape = None,
-    batch: Batch = None,
     target: Target = "native",
-    exact: Exact = False,
-    tf32: Tf32 = False,
+    *,
+    options: JobOptions,
     output: Output = None,
     features: Features = None,
     server: Server = None,
@@ -189,8 +146,7 @@ def compile_(
 ) -> None:
     """Compile a model at once, with the best schedules known and best guesses for the rest."""
     shapes = parsed_shapes(shape or ())
-    _check_precision(exact, tf32)
-    request = JobRequest("", 0, shapes, target, compile_only=True, exact=exact, batch=batch, tf32=tf32)
+    request = JobRequest("", 0, shapes, target, compile_only=True, **options_of(options))
     _run_and_print([model], request, output, load(server=server, token=token, data=data), features, as_json)
 
 
@@ -379,16 +335,9 @@ def _asked(client: Client, job: Job, request: JobRequest) -> JobRequest | None:
         request.shapes if job.batch is not None else job.shapes,
         job.target,
         job.minutes,
-        job.seed,
         compile_only=job.trials == 0,
-        priority=job.priority,
-        weight=job.weight * max(len(job.members), 1),
-        build=job.build,
-        exact=job.exact,
-        tf32=job.tf32,
         latency_s=job.latency_s,
         min_gain=job.min_gain,
-        batch=job.batch,
         objective=request.objective and job.objective,
         model_weight=job.model_weight,
         others=tuple(
@@ -400,4 +349,5 @@ def _asked(client: Client, job: Job, request: JobRequest) -> JobRequest | None:
             )
             for other, mine in zip(others, request.others, strict=True)
         ),
+        **(options_of(job) | {"weight": min(job.weight * max(len(job.members), 1), MAX_WEIGHT)}),
     )

@@ -63,22 +63,6 @@ ATTEMPTS = 5
 CHUNK_BYTES = 1 << 20
 MAX_PAUSE_S = 60.0
 
-# Fields of a job that older services don't know, with the values that mean what those do.
-_NEWER_FIELDS = {
-    "compile_only": False,
-    "priority": 0,
-    "weight": 1.0,
-    "build": "auto",
-    "exact": False,
-    "tf32": False,
-    "latency_s": None,
-    "min_gain": None,
-    "batch": None,
-    "objective": None,
-    "model_weight": 1.0,
-    "others": (),
-}
-
 _log = logging.getLogger(__name__)
 
 
@@ -149,11 +133,13 @@ class Client:
 
     def submit(self, request: JobRequest, idempotency_key: str | None = None) -> Job:
         """Start a job. The same key with the same request is the same job."""
-        body = asdict(request)
+        # Defaults are left out: an older service refuses a field that it doesn't know.
+        default = asdict(JobRequest(request.model, request.trials))
+        required = ("model", "trials")
         body = {
             name: value
-            for name, value in body.items()
-            if name not in _NEWER_FIELDS or value != _NEWER_FIELDS[name]
+            for name, value in asdict(request).items()
+            if name in required or value != default[name]
         }
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         return _parse(Job, self._post("/v1/jobs", body, headers))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from core.access import Scope
-from core.job import MAX_TRIALS, Build, EndReason, JobState
+from core.job import MAX_TRIALS, EndReason, JobOptions, JobState
 
 # The service takes 10,000 records and 16 MiB at a time; JSON writes many characters as two.
 _PART_RECORDS, _PART_CHARS = 1000, 4 << 20
@@ -34,18 +34,16 @@ class ModelRequest:
 
 
 @dataclass(frozen=True)
-class JobRequest:
-    """A model to tune, named by its SHA-256, and the goals, the first of which ends the search: `trials`, and
-    unless they are None, `minutes`, the seconds `latency_s` of one run of the model, and `min_gain`, the part
-    of them that the next minute must be expected to gain.
+class JobRequest(JobOptions):
+    """A model to tune, named by its SHA-256, with goals and options.
 
-    `shapes` fixes the shapes of dynamic inputs, `batch` the leading dimensions that the model leaves open.
-    The models `others` share the trials; `objective` names what is minimized, in which a model counts with
-    its `model_weight`. `seed` seeds the search's random choices. `compile_only` asks for the model compiled
-    with the schedules known already and best guesses for the rest; its `trials` are 0. Where jobs share
-    devices, those of higher `priority` go first; those of equal priority get trials in proportion to their
-    `weight`. `build` tells whether the device or a builder compiles the candidates. `exact` keeps operators
-    as they were imported, or in other orders of sums; `tf32` lets GPUs multiply in TF32.
+    The first goal that is reached ends the search: `trials` made, and unless they are None, `minutes` spent,
+    `latency_s` seconds for one run of the model, or the next minute expected to gain less than `min_gain`, a
+    part of that latency. `shapes` fixes the shapes of dynamic inputs.
+
+    The models `others` share the trials. `objective` names what is minimized, in which a model counts with
+    its `model_weight`. `compile_only` asks for the model compiled with the schedules known already and best
+    guesses for the rest; its `trials` are 0.
     """
 
     model: str
@@ -53,23 +51,16 @@ class JobRequest:
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     target: str = "native"
     minutes: float | None = None
-    seed: int = 0
     compile_only: bool = False
-    priority: int = 0
-    weight: float = 1.0
-    build: str = Build.AUTO.value
-    exact: bool = False
     latency_s: float | None = None
     min_gain: float | None = None
-    batch: int | None = None
     objective: str | None = None
     model_weight: float = 1.0
-    tf32: bool = False
     others: tuple[ModelRequest, ...] = ()
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(JobOptions):
     """A job in its present state. Times are seconds since the epoch.
 
     Jobs that share their trials are listed in `members`. `end_reason` says what ended the search;
@@ -87,7 +78,6 @@ class Job:
     target: str
     trials: int
     minutes: float | None
-    seed: int
     message: str
     error: str | None
     device_class: str | None
@@ -97,14 +87,8 @@ class Job:
     trials_done: int
     untuned_latency_s: float | None
     tuned_latency_s: float | None
-    priority: int = 0
-    weight: float = 1.0
-    build: str = Build.AUTO.value
-    exact: bool = False
-    tf32: bool = False
     latency_s: float | None = None
     min_gain: float | None = None
-    batch: int | None = None
     objective: str = "sum"
     model_weight: float = 1.0
     members: tuple[str, ...] = ()

@@ -128,7 +128,7 @@ def fill(session: Session, now: float) -> None:
     models.add(session, model, "resnet18", now - 9000)
 
     def submit(job_id: str, name: str, age_s: float, *states: JobState, **ending: Any) -> None:
-        request = JobRequest(model, name, {"input": (1, 3, 224, 224)}, "native", Budget(600, 30.0), 7)
+        request = JobRequest(model, name, {"input": (1, 3, 224, 224)}, "native", Budget(600, 30.0), seed=7)
         jobs.create(session, job_id, request, None, now - age_s)
         for number, state in enumerate(states):
             jobs.set_device_class(session, job_id, CALIBRATED.key)

@@ -162,7 +162,7 @@ def test_any_goal_will_do(service: Service) -> None:
         ({"latency_s": 0.0}, "greater than 0"),
         ({"min_gain": 1.0}, "less than 1"),
         ({"compile_only": True, "min_gain": 0.1}, "compile_only searches nothing"),
-        ({"trials": 1, "exact": True, "tf32": True}, "TF32 is not exact"),
+        ({"trials": 1, "exact": True, "tf32": True}, "tf32 is not exact"),
         ({"trials": 5, "objective": "requirements"}, "needs latency_s of every model"),
         ({"trials": 5, "batch": 0}, "greater than or equal to 1"),
         ({"latency_s": 0.1, "others": [{"model": "0" * 64}]}, "trials must be at least 1"),

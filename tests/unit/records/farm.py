@@ -83,7 +83,7 @@ def measured(secs: float | None) -> Measurement:
 def request(session: Session, **changes: object) -> jobs.JobRequest:
     sha = blobs.put(session, b"a model")
     models.add(session, sha, "resnet", now=1.0)
-    plain = jobs.JobRequest(sha, "resnet", {"data": (1, 3, 224, 224)}, "native", Budget(100), 0)
+    plain = jobs.JobRequest(sha, "resnet", {"data": (1, 3, 224, 224)}, "native", Budget(100))
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 

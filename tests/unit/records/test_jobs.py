@@ -31,15 +31,15 @@ class TestRequest:
 
     @pytest.mark.parametrize("weight", [0.0, -1.0, 1001.0, float("nan"), float("inf")])
     def test_a_weight_must_be_within_bounds(self, session: Session, weight: float) -> None:
-        with pytest.raises(ValueError, match=r"a weight must be between 0\.001 and 1000"):
+        with pytest.raises(ValueError, match=r"weight must be between 0\.001 and 1000"):
             request(session, weight=weight)
 
     def test_a_priority_must_fit_a_column(self, session: Session) -> None:
-        with pytest.raises(ValueError, match="a priority must be within"):
+        with pytest.raises(ValueError, match="priority must be between"):
             request(session, priority=MAX_PRIORITY + 1)
 
     def test_an_exact_job_has_no_tf32(self, session: Session) -> None:
-        with pytest.raises(ValueError, match="TF32 is not exact"):
+        with pytest.raises(ValueError, match="tf32 is not exact"):
             request(session, exact=True, tf32=True)
 
     def test_extents_must_be_positive(self, session: Session) -> None:
