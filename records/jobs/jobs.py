@@ -201,9 +201,14 @@ def get(session: Session, job_id: str) -> Job:
     return found[0]
 
 
-def list_jobs(session: Session, limit: int, before: str | None) -> list[Job]:
-    """Return jobs, newest first, starting after the job `before`. Raises JobNotFound if that is unknown."""
+def list_jobs(session: Session, limit: int, before: str | None, starts_with: str = "") -> list[Job]:
+    """Return jobs whose ids start with `starts_with`, newest first, from the job after `before` on.
+
+    Raises JobNotFound if the job `before` is unknown.
+    """
     query = select(JobRow).order_by(JobRow.created_at.desc(), JobRow.id.desc()).limit(limit)
+    if starts_with:
+        query = query.where(JobRow.id.startswith(starts_with, autoescape=True))
     if before is not None:
         last = get(session, before)
         same_time = and_(JobRow.created_at == last.created_at, JobRow.id < last.id)

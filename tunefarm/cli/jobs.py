@@ -49,6 +49,7 @@ def jobs(
     """List jobs, or show one."""
     with connected(server, token, data) as service:
         client = service.client
+        job = None if job is None else client.job_id(job)
         if live and job is None:
             show_live(lambda: _table(list(islice(client.jobs(), limit))))
             return
@@ -74,7 +75,7 @@ def watch(
 ) -> None:
     """Follow a job to its end."""
     with connected(server, token, data) as service, display(Console(stderr=True), silent=as_json) as shown:
-        finished = follow_job(service, job, shown)
+        finished = follow_job(service, service.client.job_id(job), shown)
     if as_json:
         print_json(asdict(finished))
     else:
@@ -89,7 +90,7 @@ def cancel(
 ) -> None:
     """Cancel a job."""
     with connected(server, token, data) as service:
-        cancelled = service.client.cancel(job)
+        cancelled = service.client.cancel(service.client.job_id(job))
     if as_json:
         print_json(asdict(cancelled))
     else:
@@ -108,6 +109,7 @@ def report(
 ) -> None:
     """Write what a job has found as one HTML file to keep or to send."""
     with connected(server, token, data) as service:
+        job = service.client.job_id(job)
         document = service.client.report(job)
     file = output or Path(f"tunefarm-{job}.html")
     try:
@@ -128,6 +130,7 @@ def delete(
 ) -> None:
     """Delete a finished job and its artifact. What was measured for it stays."""
     with connected(server, token, data) as service:
+        job = service.client.job_id(job)
         service.client.delete(job)
     if as_json:
         print_json({"deleted": job})

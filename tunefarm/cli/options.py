@@ -50,7 +50,9 @@ Features = Annotated[
         help="Instruction sets that the worker started here does without, such as -avx512f or -avx.",
     ),
 ]
-JobId = Annotated[str, typer.Argument(metavar="JOB", autocompletion=job_ids)]
+JobId = Annotated[
+    str, typer.Argument(metavar="JOB", help="A job's id, or the start of it.", autocompletion=job_ids)
+]
 
 
 def checked_model(path: Path) -> Path:

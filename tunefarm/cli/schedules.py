@@ -96,6 +96,8 @@ def export(
     with connect_or_start(load(server=server, token=token, data=data), say) as service:
         if job is None:
             wait_for_device(service, target)
+        else:
+            job = service.client.job_id(job)
         counts = metaschedule_files.write(service.client.export(target=target, job_id=job), output)
     if as_json:
         print_json(asdict(counts))

@@ -61,6 +61,7 @@ EVENT_TIMEOUT = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=60.0)
 CONNECTIONS = 8  # that are kept open, for the threads that share a client
 ATTEMPTS = 5
 CHUNK_BYTES = 1 << 20
+SHOWN_IDS = 3
 MAX_PAUSE_S = 60.0
 
 _log = logging.getLogger(__name__)
@@ -146,6 +147,18 @@ class Client:
 
     def job(self, job_id: str) -> Job:
         return _parse(Job, self._get(f"/v1/jobs/{job_id}"))
+
+    def job_id(self, start: str) -> str:
+        """Return the id of the only job whose id starts so; `start` itself where there is none.
+
+        Raises ClientError for the start of several ids.
+        """
+        page = self._get(_path("/v1/jobs", {"starts_with": start, "limit": SHOWN_IDS}))
+        ids = [job.id for job in _parse(list[Job], page.get("items")) if job.id.startswith(start)]
+        if len(ids) > 1 and start not in ids:
+            listed = ", ".join(ids) + (", ..." if page.get("next") is not None else "")
+            raise ClientError(f"several jobs start with {start!r} ({listed}): give more of the id")
+        return ids[0] if len(ids) == 1 else start
 
     def jobs(self, page_size: int = 50) -> Iterator[Job]:
         """Return all jobs, newest first, fetched a page at a time."""

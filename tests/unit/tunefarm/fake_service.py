@@ -34,6 +34,7 @@ class FakeService:
     )
     module_json: str = "{}"
     members: tuple[str, ...] = ()
+    job_ids: tuple[str, ...] = ("j1",)
 
     def answer(self, request: Request) -> Reply:
         method, path = request.method, request.path
@@ -73,7 +74,7 @@ class FakeService:
             self.requests.append(json.loads(body))
             return asdict(job(state=JobState.QUEUED, members=self.members))
         if path.startswith("/v1/jobs?"):
-            return {"items": [asdict(job())], "next": None}
+            return {"items": [asdict(job(id=one)) for one in self.job_ids], "next": None}
         return asdict(self._job())
 
     def _listed(self) -> dict[str, Any]:

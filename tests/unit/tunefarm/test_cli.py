@@ -288,6 +288,23 @@ def test_jobs_and_workers_are_listed_cancelled_and_deleted(
     assert fake.acted == ["/v1/jobs/j1"] * 2
 
 
+def test_the_start_of_an_id_is_enough(
+    fake: FakeService, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for command in ("jobs", "watch", "cancel", "report", "delete"):
+        flags = ["--output", str(tmp_path / "report.html")] if command == "report" else []
+        assert run(app, [command, "j", *flags, "--server", fake.url]) == ExitCode.OK
+    assert fake.acted == ["/v1/jobs/j1"]
+
+
+def test_the_start_of_two_ids_is_refused(fake: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.job_ids = ("j1", "j2")
+    assert run(app, ["delete", "j", "--server", fake.url]) == ExitCode.REFUSED
+    assert "several jobs start with 'j' (j1, j2): give more of the id" in failure(capsys)
+    assert run(app, ["delete", "j1", "--server", fake.url]) == ExitCode.OK
+    assert fake.acted == ["/v1/jobs/j1"]
+
+
 def test_the_accuracy_of_cost_models_is_shown(fake: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(app, ["model", "--server", fake.url]) == ExitCode.OK
     _, told, untold, legend, *_ = capsys.readouterr().out.splitlines()
