@@ -13,6 +13,8 @@ MAX_PRIORITY = 1_000_000
 MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
 MAX_MODELS = 16
 MAX_BATCH = 65_536
+# The objectives that every service knows; plug-ins add others.
+OBJECTIVE_NAMES = ("sum", "requirements", "speedup", "early-stopping")
 # The name of the variants that a job asks for by `tf32`.
 TF32 = "tf32"
 

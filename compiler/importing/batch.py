@@ -34,9 +34,10 @@ def batch_shapes(file: IO[bytes], shapes: Mapping[str, Shape], batch: int) -> di
             continue
         extents = [_extent(dim, symbols, batch if at == 0 else None) for at, dim in enumerate(dims)]
         if any(extent is None for extent in extents):
+            shape = ",".join(str(extent or 1) for extent in extents)
             raise ModelError(
                 f"input '{name}' leaves more open than the batch: give its whole shape with "
-                f"--shape {name}={batch},3,224,224 (one number per dimension)"
+                f"--shape {name}={shape} (one number per dimension)"
             )
         found[name] = tuple(extent for extent in extents if extent is not None)
     return found

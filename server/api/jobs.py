@@ -27,6 +27,7 @@ from core.job import (
     MAX_TRIALS,
     MAX_WEIGHT,
     MIN_WEIGHT,
+    OBJECTIVE_NAMES,
     Budget,
     EndReason,
     JobOptions,
@@ -50,7 +51,7 @@ from server.api.targets import NATIVE, device_class
 from server.conditional import NOT_MODIFIED
 from server.context import ContextDep
 from server.problems import Problem, problems
-from system import tracing
+from system import plugins, tracing
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -391,11 +392,12 @@ def list_jobs(
     context: ContextDep,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     before: Annotated[Name | None, Query(description="the `next` of the page before")] = None,
+    starts_with: Annotated[Name | None, Query(description="how the ids of the jobs start")] = None,
 ) -> JobsBody:
     """Return a page of jobs, newest first."""
     with context.database.begin() as session:
         try:
-            found = jobs.list_jobs(session, limit + 1, before)
+            found = jobs.list_jobs(session, limit + 1, before, starts_with or "")
         except JobNotFound as error:
             raise Problem(
                 422, "unknown-cursor", f"No job has the id {before!r}: start without it."
@@ -525,6 +527,12 @@ def _job_requests(session: Session, body: JobRequestBody, now: float) -> list[Jo
     weight = max(options_of(body)["weight"] / len(asked), MIN_WEIGHT)
     options = options_of(body) | {"weight": weight}
     objective = body.objective or ("requirements" if has_latencies else "sum")
+    known = {*OBJECTIVE_NAMES, *(one.name for one in plugins.extensions(plugins.OBJECTIVES))}
+    if objective not in known:
+        detail = f"There is no objective {objective!r}: choose one of {', '.join(sorted(known))}."
+        raise Problem(
+            422, "unknown-objective", f"{detail} A plug-in's objective is installed beside the server too."
+        )
     return [
         JobRequest(
             model_sha=model.sha,

@@ -39,7 +39,7 @@ from tunefarm.cli.options import (
 from tunefarm.cli.progress import display, task_table
 from tunefarm.client.artifact import unpack
 from tunefarm.client.client import Client
-from tunefarm.client.sizes import Size, SizesError, sizes_of
+from tunefarm.client.sizes import IncompleteShape, Size, SizesError, check_complete, sizes_of
 from tunefarm.client.values import Job, JobRequest, ModelRequest, Task
 from tunefarm.embedded.service import Service, connect_or_start
 from tunefarm.errors import InputError
@@ -275,9 +275,13 @@ def run_job(
 def _checked_sizes(files: Sequence[Path], request: JobRequest) -> list[list[Size]]:
     """Return the sizes of each model. Raises CommandError."""
     try:
-        return sizes_of(files, request.shapes, request.batch)
+        sizes = sizes_of(files, request.shapes, request.batch)
+        check_complete(files, sizes, request.batch)
+        return sizes
     except SizesError as error:
         raise CommandError(f"--shape doesn't fit: {error}", ExitCode.USAGE) from error
+    except IncompleteShape as error:
+        raise InputError(str(error)) from error
     except OSError as error:
         raise InputError(f"{error.filename} can't be read ({error.strerror})") from error
 

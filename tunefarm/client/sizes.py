@@ -16,6 +16,10 @@ Shape = tuple[int, ...]
 Dimensions = tuple[int | str, ...]
 
 
+class IncompleteShape(ValueError):
+    """An input has a dimension that nothing fixes. The message is one sentence for the user."""
+
+
 class SizesError(ValueError):
     """The sizes can't be those of the models. The message is one sentence for the user."""
 
@@ -50,6 +54,27 @@ def sizes_of(
     found = [_sizes(inputs, given, batch) for inputs in known]
     _check_number(sum(map(len, found)))
     return found
+
+
+def check_complete(models: Sequence[Path], sizes: Sequence[Sequence[Size]], batch: int | None) -> None:
+    """Raises IncompleteShape where an ONNX model's input has a dimension that nothing fixes, OSError."""
+    for model, of_model in zip(models, sizes, strict=True):
+        inputs = _declared(model) or {}
+        # A batch is the size of leading dimensions, wherever the file names them.
+        batches = {dims[0] for dims in inputs.values() if dims and batch is not None}
+        for name, dims in inputs.items():
+            left = [at for at, dim in enumerate(dims) if not _is_fixed(dim)]
+            unknown = [
+                at for at in left if batch is None or (at and (not dims[at] or dims[at] not in batches))
+            ]
+            if not unknown or any(name in size.shapes for size in of_model):
+                continue
+            shape = ",".join(str(dim if _is_fixed(dim) else 1) for dim in dims)
+            how = f"--shape {name}={shape}"
+            how = f"--batch 1, or {how}" if left == [0] else how
+            raise IncompleteShape(
+                f"input '{name}' of {model.name} leaves dimensions open {_text(dims)}: give {how}"
+            )
 
 
 def _check_number(sizes: int) -> None:
@@ -99,10 +124,14 @@ def _sizes(inputs: Mapping[str, Dimensions], given: Mapping[str, Shape], batch: 
 def _extent(name: str, dim: int | str, chosen: Mapping[str, int], otherwise: int | None) -> int:
     extent = (dim if isinstance(dim, int) else chosen.get(dim)) or otherwise
     if extent is None:
-        how = f"give its size too, {dim}=1" if dim else f"give its whole shape, {name}=1,3,224,224"
+        how = f"give its size too, {dim}=1" if dim else f"give its whole shape with --shape {name}=..."
         what = f"'{dim}'" if dim else "another dimension"
         raise SizesError(f"input '{name}' leaves {what} open: {how}")
     return extent
+
+
+def _is_fixed(dim: int | str) -> bool:
+    return isinstance(dim, int) and dim > 0
 
 
 def _open(inputs: Mapping[str, Dimensions]) -> set[str]:

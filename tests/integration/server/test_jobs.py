@@ -64,6 +64,26 @@ def test_jobs_are_listed_by_page_newest_first(service: Service) -> None:
     assert seen == ids[::-1]
 
 
+def test_jobs_are_found_by_the_start_of_their_ids(service: Service) -> None:
+    first, *_ = service.submit(), service.submit()
+    for start, found in ((first, [first]), ("%", []), ("nothing", [])):
+        page = service.http.get("/v1/jobs", params={"starts_with": start}).json()
+        assert [job["id"] for job in page["items"]] == found
+    with service.database.begin() as session:
+        for job_id in ("same-1", "same-2"):
+            job = jobs.get(session, first)
+            jobs.create(session, job_id, job.request, None, job.created_at + 5)
+    page = service.http.get("/v1/jobs", params={"starts_with": "same-"}).json()
+    assert {job["id"] for job in page["items"]} == {"same-1", "same-2"}
+
+
+def test_an_unknown_objective_is_refused_before_the_model_is_read(service: Service) -> None:
+    body = {"model": service.upload(), "trials": 8, "objective": "nope"}
+    answer = service.http.post("/v1/jobs", json=body)
+    assert answer.status_code == 422
+    assert "choose one of early-stopping, requirements, speedup, sum" in answer.json()["detail"]
+
+
 def test_an_unfinished_job_is_cancelled_once_and_for_all(service: Service) -> None:
     job_id = service.submit()
     for _ in range(2):

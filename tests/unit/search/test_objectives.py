@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from core.job import OBJECTIVE_NAMES
 from search.objectives import (
     OBJECTIVES,
     Network,
@@ -73,3 +74,7 @@ def test_a_users_own_objective_may_be_any_function() -> None:
 def test_an_objective_that_fails_says_why(objective: Objective, why: str) -> None:
     with pytest.raises(ObjectiveError, match=why):
         slopes(objective, [FAST, SLOW])
+
+
+def test_every_service_knows_the_objectives_of_the_search() -> None:
+    assert set(OBJECTIVE_NAMES) == set(OBJECTIVES)

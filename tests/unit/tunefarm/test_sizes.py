@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.onnx_models import Builder, Extent, fully_convolutional, masked_attention, residual
-from tunefarm.client.sizes import Shape, Size, SizesError, sizes_of
+from tunefarm.client.sizes import IncompleteShape, Shape, Size, SizesError, check_complete, sizes_of
 
 
 def sizes(
@@ -111,3 +111,33 @@ def test_sizes_that_cannot_be_are_refused(given: dict[str, Shape], why: str, tmp
 def test_a_dimension_without_a_name_needs_the_whole_shape(tmp_path: Path) -> None:
     with pytest.raises(SizesError, match="input 'x' leaves another dimension open: give its whole shape"):
         sizes(tmp_path, named(x=["n", ""]), {"n": (5, 6)})
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "advice"),
+    [
+        (named(x=["n", 3, 96, 96]), None, "--batch 1, or --shape x=1,3,96,96"),
+        (named(x=[0, 3, 96, 96]), None, "--batch 1, or --shape x=1,3,96,96"),
+        (named(x=["n", "tokens"]), None, "--shape x=1,1"),
+        (named(x=["n", "tokens"]), 2, "--shape x=1,1"),
+    ],
+)
+def test_open_dimensions_are_refused_with_the_models_own_extents(
+    tmp_path: Path, model: bytes, batch: int | None, advice: str
+) -> None:
+    path = tmp_path / "net.onnx"
+    path.write_bytes(model)
+    with pytest.raises(IncompleteShape, match=f"leaves dimensions open .*: give {advice}$"):
+        check_complete([path], sizes_of([path], {}, batch), batch)
+
+
+@pytest.mark.parametrize(
+    ("given", "batch"),
+    [({"x": (1, 3, 8, 8)}, None), ({"n": (1, 2), "side": (8,)}, None), ({"side": (8,)}, 4)],
+)
+def test_dimensions_that_are_given_are_complete(
+    tmp_path: Path, given: Mapping[str, Shape], batch: int | None
+) -> None:
+    path = tmp_path / "net.onnx"
+    path.write_bytes(named(x=["n", 3, "side", "side"]))
+    check_complete([path], sizes_of([path], given, batch), batch)
