@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy import delete, insert, or_, select, update
 from sqlalchemy.orm import Session
 
-from core.access import Scope
+from core.access import WARNED_BEFORE_S, Scope
 from records.storage.database import NotFound
 from records.storage.statements import changed
 from records.storage.tables import AuditRow, TokenRow
@@ -100,6 +100,18 @@ def tokens(session: Session) -> list[Token]:
     """Return all tokens, newest first."""
     newest = select(TokenRow).order_by(TokenRow.created_at.desc(), TokenRow.id.desc())
     return [_token(row) for row in session.scalars(newest)]
+
+
+def ending_tokens(session: Session, now: float) -> list[Token]:
+    """Return the valid tokens that expire within WARNED_BEFORE_S, the next to expire first."""
+    soon = (
+        TokenRow.revoked_at.is_(None),
+        TokenRow.expires_at > now,
+        TokenRow.expires_at <= now + WARNED_BEFORE_S,
+    )
+    return [
+        _token(row) for row in session.scalars(select(TokenRow).where(*soon).order_by(TokenRow.expires_at))
+    ]
 
 
 def revoke_token(session: Session, token_id: str, now: float) -> Token:

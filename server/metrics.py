@@ -64,6 +64,11 @@ class ServerMetrics:
             "Workers that are there and can't measure or build; `tunefarm workers` says why",
             registry=self.registry,
         )
+        self.ending_tokens = Gauge(
+            "tunefarm_ending_tokens",
+            "Valid tokens that expire within 14 days; `tunefarm token list` says when",
+            registry=self.registry,
+        )
         self.trials_per_minute = Gauge(
             "tunefarm_trials_per_minute",
             "Trials that the workers of a device class measured a minute, over the last five",

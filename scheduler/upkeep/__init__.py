@@ -1,1 +1,1 @@
-"""The upkeep of the service, done by sweeps: lapsed leases, builders that build nothing, unused files."""
+"""The upkeep of the service by sweeps: lapsed leases, idle builders, unused files, tokens that expire."""

@@ -15,6 +15,7 @@ from scheduler.app import STEP_OF
 from scheduler.context import Context
 from scheduler.upkeep.builder_fallback import BuilderFallback
 from scheduler.upkeep.garbage_collection import GarbageCollector
+from scheduler.upkeep.token_reminder import TokenReminder
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,7 @@ class Sweeper:
         self.context = context
         self._builder_fallback = BuilderFallback()
         self._garbage_collector = GarbageCollector()
+        self._token_reminder = TokenReminder()
 
     def repair(self) -> None:
         """End lapsed leases, and what else is due. What fails is logged and tried again the next time."""
@@ -37,6 +39,7 @@ class Sweeper:
                 events.drop_old_progress(session, [job.id for job in unfinished])
             self._builder_fallback.check(database, now())
             self._garbage_collector.collect(database, now())
+            self._token_reminder.remind(database, now())
             self.context.metrics.sweeps.labels("well").inc()
         except StorageError as error:
             log.error("no sweep: %s", error)

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 from starlette.concurrency import run_in_threadpool
 
-from core.access import Scope
+from core.access import DEFAULT_LIFETIME_S, Scope
 from records import access
 from records.access import AuditLine, Token
 from server.access.authentication import TOKEN_PREFIX, token_digest
@@ -24,13 +24,13 @@ Lifetime = Annotated[float, Field(gt=0, le=_CENTURY_S, allow_inf_nan=False)]
 
 
 class TokenRequestBody(RequestBody):
-    """A token to make. With `expires_after_s` null it is valid until it is revoked."""
+    """A token to make. With `expires_after_s` null it is valid until it is revoked; left out, for 90 days."""
 
     model_config = ConfigDict(strict=False)  # a scope comes as its name
 
     name: Name
     scopes: Annotated[list[Scope], FailFast()] = Field(min_length=1, max_length=len(Scope))
-    expires_after_s: Lifetime | None = None
+    expires_after_s: Lifetime | None = DEFAULT_LIFETIME_S
 
 
 class TokenBody(BaseModel):

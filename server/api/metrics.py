@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from core.job import JobState
 from core.measurement import Outcome
 from core.worker import Role, Wanted, WorkerState
+from records import access
 from records.fleet import devices, leases
 from records.fleet.devices import WorkerInfo
 from records.jobs import jobs
@@ -38,8 +39,10 @@ def metrics(context: ContextDep) -> Response:
         workers = devices.workers(session)
         rates, held = leases.trials_per_minute(session, now), leases.held(session, now)
         models = cost_models.newest_evaluated(session)
+        ending = access.ending_tokens(session, now)
     _set_queues(gauges, queues, now)
     _set_models(gauges, models)
+    gauges.ending_tokens.set(len(ending))
     _set_measured(gauges, workers)
     workers_by_state = Counter(_state(worker, now) for worker in workers)
     for label in (*WorkerState, _LOST, Wanted.EVICTED):
