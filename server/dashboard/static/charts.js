@@ -121,8 +121,11 @@ function ticks({ log, format }) {
 }
 
 // The options by which uPlot draws a series in colours: of its line, of the area below, and of the page.
-function drawn({ kind, label }, stroke, fill, surface) {
-  const plain = { label, stroke, width: 2, spanGaps: true, points: { show: false } };
+function drawn({ kind, label, values }, stroke, fill, surface) {
+  const isSingle = values.filter((value) => value !== null).length === 1;
+  // A line through a single point is invisible.
+  const points = isSingle ? { show: true, size: 7, stroke, fill: stroke } : { show: false };
+  const plain = { label, stroke, width: 2, spanGaps: true, points };
   if (kind === "points") {
     return { ...plain, paths: () => null, points: { show: true, size: 7, width: 1.5, stroke, fill: surface } };
   }

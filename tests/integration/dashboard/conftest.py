@@ -221,3 +221,37 @@ def measure(session: Session, job_id: str, begun: float, count: int) -> None:
     decisions = "C SSRSRS\n  S0 i=14\n  S1 j=4\n  unroll 512"
     listings.add(session, [before, Listing("w0", digest(fastest.trace), text, decisions)])
     jobs.count(session, job_id, issued=count, done=count)
+
+
+def add_schedules(session: Session, count: int) -> None:
+    """Store one measured trial of each of so many subgraphs named `many`."""
+    job_id, now = "job-cancelled", time.time()
+    specs = [
+        TaskSpec(job_id, f"many-{number}", f"many {number}", 1, 1e6, True, "", ()) for number in range(count)
+    ]
+    for spec in specs:
+        tasks.put_workload(session, spec.workload_hash, "{}")
+    tasks.add_tasks(session, job_id, specs)
+    rows = [
+        {
+            "job_id": job_id,
+            "task_id": task.id,
+            "workload_hash": task.workload_hash,
+            "round": 0,
+            "program": {},
+            "trace": "[[],[]]",
+            "trace_sha": digest("[[],[]]"),
+            "predicted_s": 1e-3,
+            "estimated_s": 1e-3,
+            "state": "done",
+            "attempts": 1,
+            "created_at": now,
+            "finished_at": now,
+            "outcome": Outcome.OK,
+            "error": "",
+            "latency_s": 1e-3,
+            "run_secs": [1e-3],
+        }
+        for task in tasks.for_job(session, job_id)
+    ]
+    schedules.put_trials(session, list(session.scalars(insert(TrialRow).returning(TrialRow.id), rows)), now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Literal
 
@@ -9,13 +10,17 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, Response, expect
 
+from core.access import Scope
 from core.exit_code import ExitCode
 from core.job import JobState
+from records import access
+from records.access import AuditEntry, Token
 from records.jobs import jobs
+from server.access.authentication import token_digest
 from tests.integration.server.conftest import Service, onnx_model
 from tunefarm.cli.app import app, run
 
-from .conftest import ADMIN, CALIBRATED, EVIL, READER
+from .conftest import ADMIN, CALIBRATED, EVIL, READER, add_schedules
 
 PAGES = [
     *("#/jobs", "#/jobs/job-done", "#/jobs/job-done/tasks/w0"),
@@ -118,6 +123,68 @@ def test_schedules_are_found_by_operator_and_shape(page: Page, site: Service) ->
         expect(page.get_by_role("link", name="Download the schedule of")).to_have_count(number)
 
 
+def test_more_schedules_are_shown_at_a_press(page: Page, site: Service) -> None:
+    with site.database.begin() as session:
+        add_schedules(session, 130)
+    open_page(page, site, "#/schedules")
+    page.get_by_role("searchbox").fill("many")
+    page.keyboard.press("Enter")
+    links = page.get_by_role("link", name="Download the schedule of")
+    for shown in (50, 100):
+        expect(links).to_have_count(shown)
+        page.get_by_role("button", name="More schedules").click()
+    expect(links).to_have_count(130)
+    expect(page.get_by_role("button", name="More schedules")).to_have_count(0)
+
+
+def test_a_workloads_hash_is_shown_and_copied(page: Page, site: Service) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    open_page(page, site, "#/jobs/job-done/tasks/w0")
+    page.get_by_role("button", name="Copy the hash w0").click()
+    expect(page.get_by_role("button", name="Copy the hash w0")).to_have_text("copied")
+    assert page.evaluate("navigator.clipboard.readText()") == "w0"
+
+
+def test_the_audit_log_fits_its_box(page: Page, site: Service) -> None:
+    entry = AuditEntry("f" * 32, "DELETE /v1/jobs/{job_id}", "s" * 200, "404", "2001:db8:" + "1" * 30)
+    with site.database.begin() as session:
+        access.append_audit(session, {entry: 3}, time.time())
+    for width in (1440, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        open_page(page, site, "#/access")
+        region = page.get_by_role("region", name="Audit log")
+        expect(region).to_contain_text("s" * 200)
+        assert region.evaluate("box => box.scrollWidth - box.clientWidth") <= 0
+
+
+def test_a_token_that_expires_soon_is_announced(page: Page, site: Service) -> None:
+    with site.database.begin() as session:
+        for days in (13, 15):
+            token = Token(
+                f"id-{days}", f"for {days} days", frozenset({Scope.READ}), 1.0, time.time() + days * 86400
+            )
+            access.add_token(session, token, token_digest(token.id))
+    open_page(page, site, "#/access")
+    expect(page.get_by_text("The token for 13 days expires on")).to_be_visible()
+    expect(page.get_by_text("The token for 15 days expires on")).to_have_count(0)
+    expect(page.get_by_label("Days it is valid")).to_have_value("90")
+
+
+def test_both_maps_show_the_same_subgraphs(page: Page, site: Service) -> None:
+    open_page(page, site, "#/jobs/job-running")
+    maps = page.locator("ul.treemap")
+    expect(maps).to_have_count(2)
+    before, after = (set(one.locator("b").all_inner_texts()) for one in maps.all())
+    assert before == after
+
+
+def test_a_service_of_this_machine_alone_says_how_others_reach_it(page: Page, site: Service) -> None:
+    open_page(page, site, "#/devices")
+    page.get_by_text("Attach a device").click()
+    expect(page.get_by_text("tunefarm up --host 0.0.0.0 --token SECRET")).to_be_visible()
+    expect(page.get_by_text("tunefarm-install")).to_have_count(0)
+
+
 def test_devices_say_why_they_cannot_measure_and_are_told_what_to_do(page: Page, site: Service) -> None:
     open_page(page, site, "#/devices")
     expect(page.get_by_text("Can't measure: the compiler is missing: apt-get install gcc")).to_be_visible()
@@ -134,7 +201,7 @@ def test_an_administrator_makes_and_revokes_a_token(page: Page, site: Service) -
     # The lists below have a status of their own while they load.
     expect(page.get_by_role("status").filter(has_text="tf_")).to_be_visible()
     page.on("dialog", lambda dialog: dialog.accept())
-    page.get_by_role("button", name="Revoke").click()
+    page.get_by_role("button", name=f"Revoke {EVIL}").click()
     expect(page.get_by_role("cell", name="revoked")).to_be_visible()
 
 

@@ -9,6 +9,13 @@ import { Alert, Answer, State } from "tunefarm/pages/parts.js";
 const SCOPES = [["read", "see everything"], ["submit", "start and cancel jobs"], ["worker", "be a worker"], ["admin", "everything"]];
 const DAY_S = 86400;
 
+// People are warned so long before a token expires.
+const WARNED_BEFORE_S = 14 * DAY_S;
+
+function endsSoon(token) {
+  return token.state === "active" && token.expires_at !== null && token.expires_at - Date.now() / 1e3 < WARNED_BEFORE_S;
+}
+
 export function AccessPage() {
   const tokens = useAnswer("v1/tokens");
   const audit = useAnswer("v1/audit?limit=50");
@@ -38,7 +45,7 @@ export function AccessPage() {
       <h2>A new token</h2>
       <div class="fields">
         <label>Name <input name="name" required maxlength="256" /></label>
-        <label>Days it is valid <input name="days" type="number" min="1" max="36500" placeholder="no limit" /></label>
+        <label>Days it is valid <input name="days" type="number" min="1" max="36500" value="90" placeholder="no limit" /></label>
         <fieldset class="scopes"><legend>Scopes</legend>
           ${SCOPES.map(([scope, may]) => html`<label><input type="checkbox" name="scope" value=${scope} /> <b>${scope}</b> <span class="muted">${may}</span></label>`)}
         </fieldset>
@@ -50,6 +57,7 @@ export function AccessPage() {
     <${Answer} answer=${tokens}>
       ${({ items }) => html`<section class="card">
         <h2>Tokens</h2>
+        ${items.filter(endsSoon).map((token) => html`<p class="alert" key=${token.id}>The token ${token.name} expires on ${time(token.expires_at)}: create another one.</p>`)}
         ${items.length === 0 && html`<p class="muted">None yet.</p>`}
         ${items.length > 0 &&
         html`<table class="cards">
@@ -76,10 +84,17 @@ export function AccessPage() {
         <h2>Audit log</h2>
         ${!items.length && html`<p class="muted">Nothing was changed yet.</p>`}
         ${items.length > 0 && html`<div class="scroll" tabindex="0" role="region" aria-label="Audit log">
-          <table>
+          <table class="cards audit">
             <thead><tr><th scope="col">When</th><th scope="col">Who</th><th scope="col">What</th><th scope="col">Subject</th><th scope="col">Outcome</th><th scope="col">From</th></tr></thead>
             <tbody>
-              ${items.map((line) => html`<tr key=${line.id}><td>${ago(line.at)}</td><td>${line.who}</td><td>${line.action}</td><td>${line.subject}</td><td>${line.outcome}${line.times > 1 && ` ×${line.times}`}</td><td>${line.address}</td></tr>`)}
+              ${items.map((line) => html`<tr key=${line.id}>
+                <th scope="row" data-label="When">${ago(line.at)}</th>
+                <td data-label="Who">${line.who}</td>
+                <td data-label="What">${line.action}</td>
+                <td data-label="Subject">${line.subject}</td>
+                <td data-label="Outcome">${line.outcome}${line.times > 1 && ` ×${line.times}`}</td>
+                <td data-label="From">${line.address}</td>
+              </tr>`)}
             </tbody>
           </table>
         </div>`}

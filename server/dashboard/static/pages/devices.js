@@ -24,9 +24,20 @@ export function DevicesPage({ scopes }) {
   `;
 }
 
+function isLoopback(host) {
+  return host === "localhost" || host === "[::1]" || host.startsWith("127.");
+}
+
 // How to attach a machine, which then appears above.
 function Attach({ isOpen }) {
   const script = new URL("install", location.href.split("#")[0]);
+  if (isLoopback(script.hostname)) {
+    return html`<details class="card" open=${isOpen}>
+      <summary>Attach a device</summary>
+      <p>Other machines can't reach <code>${script.host}</code>. Start the service so that they can, and open this page by the machine's name:</p>
+      <pre tabindex="0"><code>tunefarm up --host 0.0.0.0 --token SECRET</code></pre>
+    </details>`;
+  }
   return html`<details class="card" open=${isOpen}>
     <summary>Attach a device</summary>
     <p>Paste this on the machine that is to measure. It downloads a script to read first, and runs it:</p>

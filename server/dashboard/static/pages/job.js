@@ -169,20 +169,23 @@ function grouped(parts) {
 
 function Maps({ job, parts }) {
   const seconds = (part, key) => (part[key] === null ? 0 : part[key] * part.weight);
+  // A subgraph that this job hasn't measured has no first program: it is in neither map.
+  const both = parts.filter((part) => part.first_s !== null && part.best_s !== null);
+  const missing = parts.filter((part) => part.own.covered).length - both.length;
   const items = (key) =>
-    parts.map((part, number) => ({
+    both.map((part) => ({
       key: part.workload,
       label: part.name,
       detail: latency(seconds(part, key)),
       value: seconds(part, key),
-      colour: colour(number),
+      colour: colour(parts.indexOf(part)),
       href: taskHref(job, part.workload),
     }));
   const [before, after] = [items("first_s"), items("best_s")];
   const whole = Math.max(...[before, after].map((map) => sum(map.map((item) => item.value))));
   return html`<section class="card">
     <h2>Where the network's time goes</h2>
-    <p class="muted">Areas are seconds of one run, on one scale.</p>
+    <p class="muted">Areas are seconds of one run, on one scale.${missing > 0 && ` ${plural(missing, "subgraph")} that this job hasn't measured ${missing === 1 ? "is" : "are"} left out of both.`}</p>
     <${Treemap} title="With the first program measured of each" note=${latency(sum(before.map((item) => item.value)))} items=${before} whole=${whole} />
     <${Treemap} title="With the best program known" note=${latency(sum(after.map((item) => item.value)))} items=${after} whole=${whole} />
   </section>`;

@@ -1,4 +1,5 @@
 // Pieces that several pages have.
+import { useState } from "preact/hooks";
 import { html } from "tunefarm/html.js";
 
 // As many as a job may ask for: it has another goal.
@@ -17,6 +18,17 @@ export function Alert({ problem }) {
 
 export function State({ state }) {
   return html`<span class=${`state ${state}`}>${state}</span>`;
+}
+
+// A workload's hash, by which the command line finds its schedules, with a button that copies it.
+export function Hash({ workload }) {
+  const [isCopied, setCopied] = useState(false);
+  const copy = async () => {
+    await navigator.clipboard.writeText(workload);
+    setCopied(true);
+  };
+  // Browsers have a clipboard only over https and on this machine.
+  return html`<code>${workload}</code>${navigator.clipboard && html` <button type="button" class="small" onClick=${copy} aria-label=${`Copy the hash ${workload}`}>${isCopied ? "copied" : "copy"}</button>`}`;
 }
 
 // A figure with its name below.

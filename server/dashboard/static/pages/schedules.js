@@ -3,17 +3,23 @@ import { useState } from "preact/hooks";
 import { ago, latency, speed } from "tunefarm/format.js";
 import { useAnswer } from "tunefarm/hooks.js";
 import { html } from "tunefarm/html.js";
-import { Answer } from "tunefarm/pages/parts.js";
+import { Answer, Hash } from "tunefarm/pages/parts.js";
+
+// Rows that a button adds, and the most that the service answers with.
+const PAGE = 50;
+const MOST = 200;
 
 export function SchedulesPage() {
   const classes = useAnswer("v1/device-classes");
   const [target, setTarget] = useState(null);
   const [words, setWords] = useState("");
   const key = target ?? classes.value?.items[0]?.key ?? null;
-  const found = useAnswer(key && `v1/schedules?target=${key}&words=${encodeURIComponent(words)}`);
+  const [shown, setShown] = useState(PAGE);
+  const found = useAnswer(key && `v1/schedules?target=${key}&words=${encodeURIComponent(words)}&limit=${Math.min(shown + 1, MOST)}`);
   const search = (event) => {
     event.preventDefault();
     setWords(new FormData(event.target).get("words").trim());
+    setShown(PAGE);
   };
   if (classes.value && !key) return html`<h1>Best schedules</h1><p class="muted">No device has measured anything yet.</p>`;
   return html`
@@ -35,9 +41,9 @@ export function SchedulesPage() {
               <caption class="hidden">Best schedules, the newest subgraphs first</caption>
               <thead><tr><th scope="col">Operator</th><th scope="col">Latency</th><th scope="col">Speed</th><th scope="col">Measured</th><th scope="col">Trace</th></tr></thead>
               <tbody>
-                ${items.map(
+                ${items.slice(0, shown).map(
                   ({ workload, name, signature, flops, latency_s, created_at }) => html`<tr key=${workload}>
-                    <th scope="row" data-label="Operator">${name}<br /><code class="muted">${signature || workload}</code></th>
+                    <th scope="row" data-label="Operator">${name}${signature && html`<br /><code class="muted">${signature}</code>`}<br /><span class="muted"><${Hash} workload=${workload} /></span></th>
                     <td data-label="Latency">${latency(latency_s)}</td>
                     <td data-label="Speed">${speed(flops, latency_s)}</td>
                     <td data-label="Measured">${ago(created_at)}</td>
@@ -45,7 +51,9 @@ export function SchedulesPage() {
                   </tr>`,
                 )}
               </tbody>
-            </table>`
+            </table>
+            ${items.length > shown && html`<p><button type="button" onClick=${() => setShown(shown + PAGE)}>More schedules</button></p>`}
+            ${items.length === MOST && shown >= MOST && html`<p class="muted">These are the newest ${MOST}: search for words to find others, or download all.</p>`}`
           : html`<p class="muted">No schedule has these words.</p>`}
     <//>
   `;

@@ -4,7 +4,7 @@ import { Chart } from "tunefarm/charts.js";
 import { ago, bytes, digits, latency, scaled, speed } from "tunefarm/format.js";
 import { useAnswer } from "tunefarm/hooks.js";
 import { html } from "tunefarm/html.js";
-import { Answer, Fact } from "tunefarm/pages/parts.js";
+import { Answer, Fact, Hash } from "tunefarm/pages/parts.js";
 import { Roofline } from "tunefarm/pages/roofline.js";
 import { rankCorrelation, subgraphs } from "tunefarm/series.js";
 
@@ -19,6 +19,7 @@ export function SubgraphPage({ id, workload }) {
       <p class="muted"><a href=${`#/jobs/${encodeURIComponent(id)}`}>${job.value?.model_name ?? "The job"}</a> / subgraph</p>
       <h1>${task.name}${task.variant && html` <span class="muted">by ${task.variant}</span>`}</h1>
       ${task.signature && html`<p><code>${task.signature}</code></p>`}
+      <p class="muted">Workload <${Hash} workload=${task.workload} />: <code>tunefarm show</code> and <code>tunefarm best</code> take it.</p>
       ${!task.covered && html`<p>The search doesn't tune it: ${task.reason}.</p>`}
       <dl class="facts">
         <${Fact} name="best program">${latency(task.best_s)}<//>
