@@ -1,7 +1,9 @@
 """A TVM database of the best schedules that a tunefarm service knows. Needs TVM.
 
 module = relax.transform.AttachAttrLayoutFreeBuffers()(module)
-with Client("http://tuner:8760") as client, service_database(ScheduleCache(client, "rpi5"), module):
+with Client("http://tuner:8760") as client:
+    database = service_database(ScheduleCache(client, "rpi5"), module)
+with Target(json.loads(target)), database:
     module = relax.transform.MetaScheduleApplyDatabase()(module)
 module = relax.transform.SplitLayoutRewritePreproc()(module)
 module = relax.transform.FoldConstant()(module)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax, te
+from tvm.tirx import PrimFunc
 
 from compiler.workload import normalise, to_json, workload_hash
 from tests.integration.tunefarm.products import TARGET, TRACE, matmul
@@ -29,7 +30,7 @@ def network() -> tvm.IRModule:
     builder = relax.BlockBuilder()
     x, w = (relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in SHAPES)
     with builder.function("main", [x, w]):
-        function = builder.add_func(matmul(), "matmul")
+        function = builder.add_func(matmul().without_attr("global_symbol"), "matmul")
         out = relax.TensorType((32, 8), "float32")
         builder.emit_func_output(builder.emit(relax.call_tir(function, [x, w], out)))
     return builder.get()
@@ -97,6 +98,23 @@ def test_a_pass_compiles_with_the_service_s_schedule_even_while_the_service_is_a
     assert loops(compiled(service.cache(tmp_path)), "matmul") == 4
     with pytest.raises(UnreachableError, match="closed connection without response"):
         compiled(service.cache(tmp_path / "empty"))
+
+
+def test_the_example_of_the_documents_runs_and_says_how_many_functions_have_a_schedule(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "tvm.md").read_text()
+    example = page.split("```python\n")[1].split("```")[0]
+    assert "http://tuner:8760" in example
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    named = relax.transform.AttachAttrLayoutFreeBuffers()(network())
+    [(name, function)] = [pair for pair in named.functions_items() if isinstance(pair[1], PrimFunc)]
+    service.known = workload_hash(normalise(function))
+    names: dict[str, Any] = {"module": network(), "target": TARGET}
+    exec(example.replace("http://tuner:8760", service.url), names)
+    assert capsys.readouterr().out == "1 functions have a schedule\n"
+    assert isinstance(names["executable"], relax.VMExecutable)
+    assert loops(names["module"], name.name_hint) == 4
 
 
 def test_a_workload_without_a_schedule_stays_as_it_is(service: Service, tmp_path: Path) -> None:
