@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Mapping
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from queue import Full, Queue
 from typing import Any
@@ -53,7 +54,8 @@ _REDIS_OPTIONS = {
 def make_app(broker: str) -> Celery:
     """Return the Celery application for a broker, given as a folder or a URL.
 
-    Raises OSError when the folder can't be made, ValueError for a URL of an unknown kind of broker.
+    Raises OSError when the folder can't be made, ValueError for a URL of an unknown kind of broker, or one
+    of Redis where its client isn't installed.
     """
     app = Celery("tunefarm", set_as_current=False)
     app.conf.update(
@@ -115,6 +117,11 @@ def _broker_settings(broker: str) -> dict[str, Any]:
     if is_url:
         if scheme not in SCHEMES:
             raise ValueError(f"TUNEFARM_BROKER is a folder or a redis:// or rediss:// URL, not {scheme}://")
+        if find_spec("redis") is None:
+            # kombu would fail at the first connection, with an AttributeError.
+            raise ValueError(
+                "TUNEFARM_BROKER is Redis, whose client isn't installed: pip install 'tunefarm[redis]'"
+            )
         return {"broker_url": broker, "broker_transport_options": dict(_REDIS_OPTIONS)}
     folder = Path(broker).absolute()
     (folder / "control").mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,7 @@ class SchedulerSettings(BaseSettings):
     metrics_port     where Prometheus finds this process's metrics, on `metrics_host`; none without it
     plan_ahead       batches kept waiting while one is measured; 0 where the planner shares the worker's
                      cores, because planning would disturb what is being timed
+    local_worker     whether a worker is started on this machine together with the scheduler
     trials_per_pick  trials that a task gets each time the allocator picks it
     epsilon          part of the picks that go to any task, not to the one of the largest expected gain
     claim_ttl_s      seconds after which another scheduler may take the job of one that was killed; a claim is
@@ -39,6 +40,7 @@ class SchedulerSettings(BaseSettings):
     metrics_port: int | None = Field(default=None, ge=1, le=65535)
     plan_ahead: int = Field(default=1, ge=0, le=8)
     batch_size: int = Field(default=32, ge=1, le=1024)
+    local_worker: bool = False
     trials_per_pick: int = Field(default=4, ge=1, le=256)
     epsilon: float = Field(default=0.05, ge=0, le=1)
     claim_ttl_s: float = Field(default=60.0, gt=0)

@@ -106,7 +106,7 @@ def _begin(context: Context, job: Job) -> Device | None:
                 if device is not None and other.state is JobState.QUEUED and other.id != job.id:
                     context.wake("intake", other.id)
         if device is None:
-            waiting.note_no_device(session, job, now)
+            waiting.note_no_device(session, job, now, has_local_worker=context.settings.local_worker)
             return None
         jobs.set_device_class(session, job.id, device.key)
         jobs.advance(session, job.id, {JobState.QUEUED}, JobState.IMPORTING, now)

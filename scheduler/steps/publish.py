@@ -135,13 +135,19 @@ def _describe_speed(tuned: StoredModuleRun, working: Sequence[StoredModuleRun]) 
     if untuned is not None and _latency_s(untuned) < _latency_s(tuned):
         text += f", no slower than untuned ({_ms(untuned)}) within the noise of the timings"
     elif untuned is not None:
-        text += f", {_latency_s(untuned) / _latency_s(tuned):.1f} times faster than untuned ({_ms(untuned)})"
+        text += f", {_compared(_latency_s(untuned) / _latency_s(tuned))} untuned ({_ms(untuned)})"
     if before := others.get("published"):
-        ratio = _latency_s(before) / _latency_s(tuned)
-        text += f", {ratio:.1f} times faster than what was published before ({_ms(before)})"
+        text += (
+            f", {_compared(_latency_s(before) / _latency_s(tuned))} what was published before ({_ms(before)})"
+        )
     if untuned is None:
         text += "; the untuned model does not run, so neither speed nor outputs were compared"
     return text
+
+
+def _compared(ratio: float) -> str:
+    """Return how a latency compares with one that is `ratio` times as long."""
+    return f"{ratio:.1f} times faster than" if ratio >= 1.05 else "as fast as"
 
 
 def _timed_together(runs: Sequence[StoredModuleRun]) -> bool:

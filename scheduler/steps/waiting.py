@@ -17,13 +17,18 @@ from records.jobs.jobs import Job
 AWAY_AFTER_S = 30.0
 
 
-def note_no_device(session: Session, job: Job, now: float) -> None:
-    """Set the message of a job whose device class isn't known yet."""
+def note_no_device(session: Session, job: Job, now: float, *, has_local_worker: bool) -> None:
+    """Set the message of a job whose device class isn't known yet.
+
+    `has_local_worker`: a worker is started together with this scheduler, so nobody has to start one.
+    """
     native = job.request.target == "native"
     which = "a device" if native else f"a device of class {job.request.target}"
     workers = [worker for worker in devices.workers(session) if worker.role is Role.MEASURE]
     classless = [worker for worker in workers if worker.device_class is None]
-    remedy = _remedy(workers if native else [], classless, "start a worker", now)
+    is_starting = native and has_local_worker and not classless
+    otherwise = "the worker on this machine is starting" if is_starting else "start a worker"
+    remedy = _remedy(workers if native else [], classless, otherwise, now)
     _set_message(session, job, f"waiting for {which}: {remedy}")
 
 

@@ -177,6 +177,7 @@ def _environment(config: StackConfig, folder: DataFolder, port: int, grpc_port: 
         "TUNEFARM_GRPC_PORT": str(grpc_port),
         # The scheduler shares the worker's cores: planning ahead would disturb what is being timed.
         "TUNEFARM_PLAN_AHEAD": "0",
+        "TUNEFARM_LOCAL_WORKER": "1",
     }
     if config.tls:
         files = {

@@ -73,6 +73,16 @@ def test_probes_ask_what_needs_no_token() -> None:
     assert {probe["httpGet"]["path"] for probe in probes} <= OPEN_PATHS
 
 
+def test_nothing_scrapes_metrics_without_the_token_that_they_want() -> None:
+    scraped = {
+        one["metadata"]["name"]: one["spec"]["template"]["metadata"].get("annotations", {})
+        for one in of_kind("Deployment")
+    }
+    assert "/metrics" not in OPEN_PATHS
+    assert "prometheus.io/scrape" not in scraped["server"]
+    assert scraped["scheduler"]["prometheus.io/scrape"] == "true"
+
+
 def test_selectors_and_ports_name_pods_that_exist() -> None:
     pods: dict[str, set[str]] = {}
     for workload in of_kind("Deployment"):

@@ -144,6 +144,13 @@ def test_without_a_device_the_job_waits_in_the_queue(farm: Farm) -> None:
     assert farm.finish().state is JobState.DONE
 
 
+def test_a_worker_that_starts_with_the_scheduler_is_waited_for(farm: Farm) -> None:
+    farm.restart(local_worker=True)
+    farm.submit()
+    farm.tick()
+    assert farm.job().message == "waiting for a device: the worker on this machine is starting"
+
+
 def test_a_device_that_is_still_probing_does_not_count(farm: Farm) -> None:
     farm.submit()
     farm.plug_in(WorkerState.PROBING)
