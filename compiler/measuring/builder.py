@@ -20,7 +20,7 @@ from compiler.lowering.trace import apply_trace
 from compiler.packaging.cuda import load_cuda
 from compiler.packaging.library import KernelLibrary
 from compiler.packaging.linker import find_linker, link_library
-from compiler.packaging.symbols import check_llvm
+from compiler.packaging.llvm_check import check_llvm
 from compiler.target import host_triple, parse_target
 from compiler.workload import from_json
 from core.measurement import Measurement, Outcome, Resources

@@ -46,9 +46,9 @@ from compiler.measuring.timing import (
 from compiler.packaging.artifact import REFERENCE_FAILED, Manifest, open_artifact, open_reference
 from compiler.packaging.cuda import load_cuda
 from compiler.packaging.library import KernelLibrary, LibraryError
-from compiler.packaging.symbols import check_library
 from compiler.target import parse_target
 from compiler.workload import from_json
+from core.library_check import check_library
 from core.measurement import Measurement, Outcome
 
 # A whole model is called for WARM_UP_S until it is warm, then timed for TURN_S. It gets at most

@@ -20,7 +20,7 @@ from compiler.constants.packing import PackedConstants
 from compiler.packaging import archive
 from compiler.packaging.archive import ArchiveError
 from compiler.packaging.elf import elf_machine
-from compiler.packaging.symbols import SymbolError, check_library
+from core.library_check import SymbolError, check_library
 from core.measurement import Resources
 
 LIBRARY = "candidate.so"

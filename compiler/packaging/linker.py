@@ -14,7 +14,7 @@ from typing import Any
 
 from compiler.packaging.elf import MACHINES, elf_machine
 from compiler.packaging.imports import LargeConstants
-from compiler.packaging.symbols import check_library
+from core.library_check import check_library
 from sandbox.cache_seed import ZIG_CACHE, seed_name
 from system.host_compiler import find_compiler, find_cross_compiler
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from sqlalchemy.orm import Session
 
 from core.lease import Lease
 from core.worker import MAX_TROUBLE_CHARS, Role, Wanted, WorkerState
@@ -204,14 +205,20 @@ class FleetService(FleetServicer):
         except WireError as error:
             return _details(error)
         lease_id = library.lease.id
+
+        def machine_of(session: Session) -> str | None:
+            return building.machine(session, lease_id, library.session_id, self._context.now(), token_id)
+
+        with self._context.database.reading() as session:
+            machine = machine_of(session)
+        if machine is None:
+            return "the lease is over"
+        reason = rejection_reason(library.data, machine)
+        if reason:
+            return reason
         with self._context.database.begin() as session:
-            now = self._context.now()
-            machine = building.machine(session, lease_id, library.session_id, now, token_id)
-            if machine is None:
+            if machine_of(session) is None:
                 return "the lease is over"
-            reason = rejection_reason(library.data, machine)
-            if reason:
-                return reason
             if building.put_library(session, lease_id, library.trial_id, library.sha, library.data):
                 return ""
             return "the lease doesn't hold its trial"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import struct
 import time
 import zlib
 from collections.abc import Mapping, Sequence
@@ -22,12 +21,12 @@ from core.device import Device
 from core.measurement import Measurement, Outcome
 from tests.devices import DEVICE
 from tests.integration.worker.fault_runner import FaultRunner, lock
+from tests.shared_libraries import shared_library
 from worker.runner.interface import BuildRequest, Exported, Machines, Notify, Phase
 
 VARIABLE = "TVM_FAULTS"  # a worker passes TVM's variables on to its child
 IMPOSSIBLE_S = 1e-12
-# The part of a shared library that the service reads: an ELF header for x86-64.
-LIBRARY = b"\x7fELF\x02\x01\x01".ljust(16, b"\0") + struct.pack("<HH", 3, 62)
+LIBRARY = shared_library()
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,10 @@ class FaultyRunner(FaultRunner):
     def export(self, number: int) -> Exported | Measurement:
         request = self._requests.pop(number)
         time.sleep(self._faults.nap_s)
-        return Exported(pack([("candidate.so", LIBRARY + request.trace.encode())]), self._faults.nap_s)
+        return Exported(
+            pack([("candidate.so", LIBRARY + request.trace.encode()), ("manifest.json", b"{}")]),
+            self._faults.nap_s,
+        )
 
     def measure_module(self, artifact: IO[bytes], compare: bool) -> Measurement:
         return Measurement(Outcome.OK, (0.01, 0.01, 0.01))

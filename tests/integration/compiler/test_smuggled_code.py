@@ -19,10 +19,11 @@ from compiler.measuring.runner import LocalRunner
 from compiler.object_graph import ObjectGraph
 from compiler.packaging.artifact import LIBRARY, Manifest, build_library, pack
 from compiler.packaging.library import KernelLibrary
-from compiler.packaging.symbols import SymbolError, check_cubin, check_library, check_llvm
+from compiler.packaging.llvm_check import check_llvm
 from compiler.target import detect_device
 from compiler.vocabulary import Vocabulary
 from compiler.workload import to_json
+from core.library_check import SymbolError, check_cubin, check_library
 from core.measurement import Measurement, Outcome
 from system.nvcc import find_nvcc, find_nvrtc
 from tests.traces import calling

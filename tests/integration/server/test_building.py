@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import struct
 import threading
 from dataclasses import replace
 
@@ -20,6 +19,7 @@ from proto.messages import LibraryUpload, Result
 from records.jobs import jobs, tasks, trials
 from records.jobs.trials import Trial
 from tests.devices import DEVICE
+from tests.shared_libraries import AARCH64, shared_library
 
 from .conftest import Service, Worker, on_both_databases
 from .test_fleet import leased, results, tuning_job
@@ -27,8 +27,8 @@ from .test_fleet import leased, results, tuning_job
 pytestmark = on_both_databases
 
 BOARD = replace(DEVICE, name="a board", triple="aarch64-linux-gnu", target='{"kind":"llvm","mcpu":"a53"}')
-ELF = b"\x7fELF\x02\x01\x01".ljust(16, b"\0") + struct.pack("<HH", 3, 183) + bytes(40)
-LIBRARY = pack([("candidate.so", ELF), ("manifest.json", b"{}")])
+MANIFEST = ("manifest.json", b"{}")
+LIBRARY = pack([("candidate.so", shared_library(machine=AARCH64)), MANIFEST])
 SHA = hashlib.sha256(LIBRARY).hexdigest()
 
 
@@ -113,11 +113,12 @@ def test_a_lease_to_build_whose_answer_got_lost_is_sent_again(
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"", "no shared library for a 64-bit machine"),
-        (pack([("candidate.so", ELF[:18] + struct.pack("<H", 62) + bytes(40))]), "for aarch64"),
+        (b"", "no archive"),
+        (pack([("candidate.so", shared_library()), MANIFEST]), "for aarch64"),
+        (pack([("candidate.so", shared_library(["system"], AARCH64)), MANIFEST]), "needs: system"),
     ],
 )
-def test_a_library_of_another_machine_is_refused(
+def test_a_library_that_the_device_must_not_load_is_refused(
     service: Service, builder: Worker, board: Worker, data: bytes, says: str
 ) -> None:
     builder.call(slots=0)

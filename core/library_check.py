@@ -1,8 +1,8 @@
-"""What a shared library takes from the process that loads it: TVM's runtime, the C library's mathematics.
+"""Check what a shared library takes from the process that loads it: TVM's runtime, mathematics, memory.
 
 A library is machine code, so this proves no library harmless: the containment of measured code is there for
 that. It is the last of three checks. A call that a trace or a workload has smuggled in shows here as a name
-that code from TVM never refers to.
+that code from TVM never refers to. The server checks libraries of builders, and devices check all of them.
 """
 
 from __future__ import annotations
@@ -10,20 +10,11 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import IO
 
-from elftools.common.exceptions import ELFError
-from elftools.elf.dynamic import DynamicSegment
-from elftools.elf.elffile import ELFFile
-from elftools.elf.relocation import RelocationTable
-from elftools.elf.sections import SymbolTableSection
+from core.elf_outline import MalformedElf, outline_library, undefined_names
 
-MAX_SEGMENTS = 64
-MAX_TAGS = 512
-MAX_SYMBOLS = 1 << 16
-MAX_RELOCATIONS = 1 << 20
-MAX_CUBIN_BYTES = 64 << 20
+MAX_GPU_PROGRAMS = 256
 _CHUNK_BYTES = 16 << 20
 _FLOAT_MATH = (
     *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil", "copysign", "cos", "cosh"),
@@ -55,15 +46,15 @@ _LIBRARIES = re.compile(
     r"lib(c|m|mvec|dl|pthread|rt)\.so\.[0-9]+|lib(gcc_s|stdc\+\+|c\+\+|c\+\+abi|unwind)\.so\.[0-9]+"
     r"|libtvm_(runtime|ffi)\.so|ld-linux[\w.-]*\.so\.[0-9]+"
 )
-# The entries of a dynamic section that name other files, or code that runs before any function is called.
-_REFUSED_TAGS = frozenset(("DT_RPATH", "DT_RUNPATH", "DT_AUDIT", "DT_DEPAUDIT", "DT_AUXILIARY", "DT_FILTER"))
+# The entries of a dynamic section that name other files: DT_RPATH, DT_RUNPATH, DT_AUDIT, DT_DEPAUDIT,
+# DT_AUXILIARY and DT_FILTER.
+_REFUSED_TAGS = frozenset((15, 29, 0x6FFFFEFC, 0x6FFFFEFB, 0x7FFFFFFD, 0x7FFFFFFF))
+# What the functions and data of compiled programs are called.
+_OWN_NAMES = ("__tvm_", "__TVM")
 _CUDA_ELF, _ELF_MAGIC = 190, b"\x7fELF\x02\x01\x01"
 _MACHINE_AT, _OVERLAP_BYTES = 18, 4096
-_DECLARED = re.compile(r'^declare\b[^@\n]*@"?([^("\n]+)', re.MULTILINE)
-_ASSEMBLER = re.compile(
-    r"\basm\b (sideeffect |alignstack |inteldialect |unwind )*\"|^module asm", re.MULTILINE
-)
-_PTX_CALL = re.compile(rb"\.extern\s+(?:\.\w+\s+)*\.func[^;]{0,200}")
+# Without backtracking, and never past another ".extern", so that it takes linear time.
+_PTX_CALL = re.compile(rb"\.extern\s++(?:\.(?!func\b|extern\b)\w++\s++)*+\.func\b[^;]{0,200}")
 
 
 class SymbolError(ValueError):
@@ -73,81 +64,46 @@ class SymbolError(ValueError):
 def check_library(file: IO[bytes]) -> None:
     """Check the names that a shared library refers to, and those of the GPU code within it.
 
-    Raises SymbolError for a name that isn't on the list, and for a file that can't be read as a library. The
-    dynamic section is read, as the loader does; a library may have no sections at all.
+    Takes time in proportion to the file's size. Raises SymbolError for a name that isn't on the list, and for
+    a file that can't be read as a library.
     """
     try:
-        file.seek(0)
-        names = set(_undefined(ELFFile(file)))
-    except SymbolError:
-        raise
-    except (ELFError, ValueError, LookupError, TypeError, AttributeError, OverflowError, OSError) as error:
-        raise SymbolError(f"the library can't be read: {str(error)[:200]}") from error
-    _refuse_foreign(names)
+        library = outline_library(file)
+    except MalformedElf as error:
+        raise SymbolError(f"the library can't be read: {error}") from error
+    if not _REFUSED_TAGS.isdisjoint(library.tags) or not all(map(_LIBRARIES.fullmatch, library.libraries)):
+        raise SymbolError("the library asks for files that no compiled program needs")
+    # Even names that the library defines: the loader takes another library's definition where it is first.
+    check_names(name for name in library.symbols if not name.startswith(_OWN_NAMES))
     _check_gpu_code(file)
-
-
-def check_llvm(source: str) -> None:
-    """Check the names that LLVM's code refers to, before it is compiled into this process.
-
-    Raises SymbolError.
-    """
-    if _ASSEMBLER.search(source):
-        raise SymbolError("the program has assembler in it")
-    _refuse_foreign(name for name in _DECLARED.findall(source) if not name.startswith("llvm."))
 
 
 def check_cubin(data: bytes) -> None:
     """Check that machine code for a GPU calls nothing that isn't in it. Raises SymbolError."""
-    try:
-        elf = ELFFile(io.BytesIO(data))
-        tables = [one for one in islice(elf.iter_sections(), MAX_TAGS) if isinstance(one, SymbolTableSection)]
-        foreign = [
-            symbol.name
-            for table in tables
-            for symbol in islice(table.iter_symbols(), MAX_SYMBOLS)
-            # NVIDIA's own names of reserved memory begin so; no function's name does.
-            if symbol["st_shndx"] == "SHN_UNDEF" and symbol.name and not symbol.name.startswith(".nv.")
-        ]
-    except (ELFError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
-        raise SymbolError(f"the GPU's code can't be read: {str(error)[:200]}") from error
-    if foreign:
-        raise SymbolError(f"the GPU's code calls what isn't in it: {ascii(foreign[0])[1:-1][:64]}")
+    _check_gpu_programs(io.BytesIO(data), [0])
 
 
-def _refuse_foreign(names: Iterable[str]) -> None:
+def check_names(names: Iterable[str]) -> None:
+    """Raises SymbolError for names that aren't on the list."""
     foreign = sorted(name for name in names if name not in _SYMBOLS and not _COMPILER_SYMBOLS.fullmatch(name))
     if foreign:
         listed = ", ".join(ascii(name)[1:-1][:64] for name in foreign[:4])
         raise SymbolError(f"the library calls what no compiled program needs: {listed}")
 
 
-def _undefined(elf: ELFFile) -> Iterator[str]:
-    """Yield the names of the symbols that the loader looks for elsewhere."""
-    if elf.num_segments() > MAX_SEGMENTS:
-        raise SymbolError(f"the library has more than {MAX_SEGMENTS} segments")
-    dynamic = [segment for segment in elf.iter_segments() if isinstance(segment, DynamicSegment)]
-    if len(dynamic) != 1:
-        raise SymbolError("the library has no dynamic section, or more than one")
-    [segment] = dynamic
-    for tag in islice(segment.iter_tags(), MAX_TAGS):
-        name = str(tag.entry.d_tag)
-        needed = str(getattr(tag, "needed", ""))
-        if name in _REFUSED_TAGS or (name == "DT_NEEDED" and not _LIBRARIES.fullmatch(needed)):
-            raise SymbolError("the library asks for files that no compiled program needs")
-    for table in segment.get_relocation_tables().values():
-        if not isinstance(table, RelocationTable):
-            continue  # compressed ones have no symbols
-        if table.num_relocations() > MAX_RELOCATIONS:
-            raise SymbolError(f"the library has more than {MAX_RELOCATIONS} relocations")
-        for number in {relocation["r_info_sym"] for relocation in table.iter_relocations()} - {0}:
-            symbol = segment.get_symbol(number)
-            if symbol["st_shndx"] == "SHN_UNDEF":
-                yield symbol.name
+def _check_gpu_programs(file: IO[bytes], starts: Iterable[int]) -> None:
+    try:
+        for name in undefined_names(file, starts):
+            # NVIDIA's own names of reserved memory begin so; no function's name does.
+            if not name.startswith(".nv."):
+                raise SymbolError(f"the GPU's code calls what isn't in it: {ascii(name)[1:-1][:64]}")
+    except MalformedElf as error:
+        raise SymbolError(f"the GPU's code can't be read: {error}") from error
 
 
 def _check_gpu_code(file: IO[bytes]) -> None:
     """Check the machine code and PTX for GPUs that a library holds among its data. Raises SymbolError."""
+    starts = []
     for start, chunk in _chunks(file):
         if found := _PTX_CALL.search(chunk):
             raise SymbolError(f"the library has PTX that calls what isn't in it: {ascii(found[0])[2:98]}")
@@ -155,9 +111,11 @@ def _check_gpu_code(file: IO[bytes]) -> None:
         while 0 <= at < _CHUNK_BYTES:
             machine = int.from_bytes(chunk[at + _MACHINE_AT : at + _MACHINE_AT + 2], "little")
             if machine == _CUDA_ELF:
-                file.seek(start + at)
-                check_cubin(file.read(MAX_CUBIN_BYTES))
+                starts.append(start + at)
+            if len(starts) > MAX_GPU_PROGRAMS:
+                raise SymbolError(f"the library has more than {MAX_GPU_PROGRAMS} programs for GPUs")
             at = chunk.find(_ELF_MAGIC, at + 1)
+    _check_gpu_programs(file, starts)
 
 
 def _chunks(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:

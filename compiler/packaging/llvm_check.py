@@ -1,0 +1,19 @@
+"""Check LLVM's code before it is compiled into this process."""
+
+from __future__ import annotations
+
+import re
+
+from core.library_check import SymbolError, check_names
+
+_DECLARED = re.compile(r'^declare\b[^@\n]*@"?([^("\n]+)', re.MULTILINE)
+_ASSEMBLER = re.compile(
+    r"\basm\b (sideeffect |alignstack |inteldialect |unwind )*\"|^module asm", re.MULTILINE
+)
+
+
+def check_llvm(source: str) -> None:
+    """Check the names that LLVM's code refers to, and that it has no assembler. Raises SymbolError."""
+    if _ASSEMBLER.search(source):
+        raise SymbolError("the program has assembler in it")
+    check_names(name for name in _DECLARED.findall(source) if not name.startswith("llvm."))
