@@ -2,8 +2,9 @@
 # Installs a tunefarm worker on this machine, for the service that this script came from. Read it first. It needs
 # Python 3.11 or newer with venv, and changes nothing but:
 #
-#   PREFIX: /opt/tunefarm, or ~/.local/share/tunefarm without root    a virtual environment, settings, this script
-#   /etc/tunefarm/worker.env, /etc/systemd/system/tunefarm-worker.service    with --unit
+#   PREFIX: /opt/tunefarm, or ~/.local/share/tunefarm without root    a virtual environment, this script
+#   /etc/tunefarm/worker.env, or ~/.config/tunefarm/worker.env without root    settings, with the token
+#   /etc/systemd/system/tunefarm-worker.service    with --unit
 #
 # tunefarm comes from the service, as wheels what it needs from the index that pip is configured for. The
 # token is asked for, or taken from TUNEFARM_WORKER_TOKEN.
@@ -62,7 +63,13 @@ END
 }
 
 name='' gpu='' build='' unit='' updates='' ca='' cert='' key='' update=''
-if [ "$(id -u)" -eq 0 ]; then prefix=/opt/tunefarm; else prefix=$HOME/.local/share/tunefarm; fi
+if [ "$(id -u)" -eq 0 ]; then
+    usual_prefix=/opt/tunefarm config=/etc/tunefarm
+else
+    usual_prefix=$HOME/.local/share/tunefarm
+    case ${XDG_CONFIG_HOME:-} in /*) config=$XDG_CONFIG_HOME/tunefarm ;; *) config=$HOME/.config/tunefarm ;; esac
+fi
+prefix=$usual_prefix
 while [ $# -gt 0 ]; do
     case $1 in
     --gpu)
@@ -154,10 +161,12 @@ fi
 # Settings
 printf "extras='%s' ca='%s' cert='%s' key='%s'\n" "$extras" "$ca" "$cert" "$key" >"$prefix/installed"
 fetch install "$prefix/install"
-settings=$prefix/worker.env
-[ -z "$unit" ] || settings=/etc/tunefarm/worker.env
-mkdir -p "$(dirname "$settings")"
-(umask 077 && : >"$settings")
+# Measured code may see the prefix, so the token is kept elsewhere. A worker in another prefix has its own file.
+settings=$config/worker.env
+[ -n "$unit" ] || [ "$prefix" = "$(realpath -m "$usual_prefix")" ] ||
+    settings=$config/worker$(printf %s "$prefix" | tr / -).env
+rm -f "$prefix/worker.env" "$settings"
+(umask 077 && mkdir -p "$config" && : >"$settings")
 setting() { [ -z "$2" ] || printf "TUNEFARM_WORKER_%s='%s'\n" "$1" "$2" >>"$settings"; }
 setting SERVER "$workers"
 setting TOKEN "$token"

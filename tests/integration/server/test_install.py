@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,55 @@ def test_a_service_that_is_away_is_named(guarded: Service, tmp_path: Path) -> No
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert "worker.tar can't be fetched" in done.stderr
     assert done.returncode != 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv(1)")
+@pytest.mark.parametrize(
+    ("variables", "prefix", "file"),
+    [
+        ({}, None, ".config/tunefarm/worker.env"),
+        ({"XDG_CONFIG_HOME": "relative"}, None, ".config/tunefarm/worker.env"),
+        ({"XDG_CONFIG_HOME": "{home}/settings"}, None, "settings/tunefarm/worker.env"),
+        ({}, "second", ".config/tunefarm/worker{prefix}.env"),
+    ],
+)
+def test_the_token_is_kept_where_measured_code_does_not_look(
+    guarded: Service, variables: dict[str, str], prefix: str | None, file: str
+) -> None:
+    """A user without root installs where pip has nothing to do. An older token lies in the prefix."""
+    home = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    there = home / (prefix or ".local/share/tunefarm")
+    for name, text in (
+        ("bin/python", "#!/bin/sh\n"),
+        ("bin/tunefarm", "#!/bin/sh\nenv\n"),
+        ("worker.env", "tf"),
+    ):
+        (there / name).parent.mkdir(parents=True, exist_ok=True)
+        (there / name).write_text(text)
+        (there / name).chmod(0o755)
+    expected = home / file.format(prefix=str(there).replace("/", "-"))
+    expected.parent.mkdir(parents=True)
+    expected.write_text("old")
+    expected.chmod(0o644)
+    try:
+        subprocess.run(["chown", "-R", "nobody", str(home)], check=True)
+        script = script_of(guarded, home)
+        environment = {"PATH": os.environ["PATH"], "HOME": str(home), "TUNEFARM_WORKER_TOKEN": "tf_secret"}
+        environment |= {name: value.format(home=home) for name, value in variables.items()}
+        as_nobody = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
+        command = [*as_nobody, "sh", str(script), *([] if prefix is None else ["--prefix", str(there)])]
+        subprocess.run(command, env=environment, check=True, capture_output=True)
+        assert "tf_secret" in expected.read_text()
+        assert expected.stat().st_mode & 0o777 == 0o600
+        holders = [one for one in home.rglob("*") if one.is_file() and "tf_secret" in one.read_text()]
+        assert holders == [expected]
+        assert not (there / "worker.env").exists()
+        started = subprocess.run(
+            [*as_nobody, str(there / "start")], env={"HOME": str(home)}, capture_output=True
+        )
+        assert b"TUNEFARM_WORKER_TOKEN=tf_secret" in started.stdout
+    finally:
+        shutil.rmtree(home)
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="there is no shellcheck here")
