@@ -14,6 +14,7 @@ import ssl
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -107,7 +108,6 @@ async def serve(context: ServerContext, http: socket.socket) -> None:
     http_server = _HttpServer(
         uvicorn.Config(
             create_app(context),
-            http=BoundedHttpProtocol,
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -138,7 +138,25 @@ async def serve(context: ServerContext, http: socket.socket) -> None:
 
 
 class _HttpServer(uvicorn.Server):
-    """Leaves signals to `_run`, which stops both servers at once."""
+    """Leaves signals to `_run`, which stops both servers at once. A TLS handshake has HEAD_S."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen as uvicorn does. uvicorn leaves asyncio's 60 s to a handshake."""
+        config, loop = self.config, asyncio.get_running_loop()
+        new_protocol = partial(
+            BoundedHttpProtocol, config=config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        self.servers = [
+            await loop.create_server(
+                new_protocol,
+                sock=listening,
+                ssl=config.ssl,
+                backlog=config.backlog,
+                ssl_handshake_timeout=HEAD_S if config.ssl else None,
+            )
+            for listening in sockets or ()
+        ]
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

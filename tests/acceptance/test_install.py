@@ -32,7 +32,7 @@ def test_a_fresh_device_becomes_a_worker(machine: str, tmp_path: Path) -> None:
         pytest.skip(str(error))
     for left in (PREFIX, WHEELS):
         shutil.rmtree(f"{root}{left}", ignore_errors=True)
-    shutil.copytree(debian.wheels(machine, "worker"), f"{root}{WHEELS}")
+    shutil.copytree(debian.wheels(machine, "worker,verify"), f"{root}{WHEELS}")
     with service(tmp_path) as made:
         (root / "install").write_text(httpx.get(f"{made.url}/install", trust_env=False).text)
         flags = ["--prefix", PREFIX, "--name", f"fresh-{machine}", "--no-unit"]

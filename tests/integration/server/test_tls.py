@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -17,6 +19,7 @@ import trustme
 
 from proto import fleet_pb2 as pb
 from proto.fleet_pb2_grpc import FleetStub
+from server import main
 from system.tls import TlsFiles
 from tunefarm.client.client import Client, UnreachableError
 from worker.agent.service import FleetClient, NotStored, open_channel
@@ -66,6 +69,25 @@ def mutual(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     service, stop = launch(where, own, token=TOKEN, tls_client_ca=folder / "ours.ca", **pair)
     yield service
     stop()
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x02\x00\x01", b"\x16\x03\x01\x3f\xff" + bytes(5000)])
+def test_half_a_handshake_is_waited_for_no_longer_than_a_head(
+    folder: Path, tmp_path: Path, sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(main, "HEAD_S", 0.3)
+    pair = {"tls_cert": folder / "ours-server.pem", "tls_key": folder / "ours-server.key"}
+    service, stop = launch(tmp_path, client_files(folder), token=TOKEN, **pair)
+    try:
+        for port in (httpx.URL(service.url).port, service.context.settings.grpc_port):
+            with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+                client.sendall(sent)
+                with suppress(ConnectionResetError):
+                    while client.recv(65536):
+                        pass
+        assert service.http.get("/healthz").status_code == 200
+    finally:
+        stop()
 
 
 def workload_code(port: int, trust: TlsFiles | None, token: str = TOKEN) -> grpc.StatusCode:
