@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -31,12 +32,30 @@ NAME = "tunefarm"
 BAD_INPUT_STATUSES = (400, 413, 415, 422)
 
 app = typer.Typer(
-    help="Makes a neural network run faster on the device that will run it.",
     epilog="Also: verify, server, scheduler, backup, restore, delete, delete-imported, migrate, "
     "calibrate. docs/commands.md lists the exit codes.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"{NAME} {importlib.metadata.version(NAME)}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """Make a neural network run faster on the device that will run it."""
+
+
 app.command()(tune.tune)
 app.command("compile")(tune.compile_)
 app.command()(processes.up)

@@ -37,7 +37,10 @@ def bench(
     seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long to measure.")] = 15.0,
     as_json: AsJson = False,
 ) -> None:
-    """Time a compiled model on this machine, in turns with the runtimes that run its file."""
+    """Time a compiled model in turns with other runtimes.
+
+    These are the installed ones that run the model's file.
+    """
     _check_runtime()
     from tunefarm_runtime import LoadError
 

@@ -64,7 +64,10 @@ Check = Callable[[CommandSettings], Iterator[Finding]]
 
 
 def doctor(server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False) -> None:
-    """Look for what is wrong with this machine and the service, and say how to mend it."""
+    """Find what is wrong with this machine and the service.
+
+    Each problem comes with what mends it.
+    """
     settings = load(server=server, token=token, data=data)
     findings = [finding for check in CHECKS for finding in check(settings)]
     if as_json:

@@ -98,7 +98,10 @@ def scheduler(context: typer.Context) -> None:
 
 
 def worker(context: typer.Context) -> None:
-    """Run a worker on this device: `tunefarm worker --server HOST:PORT --token TOKEN`."""
+    """Run a worker on this device.
+
+    For example `tunefarm worker --server HOST:PORT --token TOKEN`.
+    """
     _execute("worker", context.args)
 
 

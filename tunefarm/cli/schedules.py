@@ -58,7 +58,7 @@ def show(
     token: Token = None,
     data: Data = None,
 ) -> None:
-    """Print the best program known of a workload as loops, in TVMScript."""
+    """Print the best program of a workload as loops, in TVMScript."""
     from tunefarm.client.metaschedule_files import load_compiler
 
     with connect_or_start(load(server=server, token=token, data=data), say) as service:
@@ -89,7 +89,10 @@ def export(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the schedules measured as the two files of a MetaSchedule database."""
+    """Write measured schedules as a MetaSchedule database.
+
+    It has two files.
+    """
     from tunefarm.client import metaschedule_files
 
     prepared_output(output)
@@ -113,7 +116,10 @@ def import_(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Add the records of a MetaSchedule database to the service's; jobs measure them before they count."""
+    """Add the records of a MetaSchedule database to the service.
+
+    Jobs measure them before they count.
+    """
     from tunefarm.client import metaschedule_files
 
     database = metaschedule_files.read(folder)

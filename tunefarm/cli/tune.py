@@ -82,7 +82,9 @@ def tune(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tune models and write compiled libraries, on a running service or one started for the job.
+    """Tune models and write their compiled libraries.
+
+    The work is done by a running service, or by one that is started for the job.
 
     Several models, and several sizes of one, share the trials and the subgraphs that they have in common.
     """
@@ -144,7 +146,10 @@ def compile_(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compile a model at once, with the best schedules known and best guesses for the rest."""
+    """Compile a model with the best schedules known, without trials.
+
+    Subgraphs of which no schedule is known get a best guess.
+    """
     shapes = parsed_shapes(shape or ())
     request = JobRequest("", 0, shapes, target, compile_only=True, **options_of(options))
     _run_and_print([model], request, output, load(server=server, token=token, data=data), features, as_json)

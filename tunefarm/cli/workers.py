@@ -28,7 +28,7 @@ from tunefarm.cli.options import (
 from tunefarm.client.values import DeviceClass, Worker
 
 app = typer.Typer(
-    help="List the workers and their devices; drain, resume, evict or update one.",
+    help="List workers and devices; drain, resume, evict or update one.",
     rich_markup_mode=None,
     invoke_without_command=True,
 )
@@ -48,7 +48,7 @@ def list_(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the workers and their devices; drain, resume, evict or update one."""
+    """List workers and devices; drain, resume, evict or update one."""
     if context.invoked_subcommand is not None:
         if live or server or token or data or as_json:
             asked = f"tunefarm workers {context.invoked_subcommand} NAME"
@@ -90,7 +90,7 @@ def list_(
 def drain(
     name: Name, server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False
 ) -> None:
-    """Have a worker finish its lease and take no other, until it is resumed."""
+    """Let a worker finish its lease and take no other until resumed."""
     with connected(server, token, data) as service:
         worker = service.client.drain(name)
     _print_result(worker, f"{name} finishes its lease and takes no other", as_json)
@@ -110,7 +110,7 @@ def resume(
 def evict(
     name: Name, server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False
 ) -> None:
-    """Take a worker's lease away at once, and let nobody in under its name until it is resumed."""
+    """Take a worker's lease away and refuse its name until resumed."""
     with connected(server, token, data) as service:
         worker = service.client.evict(name)
     _print_result(worker, f"{name} has lost its lease and is not let in until resumed", as_json)
@@ -120,7 +120,10 @@ def evict(
 def update(
     name: Name, server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False
 ) -> None:
-    """Have a worker finish its lease, then install the service's version where its owner allows that."""
+    """Let a worker finish its lease and install the service's version.
+
+    The worker does so only where its owner allows it.
+    """
     with connected(server, token, data) as service:
         worker = service.client.update(name)
     _print_result(worker, f"{name} finishes its lease and is updated, if its owner lets the service", as_json)

@@ -9,6 +9,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -370,7 +371,7 @@ def test_the_command_starts_without_a_compiler_or_a_server() -> None:
 def test_the_first_page_of_help_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(app, []) == ExitCode.OK
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 30
+    assert len(lines) <= 32
     assert max(map(len, lines)) <= 80
 
 
@@ -405,3 +406,31 @@ def test_a_live_table_is_drawn_until_it_is_interrupted(monkeypatch: pytest.Monke
 
     live.show_live(draw, sleep)
     assert len(drawn) == 3
+
+
+# All commands but those that hand their arguments on.
+COMMANDS = ["token", "workers"] + [
+    one.name or (one.callback.__name__ if one.callback else "").replace("_", "-")
+    for one in app.registered_commands
+    if one.context_settings is None
+]
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)], ids=" ".join)
+def test_help_fits_a_narrow_terminal_with_whole_sentences(
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    texts = []
+    for flag in ("-h", "--help"):
+        assert run(app, [*command, flag]) == ExitCode.OK
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+    assert max(map(len, texts[0].splitlines())) <= 80
+    listed = texts[0].partition("Commands:")[2]
+    assert "..." not in listed
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, ["--version"]) == ExitCode.OK
+    assert capsys.readouterr().out == f"tunefarm {version('tunefarm')}\n"
