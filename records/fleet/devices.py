@@ -315,17 +315,19 @@ def drop_silent(session: Session, before: float, limit: int) -> int:
     """Delete up to `limit` workers that were silent since `before`, and as many sessions fenced before it.
 
     Return how many there were. Workers to which people have given an instruction stay: it holds for the name.
+    So do workers until their fenced sessions are deleted.
     """
-    silent = (WorkerRow.last_seen_at < before, WorkerRow.wanted == Wanted.WORK)
+    key = (FencedSessionRow.worker_id, FencedSessionRow.session_id)
+    old = select(*key).where(FencedSessionRow.fenced_at < before).order_by(*key).limit(limit)
+    sessions = changed(session, delete(FencedSessionRow).where(tuple_(*key).in_(old)))
+    fenced = select(FencedSessionRow.worker_id).where(FencedSessionRow.worker_id == WorkerRow.id)
+    silent = (WorkerRow.last_seen_at < before, WorkerRow.wanted == Wanted.WORK, ~fenced.exists())
     found = select(WorkerRow.id).where(*silent).order_by(WorkerRow.id).limit(limit)
     # One that is locked is calling just now.
     ids = session.scalars(found.with_for_update(skip_locked=True)).all()
-    for table in (BuilderRow, FencedSessionRow):
-        session.execute(delete(table).where(table.worker_id.in_(ids)))
+    session.execute(delete(BuilderRow).where(BuilderRow.worker_id.in_(ids)))
     session.execute(delete(WorkerRow).where(WorkerRow.id.in_(ids)))
-    key = (FencedSessionRow.worker_id, FencedSessionRow.session_id)
-    old = select(*key).where(FencedSessionRow.fenced_at < before).order_by(*key).limit(limit)
-    return len(ids) + changed(session, delete(FencedSessionRow).where(tuple_(*key).in_(old)))
+    return len(ids) + sessions
 
 
 def _select_classes() -> Select[str, str | None]:

@@ -40,6 +40,8 @@ CandidateRow: TypeAlias = "Row[*tuple[Any, ...]]"
 # The scheduler plans the next round when a multiple of this many results of a lease is in: it need not be
 # closed.
 _RESULTS_PER_WAKE = 32
+# Lapsed leases that are closed in one transaction.
+_CLOSED_AT_ONCE = 50
 # `trials_per_minute` looks back this far.
 PACE_WINDOW_S = 300.0
 # The kind of the event of a lost device.
@@ -212,14 +214,14 @@ def report(
     return Reported(len(accepted), lease.job_id, is_last, worth_planning=not is_last and wakes > 0)
 
 
-def expire(session: Session, now: float, max_attempts: int = 2) -> list[str]:
-    """Close the leases whose time is up, because their devices are lost; return the ids of their jobs.
+def expire(session: Session, now: float, max_attempts: int = 2, limit: int = _CLOSED_AT_ONCE) -> list[str]:
+    """Close up to `limit` leases whose time is up, because their devices are lost; return their jobs' ids.
 
     Work without a result is pending again, or done as DEVICE_LOST if it has lost `max_attempts` devices.
     """
     overdue = select(LeaseRow).where(LeaseRow.closed_at.is_(None), LeaseRow.expires_at <= now)
     # Ordered by job, so that two schedulers that do this at the same time never wait for each other.
-    ordered = overdue.order_by(LeaseRow.job_id, LeaseRow.id)
+    ordered = overdue.order_by(LeaseRow.job_id, LeaseRow.id).limit(limit)
     leases = session.scalars(ordered.with_for_update(skip_locked=True)).all()
     for lease in leases:
         _close_unfinished(session, lease, now, max_attempts)

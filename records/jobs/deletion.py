@@ -5,7 +5,9 @@ Workloads and records outlive the jobs that made them: other jobs use them too.
 
 from __future__ import annotations
 
-from sqlalchemy import ColumnElement, delete, exists, select, update
+from typing import NamedTuple
+
+from sqlalchemy import ColumnElement, delete, exists, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from core.job import JobState
@@ -28,6 +30,8 @@ from records.storage.tables import (
 MODEL_GRACE_S = 7 * 86400.0
 # Rows of a table that are deleted in one transaction: few, so that nobody waits for its locks for long.
 ROWS = 5000
+# Chunks of files that are deleted in one transaction; each has up to 4 MiB.
+CHUNKS = 16
 # Rows are deleted before those that they refer to. Libraries are deleted with their trials.
 _OF_A_JOB = (TrialRow, ModuleRunRow, LeaseRow, TaskRow, EventRow, ShareRow)
 
@@ -78,17 +82,28 @@ def drop_models(session: Session, now: float, limit: int) -> int:
     return len(shas)
 
 
-def drop_blobs(session: Session, limit: int) -> int:
-    """Delete up to `limit` blobs that nothing refers to; return their number.
+class DroppedFiles(NamedTuple):
+    """How many blobs were deleted, and how many chunks, also of blobs of which other chunks are left."""
 
-    A blob that is being written is safe, because its writer refers to it in the same transaction.
+    blobs: int
+    chunks: int
+
+
+def drop_blobs(session: Session, limit: int, chunks: int = CHUNKS) -> DroppedFiles:
+    """Delete up to `limit` blobs that nothing refers to, and up to `chunks` chunks of them.
+
+    A blob that is being written is safe, because its writer refers to it in the same transaction. A writer of
+    a blob whose first chunks are gone writes these again.
     """
     found = select(BlobRow.sha).where(_unused()).order_by(BlobRow.sha).limit(limit)
     locked = session.scalars(found.with_for_update(skip_locked=True)).all()
     shas = session.scalars(select(BlobRow.sha).where(BlobRow.sha.in_(locked), _unused())).all()
-    session.execute(delete(ChunkRow).where(ChunkRow.sha.in_(shas)))
-    session.execute(delete(BlobRow).where(BlobRow.sha.in_(shas)))
-    return len(shas)
+    key = (ChunkRow.sha, ChunkRow.position)
+    some = select(*key).where(ChunkRow.sha.in_(shas)).order_by(*key).limit(chunks)
+    deleted = changed(session, delete(ChunkRow).where(tuple_(*key).in_(some)))
+    left = select(ChunkRow.sha).where(ChunkRow.sha == BlobRow.sha)
+    empty = (BlobRow.sha.in_(shas), ~left.exists())
+    return DroppedFiles(changed(session, delete(BlobRow).where(*empty)), deleted)
 
 
 def _unused() -> ColumnElement[bool]:

@@ -42,8 +42,8 @@ class GarbageCollector:
             with database.begin() as session:
                 models = deletion.drop_models(session, now, FILES)
                 dropped = deletion.drop_blobs(session, FILES)
-            files += dropped
-            if models < FILES and dropped < FILES:
+            files += dropped.blobs
+            if not models and not any(dropped):
                 break
         with database.begin() as session:
             devices.drop_silent(session, now - WORKER_KEPT_S, WORKERS)

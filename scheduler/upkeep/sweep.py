@@ -33,9 +33,13 @@ class Sweeper:
         """End lapsed leases, and what else is due. What fails is logged and tried again the next time."""
         database, now = self.context.database, self.context.now
         try:
-            with database.begin() as session:
-                leases.expire(session, now())
+            lapsed = True
+            while lapsed:
+                with database.begin() as session:
+                    lapsed = bool(leases.expire(session, now()))
+            with database.reading() as session:
                 unfinished = jobs.unfinished(session)
+            with database.begin() as session:
                 events.drop_old_progress(session, [job.id for job in unfinished])
             self._builder_fallback.check(database, now())
             self._garbage_collector.collect(database, now())
@@ -48,7 +52,7 @@ class Sweeper:
     def wake_jobs(self) -> None:
         """Wake every unfinished job."""
         try:
-            with self.context.database.begin() as session:
+            with self.context.database.reading() as session:
                 unfinished = jobs.unfinished(session)
         except StorageError as error:
             log.error("no job is woken: %s", error)

@@ -92,6 +92,12 @@ class TestAudit:
         access.append_audit(session, {PUSH: 1}, 3.0)
         assert access.audit(session, 1)[0].id > newest
 
+    def test_many_old_lines_are_pruned_a_few_at_a_time(self, session: Session) -> None:
+        for number in range(5):
+            access.append_audit(session, {PUSH: 1}, float(number))
+        assert [access.prune_audit(session, 4.0, limit=3) for _ in range(3)] == [3, 1, 0]
+        assert [line.at for line in access.audit(session, 9)] == [4.0]
+
     def test_characters_that_no_database_holds_are_replaced(self, session: Session) -> None:
         access.append_audit(session, {replace(REFUSED, subject="nul \x00 half \ud800"): 1}, 1.0)
         assert access.audit(session, 1)[0].act.subject == "nul \ufffd half ?"

@@ -120,7 +120,7 @@ class TestUploads:
         monkeypatch.setattr(blobs, "CHUNK_BYTES", 4)
         sha, size = blobs.stage(database, io.BytesIO(self.DATA))
         with database.begin() as session:
-            assert deletion.drop_blobs(session, 10) == 1, "nothing refers to it yet"
+            assert deletion.drop_blobs(session, 10).blobs == 1, "nothing refers to it yet"
         blobs.stage(database, io.BytesIO(self.DATA))
         with database.begin() as session:
             session.execute(delete(ChunkRow).where(ChunkRow.position == 1))

@@ -120,12 +120,12 @@ class TestJobs:
 class TestFiles:
     def test_blobs_of_a_job_stay_until_it_is_deleted(self, session: Session) -> None:
         full(session)
-        assert (drop_models(session, LATER, 10), drop_blobs(session, 10)) == (0, 0)
+        assert (drop_models(session, LATER, 10), drop_blobs(session, 10).blobs) == (0, 0)
         finish(session)
         delete_job(session, "job", now=50.0)
-        assert (drop_models(session, 50.0, 10), drop_blobs(session, 10)) == (0, 3)
+        assert (drop_models(session, 50.0, 10), drop_blobs(session, 10).blobs) == (0, 3)
         assert [row.sha for row in session.scalars(select(BlobRow))] == [blobs.put(session, b"a model")]
-        assert (drop_models(session, LATER, 10), drop_blobs(session, 10)) == (1, 1)
+        assert (drop_models(session, LATER, 10), drop_blobs(session, 10).blobs) == (1, 1)
         assert not {"blobs", "blob_chunks", "models"} & set(rows(session))
 
     def test_a_model_that_is_handed_in_again_is_new(self, session: Session) -> None:
@@ -133,13 +133,33 @@ class TestFiles:
         models.add(session, sha, "resnet", now=1.0)
         models.add(session, sha, "resnet", now=LATER)
         assert drop_models(session, LATER + 1.0, 10) == 0
-        assert drop_blobs(session, 10) == 0
+        assert drop_blobs(session, 10).blobs == 0
 
     def test_only_so_many_at_once(self, session: Session) -> None:
         for number in range(5):
             blobs.put(session, bytes([number]))
-        assert [drop_blobs(session, 2) for _ in range(4)] == [2, 2, 1, 0]
+        assert [drop_blobs(session, 2).blobs for _ in range(4)] == [2, 2, 1, 0]
         assert session.scalar(select(func.count()).select_from(ChunkRow)) == 0
+
+    def test_a_large_one_goes_a_few_chunks_at_a_time(
+        self, session: Session, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(blobs, "CHUNK_BYTES", 4)
+        blobs.put(session, bytes(range(90)))
+        blobs.put(session, b"small")
+        dropped = [drop_blobs(session, 10, chunks=10) for _ in range(4)]
+        assert [one.chunks for one in dropped] == [10, 10, 5, 0]
+        assert sum(one.blobs for one in dropped) == 2
+        assert session.scalar(select(func.count()).select_from(ChunkRow)) == 0
+
+    def test_one_that_is_half_deleted_is_written_again(
+        self, session: Session, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(blobs, "CHUNK_BYTES", 4)
+        sha = blobs.put(session, bytes(range(90)))
+        assert drop_blobs(session, 10, chunks=10) == (0, 10)
+        assert blobs.put(session, bytes(range(90))) == sha
+        assert blobs.get(session, sha) == bytes(range(90))
 
     def test_one_that_is_being_written_is_kept(self, database: Database) -> None:
         """Also when the same file, of no use until then, was there already."""
@@ -159,7 +179,7 @@ class TestFiles:
         def drop() -> int:
             written.wait(10)
             with database.begin() as session:
-                count = drop_blobs(session, 10)
+                count = drop_blobs(session, 10).blobs
             dropped.set()
             return count
 
@@ -181,7 +201,7 @@ class TestFiles:
 
         def drop() -> int:
             with database.begin() as session:
-                count = drop_blobs(session, 10)
+                count = drop_blobs(session, 10).blobs
                 deleted.set()
                 threading.Event().wait(0.3)
                 return count

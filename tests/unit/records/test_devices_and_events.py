@@ -110,6 +110,12 @@ class TestSilentWorkers:
             register(session, "new", "next", DEVICE, now=101.0)
         register(session, "old 0", "another", DEVICE, now=102.0)
 
+    def test_a_worker_with_many_sessions_is_forgotten_a_few_at_a_time(self, session: Session) -> None:
+        for number in range(6):
+            register(session, "restless", str(number), DEVICE, now=float(number))
+        assert [devices.drop_silent(session, 100.0, limit=2) for _ in range(5)] == [2, 2, 2, 0, 0]
+        assert devices.workers(session) == []
+
     def test_a_builder_is_forgotten_with_its_machines(self, session: Session) -> None:
         builder = Builder(("aarch64",), "x86_64", cores=2, toolchain="llvm 20")
         devices.register(session, "builder", "s", None, WorkerState.READY, 1.0, builder=builder)

@@ -26,6 +26,14 @@ class TestExpire:
         assert leases.expire(farm.session, now=80.0) == []
         assert [(trial.state, trial.attempts) for trial in farm.trials()] == [("done", 0), ("pending", 1)]
 
+    def test_many_go_a_few_at_a_time(self, farm: Farm) -> None:
+        for number in range(5):
+            farm.issue(f"t{number}")
+            farm.leased(f"lease {number}", now=20.0)
+        closed = [leases.expire(farm.session, now=80.0, limit=2) for _ in range(4)]
+        assert closed == [["job"], ["job"], ["job"], []]
+        assert {trial.state for trial in farm.trials()} == {"pending"}
+
     def test_a_trial_that_lost_a_device_is_leased_alone(self, farm: Farm) -> None:
         ids = farm.issue("t1", "t2")
         farm.leased("lease", now=20.0)

@@ -48,7 +48,7 @@ def test_many_files_go_at_once(farm: Farm) -> None:
     leave(farm, *many)
     farm.sweep()
     with farm.database.begin() as session:
-        assert deletion.drop_blobs(session, 1) == 0
+        assert deletion.drop_blobs(session, 1).blobs == 0
 
 
 def test_a_clock_that_is_set_back_does_not_end_the_collection(farm: Farm) -> None:
@@ -57,4 +57,4 @@ def test_a_clock_that_is_set_back_does_not_end_the_collection(farm: Farm) -> Non
     farm.now -= 3600.0
     farm.sweep()
     with farm.database.begin() as session:
-        assert deletion.drop_blobs(session, 1) == 0
+        assert deletion.drop_blobs(session, 1).blobs == 0
