@@ -117,6 +117,7 @@ def test_an_interrupted_job_goes_on_and_nothing_runs_meanwhile(
     assert "resuming job" in errors
 
 
+@pytest.mark.slow_lane
 def test_a_service_that_is_up_serves_commands_and_keeps_its_folder(
     model: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:

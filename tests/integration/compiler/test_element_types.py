@@ -32,6 +32,6 @@ def test_some_operators_with_every_element_type() -> None:
     assert mistakes(FAST) == []
 
 
-@pytest.mark.slow
+@pytest.mark.slow_lane
 def test_every_operator_with_every_element_type() -> None:
     assert mistakes(()) == []

@@ -233,7 +233,7 @@ def test_a_trace_replays_in_another_process(tmp_path: Any) -> None:
 
 
 @needs_vnni
-@pytest.mark.slow
+@pytest.mark.slow_lane
 def test_a_trace_with_an_unknown_instruction_is_refused_once_all_of_tvms_are_imported(tmp_path: Any) -> None:
     """In a process of its own: each of them looks through all loaded modules, of which this one has many."""
     replayed = _replay(tmp_path, "abacus")

@@ -40,7 +40,7 @@ def test_it_is_whole_on_a_stand_in(stand_in: StandIn, tmp_path: Path) -> None:
     assert "dcgan-tiny: latency" in names
 
 
-@pytest.mark.slow
+@pytest.mark.slow_lane
 def test_figures_of_a_stand_in_are_not_stored(stand_in: StandIn) -> None:
     done = benchmark("--json", "docs/benchmarks/gpu.json", stand_in=stand_in)
     assert done.returncode == 1
