@@ -33,8 +33,8 @@ from benchmarks.simulated_workers import CpuMeter
 from benchmarks.timing.interleaved import Timings
 from core.worker import WorkerState
 from examples.make_models import make
-from records.fleet import devices
-from records.fleet.devices import WorkerInfo
+from records.fleet import workers
+from records.fleet.workers import WorkerInfo
 from records.jobs import jobs, trials
 from records.storage.database import Database
 from tests.faults.rig import ROOT, Program, free_port
@@ -116,18 +116,18 @@ class LocalService:
         self._workers: dict[int, Program] = {}
         self._job_id = ""
 
-    def start(self, workers: int) -> None:
+    def start(self, count: int) -> None:
         """Start the service and the workers; return when all are ready. Raises LocalWorkersError."""
         self._database.migrate()
         for program in self._service:
             program.start()
         with Client(self._url) as client:
             self._until(lambda: _answers(client), "the server did not answer")
-        for number, core in enumerate(self._cores[:workers], 1):
+        for number, core in enumerate(self._cores[:count], 1):
             flags = ("--server", self._fleet, "--name", f"worker-{number}", "--threads", "1")
             self._workers[core] = self._program("worker", [core], *flags, log=f"worker-{number}")
             self._workers[core].start()
-        self._until(lambda: self._are_ready(workers), "the workers did not get ready")
+        self._until(lambda: self._are_ready(count), "the workers did not get ready")
         if len({worker.device_class for worker in self._known_workers()}) > 1:
             raise LocalWorkersError("the workers are of different device classes, so they share no job")
 
@@ -175,7 +175,7 @@ class LocalService:
 
     def _known_workers(self) -> list[WorkerInfo]:
         with self._database.begin() as session:
-            return devices.workers(session)
+            return workers.list_workers(session)
 
     def _are_ready(self, count: int) -> bool:
         return [worker.state for worker in self._known_workers()] == [WorkerState.READY] * count
@@ -218,9 +218,9 @@ def measure(plan: Plan, say: Callable[[str], None]) -> list[Figure]:
     ClientError."""
     seen: dict[int, list[WindowStats]] = {1: [], 2: []}
     for run in range(1, plan.runs + 1):
-        for workers, found in seen.items():
-            say(f"run {run} of {plan.runs}, {_label(workers)} ...")
-            found.append(_run(plan, workers))
+        for count, found in seen.items():
+            say(f"run {run} of {plan.runs}, {_label(count)} ...")
+            found.append(_run(plan, count))
     return figures_of(seen[1], seen[2])
 
 
@@ -231,8 +231,8 @@ def figures_of(one: Sequence[WindowStats], two: Sequence[WindowStats]) -> list[F
     peer = f"one worker: {figures.number(alone.per_s.value)} /s"
     name = "two workers' trials a second relative to one's"
     found = [figure(name, gain.value, "x", aim=at_least(AIM), peer=peer, spread=gain.spread)]
-    for workers, seen, timings in ((1, one, alone), (2, two, both)):
-        who = _label(workers)
+    for count, seen, timings in ((1, one, alone), (2, two, both)):
+        who = _label(count)
         cores = [each.service_cpu_s / each.seconds for each in seen]
         cpu_ms = [1e3 * each.service_cpu_s / each.trials for each in seen]
         failed = 100 * statistics.median(each.failed for each in seen)
@@ -258,11 +258,11 @@ def own_cores() -> list[int]:
     return list(found.values())
 
 
-def _run(plan: Plan, workers: int) -> WindowStats:
+def _run(plan: Plan, count: int) -> WindowStats:
     with tempfile.TemporaryDirectory(prefix="tunefarm-benchmark-") as name, _farm(Path(name), plan) as farm:
         model = Path(name) / "resnet18.onnx"
         onnx.save(make("resnet18", tiny=plan.tiny), model)
-        farm.start(workers)
+        farm.start(count)
         farm.submit(model, plan.trials)
         return farm.middle(*plan.middle)
 
@@ -303,8 +303,8 @@ def _cores_of(process: psutil.Process) -> set[int]:
     return cores
 
 
-def _label(workers: int) -> str:
-    return "one worker" if workers == 1 else "two workers"
+def _label(count: int) -> str:
+    return "one worker" if count == 1 else "two workers"
 
 
 def _plan(args: argparse.Namespace) -> Plan:

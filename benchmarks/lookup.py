@@ -36,7 +36,7 @@ from benchmarks.results.output import Output
 from benchmarks.scale import CORES, Backends, ScaleError, Service, fill, serving, trace
 from benchmarks.simulated_workers import simulated_device
 from core.profile import assumed_profile
-from records.fleet import devices
+from records import devices
 from records.jobs import jobs
 from records.schedules import schedules
 from records.storage.database import Database

@@ -22,7 +22,7 @@ from benchmarks.results.output import Output
 from benchmarks.results.recordings import RECORDINGS, RecordedTask, RecordedTrial, Recording
 from core.job import JobState
 from core.measurement import Outcome
-from records.fleet import devices
+from records import devices
 from records.jobs import events, jobs, tasks, trials
 from records.jobs.jobs import Job
 from records.jobs.tasks import Task

@@ -39,7 +39,7 @@ from benchmarks.results.output import Output
 from benchmarks.simulated_workers import OURS, SPREAD, FleetStats, lease_s, simulated_device
 from core.job import Budget, JobState
 from examples.make_models import make
-from records.fleet import devices
+from records import devices
 from records.jobs import jobs, models, tasks, trials
 from records.jobs.jobs import JobRequest
 from records.jobs.trials import NewTrial

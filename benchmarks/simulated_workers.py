@@ -28,7 +28,7 @@ from proto import fleet_pb2 as pb
 from proto.convert import device_to_wire
 from proto.fleet_pb2_grpc import FleetStub
 from proto.messages import PROTOCOL
-from records.jobs.fair_queue import LEASE_S
+from records.fleet.fair_queue import LEASE_S
 from worker.settings import SLOTS
 
 WAIT_S = 5.0

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from starlette.concurrency import run_in_threadpool
 
-from records.fleet import devices
+from records import devices
 from records.schedules import schedules
 from records.schedules.schedules import Record
 from records.storage.database import Database

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from records.access import TokenNotFound
-from records.fleet.devices import WorkerNotFound
+from records.fleet.workers import WorkerNotFound
 from records.jobs.jobs import IdempotencyConflict, JobNotFound
 from records.jobs.models import ModelNotFound
 from records.jobs.tasks import WorkloadNotFound

@@ -16,7 +16,7 @@ from compiler.reading.subgraph import UnsupportedSubgraph, read_dag
 from compiler.workload import from_json as workload_from_json
 from core.device import Device
 from core.measurement import Outcome
-from records.fleet import devices
+from records import devices
 from records.jobs import jobs, tasks, trials
 from records.jobs.trials import Trial
 from records.storage.database import Database, StorageError

@@ -14,11 +14,11 @@ from sqlalchemy.orm import Session
 from core.job import JobState
 from core.measurement import Measurement, Outcome, noise
 from core.worker import Wanted
-from records.fleet import building, devices, results
+from records.fleet import building, fair_queue, results, workers
+from records.fleet.fair_queue import QueueEntry, TrialFilter
 from records.fleet.module_runs import StoredModuleRun, module_run_of
 from records.fleet.results import LeasedWork, LeaseResult, WorkKey
-from records.jobs import events, fair_queue, jobs, trials
-from records.jobs.fair_queue import QueueEntry, TrialFilter
+from records.jobs import events, jobs, trials
 from records.jobs.trials import Trial, trial_of
 from records.schedules import schedules
 from records.storage.statements import among, changed, dialect_of, lock_job, oldest_pending, table_of
@@ -249,7 +249,7 @@ def evict(session: Session, worker_id: str, now: float) -> None:
 
     Raises WorkerNotFound.
     """
-    devices.set_wanted(session, worker_id, Wanted.EVICTED)
+    workers.set_wanted(session, worker_id, Wanted.EVICTED)
     holder = select(WorkerRow.session_id).where(WorkerRow.id == worker_id)
     give_back(session, worker_id, session.scalars(holder).one(), now)
 

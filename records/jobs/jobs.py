@@ -23,7 +23,7 @@ from core.job import (
     JobState,
     options_of,
 )
-from records.fleet import devices
+from records import devices
 from records.jobs import events, models
 from records.storage.database import NotFound
 from records.storage.statements import changed, insert_into, table_of

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
-from records.fleet import devices
+from records import devices
 from records.storage.tables import CostModelRow
 
 # This many versions of a class keep their bytes; older ones are only listed.

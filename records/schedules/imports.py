@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
-from records.fleet import devices
+from records import devices
 from records.jobs import tasks
 from records.jobs.trials import NewTrial
 from records.schedules.schedules import KEY, Record

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from core import compatibility
 from core.measurement import Outcome
-from records.fleet import devices
+from records import devices
 from records.storage.statements import (
     ConflictInsert,
     among,

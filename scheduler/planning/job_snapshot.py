@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy.orm import Session
 
 from core.device import Device
-from records.fleet import devices
+from records import devices
 from records.jobs import events, trials
 from records.jobs.jobs import Job
 from records.jobs.tasks import Task

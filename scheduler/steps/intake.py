@@ -18,7 +18,7 @@ from compiler.reading.subgraph import UnsupportedSubgraph, read_dag
 from compiler.workload import from_json
 from core.device import Device
 from core.job import TF32, JobState
-from records.fleet import devices
+from records import devices
 from records.jobs import events, jobs, tasks
 from records.jobs.jobs import Job
 from records.jobs.tasks import TaskSpec

@@ -6,7 +6,7 @@ import logging
 
 from compiler import workload
 from compiler.lowering.trace import LoweringError, apply_trace
-from records.fleet import devices
+from records import devices
 from records.jobs import tasks
 from records.jobs.jobs import Job
 from records.schedules import listings, schedules

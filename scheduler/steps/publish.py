@@ -18,7 +18,8 @@ from compiler.lowering.trace import UNSCHEDULED
 from compiler.packaging.artifact import ArtifactError, open_artifact
 from core.job import JobState
 from core.lease import ModuleKind
-from records.fleet import devices, module_runs
+from records import devices
+from records.fleet import module_runs
 from records.fleet.module_runs import StoredModuleRun
 from records.jobs import events, jobs, tasks, trials
 from records.jobs.jobs import Job

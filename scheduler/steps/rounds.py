@@ -10,7 +10,7 @@ import numpy as np
 from sqlalchemy.orm import Session
 
 from core.job import EndReason, JobState
-from records.fleet import devices
+from records import devices
 from records.jobs import events, jobs, trials
 from records.jobs.jobs import Job
 from records.jobs.tasks import Task

@@ -8,8 +8,9 @@ from sqlalchemy.orm import Session
 
 from core.job import Build
 from core.worker import LOST_AFTER_S, Role, Wanted, WorkerState
-from records.fleet import building, devices
-from records.fleet.devices import WorkerInfo
+from records import devices
+from records.fleet import building, workers
+from records.fleet.workers import WorkerInfo
 from records.jobs import jobs
 from records.jobs.jobs import Job
 
@@ -24,11 +25,11 @@ def note_no_device(session: Session, job: Job, now: float, *, has_local_worker: 
     """
     native = job.request.target == "native"
     which = "a device" if native else f"a device of class {job.request.target}"
-    workers = [worker for worker in devices.workers(session) if worker.role is Role.MEASURE]
-    classless = [worker for worker in workers if worker.device_class is None]
+    measuring = [worker for worker in workers.list_workers(session) if worker.role is Role.MEASURE]
+    classless = [worker for worker in measuring if worker.device_class is None]
     is_starting = native and has_local_worker and not classless
     otherwise = "the worker on this machine is starting" if is_starting else "start a worker"
-    remedy = _remedy(workers if native else [], classless, otherwise, now)
+    remedy = _remedy(measuring if native else [], classless, otherwise, now)
     _set_message(session, job, f"waiting for {which}: {remedy}")
 
 
@@ -38,8 +39,8 @@ def note_missing_device(session: Session, job: Job, now: float) -> None:
     While there is one, do the same for a builder, if only builders may build for the job.
     """
     start = f"waiting for a device of class {job.device_class}: "
-    workers = [worker for worker in devices.workers(session) if worker.role is Role.MEASURE]
-    of_class = [worker for worker in workers if worker.device_class == job.device_class]
+    measuring = [worker for worker in workers.list_workers(session) if worker.role is Role.MEASURE]
+    of_class = [worker for worker in measuring if worker.device_class == job.device_class]
     able = (WorkerState.READY, WorkerState.BUSY)
     if any(worker.state in able and _takes_work(worker, now) for worker in of_class):
         if job.message.startswith(start):
@@ -48,7 +49,7 @@ def note_missing_device(session: Session, job: Job, now: float) -> None:
             _note_missing_builder(session, job, now)
         return
     # A worker that was just started has no class until its device is checked.
-    classless = [worker for worker in workers if worker.device_class is None]
+    classless = [worker for worker in measuring if worker.device_class is None]
     _set_message(session, job, start + _remedy(of_class, classless, "start a worker on it", now))
 
 
@@ -63,7 +64,7 @@ def _note_missing_builder(session: Session, job: Job, now: float) -> None:
     # A builder says for which machines it builds only when it is able to.
     probing = [
         worker
-        for worker in devices.workers(session)
+        for worker in workers.list_workers(session)
         if worker.role is Role.BUILD and worker.state is WorkerState.PROBING
     ]
     start_one = "start one of this tunefarm's version with `tunefarm worker --build`"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from records.fleet import devices
+from records.fleet import workers
 from records.jobs import deletion
 from records.storage import blobs
 from records.storage.database import Database
@@ -46,7 +46,7 @@ class GarbageCollector:
             if not models and not any(dropped):
                 break
         with database.begin() as session:
-            devices.drop_silent(session, now - WORKER_KEPT_S, WORKERS)
+            workers.drop_silent(session, now - WORKER_KEPT_S, WORKERS)
         files += blobs.sweep(database, now - UNNAMED_KEPT_S)
         if files:
             log.info("deleted %s files that nothing refers to", files)

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
-from records.fleet import devices
+from records import devices
 from records.schedules import cost_models
 from records.schedules.cost_models import Version, evaluated
 from server.api.fields import Name

@@ -14,8 +14,8 @@ from core.job import JobState
 from core.measurement import Outcome
 from core.worker import Role, Wanted, WorkerState
 from records import access
-from records.fleet import devices, leases
-from records.fleet.devices import WorkerInfo
+from records.fleet import leases, workers
+from records.fleet.workers import WorkerInfo
 from records.jobs import jobs
 from records.jobs.jobs import Queue
 from records.schedules import cost_models
@@ -36,21 +36,21 @@ def metrics(context: ContextDep) -> Response:
     gauges, now = context.metrics, context.now()
     with context.database.begin() as session:
         queues = jobs.queues(session)
-        workers = devices.workers(session)
+        known = workers.list_workers(session)
         rates, held = leases.trials_per_minute(session, now), leases.held(session, now)
         models = cost_models.newest_evaluated(session)
         ending = access.ending_tokens(session, now)
     _set_queues(gauges, queues, now)
     _set_models(gauges, models)
     gauges.ending_tokens.set(len(ending))
-    _set_measured(gauges, workers)
-    workers_by_state = Counter(_state(worker, now) for worker in workers)
+    _set_measured(gauges, known)
+    workers_by_state = Counter(_state(worker, now) for worker in known)
     for label in (*WorkerState, _LOST, Wanted.EVICTED):
         gauges.workers.labels(str(label)).set(workers_by_state[label])
     gone = (WorkerState.OFFLINE, _LOST, Wanted.EVICTED)
-    gauges.workers_in_trouble.set(sum(bool(one.unable) and _state(one, now) not in gone for one in workers))
+    gauges.workers_in_trouble.set(sum(bool(one.unable) and _state(one, now) not in gone for one in known))
     rate_by_class: defaultdict[str, float] = defaultdict(float)
-    for worker in workers:
+    for worker in known:
         if worker.device_class is not None:
             rate_by_class[worker.device_class] += rates.get(worker.id, 0.0)
     for device_class, rate in rate_by_class.items():

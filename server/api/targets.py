@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
-from records.fleet import devices
+from records import devices
 from server.context import ServerContext
 from server.problems import Problem
 

@@ -14,9 +14,10 @@ from sqlalchemy.orm import Session
 
 from core.profile import Profile
 from core.worker import Wanted
-from records.fleet import devices, leases
-from records.fleet.devices import WorkerInfo
+from records import devices
+from records.fleet import leases, workers
 from records.fleet.leases import HeldLease
+from records.fleet.workers import WorkerInfo
 from server.context import ContextDep
 from server.problems import Problem, problems
 
@@ -155,14 +156,14 @@ class DeviceClassesBody(BaseModel):
 def show_workers(context: ContextDep) -> WorkersBody:
     """Return every worker ever seen, with when that was."""
     with context.database.begin() as session:
-        return WorkersBody(items=_bodies(session, devices.workers(session), context))
+        return WorkersBody(items=_bodies(session, workers.list_workers(session), context))
 
 
 @router.get("/workers/{worker_id:path}/noise", responses=problems(404))
 def show_noise(worker_id: str, context: ContextDep) -> NoiseBody:
     """Return how much the repeats of the worker's last trials differ."""
     with context.database.begin() as session:
-        devices.worker(session, worker_id)
+        workers.get(session, worker_id)
         return NoiseBody(noise=leases.noise_of(session, worker_id))
 
 
@@ -191,10 +192,10 @@ def evict(worker_id: str, context: ContextDep) -> WorkerBody:
 def update(worker_id: str, context: ContextDep) -> WorkerBody:
     """Have the worker finish its lease and end, so that what started it installs the service's version."""
     with context.database.begin() as session:
-        if devices.worker(session, worker_id).vitals.tunefarm_version == context.version:
+        if workers.get(session, worker_id).vitals.tunefarm_version == context.version:
             sentence = f"Worker {worker_id} has the service's version {context.version}: it needs no update."
             raise Problem(409, "worker-up-to-date", sentence)
-        devices.set_wanted(session, worker_id, Wanted.UPDATE)
+        workers.set_wanted(session, worker_id, Wanted.UPDATE)
         return _body(session, worker_id, context)
 
 
@@ -202,10 +203,10 @@ def update(worker_id: str, context: ContextDep) -> WorkerBody:
 def calibrate(worker_id: str, context: ContextDep) -> WorkerBody:
     """Have the worker measure its device's profile again as soon as it holds no lease."""
     with context.database.begin() as session:
-        if devices.worker(session, worker_id).builder is not None:
+        if workers.get(session, worker_id).builder is not None:
             sentence = f"Worker {worker_id} only builds: name one that measures."
             raise Problem(409, "worker-builds", sentence)
-        devices.request_calibration(session, worker_id)
+        workers.request_calibration(session, worker_id)
         return _body(session, worker_id, context)
 
 
@@ -219,12 +220,12 @@ def show_device_classes(context: ContextDep) -> DeviceClassesBody:
 
 def _want(context: ContextDep, worker_id: str, what: Wanted) -> WorkerBody:
     with context.database.begin() as session:
-        devices.set_wanted(session, worker_id, what)
+        workers.set_wanted(session, worker_id, what)
         return _body(session, worker_id, context)
 
 
 def _body(session: Session, worker_id: str, context: ContextDep) -> WorkerBody:
-    [body] = _bodies(session, [devices.worker(session, worker_id)], context)
+    [body] = _bodies(session, [workers.get(session, worker_id)], context)
     return body
 
 

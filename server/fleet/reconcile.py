@@ -11,11 +11,11 @@ from core.job import JobState
 from core.lease import Candidate, Lease, LeaseId, Limits, ModuleRun
 from core.worker import Role, Wanted, WorkerState
 from proto.messages import Answer, Result, WorkerReport
-from records.fleet import building, devices, leases, module_runs
+from records.fleet import building, leases, module_runs, workers
 from records.fleet.building import Builder
-from records.fleet.devices import Instructions, SessionFenced
 from records.fleet.names import Claim
 from records.fleet.results import LeaseResult
+from records.fleet.workers import Instructions, SessionFenced
 from records.jobs import jobs
 from records.storage import blobs
 from server.fleet.plausibility import reject_implausible, reject_implausible_profile
@@ -57,10 +57,10 @@ def reconcile(
     """
     instructions = _note_call(session, report, token_id, registered, now)
     if instructions is None:
-        wanted = devices.wanted(session, report.worker_id)
+        wanted = workers.wanted(session, report.worker_id)
         return Reconciliation(Answer(fenced=True, wanted=wanted, call_again_after_s=EVICTED_S))
     if instructions.wanted is Wanted.UPDATE and report.vitals.tunefarm_version == version:
-        devices.set_wanted(session, report.worker_id, Wanted.WORK)
+        workers.set_wanted(session, report.worker_id, Wanted.WORK)
         instructions = instructions._replace(wanted=Wanted.WORK)
     wakes, closed = _store_results(session, report, now)
     if report.state in _GIVES_BACK and report.held is None:
@@ -123,8 +123,8 @@ def _note_call(
     device, vitals, role = report.device, report.vitals, report.role
     is_new = report.starting or (device is not None and (report.calibrated or not registered))
     if not is_new:
-        return devices.heartbeat(session, *worker, report.state, now, vitals, role, token_id)
-    if devices.is_anothers(session, *worker):
+        return workers.heartbeat(session, *worker, report.state, now, vitals, role, token_id)
+    if workers.is_anothers(session, *worker):
         return None
     builder = None
     if role is Role.BUILD and device is not None:
@@ -132,12 +132,12 @@ def _note_call(
     device = None if builder else reject_implausible_profile(report).device
     try:
         claim = Claim(token_id, report.machine)
-        devices.register(
+        workers.register(
             session, *worker, device, report.state, now, vitals, role, builder, report.calibrated, claim
         )
     except SessionFenced:
         return None
-    return devices.instructions(session, report.worker_id)
+    return workers.instructions(session, report.worker_id)
 
 
 def _store_results(session: Session, report: WorkerReport, now: float) -> tuple[list[Wake], bool]:

@@ -26,7 +26,7 @@ from proto.convert import (
 )
 from proto.fleet_pb2_grpc import FleetServicer
 from proto.messages import Answer, WorkerReport
-from records.fleet import building, devices
+from records.fleet import building, workers
 from records.fleet.names import NameInUse, NameTaken
 from records.jobs import tasks
 from records.jobs.tasks import WorkloadNotFound
@@ -181,7 +181,7 @@ class FleetService(FleetServicer):
     def _take(self, report: WorkerReport, lease_ttl_s: float) -> Lease | None:
         """Raises NotEligible."""
         with self._context.database.begin() as session:
-            if not devices.may_take(session, report.worker_id, report.session_id):
+            if not workers.may_take(session, report.worker_id, report.session_id):
                 raise NotEligible
             lease_id, now = self._context.new_id(), self._context.now()
             return reconcile.take(session, report, lease_id, now, lease_ttl_s)

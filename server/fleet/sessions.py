@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from cachetools import TTLCache
 
-from records.jobs.fair_queue import LEASE_S
+from records.fleet.fair_queue import LEASE_S
 
 # Longer than the silence of any live worker: a call is held back for 30 s at most.
 FORGET_S = 60.0

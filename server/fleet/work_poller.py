@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from core.lease import Lease
-from records.fleet import devices
-from records.jobs import fair_queue
+from records.fleet import fair_queue, workers
 from records.storage.database import Database
 from server.waiting import sleep_unless_stopping
 
@@ -84,5 +83,5 @@ class WorkPoller:
         with self._database.begin() as session:
             waiting = fair_queue.waiting(session, self._now())
             return AvailableWork(
-                waiting.device_classes, waiting.has_unbuilt, frozenset(devices.not_taking_work(session))
+                waiting.device_classes, waiting.has_unbuilt, frozenset(workers.not_taking_work(session))
             )

@@ -17,8 +17,8 @@ from compiler.packaging.artifact import unpack
 from core.job import Build
 from core.measurement import Outcome
 from core.worker import WorkerState
-from records.fleet import devices
-from records.fleet.devices import WorkerInfo
+from records.fleet import workers
+from records.fleet.workers import WorkerInfo
 from records.jobs import events, jobs, tasks, trials
 from records.jobs.jobs import Job
 from records.jobs.trials import Trial
@@ -137,7 +137,7 @@ class JobRun:
 
     def workers(self) -> list[WorkerInfo]:
         with self.rig.database.begin() as session:
-            return [worker for worker in devices.workers(session) if worker.id.startswith(self.name)]
+            return [worker for worker in workers.list_workers(session) if worker.id.startswith(self.name)]
 
     def event_text(self) -> str:
         """Return the text of all events of the job."""

@@ -18,9 +18,8 @@ import psutil
 from benchmarks.simulated_workers import simulated_device
 from core.access import Scope
 from core.job import Budget, Build, JobState
-from records import access
+from records import access, devices
 from records.access import Token
-from records.fleet import devices
 from records.jobs import jobs, models, tasks, trials
 from records.jobs.jobs import JobRequest
 from records.jobs.trials import NewTrial

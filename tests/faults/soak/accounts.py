@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from compiler.packaging.artifact import unpack
 from core.job import EndReason
 from core.measurement import Outcome
-from records.fleet import devices
+from records.fleet import workers
 from records.jobs import events, tasks, trials
 from records.jobs.jobs import Job
 from records.schedules import schedules
@@ -112,8 +112,8 @@ class Accounts:
                 self.wrong(f"{len(doubled)} jobs are stored that nobody has an answer for: a doubled request")
             if lost := acknowledged - deleted - kept:
                 self.wrong(f"{len(lost)} jobs are lost: {', '.join(sorted(lost))}")
-            workers = devices.workers(session)
-            counted = sum(one.trials_done for one in workers if one.device_class is not None)
+            known = workers.list_workers(session)
+            counted = sum(one.trials_done for one in known if one.device_class is not None)
             if counted != self.reported:
                 self.wrong(f"the workers count {counted} trials, and {self.reported} have results")
             for (workload, device_class), traces in self.traces.items():
@@ -125,7 +125,7 @@ class Accounts:
                 best = schedules.best_many(session, [workload], device_class)[workload]
                 if best.latency_s != min(map(run_secs, traces)):
                     self.wrong(f"the best schedule of {workload} is not its fastest")
-        names = [one.id for one in workers]
+        names = [one.id for one in known]
         left_over: dict[str, Select[int]] = {
             "leases are open": _count(LeaseRow.closed_at.is_(None)),
             "trials wait or are leased": _count(TrialRow.state != "done"),

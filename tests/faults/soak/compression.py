@@ -17,7 +17,7 @@ KEPT_HOURS = 2.0
 # The durations that wait for others, by the module that defines them, and the shortest that each may be.
 DURATIONS: Mapping[str, Mapping[str, float]] = {
     "core.worker": {"LOST_AFTER_S": 4.0},
-    "records.jobs.fair_queue": {"LEASE_S": 1.0},
+    "records.fleet.fair_queue": {"LEASE_S": 1.0},
     "records.fleet.leases": {"PACE_WINDOW_S": 1.0},
     "records.storage.database": {"_CLOCK_LOOK_S": 0.5, "_IDLE_LIMIT_S": 5.0},
     "records.access": {"LAST_USED_PRECISION_S": 1.0},

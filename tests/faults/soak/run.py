@@ -15,7 +15,7 @@ import redis
 from benchmarks.results.figures import Figure, at_most, figure
 from core.exit_code import ExitCode
 from core.worker import WorkerState
-from records.fleet import devices
+from records.fleet import workers
 from records.storage.database import StorageError
 from tests.faults.rig import ActiveTime
 from tests.faults.soak import faults
@@ -200,7 +200,7 @@ def _finish_jobs(load: Load, accounts: Accounts, say: Callable[[str], None]) -> 
 
 def _ready(rig: SoakRig) -> bool:
     with rig.database.begin() as session:
-        states = [worker.state for worker in devices.workers(session)]
+        states = [worker.state for worker in workers.list_workers(session)]
     return sum(state is WorkerState.READY for state in states) == len(rig.workers)
 
 

@@ -21,9 +21,9 @@ from core.job import Budget, EndReason, JobState
 from core.measurement import Outcome
 from core.profile import assumed_profile
 from core.worker import Vitals, WorkerState
-from records import access
+from records import access, devices
 from records.access import Token
-from records.fleet import devices
+from records.fleet import workers
 from records.jobs import events, jobs, models, tasks
 from records.jobs.jobs import JobRequest
 from records.jobs.tasks import TaskSpec
@@ -112,9 +112,9 @@ def fill(session: Session, now: float) -> None:
     """Store a finished job, one that is tuned, a queued, a failed and a cancelled one."""
     devices.put_class(session, CALIBRATED, calibrated=True)
     vitals = Vitals("0.1.0", "0.27.0", 1.2, 61.5, 5 << 30, 16, 5, "it sees other processes", "")
-    devices.register(session, "epyc-1", "s1", CALIBRATED, WorkerState.READY, now, vitals=vitals)
+    workers.register(session, "epyc-1", "s1", CALIBRATED, WorkerState.READY, now, vitals=vitals)
     sick = replace(vitals, trouble="the compiler is missing: apt-get install gcc", temperature_c=None)
-    devices.register(session, "board-2", "s2", CALIBRATED, WorkerState.PROBING, now - 20, vitals=sick)
+    workers.register(session, "board-2", "s2", CALIBRATED, WorkerState.PROBING, now - 20, vitals=sick)
     for number, (records, pairwise) in enumerate(((64, 0.71), (192, 0.83), (640, 0.88), (1600, 0.92))):
         metrics = {
             "trained_on": records,

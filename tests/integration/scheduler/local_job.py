@@ -14,7 +14,7 @@ from compiler.target import detect_device
 from core.job import Budget
 from core.measurement import Measurement
 from core.worker import WorkerState
-from records.fleet import devices, leases
+from records.fleet import leases, workers
 from records.fleet.leases import StoredLease
 from records.fleet.results import LeaseResult
 from records.jobs import jobs, models, tasks
@@ -60,7 +60,7 @@ class Device:
         self._builder = LocalBuilder(self.fingerprint.target)
         self._runner = LocalRunner(self.fingerprint.target)
         with database.begin() as session:
-            devices.register(session, "worker", "session", self.fingerprint, WorkerState.READY, NOW)
+            workers.register(session, "worker", "session", self.fingerprint, WorkerState.READY, NOW)
 
     def work(self, lease_id: str) -> bool:
         key = self.fingerprint.key

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from records.fleet import devices
+from records import devices
 
 from .conftest import Start, Worker
 from .test_artifacts import publish

@@ -19,7 +19,8 @@ from core.worker import Vitals, WorkerState
 from proto import convert
 from proto import fleet_pb2 as pb
 from proto.messages import PROTOCOL, Result
-from records.fleet import devices, leases, module_runs
+from records import devices
+from records.fleet import leases, module_runs
 from records.jobs import jobs, tasks, trials
 from records.jobs.tasks import TaskSpec
 from records.jobs.trials import NewTrial

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event, update
 
-from records.fleet import devices
+from records import devices
 from records.storage.tables import RecordRow
 from server.api import schedules as api
 from tests.traces import NODES, calling, index_map, trace, transformed

@@ -11,7 +11,7 @@ import pytest
 
 from core.job import JobState
 from core.worker import WorkerState
-from records.fleet import devices
+from records import devices
 from records.jobs import jobs, tasks, trials
 from records.jobs.tasks import TaskSpec
 from records.jobs.trials import NewTrial, Trial

@@ -13,7 +13,8 @@ from core.job import Budget, JobState
 from core.lease import ModuleKind
 from core.measurement import Measurement, Outcome
 from core.worker import WorkerState
-from records.fleet import devices, leases, module_runs
+from records import devices
+from records.fleet import leases, module_runs, workers
 from records.fleet.results import LeaseResult
 from records.jobs import events, jobs, models, tasks, trials
 from records.schedules import schedules
@@ -61,7 +62,7 @@ class Farm:
         return module_runs.add(self.session, self.job_id, kind, sha, now=10.0)
 
     def register(self) -> None:
-        devices.register(self.session, "worker", "session", self.device, WorkerState.READY, 19.0)
+        workers.register(self.session, "worker", "session", self.device, WorkerState.READY, 19.0)
 
     def snapshot(self) -> object:
         """Return everything that a report may change."""

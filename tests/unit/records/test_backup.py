@@ -18,7 +18,7 @@ from core.exit_code import ExitCode
 from core.job import JobState
 from core.worker import WorkerState
 from records import access
-from records.fleet import devices
+from records.fleet import workers
 from records.jobs import jobs
 from records.schedules import schedules
 from records.storage import backup
@@ -47,7 +47,7 @@ def filled(url: str) -> Iterator[Database]:
     database = Database(url)
     with database.begin() as session:
         farm = make_job(session, "job")
-        devices.register(session, "w1", "s1", DEVICE, WorkerState.READY, now=1.0)
+        workers.register(session, "w1", "s1", DEVICE, WorkerState.READY, now=1.0)
         ids = farm.issue("a", "b")
         session.execute(
             text("UPDATE trials SET state = 'done', outcome = 'ok', latency_s = 0.1, run_secs = '[0.1]'")
@@ -228,7 +228,7 @@ def test_a_filled_database_goes_back_to_the_first_revision_and_forward(filled: D
         context = MigrationContext.configure(session.connection(), opts={"compare_type": True})
         assert compare_metadata(context, Base.metadata) == []
         assert access.tokens(session) == []
-        assert [worker.id for worker in devices.workers(session)] == ["w1"]
+        assert [worker.id for worker in workers.list_workers(session)] == ["w1"]
 
 
 def test_the_commands_do_so_for_a_folder_that_nobody_uses(

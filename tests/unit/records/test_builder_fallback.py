@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from core.job import Build, JobState
 from core.measurement import Built, Measurement, Outcome
 from core.worker import LOST_AFTER_S, WorkerState
-from records.fleet import builder_fallback, building, devices, leases
+from records.fleet import builder_fallback, building, leases, workers
 from records.fleet.builder_fallback import WaitingJob
 from records.fleet.building import Builder
 from records.fleet.leases import StoredLease
@@ -31,7 +31,7 @@ SHA = "ab" * 32
 
 
 def enrol(session: Session, name: str = "builder", now: float = 19.0) -> None:
-    devices.register(session, name, "session", None, WorkerState.READY, now, builder=X86)
+    workers.register(session, name, "session", None, WorkerState.READY, now, builder=X86)
 
 
 def take(session: Session, lease_id: str = "built", name: str = "builder") -> StoredLease | None:
@@ -103,7 +103,7 @@ class TestWaitingJobs:
         board.issue("t1")
         enrol(board.session)
         strange = replace(X86, toolchain="another")
-        devices.register(board.session, "strange", "s", None, WorkerState.READY, 19.0, builder=strange)
+        workers.register(board.session, "strange", "s", None, WorkerState.READY, 19.0, builder=strange)
         worked = update(WorkerRow).where(WorkerRow.id == "strange").values(trials_done=7)
         board.session.execute(worked)
         assert builder_fallback.waiting_jobs(board.session, 20.0) == [WaitingJob("job", 0, 0, 0)]
@@ -190,7 +190,7 @@ def test_a_builder_that_reports_meanwhile_never_waits_for_the_fallback_that_wait
     waiting = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
     with ThreadPoolExecutor() as pool:
         with database.begin() as session:
-            assert devices.heartbeat(session, "two", "session", WorkerState.READY, 31.0) is not None
+            assert workers.heartbeat(session, "two", "session", WorkerState.READY, 31.0) is not None
             falling_back = pool.submit(fall_back)
             while True:  # until the fallback waits for this worker's row
                 with database.begin() as other:

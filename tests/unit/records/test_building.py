@@ -15,11 +15,12 @@ from core.device import Device
 from core.job import Build
 from core.measurement import Built, Measurement, Outcome
 from core.worker import LOST_AFTER_S, Vitals, Wanted, WorkerState
-from records.fleet import building, devices, leases, module_runs
+from records import devices
+from records.fleet import building, fair_queue, leases, module_runs, workers
 from records.fleet.building import Builder
 from records.fleet.leases import Reported, StoredLease
 from records.fleet.results import LeaseResult
-from records.jobs import events, fair_queue, jobs, trials
+from records.jobs import events, jobs, trials
 from records.schedules import schedules
 from records.storage import blobs
 from records.storage.database import Database, _alembic
@@ -41,7 +42,7 @@ def enrol(
     state: WorkerState = WorkerState.READY,
     now: float = 19.0,
 ) -> None:
-    devices.register(session, name, "session", None, state, now, Vitals(), builder=builder)
+    workers.register(session, name, "session", None, state, now, Vitals(), builder=builder)
 
 
 def take(
@@ -83,15 +84,15 @@ def board(session: Session) -> Farm:
 
 def test_builders_are_stored_as_they_are_and_of_no_class(session: Session) -> None:
     enrol(session, replace(X86, cores=16))
-    worker = devices.worker(session, "builder")
+    worker = workers.get(session, "builder")
     assert worker.builder == replace(X86, cores=16)
     assert (worker.device_class, worker.cores, worker.state) == (None, 16, WorkerState.READY)
     assert devices.classes(session) == []
     assert devices.resolve_class(session, "native", now=6.0) is None
     enrol(session, replace(X86, builds_for=("x86_64",)))
-    assert devices.worker(session, "builder").builder == replace(X86, builds_for=("x86_64",))
-    devices.register(session, "builder", "session", DEVICE, WorkerState.READY, 20.0)
-    worker = devices.worker(session, "builder")
+    assert workers.get(session, "builder").builder == replace(X86, builds_for=("x86_64",))
+    workers.register(session, "builder", "session", DEVICE, WorkerState.READY, 20.0)
+    worker = workers.get(session, "builder")
     assert (worker.builder, worker.device_class) == (None, DEVICE.key)
 
 
@@ -158,13 +159,13 @@ class TestWhoBuilds:
         enrol(board.session)
         assert board.take("0", limit=1) is None
         assert board.take("1", limit=1, now=19.1 + LOST_AFTER_S) is not None
-        devices.set_wanted(board.session, "builder", Wanted.DRAIN)
+        workers.set_wanted(board.session, "builder", Wanted.DRAIN)
         assert board.take("2", limit=1) is not None
-        devices.set_wanted(board.session, "builder", Wanted.WORK)
+        workers.set_wanted(board.session, "builder", Wanted.WORK)
         for number, state in enumerate((WorkerState.DRAINING, WorkerState.PROBING), start=3):
-            devices.heartbeat(board.session, "builder", "session", state, 19.0)
+            workers.heartbeat(board.session, "builder", "session", state, 19.0)
             assert board.take(str(number), limit=1) is not None
-        devices.heartbeat(board.session, "builder", "session", WorkerState.BUSY, 19.0)
+        workers.heartbeat(board.session, "builder", "session", WorkerState.BUSY, 19.0)
         assert board.take("5", limit=1) is None
 
     def test_module_runs_are_the_devices_alone(self, board: Farm) -> None:
@@ -256,7 +257,7 @@ class TestBuilding:
         assert board.trials()[0].outcome is Outcome.UNKNOWN
 
     def test_builders_share_with_builders_and_charge_nothing(self, board: Farm) -> None:
-        devices.register(board.session, "worker", "session", BOARD, WorkerState.READY, 19.0)
+        workers.register(board.session, "worker", "session", BOARD, WorkerState.READY, 19.0)
         enrol(board.session)
         enrol(board.session, name="another")
         board.issue(*(f"t{number}" for number in range(8)))
@@ -273,7 +274,7 @@ class TestBuilding:
         for trial_id in ids:
             store(board, "built", trial_id)
         report(board, "built", [(trial_id, Built(SHA, 0.25)) for trial_id in ids], now=24.0)
-        worker = devices.worker(board.session, "builder")
+        worker = workers.get(board.session, "builder")
         assert (worker.trial_s, worker.trials_done, worker.failures) == (2.0, 2, 0)
 
 

@@ -6,8 +6,8 @@ import pytest
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from records.fleet import devices
-from records.fleet.devices import DeviceClassNotFound
+from records import devices
+from records.devices import DeviceClassNotFound
 from records.schedules import cost_models
 from records.schedules.cost_models import KEPT, Version
 from records.storage.tables import CostModelRow

@@ -9,7 +9,8 @@ from sqlalchemy.orm import Session
 from core.device import Device
 from core.profile import Profile
 from core.worker import LOST_AFTER_S, Role, Vitals, Wanted, WorkerState
-from records.fleet import devices, leases
+from records import devices
+from records.fleet import leases, workers
 from records.fleet.building import Builder
 from records.fleet.results import LeaseResult
 from records.jobs import events, jobs
@@ -28,7 +29,7 @@ def register(
     state: WorkerState = WorkerState.READY,
     now: float = 1.0,
 ) -> str | None:
-    return devices.register(session, worker_id, session_id, device, state, now)
+    return workers.register(session, worker_id, session_id, device, state, now)
 
 
 class TestClasses:
@@ -75,23 +76,23 @@ class TestProfiles:
         device = replace(DEVICE, profile=self.SLOW)
         register(session, "a", "s", device)
         register(session, "b", "s", device)
-        devices.request_calibration(session, "a")
-        devices.request_calibration(session, "a")
-        assert devices.not_taking_work(session) == ["a"]
-        assert devices.worker(session, "a").calibrate
+        workers.request_calibration(session, "a")
+        workers.request_calibration(session, "a")
+        assert workers.not_taking_work(session) == ["a"]
+        assert workers.get(session, "a").calibrate
         for seen in range(2):
-            assert devices.heartbeat(session, "a", "s", WorkerState.READY, 2.0 + seen) == (Wanted.WORK, True)
-        assert devices.instructions(session, "b") == (Wanted.WORK, False)
+            assert workers.heartbeat(session, "a", "s", WorkerState.READY, 2.0 + seen) == (Wanted.WORK, True)
+        assert workers.instructions(session, "b") == (Wanted.WORK, False)
         register(session, "a", "s", device)
-        assert devices.instructions(session, "a").calibrate
+        assert workers.instructions(session, "a").calibrate
         again = replace(DEVICE, profile=self.FAST)
-        devices.register(session, "a", "s", again, WorkerState.READY, 5.0, calibrated=True)
-        assert devices.instructions(session, "a") == (Wanted.WORK, False)
+        workers.register(session, "a", "s", again, WorkerState.READY, 5.0, calibrated=True)
+        assert workers.instructions(session, "a") == (Wanted.WORK, False)
         assert self.profile(session) == self.FAST
 
     def test_an_unknown_worker(self, session: Session) -> None:
-        with pytest.raises(devices.WorkerNotFound, match="there is no worker 'x'"):
-            devices.request_calibration(session, "x")
+        with pytest.raises(workers.WorkerNotFound, match="there is no worker 'x'"):
+            workers.request_calibration(session, "x")
 
 
 class TestSilentWorkers:
@@ -100,13 +101,13 @@ class TestSilentWorkers:
             register(session, f"old {number}", "s", DEVICE, now=1.0)
         for known in ("drained", "evicted", "new"):
             register(session, known, "s", DEVICE, now=1.0)
-        devices.set_wanted(session, "drained", Wanted.DRAIN)
-        devices.set_wanted(session, "evicted", Wanted.EVICTED)
+        workers.set_wanted(session, "drained", Wanted.DRAIN)
+        workers.set_wanted(session, "evicted", Wanted.EVICTED)
         register(session, "new", "next", DEVICE, now=50.0)
         register(session, "new", "last", DEVICE, now=100.0)
-        assert [devices.drop_silent(session, 100.0, limit=2) for _ in range(3)] == [3, 1, 0]
-        assert [worker.id for worker in devices.workers(session)] == ["drained", "evicted", "new"]
-        with pytest.raises(devices.SessionFenced):
+        assert [workers.drop_silent(session, 100.0, limit=2) for _ in range(3)] == [3, 1, 0]
+        assert [worker.id for worker in workers.list_workers(session)] == ["drained", "evicted", "new"]
+        with pytest.raises(workers.SessionFenced):
             register(session, "new", "next", DEVICE, now=101.0)
         register(session, "old 0", "another", DEVICE, now=102.0)
 
@@ -118,9 +119,9 @@ class TestSilentWorkers:
 
     def test_a_builder_is_forgotten_with_its_machines(self, session: Session) -> None:
         builder = Builder(("aarch64",), "x86_64", cores=2, toolchain="llvm 20")
-        devices.register(session, "builder", "s", None, WorkerState.READY, 1.0, builder=builder)
-        assert devices.drop_silent(session, 2.0, limit=9) == 1
-        assert devices.workers(session) == []
+        workers.register(session, "builder", "s", None, WorkerState.READY, 1.0, builder=builder)
+        assert workers.drop_silent(session, 2.0, limit=9) == 1
+        assert workers.list_workers(session) == []
 
 
 class TestResolve:
@@ -141,9 +142,9 @@ class TestResolve:
         register(session, "b", "s", DEVICE, WorkerState.READY, now=2.0)
         register(session, "c", "s", None, WorkerState.PROBING, now=3.0)
         assert devices.resolve_class(session, "native", now=6.0) == DEVICE
-        devices.heartbeat(session, "a", "s", WorkerState.READY, now=4.0)
+        workers.heartbeat(session, "a", "s", WorkerState.READY, now=4.0)
         assert devices.resolve_class(session, "native", now=6.0) == BIGGER
-        devices.heartbeat(session, "a", "s", WorkerState.DRAINING, now=5.0)
+        workers.heartbeat(session, "a", "s", WorkerState.DRAINING, now=5.0)
         assert devices.resolve_class(session, "native", now=6.0) == DEVICE
 
 
@@ -151,8 +152,8 @@ class TestWorkers:
     def test_round_trip(self, session: Session) -> None:
         register(session, "b", "s1", None, WorkerState.PROBING, now=1.0)
         register(session, "a", "s2", DEVICE, WorkerState.READY, now=2.0)
-        first, second = devices.workers(session)
-        assert first == devices.WorkerInfo(
+        first, second = workers.list_workers(session)
+        assert first == workers.WorkerInfo(
             id="a",
             session_id="s2",
             device_class=DEVICE.key,
@@ -169,26 +170,26 @@ class TestWorkers:
         )
         assert (second.id, second.session_id, second.state) == ("b", "s1", WorkerState.PROBING)
         assert (second.device_class, second.device_name, second.cores) == (None, None, None)
-        assert devices.worker(session, "a") == first
+        assert workers.get(session, "a") == first
 
     def test_an_unknown_worker(self, session: Session) -> None:
-        with pytest.raises(devices.WorkerNotFound, match="there is no worker 'x'"):
-            devices.worker(session, "x")
+        with pytest.raises(workers.WorkerNotFound, match="there is no worker 'x'"):
+            workers.get(session, "x")
 
     def test_how_it_is_stays_until_it_says_otherwise(self, session: Session) -> None:
         warm = Vitals("0.1", "0.27", 1.5, 61.0, 1 << 30, 16, 3)
-        devices.register(session, "a", "s", DEVICE, WorkerState.BUSY, 1.0, warm)
-        assert devices.worker(session, "a").vitals == warm
-        devices.heartbeat(session, "a", "s", WorkerState.BUSY, 2.0)
-        assert devices.worker(session, "a").vitals == warm
-        devices.heartbeat(session, "a", "s", WorkerState.BUSY, 3.0, Vitals(load=0.5))
-        assert devices.worker(session, "a").vitals == Vitals(load=0.5)
+        workers.register(session, "a", "s", DEVICE, WorkerState.BUSY, 1.0, warm)
+        assert workers.get(session, "a").vitals == warm
+        workers.heartbeat(session, "a", "s", WorkerState.BUSY, 2.0)
+        assert workers.get(session, "a").vitals == warm
+        workers.heartbeat(session, "a", "s", WorkerState.BUSY, 3.0, Vitals(load=0.5))
+        assert workers.get(session, "a").vitals == Vitals(load=0.5)
 
     def test_vitals_of_an_older_service_are_read(self, session: Session) -> None:
         register(session, "a", "s", None, WorkerState.PROBING, now=1.0)
         old = {"tunefarm_version": "0.1", "load": 0.5, "uncontained": ""}
         session.execute(update(WorkerRow).values(vitals=old))
-        found = devices.worker(session, "a")
+        found = workers.get(session, "a")
         assert found.vitals == Vitals("0.1", load=0.5)
         assert (found.unable, found.role) == ("", Role.MEASURE)
 
@@ -196,41 +197,41 @@ class TestWorkers:
         self, session: Session
     ) -> None:
         broken = Vitals(trouble="no linker")
-        devices.register(session, "a", "s", None, WorkerState.PROBING, 1.0, broken, Role.BUILD)
-        found = devices.worker(session, "a")
+        workers.register(session, "a", "s", None, WorkerState.PROBING, 1.0, broken, Role.BUILD)
+        found = workers.get(session, "a")
         assert (found.role, found.builder, found.unable) == (Role.BUILD, None, "can't build: no linker")
         assert session.scalar(select(WorkerRow.vitals)) == {**asdict(broken), "builds": True}
-        devices.heartbeat(session, "a", "s", WorkerState.PROBING, 2.0)
-        assert devices.worker(session, "a").role is Role.BUILD
-        devices.heartbeat(session, "a", "s", WorkerState.PROBING, 3.0, broken)
-        assert devices.worker(session, "a").unable == "can't measure: no linker"
+        workers.heartbeat(session, "a", "s", WorkerState.PROBING, 2.0)
+        assert workers.get(session, "a").role is Role.BUILD
+        workers.heartbeat(session, "a", "s", WorkerState.PROBING, 3.0, broken)
+        assert workers.get(session, "a").unable == "can't measure: no linker"
 
     def test_one_that_is_silent_for_longer_than_a_call_may_last_is_lost(self, session: Session) -> None:
         register(session, "a", "s", DEVICE, now=100.0)
-        assert not devices.worker(session, "a").is_lost(100.0 + LOST_AFTER_S)
-        assert devices.worker(session, "a").is_lost(100.1 + LOST_AFTER_S)
+        assert not workers.get(session, "a").is_lost(100.0 + LOST_AFTER_S)
+        assert workers.get(session, "a").is_lost(100.1 + LOST_AFTER_S)
         assert LOST_AFTER_S > 30.0
 
     def test_one_that_said_farewell_has_left_and_is_not_lost(self, session: Session) -> None:
         register(session, "a", "s", DEVICE, now=100.0)
-        assert not devices.worker(session, "a").has_left
-        devices.heartbeat(session, "a", "s", WorkerState.OFFLINE, now=101.0)
-        left = devices.worker(session, "a")
+        assert not workers.get(session, "a").has_left
+        workers.heartbeat(session, "a", "s", WorkerState.OFFLINE, now=101.0)
+        left = workers.get(session, "a")
         assert (left.has_left, left.is_lost(1e9)) == (True, False)
 
     def test_registering_again_updates(self, session: Session) -> None:
         register(session, "a", "s", None, WorkerState.PROBING, now=1.0)
         assert register(session, "a", "s", DEVICE, WorkerState.READY, now=2.0) is None
         assert register(session, "a", "s", None, WorkerState.BUSY, now=3.0) is None
-        [worker] = devices.workers(session)
+        [worker] = workers.list_workers(session)
         assert (worker.device_class, worker.state, worker.last_seen_at) == (DEVICE.key, "busy", 3.0)
 
     def test_a_sign_of_life(self, session: Session) -> None:
         register(session, "a", "s", DEVICE)
-        assert devices.heartbeat(session, "a", "s", WorkerState.BUSY, now=9.0)
-        assert not devices.heartbeat(session, "a", "another", WorkerState.READY, now=10.0)
-        assert not devices.heartbeat(session, "unknown", "s", WorkerState.READY, now=10.0)
-        [worker] = devices.workers(session)
+        assert workers.heartbeat(session, "a", "s", WorkerState.BUSY, now=9.0)
+        assert not workers.heartbeat(session, "a", "another", WorkerState.READY, now=10.0)
+        assert not workers.heartbeat(session, "unknown", "s", WorkerState.READY, now=10.0)
+        [worker] = workers.list_workers(session)
         assert (worker.state, worker.last_seen_at) == ("busy", 9.0)
 
     def test_counts_what_it_reported(self, farm: Farm) -> None:
@@ -239,7 +240,7 @@ class TestWorkers:
         farm.leased("lease")
         farm.report("lease", ids[:1])
         farm.report("lease", ids, secs=None)
-        [worker] = devices.workers(farm.session)
+        [worker] = workers.list_workers(farm.session)
         assert (worker.trials_done, worker.failures) == (2, 1)
         assert worker.failures_by_kind == {"build_error": 1}
 
@@ -249,7 +250,7 @@ class TestWorkers:
         farm.leased("lease")
         failed = LeaseResult(measured(None), module_run_id=run_id)
         leases.report(farm.session, "lease", "session", [failed], now=30.0)
-        [worker] = devices.workers(farm.session)
+        [worker] = workers.list_workers(farm.session)
         assert (worker.trials_done, worker.failures) == (0, 1)
 
 
@@ -257,10 +258,10 @@ class TestFencing:
     def test_a_new_session_fences_off_the_old_one(self, session: Session) -> None:
         register(session, "a", "old", DEVICE, now=1.0)
         assert register(session, "a", "new", None, WorkerState.PROBING, now=2.0) == "old"
-        assert not devices.heartbeat(session, "a", "old", WorkerState.READY, now=3.0)
-        with pytest.raises(devices.SessionFenced, match="newer session than 'old'"):
+        assert not workers.heartbeat(session, "a", "old", WorkerState.READY, now=3.0)
+        with pytest.raises(workers.SessionFenced, match="newer session than 'old'"):
             register(session, "a", "old", DEVICE, now=3.0)
-        [worker] = devices.workers(session)
+        [worker] = workers.list_workers(session)
         assert (worker.session_id, worker.device_class, worker.last_seen_at) == ("new", None, 2.0)
 
     def test_the_old_lease_expires_at_once(self, farm: Farm) -> None:
@@ -285,43 +286,43 @@ class TestFencing:
 class TestWanted:
     def test_an_instruction_is_kept_until_the_next_one(self, session: Session) -> None:
         register(session, "a", "s", DEVICE)
-        assert devices.wanted(session, "a") is Wanted.WORK
-        assert devices.may_take(session, "a", "s")
-        devices.set_wanted(session, "a", Wanted.DRAIN)
+        assert workers.wanted(session, "a") is Wanted.WORK
+        assert workers.may_take(session, "a", "s")
+        workers.set_wanted(session, "a", Wanted.DRAIN)
         register(session, "a", "another", DEVICE, now=2.0)
-        assert devices.wanted(session, "a") is Wanted.DRAIN
-        assert devices.not_taking_work(session) == ["a"]
-        assert not devices.may_take(session, "a", "another")
-        devices.set_wanted(session, "a", Wanted.WORK)
-        assert devices.not_taking_work(session) == []
-        assert devices.may_take(session, "a", "another")
+        assert workers.wanted(session, "a") is Wanted.DRAIN
+        assert workers.not_taking_work(session) == ["a"]
+        assert not workers.may_take(session, "a", "another")
+        workers.set_wanted(session, "a", Wanted.WORK)
+        assert workers.not_taking_work(session) == []
+        assert workers.may_take(session, "a", "another")
 
     def test_an_unknown_worker(self, session: Session) -> None:
-        with pytest.raises(devices.WorkerNotFound, match="'x'"):
-            devices.set_wanted(session, "x", Wanted.DRAIN)
-        assert devices.wanted(session, "x") is Wanted.WORK
-        assert not devices.may_take(session, "x", "s")
+        with pytest.raises(workers.WorkerNotFound, match="'x'"):
+            workers.set_wanted(session, "x", Wanted.DRAIN)
+        assert workers.wanted(session, "x") is Wanted.WORK
+        assert not workers.may_take(session, "x", "s")
 
     def test_only_the_sessions_that_is_ready_may_take(self, session: Session) -> None:
         register(session, "a", "s", DEVICE)
-        assert not devices.may_take(session, "a", "another")
-        devices.heartbeat(session, "a", "s", WorkerState.DRAINING, now=2.0)
-        assert not devices.may_take(session, "a", "s")
+        assert not workers.may_take(session, "a", "another")
+        workers.heartbeat(session, "a", "s", WorkerState.DRAINING, now=2.0)
+        assert not workers.may_take(session, "a", "s")
 
     def test_an_evicted_name_lets_nobody_in_until_it_is_resumed(self, session: Session) -> None:
         register(session, "a", "s", DEVICE)
         leases.evict(session, "a", now=2.0)
-        assert not devices.heartbeat(session, "a", "s", WorkerState.READY, now=3.0)
+        assert not workers.heartbeat(session, "a", "s", WorkerState.READY, now=3.0)
         for session_id in ("s", "new"):
-            with pytest.raises(devices.SessionFenced, match="evicted"):
+            with pytest.raises(workers.SessionFenced, match="evicted"):
                 register(session, "a", session_id, DEVICE, now=3.0)
-        assert devices.worker(session, "a").state is WorkerState.DRAINING
-        devices.set_wanted(session, "a", Wanted.WORK)
-        assert devices.heartbeat(session, "a", "s", WorkerState.READY, now=4.0)
+        assert workers.get(session, "a").state is WorkerState.DRAINING
+        workers.set_wanted(session, "a", Wanted.WORK)
+        assert workers.heartbeat(session, "a", "s", WorkerState.READY, now=4.0)
 
     def test_native_is_no_worker_that_is_not_wanted(self, session: Session) -> None:
         register(session, "a", "s", DEVICE, now=1.0)
-        devices.set_wanted(session, "a", Wanted.DRAIN)
+        workers.set_wanted(session, "a", Wanted.DRAIN)
         assert devices.resolve_class(session, "native", now=6.0) is None
 
     def test_native_is_no_worker_that_has_been_silent_for_long(self, session: Session) -> None:

@@ -13,11 +13,11 @@ from sqlalchemy.orm import Session
 
 from core.device import Device
 from core.worker import Wanted, WorkerState
-from records.fleet import devices, leases, module_runs
+from records.fleet import fair_queue, leases, module_runs, workers
+from records.fleet.fair_queue import JobShare, Quota, order
 from records.fleet.leases import StoredLease
 from records.fleet.results import LeaseResult
-from records.jobs import fair_queue, trials
-from records.jobs.fair_queue import JobShare, Quota, order
+from records.jobs import trials
 from records.storage import blobs
 from records.storage.database import Database
 from tests.devices import DEVICE
@@ -231,7 +231,7 @@ class Board:
 
 def plug_in(farm: Farm, boards: Sequence[Board]) -> None:
     for board in boards:
-        devices.register(farm.session, board.name, "session", farm.device, board.state, 1.0)
+        workers.register(farm.session, board.name, "session", farm.device, board.state, 1.0)
         if board.trial_s is not None:
             issue(farm, 1)
             lease = leases.take(
@@ -240,8 +240,8 @@ def plug_in(farm: Farm, boards: Sequence[Board]) -> None:
             assert lease is not None
             report = LeaseResult(measured(1e-3), lease.trials[0].id)
             leases.report(farm.session, lease.id, "session", [report], now=2.0 + board.trial_s)
-        devices.heartbeat(farm.session, board.name, "session", board.state, board.seen_at)
-        devices.set_wanted(farm.session, board.name, board.wanted)
+        workers.heartbeat(farm.session, board.name, "session", board.state, board.seen_at)
+        workers.set_wanted(farm.session, board.name, board.wanted)
 
 
 class TestQuota:

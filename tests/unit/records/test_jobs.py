@@ -7,7 +7,8 @@ import pytest
 from sqlalchemy.orm import Session
 
 from core.job import MAX_PRIORITY, TF32, Budget, JobState
-from records.fleet import devices, leases, module_runs
+from records import devices
+from records.fleet import leases, module_runs
 from records.jobs import events, jobs, models, tasks, trials
 from records.storage import blobs
 from tests.devices import DEVICE

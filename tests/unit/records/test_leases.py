@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from core.job import JobState
 from core.measurement import Outcome
-from records.fleet import devices, leases
+from records.fleet import leases, workers
 from records.fleet.leases import HeldLease
 from records.fleet.results import LeaseResult
 from records.jobs import jobs, tasks, trials
@@ -165,19 +165,19 @@ class TestPace:
         ids = farm.issue("t1", "t2", "t3", "t4")
         farm.leased("one", limit=2, now=20.0)
         farm.report("one", ids[:1], now=22.0)
-        assert devices.worker(farm.session, "worker").trial_s is None
+        assert workers.get(farm.session, "worker").trial_s is None
         farm.report("one", ids[1:2], now=24.0)
-        assert devices.worker(farm.session, "worker").trial_s == 2.0
+        assert workers.get(farm.session, "worker").trial_s == 2.0
         farm.leased("two", limit=2, now=30.0)
         farm.report("two", ids[2:], now=38.0)
-        assert devices.worker(farm.session, "worker").trial_s == 3.0
+        assert workers.get(farm.session, "worker").trial_s == 3.0
 
     def test_a_clock_that_was_set_back_tells_nothing_of_it(self, farm: Farm) -> None:
         farm.register()
         ids = farm.issue("t1")
         farm.leased("lease", now=20.0)
         farm.report("lease", ids, now=19.0)
-        assert devices.worker(farm.session, "worker").trial_s is None
+        assert workers.get(farm.session, "worker").trial_s is None
 
     def test_a_module_run_tells_nothing_of_it(self, farm: Farm) -> None:
         farm.register()
@@ -185,7 +185,7 @@ class TestPace:
         farm.leased("lease", now=20.0)
         result = LeaseResult(measured(1e-2), module_run_id=run_id)
         assert leases.report(farm.session, "lease", "session", [result], now=30.0).closed
-        assert devices.worker(farm.session, "worker").trial_s is None
+        assert workers.get(farm.session, "worker").trial_s is None
 
     def test_trials_per_minute_are_those_of_the_last_five_minutes(self, farm: Farm) -> None:
         ids = farm.issue("t1", "t2", "t3")

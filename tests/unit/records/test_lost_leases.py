@@ -6,7 +6,7 @@ import pytest
 
 from core.measurement import Outcome
 from core.worker import WorkerState
-from records.fleet import devices, leases, module_runs
+from records.fleet import leases, module_runs, workers
 from records.fleet.leases import DEVICE_LOST, Reported
 from records.fleet.results import LeaseResult
 from records.jobs import events, jobs
@@ -129,7 +129,7 @@ class TestGiveBack:
         farm.leased("lease", now=20.0)
         leases.evict(farm.session, "worker", now=21.0)
         assert [(trial.state, trial.attempts) for trial in farm.trials()] == [("pending", 0)]
-        with pytest.raises(devices.WorkerNotFound, match="'x'"):
+        with pytest.raises(workers.WorkerNotFound, match="'x'"):
             leases.evict(farm.session, "x", now=21.0)
 
 
@@ -159,7 +159,7 @@ def test_a_device_that_had_reported_everything_is_not_missed(farm: Farm) -> None
 
 def test_work_that_is_given_back_is_no_loss(farm: Farm) -> None:
     device, state = farm.device, WorkerState.READY
-    devices.register(farm.session, "worker", "session", device, state, 10.0)
+    workers.register(farm.session, "worker", "session", device, state, 10.0)
     farm.issue("a", "b")
     farm.leased("lease")
     leases.give_back(farm.session, "worker", "session", now=30.0)

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from core.measurement import Outcome
 from core.worker import Wanted, WorkerState
-from records.fleet import devices, leases
+from records.fleet import leases, workers
 from records.fleet.results import LeaseResult
 from records.jobs import events, tasks, trials
 from records.storage.database import Database
@@ -39,7 +39,7 @@ class TestManyWorkersAtOnce:
         self._issue(database, 40)
         with database.begin() as session:
             for name in names:
-                devices.register(session, name, "s", DEVICE, WorkerState.READY, now=20.0)
+                workers.register(session, name, "s", DEVICE, WorkerState.READY, now=20.0)
         done = threading.Event()
 
         def until_done(act: Callable[[int], None]) -> None:
@@ -63,7 +63,7 @@ class TestManyWorkersAtOnce:
             with database.begin() as session:
                 leases.expire(session, now=1000.0, max_attempts=1000)
             with database.begin() as session:
-                devices.set_wanted(session, names[turn % 3], Wanted.WORK)
+                workers.set_wanted(session, names[turn % 3], Wanted.WORK)
             time.sleep(0.05)
 
         acts = [functools.partial(work, name) for name in names] + [meddle, meddle]
@@ -111,15 +111,15 @@ class TestManyWorkersAtOnce:
     def _take_and_report_or_not(self, database: Database, name: str, turn: int) -> None:
         """Serve two calls of a worker; the lease may be gone at the second."""
         with database.begin() as session:
-            devices.heartbeat(session, name, "s", WorkerState.READY, 20.0)
-            if not devices.may_take(session, name, "s"):
+            workers.heartbeat(session, name, "s", WorkerState.READY, 20.0)
+            if not workers.may_take(session, name, "s"):
                 return
             whose = (f"{name}, turn {turn}", name, "s", DEVICE.key)
             lease = leases.take(session, *whose, limit=3, now=20.0, ttl_s=60.0)
         if lease is not None:
             results = [LeaseResult(measured(1e-3), trial.id) for trial in lease.trials]
             with database.begin() as session:
-                if devices.heartbeat(session, name, "s", WorkerState.READY, 30.0) is not None:
+                if workers.heartbeat(session, name, "s", WorkerState.READY, 30.0) is not None:
                     leases.report(session, lease.id, "s", results, now=30.0)
 
     def _task(self, session: Session) -> int:

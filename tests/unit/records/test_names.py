@@ -11,7 +11,7 @@ from core.access import Scope
 from core.worker import LOST_AFTER_S, Wanted, WorkerState
 from records import access
 from records.access import Token
-from records.fleet import devices, leases
+from records.fleet import leases, workers
 from records.fleet.names import Claim, NameInUse, NameTaken
 from tests.devices import DEVICE
 
@@ -37,7 +37,7 @@ def register(
     state: WorkerState = WorkerState.READY,
 ) -> str | None:
     """Register a session; return the one that it fenced off."""
-    return devices.register(session, name, session_id, DEVICE, state, now, claim=claim)
+    return workers.register(session, name, session_id, DEVICE, state, now, claim=claim)
 
 
 def test_a_name_is_refused_to_another_token_however_long_its_own_was_away(session: Session) -> None:
@@ -45,7 +45,7 @@ def test_a_name_is_refused_to_another_token_however_long_its_own_was_away(sessio
     for now in (2.0, LATER):
         with pytest.raises(NameTaken, match="board belongs to another token: choose another one with --name"):
             register(session, THEIRS, session_id="second", now=now)
-    assert devices.heartbeat(session, "board", "first", WorkerState.READY, LATER)
+    assert workers.heartbeat(session, "board", "first", WorkerState.READY, LATER)
 
 
 def revoke(session: Session) -> float:
@@ -87,7 +87,7 @@ def test_two_boards_of_one_name_do_not_take_turns(session: Session, token_id: st
     for now in (2.0, LOST_AFTER_S):
         with pytest.raises(NameInUse, match="another machine works as board: give one of them another name"):
             register(session, two, session_id="second", now=now)
-        assert devices.heartbeat(session, "board", "first", WorkerState.READY, now)
+        assert workers.heartbeat(session, "board", "first", WorkerState.READY, now)
     assert register(session, two, session_id="second", now=2 * LATER) == "first"
     with pytest.raises(NameInUse):
         register(session, one, session_id="restarted", now=2 * LATER)
@@ -100,7 +100,7 @@ def test_a_restart_on_the_same_machine_takes_over_at_once(session: Session) -> N
 
 def test_a_worker_that_has_left_makes_room_at_once(session: Session) -> None:
     register(session, OURS)
-    devices.heartbeat(session, "board", "first", WorkerState.OFFLINE, 2.0)
+    workers.heartbeat(session, "board", "first", WorkerState.OFFLINE, 2.0)
     assert register(session, Claim("ours", "machine-2"), session_id="second", now=2.0) == "first"
 
 
@@ -113,20 +113,20 @@ def test_who_names_no_machine_takes_no_name_of_a_worker_that_is_there(session: S
     register(session, Claim(None, "machine-1"))
     with pytest.raises(NameInUse):
         register(session, Claim(None, ""), session_id="second", now=2.0)
-    assert devices.heartbeat(session, "board", "first", WorkerState.READY, 2.0)
+    assert workers.heartbeat(session, "board", "first", WorkerState.READY, 2.0)
     assert register(session, Claim(None, ""), session_id="second", now=2 * LATER) == "first"
 
 
 def test_a_heartbeat_needs_the_token_of_its_session(session: Session) -> None:
     register(session, OURS)
-    seen = devices.worker(session, "board").last_seen_at
+    seen = workers.get(session, "board").last_seen_at
     with pytest.raises(NameTaken):
-        devices.heartbeat(session, "board", "first", WorkerState.OFFLINE, 2.0, token_id="theirs")
-    assert devices.worker(session, "board").last_seen_at == seen
+        workers.heartbeat(session, "board", "first", WorkerState.OFFLINE, 2.0, token_id="theirs")
+    assert workers.get(session, "board").last_seen_at == seen
     for token_id in ("ours", None):  # None: the bootstrap token may use every name
-        assert devices.heartbeat(session, "board", "first", WorkerState.READY, 2.0, token_id=token_id)
-    assert not devices.heartbeat(session, "board", "other", WorkerState.READY, 2.0, token_id="ours")
-    assert not devices.heartbeat(session, "elsewhere", "first", WorkerState.READY, 2.0, token_id="ours")
+        assert workers.heartbeat(session, "board", "first", WorkerState.READY, 2.0, token_id=token_id)
+    assert not workers.heartbeat(session, "board", "other", WorkerState.READY, 2.0, token_id="ours")
+    assert not workers.heartbeat(session, "elsewhere", "first", WorkerState.READY, 2.0, token_id="ours")
 
 
 @pytest.mark.parametrize("end", [revoke, expire])
@@ -136,17 +136,17 @@ def test_a_session_goes_on_under_a_new_token_when_the_old_one_ends(
     register(session, OURS)
     now = end(session)
     access.add_token(session, Token("new", "new", frozenset({Scope.WORKER}), 0.0, None), "digest new")
-    assert devices.heartbeat(session, "board", "first", WorkerState.READY, now, token_id="new")
-    assert devices.heartbeat(session, "board", "first", WorkerState.READY, now, token_id="new")
+    assert workers.heartbeat(session, "board", "first", WorkerState.READY, now, token_id="new")
+    assert workers.heartbeat(session, "board", "first", WorkerState.READY, now, token_id="new")
     with pytest.raises(NameTaken):
-        devices.heartbeat(session, "board", "first", WorkerState.READY, now, token_id="theirs")
+        workers.heartbeat(session, "board", "first", WorkerState.READY, now, token_id="theirs")
 
 
 def test_another_workers_session_is_known_as_such(session: Session) -> None:
     """Leases name a session: its id would let another worker report for them."""
     register(session, OURS)
-    assert devices.is_anothers(session, "neighbour", "first")
-    assert not devices.is_anothers(session, "board", "first")
+    assert workers.is_anothers(session, "neighbour", "first")
+    assert not workers.is_anothers(session, "board", "first")
 
 
 def test_an_evicted_worker_does_not_come_back_under_another_name(session: Session) -> None:
@@ -159,5 +159,5 @@ def test_an_evicted_worker_does_not_come_back_under_another_name(session: Sessio
             register(session, OURS, name=name, session_id="second", now=LATER)
     register(session, Claim("ours", "machine-3"), name="neighbour", session_id="restarted", now=3.0)
     register(session, THEIRS, name="another's", session_id="s", now=3.0)
-    devices.set_wanted(session, "board", Wanted.WORK)
+    workers.set_wanted(session, "board", Wanted.WORK)
     register(session, OURS, name="renamed", session_id="second", now=LATER)

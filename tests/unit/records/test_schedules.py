@@ -7,7 +7,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from core.measurement import Outcome
-from records.fleet import devices
+from records import devices
 from records.jobs import tasks
 from records.schedules import imports, schedules
 from records.schedules.schedules import Record

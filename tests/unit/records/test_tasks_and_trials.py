@@ -9,7 +9,7 @@ from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from core.measurement import Outcome
-from records.fleet import devices
+from records import devices
 from records.jobs import jobs, tasks, trials
 from records.storage.statements import dialect_of
 from tests.devices import DEVICE

@@ -24,7 +24,7 @@ from compiler.workload import to_json, workload_hash
 from core.job import Budget
 from core.measurement import Measurement, Outcome
 from core.worker import Vitals, WorkerState
-from records.fleet import devices, leases, module_runs
+from records.fleet import leases, module_runs, workers
 from records.fleet.leases import StoredLease
 from records.fleet.module_runs import StoredModuleRun
 from records.fleet.results import LeaseResult
@@ -215,7 +215,7 @@ class Farm:
         device = None if state is WorkerState.PROBING else DEVICE
         vitals = Vitals(trouble=trouble)
         with self.database.begin() as session:
-            devices.register(session, "worker", "session", device, state, self.now, vitals)
+            workers.register(session, "worker", "session", device, state, self.now, vitals)
 
     def tick(self) -> None:
         self.sweep()
@@ -254,7 +254,7 @@ class Farm:
         with self.database.begin() as session:
             name = f"lease {self.leased}"
             args = (session, name, "worker", "session", DEVICE.key, limit)
-            devices.heartbeat(session, "worker", "session", WorkerState.READY, self.now)
+            workers.heartbeat(session, "worker", "session", WorkerState.READY, self.now)
             return leases.take(*args, now=self.now, ttl_s=60.0)
 
     def report(self, lease: StoredLease) -> None:

@@ -9,7 +9,7 @@ from sqlalchemy import update
 
 from core.job import Build, JobState
 from core.worker import WorkerState
-from records.fleet import devices, leases
+from records.fleet import leases, workers
 from records.fleet.building import Builder
 from records.storage.tables import WorkerRow
 from scheduler.upkeep.builder_fallback import PATIENCE_S
@@ -22,7 +22,7 @@ AuditEntry = Callable[[Farm, int], None]
 
 def report_ready(farm: Farm, name: str = "builder", session_id: str = "s") -> None:
     with farm.database.begin() as session:
-        devices.register(session, name, session_id, None, WorkerState.READY, farm.now, builder=LARGE)
+        workers.register(session, name, session_id, None, WorkerState.READY, farm.now, builder=LARGE)
 
 
 def only_call(farm: Farm, turn: int) -> None:

@@ -19,7 +19,7 @@ from compiler.reading.subgraph import read_dag
 from core.job import JobState
 from core.measurement import Measurement, Outcome
 from core.worker import Wanted, WorkerState
-from records.fleet import devices, leases
+from records.fleet import leases, workers
 from records.jobs import events, jobs, tasks, trials
 from records.jobs.trials import FALLBACK
 from records.schedules import schedules
@@ -187,14 +187,14 @@ def test_a_device_that_people_hold_back_is_named(farm: Farm) -> None:
     farm.plug_in()
     farm.submit(target=DEVICE.key)
     with farm.database.begin() as session:
-        devices.set_wanted(session, "worker", Wanted.DRAIN)
+        workers.set_wanted(session, "worker", Wanted.DRAIN)
     farm.sweep()
     farm.context.wake("plan", "job")
     farm.drain()
     said = f"waiting for a device of class {DEVICE.key}: `tunefarm workers resume worker`"
     assert farm.job().message == said
     with farm.database.begin() as session:
-        devices.set_wanted(session, "worker", Wanted.WORK)
+        workers.set_wanted(session, "worker", Wanted.WORK)
     farm.tick()
     assert "waiting" not in farm.job().message
 

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import update
 
 from core.measurement import Outcome
-from records.fleet import devices
+from records import devices
 from records.jobs import tasks
 from records.schedules import schedules
 from records.schedules.schedules import Record

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from core.job import Build, JobState
 from core.worker import Role, Vitals, WorkerState
-from records.fleet import devices
+from records.fleet import workers
 from records.fleet.building import Builder
 from tests.devices import DEVICE
 from tests.unit.scheduler.farm import Farm
@@ -16,7 +16,7 @@ MISSING = (
 def start_builder(farm: Farm, toolchain: str = DEVICE.toolchain) -> None:
     builder = Builder(("x86_64",), "x86_64", 8, toolchain)
     with farm.database.begin() as session:
-        devices.register(session, "builder", "s", None, WorkerState.READY, farm.now, builder=builder)
+        workers.register(session, "builder", "s", None, WorkerState.READY, farm.now, builder=builder)
 
 
 def test_a_job_that_only_builders_may_build_for_says_so_while_none_is_there(farm: Farm) -> None:
@@ -93,7 +93,7 @@ def test_a_new_worker_that_cannot_measure_is_named_before_its_class_is_known(far
         farm.sweep()
     with farm.database.begin() as session:
         vitals = Vitals(trouble=WHY)
-        devices.register(session, "worker", "anew", None, WorkerState.PROBING, farm.now, vitals)
+        workers.register(session, "worker", "anew", None, WorkerState.PROBING, farm.now, vitals)
     start = f"waiting for a device of class {DEVICE.key}: start a worker on it"
     assert message(farm) == f"{start}; worker worker can't measure: {WHY}"
 
@@ -101,7 +101,7 @@ def test_a_new_worker_that_cannot_measure_is_named_before_its_class_is_known(far
 def test_a_device_that_measures_makes_up_for_one_that_cannot(farm: Farm) -> None:
     with farm.database.begin() as session:
         vitals = Vitals(trouble=WHY)
-        devices.register(session, "broken", "s", None, WorkerState.PROBING, farm.now, vitals)
+        workers.register(session, "broken", "s", None, WorkerState.PROBING, farm.now, vitals)
     farm.plug_in()
     farm.submit()
     assert "broken" not in message(farm)
@@ -112,11 +112,11 @@ def test_a_builder_is_no_device_and_is_named_where_one_is_missing(farm: Farm) ->
     farm.submit(build=Build.BUILDER)
     with farm.database.begin() as session:
         vitals = Vitals(trouble="no linker: install one")
-        devices.register(session, "builder", "s", None, WorkerState.PROBING, farm.now, vitals, Role.BUILD)
+        workers.register(session, "builder", "s", None, WorkerState.PROBING, farm.now, vitals, Role.BUILD)
     assert message(farm) == "waiting for a device: start a worker"
     farm.plug_in()
     for _ in range(3):
         farm.tick()
     with farm.database.begin() as session:
-        devices.heartbeat(session, "builder", "s", WorkerState.PROBING, farm.now)
+        workers.heartbeat(session, "builder", "s", WorkerState.PROBING, farm.now)
     assert message(farm) == f"{MISSING}; worker builder can't build: no linker: install one"

@@ -1,19 +1,19 @@
-"""Device classes, and the workers that measure on them."""
+"""Workers: their sessions, the instructions people give them, and what they last reported."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, bindparam, delete, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, bindparam, delete, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from core.device import Device
-from core.profile import Profile
 from core.worker import LOST_AFTER_S, Role, Vitals, Wanted, WorkerState
+from records import devices
 from records.fleet import building
 from records.fleet.building import Builder
 from records.fleet.names import Claim, check
@@ -27,10 +27,6 @@ class Instructions(NamedTuple):
 
     wanted: Wanted = Wanted.WORK
     calibrate: bool = False
-
-
-class DeviceClassNotFound(NotFound):
-    """No device class has this key."""
 
 
 class WorkerNotFound(NotFound):
@@ -84,61 +80,6 @@ class WorkerInfo:
         return f"can't {self.role}: {self.vitals.trouble}" if self.vitals.trouble else ""
 
 
-def put_class(session: Session, device: Device, calibrated: bool = False) -> None:
-    """Store a device class unless it is already there, and its profile unless it has one.
-
-    The profile of a device that was `calibrated` just now replaces the stored one.
-    """
-    row = {
-        "key": device.key,
-        "name": device.name,
-        "device": device.to_json(),
-        "target": device.target,
-        "machine": device.built_as,
-        "cores": device.cores,
-        "toolchain": device.toolchain,
-    }
-    insert_missing(session, DeviceClassRow, row, key=["key"])
-    if device.profile is not None:
-        stored = update(DeviceClassRow).where(DeviceClassRow.key == device.key)
-        if not calibrated:
-            stored = stored.where(DeviceClassRow.profile.is_(None))
-        session.execute(stored.values(profile=device.profile.to_json()))
-
-
-def get_class(session: Session, key: str) -> Device:
-    """Return a device class. Raises DeviceClassNotFound."""
-    found = session.execute(_select_classes().where(DeviceClassRow.key == key)).first()
-    if found is None:
-        raise DeviceClassNotFound(f"there is no device class {key!r}")
-    return _device(*found)
-
-
-def classes(session: Session) -> list[Device]:
-    """Return every device class, by name."""
-    rows = session.execute(_select_classes().order_by(DeviceClassRow.name, DeviceClassRow.key))
-    return [_device(*row) for row in rows]
-
-
-def resolve_class(session: Session, target: str, now: float) -> Device | None:
-    """Return the device class that `target` means: a key, a name that only one class has, or "native".
-
-    "native" is the class of the worker seen last among those that are there, ready or busy, and wanted to
-    work.
-    """
-    if target == "native":
-        able = (WorkerRow.state.in_((WorkerState.READY, WorkerState.BUSY)), WorkerRow.wanted == Wanted.WORK)
-        is_there = (WorkerRow.last_seen_at >= now - LOST_AFTER_S, WorkerRow.device_class.is_not(None))
-        keys = select(WorkerRow.device_class).where(*able, *is_there)
-        newest = session.scalar(keys.order_by(WorkerRow.last_seen_at.desc(), WorkerRow.id).limit(1))
-        return None if newest is None else get_class(session, newest)
-    by_key = session.execute(_select_classes().where(DeviceClassRow.key == target)).first()
-    if by_key is not None:
-        return _device(*by_key)
-    by_name = session.execute(_select_classes().where(DeviceClassRow.name == target).limit(2)).all()
-    return _device(*by_name[0]) if len(by_name) == 1 else None
-
-
 def register(
     session: Session,
     worker_id: str,
@@ -177,7 +118,7 @@ def register(
     if vitals is not None:
         values["vitals"] = _vitals_json(vitals, role)
     if device is not None:
-        put_class(session, device, calibrated)
+        devices.put_class(session, device, calibrated)
         values["device_class"] = device.key
         if calibrated:
             values["calibrate"] = False
@@ -252,12 +193,12 @@ def _update_heartbeat(with_vitals: bool, with_token: bool) -> ReturningUpdate[st
     return of_session.returning(worker.c.wanted, worker.c.calibrate)
 
 
-def workers(session: Session) -> list[WorkerInfo]:
+def list_workers(session: Session) -> list[WorkerInfo]:
     """Return every worker, by id."""
     return _workers(session)
 
 
-def worker(session: Session, worker_id: str) -> WorkerInfo:
+def get(session: Session, worker_id: str) -> WorkerInfo:
     """Return one worker. Raises WorkerNotFound."""
     found = _workers(session, WorkerRow.id == worker_id)
     if not found:
@@ -328,14 +269,6 @@ def drop_silent(session: Session, before: float, limit: int) -> int:
     session.execute(delete(BuilderRow).where(BuilderRow.worker_id.in_(ids)))
     session.execute(delete(WorkerRow).where(WorkerRow.id.in_(ids)))
     return len(ids) + sessions
-
-
-def _select_classes() -> Select[str, str | None]:
-    return select(DeviceClassRow.device, DeviceClassRow.profile)
-
-
-def _device(text: str, profile: str | None) -> Device:
-    return replace(Device.from_json(text), profile=None if profile is None else Profile.from_json(profile))
 
 
 def _fence(session: Session, worker_id: str, session_id: str, now: float) -> None:
