@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from core.device import Device
 from search.cost.analytic import estimate
+from search.cost.estimate import Estimate
 from search.cost.features import extract
 from search.cost.model import CostModel, Examples
 from search.dag import Dag
@@ -19,7 +20,6 @@ from search.programs.annotate import sample
 from search.programs.nest import Floats, Nest
 from search.programs.program import Population, Program, gather
 from search.sketches.sketch import Sketch
-from search.sketches.stage import Estimate
 
 # The share of a batch that is random.
 RANDOM_SHARE = 0.05

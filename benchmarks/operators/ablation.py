@@ -16,11 +16,11 @@ from benchmarks.operators.variants import compare_variants
 from benchmarks.results.figures import Figure, figure, number
 from benchmarks.timing.finals import SearchResult, milestones_up_to
 from core.device import Device
+from search.cost.estimate import Estimate
 from search.dag import Dag
 from search.policy import SearchConfig, TuneContext
 from search.programs.program import Population
 from search.sketches.sketch import Sketch
-from search.sketches.stage import Estimate
 from search.sketches.variables import Choice, Variable, read_kind
 
 EVERYTHING = "everything"

@@ -14,7 +14,7 @@ from tvm.ir import Var
 from tvm.tirx import AllocBuffer, PrimFunc, decl_buffer
 
 from compiler.codegen.rewrite import rewrite_prim_funcs
-from compiler.reading.indices import find_all
+from compiler.tir_nodes import find_all
 
 KERNELS_START = 'extern "C"'
 OPERANDS = ("wmma.matrix_a", "wmma.matrix_b")

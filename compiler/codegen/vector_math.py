@@ -19,7 +19,7 @@ from tvm.ir import Call, TensorLoad
 from tvm.tirx import Cast, Let, PrimFunc, Select
 
 from compiler.codegen.rewrite import rewrite_for_llvm
-from compiler.reading.indices import find_all
+from compiler.tir_nodes import find_all
 
 Expr = Any
 _Function = Callable[[Expr], Expr]

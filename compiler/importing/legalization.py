@@ -15,7 +15,7 @@ from tvm.relax import transform
 from tvm.s_tir import SBlock
 from tvm.tirx import BufferStore, FloatImm, Max, Min, PrimFunc
 
-from compiler.reading.indices import find_all
+from compiler.tir_nodes import find_all
 
 _MAX_INT32 = (1 << 31) - 1
 

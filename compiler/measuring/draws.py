@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tvm import ir, tirx
 from tvm.sym import Analyzer
 
-from compiler.reading.indices import find_all
+from compiler.tir_nodes import find_all
 
 # Large floats are these multiples of normally distributed ones. Types of few bits would overflow, and so
 # would integers that floats are converted to.

@@ -15,7 +15,7 @@ from tvm.s_tir import SBlock
 
 from compiler.measuring.draws import InputKind, nudge, parameters
 from compiler.measuring.rounding import NUDGE_FACTOR, STEPPED_SHARE, Rounding, is_float, reduced, widened
-from compiler.reading.indices import find_all
+from compiler.tir_nodes import find_all
 
 # Outputs hold this before a candidate runs. A correct kernel overwrites it.
 GARBAGE = 113

@@ -27,7 +27,7 @@ from tvm.s_tir.schedule import ScheduleError
 from compiler.measuring.draws import limits
 from compiler.precision.tf32 import multiplies_rounded
 from compiler.reading.blocks import is_expensive, op_name
-from compiler.reading.indices import find_all
+from compiler.tir_nodes import find_all
 
 ROUNDED = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div)
 # The divisor may be small; of a large value, whose error is large, a limit or a choice may leave little.

@@ -11,7 +11,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, tirx
 
-from compiler.reading.indices import find_all
+from compiler.tir_nodes import find_all
 
 # float32 has 13 bits of fraction more: half of the last bit that stays is added, and they are cleared.
 _HALF, _KEPT = 0x1000, 0xFFFFE000

@@ -10,7 +10,8 @@ from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
 from compiler.precision.tf32 import multiplies_rounded, without_rounding
-from compiler.reading.indices import IndexReader, find_all
+from compiler.reading.indices import IndexReader
+from compiler.tir_nodes import find_all
 from core.job import TF32
 from search.dag import Access, Axis, AxisKind, Node
 

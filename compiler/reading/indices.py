@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.sym import Analyzer
 
+from compiler.tir_nodes import find_all
 from search.dag import Index, Term
 
 
@@ -58,13 +58,6 @@ class IndexReader:
             if known.same_as(variable):
                 return value
         return Index((), affine=False)
-
-
-def find_all(expression: Any, *kinds: type) -> list[Any]:
-    """Return every subexpression of one of these kinds, inner ones first."""
-    found: list[Any] = []
-    tvm_ffi.structural_walk(expression, [(kind, found.append) for kind in kinds])
-    return found
 
 
 def _plus(a: Index, b: Index) -> Index:

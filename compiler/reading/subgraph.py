@@ -11,7 +11,7 @@ from tvm import tirx
 from tvm.s_tir import SBlock, SBlockRealize, Schedule
 
 from compiler.reading.blocks import BlockReader, UnsupportedSubgraph, distinct
-from compiler.reading.indices import find_all
+from compiler.tir_nodes import find_all
 from search.dag import Buffer, BufferRole, Dag, Node
 
 __all__ = ["UnsupportedSubgraph", "read_dag"]

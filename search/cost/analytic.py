@@ -8,10 +8,11 @@ from __future__ import annotations
 import numpy as np
 
 from core.device import Device
+from search.cost.estimate import Estimate, estimate_stage
 from search.cost.machine import FITTED, Machine, ShapeFactors
 from search.programs.nest import Floats
 from search.programs.program import Population
-from search.sketches.stage import Estimate, Stage, StageKind
+from search.sketches.stage import Stage, StageKind
 
 
 def estimate(population: Population, device: Device, factors: ShapeFactors = FITTED) -> Estimate:
@@ -30,7 +31,7 @@ def estimate(population: Population, device: Device, factors: ShapeFactors = FIT
     quantities: dict[str, Floats] = {}
     rank = 0
     for stage in sorted(sketch.stages, key=work, reverse=True):
-        part = stage.estimate(population, machine)
+        part = estimate_stage(stage, population, machine)
         seconds = seconds + part.seconds
         if stage.placement is StageKind.NEST:
             quantities |= {f"nest_{rank}_{name}": term for name, term in part.quantities.items()}

@@ -7,8 +7,8 @@ import zlib
 import numpy as np
 from numpy.typing import NDArray
 
+from search.cost.estimate import Estimate
 from search.dag import Dag
-from search.sketches.stage import Estimate
 
 # The number of nests that have features: those that do the most work.
 NESTS = 4

@@ -13,9 +13,9 @@ import numpy as np
 import xgboost
 from numpy.typing import NDArray
 
+from search.cost.estimate import Estimate
 from search.cost.features import FEATURES_VERSION
 from search.programs.nest import Floats
-from search.sketches.stage import Estimate
 
 # Stands for the digest of a device profile that was assumed, not measured.
 ASSUMED = "assumed"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from search.programs.compute_location import is_inlined, location_depth
 from search.programs.program import Population
+from search.programs.validity import is_valid, valid
 from search.sketches.sketch import Sketch
 
 # How often invalid stages are drawn again on GPUs.
@@ -28,14 +28,6 @@ def legal(population: Population) -> Population:
     return distinct.take(np.flatnonzero(valid(distinct)))
 
 
-def valid(population: Population) -> NDArray[np.bool_]:
-    """[programs]: whether every stage is valid."""
-    keep = np.ones(len(population), dtype=bool)
-    for stage in population.sketch.stages:
-        keep &= stage.is_valid(population)
-    return keep
-
-
 def _redraw(population: Population, rng: np.random.Generator) -> Population:
     """Draw stages that aren't valid again, a few times.
 
@@ -46,7 +38,7 @@ def _redraw(population: Population, rng: np.random.Generator) -> Population:
     for stage in sketch.stages:
         own = [variable for variable in sketch.variables if variable.node == stage.node]
         for _ in range(REDRAWS):
-            rows = np.flatnonzero(~stage.is_valid(Population(sketch, values)))
+            rows = np.flatnonzero(~is_valid(stage, Population(sketch, values)))
             if not len(rows):
                 break
             for variable in own:

@@ -1,21 +1,17 @@
 """The base of all stages. A stage is the way in which one node of a subgraph is computed.
 
-Each kind of stage is a class in `search.stages`: it has its variables, their validity and its estimate.
+Each kind of stage is a class in `search.stages`, which also registers its validity
+(`search.programs.validity`) and its estimate (`search.cost.estimate`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 if TYPE_CHECKING:
-    from search.cost.machine import Machine
-    from search.programs.program import Population
     from search.sketches.sketch import Sketch
     from search.sketches.variables import Variable
 
@@ -59,14 +55,6 @@ class Rfactor(StrEnum):
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """The `seconds` that programs or one of their stages take, and the quantities behind them: [programs]."""
-
-    seconds: NDArray[np.float64]
-    quantities: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Stage:
     """The way in which `node` is computed. Fields that don't apply to a kind keep their defaults.
 
@@ -96,14 +84,6 @@ class Stage:
     def variables(self, sketch: Sketch) -> Iterator[Variable]:
         """Yield the variables that the stage leaves open; none unless a kind says so."""
         return iter(())
-
-    def is_valid(self, population: Population) -> NDArray[np.bool_]:
-        """[programs]: whether the device can run the stage and the compiler builds it quickly."""
-        return np.ones(len(population), dtype=bool)
-
-    def estimate(self, population: Population, machine: Machine) -> Estimate:
-        """Estimate what the stage takes; nothing by itself if other stages compute it."""
-        return Estimate(np.zeros(len(population)))
 
     def __str__(self) -> str:
         return f"{self.placement} {self.node}"

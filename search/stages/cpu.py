@@ -9,18 +9,20 @@ from numpy.typing import NDArray
 
 from search.cost.analytic_nest import nest_terms, unrolled_seconds
 from search.cost.analytic_tile import tile_terms
+from search.cost.estimate import Estimate, estimate_stage
 from search.cost.machine import Machine
 from search.dag import AxisKind, Dag, Node, extent_of
 from search.programs.code_size import nest_compiles_quickly, tile_compiles_quickly
 from search.programs.compute_location import encloses_readers
 from search.programs.nest import Nest
 from search.programs.program import Population
+from search.programs.validity import is_valid
 from search.sketches.factors import GOOD_VECTORS, Tail, divisors
 from search.sketches.intrinsics import intrinsic_extents, stage_roles
 from search.sketches.location import can_inline, possible_depths, readers
 from search.sketches.predicates import is_arranged, is_permutation
 from search.sketches.sketch import Sketch
-from search.sketches.stage import Estimate, Rfactor, Stage, StageKind
+from search.sketches.stage import Rfactor, Stage, StageKind
 from search.sketches.variables import (
     MAX_INNERMOST,
     ROW_PARTS,
@@ -56,13 +58,6 @@ class Tiled(Stage):
                 yield Choice(read_kind(buffer), node.name, self._ways_to_arrange(dag, buffer))
             elif len(ways := self._ways_to_read(dag, node, buffer)) > 1:
                 yield Choice(read_kind(buffer), node.name, ways)
-
-    def is_valid(self, population: Population) -> NDArray[np.bool_]:
-        return tile_compiles_quickly(population, Nest.of(population, self))
-
-    def estimate(self, population: Population, machine: Machine) -> Estimate:
-        terms = tile_terms(population, self, machine)
-        return Estimate(terms["node_s"] + terms["epilogue_s"], terms)
 
     def __str__(self) -> str:
         cache = " in a write cache" if self.cache_write else ""
@@ -104,6 +99,17 @@ class Tiled(Stage):
         return ("0", str(inner), str(inner + 1))
 
 
+@is_valid.register
+def _(stage: Tiled, population: Population) -> NDArray[np.bool_]:
+    return tile_compiles_quickly(population, Nest.of(population, stage))
+
+
+@estimate_stage.register
+def _(stage: Tiled, population: Population, machine: Machine) -> Estimate:
+    terms = tile_terms(population, stage, machine)
+    return Estimate(terms["node_s"] + terms["epilogue_s"], terms)
+
+
 class LoopNest(Stage):
     """A nest of plain loops. A variable says whether it is computed on its own, inside the loops that read
     it, or inlined."""
@@ -138,15 +144,19 @@ class LoopNest(Stage):
             yield Choice("parallel", node.name, (0, *parallel))
             yield Choice("unroll", node.name, UNROLL_STEPS)
 
-    def is_valid(self, population: Population) -> NDArray[np.bool_]:
-        return encloses_readers(population, self) & nest_compiles_quickly(population, self)
-
-    def estimate(self, population: Population, machine: Machine) -> Estimate:
-        terms = nest_terms(population, self, machine)
-        return Estimate(terms["s"], terms)
-
     def __str__(self) -> str:
         return f"nest {self.node}" + (f" rfactor {self.rfactor}" if self.rfactor else "")
+
+
+@is_valid.register
+def _(stage: LoopNest, population: Population) -> NDArray[np.bool_]:
+    return encloses_readers(population, stage) & nest_compiles_quickly(population, stage)
+
+
+@estimate_stage.register
+def _(stage: LoopNest, population: Population, machine: Machine) -> Estimate:
+    terms = nest_terms(population, stage, machine)
+    return Estimate(terms["s"], terms)
 
 
 class Unrolled(Stage):
@@ -160,8 +170,10 @@ class Unrolled(Stage):
             if node.axes[axis].extent > 1:
                 yield Split(node.name, axis, node.axes[axis].extent, len(self.structure))
 
-    def estimate(self, population: Population, machine: Machine) -> Estimate:
-        return Estimate(unrolled_seconds(population, self, machine))
+
+@estimate_stage.register
+def _(stage: Unrolled, population: Population, machine: Machine) -> Estimate:
+    return Estimate(unrolled_seconds(population, stage, machine))
 
 
 def rfactor_lanes(node: Node, half: Rfactor) -> tuple[int, ...]:

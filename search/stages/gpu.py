@@ -8,15 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.device import Gpu
+from search.cost.estimate import Estimate, estimate_stage
 from search.cost.gpu_analytic import row_seconds, tensor_seconds, thread_seconds, tiled_terms
 from search.cost.machine import Machine
 from search.dag import AxisKind, Dag, extent_of
 from search.programs.gpu_nest import FETCH, GpuTile
 from search.programs.program import Population
 from search.programs.tensor_tile import TensorTile
+from search.programs.validity import is_valid
 from search.sketches.factors import Tail
 from search.sketches.sketch import Sketch
-from search.sketches.stage import Estimate, Stage, StageKind
+from search.sketches.stage import Stage, StageKind
 from search.sketches.tensor_core import SIDE
 from search.sketches.variables import Choice, Split, Variable, fetch_kind
 
@@ -58,35 +60,39 @@ class GpuTiled(Stage):
             yield Choice("stages", node.name, STAGES)
         yield from _fetch_lanes(sketch.dag, self)
 
-    def is_valid(self, population: Population) -> NDArray[np.bool_]:
-        gpu = _gpu_of(population)
-        tile = GpuTile.of(population, self)
-        node = tile.nest.node
-        least = min(gpu.warp_size, extent_of(node, node.spatial))
-        keep = (tile.threads >= least) & (tile.threads <= gpu.max_threads) & (tile.vthreads <= MAX_VTHREADS)
-        keep &= tile.shared_bytes <= gpu.shared_bytes
-        keep &= (tile.stages == 1) | (tile.stages <= tile.innermost_fetches)
-        keep &= tile.accumulators <= MAX_ACCUMULATORS
-        for read in node.reads:
-            lanes = population.chosen(self.node, fetch_kind(read.buffer))
-            # Vectors over the end of a row would be loaded one by one.
-            keep &= tile.keeps_its_shape(read) & (tile.run(read) % lanes == 0)
-        # Registers are given out to whole warps.
-        warps = -(-tile.threads // gpu.warp_size)
-        keep &= warps * gpu.warp_size * tile.registers <= gpu.registers
-        steps = tile.nest.inside[FETCH + 1].prod(axis=0)
-        unrolled = np.minimum(steps, population.chosen(self.node, "unroll")) * tile.vthreads
-        return np.asarray(keep & (unrolled <= MAX_UNROLLED))
-
-    def estimate(self, population: Population, machine: Machine) -> Estimate:
-        terms = tiled_terms(population, self, machine)
-        return Estimate(terms["node_s"], terms)
-
     def __str__(self) -> str:
         cache = " in a write cache" if self.cache_write else ""
         shared = f", shared {' '.join(self.shared)}" if self.shared else ""
         fused = f"{self.epilogue or 'copy'} at {self.epilogue_level}"
         return f"tile {self.node} {self.structure}{cache}, {fused}{shared}"
+
+
+@is_valid.register
+def _(stage: GpuTiled, population: Population) -> NDArray[np.bool_]:
+    gpu = _gpu_of(population)
+    tile = GpuTile.of(population, stage)
+    node = tile.nest.node
+    least = min(gpu.warp_size, extent_of(node, node.spatial))
+    keep = (tile.threads >= least) & (tile.threads <= gpu.max_threads) & (tile.vthreads <= MAX_VTHREADS)
+    keep &= tile.shared_bytes <= gpu.shared_bytes
+    keep &= (tile.stages == 1) | (tile.stages <= tile.innermost_fetches)
+    keep &= tile.accumulators <= MAX_ACCUMULATORS
+    for read in node.reads:
+        lanes = population.chosen(stage.node, fetch_kind(read.buffer))
+        # Vectors over the end of a row would be loaded one by one.
+        keep &= tile.keeps_its_shape(read) & (tile.run(read) % lanes == 0)
+    # Registers are given out to whole warps.
+    warps = -(-tile.threads // gpu.warp_size)
+    keep &= warps * gpu.warp_size * tile.registers <= gpu.registers
+    steps = tile.nest.inside[FETCH + 1].prod(axis=0)
+    unrolled = np.minimum(steps, population.chosen(stage.node, "unroll")) * tile.vthreads
+    return np.asarray(keep & (unrolled <= MAX_UNROLLED))
+
+
+@estimate_stage.register
+def _(stage: GpuTiled, population: Population, machine: Machine) -> Estimate:
+    terms = tiled_terms(population, stage, machine)
+    return Estimate(terms["node_s"], terms)
 
 
 class TensorTiled(Stage):
@@ -101,25 +107,29 @@ class TensorTiled(Stage):
         yield Choice("stages", self.node, STAGES)
         yield from _fetch_lanes(sketch.dag, self)
 
-    def is_valid(self, population: Population) -> NDArray[np.bool_]:
-        gpu = _gpu_of(population)
-        tile = TensorTile.of(population, self)
-        keep = (tile.warps * gpu.warp_size <= gpu.max_threads) & (tile.fragments <= MAX_FRAGMENTS)
-        for part in "ijk":
-            # No more than half of a tile is padding.
-            least = tile.product.depth if part == "k" else SIDE
-            keep &= (tile.tile(part) == least) | (tile.tile(part) <= 2 * tile.extent(part))
-        keep &= (tile.stages == 1) | (tile.stages <= tile.count("k"))
-        if tile.is_narrow:
-            # Otherwise TVM reuses an operand's memory for the results, and fails because their types differ.
-            keep &= tile.result_bytes > np.maximum(*tile.operand_bytes) * tile.stages
-        return np.asarray(keep & (tile.shared_bytes <= gpu.dynamic_shared_bytes))
-
-    def estimate(self, population: Population, machine: Machine) -> Estimate:
-        return Estimate(tensor_seconds(population, self, machine))
-
     def __str__(self) -> str:
         return f"{self.placement} {self.node}" + (f", {self.epilogue}" if self.epilogue else "")
+
+
+@is_valid.register
+def _(stage: TensorTiled, population: Population) -> NDArray[np.bool_]:
+    gpu = _gpu_of(population)
+    tile = TensorTile.of(population, stage)
+    keep = (tile.warps * gpu.warp_size <= gpu.max_threads) & (tile.fragments <= MAX_FRAGMENTS)
+    for part in "ijk":
+        # No more than half of a tile is padding.
+        least = tile.product.depth if part == "k" else SIDE
+        keep &= (tile.tile(part) == least) | (tile.tile(part) <= 2 * tile.extent(part))
+    keep &= (tile.stages == 1) | (tile.stages <= tile.count("k"))
+    if tile.is_narrow:
+        # Otherwise TVM reuses an operand's memory for the results, and fails because their types differ.
+        keep &= tile.result_bytes > np.maximum(*tile.operand_bytes) * tile.stages
+    return np.asarray(keep & (tile.shared_bytes <= gpu.dynamic_shared_bytes))
+
+
+@estimate_stage.register
+def _(stage: TensorTiled, population: Population, machine: Machine) -> Estimate:
+    return Estimate(tensor_seconds(population, stage, machine))
 
 
 class ThreadKernel(Stage):
@@ -138,11 +148,13 @@ class ThreadKernel(Stage):
             touched = [access.buffer for access in (*node.reads, *node.writes)]
             yield Choice("lanes", node.name, _lanes(sketch.dag, touched, node.axes[axes[-1]].extent))
 
-    def estimate(self, population: Population, machine: Machine) -> Estimate:
-        return Estimate(thread_seconds(population, self, machine))
-
     def __str__(self) -> str:
         return f"{self.placement} {self.node}" + (f", {self.epilogue}" if self.epilogue else "")
+
+
+@estimate_stage.register
+def _(stage: ThreadKernel, population: Population, machine: Machine) -> Estimate:
+    return Estimate(thread_seconds(population, stage, machine))
 
 
 class RowKernel(Stage):
@@ -159,12 +171,16 @@ class RowKernel(Stage):
         yield Choice("threads", node.name, _thread_counts(longest, gpu))
         yield Choice("rows", node.name, tuple(rows for rows in ROWS if rows <= extent_of(node, self.rows)))
 
-    def is_valid(self, population: Population) -> NDArray[np.bool_]:
-        threads = population.chosen(self.node, "threads") * population.chosen(self.node, "rows")
-        return np.asarray(threads <= _gpu_of(population).max_threads)
 
-    def estimate(self, population: Population, machine: Machine) -> Estimate:
-        return Estimate(row_seconds(population, self, machine))
+@is_valid.register
+def _(stage: RowKernel, population: Population) -> NDArray[np.bool_]:
+    threads = population.chosen(stage.node, "threads") * population.chosen(stage.node, "rows")
+    return np.asarray(threads <= _gpu_of(population).max_threads)
+
+
+@estimate_stage.register
+def _(stage: RowKernel, population: Population, machine: Machine) -> Estimate:
+    return Estimate(row_seconds(population, stage, machine))
 
 
 class BlockReduction(Stage):

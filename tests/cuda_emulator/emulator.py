@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tvm import tirx
 from tvm.s_tir.pipeline import default_s_tir_pipeline
 
-from compiler.reading.indices import find_all
+from compiler.tir_nodes import find_all
 from system.nvcc import find_nvcc
 from tests.cuda_emulator.toolchain import merged
 from tests.cuda_emulator.translate import compile_for_cpu, for_cpu

@@ -19,7 +19,7 @@ from compiler.importing.formats.model_file import Content, check_shapes
 from compiler.importing.model import RelaxModel, checked_model
 from compiler.importing.spec import ModelError, Shape, TensorSpec, first_line
 from compiler.object_graph import GraphRefused, ObjectGraph, Part
-from compiler.reading.indices import find_all
+from compiler.tir_nodes import find_all
 from compiler.vocabulary import MODULE
 
 KERNEL = "kernel"

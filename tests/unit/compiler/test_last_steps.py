@@ -13,7 +13,7 @@ from tvm.s_tir import Schedule
 from compiler.codegen.last_steps import HINT, count_in_int32
 from compiler.codegen.pipeline import PIPELINE
 from compiler.codegen.steps import pass_context
-from compiler.reading.indices import find_all
+from compiler.tir_nodes import find_all
 from tests.workloads import module
 
 NATIVE = tvm.target.Target("llvm")

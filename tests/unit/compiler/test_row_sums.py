@@ -11,7 +11,7 @@ from tvm import te, tirx
 from tvm.s_tir import Schedule
 
 from compiler.codegen.row_sums import LENGTHS, add_as_trees
-from compiler.reading.indices import find_all
+from compiler.tir_nodes import find_all
 from tests.workloads import module
 
 NATIVE = tvm.target.Target("llvm")

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from search.programs.annotate import legal, sample, valid
+from search.programs.annotate import legal, sample
 from search.programs.code_size import MAX_TILE_INSTRUCTIONS, MAX_UNROLLED_INSTRUCTIONS, VECTOR_BYTES
 from search.programs.compute_location import count_gathers, is_inlined, location_depth
 from search.programs.program import Population, Program, gather
+from search.programs.validity import valid
 from search.rules.space import generate
 from search.sketches.sketch import Sketch
 from search.sketches.stage import StageKind

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from search.cost.estimate import Estimate
 from search.cost.features import NUM_FEATURES
 from search.cost.model import MIN_RECORDS, CostModel, Examples
 from search.programs.nest import Floats
-from search.sketches.stage import Estimate
 
 RNG = np.random.default_rng(7)
 

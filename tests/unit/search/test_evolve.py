@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 
 from search.evolution.evolve import EvolutionConfig, evolve
-from search.programs.annotate import valid
 from search.programs.nest import Floats
 from search.programs.program import Population
+from search.programs.validity import valid
 from search.rules.space import generate
 from search.sketches.sketch import Sketch
 from search.sketches.variables import Split

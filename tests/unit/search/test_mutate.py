@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from search.evolution.mutate import move_factor, mutate
-from search.programs.annotate import legal, valid
+from search.programs.annotate import legal
 from search.programs.program import Population
+from search.programs.validity import valid
 from search.rules.space import generate
 from search.sketches.factors import factorizations
 from search.sketches.sketch import Sketch

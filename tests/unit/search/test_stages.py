@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 
 from search.cost.analytic import estimate
+from search.cost.estimate import estimate_stage
 from search.cost.machine import Machine
-from search.programs.annotate import valid
+from search.programs.validity import is_valid, valid
 from search.rules.space import generate
 from search.sketches.sketch import Sketch
 from search.sketches.stage import StageKind
@@ -21,10 +22,10 @@ from tests.unit.search.programs import drawn, seeds, sketches
 @given(sketches, seeds)
 def test_a_program_takes_as_long_as_its_stages_and_is_valid_if_they_are(sketch: Sketch, seed: int) -> None:
     population = drawn(sketch, seed)
-    parts = [stage.estimate(population, Machine(DEVICE)).seconds for stage in sketch.stages]
+    parts = [estimate_stage(stage, population, Machine(DEVICE)).seconds for stage in sketch.stages]
     np.testing.assert_allclose(estimate(population, DEVICE).seconds, np.sum(parts, axis=0), rtol=1e-12)
     assert (
-        valid(population) == np.all([stage.is_valid(population) for stage in sketch.stages], axis=0)
+        valid(population) == np.all([is_valid(stage, population) for stage in sketch.stages], axis=0)
     ).all()
 
 
@@ -39,8 +40,8 @@ def test_a_stage_without_loops_leaves_nothing_open_and_takes_no_time(stage: Inli
     sketch = next(iter(generate(DAGS["conv2d"](), DEVICE)))
     population = drawn(sketch, 0)
     assert list(stage.variables(sketch)) == []
-    assert stage.is_valid(population).all()
-    assert not stage.estimate(population, Machine(DEVICE)).seconds.any()
+    assert is_valid(stage, population).all()
+    assert not estimate_stage(stage, population, Machine(DEVICE)).seconds.any()
 
 
 def test_every_kind_of_stage_is_derived_for_some_subgraph() -> None:

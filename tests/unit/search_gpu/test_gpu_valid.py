@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from core.device import Gpu
 from search.dag import AxisKind
 from search.evolution.mutate import mutate
-from search.programs.annotate import legal, sample, valid
+from search.programs.annotate import legal, sample
 from search.programs.program import Program, gather
+from search.programs.validity import valid
 from search.rules.space import generate
 from search.sketches.sketch import Sketch
 from search.sketches.stage import Stage, StageKind
