@@ -114,8 +114,8 @@ class TestSilentWorkers:
     def test_a_worker_with_many_sessions_is_forgotten_a_few_at_a_time(self, session: Session) -> None:
         for number in range(6):
             register(session, "restless", str(number), DEVICE, now=float(number))
-        assert [devices.drop_silent(session, 100.0, limit=2) for _ in range(5)] == [2, 2, 2, 0, 0]
-        assert devices.workers(session) == []
+        assert [workers.drop_silent(session, 100.0, limit=2) for _ in range(5)] == [2, 2, 2, 0, 0]
+        assert workers.list_workers(session) == []
 
     def test_a_builder_is_forgotten_with_its_machines(self, session: Session) -> None:
         builder = Builder(("aarch64",), "x86_64", cores=2, toolchain="llvm 20")
