@@ -201,14 +201,26 @@ def get(session: Session, job_id: str) -> Job:
     return found[0]
 
 
-def list_jobs(session: Session, limit: int, before: str | None, starts_with: str = "") -> list[Job]:
-    """Return jobs whose ids start with `starts_with`, newest first, from the job after `before` on.
+def list_jobs(
+    session: Session,
+    limit: int,
+    before: str | None,
+    *,
+    starts_with: str = "",
+    words: Sequence[str] = (),
+    state: JobState | None = None,
+) -> list[Job]:
+    """Return jobs, newest first, from the job after `before` on.
 
+    Their ids start with `starts_with`, and all of the words are in their models' names, whatever their case.
     Raises JobNotFound if the job `before` is unknown.
     """
     query = select(JobRow).order_by(JobRow.created_at.desc(), JobRow.id.desc()).limit(limit)
     if starts_with:
         query = query.where(JobRow.id.startswith(starts_with, autoescape=True))
+    if state is not None:
+        query = query.where(JobRow.state == state)
+    query = query.where(*(JobRow.model_name.icontains(word, autoescape=True) for word in words))
     if before is not None:
         last = get(session, before)
         same_time = and_(JobRow.created_at == last.created_at, JobRow.id < last.id)

@@ -393,11 +393,22 @@ def list_jobs(
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     before: Annotated[Name | None, Query(description="the `next` of the page before")] = None,
     starts_with: Annotated[Name | None, Query(description="how the ids of the jobs start")] = None,
+    words: Annotated[
+        str, Query(max_length=256, description="all of which the name of a job's model has")
+    ] = "",
+    state: Annotated[JobState | None, Query()] = None,
 ) -> JobsBody:
     """Return a page of jobs, newest first."""
     with context.database.begin() as session:
         try:
-            found = jobs.list_jobs(session, limit + 1, before, starts_with or "")
+            found = jobs.list_jobs(
+                session,
+                limit + 1,
+                before,
+                starts_with=starts_with or "",
+                words=words.split(),
+                state=state,
+            )
         except JobNotFound as error:
             raise Problem(
                 422, "unknown-cursor", f"No job has the id {before!r}: start without it."

@@ -26,13 +26,13 @@ const ROUTES = [
 ];
 
 function routeOf(address) {
-  const parts = address.split("/").map(decodeURIComponent);
+  const parts = address.split("?")[0].split("/").map(decodeURIComponent);
   for (const route of ROUTES) {
     const names = route.path.split("/");
     const fits = names.length === parts.length && names.every((name, at) => name[0] === "{" || name === parts[at]);
     if (fits) {
       const given = names.flatMap((name, at) => (name[0] === "{" ? [[name.slice(1, -1), parts[at]]] : []));
-      return { ...route, given: Object.fromEntries(given) };
+      return { ...route, given: { ...Object.fromEntries(given), query: address.split("?")[1] ?? "" } };
     }
   }
   return null;
@@ -52,6 +52,7 @@ function useAddress() {
 function App() {
   const [session, setSession] = useState(undefined);
   const address = useAddress();
+  const [path] = address.split("?");
   const main = useRef(null);
   const isFirst = useRef(true);
   const look = () => get("v1/session").then(setSession, (problem) => problem.status === 401 || setSession({ problem }));
@@ -65,15 +66,18 @@ function App() {
     if (!isFirst.current) main.current?.focus();
     isFirst.current = false;
     scrollTo(0, 0);
-  }, [address]);
+  }, [path]);
   const route = routeOf(address);
+  useEffect(() => {
+    document.title = [route?.title, "tunefarm"].filter(Boolean).join(" · ");
+  }, [path]);
   const signOut = () => call("DELETE", "v1/session").then(() => setSession(null), look);
   // A page asks for its answers while the session is still unknown; what needs a scope appears with it.
   let content = null;
   if (session === null) content = html`<${SignIn} onDone=${look} />`;
   else if (session?.problem) content = html`<p class="alert" role="alert">${session.problem.message}</p>`;
   else if (!route) content = html`<h1>Nothing is here</h1><p><a href="#/jobs">Go to the jobs</a></p>`;
-  else content = html`<${route.page} key=${address} ...${route.given} scopes=${session?.scopes ?? []} />`;
+  else content = html`<${route.page} key=${path} ...${route.given} scopes=${session?.scopes ?? []} />`;
   return html`
     <a class="skip" href="#main" onClick=${(event) => (event.preventDefault(), main.current.focus())}>Skip to the content</a>
     <header>
@@ -86,7 +90,7 @@ function App() {
 }
 
 function Menu({ address, scopes }) {
-  const [here] = address.split("/");
+  const [here] = address.split(/[/?]/);
   return html`<nav aria-label="Pages">
     ${ROUTES.filter(({ title, scope }) => title && (!scope || scopes.includes(scope))).map(
       ({ path, title }) => html`<a href=${`#/${path}`} aria-current=${path === here ? "page" : undefined}>${title}</a>`,

@@ -55,6 +55,13 @@ export function useJobEvents(job, onChange, everyS = 1) {
   }, [job?.id, isWatched]);
 }
 
+// Name the browser's tab after what the page shows, once that is known.
+export function useTitle(title) {
+  useEffect(() => {
+    if (title) document.title = `${title} · tunefarm`;
+  }, [title]);
+}
+
 const THEMES = ["auto", "light", "dark"];
 const listeners = new Set();
 let theme = THEMES.find((one) => one === readTheme()) ?? "auto";

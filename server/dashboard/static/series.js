@@ -122,6 +122,19 @@ export function sum(numbers) {
   return total;
 }
 
+// How near a measured task comes to what its machine can do, in words. A task whose operands come from memory is bound
+// by the rate of memory or by that of arithmetic, whichever needs more time; operands in a cache come faster.
+export function verdict(limits, task, best_s) {
+  if (!limits || !task || !best_s || !(task.flops > 0 || task.num_bytes > 0)) return "–";
+  const [, memory] = limits.bytes[0];
+  const times = [["peak arithmetic", task.flops / limits.flops], ["memory's rate", task.num_bytes / memory]];
+  const [name, least_s] = times[0][1] >= times[1][1] ? times[0] : times[1];
+  const share = least_s / best_s;
+  if (share > 1.05) return "more than memory's rate: its operands stay in a cache";
+  const advice = share >= 0.9 ? "little is left" : share >= 0.6 ? "more trials may help" : "try more trials";
+  return `${Math.round(100 * share)} % of ${name}: ${advice}`;
+}
+
 // The limits of a device class's machine: floating-point operations a second, and bytes a second from each level
 // of memory, with all cores at work. Null until a device of the class was calibrated.
 export function machineLimits(device) {

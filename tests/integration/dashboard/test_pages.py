@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Literal
@@ -100,6 +101,46 @@ def test_a_job_shows_gain_charts_and_failures(page: Page, site: Service) -> None
     expect(page.get_by_text(f"LLVM ERROR: {EVIL}").first).to_be_visible()
     row = page.get_by_role("row", name="fused_conv2d_add_relu by winograd")
     expect(row).to_contain_text("240 µs")
+
+
+def test_a_list_of_jobs_is_filtered_and_its_address_can_be_kept(page: Page, site: Service) -> None:
+    open_page(page, site)
+    words = page.get_by_role("searchbox", name="Model")
+    words.fill("NET")
+    words.press("Enter")
+    jobs_shown = page.locator("tbody").get_by_role("rowheader")
+    expect(jobs_shown).to_have_text(["mobilenet_v2", "resnet18"])
+    page.get_by_role("combobox", name="State").select_option("done")
+    expect(jobs_shown).to_have_text(["resnet18"])
+    assert page.url.endswith("#/jobs?words=NET&state=done")
+    page.reload()
+    expect(jobs_shown).to_have_text(["resnet18"])
+    expect(page.get_by_role("link", name="Jobs")).to_have_attribute("aria-current", "page")
+    words.fill("100%")
+    words.press("Enter")
+    expect(page.get_by_text("No job is like this.")).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    ("address", "title"),
+    [
+        ("#/devices", "Devices · tunefarm"),
+        ("#/jobs/job-done", "resnet18, done · tunefarm"),
+        ("#/jobs/job-done/tasks/w0", "fused_conv2d_add_relu of resnet18 · tunefarm"),
+    ],
+)
+def test_a_tab_is_named_after_its_page(page: Page, site: Service, address: str, title: str) -> None:
+    open_page(page, site, address)
+    expect(page).to_have_title(title)
+
+
+def test_a_job_says_how_near_its_subgraphs_come_to_the_device(page: Page, site: Service) -> None:
+    open_page(page, site, "#/jobs/job-done")
+    row = page.get_by_role("row", name="max_pool2d")
+    expect(row).to_contain_text(re.compile(r"\d+ % of (peak arithmetic|memory's rate): "))
+    legend = page.locator("figure", has_text="Best latency").locator(".legend")
+    expect(legend).to_contain_text("untuned, measured")
+    expect(legend).to_contain_text("tuned, measured")
 
 
 def test_a_subgraph_shows_programs_and_how_well_they_were_foreseen(page: Page, site: Service) -> None:
@@ -235,6 +276,9 @@ def test_a_model_is_dropped_watched_and_cancelled(page: Page, site: Service, tmp
         jobs.advance(session, job.id, {JobState.QUEUED}, JobState.TUNING, 5.0, message="searching")
     # The page hears of it by an event.
     expect(page.get_by_role("heading", level=1)).to_contain_text("tuning")
+    page.once("dialog", lambda dialog: dialog.dismiss())
+    page.get_by_role("button", name="Cancel little").click()
+    page.once("dialog", lambda dialog: dialog.accept())
     page.get_by_role("button", name="Cancel little").click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("cancelled")
     page.get_by_role("button", name="Repeat little").click()

@@ -3,12 +3,12 @@ import { useEffect, useMemo, useState } from "preact/hooks";
 import { isReport } from "tunefarm/api.js";
 import { Chart, colour, Treemap } from "tunefarm/charts.js";
 import { digits, duration, latency, percent, plural, time } from "tunefarm/format.js";
-import { useAnswer, useJobEvents } from "tunefarm/hooks.js";
+import { useAnswer, useJobEvents, useTitle } from "tunefarm/hooks.js";
 import { html } from "tunefarm/html.js";
 import { Actions } from "tunefarm/pages/jobs.js";
 import { Roofline } from "tunefarm/pages/roofline.js";
 import { Alert, Answer, Fact, Gain, State, Trials } from "tunefarm/pages/parts.js";
-import { progress, subgraphs, sum } from "tunefarm/series.js";
+import { machineLimits, progress, subgraphs, sum, verdict } from "tunefarm/series.js";
 
 // So many subgraphs have a colour of their own; the others share one.
 const NAMED = 7;
@@ -37,6 +37,7 @@ export function JobPage({ id, scopes }) {
     if (isFinished && job.value) refresh();
     return () => clearInterval(timer);
   }, [isFinished]);
+  useTitle(job.value && `${job.value.model_name}, ${job.value.state}`);
   return html`<${Answer} answer=${job}>
     ${(value) => html`
       <${Head} job=${value} scopes=${scopes} onChange=${job.refresh} />
@@ -90,11 +91,11 @@ function Details({ job, classes, tasks, trials }) {
   const found = useMemo(() => progress(tasks, trials), [tasks, trials]);
   return html`
     <${WholeModel} job=${job} />
-    <${Progress} steps=${found.steps} />
+    <${Progress} job=${job} steps=${found.steps} />
     <${Allocation} parts=${parts} snapshots=${found.snapshots} />
     <${Maps} job=${job} parts=${parts} />
     <${Roofline} job=${job} classes=${classes} parts=${parts} />
-    <${Table} job=${job} parts=${parts} />
+    <${Table} job=${job} parts=${parts} classes=${classes} />
     <${Failures} trials=${trials} />
   `;
 }
@@ -118,7 +119,7 @@ function WholeModel({ job }) {
   </section>`;
 }
 
-function Progress({ steps }) {
+function Progress({ job, steps }) {
   const [by, setBy] = useState("trials");
   const x = useMemo(
     () =>
@@ -127,7 +128,16 @@ function Progress({ steps }) {
         : { label: "after", format: duration, values: steps.at_s },
     [steps, by],
   );
-  const series = useMemo(() => [{ label: "the network, estimated", kind: "step", values: steps.network_s }], [steps]);
+  const { untuned_latency_s: untuned, tuned_latency_s: tuned } = job;
+  const series = useMemo(
+    () => [
+      { label: "the network, estimated", kind: "step", values: steps.network_s },
+      ...[["untuned, measured", untuned], ["tuned, measured", tuned]]
+        .filter(([, secs]) => secs !== null && steps.network_s.length)
+        .map(([label, secs]) => ({ label, kind: "line", values: steps.network_s.map(() => secs) })),
+    ],
+    [steps, untuned, tuned],
+  );
   return html`<section class="card">
     <fieldset class="choice">
       <legend class="hidden">Show the best latency against</legend>
@@ -135,7 +145,7 @@ function Progress({ steps }) {
         (one) => html`<label><input type="radio" name="by" checked=${by === one} onChange=${() => setBy(one)} /> ${one}</label>`,
       )}
     </fieldset>
-    <${Chart} title="Best latency" note="The sum of the best programs of all subgraphs; it begins when each has been measured."
+    <${Chart} title="Best latency" note="Estimated as the sum of the best programs of all subgraphs, from when each has been measured; straight lines are whole models, as the device measured them."
       x=${x} y=${{ format: latency, log: true }} series=${series} />
   </section>`;
 }
@@ -195,14 +205,16 @@ function taskHref(job, workload) {
   return `#/jobs/${encodeURIComponent(job.id)}/tasks/${encodeURIComponent(workload)}`;
 }
 
-function Table({ job, parts }) {
+function Table({ job, parts, classes }) {
+  const device = classes?.items.find((one) => one.key === job.device_class);
+  const limits = device && machineLimits(device);
   const total = sum(parts.map((part) => part.network_s ?? 0));
   return html`<section class="card">
     <h2>Subgraphs</h2>
     <table class="cards">
       <caption class="hidden">Subgraphs, the costliest first</caption>
       <thead>
-        <tr><th scope="col">Subgraph</th><th scope="col">Times</th><th scope="col">Trials</th><th scope="col">First</th><th scope="col">Best</th><th scope="col">Of the network</th></tr>
+        <tr><th scope="col">Subgraph</th><th scope="col">Times</th><th scope="col">Trials</th><th scope="col">First</th><th scope="col">Best</th><th scope="col">Of the network</th><th scope="col">Of what the device can do</th></tr>
       </thead>
       <tbody>
         ${parts.map(
@@ -214,6 +226,7 @@ function Table({ job, parts }) {
             <td data-label="First">${latency(part.first_s)}</td>
             <td data-label="Best">${part.own.covered ? latency(part.best_s) : html`<span class="muted">not tuned: ${part.own.reason}</span>`}</td>
             <td data-label="Of the network">${percent(part.network_s === null ? null : part.network_s / total)}</td>
+            <td data-label="Of what the device can do">${verdict(limits, part.best, part.best_s)}</td>
           </tr>`,
         )}
       </tbody>

@@ -12,25 +12,34 @@ const LOOK_EVERY_S = 5;
 // The ends of names of models, which their jobs go without.
 const MODEL_FILE = /\.(onnx|pt2|mlir|mlirbc|tflite|json|tar)$/i;
 
-export function JobsPage({ scopes }) {
-  const jobs = useAnswer("v1/jobs?limit=50", LOOK_EVERY_S);
+const STATES = ["queued", "importing", "tuning", "publishing", "done", "failed", "cancelled"];
+
+// `query` is the part of the address after the question mark: words in the model's name, and a state.
+export function JobsPage({ scopes, query }) {
+  const wanted = new URLSearchParams(query);
+  const words = wanted.get("words") ?? "";
+  const state = STATES.includes(wanted.get("state")) ? wanted.get("state") : "";
+  const filter = `${words && `&words=${encodeURIComponent(words)}`}${state && `&state=${state}`}`;
+  const jobs = useAnswer(`v1/jobs?limit=50${filter}`, LOOK_EVERY_S);
   const [older, setOlder] = useState([]);
   const [next, setNext] = useState(undefined);
   const more = next === undefined ? jobs.value?.next : next;
   const maySubmit = scopes.includes("submit") || scopes.includes("admin");
   const showOlder = async () => {
-    const page = await get(`v1/jobs?limit=50&before=${encodeURIComponent(more)}`);
+    const page = await get(`v1/jobs?limit=50${filter}&before=${encodeURIComponent(more)}`);
     setOlder([...older, ...page.items]);
     setNext(page.next);
   };
   return html`
     <h1>Jobs</h1>
     ${maySubmit && html`<${Submit} onStarted=${jobs.refresh} />`}
+    <${Filter} words=${words} state=${state} onChange=${() => (setOlder([]), setNext(undefined))} />
     <${Answer} answer=${jobs}>
       ${({ items }) => {
         const newest = new Set(items.map((job) => job.id));
         const all = [...items, ...older.filter((job) => !newest.has(job.id))];
         const followed = new Set(all.filter((job) => job.state === "tuning").slice(0, FOLLOWED));
+        if (!all.length && filter) return html`<p class="muted">No job is like this.</p>`;
         if (!all.length) return html`<p class="muted">No job yet: drop a model above to start one.</p>`;
         return html`<table class="cards">
             <caption class="hidden">Jobs, newest first</caption>
@@ -50,6 +59,27 @@ export function JobsPage({ scopes }) {
       }}
     <//>
   `;
+}
+
+// What it is set to stands in the address, so that a list can be kept and sent.
+function Filter({ words, state, onChange }) {
+  const apply = (event) => {
+    event.preventDefault();
+    const form = new FormData(event.currentTarget.form ?? event.currentTarget);
+    const asked = new URLSearchParams([...form].map(([name, value]) => [name, value.trim()]).filter(([, value]) => value));
+    onChange();
+    location.hash = asked.size ? `#/jobs?${asked}` : "#/jobs";
+  };
+  return html`<form class="fields filter" role="search" onSubmit=${apply}>
+    <label>Model <input name="words" type="search" value=${words} placeholder="part of its name" /></label>
+    <label>State
+      <select name="state" onChange=${apply}>
+        <option value="">any</option>
+        ${STATES.map((one) => html`<option value=${one} selected=${one === state}>${one}</option>`)}
+      </select>
+    </label>
+    <button>Filter</button>
+  </form>`;
 }
 
 function Row({ job: listed, isFollowed, maySubmit, onChange }) {
@@ -85,7 +115,9 @@ export function Actions({ job, onChange }) {
       setProblem(refused);
     }
   };
-  const cancel = attempt(() => call("POST", `v1/jobs/${encodeURIComponent(job.id)}:cancel`));
+  const cancel = attempt(() =>
+    confirm(`Cancel the job of ${job.model_name} for good?`) ? call("POST", `v1/jobs/${encodeURIComponent(job.id)}:cancel`) : job,
+  );
   const again = attempt(() => call("POST", "v1/jobs", repeated(job)));
   return html`
     ${job.finished

@@ -2,7 +2,7 @@
 import { useMemo } from "preact/hooks";
 import { Chart } from "tunefarm/charts.js";
 import { ago, bytes, digits, latency, scaled, speed } from "tunefarm/format.js";
-import { useAnswer } from "tunefarm/hooks.js";
+import { useAnswer, useTitle } from "tunefarm/hooks.js";
 import { html } from "tunefarm/html.js";
 import { Answer, Fact, Hash } from "tunefarm/pages/parts.js";
 import { Roofline } from "tunefarm/pages/roofline.js";
@@ -14,6 +14,7 @@ export function SubgraphPage({ id, workload }) {
   const tasks = useAnswer(`${path}/tasks`);
   const classes = useAnswer("v1/device-classes");
   const found = useAnswer(`${path}/tasks/${encodeURIComponent(workload)}`);
+  useTitle(found.value && job.value && `${found.value.task.name} of ${job.value.model_name}`);
   return html`<${Answer} answer=${found}>
     ${({ task, listing, programs, foreseen }) => html`
       <p class="muted"><a href=${`#/jobs/${encodeURIComponent(id)}`}>${job.value?.model_name ?? "The job"}</a> / subgraph</p>
