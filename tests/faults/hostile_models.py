@@ -97,6 +97,7 @@ HOSTILE = {
     "inputs.pt2": _zip(
         {"m/models/model.json": b"{}", "m/data/sample_inputs/model.pt": pickle.dumps(_Command())}
     ),
+    "name.pt2": _zip({"m/models/model.json": b'{"name": "x=__import__(\'os\').abort()"}'}),
     "bomb.pt2": _zip({"m/models/model.json": bytes(200 * _MIB)}),
     "deep.pt2": _zip({"m/models/model.json": b"[" * _MIB}),
     "call.mlir": b"func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {\n"

@@ -1,9 +1,10 @@
 """PyTorch's exported programs, the .pt2 files of torch.export.save.
 
 Such a file is a zip of JSON, of weights as plain bytes and of pickled example inputs. PyTorch looks up by
-name what a node calls, runs it to learn shapes, and evaluates the text of symbolic extents. So before PyTorch
-sees a file, its parts and the names in it are held against what models need, and PyTorch unpickles nothing
-but tensors and containers of them.
+name what a node calls, runs it to learn shapes, evaluates the text of symbolic extents, writes names into
+Python code that it runs, and imports modules that containers name. So before PyTorch sees a file, its parts
+and all texts in it are held against what models need, and PyTorch unpickles nothing but tensors and
+containers of them.
 """
 
 from __future__ import annotations
@@ -47,6 +48,12 @@ _TARGETS = re.compile(
     r"torch\.ops\.(aten|prims|torchvision)\.(?!from_file)\w+\.\w+"
     r"|_operator\.(getitem|add|sub|mul|neg|floordiv|truediv|mod|eq|ne|lt|le|gt|ge|and_|or_)"
 )
+# Names of values and arguments, which PyTorch writes into Python code; other names, such as weights' paths.
+_NAME, _PATH = re.compile(r"\w*"), re.compile(r"[\w.+:/ -]*")
+# Texts that PyTorch only keeps: operators' text arguments, and where a node comes from.
+_KEPT_TEXTS = ("as_string", "as_strings", "metadata")
+# Containers of inputs and outputs. The context of any other names modules, which PyTorch imports.
+_CONTAINERS = (None, "builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict")
 
 _RANDOM = frozenset(
     {
@@ -296,7 +303,7 @@ def _extents(tensor: Any) -> list[int]:
 
 def read(content: Content, shapes: Mapping[str, Shape]) -> ExportedProgram:
     file = io.BytesIO(content)
-    _check(file)
+    operators = _check(file)
     # Of PyTorch itself: nothing but tensors and containers of them is unpickled, whatever the caller asks.
     os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
     python_packages.let_in(python_packages.TORCH)
@@ -308,6 +315,7 @@ def read(content: Content, shapes: Mapping[str, Shape]) -> ExportedProgram:
             "(pip install 'tunefarm[torch]'), or export the model as ONNX"
         ) from error
     torch.set_num_threads(1)
+    _check_operators(torch, operators)
     try:
         file.seek(0)
         with _quietly():
@@ -355,13 +363,15 @@ def _quietly() -> Iterator[None]:
         yield
 
 
-def _check(file: io.BytesIO) -> None:
-    """Raise ModelError for what PyTorch would run, unpickle or evaluate."""
+def _check(file: io.BytesIO) -> set[str]:
+    """Return the names of the operators in a file. Raise ModelError for what PyTorch would run, unpickle or
+    evaluate."""
+    operators: set[str] = set()
     try:
         with zipfile.ZipFile(file) as archive:
             for info in archive.infolist():
                 name = info.filename.partition("/")[2]
-                if not _FILES.fullmatch(name):
+                if not _FILES.fullmatch(name) or info.filename != info.orig_filename:
                     raise ModelError(
                         f"the exported program has a part '{name}', which may hold any program and isn't "
                         f"read: {EXPORT_AGAIN}, without custom objects and compiled code"
@@ -371,17 +381,25 @@ def _check(file: io.BytesIO) -> None:
                         raise ModelError(
                             f"the exported program's {name} is larger than {MAX_JSON_BYTES} bytes"
                         )
-                    _check_json(json.loads(archive.read(info)))
-    except (zipfile.BadZipFile, OSError, ValueError, RecursionError, NotImplementedError) as error:
+                    _check_json(json.loads(archive.read(info)), "", operators)
+    except RecursionError as error:
+        raise ModelError(
+            f"the exported program's JSON is nested too deeply to be read: {EXPORT_AGAIN}"
+        ) from error
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
         if isinstance(error, ModelError):
             raise
         raise ModelError(f"the exported program is damaged ({first_line(error)}): {EXPORT_AGAIN}") from error
+    return operators
 
 
-def _check_json(part: Any) -> None:
-    if isinstance(part, list):
+def _check_json(part: Any, key: str, operators: set[str]) -> None:
+    """Check the value of a key, with all that is in it; add the operators that it names."""
+    if isinstance(part, str):
+        _check_text(part, key, operators)
+    elif isinstance(part, list):
         for item in part:
-            _check_json(item)
+            _check_json(item, key, operators)
     elif isinstance(part, dict):
         if "expr_str" in part:
             raise ModelError(
@@ -393,14 +411,61 @@ def _check_json(part: Any) -> None:
                 "the exported program has weights that are pickled, which aren't read: "
                 f"{EXPORT_AGAIN}, with plain tensors as weights"
             )
-        target = part.get("target")
-        if isinstance(target, str) and not _TARGETS.fullmatch(target):
+        for name, item in part.items():
+            _check_text(name, "", operators)
+            if name not in _KEPT_TEXTS:
+                _check_json(item, name, operators)
+
+
+def _check_text(text: str, key: str, operators: set[str]) -> None:
+    """Check a text that stands under a key, or a key itself."""
+    if key in ("target", "as_operator"):
+        if not _TARGETS.fullmatch(text):
             raise ModelError(
-                f"the exported program calls '{target}', which isn't among PyTorch's own operators: "
+                f"the exported program calls '{text}', which isn't among PyTorch's own operators: "
                 "write the model in terms of those, or export it as ONNX"
             )
-        for item in part.values():
-            _check_json(item)
+        operators.add(text)
+    elif key in ("in_spec", "out_spec"):
+        _check_containers(text)
+    elif not (_NAME if key == "name" else _PATH).fullmatch(text):
+        raise ModelError(
+            f"the exported program has a name {ascii(text)[:80]}, which no Python program has: {EXPORT_AGAIN}"
+        )
+
+
+def _check_containers(text: str) -> None:
+    """Check the description of how inputs or outputs are nested, which is JSON within JSON."""
+    try:
+        _, *waiting = json.loads(text) if text else (1,)
+        while waiting:
+            container = waiting.pop()
+            keys = container["context"]
+            keys = json.loads(keys) if isinstance(keys, str) else keys
+            are_plain = isinstance(keys, list) and all(type(one) in (str, int) for one in keys)
+            if container["type"] not in _CONTAINERS or not (keys is None or are_plain):
+                raise ModelError(
+                    f"the exported program takes or returns a {ascii(container['type'])[:80]} of "
+                    f"{ascii(keys)[:80]}: {EXPORT_AGAIN}, with inputs and outputs in tuples, lists and dicts"
+                )
+            waiting += container["children_spec"]
+    except (TypeError, LookupError, AttributeError) as error:
+        raise ModelError(f"the exported program is damaged ({first_line(error)}): {EXPORT_AGAIN}") from error
+
+
+def _check_operators(torch: Any, names: set[str]) -> None:
+    """Raise ModelError for a name that isn't one of PyTorch's compiled operators on tensors: PyTorch's
+    scripts have others, such as aten::save, and each object has methods."""
+    for name in names:
+        found = torch
+        for part in name.split(".")[1:]:
+            found = getattr(found, part, None)
+        known = isinstance(found, torch._ops.OpOverload) and torch._C._dispatch_has_kernel(found.name())
+        if name.startswith("torch") and not known:
+            raise ModelError(
+                f"the exported program calls '{name}', which this PyTorch doesn't have for tensors: "
+                "export it with this version, or as ONNX"
+            )
 
 
 def _inputs(program: Any) -> tuple[TensorSpec, ...]:

@@ -1,7 +1,7 @@
 """StableHLO programs: MLIR's text or bytecode, portable artifacts, and what jax.export serializes around one.
 
 jaxlib parses them, and compiles them with XLA to say what they compute. Nothing runs that the program doesn't
-define itself: whatever else it calls is refused before.
+define itself: whatever else it calls is refused before, also where the import doesn't look.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ from compiler.importing.onnx_file import static_shape_of
 from compiler.importing.spec import ModelError, NoReference, Shape, TensorSpec, first_line
 from compiler.importing.stablehlo import CONVERTERS
 from compiler.importing.stablehlo.attributes import Array, mlir, tensor_type
+from compiler.importing.stablehlo.control import CALL_TARGETS
 from compiler.importing.stablehlo.graph import Importer, functions_of
 from core.model_format import MLIR_BYTECODE, exported_artifact
 
+# Of the operations that XLA may be given.
+_DIALECTS = frozenset(("builtin", "chlo", "func", "sdy", "stablehlo"))
 _PORTABLE = MLIR_BYTECODE + b"\rStableHLO_v"
 MAX_CALLS = 1000
 
@@ -68,6 +71,7 @@ class StablehloModel:
 
     @cached_property
     def _executable(self) -> Any:
+        _check_calls(self.module)
         jax, client = (importlib.import_module(f"jaxlib.{name}") for name in ("_jax", "xla_client"))
         cpu = client.make_cpu_client()
         devices = jax.DeviceList(tuple(cpu.local_devices()))
@@ -125,6 +129,25 @@ def _parsed(data: bytes) -> Any:
             f"the StableHLO program can't be parsed ({_diagnosis(error)}): it is damaged, or newer than the "
             f"scheduler's jaxlib {version}; export the model again, with a JAX that isn't newer"
         ) from error
+
+
+def _check_calls(module: Any) -> None:
+    """Raise ValueError where any operation, even one that the import leaves out, calls the process's own
+    functions. XLA finds these by name, and some take addresses."""
+
+    found: list[str] = []
+
+    def check(op: Any) -> Any:
+        if op.name.partition(".")[0] not in _DIALECTS:
+            found.append(f"it has an operation {op.name}")
+        target = op.attributes["call_target_name"].value if op.name == "stablehlo.custom_call" else ""
+        if target and target not in CALL_TARGETS:
+            found.append(f"it calls '{target}', which the program doesn't define")
+        return mlir("ir").WalkResult.ADVANCE
+
+    module.operation.walk(check)
+    if found:
+        raise ValueError(found[0])
 
 
 def _diagnosis(error: Exception) -> str:

@@ -21,6 +21,8 @@ _TARGETS: Mapping[str, Converter] = {
 }
 # Calls that say something about their operands alone.
 _MARKS = {"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement"}
+_TOP_K = "mhlo.topk"
+CALL_TARGETS = frozenset((*_TARGETS, *_MARKS, _TOP_K))
 
 
 def _call(importer: Importer, op: Any) -> list[Given]:
@@ -43,7 +45,7 @@ def _custom_call(importer: Importer, op: Any) -> Sequence[Given] | Given:
     target = str(op.attributes["call_target_name"].value)
     if target in _MARKS:
         return importer.given(op)
-    if target == "mhlo.topk":
+    if target == _TOP_K:
         return top_k(importer, importer.operands(op)[0], tensor_type(op.results[0].type)[0][-1])
     if target not in _TARGETS:
         raise UnsupportedOperator(
