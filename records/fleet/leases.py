@@ -18,6 +18,7 @@ from records.fleet import building, fair_queue, results, workers
 from records.fleet.fair_queue import QueueEntry, TrialFilter
 from records.fleet.module_runs import StoredModuleRun, module_run_of
 from records.fleet.results import LeasedWork, LeaseResult, WorkKey
+from records.fleet.workers import WorkerSession
 from records.jobs import events, jobs, trials
 from records.jobs.trials import Trial, trial_of
 from records.schedules import schedules
@@ -102,14 +103,7 @@ class Reported:
 
 
 def take(
-    session: Session,
-    lease_id: str,
-    worker_id: str,
-    session_id: str,
-    device_class: str | None,
-    limit: int,
-    now: float,
-    ttl_s: float,
+    session: Session, lease_id: str, worker: WorkerSession, limit: int, now: float, ttl_s: float
 ) -> StoredLease | None:
     """Lease work of the first job in the fair queue that has some: its module runs, or else up to `limit` of
     its oldest pending trials.
@@ -119,13 +113,13 @@ def take(
     """
     if limit <= 0:
         return None
-    if device_class is None:
-        entries = fair_queue.entries_to_build(session, worker_id)
+    if worker.device_class is None:
+        entries = fair_queue.entries_to_build(session, worker.worker_id)
     else:
-        entries = fair_queue.entries(session, device_class, now)
+        entries = fair_queue.entries(session, worker.device_class, now)
     if not entries:
         return None
-    quota = fair_queue.quota(session, worker_id, device_class, now)
+    quota = fair_queue.quota(session, worker.worker_id, worker.device_class, now)
     for entry in entries:
         runs = _pending_runs(session, entry.job_id) if entry.has_module_run else []
         candidates: Sequence[CandidateRow] = []
@@ -136,8 +130,8 @@ def take(
         first: Any = candidates[0] if candidates else runs[0]
         lease = {
             "id": lease_id,
-            "worker_id": worker_id,
-            "session_id": session_id,
+            "worker_id": worker.worker_id,
+            "session_id": worker.session_id,
             "build": entry.takes is TrialFilter.UNBUILT,
             "job_id": entry.job_id,
             "attempt": first.attempts + 1,

@@ -80,33 +80,44 @@ class WorkerInfo:
         return f"can't {self.role}: {self.vitals.trouble}" if self.vitals.trouble else ""
 
 
-def register(
-    session: Session,
-    worker_id: str,
-    session_id: str,
-    device: Device | None,
-    state: WorkerState,
-    now: float,
-    vitals: Vitals | None = None,
-    role: Role = Role.MEASURE,
-    builder: Builder | None = None,
-    calibrated: bool = False,
-    claim: Claim = Claim(),  # noqa: B008 - it never changes
-) -> str | None:
+@dataclass(frozen=True)
+class WorkerSession:
+    """A session of a worker, as the worker describes it in a call.
+
+    `device` is None until it was probed. A worker that builds has a `builder` in its place. With `vitals`
+    None, the stored vitals and role stay. `calibrated`: the device was calibrated just now, so its class gets
+    the new profile. `claim` has the caller's token and machine.
+    """
+
+    worker_id: str
+    session_id: str
+    state: WorkerState
+    device: Device | None = None
+    vitals: Vitals | None = None
+    role: Role = Role.MEASURE
+    builder: Builder | None = None
+    calibrated: bool = False
+    claim: Claim = Claim()  # noqa: RUF009 - it never changes
+
+    @property
+    def device_class(self) -> str | None:
+        return None if self.device is None else self.device.key
+
+
+def register(session: Session, worker: WorkerSession, now: float) -> str | None:
     """Make this the worker's session; return the older session that it fences off, if there is one.
 
     The leases of the older session expire now. Registering a session again updates the device, the state, the
-    time, and the vitals with the role (None keeps both). A worker that builds has a `builder` in place of a
-    device. `calibrated`: the device was calibrated just now, so its class gets the new profile, and the
-    worker needs to calibrate no more. `claim` says whose session it is. Raises SessionFenced when a newer
-    session has taken this one's place, or the worker is evicted, NameTaken, NameInUse.
+    time, and the vitals with the role. Raises SessionFenced when a newer session has taken this one's place,
+    or the worker is evicted, NameTaken, NameInUse.
     """
+    worker_id, session_id, device, claim = worker.worker_id, worker.session_id, worker.device, worker.claim
     fenced = select(FencedSessionRow.fenced_at).filter_by(worker_id=worker_id, session_id=session_id)
     if session.scalar(fenced) is not None:
         raise SessionFenced(f"worker {worker_id!r} has a newer session than {session_id!r}")
     if wanted(session, worker_id) is Wanted.EVICTED:
         raise SessionFenced(f"worker {worker_id!r} is evicted")
-    values: dict[str, object] = {"session_id": session_id, "state": state, "last_seen_at": now}
+    values: dict[str, object] = {"session_id": session_id, "state": worker.state, "last_seen_at": now}
     is_new = insert_missing(session, WorkerRow, {"id": worker_id, **values}, key=["id"])
     current = session.scalars(select(WorkerRow).where(WorkerRow.id == worker_id).with_for_update()).one()
     older = None if current.session_id == session_id else current.session_id
@@ -115,51 +126,42 @@ def register(
     values["machine"] = claim.machine
     if claim.token_id is not None:
         values["token_id"] = claim.token_id
-    if vitals is not None:
-        values["vitals"] = _vitals_json(vitals, role)
+    if worker.vitals is not None:
+        values["vitals"] = _vitals_json(worker.vitals, worker.role)
     if device is not None:
-        devices.put_class(session, device, calibrated)
+        devices.put_class(session, device, worker.calibrated)
         values["device_class"] = device.key
-        if calibrated:
+        if worker.calibrated:
             values["calibrate"] = False
-    elif older is not None or builder is not None:
+    elif older is not None or worker.builder is not None:
         # The worker may have come back on other hardware: it has no class until it has probed again.
         values["device_class"] = None
     session.execute(update(WorkerRow).where(WorkerRow.id == worker_id).values(values))
-    if device is not None or older is not None or builder is not None:
-        building.enrol(session, worker_id, builder)
+    if device is not None or older is not None or worker.builder is not None:
+        building.enrol(session, worker_id, worker.builder)
     if older is not None:
         _fence(session, worker_id, older, now)
     return older
 
 
-def heartbeat(
-    session: Session,
-    worker_id: str,
-    session_id: str,
-    state: WorkerState,
-    now: float,
-    vitals: Vitals | None = None,
-    role: Role = Role.MEASURE,
-    token_id: str | None = None,
-) -> Instructions | None:
-    """Note that a worker called; return its instructions. `vitals` None keeps the vitals and the role.
+def heartbeat(session: Session, worker: WorkerSession, now: float) -> Instructions | None:
+    """Note that a worker called; return its instructions. Only its state and its vitals are updated.
 
-    `token_id` is the caller's token, None for one that may use every name. Returns None, and changes nothing,
-    when this is not the worker's session or the worker is evicted. Raises NameTaken when the name belongs to
-    another token.
+    Returns None, and changes nothing, when this is not the worker's session or the worker is evicted. Raises
+    NameTaken when the name belongs to another token.
     """
+    worker_id, session_id, token_id = worker.worker_id, worker.session_id, worker.claim.token_id
     values: dict[str, object] = {
         "worker": worker_id,
         "its_session": session_id,
-        "new_state": state,
+        "new_state": worker.state,
         "now": now,
     }
-    if vitals is not None:
-        values["new_vitals"] = _vitals_json(vitals, role)
+    if worker.vitals is not None:
+        values["new_vitals"] = _vitals_json(worker.vitals, worker.role)
     if token_id is not None:
         values["its_token"] = token_id
-    statement = _update_heartbeat(vitals is not None, token_id is not None)
+    statement = _update_heartbeat(worker.vitals is not None, token_id is not None)
     found = session.execute(statement, values).first()
     if found is None and token_id is not None and _adopt(session, worker_id, session_id, token_id, now):
         found = session.execute(statement, values).first()

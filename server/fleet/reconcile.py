@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy.orm import Session
 
@@ -15,7 +15,7 @@ from records.fleet import building, leases, module_runs, workers
 from records.fleet.building import Builder
 from records.fleet.names import Claim
 from records.fleet.results import LeaseResult
-from records.fleet.workers import Instructions, SessionFenced
+from records.fleet.workers import Instructions, SessionFenced, WorkerSession
 from records.jobs import jobs
 from records.storage import blobs
 from server.fleet.plausibility import reject_implausible, reject_implausible_profile
@@ -37,25 +37,50 @@ class Reconciliation:
     wakes: tuple[Wake, ...] = ()
 
 
-def reconcile(
-    session: Session,
-    report: WorkerReport,
-    token_id: str | None,
-    registered: bool,
-    lease_id: str,
-    now: float,
-    lease_ttl_s: float,
-    version: str = "",
-) -> Reconciliation:
+@dataclass(frozen=True)
+class WorkerCall:
+    """A worker's report, and what the server knows about the call.
+
+    `token_id` is the worker's token, None where names aren't bound. `registered`: the database holds this
+    session's device already. `lease_id` is the id of a new lease, if one is taken. A lease that the worker
+    holds is valid for `lease_ttl_s` from `now`.
+    """
+
+    report: WorkerReport
+    token_id: str | None
+    registered: bool
+    lease_id: str
+    now: float
+    lease_ttl_s: float
+
+    @property
+    def session(self) -> WorkerSession:
+        """The worker's session, as it is stored."""
+        report, device, builder = self.report, self.report.device, None
+        if report.role is Role.BUILD and device is not None:
+            builder = Builder(report.builds_for, device.machine, device.cores, device.toolchain)
+            device = None
+        return WorkerSession(
+            report.worker_id,
+            report.session_id,
+            report.state,
+            device,
+            report.vitals,
+            report.role,
+            builder,
+            report.calibrated,
+            Claim(self.token_id, report.machine),
+        )
+
+
+def reconcile(session: Session, call: WorkerCall, version: str = "") -> Reconciliation:
     """Store what a worker reports, and return what it should hold.
 
-    `token_id` is that of the worker's token, None where names aren't bound. `registered`: this session's
-    device is stored already. `lease_id` is the id of a new lease, if one is
-    taken. A lease that the worker holds is valid for `lease_ttl_s` from now. `version` is that of the
-    service. The caller decides when a worker
-    that holds something is to call again. Raises NameTaken, NameInUse.
+    `version` is the service's version. The caller decides when a worker that holds something is to call
+    again. Raises NameTaken, NameInUse.
     """
-    instructions = _note_call(session, report, token_id, registered, now)
+    report, now = call.report, call.now
+    instructions = _note_call(session, call)
     if instructions is None:
         wanted = workers.wanted(session, report.worker_id)
         return Reconciliation(Answer(fenced=True, wanted=wanted, call_again_after_s=EVICTED_S))
@@ -65,11 +90,11 @@ def reconcile(
     wakes, closed = _store_results(session, report, now)
     if report.state in _GIVES_BACK and report.held is None:
         leases.give_back(session, report.worker_id, report.session_id, now)
-    if report.state is WorkerState.READY and not registered:
+    if report.state is WorkerState.READY and not call.registered:
         # These jobs may have waited for a device like this one.
         wakes += [("intake", job.id) for job in jobs.unfinished(session) if job.state is JobState.QUEUED]
     keeps, lease, call_again_after_s = report.held, None, IDLE_S
-    if keeps is None or not leases.renew(session, keeps.id, report.session_id, now, lease_ttl_s):
+    if keeps is None or not leases.renew(session, keeps.id, report.session_id, now, call.lease_ttl_s):
         keeps = None
         if report.state is WorkerState.READY and not closed:
             # A lease that the worker doesn't name although it holds one: the answer with it got lost. After
@@ -77,7 +102,7 @@ def reconcile(
             unnamed = leases.current(session, report.worker_id, report.session_id, now)
             lease = None if unnamed is None else _lease_of(session, unnamed, report, now)
         if lease is None and instructions.wanted is Wanted.WORK:
-            lease = take(session, report, lease_id, now, lease_ttl_s)
+            lease = take(session, call)
         # A worker that is willing to wait does so in its next call, not between calls. But one that is to
         # calibrate and doesn't know how must not call in a loop.
         if wants_work(report) and report.wait_s > 0 and not instructions.calibrate:
@@ -98,43 +123,32 @@ def wants_work(report: WorkerReport) -> bool:
     return report.state is WorkerState.READY and report.slots > 0
 
 
-def take(
-    session: Session, report: WorkerReport, lease_id: str, now: float, lease_ttl_s: float
-) -> Lease | None:
+def take(session: Session, call: WorkerCall) -> Lease | None:
     """Take a new lease for a worker; None when it wants no work or there is none."""
+    report = call.report
     if not wants_work(report) or report.device is None:
         return None
     slots = min(report.slots, _MAX_LEASE)
-    worker = report.worker_id, report.session_id
-    device_class = None if report.role is Role.BUILD else report.device.key
-    lease = leases.take(session, lease_id, *worker, device_class, slots, now, lease_ttl_s)
-    return None if lease is None else _lease_of(session, lease, report, now)
+    lease = leases.take(session, call.lease_id, call.session, slots, call.now, call.lease_ttl_s)
+    return None if lease is None else _lease_of(session, lease, report, call.now)
 
 
-def _note_call(
-    session: Session, report: WorkerReport, token_id: str | None, registered: bool, now: float
-) -> Instructions | None:
+def _note_call(session: Session, call: WorkerCall) -> Instructions | None:
     """Store that the worker called, and return what people want of it.
 
     None when another session has taken this one's place, or the worker was evicted. Raises NameTaken,
     NameInUse.
     """
-    worker = report.worker_id, report.session_id
-    device, vitals, role = report.device, report.vitals, report.role
-    is_new = report.starting or (device is not None and (report.calibrated or not registered))
+    report = call.report
+    is_new = report.starting or (report.device is not None and (report.calibrated or not call.registered))
     if not is_new:
-        return workers.heartbeat(session, *worker, report.state, now, vitals, role, token_id)
-    if workers.is_anothers(session, *worker):
+        return workers.heartbeat(session, call.session, call.now)
+    if workers.is_anothers(session, report.worker_id, report.session_id):
         return None
-    builder = None
-    if role is Role.BUILD and device is not None:
-        builder = Builder(report.builds_for, device.machine, device.cores, device.toolchain)
-    device = None if builder else reject_implausible_profile(report).device
+    if report.role is Role.MEASURE:
+        call = replace(call, report=reject_implausible_profile(report))
     try:
-        claim = Claim(token_id, report.machine)
-        workers.register(
-            session, *worker, device, report.state, now, vitals, role, builder, report.calibrated, claim
-        )
+        workers.register(session, call.session, call.now)
     except SessionFenced:
         return None
     return workers.instructions(session, report.worker_id)

@@ -38,6 +38,7 @@ from server.blob_stream import PIECE_BYTES, stream_blob
 from server.context import ServerContext
 from server.fleet import reconcile
 from server.fleet.library import rejection_reason
+from server.fleet.reconcile import WorkerCall
 from server.fleet.sessions import RegisteredSession, SessionCache
 from server.fleet.work_poller import AvailableWork, WorkPoller
 from system import logs
@@ -136,10 +137,8 @@ class FleetService(FleetServicer):
         self, report: WorkerReport, token_id: str | None, registered: bool, lease_ttl_s: float
     ) -> Answer:
         with self._context.database.begin() as session:
-            lease_id, now = self._context.new_id(), self._context.now()
-            result = reconcile.reconcile(
-                session, report, token_id, registered, lease_id, now, lease_ttl_s, self._context.version
-            )
+            call = self._call(report, token_id, registered, lease_ttl_s)
+            result = reconcile.reconcile(session, call, self._context.version)
         for step, job_id in result.wakes:
             self._context.wake(step, job_id)
         self._context.metrics.results.inc(len(result.answer.acknowledged))
@@ -183,8 +182,14 @@ class FleetService(FleetServicer):
         with self._context.database.begin() as session:
             if not workers.may_take(session, report.worker_id, report.session_id):
                 raise NotEligible
-            lease_id, now = self._context.new_id(), self._context.now()
-            return reconcile.take(session, report, lease_id, now, lease_ttl_s)
+            return reconcile.take(session, self._call(report, None, True, lease_ttl_s))
+
+    def _call(
+        self, report: WorkerReport, token_id: str | None, registered: bool, lease_ttl_s: float
+    ) -> WorkerCall:
+        """Return a call that is handled now, with the id of a new lease."""
+        lease_id, now = self._context.new_id(), self._context.now()
+        return WorkerCall(report, token_id, registered, lease_id, now, lease_ttl_s)
 
     def _workload(self, workload_hash: str) -> str:
         with self._context.database.begin() as session:

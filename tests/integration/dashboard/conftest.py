@@ -24,6 +24,7 @@ from core.worker import Vitals, WorkerState
 from records import access, devices
 from records.access import Token
 from records.fleet import workers
+from records.fleet.workers import WorkerSession
 from records.jobs import events, jobs, models, tasks
 from records.jobs.jobs import JobRequest
 from records.jobs.tasks import TaskSpec
@@ -112,9 +113,13 @@ def fill(session: Session, now: float) -> None:
     """Store a finished job, one that is tuned, a queued, a failed and a cancelled one."""
     devices.put_class(session, CALIBRATED, calibrated=True)
     vitals = Vitals("0.1.0", "0.27.0", 1.2, 61.5, 5 << 30, 16, 5, "it sees other processes", "")
-    workers.register(session, "epyc-1", "s1", CALIBRATED, WorkerState.READY, now, vitals=vitals)
+    workers.register(
+        session, WorkerSession("epyc-1", "s1", WorkerState.READY, CALIBRATED, vitals=vitals), now
+    )
     sick = replace(vitals, trouble="the compiler is missing: apt-get install gcc", temperature_c=None)
-    workers.register(session, "board-2", "s2", CALIBRATED, WorkerState.PROBING, now - 20, vitals=sick)
+    workers.register(
+        session, WorkerSession("board-2", "s2", WorkerState.PROBING, CALIBRATED, vitals=sick), now - 20
+    )
     for number, (records, pairwise) in enumerate(((64, 0.71), (192, 0.83), (640, 0.88), (1600, 0.92))):
         metrics = {
             "trained_on": records,

@@ -17,6 +17,7 @@ from core.worker import WorkerState
 from records.fleet import leases, workers
 from records.fleet.leases import StoredLease
 from records.fleet.results import LeaseResult
+from records.fleet.workers import WorkerSession
 from records.jobs import jobs, models, tasks
 from records.jobs.jobs import Job, JobRequest
 from records.storage import blobs
@@ -59,13 +60,13 @@ class Device:
         self._database = database
         self._builder = LocalBuilder(self.fingerprint.target)
         self._runner = LocalRunner(self.fingerprint.target)
+        self._session = WorkerSession("worker", "session", WorkerState.READY, self.fingerprint)
         with database.begin() as session:
-            workers.register(session, "worker", "session", self.fingerprint, WorkerState.READY, NOW)
+            workers.register(session, self._session, NOW)
 
     def work(self, lease_id: str) -> bool:
-        key = self.fingerprint.key
         with self._database.begin() as session:
-            lease = leases.take(session, lease_id, "worker", "session", key, 8, NOW, 60.0)
+            lease = leases.take(session, lease_id, self._session, 8, NOW, 60.0)
         if lease is None:
             return False
         results = self._measure(lease)

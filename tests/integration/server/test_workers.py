@@ -14,6 +14,7 @@ from core.measurement import Measurement, Outcome
 from core.worker import Vitals, Wanted, WorkerState
 from proto.messages import Answer
 from records.fleet import workers
+from records.fleet.workers import WorkerSession
 from records.jobs import tasks, trials
 from records.jobs.trials import Trial
 from tests.devices import DEVICE
@@ -304,7 +305,7 @@ def test_a_worker_that_said_farewell_is_away_at_once_and_never_lost(service: Ser
     assert (shown(service)["connected"], shown(service)["state"]) == (False, "offline")
     with service.database.begin() as session:
         gone = WorkerState.OFFLINE
-        workers.heartbeat(session, worker.id, worker.session, gone, time.time() - 100)
+        workers.heartbeat(session, WorkerSession(worker.id, worker.session, gone), time.time() - 100)
     metrics = service.http.get("/metrics").text
     assert 'tunefarm_workers{state="offline"} 1.0' in metrics
     assert 'tunefarm_workers{state="lost"} 0.0' in metrics
@@ -330,7 +331,9 @@ def test_readiness_costs_the_same_however_many_workers_there_are(service: Servic
 def test_a_silent_worker_is_lost(service: Service, worker: Worker) -> None:
     worker.call()
     with service.database.begin() as session:
-        workers.heartbeat(session, worker.id, worker.session, WorkerState.READY, time.time() - 100)
+        workers.heartbeat(
+            session, WorkerSession(worker.id, worker.session, WorkerState.READY), time.time() - 100
+        )
     assert (shown(service)["connected"], shown(service)["state"]) == (False, "ready")
     worker.call()
     assert shown(service)["connected"]

@@ -16,6 +16,7 @@ from core.worker import WorkerState
 from records import devices
 from records.fleet import leases, module_runs, workers
 from records.fleet.results import LeaseResult
+from records.fleet.workers import WorkerSession
 from records.jobs import events, jobs, models, tasks, trials
 from records.schedules import schedules
 from records.schedules.schedules import Record
@@ -40,7 +41,12 @@ class Farm:
 
     def take(self, lease_id: str, limit: int = 8, now: float = 20.0) -> leases.StoredLease | None:
         return leases.take(
-            self.session, lease_id, "worker", "session", self.device.key, limit, now=now, ttl_s=60.0
+            self.session,
+            lease_id,
+            WorkerSession("worker", "session", WorkerState.READY, self.device),
+            limit,
+            now=now,
+            ttl_s=60.0,
         )
 
     def leased(self, lease_id: str, limit: int = 8, now: float = 20.0) -> leases.StoredLease:
@@ -62,7 +68,9 @@ class Farm:
         return module_runs.add(self.session, self.job_id, kind, sha, now=10.0)
 
     def register(self) -> None:
-        workers.register(self.session, "worker", "session", self.device, WorkerState.READY, 19.0)
+        workers.register(
+            self.session, WorkerSession("worker", "session", WorkerState.READY, self.device), 19.0
+        )
 
     def snapshot(self) -> object:
         """Return everything that a report may change."""

@@ -19,6 +19,7 @@ from core.job import JobState
 from core.worker import WorkerState
 from records import access
 from records.fleet import workers
+from records.fleet.workers import WorkerSession
 from records.jobs import jobs
 from records.schedules import schedules
 from records.storage import backup
@@ -47,7 +48,7 @@ def filled(url: str) -> Iterator[Database]:
     database = Database(url)
     with database.begin() as session:
         farm = make_job(session, "job")
-        workers.register(session, "w1", "s1", DEVICE, WorkerState.READY, now=1.0)
+        workers.register(session, WorkerSession("w1", "s1", WorkerState.READY, DEVICE), 1.0)
         ids = farm.issue("a", "b")
         session.execute(
             text("UPDATE trials SET state = 'done', outcome = 'ok', latency_s = 0.1, run_secs = '[0.1]'")

@@ -18,6 +18,7 @@ from records.fleet.builder_fallback import WaitingJob
 from records.fleet.building import Builder
 from records.fleet.leases import StoredLease
 from records.fleet.results import LeaseResult
+from records.fleet.workers import WorkerSession
 from records.jobs import events, jobs
 from records.jobs.jobs import IdempotencyConflict
 from records.storage.database import Database
@@ -31,11 +32,11 @@ SHA = "ab" * 32
 
 
 def enrol(session: Session, name: str = "builder", now: float = 19.0) -> None:
-    workers.register(session, name, "session", None, WorkerState.READY, now, builder=X86)
+    workers.register(session, WorkerSession(name, "session", WorkerState.READY, builder=X86), now)
 
 
 def take(session: Session, lease_id: str = "built", name: str = "builder") -> StoredLease | None:
-    return leases.take(session, lease_id, name, "session", None, 8, 20.0, 60.0)
+    return leases.take(session, lease_id, WorkerSession(name, "session", WorkerState.READY), 8, 20.0, 60.0)
 
 
 def build(session: Session, lease: StoredLease, trial_id: int) -> None:
@@ -103,7 +104,9 @@ class TestWaitingJobs:
         board.issue("t1")
         enrol(board.session)
         strange = replace(X86, toolchain="another")
-        workers.register(board.session, "strange", "s", None, WorkerState.READY, 19.0, builder=strange)
+        workers.register(
+            board.session, WorkerSession("strange", "s", WorkerState.READY, builder=strange), 19.0
+        )
         worked = update(WorkerRow).where(WorkerRow.id == "strange").values(trials_done=7)
         board.session.execute(worked)
         assert builder_fallback.waiting_jobs(board.session, 20.0) == [WaitingJob("job", 0, 0, 0)]
@@ -177,7 +180,9 @@ def test_a_builder_that_reports_meanwhile_never_waits_for_the_fallback_that_wait
         farm.issue("t1", "t2")
         for name in ("one", "two"):
             enrol(session, name)
-            assert leases.take(session, f"lease of {name}", name, "session", None, 1, 20.0, 60.0)
+            assert leases.take(
+                session, f"lease of {name}", WorkerSession(name, "session", WorkerState.READY), 1, 20.0, 60.0
+            )
         builder_fallback.build_on_devices(session, "job", 180.0, now=30.0)
         holders = builder_fallback.holding_builders(session)
     assert [worker_id for worker_id, _ in holders] == ["one", "two"]
@@ -190,7 +195,10 @@ def test_a_builder_that_reports_meanwhile_never_waits_for_the_fallback_that_wait
     waiting = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
     with ThreadPoolExecutor() as pool:
         with database.begin() as session:
-            assert workers.heartbeat(session, "two", "session", WorkerState.READY, 31.0) is not None
+            assert (
+                workers.heartbeat(session, WorkerSession("two", "session", WorkerState.READY), 31.0)
+                is not None
+            )
             falling_back = pool.submit(fall_back)
             while True:  # until the fallback waits for this worker's row
                 with database.begin() as other:

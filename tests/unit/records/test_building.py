@@ -20,6 +20,7 @@ from records.fleet import building, fair_queue, leases, module_runs, workers
 from records.fleet.building import Builder
 from records.fleet.leases import Reported, StoredLease
 from records.fleet.results import LeaseResult
+from records.fleet.workers import WorkerSession
 from records.jobs import events, jobs, trials
 from records.schedules import schedules
 from records.storage import blobs
@@ -42,14 +43,16 @@ def enrol(
     state: WorkerState = WorkerState.READY,
     now: float = 19.0,
 ) -> None:
-    workers.register(session, name, "session", None, state, now, Vitals(), builder=builder)
+    workers.register(session, WorkerSession(name, "session", state, builder=builder, vitals=Vitals()), now)
 
 
 def take(
     farm: Farm, lease_id: str, now: float = 20.0, limit: int = 8, name: str = "builder"
 ) -> StoredLease | None:
     """As the builder does."""
-    return leases.take(farm.session, lease_id, name, "session", None, limit, now, 60.0)
+    return leases.take(
+        farm.session, lease_id, WorkerSession(name, "session", WorkerState.READY), limit, now, 60.0
+    )
 
 
 def leased(farm: Farm, lease_id: str, now: float = 20.0, limit: int = 8) -> StoredLease:
@@ -91,7 +94,7 @@ def test_builders_are_stored_as_they_are_and_of_no_class(session: Session) -> No
     assert devices.resolve_class(session, "native", now=6.0) is None
     enrol(session, replace(X86, builds_for=("x86_64",)))
     assert workers.get(session, "builder").builder == replace(X86, builds_for=("x86_64",))
-    workers.register(session, "builder", "session", DEVICE, WorkerState.READY, 20.0)
+    workers.register(session, WorkerSession("builder", "session", WorkerState.READY, DEVICE), 20.0)
     worker = workers.get(session, "builder")
     assert (worker.builder, worker.device_class) == (None, DEVICE.key)
 
@@ -163,9 +166,9 @@ class TestWhoBuilds:
         assert board.take("2", limit=1) is not None
         workers.set_wanted(board.session, "builder", Wanted.WORK)
         for number, state in enumerate((WorkerState.DRAINING, WorkerState.PROBING), start=3):
-            workers.heartbeat(board.session, "builder", "session", state, 19.0)
+            workers.heartbeat(board.session, WorkerSession("builder", "session", state), 19.0)
             assert board.take(str(number), limit=1) is not None
-        workers.heartbeat(board.session, "builder", "session", WorkerState.BUSY, 19.0)
+        workers.heartbeat(board.session, WorkerSession("builder", "session", WorkerState.BUSY), 19.0)
         assert board.take("5", limit=1) is None
 
     def test_module_runs_are_the_devices_alone(self, board: Farm) -> None:
@@ -257,7 +260,7 @@ class TestBuilding:
         assert board.trials()[0].outcome is Outcome.UNKNOWN
 
     def test_builders_share_with_builders_and_charge_nothing(self, board: Farm) -> None:
-        workers.register(board.session, "worker", "session", BOARD, WorkerState.READY, 19.0)
+        workers.register(board.session, WorkerSession("worker", "session", WorkerState.READY, BOARD), 19.0)
         enrol(board.session)
         enrol(board.session, name="another")
         board.issue(*(f"t{number}" for number in range(8)))

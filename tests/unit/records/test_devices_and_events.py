@@ -13,6 +13,7 @@ from records import devices
 from records.fleet import leases, workers
 from records.fleet.building import Builder
 from records.fleet.results import LeaseResult
+from records.fleet.workers import WorkerSession
 from records.jobs import events, jobs
 from records.storage.tables import WorkerRow
 from tests.devices import DEVICE
@@ -29,7 +30,7 @@ def register(
     state: WorkerState = WorkerState.READY,
     now: float = 1.0,
 ) -> str | None:
-    return workers.register(session, worker_id, session_id, device, state, now)
+    return workers.register(session, WorkerSession(worker_id, session_id, state, device), now)
 
 
 class TestClasses:
@@ -81,12 +82,15 @@ class TestProfiles:
         assert workers.not_taking_work(session) == ["a"]
         assert workers.get(session, "a").calibrate
         for seen in range(2):
-            assert workers.heartbeat(session, "a", "s", WorkerState.READY, 2.0 + seen) == (Wanted.WORK, True)
+            assert workers.heartbeat(session, WorkerSession("a", "s", WorkerState.READY), 2.0 + seen) == (
+                Wanted.WORK,
+                True,
+            )
         assert workers.instructions(session, "b") == (Wanted.WORK, False)
         register(session, "a", "s", device)
         assert workers.instructions(session, "a").calibrate
         again = replace(DEVICE, profile=self.FAST)
-        workers.register(session, "a", "s", again, WorkerState.READY, 5.0, calibrated=True)
+        workers.register(session, WorkerSession("a", "s", WorkerState.READY, again, calibrated=True), 5.0)
         assert workers.instructions(session, "a") == (Wanted.WORK, False)
         assert self.profile(session) == self.FAST
 
@@ -119,7 +123,7 @@ class TestSilentWorkers:
 
     def test_a_builder_is_forgotten_with_its_machines(self, session: Session) -> None:
         builder = Builder(("aarch64",), "x86_64", cores=2, toolchain="llvm 20")
-        workers.register(session, "builder", "s", None, WorkerState.READY, 1.0, builder=builder)
+        workers.register(session, WorkerSession("builder", "s", WorkerState.READY, builder=builder), 1.0)
         assert workers.drop_silent(session, 2.0, limit=9) == 1
         assert workers.list_workers(session) == []
 
@@ -142,9 +146,9 @@ class TestResolve:
         register(session, "b", "s", DEVICE, WorkerState.READY, now=2.0)
         register(session, "c", "s", None, WorkerState.PROBING, now=3.0)
         assert devices.resolve_class(session, "native", now=6.0) == DEVICE
-        workers.heartbeat(session, "a", "s", WorkerState.READY, now=4.0)
+        workers.heartbeat(session, WorkerSession("a", "s", WorkerState.READY), 4.0)
         assert devices.resolve_class(session, "native", now=6.0) == BIGGER
-        workers.heartbeat(session, "a", "s", WorkerState.DRAINING, now=5.0)
+        workers.heartbeat(session, WorkerSession("a", "s", WorkerState.DRAINING), 5.0)
         assert devices.resolve_class(session, "native", now=6.0) == DEVICE
 
 
@@ -178,11 +182,11 @@ class TestWorkers:
 
     def test_how_it_is_stays_until_it_says_otherwise(self, session: Session) -> None:
         warm = Vitals("0.1", "0.27", 1.5, 61.0, 1 << 30, 16, 3)
-        workers.register(session, "a", "s", DEVICE, WorkerState.BUSY, 1.0, warm)
+        workers.register(session, WorkerSession("a", "s", WorkerState.BUSY, DEVICE, vitals=warm), 1.0)
         assert workers.get(session, "a").vitals == warm
-        workers.heartbeat(session, "a", "s", WorkerState.BUSY, 2.0)
+        workers.heartbeat(session, WorkerSession("a", "s", WorkerState.BUSY), 2.0)
         assert workers.get(session, "a").vitals == warm
-        workers.heartbeat(session, "a", "s", WorkerState.BUSY, 3.0, Vitals(load=0.5))
+        workers.heartbeat(session, WorkerSession("a", "s", WorkerState.BUSY, vitals=Vitals(load=0.5)), 3.0)
         assert workers.get(session, "a").vitals == Vitals(load=0.5)
 
     def test_vitals_of_an_older_service_are_read(self, session: Session) -> None:
@@ -197,13 +201,15 @@ class TestWorkers:
         self, session: Session
     ) -> None:
         broken = Vitals(trouble="no linker")
-        workers.register(session, "a", "s", None, WorkerState.PROBING, 1.0, broken, Role.BUILD)
+        workers.register(
+            session, WorkerSession("a", "s", WorkerState.PROBING, vitals=broken, role=Role.BUILD), 1.0
+        )
         found = workers.get(session, "a")
         assert (found.role, found.builder, found.unable) == (Role.BUILD, None, "can't build: no linker")
         assert session.scalar(select(WorkerRow.vitals)) == {**asdict(broken), "builds": True}
-        workers.heartbeat(session, "a", "s", WorkerState.PROBING, 2.0)
+        workers.heartbeat(session, WorkerSession("a", "s", WorkerState.PROBING), 2.0)
         assert workers.get(session, "a").role is Role.BUILD
-        workers.heartbeat(session, "a", "s", WorkerState.PROBING, 3.0, broken)
+        workers.heartbeat(session, WorkerSession("a", "s", WorkerState.PROBING, vitals=broken), 3.0)
         assert workers.get(session, "a").unable == "can't measure: no linker"
 
     def test_one_that_is_silent_for_longer_than_a_call_may_last_is_lost(self, session: Session) -> None:
@@ -215,7 +221,7 @@ class TestWorkers:
     def test_one_that_said_farewell_has_left_and_is_not_lost(self, session: Session) -> None:
         register(session, "a", "s", DEVICE, now=100.0)
         assert not workers.get(session, "a").has_left
-        workers.heartbeat(session, "a", "s", WorkerState.OFFLINE, now=101.0)
+        workers.heartbeat(session, WorkerSession("a", "s", WorkerState.OFFLINE), 101.0)
         left = workers.get(session, "a")
         assert (left.has_left, left.is_lost(1e9)) == (True, False)
 
@@ -228,9 +234,9 @@ class TestWorkers:
 
     def test_a_sign_of_life(self, session: Session) -> None:
         register(session, "a", "s", DEVICE)
-        assert workers.heartbeat(session, "a", "s", WorkerState.BUSY, now=9.0)
-        assert not workers.heartbeat(session, "a", "another", WorkerState.READY, now=10.0)
-        assert not workers.heartbeat(session, "unknown", "s", WorkerState.READY, now=10.0)
+        assert workers.heartbeat(session, WorkerSession("a", "s", WorkerState.BUSY), 9.0)
+        assert not workers.heartbeat(session, WorkerSession("a", "another", WorkerState.READY), 10.0)
+        assert not workers.heartbeat(session, WorkerSession("unknown", "s", WorkerState.READY), 10.0)
         [worker] = workers.list_workers(session)
         assert (worker.state, worker.last_seen_at) == ("busy", 9.0)
 
@@ -258,7 +264,7 @@ class TestFencing:
     def test_a_new_session_fences_off_the_old_one(self, session: Session) -> None:
         register(session, "a", "old", DEVICE, now=1.0)
         assert register(session, "a", "new", None, WorkerState.PROBING, now=2.0) == "old"
-        assert not workers.heartbeat(session, "a", "old", WorkerState.READY, now=3.0)
+        assert not workers.heartbeat(session, WorkerSession("a", "old", WorkerState.READY), 3.0)
         with pytest.raises(workers.SessionFenced, match="newer session than 'old'"):
             register(session, "a", "old", DEVICE, now=3.0)
         [worker] = workers.list_workers(session)
@@ -306,19 +312,19 @@ class TestWanted:
     def test_only_the_sessions_that_is_ready_may_take(self, session: Session) -> None:
         register(session, "a", "s", DEVICE)
         assert not workers.may_take(session, "a", "another")
-        workers.heartbeat(session, "a", "s", WorkerState.DRAINING, now=2.0)
+        workers.heartbeat(session, WorkerSession("a", "s", WorkerState.DRAINING), 2.0)
         assert not workers.may_take(session, "a", "s")
 
     def test_an_evicted_name_lets_nobody_in_until_it_is_resumed(self, session: Session) -> None:
         register(session, "a", "s", DEVICE)
         leases.evict(session, "a", now=2.0)
-        assert not workers.heartbeat(session, "a", "s", WorkerState.READY, now=3.0)
+        assert not workers.heartbeat(session, WorkerSession("a", "s", WorkerState.READY), 3.0)
         for session_id in ("s", "new"):
             with pytest.raises(workers.SessionFenced, match="evicted"):
                 register(session, "a", session_id, DEVICE, now=3.0)
         assert workers.get(session, "a").state is WorkerState.DRAINING
         workers.set_wanted(session, "a", Wanted.WORK)
-        assert workers.heartbeat(session, "a", "s", WorkerState.READY, now=4.0)
+        assert workers.heartbeat(session, WorkerSession("a", "s", WorkerState.READY), 4.0)
 
     def test_native_is_no_worker_that_is_not_wanted(self, session: Session) -> None:
         register(session, "a", "s", DEVICE, now=1.0)

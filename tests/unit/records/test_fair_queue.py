@@ -17,6 +17,7 @@ from records.fleet import fair_queue, leases, module_runs, workers
 from records.fleet.fair_queue import JobShare, Quota, order
 from records.fleet.leases import StoredLease
 from records.fleet.results import LeaseResult
+from records.fleet.workers import WorkerSession
 from records.jobs import trials
 from records.storage import blobs
 from records.storage.database import Database
@@ -113,7 +114,14 @@ def another_class() -> Device:
 
 def take(session: Session, device: Device, limit: int = 8, worker: str = "worker") -> StoredLease | None:
     name = f"lease {next(_NUMBERS)}"
-    return leases.take(session, name, worker, "session", device.key, limit, now=20.0, ttl_s=60.0)
+    return leases.take(
+        session,
+        name,
+        WorkerSession(worker, "session", WorkerState.READY, device),
+        limit,
+        now=20.0,
+        ttl_s=60.0,
+    )
 
 
 def issue(farm: Farm, count: int) -> None:
@@ -231,16 +239,21 @@ class Board:
 
 def plug_in(farm: Farm, boards: Sequence[Board]) -> None:
     for board in boards:
-        workers.register(farm.session, board.name, "session", farm.device, board.state, 1.0)
+        workers.register(farm.session, WorkerSession(board.name, "session", board.state, farm.device), 1.0)
         if board.trial_s is not None:
             issue(farm, 1)
             lease = leases.take(
-                farm.session, f"of {board.name}", board.name, "session", farm.device.key, 1, 2.0, 60
+                farm.session,
+                f"of {board.name}",
+                WorkerSession(board.name, "session", WorkerState.READY, farm.device),
+                1,
+                2.0,
+                60,
             )
             assert lease is not None
             report = LeaseResult(measured(1e-3), lease.trials[0].id)
             leases.report(farm.session, lease.id, "session", [report], now=2.0 + board.trial_s)
-        workers.heartbeat(farm.session, board.name, "session", board.state, board.seen_at)
+        workers.heartbeat(farm.session, WorkerSession(board.name, "session", board.state), board.seen_at)
         workers.set_wanted(farm.session, board.name, board.wanted)
 
 
@@ -286,7 +299,14 @@ class TestQuota:
         plug_in(farm, [Board("one", 0.5), Board("other", 0.5)])
         issue(farm, 21)
         held = [
-            leases.take(farm.session, name, name, "session", farm.device.key, 16, now=101.0, ttl_s=60.0)
+            leases.take(
+                farm.session,
+                name,
+                WorkerSession(name, "session", WorkerState.READY, farm.device),
+                16,
+                now=101.0,
+                ttl_s=60.0,
+            )
             for name in ("one", "other", "one more")
         ]
         assert [len(lease.trials) if lease else 0 for lease in held] == [11, 10, 0]
@@ -295,8 +315,20 @@ class TestQuota:
         plug_in(farm, [Board("slow", 9.0), Board("fast", 1.0)])
         issue(farm, 20)
         by_now = {"now": 101.0, "ttl_s": 60.0}
-        slow = leases.take(farm.session, "slow", "slow", "session", farm.device.key, 16, **by_now)
-        fast = leases.take(farm.session, "fast", "fast", "session", farm.device.key, 32, **by_now)
+        slow = leases.take(
+            farm.session,
+            "slow",
+            WorkerSession("slow", "session", WorkerState.READY, farm.device),
+            16,
+            **by_now,
+        )
+        fast = leases.take(
+            farm.session,
+            "fast",
+            WorkerSession("fast", "session", WorkerState.READY, farm.device),
+            32,
+            **by_now,
+        )
         assert slow is not None
         assert fast is not None
         assert (len(slow.trials), len(fast.trials)) == (2, 18)

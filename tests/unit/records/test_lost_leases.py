@@ -9,6 +9,7 @@ from core.worker import WorkerState
 from records.fleet import leases, module_runs, workers
 from records.fleet.leases import DEVICE_LOST, Reported
 from records.fleet.results import LeaseResult
+from records.fleet.workers import WorkerSession
 from records.jobs import events, jobs
 from records.jobs.events import Event
 from records.schedules import schedules
@@ -159,7 +160,7 @@ def test_a_device_that_had_reported_everything_is_not_missed(farm: Farm) -> None
 
 def test_work_that_is_given_back_is_no_loss(farm: Farm) -> None:
     device, state = farm.device, WorkerState.READY
-    workers.register(farm.session, "worker", "session", device, state, 10.0)
+    workers.register(farm.session, WorkerSession("worker", "session", state, device), 10.0)
     farm.issue("a", "b")
     farm.leased("lease")
     leases.give_back(farm.session, "worker", "session", now=30.0)

@@ -14,6 +14,7 @@ from core.measurement import Outcome
 from core.worker import Wanted, WorkerState
 from records.fleet import leases, workers
 from records.fleet.results import LeaseResult
+from records.fleet.workers import WorkerSession
 from records.jobs import events, tasks, trials
 from records.storage.database import Database
 from tests.devices import DEVICE
@@ -39,7 +40,7 @@ class TestManyWorkersAtOnce:
         self._issue(database, 40)
         with database.begin() as session:
             for name in names:
-                workers.register(session, name, "s", DEVICE, WorkerState.READY, now=20.0)
+                workers.register(session, WorkerSession(name, "s", WorkerState.READY, DEVICE), 20.0)
         done = threading.Event()
 
         def until_done(act: Callable[[int], None]) -> None:
@@ -100,7 +101,14 @@ class TestManyWorkersAtOnce:
 
     def _take_and_report(self, database: Database, name: str, turn: int) -> list[int]:
         with database.begin() as session:
-            lease = leases.take(session, f"{name}, {turn}", name, "s", DEVICE.key, 3, now=20.0, ttl_s=60.0)
+            lease = leases.take(
+                session,
+                f"{name}, {turn}",
+                WorkerSession(name, "s", WorkerState.READY, DEVICE),
+                3,
+                now=20.0,
+                ttl_s=60.0,
+            )
         if lease is None:
             return []
         results = [LeaseResult(measured(1e-3), trial.id) for trial in lease.trials]
@@ -111,15 +119,15 @@ class TestManyWorkersAtOnce:
     def _take_and_report_or_not(self, database: Database, name: str, turn: int) -> None:
         """Serve two calls of a worker; the lease may be gone at the second."""
         with database.begin() as session:
-            workers.heartbeat(session, name, "s", WorkerState.READY, 20.0)
+            workers.heartbeat(session, WorkerSession(name, "s", WorkerState.READY), 20.0)
             if not workers.may_take(session, name, "s"):
                 return
-            whose = (f"{name}, turn {turn}", name, "s", DEVICE.key)
-            lease = leases.take(session, *whose, limit=3, now=20.0, ttl_s=60.0)
+            worker = WorkerSession(name, "s", WorkerState.READY, DEVICE)
+            lease = leases.take(session, f"{name}, turn {turn}", worker, limit=3, now=20.0, ttl_s=60.0)
         if lease is not None:
             results = [LeaseResult(measured(1e-3), trial.id) for trial in lease.trials]
             with database.begin() as session:
-                if workers.heartbeat(session, name, "s", WorkerState.READY, 30.0) is not None:
+                if workers.heartbeat(session, WorkerSession(name, "s", WorkerState.READY), 30.0) is not None:
                     leases.report(session, lease.id, "s", results, now=30.0)
 
     def _task(self, session: Session) -> int:

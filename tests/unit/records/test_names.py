@@ -13,6 +13,7 @@ from records import access
 from records.access import Token
 from records.fleet import leases, workers
 from records.fleet.names import Claim, NameInUse, NameTaken
+from records.fleet.workers import WorkerSession
 from tests.devices import DEVICE
 
 OURS, THEIRS = Claim("ours", "machine-1"), Claim("theirs", "machine-2")
@@ -37,7 +38,7 @@ def register(
     state: WorkerState = WorkerState.READY,
 ) -> str | None:
     """Register a session; return the one that it fenced off."""
-    return workers.register(session, name, session_id, DEVICE, state, now, claim=claim)
+    return workers.register(session, WorkerSession(name, session_id, state, DEVICE, claim=claim), now)
 
 
 def test_a_name_is_refused_to_another_token_however_long_its_own_was_away(session: Session) -> None:
@@ -45,7 +46,7 @@ def test_a_name_is_refused_to_another_token_however_long_its_own_was_away(sessio
     for now in (2.0, LATER):
         with pytest.raises(NameTaken, match="board belongs to another token: choose another one with --name"):
             register(session, THEIRS, session_id="second", now=now)
-    assert workers.heartbeat(session, "board", "first", WorkerState.READY, LATER)
+    assert workers.heartbeat(session, WorkerSession("board", "first", WorkerState.READY), LATER)
 
 
 def revoke(session: Session) -> float:
@@ -87,7 +88,7 @@ def test_two_boards_of_one_name_do_not_take_turns(session: Session, token_id: st
     for now in (2.0, LOST_AFTER_S):
         with pytest.raises(NameInUse, match="another machine works as board: give one of them another name"):
             register(session, two, session_id="second", now=now)
-        assert workers.heartbeat(session, "board", "first", WorkerState.READY, now)
+        assert workers.heartbeat(session, WorkerSession("board", "first", WorkerState.READY), now)
     assert register(session, two, session_id="second", now=2 * LATER) == "first"
     with pytest.raises(NameInUse):
         register(session, one, session_id="restarted", now=2 * LATER)
@@ -100,7 +101,7 @@ def test_a_restart_on_the_same_machine_takes_over_at_once(session: Session) -> N
 
 def test_a_worker_that_has_left_makes_room_at_once(session: Session) -> None:
     register(session, OURS)
-    workers.heartbeat(session, "board", "first", WorkerState.OFFLINE, 2.0)
+    workers.heartbeat(session, WorkerSession("board", "first", WorkerState.OFFLINE), 2.0)
     assert register(session, Claim("ours", "machine-2"), session_id="second", now=2.0) == "first"
 
 
@@ -113,7 +114,7 @@ def test_who_names_no_machine_takes_no_name_of_a_worker_that_is_there(session: S
     register(session, Claim(None, "machine-1"))
     with pytest.raises(NameInUse):
         register(session, Claim(None, ""), session_id="second", now=2.0)
-    assert workers.heartbeat(session, "board", "first", WorkerState.READY, 2.0)
+    assert workers.heartbeat(session, WorkerSession("board", "first", WorkerState.READY), 2.0)
     assert register(session, Claim(None, ""), session_id="second", now=2 * LATER) == "first"
 
 
@@ -121,12 +122,20 @@ def test_a_heartbeat_needs_the_token_of_its_session(session: Session) -> None:
     register(session, OURS)
     seen = workers.get(session, "board").last_seen_at
     with pytest.raises(NameTaken):
-        workers.heartbeat(session, "board", "first", WorkerState.OFFLINE, 2.0, token_id="theirs")
+        workers.heartbeat(
+            session, WorkerSession("board", "first", WorkerState.OFFLINE, claim=Claim("theirs")), 2.0
+        )
     assert workers.get(session, "board").last_seen_at == seen
     for token_id in ("ours", None):  # None: the bootstrap token may use every name
-        assert workers.heartbeat(session, "board", "first", WorkerState.READY, 2.0, token_id=token_id)
-    assert not workers.heartbeat(session, "board", "other", WorkerState.READY, 2.0, token_id="ours")
-    assert not workers.heartbeat(session, "elsewhere", "first", WorkerState.READY, 2.0, token_id="ours")
+        assert workers.heartbeat(
+            session, WorkerSession("board", "first", WorkerState.READY, claim=Claim(token_id)), 2.0
+        )
+    assert not workers.heartbeat(
+        session, WorkerSession("board", "other", WorkerState.READY, claim=Claim("ours")), 2.0
+    )
+    assert not workers.heartbeat(
+        session, WorkerSession("elsewhere", "first", WorkerState.READY, claim=Claim("ours")), 2.0
+    )
 
 
 @pytest.mark.parametrize("end", [revoke, expire])
@@ -136,10 +145,16 @@ def test_a_session_goes_on_under_a_new_token_when_the_old_one_ends(
     register(session, OURS)
     now = end(session)
     access.add_token(session, Token("new", "new", frozenset({Scope.WORKER}), 0.0, None), "digest new")
-    assert workers.heartbeat(session, "board", "first", WorkerState.READY, now, token_id="new")
-    assert workers.heartbeat(session, "board", "first", WorkerState.READY, now, token_id="new")
+    assert workers.heartbeat(
+        session, WorkerSession("board", "first", WorkerState.READY, claim=Claim("new")), now
+    )
+    assert workers.heartbeat(
+        session, WorkerSession("board", "first", WorkerState.READY, claim=Claim("new")), now
+    )
     with pytest.raises(NameTaken):
-        workers.heartbeat(session, "board", "first", WorkerState.READY, now, token_id="theirs")
+        workers.heartbeat(
+            session, WorkerSession("board", "first", WorkerState.READY, claim=Claim("theirs")), now
+        )
 
 
 def test_another_workers_session_is_known_as_such(session: Session) -> None:

@@ -15,8 +15,10 @@ from sqlalchemy import text
 from sqlalchemy.exc import ProgrammingError
 
 from core.measurement import Measurement, Outcome
+from core.worker import WorkerState
 from records.fleet import leases
 from records.fleet.results import LeaseResult
+from records.fleet.workers import WorkerSession
 from records.jobs import jobs, tasks, trials
 from records.schedules import schedules
 from records.storage.database import Database, StorageError
@@ -228,7 +230,9 @@ class TestTwoJobsOfOneWorkload:
 
     def _lease(self, database: Database, name: str) -> leases.StoredLease | None:
         with database.begin() as session:
-            return leases.take(session, name, name, "s", DEVICE.key, 4, now=20.0, ttl_s=60.0)
+            return leases.take(
+                session, name, WorkerSession(name, "s", WorkerState.READY, DEVICE), 4, now=20.0, ttl_s=60.0
+            )
 
     def _report(self, database: Database, lease: leases.StoredLease) -> leases.Reported:
         found = [LeaseResult(measured(1e-3), trial.id) for trial in lease.trials]
@@ -269,8 +273,8 @@ class TestClock:
             farm = make_job(session, "job")
             farm.issue("t0", "t1")
             for name, ttl_s in (("long", 60.0), ("over", -1.0)):
-                args = (session, name, "worker", "session", DEVICE.key, 1)
-                assert leases.take(*args, now=pg.now(), ttl_s=ttl_s) is not None
+                worker = WorkerSession("worker", "session", WorkerState.READY, DEVICE)
+                assert leases.take(session, name, worker, 1, now=pg.now(), ttl_s=ttl_s) is not None
         right = time.time
         monkeypatch.setattr(time, "time", lambda: right() + ahead_s)
         other = Database(emptied.url)

@@ -11,6 +11,7 @@ from core.worker import WorkerState
 from records.fleet import leases, workers
 from records.fleet.leases import Reported
 from records.fleet.results import LeaseResult
+from records.fleet.workers import WorkerSession
 from records.jobs import events, jobs, trials
 from records.schedules import schedules
 from tests.devices import DEVICE
@@ -50,7 +51,7 @@ class TestReport:
 
     def test_every_32_results_of_a_lease_are_worth_planning(self, farm: Farm) -> None:
         ids = farm.issue(*(f"t{number}" for number in range(80)))
-        workers.register(farm.session, "worker", "session", DEVICE, WorkerState.READY, 1.0)
+        workers.register(farm.session, WorkerSession("worker", "session", WorkerState.READY, DEVICE), 1.0)
         assert len(farm.leased("first").trials) == 8
         assert not farm.report("first", ids[:8], now=20.8).worth_planning, "it is closed"
         assert len(farm.leased("lease", limit=70, now=21.0).trials) == 70

@@ -28,6 +28,7 @@ from records.fleet import leases, module_runs, workers
 from records.fleet.leases import StoredLease
 from records.fleet.module_runs import StoredModuleRun
 from records.fleet.results import LeaseResult
+from records.fleet.workers import WorkerSession
 from records.jobs import jobs, models, tasks, trials
 from records.jobs.jobs import Job, JobRequest
 from records.jobs.trials import Trial
@@ -215,7 +216,9 @@ class Farm:
         device = None if state is WorkerState.PROBING else DEVICE
         vitals = Vitals(trouble=trouble)
         with self.database.begin() as session:
-            workers.register(session, "worker", "session", device, state, self.now, vitals)
+            workers.register(
+                session, WorkerSession("worker", "session", state, device, vitals=vitals), self.now
+            )
 
     def tick(self) -> None:
         self.sweep()
@@ -252,10 +255,9 @@ class Farm:
     def lease(self, limit: int = 64) -> StoredLease | None:
         self.leased += 1
         with self.database.begin() as session:
-            name = f"lease {self.leased}"
-            args = (session, name, "worker", "session", DEVICE.key, limit)
-            workers.heartbeat(session, "worker", "session", WorkerState.READY, self.now)
-            return leases.take(*args, now=self.now, ttl_s=60.0)
+            worker = WorkerSession("worker", "session", WorkerState.READY, DEVICE)
+            workers.heartbeat(session, worker, self.now)
+            return leases.take(session, f"lease {self.leased}", worker, limit, now=self.now, ttl_s=60.0)
 
     def report(self, lease: StoredLease) -> None:
         results = [LeaseResult(measure(trial), trial_id=trial.id) for trial in lease.trials]

@@ -11,6 +11,7 @@ from core.job import Build, JobState
 from core.worker import WorkerState
 from records.fleet import leases, workers
 from records.fleet.building import Builder
+from records.fleet.workers import WorkerSession
 from records.storage.tables import WorkerRow
 from scheduler.upkeep.builder_fallback import PATIENCE_S
 from tests.devices import DEVICE
@@ -22,7 +23,7 @@ AuditEntry = Callable[[Farm, int], None]
 
 def report_ready(farm: Farm, name: str = "builder", session_id: str = "s") -> None:
     with farm.database.begin() as session:
-        workers.register(session, name, session_id, None, WorkerState.READY, farm.now, builder=LARGE)
+        workers.register(session, WorkerSession(name, session_id, WorkerState.READY, builder=LARGE), farm.now)
 
 
 def only_call(farm: Farm, turn: int) -> None:
@@ -34,7 +35,9 @@ def hold(farm: Farm, turn: int) -> None:
     report_ready(farm)
     with farm.database.begin() as session:
         if leases.current(session, "builder", "s", farm.now) is None:
-            leases.take(session, f"held {turn}", "builder", "s", None, 8, farm.now, 30.0)
+            leases.take(
+                session, f"held {turn}", WorkerSession("builder", "s", WorkerState.READY), 8, farm.now, 30.0
+            )
         held = leases.current(session, "builder", "s", farm.now)
         if held is not None:
             leases.renew(session, held.id, "s", farm.now, 30.0)
@@ -44,7 +47,14 @@ def come_and_go(farm: Farm, turn: int) -> None:
     """Take everything and give it back, under another name each time."""
     report_ready(farm, f"builder {turn}")
     with farm.database.begin() as session:
-        leases.take(session, f"held {turn}", f"builder {turn}", "s", None, 8, farm.now, 30.0)
+        leases.take(
+            session,
+            f"held {turn}",
+            WorkerSession(f"builder {turn}", "s", WorkerState.READY),
+            8,
+            farm.now,
+            30.0,
+        )
         if turn:
             leases.give_back(session, f"builder {turn - 1}", "s", farm.now)
 

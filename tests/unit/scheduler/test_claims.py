@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from core.worker import WorkerState
 from records.fleet import leases
+from records.fleet.workers import WorkerSession
 from records.jobs import jobs, trials
 from records.storage.tables import JobRow
 from scheduler.app import make_app
@@ -88,8 +90,8 @@ def test_lost_devices_are_noticed_while_no_step_is_taken(farm: Farm, tmp_path: P
     farm.context.wake("intake", "job")
     farm.drain()
     with farm.database.begin() as session:
-        args = ("lease", "worker", "session", DEVICE.key, 8)
-        assert leases.take(session, *args, now=farm.now, ttl_s=1.0)
+        worker = WorkerSession("worker", "session", WorkerState.READY, DEVICE)
+        assert leases.take(session, "lease", worker, 8, now=farm.now, ttl_s=1.0)
     farm.now += 5.0
     is_stopping = threading.Event()
     arguments = make_app(str(tmp_path)), Sweeper(farm.context), 0.05, is_stopping

@@ -4,6 +4,7 @@ from core.job import Build, JobState
 from core.worker import Role, Vitals, WorkerState
 from records.fleet import workers
 from records.fleet.building import Builder
+from records.fleet.workers import WorkerSession
 from tests.devices import DEVICE
 from tests.unit.scheduler.farm import Farm
 
@@ -16,7 +17,7 @@ MISSING = (
 def start_builder(farm: Farm, toolchain: str = DEVICE.toolchain) -> None:
     builder = Builder(("x86_64",), "x86_64", 8, toolchain)
     with farm.database.begin() as session:
-        workers.register(session, "builder", "s", None, WorkerState.READY, farm.now, builder=builder)
+        workers.register(session, WorkerSession("builder", "s", WorkerState.READY, builder=builder), farm.now)
 
 
 def test_a_job_that_only_builders_may_build_for_says_so_while_none_is_there(farm: Farm) -> None:
@@ -93,7 +94,9 @@ def test_a_new_worker_that_cannot_measure_is_named_before_its_class_is_known(far
         farm.sweep()
     with farm.database.begin() as session:
         vitals = Vitals(trouble=WHY)
-        workers.register(session, "worker", "anew", None, WorkerState.PROBING, farm.now, vitals)
+        workers.register(
+            session, WorkerSession("worker", "anew", WorkerState.PROBING, vitals=vitals), farm.now
+        )
     start = f"waiting for a device of class {DEVICE.key}: start a worker on it"
     assert message(farm) == f"{start}; worker worker can't measure: {WHY}"
 
@@ -101,7 +104,7 @@ def test_a_new_worker_that_cannot_measure_is_named_before_its_class_is_known(far
 def test_a_device_that_measures_makes_up_for_one_that_cannot(farm: Farm) -> None:
     with farm.database.begin() as session:
         vitals = Vitals(trouble=WHY)
-        workers.register(session, "broken", "s", None, WorkerState.PROBING, farm.now, vitals)
+        workers.register(session, WorkerSession("broken", "s", WorkerState.PROBING, vitals=vitals), farm.now)
     farm.plug_in()
     farm.submit()
     assert "broken" not in message(farm)
@@ -112,11 +115,15 @@ def test_a_builder_is_no_device_and_is_named_where_one_is_missing(farm: Farm) ->
     farm.submit(build=Build.BUILDER)
     with farm.database.begin() as session:
         vitals = Vitals(trouble="no linker: install one")
-        workers.register(session, "builder", "s", None, WorkerState.PROBING, farm.now, vitals, Role.BUILD)
+        workers.register(
+            session,
+            WorkerSession("builder", "s", WorkerState.PROBING, vitals=vitals, role=Role.BUILD),
+            farm.now,
+        )
     assert message(farm) == "waiting for a device: start a worker"
     farm.plug_in()
     for _ in range(3):
         farm.tick()
     with farm.database.begin() as session:
-        workers.heartbeat(session, "builder", "s", WorkerState.PROBING, farm.now)
+        workers.heartbeat(session, WorkerSession("builder", "s", WorkerState.PROBING), farm.now)
     assert message(farm) == f"{MISSING}; worker builder can't build: no linker: install one"

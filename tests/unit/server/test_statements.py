@@ -16,7 +16,7 @@ from core.lease import Lease
 from core.worker import WorkerState
 from proto.messages import Result, WorkerReport
 from records.storage.database import Database
-from server.fleet.reconcile import reconcile
+from server.fleet.reconcile import WorkerCall, reconcile
 from tests.services import sqlite
 from tests.unit.records.farm import DEVICE, make_job, measured
 
@@ -52,7 +52,7 @@ def counted(session: Session) -> Iterator[list[str]]:
 
 
 def call(session: Session, report: WorkerReport, name: str, now: float) -> Lease | None:
-    return reconcile(session, report, None, not report.starting, name, now, 30.0).answer.lease
+    return reconcile(session, WorkerCall(report, None, not report.starting, name, now, 30.0)).answer.lease
 
 
 def reported(lease: Lease, secs: float | None = 1e-3) -> WorkerReport:
@@ -96,5 +96,6 @@ def test_a_heartbeat_costs_next_to_nothing(session: Session) -> None:
     assert lease is not None
     with counted(session) as seen:
         busy = replace(READY, state=WorkerState.BUSY, held=lease.id, slots=0)
-        assert reconcile(session, busy, None, True, "another", 21.0, 30.0).answer.keeps == lease.id
+        again = WorkerCall(busy, None, True, "another", 21.0, 30.0)
+        assert reconcile(session, again).answer.keeps == lease.id
     assert len(seen) <= HEARTBEAT, seen
