@@ -8,24 +8,20 @@ from __future__ import annotations
 from celery import Celery
 
 from scheduler.context import Context
-from scheduler.steps.drive import drive
+from scheduler.steps.drive import STEPS, drive
 from scheduler.upkeep.sweep import Sweeper
 
 
 def register(app: Celery, context: Context, sweeper: Sweeper) -> None:
     """Register the tasks with the application. Other processes send them by name."""
 
-    @app.task(name="scheduler.intake", shared=False)
-    def intake(job_id: str) -> None:
-        drive(context, "intake", job_id)
+    def register_step(step: str) -> None:
+        @app.task(name=f"scheduler.{step}", shared=False)
+        def take_step(job_id: str) -> None:
+            drive(context, step, job_id)
 
-    @app.task(name="scheduler.plan", shared=False)
-    def plan(job_id: str) -> None:
-        drive(context, "plan", job_id)
-
-    @app.task(name="scheduler.publish", shared=False)
-    def publish(job_id: str) -> None:
-        drive(context, "publish", job_id)
+    for step in STEPS:
+        register_step(step)
 
     @app.task(name="scheduler.wake_jobs", shared=False)
     def wake_jobs() -> None:

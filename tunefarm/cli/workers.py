@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -25,6 +25,7 @@ from tunefarm.cli.options import (
     print_plain,
     stdout,
 )
+from tunefarm.client.client import Client
 from tunefarm.client.values import DeviceClass, Worker
 
 app = typer.Typer(
@@ -86,63 +87,55 @@ def list_(
         stdout().print("no worker was here yet: start one with `tunefarm worker --server HOST:PORT`")
 
 
-@app.command()
-def drain(
-    name: Name, server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False
-) -> None:
-    """Let a worker finish its lease and take no other until resumed."""
-    with connected(server, token, data) as service:
-        worker = service.client.drain(name)
-    _print_result(worker, f"{name} finishes its lease and takes no other", as_json)
+def _instruct(act: Callable[[Client, str], Worker], help_text: str, done: str) -> Callable[..., None]:
+    """Return a command that gives a worker an instruction. `done` follows the worker's name in its output."""
+
+    def instruct(
+        name: Name, server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False
+    ) -> None:
+        with connected(server, token, data) as service:
+            worker = act(service.client, name)
+        if as_json:
+            print_json(asdict(worker))
+        else:
+            print_plain(f"{name} {done}")
+
+    instruct.__doc__ = help_text
+    return instruct
 
 
-@app.command()
-def resume(
-    name: Name, server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False
-) -> None:
-    """Have a worker that was drained or evicted work again."""
-    with connected(server, token, data) as service:
-        worker = service.client.resume(name)
-    _print_result(worker, f"{name} may work", as_json)
+app.command("drain")(
+    _instruct(
+        Client.drain,
+        "Let a worker finish its lease and take no other until resumed.",
+        "finishes its lease and takes no other",
+    )
+)
+app.command("resume")(
+    _instruct(Client.resume, "Have a worker that was drained or evicted work again.", "may work")
+)
+app.command("evict")(
+    _instruct(
+        Client.evict,
+        "Take a worker's lease away and refuse its name until resumed.",
+        "has lost its lease and is not let in until resumed",
+    )
+)
+app.command("update")(
+    _instruct(
+        Client.update,
+        """Let a worker finish its lease and install the service's version.
 
-
-@app.command()
-def evict(
-    name: Name, server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False
-) -> None:
-    """Take a worker's lease away and refuse its name until resumed."""
-    with connected(server, token, data) as service:
-        worker = service.client.evict(name)
-    _print_result(worker, f"{name} has lost its lease and is not let in until resumed", as_json)
-
-
-@app.command()
-def update(
-    name: Name, server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False
-) -> None:
-    """Let a worker finish its lease and install the service's version.
-
-    The worker does so only where its owner allows it.
-    """
-    with connected(server, token, data) as service:
-        worker = service.client.update(name)
-    _print_result(worker, f"{name} finishes its lease and is updated, if its owner lets the service", as_json)
-
-
-def calibrate(
-    name: Name, server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False
-) -> None:
-    """Have a worker measure again what its device can do, as soon as it holds no lease."""
-    with connected(server, token, data) as service:
-        worker = service.client.calibrate(name)
-    _print_result(worker, f"{name} measures its device's profile once it holds no lease", as_json)
-
-
-def _print_result(worker: Worker, line: str, as_json: bool) -> None:
-    if as_json:
-        print_json(asdict(worker))
-    else:
-        print_plain(line)
+        The worker does so only where its owner allows it.
+        """,
+        "finishes its lease and is updated, if its owner lets the service",
+    )
+)
+calibrate = _instruct(
+    Client.calibrate,
+    "Have a worker measure again what its device can do, as soon as it holds no lease.",
+    "measures its device's profile once it holds no lease",
+)
 
 
 def _speeds(device_class: DeviceClass) -> str:
