@@ -26,10 +26,10 @@ from sandbox.cache_seed import CACHE_FOLDER, ZIG_CACHE, CacheSeed
 from sandbox.environment import allowed_variables
 from sandbox.limits import limit_memory
 from sandbox.reaper import END_SIGNAL, END_TIMEOUT_S
+from system.packages import python_path
 
 _log = logging.getLogger(__name__)
 
-PACKAGES = Path(__file__).resolve().parents[2]
 # What LLVM and the reference of a comparison may take, however small the model's file is.
 BASE_MEMORY_BYTES = 8 << 30
 # An import may take this much on top of what a process with TVM has anyway. Weights are in memory several
@@ -61,14 +61,14 @@ def run_child(
     `timeout_s` and was killed. It has the `files` under the same descriptors, and a copy of the `seed` as the
     linker's cache; with `fills_seed`, a child that succeeds fills the seed.
     """
-    path = os.pathsep.join(filter(None, [str(PACKAGES), os.environ.get("PYTHONPATH")]))
     with tempfile.TemporaryFile() as reply:
         with (
             tempfile.TemporaryDirectory(prefix="tunefarm-compile-", ignore_cleanup_errors=True) as scratch,
             tempfile.TemporaryFile() as gaps,
         ):
             # TVM starts a thread for each core, whose stacks would count as memory.
-            settings = {"PYTHONPATH": path, "TVM_NUM_THREADS": "1", "HOME": scratch, "TMPDIR": scratch}
+            settings = {"TVM_NUM_THREADS": "1", "HOME": scratch, "TMPDIR": scratch}
+            settings["PYTHONPATH"] = python_path(os.environ)
             if seed is not None:
                 cache = Path(scratch) / CACHE_FOLDER
                 seed.copy_to(cache)

@@ -6,12 +6,12 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
+from system.packages import python_path
 from tunefarm.cli.options import (
     AsJson,
     Data,
@@ -108,6 +108,5 @@ def worker(context: typer.Context) -> None:
 def _execute(package: str, arguments: Sequence[str]) -> NoReturn:
     """Replace this process by `python -m PACKAGE`."""
     # -P: a folder of the same name where the user stands is not our package
-    path = os.pathsep.join([str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"PYTHONPATH": path.rstrip(os.pathsep)}
+    environment = os.environ | {"PYTHONPATH": python_path(os.environ)}
     os.execve(sys.executable, [sys.executable, "-P", "-m", package, *arguments], environment)

@@ -18,6 +18,7 @@ import urllib3
 
 from core.exit_code import ExitCode
 from system.network import is_loopback
+from system.packages import python_path
 from system.tls import TlsFiles
 from tunefarm.client.client import tls_context
 from tunefarm.embedded.folder import DataFolder, RunningStack
@@ -25,7 +26,6 @@ from tunefarm.embedded.supervision import PYTHON, SupervisedProcess, Supervisor,
 from tunefarm.errors import StackError
 
 POLL_S = 0.1
-PACKAGES = Path(__file__).resolve().parents[2]
 # Settings of the user's environment that mean another service, or the way to it.
 NOT_INHERITED = frozenset(
     f"TUNEFARM_{name}"
@@ -158,7 +158,7 @@ def _check_features(config: StackConfig) -> None:
     if not features:
         return
     check = [*PYTHON, "-c", FEATURES_CHECK, features]
-    environment = os.environ | {"PYTHONPATH": _python_path()}
+    environment = os.environ | {"PYTHONPATH": python_path(os.environ)}
     done = subprocess.run(check, env=environment, capture_output=True, text=True, check=False)
     if done.returncode == ExitCode.USAGE:
         raise StackError(done.stdout.strip())
@@ -168,7 +168,7 @@ def _environment(config: StackConfig, folder: DataFolder, port: int, grpc_port: 
     """Return the processes' environment: the user's without settings for other stacks, plus this stack's."""
     environment = {key: value for key, value in os.environ.items() if key not in NOT_INHERITED}
     environment |= {
-        "PYTHONPATH": _python_path(),
+        "PYTHONPATH": python_path(os.environ),
         "PYTHONUNBUFFERED": "1",
         "TUNEFARM_DATABASE_URL": folder.database_url,
         "TUNEFARM_BROKER": str(folder.broker),
@@ -195,11 +195,6 @@ def _environment(config: StackConfig, folder: DataFolder, port: int, grpc_port: 
     if config.token:
         environment["TUNEFARM_TOKEN"] = config.token
     return environment
-
-
-def _python_path() -> str:
-    """Return a PYTHONPATH that finds tunefarm's packages first, wherever a process runs."""
-    return os.pathsep.join([str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def _choose_ports(config: StackConfig) -> tuple[int, int]:

@@ -27,6 +27,7 @@ from sandbox.kinds import BUILD, MEASURE, MEASURE_GPU, ChildKind
 from sandbox.privileges import NOBODY
 from system import tracing
 from system.errors import SettingsError
+from system.packages import python_path
 from worker.runner import messages
 from worker.runner.child_process import ChildDied, ChildProcess
 from worker.runner.child_protocol import BuildCall, UnaryCall
@@ -38,7 +39,6 @@ from worker.runner.start_failure import ChildStartError, died, start_failure, ti
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-PACKAGES = Path(__file__).resolve().parents[2]
 CPU_RUNNER = "worker.runner.compiler_runner:CompilerRunner"
 GPU_RUNNER = "worker.runner.compiler_runner:GpuRunner"
 # What the allocators of C++, Python and TVM report.
@@ -261,9 +261,8 @@ class Executor:
         if self._config.writable:
             command += ["--writable", *map(str, self._config.writable)]
         environment = allowed_variables(self._environment)
-        path = [str(PACKAGES), *filter(None, [environment.get("PYTHONPATH")])]
         environment |= {
-            "PYTHONPATH": os.pathsep.join(path),
+            "PYTHONPATH": python_path(environment),
             "PYTHONFAULTHANDLER": "1",
             "TMPDIR": str(scratch),
             "HOME": str(scratch),

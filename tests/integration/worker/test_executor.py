@@ -17,6 +17,7 @@ import pytest
 
 from core.lease import Limits
 from core.measurement import Measurement, Outcome
+from system.packages import PACKAGES
 from tests.devices import DEVICE
 from tests.integration.worker.executors import (
     GENEROUS,
@@ -31,7 +32,7 @@ from tests.integration.worker.executors import (
     measuring_process,
     with_executor,
 )
-from worker.runner.executor import PACKAGES, Executor
+from worker.runner.executor import Executor
 from worker.runner.start_failure import ChildStartError
 
 
