@@ -182,7 +182,7 @@ def _progress(
                 (
                     other.best_s
                     for at, other in enumerate(found)
-                    if at != number and tasks[at].place == task.place
+                    if at != number and tasks[at].base_workload == task.base_workload
                 ),
                 default=math.inf,
             ),
@@ -192,12 +192,13 @@ def _progress(
 
 
 def latency_s(tasks: Sequence[RecordedTask]) -> float:
-    """Return the sum over places of their fastest task; inf while a place has none that works."""
-    places: dict[str, float] = {}
+    """Return the sum over base workloads of the fastest task; inf while one has no working program."""
+    fastest: dict[str, float] = {}
     for task in tasks:
         best = min((secs for secs in task.seconds if secs is not None), default=math.inf)
-        places[task.place] = min(places.get(task.place, math.inf), best * task.weight)
-    return sum(places.values())
+        base = task.base_workload
+        fastest[base] = min(fastest.get(base, math.inf), best * task.weight)
+    return sum(fastest.values())
 
 
 def fewer_trials(

@@ -31,8 +31,8 @@ from benchmarks.timing.contestants import Arrays, OnnxFile, ProcessContestant, T
 from benchmarks.timing.deviation import random_inputs
 from benchmarks.timing.interleaved import Block, Timings, measure
 from examples import make_models
-from examples.graph import Graph
 from examples.networks.scale import FULL, TINY, Scale
+from examples.onnx_builder import Graph
 from examples.quantization import narrowed, quantize
 from worker.settings import usable_cores
 

@@ -246,7 +246,7 @@ def _fill_records(backends: Backends, number: int) -> list[str]:
         session.execute(text(f"INSERT INTO workloads (hash, module_json) {names}"), {"number": workloads})
         session.execute(
             text(
-                "INSERT INTO records (workload_hash, device_class, trace, trace_sha, latency_s, run_secs,"
+                "INSERT INTO records (workload_hash, device_class, trace, trace_sha, latency_s, run_s,"
                 " outcome, target, source, created_at) "
                 "SELECT 'w' || (n % :workloads), :key, CASE WHEN n < :workloads THEN :long ELSE :short END,"
                 " 'sha' || n, 1e-5 * (1 + n / :workloads), '[1e-5, 1.1e-5, 1.2e-5]',"
@@ -268,7 +268,7 @@ def _fill_job(backends: Backends, trials: int) -> str:
     try:
         (made,) = fill(database, 1, trials, SUBGRAPHS)
         device = simulated_device(0)
-        profile = assumed_profile(device.machine, device.features, device.cores)
+        profile = assumed_profile(device.arch, device.features, device.cores)
         with database.begin() as session:
             # Only a class with a profile has a roofline.
             devices.put_class(session, replace(device, profile=profile), calibrated=True)
@@ -280,7 +280,7 @@ def _fill_job(backends: Backends, trials: int) -> str:
                     " outcome = CASE WHEN id % 19 = 13 THEN 'build_error' ELSE 'ok' END,"
                     " error = CASE WHEN id % 19 = 13 THEN 'LLVM ERROR: out of registers' ELSE '' END,"
                     " latency_s = CASE WHEN id % 19 = 13 THEN NULL ELSE 1e-3 + (id * 7919 % 10007) / 1e7 END,"
-                    " run_secs = '[1e-3, 1.1e-3, 1.2e-3]'"
+                    " run_s = '[1e-3, 1.1e-3, 1.2e-3]'"
                 )
             )
             schedules.put_trials(session, list(session.scalars(text("SELECT id FROM trials"))), 0.0)

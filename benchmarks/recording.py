@@ -22,6 +22,7 @@ from benchmarks.results.output import Output
 from benchmarks.results.recordings import RECORDINGS, RecordedTask, RecordedTrial, Recording
 from core.job import JobState
 from core.measurement import Outcome
+from core.model_latency import base_workload
 from records import devices
 from records.jobs import events, jobs, tasks, trials
 from records.jobs.jobs import Job
@@ -94,7 +95,7 @@ def _task(session: Session, task: Task, tag: str) -> RecordedTask:
     return RecordedTask(
         task.name,
         task.workload_hash,
-        task.place,
+        base_workload(task),
         task.weight,
         task.flops,
         tag,

@@ -212,7 +212,7 @@ def lease_s(trial_s: float) -> float:
 
 def results_for(lease: pb.Lease) -> list[pb.Result]:
     """Return a result for each candidate or module run of the lease."""
-    went_well = pb.Measurement(outcome="OUTCOME_OK", run_secs=[1e-3, 1.1e-3, 1.2e-3], build_secs=0.05)
+    went_well = pb.Measurement(outcome="OUTCOME_OK", run_s=[1e-3, 1.1e-3, 1.2e-3], build_s=0.05)
     results = [
         pb.Result(trial_id=candidate.trial_id, measurement=went_well) for candidate in lease.candidates
     ]

@@ -27,10 +27,10 @@ from benchmarks.results.output import Output
 from benchmarks.timing.contestants import Arrays, Bind, ProcessContestant
 from benchmarks.timing.deviation import random_inputs
 from benchmarks.timing.interleaved import Block, Timings, measure
-from examples.graph import Graph
 from examples.networks.convolutional import RESNET18, basic_block, resnet
 from examples.networks.scale import Scale
 from examples.networks.transformers import encoder
+from examples.onnx_builder import Graph
 from tunefarm import tune
 from worker.settings import usable_cores
 

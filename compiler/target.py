@@ -51,8 +51,8 @@ def detect_device(cores: int | None = None, without: Sequence[str] = ()) -> Devi
     where LLVM doesn't recognise one. Raises FeatureError for an instruction set that the machine lacks.
     """
     board = find_board(_read(DEVICE_TREE).rstrip("\0\n"))
-    machine = platform.machine()
-    triple = f"{machine}-linux-gnu"
+    arch = platform.machine()
+    triple = f"{arch}-linux-gnu"
     num_cores = cores or len(os.sched_getaffinity(0))
     mcpu = str(tvm.get_global_func("target.llvm_get_system_cpu")())
     if board is not None and mcpu == "generic":
@@ -60,7 +60,7 @@ def detect_device(cores: int | None = None, without: Sequence[str] = ()) -> Devi
     attributes = {"kind": "llvm", "mtriple": triple, "mcpu": mcpu, "num-cores": num_cores}
     words = _cpuinfo_features()
     executed = _executed_features(attributes, words, without)
-    features = _device_features(machine, words, executed)
+    features = _device_features(arch, words, executed)
     caches = _cache_bytes(board)
     llvm = tvm.get_global_func("target.llvm_version_major")()
     return Device(
@@ -97,9 +97,9 @@ def target_features(target: tvm.target.Target) -> frozenset[str]:
     """Return the instruction sets of a CPU target as Linux names them; none for other targets."""
     if target.kind.name != "llvm":
         return frozenset()
-    machine = host_triple(target).partition("-")[0]
+    arch = host_triple(target).partition("-")[0]
     names = {str(name) for name in llvm_get_cpu_features(target)}
-    return frozenset(one.word for one in instruction_sets(machine) if one.name in names)
+    return frozenset(one.word for one in instruction_sets(arch) if one.name in names)
 
 
 def host_triple(target: tvm.target.Target) -> str:
@@ -115,12 +115,12 @@ def _executed_features(
 
     Raises FeatureError when the machine lacks one of `without` anyway.
     """
-    machine = platform.machine()
-    names = {known.name for known in instruction_sets(machine)}
+    arch = platform.machine()
+    names = {known.name for known in instruction_sets(arch)}
     present = {name: is_present for name, is_present in _host_features().items() if name in names}
     given_up = []
     for spelling in without:
-        found = [name for name in llvm_names(spelling, machine) if present.get(name)]
+        found = [name for name in llvm_names(spelling, arch) if present.get(name)]
         if not found:
             raise FeatureError(f"this machine has no {spelling} to give up: leave it out")
         given_up += found
@@ -191,9 +191,9 @@ def _cpuinfo_features() -> tuple[str, ...]:
     return ()
 
 
-def _device_features(machine: str, words: Sequence[str], executed: Mapping[str, bool]) -> tuple[str, ...]:
+def _device_features(arch: str, words: Sequence[str], executed: Mapping[str, bool]) -> tuple[str, ...]:
     """Return the vector instruction sets as Linux names them, without those that aren't executed."""
-    known = instruction_sets(machine)
+    known = instruction_sets(arch)
     present = {one.word for one in known if executed.get(one.name)}
     lacking = tuple({one.word for one in known} - present)
     # A word that isn't known here, such as svei8mm, is dropped with the known one that it begins with.

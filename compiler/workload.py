@@ -47,9 +47,8 @@ def to_json(mod: tvm.IRModule) -> str:
     return tvm.ir.save_json(mod)
 
 
-def listing(mod: tvm.IRModule) -> str:
-    """Return a workload's loop nest as text that people read: TVMScript without types of indices, and without
-    what follows from the rest.
+def tvmscript(mod: tvm.IRModule) -> str:
+    """Return a workload as TVMScript for people: without the types of indices and without implied lines.
 
         T.reads(A[v_i, v_j])
         B[v_i, v_j + T.int64(1)] = A[v_i, v_j]

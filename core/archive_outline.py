@@ -32,7 +32,7 @@ _MAX_ZIP_DIRECTORY_BYTES = 32 << 20
 
 
 class MalformedArchive(ValueError):
-    """The bytes are no archive that is read. The message is a clause without a full stop."""
+    """The bytes are no archive that this module reads. The message is a clause without a full stop."""
 
 
 def first_tar_name(file: IO[bytes]) -> str | None:
@@ -48,7 +48,7 @@ def first_tar_name(file: IO[bytes]) -> str | None:
             raise MalformedArchive("it is cut short")
         if header == bytes(_BLOCK_BYTES):
             return None
-        # The checksum is that of the header with blanks in the checksum's place.
+        # The checksum counts its own place as blanks.
         if _octal(header[148:156]) != sum(header[:148]) + 8 * ord(" ") + sum(header[156:]):
             raise MalformedArchive("a header's checksum is wrong")
         kind = header[156:157]

@@ -1,4 +1,4 @@
-"""Which device class's schedules another one can use, and which of them suit it best."""
+"""Find the device classes whose schedules another class can use."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from core.device import Device
 
 
 def nearest(asked: Device, known: Iterable[Device]) -> list[Device]:
-    """Return those of the known device classes whose schedules run on the asked one, the nearest first.
-
-    The asked class itself is not among them.
+    """Return the known device classes whose schedules run on `asked`, the nearest first, without `asked`
+    itself.
     """
     usable = [other for other in known if other.key != asked.key and _is_usable(asked, other)]
     return sorted(usable, key=lambda other: (_distance(asked, other), other.key))
 
 
 def _is_usable(asked: Device, other: Device) -> bool:
-    """Whether what was generated for the other class needs nothing that the asked one lacks."""
+    """Return whether code for the other class needs nothing that the asked class lacks."""
     if asked.gpu and other.gpu:
         limits, needs = asdict(asked.gpu), asdict(other.gpu)
         # A kernel for warps of 32 threads is wrong on others.
@@ -29,11 +28,13 @@ def _is_usable(asked: Device, other: Device) -> bool:
     if asked.gpu or other.gpu:
         return False
     has_features = set(other.features) <= set(asked.features)
-    return asked.machine == other.machine and has_features and other.vector_bytes <= asked.vector_bytes
+    return asked.arch == other.arch and has_features and other.vector_bytes <= asked.vector_bytes
 
 
 def _distance(asked: Device, other: Device) -> tuple[bool, float]:
-    """The toolchain first, which decides what a trace means; then how many times larger or smaller it is."""
+    """Return whether the toolchains differ, and the sum of the log ratios of the sizes. The toolchain decides
+    what a trace means.
+    """
     sizes = [
         (getattr(asked, name), getattr(other, name))
         for name in ("vector_bytes", "cores", "l1_bytes", "l2_bytes", "l3_bytes")

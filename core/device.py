@@ -18,12 +18,12 @@ ASYNC_COPIES_SINCE = 80
 class Gpu:
     """Limits of a CUDA device.
 
-    `max_threads` and `registers` (of 32 bits) are those of a block, `shared_bytes` the shared memory that a
-    kernel may declare, `dynamic_shared_bytes` what it may be given when it is launched, `capability` ten
-    times the compute capability (80 for 8.0). A multiprocessor holds `resident_threads` and `resident_blocks`
-    at once, and shared memory for all of them. `cuda` is the version of the compiler. `timing` is the way
-    that kernels are timed: 1 alone, each with its launch; 2 inside a CUDA graph. It is part of the device
-    class, so records of the two are never compared.
+    `max_threads` and `registers` (of 32 bits) are limits of a block. A kernel may declare `shared_bytes` of
+    shared memory, and a launch may give it `dynamic_shared_bytes`. `capability` is ten times the compute
+    capability: 80 for 8.0. A multiprocessor holds `resident_threads` and `resident_blocks` at once, and
+    shared memory for all of them. `cuda` is the version of the compiler. `timing` says how kernels are timed:
+    1 alone, each with its launch; 2 inside a CUDA graph. It is part of the device class, so records of both
+    kinds are never compared.
     """
 
     max_threads: int = 1024
@@ -50,9 +50,10 @@ class Device:
     """A device's fingerprint: devices with equal fingerprints form one device class.
 
     Sizes are bytes, caches per core except `l3_bytes`, which all cores share. `target` is the canonical JSON
-    of the TVM target that code for this device is generated with. If the device is a GPU, `triple` is that of
-    its host, `cores` counts its multiprocessors, `vector_bytes` is the widest load of a thread, the first
-    cache is a multiprocessor's shared memory, and the second and third are the one that all share.
+    of the TVM target that code for this device is generated with. If the device is a GPU, `triple` is the
+    host's, `cores` counts multiprocessors, and `vector_bytes` is the widest load of a thread. The first cache
+    is then a multiprocessor's shared memory, and the second and third are the cache that all multiprocessors
+    share.
 
     The `profile`, measured by calibration, is not part of the fingerprint: two calibrations of one device
     never agree to the last digit.
@@ -84,14 +85,14 @@ class Device:
         return "gpu" if self.gpu else "cpu"
 
     @property
-    def machine(self) -> str:
+    def arch(self) -> str:
         """The processor architecture in the triple, such as x86_64 or aarch64."""
         return self.triple.partition("-")[0]
 
     @property
-    def built_as(self) -> str:
-        """The platform to build for: the processor architecture, for a GPU with the version of CUDA."""
-        return cuda_machine(self.machine, self.gpu.cuda) if self.gpu else self.machine
+    def platform(self) -> str:
+        """The platform to build for: the processor architecture and, for a GPU, the version of CUDA."""
+        return cuda_platform(self.arch, self.gpu.cuda) if self.gpu else self.arch
 
     @cached_property
     def key(self) -> str:
@@ -108,7 +109,7 @@ class Device:
             return self.profile
         if self.gpu is not None:
             return assumed_gpu_profile(self.cores)
-        return assumed_profile(self.machine, self.features, self.cores)
+        return assumed_profile(self.arch, self.features, self.cores)
 
     def lanes(self, item_bytes: int) -> int:
         """Return how many elements of this size the longest vector holds."""
@@ -139,14 +140,14 @@ class Device:
         return facts
 
 
-def cuda_machine(machine: str, cuda: str) -> str:
-    """Name the machines of a processor architecture with GPUs, such as x86_64_cuda_13_0."""
-    return f"{machine}{_CUDA}{cuda.replace('.', '_')}"
+def cuda_platform(arch: str, cuda: str) -> str:
+    """Return the platform of a processor architecture with GPUs, such as x86_64_cuda_13_0."""
+    return f"{arch}{_CUDA}{cuda.replace('.', '_')}"
 
 
-def processor_of(machine: str) -> str:
-    """Return the processor architecture in what a builder builds for."""
-    return machine.partition(_CUDA)[0]
+def arch_of(platform: str) -> str:
+    """Return the processor architecture of a platform."""
+    return platform.partition(_CUDA)[0]
 
 
 _CUDA = "_cuda_"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def latency_text(secs: float | None) -> str:
-    """Three digits in seconds, milliseconds or microseconds: 14.2 ms. A dash for None."""
+    """Return a latency with three digits in s, ms or us, such as 14.2 ms; a dash for None."""
     if secs is None:
         return "-"
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
@@ -14,7 +14,7 @@ def latency_text(secs: float | None) -> str:
 
 
 def duration_text(secs: float | None) -> str:
-    """Whole seconds, minutes and hours: 40 s, 3 min 20 s, 2 h 5 min. "unknown" for None."""
+    """Return a duration such as 40 s, 3 min 20 s or 2 h 5 min; "unknown" for None."""
     if secs is None:
         return "unknown"
     whole = round(secs)

@@ -38,15 +38,15 @@ _SMALLEST_PAGE = 4096
 
 
 class MalformedElf(ValueError):
-    """The bytes are no ELF file that is read. The message is a clause without a full stop."""
+    """The bytes are no ELF file that this module reads. The message is a clause without a full stop."""
 
 
 @dataclass(frozen=True)
 class LibraryOutline:
     """What a shared library asks of the process that loads it.
 
-    `tags` are the numbers of the entries in its dynamic section, `libraries` the names of the libraries that
-    it needs, `symbols` the names that the loader looks up for it.
+    `tags` are the numbers of the entries in its dynamic section. `libraries` names the libraries that it
+    needs, `symbols` what the loader looks up for it.
     """
 
     tags: frozenset[int]

@@ -1,6 +1,6 @@
 """Names of CPU instruction sets, as the Linux kernel spells them and as LLVM does.
 
-Devices and the search use the kernel's spelling, that of /proc/cpuinfo. The tables hold the instruction sets
+Devices and the search use the kernel's spelling, as in /proc/cpuinfo. The tables hold the instruction sets
 that LLVM generates code for or that an intrinsic of the search needs. Those that only operating systems use
 are left out: a machine without them runs the same kernels.
 """
@@ -47,33 +47,31 @@ class FeatureError(ValueError):
     """An instruction set to be disabled isn't there; the message names it."""
 
 
-def instruction_sets(machine: str) -> tuple[InstructionSet, ...]:
-    """Return the instruction sets of a machine (the first part of an LLVM triple); none if it is unknown."""
-    return {"x86_64": _X86, "i686": _X86, "aarch64": _ARM}.get(machine, ())
+def instruction_sets(arch: str) -> tuple[InstructionSet, ...]:
+    """Return the instruction sets of an architecture, named as in an LLVM triple; none if it is unknown."""
+    return {"x86_64": _X86, "i686": _X86, "aarch64": _ARM}.get(arch, ())
 
 
-def llvm_names(spelling: str, machine: str) -> tuple[str, ...]:
+def llvm_names(spelling: str, arch: str) -> tuple[str, ...]:
     """Return LLVM's names of an instruction set in either spelling.
 
-    Raises FeatureError when the machine knows none of that spelling that can be disabled.
+    Raises FeatureError if the architecture has no such instruction set that can be disabled.
     """
     names = tuple(
-        one.name
-        for one in instruction_sets(machine)
-        if spelling.lower() in one and one.name not in _MANDATORY
+        one.name for one in instruction_sets(arch) if spelling.lower() in one and one.name not in _MANDATORY
     )
     if not names:
         raise FeatureError(
-            f"{spelling!r} is no instruction set of {machine} to be given up: write one that `lscpu` shows"
+            f"{spelling!r} is no instruction set of {arch} to be given up: write one that `lscpu` shows"
         )
     return names
 
 
-def disabled_features(text: str, machine: str) -> tuple[str, ...]:
+def disabled_features(text: str, arch: str) -> tuple[str, ...]:
     """Return the names in "-NAME,-NAME". Raises FeatureError for another format and for unknown names."""
     names = [entry.strip() for entry in text.split(",")] if text else []
     if not all(name.startswith("-") and len(name) > 1 for name in names):
         raise FeatureError("instruction sets are given up like this: -avx512f,-avx2")
     for name in names:
-        llvm_names(name[1:], machine)
+        llvm_names(name[1:], arch)
     return tuple(dict.fromkeys(name[1:].lower() for name in names))

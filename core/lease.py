@@ -11,12 +11,12 @@ from typing import Literal, TypeAlias
 
 # A candidate's process may allocate this much more than it occupies at its start.
 MEMORY_BYTES = 4 << 30
-# A slow device reads its artifact, unpacks and loads it at this speed: a second for 10 MB.
+# A slow device needs this long to read, unpack and load an artifact: a second for 10 MB.
 SECS_PER_ARTIFACT_BYTE = 1e-7
 # Loading a packed model takes several times its size: the file as read, the library, the weights.
 MEMORY_PER_ARTIFACT_BYTE = 6
 MAX_MODULE_RUNS = 16
-# A job's module as TVM compiles it by default, with its best schedules, and as an earlier job published it.
+# A job's module compiled by TVM's defaults, with its best schedules, and as an earlier job published it.
 ModuleKind: TypeAlias = Literal["untuned", "tuned", "published"]
 
 
@@ -58,11 +58,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A trace to replay on a workload and to build, or to measure.
+    """A trace to replay on a workload, then to build or to measure.
 
     `constants` are the indices of the workload's arguments that are constants of the model. `best_s` is the
-    best latency known of the workload on this device class. `library_sha` names the library that a builder
-    made of the candidate, if one did: it is loaded, and nothing is compiled.
+    workload's best known latency on this device class. If a builder has built the candidate, `library_sha`
+    names the library: the device loads it and compiles nothing.
     """
 
     trial_id: int
@@ -92,12 +92,12 @@ class ModuleRun:
 
 @dataclass(frozen=True)
 class Lease:
-    """Work leased together: candidates to be measured, or only built for the target if `build` is set; or
-    module runs of one model, to be timed in turns.
+    """Work leased together: candidates, or module runs of one model to be timed in turns. With `build`, the
+    candidates are only built for the target.
 
-    The constants of the candidates' model have `model_bytes`, 0 if that is unknown: a GPU's worker times
-    them with a working set of that size. The worker's spans go below `trace_parent`, a W3C traceparent that
-    is empty where nobody traces.
+    `model_bytes` is the size of the model's constants, 0 if unknown: a worker with a GPU times candidates
+    with a working set of this size. `trace_parent` is the W3C traceparent of the worker's spans, empty
+    without tracing.
     """
 
     id: LeaseId

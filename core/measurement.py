@@ -38,9 +38,11 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Resources:
-    """The resources of a candidate's kernels on a GPU, as the compiler reports them, each of the kernel that
-    takes most: the `registers` of a thread, of 32 bits, and the bytes of values that it stores in memory for
-    want of more."""
+    """The largest resources of a candidate's GPU kernels, as the compiler reports them.
+
+    `registers` counts the 32-bit registers of a thread, `spilled_bytes` what a thread stores in memory
+    because it has no more registers.
+    """
 
     registers: int
     spilled_bytes: int
@@ -53,65 +55,64 @@ class Resources:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The result of running a candidate or a module: seconds of every repeat, or why there are none.
+    """The result of running a candidate or a module: the seconds of each repeat, or an error.
 
-    The `error` of one that went well says what makes it doubtful; it is empty when nothing does. The
-    `resources` are None where no compiler reported them.
+    The `error` of a successful measurement says what makes it doubtful, and is empty if nothing does.
+    `resources` is None if no compiler reported it.
     """
 
     outcome: Outcome
-    run_secs: tuple[float, ...] = ()
-    build_secs: float = 0.0
+    run_s: tuple[float, ...] = ()
+    build_s: float = 0.0
     error: str = ""
     resources: Resources | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "run_secs", tuple(self.run_secs))
-        if any(not 0.0 < secs < float("inf") for secs in self.run_secs):
-            raise ValueError("run_secs must be positive and finite")
-        if (self.outcome is Outcome.OK) != bool(self.run_secs):
-            raise ValueError("exactly the measurements that went well have run_secs")
+        object.__setattr__(self, "run_s", tuple(self.run_s))
+        if any(not 0.0 < secs < float("inf") for secs in self.run_s):
+            raise ValueError("run_s must be positive and finite")
+        if (self.outcome is Outcome.OK) != bool(self.run_s):
+            raise ValueError("exactly the measurements that went well have run_s")
 
     @property
     def latency_s(self) -> float:
         """The median of the repeats in seconds. Raises ValueError for a failed measurement."""
-        if not self.run_secs:
+        if not self.run_s:
             raise ValueError(f"no latency: the trial ended as {self.outcome}")
-        return statistics.median(self.run_secs)
+        return statistics.median(self.run_s)
 
 
 @dataclass(frozen=True)
 class Built:
     """The result of building a candidate: a library, stored under its SHA-256 `sha`.
 
-    Its `outcome` and `run_secs` are those of a measurement that went well without repeats, so that most code
-    treats both alike.
+    Its `outcome` is OK and its `run_s` is empty, so that most code treats it like a measurement.
     """
 
     sha: str
-    build_secs: float
+    build_s: float
 
     def __post_init__(self) -> None:
         if not _SHA256.fullmatch(self.sha):
             raise ValueError("what names a library is its SHA-256 in lower-case hexadecimal")
-        if not 0.0 <= self.build_secs < math.inf:
-            raise ValueError(f"build_secs must not be negative, not {self.build_secs}")
+        if not 0.0 <= self.build_s < math.inf:
+            raise ValueError(f"build_s must not be negative, not {self.build_s}")
 
     @property
     def outcome(self) -> Outcome:
         return Outcome.OK
 
     @property
-    def run_secs(self) -> tuple[float, ...]:
+    def run_s(self) -> tuple[float, ...]:
         return ()
 
 
-def noise(run_secs: Sequence[float]) -> float | None:
-    """Return the spread of repeats, from the 10th to the 90th percentile, as a part of their median.
+def noise(run_s: Sequence[float]) -> float | None:
+    """Return the spread of repeats, from the 10th to the 90th percentile, as a fraction of their median.
 
-    None for a single repeat, which tells nothing of it.
+    It is None for a single repeat.
     """
-    if len(run_secs) < 2:
+    if len(run_s) < 2:
         return None
-    deciles = statistics.quantiles(run_secs, n=10, method="inclusive")
-    return (deciles[-1] - deciles[0]) / statistics.median(run_secs)
+    deciles = statistics.quantiles(run_s, n=10, method="inclusive")
+    return (deciles[-1] - deciles[0]) / statistics.median(run_s)

@@ -1,6 +1,7 @@
-"""Recognise the format of a model's file by its content. A server does so with files of strangers.
+"""Recognise the format of a model's file by its content.
 
-Only an outline is read, by hand, in a bounded number of steps: no library sees the bytes.
+Servers do this with strangers' files, so only an outline is read, by hand, in a bounded number of steps. No
+library sees the bytes.
 
 An ONNX file is one protobuf message: a sequence of fields, each a tag and a value. Reading the tags
 and skipping the values finds text, archives, truncated uploads and other formats within microseconds.
@@ -22,9 +23,9 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _WIDTHS = {_FIXED64: 8, _FIXED32: 4}
 _MAX_FIELDS = 100_000
 _MAX_EXTENT = 1 << 63
-# Protobuf's own limit is 100 messages, and a graph within a graph takes three.
+# Protobuf's own limit is 100 nested messages, and a graph within a graph takes three.
 _MAX_DEPTH = 32
-# Where a tar's first header says that it is one; where a TFLite file does.
+# The offsets of the magic bytes of a tar and of a TFLite file.
 _TAR_AT, _TAR = 257, b"ustar"
 _TFLITE_AT, _TFLITE = 4, b"TFL3"
 _ZIP = b"PK\x03\x04"
@@ -80,8 +81,7 @@ def recognise(file: IO[bytes]) -> ModelFormat:
 
 
 def exported_artifact(file: IO[bytes]) -> slice | None:
-    """Return where the program is in what jax.export serializes, a FlatBuffers table; None if the file is no
-    such one."""
+    """Return where the program is in a file of jax.export, a FlatBuffers table; None for other files."""
 
     def at(place: int, form: str) -> int:
         file.seek(place)
@@ -152,8 +152,10 @@ def external_files(file: IO[bytes]) -> list[str]:
 
 
 def _tensors(file: IO[bytes], size: int) -> Iterator[tuple[int, int]]:
-    """Yield where the weights of an ONNX file begin and end, and the tensors that are attributes, in
-    functions and in graphs within nodes as well. Raises MalformedMessage."""
+    """Yield where each tensor of an ONNX file begins and ends: weights and attributes.
+
+    Functions and graphs within nodes are included. Raises MalformedMessage.
+    """
     # ModelProto.graph; ModelProto.functions, whose nodes are in the field 7
     graphs = [(span, 0) for span in _messages(file, 0, size, (7,))]
     nodes = [(span, 0) for span in _messages(file, 0, size, (25, 7))]
@@ -174,8 +176,11 @@ def _tensors(file: IO[bytes], size: int) -> Iterator[tuple[int, int]]:
 
 
 def input_dimensions(file: IO[bytes]) -> dict[str, tuple[int | str, ...]]:
-    """Return the dimensions of the inputs that an ONNX file declares: an extent, or the name of one that it
-    leaves open, which may be empty. Inputs without a shape have none. Raises MalformedMessage."""
+    """Return the dimensions of an ONNX file's inputs, by name.
+
+    A dimension is an extent, or the name of an open one, which may be empty. Inputs without a shape have no
+    dimensions. Raises MalformedMessage.
+    """
     file.seek(0, os.SEEK_END)
     *_, graph = _messages(file, 0, file.tell(), (7,))
     weights = {_text(file, span) for span in _messages(file, *graph, (5, 8))}
@@ -207,7 +212,7 @@ def _text(file: IO[bytes], span: tuple[int, int]) -> str:
 
 
 def _messages(file: IO[bytes], start: int, end: int, path: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Yield where the messages begin and end that this path of fields leads to."""
+    """Yield where each message at this path of fields begins and ends."""
     if not path:
         yield start, end
         return

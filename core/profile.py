@@ -32,10 +32,10 @@ class Profile:
     launch_s         seconds to start all threads and to wait for them
     derived          fields that weren't measured, but follow from others or from the instruction set
 
-    On a GPU, `hertz` is the clock that the device names, the first cache is shared memory, the second and
-    third are the one that all multiprocessors share, `gather_cycles` is the latency of a load from memory,
-    `launch_s` is the time that one more kernel adds to a CUDA graph, and `multiply_adds` also has those of
-    tensor cores, under "tensor" and type; float32 is multiplied there in TF32.
+    On a GPU, `hertz` is the clock that the device names. The first cache is shared memory, the second and
+    third are the cache that all multiprocessors share. `gather_cycles` is the latency of a load from memory.
+    `launch_s` is the time that one more kernel adds to a CUDA graph. `multiply_adds` also has the rates of
+    tensor cores, under "tensor" and the type; float32 is multiplied there in TF32.
     """
 
     hertz: float
@@ -93,9 +93,11 @@ _NO_NUMBERS = ("multiply_adds", "derived")
 
 
 @functools.cache
-def assumed_profile(machine: str, features: tuple[str, ...], cores: int) -> Profile:
-    """Return the profile of an uncalibrated device: that of an ordinary core with its instruction sets."""
-    is_x86 = machine in ("x86_64", "i686")
+def assumed_profile(arch: str, features: tuple[str, ...], cores: int) -> Profile:
+    """Return the profile that is assumed for an uncalibrated device: an ordinary core with its instruction
+    sets.
+    """
+    is_x86 = arch in ("x86_64", "i686")
     wide = "avx512f" in features
     registers = 32 if wide or not is_x86 else 16
     has_fma = not is_x86 or "fma" in features or wide
@@ -118,7 +120,7 @@ def assumed_profile(machine: str, features: tuple[str, ...], cores: int) -> Prof
 
 @functools.cache
 def assumed_gpu_profile(multiprocessors: int) -> Profile:
-    """Return the profile of an uncalibrated GPU: that of an ordinary one of this size."""
+    """Return the profile that is assumed for an uncalibrated GPU of this size."""
     return Profile(
         hertz=1.4e9,
         multiply_adds={

@@ -1,9 +1,9 @@
 """Parse schedule traces, which may come from other people's machines, against a schema.
 
-TVM replays any trace, and a trace can do more than transform loops: the pragma `import_llvm` links code into
-a library, and an index map may call a function of the process. So a trace is read here first. The schema
-lists what each kind of instruction may have. Everything that passes is written anew from what was checked:
-no byte of the sender reaches TVM.
+TVM replays any trace, and a trace can do more than transform loops. The pragma `import_llvm` links code into
+a library. An index map may call a function of the process. So a trace is read here first. The schema lists
+what each kind of instruction may have. Everything that passes is written anew from what was checked: no byte
+of the sender reaches TVM.
 
 A trace is JSON: [instructions, decisions]. An instruction is [kind, inputs, attributes, outputs]. A decision
 is [number of the instruction, value].
@@ -44,7 +44,7 @@ class TraceRefused(ValueError):
 
 @dataclass
 class _Scope:
-    """Where a value stands, for the message, and the names that earlier instructions have given."""
+    """The instruction of a value, for messages, and the names that earlier instructions have defined."""
 
     number: int = 0
     kind: str = ""
@@ -71,7 +71,7 @@ def _probability(value: Any, scope: _Scope) -> float:
 
 
 def _name(value: Any, scope: _Scope) -> str:
-    """Read the name of a block or function: it is compared with those of the workload."""
+    """Read the name of a block or function. It is later compared with the workload's names."""
     is_text = isinstance(value, str) and 0 < len(value) <= MAX_NAME_CHARS
     if not is_text or not value.isprintable() or '"' in value or "\\" in value:
         scope.refuse(f"{_shown(value)} is no name")
@@ -177,8 +177,8 @@ _annotation = _one_of("annotation that schedules need", ANNOTATIONS.__contains__
 class _Instruction:
     """What a kind of instruction has. `rest` reads each input after those of `inputs`.
 
-    `outputs` is the letter of the outputs' kind (block, loop or variable), with a + for any number of them;
-    it is empty for an instruction without outputs.
+    `outputs` is the letter of the outputs' kind: block, loop or variable. A + follows if there may be any
+    number. It is empty for an instruction without outputs.
     """
 
     inputs: tuple[_Read, ...] = ()
@@ -196,8 +196,8 @@ _reindex_cache = _Instruction((_block, _index_map(None)), (_integer, _scope), "b
 _copy_at = _Instruction((_loop, _block), (_integer, _scope), "b")
 _decompose = _Instruction((_block, _loop), (), "b")
 _neighbours = _Instruction((_block,), (), "b+")
-# TVM's schedule primitives, except those that it calls unsafe because they may change what is computed, and
-# with them AnnotateBufferAccess, which lets a block state other accesses than it makes.
+# TVM's schedule primitives, except the ones that it calls unsafe because they may change the result.
+# AnnotateBufferAccess is left out too: it lets a block state other accesses than it makes.
 INSTRUCTIONS: Mapping[str, _Instruction] = {
     "GetSBlock": _Instruction((), (_name, _name), "b"),
     "GetLoops": _Instruction((_block,), (), "l+"),
@@ -273,7 +273,7 @@ def parse_trace(trace: str) -> list[Any]:
 
 
 def write_trace(steps: Sequence[Any]) -> str:
-    """Return what `parse_trace` returned as text: the only form in which traces are stored and sent."""
+    """Return the text of a parsed trace. Traces are stored and sent only in this form."""
     return json.dumps(steps, separators=(",", ":"))
 
 

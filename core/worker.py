@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-MAX_TROUBLE_CHARS = 500
+MAX_HEALTH_ERROR_CHARS = 500
 # A worker calls at least every 30 s.
 LOST_AFTER_S = 40.0
 
@@ -27,8 +27,8 @@ class Role(StrEnum):
     BUILD = "build"
 
 
-class Wanted(StrEnum):
-    """The instruction that people have given to a worker."""
+class DesiredState(StrEnum):
+    """What people want a worker to do."""
 
     WORK = "work"
     DRAIN = "drain"
@@ -40,11 +40,11 @@ class Wanted(StrEnum):
 class Vitals:
     """A worker's health, as far as it knows it.
 
-    `load` is the average number of processes that wanted to run in the last minute. Of a worker that measures
-    a GPU, temperature, memory and power are the GPU's, and `driver` is its driver's version. `candidates` and
-    `candidates_done` count those of the held lease. `uncontained` says what the sandbox doesn't keep measured
-    code from, `trouble` why the worker can't do its work, in one line of at most MAX_TROUBLE_CHARS; both are
-    empty when there is nothing to say.
+    `load` is the load average of one minute. If the worker measures a GPU, temperature, memory and power are
+    the GPU's, and `driver` is its driver's version. `candidates` and `candidates_done` are about the held
+    lease. `sandbox_gaps` says what the sandbox doesn't keep measured code from. `health_error` says
+    why the worker can't do its work, in one line of at most MAX_HEALTH_ERROR_CHARS. Both are empty if all is
+    well.
     """
 
     tunefarm_version: str = ""
@@ -54,7 +54,7 @@ class Vitals:
     memory_free_bytes: int | None = None
     candidates: int | None = None
     candidates_done: int | None = None
-    uncontained: str = ""
-    trouble: str = ""
+    sandbox_gaps: str = ""
+    health_error: str = ""
     power_w: float | None = None
     driver: str = ""

@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from examples.graph import Graph
 from examples.networks.convolutional import (
     RESNET18,
     RESNET50,
@@ -32,6 +31,7 @@ from examples.networks.convolutional import (
 )
 from examples.networks.scale import FULL, TINY, Scale
 from examples.networks.transformers import bert_base, gpt2, vit_b16
+from examples.onnx_builder import Graph
 
 NETWORKS: dict[str, Callable[[Graph, Scale], None]] = {
     "resnet18": lambda graph, scale: resnet(graph, scale, RESNET18, basic_block),

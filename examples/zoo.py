@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from examples.graph import Graph, Tensor
+from examples.onnx_builder import Graph, Tensor
 
 DIM = 32
 

@@ -17,7 +17,7 @@ from core.lease import Candidate, Lease, LeaseId, Limits, ModuleKind, ModuleRun
 from core.measurement import Built, Measurement, Outcome, Resources
 from core.profile import Profile
 from core.target import MAX_TARGET_CHARS, TargetRefused, rewrite_target
-from core.worker import MAX_TROUBLE_CHARS, Role, Vitals, Wanted, WorkerState
+from core.worker import MAX_HEALTH_ERROR_CHARS, DesiredState, Role, Vitals, WorkerState
 from proto import fleet_pb2 as pb
 from proto.messages import (
     MAX_LIBRARY_BYTES,
@@ -25,9 +25,9 @@ from proto.messages import (
     MAX_RESULTS,
     MAX_WAIT_S,
     PROTOCOL,
-    Answer,
     LibraryUpload,
     Result,
+    SyncResponse,
     WorkerReport,
 )
 
@@ -38,7 +38,7 @@ MAX_ID = 2**63 - 1
 _OUTCOMES = {int(pb.Outcome.Value(f"OUTCOME_{outcome.name}")): outcome for outcome in Outcome}
 _STATES = {int(pb.WorkerState.Value(f"WORKER_STATE_{state.name}")): state for state in WorkerState}
 _ROLES = {int(pb.WorkerRole.Value(f"WORKER_ROLE_{role.name}")): role for role in Role}
-_WANTED = {int(pb.Wanted.Value(f"WANTED_{wanted.name}")): wanted for wanted in Wanted}
+_DESIRED_STATES = {int(pb.DesiredState.Value(f"DESIRED_STATE_{state.name}")): state for state in DesiredState}
 
 _DEVICE_CHARS = {"name": 256, "triple": 128, "mcpu": 128, "toolchain": 1024, "target": MAX_TARGET_CHARS}
 _DEVICE_SIZES = {
@@ -53,8 +53,8 @@ _VITAL_CHARS = {
     "tunefarm_version": 64,
     "tvm_version": 64,
     "driver": 64,
-    "uncontained": 2048,
-    "trouble": MAX_TROUBLE_CHARS,
+    "sandbox_gaps": 2048,
+    "health_error": MAX_HEALTH_ERROR_CHARS,
 }
 _VITAL_RANGES: dict[str, tuple[float, float]] = {
     "load": (0.0, 1e6),
@@ -79,8 +79,8 @@ class ProtocolMismatchError(WireError):
 def measurement_to_wire(measurement: Measurement) -> pb.Measurement:
     return pb.Measurement(
         outcome=f"OUTCOME_{measurement.outcome.name}",
-        run_secs=measurement.run_secs,
-        build_secs=measurement.build_secs,
+        run_s=measurement.run_s,
+        build_s=measurement.build_s,
         error=_clean(measurement.error),
         resources=None if measurement.resources is None else pb.Resources(**asdict(measurement.resources)),
     )
@@ -89,21 +89,17 @@ def measurement_to_wire(measurement: Measurement) -> pb.Measurement:
 def measurement_from_wire(message: pb.Measurement) -> Measurement:
     """Never raises: an outcome or times that make no sense become an UNKNOWN failure."""
     outcome = _OUTCOMES.get(message.outcome, Outcome.UNKNOWN)
-    build_secs = message.build_secs if 0.0 <= message.build_secs < math.inf else 0.0
+    build_s = message.build_s if 0.0 <= message.build_s < math.inf else 0.0
     error = _clean(message.error)
-    if len(message.run_secs) > MAX_REPEATS:
-        return Measurement(
-            Outcome.UNKNOWN, (), build_secs, f"the worker reported {len(message.run_secs)} repeats"
-        )
-    run_secs = tuple(message.run_secs) if outcome is Outcome.OK else ()
+    if len(message.run_s) > MAX_REPEATS:
+        return Measurement(Outcome.UNKNOWN, (), build_s, f"the worker reported {len(message.run_s)} repeats")
+    run_s = tuple(message.run_s) if outcome is Outcome.OK else ()
     try:
         found = message.resources if message.HasField("resources") else None
         resources = None if found is None else Resources(found.registers, found.spilled_bytes)
-        return Measurement(outcome, run_secs, build_secs, error, resources)
+        return Measurement(outcome, run_s, build_s, error, resources)
     except ValueError as problem:
-        return Measurement(
-            Outcome.UNKNOWN, (), build_secs, f"the worker's measurement made no sense: {problem}"
-        )
+        return Measurement(Outcome.UNKNOWN, (), build_s, f"the worker's measurement made no sense: {problem}")
 
 
 def device_to_wire(device: Device) -> pb.Device:
@@ -238,7 +234,7 @@ def result_to_wire(result: Result) -> pb.Result:
     )
     if isinstance(result.measurement, Built):
         built = result.measurement
-        message.built.CopyFrom(pb.Built(sha256=built.sha, build_secs=built.build_secs))
+        message.built.CopyFrom(pb.Built(sha256=built.sha, build_s=built.build_s))
     else:
         message.measurement.CopyFrom(measurement_to_wire(result.measurement))
     return message
@@ -252,7 +248,7 @@ def result_from_wire(message: pb.Result) -> Result:
     measurement: Measurement | Built
     try:
         if message.HasField("built"):
-            measurement = Built(message.built.sha256, message.built.build_secs)
+            measurement = Built(message.built.sha256, message.built.build_s)
         else:
             measurement = measurement_from_wire(message.measurement)
     except ValueError as problem:
@@ -282,7 +278,7 @@ def report_to_wire(report: WorkerReport) -> pb.SynchronizeRequest:
         role=f"WORKER_ROLE_{report.role.name}",
         builds_for=report.builds_for,
         calibrated=report.calibrated,
-        machine=report.machine,
+        boot_id=report.boot_id,
     )
 
 
@@ -314,40 +310,40 @@ def report_from_wire(message: pb.SynchronizeRequest) -> WorkerReport:
             role=_ROLES[message.role],
             builds_for=tuple(message.builds_for),
             calibrated=message.calibrated,
-            machine=message.machine,
+            boot_id=message.boot_id,
         )
     except ValueError as problem:
         raise WireError(str(problem)) from problem
 
 
-def answer_to_wire(answer: Answer) -> pb.SynchronizeResponse:
+def response_to_wire(response: SyncResponse) -> pb.SynchronizeResponse:
     message = pb.SynchronizeResponse(
-        fenced=answer.fenced,
-        acknowledged=answer.acknowledged,
-        call_again_after_s=answer.call_again_after_s,
-        wanted=f"WANTED_{answer.wanted.name}",
-        calibrate=answer.calibrate,
-        service_version=answer.service_version,
+        fenced=response.fenced,
+        acknowledged=response.acknowledged,
+        call_again_after_s=response.call_again_after_s,
+        desired_state=f"DESIRED_STATE_{response.desired_state.name}",
+        calibrate=response.calibrate,
+        service_version=response.service_version,
     )
-    if answer.lease is not None:
-        message.lease.CopyFrom(lease_to_wire(answer.lease))
-    elif answer.keeps is not None:
-        message.lease.id.CopyFrom(lease_id_to_wire(answer.keeps))
+    if response.lease is not None:
+        message.lease.CopyFrom(lease_to_wire(response.lease))
+    elif response.keeps is not None:
+        message.lease.id.CopyFrom(lease_id_to_wire(response.keeps))
     return message
 
 
-def answer_from_wire(message: pb.SynchronizeResponse, held: LeaseId | None) -> Answer:
+def response_from_wire(message: pb.SynchronizeResponse, held: LeaseId | None) -> SyncResponse:
     """Take the answer to a request that named the lease `held`. Raises WireError."""
     named = lease_id_from_wire(message.lease.id) if message.HasField("lease") else None
     keeps = named if named is not None and named == held else None
     again_s = message.call_again_after_s
-    return Answer(
+    return SyncResponse(
         fenced=message.fenced,
         keeps=keeps,
         lease=lease_from_wire(message.lease) if named is not None and keeps is None else None,
         acknowledged=tuple(message.acknowledged),
         call_again_after_s=min(again_s, 60.0) if 0.0 <= again_s < math.inf else 1.0,
-        wanted=_WANTED.get(message.wanted, Wanted.WORK),
+        desired_state=_DESIRED_STATES.get(message.desired_state, DesiredState.WORK),
         calibrate=message.calibrate,
         service_version=_text(message.service_version, _VITAL_CHARS["tunefarm_version"]),
     )

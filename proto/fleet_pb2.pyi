@@ -21,12 +21,12 @@ class WorkerRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WORKER_ROLE_MEASURE: _ClassVar[WorkerRole]
     WORKER_ROLE_BUILD: _ClassVar[WorkerRole]
 
-class Wanted(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class DesiredState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    WANTED_WORK: _ClassVar[Wanted]
-    WANTED_DRAIN: _ClassVar[Wanted]
-    WANTED_EVICTED: _ClassVar[Wanted]
-    WANTED_UPDATE: _ClassVar[Wanted]
+    DESIRED_STATE_WORK: _ClassVar[DesiredState]
+    DESIRED_STATE_DRAIN: _ClassVar[DesiredState]
+    DESIRED_STATE_EVICTED: _ClassVar[DesiredState]
+    DESIRED_STATE_UPDATE: _ClassVar[DesiredState]
 
 class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -50,10 +50,10 @@ WORKER_STATE_DRAINING: WorkerState
 WORKER_STATE_OFFLINE: WorkerState
 WORKER_ROLE_MEASURE: WorkerRole
 WORKER_ROLE_BUILD: WorkerRole
-WANTED_WORK: Wanted
-WANTED_DRAIN: Wanted
-WANTED_EVICTED: Wanted
-WANTED_UPDATE: Wanted
+DESIRED_STATE_WORK: DesiredState
+DESIRED_STATE_DRAIN: DesiredState
+DESIRED_STATE_EVICTED: DesiredState
+DESIRED_STATE_UPDATE: DesiredState
 OUTCOME_UNKNOWN: Outcome
 OUTCOME_OK: Outcome
 OUTCOME_BUILD_ERROR: Outcome
@@ -68,7 +68,7 @@ OUTCOME_LAUNCH_ERROR: Outcome
 OUTCOME_SPILLED: Outcome
 
 class SynchronizeRequest(_message.Message):
-    __slots__ = ("protocol", "worker_id", "session_id", "starting", "state", "device", "held", "results", "slots", "wait_s", "vitals", "role", "builds_for", "calibrated", "machine")
+    __slots__ = ("protocol", "worker_id", "session_id", "starting", "state", "device", "held", "results", "slots", "wait_s", "vitals", "role", "builds_for", "calibrated", "boot_id")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -83,7 +83,7 @@ class SynchronizeRequest(_message.Message):
     ROLE_FIELD_NUMBER: _ClassVar[int]
     BUILDS_FOR_FIELD_NUMBER: _ClassVar[int]
     CALIBRATED_FIELD_NUMBER: _ClassVar[int]
-    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     worker_id: str
     session_id: str
@@ -98,11 +98,11 @@ class SynchronizeRequest(_message.Message):
     role: WorkerRole
     builds_for: _containers.RepeatedScalarFieldContainer[str]
     calibrated: bool
-    machine: str
-    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., session_id: _Optional[str] = ..., starting: _Optional[bool] = ..., state: _Optional[_Union[WorkerState, str]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., held: _Optional[_Union[LeaseId, _Mapping]] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping]]] = ..., slots: _Optional[int] = ..., wait_s: _Optional[float] = ..., vitals: _Optional[_Union[Vitals, _Mapping]] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., builds_for: _Optional[_Iterable[str]] = ..., calibrated: _Optional[bool] = ..., machine: _Optional[str] = ...) -> None: ...
+    boot_id: str
+    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., session_id: _Optional[str] = ..., starting: _Optional[bool] = ..., state: _Optional[_Union[WorkerState, str]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., held: _Optional[_Union[LeaseId, _Mapping]] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping]]] = ..., slots: _Optional[int] = ..., wait_s: _Optional[float] = ..., vitals: _Optional[_Union[Vitals, _Mapping]] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., builds_for: _Optional[_Iterable[str]] = ..., calibrated: _Optional[bool] = ..., boot_id: _Optional[str] = ...) -> None: ...
 
 class Vitals(_message.Message):
-    __slots__ = ("tunefarm_version", "tvm_version", "load", "temperature_c", "memory_free_bytes", "candidates", "candidates_done", "uncontained", "trouble", "power_w", "driver")
+    __slots__ = ("tunefarm_version", "tvm_version", "load", "temperature_c", "memory_free_bytes", "candidates", "candidates_done", "sandbox_gaps", "health_error", "power_w", "driver")
     TUNEFARM_VERSION_FIELD_NUMBER: _ClassVar[int]
     TVM_VERSION_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
@@ -110,8 +110,8 @@ class Vitals(_message.Message):
     MEMORY_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_DONE_FIELD_NUMBER: _ClassVar[int]
-    UNCONTAINED_FIELD_NUMBER: _ClassVar[int]
-    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    SANDBOX_GAPS_FIELD_NUMBER: _ClassVar[int]
+    HEALTH_ERROR_FIELD_NUMBER: _ClassVar[int]
     POWER_W_FIELD_NUMBER: _ClassVar[int]
     DRIVER_FIELD_NUMBER: _ClassVar[int]
     tunefarm_version: str
@@ -121,29 +121,29 @@ class Vitals(_message.Message):
     memory_free_bytes: int
     candidates: int
     candidates_done: int
-    uncontained: str
-    trouble: str
+    sandbox_gaps: str
+    health_error: str
     power_w: float
     driver: str
-    def __init__(self, tunefarm_version: _Optional[str] = ..., tvm_version: _Optional[str] = ..., load: _Optional[float] = ..., temperature_c: _Optional[float] = ..., memory_free_bytes: _Optional[int] = ..., candidates: _Optional[int] = ..., candidates_done: _Optional[int] = ..., uncontained: _Optional[str] = ..., trouble: _Optional[str] = ..., power_w: _Optional[float] = ..., driver: _Optional[str] = ...) -> None: ...
+    def __init__(self, tunefarm_version: _Optional[str] = ..., tvm_version: _Optional[str] = ..., load: _Optional[float] = ..., temperature_c: _Optional[float] = ..., memory_free_bytes: _Optional[int] = ..., candidates: _Optional[int] = ..., candidates_done: _Optional[int] = ..., sandbox_gaps: _Optional[str] = ..., health_error: _Optional[str] = ..., power_w: _Optional[float] = ..., driver: _Optional[str] = ...) -> None: ...
 
 class SynchronizeResponse(_message.Message):
-    __slots__ = ("fenced", "lease", "acknowledged", "call_again_after_s", "wanted", "calibrate", "service_version")
+    __slots__ = ("fenced", "lease", "acknowledged", "call_again_after_s", "desired_state", "calibrate", "service_version")
     FENCED_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     CALL_AGAIN_AFTER_S_FIELD_NUMBER: _ClassVar[int]
-    WANTED_FIELD_NUMBER: _ClassVar[int]
+    DESIRED_STATE_FIELD_NUMBER: _ClassVar[int]
     CALIBRATE_FIELD_NUMBER: _ClassVar[int]
     SERVICE_VERSION_FIELD_NUMBER: _ClassVar[int]
     fenced: bool
     lease: Lease
     acknowledged: _containers.RepeatedScalarFieldContainer[int]
     call_again_after_s: float
-    wanted: Wanted
+    desired_state: DesiredState
     calibrate: bool
     service_version: str
-    def __init__(self, fenced: _Optional[bool] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., acknowledged: _Optional[_Iterable[int]] = ..., call_again_after_s: _Optional[float] = ..., wanted: _Optional[_Union[Wanted, str]] = ..., calibrate: _Optional[bool] = ..., service_version: _Optional[str] = ...) -> None: ...
+    def __init__(self, fenced: _Optional[bool] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., acknowledged: _Optional[_Iterable[int]] = ..., call_again_after_s: _Optional[float] = ..., desired_state: _Optional[_Union[DesiredState, str]] = ..., calibrate: _Optional[bool] = ..., service_version: _Optional[str] = ...) -> None: ...
 
 class Device(_message.Message):
     __slots__ = ("name", "triple", "mcpu", "features", "cores", "vector_bytes", "l1_bytes", "l2_bytes", "l3_bytes", "toolchain", "target", "gpu", "profile")
@@ -282,18 +282,18 @@ class Resources(_message.Message):
     def __init__(self, registers: _Optional[int] = ..., spilled_bytes: _Optional[int] = ...) -> None: ...
 
 class Measurement(_message.Message):
-    __slots__ = ("outcome", "run_secs", "build_secs", "error", "resources")
+    __slots__ = ("outcome", "run_s", "build_s", "error", "resources")
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
-    RUN_SECS_FIELD_NUMBER: _ClassVar[int]
-    BUILD_SECS_FIELD_NUMBER: _ClassVar[int]
+    RUN_S_FIELD_NUMBER: _ClassVar[int]
+    BUILD_S_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     RESOURCES_FIELD_NUMBER: _ClassVar[int]
     outcome: Outcome
-    run_secs: _containers.RepeatedScalarFieldContainer[float]
-    build_secs: float
+    run_s: _containers.RepeatedScalarFieldContainer[float]
+    build_s: float
     error: str
     resources: Resources
-    def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., run_secs: _Optional[_Iterable[float]] = ..., build_secs: _Optional[float] = ..., error: _Optional[str] = ..., resources: _Optional[_Union[Resources, _Mapping]] = ...) -> None: ...
+    def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., run_s: _Optional[_Iterable[float]] = ..., build_s: _Optional[float] = ..., error: _Optional[str] = ..., resources: _Optional[_Union[Resources, _Mapping]] = ...) -> None: ...
 
 class Result(_message.Message):
     __slots__ = ("number", "lease", "trial_id", "module_run_id", "measurement", "built")
@@ -312,12 +312,12 @@ class Result(_message.Message):
     def __init__(self, number: _Optional[int] = ..., lease: _Optional[_Union[LeaseId, _Mapping]] = ..., trial_id: _Optional[int] = ..., module_run_id: _Optional[int] = ..., measurement: _Optional[_Union[Measurement, _Mapping]] = ..., built: _Optional[_Union[Built, _Mapping]] = ...) -> None: ...
 
 class Built(_message.Message):
-    __slots__ = ("sha256", "build_secs")
+    __slots__ = ("sha256", "build_s")
     SHA256_FIELD_NUMBER: _ClassVar[int]
-    BUILD_SECS_FIELD_NUMBER: _ClassVar[int]
+    BUILD_S_FIELD_NUMBER: _ClassVar[int]
     sha256: str
-    build_secs: float
-    def __init__(self, sha256: _Optional[str] = ..., build_secs: _Optional[float] = ...) -> None: ...
+    build_s: float
+    def __init__(self, sha256: _Optional[str] = ..., build_s: _Optional[float] = ...) -> None: ...
 
 class Library(_message.Message):
     __slots__ = ("session_id", "lease", "trial_id", "sha256", "data")

@@ -69,8 +69,8 @@ class FleetServicer:
 
         Names. A name belongs to the token that used it first, until that token is revoked or has expired; a session
         with another token is answered ALREADY_EXISTS, and so is one whose token brings a new name while people have
-        a worker of that token EVICTED. While a session calls, a session from another `machine` is answered ABORTED
-        in place of fencing it off: it may ask again. A service that needs no tokens, and its bootstrap token, bind no
+        a worker of that token EVICTED. While a session calls, a session with another `boot_id` doesn't fence it off
+        and is answered ABORTED: it may ask again. A service that needs no tokens, and its bootstrap token, bind no
         names.
 
         Leases. A worker holds at most one lease. It gets one when it is READY, asked for `slots`, and
@@ -87,7 +87,7 @@ class FleetServicer:
         a lease says that it is PROBING, which costs no candidate an attempt.
 
         Building. A worker whose role is BUILD measures nothing. It gets leases to `build`: of candidates for
-        other devices, which it compiles for the target of the lease and links for its machine. It stores each
+        other devices, which it compiles for the target of the lease and links for its platform. It stores each
         library with PutLibrary and reports it as `built`; the trial then waits for a device, which gets it with
         `library_sha` and only loads and times it. A failed build is reported as a measurement. A lost lease costs
         each candidate that was not reported an attempt, as for devices. The job says whether builders build for
@@ -95,7 +95,7 @@ class FleetServicer:
         there.
 
         Draining and evicting. People may want a worker to take no more work, or to be away. Every answer
-        says so in `wanted` as long as they do, whichever side restarts. A worker that should DRAIN finishes
+        says so in `desired_state` as long as they do, whichever side restarts. A worker that should DRAIN finishes
         its lease, is DRAINING from then on, and takes work again when an answer wants it to WORK. One that
         is EVICTED is also told `fenced`: its lease is given back, and nobody is let in under its name until
         people want it back. It may stop, or drop what it holds and ask again now and then.
@@ -131,7 +131,7 @@ class FleetServicer:
 
     def PutLibrary(self, request, context):
         """Stores the library of a candidate of a lease to `build` that the session holds. Storing it twice keeps
-        the second. The server reads its header, and refuses a library that isn't for the device's machine.
+        the second. The server reads its header, and refuses a library that isn't for the device's platform.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from core.device import Device
 from core.lease import Lease, LeaseId, check_name
 from core.measurement import Built, Measurement
-from core.worker import Role, Vitals, Wanted, WorkerState
+from core.worker import DesiredState, Role, Vitals, WorkerState
 
 PROTOCOL = 2
 MAX_MESSAGE_BYTES = 64 << 20
 MAX_RESULTS = 1000
 MAX_WAIT_S = 30.0
 MAX_LIBRARY_BYTES = 32 << 20
-MAX_MACHINES = 16
+MAX_PLATFORMS = 16
 MAX_PROFILE_CHARS = 4096
-_MACHINE = re.compile("[A-Za-z0-9_]{1,32}")
+_PLATFORM = re.compile("[A-Za-z0-9_]{1,32}")
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,8 @@ class Result:
 class WorkerReport:
     """A worker's whole state, which it sends with every Synchronize.
 
-    `builds_for` names the machines that a builder links for, `machine` the worker's own as long as it runs,
-    "" where that is unknown. `calibrated` says that the device's profile was
-    measured after the last answer to this session.
+    `builds_for` names the platforms that a builder links for. `boot_id` is empty if it is unknown.
+    `calibrated`: the device was calibrated after the last response to this session.
     """
 
     worker_id: str
@@ -79,33 +78,33 @@ class WorkerReport:
     role: Role = Role.MEASURE
     builds_for: tuple[str, ...] = ()
     calibrated: bool = False
-    machine: str = ""
+    boot_id: str = ""
 
     def __post_init__(self) -> None:
         check_name("a worker id", self.worker_id)
         check_name("a session id", self.session_id)
-        if self.machine:
-            check_name("a machine", self.machine)
+        if self.boot_id:
+            check_name("a boot id", self.boot_id)
         if len(self.results) > MAX_RESULTS:
             raise ValueError(f"at most {MAX_RESULTS} results fit in one call, not {len(self.results)}")
         if self.state is WorkerState.READY and self.device is None:
             raise ValueError("a ready worker must send its device's fingerprint")
         if self.state is WorkerState.READY and self.role is Role.BUILD and not self.builds_for:
-            raise ValueError("a worker that builds must say for which machines")
-        if len(self.builds_for) > MAX_MACHINES or not all(map(_MACHINE.fullmatch, self.builds_for)):
-            raise ValueError(f"machines are at most {MAX_MACHINES} names such as x86_64")
+            raise ValueError("a worker that builds must name its platforms")
+        if len(self.builds_for) > MAX_PLATFORMS or not all(map(_PLATFORM.fullmatch, self.builds_for)):
+            raise ValueError(f"platforms are at most {MAX_PLATFORMS} names such as x86_64")
         if self.slots < 0 or not 0.0 <= self.wait_s < math.inf:
             raise ValueError("slots and wait_s must not be negative")
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The service's instruction to a worker.
+class SyncResponse:
+    """The service's response to a worker's Synchronize call.
 
-    `keeps` names the held lease when the worker is to go on with it; `lease` is a new one. With neither, the
-    worker is to hold nothing. `fenced` means that another session has taken over or, together with EVICTED,
-    that people have evicted the worker. `calibrate`: the worker is to calibrate its device once it holds
-    nothing. `service_version` is the service's version of tunefarm, "" where it is unknown.
+    `keeps` names the held lease if the worker should continue it; `lease` is a new one. With neither, the
+    worker should hold nothing. `fenced`: another session has taken over or, with EVICTED, people have evicted
+    the worker. `calibrate`: the worker should calibrate its device once it holds nothing. `service_version`
+    is the service's version of tunefarm, empty if it is unknown.
     """
 
     fenced: bool = False
@@ -113,7 +112,7 @@ class Answer:
     lease: Lease | None = None
     acknowledged: tuple[int, ...] = ()
     call_again_after_s: float = 1.0
-    wanted: Wanted = Wanted.WORK
+    desired_state: DesiredState = DesiredState.WORK
     calibrate: bool = False
     service_version: str = ""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy import delete, insert, or_, select, update
 from sqlalchemy.orm import Session
 
-from core.access import WARNED_BEFORE_S, Scope
+from core.tokens import WARNED_BEFORE_S, Scope
 from records.storage.database import NotFound
 from records.storage.statements import changed
 from records.storage.tables import AuditRow, TokenRow
@@ -47,8 +47,8 @@ class Token:
 class AuditEntry:
     """Something that was done or refused.
 
-    `who` is a token's id, "bootstrap", "loopback" or "nobody"; `subject` the thing that it was done to,
-    `outcome` a status, `address` that of the caller.
+    `who` is a token's id, "bootstrap", "loopback" or "nobody". `subject` is the object of the action,
+    `outcome` a status, `address` the caller's address.
     """
 
     who: str

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from core.device import Device
 from core.profile import Profile
-from core.worker import LOST_AFTER_S, Wanted, WorkerState
+from core.worker import LOST_AFTER_S, DesiredState, WorkerState
 from records.storage.database import NotFound
 from records.storage.statements import insert_missing
 from records.storage.tables import DeviceClassRow, WorkerRow
@@ -29,7 +29,7 @@ def put_class(session: Session, device: Device, calibrated: bool = False) -> Non
         "name": device.name,
         "device": device.to_json(),
         "target": device.target,
-        "machine": device.built_as,
+        "platform": device.platform,
         "cores": device.cores,
         "toolchain": device.toolchain,
     }
@@ -62,7 +62,10 @@ def resolve_class(session: Session, target: str, now: float) -> Device | None:
     work.
     """
     if target == "native":
-        able = (WorkerRow.state.in_((WorkerState.READY, WorkerState.BUSY)), WorkerRow.wanted == Wanted.WORK)
+        able = (
+            WorkerRow.state.in_((WorkerState.READY, WorkerState.BUSY)),
+            WorkerRow.desired_state == DesiredState.WORK,
+        )
         is_there = (WorkerRow.last_seen_at >= now - LOST_AFTER_S, WorkerRow.device_class.is_not(None))
         keys = select(WorkerRow.device_class).where(*able, *is_there)
         newest = session.scalar(keys.order_by(WorkerRow.last_seen_at.desc(), WorkerRow.id).limit(1))

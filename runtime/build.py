@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 HERE = Path(__file__).parent
 PACKAGE = HERE / "tunefarm_runtime"
-MACHINES = ("x86_64", "aarch64")
+ARCHS = ("x86_64", "aarch64")
 # The oldest C library that the wheels of TVM run with.
 PLATFORM = "manylinux_2_28"
 PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_24", "manylinux_2_17", "manylinux2014")
@@ -33,9 +33,9 @@ def pinned(name: str, constraints: Path) -> str:
     raise SystemExit(f"{constraints} doesn't pin {name}")
 
 
-def download(requirement: str, machine: str, folder: Path) -> Path:
+def download(requirement: str, arch: str, folder: Path) -> Path:
     """Download the wheel of a package for a kind of machine."""
-    platforms = [flag for name in PLATFORMS for flag in ("--platform", f"{name}_{machine}")]
+    platforms = [flag for name in PLATFORMS for flag in ("--platform", f"{name}_{arch}")]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     command += ["--python-version", "3.11", "--implementation", "cp", *platforms]
     subprocess.run([*command, "--dest", str(folder), requirement], check=True)
@@ -58,13 +58,13 @@ def unpack(wheel: Path, names: tuple[str, ...], folder: Path) -> None:
             target.write_bytes(archive.read(entry))
 
 
-def build(machine: str, output: Path) -> None:
+def build(arch: str, output: Path) -> None:
     """Build the wheel for a kind of machine from a copy that holds only its libraries."""
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch) / "runtime"
-        left_out = [one for one in MACHINES if one != machine] + [FFI_LIBRARY, "*.egg-info", "build"]
+        left_out = [one for one in ARCHS if one != arch] + [FFI_LIBRARY, "*.egg-info", "build"]
         shutil.copytree(HERE, copy, ignore=shutil.ignore_patterns(*left_out))
-        setting = f"--build-option=--plat-name={PLATFORM}_{machine}"
+        setting = f"--build-option=--plat-name={PLATFORM}_{arch}"
         command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--config-settings", setting]
         subprocess.run([*command, "--wheel-dir", str(output), str(copy)], check=True)
 
@@ -73,16 +73,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Build the wheels of tunefarm-runtime.")
     parser.add_argument("--constraints", type=Path, default=HERE.parent / "constraints.txt")
     parser.add_argument("--output", type=Path, default=HERE.parent / "build" / "runtime")
-    parser.add_argument("--machine", choices=MACHINES, action="append", help="only for this kind of machine")
+    parser.add_argument("--arch", choices=ARCHS, action="append", help="only for this processor architecture")
     args = parser.parse_args()
-    for machine in args.machine or MACHINES:
-        folder = PACKAGE / "lib" / machine
+    for arch in args.arch or ARCHS:
+        folder = PACKAGE / "lib" / arch
         for name, libraries in (("apache-tvm", TVM_LIBRARIES), ("apache-tvm-ffi", (FFI_LIBRARY,))):
             if not all((folder / library).exists() for library in libraries):
                 with tempfile.TemporaryDirectory() as scratch:
-                    wheel = download(pinned(name, args.constraints), machine, Path(scratch))
+                    wheel = download(pinned(name, args.constraints), arch, Path(scratch))
                     unpack(wheel, libraries, folder)
-        build(machine, args.output)
+        build(arch, args.output)
     for wheel in sorted(args.output.glob("*.whl")):
         print(f"{wheel}: {wheel.stat().st_size / 1e6:.1f} MB")
 

@@ -130,8 +130,8 @@ def _has_modules(folder: Path) -> bool:
 def _link_targets(folder: Path, inside: Path = Path(), depth: int = _NAMESPACE_DEPTH) -> Iterator[Path]:
     """Yield where links in a folder of packages lead: uv, conda and Nix link packages, or each file of them.
 
-    Where every file of a package is a link, the whole package is shown: the target without what it has in
-    common with the link's own path, then the package's name.
+    If every file of a package is a link, the whole package is shown: the link's target up to the package's
+    name.
     """
     try:
         entries = list(os.scandir(folder / inside))

@@ -62,8 +62,8 @@ def unshare_namespaces(processes: bool = True, user: bool = False) -> None:
     """Cut this process off from the network and from the shared memory of others.
 
     With `processes`, what it starts is in a PID namespace: these see only each other and end with the first
-    of them. Without root's rights this takes a user namespace, and so it does with `user`: from there, other
-    processes can't be traced, be they of the same user. Raises OSError where the kernel refuses.
+    of them. Without root's rights, or with `user`, this needs a user namespace. From there, other processes
+    can't be traced, even processes of the same user. Raises OSError where the kernel refuses.
     """
     uid, gid = os.geteuid(), os.getegid()
     kinds = CLONE_NEWNET | CLONE_NEWIPC

@@ -1,7 +1,7 @@
 """The reaper: the process between a parent and its child, which leaves no process of the child behind.
 
-The reaper waits for the child to end, kills every process that the child started, even one in a session of
-its own, and ends with the child's exit code or signal. `sandbox` shows all processes.
+The reaper waits for the child to end. Then it kills every process that the child started, even one in a
+session of its own, and ends with the child's exit code or signal. `sandbox` shows all processes.
 
 Where the kernel allows namespaces, the child lives in a PID namespace, which the kernel kills as a whole when
 its process 1 ends. The child isn't process 1 itself, because the kernel ignores signals that process 1 sends

@@ -1,4 +1,4 @@
-"""The Celery application, and the wake-ups by which other processes reach the scheduler.
+"""The Celery application, and the wake-ups that other processes send to the scheduler.
 
 The database holds the truth; a wake-up only names a step and the job to look at. One that is lost costs a few
 seconds, until the next sweep; a superfluous one costs a look at the job.
@@ -25,7 +25,7 @@ from core.job import JobState
 STEP_OF: Mapping[JobState, str] = {
     JobState.QUEUED: "intake",
     JobState.IMPORTING: "intake",
-    JobState.TUNING: "plan",
+    JobState.TUNING: "round",
     JobState.PUBLISHING: "publish",
 }
 QUEUE = "tunefarm"
@@ -54,8 +54,8 @@ _REDIS_OPTIONS = {
 def make_app(broker: str) -> Celery:
     """Return the Celery application for a broker, given as a folder or a URL.
 
-    Raises OSError when the folder can't be made, ValueError for a URL of an unknown kind of broker, or one
-    of Redis where its client isn't installed.
+    Raises OSError if the folder can't be made, and ValueError for an unknown kind of broker or if Redis's
+    client isn't installed.
     """
     app = Celery("tunefarm", set_as_current=False)
     app.conf.update(
@@ -79,7 +79,7 @@ def make_app(broker: str) -> Celery:
 
 
 class Waker:
-    """Asks the scheduler to look at a job soon: `intake`, `plan` or `publish`.
+    """Asks the scheduler to look at a job soon: `intake`, `round` or `publish`.
 
     A thread of its own sends the wake-ups, so no request ever waits for the broker. A broker that is away
     raises nothing, because the next sweep finds the job anyway.

@@ -82,7 +82,7 @@ def next_tasks(
     given = [0] * len(tasks)
     picks: list[tuple[int, int]] = []
     left = [i for i, task in enumerate(tasks) if not task.exhausted]
-    open_tasks = [i for i in left if not _is_hopeless(tasks, i, trials_per_pick)] or left
+    open_tasks = [i for i in left if not _cannot_improve(tasks, i, trials_per_pick)] or left
     most = max(trials_per_pick, MAX_SHARE * trials)
     while open_tasks and sum(given) < trials:
         issued = [task.issued + more for task, more in zip(tasks, given, strict=True)]
@@ -98,8 +98,11 @@ def next_tasks(
     return picks
 
 
-def _is_hopeless(tasks: Sequence[TaskProgress], index: int, trials_per_pick: int) -> bool:
-    """Whether the objective ignores a task, or it can't be expected to become faster than its rival."""
+def _cannot_improve(tasks: Sequence[TaskProgress], index: int, trials_per_pick: int) -> bool:
+    """Return whether more trials of a task can't improve the objective.
+
+    The objective ignores it, or it isn't expected to become faster than its best alternative.
+    """
     task = tasks[index]
     if task.issued == 0 or task.weight == 0:
         return task.issued > 0

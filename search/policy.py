@@ -135,20 +135,20 @@ def propose(
     rng: np.random.Generator,
     exclude: Collection[Program] = (),
     config: SearchConfig | None = None,
-    seeds: Sequence[Program] = (),
+    initial_programs: Sequence[Program] = (),
 ) -> list[Proposal]:
     """Return up to `count` new programs, predicted fastest first, then a few random ones.
 
     They are fewer when the space ends or nothing else is worth measuring. `measured` pairs programs with
-    their seconds (inf for a failure); neither they nor `exclude` are proposed. Evolution begins with the best
-    of them, then with `seeds` (such as programs transferred from similar workloads).
+    their seconds (inf for a failure); neither they nor `exclude` are proposed. Evolution starts from
+    the best of them, then from `initial_programs`, such as programs transferred from similar workloads.
     """
     settings = config or SearchConfig()
     excluded = {program for program, _ in measured} | set(exclude)
     best_first = [
         program for program, seconds in sorted(measured, key=lambda pair: pair[1]) if np.isfinite(seconds)
     ]
-    best_first += seeds
+    best_first += initial_programs
     sketches = _promising_sketches(task, model, settings.max_sketches, rng)
     evolution = settings.evolution_of_one(len(sketches), count, model)
     ranked = [

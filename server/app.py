@@ -10,7 +10,6 @@ from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddle
 from server.access.middleware import AccessMiddleware, BodySizeMiddleware
 from server.access.open_calls import OpenCalls
 from server.api import (
-    access,
     artifacts,
     cost_models,
     events,
@@ -21,6 +20,7 @@ from server.api import (
     models,
     schedules,
     session,
+    tokens,
     workers,
     workloads,
 )
@@ -69,7 +69,7 @@ def create_app(context: ServerContext) -> FastAPI:
     )
     app.state.context = context
     of_jobs, of_schedules = (models, jobs, events, artifacts), (schedules, workloads, cost_models)
-    for guarded in (*of_jobs, *of_schedules, workers, access, session, metrics, report):
+    for guarded in (*of_jobs, *of_schedules, workers, tokens, session, metrics, report):
         app.include_router(guarded.router, responses=GUARDED)
     app.include_router(health.router)
     app.include_router(dashboard.router)

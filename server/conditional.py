@@ -1,4 +1,4 @@
-"""Conditional requests: who has an answer already is told so, and doesn't get it again."""
+"""Conditional requests: a client that already has the response gets 304 instead."""
 
 from __future__ import annotations
 

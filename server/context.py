@@ -28,8 +28,8 @@ class ServerContext:
 
     `wake` asks the scheduler to run a step of a job soon; it is called after the transaction. `now` returns
     epoch seconds, `new_id` an id never returned before, `new_secret` 43 characters that nobody can guess.
-    Handlers that wait return when `stopping` is set. `transfers` are the threads that move files; one import
-    at a time is in memory, that of whoever holds `importing`. `version` is that of tunefarm.
+    Handlers that wait return when `stopping` is set. `transfers` are the threads that move files. Only the
+    holder of `importing` has an import in memory. `version` is tunefarm's version.
     """
 
     settings: ServerSettings

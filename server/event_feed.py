@@ -28,7 +28,7 @@ class Page(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where somebody who watches a job has come to: after the event with this id."""
+    """The position of a job's subscriber: after the event with this id."""
 
     job_id: str
     after: int
@@ -36,7 +36,7 @@ class Place(NamedTuple):
 
 @dataclass(eq=False)
 class _Watcher:
-    """Somebody who waits for what comes after a place."""
+    """A subscriber waiting for events after a given id."""
 
     place: Place
     page: asyncio.Future[Page] = field(default_factory=lambda: asyncio.get_running_loop().create_future())

@@ -59,9 +59,9 @@ class ServerMetrics:
             registry=self.registry,
         )
         self.workers = Gauge("tunefarm_workers", "Known workers", ["state"], registry=self.registry)
-        self.workers_in_trouble = Gauge(
-            "tunefarm_workers_in_trouble",
-            "Workers that are there and can't measure or build; `tunefarm workers` says why",
+        self.workers_unhealthy = Gauge(
+            "tunefarm_workers_unhealthy",
+            "Connected workers that can't measure or build; `tunefarm workers` says why",
             registry=self.registry,
         )
         self.ending_tokens = Gauge(

@@ -1,7 +1,7 @@
 """The threads that use the database, in a pool for each kind of call, so that no kind waits for another.
 
-Workers' calls, with the look-ups of their tokens, run in the event loop's own executor (`asyncio.to_thread`),
-handlers of HTTP in that of the framework (`run_in_threadpool`), and whatever moves files in `Threads` of its
+Workers' calls and the look-ups of their tokens run in the event loop's executor (`asyncio.to_thread`). HTTP
+handlers run in the framework's thread pool (`run_in_threadpool`). What moves files runs in `Threads` of its
 own. Together they are as many as a process may have transactions (`records.storage.database`).
 """
 
@@ -17,8 +17,8 @@ from anyio.to_thread import current_default_thread_limiter
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 
-# A transaction waits for PostgreSQL about as long as it computes, and one thread computes at a time: with
-# more threads, each would only hold its locks for longer.
+# A transaction waits for PostgreSQL about as long as it computes, and one thread computes at a time. With
+# more threads, each would only hold its locks longer.
 _FLEET_THREADS = 8
 _HTTP_THREADS = 8
 _TRANSFER_THREADS = 4

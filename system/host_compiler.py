@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 
 COMPILERS = ("g++", "gcc", "clang++", "clang", "c++", "cc")
-# Machines that models can be linked for by a cross compiler on the path.
-CROSS_MACHINES = ("x86_64", "aarch64")
+# The processor architectures that a cross compiler on the path can link models for.
+CROSS_ARCHS = ("x86_64", "aarch64")
 _ANSWER_TIMEOUT_S = 20.0
 
 
@@ -20,14 +20,14 @@ def find_compiler() -> str | None:
     return next(filter(None, map(shutil.which, (*wanted, *COMPILERS))), None)
 
 
-def find_cross_compiler(machine: str) -> str | None:
-    """Return the path of GCC for another machine, named as in an LLVM triple."""
-    return shutil.which(f"{machine}-linux-gnu-gcc")
+def find_cross_compiler(arch: str) -> str | None:
+    """Return the path of GCC for a processor architecture, named as in an LLVM triple; None without one."""
+    return shutil.which(f"{arch}-linux-gnu-gcc")
 
 
 def compiler_parts() -> list[Path]:
     """Return the files and folders that the compilers of this machine need, as they say themselves."""
-    cross = [find_cross_compiler(machine) for machine in CROSS_MACHINES if machine != platform.machine()]
+    cross = [find_cross_compiler(arch) for arch in CROSS_ARCHS if arch != platform.machine()]
     found = [path for path in (find_compiler(), *cross) if path is not None]
     return [part for compiler in found for part in (Path(compiler), *_parts(compiler))]
 

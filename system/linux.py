@@ -25,9 +25,9 @@ if sys.platform == "linux":
 def die_with_parent(with_signal: signal.Signals = signal.SIGKILL, parent_pid: int | None = None) -> None:
     """Have the kernel send this process a signal when its parent dies, however the parent dies.
 
-    End this process at once if the parent is no longer `parent_pid`: then the parent died before the request.
-    (A parent outside of this PID namespace has the number 0.) The request survives exec, but neither fork nor
-    a change of user or group. Only Linux knows it; elsewhere only the check is made.
+    If the parent is no longer `parent_pid`, it died before the request, so this process ends at once. A
+    parent outside of this PID namespace has the number 0. The request survives exec, but neither fork nor a
+    change of user or group. Only Linux knows it; elsewhere only the check is made.
     """
     if sys.platform == "linux":
         prctl(_PR_SET_PDEATHSIG, with_signal)

@@ -37,8 +37,7 @@ def find_headers() -> list[Path]:
 
 
 def _toolkits() -> list[Path]:
-    """Return the toolkits that CUDA_HOME names, that NVIDIA's packages make up, the newest first, and that of
-    the host."""
+    """Return the toolkits of CUDA_HOME, of NVIDIA's packages (the newest first) and of the host."""
     named, found = os.environ.get("CUDA_HOME"), importlib.util.find_spec("nvidia")
     folders = [Path(place) for place in (found.submodule_search_locations or ())] if found else []
     packaged = sorted((path for folder in folders for path in folder.glob("cu[0-9]*")), reverse=True)

@@ -66,7 +66,7 @@ def extensions(group: str) -> tuple[Extension, ...]:
 
 
 def is_plugins(name: str) -> bool:
-    """Whether the full name is that of a plug-in's extension."""
+    """Return whether the full name names a plug-in's extension."""
     return _NAME.fullmatch(name) is not None
 
 

@@ -22,6 +22,6 @@ MANIFEST = Manifest(
     versions={"apache-tvm": "0.27.0.post1"},
     created_at=1700000000.0,
     tasks=(TaskEntry("123", "conv2d", 2, "[[], []]", 0.001, "trial"), TaskEntry("4", "transpose", 1)),
-    untuned_secs=(0.3, 0.31),
-    tuned_secs=(0.01,),
+    untuned_s=(0.3, 0.31),
+    tuned_s=(0.01,),
 )

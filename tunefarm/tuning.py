@@ -31,8 +31,8 @@ def tune(
 ) -> TuneResult:
     """Tune a model and write a compiled library into `output`, as `tunefarm tune` does with the same options.
 
-    `model` is the path of a model's file; a torch.nn.Module, with the `example_inputs` that it is exported
-    with; a torch.export.ExportedProgram; or of TVM an IRModule, a TIR function, or a list of tensor
+    `model` is the path of a model's file, a torch.nn.Module (exported with `example_inputs`), or a
+    torch.export.ExportedProgram. It may also be TVM's IRModule, a TIR function, or a list of tensor
     expressions, inputs before outputs. Like --shape, `shapes` have the shapes of inputs, or the sizes of
     dimensions, for which the result has `sizes`. `options` are fields of `core.job.JobOptions`, such as
     `exact`. Raises TypeError for anything else, ValueError for an option outside its limits, CommandError

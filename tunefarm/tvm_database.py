@@ -36,6 +36,7 @@ from compiler.lowering.trace import apply_trace
 from compiler.target import parse_target
 from compiler.variants.choice import VariantModel
 from compiler.workload import from_json, normalise, workload_hash
+from core.model_latency import base_workload
 from core.target import rewrite_target
 from core.trace import parse_trace
 from tunefarm.client.schedule_cache import ScheduleCache
@@ -63,9 +64,9 @@ def tuned_model(
 ) -> tvm.IRModule:
     """Return a model as calls of fused functions, which MetaScheduleApplyDatabase schedules.
 
-    `database` may be one that `tunefarm export` wrote. A subgraph of which it has a variant
-    (`compiler.variants`) that is faster than the subgraph itself is computed so, but never in TF32, which
-    TVM by itself generates no code for. Raises ModelError.
+    `database` may be one that `tunefarm export` wrote. If the database has a variant of a subgraph
+    (`compiler.variants`) that is faster, the variant computes it. TF32 variants are left out, because TVM by
+    itself generates no code for them. Raises ModelError.
     """
     model = VariantModel.of(read_model(data, shapes).to_relax(), target)
     fastest: dict[str, tuple[float, str]] = {}
@@ -74,7 +75,8 @@ def tuned_model(
         record = database.query_tuning_record(workload, parse_target(target), task.workload_hash)
         if record is not None and record.run_secs:
             found = statistics.median(map(float, record.run_secs)), task.workload_hash
-            fastest[task.place] = min(found, fastest.get(task.place, found))
+            base = base_workload(task)
+            fastest[base] = min(found, fastest.get(base, found))
     return model.choose([workload for _, workload in fastest.values()])
 
 
@@ -117,7 +119,7 @@ class _FetchedDatabase(PyDatabase):
             # TVM replays what it gets, whatever it says: a trace that does more raises here.
             apply_trace(workload.mod, best.trace)
             target = json.loads(rewrite_target(best.target))
-            fields = [parse_trace(best.trace), list(best.run_secs), target, None]
+            fields = [parse_trace(best.trace), list(best.run_s), target, None]
             self._records[name] = TuningRecord.from_json(fields, workload)
         return [self._records[name]]
 

@@ -24,7 +24,7 @@ from system.command import CommandError, run_function
 from system.errors import SettingsError
 from system.scratch import scratch_folder
 from system.settings import read_settings
-from worker.agent.agent import Agent, AgentConfig, Fenced, UpdateWanted
+from worker.agent.agent import Agent, AgentConfig, Fenced, UpdateRequested
 from worker.agent.display import Display, display
 from worker.agent.gpus import ONLY, VISIBLE, GpuVitals, choose_gpu
 from worker.agent.health import HealthMonitor
@@ -84,7 +84,7 @@ def worker(
             asyncio.run(_work(settings, shown))
     except Fenced as error:
         raise CommandError(str(error), ExitCode.FENCED) from error
-    except UpdateWanted as error:
+    except UpdateRequested as error:
         raise CommandError(str(error), ExitCode.UPDATE) from error
     except WorkerRefused as error:
         raise CommandError(str(error), ExitCode.REFUSED) from error
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 async def _work(settings: WorkerSettings, shown: Display) -> None:
-    """Run an agent until SIGTERM or SIGINT. Raises Fenced, WorkerRefused, UpdateWanted and
+    """Run an agent until SIGTERM or SIGINT. Raises Fenced, WorkerRefused, UpdateRequested and
     SettingsError."""
     tls = settings.tls_files
     if settings.secret and tls is None and not settings.local:
@@ -152,7 +152,7 @@ async def _work(settings: WorkerSettings, shown: Display) -> None:
             await running
         except asyncio.CancelledError:
             shown.show("stopping: gives back what it holds")
-        except UpdateWanted:
+        except UpdateRequested:
             await agent.farewell()
             raise
         await agent.farewell()
@@ -174,13 +174,13 @@ def agent_config(settings: WorkerSettings) -> AgentConfig:
         once=settings.once,
         role=Role.BUILD if settings.build else Role.MEASURE,
         override_limits=settings.override_limits,
-        machine=_running_machine(),
+        boot_id=_boot_id(),
         updates=settings.updates,
     )
 
 
-def _running_machine() -> str:
-    """Return an id that this machine keeps until it starts again, "" where the system has none."""
+def _boot_id() -> str:
+    """Return the id that Linux draws at each boot; empty if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -16,7 +16,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from core.instruction_sets import disabled_features
 from core.lease import MEMORY_BYTES, Limits
-from system.network import is_loopback
+from system.ip_addresses import is_loopback
 from system.tls import TlsFiles
 
 # More than most devices measure in the 20 s that a lease lasts: the service leases them fewer.
@@ -35,12 +35,11 @@ class WorkerSettings(BaseSettings):
     """Settings of one worker process. Times are seconds, sizes bytes.
 
     With `build`, the worker measures nothing and builds what other devices measure; with `gpu`, it measures a
-    GPU of this machine. `features` names the
-    instruction sets that it gives up, "-NAME,-NAME". `tls` asks for an encrypted connection, and so does each
-    of its files: an authority in `ca` must vouch for the service's certificate (a public one by default);
-    `cert` and `key` are the worker's own. A limit (`build_timeout_s`, `run_timeout_s`, `module_timeout_s`,
-    `memory_bytes`) overrides the service's; without one, the service's holds up to `max_timeout_s` and
-    `max_memory_bytes`, whatever it asks for.
+    GPU of this machine. `features` names the instruction sets that it gives up, "-NAME,-NAME". `tls` and each
+    of its files ask for an encrypted connection. `ca` has the authorities for the service's certificate, by
+    default the public ones. `cert` and `key` are the worker's own. A limit (`build_timeout_s`,
+    `run_timeout_s`, `module_timeout_s`, `memory_bytes`) overrides the service's; without one, the service's
+    holds up to `max_timeout_s` and `max_memory_bytes`, whatever it asks for.
     """
 
     model_config = SettingsConfigDict(

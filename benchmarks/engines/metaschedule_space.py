@@ -121,7 +121,7 @@ class _Measuring:
         measurement = self._measurer.run(built)
         self.found.append((candidate, seconds(measurement)))
         result = (
-            RunnerResult(list(measurement.run_secs), None)
+            RunnerResult(list(measurement.run_s), None)
             if measurement.outcome is Outcome.OK
             else RunnerResult(None, measurement.error)
         )

@@ -140,11 +140,12 @@ class TunefarmSearch:
         start_s = time.perf_counter() - self._set_up_s
         found: list[Trial] = []
         tried: dict[Program, MeasuredCandidate] = {}
-        model, seeds = self._trained(before), transfer_programs(_best_of_each(before), self._task.sketches)
+        model = self._trained(before)
+        initial = transfer_programs(_best_of_each(before), self._task.sketches)
         while len(found) < trials:
             count = min(round_size(len(found)), trials - len(found))
             again = self._again(tried, count, rng, is_last=len(found) + count == trials)
-            new = self._new(model, tried, count - len(again), rng, seeds)
+            new = self._new(model, tried, count - len(again), rng, initial)
             if not new + again:
                 break
             tried |= {program: MeasuredCandidate(self.candidate(program)) for program in new}
@@ -176,10 +177,18 @@ class TunefarmSearch:
         tried: Mapping[Program, MeasuredCandidate],
         count: int,
         rng: np.random.Generator,
-        seeds: Sequence[Program],
+        initial: Sequence[Program],
     ) -> list[Program]:
         known = [(program, one.seconds) for program, one in tried.items()]
-        proposals = propose(self._task, model, known, count, rng, config=self._variant.config, seeds=seeds)
+        proposals = propose(
+            self._task,
+            model,
+            known,
+            count,
+            rng,
+            config=self._variant.config,
+            initial_programs=initial,
+        )
         return [one.program for one in proposals]
 
     def _samples(self, tried: Mapping[Program, MeasuredCandidate]) -> tuple[Sample, ...]:

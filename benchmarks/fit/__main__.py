@@ -4,10 +4,10 @@
     python -m benchmarks.fit PROGRAMS --json FILE
     python -m benchmarks.fit --database DATABASE --database DATABASE --json FILE
 
-PROGRAMS is a file of measured programs; --measure adds to it, while nothing else should run on the
-machine. The fitted factors belong into search/cost/machine.py. The figures say how estimates agree with
-measurements: on programs of the fit, on one operator or device class at a time that was left out, and on
-the layers of benchmarks/layers.py, which are never part of a fit.
+PROGRAMS is a file of measured programs; --measure adds to it, while nothing else should run on the machine.
+The fitted factors belong into search/cost/cost_parameters.py. The figures say how estimates agree with
+measurements: on programs of the fit, on one operator or device class at a time that was left out, and on the
+layers of benchmarks/layers.py, which are never part of a fit.
 
 With --database, the programs are those that jobs measured on GPUs, in tunefarm.db of their data folders. The
 factors of GPUs are fitted to all networks but one, from values that nothing was fitted to, and tested on that
@@ -33,7 +33,7 @@ from benchmarks.layers import LAYERS
 from benchmarks.results.figures import Figure, at_least, figure
 from benchmarks.results.output import Output
 from benchmarks.timing.isolation import measure_each, run_isolated
-from search.cost.machine import FITTED, ShapeFactors
+from search.cost.cost_parameters import FITTED, ShapeFactors
 from worker.settings import usable_cores
 
 LAYER_S = 8.0

@@ -11,7 +11,7 @@ from scipy.stats import rankdata
 
 from benchmarks.fit.programs import Group
 from search.cost.analytic import estimate
-from search.cost.machine import ShapeFactors
+from search.cost.cost_parameters import ShapeFactors
 from search.programs.nest import Floats
 
 # A program with half the estimated time is 2 ** CHOICE times as likely to be chosen.

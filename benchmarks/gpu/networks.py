@@ -21,7 +21,7 @@ from benchmarks.results.figures import Figure, at_least, at_most, figure, mean_f
 from benchmarks.timing.contestants import ModelFile, ProcessContestant, TvmLibrary
 from benchmarks.timing.deviation import random_inputs
 from benchmarks.timing.interleaved import Block, Timings, measure
-from core.network import network_s
+from core.model_latency import network_s
 from examples import make_models
 
 NETWORKS = ("resnet18", "resnet50", "mobilenet_v2", "bert_base", "vit_b16", "dcgan")

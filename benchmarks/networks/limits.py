@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from core.network import fastest_tasks
+from core.model_latency import fastest_tasks
 from core.profile import FLOAT32, Profile
 from tunefarm.client.values import DeviceClass, Task
 

@@ -16,7 +16,7 @@ from benchmarks.device_class import DeviceClass
 from benchmarks.networks.limits import Limits
 from benchmarks.results.curves import Point
 from core.job import JobState
-from core.network import network_s
+from core.model_latency import base_workload, network_s
 from tunefarm.cli.follow import follow_job, require_done
 from tunefarm.cli.progress import JobDisplay, JobProgress, PlainJobDisplay
 from tunefarm.client.artifact import unpack
@@ -39,14 +39,14 @@ class Manifest:
 
     target: str
     inputs: tuple[Input, ...]
-    untuned_secs: tuple[float, ...] = ()
-    tuned_secs: tuple[float, ...] = ()
-    published_secs: tuple[float, ...] = ()
+    untuned_s: tuple[float, ...] = ()
+    tuned_s: tuple[float, ...] = ()
+    published_s: tuple[float, ...] = ()
 
     @property
     def latency_s(self) -> float | None:
         """The median of the fastest candidate, which is the published one; None when nothing was timed."""
-        timed = filter(None, (self.untuned_secs, self.tuned_secs, self.published_secs))
+        timed = filter(None, (self.untuned_s, self.tuned_s, self.published_s))
         return min(map(statistics.median, timed), default=None)
 
 
@@ -100,7 +100,7 @@ class Tuning:
 
     @property
     def subgraphs(self) -> int:
-        return len({task.place for task in self.tasks})
+        return len({base_workload(task) for task in self.tasks})
 
     @property
     def library(self) -> Path:

@@ -11,15 +11,15 @@ from benchmarks.results.sidecar import Sidecar
 
 @dataclass(frozen=True)
 class RecordedTask:
-    """A subgraph, or a variant that takes its `place`, as in `records.jobs.tasks.Task`.
+    """A task: `base_workload` is the workload of the model that it computes, by a variant or by itself.
 
-    `seconds` has what its trials measured, in the order in which they were made, None for one that failed.
+    `seconds` has the latencies of its trials in the order of measurement, None for a failed trial.
     Tasks of one `tag` are similar.
     """
 
     name: str
     workload: str
-    place: str
+    base_workload: str
     weight: int
     flops: float
     tag: str

@@ -128,7 +128,7 @@ class Finalist:
         measurement = self.measurer.run(self.built, self.best_s)
         if measurement.outcome is not Outcome.OK:
             raise RuntimeError(measurement.error)
-        return measurement.run_secs
+        return measurement.run_s
 
 
 def seconds(measurement: Measurement) -> float:

@@ -21,9 +21,9 @@ def linker_seed(target: str) -> CacheSeed | None:
 
     The first call for a machine takes half a minute. If it fails, each link does the work again.
     """
-    machine = _machine(target)
+    arch = _arch(target)
     try:
-        folder = zig_cache_folder(machine)
+        folder = zig_cache_folder(arch)
     except LinkerError as error:
         _log.warning("the linker's cache can't be kept: %s", error)
         return None
@@ -31,18 +31,18 @@ def linker_seed(target: str) -> CacheSeed | None:
         return None
     seed = CacheSeed(folder)
     if not seed.is_filled:
-        request = json.dumps({"machine": machine, "memory_bytes": BASE_MEMORY_BYTES}).encode()
+        request = json.dumps({"arch": arch, "memory_bytes": BASE_MEMORY_BYTES}).encode()
         with run_child("compiler.children.linking", request, FILL_S, seed=seed, fills_seed=True) as (
             _,
             status,
         ):
             if status != 0:
                 end = "took too long" if status is None else describe_exit(status)
-                _log.warning("the linker for %s %s: its cache was not filled", machine, end)
+                _log.warning("the linker for %s %s: its cache was not filled", arch, end)
     return seed
 
 
-def _machine(target: str) -> str:
+def _arch(target: str) -> str:
     """Return the machine of a target's LLVM triple, "" without one."""
     fields: Any = json.loads(target)
     host = fields.get("host", fields)
@@ -53,7 +53,7 @@ def _machine(target: str) -> str:
 
 
 def _answer(request: dict[str, Any], _: BinaryIO) -> None:
-    check_export(request["machine"])
+    check_export(request["arch"])
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from tvm import relax
 from tvm.ir import Call, GenericConst
 
 from compiler.constants.fold import constant, rewrite_functions, static_shape
-from compiler.importing.graph import numpy_dtype
+from compiler.importing.onnx_graph import numpy_dtype
 
 _DIVISIONS = frozenset({"relax.divide", "relax.floor_divide", "relax.mod", "relax.floor_mod"})
 _REMAINDERS = frozenset({"relax.mod", "relax.floor_mod"})

@@ -20,7 +20,7 @@ from compiler.importing.onnx_file import NARROW
 from compiler.importing.onnx_runtime import load_session
 
 if TYPE_CHECKING:
-    from compiler.importing.graph import Node
+    from compiler.importing.onnx_graph import Node
 
 Array = NDArray[Any]
 # A larger result of a convolution or a recurrence takes longer to compute than to leave to TVM.

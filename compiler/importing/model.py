@@ -21,10 +21,10 @@ from compiler.constants.forms import lower_scalars, raise_ranks
 from compiler.constants.packing import LAYOUT_FREE
 from compiler.constants.scales import fold_scales
 from compiler.importing.arithmetic import define_arithmetic
-from compiler.importing.graph import Graph, UnsupportedOperator, check_size
 from compiler.importing.layouts import convert_unsupported_layouts, count_axes_from_zero
 from compiler.importing.legalization import legalize
 from compiler.importing.onnx_file import COARSENESS, OnnxFile, read_file
+from compiler.importing.onnx_graph import Graph, UnsupportedOperator, check_size
 from compiler.importing.operators import CONVERTERS
 from compiler.importing.operators.forms import FORMS
 from compiler.importing.spec import ModelError, Shape, TensorSpec, first_line
@@ -72,11 +72,6 @@ class ExtractedTask:
     variant: str = ""
     variant_of: str = ""
     exact: bool = True
-
-    @property
-    def place(self) -> str:
-        """The hash of the workload of the model that it computes."""
-        return self.variant_of or self.workload_hash
 
 
 def read_onnx(data: bytes, shapes: Mapping[str, Shape]) -> RelaxModel:

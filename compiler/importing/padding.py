@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from compiler.importing.spec import Shape
 
 if TYPE_CHECKING:
-    from compiler.importing.graph import Graph, Node, Value
+    from compiler.importing.onnx_graph import Graph, Node, Value
 
 Array = NDArray[Any]
 NO_ROW = -1
@@ -73,8 +73,8 @@ def convert_padded(
     return [result and result.with_padding(Padding(axis, count)) for result in computed]
 
 
-def marked(graph: Graph, value: Value) -> Value:
-    """Return a value in which the rows that aren't valid can be told from others."""
+def fill_invalid_rows(graph: Graph, value: Value) -> Value:
+    """Return the value with a marker in its invalid rows, which tells them from others."""
     if value.padding is None:
         return value
     plain = value.with_padding(None)
@@ -82,7 +82,7 @@ def marked(graph: Graph, value: Value) -> Value:
 
 
 def no_row(dtype: str) -> int:
-    """Return what outputs of a type hold in rows that aren't valid."""
+    """Return the marker that outputs of a type hold in invalid rows."""
     return 0 if dtype == "bool" or dtype.startswith("uint") else NO_ROW
 
 

@@ -54,7 +54,9 @@ class StageLowering:
         """Split and order the loops, and bind them to a GPU's blocks and threads."""
 
     def place(self) -> None:
-        """Compute the stage inside the loops of its host. Hosts take this step before their guests."""
+        """Compute the stage inside the loops of its consumer. A consumer takes this step before its
+        producers.
+        """
 
     def annotate(self) -> None:
         """Vectorize, unroll and parallelize the loops of nests."""
@@ -66,9 +68,9 @@ class StageLowering:
         """Initialize accumulators in a nest of their own. This comes last: TVM can neither vectorize nor
         parallelize the loops after that."""
 
-    def loop_around(self, guest: Stage) -> Any:
-        """Return the own loop inside which another stage is computed, for kinds that can be hosts."""
-        raise TypeError(f"{self.stage} is no host, not of {guest}")
+    def loop_around(self, inner: Stage) -> Any:
+        """Return the loop of this stage inside which another stage is computed."""
+        raise TypeError(f"{self.stage} has no loops that {inner} could be computed at")
 
     def choice(self, kind: str) -> int:
         """Return the chosen number. Raises KeyError if the stage leaves no such choice open."""

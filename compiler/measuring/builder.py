@@ -40,7 +40,7 @@ class BuiltKernel:
 
     library: Any
     function: Any
-    build_secs: float
+    build_s: float
     packed_constants: PackedConstants | None = None
     resources: Resources | None = None
 
@@ -73,9 +73,9 @@ class LocalBuilder:
                 return Measurement(Outcome.BUILD_ERROR, error="nothing is bound to the GPU's threads")
         except Exception as error:  # TVM raises whatever class its C++ side names
             return Measurement(Outcome.BUILD_ERROR, error=str(error)[-ERROR_CHARS:])
-        build_secs, resources = time.perf_counter() - start, self._resources()
-        spilled = _spilled(resources, build_secs)
-        return spilled or BuiltKernel(library, function, build_secs, packed, resources)
+        build_s, resources = time.perf_counter() - start, self._resources()
+        spilled = _spilled(resources, build_s)
+        return spilled or BuiltKernel(library, function, build_s, packed, resources)
 
     def export(self, module_json: str, trace: str) -> KernelLibrary | Measurement:
         """Replay a trace on a workload and compile it to a library that the target's machine loads."""
@@ -90,15 +90,15 @@ class LocalBuilder:
                 data = path.read_bytes()
         except Exception as error:
             return Measurement(Outcome.BUILD_ERROR, error=str(error)[-ERROR_CHARS:])
-        build_secs, resources = time.perf_counter() - start, self._resources()
-        return _spilled(resources, build_secs) or KernelLibrary(data, packed, build_secs, resources)
+        build_s, resources = time.perf_counter() - start, self._resources()
+        return _spilled(resources, build_s) or KernelLibrary(data, packed, build_s, resources)
 
     def _resources(self) -> Resources | None:
         """Return what the compiler reported of the kernels that this thread has just built; None for CPUs."""
         return last_resources() if self._target.kind.name == "cuda" else None
 
 
-def _spilled(resources: Resources | None, build_secs: float) -> Measurement | None:
+def _spilled(resources: Resources | None, build_s: float) -> Measurement | None:
     """Return how a trial ends whose threads keep more in memory than in registers: such a program waits for
     memory at every step, and its tile is too large on any GPU."""
     if resources is None or resources.spilled_bytes <= REGISTER_BYTES * resources.registers:
@@ -107,15 +107,15 @@ def _spilled(resources: Resources | None, build_secs: float) -> Measurement | No
         f"a thread keeps {resources.spilled_bytes} bytes in memory, more than in its "
         f"{resources.registers} registers: the program wasn't run"
     )
-    return Measurement(Outcome.SPILLED, build_secs=build_secs, error=error, resources=resources)
+    return Measurement(Outcome.SPILLED, build_s=build_s, error=error, resources=resources)
 
 
-def check_export(machine: str, on_gpu: bool = False) -> None:
+def check_export(arch: str, on_gpu: bool = False) -> None:
     """Link a tiny kernel for a machine, named as in an LLVM triple, and with `on_gpu` for its GPU.
 
     Raises LinkerError, CudaError, or whatever TVM raises, when that fails.
     """
-    triple = f"{machine}-linux-gnu"
+    triple = f"{arch}-linux-gnu"
     host = {"kind": "llvm", "mtriple": triple}
     target, module = tvm.target.Target(host), doubling_kernel()
     if on_gpu:

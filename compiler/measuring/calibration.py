@@ -83,7 +83,7 @@ def calibrate(
 
 def complete_profile(measured: Mapping[str, Any], device: Device) -> Profile:
     """Return a profile of the measured fields; the other fields follow from these or are assumed."""
-    base = assumed_profile(device.machine, device.features, device.cores)
+    base = assumed_profile(device.arch, device.features, device.cores)
     values = {f.name: getattr(base, f.name) for f in fields(base)} | dict(measured)
     values |= _complete_rates(measured, base)
     if "memory_rate_all" not in measured:
@@ -149,7 +149,7 @@ class _Calibration:
         self._target = parse_target(device.target)
         # Three quarters of the vector registers hold accumulators, the others operands. These are enough
         # chains to hide the latency.
-        self._chains = assumed_profile(device.machine, device.features, device.cores).registers * 3 // 4
+        self._chains = assumed_profile(device.arch, device.features, device.cores).registers * 3 // 4
         self._measured: dict[str, Any] = {}
         self._launches_s: list[float] = []
         self._working_sets: dict[int, Any] = {}

@@ -81,12 +81,12 @@ class LocalRunner:
         self._operands = lru_cache(maxsize=64)(self._make_operands)
 
     def load(self, packed: bytes) -> BuiltKernel | Measurement:
-        """Load a packed KernelLibrary that was exported for this machine; build_secs are the exporter's."""
+        """Load a packed KernelLibrary that was exported for this machine; build_s are the exporter's."""
         try:
             found = KernelLibrary.unpack(packed)
             library = found.load(platform.machine())
             return BuiltKernel(
-                library, library["main"], found.build_secs, found.packed_constants, found.resources
+                library, library["main"], found.build_s, found.packed_constants, found.resources
             )
         except LibraryError as error:
             return Measurement(Outcome.BUILD_ERROR, error=str(error))
@@ -131,12 +131,10 @@ class LocalRunner:
                     wrong = f"after several calls, {wrong}"
             if wrong:
                 operands.forget()
-                return Measurement(
-                    Outcome.WRONG_RESULT, (), built.build_secs, wrong, resources=built.resources
-                )
+                return Measurement(Outcome.WRONG_RESULT, (), built.build_s, wrong, resources=built.resources)
         except Exception as error:
-            return replace(self._failure(error, built.build_secs), resources=built.resources)
-        return Measurement(Outcome.OK, secs, built.build_secs, doubt, built.resources)
+            return replace(self._failure(error, built.build_s), resources=built.resources)
+        return Measurement(Outcome.OK, secs, built.build_s, doubt, built.resources)
 
     def measure_module(self, artifact: IO[bytes], compare: bool) -> Measurement:
         """Time a packed module end to end with random inputs, as a user's process runs it: the operating
@@ -271,16 +269,16 @@ class LocalRunner:
         measured, held_back = self._clocks.steady(measure)
         return measured, f"the GPU's clocks were held back: {held_back}" if held_back else ""
 
-    def _failure(self, error: Exception, build_secs: float = 0.0) -> Measurement:
+    def _failure(self, error: Exception, build_s: float = 0.0) -> Measurement:
         """Return what a trial that raised has come to."""
         explained = explain(error) if self._on_gpu else None
         if explained is None:
-            return Measurement(Outcome.RUN_ERROR, build_secs=build_secs, error=str(error)[-ERROR_CHARS:])
+            return Measurement(Outcome.RUN_ERROR, build_s=build_s, error=str(error)[-ERROR_CHARS:])
         # After an error CUDA refuses to free memory, on which TVM would end this process: nothing that the
         # failed call refers to is freed before the agent has the answer and replaces this process.
         self._failed.append(error)
         outcome, line = explained
-        return Measurement(outcome, build_secs=build_secs, error=line)
+        return Measurement(outcome, build_s=build_s, error=line)
 
     def _tensor(self, array: NDArray[Any]) -> Any:
         return tvm.runtime.tensor(array, device=self._device)

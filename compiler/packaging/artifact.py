@@ -65,10 +65,10 @@ class TaskEntry:
 class Manifest:
     """Description of a compiled model: enough to run it, to compare it and to build it again.
 
-    The `..._secs` are seconds of calls of the whole model, timed in turns on the device: untuned, tuned, and
-    as an earlier job published it. `instructions` are the instruction sets that the target allows, as
-    /proc/cpuinfo names them: tunefarm-runtime refuses a machine that lacks one. `computed_in` is the coarsest
-    type that it computes in, as in `OnnxFile`.
+    The `untuned_s`, `tuned_s` and `published_s` are seconds of calls of the whole model, timed in turns on
+    the device: untuned, tuned, and as an earlier job published it. `instructions` are the instruction sets
+    that the target allows, as /proc/cpuinfo names them: tunefarm-runtime refuses a machine that lacks one.
+    `computed_in` is the coarsest type that it computes in, as in `OnnxFile`.
     """
 
     model_name: str
@@ -81,9 +81,9 @@ class Manifest:
     versions: Mapping[str, str]
     created_at: float
     tasks: tuple[TaskEntry, ...] = ()
-    untuned_secs: tuple[float, ...] = ()
-    tuned_secs: tuple[float, ...] = ()
-    published_secs: tuple[float, ...] = ()
+    untuned_s: tuple[float, ...] = ()
+    tuned_s: tuple[float, ...] = ()
+    published_s: tuple[float, ...] = ()
     computed_in: str = "float64"
     instructions: tuple[str, ...] = ()
 
@@ -113,9 +113,9 @@ _NESTED: Mapping[str, Callable[[Any], object]] = {
     "inputs": lambda spec: TensorSpec(**spec),
     "outputs": lambda spec: TensorSpec(**spec),
     "tasks": lambda entry: TaskEntry(**entry),
-    "untuned_secs": float,
-    "tuned_secs": float,
-    "published_secs": float,
+    "untuned_s": float,
+    "tuned_s": float,
+    "published_s": float,
     "instructions": str,
 }
 

@@ -1,4 +1,4 @@
-"""ELF files: which machine a library is for, and objects that are nothing but bytes under a name."""
+"""ELF files: the processor architecture of a library, and object files that hold bytes under a name."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import struct
 from collections.abc import Iterable
 from typing import BinaryIO
 
-# The machines that libraries are linked for, by their numbers in an ELF header.
-MACHINES = {"x86_64": 62, "aarch64": 183}
+# The processor architectures that libraries are linked for, with their numbers in an ELF header.
+ARCHS = {"x86_64": 62, "aarch64": 183}
 _MAGIC = b"\x7fELF"
 _HEADER = struct.Struct("<4s5B7xHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
@@ -21,20 +21,20 @@ _SECTIONS = {"x86_64": (b".lrodata", _ALLOC | _X86_64_LARGE), "aarch64": (b".lda
 _ALIGNMENT = 64
 
 
-def elf_machine(start: bytes) -> str | None:
+def elf_arch(start: bytes) -> str | None:
     """Return the machine that an ELF library is for, by its first 20 bytes; None for other files and for
     unknown machines."""
     if not start.startswith(_MAGIC) or len(start) < 20:
         return None
     order = "little" if start[5] == 1 else "big"
     number = int.from_bytes(start[18:20], order)  # type: ignore[arg-type]
-    return next((name for name, known in MACHINES.items() if known == number), None)
+    return next((name for name, known in ARCHS.items() if known == number), None)
 
 
-def write_object(file: BinaryIO, machine: str, name: str, parts: Iterable[bytes | memoryview]) -> None:
-    """Write an object to be linked for one of MACHINES, in which `name` is these bytes, one part after the
+def write_object(file: BinaryIO, arch: str, name: str, parts: Iterable[bytes | memoryview]) -> None:
+    """Write an object to be linked for one of ARCHS, in which `name` is these bytes, one part after the
     other. They may have gigabytes: they stand where neither code nor its tables reach over them."""
-    section, flags = _SECTIONS[machine]
+    section, flags = _SECTIONS[arch]
     texts = [b"", section, b".symtab", b".strtab", b".note.GNU-stack", name.encode()]
     strings = b"\0".join(texts) + b"\0"
     _, data_at, symbols_at, strings_at, stack_at, name_at = (strings.index(text + b"\0") for text in texts)
@@ -60,7 +60,7 @@ def write_object(file: BinaryIO, machine: str, name: str, parts: Iterable[bytes 
     a_64_bit, little_endian, version, relocatable = 2, 1, 1, 1
     file.write(
         _HEADER.pack(
-            *(_MAGIC, a_64_bit, little_endian, version, 0, 0, relocatable, MACHINES[machine], version),
+            *(_MAGIC, a_64_bit, little_endian, version, 0, 0, relocatable, ARCHS[arch], version),
             *(0, 0, sections, 0, _HEADER.size, 0, 0, _SECTION.size, 5, 3),
         )
     )

@@ -19,7 +19,7 @@ import tvm_ffi
 from compiler.constants.packing import PackedConstants
 from compiler.packaging import archive
 from compiler.packaging.archive import ArchiveError
-from compiler.packaging.elf import elf_machine
+from compiler.packaging.elf import elf_arch
 from core.library_check import SymbolError, check_library
 from core.measurement import Resources
 
@@ -40,14 +40,14 @@ class KernelLibrary:
 
     data: bytes
     packed_constants: PackedConstants | None
-    build_secs: float
+    build_s: float
     resources: Resources | None = None
 
     def pack(self) -> bytes:
         constants = self.packed_constants
         parts = constants and {name: getattr(constants, name) for name in ("operands", "shapes", "dtypes")}
         resources = self.resources and asdict(self.resources)
-        manifest = json.dumps({"parts": parts, "build_secs": self.build_secs, "resources": resources})
+        manifest = json.dumps({"parts": parts, "build_s": self.build_s, "resources": resources})
         return archive.pack([(LIBRARY, self.data), (MANIFEST, manifest.encode())])
 
     @classmethod
@@ -66,20 +66,20 @@ class KernelLibrary:
                     dtypes=tuple(map(str, parts["dtypes"])),
                 )
             resources = manifest.get("resources") and Resources(**manifest["resources"])
-            return cls(entries[LIBRARY], constants, float(manifest["build_secs"]), resources)
+            return cls(entries[LIBRARY], constants, float(manifest["build_s"]), resources)
         except ArchiveError as error:
             raise LibraryError(str(error)) from error
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise LibraryError(f"the library's {MANIFEST} is damaged: {error}") from error
 
-    def load(self, machine: str) -> Any:
+    def load(self, arch: str) -> Any:
         """Load the library as a tvm.runtime.Executable; it is unloaded when nothing refers to it any more.
 
-        Raises LibraryError when it is not for this `machine`, or calls what no compiled program needs.
+        Raises LibraryError when it is not for this `arch`, or calls what no compiled program needs.
         """
-        made_for = elf_machine(self.data)
-        if made_for != machine:
-            raise LibraryError(f"the library is for {made_for or 'an unknown machine'}, not {machine}")
+        made_for = elf_arch(self.data)
+        if made_for != arch:
+            raise LibraryError(f"the library is for {made_for or 'an unknown architecture'}, not {arch}")
         try:
             check_library(io.BytesIO(self.data))
         except SymbolError as error:

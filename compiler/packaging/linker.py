@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from compiler.packaging.elf import MACHINES, elf_machine
+from compiler.packaging.elf import ARCHS, elf_arch
 from compiler.packaging.imports import LargeConstants
 from core.library_check import check_library
 from sandbox.cache_seed import ZIG_CACHE, seed_name
@@ -36,8 +36,8 @@ def find_linker(triple: str) -> Link:
     The library is for the machine of an LLVM triple. Raises LinkerError when there is no linker for it; the
     returned function raises it when the linker fails.
     """
-    machine = triple.partition("-")[0]
-    compiler = _native_compiler() if machine == platform.machine() else _cross_compiler(machine)
+    arch = triple.partition("-")[0]
+    compiler = _native_compiler() if arch == platform.machine() else _cross_compiler(arch)
 
     def link(output: str, objects: Sequence[str], options: Sequence[str] = ()) -> None:
         environment = dict(os.environ)
@@ -57,17 +57,17 @@ def find_linker(triple: str) -> Link:
     return link
 
 
-def zig_cache_folder(machine: str) -> Path | None:
+def zig_cache_folder(arch: str) -> Path | None:
     """Return where zig's cache for a machine is kept. None where another linker links for it.
 
     Raises LinkerError.
     """
     found = importlib.util.find_spec(ZIG)
-    if found is None or machine in ("", platform.machine()) or find_cross_compiler(machine):
+    if found is None or arch in ("", platform.machine()) or find_cross_compiler(arch):
         return None
     parent = os.environ.get(ZIG_CACHE)
     folder = Path(parent) if parent else _private_folder("tunefarm-zig")
-    return folder / seed_name(machine)
+    return folder / seed_name(arch)
 
 
 def link_library(
@@ -78,21 +78,21 @@ def link_library(
     `constants` were set aside before it was compiled. Raises LinkerError, SymbolError for a library that
     calls what no compiled program needs, and whatever TVM raises when it can't generate the code.
     """
-    machine = triple.partition("-")[0]
+    arch = triple.partition("-")[0]
 
     def write_imports(module: Any, _is_system_lib: bool, _prefix: str, folder: str) -> str:
         path = Path(folder) / "imports.o"
-        (constants or LargeConstants()).write_imports(module, machine, path)
+        (constants or LargeConstants()).write_imports(module, arch, path)
         return str(path)
 
-    if machine not in MACHINES:
-        raise LinkerError(f"libraries for {machine} can't be linked: only for {' and '.join(MACHINES)}")
+    if arch not in ARCHS:
+        raise LinkerError(f"libraries for {arch} can't be linked: only for {' and '.join(ARCHS)}")
     with tempfile.TemporaryDirectory(prefix="tunefarm-") as folder:
         executable.export_library(
             str(library), workspace_dir=folder, fcompile=link, fpack_imports=write_imports
         )
     with library.open("rb") as file:
-        if elf_machine(file.read(20)) != machine:
+        if elf_arch(file.read(20)) != arch:
             raise LinkerError(
                 f"the linker made a library that doesn't run on {triple}: set CC to another one"
             )
@@ -107,16 +107,16 @@ def _native_compiler() -> list[str]:
     return [found]
 
 
-def _cross_compiler(machine: str) -> list[str]:
+def _cross_compiler(arch: str) -> list[str]:
     """Return a cross compiler on the path, or the one in the package ziglang. Raises LinkerError."""
-    found = find_cross_compiler(machine)
+    found = find_cross_compiler(arch)
     if found:
         return [found]
     if importlib.util.find_spec(ZIG) is not None:
-        return [sys.executable, "-m", ZIG, "cc", "-target", f"{machine}-linux-gnu.{GLIBC}"]
+        return [sys.executable, "-m", ZIG, "cc", "-target", f"{arch}-linux-gnu.{GLIBC}"]
     raise LinkerError(
-        f"no compiler to link a model for {machine} with: install tunefarm's extra 'cross', "
-        f"or {machine}-linux-gnu-gcc"
+        f"no compiler to link a model for {arch} with: install tunefarm's extra 'cross', "
+        f"or {arch}-linux-gnu-gcc"
     )
 
 

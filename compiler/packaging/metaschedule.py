@@ -1,7 +1,7 @@
 """Read and write MetaSchedule databases: two files with one JSON value per line.
 
 database_workload.json        ["<structural hash>", "<base64 of the length and the JSON of the IRModule>"]
-database_tuning_record.json   [<line of the workload, from 0>, [trace, run_secs, target, args_info]]
+database_tuning_record.json   [<line of the workload, from 0>, [trace, run_s, target, args_info]]
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class DatabaseFormatError(ValueError):
 
 
 class ScheduleRecord(Protocol):
-    """The part of a stored record that export needs. `trace` and `target` are JSON texts; `run_secs` has one
+    """The part of a stored record that export needs. `trace` and `target` are JSON texts; `run_s` has one
     value per repeat."""
 
     @property
@@ -43,7 +43,7 @@ class ScheduleRecord(Protocol):
     @property
     def trace(self) -> str: ...
     @property
-    def run_secs(self) -> Sequence[float]: ...
+    def run_s(self) -> Sequence[float]: ...
     @property
     def target(self) -> str: ...
 
@@ -55,7 +55,7 @@ class ImportedRecord:
     workload_hash: str
     module_json: str
     trace: str
-    run_secs: tuple[float, ...]
+    run_s: tuple[float, ...]
     target: str
 
 
@@ -79,7 +79,7 @@ def export_database(records: Iterable[ScheduleRecord], workloads: Mapping[str, s
             workload_lines.append(_line([name, encoded]))
             arguments[name] = _describe_arguments(module)
         target = json.loads(rewrite_target(record.target))
-        fields = [parse_trace(record.trace), list(record.run_secs), target, arguments[name]]
+        fields = [parse_trace(record.trace), list(record.run_s), target, arguments[name]]
         record_lines.append(_line([lines[name], fields]))
     return "".join(workload_lines), "".join(record_lines)
 
@@ -144,12 +144,12 @@ def _parse_record(number: int, value: Any, workloads: Sequence[tuple[str, str]])
             pass
         case _:
             raise DatabaseFormatError(
-                f"{RECORD_FILE}, line {number}: not [workload, [trace, run_secs, target, args_info]]"
+                f"{RECORD_FILE}, line {number}: not [workload, [trace, run_s, target, args_info]]"
             )
     if not 0 <= index < len(workloads):
         raise DatabaseFormatError(f"{RECORD_FILE}, line {number}: there is no workload {index}")
-    run_secs = _parse_run_secs(number, secs)
-    if run_secs is None:
+    run_s = _parse_run_s(number, secs)
+    if run_s is None:
         return None
     name, module_json = workloads[index]
     try:
@@ -157,15 +157,15 @@ def _parse_record(number: int, value: Any, workloads: Sequence[tuple[str, str]])
         target_text = rewrite_target(json.dumps(target))
     except (TraceRefused, TargetRefused) as error:
         raise DatabaseFormatError(f"{RECORD_FILE}, line {number}: {error}") from error
-    return ImportedRecord(name, module_json, trace_text, run_secs, target_text)
+    return ImportedRecord(name, module_json, trace_text, run_s, target_text)
 
 
-def _parse_run_secs(number: int, secs: Any) -> tuple[float, ...] | None:
+def _parse_run_s(number: int, secs: Any) -> tuple[float, ...] | None:
     """Return the seconds; None when there are none or the candidate failed."""
     if secs is None or secs == []:
         return None
     if not isinstance(secs, list) or any(isinstance(s, bool) or not isinstance(s, int | float) for s in secs):
-        raise DatabaseFormatError(f"{RECORD_FILE}, line {number}: run_secs is not a list of seconds")
+        raise DatabaseFormatError(f"{RECORD_FILE}, line {number}: run_s is not a list of seconds")
     if any(not math.isfinite(s) or s <= 0 for s in secs):
-        raise DatabaseFormatError(f"{RECORD_FILE}, line {number}: run_secs must be positive and finite")
+        raise DatabaseFormatError(f"{RECORD_FILE}, line {number}: run_s must be positive and finite")
     return None if max(secs) >= FAILED_S else tuple(float(s) for s in secs)

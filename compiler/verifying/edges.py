@@ -16,8 +16,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from compiler.importing.graph import numpy_dtype
 from compiler.importing.onnx_file import NARROW, OnnxFile, node_name
+from compiler.importing.onnx_graph import numpy_dtype
 from compiler.importing.spec import TensorSpec
 from compiler.measuring.outputs import compare_outputs
 from compiler.verifying.inputs import index_extents

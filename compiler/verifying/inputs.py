@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from compiler.importing.graph import numpy_dtype
 from compiler.importing.onnx_file import OnnxFile
+from compiler.importing.onnx_graph import numpy_dtype
 from compiler.importing.spec import TensorSpec
 
 Array = NDArray[Any]

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from examples.graph import Graph, Tensor
 from examples.networks.scale import Scale
+from examples.onnx_builder import Graph, Tensor
 
 # Each residual branch adds little, or the sums would grow with every block.
 BRANCH_GAIN = 0.25

@@ -7,8 +7,8 @@ import math
 import numpy as np
 from onnx import TensorProto
 
-from examples.graph import Graph, Tensor
 from examples.networks.scale import Scale
+from examples.onnx_builder import Graph, Tensor
 
 BLOCKS, FEATURES, HEADS, HIDDEN = 12, 768, 12, 3072  # of ViT-B and BERT-base alike
 PATCH = 16

@@ -19,11 +19,11 @@ KIND = "builders_let_down"
 
 @dataclass(frozen=True)
 class WaitingJob:
-    """A job whose devices wait for builders, with counts that change whenever somebody makes progress on it.
+    """A job whose devices wait for builders, with counts that change whenever it makes progress.
 
-    `done` counts its trials that are done, `built` those that are built and not done. `worked` counts what
-    its builders have ever built for any job while some of its trials wait for a builder, since its own turn
-    may yet come. It is 0 once builders hold all of them: then work for other jobs is no progress.
+    `done` counts its trials that are done, `built` those that are built and not done. While some of its
+    trials wait for a builder, `worked` counts what its builders have built for any job, because its turn may
+    still come. It is 0 once builders hold all of them: then work for other jobs is no progress.
     """
 
     job_id: str

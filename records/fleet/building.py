@@ -1,7 +1,7 @@
 """Builders: workers that build what devices of other classes measure, and the libraries that they store.
 
-Whether builders or devices build a job's candidates is decided whenever a lease is made, in the same
-statement: it depends on the builders that are there at that moment.
+The statement that makes a lease decides whether builders or devices build a job's candidates. That depends on
+the builders that are connected at that moment.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Select, and_, bindparam, delete, insert, o
 from sqlalchemy.orm import Session
 
 from core.job import Build
-from core.worker import Wanted, WorkerState
+from core.worker import DesiredState, WorkerState
 from records.storage.statements import changed, insert_into
 from records.storage.tables import (
     BuilderRow,
@@ -32,14 +32,14 @@ MIN_CORES_RATIO = 2
 
 @dataclass(frozen=True)
 class Builder:
-    """The machines that a worker builds for, such as `x86_64` and `aarch64`, and its own machine and cores.
+    """The platforms that a worker builds for, such as `x86_64` and `aarch64`, and its own platform and cores.
 
-    It builds only for devices of its own toolchain, because another one makes other code of the same
+    It builds only for devices with its own toolchain: another toolchain makes other code from the same
     schedule.
     """
 
     builds_for: tuple[str, ...]
-    machine: str
+    platform: str
     cores: int
     toolchain: str
 
@@ -50,20 +50,20 @@ def enrol(session: Session, worker_id: str, builder: Builder | None) -> None:
     if builder is None or not builder.builds_for:
         return
     common = {"worker_id": worker_id, "cores": builder.cores, "toolchain": builder.toolchain}
-    machines = dict.fromkeys(builder.builds_for)
-    rows = [common | {"machine": machine, "own": machine == builder.machine} for machine in machines]
+    platforms = dict.fromkeys(builder.builds_for)
+    rows = [common | {"platform": platform, "own": platform == builder.platform} for platform in platforms]
     session.execute(insert(BuilderRow), rows)
 
 
 def builders_by_worker(session: Session) -> dict[str, Builder]:
     """Return every enrolled builder by the id of its worker, even those that aren't there."""
     rows_of: defaultdict[str, list[BuilderRow]] = defaultdict(list)
-    for row in session.scalars(select(BuilderRow).order_by(BuilderRow.own.desc(), BuilderRow.machine)):
+    for row in session.scalars(select(BuilderRow).order_by(BuilderRow.own.desc(), BuilderRow.platform)):
         rows_of[row.worker_id].append(row)
     return {
         worker_id: Builder(
-            builds_for=tuple(row.machine for row in rows),
-            machine=next((row.machine for row in rows if row.own), ""),
+            builds_for=tuple(row.platform for row in rows),
+            platform=next((row.platform for row in rows if row.own), ""),
             cores=rows[0].cores,
             toolchain=rows[0].toolchain,
         )
@@ -83,7 +83,7 @@ def has_suitable_builder() -> ColumnElement[bool]:
     """
     there = suitable_builders().where(
         WorkerRow.state.in_((WorkerState.READY, WorkerState.BUSY)),
-        WorkerRow.wanted == Wanted.WORK,
+        WorkerRow.desired_state == DesiredState.WORK,
         WorkerRow.last_seen_at > bindparam("seen_after"),
     )
     return and_(JobRow.build != Build.DEVICE, there.exists())
@@ -101,7 +101,7 @@ def suitable_builders() -> Select[str]:
     To be used as a subquery of JobRow and its DeviceClassRow.
     """
     suitable = (
-        BuilderRow.machine == DeviceClassRow.machine,
+        BuilderRow.platform == DeviceClassRow.platform,
         BuilderRow.toolchain == DeviceClassRow.toolchain,
         or_(
             JobRow.build == Build.BUILDER,
@@ -126,16 +126,16 @@ def target(session: Session, job_id: str) -> str:
     return session.scalars(of_job.where(JobRow.id == job_id)).one()
 
 
-def machine(
+def leased_platform(
     session: Session, lease_id: str, session_id: str, now: float, token_id: str | None = None
 ) -> str | None:
-    """Return the machine that this session builds for under the lease; None if it holds no such lease now.
+    """Return the platform that this session builds for under the lease; None if it holds no such lease.
 
     With `token_id`, the lease's worker must belong to this token.
     """
     live = (LeaseRow.closed_at.is_(None), LeaseRow.expires_at > now, LeaseRow.build)
     of_lease = (
-        select(DeviceClassRow.machine)
+        select(DeviceClassRow.platform)
         .join(JobRow, JobRow.device_class == DeviceClassRow.key)
         .join(LeaseRow, LeaseRow.job_id == JobRow.id)
     )

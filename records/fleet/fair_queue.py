@@ -1,10 +1,9 @@
 """The queue in which jobs share devices: which job's trials a worker leases next, and how many of them.
 
-Jobs of higher priority go first. Jobs of equal priority share by weight, as in start-time fair queueing: a
-lease of n trials lasts n / weight of the job's virtual time, each lease has a start tag and a finish tag, and
-the job whose next start tag is smallest goes first. A job that is new or had nothing to do starts at the
-virtual time of its priority, which is the largest start tag served: it neither waits behind the others nor
-has saved anything up.
+Jobs of higher priority go first. Jobs of equal priority share by weight, as in start-time fair queueing. A
+lease of n trials lasts n / weight of the job's virtual time, from its start tag to its finish tag. The job
+with the smallest next start tag goes first. A job that is new or was idle starts at the virtual time of its
+priority, which is the largest start tag served. So it neither waits behind the others nor has a credit.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from sqlalchemy import ColumnElement, Double, Select, and_, bindparam, case, fun
 from sqlalchemy.orm import Session
 
 from core.job import UNFINISHED
-from core.worker import LOST_AFTER_S, Wanted, WorkerState
+from core.worker import LOST_AFTER_S, DesiredState, WorkerState
 from records.fleet import building
 from records.storage.statements import ConflictInsert, dialect_of, insert_of, oldest_pending, table_of
 from records.storage.tables import (
@@ -42,8 +41,9 @@ FIRST_LEASE = 8
 
 
 class TrialFilter(StrEnum):
-    """Which of a job's pending trials a worker may lease: a device leases only BUILT ones of a job that
-    builders build for, a builder only UNBUILT ones."""
+    """The pending trials of a job that a worker may lease. If builders build for the job, a device leases
+    only BUILT trials; a builder leases only UNBUILT ones.
+    """
 
     ANY = "any"
     BUILT = "built"
@@ -235,8 +235,9 @@ def _select_waiting() -> Select[*tuple[Any, ...]]:
 
 @cache
 def _select_speeds(builders: bool) -> Select[*tuple[Any, ...]]:
-    """Select the worker's seconds per trial; of the others like it that are there, how many they are, how
-    many have a known speed, and the sum of these speeds in trials per second."""
+    """Select the worker's seconds per trial, and three sums over the other connected workers like it: their
+    number, the number with a known speed, and these speeds in trials per second.
+    """
     worker: ColumnElement[str] = bindparam("worker")
     peers = (
         WorkerRow.id.in_(select(BuilderRow.worker_id))
@@ -247,7 +248,7 @@ def _select_speeds(builders: bool) -> Select[*tuple[Any, ...]]:
         WorkerRow.id != worker,
         peers,
         WorkerRow.state.in_((WorkerState.READY, WorkerState.BUSY)),
-        WorkerRow.wanted == Wanted.WORK,
+        WorkerRow.desired_state == DesiredState.WORK,
         WorkerRow.last_seen_at > bindparam("seen_after"),
     )
     speeds = select(

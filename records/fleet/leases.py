@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from core.job import JobState
 from core.measurement import Measurement, Outcome, noise
-from core.worker import Wanted
+from core.worker import DesiredState
 from records.fleet import building, fair_queue, results, workers
 from records.fleet.fair_queue import QueueEntry, TrialFilter
 from records.fleet.module_runs import StoredModuleRun, module_run_of
@@ -55,12 +55,13 @@ _INSERT_LEASE = insert(table_of(LeaseRow))
 
 @dataclass(frozen=True)
 class StoredLease:
-    """The work that one worker's session has leased until `expires_at`: trials of one job, to be measured, or
-    only built if `build` is set; or module runs of one job, to be timed in turns.
+    """The work of one job that a worker's session has leased until `expires_at`.
+
+    It has trials to measure (with `build`, only to build), or module runs to time in turns.
 
     `trials` and `module_runs` are those not reported yet. `attempt` is 1 unless a device was lost that held
-    the work before. By workload, `constants` are the indices of the arguments that are weights of the model,
-    and `best_s` is the best latency that trials have had on this device class. `trace_parent` is the job's.
+    the work before. `constants` and `best_s` are by workload: the indices of the arguments that are weights
+    of the model, and the best latency of trials on this device class. `trace_parent` is the job's.
     `model_bytes` is the size of the job's model file, which is nearly all weights; 0 with module runs.
     """
 
@@ -102,11 +103,11 @@ class Reported:
     worth_planning: bool = False
 
 
-def take(
+def acquire_lease(
     session: Session, lease_id: str, worker: WorkerSession, limit: int, now: float, ttl_s: float
 ) -> StoredLease | None:
-    """Lease work of the first job in the fair queue that has some: its module runs, or else up to `limit` of
-    its oldest pending trials.
+    """Lease work of the first job in the fair queue that has any: its module runs, else up to `limit` of its
+    oldest pending trials.
 
     A builder, which has no device class, gets trials of any class that it builds for. A trial or a module run
     that a lost device held is leased alone: if this device is lost too, it is the cause.
@@ -195,7 +196,7 @@ def report(
         return Reported(accepted=0, job_id=lease.job_id, closed=False)
     is_last = len(accepted) == len(held)
     measured = list(accepted.trials)
-    results.add_earlier_secs(session, accepted, [one for one in measured if held[one, None].repeat])
+    results.add_earlier_s(session, accepted, [one for one in measured if held[one, None].repeat])
     # Locks the job: workers, leases, jobs and trials are locked in this order everywhere.
     issued, done = jobs.count(session, lease.job_id, done=len(measured))
     results.store(session, accepted, now)
@@ -243,7 +244,7 @@ def evict(session: Session, worker_id: str, now: float) -> None:
 
     Raises WorkerNotFound.
     """
-    workers.set_wanted(session, worker_id, Wanted.EVICTED)
+    workers.set_desired_state(session, worker_id, DesiredState.EVICTED)
     holder = select(WorkerRow.session_id).where(WorkerRow.id == worker_id)
     give_back(session, worker_id, session.scalars(holder).one(), now)
 
@@ -276,8 +277,8 @@ def noise_of(session: Session, worker_id: str) -> float | None:
         LeaseRow.worker_id == worker_id, LeaseRow.closed_at.is_not(None), LeaseRow.measured > 0
     )
     last = finished.order_by(LeaseRow.closed_at.desc()).limit(1).scalar_subquery()
-    timed = select(TrialRow.run_secs).where(TrialRow.lease_id == last, TrialRow.outcome == Outcome.OK)
-    known = [one for run_secs in session.scalars(timed) if (one := noise(run_secs or ())) is not None]
+    timed = select(TrialRow.run_s).where(TrialRow.lease_id == last, TrialRow.outcome == Outcome.OK)
+    known = [one for run_s in session.scalars(timed) if (one := noise(run_s or ())) is not None]
     return statistics.median(known) if known else None
 
 

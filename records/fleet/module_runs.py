@@ -34,7 +34,7 @@ class StoredModuleRun:
     attempts: int
     lease_id: str | None
     outcome: Outcome | None
-    run_secs: tuple[float, ...]
+    run_s: tuple[float, ...]
     error: str
 
     @property
@@ -65,7 +65,7 @@ def of_job(session: Session, job_id: str) -> list[StoredModuleRun]:
 def time_again(session: Session, run_ids: Sequence[int]) -> None:
     """Let module runs that are done be timed once more, together."""
     done = update(ModuleRunRow).where(ModuleRunRow.id.in_(run_ids), ModuleRunRow.state == "done")
-    session.execute(done.values(state="pending", lease_id=None, outcome=None, run_secs=None, error=""))
+    session.execute(done.values(state="pending", lease_id=None, outcome=None, run_s=None, error=""))
 
 
 def module_run_of(row: ModuleRunRow) -> StoredModuleRun:
@@ -78,6 +78,6 @@ def module_run_of(row: ModuleRunRow) -> StoredModuleRun:
         attempts=row.attempts,
         lease_id=row.lease_id,
         outcome=None if row.outcome is None else Outcome(row.outcome),
-        run_secs=tuple(row.run_secs or ()),
+        run_s=tuple(row.run_s or ()),
         error=row.error,
     )

@@ -1,4 +1,4 @@
-"""The owners of workers' names: a name belongs to one token, and one machine uses it at a time."""
+"""The owners of workers' names: one token owns a name, and one machine uses it at a time."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from dataclasses import dataclass
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
-from core.worker import LOST_AFTER_S, Wanted, WorkerState
+from core.worker import LOST_AFTER_S, DesiredState, WorkerState
 from records.storage.tables import TokenRow, WorkerRow
 
 
 @dataclass(frozen=True)
-class Claim:
-    """The worker that wants to use a name.
+class NameClaim:
+    """A session's claim to a worker's name.
 
-    `token_id` is None where no token is needed, and for the bootstrap token: these may use every name.
-    `machine` is "" where it is unknown.
+    `token_id` is None if no token is needed, and for the bootstrap token: both may use every name. `boot_id`
+    is empty if it is unknown.
     """
 
     token_id: str | None = None
-    machine: str = ""
+    boot_id: str = ""
 
 
 class NameTaken(Exception):
-    """The name is another token's, or the token may bring no new ones. The message says the next step."""
+    """Another token owns the name, or this token may bring no new names. The message says the next step."""
 
 
 class NameInUse(Exception):
-    """Another machine works under the name just now. The message says the next step."""
+    """Another machine uses the name now. The message says the next step."""
 
 
-def check(session: Session, worker: WorkerRow, claim: Claim, is_new: bool, now: float) -> None:
-    """Check that a session may work as this worker, whose row is locked. Raises NameTaken, NameInUse.
+def check_name_claim(session: Session, worker: WorkerRow, claim: NameClaim, is_new: bool, now: float) -> None:
+    """Check that a session may use a worker's name. Raises NameTaken, NameInUse.
 
-    `is_new`: nobody was known under the name.
+    The worker's row must be locked. `is_new`: no worker had the name before.
     """
     if claim.token_id is not None and (is_new or worker.token_id != claim.token_id):
         if not is_new and _is_valid(session, worker.token_id, now):
@@ -42,7 +42,7 @@ def check(session: Session, worker: WorkerRow, claim: Claim, is_new: bool, now: 
                 f"the name {worker.id} belongs to another token: choose another one with --name, "
                 "or revoke that token"
             )
-        own = (WorkerRow.token_id == claim.token_id, WorkerRow.wanted == Wanted.EVICTED)
+        own = (WorkerRow.token_id == claim.token_id, WorkerRow.desired_state == DesiredState.EVICTED)
         evicted = session.scalar(select(WorkerRow.id).where(*own).order_by(WorkerRow.id).limit(1))
         if evicted is not None:
             raise NameTaken(
@@ -50,8 +50,8 @@ def check(session: Session, worker: WorkerRow, claim: Claim, is_new: bool, now: 
                 f"`tunefarm workers resume {evicted}`, or make {worker.id} a token of its own"
             )
     is_there = worker.state != WorkerState.OFFLINE and now - worker.last_seen_at <= LOST_AFTER_S
-    # A claim without a machine could be anybody's.
-    if is_there and worker.machine and worker.machine != claim.machine:
+    # A claim without a boot id could come from any machine.
+    if is_there and worker.boot_id and worker.boot_id != claim.boot_id:
         raise NameInUse(
             f"another machine works as {worker.id}: give one of them another name with --name; "
             f"if this is the same board, started again, it is let in within {LOST_AFTER_S:.0f} s"

@@ -54,8 +54,9 @@ class LeasedWork(NamedTuple):
 
 @dataclass
 class Accepted:
-    """The results of a report that count, by id: of trials and module runs that are done with them, and the
-    libraries of trials that now wait for a device."""
+    """The results of a report that count, by id: results that finish trials and module runs, and libraries of
+    trials that now wait for a device.
+    """
 
     trials: dict[int, Measurement] = field(default_factory=dict)
     module_runs: dict[int, Measurement] = field(default_factory=dict)
@@ -100,17 +101,17 @@ def accept(lease: LeaseRow, held: Mapping[WorkKey, LeasedWork], reported: Sequen
     return accepted
 
 
-def add_earlier_secs(session: Session, accepted: Accepted, repeats: Collection[int]) -> None:
+def add_earlier_s(session: Session, accepted: Accepted, repeats: Collection[int]) -> None:
     """Prepend to the results of the trials `repeats`, which measured a program again, its earlier seconds."""
     if not repeats:
         return
-    earlier = {row.id: row.run_secs for row in session.execute(_select_earlier(), {"trials": list(repeats)})}
+    earlier = {row.id: row.run_s for row in session.execute(_select_earlier(), {"trials": list(repeats)})}
     for trial_id in repeats:
         measurement = accepted.trials[trial_id]
         if measurement.outcome is Outcome.OK:
             # Only the newest are kept: the device may have changed since the oldest of them.
-            run_secs = (*earlier.get(trial_id, ()), *measurement.run_secs)[-MAX_RUN_SECS:]
-            accepted.trials[trial_id] = replace(measurement, run_secs=run_secs)
+            run_s = (*earlier.get(trial_id, ()), *measurement.run_s)[-MAX_RUN_SECS:]
+            accepted.trials[trial_id] = replace(measurement, run_s=run_s)
 
 
 @cache
@@ -124,7 +125,7 @@ def _select_earlier() -> Select[int, list[Any]]:
         # Imported records were measured under unknown conditions.
         RecordRow.source == "trial",
     )
-    of_trials = select(TrialRow.id, RecordRow.run_secs).join(JobRow, JobRow.id == TrialRow.job_id)
+    of_trials = select(TrialRow.id, RecordRow.run_s).join(JobRow, JobRow.id == TrialRow.job_id)
     return of_trials.join(RecordRow, and_(*same)).where(TrialRow.id.in_(bindparam("trials", expanding=True)))
 
 
@@ -134,7 +135,7 @@ def store(session: Session, accepted: Accepted, now: float) -> None:
     Each statement updates all of its rows at once: a busy service has thousands of results a second.
     """
     trials = [
-        {"id": trial_id, "latency_s": measurement.latency_s if measurement.run_secs else None}
+        {"id": trial_id, "latency_s": measurement.latency_s if measurement.run_s else None}
         | done_columns(measurement, now)
         | {name: getattr(measurement.resources, name, None) for name in RESOURCES}
         for trial_id, measurement in accepted.trials.items()
@@ -145,9 +146,7 @@ def store(session: Session, accepted: Accepted, now: float) -> None:
     ]
     # Devices that were lost while the trial was built don't count as its attempts to be measured.
     waits = {"state": "pending", "lease_id": None, "attempts": 0}
-    built = [
-        {"id": trial_id, "build_secs": one.build_secs} | waits for trial_id, one in accepted.built.items()
-    ]
+    built = [{"id": trial_id, "build_s": one.build_s} | waits for trial_id, one in accepted.built.items()]
     for table, rows in ((TrialRow, trials), (ModuleRunRow, module_runs), (TrialRow, built)):
         if rows:
             update_each(session, table, rows)
@@ -158,8 +157,8 @@ def done_columns(measurement: Measurement, now: float) -> dict[str, Any]:
     return {
         "state": "done",
         "outcome": measurement.outcome,
-        "run_secs": list(measurement.run_secs),
-        "build_secs": measurement.build_secs,
+        "run_s": list(measurement.run_s),
+        "build_s": measurement.build_s,
         "error": measurement.error,
         "finished_at": now,
     }

@@ -12,11 +12,11 @@ from sqlalchemy.orm import Session
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from core.device import Device
-from core.worker import LOST_AFTER_S, Role, Vitals, Wanted, WorkerState
+from core.worker import LOST_AFTER_S, DesiredState, Role, Vitals, WorkerState
 from records import devices
 from records.fleet import building
 from records.fleet.building import Builder
-from records.fleet.names import Claim, check
+from records.fleet.names import NameClaim, check_name_claim
 from records.storage.database import NotFound
 from records.storage.statements import changed, insert_missing, table_of
 from records.storage.tables import BuilderRow, DeviceClassRow, FencedSessionRow, LeaseRow, WorkerRow
@@ -25,7 +25,7 @@ from records.storage.tables import BuilderRow, DeviceClassRow, FencedSessionRow,
 class Instructions(NamedTuple):
     """The instruction that people have given to a worker, and whether it is to calibrate its device again."""
 
-    wanted: Wanted = Wanted.WORK
+    desired_state: DesiredState = DesiredState.WORK
     calibrate: bool = False
 
 
@@ -54,7 +54,7 @@ class WorkerInfo:
     device_name: str | None
     cores: int | None
     state: WorkerState
-    wanted: Wanted
+    desired_state: DesiredState
     last_seen_at: float
     trials_done: int
     failures: int
@@ -77,7 +77,7 @@ class WorkerInfo:
     @property
     def unable(self) -> str:
         """A sentence to follow the worker's name, with what it can't do and why; empty when it can work."""
-        return f"can't {self.role}: {self.vitals.trouble}" if self.vitals.trouble else ""
+        return f"can't {self.role}: {self.vitals.health_error}" if self.vitals.health_error else ""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class WorkerSession:
     role: Role = Role.MEASURE
     builder: Builder | None = None
     calibrated: bool = False
-    claim: Claim = Claim()  # noqa: RUF009 - it never changes
+    claim: NameClaim = NameClaim()  # noqa: RUF009 - it never changes
 
     @property
     def device_class(self) -> str | None:
@@ -115,15 +115,15 @@ def register(session: Session, worker: WorkerSession, now: float) -> str | None:
     fenced = select(FencedSessionRow.fenced_at).filter_by(worker_id=worker_id, session_id=session_id)
     if session.scalar(fenced) is not None:
         raise SessionFenced(f"worker {worker_id!r} has a newer session than {session_id!r}")
-    if wanted(session, worker_id) is Wanted.EVICTED:
+    if desired_state(session, worker_id) is DesiredState.EVICTED:
         raise SessionFenced(f"worker {worker_id!r} is evicted")
     values: dict[str, object] = {"session_id": session_id, "state": worker.state, "last_seen_at": now}
     is_new = insert_missing(session, WorkerRow, {"id": worker_id, **values}, key=["id"])
     current = session.scalars(select(WorkerRow).where(WorkerRow.id == worker_id).with_for_update()).one()
     older = None if current.session_id == session_id else current.session_id
     if is_new or older is not None or current.token_id != claim.token_id:
-        check(session, current, claim, is_new, now)
-    values["machine"] = claim.machine
+        check_name_claim(session, current, claim, is_new, now)
+    values["boot_id"] = claim.boot_id
     if claim.token_id is not None:
         values["token_id"] = claim.token_id
     if worker.vitals is not None:
@@ -165,7 +165,7 @@ def heartbeat(session: Session, worker: WorkerSession, now: float) -> Instructio
     found = session.execute(statement, values).first()
     if found is None and token_id is not None and _adopt(session, worker_id, session_id, token_id, now):
         found = session.execute(statement, values).first()
-    return None if found is None else Instructions(Wanted(found[0]), found[1])
+    return None if found is None else Instructions(DesiredState(found[0]), found[1])
 
 
 def _adopt(session: Session, worker_id: str, session_id: str, token_id: str, now: float) -> bool:
@@ -177,7 +177,7 @@ def _adopt(session: Session, worker_id: str, session_id: str, token_id: str, now
     worker = session.scalars(row.with_for_update()).first()
     if worker is None or worker.token_id == token_id:
         return False
-    check(session, worker, Claim(token_id, worker.machine), False, now)
+    check_name_claim(session, worker, NameClaim(token_id, worker.boot_id), False, now)
     session.execute(update(WorkerRow).where(WorkerRow.id == worker_id).values(token_id=token_id))
     return True
 
@@ -188,11 +188,13 @@ def _update_heartbeat(with_vitals: bool, with_token: bool) -> ReturningUpdate[st
     values: dict[str, Any] = {"state": bindparam("new_state"), "last_seen_at": bindparam("now")}
     if with_vitals:
         values["vitals"] = bindparam("new_vitals")
-    this_one = update(worker).where(worker.c.id == bindparam("worker"), worker.c.wanted != Wanted.EVICTED)
+    this_one = update(worker).where(
+        worker.c.id == bindparam("worker"), worker.c.desired_state != DesiredState.EVICTED
+    )
     of_session = this_one.where(worker.c.session_id == bindparam("its_session")).values(values)
     if with_token:
         of_session = of_session.where(worker.c.token_id == bindparam("its_token"))
-    return of_session.returning(worker.c.wanted, worker.c.calibrate)
+    return of_session.returning(worker.c.desired_state, worker.c.calibrate)
 
 
 def list_workers(session: Session) -> list[WorkerInfo]:
@@ -208,10 +210,10 @@ def get(session: Session, worker_id: str) -> WorkerInfo:
     return found[0]
 
 
-def set_wanted(session: Session, worker_id: str, wanted: Wanted) -> None:
-    """Store an instruction of people to a worker. Raises WorkerNotFound."""
-    values: dict[str, str] = {"wanted": wanted}
-    if wanted is Wanted.EVICTED:
+def set_desired_state(session: Session, worker_id: str, desired_state: DesiredState) -> None:
+    """Store what people want a worker to do. Raises WorkerNotFound."""
+    values: dict[str, str] = {"desired_state": desired_state}
+    if desired_state is DesiredState.EVICTED:
         values["state"] = WorkerState.DRAINING  # an evicted worker may never report it itself
     if changed(session, update(WorkerRow).where(WorkerRow.id == worker_id).values(values)) == 0:
         raise WorkerNotFound(f"there is no worker {worker_id!r}")
@@ -224,15 +226,15 @@ def request_calibration(session: Session, worker_id: str) -> None:
 
 
 def instructions(session: Session, worker_id: str) -> Instructions:
-    """Return the instructions of a worker; those to work if it is unknown."""
-    row = select(WorkerRow.wanted, WorkerRow.calibrate).where(WorkerRow.id == worker_id)
+    """Return what people want of a worker; WORK without a calibration if it is unknown."""
+    row = select(WorkerRow.desired_state, WorkerRow.calibrate).where(WorkerRow.id == worker_id)
     found = session.execute(row).first()
-    return Instructions() if found is None else Instructions(Wanted(found[0]), found[1])
+    return Instructions() if found is None else Instructions(DesiredState(found[0]), found[1])
 
 
-def wanted(session: Session, worker_id: str) -> Wanted:
-    """Return the instruction that people have given to a worker; WORK for an unknown one."""
-    return instructions(session, worker_id).wanted
+def desired_state(session: Session, worker_id: str) -> DesiredState:
+    """Return what people want a worker to do; WORK for an unknown worker."""
+    return instructions(session, worker_id).desired_state
 
 
 def is_anothers(session: Session, worker_id: str, session_id: str) -> bool:
@@ -243,15 +245,17 @@ def is_anothers(session: Session, worker_id: str, session_id: str) -> bool:
 
 def not_taking_work(session: Session) -> list[str]:
     """Return the ids of the workers that people don't want to work, or want to calibrate first."""
-    withheld = or_(WorkerRow.wanted != Wanted.WORK, WorkerRow.calibrate)
+    withheld = or_(WorkerRow.desired_state != DesiredState.WORK, WorkerRow.calibrate)
     return list(session.scalars(select(WorkerRow.id).where(withheld)))
 
 
-def may_take(session: Session, worker_id: str, session_id: str) -> bool:
-    """Return whether this session may lease work, and lock the worker so that it stays so."""
-    row = select(WorkerRow.session_id, WorkerRow.state, WorkerRow.wanted).where(WorkerRow.id == worker_id)
+def may_lease(session: Session, worker_id: str, session_id: str) -> bool:
+    """Return whether this session may lease work, and lock the worker's row so that this stays true."""
+    row = select(WorkerRow.session_id, WorkerRow.state, WorkerRow.desired_state).where(
+        WorkerRow.id == worker_id
+    )
     found = session.execute(row.with_for_update(key_share=True)).first()
-    return found is not None and tuple(found) == (session_id, WorkerState.READY, Wanted.WORK)
+    return found is not None and tuple(found) == (session_id, WorkerState.READY, DesiredState.WORK)
 
 
 def drop_silent(session: Session, before: float, limit: int) -> int:
@@ -264,7 +268,7 @@ def drop_silent(session: Session, before: float, limit: int) -> int:
     old = select(*key).where(FencedSessionRow.fenced_at < before).order_by(*key).limit(limit)
     sessions = changed(session, delete(FencedSessionRow).where(tuple_(*key).in_(old)))
     fenced = select(FencedSessionRow.worker_id).where(FencedSessionRow.worker_id == WorkerRow.id)
-    silent = (WorkerRow.last_seen_at < before, WorkerRow.wanted == Wanted.WORK, ~fenced.exists())
+    silent = (WorkerRow.last_seen_at < before, WorkerRow.desired_state == DesiredState.WORK, ~fenced.exists())
     found = select(WorkerRow.id).where(*silent).order_by(WorkerRow.id).limit(limit)
     # One that is locked is calling just now.
     ids = session.scalars(found.with_for_update(skip_locked=True)).all()
@@ -308,7 +312,7 @@ def _workers(session: Session, *where: ColumnElement[bool]) -> list[WorkerInfo]:
                 device_name=device_name,
                 cores=builder.cores if builder else device_cores,
                 state=WorkerState(row.state),
-                wanted=Wanted(row.wanted),
+                desired_state=DesiredState(row.desired_state),
                 last_seen_at=row.last_seen_at,
                 trials_done=row.trials_done,
                 failures=row.failures,

@@ -47,8 +47,8 @@ def append(session: Session, job_id: str, kind: str, data: dict[str, Any], now: 
 
 def append_locked(session: Session, job_id: str, kind: str, data: dict[str, Any], now: float) -> None:
     """Append an event to a job that the caller has locked."""
-    # Ids are drawn under the job's lock, so that none becomes visible after a higher one of the same job: a
-    # reader that goes on after the last id it saw misses nothing.
+    # Ids are drawn under the job's lock, so events of a job become visible in the order of their ids. A
+    # reader that continues after the last id it saw misses nothing.
     session.execute(_INSERT, {"job_id": job_id, "kind": kind, "data": data, "at": now})
 
 

@@ -1,4 +1,6 @@
-"""Jobs: their requests, their states, and the claims by which one scheduler at a time steps them."""
+"""Jobs: their requests, their states, and the claims of schedulers. Only the scheduler that claims a job runs
+its steps.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,7 @@ class JobRequest(JobOptions):
 class Job:
     """A job as stored; clients see it as `tunefarm.client.values.Job`.
 
-    `message` says what the job is doing or waiting for. `untuned_secs` and `tuned_secs` are the seconds of
+    `message` says what the job is doing or waiting for. `untuned_s` and `tuned_s` are the seconds of
     each repeat of the whole model. Jobs of one `group` share their trials; it is the id of the first of them,
     None for a job alone. `end_reason` says what ended the tuning. The job is expected to be finished at
     `expected_end_at`, None while nobody knows. Its spans go below `trace_parent`, empty where nobody traces.
@@ -86,8 +88,8 @@ class Job:
     finished_at: float | None
     trials_done: int
     trials_issued: int
-    untuned_secs: tuple[float, ...] | None
-    tuned_secs: tuple[float, ...] | None
+    untuned_s: tuple[float, ...] | None
+    tuned_s: tuple[float, ...] | None
     artifact_sha: str | None
     untuned_artifact_sha: str | None
     message: str
@@ -236,8 +238,9 @@ def unfinished(session: Session) -> list[Job]:
 
 @dataclass(frozen=True)
 class Queue:
-    """The unfinished jobs in one state on one device class (None: not known yet), the oldest of which was
-    created at `oldest_at`. `open_trials` counts those of their trials that were issued and aren't done."""
+    """The unfinished jobs in one state on one device class (None: not known yet). The oldest was created at
+    `oldest_at`. `open_trials` counts those of their trials that were issued and aren't done.
+    """
 
     state: JobState
     device_class: str | None
@@ -258,8 +261,11 @@ def queues(session: Session) -> list[Queue]:
 def published(
     session: Session, model_sha: str, device_class: str, *, exact: bool = False, tf32: bool = False
 ) -> list[Job]:
-    """Return the jobs of a model that published an artifact for a device class, newest first; with `exact`,
-    only those without variants, and only with `tf32` those that may compute in TF32: that tried to."""
+    """Return the jobs of a model that published an artifact for a device class, newest first.
+
+    With `exact`, only jobs without variants are returned. Jobs that may compute in TF32 are returned only
+    with `tf32`.
+    """
     of_model = (JobRow.model_sha == model_sha, JobRow.device_class == device_class)
     done = (JobRow.state == JobState.DONE, JobRow.artifact_sha.is_not(None))
     query = select(JobRow).where(*of_model, *done)
@@ -282,21 +288,21 @@ def published_before(session: Session, job: Job) -> str | None:
     return None
 
 
-def claim(session: Session, job_id: str, holder: str, now: float, ttl_s: float) -> bool:
-    """Make `holder` the only one to step this job for `ttl_s` seconds; False if another one is."""
+def claim_job(session: Session, job_id: str, holder: str, now: float, ttl_s: float) -> bool:
+    """Let only `holder` run this job's steps for `ttl_s` seconds. Return False if another holder may."""
     free = or_(JobRow.holder.is_(None), JobRow.holder == holder, JobRow.held_until <= now)
     statement = update(JobRow).where(JobRow.id == job_id, free)
     return changed(session, statement.values(holder=holder, held_until=now + ttl_s)) == 1
 
 
 def renew_claim(session: Session, job_id: str, holder: str, now: float, ttl_s: float) -> bool:
-    """Extend a claim to `now + ttl_s`; False when `holder` has none."""
+    """Extend a claim to `now + ttl_s`. Return False if `holder` has none."""
     held = update(JobRow).where(JobRow.id == job_id, JobRow.holder == holder)
     return changed(session, held.values(held_until=now + ttl_s)) == 1
 
 
-def release(session: Session, job_id: str, holder: str) -> None:
-    """Give up a claim, unless it has passed to another holder."""
+def release_claim(session: Session, job_id: str, holder: str) -> None:
+    """End a claim, unless another holder has it now."""
     held = update(JobRow).where(JobRow.id == job_id, JobRow.holder == holder)
     session.execute(held.values(holder=None, held_until=None))
 
@@ -412,7 +418,7 @@ def set_end_to_end(
     session: Session, job_id: str, kind: Literal["untuned", "tuned"], secs: Sequence[float]
 ) -> bool:
     """Store the seconds of each repeat of the whole model. False when the job is cancelled or failed."""
-    return _set(session, job_id, **{f"{kind}_secs": list(secs)})
+    return _set(session, job_id, **{f"{kind}_s": list(secs)})
 
 
 def _set(session: Session, job_id: str, **values: Any) -> bool:
@@ -446,8 +452,8 @@ def _jobs(session: Session, query: Select[JobRow]) -> list[Job]:
             finished_at=row.finished_at,
             trials_done=row.trials_done,
             trials_issued=row.trials_issued,
-            untuned_secs=None if row.untuned_secs is None else tuple(row.untuned_secs),
-            tuned_secs=None if row.tuned_secs is None else tuple(row.tuned_secs),
+            untuned_s=None if row.untuned_s is None else tuple(row.untuned_s),
+            tuned_s=None if row.tuned_s is None else tuple(row.tuned_s),
             artifact_sha=row.artifact_sha,
             untuned_artifact_sha=row.untuned_artifact_sha,
             message=row.message,

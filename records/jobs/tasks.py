@@ -66,11 +66,6 @@ class Task:
     signature: str = ""
     num_bytes: float = 0.0
 
-    @property
-    def place(self) -> str:
-        """The workload of the model that it computes; the fastest task of a place is compiled in."""
-        return self.variant_of or self.workload_hash
-
 
 class KnownWorkload(NamedTuple):
     """A workload, as the newest task that has it describes it."""
@@ -112,8 +107,10 @@ def workload(session: Session, workload_hash: str) -> str:
 
 
 def search(session: Session, device_class: str, words: Sequence[str], limit: int) -> list[KnownWorkload]:
-    """Return the workloads that were measured on a device class, and in whose name or signature all of the
-    words are, whatever their case; the newest first."""
+    """Return the workloads that were measured on a device class, the newest first.
+
+    Only workloads with all of the words in their name or signature are returned; case doesn't matter.
+    """
     measured = select(RecordRow.id).where(
         RecordRow.workload_hash == TaskRow.workload_hash,
         RecordRow.device_class == device_class,
@@ -135,7 +132,7 @@ def workloads(session: Session, hashes: Collection[str]) -> dict[str, str]:
 
 
 def tags(session: Session, device_class: str) -> dict[str, str]:
-    """Return the tags, by hash, of the workloads of which something was measured on the device class."""
+    """Return the tags of the workloads that were measured on the device class, by hash."""
     worked = select(RecordRow.id).where(
         RecordRow.workload_hash == WorkloadRow.hash,
         RecordRow.device_class == device_class,

@@ -37,7 +37,7 @@ COLUMNS = (
     TrialRow.state,
     TrialRow.attempts,
     TrialRow.outcome,
-    TrialRow.run_secs,
+    TrialRow.run_s,
     TrialRow.error,
     TrialRow.library_sha,
     TrialRow.repeat,
@@ -46,8 +46,8 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class NewTrial:
-    """A candidate to measure: its trace as JSON, and the program from which it was lowered: None if the trace
-    was imported, FALLBACK for the fallback schedule.
+    """A candidate to measure: its trace as JSON, and the program that it was lowered from. `program` is None
+    if the trace was imported, and FALLBACK for the fallback schedule.
 
     `predicted_s` is what the cost model says of it, `estimated_s` what its analytic part does. `repeat` is 0,
     or counts up each time that the job measures the same candidate again.
@@ -73,7 +73,7 @@ class Trial:
     """A stored trial.
 
     `attempts` counts the devices that were lost while they held it. `library_sha` names the library that a
-    builder made of it. If `repeat` is not 0, `run_secs` include those of the earlier measurements of its
+    builder made of it. If `repeat` is not 0, `run_s` include those of the earlier measurements of its
     trace.
     """
 
@@ -86,15 +86,15 @@ class Trial:
     state: TrialState
     attempts: int
     outcome: Outcome | None
-    run_secs: tuple[float, ...]
+    run_s: tuple[float, ...]
     error: str
     library_sha: str | None = None
     repeat: int = 0
 
     @property
     def latency_s(self) -> float | None:
-        """The median of `run_secs`, None unless the trial went well."""
-        return statistics.median(self.run_secs) if self.run_secs else None
+        """The median of `run_s`, None unless the trial went well."""
+        return statistics.median(self.run_s) if self.run_s else None
 
 
 class MeasuredTrial(NamedTuple):
@@ -105,9 +105,11 @@ class MeasuredTrial(NamedTuple):
     latency_s: float | None
 
 
-class ForeseenTrial(NamedTuple):
-    """What was measured of a trial that went well, and what had been said of it by the cost model and by its
-    analytic part, None where that wasn't kept."""
+class PredictedTrial(NamedTuple):
+    """A successful trial: its latency, and the predictions of the cost model and of its analytic part.
+
+    `estimated_s`, of the analytic part, is None if it wasn't stored.
+    """
 
     latency_s: float
     predicted_s: float
@@ -176,8 +178,9 @@ def counts(session: Session, job_id: str) -> TrialCounts:
 
 
 def guessed_tasks(session: Session, job_id: str) -> set[int]:
-    """Return the ids of the job's tasks that have a trial of a program of the search or of their fallback
-    schedule, or an open one."""
+    """Return the ids of the job's tasks that have an open trial, or a trial of the search or of the fallback
+    schedule.
+    """
     counts = or_(TrialRow.program.is_not(None), TrialRow.state != "done")
     guessed = select(TrialRow.task_id).where(TrialRow.job_id == job_id, counts)
     return set(session.scalars(guessed.distinct()))
@@ -206,14 +209,14 @@ def measured(session: Session, job_id: str) -> list[MeasuredTrial]:
     return [MeasuredTrial(*row) for row in session.execute(done.order_by(table.finished_at, table.id))]
 
 
-def foreseen(session: Session, task_id: int) -> list[ForeseenTrial]:
-    """Return the task's trials that went well, the fastest first."""
-    columns = [getattr(TrialRow, name) for name in ForeseenTrial._fields]
+def predictions(session: Session, task_id: int) -> list[PredictedTrial]:
+    """Return the task's successful trials, the fastest first."""
+    columns = [getattr(TrialRow, name) for name in PredictedTrial._fields]
     measured = select(*columns).where(
         TrialRow.task_id == task_id, TrialRow.state == "done", TrialRow.latency_s.is_not(None)
     )
     return [
-        ForeseenTrial(*row) for row in session.execute(measured.order_by(TrialRow.latency_s, TrialRow.id))
+        PredictedTrial(*row) for row in session.execute(measured.order_by(TrialRow.latency_s, TrialRow.id))
     ]
 
 
@@ -249,7 +252,7 @@ def trial_of(row: TrialRow | Row[*tuple[Any, ...]]) -> Trial:
         state=cast("TrialState", row.state),
         attempts=row.attempts,
         outcome=None if row.outcome is None else Outcome(row.outcome),
-        run_secs=tuple(row.run_secs or ()),
+        run_s=tuple(row.run_s or ()),
         error=row.error,
         library_sha=row.library_sha,
         repeat=row.repeat,

@@ -23,15 +23,15 @@ LISTED = 500
 class Version:
     """One training of a cost model.
 
-    It used `records` records, of which the newest was stored at `newest_record_at`, took `train_secs` seconds
-    and ended at `created_at`. `metrics` are measured on held-out records, None if there were none.
+    It used `records` records, the newest stored at `newest_record_at`. It took `train_s` seconds and ended at
+    `created_at`. `metrics` are measured on held-out records, None if there were none.
     """
 
     device_class: str
     records: int
     newest_record_at: float
     created_at: float
-    train_secs: float
+    train_s: float
     metrics: dict[str, Any] | None
 
 
@@ -39,8 +39,8 @@ _COLUMNS = [getattr(CostModelRow, name) for name in Version.__dataclass_fields__
 
 
 def add(session: Session, version: Version, model: bytes) -> None:
-    """Store a version with its bytes, and drop the bytes of all but the newest KEPT of the class, and those
-    that are no longer listed.
+    """Store a version with its bytes, and delete old ones. Only the newest KEPT versions of a class keep
+    their bytes.
 
     Raises DeviceClassNotFound.
     """

@@ -30,7 +30,7 @@ def add(session: Session, records: Sequence[Record], now: float) -> int:
     for record in records:
         # asdict would copy the program's lists, which takes longer than writing them.
         row = {name: getattr(record, name) for name in Record.__dataclass_fields__}
-        row |= {"run_secs": list(record.run_secs), "trace_sha": digest(record.trace)}
+        row |= {"run_s": list(record.run_s), "trace_sha": digest(record.trace)}
         rows.append(row | {"source": "import", "created_at": now})
     # In one order, so that two transactions that write the same rows never wait for each other.
     rows.sort(key=lambda row: tuple(row[name] for name in KEY))

@@ -1,7 +1,7 @@
 """Records: the measurements of workloads on device classes, and the best schedules among them.
 
-Imported records (`records.schedules.imports`) are stored beside them, but their times are somebody's claim:
-they are never compared with measured ones, and any measurement of the same trace takes their place.
+Imported records (`records.schedules.imports`) are stored beside them, but nobody here has measured their
+times. So they are never compared with measured records, and a measurement of the same trace replaces them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Source: TypeAlias = Literal["trial", "import"]
 # A record is one trace of a workload on a device class.
 KEY = ("workload_hash", "device_class", "trace_sha")
 _VALUES = (
-    *("trace", "program", "latency_s", "run_secs", "registers", "spilled_bytes"),
+    *("trace", "program", "latency_s", "run_s", "registers", "spilled_bytes"),
     *("outcome", "target", "source", "created_at"),
 )
 
@@ -40,7 +40,7 @@ _VALUES = (
 class Record:
     """The newest measurement of one trace of a workload on a device class, stored at `created_at`.
 
-    `latency_s`, the median of `run_secs`, is None unless `outcome` is OK. A record whose `source` is "import"
+    `latency_s`, the median of `run_s`, is None unless `outcome` is OK. A record whose `source` is "import"
     is no measurement: its seconds are what the database said that it was imported from. `registers` and
     `spilled_bytes` are those of `core.measurement.Resources`, None where no compiler reported them.
     """
@@ -50,7 +50,7 @@ class Record:
     trace: str
     program: dict[str, Any] | None
     latency_s: float | None
-    run_secs: tuple[float, ...]
+    run_s: tuple[float, ...]
     outcome: Outcome
     target: str
     source: Source
@@ -69,8 +69,11 @@ class Record:
 
 
 def best_many(session: Session, hashes: Collection[str], device_class: str) -> dict[str, Record]:
-    """Return the fastest measured record of each workload, or else the imported one that claims the least
-    time, by hash; nothing for those of which none went well and none was imported."""
+    """Return the fastest measured record of each workload, by hash, or else the imported record with the
+    least time.
+
+    Workloads without a successful or imported record are left out.
+    """
     given = {"hashes": list(hashes), "device_class": device_class}
     rows = session.execute(_select_best(dialect_of(session)), given)
     return {row.workload_hash: _record(row) for row in rows}
@@ -142,8 +145,8 @@ def fastest(session: Session, device_class: str, workload_hash: str, limit: int)
 def newest(session: Session, device_class: str) -> tuple[int, float]:
     """Return the id of the class's newest record and the time when it was stored; zeros if there is none.
 
-    Ids grow even if clocks don't. But a record may become visible a little later than one with a larger id,
-    because servers don't commit in the order in which they drew the ids.
+    Ids grow even if clocks don't. But servers don't commit in the order in which they drew ids. So a record
+    may become visible a little later than one with a larger id.
     """
     last = select(RecordRow.id, RecordRow.created_at).where(RecordRow.device_class == device_class)
     found = session.execute(last.order_by(RecordRow.id.desc()).limit(1)).first()
@@ -188,7 +191,7 @@ def _insert_trials(dialect: str) -> ConflictInsert:
         "trace_sha": TrialRow.trace_sha,
         "program": TrialRow.program,
         "latency_s": TrialRow.latency_s,
-        "run_secs": TrialRow.run_secs,
+        "run_s": TrialRow.run_s,
         "registers": TrialRow.registers,
         "spilled_bytes": TrialRow.spilled_bytes,
         "outcome": TrialRow.outcome,
@@ -229,7 +232,7 @@ def _record(row: Any) -> Record:
         trace=row.trace,
         program=row.program,
         latency_s=row.latency_s,
-        run_secs=tuple(row.run_secs),
+        run_s=tuple(row.run_s),
         outcome=Outcome(row.outcome),
         target=row.target,
         source=cast("Source", row.source),

@@ -88,8 +88,8 @@ class DeviceClassRow(Base):
     name: Mapped[str] = mapped_column(index=True)
     device: Mapped[str]
     target: Mapped[str]
-    # The machine that builders link for; null where they can't build for the class.
-    machine: Mapped[str | None]
+    # The platform that builders link for, such as x86_64_cuda_13_0; null if they can't build for it.
+    platform: Mapped[str | None]
     cores: Mapped[int]
     toolchain: Mapped[str]
     # As JSON, measured by the last calibration of a device of the class.
@@ -106,26 +106,25 @@ class WorkerRow(Base):
     trials_done: Mapped[int] = mapped_column(default=0)
     failures: Mapped[int] = mapped_column(default=0)
     failures_by_kind: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    # The instruction of people: work, drain or evicted.
-    wanted: Mapped[str] = mapped_column(default="work")
+    # What people want the worker to do: work, drain, evicted or update.
+    desired_state: Mapped[str] = mapped_column(default="work")
     vitals: Mapped[dict[str, Any] | None]
     # Recent average of seconds per trial.
     trial_s: Mapped[float | None]
     # People want the worker to calibrate its device again.
     calibrate: Mapped[bool] = mapped_column(default=False)
-    # The token whose name it is; null where none was needed, or the bootstrap token was used.
+    # The token that owns the name; null if none was needed or the bootstrap token was used.
     token_id: Mapped[str | None]
-    # The machine that its session runs on, "" where that is unknown.
-    machine: Mapped[str] = mapped_column(default="")
+    # The boot id of the machine that its session runs on; empty if it is unknown.
+    boot_id: Mapped[str] = mapped_column(default="")
 
 
 class BuilderRow(Base):
-    """A machine that a worker builds for. `own`: the worker runs on such a machine itself. `cores` are the
-    worker's."""
+    """A platform that a worker builds for. `own`: the worker itself runs on it. `cores` are the worker's."""
 
     __tablename__ = "builders"
     worker_id: Mapped[str] = mapped_column(ForeignKey("workers.id"), primary_key=True)
-    machine: Mapped[str] = mapped_column(primary_key=True)
+    platform: Mapped[str] = mapped_column(primary_key=True)
     own: Mapped[bool]
     cores: Mapped[int]
     toolchain: Mapped[str]
@@ -163,8 +162,8 @@ class JobRow(Base):
     created_at: Mapped[float]
     started_at: Mapped[float | None]
     finished_at: Mapped[float | None]
-    untuned_secs: Mapped[list[Any] | None]
-    tuned_secs: Mapped[list[Any] | None]
+    untuned_s: Mapped[list[Any] | None]
+    tuned_s: Mapped[list[Any] | None]
     untuned_artifact_sha: Mapped[str | None] = mapped_column(ForeignKey("blobs.sha"))
     artifact_sha: Mapped[str | None] = mapped_column(ForeignKey("blobs.sha"))
     holder: Mapped[str | None]
@@ -283,10 +282,10 @@ class TrialRow(Base):
     attempts: Mapped[int]
     lease_id: Mapped[str | None] = mapped_column(ForeignKey("leases.id"), index=True)
     outcome: Mapped[str | None]
-    run_secs: Mapped[list[Any] | None]
-    # The median of run_secs; null for trials that are older than this column.
+    run_s: Mapped[list[Any] | None]
+    # The median of run_s; null for trials that are older than this column.
     latency_s: Mapped[float | None]
-    build_secs: Mapped[float | None]
+    build_s: Mapped[float | None]
     # What the compiler reports of a GPU's kernels, see core.measurement.Resources.
     registers: Mapped[int | None]
     spilled_bytes: Mapped[int | None]
@@ -319,8 +318,8 @@ class ModuleRunRow(Base):
     attempts: Mapped[int]
     lease_id: Mapped[str | None] = mapped_column(ForeignKey("leases.id"), index=True)
     outcome: Mapped[str | None]
-    run_secs: Mapped[list[Any] | None]
-    build_secs: Mapped[float | None]
+    run_s: Mapped[list[Any] | None]
+    build_s: Mapped[float | None]
     error: Mapped[str]
     created_at: Mapped[float]
     finished_at: Mapped[float | None]
@@ -343,7 +342,7 @@ class RecordRow(Base):
     trace_sha: Mapped[str]
     program: Mapped[dict[str, Any] | None]
     latency_s: Mapped[float | None]
-    run_secs: Mapped[list[Any]]
+    run_s: Mapped[list[Any]]
     registers: Mapped[int | None]
     spilled_bytes: Mapped[int | None]
     outcome: Mapped[str]
@@ -352,10 +351,10 @@ class RecordRow(Base):
     created_at: Mapped[float]
 
 
-class ListingRow(Base):
-    """A program as text that people read. `trace_sha` is empty for the workload before it is scheduled."""
+class TvmscriptRow(Base):
+    """A program as TVMScript. `trace_sha` is empty for the workload before it is scheduled."""
 
-    __tablename__ = "listings"
+    __tablename__ = "tvmscripts"
     workload_hash: Mapped[str] = mapped_column(ForeignKey("workloads.hash"), primary_key=True)
     trace_sha: Mapped[str] = mapped_column(primary_key=True)
     text: Mapped[str]
@@ -381,7 +380,7 @@ class CostModelRow(Base):
     records: Mapped[int]
     newest_record_at: Mapped[float]
     created_at: Mapped[float]
-    train_secs: Mapped[float]
+    train_s: Mapped[float]
     metrics: Mapped[dict[str, Any] | None]
     model: Mapped[bytes | None] = mapped_column(LargeBinary)
 

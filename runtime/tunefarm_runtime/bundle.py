@@ -21,14 +21,15 @@ HEADERS = ("tvm/ffi/c_api.h", "dlpack/dlpack.h")
 def make_bundle(model: Path, folder: Path) -> None:
     """Write the bundle of a compiled CPU model of one shape into a new or empty folder.
 
-    It holds `model.so`, its manifest, a description of inputs and outputs (`model.txt`), `tunefarm.h` and
-    `tunefarm.hpp`, their source, an example with a CMakeLists.txt, and in `lib` the runtime libraries for the
-    machine that the model was compiled for. Raises LoadError where one of these is missing, or OSError.
+    It holds `model.so`, its manifest, and a description of inputs and outputs (`model.txt`). For C and C++ it
+    holds `tunefarm.h`, `tunefarm.hpp`, their source, and an example with a CMakeLists.txt. `lib` has the
+    runtime libraries for the machine that the model was compiled for. Raises LoadError where one of these is
+    missing, or OSError.
     """
     manifest = Manifest.read(model)
     if manifest.device == "cuda":
         raise LoadError(f"{model} was compiled for a GPU, and bundles are for CPUs: run it from Python")
-    libraries = _libraries(manifest.machine)
+    libraries = _libraries(manifest.arch)
     if folder.exists() and any(folder.iterdir()):
         raise LoadError(f"{folder} isn't empty: name a new folder for the bundle")
     for source in SOURCES.iterdir():
@@ -69,16 +70,16 @@ def _escaped(name: str) -> str:
     )
 
 
-def _libraries(machine: str) -> list[Path]:
+def _libraries(arch: str) -> list[Path]:
     """Return the runtime libraries for a kind of machine, such as aarch64. Raises LoadError."""
     names = (FFI_LIBRARY, *RUNTIME_LIBRARIES)
-    packaged = Path(__file__).parent / "lib" / machine
-    if machine == platform.machine():
+    packaged = Path(__file__).parent / "lib" / arch
+    if arch == platform.machine():
         own = library_folder()
         return [_ffi_folder() / "lib" / FFI_LIBRARY, *(own / name for name in RUNTIME_LIBRARIES)]
     if not all((packaged / name).exists() for name in names):
         raise LoadError(
-            f"the runtime libraries for {machine} are missing: run `make runtime` in a checkout of tunefarm, "
+            f"the runtime libraries for {arch} are missing: run `make runtime` in a checkout of tunefarm, "
             "and install the runtime from there"
         )
     return [packaged / name for name in names]

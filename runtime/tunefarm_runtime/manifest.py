@@ -57,7 +57,7 @@ class Tensor:
 class Manifest:
     """What the runtime reads of a manifest.
 
-    `machine` is the processor's kind, such as `x86_64`. `instructions` are the instruction sets that the
+    `arch` is the processor architecture, such as `x86_64`. `instructions` are the instruction sets that the
     library may use, as /proc/cpuinfo names them; empty in manifests of older services. `threads` is the
     number that the model was tuned for.
     """
@@ -65,7 +65,7 @@ class Manifest:
     folder: Path
     model_sha: str
     device: str
-    machine: str
+    arch: str
     instructions: tuple[str, ...]
     threads: int
     inputs: tuple[Tensor, ...]
@@ -90,7 +90,7 @@ class Manifest:
                 folder=folder,
                 model_sha=str(data["model_sha"]),
                 device=str(target["kind"]),
-                machine=str(host.get("mtriple", platform.machine())).partition("-")[0],
+                arch=str(host.get("mtriple", platform.machine())).partition("-")[0],
                 instructions=tuple(map(str, data.get("instructions", ()))),
                 threads=int(data["threads"]),
                 inputs=inputs,
@@ -107,9 +107,9 @@ class Manifest:
         Without the check, the first such instruction would end the process with SIGILL.
         """
         here = platform.machine()
-        if self.machine != here:
+        if self.arch != here:
             raise LoadError(
-                f"{self.folder} was compiled for {self.machine}, and this machine is {here}: "
+                f"{self.folder} was compiled for {self.arch}, and this machine is {here}: "
                 "tune the model for this machine"
             )
         present = _instructions(CPU_INFO)

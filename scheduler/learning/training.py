@@ -124,7 +124,7 @@ class Trainer:
         with self._database.begin() as session:
             trained.newest_id = schedules.last_until(session, device.key, version.newest_record_at)
         # Counted as if this process had trained it, so that a restart doesn't train at once.
-        trained.training_s = version.train_secs
+        trained.training_s = version.train_s
         return trained
 
     def _train(self, device: Device, trained: TrainedModel) -> None:
@@ -142,7 +142,7 @@ class Trainer:
             trained.training_s += max(self._now() - started_at, 0.0)
             return
         trained.model, trained.records = model, len(examples)
-        train_secs = max(self._now() - started_at, 0.0)
+        train_s = max(self._now() - started_at, 0.0)
         metrics: dict[str, Any] | None = None
         if len(examples) >= max(MIN_EVALUATED, EVALUATION_GROWTH * trained.evaluated):
             trained.evaluated = len(examples)
@@ -152,7 +152,7 @@ class Trainer:
                 log.exception("the cost model of class %s can't be evaluated", device.key)
         trained.training_s += max(self._now() - started_at, 0.0)
         if trained.is_learned:
-            version = Version(device.key, trained.records, newest_at, self._now(), train_secs, metrics)
+            version = Version(device.key, trained.records, newest_at, self._now(), train_s, metrics)
             with self._database.begin() as session:
                 cost_models.add(session, version, model.to_bytes(trained.profile_digest))
 

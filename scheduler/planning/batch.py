@@ -15,6 +15,7 @@ from compiler import fallback
 from compiler.lowering.trace import LoweringError, lower
 from compiler.workload import from_json
 from core.device import Device
+from core.model_latency import base_workload
 from records.jobs import tasks
 from records.jobs.tasks import Task
 from records.jobs.trials import FALLBACK, NewTrial
@@ -38,15 +39,15 @@ log = logging.getLogger(__name__)
 class TaskRound:
     """The search of one task during a round.
 
-    `history` and `progress` count the trials that the round has already given to the task. `seeds` are
-    programs of similar workloads.
+    `history` and `progress` count the trials that the round has already given to the task. `initial_programs`
+    are programs of similar workloads.
     """
 
     task: Task
     space: SearchSpace
     history: TaskHistory
     progress: TaskProgress
-    seeds: Sequence[Program] = ()
+    initial_programs: Sequence[Program] = ()
 
     def remeasure(self, count: int) -> list[NewTrial]:
         """Return up to `count` trials of traces that may be the fastest, but were measured too seldom."""
@@ -80,7 +81,7 @@ class TaskRound:
                     missing,
                     rng,
                     self.history.open_programs | self.space.rejected,
-                    seeds=self.seeds,
+                    initial_programs=self.initial_programs,
                 )
             except Exception:
                 # A subgraph that the search stumbles over must not take the others down with it.
@@ -139,13 +140,14 @@ def fallback_trials(session: Session, device: Device, listed: Sequence[Task]) ->
 def task_searches(
     snapshot: JobSnapshot,
     spaces: Mapping[str, SearchSpace],
-    seeds: Mapping[str, Sequence[Program]],
+    initial_programs: Mapping[str, Sequence[Program]],
     weights: Mapping[str, float],
     *,
     stop_early: bool,
 ) -> list[TaskRound]:
-    """Return the searches of the tasks that have a space; `spaces`, `seeds` and `weights` are by workload
-    hash.
+    """Return the searches of the tasks that have a space.
+
+    `spaces`, `initial_programs` and `weights` are by workload hash.
 
     With `stop_early`, tasks that have stalled are exhausted.
     """
@@ -158,9 +160,10 @@ def task_searches(
             progress = history.progress(task, space, weights[name])
             if stop_early and progress.has_stalled:
                 progress = replace(progress, exhausted=True)
-            found.append(TaskRound(task, space, history, progress, seeds.get(name, ())))
+            found.append(TaskRound(task, space, history, progress, initial_programs.get(name, ())))
     for one in found:
-        others = [other for other in found if other.task.place == one.task.place and other is not one]
+        base = base_workload(one.task)
+        others = [other for other in found if base_workload(other.task) == base and other is not one]
         best_alternative_s = min((other.progress.best_s for other in others), default=math.inf)
         one.progress = replace(one.progress, best_alternative_s=best_alternative_s)
     return found

@@ -6,6 +6,7 @@ from dataclasses import astuple, dataclass
 
 from sqlalchemy.orm import Session
 
+from core.model_latency import base_workload
 from records.jobs import trials
 from records.jobs.tasks import Task
 from records.jobs.trials import NewTrial, TrialCounts
@@ -61,7 +62,9 @@ def read_remaining(session: Session, group: Group) -> RemainingBudget:
     ids = {task.id for task in group.tasks}
     imported = [trial for job in group.jobs for trial in imports.trials_of(session, job.id)]
     untried = tuple(task for task in group.tasks if task.best_s is None and task.id not in guessed)
-    served = {task.place for task in (*(one for one in group.tasks if one.best_s is not None), *untried)}
+    served = {
+        base_workload(task) for task in (*(one for one in group.tasks if one.best_s is not None), *untried)
+    }
     fallbacks = {name for job in group.jobs for name in trials.fallbacks(session, job.id)}
     allowed = group.jobs[0].request.budget.trials
     return RemainingBudget(
@@ -73,6 +76,6 @@ def read_remaining(session: Session, group: Group) -> RemainingBudget:
         failed=tuple(
             task
             for task in group.tasks
-            if not task.variant and task.place not in served and task.workload_hash not in fallbacks
+            if not task.variant and base_workload(task) not in served and task.workload_hash not in fallbacks
         ),
     )

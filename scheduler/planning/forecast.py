@@ -1,8 +1,8 @@
 """Forecast a job's next minutes: how much faster its networks become, and when it will be finished.
 
-Both follow from the trials that are done. Latency falls about as the logarithm of the time spent, so the fall
-over the second half of the search says what the next minute will bring. The speed of the search is that of
-its second half: the first trials are those of the largest subgraphs, and all of the slowest programs.
+Both follow from the trials that are done. Latency falls about as the logarithm of the time spent. So its fall
+in the second half of the search predicts the gain of the next minute. The speed of the search is measured in
+its second half, because the first trials are of the largest subgraphs and of the slowest programs.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from core.job import Budget
+from core.model_latency import base_workload
 from records.jobs.tasks import Task
 from records.jobs.trials import MeasuredTrial
 
-# What the next minute is expected to gain is told after this time.
+# The expected gain of the next minute is known after this time.
 JUDGED_AFTER_S = 60.0
 MINUTE_S = 60.0
-# The speed of the search is told once this number of trials is done.
+# The speed of the search is known after this many trials.
 FEWEST_TRIALS = 8
 
 
@@ -57,13 +58,14 @@ def curve(networks: Sequence[tuple[float, Sequence[Task]]], measured: Sequence[M
 
 
 def _latency_s(tasks: Sequence[Task], best: Mapping[str, float]) -> float:
-    """Return a network's latency, inf until each of its covered places has been measured."""
-    places: dict[str, float] = {}
+    """Return a network's latency, inf until each covered base workload has been measured."""
+    latencies: dict[str, float] = {}
     for task in tasks:
         seconds = task.weight * best.get(task.workload_hash, math.inf)
-        places[task.place] = min(seconds, places.get(task.place, math.inf))
-    covered = {task.place for task in tasks if task.covered}
-    return sum(seconds for place, seconds in places.items() if place in covered or math.isfinite(seconds))
+        base = base_workload(task)
+        latencies[base] = min(seconds, latencies.get(base, math.inf))
+    covered = {base_workload(task) for task in tasks if task.covered}
+    return sum(seconds for base, seconds in latencies.items() if base in covered or math.isfinite(seconds))
 
 
 def gain_of_next_minute(points: Sequence[Point], began_at: float, now: float) -> float | None:
@@ -76,8 +78,9 @@ def gain_of_next_minute(points: Sequence[Point], began_at: float, now: float) ->
 
 
 def _fall(points: Sequence[Point], began_at: float, now: float) -> float | None:
-    """Return the seconds of latency by which the search fell each time that its duration grew e-fold; None
-    while it is too early."""
+    """Return by how many seconds the latency fell whenever the search's duration grew e-fold; None while it
+    is too early.
+    """
     half = began_at + (now - began_at) / 2
     before = [point for point in points if point.at <= half]
     if now - began_at < JUDGED_AFTER_S or not before:

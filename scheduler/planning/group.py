@@ -10,7 +10,7 @@ from functools import cached_property
 from sqlalchemy.orm import Session
 
 from core.job import JobState
-from core.network import fastest_tasks, network_s
+from core.model_latency import fastest_tasks, network_s
 from records.jobs import jobs, tasks
 from records.jobs.jobs import Job
 from records.jobs.tasks import Task

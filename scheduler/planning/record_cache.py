@@ -1,8 +1,8 @@
 """The records of workloads, cached: a round reads only the new ones, however many there are.
 
 New records are told by their ids, because clocks may be set back. A transaction that ends late adds records
-with lower ids than those read already, so the records of the last `OVERLAP_S` seconds are read again; these
-seconds are counted by a monotonic clock.
+with lower ids than records that were already read. So the records of the last `OVERLAP_S` seconds are read
+again, by a monotonic clock.
 """
 
 from __future__ import annotations

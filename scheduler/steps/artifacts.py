@@ -19,6 +19,7 @@ from compiler.target import parse_target, target_features
 from compiler.workload import from_json
 from core.device import Device
 from core.lease import ModuleKind
+from core.model_latency import base_workload
 from records.jobs.jobs import Job
 from records.jobs.trials import FALLBACK
 from records.schedules.schedules import Record
@@ -86,7 +87,7 @@ def select_applicable(
     `records` of a workload come fastest first.
     """
     modules = {task.workload_hash: task.module_json for task in tasks}
-    places = {task.workload_hash: task.place for task in tasks}
+    bases = {task.workload_hash: base_workload(task) for task in tasks}
     num_foreign: Counter[str] = Counter()
     usable: list[Record] = []
     for record in records:
@@ -96,7 +97,7 @@ def select_applicable(
             usable.append(record)
     # Where one schedule turned out not to compile, the next may not either.
     suspicious = {workload for workload, _ in history.refused}
-    while (selection := next_selection(usable, history, places)) is not None:
+    while (selection := next_selection(usable, history, bases)) is not None:
         refused = _refused(modules, selection.chosen, target, suspicious)
         if not refused:
             return selection
@@ -115,8 +116,9 @@ def find_uncompilable(
 def find_unschedulable(
     tasks: Sequence[ExtractedTask], scheduled: Collection[str], target: str
 ) -> dict[str, str]:
-    """Compile the fallback schedule of each workload of the model that isn't `scheduled` otherwise, alone, in
-    a child process; return the workloads where that fails, and why."""
+    """Compile the fallback schedule of each workload that isn't `scheduled`, alone, in a child process.
+    Return the workloads that fail, with the reasons.
+    """
     modules = {
         task.workload_hash: task.module_json
         for task in tasks
@@ -156,9 +158,9 @@ def write_timed(
     library, manifest = open_artifact(artifact)
     timed = replace(
         manifest,
-        untuned_secs=secs.get("untuned", ()),
-        tuned_secs=secs.get("tuned", ()),
-        published_secs=secs.get("published", ()),
+        untuned_s=secs.get("untuned", ()),
+        tuned_s=secs.get("tuned", ()),
+        published_s=secs.get("published", ()),
     )
     write(file, library, timed)
     return timed
@@ -169,8 +171,8 @@ def _refused(
 ) -> dict[ScheduleId, str]:
     """Return the schedules whose traces don't apply, and why.
 
-    Those that were imported once, and those of `suspicious` workloads, may crash the compiler or keep it
-    busy: they are applied and compiled in a child process, and nowhere else.
+    Imported schedules, and schedules of `suspicious` workloads, may crash the compiler or keep it busy. They
+    are applied and compiled only in a child process.
     """
     records = {record.workload_hash: record for record in chosen.values()}
     risky = [name for name, record in records.items() if record.is_foreign or name in suspicious]

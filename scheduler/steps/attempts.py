@@ -1,7 +1,7 @@
 """The attempts at a job's steps that came to nothing: retried later and later, and given up in the end.
 
-An attempt is stored as an event before the heavy work begins, so a fault that kills the whole process (in
-native code, say) is counted too.
+An attempt is stored as an event before the heavy work begins. So it counts even if a fault, such as one in
+native code, kills the whole process.
 """
 
 from __future__ import annotations

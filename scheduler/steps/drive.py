@@ -18,7 +18,7 @@ from scheduler.steps import attempts, claims, intake, publish, rounds
 from system import logs
 
 Step = Callable[[Context, Job], None]
-STEPS: Mapping[str, Step] = {"intake": intake.run, "plan": rounds.run, "publish": publish.run}
+STEPS: Mapping[str, Step] = {"intake": intake.run, "round": rounds.run, "publish": publish.run}
 PERMANENT = (PermanentError, ModelError, ArtifactError)
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def _claim(context: Context, job_id: str) -> Job | None:
             job = jobs.get(session, job_id)
             if job.state.finished:
                 return None
-            claimed = jobs.claim(session, job_id, context.scheduler_name, context.now(), ttl_s)
+            claimed = jobs.claim_job(session, job_id, context.scheduler_name, context.now(), ttl_s)
             return job if claimed else None
     except JobNotFound:
         log.warning("asked to step job %s, which does not exist", job_id)
@@ -63,7 +63,7 @@ def _release(context: Context, job_id: str) -> JobState | None:
     """Return the state that the job has come to; None when it was deleted or the database fails."""
     try:
         with context.database.begin() as session:
-            jobs.release(session, job_id, context.scheduler_name)
+            jobs.release_claim(session, job_id, context.scheduler_name)
             return jobs.get(session, job_id).state
     except JobNotFound:
         return None

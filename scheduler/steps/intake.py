@@ -35,12 +35,12 @@ from system import tracing
 
 log = logging.getLogger(__name__)
 
-# The kinds of events of which a job's message speaks, too, while the search begins and in the end.
-# Why nobody knows whether the model was imported rightly.
+# The kinds of events that a job's message also mentions, while the search begins and at the end. Why nobody
+# knows whether the model was imported rightly.
 UNVERIFIED = "unverified"
 # Where the model computes something else than ONNX Runtime, and the standard leaves the result open.
 OPEN = "open"
-# The outputs of which the data decides how many rows are valid.
+# The outputs whose number of valid rows depends on the data.
 PADDED = "padded"
 # Why a job that asks for TF32 computes nothing in it.
 NOT_IN_TF32 = "not_in_tf32"

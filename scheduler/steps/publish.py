@@ -18,6 +18,7 @@ from compiler.lowering.trace import UNSCHEDULED
 from compiler.packaging.artifact import ArtifactError, open_artifact
 from core.job import JobState
 from core.lease import ModuleKind
+from core.model_latency import base_workload
 from records import devices
 from records.fleet import module_runs
 from records.fleet.module_runs import StoredModuleRun
@@ -31,7 +32,7 @@ from records.storage import blobs
 from records.storage.blobs import BlobNotFound
 from scheduler.context import Context
 from scheduler.errors import PermanentError
-from scheduler.steps import attempts, listings, selection, waiting
+from scheduler.steps import attempts, selection, tvmscripts, waiting
 from scheduler.steps.artifacts import (
     describe_replaced,
     find_uncompilable,
@@ -50,8 +51,8 @@ NAMES: Mapping[ModuleKind, str] = {
     "published": "the one published before",
     "untuned": "the untuned one",
 }
-# A model is slower than the untuned one if its median is by more than this many standard errors, or by more
-# than this share, however noisy the timings are.
+# A model is slower than the untuned one if its median is larger by this many standard errors. It is also
+# slower if its median is larger by this share, however noisy the timings are.
 MAX_STANDARD_ERRORS = 2.0
 MAX_SLOWER = 0.02
 
@@ -179,10 +180,10 @@ def _compile_next(
             raise PermanentError("the job has no device class: submit it again")
         device = devices.get_class(session, job.device_class)
         listed = tasks.for_job(session, job.id)
-        places = {task.workload_hash: task.place for task in listed}
-        records = schedules.successes(session, device.key, places)
+        bases = {task.workload_hash: base_workload(task) for task in listed}
+        records = schedules.successes(session, device.key, bases)
         unschedulable = selection.read_unschedulable(session, job.id)
-        if next_selection(records, history, places) is None:
+        if next_selection(records, history, bases) is None:
             return False
         if not attempts.begin(session, job, doing, context.now(), context.settings.max_failures):
             return True
@@ -222,14 +223,14 @@ def _compile_next(
                 artifacts["tuned"] = sha
                 if _request_timings(session, job, artifacts, "timing the compiled model", now):
                     selection.store_timed(session, job.id, selected, sha, compares, now)
-    listings.store_missing(context, job)
+    tvmscripts.store_missing(context, job)
     return True
 
 
 def _untuned(session: Session, listed: Sequence[Task], records: Sequence[Record]) -> dict[str, str]:
     """Return why subgraphs of the model have no schedule but their fallback, by workload."""
-    of_place = {task.workload_hash: task.place for task in listed}
-    tuned = {of_place[record.workload_hash] for record in records if record.program != FALLBACK}
+    bases = {task.workload_hash: base_workload(task) for task in listed}
+    tuned = {bases[record.workload_hash] for record in records if record.program != FALLBACK}
     reasons = {}
     for task in listed:
         if not task.variant and task.workload_hash not in tuned:
@@ -255,7 +256,7 @@ def _request_timings(
 def _peers(context: Context, job: Job, tuned: bytes = b"") -> dict[ModuleKind, str]:
     """Return the artifacts that a tuned library, with this SHA-256, is timed against.
 
-    They are the untuned one, and what the last job of the model published for the device class, unless its
+    They are the untuned one, and the one that the model's last job published for the device class, unless its
     library is one of the other two.
     """
     peers: dict[ModuleKind, str] = {"untuned": _untuned_sha(job)}
@@ -298,7 +299,7 @@ def _stored(context: Context, sha: str) -> Iterator[IO[bytes]]:
 def _publish(context: Context, job: Job, verdict: Verdict, runs: Sequence[StoredModuleRun]) -> None:
     """Store the artifact of the verdict with all timings, and end the job."""
     slowest_first = sorted((run for run in runs if not run.failed), key=_rank, reverse=True)
-    secs = {run.kind: run.run_secs for run in slowest_first}
+    secs = {run.kind: run.run_s for run in slowest_first}
     if verdict.run.kind == "published":
         # It is this job's tuned model now, as if the search had found the same.
         secs["tuned"] = secs.pop("published")
@@ -323,7 +324,7 @@ def _rank(run: StoredModuleRun) -> tuple[float, int]:
 
 
 def _latency_s(run: StoredModuleRun) -> float:
-    return statistics.median(run.run_secs)
+    return statistics.median(run.run_s)
 
 
 def _is_slower(run: StoredModuleRun, than: StoredModuleRun) -> bool:
@@ -334,12 +335,14 @@ def _is_slower(run: StoredModuleRun, than: StoredModuleRun) -> bool:
 
 
 def _standard_error(run: StoredModuleRun) -> float:
-    """Return that of the median of the seconds, as if they were normally distributed; 0 for a single one."""
-    if len(run.run_secs) < 2:
+    """Return the standard error of the median of the seconds, as if they were normally distributed; 0 for a
+    single one.
+    """
+    if len(run.run_s) < 2:
         return 0.0
-    lower, _, upper = statistics.quantiles(run.run_secs)
+    lower, _, upper = statistics.quantiles(run.run_s)
     deviation = (upper - lower) / 1.349
-    return math.sqrt(math.pi / 2) * deviation / math.sqrt(len(run.run_secs))
+    return math.sqrt(math.pi / 2) * deviation / math.sqrt(len(run.run_s))
 
 
 def _ms(run: StoredModuleRun) -> str:

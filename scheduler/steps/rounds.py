@@ -20,9 +20,9 @@ from scheduler.planning import forecast
 from scheduler.planning.batch import fallback_trials, plan_batch, task_searches
 from scheduler.planning.budget import read_remaining
 from scheduler.planning.group import Group
+from scheduler.planning.initial_programs import find_initial_programs
 from scheduler.planning.job_snapshot import ROUND, next_round, read_snapshot
-from scheduler.planning.seeds import find_seeds
-from scheduler.steps import attempts, listings, waiting
+from scheduler.steps import attempts, tvmscripts, waiting
 from search.objectives import EARLY_STOPPING
 from system import tracing
 
@@ -42,7 +42,7 @@ def run(context: Context, job: Job) -> None:
         group = Group.read(session, job)
         if group.planner is None or group.planner.id != job.id:
             if group.planner is not None:
-                context.wake("plan", group.planner.id)
+                context.wake("round", group.planner.id)
             return
         plan = _plan_round(session, context, group)
         if plan.trials and not attempts.begin(session, job, "searching", context.now(), max_attempts):
@@ -54,7 +54,7 @@ def run(context: Context, job: Job) -> None:
     if issued:
         # Now, because devices are busy with the batch.
         for one in group.tuning:
-            listings.store_missing(context, one)
+            tvmscripts.store_missing(context, one)
         return
     with context.database.begin() as session:
         is_over = plan.trials or not plan.issuable
@@ -147,9 +147,9 @@ def _issue_batch(context: Context, group: Group, plan: RoundPlan) -> int:
     spaces = context.spaces.load([task.workload_hash for task in snapshot.tasks], snapshot.device)
     with tracing.span("train cost model"):
         trained = context.trainer.up_to_date(snapshot.device)
-    seeds = find_seeds(context.database, context.spaces, snapshot, spaces)
+    initial_programs = find_initial_programs(context.database, context.spaces, snapshot, spaces)
     stop_early = job.request.objective == EARLY_STOPPING
-    searches = task_searches(snapshot, spaces, seeds, group.weights(), stop_early=stop_early)
+    searches = task_searches(snapshot, spaces, initial_programs, group.weights(), stop_early=stop_early)
     # A small budget is shared among all tasks.
     share = max(job.request.budget.trials // max(len(searches), 1), 1)
     with tracing.span("search"):

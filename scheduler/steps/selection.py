@@ -1,7 +1,7 @@
 """The schedules of the published model: the best of every subgraph, without those that break the model.
 
-The model is assembled with the best schedule of every subgraph, its own or that of a variant. If it can't be
-compiled, crashes, hangs or computes something else than the untuned model, it is assembled again with the
+The model is assembled with the best schedule of every subgraph or of one of its variants. It may fail to
+compile, crash, hang, or compute something else than the untuned model. Then it is assembled again with the
 schedules that are known to work and half of the suspects, until one suspect is left (delta debugging, Zeller
 2002). That schedule gives way to the next best one of its subgraph, then to the fallback schedule; all others
 stay. A schedule that can't be compiled alone is found without assembling models.
@@ -167,12 +167,12 @@ def failure_of(run: StoredModuleRun | Trial) -> str:
 
 
 def next_selection(
-    records: Sequence[Record], history: AssemblyHistory, places: Mapping[str, str]
+    records: Sequence[Record], history: AssemblyHistory, bases: Mapping[str, str]
 ) -> Selection | None:
     """Return the schedules to assemble the next model with.
 
     None when nothing more can be found out, or no assembly is left to do so. `records` are the successful
-    ones; `places` are the workloads of the model by those of their variants.
+    ones; `bases` maps the workloads of tasks to their base workloads.
     """
     left = MAX_ASSEMBLIES - len(history.assemblies)
     works = [assembly.schedules for assembly in history.assemblies if not assembly.failure]
@@ -182,7 +182,7 @@ def next_selection(
     harmful = {
         one: assembly.failure for suspects, assembly in failed for one in suspects if len(suspects) == 1
     }
-    wanted = _best(records, places, harmful, history.refused, lambda one: left > 1 or one in good)
+    wanted = _best(records, bases, harmful, history.refused, lambda one: left > 1 or one in good)
     if left < 1 or history.is_inconclusive or wanted.schedules in works:
         return None
     explained = harmful.keys() | history.refused.keys()
@@ -204,7 +204,7 @@ def next_selection(
 
 def _best(
     records: Sequence[Record],
-    places: Mapping[str, str],
+    bases: Mapping[str, str],
     harmful: Mapping[ScheduleId, str],
     refused: Mapping[ScheduleId, str],
     may_replace: Callable[[ScheduleId], bool],
@@ -218,7 +218,7 @@ def _best(
     num_harmful: Counter[str] = Counter()
     for record in sorted(records, key=lambda record: record.latency_s or math.inf):
         schedule = schedule_id(record)
-        workload = places.get(record.workload_hash, record.workload_hash)
+        workload = bases.get(record.workload_hash, record.workload_hash)
         if workload in chosen or num_harmful[workload] >= MAX_HARMFUL:
             continue
         if schedule in harmful or schedule in refused:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy.orm import Session
 
 from core.job import Build
-from core.worker import LOST_AFTER_S, Role, Wanted, WorkerState
+from core.worker import LOST_AFTER_S, DesiredState, Role, WorkerState
 from records import devices
 from records.fleet import building, workers
 from records.fleet.workers import WorkerInfo
@@ -60,8 +60,8 @@ def _note_missing_builder(session: Session, job: Job, now: float) -> None:
             jobs.set_message(session, job.id, "measuring")
         return
     assert job.device_class is not None, "one of its devices is there"
-    code = f"{devices.get_class(session, job.device_class).built_as} code: "
-    # A builder says for which machines it builds only when it is able to.
+    code = f"{devices.get_class(session, job.device_class).platform} code: "
+    # A builder names its platforms only once it can build.
     probing = [
         worker
         for worker in workers.list_workers(session)
@@ -89,7 +89,9 @@ def _remedy(
     for worker in suitable:
         is_there = _was_seen(worker, now) and not worker.has_left
         # The calls of an evicted worker are refused, so it may be there though it wasn't seen.
-        if worker.wanted is Wanted.EVICTED or (worker.wanted in (Wanted.DRAIN, Wanted.UPDATE) and is_there):
+        if worker.desired_state is DesiredState.EVICTED or (
+            worker.desired_state in (DesiredState.DRAIN, DesiredState.UPDATE) and is_there
+        ):
             return f"`tunefarm workers resume {worker.id}`"
     if not probing:
         return otherwise
@@ -103,7 +105,7 @@ def _set_message(session: Session, job: Job, message: str) -> None:
 
 
 def _takes_work(worker: WorkerInfo, now: float) -> bool:
-    return worker.wanted is Wanted.WORK and _was_seen(worker, now)
+    return worker.desired_state is DesiredState.WORK and _was_seen(worker, now)
 
 
 def _was_seen(worker: WorkerInfo, now: float) -> bool:

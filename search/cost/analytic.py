@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from core.device import Device
+from search.cost.cost_parameters import FITTED, CostParameters, ShapeFactors
 from search.cost.estimate import Estimate, estimate_stage
-from search.cost.machine import FITTED, Machine, ShapeFactors
 from search.programs.nest import Floats
 from search.programs.program import Population
 from search.sketches.stage import Stage, StageKind
@@ -21,7 +21,7 @@ def estimate(population: Population, device: Device, factors: ShapeFactors = FIT
     The quantities are those of the largest tiled stage and, numbered by rank, of the nests that do the most
     work.
     """
-    sketch, machine = population.sketch, Machine(device, factors)
+    sketch, parameters = population.sketch, CostParameters(device, factors)
 
     def work(stage: Stage) -> float:
         node = sketch.dag.node[stage.node]
@@ -31,7 +31,7 @@ def estimate(population: Population, device: Device, factors: ShapeFactors = FIT
     quantities: dict[str, Floats] = {}
     rank = 0
     for stage in sorted(sketch.stages, key=work, reverse=True):
-        part = estimate_stage(stage, population, machine)
+        part = estimate_stage(stage, population, parameters)
         seconds = seconds + part.seconds
         if stage.placement is StageKind.NEST:
             quantities |= {f"nest_{rank}_{name}": term for name, term in part.quantities.items()}

@@ -1,6 +1,6 @@
 """The analytic estimate of nests, which read data from the cache that the nest before left it in.
 
-An iteration takes, in cycles (speeds and factors in search.cost.machine),
+An iteration takes, in cycles (speeds and factors in search.cost.cost_parameters),
     max(operations / issue, accesses / loads) / parallel + gathers,    at least latency / (parallel * chains)
 where `parallel` lanes are computed together and a reduction has `chains` accumulators. Adding up a partial
 result takes a little more. Moving the data takes its size over the rate of the cache that holds the part of
@@ -14,7 +14,7 @@ import math
 
 import numpy as np
 
-from search.cost.machine import LINE_BYTES, Machine, balance_of
+from search.cost.cost_parameters import LINE_BYTES, CostParameters, balance_of
 from search.dag import AxisKind, Node, extent_of
 from search.programs.compute_location import (
     count_gathers,
@@ -31,13 +31,13 @@ from search.sketches.stage import Stage, StageKind
 from search.sketches.variables import transposed_axis
 
 
-def nest_terms(population: Population, stage: Stage, machine: Machine) -> dict[str, Floats]:
+def nest_terms(population: Population, stage: Stage, parameters: CostParameters) -> dict[str, Floats]:
     """Return the quantities of a nest, wherever it is computed, each [programs]; `s` is its seconds."""
-    host = population.sketch.hosts.get(stage.node)
-    if host is not None and population.sketch.stage[host.name].placement is StageKind.TILED:
-        seconds = _seconds_in_tiles(population, stage, host, machine)
+    compute_at = population.sketch.compute_at.get(stage.node)
+    if compute_at is not None and population.sketch.stage[compute_at.name].placement is StageKind.TILED:
+        seconds = _seconds_in_tiles(population, stage, compute_at, parameters)
     else:
-        seconds = _nest_seconds(population, stage, machine)
+        seconds = _nest_seconds(population, stage, parameters)
     return {
         "s": seconds,
         "vector": vector_lanes(population, stage).astype(np.float64),
@@ -48,7 +48,7 @@ def nest_terms(population: Population, stage: Stage, machine: Machine) -> dict[s
     }
 
 
-def unrolled_seconds(population: Population, stage: Stage, machine: Machine) -> Floats:
+def unrolled_seconds(population: Population, stage: Stage, parameters: CostParameters) -> Floats:
     """Return [programs]: the seconds of a nest around small constant matrices, one vectorized pass over its
     data."""
     dag = population.sketch.dag
@@ -60,71 +60,73 @@ def unrolled_seconds(population: Population, stage: Stage, machine: Machine) -> 
             chunks = chunks * factors[:, 0]
             if axis == node.vector_axis:
                 lanes = np.minimum(
-                    factors[:, 1], machine.device.vector_bytes // dag.buffer[node.write.buffer].item_bytes
+                    factors[:, 1], parameters.device.vector_bytes // dag.buffer[node.write.buffer].item_bytes
                 )
     touched = sum(dag.buffer[access.buffer].num_bytes for access in (*node.reads, node.write))
-    cycles = np.maximum(node.iterations * max(node.flops, 1.0) / lanes, touched / machine.l3_rate)
+    cycles = np.maximum(node.iterations * max(node.flops, 1.0) / lanes, touched / parameters.l3_rate)
     return np.asarray(
-        cycles / machine.hertz / machine.cores / balance_of(chunks, machine.cores)
-        + np.where(chunks > 1, machine.launch_s, 0.0)
+        cycles / parameters.hertz / parameters.cores / balance_of(chunks, parameters.cores)
+        + np.where(chunks > 1, parameters.launch_s, 0.0)
     )
 
 
-def _nest_seconds(population: Population, stage: Stage, machine: Machine) -> Floats:
+def _nest_seconds(population: Population, stage: Stage, parameters: CostParameters) -> Floats:
     """Return the longer of computing and moving data, and a share of the other."""
     sketch = population.sketch
     node = sketch.dag.node[stage.node]
     inlined = is_inlined(population, stage.node)
-    cycles = _compute_cycles(population, stage, machine)
+    cycles = _compute_cycles(population, stage, parameters)
     if stage.rfactor:
         results = extent_of(node, node.spatial) * population.chosen(stage.node, "lanes")
-        cycles = cycles + results * machine.factors.row_cycles
-    cycles = np.where(inlined, _inlined_cycles(population, node, machine), cycles)
-    # A nest that is computed elsewhere runs in the parallel chunks of its host.
+        cycles = cycles + results * parameters.factors.row_cycles
+    cycles = np.where(inlined, _inlined_cycles(population, node, parameters), cycles)
+    # A nest that is computed at a loop of its consumer runs in the consumer's parallel chunks.
     elsewhere = (location_depth(population, stage.node) > 0) | inlined
-    hosted = parallel_chunks(population, sketch.hosts.get(stage.node, node))
-    chunks = np.where(elsewhere, hosted, parallel_chunks(population, node))
-    own_s = cycles / machine.hertz / machine.cores / balance_of(chunks, machine.cores)
-    memory_s = np.where(inlined, 0.0, _memory_seconds(population, stage, machine))
+    chunks_of_consumer = parallel_chunks(population, sketch.compute_at.get(stage.node, node))
+    chunks = np.where(elsewhere, chunks_of_consumer, parallel_chunks(population, node))
+    own_s = cycles / parameters.hertz / parameters.cores / balance_of(chunks, parameters.cores)
+    memory_s = np.where(inlined, 0.0, _memory_seconds(population, stage, parameters))
     longest = np.maximum(own_s, memory_s)
     is_launched = ~inlined & (location_depth(population, stage.node) == 0) & (chunks > 1)
     return np.asarray(
         longest
-        + machine.factors.overlap * (own_s + memory_s - longest)
-        + np.where(is_launched, machine.launch_s, 0.0)
+        + parameters.factors.overlap * (own_s + memory_s - longest)
+        + np.where(is_launched, parameters.launch_s, 0.0)
     )
 
 
-def _compute_cycles(population: Population, stage: Stage, machine: Machine) -> Floats:
+def _compute_cycles(population: Population, stage: Stage, parameters: CostParameters) -> Floats:
     """Return the cycles of all iterations on one core."""
     dag = population.sketch.dag
     node = dag.node[stage.node]
-    lanes = machine.device.lanes(dag.buffer[node.write.buffer].item_bytes)
+    lanes = parameters.device.lanes(dag.buffer[node.write.buffer].item_bytes)
     used, extent = vector_lanes(population, stage), vector_extent(population, stage)
     gathers = count_gathers(population, stage)
     if not node.reduction:
         # The compiler vectorizes plain loops by itself.
         used = np.where((used == 1) & (gathers == 0), np.minimum(lanes, extent), used)
     parallel = extent / vector_instructions(extent, np.minimum(used, lanes))
-    moved = (len(node.reads) + 1) / machine.loads
-    step = np.maximum(max(node.flops, 1.0) / machine.issue(dag.buffer[node.write.buffer]), moved) / parallel
-    step = step + np.where(used > 1, machine.gather_cycles * gathers, 0.0)
+    moved = (len(node.reads) + 1) / parameters.loads
+    step = (
+        np.maximum(max(node.flops, 1.0) / parameters.issue(dag.buffer[node.write.buffer]), moved) / parallel
+    )
+    step = step + np.where(used > 1, parameters.gather_cycles * gathers, 0.0)
     if transposed_axis(node) is not None:
         # A line of the operand's rows comes from the second cache for each part that is read together.
-        step = step + LINE_BYTES / machine.l2_rate / row_parts(population, stage)
+        step = step + LINE_BYTES / parameters.l2_rate / row_parts(population, stage)
     if node.reduction:
         # There is one accumulator for each vector, and every step waits for the one before.
         chains = np.maximum(used / lanes, 1.0)
-        step = np.maximum(step, machine.latency_cycles / (parallel * chains))
+        step = np.maximum(step, parameters.latency_cycles / (parallel * chains))
     return np.asarray(node.iterations * step)
 
 
-def _inlined_cycles(population: Population, node: Node, machine: Machine) -> Floats:
+def _inlined_cycles(population: Population, node: Node, parameters: CostParameters) -> Floats:
     """Return the cycles on one core of a node that is computed again for every iteration that reads it, in
     the reader's vectors."""
     sketch = population.sketch
     written = sketch.dag.buffer[node.write.buffer]
-    lanes, issue = machine.device.lanes(written.item_bytes), machine.issue(written)
+    lanes, issue = parameters.device.lanes(written.item_bytes), parameters.issue(written)
     cycles = np.zeros(len(population))
     for reader in sketch.dag.consumers(node):
         stage = sketch.stage[reader.name]
@@ -136,45 +138,49 @@ def _inlined_cycles(population: Population, node: Node, machine: Machine) -> Flo
     return cycles
 
 
-def _memory_seconds(population: Population, stage: Stage, machine: Machine) -> Floats:
+def _memory_seconds(population: Population, stage: Stage, parameters: CostParameters) -> Floats:
     """Return the seconds of reading every operand and writing the result once.
 
-    They are in the cache that holds their part for one iteration of the host's loops around the nest.
+    They are in the cache that holds their part for one iteration of the consumer's loops around the nest.
     """
     sketch = population.sketch
     node = sketch.dag.node[stage.node]
     depth = location_depth(population, stage.node)
-    host = sketch.hosts.get(stage.node, node)
-    extents = np.cumprod([1, *(axis.extent for axis in host.axes if axis.kind is AxisKind.SPATIAL)])
+    compute_at = sketch.compute_at.get(stage.node, node)
+    extents = np.cumprod([1, *(axis.extent for axis in compute_at.axes if axis.kind is AxisKind.SPATIAL)])
     pieces = extents[np.minimum(depth, len(extents) - 1)]
     seconds = np.zeros(len(population))
     for access in (*node.reads, *node.writes):
         size = sketch.dag.buffer[access.buffer].num_bytes
-        rate = machine.rate_of(size / pieces)
-        seconds = seconds + size / rate / machine.hertz / machine.cores
+        rate = parameters.rate_of(size / pieces)
+        seconds = seconds + size / rate / parameters.hertz / parameters.cores
     return seconds
 
 
-def _seconds_in_tiles(population: Population, stage: Stage, host: Node, machine: Machine) -> Floats:
-    """Return the seconds of a nest that a tiled host reads, at its chosen location."""
+def _seconds_in_tiles(
+    population: Population, stage: Stage, compute_at: Node, parameters: CostParameters
+) -> Floats:
+    """Return the seconds of a nest that is computed at a loop of a tiled consumer."""
     sketch = population.sketch
     node = sketch.dag.node[stage.node]
-    nest = Nest.of(population, sketch.stage[host.name])
+    nest = Nest.of(population, sketch.stage[compute_at.name])
     buffer = sketch.dag.buffer[node.write.buffer]
     reads = [read for read in nest.node.reads if read.buffer == buffer.name]
-    lanes = machine.device.lanes(buffer.item_bytes)
+    lanes = parameters.device.lanes(buffer.item_bytes)
     elements = math.prod(buffer.shape)
     rate = (
-        machine.l2_rate if buffer.num_bytes * 2 < machine.device.l2_bytes * machine.cores else machine.l3_rate
+        parameters.l2_rate
+        if buffer.num_bytes * 2 < parameters.device.l2_bytes * parameters.cores
+        else parameters.l3_rate
     )
     used = vector_lanes(population, stage)
     # The compiler vectorizes plain loops by itself.
     parallel = np.where(used == 1, lanes, np.minimum(used, lanes))
-    branches = machine.factors.branch_cycles * node.has_branch
-    element = (branches + node.flops / machine.issue(buffer)) / parallel
+    branches = parameters.factors.branch_cycles * node.has_branch
+    element = (branches + node.flops / parameters.issue(buffer)) / parallel
     chunks = parallel_chunks(population, node)
-    root = elements * (element + 2 * buffer.item_bytes / rate) / balance_of(chunks, machine.cores)
-    root = root + np.where(chunks > 1, machine.launch_s * machine.hertz * machine.cores, 0.0)
+    root = elements * (element + 2 * buffer.item_bytes / rate) / balance_of(chunks, parameters.cores)
+    root = root + np.where(chunks > 1, parameters.launch_s * parameters.hertz * parameters.cores, 0.0)
     # The tiles' loads count an inlined node.
     costs = {"inline": np.zeros(len(population)), "root": root}
     variable = sketch.choice(stage.node, "location")
@@ -188,6 +194,6 @@ def _seconds_in_tiles(population: Population, stage: Stage, host: Node, machine:
         regions = [region(read, nest.inside[level], buffer.shape) for read in reads]
         tile = sum(np.multiply.reduce(touched, dtype=np.float64) for touched in regions)
         visits = np.prod([nest.trips(i) for i in range(level)], axis=0, dtype=np.float64)
-        options.append(tile * visits * (element + 2 * buffer.item_bytes / machine.l1_rate))
+        options.append(tile * visits * (element + 2 * buffer.item_bytes / parameters.l1_rate))
     chosen = np.choose(population.column(stage.node, "location"), options)
-    return np.asarray(chosen / machine.hertz / machine.cores)
+    return np.asarray(chosen / parameters.hertz / parameters.cores)

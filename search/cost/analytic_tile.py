@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from search.cost.machine import LINE_BYTES, Machine, balance_of
+from search.cost.cost_parameters import LINE_BYTES, CostParameters, balance_of
 from search.cost.tile_registers import register_terms
 from search.cost.tile_traffic import copy_cycles, traffic_terms
 from search.dag import Dag
@@ -18,29 +18,29 @@ from search.programs.program import Population
 from search.sketches.stage import Stage
 
 
-def tile_terms(population: Population, stage: Stage, machine: Machine) -> dict[str, Floats]:
+def tile_terms(population: Population, stage: Stage, parameters: CostParameters) -> dict[str, Floats]:
     """Return the quantities of one tiled node, each [programs]; `node_s` and `epilogue_s` are its seconds."""
     nest = Nest.of(population, stage)
     dag = population.sketch.dag
     chunks = nest.trips(0).astype(np.float64)
-    balance = balance_of(chunks, machine.cores)
-    terms = register_terms(population, nest, machine)
-    traffic = traffic_terms(population, nest, machine)
-    copies = copy_cycles(population, nest, machine)
-    compute_s = (terms["cycles"] + copies) / machine.hertz / machine.cores / balance
+    balance = balance_of(chunks, parameters.cores)
+    terms = register_terms(population, nest, parameters)
+    traffic = traffic_terms(population, nest, parameters)
+    copies = copy_cycles(population, nest, parameters)
+    compute_s = (terms["cycles"] + copies) / parameters.hertz / parameters.cores / balance
     memory_s = [
-        traffic[name] / rate / machine.hertz / share / balance
+        traffic[name] / rate / parameters.hertz / share / balance
         for name, rate, share in (
-            ("l2_traffic", machine.l2_rate, machine.cores),
-            ("l3_traffic", machine.l3_rate, machine.cores),
-            ("memory_traffic", machine.memory_rate, 1),
+            ("l2_traffic", parameters.l2_rate, parameters.cores),
+            ("l3_traffic", parameters.l3_rate, parameters.cores),
+            ("memory_traffic", parameters.memory_rate, 1),
         )
     ]
     every = [compute_s, *memory_s]
     longest = np.maximum.reduce(every)
     # A single chunk is no parallel loop.
-    launch_s = np.where(chunks > 1, machine.launch_s, 0.0)
-    node_s = longest + machine.factors.overlap * (np.sum(every, axis=0) - longest) + launch_s
+    launch_s = np.where(chunks > 1, parameters.launch_s, 0.0)
+    node_s = longest + parameters.factors.overlap * (np.sum(every, axis=0) - longest) + launch_s
     return {
         **terms,
         **traffic,
@@ -50,16 +50,16 @@ def tile_terms(population: Population, stage: Stage, machine: Machine) -> dict[s
         "balance": balance,
         "compute_s": compute_s,
         "node_s": node_s,
-        "epilogue_s": _epilogue_seconds(nest, dag, machine) + (0.0 if stage.epilogue_level else launch_s),
+        "epilogue_s": _epilogue_seconds(nest, dag, parameters) + (0.0 if stage.epilogue_level else launch_s),
         "epilogue_level": np.full(len(chunks), float(stage.epilogue_level)),
         "unroll": population.column(stage.node, "unroll").astype(np.float64),
     }
 
 
-def _epilogue_seconds(nest: Nest, dag: Dag, machine: Machine) -> Floats:
+def _epilogue_seconds(nest: Nest, dag: Dag, parameters: CostParameters) -> Floats:
     """Return the seconds of writing the result and reading it again from the cache that holds a tile."""
     buffer = dag.buffer[nest.node.write.buffer]
     level = nest.stage.epilogue_level
     tile = footprint_bytes(nest.node.write, nest.inside[level], buffer, LINE_BYTES)
-    rate = machine.rate_of(tile)
-    return np.asarray(2 * buffer.num_bytes / rate / machine.hertz / machine.cores)
+    rate = parameters.rate_of(tile)
+    return np.asarray(2 * buffer.num_bytes / rate / parameters.hertz / parameters.cores)

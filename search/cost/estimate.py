@@ -9,7 +9,7 @@ from functools import singledispatch
 import numpy as np
 from numpy.typing import NDArray
 
-from search.cost.machine import Machine
+from search.cost.cost_parameters import CostParameters
 from search.programs.program import Population
 from search.sketches.stage import Stage
 
@@ -23,7 +23,7 @@ class Estimate:
 
 
 @singledispatch
-def estimate_stage(stage: Stage, population: Population, machine: Machine) -> Estimate:
+def estimate_stage(stage: Stage, population: Population, parameters: CostParameters) -> Estimate:
     """Estimate the seconds of a stage. A stage that others compute takes none by itself.
 
     A kind of stage registers its own estimate in `search.stages`.

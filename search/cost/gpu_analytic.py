@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from core.device import Gpu
-from search.cost.machine import Machine, balance_of
+from search.cost.cost_parameters import CostParameters, balance_of
 from search.dag import Access, Buffer, Node, extent_of
 from search.programs.gpu_nest import FETCH, VTHREAD, GpuTile
 from search.programs.nest import Floats, region
@@ -49,33 +49,33 @@ class GpuSpeeds:
     load_cycles: float
 
     @classmethod
-    def of(cls, machine: Machine) -> GpuSpeeds:
-        speeds, vector_bytes = machine.speeds, machine.device.vector_bytes
+    def of(cls, parameters: CostParameters) -> GpuSpeeds:
+        speeds, vector_bytes = parameters.speeds, parameters.device.vector_bytes
         return cls(
             hertz=speeds.hertz,
             launch_s=speeds.launch_s,
             shared_lanes=speeds.loads * vector_bytes / LOAD_BYTES,
             l2_bytes=speeds.l2_rate,
-            memory_bytes=speeds.memory_rate_all / machine.cores,
+            memory_bytes=speeds.memory_rate_all / parameters.cores,
             load_cycles=speeds.gather_cycles,
         )
 
 
-def multiply_adds(machine: Machine, buffer: Buffer, prefix: str = "") -> float:
+def multiply_adds(parameters: CostParameters, buffer: Buffer, prefix: str = "") -> float:
     """Return the multiply-adds per cycle on a buffer's elements, with the prefix "tensor" on tensor cores."""
-    return machine.speeds.issue(prefix + buffer.dtype) * machine.device.vector_bytes / buffer.item_bytes
+    return parameters.speeds.issue(prefix + buffer.dtype) * parameters.device.vector_bytes / buffer.item_bytes
 
 
-def tiled_terms(population: Population, stage: Stage, machine: Machine) -> dict[str, Floats]:
+def tiled_terms(population: Population, stage: Stage, parameters: CostParameters) -> dict[str, Floats]:
     """Return the quantities of a tiled kernel, each [programs]; `node_s` is its seconds."""
     gpu = population.sketch.gpu
     assert gpu is not None
-    tile, speeds, factors = GpuTile.of(population, stage), GpuSpeeds.of(machine), machine.factors
-    fma_lanes = multiply_adds(machine, tile.dag.buffer[tile.nest.node.write.buffer])
+    tile, speeds, factors = GpuTile.of(population, stage), GpuSpeeds.of(parameters), parameters.factors
+    fma_lanes = multiply_adds(parameters, tile.dag.buffer[tile.nest.node.write.buffer])
     issued = fma_lanes / gpu.warp_size  # warps' instructions in a cycle
     blocks = tile.blocks.astype(np.float64)
-    resident = np.minimum(_resident(tile, gpu), np.ceil(blocks / machine.cores))
-    waves = np.ceil(blocks / (resident * machine.cores))
+    resident = np.minimum(_resident(tile, gpu), np.ceil(blocks / parameters.cores))
+    waves = np.ceil(blocks / (resident * parameters.cores))
     warps = np.ceil(tile.threads / gpu.warp_size)
     steps = tile.nest.inside[0].prod(axis=0, dtype=np.float64)
     of_thread = steps / (blocks * tile.threads * tile.accumulators)
@@ -89,15 +89,15 @@ def tiled_terms(population: Population, stage: Stage, machine: Machine) -> dict[
     unique = float(sum(_bytes(tile, access) for access in (*tile.nest.node.reads, tile.nest.node.write)))
     alone = (
         of_thread * (factors.gpu_step_cycles * tile.accumulators + factors.gpu_load_cycles * loads)
-        + of_thread / unrolled * factors.gpu_loop_latencies * machine.speeds.latency_cycles
+        + of_thread / unrolled * factors.gpu_loop_latencies * parameters.speeds.latency_cycles
         + fetched * load_share * speeds.load_cycles
         + tile.fetches * factors.gpu_fetch_wait * speeds.load_cycles / tile.stages**STAGES_POWER
     )
     cycles = {
         "compute": waves * resident * warps * of_thread * (tile.accumulators + loads) / issued,
         "alone": waves * alone,
-        "l2": moved / min(speeds.l2_bytes, factors.gpu_cache_bytes) / machine.cores,
-        "memory": np.minimum(moved, unique) / speeds.memory_bytes / machine.cores,
+        "l2": moved / min(speeds.l2_bytes, factors.gpu_cache_bytes) / parameters.cores,
+        "memory": np.minimum(moved, unique) / speeds.memory_bytes / parameters.cores,
     }
     every = np.stack(list(cycles.values())) / speeds.hertz
     return {
@@ -112,7 +112,7 @@ def tiled_terms(population: Population, stage: Stage, machine: Machine) -> dict[
         "l2_traffic": moved,
         "memory_traffic": np.minimum(moved, unique),
         "chunks": blocks,
-        "balance": balance_of(blocks / resident, machine.cores),
+        "balance": balance_of(blocks / resident, parameters.cores),
         "threads": tile.threads.astype(np.float64),
         "resident_blocks": resident,
         "shared_bytes": tile.shared_bytes.astype(np.float64),
@@ -190,30 +190,30 @@ def _bytes(tile: GpuTile, access: Access) -> int:
     return tile.dag.buffer[access.buffer].num_bytes
 
 
-def tensor_seconds(population: Population, stage: Stage, machine: Machine) -> Floats:
+def tensor_seconds(population: Population, stage: Stage, parameters: CostParameters) -> Floats:
     """Return the seconds of a kernel on tensor cores, from its instructions, traffic and latency."""
-    tile, speeds, gpu = TensorTile.of(population, stage), GpuSpeeds.of(machine), _gpu_of(machine)
+    tile, speeds, gpu = TensorTile.of(population, stage), GpuSpeeds.of(parameters), _gpu_of(parameters)
     operand = population.sketch.dag.buffer[tile.node.reads[0].buffer]
-    item, tensor_lanes = operand.item_bytes, multiply_adds(machine, operand, "tensor")
+    item, tensor_lanes = operand.item_bytes, multiply_adds(parameters, operand, "tensor")
     blocks, fetches = tile.blocks.astype(np.float64), tile.count("k")
     resident = np.clip(gpu.resident_shared_bytes // tile.shared_bytes, 1, gpu.resident_blocks)
-    resident = np.minimum(resident, np.ceil(blocks / machine.cores))
-    busy = balance_of(blocks / resident, machine.cores)
-    issue = np.minimum(resident * tile.warps / machine.factors.tensor_warps, 1.0)
+    resident = np.minimum(resident, np.ceil(blocks / parameters.cores))
+    busy = balance_of(blocks / resident, parameters.cores)
+    issue = np.minimum(resident * tile.warps / parameters.factors.tensor_warps, 1.0)
     steps = blocks * fetches * tile.tile("i") * tile.tile("j") * tile.tile("k")
     moved = blocks * fetches * (tile.tile("i") + tile.tile("j")) * tile.tile("k") * item
     wait = blocks * fetches * speeds.load_cycles / resident / tile.stages
     every = np.stack([steps / tensor_lanes / issue, moved / speeds.l2_bytes, wait])
-    every = every / speeds.hertz / machine.cores
-    longest, overlap = every.max(axis=0), machine.factors.gpu_overlap
+    every = every / speeds.hertz / parameters.cores
+    longest, overlap = every.max(axis=0), parameters.factors.gpu_overlap
     return np.asarray(
         (longest + overlap * (every.sum(axis=0) - longest) / len(every)) / busy + speeds.launch_s
     )
 
 
-def thread_seconds(population: Population, stage: Stage, machine: Machine) -> Floats:
+def thread_seconds(population: Population, stage: Stage, parameters: CostParameters) -> Floats:
     """Return the seconds of a kernel whose threads compute a few results each."""
-    speeds, gpu = GpuSpeeds.of(machine), _gpu_of(machine)
+    speeds, gpu = GpuSpeeds.of(parameters), _gpu_of(parameters)
     node = population.sketch.dag.node[stage.node]
     axes = node.looped_spatial
     has_lanes = (node.name, "lanes") in population.sketch.columns
@@ -222,12 +222,12 @@ def thread_seconds(population: Population, stage: Stage, machine: Machine) -> Fl
     threads = population.chosen(node.name, "threads")
     blocks = np.ceil(count / threads)
     resident = np.clip(gpu.resident_threads // threads, 1, gpu.resident_blocks)
-    rounds = np.ceil(blocks / (resident * machine.cores))
+    rounds = np.ceil(blocks / (resident * parameters.cores))
     # Loops over constants are unrolled, and their loads are in flight together.
     wait = rounds * speeds.load_cycles * (1 + extent_of(node, node.reduction) / LOADS_IN_FLIGHT)
-    fma_lanes = multiply_adds(machine, population.sketch.dag.buffer[node.write.buffer])
-    work = node.iterations * max(node.flops, 1.0) / fma_lanes / machine.cores
-    memory = _traffic(population, node, axes[-1] if axes else None) / speeds.memory_bytes / machine.cores
+    fma_lanes = multiply_adds(parameters, population.sketch.dag.buffer[node.write.buffer])
+    work = node.iterations * max(node.flops, 1.0) / fma_lanes / parameters.cores
+    memory = _traffic(population, node, axes[-1] if axes else None) / speeds.memory_bytes / parameters.cores
     return np.asarray(
         np.maximum.reduce([wait, np.full_like(wait, max(work, memory))]) / speeds.hertz + speeds.launch_s
     )
@@ -246,27 +246,29 @@ def _traffic(population: Population, node: Node, neighbours: int | None) -> floa
     return total
 
 
-def row_seconds(population: Population, stage: Stage, machine: Machine) -> Floats:
+def row_seconds(population: Population, stage: Stage, parameters: CostParameters) -> Floats:
     """Return the seconds of a kernel whose blocks compute some rows each, their threads along the rows."""
-    speeds, gpu = GpuSpeeds.of(machine), _gpu_of(machine)
+    speeds, gpu = GpuSpeeds.of(parameters), _gpu_of(parameters)
     dag = population.sketch.dag
     node = dag.node[stage.node]
     threads, rows = (population.chosen(stage.node, kind) for kind in ("threads", "rows"))
     blocks = np.ceil(extent_of(node, stage.rows) / rows)
     resident = np.clip(gpu.resident_threads // (threads * rows), 1, gpu.resident_blocks)
-    rounds = np.ceil(blocks / (resident * machine.cores))
-    members = [node, *(dag.node[s.node] for s in population.sketch.stages if s.host == stage.node)]
-    combine = COMBINE_INSTRUCTIONS * machine.speeds.latency_cycles * np.ceil(np.log2(threads))
+    rounds = np.ceil(blocks / (resident * parameters.cores))
+    members = [node, *(dag.node[s.node] for s in population.sketch.stages if s.compute_at == stage.node)]
+    combine = COMBINE_INSTRUCTIONS * parameters.speeds.latency_cycles * np.ceil(np.log2(threads))
     wait, traffic = np.zeros(len(population)), 0.0
     for member in members:
         beside = [axis for axis in node.spatial if axis not in stage.rows]
         along: Ints = -(-extent_of(member, member.reduction or beside) // threads)
         wait = wait + speeds.load_cycles * (1 + along / 4) + combine
         traffic += _traffic(population, member, len(member.axes) - 1 if member.axes else None)
-    memory = traffic / speeds.memory_bytes / machine.cores / balance_of(blocks / resident, machine.cores)
+    memory = (
+        traffic / speeds.memory_bytes / parameters.cores / balance_of(blocks / resident, parameters.cores)
+    )
     return np.asarray(np.maximum(rounds * wait, memory) / speeds.hertz + speeds.launch_s)
 
 
-def _gpu_of(machine: Machine) -> Gpu:
-    assert machine.device.gpu is not None, "estimates of GPU programs are for GPUs"
-    return machine.device.gpu
+def _gpu_of(parameters: CostParameters) -> Gpu:
+    assert parameters.device.gpu is not None, "estimates of GPU programs are for GPUs"
+    return parameters.device.gpu

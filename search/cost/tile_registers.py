@@ -1,6 +1,6 @@
 """The cycles of the innermost code of a tiled node, from its registers and instructions.
 
-One step of the innermost reduction level takes, in cycles (speeds and factors in search.cost.machine),
+One step of the innermost reduction level takes, in cycles (factors in search.cost.cost_parameters),
     max(A / issue, L / loads, A * latency / min(A * n, issue * latency)) + spills + 2 A / issue / K + loop / U
 with
     A  accumulators: the innermost spatial factors, the vectorized one counted in instructions
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from search.cost.machine import Machine
+from search.cost.cost_parameters import CostParameters
 from search.cost.sparsity import remaining_share
 from search.cost.tile_traffic import copied_at
 from search.dag import Access, Term
@@ -40,17 +40,17 @@ from search.sketches.stage import StageKind
 MERGING_DEPTH = 6
 
 
-def register_terms(population: Population, nest: Nest, machine: Machine) -> dict[str, Floats]:
+def register_terms(population: Population, nest: Nest, parameters: CostParameters) -> dict[str, Floats]:
     """Return the quantities of one step of the innermost reduction level, and the node's `cycles`."""
-    body = _Body.of(population, nest, machine)
-    factors, issue, latency = machine.factors, body.issue, machine.latency_cycles
-    loads = _loads_of_all(population, nest, body, machine)
+    body = _Body.of(population, nest, parameters)
+    factors, issue, latency = parameters.factors, body.issue, parameters.latency_cycles
+    loads = _loads_of_all(population, nest, body, parameters)
     # Short reductions of neighbouring tiles run side by side, as far as the reorder buffer reaches.
     neighbours = factors.window / (body.chain * (body.accumulators + body.instructions))
     chains = body.accumulators * np.maximum(neighbours, 1.0)
     chained = body.accumulators * latency / np.minimum(chains, issue * latency)
-    step = np.maximum.reduce([body.accumulators / issue, loads / machine.loads, chained])
-    missing = body.accumulators + body.operands - machine.registers
+    step = np.maximum.reduce([body.accumulators / issue, loads / parameters.loads, chained])
+    missing = body.accumulators + body.operands - parameters.registers
     spills = factors.spill_cycles * body.accumulators * np.clip(missing / factors.spill_all, 0.0, 1.0)
     # Accumulators are loaded and stored once for every run through the reduction.
     step = step + spills + 2 * body.accumulators / issue / body.kept + factors.loop_cycles / body.unrolled
@@ -93,9 +93,9 @@ class _Body:
     issue: float
 
     @classmethod
-    def of(cls, population: Population, nest: Nest, machine: Machine) -> _Body:
+    def of(cls, population: Population, nest: Nest, parameters: CostParameters) -> _Body:
         written = population.sketch.dag.buffer[nest.node.write.buffer]
-        lanes = machine.device.lanes(written.item_bytes)
+        lanes = parameters.device.lanes(written.item_bytes)
         axis = nest.node.vector_axis
         unrolled = unrolled_steps(population, nest)
         tile = nest.tile
@@ -109,7 +109,7 @@ class _Body:
         between, outer = _loops_between(nest)
         # Without loops between the reduction levels the accumulators stay in registers for both.
         is_flat = unrolled >= nest.trips(level) * between
-        stays = (between == 1) | (is_flat & (accumulators * between < machine.registers))
+        stays = (between == 1) | (is_flat & (accumulators * between < parameters.registers))
         return cls(
             tile=tile,
             width=width,
@@ -123,7 +123,7 @@ class _Body:
             unrolled=np.minimum(unrolled, nest.trips(level)),
             is_flat=is_flat,
             depth=depth,
-            issue=machine.issue(written),
+            issue=parameters.issue(written),
         )
 
 
@@ -135,7 +135,7 @@ def _loops_between(nest: Nest) -> tuple[Ints, Ints]:
     return nest.trips(nest.depth - 3), nest.trips(nest.depth - 4)
 
 
-def _loads_of_all(population: Population, nest: Nest, body: _Body, machine: Machine) -> Floats:
+def _loads_of_all(population: Population, nest: Nest, body: _Body, parameters: CostParameters) -> Floats:
     """Return [programs]: the load instructions of one step."""
     node, dag = nest.node, population.sketch.dag
     loads = np.zeros(len(population))
@@ -148,13 +148,13 @@ def _loads_of_all(population: Population, nest: Nest, body: _Body, machine: Mach
             in_order = _loads_of(read, body.tile, node.vector_axis, body.lanes, is_arranged=True)
             vectors = np.where(arranged, in_order, vectors)
         # A short reduction is unrolled: its operands stay in registers while the loop around it goes on.
-        kept = vectors * body.chain <= machine.registers - body.accumulators - 1
+        kept = vectors * body.chain <= parameters.registers - body.accumulators - 1
         repeats = np.where(kept, _repeats(nest, read), 1)
         repeats = np.maximum(
-            repeats, _sharing(nest, body, read, vectors, dag.buffer[read.buffer].shape, machine.registers)
+            repeats, _sharing(nest, body, read, vectors, dag.buffer[read.buffer].shape, parameters.registers)
         )
         conditions, gathers = _conditions(nest, body, read), _loads_of_gather(nest, body, read, vectors)
-        slots = _slots_of_load(population, read.buffer, conditions, gathers, machine)
+        slots = _slots_of_load(population, read.buffer, conditions, gathers, parameters)
         loads = loads + vectors * slots / repeats
     return loads
 
@@ -197,7 +197,7 @@ def _loads_of_gather(nest: Nest, body: _Body, read: Access, vectors: Floats) -> 
 
 
 def _slots_of_load(
-    population: Population, buffer: str, conditions: Floats, gathers: Floats, machine: Machine
+    population: Population, buffer: str, conditions: Floats, gathers: Floats, parameters: CostParameters
 ) -> Floats:
     """Return [programs]: the loads that take as long as one load of a buffer; 1 unless its producer is
     inlined.
@@ -209,13 +209,13 @@ def _slots_of_load(
     producer = sketch.dag.producer.get(buffer)
     if producer is None:
         return np.ones(len(population))
-    branches = machine.factors.inline_cycles * producer.has_branch * conditions
-    issue = machine.issue(sketch.dag.buffer[buffer])
-    slots = (producer.flops / issue + branches) * machine.loads
+    branches = parameters.factors.inline_cycles * producer.has_branch * conditions
+    issue = parameters.issue(sketch.dag.buffer[buffer])
+    slots = (producer.flops / issue + branches) * parameters.loads
     one = np.ones_like(gathers)
     for read in producer.reads:
         loads = gathers if is_strided(read, producer.vector_axis) else one
-        slots = slots + loads * _slots_of_load(population, read.buffer, conditions, one, machine)
+        slots = slots + loads * _slots_of_load(population, read.buffer, conditions, one, parameters)
     stage = sketch.stage[producer.name]
     inlined = (stage.placement is StageKind.INLINE) | is_inlined(population, producer.name)
     return np.where(inlined, slots, 1.0)

@@ -12,7 +12,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from search.cost.machine import LINE_BYTES, PAGE_BYTES, Machine
+from search.cost.cost_parameters import LINE_BYTES, PAGE_BYTES, CostParameters
 from search.dag import Access, Dag
 from search.programs.nest import Floats, Nest, footprint_bytes, region, touched_elements
 from search.programs.program import Population
@@ -20,7 +20,7 @@ from search.sketches.factors import Ints
 from search.sketches.variables import read_kind
 
 
-def traffic_terms(population: Population, nest: Nest, machine: Machine) -> dict[str, Floats]:
+def traffic_terms(population: Population, nest: Nest, parameters: CostParameters) -> dict[str, Floats]:
     """Return the bytes that are loaded into each level of memory, and the footprint at each boundary."""
     dag = population.sketch.dag
     accesses = [*nest.node.reads, nest.node.write]
@@ -35,23 +35,23 @@ def traffic_terms(population: Population, nest: Nest, machine: Machine) -> dict[
     total = np.add.reduce(sizes)
     taken = np.zeros_like(total)
     for access, size, is_copy in zip(accesses, sizes, copied, strict=True):
-        crowding = _crowding(access, loops.inside, dag) ** machine.factors.crowding
+        crowding = _crowding(access, loops.inside, dag) ** parameters.factors.crowding
         taken = taken + size * np.where(is_copy, 1.0, crowding)
     loads = [size * loops.visits(access) for access, size in zip(accesses, sizes, strict=True)]
     stalls = [
-        np.where(copied_at(population, nest, access) == 0, 1.0, _stalls(access, nest, dag, machine))
+        np.where(copied_at(population, nest, access) == 0, 1.0, _stalls(access, nest, dag, parameters))
         for access in accesses
     ]
     stalled = [load * stall for load, stall in zip(loads, stalls, strict=True)]
     # If everything fits into the last cache, only the weights come from memory.
-    fits = total[0] <= machine.l3_room
+    fits = total[0] <= parameters.l3_room
     is_cold = [dag.buffer[access.buffer].constant for access in accesses]
     cold = sum((s[0] for s, constant in zip(stalled, is_cold, strict=True) if constant), start=np.zeros(1))
     loaded, from_memory = np.add.reduce(loads), np.add.reduce(stalled)
     terms = {
-        "l2_traffic": _where_it_fits(loaded, taken, machine.l1_room),
-        "l3_traffic": _where_it_fits(loaded, taken, machine.l2_room),
-        "memory_traffic": np.where(fits, cold, _where_it_fits(from_memory, total, machine.l3_room)),
+        "l2_traffic": _where_it_fits(loaded, taken, parameters.l1_room),
+        "l3_traffic": _where_it_fits(loaded, taken, parameters.l2_room),
+        "memory_traffic": np.where(fits, cold, _where_it_fits(from_memory, total, parameters.l3_room)),
     }
     for boundary in range(1, nest.depth):
         terms[f"footprint_{boundary}"] = total[np.searchsorted(levels, boundary)]
@@ -100,7 +100,7 @@ def _crowding(access: Access, inside: Ints, dag: Dag) -> Floats:
     return np.asarray(PAGE_BYTES / covered)
 
 
-def copy_cycles(population: Population, nest: Nest, machine: Machine) -> Floats:
+def copy_cycles(population: Population, nest: Nest, parameters: CostParameters) -> Floats:
     """Return [programs]: the cycles of copying operands into the order of the loops, each time their part
     changes."""
     cycles = np.zeros(len(population))
@@ -115,25 +115,25 @@ def copy_cycles(population: Population, nest: Nest, machine: Machine) -> Floats:
                 elements[level]
                 * copies[level]
                 * buffer.item_bytes
-                / machine.device.vector_bytes
-                * machine.factors.copy_cycles
+                / parameters.device.vector_bytes
+                * parameters.factors.copy_cycles
             )
             cycles = cycles + np.where(place == level, here, 0.0)
     return cycles
 
 
-def _stalls(access: Access, nest: Nest, dag: Dag, machine: Machine) -> Floats | float:
+def _stalls(access: Access, nest: Nest, dag: Dag, parameters: CostParameters) -> Floats | float:
     """Return [programs]: the time to read the rows of a large buffer, relative to streaming them.
 
     The innermost reduction and spatial levels read the rows in runs, and every jump to the next run costs as
     much as streaming `stall_bytes`.
     """
     buffer = dag.buffer[access.buffer]
-    if buffer.num_bytes <= machine.device.l2_bytes:
+    if buffer.num_bytes <= parameters.device.l2_bytes:
         return 1.0
     row = region(access, nest.inside[-3], buffer.shape)[-1]
     run = np.maximum(row * buffer.item_bytes, LINE_BYTES)
-    return np.asarray(1.0 + np.where(row < buffer.shape[-1], machine.factors.stall_bytes / run, 0.0))
+    return np.asarray(1.0 + np.where(row < buffer.shape[-1], parameters.factors.stall_bytes / run, 0.0))
 
 
 def _where_it_fits(traffic: Floats, footprint: Floats, capacity: float) -> Floats:

@@ -21,12 +21,14 @@ Predict = Callable[[Population], Floats]
 
 @dataclass(frozen=True)
 class EvolutionConfig:
-    """Sizes of the evolution of one sketch; `seeds` is the largest share of measured programs in the initial
-    population."""
+    """Sizes of the evolution of one sketch.
+
+    `measured_fraction` is the largest share of measured programs in the initial population.
+    """
 
     population: int = 1024
     generations: int = 8
-    seeds: float = 0.2
+    measured_fraction: float = 0.2
 
     def __post_init__(self) -> None:
         if self.population < 2 or self.generations < 0:
@@ -67,10 +69,11 @@ def _initial_population(
         drawn = sample(sketch, config.population, rng)
         if len(drawn):
             break
-    seeds = [p for p in measured if p.sketch.key == sketch.key][: int(config.seeds * config.population)]
-    if not seeds:
+    limit = int(config.measured_fraction * config.population)
+    of_sketch = [program for program in measured if program.sketch.key == sketch.key][:limit]
+    if not of_sketch:
         return drawn
-    return Population(sketch, np.concatenate([gather(seeds).values, drawn.values]))
+    return Population(sketch, np.concatenate([gather(of_sketch).values, drawn.values]))
 
 
 def _next_generation(

@@ -50,7 +50,7 @@ def _structure(sketch: Sketch) -> tuple[object, ...]:
             stage,
             node=nodes[stage.node],
             epilogue=nodes.get(stage.epilogue or ""),
-            host=nodes.get(stage.host or ""),
+            compute_at=nodes.get(stage.compute_at or ""),
             shared=tuple(buffers[name] for name in stage.shared),
         )
         for stage in sketch.stages

@@ -49,7 +49,7 @@ def _redraw(population: Population, rng: np.random.Generator) -> Population:
 def _canonical(population: Population) -> Population:
     """Set variables without effect to their first value.
 
-    A nest that is computed in its host has no parallel or unrolled loops of its own, an inlined one has no
+    A nest computed at a loop of its consumer has no parallel or unrolled loops of its own, an inlined one no
     loops at all, and loops are fused for vectors only.
     """
     sketch, values = population.sketch, population.values.copy()

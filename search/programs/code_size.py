@@ -43,7 +43,7 @@ def tile_compiles_quickly(population: Population, nest: Nest) -> NDArray[np.bool
 
 
 def nest_compiles_quickly(population: Population, stage: Stage) -> NDArray[np.bool_]:
-    """[programs]: whether a vectorized nest, unrolled as its own loops or its host's are, compiles
+    """[programs]: whether a vectorized nest, unrolled as its own loops or its consumer's are, compiles
     quickly."""
     sketch = population.sketch
     node = sketch.dag.node[stage.node]
@@ -55,9 +55,9 @@ def nest_compiles_quickly(population: Population, stage: Stage) -> NDArray[np.bo
     unrolled = np.minimum(
         _unroll_of(population, stage.node), node.iterations // parallel_chunks(population, node) // lanes
     )
-    if stage.node in sketch.hosts:
-        hosted = _unroll_of(population, sketch.hosts[stage.node].name)
-        unrolled = np.where(location_depth(population, stage.node) > 0, hosted, unrolled)
+    if stage.node in sketch.compute_at:
+        compute_at_unroll = _unroll_of(population, sketch.compute_at[stage.node].name)
+        unrolled = np.where(location_depth(population, stage.node) > 0, compute_at_unroll, unrolled)
     return np.asarray(is_inlined(population, stage.node) | (work * unrolled <= MAX_NEST_INSTRUCTIONS))
 
 

@@ -16,8 +16,9 @@ from search.sketches.variables import vector_loops
 
 
 def location_depth(population: Population, node: str) -> Ints:
-    """[programs]: the number of the host's loops inside which a nest is computed; 0 for a nest of its own and
-    for an inlined one."""
+    """[programs]: the number of the consumer's loops inside which a nest is computed; 0 for a nest of its own
+    and for an inlined one.
+    """
     variable = population.sketch.choice(node, "location")
     if variable is None:
         return np.zeros(len(population), dtype=np.int64)
@@ -36,23 +37,23 @@ def is_inlined(population: Population, node: str) -> NDArray[np.bool_]:
 def encloses_readers(population: Population, stage: Stage) -> NDArray[np.bool_]:
     """[programs]: whether the loops in which a nest is computed enclose all of its readers."""
     sketch = population.sketch
-    host = sketch.hosts.get(stage.node)
+    compute_at = sketch.compute_at.get(stage.node)
     depth = location_depth(population, stage.node)
-    if host is None:
+    if compute_at is None:
         return np.ones(len(depth), dtype=bool)
-    deepest = _readers_depth(population, stage.node, host.name)
-    return np.asarray(depth <= np.where(is_inlined(population, host.name), 0, deepest))
+    deepest = _readers_depth(population, stage.node, compute_at.name)
+    return np.asarray(depth <= np.where(is_inlined(population, compute_at.name), 0, deepest))
 
 
-def _readers_depth(population: Population, node: str, host: str) -> Ints:
-    """[programs]: the smallest depth in the host's loops at which a reader of `node` is computed."""
+def _readers_depth(population: Population, node: str, compute_at: str) -> Ints:
+    """[programs]: the smallest depth in these loops at which a reader of `node` is computed."""
     dag = population.sketch.dag
     least = np.full(len(population), np.iinfo(np.int64).max)
     for consumer in dag.consumers(dag.node[node]):
-        if consumer.name == host:
+        if consumer.name == compute_at:
             continue
         own = location_depth(population, consumer.name)
-        onward = _readers_depth(population, consumer.name, host)
+        onward = _readers_depth(population, consumer.name, compute_at)
         passes = is_inlined(population, consumer.name) | (consumer.name not in population.sketch.nest_names)
         least = np.minimum(least, np.where(passes, onward, own))
     return least

@@ -46,7 +46,7 @@ class Program:
         return variable.options[self.values_of(variable)[0]]
 
     def location(self, node: str) -> str:
-        """Return where a nest is computed: "inline", "root", or a number of its host's loops."""
+        """Return where a nest is computed: "inline", "root", or a number of its consumer's loops."""
         return str(self.choice(node, "location")) if (node, "location") in self.sketch.variable else "root"
 
     def to_json(self) -> dict[str, Any]:

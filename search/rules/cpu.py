@@ -8,7 +8,7 @@ from dataclasses import replace
 from search.dag import Node, extent_of
 from search.rules.derive import ConditionKind, Rule, State, when
 from search.rules.tensorize import TENSORIZE, feeds_intrinsic
-from search.sketches.location import host_of
+from search.sketches.location import compute_at_of
 from search.sketches.predicates import (
     is_strictly_inlineable,
     is_tileable,
@@ -167,7 +167,9 @@ def _should_tile(state: State) -> bool:
 
 def _should_skip(state: State) -> bool:
     """Whether a node isn't tiled, or the nests that read a plain reduction may compute it in their loops."""
-    may_move = not needs_tiling(state.current) and host_of(state.dag, state.stage, state.current) is not None
+    may_move = (
+        not needs_tiling(state.current) and compute_at_of(state.dag, state.stage, state.current) is not None
+    )
     return may_move or not _should_tile(state)
 
 

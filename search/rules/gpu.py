@@ -32,9 +32,9 @@ def special_compute_location(state: State) -> list[State]:
           for r: t[r] = d[2 * p + r]
           v[0, p] = t[0] * B[0, 0] + t[1] * B[1, 0] + ...; v[1, p] = ...
     """
-    host = _constant_reader(state)
-    assert host is not None
-    return [state.put(ThreadLocal(state.current.name, host=host.name))]
+    compute_at = _constant_reader(state)
+    assert compute_at is not None
+    return [state.put(ThreadLocal(state.current.name, compute_at=compute_at.name))]
 
 
 def always_inline(state: State) -> list[State]:
@@ -63,7 +63,7 @@ def cross_thread_reduction(state: State) -> list[State]:
     target = _row_host(state)
     if target is None:
         return [state.put(RowKernel(node.name, rows=node.spatial))]
-    across = BlockReduction(node.name, host=target.name)
+    across = BlockReduction(node.name, compute_at=target.name)
     return [state.put(across, RowKernel(target.name, rows=_rows(state, target)))]
 
 
@@ -176,7 +176,9 @@ def _row_host(state: State) -> Node | None:
     for reader in readers(state.dag, stages, state.current):
         stage = stages[reader.name]
         is_kernel = stage.placement in (StageKind.ROWS, StageKind.THREADS)
-        kernels.add(stage.host if stage.placement is StageKind.ACROSS else stage.node if is_kernel else None)
+        kernels.add(
+            stage.compute_at if stage.placement is StageKind.ACROSS else stage.node if is_kernel else None
+        )
     name = kernels.pop() if len(kernels) == 1 else None
     if name is None:
         return None

@@ -1,7 +1,7 @@
-"""Possible compute locations of a nest: of its own, inlined, or inside the loops of its host.
+"""Possible compute locations of a nest: of its own, inlined, or inside the loops of its consumer.
 
-The host is the nest that reads it. A location is a number of the host's loops from the outside (tile levels
-of a tiled host, axes of a nest); 0 is a nest of its own.
+The consumer is the nest that reads it. A location is a number of the consumer's loops from the outside: tile
+levels of a tiled consumer, axes of a nest. 0 is a nest of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def readers(dag: Dag, stages: Stages, node: Node) -> tuple[Node, ...]:
     return tuple(reader for reader in dag.nodes if reader.name in found)
 
 
-def host_of(dag: Dag, stages: Stages, node: Node) -> Node | None:
+def compute_at_of(dag: Dag, stages: Stages, node: Node) -> Node | None:
     """Return the node inside whose loops `node` may be computed.
 
     It is the only reader if that is tiled, or the nest in which all readers are or may be computed.
@@ -40,27 +40,28 @@ def host_of(dag: Dag, stages: Stages, node: Node) -> Node | None:
     reading = readers(dag, stages, node)
     if len(reading) == 1 and stages[reading[0].name].placement is StageKind.TILED:
         return None if node.reduction else reading[0]
-    hosts = {_nest_of(dag, stages, reader) for reader in reading}
-    return dag.node[name] if len(hosts) == 1 and (name := hosts.pop()) else None
+    nests = {_nest_of(dag, stages, reader) for reader in reading}
+    return dag.node[name] if len(nests) == 1 and (name := nests.pop()) else None
 
 
 def possible_depths(dag: Dag, stages: Stages, node: Node) -> tuple[int, ...]:
-    """Return the numbers of its host's loops inside which `node` may be computed, ascending; none without a
-    host.
+    """Return the numbers of its consumer's loops inside which `node` may be computed, ascending.
 
-    In a tiled host they end with its outermost reduction level. In a nest they are outer axes that the node
-    shares, so that nothing is computed twice.
+    There are none if several nests read it.
+
+    In a tiled consumer they end with its outermost reduction level. In a nest they are outer axes that the
+    node shares, so that nothing is computed twice.
     """
-    host = host_of(dag, stages, node)
-    if host is None:
+    compute_at = compute_at_of(dag, stages, node)
+    if compute_at is None:
         return ()
-    structure = stages[host.name].structure
+    structure = stages[compute_at.name].structure
     if structure:
         return tuple(range(1, structure.index("R") + int(structure.count("R") > 1) + 1))
-    shared = set(aligned_axes(dag, host, node).values())
+    shared = set(aligned_axes(dag, compute_at, node).values())
     possible = []
-    for depth, axis in enumerate(host.axes, start=1):
-        is_outer = axis.kind is AxisKind.SPATIAL and depth - 1 != host.vector_axis
+    for depth, axis in enumerate(compute_at.axes, start=1):
+        is_outer = axis.kind is AxisKind.SPATIAL and depth - 1 != compute_at.vector_axis
         if not is_outer or (axis.extent > 1 and depth - 1 not in shared):
             break
         if axis.extent > 1:
@@ -77,7 +78,7 @@ def _nest_of(dag: Dag, stages: Stages, node: Node) -> str | None:
     own."""
     if stages[node.name].placement is not StageKind.NEST or stages[node.name].rfactor.has_own_nest:
         return None
-    outer = host_of(dag, stages, node)
+    outer = compute_at_of(dag, stages, node)
     if outer is None:
         return node.name
     return outer.name if stages[outer.name].placement is StageKind.NEST else None
@@ -98,7 +99,7 @@ def aligned_axes(dag: Dag, outer: Node, node: Node) -> dict[int, int]:
 
 
 def _aligned_by(write: Access, read: Access, onward: Mapping[int, int]) -> set[tuple[int, int]]:
-    """Return the pairs of axes that one read aligns; `onward` maps the reader's axes to those of the host."""
+    """Return the pairs of axes that one read aligns; `onward` maps the reader's axes to the consumer's."""
     found = set()
     for own, index in zip(write.indices, read.indices, strict=True):
         exact = own.is_single_axis and index.is_single_axis and index.offset == 0

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from core.device import Gpu
 from search.dag import Dag, Node
-from search.sketches.location import host_of
+from search.sketches.location import compute_at_of
 from search.sketches.stage import Stage, StageKind
 from search.sketches.variables import Choice, Variable
 
@@ -64,10 +64,12 @@ class Sketch:
         return sum(variable.width for variable in self.variables)
 
     @cached_property
-    def hosts(self) -> dict[str, Node]:
-        """By nest, the node inside whose loops it can be computed; nests without such a node are left out."""
-        found = {stage.node: host_of(self.dag, self.stage, self.dag.node[stage.node]) for stage in self.nests}
-        return {name: host for name, host in found.items() if host is not None}
+    def compute_at(self) -> dict[str, Node]:
+        """The node inside whose loops a nest can be computed, by nest; nests without one are left out."""
+        found = {
+            stage.node: compute_at_of(self.dag, self.stage, self.dag.node[stage.node]) for stage in self.nests
+        }
+        return {name: compute_at for name, compute_at in found.items() if compute_at is not None}
 
     @cached_property
     def nests(self) -> tuple[Stage, ...]:
@@ -84,6 +86,8 @@ class Sketch:
     @cached_property
     def materialized(self) -> frozenset[str]:
         """The buffers that lie whole in memory, whatever values the variables have."""
-        movable = {s.node for s in self.stages if s.placement is StageKind.INLINE or s.node in self.hosts}
+        movable = {
+            s.node for s in self.stages if s.placement is StageKind.INLINE or s.node in self.compute_at
+        }
         produced = {write.buffer for name in movable for write in self.dag.node[name].writes}
         return frozenset(self.dag.buffer) - produced

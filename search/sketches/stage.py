@@ -64,8 +64,8 @@ class Stage:
     instructions of an `intrinsic` (`search.sketches.intrinsics`). Operands named in `shared` are fetched into
     shared memory, at the innermost loop of the outermost reduction level.
 
-    A nest that reduces may have an `rfactor`. `host` is the node in whose loops this one is computed, and
-    `rows` are the axes that number the rows of a kernel that takes some rows a block.
+    A nest that reduces may have an `rfactor`. `compute_at` is the node in whose loops this one is computed.
+    And `rows` are the axes that number the rows of a kernel that takes some rows a block.
     """
 
     placement: ClassVar[StageKind]
@@ -78,7 +78,7 @@ class Stage:
     rfactor: Rfactor = Rfactor.NONE
     intrinsic: str = ""
     shared: tuple[str, ...] = ()
-    host: str | None = None
+    compute_at: str | None = None
     rows: tuple[int, ...] = ()
 
     def variables(self, sketch: Sketch) -> Iterator[Variable]:

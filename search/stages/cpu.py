@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from search.cost.analytic_nest import nest_terms, unrolled_seconds
 from search.cost.analytic_tile import tile_terms
+from search.cost.cost_parameters import CostParameters
 from search.cost.estimate import Estimate, estimate_stage
-from search.cost.machine import Machine
 from search.dag import AxisKind, Dag, Node, extent_of
 from search.programs.code_size import nest_compiles_quickly, tile_compiles_quickly
 from search.programs.compute_location import encloses_readers
@@ -105,8 +105,8 @@ def _(stage: Tiled, population: Population) -> NDArray[np.bool_]:
 
 
 @estimate_stage.register
-def _(stage: Tiled, population: Population, machine: Machine) -> Estimate:
-    terms = tile_terms(population, stage, machine)
+def _(stage: Tiled, population: Population, parameters: CostParameters) -> Estimate:
+    terms = tile_terms(population, stage, parameters)
     return Estimate(terms["node_s"] + terms["epilogue_s"], terms)
 
 
@@ -154,8 +154,8 @@ def _(stage: LoopNest, population: Population) -> NDArray[np.bool_]:
 
 
 @estimate_stage.register
-def _(stage: LoopNest, population: Population, machine: Machine) -> Estimate:
-    terms = nest_terms(population, stage, machine)
+def _(stage: LoopNest, population: Population, parameters: CostParameters) -> Estimate:
+    terms = nest_terms(population, stage, parameters)
     return Estimate(terms["s"], terms)
 
 
@@ -172,8 +172,8 @@ class Unrolled(Stage):
 
 
 @estimate_stage.register
-def _(stage: Unrolled, population: Population, machine: Machine) -> Estimate:
-    return Estimate(unrolled_seconds(population, stage, machine))
+def _(stage: Unrolled, population: Population, parameters: CostParameters) -> Estimate:
+    return Estimate(unrolled_seconds(population, stage, parameters))
 
 
 def rfactor_lanes(node: Node, half: Rfactor) -> tuple[int, ...]:

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.device import Gpu
+from search.cost.cost_parameters import CostParameters
 from search.cost.estimate import Estimate, estimate_stage
 from search.cost.gpu_analytic import row_seconds, tensor_seconds, thread_seconds, tiled_terms
-from search.cost.machine import Machine
 from search.dag import AxisKind, Dag, extent_of
 from search.programs.gpu_nest import FETCH, GpuTile
 from search.programs.program import Population
@@ -90,8 +90,8 @@ def _(stage: GpuTiled, population: Population) -> NDArray[np.bool_]:
 
 
 @estimate_stage.register
-def _(stage: GpuTiled, population: Population, machine: Machine) -> Estimate:
-    terms = tiled_terms(population, stage, machine)
+def _(stage: GpuTiled, population: Population, parameters: CostParameters) -> Estimate:
+    terms = tiled_terms(population, stage, parameters)
     return Estimate(terms["node_s"], terms)
 
 
@@ -128,8 +128,8 @@ def _(stage: TensorTiled, population: Population) -> NDArray[np.bool_]:
 
 
 @estimate_stage.register
-def _(stage: TensorTiled, population: Population, machine: Machine) -> Estimate:
-    return Estimate(tensor_seconds(population, stage, machine))
+def _(stage: TensorTiled, population: Population, parameters: CostParameters) -> Estimate:
+    return Estimate(tensor_seconds(population, stage, parameters))
 
 
 class ThreadKernel(Stage):
@@ -153,19 +153,19 @@ class ThreadKernel(Stage):
 
 
 @estimate_stage.register
-def _(stage: ThreadKernel, population: Population, machine: Machine) -> Estimate:
-    return Estimate(thread_seconds(population, stage, machine))
+def _(stage: ThreadKernel, population: Population, parameters: CostParameters) -> Estimate:
+    return Estimate(thread_seconds(population, stage, parameters))
 
 
 class RowKernel(Stage):
-    """A kernel whose blocks take some rows each, of its own node and of all nodes that it is the host of."""
+    """A kernel whose blocks take some rows each, of its own node and of all nodes computed at its loops."""
 
     placement = StageKind.ROWS
 
     def variables(self, sketch: Sketch) -> Iterator[Variable]:
         node, gpu = sketch.dag.node[self.node], sketch.gpu
         assert gpu is not None
-        members = [node, *(sketch.dag.node[s.node] for s in sketch.stages if s.host == node.name)]
+        members = [node, *(sketch.dag.node[s.node] for s in sketch.stages if s.compute_at == node.name)]
         beside = extent_of(node, [axis for axis in node.spatial if axis not in self.rows])
         longest = max(beside, *(extent_of(member, member.reduction) for member in members))
         yield Choice("threads", node.name, _thread_counts(longest, gpu))
@@ -179,8 +179,8 @@ def _(stage: RowKernel, population: Population) -> NDArray[np.bool_]:
 
 
 @estimate_stage.register
-def _(stage: RowKernel, population: Population, machine: Machine) -> Estimate:
-    return Estimate(row_seconds(population, stage, machine))
+def _(stage: RowKernel, population: Population, parameters: CostParameters) -> Estimate:
+    return Estimate(row_seconds(population, stage, parameters))
 
 
 class BlockReduction(Stage):
@@ -189,7 +189,7 @@ class BlockReduction(Stage):
     placement = StageKind.ACROSS
 
     def __str__(self) -> str:
-        return f"{self.placement} {self.node} in {self.host}"
+        return f"{self.placement} {self.node} in {self.compute_at}"
 
 
 class ThreadLocal(Stage):
@@ -198,7 +198,7 @@ class ThreadLocal(Stage):
     placement = StageKind.LOCAL
 
     def __str__(self) -> str:
-        return f"{self.placement} {self.node} in {self.host}"
+        return f"{self.placement} {self.node} in {self.compute_at}"
 
 
 def _gpu_of(population: Population) -> Gpu:

@@ -29,8 +29,8 @@ _OTHERS = AuditEntry("nobody", "any", "", "refused", "many addresses")
 class AuditLog:
     """Keeps lines for `keep_s` seconds. `now` returns epoch seconds.
 
-    When the log can't be written, the server's own log says so and the call goes on: what the line would tell
-    of has happened already.
+    If the line can't be written, the server's own log says so and the call continues, because the action has
+    already happened.
     """
 
     def __init__(self, database: Database, now: Callable[[], float], keep_s: float) -> None:

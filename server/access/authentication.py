@@ -13,7 +13,7 @@ from hashlib import sha256
 
 from cachetools import TTLCache
 
-from core.access import Scope
+from core.tokens import Scope
 from records import access
 from records.access import Token
 from records.storage.database import Database

@@ -18,7 +18,7 @@ from server.access.cookie import credentials_of, is_own_origin
 from server.access.open_calls import OpenCalls
 from server.access.scopes import Operation, is_open, operation_of
 from server.problems import Problem, storage_problem
-from system.network import is_loopback
+from system.ip_addresses import is_loopback
 
 # Within this time the body of a request arrives, unless it is an upload.
 BODY_S = 60.0

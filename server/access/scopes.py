@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from starlette.routing import compile_path
 
-from core.access import Scope
+from core.tokens import Scope
 
 # Probes send no token, and are told nothing but "ok".
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
@@ -74,8 +74,8 @@ _COMPILED = [
 class Operation:
     """The operation that an HTTP request calls.
 
-    `route` is its method and path template as in the OpenAPI document, `subject` the object that the path
-    names ("" for none), `scope` the scope it needs. `is_write`: it is meant to change something.
+    `route` is its method and path template as in the OpenAPI document. `subject` is the object that the path
+    names, empty for none. `scope` is the scope that it needs. `is_write`: it is meant to change something.
     """
 
     route: str

@@ -67,8 +67,8 @@ def artifact_answer(context: ServerContext, job: Job, request: Request) -> Respo
     assert job.artifact_sha is not None, "the job has published"
     headers = headers_of(f'"{job.artifact_sha}"') | {"Tunefarm-Job": job.id}
     headers["Tunefarm-Device-Class"] = job.device_class or ""
-    if job.tuned_secs or job.untuned_secs:
-        fastest = min(statistics.median(secs) for secs in (job.tuned_secs, job.untuned_secs) if secs)
+    if job.tuned_s or job.untuned_s:
+        fastest = min(statistics.median(secs) for secs in (job.tuned_s, job.untuned_s) if secs)
         headers["Tunefarm-Latency-S"] = f"{fastest:.9g}"
     if is_current(request, headers["ETag"]):
         return Response(status_code=304, headers=headers)

@@ -22,8 +22,8 @@ router = APIRouter(prefix="/v1/cost-models", tags=["cost models"])
 class MetricsBody(BaseModel):
     """The quality of predictions of the throughput of `records`, relative to the best record of each task.
 
-    `pairwise` is the share of pairs in the right order, `recall` the share of the 30 fastest records that are
-    among the 30 predicted to be the fastest. A metric is null where too few records define it.
+    `pairwise` is the share of pairs in the right order. `recall` is the share of the 30 fastest records that
+    are among the 30 fastest predictions. A metric is null where too few records define it.
     """
 
     records: int
@@ -50,7 +50,7 @@ class HeldOutBody(ComparedBody):
 class CostModelBody(BaseModel):
     """A device class's cost model, trained `versions` times, last on `records` records.
 
-    `train_secs` are the seconds of the last training, `total_train_secs` of all of them. `metrics` are the
+    `train_s` are the seconds of the last training, `total_train_s` of all of them. `metrics` are the
     newest, computed for the version that was trained at `metrics_at`; null while there are too few records.
     Times are epoch seconds.
     """
@@ -61,8 +61,8 @@ class CostModelBody(BaseModel):
     records: int
     newest_record_at: float
     created_at: float
-    train_secs: float
-    total_train_secs: float
+    train_s: float
+    total_train_s: float
     metrics_at: float | None
     metrics: HeldOutBody | None
 
@@ -76,8 +76,8 @@ class CostModelBody(BaseModel):
             records=newest.records,
             newest_record_at=newest.newest_record_at,
             created_at=newest.created_at,
-            train_secs=newest.train_secs,
-            total_train_secs=sum(version.train_secs for version in versions),
+            train_s=newest.train_s,
+            total_train_s=sum(version.train_s for version in versions),
             metrics_at=measured.created_at if measured else None,
             metrics=HeldOutBody.model_validate(measured.metrics) if measured else None,
         )
@@ -94,7 +94,7 @@ class VersionBody(BaseModel):
 
     records: int
     created_at: float
-    train_secs: float
+    train_s: float
     metrics: HeldOutBody | None
 
 
@@ -114,7 +114,7 @@ def show_versions(device_class: Name, context: ContextDep) -> VersionsBody:
         VersionBody(
             records=version.records,
             created_at=version.created_at,
-            train_secs=version.train_secs,
+            train_s=version.train_s,
             metrics=None if version.metrics is None else HeldOutBody.model_validate(version.metrics),
         )
         for version in reversed(found)

@@ -34,11 +34,11 @@ class ImportedWorkload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ImportedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A schedule of a workload; `run_secs` are what its database says that it takes."""
+    """A schedule of a workload; `run_s` are what its database says that it takes."""
 
     workload: str
     trace: Annotated[str, Meta(max_length=MAX_TRACE_CHARS)]
-    run_secs: Annotated[
+    run_s: Annotated[
         list[Annotated[float, Meta(ge=SHORTEST_S, le=LONGEST_S)]], Meta(min_length=1, max_length=MAX_REPEATS)
     ]
     target: Annotated[str, Meta(max_length=MAX_TARGET_CHARS)]
@@ -55,7 +55,7 @@ _DECODER = msgspec.json.Decoder(ImportBody)
 
 
 def decode(data: bytes) -> ImportBody:
-    """Return the body, all of which is checked, with traces and targets written anew. Raises Problem."""
+    """Check the whole body, and return it with traces and targets written anew. Raises Problem."""
     try:
         body = _DECODER.decode(data)
     except msgspec.ValidationError as error:

@@ -40,9 +40,9 @@ from records.jobs.jobs import Job, JobNotFound, JobRequest
 from records.jobs.models import ModelNotFound
 from records.jobs.tasks import Task, WorkloadNotFound
 from records.jobs.trials import Failures, MeasuredTrial
-from records.schedules import listings, schedules
-from records.schedules.listings import UNSCHEDULED, Listing
+from records.schedules import schedules, tvmscripts
 from records.schedules.schedules import Record
+from records.schedules.tvmscripts import UNSCHEDULED, Tvmscript
 from records.storage.statements import digest
 from server.api.artifacts import TAR_ANSWER, artifact_answer
 from server.api.fields import Name, RequestBody, Sha256
@@ -81,8 +81,9 @@ Shapes = Annotated[
 
 
 class JobModelBody(RequestBody):
-    """A model of a job: the sha256 of an uploaded one, the shapes of its dynamic inputs, how much it weighs
-    in the objective, and the latency that is asked for (`latency_s`, see the job's)."""
+    """A model of a job: the sha256 of its upload, the shapes of its dynamic inputs, its weight in the
+    objective, and its required latency (`latency_s`, as for the job).
+    """
 
     model: Sha256
     shapes: Shapes = Field(default={})
@@ -96,23 +97,24 @@ class JobRequestBody(JobModelBody):
 
     `target` is "native" (the class of any worker that is ready) or a device class's key or unique name.
 
-    The first goal that is reached ends the search: `trials` made, `minutes` spent, `latency_s` seconds for
-    one run of the model (by estimate: the sum over its subgraphs), or the next minute expected to gain less
-    than `min_gain`, a part of that latency. At least one is needed. A subgraph of which no schedule is known
-    gets one trial whatever the goals. With `compile_only` no other trials are made: the model is compiled
-    with the schedules known already and these first guesses, timed as a whole, and goals are left out.
+    The first goal that is reached ends the search. `trials` and `minutes` limit its trials and its time.
+    `latency_s` is the required latency of the model, estimated as the sum over its subgraphs. `min_gain` is
+    the smallest expected gain of the next minute, as a fraction of that latency. At least one is needed. A
+    subgraph without a known schedule gets one trial, whatever the goals are. With `compile_only` there are no
+    other trials and no goals. The model is compiled with known schedules and these first guesses, and timed
+    as a whole.
 
-    With `others`, several models share the trials, and subgraphs that they have in common; each becomes a job
-    of its own, with its own artifact, that the answer lists as `members`. One model in several sizes is
-    several models with equal `model` and different `shapes`. `objective` names what is
-    minimized: "sum", the sum of the latencies by `model_weight`; "requirements", the same until each model is
-    as fast as its `latency_s` asks for, the default where one has that; "speedup", their geometric mean;
-    "early-stopping", the sum, leaving subgraphs alone whose latest trials gained nothing; or one that is
-    installed with the scheduler.
+    With `others`, several models share the trials and their common subgraphs. Each model becomes a job of its
+    own with its own artifact. The response lists these jobs as `members`. One model in several sizes is
+    several models with equal `model` and different `shapes`. `objective` names what is minimized. "sum" is
+    the sum of the latencies, weighted by `model_weight`. "requirements" is the same until each model meets
+    its `latency_s`; it is the default if a model has one. "speedup" is the geometric mean. "early-stopping"
+    is the sum, without subgraphs whose latest trials gained nothing. A plug-in of the scheduler may add
+    others.
 
-    `build` says who compiles the candidates: "device", the devices that measure them; "builder", workers that
-    only build, for which the job waits; "auto", a builder if there is one of another kind than the device or
-    with at least twice its cores, and otherwise the device.
+    `build` says who compiles the candidates. "device": the devices that measure them. "builder": workers that
+    only build; the job waits for them. "auto": a builder that isn't of the device's kind or has at least
+    twice its cores, otherwise the device.
     """
 
     target: Name = NATIVE
@@ -180,8 +182,8 @@ class JobBody(BaseModel):
     trials_done: int
     untuned_latency_s: float | None
     tuned_latency_s: float | None
-    untuned_secs: list[float]
-    tuned_secs: list[float]
+    untuned_s: list[float]
+    tuned_s: list[float]
 
     @classmethod
     def of(cls, job: Job, now: float, members: Sequence[str] = ()) -> JobBody:
@@ -211,10 +213,10 @@ class JobBody(BaseModel):
             finished_at=job.finished_at,
             trials_issued=job.trials_issued,
             trials_done=job.trials_done,
-            untuned_latency_s=statistics.median(job.untuned_secs) if job.untuned_secs else None,
-            tuned_latency_s=statistics.median(job.tuned_secs) if job.tuned_secs else None,
-            untuned_secs=list(job.untuned_secs or ()),
-            tuned_secs=list(job.tuned_secs or ()),
+            untuned_latency_s=statistics.median(job.untuned_s) if job.untuned_s else None,
+            tuned_latency_s=statistics.median(job.tuned_s) if job.tuned_s else None,
+            untuned_s=list(job.untuned_s or ()),
+            tuned_s=list(job.tuned_s or ()),
             **options_of(request),
         )
 
@@ -272,42 +274,42 @@ class TasksBody(BaseModel):
 
 
 class ProgramBody(BaseModel):
-    """A measured program: `latency_s` is the median of `run_secs`, `trace` the TVM trace that schedules it.
+    """A measured program: `latency_s` is the median of `run_s`, `trace` the TVM trace that schedules it.
 
-    `listing` is its loop nest and `decisions` is what its sketch decided. Both are null but for the best
-    programs that a job has seen. `registers` of a thread, and the `spilled_bytes` that it keeps in memory for
-    want of more, are what the compiler reported of a GPU's kernels; null where it reported nothing.
+    Only the best programs of a job have a `tvmscript` and the `decisions` of their sketch; others have null.
+    `registers` and `spilled_bytes` of a thread are what the compiler reported of a GPU's kernels; null if it
+    reported nothing.
     """
 
     latency_s: float
-    run_secs: list[float]
+    run_s: list[float]
     created_at: float
     trace: str
-    listing: str | None
+    tvmscript: str | None
     decisions: str | None
     registers: int | None
     spilled_bytes: int | None
 
     @classmethod
-    def of(cls, record: Record, listing: Listing | None) -> ProgramBody:
+    def of(cls, record: Record, tvmscript: Tvmscript | None) -> ProgramBody:
         assert record.latency_s is not None, "only successful records are among the fastest"
         return cls(
             latency_s=record.latency_s,
-            run_secs=list(record.run_secs),
+            run_s=list(record.run_s),
             created_at=record.created_at,
             trace=record.trace,
-            listing=None if listing is None else listing.text,
-            decisions=None if listing is None else listing.decisions,
+            tvmscript=None if tvmscript is None else tvmscript.text,
+            decisions=None if tvmscript is None else tvmscript.decisions,
             registers=record.registers,
             spilled_bytes=record.spilled_bytes,
         )
 
 
-class ForeseenBody(BaseModel):
-    """A task's trials that went well, fastest first, as columns of one length, in seconds of four digits.
+class PredictionsBody(BaseModel):
+    """A task's successful trials, fastest first, as columns of equal length, in seconds with four digits.
 
-    Before `latency_s` was measured, the cost model said `predicted_s`, and its analytic part `estimated_s`,
-    which is null where it wasn't kept.
+    The cost model predicted `predicted_s` before `latency_s` was measured. Its analytic part predicted
+    `estimated_s`, which is null if it wasn't stored.
     """
 
     latency_s: list[float]
@@ -316,13 +318,16 @@ class ForeseenBody(BaseModel):
 
 
 class SubgraphBody(BaseModel):
-    """A task with the loop nest that it begins as, null until a round has stored it, the fastest programs
-    known on the job's device class, fastest first, and how well the job's trials were foreseen."""
+    """A task with its unscheduled TVMScript, its programs and the predictions of the job's trials.
+
+    `tvmscript` is null until a round has stored it. `programs` are the fastest ones known on the job's device
+    class, fastest first.
+    """
 
     task: TaskBody
-    listing: str | None
+    tvmscript: str | None
     programs: list[ProgramBody]
-    foreseen: ForeseenBody
+    predictions: PredictionsBody
 
 
 class FailuresBody(BaseModel):
@@ -334,11 +339,11 @@ class FailuresBody(BaseModel):
 
 
 class TrialsBody(BaseModel):
-    """A job's finished trials, in the order in which they ended, as columns of one length: a list of 10,000
+    """A job's finished trials in the order of their ends, as columns of equal length. A list of 10,000
     objects would be five times as long. Latencies have four digits.
 
-    `task` has the ids of tasks, `at_s` the seconds from the job's creation to the trial's end, `latency_s`
-    the median of its repeats, null where it failed. `failures` are the most frequent ones.
+    `task` has the ids of tasks, `at_s` the seconds from the job's creation to the trial's end. `latency_s` is
+    the median of the trial's repeats, null if it failed. `failures` are the most frequent ones.
     """
 
     task: list[int]
@@ -467,17 +472,17 @@ def show_task(job_id: str, workload: str, context: ContextDep) -> SubgraphBody:
         if not found or device_class is None:
             raise WorkloadNotFound(f"job {job_id} has no workload {workload!r}")
         fastest = schedules.fastest(session, device_class, workload, _SHOWN_PROGRAMS)
-        texts = listings.of_workload(session, workload)
-        foreseen = trials.foreseen(session, found[0].id)
+        texts = tvmscripts.of_workload(session, workload)
+        predictions = trials.predictions(session, found[0].id)
     unscheduled = texts.get(UNSCHEDULED)
     return SubgraphBody(
         task=TaskBody.of(found[0]),
-        listing=None if unscheduled is None else unscheduled.text,
+        tvmscript=None if unscheduled is None else unscheduled.text,
         programs=[ProgramBody.of(record, texts.get(digest(record.trace))) for record in fastest],
-        foreseen=ForeseenBody(
-            latency_s=[_short(trial.latency_s) for trial in foreseen],
-            predicted_s=[_short(trial.predicted_s) for trial in foreseen],
-            estimated_s=[None if one.estimated_s is None else _short(one.estimated_s) for one in foreseen],
+        predictions=PredictionsBody(
+            latency_s=[_short(trial.latency_s) for trial in predictions],
+            predicted_s=[_short(trial.predicted_s) for trial in predictions],
+            estimated_s=[None if one.estimated_s is None else _short(one.estimated_s) for one in predictions],
         ),
     )
 

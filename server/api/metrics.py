@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from core.job import JobState
 from core.measurement import Outcome
-from core.worker import Role, Wanted, WorkerState
+from core.worker import DesiredState, Role, WorkerState
 from records import access
 from records.fleet import leases, workers
 from records.fleet.workers import WorkerInfo
@@ -45,10 +45,10 @@ def metrics(context: ContextDep) -> Response:
     gauges.ending_tokens.set(len(ending))
     _set_measured(gauges, known)
     workers_by_state = Counter(_state(worker, now) for worker in known)
-    for label in (*WorkerState, _LOST, Wanted.EVICTED):
+    for label in (*WorkerState, _LOST, DesiredState.EVICTED):
         gauges.workers.labels(str(label)).set(workers_by_state[label])
-    gone = (WorkerState.OFFLINE, _LOST, Wanted.EVICTED)
-    gauges.workers_in_trouble.set(sum(bool(one.unable) and _state(one, now) not in gone for one in known))
+    gone = (WorkerState.OFFLINE, _LOST, DesiredState.EVICTED)
+    gauges.workers_unhealthy.set(sum(bool(one.unable) and _state(one, now) not in gone for one in known))
     rate_by_class: defaultdict[str, float] = defaultdict(float)
     for worker in known:
         if worker.device_class is not None:
@@ -91,8 +91,8 @@ def _set_measured(gauges: ServerMetrics, workers: Sequence[WorkerInfo]) -> None:
 
 
 def _state(worker: WorkerInfo, now: float) -> str:
-    if worker.wanted is Wanted.EVICTED:
-        return Wanted.EVICTED
+    if worker.desired_state is DesiredState.EVICTED:
+        return DesiredState.EVICTED
     return _LOST if worker.is_lost(now) else worker.state
 
 

@@ -38,9 +38,11 @@ class ModelBody(BaseModel):
 async def upload(
     request: Request, context: ContextDep, name: Annotated[Name, Query()] = "model"
 ) -> ModelBody:
-    """Store the model's file that is the request's body: ONNX, a tar of a .onnx file and the files of its
-    weights, a PyTorch exported program (.pt2), StableHLO, TFLite, or a TVM module as JSON. Sending the same
-    file again changes nothing."""
+    """Store the model's file, which is the request's body.
+
+    It is ONNX, a tar of a .onnx file and its weights' files, a PyTorch exported program (.pt2), StableHLO,
+    TFLite, or a TVM module as JSON. Sending the same file again changes nothing.
+    """
     if request.headers.get("content-type", "").startswith("multipart/"):
         raise Problem(415, "not-a-form", "Send the model's file itself as the request's body, not as a form.")
     async with received(request, context.transfers) as upload:

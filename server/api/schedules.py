@@ -54,14 +54,13 @@ RunSecs = Annotated[float, Field(ge=SHORTEST_S, le=LONGEST_S, allow_inf_nan=Fals
 class ScheduleBody(BaseModel):
     """A workload's best known schedule on a device class: a TVM trace to replay on the workload.
 
-    `latency_s` and `run_secs` are seconds, `noise` is the spread of `run_secs` as a part of their median
-    (null for a single one), `created_at` is epoch seconds. The `toolchain` names the versions of the
-    compilers that the times are of, and `threads` how many they used (null for a GPU). Where `source` is
-    "trial", a device of the class has compared the schedule's outputs and timed it. Where it is "import",
-    none has: the seconds are what the imported database said, and outputs may be wrong. Where
-    `in_place_of` isn't null, it is the class that was asked for, of which nothing is known; this schedule
-    is of the nearest class whose code runs there. `registers` of a thread, and the `spilled_bytes` that it
-    keeps in memory for want of more, are what the compiler reported of a GPU's kernels; null where it
+    `latency_s` and `run_s` are seconds. `noise` is the spread of `run_s` as a fraction of their median, null
+    for a single repeat. `created_at` is in epoch seconds. The `toolchain` names the versions of the compilers
+    that the times are of, and `threads` how many they used (null for a GPU). Where `source` is "trial", a
+    device of the class has compared the schedule's outputs and timed it. Where it is "import", none has: the
+    seconds are what the imported database said, and outputs may be wrong. If the requested class has no
+    schedule, `in_place_of` names it, and the schedule is of the nearest class whose code runs there.
+    `registers` and `spilled_bytes` of a thread are what the compiler reported of a GPU's kernels; null if it
     reported nothing.
     """
 
@@ -72,7 +71,7 @@ class ScheduleBody(BaseModel):
     target: str
     latency_s: float
     noise: float | None
-    run_secs: list[float]
+    run_s: list[float]
     toolchain: str
     threads: int | None
     source: Literal["trial", "import"]
@@ -90,8 +89,8 @@ class ScheduleBody(BaseModel):
             trace=record.trace,
             target=record.target,
             latency_s=record.latency_s,
-            noise=noise(record.run_secs),
-            run_secs=list(record.run_secs),
+            noise=noise(record.run_s),
+            run_s=list(record.run_s),
             toolchain=of_class.toolchain,
             threads=of_class.threads,
             source=record.source,
@@ -122,11 +121,11 @@ class ExportedWorkloadBody(RequestBody):
 
 
 class ExportedRecordBody(RequestBody):
-    """`trace` and `target` are JSON, as in MetaSchedule's files; `run_secs` are seconds."""
+    """`trace` and `target` are JSON, as in MetaSchedule's files; `run_s` are seconds."""
 
     workload: WorkloadHash
     trace: str = Field(min_length=2, max_length=import_body.MAX_TRACE_CHARS)
-    run_secs: list[RunSecs] = Field(min_length=1, max_length=import_body.MAX_REPEATS)
+    run_s: list[RunSecs] = Field(min_length=1, max_length=import_body.MAX_REPEATS)
     target: str = Field(min_length=2, max_length=MAX_TARGET_CHARS)
 
 
@@ -198,7 +197,7 @@ def search(
                 signature=workload.signature,
                 flops=workload.flops,
                 latency_s=record.latency_s,
-                noise=noise(record.run_secs),
+                noise=noise(record.run_s),
                 created_at=record.created_at,
             )
         )
@@ -244,8 +243,8 @@ class RoutineLookUps:
     """ASGI middleware that answers routine look-ups without FastAPI, whose routing takes longer than that.
 
     Those are of a workload that has a schedule on a device class that is given by its key and was asked for
-    before. All others go on to `best`, which answers the same. Who has the answer that was true less than
-    HELD_S ago is told 304 without another query; every other answer is read when it is asked for.
+    before. All others go on to `best`, which answers the same. A client whose ETag was current less than
+    HELD_S seconds ago gets 304 without a query. Every other response is read when it is requested.
     """
 
     def __init__(self, app: ASGIApp, look_ups: LookUps) -> None:
@@ -387,7 +386,7 @@ def _export(context: ServerContext, records: list[Record]) -> Iterator[str]:
         exported = ExportedRecordBody(
             workload=record.workload_hash,
             trace=record.trace,
-            run_secs=list(record.run_secs),
+            run_s=list(record.run_s),
             target=record.target,
         )
         yield separator + exported.model_dump_json()
@@ -409,8 +408,8 @@ def _import(context: ServerContext, upload: Upload, target: str) -> ImportedBody
             device_class=key,
             trace=one.trace,
             program=None,
-            latency_s=statistics.median(one.run_secs),
-            run_secs=tuple(one.run_secs),
+            latency_s=statistics.median(one.run_s),
+            run_s=tuple(one.run_s),
             outcome=Outcome.OK,
             target=one.target,
             source="import",

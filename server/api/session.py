@@ -1,7 +1,7 @@
-"""`/v1/session`: who calls, and the cookie by which a browser that was given a token calls again.
+"""`/v1/session`: the caller's token, and the cookie that keeps it in a browser.
 
-The cookie holds the token itself, so what a browser may do ends at once when the token is revoked, and no
-server process has to know what another one has let in. Scripts can't read it, and it ends with the browser.
+The cookie holds the token itself. So a session ends at once when its token is revoked, and server processes
+share no sessions. Scripts can't read it, and it ends with the browser.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from core.access import Scope
+from core.tokens import Scope
 from server.access.authentication import Caller
 from server.access.cookie import forget_credentials, keep_credentials
 

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from server.problems import Problem
 from server.threads import Threads
 
-# An upload of which nothing arrives for this long is ended: it would keep others out.
+# An upload that sends nothing for this long is ended, because it would keep others out.
 STALL_S = 60.0
 _WRITE_BYTES = 1 << 20
 

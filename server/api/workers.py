@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
 from core.profile import Profile
-from core.worker import Wanted
+from core.worker import DesiredState
 from records import devices
 from records.fleet import leases, workers
 from records.fleet.leases import HeldLease
@@ -27,25 +27,25 @@ router = APIRouter(prefix="/v1", tags=["workers"])
 class WorkerBody(BaseModel):
     """A worker as last seen.
 
-    `connected`: it called lately and has not said farewell. `state` is what it reported last, `wanted` what
-    people want it to do: work, drain or be evicted. Its `role` is measure or build. A worker that builds has
-    no device class: it links for the machines in `builds_for`, and its trials are those that it built.
+    `connected`: it called lately and has not gone offline. `state` is the last state that it reported.
+    `desired_state` is what people want: work, drain, evicted or update. Its `role` is measure or build. A
+    worker that builds has no device class. It links for the platforms in `builds_for`, and its trials are the
+    ones that it built.
 
-    `trials_per_minute` is the rate of the last five minutes, `trial_s` the time that a trial takes on it.
-    `load` is the number of processes that wanted to run, averaged over a minute; `temperature_c` is of its
-    processor, or of the GPU that it measures, as are then `memory_free_bytes` and `power_w`; `candidates` and
-    `candidates_done` are of the `lease` it holds. All of them are null where they are unknown. `driver` is
-    the version of the GPU's driver, empty where there is none.
+    `trials_per_minute` is the rate of the last five minutes, `trial_s` the seconds that a trial takes on it.
+    `load` is the load average of one minute. If the worker measures a GPU, `temperature_c`,
+    `memory_free_bytes` and `power_w` are the GPU's. `candidates` and `candidates_done` count the candidates
+    of its `lease`. Unknown values are null. `driver` is the version of the GPU's driver, empty without a GPU.
 
-    `trouble` says in one line why it can't measure (or build), and is empty while it can or has not yet found
-    out. `uncontained` says what measured code is not kept from. `calibrate`: it has been asked to measure its
-    device's profile again, and hasn't yet. `other_version`: it runs another version of tunefarm than the
-    service.
+    `health_error` says in one line why the worker can't measure or build. It is empty while the worker can,
+    and before its first check. `sandbox_gaps` says what the sandbox doesn't keep measured code from.
+    `calibrate`: the worker was asked to calibrate its device and hasn't done so yet. `other_version`: it runs
+    another version of tunefarm than the service.
     """
 
     id: str
     state: str
-    wanted: str
+    desired_state: str
     role: str
     builds_for: list[str]
     connected: bool
@@ -69,8 +69,8 @@ class WorkerBody(BaseModel):
     lease: str | None
     candidates: int | None
     candidates_done: int | None
-    uncontained: str
-    trouble: str
+    sandbox_gaps: str
+    health_error: str
     calibrate: bool
     other_version: bool
 
@@ -87,7 +87,7 @@ class WorkerBody(BaseModel):
         return cls(
             id=worker.id,
             state=worker.state.value,
-            wanted=worker.wanted.value,
+            desired_state=worker.desired_state.value,
             role=worker.role.value,
             builds_for=list(worker.builder.builds_for) if worker.builder else [],
             connected=not (worker.has_left or worker.is_lost(now)),
@@ -111,8 +111,8 @@ class WorkerBody(BaseModel):
             lease=held.id if held else None,
             candidates=vitals.candidates if held else None,
             candidates_done=vitals.candidates_done if held else None,
-            uncontained=vitals.uncontained,
-            trouble=vitals.trouble,
+            sandbox_gaps=vitals.sandbox_gaps,
+            health_error=vitals.health_error,
             calibrate=worker.calibrate,
             other_version=bool(version and vitals.tunefarm_version) and vitals.tunefarm_version != version,
         )
@@ -170,13 +170,13 @@ def show_noise(worker_id: str, context: ContextDep) -> NoiseBody:
 @router.post("/workers/{worker_id:path}:drain", responses=problems(404))
 def drain(worker_id: str, context: ContextDep) -> WorkerBody:
     """Have the worker finish its lease and take no other, until it is resumed."""
-    return _want(context, worker_id, Wanted.DRAIN)
+    return _want(context, worker_id, DesiredState.DRAIN)
 
 
 @router.post("/workers/{worker_id:path}:resume", responses=problems(404))
 def resume(worker_id: str, context: ContextDep) -> WorkerBody:
     """Have a worker that was drained or evicted work again."""
-    return _want(context, worker_id, Wanted.WORK)
+    return _want(context, worker_id, DesiredState.WORK)
 
 
 @router.post("/workers/{worker_id:path}:evict", responses=problems(404))
@@ -195,7 +195,7 @@ def update(worker_id: str, context: ContextDep) -> WorkerBody:
         if workers.get(session, worker_id).vitals.tunefarm_version == context.version:
             sentence = f"Worker {worker_id} has the service's version {context.version}: it needs no update."
             raise Problem(409, "worker-up-to-date", sentence)
-        workers.set_wanted(session, worker_id, Wanted.UPDATE)
+        workers.set_desired_state(session, worker_id, DesiredState.UPDATE)
         return _body(session, worker_id, context)
 
 
@@ -218,9 +218,9 @@ def show_device_classes(context: ContextDep) -> DeviceClassesBody:
     return DeviceClassesBody(items=items)
 
 
-def _want(context: ContextDep, worker_id: str, what: Wanted) -> WorkerBody:
+def _want(context: ContextDep, worker_id: str, what: DesiredState) -> WorkerBody:
     with context.database.begin() as session:
-        workers.set_wanted(session, worker_id, what)
+        workers.set_desired_state(session, worker_id, what)
         return _body(session, worker_id, context)
 
 

@@ -17,8 +17,8 @@ _OTHERWISE = re.compile(r"^(?:import|export)\b.*", re.M)
 
 
 def joined(modules: Mapping[str, str], libraries: Collection[str]) -> str:
-    """Return one module that does what `modules` do, which are sources by the names by which they import each
-    other; `libraries` name modules that it imports itself.
+    """Return one module that does what `modules` do: sources, by the names that they import each other by.
+    The module imports `libraries` itself.
 
     Raises ValueError for an import or an export in another form and for a circle, KeyError for an import of
     anything else.

@@ -137,5 +137,5 @@ def _data_url(module: str) -> str:
 
 
 def _source_hash(text: str) -> str:
-    """Return the name by which a policy allows this inline script or style."""
+    """Return the hash that lets a content security policy allow this inline script or style."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -6,7 +6,7 @@ import io
 import struct
 from tarfile import USTAR_FORMAT, TarInfo
 
-from core.device import processor_of
+from core.device import arch_of
 from core.library_check import SymbolError, check_library
 
 # A packed library is an uncompressed tar of these two files, and nothing but zeros behind them.
@@ -16,14 +16,14 @@ _SIZE_AT, _SIZE_BYTES = 124, 12
 _ELF_HEADER_BYTES = 20
 _ELF_64_BIT_LITTLE_ENDIAN = b"\x7fELF\x02\x01"
 _ELF_SHARED_OBJECT = 3
-# ELF's numbers of the machines that libraries are linked for.
+# The ELF numbers of the processor architectures that libraries are linked for.
 _ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
 
 
-def rejection_reason(packed: bytes, machine: str) -> str:
-    """Return why a device of this machine must not load a packed library, as a clause; "" when it may.
+def rejection_reason(packed: bytes, platform: str) -> str:
+    """Return why a device of this platform must not load a packed library, as a clause; empty if it may.
 
-    Takes time in proportion to its size, whatever it says.
+    It takes time in proportion to the library's size, whatever the library holds.
     """
     library = _library_in(packed)
     if library is None:
@@ -32,8 +32,8 @@ def rejection_reason(packed: bytes, machine: str) -> str:
     if len(header) < _ELF_HEADER_BYTES or not header.startswith(_ELF_64_BIT_LITTLE_ENDIAN):
         return "it holds no shared library for a 64-bit machine"
     kind, number = struct.unpack_from("<HH", header, 16)
-    if kind != _ELF_SHARED_OBJECT or number != _ELF_MACHINES.get(processor_of(machine)):
-        return f"it holds no shared library for {machine}"
+    if kind != _ELF_SHARED_OBJECT or number != _ELF_MACHINES.get(arch_of(platform)):
+        return f"it holds no shared library for {platform}"
     try:
         check_library(io.BytesIO(library))
     except SymbolError as error:

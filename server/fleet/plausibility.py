@@ -1,8 +1,8 @@
-"""Rejects what no machine can have measured: workers are other people's machines.
+"""Rejects results that no machine can have measured, because workers belong to other people.
 
-Only impossible values are rejected. Nobody but the device knows how long a candidate took, and a bound from
-its operations would reject honest results: most products of a transposed convolution are with zeros and need
-no time. What schedules are worth is decided when the whole model is timed beside the untuned one.
+Only impossible values are rejected. Only the device knows how long a candidate took. A bound from its
+operations would reject honest results: most products of a transposed convolution are with zeros and take no
+time. What schedules are worth is decided when the whole model is timed beside the untuned one.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ MULTIPLY_ADDS_RANGE = (1e-6, 1024)
 
 
 def reject_implausible(result: Result) -> Result:
-    """Return the result, or a failure that says so in place of times that no machine can have measured."""
+    """Return the result, or a failure in place of times that no machine can have measured."""
     measurement = result.measurement
-    implausible = [secs for secs in measurement.run_secs if not SHORTEST_S <= secs <= LONGEST_S]
+    implausible = [secs for secs in measurement.run_s if not SHORTEST_S <= secs <= LONGEST_S]
     if not implausible:
         return result
     error = f"the worker's measurement made no sense: no call takes {implausible[0]:g} s"
-    failed = Measurement(Outcome.UNKNOWN, build_secs=measurement.build_secs, error=error)
+    failed = Measurement(Outcome.UNKNOWN, build_s=measurement.build_s, error=error)
     return replace(result, measurement=failed)
 
 
 def reject_implausible_profile(report: WorkerReport) -> WorkerReport:
-    """Return the report, without its device's profile where no machine can have it; that is logged."""
+    """Return the report. A profile that no machine can have is dropped and logged."""
     device = report.device
     if device is None or device.profile is None:
         return report

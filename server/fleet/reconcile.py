@@ -9,11 +9,11 @@ from sqlalchemy.orm import Session
 
 from core.job import JobState
 from core.lease import Candidate, Lease, LeaseId, Limits, ModuleRun
-from core.worker import Role, Wanted, WorkerState
-from proto.messages import Answer, Result, WorkerReport
+from core.worker import DesiredState, Role, WorkerState
+from proto.messages import Result, SyncResponse, WorkerReport
 from records.fleet import building, leases, module_runs, workers
 from records.fleet.building import Builder
-from records.fleet.names import Claim
+from records.fleet.names import NameClaim
 from records.fleet.results import LeaseResult
 from records.fleet.workers import Instructions, SessionFenced, WorkerSession
 from records.jobs import jobs
@@ -33,7 +33,7 @@ Wake = tuple[str, str]
 class Reconciliation:
     """The answer to a report, and the steps (name, job id) to wake once the transaction is committed."""
 
-    answer: Answer
+    response: SyncResponse
     wakes: tuple[Wake, ...] = ()
 
 
@@ -58,7 +58,7 @@ class WorkerCall:
         """The worker's session, as it is stored."""
         report, device, builder = self.report, self.report.device, None
         if report.role is Role.BUILD and device is not None:
-            builder = Builder(report.builds_for, device.machine, device.cores, device.toolchain)
+            builder = Builder(report.builds_for, device.arch, device.cores, device.toolchain)
             device = None
         return WorkerSession(
             report.worker_id,
@@ -69,7 +69,7 @@ class WorkerCall:
             report.role,
             builder,
             report.calibrated,
-            Claim(self.token_id, report.machine),
+            NameClaim(self.token_id, report.boot_id),
         )
 
 
@@ -82,11 +82,11 @@ def reconcile(session: Session, call: WorkerCall, version: str = "") -> Reconcil
     report, now = call.report, call.now
     instructions = _note_call(session, call)
     if instructions is None:
-        wanted = workers.wanted(session, report.worker_id)
-        return Reconciliation(Answer(fenced=True, wanted=wanted, call_again_after_s=EVICTED_S))
-    if instructions.wanted is Wanted.UPDATE and report.vitals.tunefarm_version == version:
-        workers.set_wanted(session, report.worker_id, Wanted.WORK)
-        instructions = instructions._replace(wanted=Wanted.WORK)
+        wanted = workers.desired_state(session, report.worker_id)
+        return Reconciliation(SyncResponse(fenced=True, desired_state=wanted, call_again_after_s=EVICTED_S))
+    if instructions.desired_state is DesiredState.UPDATE and report.vitals.tunefarm_version == version:
+        workers.set_desired_state(session, report.worker_id, DesiredState.WORK)
+        instructions = instructions._replace(desired_state=DesiredState.WORK)
     wakes, closed = _store_results(session, report, now)
     if report.state in _GIVES_BACK and report.held is None:
         leases.give_back(session, report.worker_id, report.session_id, now)
@@ -97,39 +97,39 @@ def reconcile(session: Session, call: WorkerCall, version: str = "") -> Reconcil
     if keeps is None or not leases.renew(session, keeps.id, report.session_id, now, call.lease_ttl_s):
         keeps = None
         if report.state is WorkerState.READY and not closed:
-            # A lease that the worker doesn't name although it holds one: the answer with it got lost. After
-            # one was closed there is none to look for, because a session holds one lease at most.
+            # The worker may hold a lease that it doesn't name, because the response with it got lost. If a
+            # lease was just closed there is none: a session holds at most one.
             unnamed = leases.current(session, report.worker_id, report.session_id, now)
             lease = None if unnamed is None else _lease_of(session, unnamed, report, now)
-        if lease is None and instructions.wanted is Wanted.WORK:
-            lease = take(session, call)
+        if lease is None and instructions.desired_state is DesiredState.WORK:
+            lease = new_lease(session, call)
         # A worker that is willing to wait does so in its next call, not between calls. But one that is to
         # calibrate and doesn't know how must not call in a loop.
         if wants_work(report) and report.wait_s > 0 and not instructions.calibrate:
             call_again_after_s = 0.0
-    answer = Answer(
+    response = SyncResponse(
         keeps=keeps,
         lease=lease,
         acknowledged=tuple(result.number for result in report.results),
         call_again_after_s=call_again_after_s,
-        wanted=instructions.wanted,
+        desired_state=instructions.desired_state,
         calibrate=instructions.calibrate,
         service_version=version,
     )
-    return Reconciliation(answer, tuple(dict.fromkeys(wakes)))
+    return Reconciliation(response, tuple(dict.fromkeys(wakes)))
 
 
 def wants_work(report: WorkerReport) -> bool:
     return report.state is WorkerState.READY and report.slots > 0
 
 
-def take(session: Session, call: WorkerCall) -> Lease | None:
+def new_lease(session: Session, call: WorkerCall) -> Lease | None:
     """Take a new lease for a worker; None when it wants no work or there is none."""
     report = call.report
     if not wants_work(report) or report.device is None:
         return None
     slots = min(report.slots, _MAX_LEASE)
-    lease = leases.take(session, call.lease_id, call.session, slots, call.now, call.lease_ttl_s)
+    lease = leases.acquire_lease(session, call.lease_id, call.session, slots, call.now, call.lease_ttl_s)
     return None if lease is None else _lease_of(session, lease, report, call.now)
 
 
@@ -169,7 +169,7 @@ def _store_results(session: Session, report: WorkerReport, now: float) -> tuple[
         closed |= reported.closed
         if reported.job_id is not None and (reported.closed or reported.worth_planning):
             is_timing = any(result.module_run_id is not None for result in results)
-            wakes.append(("publish" if is_timing else "plan", reported.job_id))
+            wakes.append(("publish" if is_timing else "round", reported.job_id))
     return wakes, closed
 
 

@@ -15,17 +15,17 @@ import grpc.aio
 from sqlalchemy.orm import Session
 
 from core.lease import Lease
-from core.worker import MAX_TROUBLE_CHARS, Role, Wanted, WorkerState
+from core.worker import MAX_HEALTH_ERROR_CHARS, DesiredState, Role, WorkerState
 from proto import fleet_pb2 as pb
 from proto.convert import (
     ProtocolMismatchError,
     WireError,
-    answer_to_wire,
     library_from_wire,
     report_from_wire,
+    response_to_wire,
 )
 from proto.fleet_pb2_grpc import FleetServicer
-from proto.messages import Answer, WorkerReport
+from proto.messages import SyncResponse, WorkerReport
 from records.fleet import building, workers
 from records.fleet.names import NameInUse, NameTaken
 from records.jobs import tasks
@@ -45,12 +45,12 @@ from system import logs
 
 _log = logging.getLogger(__name__)
 
-# gRPC sends the details of a status as a header, of which a client takes a few kilobytes.
+# gRPC sends the details of a status as a header, and clients accept only a few kilobytes of headers.
 _MAX_DETAILS_CHARS = 300
 
 
 class NotEligible(Exception):
-    """The waiting session may not take work any more; the answer to its next call says why."""
+    """The waiting session may take no more work. The response to its next call says why."""
 
 
 class FleetService(FleetServicer):
@@ -71,9 +71,9 @@ class FleetService(FleetServicer):
         async with _abort_on_error(context):
             report = self._held_back(report_from_wire(request))
             with logs.about(worker=report.worker_id, lease=report.held.id if report.held else None):
-                answer = await self._answer(report)
-        self._context.metrics.leases.inc(answer.lease is not None)
-        return answer_to_wire(answer)
+                response = await self._answer(report)
+        self._context.metrics.leases.inc(response.lease is not None)
+        return response_to_wire(response)
 
     async def GetWorkload(self, request: pb.WorkloadRequest, context: Any) -> pb.Workload:  # noqa: N802
         async with _abort_on_error(context):
@@ -98,19 +98,19 @@ class FleetService(FleetServicer):
         return pb.LibraryStored(refused=reason)
 
     def _held_back(self, report: WorkerReport) -> WorkerReport:
-        """Return the report; where the service insists on a sandbox that is missing, of one that can't work.
+        """Return the report. If the service requires a sandbox and this one has gaps, make the worker unable.
 
-        What the worker holds it may end.
+        A worker that holds a lease may finish it.
         """
-        gaps = report.vitals.uncontained
+        gaps = report.vitals.sandbox_gaps
         if not (self._context.settings.require_sandbox and gaps) or report.held is not None:
             return report
-        trouble = f"this service wants measured code contained (TUNEFARM_REQUIRE_SANDBOX), and {gaps}"
-        vitals = replace(report.vitals, trouble=trouble[:MAX_TROUBLE_CHARS])
+        health_error = f"this service wants measured code contained (TUNEFARM_REQUIRE_SANDBOX), and {gaps}"
+        vitals = replace(report.vitals, health_error=health_error[:MAX_HEALTH_ERROR_CHARS])
         state = WorkerState.PROBING if report.state is WorkerState.READY else report.state
         return replace(report, state=state, device=None, slots=0, wait_s=0.0, vitals=vitals)
 
-    async def _answer(self, report: WorkerReport) -> Answer:
+    async def _answer(self, report: WorkerReport) -> SyncResponse:
         """Reconcile, then wait for work as long as the worker agreed to."""
         worker_id, device = report.worker_id, report.device
         session = RegisteredSession(
@@ -122,33 +122,35 @@ class FleetService(FleetServicer):
         registered = self._sessions.get(worker_id) == session
         lease_ttl_s = self._sessions.lease_ttl_s
         token_id = current_caller.get().token_id
-        answer = await asyncio.to_thread(self._reconcile, report, token_id, registered, lease_ttl_s)
-        if not answer.fenced:
+        response = await asyncio.to_thread(self._reconcile, report, token_id, registered, lease_ttl_s)
+        if not response.fenced:
             self._sessions.put(worker_id, session)
-        is_idle = not (answer.fenced or answer.keeps or answer.lease)
-        has_news = answer.acknowledged or answer.calibrate or answer.wanted is not Wanted.WORK
+        is_idle = not (response.fenced or response.keeps or response.lease)
+        has_news = (
+            response.acknowledged or response.calibrate or response.desired_state is not DesiredState.WORK
+        )
         if is_idle and not has_news and reconcile.wants_work(report):
-            answer = await self._wait_for_work(report, answer)
-        if answer.lease is not None or answer.keeps is not None:
-            return replace(answer, call_again_after_s=self._sessions.call_interval_s)
-        return answer
+            response = await self._wait_for_work(report, response)
+        if response.lease is not None or response.keeps is not None:
+            return replace(response, call_again_after_s=self._sessions.call_interval_s)
+        return response
 
     def _reconcile(
         self, report: WorkerReport, token_id: str | None, registered: bool, lease_ttl_s: float
-    ) -> Answer:
+    ) -> SyncResponse:
         with self._context.database.begin() as session:
             call = self._call(report, token_id, registered, lease_ttl_s)
             result = reconcile.reconcile(session, call, self._context.version)
         for step, job_id in result.wakes:
             self._context.wake(step, job_id)
-        self._context.metrics.results.inc(len(result.answer.acknowledged))
-        return result.answer
+        self._context.metrics.results.inc(len(result.response.acknowledged))
+        return result.response
 
-    async def _wait_for_work(self, report: WorkerReport, idle: Answer) -> Answer:
-        """Return an answer with a lease as soon as there is work.
+    async def _wait_for_work(self, report: WorkerReport, idle: SyncResponse) -> SyncResponse:
+        """Return a response with a lease as soon as there is work.
 
-        Return `idle` when the worker has waited for as long as it agreed to, or when it may not take work any
-        more. When the server stops, return at once.
+        Return `idle` once the worker has waited as long as it agreed to, or may take no more work. Return at
+        once if the server stops.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + report.wait_s
@@ -158,31 +160,31 @@ class FleetService(FleetServicer):
                 return replace(idle, call_again_after_s=reconcile.IDLE_S)
             session = self._sessions.get(report.worker_id)
             if session is not None and session.session_id != report.session_id:
-                return Answer(fenced=True)
+                return SyncResponse(fenced=True)
             if report.worker_id in work.unwanted:
                 break
             try:
-                lease = await self._take_if_available(work, report)
+                lease = await self._lease_if_available(work, report)
             except NotEligible:
                 break
             if lease is not None:
                 return replace(idle, lease=lease)
         return idle
 
-    async def _take_if_available(self, work: AvailableWork, report: WorkerReport) -> Lease | None:
+    async def _lease_if_available(self, work: AvailableWork, report: WorkerReport) -> Lease | None:
         """Raises NotEligible."""
         assert report.device is not None, "a ready worker has a device"
-        take = partial(self._take, report, self._sessions.lease_ttl_s)
+        acquire = partial(self._acquire_lease, report, self._sessions.lease_ttl_s)
         if report.role is Role.BUILD:
-            return await self._poller.take_build(work, take)
-        return await self._poller.take(work, report.device.key, take)
+            return await self._poller.lease_for_builder(work, acquire)
+        return await self._poller.lease_for_device(work, report.device.key, acquire)
 
-    def _take(self, report: WorkerReport, lease_ttl_s: float) -> Lease | None:
+    def _acquire_lease(self, report: WorkerReport, lease_ttl_s: float) -> Lease | None:
         """Raises NotEligible."""
         with self._context.database.begin() as session:
-            if not workers.may_take(session, report.worker_id, report.session_id):
+            if not workers.may_lease(session, report.worker_id, report.session_id):
                 raise NotEligible
-            return reconcile.take(session, self._call(report, None, True, lease_ttl_s))
+            return reconcile.new_lease(session, self._call(report, None, True, lease_ttl_s))
 
     def _call(
         self, report: WorkerReport, token_id: str | None, registered: bool, lease_ttl_s: float
@@ -211,18 +213,20 @@ class FleetService(FleetServicer):
             return _details(error)
         lease_id = library.lease.id
 
-        def machine_of(session: Session) -> str | None:
-            return building.machine(session, lease_id, library.session_id, self._context.now(), token_id)
+        def platform_of(session: Session) -> str | None:
+            return building.leased_platform(
+                session, lease_id, library.session_id, self._context.now(), token_id
+            )
 
         with self._context.database.reading() as session:
-            machine = machine_of(session)
-        if machine is None:
+            platform = platform_of(session)
+        if platform is None:
             return "the lease is over"
-        reason = rejection_reason(library.data, machine)
+        reason = rejection_reason(library.data, platform)
         if reason:
             return reason
         with self._context.database.begin() as session:
-            if machine_of(session) is None:
+            if platform_of(session) is None:
                 return "the lease is over"
             if building.put_library(session, lease_id, library.trial_id, library.sha, library.data):
                 return ""

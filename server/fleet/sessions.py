@@ -13,8 +13,9 @@ from records.fleet.fair_queue import LEASE_S
 
 # Longer than the silence of any live worker: a call is held back for 30 s at most.
 FORGET_S = 60.0
-# Few workers call every second, so that people see progress. A thousand would overload the server at that
-# rate, so that all together make about this many calls a second, but each calls at least once in a lease.
+# Few workers call every second, so that people see progress. A thousand workers would overload the server at
+# that rate. So all workers together make about this many calls a second, but each calls at least once in a
+# lease.
 CALLS_A_SECOND = 50.0
 MIN_INTERVAL_S, MAX_INTERVAL_S = 1.0, LEASE_S
 # A lease outlives two lost calls.

@@ -19,8 +19,8 @@ _BUILDERS = "builders"
 
 @dataclass(frozen=True)
 class AvailableWork:
-    """The result of one poll: the device classes with work, whether there is work for builders, and the ids
-    of the workers that should not wait for any.
+    """The result of one poll: the device classes with work, whether builders have work, and the ids of
+    workers that should not wait.
 
     A class is removed once a worker found its work gone, so that not every waiting worker tries.
     """
@@ -38,7 +38,7 @@ class WorkPoller:
         self._stopping = stopping
         self._now = now
         self._polling: asyncio.Task[AvailableWork] | None = None
-        # A lock lives as long as somebody waits for it.
+        # A lock lives as long as a call waits for it.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def next_poll(self) -> AvailableWork:
@@ -48,26 +48,28 @@ class WorkPoller:
         # Shielded: a call that is cancelled must not end the poll for the others.
         return await asyncio.shield(self._polling)
 
-    async def take_build(self, work: AvailableWork, take: Callable[[], Lease | None]) -> Lease | None:
-        """Return what `take`, run in a thread, returns for a builder; None when there is nothing to build.
+    async def lease_for_builder(
+        self, work: AvailableWork, acquire: Callable[[], Lease | None]
+    ) -> Lease | None:
+        """Run `acquire` in a thread and return its lease; None if there is nothing to build.
 
-        One builder tries at a time. When it finds nothing the next one still tries: builders link for
-        different machines.
+        One builder tries at a time. If it finds nothing, the next one still tries, because builders link for
+        different platforms.
         """
         async with self._lock(_BUILDERS):
-            return await asyncio.to_thread(take) if work.builds else None
+            return await asyncio.to_thread(acquire) if work.builds else None
 
-    async def take(
-        self, work: AvailableWork, device_class: str, take: Callable[[], Lease | None]
+    async def lease_for_device(
+        self, work: AvailableWork, device_class: str, acquire: Callable[[], Lease | None]
     ) -> Lease | None:
-        """Return what `take`, run in a thread, returns for a device of the class; None when it has no work.
+        """Run `acquire` in a thread and return its lease; None if the device class has no work.
 
-        One worker of each class tries at a time. After one that finds nothing no other tries.
+        One worker of each class tries at a time. If it finds nothing, no other tries.
         """
         async with self._lock(device_class):
             if device_class not in work.classes:
                 return None
-            lease = await asyncio.to_thread(take)
+            lease = await asyncio.to_thread(acquire)
             if lease is None:
                 work.classes.discard(device_class)
             return lease

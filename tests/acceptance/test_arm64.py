@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler.packaging.elf import elf_machine
+from compiler.packaging.elf import elf_arch
 from core.measurement import Outcome
 from records.jobs import jobs, tasks, trials
 from records.storage.database import Database
@@ -98,7 +98,7 @@ def test_a_convolution_is_tuned_for_arm64_and_runs_there(farm: Service, tmp_path
 
 def computes_the_same(root: Path, folder: Path) -> None:
     library = (folder / "conv-tuned" / "model.so").read_bytes()
-    assert elf_machine(library) == "aarch64"
+    assert elf_arch(library) == "aarch64"
     image = np.random.default_rng(1).standard_normal((1, 8, 14, 14), dtype=np.float32)
     shared = root / "var" / "tmp"
     (shared / "model.so").write_bytes(library)

@@ -70,7 +70,7 @@ def test_on_a_service_that_lasts_the_job_stays_and_says_why(
             job = next(iter(listed("jobs", environment, tmp_path)), job)
         assert (job["state"], tuning.poll()) == ("queued", None)
         (worker,) = listed("workers", environment, tmp_path)
-        expected = f"waiting for a device: worker {worker['id']} can't measure: {worker['trouble']}"
+        expected = f"waiting for a device: worker {worker['id']} can't measure: {worker['health_error']}"
         assert job["message"] == expected
         shown = done(tunefarm(["workers"], environment, tmp_path))
         assert f"{worker['id']} can't measure: its check was ended by SIGILL" in shown

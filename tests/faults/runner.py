@@ -22,7 +22,7 @@ from core.measurement import Measurement, Outcome
 from tests.devices import DEVICE
 from tests.integration.worker.fault_runner import FaultRunner, lock
 from tests.shared_libraries import shared_library
-from worker.runner.interface import BuildRequest, Exported, Machines, Notify, Phase
+from worker.runner.interface import BuildRequest, Exported, Notify, Phase, Platforms
 
 VARIABLE = "TVM_FAULTS"  # a worker passes TVM's variables on to its child
 IMPOSSIBLE_S = 1e-12
@@ -76,11 +76,11 @@ class FaultyRunner(FaultRunner):
         request = self._requests.pop(number)
         time.sleep(self._faults.nap_s)
         return self._misbehave(request, Phase.RUN) or Measurement(
-            Outcome.OK, (run_secs(request.trace),) * 3, 0.01
+            Outcome.OK, (run_s(request.trace),) * 3, 0.01
         )
 
-    def machines(self) -> Machines:
-        return Machines((self._faults.device.machine,))
+    def platforms(self) -> Platforms:
+        return Platforms((self._faults.device.arch,))
 
     def export(self, number: int) -> Exported | Measurement:
         request = self._requests.pop(number)
@@ -134,6 +134,6 @@ def digest(trace: str) -> str:
     return hashlib.sha256(trace.encode()).hexdigest()
 
 
-def run_secs(trace: str) -> float:
+def run_s(trace: str) -> float:
     """Return the seconds that every device says a program takes."""
     return 1e-3 * (1 + zlib.crc32(trace.encode()) % 1000 / 1000)

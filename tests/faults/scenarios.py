@@ -406,13 +406,13 @@ def _report_from_fenced_session(run: JobRun) -> float:
     return recovery_s
 
 
-def _report_impossible_times(run: JobRun, run_secs: tuple[float, ...]) -> float:
-    """Report `run_secs` for one whole lease, then honest times."""
+def _report_impossible_times(run: JobRun, run_s: tuple[float, ...]) -> float:
+    """Report `run_s` for one whole lease, then honest times."""
     with _scripted_worker(run) as worker:
         lease = worker.lease_of_trials()
-        honest, worker.run_secs = worker.run_secs, run_secs
+        honest, worker.run_s = worker.run_s, run_s
         worker.report(lease)
-        worker.run_secs = honest
+        worker.run_s = honest
         since = time.monotonic()
         worker.report(worker.lease())
         recovery_s = time.monotonic() - since
@@ -444,8 +444,8 @@ def _candidate(does: str, outcome: Outcome, says: str) -> Callable[[JobRun], flo
     return functools.partial(_misbehave, does=does, outcome=outcome, says=says)
 
 
-def _times(*run_secs: float) -> Callable[[JobRun], float]:
-    return functools.partial(_report_impossible_times, run_secs=run_secs)
+def _times(*run_s: float) -> Callable[[JobRun], float]:
+    return functools.partial(_report_impossible_times, run_s=run_s)
 
 
 SCENARIOS = (

@@ -15,20 +15,20 @@ from core.worker import WorkerState
 from proto import convert
 from proto import fleet_pb2 as pb
 from proto.fleet_pb2_grpc import FleetStub
-from proto.messages import Answer, Result, WorkerReport
+from proto.messages import Result, SyncResponse, WorkerReport
 from tests.faults.job_run import JobRun
 from tests.faults.rig import POLL_S
 
 
 @dataclass
 class ScriptedWorker:
-    """Reports `run_secs` for every candidate, unchanged, however impossible they are."""
+    """Reports `run_s` for every candidate, unchanged, however impossible they are."""
 
     run: JobRun
     stub: FleetStub
     name: str = "scripted"
     session: str = field(default_factory=lambda: uuid.uuid4().hex)
-    run_secs: Sequence[float] = (0.001, 0.001, 0.001)
+    run_s: Sequence[float] = (0.001, 0.001, 0.001)
     starting: bool = True
     numbers: int = 0
 
@@ -37,8 +37,8 @@ class ScriptedWorker:
         found: list[Lease] = []
 
         def ask() -> bool:
-            answer = self.call(WorkerState.READY)
-            found.extend([answer.lease] if answer.lease is not None else [])
+            response = self.call(WorkerState.READY)
+            found.extend([response.lease] if response.lease is not None else [])
             return bool(found)
 
         self.run.until(ask, "the scripted worker got no lease")
@@ -50,7 +50,7 @@ class ScriptedWorker:
             self.report(lease)
         return lease
 
-    def report(self, lease: Lease) -> Answer:
+    def report(self, lease: Lease) -> SyncResponse:
         return self.call(WorkerState.BUSY, lease.id, self.measure(lease))
 
     def measure(self, lease: Lease) -> list[Result]:
@@ -60,7 +60,9 @@ class ScriptedWorker:
             return [Result(self._number(), lease.id, good, module_run_id=run.id) for run in lease.module_runs]
         return [Result(self._number(), lease.id, good, trial_id=one.trial_id) for one in lease.candidates]
 
-    def call(self, state: WorkerState, held: LeaseId | None = None, results: Sequence[Result] = ()) -> Answer:
+    def call(
+        self, state: WorkerState, held: LeaseId | None = None, results: Sequence[Result] = ()
+    ) -> SyncResponse:
         report = WorkerReport(
             worker_id=f"{self.run.name}-{self.name}",
             session_id=self.session,
@@ -74,19 +76,19 @@ class ScriptedWorker:
         wire = convert.report_to_wire(report)
         for result in wire.results:
             if result.HasField("trial_id"):
-                result.measurement.run_secs[:] = self.run_secs
-        answer: pb.SynchronizeResponse = self.stub.Synchronize(
+                result.measurement.run_s[:] = self.run_s
+        response: pb.SynchronizeResponse = self.stub.Synchronize(
             wire, timeout=20, metadata=(("authorization", f"Bearer {self.run.rig.token}"),)
         )
         self.starting = False
-        return convert.answer_from_wire(answer, held)
+        return convert.response_from_wire(response, held)
 
     def work_on(self) -> None:
         """Lease and report until the job has finished."""
         while not self.run.job().state.finished:
-            answer = self.call(WorkerState.READY)
-            if answer.lease is not None:
-                self.report(answer.lease)
+            response = self.call(WorkerState.READY)
+            if response.lease is not None:
+                self.report(response.lease)
             time.sleep(POLL_S)
 
     def _number(self) -> int:

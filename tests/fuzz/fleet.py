@@ -17,7 +17,7 @@ from proto.convert import device_to_wire
 from proto.fleet_pb2_grpc import FleetStub
 from proto.messages import PROTOCOL
 from tests.fuzz.failures import Failures
-from tests.fuzz.messages import METHODS, SERVICE, SYNCHRONIZE, Call, calls
+from tests.fuzz.fleet_messages import METHODS, SERVICE, SYNCHRONIZE, Call, calls
 from tests.fuzz.service import Growth, Service
 
 KIND = "gRPC"

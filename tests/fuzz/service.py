@@ -16,8 +16,8 @@ import httpx
 import psutil
 
 from benchmarks.simulated_workers import simulated_device
-from core.access import Scope
 from core.job import Budget, Build, JobState
+from core.tokens import Scope
 from records import access, devices
 from records.access import Token
 from records.jobs import jobs, models, tasks, trials
@@ -27,7 +27,7 @@ from records.storage import blobs
 from records.storage.database import Database
 from server.access.authentication import TOKEN_PREFIX, token_digest
 from tests.faults.rig import PATIENCE_S, ROOT, Program, free_port
-from tests.fuzz.messages import ServiceState
+from tests.fuzz.fleet_messages import ServiceState
 
 HOST = "127.0.0.1"
 CLASSES = 4

@@ -47,11 +47,11 @@ def test_a_tokens_lifetime_is_a_number(service: Service, seconds: str) -> None:
 def test_no_schedule_takes_a_million_years(service: Service) -> None:
     """The median of such times is infinite, and the OpenAPI document says that a latency is finite."""
     Worker(service.fleet).call()
-    record = {"workload": "abc", "trace": "[[],[]]", "run_secs": [1.7e308, 1.7e308], "target": "{}"}
+    record = {"workload": "abc", "trace": "[[],[]]", "run_s": [1.7e308, 1.7e308], "target": "{}"}
     body = {"workloads": [{"hash": "abc", "module_json": "{}"}], "records": [record]}
     answer = service.http.post("/v1/schedules/import", json=body)
     assert answer.status_code == 422
-    assert "run_secs" in answer.json()["detail"]
+    assert "run_s" in answer.json()["detail"]
 
 
 def test_a_tensor_of_negative_extent_is_our_own_error() -> None:

@@ -19,7 +19,7 @@ from proto import fleet_pb2 as pb
 from tests.fuzz import fleet, imports, uploads, wire
 from tests.fuzz.failures import KEPT_OF_A_KIND, Failures
 from tests.fuzz.figures import FuzzResult, figures_of
-from tests.fuzz.messages import METHODS, SYNCHRONIZE, Call, ServiceState, calls, valid
+from tests.fuzz.fleet_messages import METHODS, SYNCHRONIZE, Call, ServiceState, calls, valid
 from tests.fuzz.models import DEFECTS, Defect, files
 from tests.fuzz.mutations import CHANGES, FIELD_CHANGES, MAX_BYTES, Change, FieldChange, mutated
 from tests.fuzz.service import Growth

@@ -14,9 +14,9 @@ from schemathesis.config import SchemathesisConfig
 from schemathesis.generation.feedback import FeedbackSources
 from schemathesis.pytest._test_builder import build_operation_test
 
-from core.access import Scope
 from core.job import Budget, JobState
 from core.measurement import Measurement, Outcome
+from core.tokens import Scope
 from core.worker import WorkerState
 from records import access
 from records.access import Token

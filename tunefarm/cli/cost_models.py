@@ -65,8 +65,8 @@ def _table(reports: Sequence[CostModelReport]) -> Table:
             datetime.fromtimestamp(report.created_at).isoformat(" ", "seconds"),
             str(report.versions),
             str(report.records),
-            latency_text(report.train_secs),
-            latency_text(report.total_train_secs),
+            latency_text(report.train_s),
+            latency_text(report.total_train_s),
             *accuracy,
         )
     return table

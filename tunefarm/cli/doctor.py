@@ -245,9 +245,9 @@ def check_service(settings: CommandSettings) -> Iterator[Finding]:
             yield Finding(
                 subject, worker.unable, Severity.PROBLEM, "see its log, and `tunefarm doctor` there"
             )
-        elif worker.uncontained:
+        elif worker.sandbox_gaps:
             mend = "docs/security.md says what contains measured code"
-            yield Finding(subject, worker.uncontained, Severity.WARNING, mend)
+            yield Finding(subject, worker.sandbox_gaps, Severity.WARNING, mend)
         elif worker.tunefarm_version not in ("", theirs):
             mend = f"install tunefarm {theirs} there"
             yield Finding(subject, f"is of tunefarm {worker.tunefarm_version}", Severity.WARNING, mend)

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from core.durations import duration_text, latency_text
 from core.job import MAX_TRIALS, JobState
-from core.network import fastest_tasks, network_s
+from core.model_latency import fastest_tasks, network_s
 from tunefarm.client.values import Job, Task
 
 RATE_WINDOW_S = 60.0

@@ -77,7 +77,7 @@ def show(
         took = f"{latency_text(schedule.latency_s)}{noise}"
         claimed = " as its database said, never measured here" if schedule.source == "import" else ""
         print_plain(f"# {took}{claimed} on device class {schedule.device_class}")
-    print_plain(workloads.listing(module))
+    print_plain(workloads.tvmscript(module))
 
 
 def export(

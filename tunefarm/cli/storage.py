@@ -26,7 +26,7 @@ BackupFile = Annotated[Path, typer.Argument(metavar="FILE")]
 def backup(file: BackupFile, data: Data = None) -> None:
     """Write a copy of the service's database to a file; the service may go on meanwhile.
 
-    The database is that of TUNEFARM_DATABASE_URL, or else the data folder's.
+    TUNEFARM_DATABASE_URL names the database; without it, the data folder has it.
     """
     with _failures() as storage:
         storage.backup(os.environ.get(VARIABLE) or _folder(data).database_url, file)

@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from core.access import Scope
 from core.exit_code import ExitCode
+from core.tokens import Scope
 from system.command import CommandError
 from tunefarm.cli.options import AsJson, Data, Server, Token, connected, print_json, print_plain, say, stdout
 from tunefarm.client.values import StoredToken

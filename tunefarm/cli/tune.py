@@ -332,8 +332,9 @@ def _interrupted_job(service: Service, request: JobRequest) -> Job | None:
 
 
 def _asked(client: Client, job: Job, request: JobRequest) -> JobRequest | None:
-    """Return what a job was asked for, where that can be told from its default as in `request`; None where
-    it was for another number of models."""
+    """Return the options of a job that differ from the defaults of `request`; None if it was for another
+    number of models.
+    """
     others = [client.job(other) for other in job.members[1:]]
     if len(others) != len(request.others):
         return None

@@ -75,14 +75,14 @@ def list_(
             if worker.other_version:
                 wants = (
                     "is to be updated"
-                    if worker.wanted == "update"
+                    if worker.desired_state == "update"
                     else f"`tunefarm workers update {worker.id}`"
                 )
                 print_plain(
                     f"{worker.id} has another version than the service, {worker.tunefarm_version}: {wants}"
                 )
-            if worker.uncontained:
-                print_plain(f"{worker.id}: {worker.uncontained}")
+            if worker.sandbox_gaps:
+                print_plain(f"{worker.id}: {worker.sandbox_gaps}")
     else:
         stdout().print("no worker was here yet: start one with `tunefarm worker --server HOST:PORT`")
 
@@ -192,7 +192,7 @@ def _table(workers: Sequence[Worker]) -> Table:
 
 
 def _state(worker: Worker) -> str:
-    if worker.wanted == "evicted":
+    if worker.desired_state == "evicted":
         return "evicted"
     if worker.state == "offline":
         return "away"
@@ -203,9 +203,9 @@ def _activity(worker: Worker) -> str:
     """Describe what the worker is doing, as it said last."""
     if _state(worker) != "connected":
         return "-"
-    if worker.trouble:
+    if worker.health_error:
         return "can't build" if worker.role == "build" else "can't measure"
-    drains = worker.wanted in ("drain", "update")
+    drains = worker.desired_state in ("drain", "update")
     if worker.calibrate and worker.state == "probing":
         return "calibrates"
     if worker.lease is not None:

@@ -1,7 +1,7 @@
 """The Python client of a tunefarm service. Needs neither TVM nor a server installed."""
 
-from core.access import Scope
 from core.job import Build, JobState
+from core.tokens import Scope
 from system.tls import TlsError, TlsFiles
 from tunefarm.client.client import Client, ClientError, ProblemError, UnreachableError
 from tunefarm.client.schedule_cache import ScheduleCache

@@ -30,8 +30,8 @@ import urllib3
 from sseclient import SSEClient
 from urllib3.exceptions import HTTPError
 
-from core.access import Scope
-from system.network import is_loopback
+from core.tokens import Scope
+from system.ip_addresses import is_loopback
 from system.tls import TlsFiles
 from tunefarm.client.model_files import ModelFiles
 from tunefarm.client.values import (
@@ -53,7 +53,7 @@ from tunefarm.client.values import (
 )
 
 Value = TypeVar("Value")
-Answer = urllib3.BaseHTTPResponse
+HttpResponse = urllib3.BaseHTTPResponse
 CONNECT_TIMEOUT_S = 5.0
 TIMEOUT = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=30.0)
 # The service sends something more often than this while a job is watched.
@@ -366,10 +366,10 @@ class Client:
                     raise ClientError(f"the service sent an event that is not understood: {error}") from error
                 yield _parse(JobEvent, {"id": sent.id, "kind": sent.event, "data": data})
 
-    def _fetch(self, path: str, into: Path, headers: Mapping[str, str] | None = None) -> Answer:
+    def _fetch(self, path: str, into: Path, headers: Mapping[str, str] | None = None) -> HttpResponse:
         """Write the body of a successful answer to a file; return the answer without it."""
 
-        def fetch() -> Answer:
+        def fetch() -> HttpResponse:
             with self._send("GET", path, headers, preload_content=False) as answer:
                 if not _is_success(answer):
                     answer.read(cache_content=True)
@@ -403,7 +403,7 @@ class Client:
         *,
         timeout: urllib3.Timeout = TIMEOUT,
         **request: Any,
-    ) -> Answer:
+    ) -> HttpResponse:
         """Send a request once, with further arguments of urllib3's. Raises its HTTPError."""
         return self._http.request(
             method,
@@ -415,7 +415,7 @@ class Client:
             **request,
         )
 
-    def _call(self, send: Callable[[], Answer], attempts: int = ATTEMPTS) -> Answer:
+    def _call(self, send: Callable[[], HttpResponse], attempts: int = ATTEMPTS) -> HttpResponse:
         """Send a request until it is answered with anything but 429, or 503 that says when to try again.
         `send` must be idempotent unless it has one attempt."""
         retrying = tenacity.Retrying(
@@ -427,14 +427,14 @@ class Client:
             retry_error_callback=_last_answer,
         )
         try:
-            answer: Answer = retrying(send)
+            answer: HttpResponse = retrying(send)
         except HTTPError as error:
             raise self._unreachable(error) from error
         if answer.status != HTTPStatus.NOT_MODIFIED:
             _raise_for_problem(answer, self.url)
         return answer
 
-    def _object(self, answer: Answer) -> dict[str, Any]:
+    def _object(self, answer: HttpResponse) -> dict[str, Any]:
         try:
             body = answer.json()
         except ValueError:
@@ -483,7 +483,7 @@ def _pause_s(state: tenacity.RetryCallState) -> float:
     return pause_s
 
 
-def _asked_pause_s(answer: Answer) -> float | None:
+def _asked_pause_s(answer: HttpResponse) -> float | None:
     """Return the seconds after which the service wants the request again, None where it doesn't say so."""
     asked = answer.headers.get("retry-after", "")
     if answer.status not in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
@@ -499,11 +499,11 @@ def _last_answer(state: tenacity.RetryCallState) -> Any:
     return state.outcome.result()
 
 
-def _is_success(answer: Answer) -> bool:
+def _is_success(answer: HttpResponse) -> bool:
     return 200 <= answer.status < 300
 
 
-def _raise_for_problem(answer: Answer, url: str) -> None:
+def _raise_for_problem(answer: HttpResponse, url: str) -> None:
     """Raise ProblemError for an answer that isn't a success."""
     if _is_success(answer):
         return

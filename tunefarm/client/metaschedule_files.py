@@ -33,7 +33,7 @@ def write(database: ScheduleDatabase, folder: Path) -> ExportCounts:
     modules = {workload.hash: workload.module_json for workload in database.workloads}
     records = [
         metaschedule.ImportedRecord(
-            one.workload, modules.get(one.workload, ""), one.trace, one.run_secs, one.target
+            one.workload, modules.get(one.workload, ""), one.trace, one.run_s, one.target
         )
         for one in database.records
     ]
@@ -70,7 +70,7 @@ def read(folder: Path) -> ScheduleDatabase:
     modules = {record.workload_hash: record.module_json for record in records}
     return ScheduleDatabase(
         tuple(ExportedWorkload(name, module_json) for name, module_json in modules.items()),
-        tuple(ExportedRecord(one.workload_hash, one.trace, one.run_secs, one.target) for one in records),
+        tuple(ExportedRecord(one.workload_hash, one.trace, one.run_s, one.target) for one in records),
     )
 
 

@@ -26,8 +26,9 @@ class SizesError(ValueError):
 
 @dataclass(frozen=True)
 class Size:
-    """The shapes of a model's inputs in one of its sizes. `name`, such as `tokens=32`, is that of a file; it
-    is empty where the model has no other sizes."""
+    """The shapes of a model's inputs in one of its sizes. `name`, such as `tokens=32`, names a file. It is
+    empty if the model has no other sizes.
+    """
 
     name: str
     shapes: dict[str, Shape]
@@ -38,9 +39,9 @@ def sizes_of(
 ) -> list[list[Size]]:
     """Return the sizes of each model.
 
-    `given` maps the name of an input to its shape, or the name of a dimension to its sizes; one that is both
-    means the input. Several dimensions are combined. The `batch` is the size of leading dimensions that are
-    left open. Raises SizesError, OSError.
+    `given` maps an input's name to its shape, or a dimension's name to its sizes. A name of both means the
+    input. Several dimensions are combined. The `batch` is the size of leading dimensions that are left open.
+    Raises SizesError, OSError.
     """
     declared = [_declared(model) for model in models]
     if len(models) == 1 and declared[0] is None:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from core.access import Scope
 from core.job import MAX_TRIALS, EndReason, JobOptions, JobState
+from core.tokens import Scope
 
 # The service takes 10,000 records and 16 MiB at a time; JSON writes many characters as two.
 _PART_RECORDS, _PART_CHARS = 1000, 4 << 20
@@ -25,7 +25,8 @@ class StoredModel:
 @dataclass(frozen=True)
 class ModelRequest:
     """A model that shares a job's trials: its SHA-256, the shapes of its dynamic inputs, its weight in the
-    objective, and the seconds of one run that are asked for, if any are."""
+    objective, and its required latency, if any.
+    """
 
     model: str
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -37,9 +38,10 @@ class ModelRequest:
 class JobRequest(JobOptions):
     """A model to tune, named by its SHA-256, with goals and options.
 
-    The first goal that is reached ends the search: `trials` made, and unless they are None, `minutes` spent,
-    `latency_s` seconds for one run of the model, or the next minute expected to gain less than `min_gain`, a
-    part of that latency. `shapes` fixes the shapes of dynamic inputs.
+    The first goal that is reached ends the search. `trials` and `minutes` limit its trials and its time.
+    `latency_s` is the required latency of the model. `min_gain` is the smallest expected gain of the next
+    minute, as a fraction of that latency. None leaves a goal out. `shapes` fixes the shapes of dynamic
+    inputs.
 
     The models `others` share the trials. `objective` names what is minimized, in which a model counts with
     its `model_weight`. `compile_only` asks for the model compiled with the schedules known already and best
@@ -66,8 +68,9 @@ class Job(JobOptions):
     Jobs that share their trials are listed in `members`. `end_reason` says what ended the search;
     `seconds_left` is an estimate, None while nobody knows.
 
-    `untuned_latency_s` is the whole model as TVM compiles it by default, but for slow loops that get a plain
-    parallel schedule; `tuned_latency_s` the same with its best schedules, both measured on the device.
+    `untuned_latency_s` is the latency of the whole model as TVM compiles it by default, except that slow
+    loops get a plain parallel schedule. `tuned_latency_s` is its latency with the best schedules. Both are
+    measured on the device.
     """
 
     id: str
@@ -124,9 +127,8 @@ class Task:
     num_bytes: float = 0.0
 
     @property
-    def place(self) -> str:
-        """The workload of the model that it computes; the fastest task of a place is compiled in."""
-        return self.variant_of or self.workload
+    def workload_hash(self) -> str:
+        return self.workload
 
     @property
     def network_s(self) -> float | None:
@@ -147,13 +149,13 @@ class JobEvent:
 class Worker:
     """A worker as it was last seen. Unknown values are None.
 
-    `state` is the worker's own, `wanted` what users have asked for: work, drain, evicted or update. A
-    `connected` worker was seen lately. `load` is the system's average over one minute. `candidates` counts
-    those of the `lease` that it holds. `uncontained` says what the sandbox doesn't keep measured code from,
-    `trouble` why the worker can't measure or build; both are empty if all is well. A worker whose `role` is
-    build measures nothing; its trials are those it built, for the machines in `builds_for`. `calibrate` is
-    true while it has been asked to calibrate its device and hasn't done so yet. `other_version`: its tunefarm
-    is not of the service's version.
+    `state` is the last state that the worker reported. `desired_state` is what users asked for: work, drain,
+    evicted or update. A `connected` worker was seen lately. `load` is the load average of one minute.
+    `candidates` counts the candidates of the `lease` that it holds. `sandbox_gaps` says what the sandbox
+    doesn't keep measured code from. `health_error` says why the worker can't measure or build. Both are empty
+    if all is well. A worker whose `role` is build measures nothing: its trials are the ones that it built for
+    the platforms in `builds_for`. `calibrate`: it was asked to calibrate its device and hasn't done so yet.
+    `other_version`: it runs another version of tunefarm than the service.
     """
 
     id: str
@@ -163,7 +165,7 @@ class Worker:
     last_seen_at: float
     trials_done: int
     failures: int
-    wanted: str = "work"
+    desired_state: str = "work"
     connected: bool = True
     cores: int | None = None
     last_seen_ago_s: float | None = None
@@ -179,10 +181,10 @@ class Worker:
     lease: str | None = None
     candidates: int | None = None
     candidates_done: int | None = None
-    uncontained: str = ""
+    sandbox_gaps: str = ""
     role: str = "measure"
     builds_for: tuple[str, ...] = ()
-    trouble: str = ""
+    health_error: str = ""
     calibrate: bool = False
     other_version: bool = False
 
@@ -190,7 +192,7 @@ class Worker:
     def unable(self) -> str:
         """A phrase that follows the worker's name, "can't measure: ...", or nothing when it can."""
         does = "build" if self.role == "build" else "measure"
-        return f"can't {does}: {self.trouble}" if self.trouble else ""
+        return f"can't {does}: {self.health_error}" if self.health_error else ""
 
 
 @dataclass(frozen=True)
@@ -232,8 +234,8 @@ class NewToken(StoredToken):
 class Accuracy:
     """A cost model's accuracy on a number of `records`; None where these are too few to tell.
 
-    `r2` is of throughput relative to the task's best, `pairwise` the fraction of pairs in the right order,
-    `recall` the fraction of the 30 fastest that are among the 30 predicted to be the fastest.
+    `r2` is of throughput relative to the task's best. `pairwise` is the fraction of pairs in the right order.
+    `recall` is the fraction of the 30 fastest records that are among the 30 fastest predictions.
     """
 
     records: int
@@ -244,7 +246,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class AccuracyComparison:
-    """The accuracy of the learned model and that of the analytic estimate, on the same records."""
+    """The accuracy of the learned model and of the analytic estimate on the same records."""
 
     learned: Accuracy
     analytic: Accuracy
@@ -270,8 +272,8 @@ class CostModelReport:
     versions: int
     records: int
     created_at: float
-    train_secs: float
-    total_train_secs: float
+    train_s: float
+    total_train_s: float
     metrics: HeldOutAccuracy | None
 
 
@@ -279,18 +281,17 @@ class CostModelReport:
 class Schedule:
     """The best known schedule of a workload on a device class; `trace` is MetaSchedule's, as JSON text.
 
-    If its `source` is "import", no device of the class has measured it: the seconds are those of the
-    database that it was imported from, and outputs may be wrong. `in_place_of` is the class that was
-    asked for, if that has none and this is of the nearest whose code runs there. `noise` is the spread of
-    `run_secs` as a part of their median, `toolchain` the versions of the compilers, `threads` those of a
-    CPU that was timed.
+    If its `source` is "import", no device of the class has measured it. The seconds are from the imported
+    database, and its outputs may be wrong. `in_place_of` is the class that was asked for, if that has none
+    and this is of the nearest whose code runs there. `noise` is the spread of `run_s` as a fraction of their
+    median. `toolchain` has the versions of the compilers, `threads` the number of threads of a timed CPU.
     """
 
     workload: str
     device_class: str
     trace: str
     latency_s: float
-    run_secs: tuple[float, ...]
+    run_s: tuple[float, ...]
     target: str
     source: str = "trial"
     in_place_of: str | None = None
@@ -301,7 +302,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class BestSchedules:
-    """Schedules by workload, and the ETag by which a later call is told that they still hold."""
+    """Schedules by workload, and their ETag, which lets a later call learn that they are still current."""
 
     schedules: dict[str, Schedule]
     etag: str | None
@@ -321,7 +322,7 @@ class ExportedRecord:
 
     workload: str
     trace: str
-    run_secs: tuple[float, ...]
+    run_s: tuple[float, ...]
     target: str
 
 
@@ -342,7 +343,7 @@ class ScheduleDatabase:
         for record in sorted(self.records, key=lambda record: record.workload):
             workload = modules.get(record.workload)
             missing.pop(record.workload, None)
-            chars = len(record.trace) + len(record.target) + 25 * len(record.run_secs) + 200
+            chars = len(record.trace) + len(record.target) + 25 * len(record.run_s) + 200
             more = len(workload.module_json) if workload and record.workload not in chosen else 0
             if records and (num_chars + chars + more > _PART_CHARS or len(records) == _PART_RECORDS):
                 yield ScheduleDatabase(tuple(chosen.values()), tuple(records))

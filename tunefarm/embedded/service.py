@@ -95,7 +95,7 @@ class StackMonitor:
         """Raise StackError when a process has ended for good, or no connected worker can measure."""
         self._stack.check()
         workers = self.workers()
-        if workers and all(worker.trouble for worker in workers):
+        if workers and all(worker.health_error for worker in workers):
             log = self._stack.supervisor.log("worker")
             raise StackError(f"worker {workers[0].id} {workers[0].unable} (see {log})")
 

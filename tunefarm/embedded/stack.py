@@ -17,7 +17,7 @@ from pathlib import Path
 import urllib3
 
 from core.exit_code import ExitCode
-from system.network import is_loopback
+from system.ip_addresses import is_loopback
 from system.packages import python_path
 from system.tls import TlsFiles
 from tunefarm.client.client import tls_context
@@ -113,8 +113,8 @@ class Stack:
 def start(config: StackConfig) -> Iterator[Stack]:
     """Start the stack, wait until it answers, and stop all of it when the context ends.
 
-    Raises StackError: no C compiler, instruction sets that this machine lacks, a folder that is taken or not
-    writable, a port in use, a process that does not come up. Raises TlsError.
+    Raises StackError without a C compiler, for instruction sets that this machine lacks, for a folder that is
+    taken or not writable, for a port in use, and if a process doesn't come up. Raises TlsError.
     """
     if config.tls:
         config.tls.read()

@@ -15,8 +15,8 @@ import grpc
 from core.device import Device
 from core.lease import Candidate, Limits, ModuleRun
 from core.measurement import Built, Measurement, Outcome
-from core.worker import Role, Vitals, Wanted, WorkerState
-from proto.messages import Answer, LibraryUpload, WorkerReport
+from core.worker import DesiredState, Role, Vitals, WorkerState
+from proto.messages import LibraryUpload, SyncResponse, WorkerReport
 from system import logs, tracing
 from worker.agent.display import Display, LeaseProgress, LogDisplay
 from worker.agent.failed_checks import FailedChecks
@@ -35,11 +35,11 @@ _log = logging.getLogger(__name__)
 MIN_PAUSE_S = 0.02
 FAREWELL_TIMEOUT_S = 2.0
 
-_WANTED = {
-    Wanted.WORK: "wanted to work again",
-    Wanted.DRAIN: "drains: takes no other lease until `tunefarm workers resume {}`",
-    Wanted.UPDATE: "to be updated: takes no other lease until it is, or until `tunefarm workers resume {}`",
-    Wanted.EVICTED: "evicted: holds nothing and asks again until `tunefarm workers resume {}`",
+_DESIRED_STATES = {
+    DesiredState.WORK: "wanted to work again",
+    DesiredState.DRAIN: "drains: takes no other lease until `tunefarm workers resume {}`",
+    DesiredState.UPDATE: "must be updated: takes no other lease before that or `tunefarm workers resume {}`",
+    DesiredState.EVICTED: "evicted: holds nothing and asks again until `tunefarm workers resume {}`",
 }
 
 
@@ -47,7 +47,7 @@ class Fenced(Exception):
     """Another process works under this worker's name."""
 
 
-class UpdateWanted(Exception):
+class UpdateRequested(Exception):
     """People want this worker to end, and to be started again with the service's version."""
 
 
@@ -73,7 +73,7 @@ class AgentConfig:
     once: bool = False
     role: Role = Role.MEASURE
     override_limits: Callable[[Limits], Limits] = lambda limits: limits
-    machine: str = ""
+    boot_id: str = ""
     updates: bool = False
 
 
@@ -111,7 +111,7 @@ class Agent:
         self._held: LeaseProgress | None = None
         self._trace_parent = ""  # of the lease that is worked on, or whose results are on their way
         self._lease_task: asyncio.Task[None] | None = None
-        self._wanted = Wanted.WORK
+        self._desired_state = DesiredState.WORK
         self._service_version = ""
         self._ends_after_lease = False
         self._has_left = False
@@ -123,7 +123,7 @@ class Agent:
     async def run(self) -> None:
         """Work until cancelled; with `once`, until one lease is done. The child is dead afterwards.
 
-        Raises WorkerRefused, SettingsError, Fenced when another session has taken over, and UpdateWanted.
+        Raises WorkerRefused, SettingsError, Fenced when another session has taken over, and UpdateRequested.
         """
         tasks = {asyncio.create_task(self._synchronize()), asyncio.create_task(self._serve())}
         try:
@@ -146,7 +146,7 @@ class Agent:
     def state(self) -> WorkerState:
         if self._has_left:
             return WorkerState.OFFLINE
-        if self._ends_after_lease or self._wanted is not Wanted.WORK:
+        if self._ends_after_lease or self._desired_state is not DesiredState.WORK:
             return WorkerState.DRAINING
         if self._device is None or (self._calibration_due and self._held is None):
             return WorkerState.PROBING
@@ -158,13 +158,13 @@ class Agent:
         """Report and apply the answer, with `once` until the lease is done and its results are delivered."""
         while not self._ends_after_lease or self._held is not None or self._outbox:
             with tracing.below(self._trace_parent if self._held or self._outbox else ""):
-                report, answer = await self._fleet.synchronize(self._report)
+                report, response = await self._fleet.synchronize(self._report)
             self._on_answer()
-            if self._starting and not answer.fenced:
+            if self._starting and not response.fenced:
                 self._starting = False
                 _log.info("in touch with the service as %s", self._worker_id)
-            await self._apply(report, answer)
-            pause_s = answer.call_again_after_s
+            await self._apply(report, response)
+            pause_s = response.call_again_after_s
             if self._held is not None:
                 pause_s = min(pause_s, self._held.lease.expires_after_s / 3)
             # The end of a lease cuts the pause short, a single result does not.
@@ -177,8 +177,8 @@ class Agent:
         ready = self.state is WorkerState.READY
         vitals = replace(
             self._vitals(),
-            uncontained="; ".join(self._executor.gaps),
-            trouble=self._failed_checks.trouble,
+            sandbox_gaps="; ".join(self._executor.sandbox_gaps),
+            health_error=self._failed_checks.health_error,
         )
         if self._held is not None:
             vitals = replace(vitals, candidates=self._held.size, candidates_done=self._held.done)
@@ -196,47 +196,51 @@ class Agent:
             role=self._config.role,
             builds_for=self._executor.builds_for,
             calibrated=self._calibration_unreported,
-            machine=self._config.machine,
+            boot_id=self._config.boot_id,
         )
 
-    async def _apply(self, report: WorkerReport, answer: Answer) -> None:
-        """Do what the service answered to a report. Raises Fenced, WorkerRefused and UpdateWanted."""
-        if answer.fenced and answer.wanted is not Wanted.EVICTED:
+    async def _apply(self, report: WorkerReport, response: SyncResponse) -> None:
+        """Do what the service answered to a report. Raises Fenced, WorkerRefused and UpdateRequested."""
+        if response.fenced and response.desired_state is not DesiredState.EVICTED:
             raise Fenced(
                 f"another worker took over the name {self._worker_id}: "
                 "stop one of them, or give them different names with --name"
             )
-        if answer.wanted is not self._wanted:
-            self._wanted = answer.wanted
-            self._display.show(_WANTED[answer.wanted].format(self._worker_id))
+        if response.desired_state is not self._desired_state:
+            self._desired_state = response.desired_state
+            self._display.show(_DESIRED_STATES[response.desired_state].format(self._worker_id))
             self._report_due.set()
-        self._compare_versions(report.vitals.tunefarm_version, answer.service_version)
-        if report.calibrated and not answer.fenced:
+        self._compare_versions(report.vitals.tunefarm_version, response.service_version)
+        if report.calibrated and not response.fenced:
             self._calibration_unreported = False
         elif (
-            answer.calibrate
+            response.calibrate
             and self._calibrates
             and not (self._calibration_unreported or self._calibration_due)
         ):
             self._calibration_due = True
             self._work_due.set()
-        self._outbox.acknowledge(answer.acknowledged)
-        if report.held is not None and answer.keeps != report.held:
+        self._outbox.acknowledge(response.acknowledged)
+        if report.held is not None and response.keeps != report.held:
             await self._drop_lease()
-        if answer.lease is not None and self._device is not None and self._held is None:
-            if answer.lease.build is not (self._config.role is Role.BUILD):
+        if response.lease is not None and self._device is not None and self._held is None:
+            if response.lease.build is not (self._config.role is Role.BUILD):
                 raise WorkerRefused(
                     "the service doesn't know workers that only build: install the same tunefarm version "
                     "on both sides, or leave out --build"
                 )
-            self._held = LeaseProgress(answer.lease)
+            self._held = LeaseProgress(response.lease)
             self._display.show(str(self._held))
             self._ends_after_lease = self._config.once
             self._work_due.set()
 
-        if self._wanted is Wanted.UPDATE and self._config.updates and not (self._held or self._outbox):
-            raise UpdateWanted(
-                f"tunefarm {answer.service_version} is wanted here: ends, and is to be started again with it"
+        if (
+            self._desired_state is DesiredState.UPDATE
+            and self._config.updates
+            and not (self._held or self._outbox)
+        ):
+            raise UpdateRequested(
+                f"the service wants tunefarm {response.service_version} here: start the worker again with it"
             )
 
     def _compare_versions(self, own: str, of_service: str) -> None:
@@ -412,7 +416,7 @@ class Agent:
                     text = f"the service refused the library: {refused}"
                     result = Measurement(Outcome.BUILD_ERROR, error=text)
                 else:
-                    result = Built(library.sha, result.build_secs)
+                    result = Built(library.sha, result.build_s)
             self._add_result(held, candidate.trial_id, result)
 
     async def _measure_each(

@@ -48,8 +48,8 @@ class LeaseProgress:
     def note(self, measurement: Measurement | Built) -> None:
         """Count a result."""
         self.outcomes[measurement.outcome] += 1
-        if measurement.run_secs:
-            self.best_s = min(filter(None, (self.best_s, statistics.median(measurement.run_secs))))
+        if measurement.run_s:
+            self.best_s = min(filter(None, (self.best_s, statistics.median(measurement.run_s))))
 
     def __str__(self) -> str:
         if self.lease.module_runs:

@@ -16,7 +16,7 @@ class FailedChecks:
     """The checks that have failed since the last one that passed.
 
     The first ones are repeated soon, since some causes pass. Once it is clear that this one doesn't,
-    `trouble` tells people, and the device is checked every `max_pause_s` seconds.
+    `health_error` tells people, and the device is checked every `max_pause_s` seconds.
     """
 
     def __init__(self, max_pause_s: float) -> None:
@@ -45,7 +45,7 @@ class FailedChecks:
             _log.error("this device can't measure yet (%s): %s", count, text)
 
     @property
-    def trouble(self) -> str:
+    def health_error(self) -> str:
         """Why the device can't measure, in one line; empty while the cause may still pass."""
         return self._last.line if self._last is not None and self._is_lasting else ""
 

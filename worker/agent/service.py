@@ -14,11 +14,11 @@ import grpc.aio
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_random_exponential
 
 from proto import fleet_pb2 as pb
-from proto.convert import WireError, answer_from_wire, library_to_wire, report_to_wire
+from proto.convert import WireError, library_to_wire, report_to_wire, response_from_wire
 from proto.fleet_pb2_grpc import FleetStub
-from proto.messages import MAX_LIBRARY_BYTES, MAX_MESSAGE_BYTES, Answer, LibraryUpload, WorkerReport
+from proto.messages import MAX_LIBRARY_BYTES, MAX_MESSAGE_BYTES, LibraryUpload, SyncResponse, WorkerReport
 from system import tracing
-from system.network import is_loopback
+from system.ip_addresses import is_loopback
 from system.tls import TlsFiles
 
 _log = logging.getLogger(__name__)
@@ -104,22 +104,22 @@ class FleetClient:
         self._workloads: OrderedDict[str, str] = OrderedDict()
         self._has_answered = False
 
-    async def synchronize(self, report: Callable[[], WorkerReport]) -> tuple[WorkerReport, Answer]:
+    async def synchronize(self, report: Callable[[], WorkerReport]) -> tuple[WorkerReport, SyncResponse]:
         """Send a report, made anew for every try; return the one that got through, and its answer."""
 
-        async def call() -> tuple[WorkerReport, Answer]:
+        async def call() -> tuple[WorkerReport, SyncResponse]:
             current = report()
             return current, await self.synchronize_once(current, current.wait_s + ANSWER_TIMEOUT_S)
 
         return await self._retry(call)
 
-    async def synchronize_once(self, report: WorkerReport, timeout_s: float) -> Answer:
+    async def synchronize_once(self, report: WorkerReport, timeout_s: float) -> SyncResponse:
         """Try to send a report once. Raises grpc.RpcError too."""
         wire = await self._stub.Synchronize(  # type: ignore[misc]
             report_to_wire(report), timeout=timeout_s, metadata=self._metadata
         )
         try:
-            return answer_from_wire(wire, report.held)
+            return response_from_wire(wire, report.held)
         except WireError as error:
             hint = _FINAL[grpc.StatusCode.FAILED_PRECONDITION]
             raise WorkerRefused(f"the service's answer makes no sense ({error}): {hint}") from error
@@ -182,9 +182,9 @@ class FleetClient:
             reraise=True,
         )
         try:
-            answer: _T = await tries(call)
+            response: _T = await tries(call)
             self._has_answered = True
-            return answer
+            return response
         except grpc.RpcError as error:
             if _code(error) is grpc.StatusCode.NOT_FOUND:
                 raise NotStored(_details(error)) from error

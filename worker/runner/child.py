@@ -3,17 +3,18 @@
     python -m worker.runner.child --kind KIND --parent PID --runner MODULE:NAME --threads N --user NAME
         [--without NAME ...] [--readable PATH ...] [--writable PATH ...]
 
-KIND is the name of one of `sandbox.kinds`. This command becomes the reaper of the child (`sandbox`), which is
-sandboxed as far as this machine allows, and runs as the user NAME where the agent is root. TMPDIR is the
-child's own folder; it sees the paths given, what Python and the compiler need, and no other files.
+KIND is the name of one of `sandbox.kinds`. This command becomes the reaper of the child (`sandbox`). The
+child is sandboxed as far as this machine allows. If the agent is root, the child runs as the user NAME.
+TMPDIR is the child's own folder; it sees the paths given, what Python and the compiler need, and no other
+files.
 
 Requests arrive as frames on standard input, replies leave on standard output. Both are moved out of a
 candidate's reach before anything else happens; what a candidate prints goes to standard error.
 
 The first reply comes once the runner has passed its check:
 
-    {"device": ..., "gaps": [SENTENCE, ...]}        gaps are restrictions that this machine doesn't allow
-        a builder also has "machines": {"names": [NAME, ...], "problems": [SENTENCE, ...]}
+    {"device": ..., "sandbox_gaps": [SENTENCE, ...]}        restrictions that this machine doesn't allow
+        a builder also has "platforms": {"names": [NAME, ...], "problems": [SENTENCE, ...]}
     {"unusable": SENTENCE}                          instead, when the machine lacks what --without names
 
 Then each request, which also has "memory_bytes" and "cpu_s", gets its replies:
@@ -25,7 +26,7 @@ Then each request, which also has "memory_bytes" and "cpu_s", gets its replies:
     {"do": "calibrate", "budget_s": ...}
         {"profile": JSON, "grown_bytes": ...}
     {"do": "export", "number": ...}
-        {"library": BASE64, "build_secs": ..., "grown_bytes": ...}, or a measurement when it failed to build
+        {"library": BASE64, "build_s": ..., "grown_bytes": ...}, or a measurement when it failed to build
 
 When the runner raises, the last reply is `{"failed": TRACEBACK}`. The child ends when its input ends.
 """
@@ -45,7 +46,7 @@ from typing import BinaryIO
 from core.instruction_sets import FeatureError
 from sandbox import containment, limits
 from sandbox.kinds import BUILD, MEASURE, MEASURE_GPU
-from worker.runner import frames, messages
+from worker.runner import child_messages, frames
 from worker.runner.interface import Runner, RunnerFactory
 
 MAX_TRACEBACK_CHARS = 4000
@@ -60,22 +61,25 @@ class ChildServer:
         runner: Runner,
         requests: BinaryIO,
         replies: BinaryIO,
-        gaps: Sequence[str],
+        sandbox_gaps: Sequence[str],
         builds: bool = False,
     ) -> None:
         self._runner = runner
         self._builds = builds
         self._requests = requests
         self._replies = replies
-        self._gaps = gaps
+        self._sandbox_gaps = sandbox_gaps
         self._reply_lock = threading.Lock()
         self._baseline_bytes = 0
 
     def serve(self) -> None:
         """Serve until the requests end. Raises what the runner's check raises."""
-        first: frames.Message = {"device": self._runner.check().to_json(), "gaps": list(self._gaps)}
+        first: frames.Message = {
+            "device": self._runner.check().to_json(),
+            "sandbox_gaps": list(self._sandbox_gaps),
+        }
         if self._builds:
-            first["machines"] = messages.encode_machines(self._runner.machines())
+            first["platforms"] = child_messages.encode_platforms(self._runner.platforms())
         # Taken only now: the check has started the thread pools, whose stacks grow with the number of cores.
         self._baseline_bytes = limits.data_bytes()
         self._reply(first)
@@ -92,22 +96,25 @@ class ChildServer:
             match request["do"]:
                 case "build":
                     refused = self._runner.build(
-                        {one["number"]: messages.decode_build_request(one) for one in request["requests"]},
+                        {
+                            one["number"]: child_messages.decode_build_request(one)
+                            for one in request["requests"]
+                        },
                         begun=lambda number: self._reply({"begun": number}),
                         ended=lambda number: self._reply({"ended": number}),
                     )
                     return {"refused": list(refused)}
                 case "export":
-                    answer = messages.encode_export(self._runner.export(request["number"]))
+                    answer = child_messages.encode_export(self._runner.export(request["number"]))
                 case "calibrate":
                     answer = {"profile": self._runner.calibrate(request["budget_s"]).to_json()}
                 case "run":
                     measurement = self._runner.run(request["number"], request["best_s"])
-                    answer = {"measurement": messages.encode_measurement(measurement)}
+                    answer = {"measurement": child_messages.encode_measurement(measurement)}
                 case "measure_module":
                     with Path(request["path"]).open("rb") as artifact:
                         measurement = self._runner.measure_module(artifact, request["compare"])
-                    answer = {"measurement": messages.encode_measurement(measurement)}
+                    answer = {"measurement": child_messages.encode_measurement(measurement)}
                 case unknown:
                     raise ValueError(f"there is no request {unknown!r}")
         except Exception:

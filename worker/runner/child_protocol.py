@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import TypeVar
 
 from core.measurement import Measurement, Outcome
-from worker.runner import messages
+from worker.runner import child_messages
 from worker.runner.child_process import ChildDied, ChildProcess
 from worker.runner.frames import MAX_REPLY_BYTES, FrameError, Message
 from worker.runner.interface import Phase
@@ -69,7 +69,7 @@ class ChildCall:
         async with asyncio.timeout_at(deadline):
             reply = await self._child.receive(self._max_reply_bytes)
         if "failed" in reply:
-            raise _RunnerError(messages.decode_text(reply["failed"]))
+            raise _RunnerError(child_messages.decode_text(reply["failed"]))
         return reply
 
 
@@ -86,7 +86,7 @@ class UnaryCall(ChildCall):
     async def _reply(self, request: Message, decode: Callable[[Message], _T]) -> _T:
         await self._send(request)
         reply = await self._receive(_now() + self._timeout_s)
-        self.grown_bytes = messages.decode_number(reply.get("grown_bytes"))
+        self.grown_bytes = child_messages.decode_number(reply.get("grown_bytes"))
         decoded = decode(reply)
         self.succeeded = True
         return decoded
@@ -119,7 +119,7 @@ class BuildCall(ChildCall):
             if "refused" in reply:
                 break
             # Every candidate begins once and ends once, so the replies come to an end.
-            number = messages.decode_number(reply.get("begun", reply.get("ended")))
+            number = child_messages.decode_number(reply.get("begun", reply.get("ended")))
             if "begun" in reply and number in self._waiting:
                 self._waiting.remove(number)
                 self._began_at[number] = _now()
@@ -127,7 +127,7 @@ class BuildCall(ChildCall):
                 del self._began_at[number]
             else:
                 raise FrameError(f"the child's reply makes no sense: it speaks of candidate {number}")
-        refused = messages.decode_numbers(reply["refused"])
+        refused = child_messages.decode_numbers(reply["refused"])
         if self._waiting or self._began_at or not refused <= self._numbers:
             raise FrameError("the child's reply is not about what it was asked to build")
         return refused

@@ -18,13 +18,13 @@ from compiler.measuring.calibration import calibrate
 from compiler.measuring.cores import bind_thread_pool
 from compiler.measuring.gpu_calibration import calibrate_gpu
 from compiler.measuring.runner import LocalRunner
-from compiler.packaging.elf import MACHINES
+from compiler.packaging.elf import ARCHS
 from compiler.packaging.library import KernelLibrary
 from compiler.target import detect_device
-from core.device import Device, cuda_machine
+from core.device import Device, cuda_platform
 from core.measurement import Measurement, Outcome
 from core.profile import Profile
-from worker.runner.interface import BuildRequest, Exported, Machines, Notify
+from worker.runner.interface import BuildRequest, Exported, Notify, Platforms
 
 
 class CompilerRunner:
@@ -78,20 +78,20 @@ class CompilerRunner:
             pass
         return [number for number, is_refused in zip(requests, refused, strict=True) if is_refused]
 
-    def machines(self) -> Machines:
+    def platforms(self) -> Platforms:
         """Return this machine first. Trying fills the linkers' caches, for which a candidate has no time."""
         names, problems = [], []
         cuda = compiler_version()
-        for machine in sorted(MACHINES, key=lambda machine: machine != platform.machine()):
+        for arch in sorted(ARCHS, key=lambda arch: arch != platform.machine()):
             try:
-                check_export(machine)
-                names.append(machine)
+                check_export(arch)
+                names.append(arch)
                 if cuda:
-                    check_export(machine, on_gpu=True)
-                    names.append(cuda_machine(machine, cuda))
+                    check_export(arch, on_gpu=True)
+                    names.append(cuda_platform(arch, cuda))
             except Exception as error:  # TVM raises whatever class its C++ side names
                 problems.append(str(error)[-500:])
-        return Machines(tuple(names), tuple(problems))
+        return Platforms(tuple(names), tuple(problems))
 
     def run(self, number: int, best_s: float | None) -> Measurement:
         request, built = self._built.pop(number)
@@ -105,7 +105,7 @@ class CompilerRunner:
     def export(self, number: int) -> Exported | Measurement:
         _, built = self._built.pop(number)
         if isinstance(built, KernelLibrary):
-            return Exported(built.pack(), built.build_secs)
+            return Exported(built.pack(), built.build_s)
         assert isinstance(built, Measurement), "the agent exports only what it had built for export"
         return built
 

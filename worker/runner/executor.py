@@ -28,7 +28,7 @@ from sandbox.privileges import NOBODY
 from system import tracing
 from system.errors import SettingsError
 from system.packages import python_path
-from worker.runner import messages
+from worker.runner import child_messages
 from worker.runner.child_process import ChildDied, ChildProcess
 from worker.runner.child_protocol import BuildCall, UnaryCall
 from worker.runner.file_transfer import FileTransfer
@@ -57,8 +57,8 @@ CPU_SLACK = 2.0
 CALIBRATION_S = 20.0
 
 
-class NoMachineError(Exception):
-    """Candidates can't be exported for any machine here; the message says what to do."""
+class NoPlatformError(Exception):
+    """This machine can export candidates for no platform. The message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Executor:
         self._child: ChildProcess | None = None
         self._scratch: Path | None = None
         self._transfer: FileTransfer | None = None
-        self._gaps: tuple[str, ...] = ()
+        self._sandbox_gaps: tuple[str, ...] = ()
         self._builds_for: tuple[str, ...] = ()
         self._numbers = itertools.count()
         self._built: dict[BuildRequest, int] = {}  # in the present child, with the numbers it knows them by
@@ -118,13 +118,13 @@ class Executor:
         return None if self._child is None else self._child.pid
 
     @property
-    def gaps(self) -> tuple[str, ...]:
+    def sandbox_gaps(self) -> tuple[str, ...]:
         """Sentences about the restrictions that the last child's sandbox lacks."""
-        return self._gaps
+        return self._sandbox_gaps
 
     @property
     def builds_for(self) -> tuple[str, ...]:
-        """The machines that the last child can export candidates for."""
+        """The platforms that the last child can export candidates for."""
         return self._builds_for
 
     async def start(self) -> Device:
@@ -145,7 +145,7 @@ class Executor:
                 # Its check has filled the cache, and it has worked on nothing else yet.
                 await asyncio.to_thread(self._seed.fill_from, self._scratch / CACHE_FOLDER)
             return device
-        except (OSError, ChildDied, FrameError, NoMachineError) as error:  # TimeoutError is an OSError
+        except (OSError, ChildDied, FrameError, NoPlatformError) as error:  # TimeoutError is an OSError
             raise await self._start_error(error) from error
         except (asyncio.CancelledError, SettingsError):
             await self.close()
@@ -180,10 +180,10 @@ class Executor:
         return await self._call(
             Phase.BUILD,
             message,
-            messages.decode_export,
+            child_messages.decode_export,
             limits.build_timeout_s,
             limits.memory_bytes,
-            messages.MAX_EXPORT_REPLY_BYTES,
+            child_messages.MAX_EXPORT_REPLY_BYTES,
         )
 
     async def measure_module(self, artifact: Path, limits: Limits, compare: bool) -> Measurement:
@@ -213,7 +213,7 @@ class Executor:
         profile = await self._call(
             Phase.CALIBRATION,
             {"do": "calibrate", "budget_s": CALIBRATION_S},
-            lambda reply: messages.decode_profile(reply.get("profile")),
+            lambda reply: child_messages.decode_profile(reply.get("profile")),
             CALIBRATION_S + self._config.start_timeout_s,
             memory_bytes,
         )
@@ -272,30 +272,30 @@ class Executor:
         return await ChildProcess.start(command, environment)
 
     def _accept(self, first: Message) -> Device:
-        """Note the gaps and machines in a child's first reply, and return its device.
+        """Note the sandbox gaps and platforms in a child's first reply, and return its device.
 
-        Raises FrameError, NoMachineError when the child is to build but can't, and SettingsError.
+        Raises FrameError, NoPlatformError when the child is to build but can't, and SettingsError.
         """
         if "unusable" in first:
-            raise SettingsError(messages.decode_text(first["unusable"]))
+            raise SettingsError(child_messages.decode_text(first["unusable"]))
         if "device" not in first:
             raise FrameError("its first word was not the device")
-        device = messages.decode_device(first["device"])
-        gaps = messages.decode_gaps(first.get("gaps", []))
+        device = child_messages.decode_device(first["device"])
+        gaps = child_messages.decode_sandbox_gaps(first.get("sandbox_gaps", []))
         for gap in gaps:
-            if gap not in self._gaps:
+            if gap not in self._sandbox_gaps:
                 _log.warning("%s", gap)
-        self._gaps = gaps
+        self._sandbox_gaps = gaps
         if gaps and self._config.require_sandbox:
             raise SettingsError(f"this worker requires a sandbox without gaps, but {'; '.join(gaps)}")
         if self._config.builds:
-            machines = messages.decode_machines(first.get("machines", {}))
-            if not machines.names:
-                raise NoMachineError("; ".join(machines.problems) or "it can link for no machine")
-            if machines.names != self._builds_for:
-                for problem in machines.problems:
-                    _log.warning("builds for %s only: %s", ", ".join(machines.names), problem)
-            self._builds_for = machines.names
+            platforms = child_messages.decode_platforms(first.get("platforms", {}))
+            if not platforms.names:
+                raise NoPlatformError("; ".join(platforms.problems) or "it can link for no platform")
+            if platforms.names != self._builds_for:
+                for problem in platforms.problems:
+                    _log.warning("builds for %s only: %s", ", ".join(platforms.names), problem)
+            self._builds_for = platforms.names
         return device
 
     async def _start_error(self, error: Exception) -> ChildStartError:
@@ -390,7 +390,7 @@ class Executor:
         for number, request in numbered.items():
             if request.library is not None:
                 request = replace(request, library=str(self._transfer.add(Path(request.library))))
-            encoded.append(messages.encode_build_request(request) | {"number": number})
+            encoded.append(child_messages.encode_build_request(request) | {"number": number})
         return encoded
 
     # Calling the child
@@ -402,7 +402,7 @@ class Executor:
             return await self._call(
                 Phase.RUN,
                 message,
-                lambda reply: messages.decode_measurement(reply.get("measurement")),
+                lambda reply: child_messages.decode_measurement(reply.get("measurement")),
                 timeout_s,
                 memory_bytes,
             )

@@ -13,8 +13,9 @@ from sandbox.privileges import account_of
 
 
 class FileTransfer:
-    """A folder that the child may read but not write: through a link left there, an agent that runs as root
-    would write to any file."""
+    """A folder that the child may read but not write. If it could leave a link there, an agent that runs as
+    root could be made to write any file.
+    """
 
     def __init__(self, user: str) -> None:
         """Make the folder readable to `user`, whom the child runs as if this process is root's.

@@ -43,12 +43,12 @@ class Exported:
     """A candidate as a packed library for another machine, and the seconds that building it took."""
 
     data: bytes
-    build_secs: float
+    build_s: float
 
 
 @dataclass(frozen=True)
-class Machines:
-    """The machines that candidates can be exported for, and a sentence for each one that they can't be."""
+class Platforms:
+    """The platforms that candidates can be exported for, and a sentence about each other one."""
 
     names: tuple[str, ...]
     problems: tuple[str, ...] = ()
@@ -83,8 +83,8 @@ class Runner(Protocol):
         """
         ...
 
-    def machines(self) -> Machines:
-        """Return the machines that candidates can be exported for, having tried each."""
+    def platforms(self) -> Platforms:
+        """Try each platform, and return the ones that candidates can be exported for."""
         ...
 
     def run(self, number: int, best_s: float | None) -> Measurement:

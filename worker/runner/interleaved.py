@@ -46,6 +46,6 @@ async def time_interleaved(
                 continue
             after = await again(models[index])
             if after.outcome is Outcome.OK:
-                after = replace(before, run_secs=(*before.run_secs, *after.run_secs))
+                after = replace(before, run_s=(*before.run_s, *after.run_s))
             measurements[index] = after
     return measurements

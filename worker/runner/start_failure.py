@@ -6,11 +6,11 @@ import re
 import signal
 from dataclasses import dataclass
 
-from core.worker import MAX_TROUBLE_CHARS
+from core.worker import MAX_HEALTH_ERROR_CHARS
 from worker.runner.child_process import ChildDied, signal_name
 
 # Leaves room for the next step.
-_MAX_CAUSE_CHARS = MAX_TROUBLE_CHARS - 200
+_MAX_CAUSE_CHARS = MAX_HEALTH_ERROR_CHARS - 200
 _TRACEBACK = "Traceback (most recent call last):"
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception)\b")
 
@@ -27,7 +27,7 @@ class StartFailure:
     """Why a child didn't start or failed its self-check.
 
     Failures of one `kind` have the same cause. `line` names the cause, and the next step if that is known; it
-    is printable and has at most MAX_TROUBLE_CHARS characters.
+    is printable and has at most MAX_HEALTH_ERROR_CHARS characters.
     """
 
     kind: str

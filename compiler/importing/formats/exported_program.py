@@ -29,8 +29,8 @@ from tvm import relax
 
 from compiler.constants.fold import static_shape
 from compiler.importing.formats.model_file import Content, check_shapes
-from compiler.importing.graph import UnsupportedOperator, numpy_dtype
 from compiler.importing.model import RelaxModel, checked_model
+from compiler.importing.onnx_graph import UnsupportedOperator, numpy_dtype
 from compiler.importing.spec import ModelError, Shape, TensorSpec, first_line
 from sandbox import python_packages
 

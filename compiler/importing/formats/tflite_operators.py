@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tvm import relax
 from tvm.relax.frontend.tflite.tflite_frontend import OperatorConverter, get_tensor_name
 
-from compiler.importing.graph import UnsupportedOperator
+from compiler.importing.onnx_graph import UnsupportedOperator
 from compiler.importing.spec import ModelError, first_line
 
 Array = NDArray[Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compiler.importing.graph import Converter
+from compiler.importing.onnx_graph import Converter
 from compiler.importing.operators import (
     attention,
     control,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from compiler.importing.graph import Converter, Graph, Node, UnsupportedOperator, Value
+from compiler.importing.onnx_graph import Converter, Graph, Node, UnsupportedOperator, Value
 from compiler.importing.operators.quantized import cast
 
 

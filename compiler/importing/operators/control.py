@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from compiler.importing.graph import Converter, Graph, Node, Subgraph, UnsupportedOperator, Value
+from compiler.importing.onnx_graph import Converter, Graph, Node, Subgraph, UnsupportedOperator, Value
 
 
 def _if(graph: Graph, node: Node) -> Sequence[Value]:

@@ -12,7 +12,15 @@ import numpy as np
 import onnx
 from tvm import relax
 
-from compiler.importing.graph import Array, Converter, Graph, Node, UnsupportedOperator, Value, numpy_dtype
+from compiler.importing.onnx_graph import (
+    Array,
+    Converter,
+    Graph,
+    Node,
+    UnsupportedOperator,
+    Value,
+    numpy_dtype,
+)
 from compiler.importing.operators.quantized import cast
 
 # The terms of a determinant grow with the factorial of its rows.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from compiler.importing.graph import Converter, Graph, Node, Value
+from compiler.importing.onnx_graph import Converter, Graph, Node, Value
 from compiler.importing.operators.quantized import cast
 
 HALVES = ("float16", "bfloat16")

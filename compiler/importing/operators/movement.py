@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from tvm import relax, topi
 
-from compiler.importing.graph import Converter, Graph, Node, Value
+from compiler.importing.onnx_graph import Converter, Graph, Node, Value
 from compiler.importing.operators.floats import reinterpreted
 from compiler.importing.operators.quantized import cast
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from compiler.importing.graph import Converter, Graph, Node, UnsupportedOperator, Value
+from compiler.importing.onnx_graph import Converter, Graph, Node, UnsupportedOperator, Value
 from compiler.importing.operators.control import row, rows, stack
 from compiler.importing.operators.quantized import cast
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from tvm import relax
 
-from compiler.importing.graph import Converter, Graph, Node, Value, numpy_dtype
+from compiler.importing.onnx_graph import Converter, Graph, Node, Value, numpy_dtype
 from compiler.importing.operators.quantized import cast
 
 # Of these, int64 has the exact result as long as it doesn't overflow.

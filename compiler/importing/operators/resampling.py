@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tvm import relax, tirx
 from tvm.script import tirx as T  # noqa: N812 - TVM's parser wants this name
 
-from compiler.importing.graph import Converter, Graph, Node, UnsupportedOperator, Value
+from compiler.importing.onnx_graph import Converter, Graph, Node, UnsupportedOperator, Value
 from compiler.importing.operators.quantized import cast
 
 Floats = NDArray[np.float64]

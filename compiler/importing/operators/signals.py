@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from compiler.importing.graph import Converter, Graph, Node, Value
+from compiler.importing.onnx_graph import Converter, Graph, Node, Value
 
 
 def _dft(graph: Graph, node: Node) -> Value:

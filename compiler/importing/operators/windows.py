@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from compiler.importing.graph import Converter, Graph, Node, Value
+from compiler.importing.onnx_graph import Converter, Graph, Node, Value
 from compiler.importing.operators.quantized import bounds
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from compiler.importing.stablehlo import control, elementwise, gathers, movement, products, reductions
-from compiler.importing.stablehlo.graph import Converter
+from compiler.importing.stablehlo.importer import Converter
 
 CONVERTERS: Mapping[str, Converter] = {
     **control.CONVERTERS,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.importing.graph import UnsupportedOperator, numpy_dtype
+from compiler.importing.onnx_graph import UnsupportedOperator, numpy_dtype
 from compiler.importing.spec import Shape
 
 Array = NDArray[Any]

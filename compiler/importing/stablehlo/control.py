@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from compiler.importing.graph import UnsupportedOperator
+from compiler.importing.onnx_graph import UnsupportedOperator
 from compiler.importing.operators.control import choose
 from compiler.importing.stablehlo.attributes import tensor_type
 from compiler.importing.stablehlo.elementwise import CONVERTERS as ELEMENTWISE
-from compiler.importing.stablehlo.graph import Converter, Given, Importer, Tensor
+from compiler.importing.stablehlo.importer import Converter, Given, Importer, Tensor
 from compiler.importing.stablehlo.reductions import top_k
 
 # What is computed by another operation, by the name of the call's target.

@@ -114,16 +114,16 @@ class NestLowering(StageLowering):
             self.primitives.peel_vectors_later(partial.block)
             self.primitives.peel_vectors_later(init)
 
-    def loop_around(self, guest: Stage) -> Any:
-        return self.loops.spatial[self._depth(guest) - 1]
+    def loop_around(self, inner: Stage) -> Any:
+        return self.loops.spatial[self._depth(inner) - 1]
 
     def _depth(self, stage: Stage) -> int:
-        """Return the number of its host's loops around a nest; 0 for a nest on its own."""
+        """Return the number of loops of its consumer around a nest; 0 for a nest of its own."""
         location = self.program.location(stage.node)
         return int(location) if location.isdigit() else 0
 
     def _host_loop(self) -> Any:
-        return self.stages[self.program.sketch.hosts[self.node.name].name].loop_around(self.stage)
+        return self.stages[self.program.sketch.compute_at[self.node.name].name].loop_around(self.stage)
 
     def _rfactor(self, block: Any) -> Any:
         """Make one half of the last reduction loop an axis of partial results, their last one.
@@ -215,7 +215,7 @@ class NestLowering(StageLowering):
         place = self.node.spatial.index(axes[0])
         if len(axes) > 1:
             wanted = axes[self.choice("fused") - 1]
-            first = max(self.node.spatial.index(wanted), *self._guest_depths())
+            first = max(self.node.spatial.index(wanted), *self._compute_at_depths())
             loops = spatial[first : place + 1]
             if len(loops) > 1 and all(map(self.primitives.is_fixed, loops)):
                 spatial[first : place + 1] = [self.schedule.fuse(*loops)]
@@ -268,7 +268,11 @@ class NestLowering(StageLowering):
         if (self.node.name, "row") not in self.program.sketch.variable:
             return []
         place, part = self.node.spatial.index(transposed_axis(self.node)), self.choice("row")
-        if part == 1 or place < max(self._guest_depths()) or not self.primitives.is_fixed(spatial[place]):
+        if (
+            part == 1
+            or place < max(self._compute_at_depths())
+            or not self.primitives.is_fixed(spatial[place])
+        ):
             return []
         extent = self.primitives.extent(spatial[place])
         if extent % part:
@@ -276,13 +280,13 @@ class NestLowering(StageLowering):
         spatial[place], inner = self.primitives.split(spatial[place], [extent // part, part])
         return [inner]
 
-    def _guest_depths(self) -> list[int]:
+    def _compute_at_depths(self) -> list[int]:
         """Return how many of the nest's loops are around each nest that is computed inside it; 0 for none."""
-        hosts = self.program.sketch.hosts
+        compute_at = self.program.sketch.compute_at
         return [
             self._depth(other)
             for other in self.program.sketch.nests
-            if other.node in hosts and hosts[other.node] is self.node
+            if other.node in compute_at and compute_at[other.node] is self.node
         ] or [0]
 
     def _parallelize(self, spatial: list[Any]) -> None:
@@ -296,7 +300,7 @@ class NestLowering(StageLowering):
         """
         if not spatial:
             return
-        inside = [depth for depth in self._guest_depths() if depth]
+        inside = [depth for depth in self._compute_at_depths() if depth]
         count = min([self.choice("parallel"), len(spatial), *inside])
         if count == 0:
             return

@@ -72,8 +72,8 @@ class TileLowering(StageLowering):
         if vector_axis is not None:
             self._peel_tail(block, init, vector_axis)
 
-    def loop_around(self, guest: Stage) -> Any:
-        return self.levels[int(self.program.location(guest.node)) - 1][-1]
+    def loop_around(self, inner: Stage) -> Any:
+        return self.levels[int(self.program.location(inner.node)) - 1][-1]
 
     def _annotate_loops(self, rows: Sequence[Any]) -> None:
         """Run the outermost loop in parallel, and unroll the loops of the register tile."""

@@ -53,7 +53,7 @@ class ThreadKernelLowering(StageLowering):
             unroll_up_to(self.schedule, self._thread, self.choice("unroll"))
             self.schedule.decompose_reduction(self._block, self._reduced[0])
 
-    def loop_around(self, guest: Stage) -> Any:
+    def loop_around(self, inner: Stage) -> Any:
         return self._thread
 
     def _keep_in_registers(self, block: Any) -> list[Any]:
@@ -117,22 +117,22 @@ class RowKernelLowering(StageLowering):
             self.schedule.bind(self._row, "threadIdx.y")
         _bind_across(self.schedule, summed or beside, self.choice("threads"))
 
-    def loop_around(self, guest: Stage) -> Any:
+    def loop_around(self, inner: Stage) -> Any:
         return self._row
 
 
 class _GuestLowering(StageLowering):
-    """A node computed inside the kernel of its host."""
+    """A node computed inside the kernel of its consumer."""
 
     def _compute_in_host(self) -> Any:
-        """Compute the node inside its host's loop, with its results in registers; return its block.
+        """Compute the node inside a loop of its consumer, with its results in registers; return its block.
 
         TVM broadcasts the result of a reduction across threads to all of them. (For results in shared memory
         it would leave out barriers between rows.)
         """
-        assert self.stage.host is not None
+        assert self.stage.compute_at is not None
         block = self.schedule.get_sblock(self.node.name)
-        loop = self.stages[self.stage.host].loop_around(self.stage)
+        loop = self.stages[self.stage.compute_at].loop_around(self.stage)
         self.schedule.compute_at(block, loop, preserve_unit_loops=True)
         for index in range(len(self.schedule.get(block).writes)):
             self.schedule.set_scope(block, index, "local")
@@ -176,8 +176,8 @@ class BlockReductionLowering(_GuestLowering):
         summed = [loop for loop, axis in own if axis.iter_type == IterVar.CommReduce]
         beside = [loop for loop, axis in own if axis.iter_type != IterVar.CommReduce]
         self.schedule.reorder(*beside, *summed)
-        assert self.stage.host is not None
-        _bind_across(self.schedule, summed, int(self.program.choice(self.stage.host, "threads")))
+        assert self.stage.compute_at is not None
+        _bind_across(self.schedule, summed, int(self.program.choice(self.stage.compute_at, "threads")))
 
 
 def _bind_across(schedule: Schedule, loops: Sequence[Any], threads: int) -> None:

@@ -32,7 +32,7 @@ from records.storage.tables import (
 from scheduler.app import QUEUE
 from scheduler.planning.job_snapshot import ROUND
 from tests.faults.rig import ActiveTime
-from tests.faults.runner import run_secs
+from tests.faults.runner import run_s
 
 # A device may be lost twice before a trial is given up.
 MAX_ATTEMPTS = 2
@@ -84,7 +84,7 @@ class Accounts:
             self.reported += 1
             if one.outcome is Outcome.OK:
                 self.traces[one.workload_hash, job.device_class].add(one.trace)
-                if any(abs(secs - run_secs(one.trace)) > 1e-12 for secs in one.run_secs):
+                if any(abs(secs - run_s(one.trace)) > 1e-12 for secs in one.run_s):
                     self.wrong(f"trial {one.id} has another trial's times")
             else:
                 self.failed[f"{one.outcome}: {one.error.strip().splitlines()[-1][:200]}"] += 1
@@ -123,7 +123,7 @@ class Accounts:
                     lost_records, more = len(traces - stored), len(stored - traces)
                     self.wrong(f"{lost_records} records of {workload} are lost, and {more} nobody measured")
                 best = schedules.best_many(session, [workload], device_class)[workload]
-                if best.latency_s != min(map(run_secs, traces)):
+                if best.latency_s != min(map(run_s, traces)):
                     self.wrong(f"the best schedule of {workload} is not its fastest")
         names = [one.id for one in known]
         left_over: dict[str, Select[int]] = {

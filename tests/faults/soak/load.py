@@ -17,7 +17,7 @@ from records.jobs import jobs
 from records.jobs.jobs import JobNotFound
 from records.storage.database import StorageError
 from tests.faults.job_run import product
-from tests.faults.runner import run_secs
+from tests.faults.runner import run_s
 from tests.faults.soak.accounts import Accounts
 from tests.faults.soak.rig import SoakRig
 
@@ -143,7 +143,7 @@ class Load:
             answer = self._client().get("/v1/schedules/best", params=query).raise_for_status().json()
             self.asks += 1
             before = self._best_s.get((workload, device_class), answer["latency_s"])
-            if abs(answer["latency_s"] - run_secs(answer["trace"])) > 1e-12:
+            if abs(answer["latency_s"] - run_s(answer["trace"])) > 1e-12:
                 self.accounts.wrong(f"the best schedule of {workload} has not the time of its trace")
             if answer["latency_s"] > before:
                 self.accounts.wrong(f"the best schedule of {workload} got slower: {before}, now {answer}")

@@ -34,7 +34,7 @@ DEVICE = detect_device(cores=2)
 class _Stored:
     workload_hash: str
     trace: str
-    run_secs: tuple[float, ...] = (0.001,)
+    run_s: tuple[float, ...] = (0.001,)
     target: str = DEVICE.target
 
 

@@ -15,7 +15,7 @@ from compiler.lowering.trace import lower
 from compiler.measuring import builder
 from compiler.measuring.builder import BuiltKernel, LocalBuilder
 from compiler.measuring.runner import LocalRunner
-from compiler.packaging.elf import MACHINES
+from compiler.packaging.elf import ARCHS
 from compiler.packaging.library import KernelLibrary
 from compiler.workload import to_json
 from core.device import Gpu
@@ -59,7 +59,7 @@ def test_a_library_for_another_machine_has_machine_code_of_its_gpu() -> None:
     assert exported.resources is not None
     assert KernelLibrary.unpack(exported.pack()).resources == exported.resources
     machines = [exported.data[at + 18] for at in starts(exported.data, b"\x7fELF")]
-    assert machines == [MACHINES["x86_64"], CUDA_MACHINE]
+    assert machines == [ARCHS["x86_64"], CUDA_MACHINE]
 
 
 def test_an_orin_gets_code_for_its_gpu_and_its_cores() -> None:
@@ -68,7 +68,7 @@ def test_an_orin_gets_code_for_its_gpu_and_its_cores() -> None:
     exported = LocalBuilder(json.dumps(orin)).export(MODULE, trace())
     assert isinstance(exported, KernelLibrary), exported
     cubins = starts(exported.data, b"\x7fELF")
-    assert [exported.data[at + 18] for at in cubins] == [MACHINES["aarch64"], CUDA_MACHINE]
+    assert [exported.data[at + 18] for at in cubins] == [ARCHS["aarch64"], CUDA_MACHINE]
     # A byte of a cubin's flags names the architecture.
     assert 87 in exported.data[cubins[1] + 0x30 : cubins[1] + 0x34]
 

@@ -13,9 +13,9 @@ from onnx import parser
 
 from compiler.children.verification import Verification, verify_import
 from compiler.importing import operators
-from compiler.importing.graph import Graph, Node, Value
 from compiler.importing.model import import_file
 from compiler.importing.onnx_file import OnnxFile, read_file
+from compiler.importing.onnx_graph import Graph, Node, Value
 from compiler.importing.spec import ModelError, NoReference
 from compiler.verifying.edges import edge_sets
 from compiler.verifying.imported import verify

@@ -15,7 +15,7 @@ from compiler.constants.packing import PackedConstants
 from compiler.measuring.builder import BuiltKernel, LocalBuilder, check_export
 from compiler.measuring.runner import LocalRunner
 from compiler.packaging import archive
-from compiler.packaging.elf import elf_machine
+from compiler.packaging.elf import elf_arch
 from compiler.packaging.library import LIBRARY, MANIFEST, KernelLibrary, LibraryError
 from compiler.packaging.linker import LinkerError
 from compiler.target import detect_device
@@ -50,10 +50,10 @@ def test_an_exported_candidate_is_loaded_verified_and_timed(
 ) -> None:
     built = runner.load(exported.pack())
     assert isinstance(built, BuiltKernel), built
-    assert built.build_secs == exported.build_secs > 0.0
+    assert built.build_s == exported.build_s > 0.0
     measurement = runner.run(built, to_json(matmul(8, 8, 8)), ())
     assert measurement.outcome is Outcome.OK, measurement.error
-    assert measurement.build_secs == exported.build_secs
+    assert measurement.build_s == exported.build_s
 
 
 def test_a_loaded_candidate_checks_its_arguments(runner: LocalRunner, exported: KernelLibrary) -> None:
@@ -129,7 +129,7 @@ def test_for_another_machine_it_is_linked_and_refused_here(runner: LocalRunner) 
     check_export(OTHER)
     library = LocalBuilder(json.dumps(target)).export(to_json(matmul(8, 8, 8)), UNTOUCHED)
     assert isinstance(library, KernelLibrary), library
-    assert elf_machine(library.data) == OTHER
+    assert elf_arch(library.data) == OTHER
     refused = runner.load(library.pack())
     assert isinstance(refused, Measurement)
     assert refused.error == f"the library is for {OTHER}, not {THIS}"
@@ -144,7 +144,7 @@ def test_the_library_is_the_first_file(exported: KernelLibrary) -> None:
     assert exported.pack()[512:].startswith(exported.data)
 
 
-MANIFEST_TEXT = b'{"parts":null,"build_secs":0.1}'
+MANIFEST_TEXT = b'{"parts":null,"build_s":0.1}'
 
 
 @pytest.mark.parametrize(
@@ -157,9 +157,9 @@ MANIFEST_TEXT = b'{"parts":null,"build_secs":0.1}'
         archive.pack([(LIBRARY, b"x"), (MANIFEST, b"{")]),
         archive.pack([(LIBRARY, b"x"), (MANIFEST, b"[]")]),
         archive.pack([(LIBRARY, b"x"), (MANIFEST, b"\xff")]),
-        archive.pack([(LIBRARY, b"x"), (MANIFEST, b'{"parts":[],"build_secs":1}')]),
-        archive.pack([(LIBRARY, b"x"), (MANIFEST, b'{"parts":null,"build_secs":"soon"}')]),
-        archive.pack([(LIBRARY, b"x"), (MANIFEST, b'{"parts":{"operands":[1]},"build_secs":1}')]),
+        archive.pack([(LIBRARY, b"x"), (MANIFEST, b'{"parts":[],"build_s":1}')]),
+        archive.pack([(LIBRARY, b"x"), (MANIFEST, b'{"parts":null,"build_s":"soon"}')]),
+        archive.pack([(LIBRARY, b"x"), (MANIFEST, b'{"parts":{"operands":[1]},"build_s":1}')]),
         archive.pack([(LIBRARY, b"x"), (MANIFEST, b"[" * 100_000)]),
     ],
 )

@@ -157,7 +157,7 @@ def test_packing_that_can_not_be_split_off_is_an_artifact_error(tmp_path: Path) 
 class _Stored:
     workload_hash: str
     trace: str
-    run_secs: tuple[float, ...] = (0.001,)
+    run_s: tuple[float, ...] = (0.001,)
     target: str = TARGET
 
 

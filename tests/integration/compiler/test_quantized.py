@@ -18,9 +18,9 @@ from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
 from compiler.importing import operators
-from compiler.importing.graph import Graph, Node, Value
 from compiler.importing.model import extract_tasks, fuse, import_file, read_onnx
 from compiler.importing.onnx_file import read_file
+from compiler.importing.onnx_graph import Graph, Node, Value
 from compiler.importing.spec import ModelError
 from compiler.precision import quantized
 from compiler.reading.subgraph import read_dag

@@ -67,8 +67,8 @@ def test_an_unscheduled_workload_is_right(runner: LocalRunner, name: str) -> Non
     workload = WORKLOADS[name]()
     measurement = _measure(runner, workload, workload)
     assert measurement.outcome is Outcome.OK, measurement.error
-    assert 1 <= len(measurement.run_secs) <= MAX_REPEATS
-    assert measurement.build_secs > 0
+    assert 1 <= len(measurement.run_s) <= MAX_REPEATS
+    assert measurement.build_s > 0
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_kernel_that_computes_something_else_is_caught(runner: LocalRunner) ->
     measurement = _measure(runner, _elementwise(lambda x: x + 1.0), _elementwise(lambda x: x + 2.0))
     assert measurement.outcome is Outcome.WRONG_RESULT
     assert measurement.error == "output 1 of large values: 64 of 64 values differ, by up to 1"
-    assert measurement.run_secs == ()
+    assert measurement.run_s == ()
 
 
 def test_a_kernel_that_leaves_a_part_undone_is_caught(runner: LocalRunner) -> None:
@@ -191,13 +191,13 @@ def test_constants_are_flushed_before_every_repeat(
     shapes = [[(4, 16), (16, 8)][i] for i in constants]
     assert measurement.outcome is Outcome.OK, measurement.error
     # One more: a first call finds out how many repeats there is time for.
-    assert flushed == ([shapes] * (len(measurement.run_secs) + 1) if constants else [])
+    assert flushed == ([shapes] * (len(measurement.run_s) + 1) if constants else [])
 
 
 def test_a_slow_kernel_is_timed_briefly_but_verified(runner: LocalRunner) -> None:
     workload = _elementwise(lambda x: x * 3.0)
     slow = _measure(runner, workload, workload, best_s=1e-12)
-    assert (slow.outcome, len(slow.run_secs)) == (Outcome.OK, MIN_REPEATS)
+    assert (slow.outcome, len(slow.run_s)) == (Outcome.OK, MIN_REPEATS)
     wrong = _measure(runner, _elementwise(lambda x: x * 4.0), workload, best_s=1e-12)
     assert wrong.outcome is Outcome.WRONG_RESULT
 
@@ -288,7 +288,7 @@ def _artifact(
 def test_a_compiled_model_is_timed_end_to_end(runner: LocalRunner) -> None:
     measurement = runner.measure_module(_artifact(), compare=True)
     assert measurement.outcome is Outcome.OK, measurement.error
-    assert 1 < len(measurement.run_secs) <= MAX_TURN_REPEATS
+    assert 1 < len(measurement.run_s) <= MAX_TURN_REPEATS
 
 
 @pytest.mark.parametrize(
@@ -317,8 +317,8 @@ def test_a_model_is_called_for_as_long_as_needed(
     measurement = runner.measure_module(_artifact(library=b"none"), compare=False)
     assert measurement.outcome is Outcome.OK, measurement.error
     assert abs(made - calls) <= 1  # sums of fractions
-    assert len(measurement.run_secs) in (repeats, min(repeats + 1, MAX_TURN_REPEATS))
-    assert measurement.run_secs == pytest.approx([call_s] * len(measurement.run_secs))
+    assert len(measurement.run_s) in (repeats, min(repeats + 1, MAX_TURN_REPEATS))
+    assert measurement.run_s == pytest.approx([call_s] * len(measurement.run_s))
 
 
 def test_interruptions_do_not_count(runner: LocalRunner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,7 +364,7 @@ def test_a_model_that_agrees_with_its_reference_is_timed(runner: LocalRunner) ->
 
 def test_a_model_that_differs_from_its_reference_is_not_timed(runner: LocalRunner) -> None:
     measurement = runner.measure_module(_artifact(reference=_untuned(_with_other_weights())), compare=True)
-    assert (measurement.outcome, measurement.run_secs) == (Outcome.WRONG_RESULT, ())
+    assert (measurement.outcome, measurement.run_s) == (Outcome.WRONG_RESULT, ())
     assert measurement.error.startswith(
         "not what the untuned model computes: output 0: its values are off by"
     )

@@ -16,10 +16,10 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
-from core.access import Scope
 from core.job import Budget, EndReason, JobState
 from core.measurement import Outcome
 from core.profile import assumed_profile
+from core.tokens import Scope
 from core.worker import Vitals, WorkerState
 from records import access, devices
 from records.access import Token
@@ -28,9 +28,9 @@ from records.fleet.workers import WorkerSession
 from records.jobs import events, jobs, models, tasks
 from records.jobs.jobs import JobRequest
 from records.jobs.tasks import TaskSpec
-from records.schedules import cost_models, listings, schedules
+from records.schedules import cost_models, schedules, tvmscripts
 from records.schedules.cost_models import Version
-from records.schedules.listings import UNSCHEDULED, Listing
+from records.schedules.tvmscripts import UNSCHEDULED, Tvmscript
 from records.storage import blobs
 from records.storage.statements import digest
 from records.storage.tables import TrialRow
@@ -39,7 +39,7 @@ from tests.devices import DEVICE
 from tests.integration.server.conftest import Service, launch
 
 CALIBRATED = replace(
-    DEVICE, profile=assumed_profile(DEVICE.machine, DEVICE.features, DEVICE.cores), name="EPYC, 2 cores"
+    DEVICE, profile=assumed_profile(DEVICE.arch, DEVICE.features, DEVICE.cores), name="EPYC, 2 cores"
 )
 # Somebody who may upload a model chooses its name.
 EVIL = "<img src=x onerror=alert(1)>"
@@ -116,7 +116,7 @@ def fill(session: Session, now: float) -> None:
     workers.register(
         session, WorkerSession("epyc-1", "s1", WorkerState.READY, CALIBRATED, vitals=vitals), now
     )
-    sick = replace(vitals, trouble="the compiler is missing: apt-get install gcc", temperature_c=None)
+    sick = replace(vitals, health_error="the compiler is missing: apt-get install gcc", temperature_c=None)
     workers.register(
         session, WorkerSession("board-2", "s2", WorkerState.PROBING, CALIBRATED, vitals=sick), now - 20
     )
@@ -211,20 +211,20 @@ def measure(session: Session, job_id: str, begun: float, count: int) -> None:
         if number % 20 == 13:
             outcome = rng.choice([Outcome.BUILD_ERROR, Outcome.RUN_TIMEOUT])
             row |= {"outcome": outcome, "error": f"LLVM ERROR: {EVIL} takes too many registers"}
-            row |= {"run_secs": [], "latency_s": None}
+            row |= {"run_s": [], "latency_s": None}
         else:
             row |= {"outcome": Outcome.OK, "error": "", "latency_s": secs}
-            row["run_secs"] = [secs, secs * 1.01, secs * 1.03]
+            row["run_s"] = [secs, secs * 1.01, secs * 1.03]
         rows.append(row)
     ids = list(session.scalars(insert(TrialRow).returning(TrialRow.id), rows))
     schedules.put_trials(session, ids, begun + count)
     [fastest] = schedules.fastest(session, CALIBRATED.key, "w0", 1)
-    before = Listing(
+    before = Tvmscript(
         "w0", UNSCHEDULED, "for i, j, k in T.grid(56, 56, 64):\n    C[i, j] += A[i, k] * B[k, j]"
     )
     text = "for i_0 in T.parallel(14):\n    for j_0, k in T.grid(4, 64):\n        ..."
     decisions = "C SSRSRS\n  S0 i=14\n  S1 j=4\n  unroll 512"
-    listings.add(session, [before, Listing("w0", digest(fastest.trace), text, decisions)])
+    tvmscripts.add(session, [before, Tvmscript("w0", digest(fastest.trace), text, decisions)])
     jobs.count(session, job_id, issued=count, done=count)
 
 
@@ -255,7 +255,7 @@ def add_schedules(session: Session, count: int) -> None:
             "outcome": Outcome.OK,
             "error": "",
             "latency_s": 1e-3,
-            "run_secs": [1e-3],
+            "run_s": [1e-3],
         }
         for task in tasks.for_job(session, job_id)
     ]

@@ -11,9 +11,9 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, Response, expect
 
-from core.access import Scope
 from core.exit_code import ExitCode
 from core.job import JobState
+from core.tokens import Scope
 from records import access
 from records.access import AuditEntry, Token
 from records.jobs import jobs
@@ -143,12 +143,12 @@ def test_a_job_says_how_near_its_subgraphs_come_to_the_device(page: Page, site: 
     expect(legend).to_contain_text("tuned, measured")
 
 
-def test_a_subgraph_shows_programs_and_how_well_they_were_foreseen(page: Page, site: Service) -> None:
+def test_a_subgraph_shows_programs_and_their_predictions(page: Page, site: Service) -> None:
     open_page(page, site, "#/jobs/job-done/tasks/w0")
     expect(page.get_by_text("for i, j, k in T.grid(56, 56, 64):")).to_be_visible()
     expect(page.get_by_text("for i_0 in T.parallel(14):")).to_be_visible()
     expect(page.get_by_text("unroll 512")).to_be_visible()
-    for chart in ("Foreseen and measured", "Roofline"):
+    for chart in ("Predicted and measured", "Roofline"):
         expect(page.get_by_role("img", name=chart).locator("canvas")).to_be_visible()
     expect(page.get_by_text("Rank correlation")).to_contain_text("predicted 0.")
     expect(page.get_by_role("link", name="Download trace 10")).to_be_visible()

@@ -28,7 +28,7 @@ print(model(input=numpy.ones((1, 3, 8, 8), "float32"))[0].shape)
 @pytest.mark.slow_lane
 def test_the_wheel_runs_a_model_without_tvm(tmp_path: Path) -> None:
     machine = platform.machine()
-    command = [sys.executable, str(CHECKOUT / "runtime" / "build.py"), "--machine", machine]
+    command = [sys.executable, str(CHECKOUT / "runtime" / "build.py"), "--arch", machine]
     subprocess.run([*command, "--output", str(tmp_path / "wheels")], check=True)
     (wheel,) = (tmp_path / "wheels").glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:

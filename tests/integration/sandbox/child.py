@@ -29,7 +29,7 @@ def compile_child(told: dict[str, str]) -> dict[str, Any]:
     logging.getLogger("compiler.children.child").addHandler(Gaps())
     with run_child("compile_attacker", json.dumps(told).encode(), 100.0) as (reply, status):
         text = reply.read().decode()
-    return {"gaps": gaps, "status": status, **(json.loads(text) if text else {})}
+    return {"sandbox_gaps": gaps, "status": status, **(json.loads(text) if text else {})}
 
 
 def worker_child(told: dict[str, str], builds: bool, gpu: bool) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def worker_child(told: dict[str, str], builds: bool, gpu: bool) -> dict[str, Any
                 done = await executor.export(request, limits)
             else:
                 done = await executor.measure(request, limits)
-            return {"gaps": list(executor.gaps), **json.loads(getattr(done, "error", ""))}
+            return {"sandbox_gaps": list(executor.sandbox_gaps), **json.loads(getattr(done, "error", ""))}
         finally:
             await executor.close()
 

@@ -99,7 +99,7 @@ def test_a_child_reaches_nothing_and_leaves_nothing(kind: str, system: str, mach
     assert found["works"] == "ok"
     reached = {name: what for name, what in found["reached"].items() if what}
     assert reached == {}
-    gaps = found["gaps"]
+    gaps = found["sandbox_gaps"]
     assert len(gaps) == len(SYSTEMS[system]), gaps
     assert all(any(expected in gap for gap in gaps) for expected in SYSTEMS[system])
     assert (found["uid"] == 0) == any(RUNS_AS_ROOT in gap for gap in gaps)

@@ -125,7 +125,7 @@ def test_a_root_with_a_closed_umask_measures(system: str) -> None:
         command, env=environment, capture_output=True, text=True, timeout=120, umask=0o077, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["gaps"] == []
+    assert json.loads(done.stdout)["sandbox_gaps"] == []
 
 
 @pytest.mark.parametrize("system", SYSTEMS)

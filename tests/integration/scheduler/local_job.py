@@ -66,7 +66,7 @@ class Device:
 
     def work(self, lease_id: str) -> bool:
         with self._database.begin() as session:
-            lease = leases.take(session, lease_id, self._session, 8, NOW, 60.0)
+            lease = leases.acquire_lease(session, lease_id, self._session, 8, NOW, 60.0)
         if lease is None:
             return False
         results = self._measure(lease)

@@ -79,11 +79,11 @@ def read(broker: str, count: int) -> list[str]:
 
 def test_wake_ups_travel_over_redis_and_go_on_after_it_restarted(redis_server: Redis, broker: str) -> None:
     wake = Waker(make_app(broker))
-    wake("plan", "job 1")
-    assert read(broker, 1) == ["scheduler.plan"]
+    wake("round", "job 1")
+    assert read(broker, 1) == ["scheduler.round"]
     redis_server.stop()
-    wake("plan", "nobody is there")
-    wake("plan", "nobody is there")
+    wake("round", "nobody is there")
+    wake("round", "nobody is there")
     redis_server.start()
     # The first ones may still fail for the connection that was lost.
     until(lambda: _reaches(wake, broker))
@@ -129,7 +129,7 @@ def test_the_successor_of_a_killed_scheduler_goes_on_at_once(
         until(lambda: farm.job("job").message == WAITING)
     name = log.read_text().partition("ready as ")[2].split()[0]
     with farm.database.begin() as session:
-        assert jobs.claim(session, "job", name, time.time(), 900.0)
+        assert jobs.claim_job(session, "job", name, time.time(), 900.0)
     farm.now = time.time()  # by the scheduler's clock, the worker is to be there
     farm.plug_in()
     with scheduler(emptied.url, broker, log):

@@ -90,8 +90,8 @@ class SlowUntuned(Device):
 
 def _slowed(result: LeaseResult) -> LeaseResult:
     assert isinstance(result.measurement, Measurement)
-    secs = [secs + 1.0 for secs in result.measurement.run_secs]
-    return replace(result, measurement=replace(result.measurement, run_secs=tuple(secs)))
+    secs = [secs + 1.0 for secs in result.measurement.run_s]
+    return replace(result, measurement=replace(result.measurement, run_s=tuple(secs)))
 
 
 @pytest.fixture

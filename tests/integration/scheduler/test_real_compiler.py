@@ -14,8 +14,8 @@ from sqlalchemy import select
 from compiler.children import models as sandbox
 from core.job import JobState
 from records.jobs import jobs, tasks
-from records.schedules import listings, schedules
-from records.schedules.listings import UNSCHEDULED
+from records.schedules import schedules, tvmscripts
+from records.schedules.tvmscripts import UNSCHEDULED
 from records.storage.database import Database
 from records.storage.statements import digest
 from records.storage.tables import TrialRow
@@ -49,7 +49,7 @@ def test_a_real_model_is_tuned_and_published(database: Database) -> None:
     with database.begin() as session:
         listed = tasks.for_job(session, "job")
         best = schedules.best_many(session, [t.workload_hash for t in listed], str(job.device_class))
-        texts = {name: listings.of_workload(session, name) for name in best}
+        texts = {name: tvmscripts.of_workload(session, name) for name in best}
         # Those that were measured again to settle which is the best have been estimated before.
         estimated = session.scalars(select(TrialRow.estimated_s).where(TrialRow.repeat == 0)).all()
     assert library.startswith(b"\x7fELF")
@@ -57,20 +57,20 @@ def test_a_real_model_is_tuned_and_published(database: Database) -> None:
     assert any("conv2d" in task.name and task.covered and task.best_s for task in listed)
     assert best
     for name, record in best.items():
-        naive, listing = texts[name][UNSCHEDULED], texts[name][digest(record.trace)]
+        naive, tvmscript = texts[name][UNSCHEDULED], texts[name][digest(record.trace)]
         assert "for " in naive.text
         assert "T.reads" not in naive.text
-        assert "for " in listing.text
-        assert (naive.decisions == "", listing.decisions != "") == (True, True)
+        assert "for " in tvmscript.text
+        assert (naive.decisions == "", tvmscript.decisions != "") == (True, True)
     assert estimated
     assert all(estimated)
     [conv] = [task for task in listed if "conv2d" in task.name and not task.variant]
     assert texts[conv.workload_hash][UNSCHEDULED].text not in {
-        listing.text for sha, listing in texts[conv.workload_hash].items() if sha != UNSCHEDULED
+        tvmscript.text for sha, tvmscript in texts[conv.workload_hash].items() if sha != UNSCHEDULED
     }
     assert conv.signature.startswith("float32[1,16,16,3], float32[3,3,3,8]")
     assert conv.num_bytes >= 4 * (16 * 16 * 3 + 3 * 3 * 3 * 8 + 8 * 16 * 16)
-    assert manifest.untuned_secs == job.untuned_secs
+    assert manifest.untuned_s == job.untuned_s
     assert all(isinstance(json.loads(entry.trace), list) for entry in manifest.tasks if entry.trace)
 
 
@@ -92,7 +92,7 @@ def test_a_model_that_computes_something_else_than_untuned_is_not_published(
     assert job.state is JobState.DONE
     assert "wrong_result: not what the untuned model computes: output 0: its values are off by" in job.message
     assert job.message.endswith(": the untuned one is published")
-    assert job.tuned_secs is None
+    assert job.tuned_s is None
     published, _ = artifact(database, job.artifact_sha)
     assert published == artifact(database, job.untuned_artifact_sha)[0]
 

@@ -24,7 +24,7 @@ from core.worker import Role, Vitals, WorkerState
 from proto import convert
 from proto import fleet_pb2 as pb
 from proto.fleet_pb2_grpc import FleetStub
-from proto.messages import Answer, Result, WorkerReport
+from proto.messages import Result, SyncResponse, WorkerReport
 from records.storage.database import Database
 from server.context import ServerContext
 from server.main import serve
@@ -64,16 +64,16 @@ class Service:
         return self.context.database
 
     def upload(self, data: bytes | None = None) -> str:
-        answer = self.http.post("/v1/models?name=relu", content=data or onnx_model())
-        assert answer.status_code == 201, answer.text
-        sha: str = answer.json()["sha256"]
+        response = self.http.post("/v1/models?name=relu", content=data or onnx_model())
+        assert response.status_code == 201, response.text
+        sha: str = response.json()["sha256"]
         return sha
 
     def submit(self, **changes: object) -> str:
         body = {"model": self.upload(), "trials": 10} | changes
-        answer = self.http.post("/v1/jobs", json=body)
-        assert answer.status_code == 202, answer.text
-        job_id: str = answer.json()["id"]
+        response = self.http.post("/v1/jobs", json=body)
+        assert response.status_code == 202, response.text
+        job_id: str = response.json()["id"]
         return job_id
 
 
@@ -87,7 +87,7 @@ class Worker:
     device: Device = DEVICE
     starting: bool = True
     builds_for: tuple[str, ...] = ()
-    machine: str = ""
+    boot_id: str = ""
     token: str = ""
 
     def call(
@@ -100,17 +100,17 @@ class Worker:
         wait_s: float = 0.0,
         vitals: Vitals = Vitals(),  # noqa: B008 - it never changes
         calibrated: bool = False,
-    ) -> Answer:
+    ) -> SyncResponse:
         device = None if state is WorkerState.PROBING else self.device
         own = (self.id, self.session, self.starting, state, device)
         role = Role.BUILD if self.builds_for else Role.MEASURE
-        about = vitals, role, self.builds_for, calibrated, self.machine
+        about = vitals, role, self.builds_for, calibrated, self.boot_id
         report = WorkerReport(*own, held, results, slots, wait_s, *about)
         metadata = (("authorization", f"Bearer {self.token}"),) if self.token else ()
         wire = convert.report_to_wire(report)
-        answer: pb.SynchronizeResponse = self.fleet.Synchronize(wire, timeout=40, metadata=metadata)
+        response: pb.SynchronizeResponse = self.fleet.Synchronize(wire, timeout=40, metadata=metadata)
         self.starting = False
-        return convert.answer_from_wire(answer, held)
+        return convert.response_from_wire(response, held)
 
 
 Start = Callable[..., Service]

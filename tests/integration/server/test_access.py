@@ -13,7 +13,7 @@ import grpc
 import httpx
 import pytest
 
-from core.access import Scope
+from core.tokens import Scope
 from proto import fleet_pb2 as pb
 from records import access
 from records.access import Token

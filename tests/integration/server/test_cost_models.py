@@ -32,8 +32,8 @@ def test_the_newest_version_with_the_newest_metrics(service: Service, worker: Wo
             "records": 110,
             "newest_record_at": 7.0,
             "created_at": 8.0,
-            "train_secs": 0.5,
-            "total_train_secs": 0.75,
+            "train_s": 0.5,
+            "total_train_s": 0.75,
             "metrics_at": 6.0,
             "metrics": METRICS,
         }

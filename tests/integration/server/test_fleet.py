@@ -96,7 +96,7 @@ def test_a_batch_is_leased_measured_and_stored(service: Service, worker: Worker)
     assert service.wakes == []
     ended = worker.call(results=results(lease)[1:])
     assert (ended.keeps, ended.lease, ended.acknowledged) == (None, None, (2, 3))
-    assert service.wakes == [("plan", job_id)]
+    assert service.wakes == [("round", job_id)]
     best = service.http.get("/v1/schedules/best", params={"workload": "abc"}).json()
     assert (best["latency_s"], best["device_class"]) == (2e-3, DEVICE.key)
     assert service.http.get(f"/v1/jobs/{job_id}").json()["trials_done"] == 3
@@ -125,7 +125,7 @@ def test_results_sent_twice_are_stored_once_and_acknowledged_twice(service: Serv
     assert done(service, job_id) == 3
     (shown,) = service.http.get("/v1/workers").json()["items"]
     assert shown["trials_done"] == 3
-    assert service.wakes == [("plan", job_id)]
+    assert service.wakes == [("round", job_id)]
 
 
 def test_a_failure_is_a_result(service: Service, worker: Worker) -> None:
@@ -218,15 +218,15 @@ def test_a_service_that_insists_on_a_sandbox_gives_no_work_without_one(start: St
     board = Worker(service.fleet)
     tuning_job(service, board)
     gap = "measured code sees the network: allow namespaces"
-    assert board.call(vitals=Vitals(uncontained=gap), wait_s=5.0).lease is None
+    assert board.call(vitals=Vitals(sandbox_gaps=gap), wait_s=5.0).lease is None
     (shown,) = service.http.get("/v1/workers").json()["items"]
     assert (shown["state"], shown["device_class"]) == ("probing", None)
-    assert shown["trouble"].startswith(
+    assert shown["health_error"].startswith(
         "this service wants measured code contained (TUNEFARM_REQUIRE_SANDBOX)"
     )
-    assert gap in shown["trouble"]
+    assert gap in shown["health_error"]
     lease = leased(board)
-    kept = board.call(WorkerState.BUSY, held=lease.id, vitals=Vitals(uncontained=gap))
+    kept = board.call(WorkerState.BUSY, held=lease.id, vitals=Vitals(sandbox_gaps=gap))
     assert kept.keeps == lease.id, "what it holds it may end"
 
 
@@ -300,8 +300,8 @@ def test_a_module_run_is_leased_timed_and_published(service: Service, worker: Wo
     worker.call(slots=0, results=(Result(2, lease.id, OK, module_run_id=tuned_id),))
     assert service.wakes == [("publish", job_id)]
     with service.database.begin() as session:
-        ends = [(run.outcome, run.run_secs) for run in module_runs.of_job(session, job_id)]
-    assert ends == [(Outcome.RUN_ERROR, ()), (Outcome.OK, OK.run_secs)]
+        ends = [(run.outcome, run.run_s) for run in module_runs.of_job(session, job_id)]
+    assert ends == [(Outcome.RUN_ERROR, ()), (Outcome.OK, OK.run_s)]
 
 
 def test_a_tuned_model_is_not_compared_with_one_that_is_known_not_to_run(
@@ -364,7 +364,7 @@ def test_an_invalid_measurement_costs_only_itself(service: Service, worker: Work
     message = request()
     message.worker_id, message.session_id = worker.id, worker.session
     message.results.extend(convert.result_to_wire(result) for result in sent)
-    message.results[0].measurement.run_secs[0] = float("nan")
+    message.results[0].measurement.run_s[0] = float("nan")
     assert list(service.fleet.Synchronize(message, timeout=5).acknowledged) == [1, 2, 3]
     with service.database.begin() as session:
         outcomes = [record.outcome for record in schedules.history(session, DEVICE.key)]

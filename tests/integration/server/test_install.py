@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from core.worker import Vitals, Wanted, WorkerState
+from core.worker import DesiredState, Vitals, WorkerState
 from tests.services import free_port
 
 from .conftest import Service, Start, Worker
@@ -168,13 +168,13 @@ def test_a_worker_of_another_version_is_shown_and_updated_when_told(service: Ser
     own = Vitals(service.context.version)
     assert worker.call(vitals=OLD).service_version == service.context.version
     assert shown(service)["other_version"]
-    assert act(service, "update")["wanted"] == "update"
-    assert worker.call(vitals=OLD).wanted is Wanted.UPDATE
-    assert worker.call(WorkerState.DRAINING, vitals=OLD).wanted is Wanted.UPDATE
+    assert act(service, "update")["desired_state"] == "update"
+    assert worker.call(vitals=OLD).desired_state is DesiredState.UPDATE
+    assert worker.call(WorkerState.DRAINING, vitals=OLD).desired_state is DesiredState.UPDATE
     updated = Worker(service.fleet)
-    assert updated.call(WorkerState.PROBING, vitals=own).wanted is Wanted.WORK
+    assert updated.call(WorkerState.PROBING, vitals=own).desired_state is DesiredState.WORK
     assert not shown(service)["other_version"]
-    assert shown(service)["wanted"] == "work"
+    assert shown(service)["desired_state"] == "work"
 
 
 def test_a_worker_of_this_version_needs_no_update(service: Service, worker: Worker) -> None:

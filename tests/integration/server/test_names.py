@@ -1,11 +1,11 @@
-"""A worker's name over the wire: whose token it is, and which machine works under it."""
+"""Workers' names over the wire: the token that owns a name, and the machine that uses it."""
 
 from __future__ import annotations
 
 import grpc
 import pytest
 
-from core.access import Scope
+from core.tokens import Scope
 from core.worker import WorkerState
 
 from .conftest import Service, Start, Worker
@@ -57,12 +57,12 @@ def test_a_heartbeat_with_another_workers_session_changes_nothing(start: Start) 
 
 
 def test_a_second_board_of_the_same_name_waits_and_fences_nobody(service: Service) -> None:
-    board = Worker(service.fleet, machine="machine-1")
+    board = Worker(service.fleet, boot_id="boot-1")
     assert not board.call().fenced
-    code, says = refusal(Worker(service.fleet, machine="machine-2"))
+    code, says = refusal(Worker(service.fleet, boot_id="boot-2"))
     assert (code, "another name with --name" in says) == (grpc.StatusCode.ABORTED, True)
     assert not board.call().fenced
-    assert not Worker(service.fleet, machine="machine-1").call().fenced, "started again"
+    assert not Worker(service.fleet, boot_id="boot-1").call().fenced, "started again"
 
 
 def test_the_workers_token_of_the_settings_lets_workers_in_and_nothing_else(start: Start) -> None:

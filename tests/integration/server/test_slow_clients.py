@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from core.access import Scope
+from core.tokens import Scope
 from core.worker import WorkerState
 from proto import fleet_pb2 as pb
 from records.jobs import events

@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import event
 
 from core.measurement import Measurement, Outcome
-from core.worker import Vitals, Wanted, WorkerState
-from proto.messages import Answer
+from core.worker import DesiredState, Vitals, WorkerState
+from proto.messages import SyncResponse
 from records.fleet import workers
 from records.fleet.workers import WorkerSession
 from records.jobs import tasks, trials
@@ -33,9 +33,9 @@ def shown(service: Service, worker_id: str = "board") -> dict[str, object]:
 
 
 def act(service: Service, action: str, worker_id: str = "board") -> dict[str, object]:
-    answer = service.http.post(f"/v1/workers/{worker_id}:{action}")
-    assert answer.status_code == 200, answer.text
-    return dict(answer.json())
+    response = service.http.post(f"/v1/workers/{worker_id}:{action}")
+    assert response.status_code == 200, response.text
+    return dict(response.json())
 
 
 def stored(service: Service, job_id: str) -> list[Trial]:
@@ -57,7 +57,7 @@ def test_a_worker_is_shown_with_all_it_says_of_itself(service: Service, worker: 
         "memory_free_bytes": 1 << 30,
         "tvm_version": "0.27.0",
     }
-    assert (seen["cores"], seen["connected"], seen["wanted"]) == (DEVICE.cores, True, "work")
+    assert (seen["cores"], seen["connected"], seen["desired_state"]) == (DEVICE.cores, True, "work")
     assert (seen["lease"], seen["candidates_done"], seen["candidates"]) == (lease.id.id, 1, 3)
     assert seen["trials_per_minute"] > 0  # type: ignore[operator]
     assert 0.0 <= seen["last_seen_ago_s"] < 60.0  # type: ignore[operator]
@@ -94,9 +94,9 @@ def test_a_worker_that_waits_for_work_hears_at_once_that_it_is_to_calibrate(
     worker.call()
     asking = threading.Timer(0.3, act, (service, "calibrate"))
     asking.start()
-    answers = [worker.call(wait_s=30.0), worker.call(wait_s=30.0)]
+    responses = [worker.call(wait_s=30.0), worker.call(wait_s=30.0)]
     asking.join()
-    assert answers[-1].calibrate
+    assert responses[-1].calibrate
 
 
 def test_a_profile_that_no_machine_has_is_not_stored(service: Service, worker: Worker) -> None:
@@ -110,22 +110,22 @@ def test_a_worker_that_does_not_know_how_to_calibrate_gets_work(service: Service
     worker.call()
     act(service, "calibrate")
     tuning_job(service, worker)
-    answer = worker.call(wait_s=30.0)
-    assert answer.calibrate
-    assert answer.lease is not None
+    response = worker.call(wait_s=30.0)
+    assert response.calibrate
+    assert response.lease is not None
 
 
 def test_a_drained_worker_keeps_its_lease_and_gets_no_other(service: Service, worker: Worker) -> None:
     tuning_job(service, worker, count=6)
     lease = leased(worker, slots=2)
-    assert act(service, "drain")["wanted"] == "drain"
+    assert act(service, "drain")["desired_state"] == "drain"
     kept = worker.call(WorkerState.BUSY, held=lease.id)
-    assert (kept.keeps, kept.wanted) == (lease.id, Wanted.DRAIN)
+    assert (kept.keeps, kept.desired_state) == (lease.id, DesiredState.DRAIN)
     done = worker.call(results=results(lease))
-    assert (done.lease, done.wanted, done.acknowledged) == (None, Wanted.DRAIN, (1, 2))
-    assert worker.call(WorkerState.DRAINING).wanted is Wanted.DRAIN
-    assert act(service, "resume")["wanted"] == "work"
-    assert worker.call(WorkerState.DRAINING).wanted is Wanted.WORK
+    assert (done.lease, done.desired_state, done.acknowledged) == (None, DesiredState.DRAIN, (1, 2))
+    assert worker.call(WorkerState.DRAINING).desired_state is DesiredState.DRAIN
+    assert act(service, "resume")["desired_state"] == "work"
+    assert worker.call(WorkerState.DRAINING).desired_state is DesiredState.WORK
     assert len(leased(worker).candidates) == 4
 
 
@@ -136,8 +136,8 @@ def test_draining_outlives_the_server_and_the_session(start: Start) -> None:
     second = start()  # another server on the same database
     worker = Worker(second.fleet)
     tuning_job(second, worker)
-    answer = worker.call()
-    assert (answer.lease, answer.wanted) == (None, Wanted.DRAIN)
+    response = worker.call()
+    assert (response.lease, response.desired_state) == (None, DesiredState.DRAIN)
     act(first, "resume")
     assert len(leased(worker).candidates) == 3
 
@@ -154,15 +154,15 @@ def test_jobs_that_waited_for_a_drained_worker_are_woken(service: Service, worke
 
 
 def test_draining_ends_the_wait_for_work(service: Service, worker: Worker) -> None:
-    answers: list[Answer] = []
+    responses: list[SyncResponse] = []
     worker.call()
-    waiting = threading.Thread(target=lambda: answers.append(worker.call(wait_s=25)))
+    waiting = threading.Thread(target=lambda: responses.append(worker.call(wait_s=25)))
     waiting.start()
     time.sleep(0.3)
     act(service, "drain")
     waiting.join(10)
-    assert [answer.lease for answer in answers] == [None]
-    assert worker.call(wait_s=25).wanted is Wanted.DRAIN
+    assert [response.lease for response in responses] == [None]
+    assert worker.call(wait_s=25).desired_state is DesiredState.DRAIN
 
 
 def test_an_evicted_worker_loses_its_lease_at_once_and_no_device_counts_as_lost(
@@ -171,16 +171,16 @@ def test_an_evicted_worker_loses_its_lease_at_once_and_no_device_counts_as_lost(
     job_id = tuning_job(service, worker)
     lease = leased(worker)
     worker.call(WorkerState.BUSY, held=lease.id, results=results(lease)[:1])
-    assert act(service, "evict")["wanted"] == "evicted"
+    assert act(service, "evict")["desired_state"] == "evicted"
     assert [(one.state, one.attempts) for one in stored(service, job_id)] == [
         ("done", 0),
         ("pending", 0),
         ("pending", 0),
     ]
-    answer = worker.call(WorkerState.BUSY, held=lease.id, results=results(lease)[1:])
-    assert (answer.fenced, answer.wanted, answer.keeps) == (True, Wanted.EVICTED, None)
+    response = worker.call(WorkerState.BUSY, held=lease.id, results=results(lease)[1:])
+    assert (response.fenced, response.desired_state, response.keeps) == (True, DesiredState.EVICTED, None)
     newcomer = Worker(service.fleet)
-    assert newcomer.call(WorkerState.PROBING).wanted is Wanted.EVICTED
+    assert newcomer.call(WorkerState.PROBING).desired_state is DesiredState.EVICTED
     other = Worker(service.fleet, id="other")
     assert [len(leased(other).candidates)] == [2]
     act(service, "resume")
@@ -188,7 +188,7 @@ def test_an_evicted_worker_loses_its_lease_at_once_and_no_device_counts_as_lost(
     newcomer.starting = True
     assert not newcomer.call(WorkerState.PROBING).fenced
     assert worker.call().fenced, "a newer session works under its name"
-    assert worker.call().wanted is Wanted.WORK
+    assert worker.call().desired_state is DesiredState.WORK
 
 
 @pytest.mark.parametrize("state", [WorkerState.PROBING, WorkerState.DRAINING, WorkerState.OFFLINE])
@@ -197,8 +197,8 @@ def test_a_worker_that_stops_or_breaks_gives_its_lease_back(
 ) -> None:
     job_id = tuning_job(service, worker)
     lease = leased(worker)
-    answer = worker.call(state, results=results(lease)[:1])
-    assert answer.acknowledged == (1,)
+    response = worker.call(state, results=results(lease)[:1])
+    assert response.acknowledged == (1,)
     left = [(one.state, one.attempts) for one in stored(service, job_id)]
     assert left == [("done", 0), ("pending", 0), ("pending", 0)]
     other = leased(Worker(service.fleet, id="other"))
@@ -225,22 +225,22 @@ def test_a_worker_that_cannot_measure_says_why(
 ) -> None:
     worker.builds_for = builds_for
     worker.call(WorkerState.PROBING)
-    assert shown(service)["trouble"] == ""
+    assert shown(service)["health_error"] == ""
     assert shown(service)["role"] == ("build" if builds_for else "measure")
     said = "its check was ended by SIGILL (illegal instruction)"
-    worker.call(WorkerState.PROBING, vitals=replace(VITALS, trouble=said))
-    assert (shown(service)["state"], shown(service)["trouble"]) == ("probing", said)
-    assert "tunefarm_workers_in_trouble 1.0" in service.http.get("/metrics").text
+    worker.call(WorkerState.PROBING, vitals=replace(VITALS, health_error=said))
+    assert (shown(service)["state"], shown(service)["health_error"]) == ("probing", said)
+    assert "tunefarm_workers_unhealthy 1.0" in service.http.get("/metrics").text
     worker.call(vitals=VITALS)
-    assert (shown(service)["state"], shown(service)["trouble"]) == ("ready", "")
-    assert "tunefarm_workers_in_trouble 0.0" in service.http.get("/metrics").text
+    assert (shown(service)["state"], shown(service)["health_error"]) == ("ready", "")
+    assert "tunefarm_workers_unhealthy 0.0" in service.http.get("/metrics").text
 
 
-def test_a_worker_in_trouble_that_is_gone_is_not_counted(service: Service, worker: Worker) -> None:
-    vitals = replace(VITALS, trouble="its check took longer than 120 s")
+def test_an_unhealthy_worker_that_is_gone_is_not_counted(service: Service, worker: Worker) -> None:
+    vitals = replace(VITALS, health_error="its check took longer than 120 s")
     worker.call(WorkerState.PROBING, vitals=vitals)
     worker.call(WorkerState.OFFLINE, vitals=vitals)
-    assert "tunefarm_workers_in_trouble 0.0" in service.http.get("/metrics").text
+    assert "tunefarm_workers_unhealthy 0.0" in service.http.get("/metrics").text
 
 
 def test_two_devices_share_a_batch(service: Service, worker: Worker) -> None:

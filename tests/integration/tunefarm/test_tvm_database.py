@@ -181,7 +181,7 @@ def test_files_written_are_read_back(tmp_path: Path) -> None:
     assert read.workloads == exported().workloads
     (record,) = read.records
     assert json.loads(record.trace) == json.loads(TRACE)
-    assert np.allclose(record.run_secs, (1e-3, 2e-3))
+    assert np.allclose(record.run_s, (1e-3, 2e-3))
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ async def child_of_next(executor: Executor) -> float:
     """Measure a good candidate; return the number that names the child that measured it."""
     measurement = await executor.measure(build_request("ok"), GENEROUS)
     assert measurement.outcome is Outcome.OK
-    return measurement.build_secs
+    return measurement.build_s
 
 
 async def measure_all(

@@ -11,11 +11,11 @@ import grpc.aio
 
 from core.lease import Candidate, Lease, LeaseId, Limits, ModuleRun
 from core.measurement import Built
-from core.worker import Wanted, WorkerState
+from core.worker import DesiredState, WorkerState
 from proto import fleet_pb2 as pb
-from proto.convert import answer_to_wire, library_from_wire, report_from_wire
+from proto.convert import library_from_wire, report_from_wire, response_to_wire
 from proto.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
-from proto.messages import Answer, LibraryUpload, Result, WorkerReport
+from proto.messages import LibraryUpload, Result, SyncResponse, WorkerReport
 
 LIMITS = Limits(build_timeout_s=60.0, run_timeout_s=60.0, module_timeout_s=60.0, memory_bytes=1 << 28)
 
@@ -36,7 +36,7 @@ class FakeFleet(FleetServicer):
         self.refusing = ""
         self.damaged = 0
         self.fence = False
-        self.wanted = Wanted.WORK
+        self.desired_state = DesiredState.WORK
         self.calibrate = False
         self.again_s = 0.02
         self.acknowledging = True
@@ -102,14 +102,14 @@ class FakeFleet(FleetServicer):
         self.metadata.append(dict(context.invocation_metadata()))
         if self.refusal is not None:
             await context.abort(*self.refusal)
-        answer = self._answer(report)
+        response = self._answer(report)
         async with self._heard:
             self.reports.append(report)
             self._heard.notify_all()
         if self.lose_answers > 0:
             self.lose_answers -= 1
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the answer got lost")
-        return answer_to_wire(answer)
+        return response_to_wire(response)
 
     async def GetWorkload(  # noqa: N802
         self, request: pb.WorkloadRequest, context: Any
@@ -139,12 +139,14 @@ class FakeFleet(FleetServicer):
         self.libraries.append(library_from_wire(request))
         return pb.LibraryStored(refused=self.refusing)
 
-    def _answer(self, report: WorkerReport) -> Answer:
+    def _answer(self, report: WorkerReport) -> SyncResponse:
         if self.fence:
-            return Answer(fenced=True)
-        if self.wanted is Wanted.EVICTED:
+            return SyncResponse(fenced=True)
+        if self.desired_state is DesiredState.EVICTED:
             self.held = None
-            return Answer(fenced=True, wanted=self.wanted, call_again_after_s=self.again_s)
+            return SyncResponse(
+                fenced=True, desired_state=self.desired_state, call_again_after_s=self.again_s
+            )
         self.calibrate = self.calibrate and not report.calibrated
         for result in report.results if self.storing else ():
             self.stored.setdefault(result.trial_id or result.module_run_id or 0, result)
@@ -153,23 +155,23 @@ class FakeFleet(FleetServicer):
         )
         self._close_finished()
         if self.held is not None and self.held.id == report.held:
-            return Answer(
+            return SyncResponse(
                 keeps=report.held,
                 acknowledged=acknowledged,
                 call_again_after_s=self.again_s,
-                wanted=self.wanted,
+                desired_state=self.desired_state,
                 calibrate=self.calibrate,
             )
         lease = None
         if report.state in (WorkerState.PROBING, WorkerState.DRAINING, WorkerState.OFFLINE):
             self.held = None
-        if report.state is WorkerState.READY and self.wanted is Wanted.WORK:
+        if report.state is WorkerState.READY and self.desired_state is DesiredState.WORK:
             lease = self.held = self.held or self._next()
-        return Answer(
+        return SyncResponse(
             lease=lease,
             acknowledged=acknowledged,
             call_again_after_s=self.again_s,
-            wanted=self.wanted,
+            desired_state=self.desired_state,
             calibrate=self.calibrate,
         )
 
@@ -181,7 +183,7 @@ class FakeFleet(FleetServicer):
             self.held = None
 
     def _finished(self, lease: Lease) -> bool:
-        wanted = {candidate.trial_id for candidate in lease.candidates} | {
+        expected = {candidate.trial_id for candidate in lease.candidates} | {
             run.id for run in lease.module_runs
         }
-        return wanted <= {number for number, result in self.stored.items() if result.lease == lease.id}
+        return expected <= {number for number, result in self.stored.items() if result.lease == lease.id}

@@ -29,7 +29,7 @@ from core.device import Device
 from core.measurement import Measurement, Outcome
 from core.profile import Profile
 from tests.devices import DEVICE
-from worker.runner.interface import BuildRequest, Exported, Machines, Notify
+from worker.runner.interface import BuildRequest, Exported, Notify, Platforms
 
 KEPT: list[bytearray] = []
 # Names this process: it can't know its process id outside of its PID namespace.
@@ -83,9 +83,9 @@ class FaultRunner:
         refusals = self._builders.map(build, requests)
         return [number for number, refused in zip(requests, refusals, strict=True) if refused]
 
-    def machines(self) -> Machines:
-        names = os.environ.get("TVM_FAULT_MACHINES", "x86_64 aarch64").split()
-        return Machines(tuple(names), () if "aarch64" in names else ("no linker: install one",))
+    def platforms(self) -> Platforms:
+        names = os.environ.get("TVM_FAULT_PLATFORMS", "x86_64 aarch64").split()
+        return Platforms(tuple(names), () if "aarch64" in names else ("no linker: install one",))
 
     def export(self, number: int) -> Exported | Measurement:
         request, refusal = self._built.pop(number)

@@ -68,8 +68,10 @@ def measured(
     runner: str = "fault_runner:FaultRunner",
     shared: Sequence[str] = (),
 ) -> Any:
-    """Measure a candidate for each trace, which may write the folders `shared`; return the sandbox's "gaps",
-    the device's "triple", and the candidates' "errors"."""
+    """Measure a candidate for each trace, which may write the folders `shared`.
+
+    Return the "sandbox_gaps", the device's "triple", and the candidates' "errors".
+    """
     request = {"system": system, "traces": traces, "module_json": module_json, "user": user, "runner": runner}
     request["shared"] = shared
     command = [*COMMANDS[system], sys.executable, str(Path(__file__)), json.dumps(request)]
@@ -171,7 +173,7 @@ async def _measure(request: dict[str, Any]) -> dict[str, Any]:
             errors.append((await executor.measure(candidate, Limits(**LIMITS))).error)
     finally:
         await executor.close()
-    return {"gaps": executor.gaps, "triple": device.triple, "errors": errors}
+    return {"sandbox_gaps": executor.sandbox_gaps, "triple": device.triple, "errors": errors}
 
 
 def enter_system(system: str) -> None:

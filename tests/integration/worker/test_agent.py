@@ -87,7 +87,7 @@ def test_faults_cost_their_own_candidate_only() -> None:
             await fleet.until(lambda: len(fleet.stored) == len(faults))
         bad = ["run_error", "build_error", "wrong_result", "run_error"]
         assert fleet.outcomes() == [outcome for fault in bad for outcome in (fault, "ok")]
-        children = [int(r.measurement.build_secs) for r in fleet.stored.values() if r.measurement.run_secs]
+        children = [int(r.measurement.build_s) for r in fleet.stored.values() if r.measurement.run_s]
         assert len(set(children)) == 4, "each fault costs a child"
 
     with_fleet(work)
@@ -329,7 +329,7 @@ def test_a_model_that_crashes_costs_the_others_nothing() -> None:
         assert isinstance(crashed, Measurement)
         assert "SIGSEGV" in crashed.error
         assert isinstance(timed, Measurement)
-        assert timed.run_secs == (0.001,) * ROUNDS
+        assert timed.run_s == (0.001,) * ROUNDS
         assert isinstance(compared, Measurement)
         assert compared.error == "compared: False"
 
@@ -362,25 +362,25 @@ def test_a_device_that_breaks_gives_its_lease_up_and_probes(tmp_path: Path) -> N
             sound.touch()
             await fleet.until(lambda: len(fleet.stored) == 2)
         assert fleet.outcomes() == ["run_error", "ok"]
-        assert fleet.reports[-1].vitals.trouble == ""
+        assert fleet.reports[-1].vitals.health_error == ""
 
     with_fleet(work)
 
 
 @pytest.mark.parametrize("role", list(Role))
-def test_a_device_in_trouble_tells_the_service_why(tmp_path: Path, role: Role) -> None:
+def test_an_unhealthy_device_tells_the_service_why(tmp_path: Path, role: Role) -> None:
     async def work(fleet: FakeFleet) -> None:
         fleet.offer("ok", build=role is Role.BUILD)
         config = replace(BRISK, role=role)
         mended = tmp_path / "mended"
         async with working(fleet, config, TVM_FAULT_UNTIL=str(mended), TVM_FAULT_HOW="SIGILL"):
-            await fleet.until(lambda: fleet.reports != [] and fleet.reports[-1].vitals.trouble != "")
+            await fleet.until(lambda: fleet.reports != [] and fleet.reports[-1].vitals.health_error != "")
             assert states(fleet) == [WorkerState.PROBING]
-            told = fleet.reports[-1].vitals.trouble
+            told = fleet.reports[-1].vitals.health_error
             assert told.startswith("its check was ended by SIGILL (illegal instruction): ")
             mended.touch()
             await fleet.until(lambda: in_state(fleet, WorkerState.READY) and len(fleet.stored) == 1)
-            assert fleet.reports[-1].vitals.trouble == ""
+            assert fleet.reports[-1].vitals.health_error == ""
 
     with_fleet(work)
 

@@ -11,7 +11,7 @@ import pytest
 from compiler.codegen.nvcc import compiler_version
 from compiler.target import detect_device
 from compiler.workload import to_json
-from core.device import cuda_machine
+from core.device import cuda_platform
 from core.measurement import Measurement, Outcome
 from tests.workloads import matmul
 from worker.runner.compiler_runner import CompilerRunner
@@ -56,7 +56,7 @@ def test_candidates_are_built_together_and_then_run_one_by_one(runner: CompilerR
 
 def test_the_best_latency_known_reaches_the_timing(runner: CompilerRunner) -> None:
     runner.build({1: build_request(8), 2: build_request(8)}, lambda _: None, lambda _: None)
-    assert len(runner.run(1, 1e-12).run_secs) < len(runner.run(2, 1.0).run_secs)
+    assert len(runner.run(1, 1e-12).run_s) < len(runner.run(2, 1.0).run_s)
 
 
 def test_nothing_is_compiled_while_candidates_run(
@@ -83,14 +83,14 @@ def test_what_it_exports_it_loads_and_measures(runner: CompilerRunner, tmp_path:
     exported, refused = runner.export(1), runner.export(2)
     assert isinstance(exported, Exported)
     assert isinstance(refused, Measurement)
-    assert (refused.outcome, exported.build_secs > 0.0) == (Outcome.BUILD_ERROR, True)
+    assert (refused.outcome, exported.build_s > 0.0) == (Outcome.BUILD_ERROR, True)
     file = tmp_path / "library"
     file.write_bytes(exported.data)
     runner.build({3: replace(build_request(8), library=str(file))}, lambda _: None, lambda _: None)
     file.unlink()
     measurement = runner.run(3, None)
     assert measurement.outcome is Outcome.OK, measurement.error
-    assert measurement.build_secs == exported.build_secs
+    assert measurement.build_s == exported.build_s
 
 
 def test_what_is_exported_is_not_run(runner: CompilerRunner) -> None:
@@ -102,12 +102,12 @@ def test_what_is_exported_is_not_run(runner: CompilerRunner) -> None:
 def test_it_knows_for_which_machines_it_can_link(
     runner: CompilerRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, own_with_gpus, *_ = runner.machines().names
+    own, own_with_gpus, *_ = runner.platforms().names
     assert own == platform.machine()
-    assert own_with_gpus == cuda_machine(own, compiler_version())
+    assert own_with_gpus == cuda_platform(own, compiler_version())
     monkeypatch.setattr("compiler.packaging.linker.importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr("system.host_compiler.shutil.which", lambda name: None)
-    nowhere = runner.machines()
+    nowhere = runner.platforms()
     assert nowhere.names == ()
     assert "install gcc or clang" in nowhere.problems[0]
     assert "extra 'cross'" in nowhere.problems[1]

@@ -73,7 +73,7 @@ def test_where_nothing_can_be_linked_nothing_is_built() -> None:
         with pytest.raises(ChildStartError, match="no linker: install one"):
             await executor.start()
 
-    with_executor(work, builds=True, TVM_FAULT_MACHINES="")
+    with_executor(work, builds=True, TVM_FAULT_PLATFORMS="")
 
 
 def test_a_machine_that_is_missing_is_named(caplog: pytest.LogCaptureFixture) -> None:
@@ -81,7 +81,7 @@ def test_a_machine_that_is_missing_is_named(caplog: pytest.LogCaptureFixture) ->
         await executor.start()
         assert executor.builds_for == ("x86_64",)
 
-    with_executor(work, builds=True, TVM_FAULT_MACHINES="x86_64")
+    with_executor(work, builds=True, TVM_FAULT_PLATFORMS="x86_64")
     assert "builds for x86_64 only: no linker: install one" in caplog.text
 
 
@@ -90,7 +90,7 @@ def test_a_worker_that_measures_asks_for_no_linkers() -> None:
         await executor.start()
         assert executor.builds_for == ()
 
-    with_executor(work, TVM_FAULT_MACHINES="")
+    with_executor(work, TVM_FAULT_PLATFORMS="")
 
 
 def test_a_library_is_loaded_where_the_child_may_read_and_taken_back(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ from core.measurement import Measurement, Outcome
 from tests.integration.worker.agents import BRISK, with_fleet, working
 from tests.integration.worker.executors import GENEROUS, build_request, child_of_next, with_executor
 from tests.integration.worker.fake_fleet import FakeFleet
-from worker.runner import messages
+from worker.runner import child_messages
 from worker.runner.executor import Executor
 from worker.runner.frames import MAX_REPLY_BYTES
 
-GOOD = messages.encode_measurement(Measurement(Outcome.OK, (0.1,)))
+GOOD = child_messages.encode_measurement(Measurement(Outcome.OK, (0.1,)))
 
 
 def measurement(**wrong: object) -> str:
@@ -28,10 +28,10 @@ REPLIES = {
     "deep": f"{100_000} [",
     "a deep text": "1 " + json.dumps({"failed": json.loads("[" * 900 + "]" * 900)}),
     "a huge number": "1 " + json.dumps({"measurement": GOOD, "grown_bytes": 10**400}),
-    "no float": measurement(run_secs=[10**400]),
-    "many repeats": measurement(run_secs=[0.1] * 2000),
-    "endless build": measurement(build_secs=float("inf")),
-    "surrogates": measurement(outcome="run_error", run_secs=[], error="\ud800"),
+    "no float": measurement(run_s=[10**400]),
+    "many repeats": measurement(run_s=[0.1] * 2000),
+    "endless build": measurement(build_s=float("inf")),
+    "surrogates": measurement(outcome="run_error", run_s=[], error="\ud800"),
     "a deep error": measurement(error=json.loads("[" * 900 + "]" * 900)),
 }
 
@@ -52,7 +52,7 @@ def test_a_hostile_reply_costs_its_own_candidate(trace: str, reply: str) -> None
 
 def test_a_hostile_reply_to_an_export_costs_its_own_candidate() -> None:
     async def work(executor: Executor) -> None:
-        for reply in ("1 {}", f"{messages.MAX_EXPORT_REPLY_BYTES + 1} x", '1 {"library": 7}'):
+        for reply in ("1 {}", f"{child_messages.MAX_EXPORT_REPLY_BYTES + 1} x", '1 {"library": 7}'):
             hostile = replace(build_request("run reply", reply), export=True)
             result = await executor.export(hostile, GENEROUS)
             assert isinstance(result, Measurement)

@@ -53,7 +53,7 @@ def test_nothing_is_reached_over_the_network(system: str, family: str) -> None:
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_the_gaps_of_the_sandbox_are_named(system: str) -> None:
-    said = " ".join(measured(system, ["ok"])["gaps"])
+    said = " ".join(measured(system, ["ok"])["sandbox_gaps"])
     assert ("refuses namespaces" in said) == (system == "no namespaces")
     assert "reach the network" not in said
 
@@ -77,7 +77,7 @@ def test_measured_code_of_a_worker_of_root_is_another_users() -> None:
     assert facts["Gid"].split() == [str(account.gid)] * 4
     assert set(facts["Groups"].split()) == set(map(str, account.groups))
     assert wrote == "written"
-    assert found["gaps"] == []
+    assert found["sandbox_gaps"] == []
     assert "Resource temporarily unavailable" in processes, "there is an end to forking"
 
 
@@ -87,7 +87,7 @@ def test_a_worker_without_root_has_a_sandbox_as_well() -> None:
         traces = ["connect AF_INET", "status"]
         found = measured("unprivileged", traces, str(listening.getsockname()[1]), user="nobody")
     connected, status = found["errors"]
-    assert found["gaps"] == []
+    assert found["sandbox_gaps"] == []
     assert "not permitted" in connected
     facts = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
     assert int(facts["CapEff"], 16) == 0
@@ -102,7 +102,7 @@ def test_the_nodes_of_gpus_stay_in_reach(system: str) -> None:
     found = measured(system, ["open", "status"], " ".join(f"/dev/{name}" for name in NODES), user="nobody")
     opened, status = found["errors"]
     facts = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
-    assert (found["gaps"], facts["NoNewPrivs"]) == ([], "1")
+    assert (found["sandbox_gaps"], facts["NoNewPrivs"]) == ([], "1")
     assert NODES["another"] == ("root", 0o660), "so that something is refused"
     groups = {"root", *(name for name in GPU_GROUPS if has_group(name))}
     expected = [name for name, (group, _) in NODES.items() if group in groups and name != "another"]
@@ -141,7 +141,7 @@ async def status_of(environment: dict[str, str], user: str) -> tuple[tuple[str, 
     executor = Executor(ChildConfig(2, "fault_runner:FaultRunner", user=user), environment)
     try:
         status = (await executor.measure(BuildRequest("", "", "status", ()), GENEROUS)).error
-        return executor.gaps, status
+        return executor.sandbox_gaps, status
     finally:
         await executor.close()
 
@@ -215,5 +215,5 @@ def test_more_time_of_the_cores_than_allowed_ends_the_process() -> None:
 def test_the_real_runner_works_as_another_user(system: str) -> None:
     """TVM's libraries, its thread pool, LLVM, temporary files: a program is compiled, run and verified."""
     found = measured(system, [], user="nobody", runner="worker.runner.compiler_runner:CompilerRunner")
-    assert not any("files" in gap for gap in found["gaps"])
+    assert not any("files" in gap for gap in found["sandbox_gaps"])
     assert found["triple"]

@@ -52,7 +52,7 @@ def test_measured_code_neither_reads_nor_writes_the_files_of_the_machine(system:
     assert not [line for line in others if "read" in line and not line.startswith("/tmp:")]
     assert not [line for line in (*others, of_package) if "written" in line]
     assert "read" in of_package, "Python needs it"
-    assert not any("files" in gap for gap in found["gaps"])
+    assert not any("files" in gap for gap in found["sandbox_gaps"])
     assert os.listdir(home) == ["secret"]
 
 
@@ -83,7 +83,7 @@ def test_where_the_kernel_refuses_the_gap_is_named(system: str, home: Path) -> N
     """And the tests above would see what they look for."""
     found = measured(system, ["look"], f"{home} {home / 'secret'}")
     assert found["errors"][0].count("seen read written") == 2
-    assert any("sees the files of its user" in gap and "5.13" in gap for gap in found["gaps"])
+    assert any("sees the files of its user" in gap and "5.13" in gap for gap in found["sandbox_gaps"])
 
 
 @pytest.mark.slow

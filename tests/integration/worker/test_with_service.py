@@ -112,7 +112,7 @@ def test_evicting_frees_the_trials_at_once_and_resuming_lets_it_go_on(tmp_path: 
         assert service.http.post("/v1/workers/board:evict").status_code == 200
         assert states(service, job_id) == ["pending", "pending"]
         await until(lambda: agent.state.value == "draining")
-        assert shown(service)["wanted"] == "evicted"
+        assert shown(service)["desired_state"] == "evicted"
         assert service.http.post("/v1/workers/board:resume").status_code == 200
         await until(lambda: states(service, job_id) == ["done", "done"])
         assert [trial.outcome for trial in stored(service, job_id)] == ["ok", "ok"]
@@ -147,8 +147,8 @@ def test_a_worker_whose_child_cannot_be_started_again_gives_its_lease_back(tmp_p
         await until(lambda: agent.state is WorkerState.READY)
         (tmp_path / "sound").unlink()
         job_id = queue(service, "", "run exit", "ok", "ok 2")
-        await until(lambda: shown(service)["trouble"] != "")
-        assert "SIGILL" in str(shown(service)["trouble"])
+        await until(lambda: shown(service)["health_error"] != "")
+        assert "SIGILL" in str(shown(service)["health_error"])
         assert shown(service)["state"] == "probing"
         left = [(trial.state, trial.attempts) for trial in stored(service, job_id)]
         assert left == [("done", 0), ("pending", 0), ("pending", 0)], "no device was lost"
@@ -158,7 +158,7 @@ def test_a_worker_whose_child_cannot_be_started_again_gives_its_lease_back(tmp_p
         outcomes = [trial.outcome for trial in stored(service, job_id)]
         assert outcomes == ["run_error", "ok", "ok"]
         assert [trial.attempts for trial in stored(service, job_id)] == [0, 0, 0]
-        assert shown(service)["trouble"] == ""
+        assert shown(service)["health_error"] == ""
 
     (tmp_path / "sound").touch()
     with_agent(tmp_path, work, TVM_FAULT_UNTIL=str(tmp_path / "sound"), TVM_FAULT_HOW="SIGILL")
@@ -168,13 +168,13 @@ def test_a_device_that_cannot_measure_says_so_until_it_can(tmp_path: Path) -> No
     async def work(service: Service, agent: Agent, running: asyncio.Task[None]) -> None:
         await until(lambda: bool(service.http.get("/v1/workers").json()["items"]))
         assert shown(service)["state"] == "probing"
-        await until(lambda: shown(service)["trouble"] != "")
-        assert str(shown(service)["trouble"]).startswith(
+        await until(lambda: shown(service)["health_error"] != "")
+        assert str(shown(service)["health_error"]).startswith(
             "its check was ended by SIGILL (illegal instruction): "
         )
         (tmp_path / "mended").touch()
         await until(lambda: shown(service)["state"] == "ready")
-        assert shown(service)["trouble"] == ""
+        assert shown(service)["health_error"] == ""
 
     with_agent(tmp_path, work, TVM_FAULT_UNTIL=str(tmp_path / "mended"), TVM_FAULT_HOW="SIGILL")
 

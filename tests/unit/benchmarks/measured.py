@@ -47,7 +47,7 @@ TUNING = Tuning(
     ],
     limits=Limits(flops_per_s=2e11, bytes_per_s=1e10),
     folder=Path("."),
-    manifest=Manifest("{}", (Input((1, 3, 224, 224), "float32"),), untuned_secs=(0.4,), tuned_secs=(0.01,)),
+    manifest=Manifest("{}", (Input((1, 3, 224, 224), "float32"),), untuned_s=(0.4,), tuned_s=(0.01,)),
     start_s=5.0,
     job_s=75.0,
     search_s=60.0,
@@ -77,12 +77,12 @@ COMPILED = CompiledNetwork(
     replace(
         TUNING,
         job=replace(JOB, trials=0, trials_done=20),
-        manifest=replace(TUNING.manifest, tuned_secs=(0.02,)),
+        manifest=replace(TUNING.manifest, tuned_s=(0.02,)),
     ),
     replace(
         TUNING,
         job=replace(JOB, trials=20, trials_done=21),
-        manifest=replace(TUNING.manifest, tuned_secs=(0.011,)),
+        manifest=replace(TUNING.manifest, tuned_s=(0.011,)),
     ),
     {
         AT_ONCE: Timings((0.02, 0.02)),

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from benchmarks.results.recordings import RecordedTask, RecordedTrial, Recording
 
 
-def task(name: str, seconds: Sequence[float | None], *, place: str = "", weight: int = 1) -> RecordedTask:
-    return RecordedTask(name, name, place or name, weight, 1e9, name, True, tuple(seconds))
+def task(
+    name: str, seconds: Sequence[float | None], *, base_workload: str = "", weight: int = 1
+) -> RecordedTask:
+    return RecordedTask(name, name, base_workload or name, weight, 1e9, name, True, tuple(seconds))
 
 
 def recording(*tasks: RecordedTask, each_s: float = 0.5) -> Recording:

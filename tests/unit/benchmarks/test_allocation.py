@@ -33,7 +33,7 @@ def test_everyone_makes_all_trials_and_ends_equally_fast(name: str) -> None:
 
 
 def test_the_allocator_goes_where_something_is_gained() -> None:
-    many = [replace(FLAT, workload=f"flat{n}", place=f"flat{n}") for n in range(9)]
+    many = [replace(FLAT, workload=f"flat{n}", base_workload=f"flat{n}") for n in range(9)]
     curves = {name: replay(recording(*many, STEEP), ALLOCATORS[name], 0) for name in (ALLOCATOR, EQUAL)}
     assert fewer_trials(curves[EQUAL], curves[ALLOCATOR], 0.5) > 1.2
 
@@ -52,8 +52,11 @@ def test_a_task_whose_recording_is_used_up_gets_no_more() -> None:
     assert curve[-1] == (19, 2.0)
 
 
-def test_the_fastest_task_of_a_place_counts_and_failures_do_not() -> None:
-    own, variant = task("own", [None, 3.0], weight=2), task("variant", [1.0, None], place="own", weight=2)
+def test_the_fastest_task_of_a_base_workload_counts_and_failures_do_not() -> None:
+    own, variant = (
+        task("own", [None, 3.0], weight=2),
+        task("variant", [1.0, None], base_workload="own", weight=2),
+    )
     assert latency_s([own, variant, task("other", [5.0])]) == 7.0
     assert latency_s([own, task("broken", [None])]) == float("inf")
 

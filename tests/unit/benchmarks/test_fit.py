@@ -13,7 +13,7 @@ from benchmarks.fit.programs import Group, ProgramsError, line_of_device, line_o
 from benchmarks.suite import OPERATORS
 from compiler.reading.subgraph import read_dag
 from search.cost.analytic import estimate
-from search.cost.machine import FITTED
+from search.cost.cost_parameters import FITTED
 from search.programs.annotate import sample
 from search.rules.space import generate
 from tests.devices import PROFILE

@@ -21,7 +21,7 @@ from core.profile import Profile
 from records.jobs import tasks
 from records.storage.database import Database
 from records.storage.tables import TrialRow
-from search.cost.machine import FITTED
+from search.cost.cost_parameters import FITTED
 from tests.unit.records.farm import make_job, task_spec
 
 MEASURED = json.loads((Path(__file__).parent / "h200_programs.json").read_text())
@@ -46,7 +46,7 @@ def put_network(session: Session, name: str, device: Device, measured: dict[str,
             "state": "done",
             "attempts": 1,
             "outcome": "ok",
-            "run_secs": [one["latency_us"] / 1e6],
+            "run_s": [one["latency_us"] / 1e6],
             "latency_s": one["latency_us"] / 1e6,
             "error": "",
             "created_at": 1.0,

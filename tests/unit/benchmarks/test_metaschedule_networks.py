@@ -15,8 +15,8 @@ from benchmarks.engines import metaschedule_networks
 from benchmarks.engines.metaschedule_networks import PeerFailed, TrialRate, read_rate, trial_rate
 
 
-def _leave(folder: Path, run_secs: list[float]) -> None:
-    lines = [json.dumps([0, [[], [secs], {}, []]]) for secs in run_secs]
+def _leave(folder: Path, run_s: list[float]) -> None:
+    lines = [json.dumps([0, [[], [secs], {}, []]]) for secs in run_s]
     for name, text, at_s in (
         (metaschedule_networks.STARTED, "", 1000.0),
         (metaschedule_networks.WORKLOADS, "[]\n", 1030.0),

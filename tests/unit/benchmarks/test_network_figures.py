@@ -143,15 +143,15 @@ def test_what_was_published_is_held_against_what_is_seen() -> None:
     assert _by_name(replace(MEASURED, tuning=_published(0.0112)))[PUBLISHED].reached is True
 
 
-def _published(*tuned_secs: float) -> Tuning:
-    return replace(TUNING, manifest=replace(TUNING.manifest, tuned_secs=tuned_secs))
+def _published(*tuned_s: float) -> Tuning:
+    return replace(TUNING, manifest=replace(TUNING.manifest, tuned_s=tuned_s))
 
 
 def test_the_fastest_model_is_what_was_published() -> None:
     assert _published(0.3, 0.1, 0.2).manifest.latency_s == 0.2
     assert _published(0.5).manifest.latency_s == 0.4
-    assert replace(TUNING.manifest, published_secs=(0.005,)).latency_s == 0.005
-    never = replace(TUNING.manifest, untuned_secs=(), tuned_secs=())
+    assert replace(TUNING.manifest, published_s=(0.005,)).latency_s == 0.005
+    never = replace(TUNING.manifest, untuned_s=(), tuned_s=())
     assert never.latency_s is None
     unknown = replace(MEASURED, tuning=replace(TUNING, manifest=never))
     assert not any("published" in name for name in _by_name(unknown))

@@ -113,7 +113,7 @@ def test_a_flipped_byte_is_refused_or_changes_only_what_it_hits(position: int, v
         {"inputs": [{"name": "x"}]},
         {"tasks": 5},
         {"surprise": 1},
-        {"tuned_secs": None},
+        {"tuned_s": None},
     ],
 )
 def test_a_manifest_of_another_form_is_refused(change: dict[str, object]) -> None:
@@ -124,7 +124,7 @@ def test_a_manifest_of_another_form_is_refused(change: dict[str, object]) -> Non
 
 def test_a_manifest_of_an_older_version_is_read() -> None:
     data = json.loads(MANIFEST.to_json())
-    del data["published_secs"]
+    del data["published_s"]
     assert Manifest.from_json(json.dumps(data)) == MANIFEST
 
 

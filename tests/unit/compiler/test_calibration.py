@@ -13,7 +13,7 @@ from core.profile import Profile, assumed_profile
 from tests.devices import DEVICE
 
 ALL = {f.name for f in fields(Profile)} - {"derived"}
-BASE = assumed_profile(DEVICE.machine, DEVICE.features, DEVICE.cores)
+BASE = assumed_profile(DEVICE.arch, DEVICE.features, DEVICE.cores)
 RATES = {"l1_rate": 100.0, "l2_rate": 40.0, "l3_rate": 20.0, "memory_rate": 5.0}
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.packaging.elf import elf_machine
+from compiler.packaging.elf import elf_arch
 from compiler.packaging.linker import LinkerError, find_linker, link_library
 
 THIS = platform.machine()
@@ -34,7 +34,7 @@ def test_libraries_for_this_machine(tmp_path: Path) -> None:
     library = tmp_path / "answer.so"
     link = find_linker(f"{THIS}-linux-gnu")
     link(str(library), objects(tmp_path, compiler))
-    assert elf_machine(library.read_bytes()) == THIS
+    assert elf_arch(library.read_bytes()) == THIS
 
 
 @pytest.mark.slow
@@ -44,7 +44,7 @@ def test_libraries_for_another_machine(tmp_path: Path, monkeypatch: pytest.Monke
     zig = (sys.executable, "-m", "ziglang", "cc", "-target", f"{OTHER}-linux-gnu")
     library = tmp_path / "answer.so"
     find_linker(f"{OTHER}-unknown-linux-gnu")(str(library), objects(tmp_path, *zig))
-    assert elf_machine(library.read_bytes()) == OTHER
+    assert elf_arch(library.read_bytes()) == OTHER
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="the extra 'cross' is not installed")

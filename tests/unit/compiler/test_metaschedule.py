@@ -30,7 +30,7 @@ TARGET = '{"kind":"llvm","mcpu":"skylake","mtriple":"x86_64-linux-gnu","num-core
 class _Stored:
     workload_hash: str
     trace: str
-    run_secs: tuple[float, ...]
+    run_s: tuple[float, ...]
     target: str = TARGET
 
 
@@ -87,7 +87,7 @@ def test_exported_records_come_back_as_they_were() -> None:
     stored = [_Stored(workload_hash(mod), _trace(factor), (factor * 1e-3, 1e-5)) for factor in (2, 4)]
     texts = export_database(stored, {workload_hash(mod): to_json(mod)})
     assert _import(*texts) == [
-        ImportedRecord(r.workload_hash, to_json(mod), r.trace, r.run_secs, r.target) for r in stored
+        ImportedRecord(r.workload_hash, to_json(mod), r.trace, r.run_s, r.target) for r in stored
     ]
 
 
@@ -101,21 +101,21 @@ def test_a_record_without_its_workload_is_not_exported() -> None:
         export_database([_Stored("1", _trace(2), (0.1,))], {})
 
 
-def _written_by_tvm(folder: Path, run_secs: list[float] | None) -> tuple[str, str]:
+def _written_by_tvm(folder: Path, run_s: list[float] | None) -> tuple[str, str]:
     database = JSONDatabase(str(folder / "w.json"), str(folder / "r.json"))
     mod = _workload()
     trace = _scheduled(mod, _trace(4)).trace
     target = tvm.target.Target(json.loads(TARGET))
     arguments = ArgInfo.from_prim_func(mod["main"])
     workload = database.commit_workload(mod)
-    database.commit_tuning_record(TuningRecord(trace, workload, run_secs, target, arguments))
+    database.commit_tuning_record(TuningRecord(trace, workload, run_s, target, arguments))
     return (folder / "w.json").read_text(), (folder / "r.json").read_text()
 
 
 def test_we_read_what_tvm_writes(tmp_path: Path) -> None:
     (record,) = _import(*_written_by_tvm(tmp_path, [0.25, 0.5]))
     mod = _workload()
-    assert (record.workload_hash, record.run_secs) == (workload_hash(mod), (0.25, 0.5))
+    assert (record.workload_hash, record.run_s) == (workload_hash(mod), (0.25, 0.5))
     assert json.loads(record.target)["mcpu"] == "skylake"
     tvm.ir.assert_structural_equal(_scheduled(mod, record.trace).mod, _scheduled(mod, _trace(4)).mod)
 
@@ -128,9 +128,9 @@ def test_an_export_has_the_arguments_that_tvm_writes(tmp_path: Path) -> None:
     assert json.loads(ours)[1][3] == json.loads(theirs)[1][3]
 
 
-@pytest.mark.parametrize("run_secs", [None, [1e10], [0.1, 1e10]])
-def test_candidates_that_failed_are_left_out(tmp_path: Path, run_secs: list[float] | None) -> None:
-    assert _import(*_written_by_tvm(tmp_path, run_secs)) == []
+@pytest.mark.parametrize("run_s", [None, [1e10], [0.1, 1e10]])
+def test_candidates_that_failed_are_left_out(tmp_path: Path, run_s: list[float] | None) -> None:
+    assert _import(*_written_by_tvm(tmp_path, run_s)) == []
 
 
 def test_a_hash_of_another_version_is_computed_anew(tmp_path: Path) -> None:

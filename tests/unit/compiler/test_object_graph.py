@@ -97,8 +97,8 @@ def test_what_tvm_would_crash_on_is_a_value_error(name: str) -> None:
 def test_a_prepared_workload_does_not_end_the_process_that_shows_it() -> None:
     """`tunefarm show HASH --naive` reads and prints a workload that the service sends."""
     code = (
-        "import sys; from compiler.workload import from_json, listing\n"
-        "try: print(listing(from_json(sys.stdin.read())))\n"
+        "import sys; from compiler.workload import from_json, tvmscript\n"
+        "try: print(tvmscript(from_json(sys.stdin.read())))\n"
         "except ValueError as error: print(error)"
     )
     for name in ("no variable", "a later node"):

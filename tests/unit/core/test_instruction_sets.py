@@ -28,7 +28,7 @@ def test_nothing_but_giving_up_is_understood(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "machine"),
+    ("name", "arch"),
     [
         ("avx99", "x86_64"),
         ("sse2", "x86_64"),
@@ -40,13 +40,13 @@ def test_nothing_but_giving_up_is_understood(text: str) -> None:
         ("vector", "riscv64"),
     ],
 )
-def test_a_name_that_nothing_has_is_named(name: str, machine: str) -> None:
-    with pytest.raises(FeatureError, match=f"'{name}' is no instruction set of {machine}"):
-        disabled_features(f"-{name}", machine)
+def test_a_name_that_nothing_has_is_named(name: str, arch: str) -> None:
+    with pytest.raises(FeatureError, match=f"'{name}' is no instruction set of {arch}"):
+        disabled_features(f"-{name}", arch)
 
 
 @pytest.mark.parametrize(
-    ("spelling", "machine", "names"),
+    ("spelling", "arch", "names"),
     [
         ("sse4_2", "x86_64", ("sse4.2",)),
         ("sse4.2", "x86_64", ("sse4.2",)),
@@ -57,20 +57,20 @@ def test_a_name_that_nothing_has_is_named(name: str, machine: str) -> None:
         ("dotprod", "aarch64", ("dotprod",)),
     ],
 )
-def test_the_kernels_spelling_and_llvms_are_one(spelling: str, machine: str, names: tuple[str, ...]) -> None:
-    assert llvm_names(spelling, machine) == names
+def test_the_kernels_spelling_and_llvms_are_one(spelling: str, arch: str, names: tuple[str, ...]) -> None:
+    assert llvm_names(spelling, arch) == names
 
 
 def test_a_word_may_stand_for_several_of_llvms_names() -> None:
     assert {"egpr", "ndd", "nf"} < set(llvm_names("apx", "x86_64"))
 
 
-@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_no_name_stands_for_two_words(machine: str) -> None:
-    known = instruction_sets(machine)
+@pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
+def test_no_name_stands_for_two_words(arch: str) -> None:
+    known = instruction_sets(arch)
     assert len({one.name for one in known}) == len(known)
 
 
 def test_instruction_sets_of_intrinsics_have_names() -> None:
-    words = {one.word for machine in ("x86_64", "aarch64") for one in instruction_sets(machine)}
+    words = {one.word for arch in ("x86_64", "aarch64") for one in instruction_sets(arch)}
     assert {word for intrinsic in INTRINSICS for word in intrinsic.features} <= words

@@ -43,7 +43,7 @@ def test_a_type_that_was_not_measured_is_taken_for_float32() -> None:
 
 
 @pytest.mark.parametrize(
-    ("machine", "features", "registers"),
+    ("arch", "features", "registers"),
     [
         ("x86_64", ("avx2", "avx512f", "fma"), 32),
         ("x86_64", ("avx2", "fma"), 16),
@@ -52,16 +52,16 @@ def test_a_type_that_was_not_measured_is_taken_for_float32() -> None:
     ],
 )
 def test_registers_follow_from_the_instruction_set(
-    machine: str, features: tuple[str, ...], registers: int
+    arch: str, features: tuple[str, ...], registers: int
 ) -> None:
-    profile = assumed_profile(machine, features, cores=4)
+    profile = assumed_profile(arch, features, cores=4)
     assert profile.registers == registers
     assert set(profile.derived) == {f.name for f in fields(Profile)} - {"derived"}
 
 
 def test_a_device_that_was_not_calibrated_has_the_speeds_of_an_ordinary_one() -> None:
     assert DEVICE.profile is None
-    assert DEVICE.speeds == assumed_profile(DEVICE.machine, DEVICE.features, DEVICE.cores)
+    assert DEVICE.speeds == assumed_profile(DEVICE.arch, DEVICE.features, DEVICE.cores)
     assert replace(DEVICE, profile=PROFILE).speeds == PROFILE
 
 

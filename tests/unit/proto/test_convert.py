@@ -12,11 +12,11 @@ import pytest
 from core.device import Device, Gpu
 from core.lease import Candidate, Lease, LeaseId, Limits, ModuleRun
 from core.measurement import Built, Measurement, Outcome, Resources
-from core.worker import MAX_TROUBLE_CHARS, Role, Vitals, Wanted, WorkerState
+from core.worker import MAX_HEALTH_ERROR_CHARS, DesiredState, Role, Vitals, WorkerState
 from proto import convert
 from proto import fleet_pb2 as pb
 from proto.convert import ProtocolMismatchError, WireError, library_from_wire, library_to_wire
-from proto.messages import Answer, LibraryUpload, Result, WorkerReport
+from proto.messages import LibraryUpload, Result, SyncResponse, WorkerReport
 
 DEVICE = Device(
     name="a board",
@@ -64,9 +64,9 @@ def test_every_outcome_survives(outcome: Outcome) -> None:
     assert convert.measurement_from_wire(convert.measurement_to_wire(measurement)) == measurement
 
 
-@pytest.mark.parametrize("run_secs", [[], [math.nan], [-1.0], [0.0], [1e-3, math.inf]])
-def test_an_ok_measurement_without_possible_times_is_a_failure(run_secs: list[float]) -> None:
-    measurement = convert.measurement_from_wire(pb.Measurement(outcome="OUTCOME_OK", run_secs=run_secs))
+@pytest.mark.parametrize("run_s", [[], [math.nan], [-1.0], [0.0], [1e-3, math.inf]])
+def test_an_ok_measurement_without_possible_times_is_a_failure(run_s: list[float]) -> None:
+    measurement = convert.measurement_from_wire(pb.Measurement(outcome="OUTCOME_OK", run_s=run_s))
     assert measurement.outcome is Outcome.UNKNOWN
     assert "made no sense" in measurement.error
 
@@ -78,12 +78,12 @@ def test_an_outcome_of_the_future_is_a_failure() -> None:
 
 
 def test_times_of_a_failure_and_absurd_build_times_are_dropped() -> None:
-    message = pb.Measurement(outcome="OUTCOME_RUN_ERROR", run_secs=[1.0], build_secs=math.nan, error="boom")
+    message = pb.Measurement(outcome="OUTCOME_RUN_ERROR", run_s=[1.0], build_s=math.nan, error="boom")
     assert convert.measurement_from_wire(message) == Measurement(Outcome.RUN_ERROR, (), 0.0, "boom")
 
 
 def test_too_many_repeats_are_a_failure() -> None:
-    message = pb.Measurement(outcome="OUTCOME_OK", run_secs=[1.0] * (convert.MAX_REPEATS + 1))
+    message = pb.Measurement(outcome="OUTCOME_OK", run_s=[1.0] * (convert.MAX_REPEATS + 1))
     assert convert.measurement_from_wire(message).outcome is Outcome.UNKNOWN
 
 
@@ -198,9 +198,9 @@ def test_a_report_survives() -> None:
     [
         Vitals(),
         Vitals("0.1.0", "0.27.0", 0.0, -4.5, 1 << 33, 16, 0),
-        Vitals(load=1.5, uncontained="all"),
-        Vitals(trouble="its check was ended by SIGILL"),
-        Vitals(trouble="ü" * MAX_TROUBLE_CHARS),
+        Vitals(load=1.5, sandbox_gaps="all"),
+        Vitals(health_error="its check was ended by SIGILL"),
+        Vitals(health_error="ü" * MAX_HEALTH_ERROR_CHARS),
     ],
 )
 def test_vitals_survive_as_far_as_they_are_known(vitals: Vitals) -> None:
@@ -226,10 +226,10 @@ def test_a_report_without_vitals_is_understood() -> None:
         ("tunefarm_version", "1.0\nroot:"),
         ("tvm_version", "9" * 65),
         ("driver", "580\n"),
-        ("uncontained", "x" * 4000),
-        ("trouble", "x" * (MAX_TROUBLE_CHARS + 1)),
-        ("trouble", "its check\nfailed"),
-        ("trouble", "its check \x1b[31mfailed"),
+        ("sandbox_gaps", "x" * 4000),
+        ("health_error", "x" * (MAX_HEALTH_ERROR_CHARS + 1)),
+        ("health_error", "its check\nfailed"),
+        ("health_error", "its check \x1b[31mfailed"),
         ("load", math.nan),
         ("load", -1.0),
         ("temperature_c", math.inf),
@@ -307,8 +307,8 @@ def test_too_many_results_are_refused() -> None:
 def test_the_calibration_flags_survive() -> None:
     report = replace(REPORT, calibrated=True)
     assert convert.report_from_wire(convert.report_to_wire(report)) == report
-    answer = Answer(calibrate=True)
-    assert convert.answer_from_wire(convert.answer_to_wire(answer), None) == answer
+    response = SyncResponse(calibrate=True)
+    assert convert.response_from_wire(convert.response_to_wire(response), None) == response
 
 
 def test_another_protocol_is_named() -> None:
@@ -329,38 +329,40 @@ def test_the_wait_is_cut_to_what_is_allowed() -> None:
     ],
 )
 def test_an_answer_with_a_new_lease_survives(lease: Lease) -> None:
-    answer = Answer(lease=lease, acknowledged=(1, 2), call_again_after_s=5.0)
-    assert convert.answer_from_wire(convert.answer_to_wire(answer), held=None) == answer
+    response = SyncResponse(lease=lease, acknowledged=(1, 2), call_again_after_s=5.0)
+    assert convert.response_from_wire(convert.response_to_wire(response), held=None) == response
 
 
-@pytest.mark.parametrize("wanted", list(Wanted))
-def test_every_wanted_survives(wanted: Wanted) -> None:
-    answer = Answer(fenced=wanted is Wanted.EVICTED, wanted=wanted, call_again_after_s=5.0)
-    assert convert.answer_from_wire(convert.answer_to_wire(answer), held=None) == answer
+@pytest.mark.parametrize("desired_state", list(DesiredState))
+def test_every_desired_state_survives(desired_state: DesiredState) -> None:
+    response = SyncResponse(
+        fenced=desired_state is DesiredState.EVICTED, desired_state=desired_state, call_again_after_s=5.0
+    )
+    assert convert.response_from_wire(convert.response_to_wire(response), held=None) == response
 
 
-def test_an_unknown_wanted_is_work() -> None:
+def test_an_unknown_desired_state_is_work() -> None:
     message = pb.SynchronizeResponse.FromString(bytes([0x28, 99]))
-    assert message.wanted == 99
-    assert convert.answer_from_wire(message, held=None).wanted is Wanted.WORK
+    assert message.desired_state == 99
+    assert convert.response_from_wire(message, held=None).desired_state is DesiredState.WORK
 
 
 def test_a_kept_lease_travels_as_its_id() -> None:
-    answer = Answer(keeps=HELD, call_again_after_s=5.0)
-    message = convert.answer_to_wire(answer)
+    response = SyncResponse(keeps=HELD, call_again_after_s=5.0)
+    message = convert.response_to_wire(response)
     assert not message.lease.candidates
-    assert convert.answer_from_wire(message, held=HELD) == answer
+    assert convert.response_from_wire(message, held=HELD) == response
 
 
 def test_a_kept_lease_that_is_not_held_is_refused() -> None:
-    message = convert.answer_to_wire(Answer(keeps=HELD))
+    message = convert.response_to_wire(SyncResponse(keeps=HELD))
     with pytest.raises(WireError, match="lease makes no sense"):
-        convert.answer_from_wire(message, held=LeaseId("other", 1))
+        convert.response_from_wire(message, held=LeaseId("other", 1))
 
 
 def test_a_fenced_answer_and_a_senseless_pause_survive() -> None:
     message = pb.SynchronizeResponse(fenced=True, call_again_after_s=math.nan)
-    assert convert.answer_from_wire(message, held=None) == Answer(fenced=True)
+    assert convert.response_from_wire(message, held=None) == SyncResponse(fenced=True)
 
 
 @pytest.mark.parametrize("best_s", [0.0, -1.0, math.nan, math.inf])
@@ -399,10 +401,10 @@ def test_a_built_result_survives() -> None:
     assert convert.report_from_wire(convert.report_to_wire(report)) == report
 
 
-@pytest.mark.parametrize(("sha", "build_secs"), [("", 0.1), ("AB" * 32, 0.1), (SHA, -1.0), (SHA, math.nan)])
-def test_an_invalid_built_result_is_a_failure_and_refuses_no_other(sha: str, build_secs: float) -> None:
+@pytest.mark.parametrize(("sha", "build_s"), [("", 0.1), ("AB" * 32, 0.1), (SHA, -1.0), (SHA, math.nan)])
+def test_an_invalid_built_result_is_a_failure_and_refuses_no_other(sha: str, build_s: float) -> None:
     message = wire_report()
-    message.results[0].built.CopyFrom(pb.Built(sha256=sha, build_secs=build_secs))
+    message.results[0].built.CopyFrom(pb.Built(sha256=sha, build_s=build_s))
     (result,) = convert.report_from_wire(message).results
     assert isinstance(result.measurement, Measurement)
     assert (result.trial_id, result.measurement.outcome) == (3, Outcome.UNKNOWN)
@@ -416,19 +418,19 @@ def test_a_builder_survives_and_a_worker_of_before_there_were_any_measures() -> 
 
 
 @pytest.mark.parametrize(
-    ("machines", "why"),
+    ("platforms", "why"),
     [
-        ([], "for which machines"),
+        ([], "must name its platforms"),
         (["x86_64"] * 17, "at most 16"),
         (["x" * 33], "at most 16 names"),
         (["a b"], "names such as"),
         (["'; DROP"], "names such as"),
     ],
 )
-def test_a_builder_of_nothing_or_of_nonsense_is_refused(machines: list[str], why: str) -> None:
+def test_a_builder_of_nothing_or_of_nonsense_is_refused(platforms: list[str], why: str) -> None:
     message = wire_report()
     message.role = pb.WORKER_ROLE_BUILD
-    message.builds_for.extend(machines)
+    message.builds_for.extend(platforms)
     with pytest.raises(WireError, match=why):
         convert.report_from_wire(message)
 

@@ -40,7 +40,7 @@ class Farm:
         return trials.add(self.session, self.job_id, 0, new, now=10.0)
 
     def take(self, lease_id: str, limit: int = 8, now: float = 20.0) -> leases.StoredLease | None:
-        return leases.take(
+        return leases.acquire_lease(
             self.session,
             lease_id,
             WorkerSession("worker", "session", WorkerState.READY, self.device),
@@ -86,7 +86,7 @@ def measured(secs: float | None) -> Measurement:
     """Return a success of `secs` seconds, or a failure if they are None."""
     if secs is None:
         return Measurement(Outcome.BUILD_ERROR, error="no such intrinsic")
-    return Measurement(Outcome.OK, run_secs=(secs, 2 * secs, 3 * secs), build_secs=0.1)
+    return Measurement(Outcome.OK, run_s=(secs, 2 * secs, 3 * secs), build_s=0.1)
 
 
 def request(session: Session, **changes: object) -> jobs.JobRequest:
@@ -139,9 +139,9 @@ def _trial(record: schedules.Record, task: tasks.Task, repeat: int) -> TrialRow:
         state="done",
         attempts=1,
         outcome=record.outcome,
-        run_secs=list(record.run_secs),
+        run_s=list(record.run_s),
         latency_s=record.latency_s,
-        build_secs=0.1,
+        build_s=0.1,
         error="",
         created_at=record.created_at,
         finished_at=record.created_at,

@@ -8,7 +8,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from core.access import Scope
+from core.tokens import Scope
 from records import access
 from records.access import LAST_USED_PRECISION_S, AuditEntry, Token, TokenNotFound
 from records.storage.database import Database

@@ -51,7 +51,7 @@ def filled(url: str) -> Iterator[Database]:
         workers.register(session, WorkerSession("w1", "s1", WorkerState.READY, DEVICE), 1.0)
         ids = farm.issue("a", "b")
         session.execute(
-            text("UPDATE trials SET state = 'done', outcome = 'ok', latency_s = 0.1, run_secs = '[0.1]'")
+            text("UPDATE trials SET state = 'done', outcome = 'ok', latency_s = 0.1, run_s = '[0.1]'")
         )
         jobs.count(session, "job", done=2)
         schedules.put_trials(session, ids, 2.0)

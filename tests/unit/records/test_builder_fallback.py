@@ -36,7 +36,9 @@ def enrol(session: Session, name: str = "builder", now: float = 19.0) -> None:
 
 
 def take(session: Session, lease_id: str = "built", name: str = "builder") -> StoredLease | None:
-    return leases.take(session, lease_id, WorkerSession(name, "session", WorkerState.READY), 8, 20.0, 60.0)
+    return leases.acquire_lease(
+        session, lease_id, WorkerSession(name, "session", WorkerState.READY), 8, 20.0, 60.0
+    )
 
 
 def build(session: Session, lease: StoredLease, trial_id: int) -> None:
@@ -180,7 +182,7 @@ def test_a_builder_that_reports_meanwhile_never_waits_for_the_fallback_that_wait
         farm.issue("t1", "t2")
         for name in ("one", "two"):
             enrol(session, name)
-            assert leases.take(
+            assert leases.acquire_lease(
                 session, f"lease of {name}", WorkerSession(name, "session", WorkerState.READY), 1, 20.0, 60.0
             )
         builder_fallback.build_on_devices(session, "job", 180.0, now=30.0)

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from core.device import Device
 from core.job import Build
 from core.measurement import Built, Measurement, Outcome
-from core.worker import LOST_AFTER_S, Vitals, Wanted, WorkerState
+from core.worker import LOST_AFTER_S, DesiredState, Vitals, WorkerState
 from records import devices
 from records.fleet import building, fair_queue, leases, module_runs, workers
 from records.fleet.building import Builder
@@ -50,7 +50,7 @@ def take(
     farm: Farm, lease_id: str, now: float = 20.0, limit: int = 8, name: str = "builder"
 ) -> StoredLease | None:
     """As the builder does."""
-    return leases.take(
+    return leases.acquire_lease(
         farm.session, lease_id, WorkerSession(name, "session", WorkerState.READY), limit, now, 60.0
     )
 
@@ -112,7 +112,7 @@ class TestWhoBuilds:
             (Build.AUTO, BOARD, replace(LARGE, builds_for=("x86_64",)), False),
             (Build.AUTO, BOARD, replace(LARGE, toolchain="llvm 21"), False),
             (Build.AUTO, GPU, replace(LARGE, cores=1000), False),
-            (Build.AUTO, GPU, replace(SMALL, builds_for=(GPU.built_as,)), True),
+            (Build.AUTO, GPU, replace(SMALL, builds_for=(GPU.platform,)), True),
             (Build.DEVICE, BOARD, LARGE, False),
             (Build.BUILDER, DEVICE, SMALL, True),
         ],
@@ -162,9 +162,9 @@ class TestWhoBuilds:
         enrol(board.session)
         assert board.take("0", limit=1) is None
         assert board.take("1", limit=1, now=19.1 + LOST_AFTER_S) is not None
-        workers.set_wanted(board.session, "builder", Wanted.DRAIN)
+        workers.set_desired_state(board.session, "builder", DesiredState.DRAIN)
         assert board.take("2", limit=1) is not None
-        workers.set_wanted(board.session, "builder", Wanted.WORK)
+        workers.set_desired_state(board.session, "builder", DesiredState.WORK)
         for number, state in enumerate((WorkerState.DRAINING, WorkerState.PROBING), start=3):
             workers.heartbeat(board.session, WorkerSession("builder", "session", state), 19.0)
             assert board.take(str(number), limit=1) is not None
@@ -298,10 +298,10 @@ class TestLibraries:
         leased_by_device = board.leased("own", limit=1)
         enrol(board.session)
         lease = leased(board, "built", now=20.0)
-        assert building.machine(board.session, lease.id, "session", 21.0) == "aarch64"
-        assert building.machine(board.session, lease.id, "another", 21.0) is None
-        assert building.machine(board.session, lease.id, "session", 80.0) is None
-        assert building.machine(board.session, leased_by_device.id, "session", 21.0) is None
+        assert building.leased_platform(board.session, lease.id, "session", 21.0) == "aarch64"
+        assert building.leased_platform(board.session, lease.id, "another", 21.0) is None
+        assert building.leased_platform(board.session, lease.id, "session", 80.0) is None
+        assert building.leased_platform(board.session, leased_by_device.id, "session", 21.0) is None
 
     def test_go_with_the_trials_of_a_job_that_is_cancelled(self, board: Farm) -> None:
         board.issue("t1", "t2")
@@ -332,7 +332,7 @@ def test_device_classes_from_before_can_be_built_for(tmp_path: Path) -> None:
     database = Database(url)
     database.migrate()
     with database.begin() as session:
-        facts = select(DeviceClassRow.machine, DeviceClassRow.cores, DeviceClassRow.toolchain)
+        facts = select(DeviceClassRow.platform, DeviceClassRow.cores, DeviceClassRow.toolchain)
         known = session.execute(facts.order_by(DeviceClassRow.cores)).all()
         assert [tuple(row) for row in known] == [
             ("aarch64", BOARD.cores, BOARD.toolchain),

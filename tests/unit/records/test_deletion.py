@@ -106,7 +106,7 @@ class TestJobs:
             delete_job(farm.session, "job", now=50.0)
 
     def test_one_that_a_scheduler_works_on_waits(self, farm: Farm) -> None:
-        jobs.claim(farm.session, "job", "scheduler", 39.0, 900.0)
+        jobs.claim_job(farm.session, "job", "scheduler", 39.0, 900.0)
         finish(farm.session)
         with pytest.raises(JobInUse, match="a scheduler is still at work on it: try again soon"):
             delete_job(farm.session, "job", now=50.0)

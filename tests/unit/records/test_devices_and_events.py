@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from core.device import Device
 from core.profile import Profile
-from core.worker import LOST_AFTER_S, Role, Vitals, Wanted, WorkerState
+from core.worker import LOST_AFTER_S, DesiredState, Role, Vitals, WorkerState
 from records import devices
 from records.fleet import leases, workers
 from records.fleet.building import Builder
@@ -83,15 +83,15 @@ class TestProfiles:
         assert workers.get(session, "a").calibrate
         for seen in range(2):
             assert workers.heartbeat(session, WorkerSession("a", "s", WorkerState.READY), 2.0 + seen) == (
-                Wanted.WORK,
+                DesiredState.WORK,
                 True,
             )
-        assert workers.instructions(session, "b") == (Wanted.WORK, False)
+        assert workers.instructions(session, "b") == (DesiredState.WORK, False)
         register(session, "a", "s", device)
         assert workers.instructions(session, "a").calibrate
         again = replace(DEVICE, profile=self.FAST)
         workers.register(session, WorkerSession("a", "s", WorkerState.READY, again, calibrated=True), 5.0)
-        assert workers.instructions(session, "a") == (Wanted.WORK, False)
+        assert workers.instructions(session, "a") == (DesiredState.WORK, False)
         assert self.profile(session) == self.FAST
 
     def test_an_unknown_worker(self, session: Session) -> None:
@@ -105,8 +105,8 @@ class TestSilentWorkers:
             register(session, f"old {number}", "s", DEVICE, now=1.0)
         for known in ("drained", "evicted", "new"):
             register(session, known, "s", DEVICE, now=1.0)
-        workers.set_wanted(session, "drained", Wanted.DRAIN)
-        workers.set_wanted(session, "evicted", Wanted.EVICTED)
+        workers.set_desired_state(session, "drained", DesiredState.DRAIN)
+        workers.set_desired_state(session, "evicted", DesiredState.EVICTED)
         register(session, "new", "next", DEVICE, now=50.0)
         register(session, "new", "last", DEVICE, now=100.0)
         assert [workers.drop_silent(session, 100.0, limit=2) for _ in range(3)] == [3, 1, 0]
@@ -164,7 +164,7 @@ class TestWorkers:
             device_name="two cores",
             cores=2,
             state=WorkerState.READY,
-            wanted=Wanted.WORK,
+            desired_state=DesiredState.WORK,
             last_seen_at=2.0,
             trials_done=0,
             failures=0,
@@ -191,7 +191,7 @@ class TestWorkers:
 
     def test_vitals_of_an_older_service_are_read(self, session: Session) -> None:
         register(session, "a", "s", None, WorkerState.PROBING, now=1.0)
-        old = {"tunefarm_version": "0.1", "load": 0.5, "uncontained": ""}
+        old = {"tunefarm_version": "0.1", "load": 0.5, "sandbox_gaps": ""}
         session.execute(update(WorkerRow).values(vitals=old))
         found = workers.get(session, "a")
         assert found.vitals == Vitals("0.1", load=0.5)
@@ -200,7 +200,7 @@ class TestWorkers:
     def test_the_role_is_stored_with_the_vitals_and_known_before_the_worker_can_build(
         self, session: Session
     ) -> None:
-        broken = Vitals(trouble="no linker")
+        broken = Vitals(health_error="no linker")
         workers.register(
             session, WorkerSession("a", "s", WorkerState.PROBING, vitals=broken, role=Role.BUILD), 1.0
         )
@@ -292,28 +292,28 @@ class TestFencing:
 class TestWanted:
     def test_an_instruction_is_kept_until_the_next_one(self, session: Session) -> None:
         register(session, "a", "s", DEVICE)
-        assert workers.wanted(session, "a") is Wanted.WORK
-        assert workers.may_take(session, "a", "s")
-        workers.set_wanted(session, "a", Wanted.DRAIN)
+        assert workers.desired_state(session, "a") is DesiredState.WORK
+        assert workers.may_lease(session, "a", "s")
+        workers.set_desired_state(session, "a", DesiredState.DRAIN)
         register(session, "a", "another", DEVICE, now=2.0)
-        assert workers.wanted(session, "a") is Wanted.DRAIN
+        assert workers.desired_state(session, "a") is DesiredState.DRAIN
         assert workers.not_taking_work(session) == ["a"]
-        assert not workers.may_take(session, "a", "another")
-        workers.set_wanted(session, "a", Wanted.WORK)
+        assert not workers.may_lease(session, "a", "another")
+        workers.set_desired_state(session, "a", DesiredState.WORK)
         assert workers.not_taking_work(session) == []
-        assert workers.may_take(session, "a", "another")
+        assert workers.may_lease(session, "a", "another")
 
     def test_an_unknown_worker(self, session: Session) -> None:
         with pytest.raises(workers.WorkerNotFound, match="'x'"):
-            workers.set_wanted(session, "x", Wanted.DRAIN)
-        assert workers.wanted(session, "x") is Wanted.WORK
-        assert not workers.may_take(session, "x", "s")
+            workers.set_desired_state(session, "x", DesiredState.DRAIN)
+        assert workers.desired_state(session, "x") is DesiredState.WORK
+        assert not workers.may_lease(session, "x", "s")
 
     def test_only_the_sessions_that_is_ready_may_take(self, session: Session) -> None:
         register(session, "a", "s", DEVICE)
-        assert not workers.may_take(session, "a", "another")
+        assert not workers.may_lease(session, "a", "another")
         workers.heartbeat(session, WorkerSession("a", "s", WorkerState.DRAINING), 2.0)
-        assert not workers.may_take(session, "a", "s")
+        assert not workers.may_lease(session, "a", "s")
 
     def test_an_evicted_name_lets_nobody_in_until_it_is_resumed(self, session: Session) -> None:
         register(session, "a", "s", DEVICE)
@@ -323,12 +323,12 @@ class TestWanted:
             with pytest.raises(workers.SessionFenced, match="evicted"):
                 register(session, "a", session_id, DEVICE, now=3.0)
         assert workers.get(session, "a").state is WorkerState.DRAINING
-        workers.set_wanted(session, "a", Wanted.WORK)
+        workers.set_desired_state(session, "a", DesiredState.WORK)
         assert workers.heartbeat(session, WorkerSession("a", "s", WorkerState.READY), 4.0)
 
     def test_native_is_no_worker_that_is_not_wanted(self, session: Session) -> None:
         register(session, "a", "s", DEVICE, now=1.0)
-        workers.set_wanted(session, "a", Wanted.DRAIN)
+        workers.set_desired_state(session, "a", DesiredState.DRAIN)
         assert devices.resolve_class(session, "native", now=6.0) is None
 
     def test_native_is_no_worker_that_has_been_silent_for_long(self, session: Session) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sqlalchemy.orm import Session
 
 from core.device import Device
-from core.worker import Wanted, WorkerState
+from core.worker import DesiredState, WorkerState
 from records.fleet import fair_queue, leases, module_runs, workers
 from records.fleet.fair_queue import JobShare, Quota, order
 from records.fleet.leases import StoredLease
@@ -114,7 +114,7 @@ def another_class() -> Device:
 
 def take(session: Session, device: Device, limit: int = 8, worker: str = "worker") -> StoredLease | None:
     name = f"lease {next(_NUMBERS)}"
-    return leases.take(
+    return leases.acquire_lease(
         session,
         name,
         WorkerSession(worker, "session", WorkerState.READY, device),
@@ -233,7 +233,7 @@ class Board:
     name: str
     trial_s: float | None = None
     state: WorkerState = WorkerState.BUSY
-    wanted: Wanted = Wanted.WORK
+    desired_state: DesiredState = DesiredState.WORK
     seen_at: float = 100.0
 
 
@@ -242,7 +242,7 @@ def plug_in(farm: Farm, boards: Sequence[Board]) -> None:
         workers.register(farm.session, WorkerSession(board.name, "session", board.state, farm.device), 1.0)
         if board.trial_s is not None:
             issue(farm, 1)
-            lease = leases.take(
+            lease = leases.acquire_lease(
                 farm.session,
                 f"of {board.name}",
                 WorkerSession(board.name, "session", WorkerState.READY, farm.device),
@@ -254,7 +254,7 @@ def plug_in(farm: Farm, boards: Sequence[Board]) -> None:
             report = LeaseResult(measured(1e-3), lease.trials[0].id)
             leases.report(farm.session, lease.id, "session", [report], now=2.0 + board.trial_s)
         workers.heartbeat(farm.session, WorkerSession(board.name, "session", board.state), board.seen_at)
-        workers.set_wanted(farm.session, board.name, board.wanted)
+        workers.set_desired_state(farm.session, board.name, board.desired_state)
 
 
 class TestQuota:
@@ -274,7 +274,7 @@ class TestQuota:
             # Workers that aren't there or may not work don't count.
             ([Board("me", 1.0), Board("gone", 1.0, seen_at=10.0)], 20, 1.0),
             ([Board("me", 1.0), Board("leaving", 1.0, WorkerState.DRAINING)], 20, 1.0),
-            ([Board("me", 1.0), Board("drained", 1.0, wanted=Wanted.DRAIN)], 20, 1.0),
+            ([Board("me", 1.0), Board("drained", 1.0, desired_state=DesiredState.DRAIN)], 20, 1.0),
         ],
     )
     def test_the_quota_lets_all_workers_of_a_class_finish_together(
@@ -299,7 +299,7 @@ class TestQuota:
         plug_in(farm, [Board("one", 0.5), Board("other", 0.5)])
         issue(farm, 21)
         held = [
-            leases.take(
+            leases.acquire_lease(
                 farm.session,
                 name,
                 WorkerSession(name, "session", WorkerState.READY, farm.device),
@@ -315,14 +315,14 @@ class TestQuota:
         plug_in(farm, [Board("slow", 9.0), Board("fast", 1.0)])
         issue(farm, 20)
         by_now = {"now": 101.0, "ttl_s": 60.0}
-        slow = leases.take(
+        slow = leases.acquire_lease(
             farm.session,
             "slow",
             WorkerSession("slow", "session", WorkerState.READY, farm.device),
             16,
             **by_now,
         )
-        fast = leases.take(
+        fast = leases.acquire_lease(
             farm.session,
             "fast",
             WorkerSession("fast", "session", WorkerState.READY, farm.device),

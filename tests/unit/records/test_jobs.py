@@ -59,7 +59,7 @@ class TestCreate:
         assert (created.state, created.created_at, created.message) == (JobState.QUEUED, 5.0, "")
         assert (created.trials_done, created.trials_issued) == (0, 0)
         assert (created.started_at, created.finished_at, created.error) == (None, None, None)
-        assert (created.untuned_secs, created.tuned_secs) == (None, None)
+        assert (created.untuned_s, created.tuned_s) == (None, None)
         assert jobs.get(session, "job") == created
         assert states(session, "job") == ["queued"]
 
@@ -126,27 +126,27 @@ class TestPublished:
 class TestClaim:
     def test_only_one_holds_it(self, session: Session) -> None:
         create(session, "job")
-        assert jobs.claim(session, "job", "one", now=1.0, ttl_s=10.0)
-        assert not jobs.claim(session, "job", "two", now=10.9, ttl_s=10.0)
-        assert jobs.claim(session, "job", "two", now=11.0, ttl_s=10.0)
-        assert not jobs.claim(session, "job", "one", now=12.0, ttl_s=10.0)
+        assert jobs.claim_job(session, "job", "one", now=1.0, ttl_s=10.0)
+        assert not jobs.claim_job(session, "job", "two", now=10.9, ttl_s=10.0)
+        assert jobs.claim_job(session, "job", "two", now=11.0, ttl_s=10.0)
+        assert not jobs.claim_job(session, "job", "one", now=12.0, ttl_s=10.0)
 
     def test_the_holder_renews_a_claim(self, session: Session) -> None:
         create(session, "job")
-        jobs.claim(session, "job", "one", now=1.0, ttl_s=10.0)
-        assert jobs.claim(session, "job", "one", now=9.0, ttl_s=10.0)
-        assert not jobs.claim(session, "job", "two", now=18.0, ttl_s=10.0)
+        jobs.claim_job(session, "job", "one", now=1.0, ttl_s=10.0)
+        assert jobs.claim_job(session, "job", "one", now=9.0, ttl_s=10.0)
+        assert not jobs.claim_job(session, "job", "two", now=18.0, ttl_s=10.0)
 
     def test_released_it_is_free(self, session: Session) -> None:
         create(session, "job")
-        jobs.claim(session, "job", "one", now=1.0, ttl_s=10.0)
-        jobs.release(session, "job", "two")
-        assert not jobs.claim(session, "job", "two", now=2.0, ttl_s=10.0)
-        jobs.release(session, "job", "one")
-        assert jobs.claim(session, "job", "two", now=2.0, ttl_s=10.0)
+        jobs.claim_job(session, "job", "one", now=1.0, ttl_s=10.0)
+        jobs.release_claim(session, "job", "two")
+        assert not jobs.claim_job(session, "job", "two", now=2.0, ttl_s=10.0)
+        jobs.release_claim(session, "job", "one")
+        assert jobs.claim_job(session, "job", "two", now=2.0, ttl_s=10.0)
 
     def test_no_job_no_claim(self, session: Session) -> None:
-        assert not jobs.claim(session, "x", "one", now=1.0, ttl_s=10.0)
+        assert not jobs.claim_job(session, "x", "one", now=1.0, ttl_s=10.0)
 
 
 class TestAdvance:
@@ -226,7 +226,7 @@ class TestSetters:
         job = jobs.get(session, "job")
         assert (job.device_class, job.message) == (DEVICE.key, "waiting for a device")
         assert (job.untuned_artifact_sha, job.artifact_sha) == (one, two)
-        assert (job.untuned_secs, job.tuned_secs) == ((0.2, 0.25), (0.1,))
+        assert (job.untuned_s, job.tuned_s) == ((0.2, 0.25), (0.1,))
 
     def test_a_cancelled_job_takes_nothing(self, session: Session) -> None:
         create(session, "job")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from sqlalchemy.orm import Session
 
 from core.measurement import Outcome
-from core.worker import Wanted, WorkerState
+from core.worker import DesiredState, WorkerState
 from records.fleet import leases, workers
 from records.fleet.results import LeaseResult
 from records.fleet.workers import WorkerSession
@@ -64,7 +64,7 @@ class TestManyWorkersAtOnce:
             with database.begin() as session:
                 leases.expire(session, now=1000.0, max_attempts=1000)
             with database.begin() as session:
-                workers.set_wanted(session, names[turn % 3], Wanted.WORK)
+                workers.set_desired_state(session, names[turn % 3], DesiredState.WORK)
             time.sleep(0.05)
 
         acts = [functools.partial(work, name) for name in names] + [meddle, meddle]
@@ -101,7 +101,7 @@ class TestManyWorkersAtOnce:
 
     def _take_and_report(self, database: Database, name: str, turn: int) -> list[int]:
         with database.begin() as session:
-            lease = leases.take(
+            lease = leases.acquire_lease(
                 session,
                 f"{name}, {turn}",
                 WorkerSession(name, "s", WorkerState.READY, DEVICE),
@@ -120,10 +120,12 @@ class TestManyWorkersAtOnce:
         """Serve two calls of a worker; the lease may be gone at the second."""
         with database.begin() as session:
             workers.heartbeat(session, WorkerSession(name, "s", WorkerState.READY), 20.0)
-            if not workers.may_take(session, name, "s"):
+            if not workers.may_lease(session, name, "s"):
                 return
             worker = WorkerSession(name, "s", WorkerState.READY, DEVICE)
-            lease = leases.take(session, f"{name}, turn {turn}", worker, limit=3, now=20.0, ttl_s=60.0)
+            lease = leases.acquire_lease(
+                session, f"{name}, turn {turn}", worker, limit=3, now=20.0, ttl_s=60.0
+            )
         if lease is not None:
             results = [LeaseResult(measured(1e-3), trial.id) for trial in lease.trials]
             with database.begin() as session:

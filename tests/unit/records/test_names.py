@@ -7,16 +7,16 @@ from collections.abc import Callable
 import pytest
 from sqlalchemy.orm import Session
 
-from core.access import Scope
-from core.worker import LOST_AFTER_S, Wanted, WorkerState
+from core.tokens import Scope
+from core.worker import LOST_AFTER_S, DesiredState, WorkerState
 from records import access
 from records.access import Token
 from records.fleet import leases, workers
-from records.fleet.names import Claim, NameInUse, NameTaken
+from records.fleet.names import NameClaim, NameInUse, NameTaken
 from records.fleet.workers import WorkerSession
 from tests.devices import DEVICE
 
-OURS, THEIRS = Claim("ours", "machine-1"), Claim("theirs", "machine-2")
+OURS, THEIRS = NameClaim("ours", "boot-1"), NameClaim("theirs", "boot-2")
 # Its board has been away for so long by then.
 LATER = 1.0 + LOST_AFTER_S + 1.0
 
@@ -30,7 +30,7 @@ def tokens(session: Session) -> None:
 
 def register(
     session: Session,
-    claim: Claim,
+    claim: NameClaim,
     *,
     name: str = "board",
     session_id: str = "first",
@@ -70,11 +70,11 @@ def test_a_name_is_free_when_its_token_is_no_longer_valid(
 
 
 def test_a_name_without_a_token_becomes_the_first_tokens(session: Session) -> None:
-    register(session, Claim(None, "machine-1"))
-    register(session, Claim("ours", "machine-1"), session_id="second")
+    register(session, NameClaim(None, "boot-1"))
+    register(session, NameClaim("ours", "boot-1"), session_id="second")
     with pytest.raises(NameTaken):
         register(session, THEIRS, session_id="third", now=LATER)
-    assert register(session, Claim(None, "machine-1"), session_id="fourth") == "second", (
+    assert register(session, NameClaim(None, "boot-1"), session_id="fourth") == "second", (
         "the bootstrap token's"
     )
     with pytest.raises(NameTaken):
@@ -83,7 +83,7 @@ def test_a_name_without_a_token_becomes_the_first_tokens(session: Session) -> No
 
 @pytest.mark.parametrize("token_id", [None, "ours"])
 def test_two_boards_of_one_name_do_not_take_turns(session: Session, token_id: str | None) -> None:
-    one, two = Claim(token_id, "machine-1"), Claim(token_id, "machine-2")
+    one, two = NameClaim(token_id, "boot-1"), NameClaim(token_id, "boot-2")
     register(session, one)
     for now in (2.0, LOST_AFTER_S):
         with pytest.raises(NameInUse, match="another machine works as board: give one of them another name"):
@@ -102,20 +102,20 @@ def test_a_restart_on_the_same_machine_takes_over_at_once(session: Session) -> N
 def test_a_worker_that_has_left_makes_room_at_once(session: Session) -> None:
     register(session, OURS)
     workers.heartbeat(session, WorkerSession("board", "first", WorkerState.OFFLINE), 2.0)
-    assert register(session, Claim("ours", "machine-2"), session_id="second", now=2.0) == "first"
+    assert register(session, NameClaim("ours", "boot-2"), session_id="second", now=2.0) == "first"
 
 
 def test_where_no_machine_is_known_the_newer_session_wins(session: Session) -> None:
-    register(session, Claim("ours", ""))
-    assert register(session, Claim("ours", ""), session_id="second", now=2.0) == "first"
+    register(session, NameClaim("ours", ""))
+    assert register(session, NameClaim("ours", ""), session_id="second", now=2.0) == "first"
 
 
 def test_who_names_no_machine_takes_no_name_of_a_worker_that_is_there(session: Session) -> None:
-    register(session, Claim(None, "machine-1"))
+    register(session, NameClaim(None, "boot-1"))
     with pytest.raises(NameInUse):
-        register(session, Claim(None, ""), session_id="second", now=2.0)
+        register(session, NameClaim(None, ""), session_id="second", now=2.0)
     assert workers.heartbeat(session, WorkerSession("board", "first", WorkerState.READY), 2.0)
-    assert register(session, Claim(None, ""), session_id="second", now=2 * LATER) == "first"
+    assert register(session, NameClaim(None, ""), session_id="second", now=2 * LATER) == "first"
 
 
 def test_a_heartbeat_needs_the_token_of_its_session(session: Session) -> None:
@@ -123,18 +123,18 @@ def test_a_heartbeat_needs_the_token_of_its_session(session: Session) -> None:
     seen = workers.get(session, "board").last_seen_at
     with pytest.raises(NameTaken):
         workers.heartbeat(
-            session, WorkerSession("board", "first", WorkerState.OFFLINE, claim=Claim("theirs")), 2.0
+            session, WorkerSession("board", "first", WorkerState.OFFLINE, claim=NameClaim("theirs")), 2.0
         )
     assert workers.get(session, "board").last_seen_at == seen
     for token_id in ("ours", None):  # None: the bootstrap token may use every name
         assert workers.heartbeat(
-            session, WorkerSession("board", "first", WorkerState.READY, claim=Claim(token_id)), 2.0
+            session, WorkerSession("board", "first", WorkerState.READY, claim=NameClaim(token_id)), 2.0
         )
     assert not workers.heartbeat(
-        session, WorkerSession("board", "other", WorkerState.READY, claim=Claim("ours")), 2.0
+        session, WorkerSession("board", "other", WorkerState.READY, claim=NameClaim("ours")), 2.0
     )
     assert not workers.heartbeat(
-        session, WorkerSession("elsewhere", "first", WorkerState.READY, claim=Claim("ours")), 2.0
+        session, WorkerSession("elsewhere", "first", WorkerState.READY, claim=NameClaim("ours")), 2.0
     )
 
 
@@ -146,14 +146,14 @@ def test_a_session_goes_on_under_a_new_token_when_the_old_one_ends(
     now = end(session)
     access.add_token(session, Token("new", "new", frozenset({Scope.WORKER}), 0.0, None), "digest new")
     assert workers.heartbeat(
-        session, WorkerSession("board", "first", WorkerState.READY, claim=Claim("new")), now
+        session, WorkerSession("board", "first", WorkerState.READY, claim=NameClaim("new")), now
     )
     assert workers.heartbeat(
-        session, WorkerSession("board", "first", WorkerState.READY, claim=Claim("new")), now
+        session, WorkerSession("board", "first", WorkerState.READY, claim=NameClaim("new")), now
     )
     with pytest.raises(NameTaken):
         workers.heartbeat(
-            session, WorkerSession("board", "first", WorkerState.READY, claim=Claim("theirs")), now
+            session, WorkerSession("board", "first", WorkerState.READY, claim=NameClaim("theirs")), now
         )
 
 
@@ -166,13 +166,13 @@ def test_another_workers_session_is_known_as_such(session: Session) -> None:
 
 def test_an_evicted_worker_does_not_come_back_under_another_name(session: Session) -> None:
     register(session, OURS)
-    register(session, Claim("ours", "machine-3"), name="neighbour", session_id="its")
-    register(session, Claim(None, "machine-4"), name="nobodys", session_id="another")
+    register(session, NameClaim("ours", "boot-3"), name="neighbour", session_id="its")
+    register(session, NameClaim(None, "boot-4"), name="nobodys", session_id="another")
     leases.evict(session, "board", 2.0)
     for name in ("renamed", "nobodys"):
         with pytest.raises(NameTaken, match="worker board of this token is evicted"):
             register(session, OURS, name=name, session_id="second", now=LATER)
-    register(session, Claim("ours", "machine-3"), name="neighbour", session_id="restarted", now=3.0)
+    register(session, NameClaim("ours", "boot-3"), name="neighbour", session_id="restarted", now=3.0)
     register(session, THEIRS, name="another's", session_id="s", now=3.0)
-    workers.set_wanted(session, "board", Wanted.WORK)
+    workers.set_desired_state(session, "board", DesiredState.WORK)
     register(session, OURS, name="renamed", session_id="second", now=LATER)

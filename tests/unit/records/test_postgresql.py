@@ -230,7 +230,7 @@ class TestTwoJobsOfOneWorkload:
 
     def _lease(self, database: Database, name: str) -> leases.StoredLease | None:
         with database.begin() as session:
-            return leases.take(
+            return leases.acquire_lease(
                 session, name, WorkerSession(name, "s", WorkerState.READY, DEVICE), 4, now=20.0, ttl_s=60.0
             )
 
@@ -248,13 +248,13 @@ def test_a_report_stores_many_results_in_the_order_given(farm: Farm) -> None:
     ids = farm.issue(*(f"t{number}" for number in range(8)))
     farm.leased("lease", limit=8)
     found = [
-        LeaseResult(Measurement(Outcome.OK, run_secs=(1e-3 * (place + 1),)), trial_id)
+        LeaseResult(Measurement(Outcome.OK, run_s=(1e-3 * (place + 1),)), trial_id)
         for place, trial_id in enumerate(reversed(ids))
     ]
     strange = LeaseResult(measured(1e-3), 2**64 - 1)
     reported = leases.report(farm.session, "lease", "session", [strange, *found, *found], now=30.0)
     assert (reported.accepted, reported.closed) == (8, True)
-    assert [trial.run_secs for trial in reversed(farm.trials())] == [(1e-3 * (n + 1),) for n in range(8)]
+    assert [trial.run_s for trial in reversed(farm.trials())] == [(1e-3 * (n + 1),) for n in range(8)]
 
 
 class TestClock:
@@ -274,7 +274,7 @@ class TestClock:
             farm.issue("t0", "t1")
             for name, ttl_s in (("long", 60.0), ("over", -1.0)):
                 worker = WorkerSession("worker", "session", WorkerState.READY, DEVICE)
-                assert leases.take(session, name, worker, 1, now=pg.now(), ttl_s=ttl_s) is not None
+                assert leases.acquire_lease(session, name, worker, 1, now=pg.now(), ttl_s=ttl_s) is not None
         right = time.time
         monkeypatch.setattr(time, "time", lambda: right() + ahead_s)
         other = Database(emptied.url)

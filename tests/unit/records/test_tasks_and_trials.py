@@ -98,8 +98,8 @@ class TestTrials:
         farm.report("lease", ids[:1], secs=1e-3)
         farm.report("lease", ids[1:], secs=None)
         good, bad = farm.trials()
-        assert (good.outcome, good.run_secs, good.latency_s) == (Outcome.OK, (1e-3, 2e-3, 3e-3), 2e-3)
-        assert (bad.outcome, bad.run_secs, bad.latency_s) == (Outcome.BUILD_ERROR, (), None)
+        assert (good.outcome, good.run_s, good.latency_s) == (Outcome.OK, (1e-3, 2e-3, 3e-3), 2e-3)
+        assert (bad.outcome, bad.run_s, bad.latency_s) == (Outcome.BUILD_ERROR, (), None)
         assert bad.error == "no such intrinsic"
 
     def test_a_trace_is_issued_once_by_a_job(self, farm: Farm) -> None:
@@ -170,7 +170,7 @@ class TestDone:
 
     def test_those_that_went_well_are_held_against_what_was_said_of_them(self, farm: Farm) -> None:
         self.done(farm)
-        assert trials.foreseen(farm.session, farm.task_id) == [(2e-3, 1e-3, None), (8e-3, 1e-3, None)]
+        assert trials.predictions(farm.session, farm.task_id) == [(2e-3, 1e-3, None), (8e-3, 1e-3, None)]
 
     def test_failures_are_counted(self, farm: Farm) -> None:
         self.done(farm)

@@ -163,7 +163,7 @@ def propose_at_random(
     count: int,
     rng: np.random.Generator,
     exclude: Collection[Program] = (),
-    seeds: Sequence[Program] = (),
+    initial_programs: Sequence[Program] = (),
 ) -> list[Proposal]:
     """Propose as search.policy.propose does, without the evolution."""
     known = {program for program, _ in measured} | set(exclude)
@@ -211,10 +211,10 @@ class Farm:
             jobs.create(session, job_id, replace(plain, **changes), None, self.now)
         return job_id
 
-    def plug_in(self, state: WorkerState = WorkerState.READY, trouble: str = "") -> None:
+    def plug_in(self, state: WorkerState = WorkerState.READY, health_error: str = "") -> None:
         """Have the worker call; before it is ready for the first time, its device isn't known."""
         device = None if state is WorkerState.PROBING else DEVICE
-        vitals = Vitals(trouble=trouble)
+        vitals = Vitals(health_error=health_error)
         with self.database.begin() as session:
             workers.register(
                 session, WorkerSession("worker", "session", state, device, vitals=vitals), self.now
@@ -257,7 +257,9 @@ class Farm:
         with self.database.begin() as session:
             worker = WorkerSession("worker", "session", WorkerState.READY, DEVICE)
             workers.heartbeat(session, worker, self.now)
-            return leases.take(session, f"lease {self.leased}", worker, limit, now=self.now, ttl_s=60.0)
+            return leases.acquire_lease(
+                session, f"lease {self.leased}", worker, limit, now=self.now, ttl_s=60.0
+            )
 
     def report(self, lease: StoredLease) -> None:
         results = [LeaseResult(measure(trial), trial_id=trial.id) for trial in lease.trials]
@@ -265,7 +267,7 @@ class Farm:
         with self.database.begin() as session:
             leases.report(session, lease.id, "session", results, self.now)
         self.measured += [trial.id for trial in lease.trials]
-        for step in ("plan", "publish"):
+        for step in ("round", "publish"):
             self.wakes.append((step, lease.job_id))
 
     def _time(self, run: StoredModuleRun) -> Measurement:

@@ -30,11 +30,11 @@ def broker(tmp_path: Path) -> Path:
 
 
 def test_a_wake_up_is_one_message_that_names_the_step_and_the_job(broker: Path) -> None:
-    Waker(make_app(str(broker)))("plan", "job 1")
+    Waker(make_app(str(broker)))("round", "job 1")
     wait_until(lambda: bool(list(broker.glob("*.msg"))))
     [path] = broker.glob("*.msg")
     message = json.loads(path.read_text())
-    assert message["headers"]["task"] == "scheduler.plan"
+    assert message["headers"]["task"] == "scheduler.round"
     assert message["content-type"] == "application/json"
     arguments, *_ = json.loads(base64.b64decode(message["body"]))
     assert arguments == ["job 1"]
@@ -47,7 +47,7 @@ def test_a_broker_that_is_away_does_not_disturb_the_caller(
     wake = Waker(make_app(str(broker)))
     (broker / "control").rmdir()
     broker.rmdir()
-    wake("plan", "job 1")
+    wake("round", "job 1")
     wait_until(lambda: "the next sweep will find it" in caplog.text)
 
 
@@ -58,7 +58,7 @@ def test_a_redis_that_does_not_answer_keeps_nobody_waiting(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         wake = Waker(make_app(f"redis://127.0.0.1:{silent.getsockname()[1]}/0"))
         for number in range(5):
-            wake("plan", f"job {number}")
+            wake("round", f"job {number}")
         assert "too many wait" in caplog.text
     wait_until(lambda: caplog.text.count("the next sweep will find it") == 5)
 
@@ -66,7 +66,7 @@ def test_a_redis_that_does_not_answer_keeps_nobody_waiting(
 def test_a_redis_that_is_away_is_named_without_its_password(caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    Waker(make_app(f"redis://:s3cret@127.0.0.1:{port}/0"))("plan", "job 1")
+    Waker(make_app(f"redis://:s3cret@127.0.0.1:{port}/0"))("round", "job 1")
     wait_until(lambda: str(port) in caplog.text)
     assert "the next sweep will find it" in caplog.text
     assert "s3cret" not in caplog.text

@@ -35,7 +35,7 @@ def hold(farm: Farm, turn: int) -> None:
     report_ready(farm)
     with farm.database.begin() as session:
         if leases.current(session, "builder", "s", farm.now) is None:
-            leases.take(
+            leases.acquire_lease(
                 session, f"held {turn}", WorkerSession("builder", "s", WorkerState.READY), 8, farm.now, 30.0
             )
         held = leases.current(session, "builder", "s", farm.now)
@@ -47,7 +47,7 @@ def come_and_go(farm: Farm, turn: int) -> None:
     """Take everything and give it back, under another name each time."""
     report_ready(farm, f"builder {turn}")
     with farm.database.begin() as session:
-        leases.take(
+        leases.acquire_lease(
             session,
             f"held {turn}",
             WorkerSession(f"builder {turn}", "s", WorkerState.READY),

@@ -76,7 +76,7 @@ def test_a_claim_that_another_scheduler_has_got_is_not_taken_back(
 ) -> None:
     farm.submit()
     with farm.database.begin() as session:
-        assert jobs.claim(session, "job", "there", time.time(), 60.0)
+        assert jobs.claim_job(session, "job", "there", time.time(), 60.0)
     before = held_until(farm)
     with claims.renewed(context(farm, "here"), "job"):
         wait_until(lambda: "has passed to another scheduler" in caplog.text)
@@ -91,7 +91,7 @@ def test_lost_devices_are_noticed_while_no_step_is_taken(farm: Farm, tmp_path: P
     farm.drain()
     with farm.database.begin() as session:
         worker = WorkerSession("worker", "session", WorkerState.READY, DEVICE)
-        assert leases.take(session, "lease", worker, 8, now=farm.now, ttl_s=1.0)
+        assert leases.acquire_lease(session, "lease", worker, 8, now=farm.now, ttl_s=1.0)
     farm.now += 5.0
     is_stopping = threading.Event()
     arguments = make_app(str(tmp_path)), Sweeper(farm.context), 0.05, is_stopping

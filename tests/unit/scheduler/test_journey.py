@@ -18,7 +18,7 @@ from compiler.packaging.artifact import ArtifactError, open_reference
 from compiler.reading.subgraph import read_dag
 from core.job import JobState
 from core.measurement import Measurement, Outcome
-from core.worker import Wanted, WorkerState
+from core.worker import DesiredState, WorkerState
 from records.fleet import leases, workers
 from records.jobs import events, jobs, tasks, trials
 from records.jobs.trials import FALLBACK
@@ -41,11 +41,11 @@ def test_a_job_goes_from_the_queue_to_its_artifact(farm: Farm, compiler: FakeCom
     assert states(farm) == ["queued", "importing", "tuning", "publishing", "done"]
     assert (job.trials_done, job.trials_issued) == (8, 8)
     assert job.device_class == DEVICE.key
-    assert (job.untuned_secs, job.tuned_secs) == ((0.5,) * 3, (0.01,) * 3)
+    assert (job.untuned_s, job.tuned_s) == ((0.5,) * 3, (0.01,) * 3)
     assert job.message == "10 ms, 50.0 times faster than untuned (500 ms)"
     library, manifest = farm.published()
     assert library == TUNED
-    assert (manifest.untuned_secs, manifest.tuned_secs) == ((0.5,) * 3, (0.01,) * 3)
+    assert (manifest.untuned_s, manifest.tuned_s) == ((0.5,) * 3, (0.01,) * 3)
     assert compiler.imported == 1
 
 
@@ -167,7 +167,7 @@ def test_a_named_class_is_tuned_for_even_while_its_device_is_away(farm: Farm) ->
     job = farm.job()
     assert job.state is JobState.TUNING
     assert job.trials_issued == 4
-    farm.context.wake("plan", "job")
+    farm.context.wake("round", "job")
     farm.drain()
     assert farm.job().message == f"waiting for a device of class {DEVICE.key}: start a worker on it"
     farm.tick()
@@ -178,7 +178,7 @@ def test_a_device_that_said_farewell_is_away_at_once(farm: Farm) -> None:
     farm.plug_in(WorkerState.OFFLINE)
     farm.submit(target=DEVICE.key)
     farm.sweep()
-    farm.context.wake("plan", "job")
+    farm.context.wake("round", "job")
     farm.drain()
     assert farm.job().message == f"waiting for a device of class {DEVICE.key}: start a worker on it"
 
@@ -187,14 +187,14 @@ def test_a_device_that_people_hold_back_is_named(farm: Farm) -> None:
     farm.plug_in()
     farm.submit(target=DEVICE.key)
     with farm.database.begin() as session:
-        workers.set_wanted(session, "worker", Wanted.DRAIN)
+        workers.set_desired_state(session, "worker", DesiredState.DRAIN)
     farm.sweep()
-    farm.context.wake("plan", "job")
+    farm.context.wake("round", "job")
     farm.drain()
     said = f"waiting for a device of class {DEVICE.key}: `tunefarm workers resume worker`"
     assert farm.job().message == said
     with farm.database.begin() as session:
-        workers.set_wanted(session, "worker", Wanted.WORK)
+        workers.set_desired_state(session, "worker", DesiredState.WORK)
     farm.tick()
     assert "waiting" not in farm.job().message
 
@@ -407,7 +407,7 @@ def test_a_tuned_model_that_fails_gives_way_to_the_untuned_one(farm: Farm) -> No
     assert job.state is JobState.DONE
     assert "wrong_result: the outputs differ" in job.message
     assert farm.published()[0] == UNTUNED
-    assert job.tuned_secs is None
+    assert job.tuned_s is None
 
 
 def test_a_tuned_model_is_published_though_the_untuned_one_fails(farm: Farm) -> None:
@@ -419,7 +419,7 @@ def test_a_tuned_model_is_published_though_the_untuned_one_fails(farm: Farm) -> 
     assert job.message == (
         "10 ms; the untuned model does not run, so neither speed nor outputs were compared"
     )
-    assert (job.untuned_secs, job.tuned_secs) == (None, (0.01,) * 3)
+    assert (job.untuned_s, job.tuned_s) == (None, (0.01,) * 3)
     assert [run.kind for run in farm.runs()].count("tuned") == 2, "the first hung while it was compared"
     assert not any(entry.reason for entry in farm.published()[1].tasks), "no schedule is to blame"
 
@@ -451,9 +451,9 @@ def test_all_models_are_timed_in_one_lease(farm: Farm, compiler: FakeCompiler) -
     )
     library, manifest = farm.published("again")
     assert library == compiler.tuned
-    assert (manifest.untuned_secs, manifest.tuned_secs) == ((0.5,) * 3, (0.012,) * 3)
-    assert manifest.published_secs == (0.015,) * 3
-    assert (job.untuned_secs, job.tuned_secs) == (manifest.untuned_secs, manifest.tuned_secs)
+    assert (manifest.untuned_s, manifest.tuned_s) == ((0.5,) * 3, (0.012,) * 3)
+    assert manifest.published_s == (0.015,) * 3
+    assert (job.untuned_s, job.tuned_s) == (manifest.untuned_s, manifest.tuned_s)
 
 
 def test_what_was_published_before_stays_while_it_is_faster(farm: Farm, compiler: FakeCompiler) -> None:
@@ -468,8 +468,8 @@ def test_what_was_published_before_stays_while_it_is_faster(farm: Farm, compiler
     assert job.message == f"{said}: the one published before is published again"
     library, manifest = farm.published("again")
     assert library == TUNED
-    assert manifest.tuned_secs == job.tuned_secs == (0.01,) * 3
-    assert manifest.published_secs == ()
+    assert manifest.tuned_s == job.tuned_s == (0.01,) * 3
+    assert manifest.published_s == ()
 
 
 @pytest.mark.parametrize("changes", [{"shapes": {"data": (4, 3)}}, {}])
@@ -555,7 +555,7 @@ def test_a_schedule_that_harms_the_model_is_left_out_alone(farm: Farm, compiler:
     said = "1 of 2 subgraphs runs a slower schedule ("
     assert job.message.startswith(f"10 ms, 50.0 times faster than untuned (500 ms); {said}")
     assert job.message.endswith("% of the time): matmul: wrong_result: the outputs differ")
-    assert job.tuned_secs == (0.01,) * 3
+    assert job.tuned_s == (0.01,) * 3
 
 
 def test_a_subgraph_whose_schedules_all_do_harm_gets_the_fallback_schedule(
@@ -625,7 +625,7 @@ def test_a_cancelled_job_is_left_alone(farm: Farm) -> None:
     farm.tick()
     with farm.database.begin() as session:
         jobs.cancel(session, "job", farm.now)
-    for step in ("intake", "plan", "publish"):
+    for step in ("intake", "round", "publish"):
         farm.context.wake(step, "job")
     farm.drain()
     farm.tick()
@@ -663,7 +663,7 @@ def test_steps_taken_twice_change_nothing(farm: Farm) -> None:
     farm.plug_in()
     while not farm.job().state.finished:
         farm.tick()
-        for step in ("intake", "plan", "publish") * 2:
+        for step in ("intake", "round", "publish") * 2:
             farm.context.wake(step, "job")
         farm.drain()
     assert farm.job().trials_done == 8
@@ -676,7 +676,7 @@ def test_a_job_that_another_scheduler_holds_is_left_alone(farm: Farm) -> None:
     farm.submit()
     farm.plug_in()
     with farm.database.begin() as session:
-        assert jobs.claim(session, "job", "elsewhere", farm.now, 12)
+        assert jobs.claim_job(session, "job", "elsewhere", farm.now, 12)
     farm.tick()
     assert farm.job().state is JobState.QUEUED
     farm.now += 10
@@ -684,12 +684,12 @@ def test_a_job_that_another_scheduler_holds_is_left_alone(farm: Farm) -> None:
 
 
 def test_unknown_jobs_are_ignored(farm: Farm) -> None:
-    farm.context.wake("plan", "nobody")
+    farm.context.wake("round", "nobody")
     farm.drain()
     assert not farm.wakes
 
 
-@pytest.mark.parametrize("step", ["intake", "plan", "publish"])
+@pytest.mark.parametrize("step", ["intake", "round", "publish"])
 def test_any_wake_up_moves_a_job_on(farm: Farm, step: str) -> None:
     farm.submit()
     farm.plug_in()

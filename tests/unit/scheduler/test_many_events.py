@@ -43,7 +43,7 @@ def steps_of_a_round(file: Path) -> int:
         connection.set_progress_handler(count, STEPS)
 
     event.listen(farm.database._engine, "checkout", watch)
-    farm.context.wake("plan", "job")
+    farm.context.wake("round", "job")
     farm.drain()
     farm.database.close()
     return steps

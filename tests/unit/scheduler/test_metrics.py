@@ -25,7 +25,7 @@ def test_steps_and_sweeps_are_counted(farm: Farm) -> None:
     assert farm.finish().state is JobState.DONE
     farm.sweep()
     metrics = farm.context.metrics
-    for step in ("intake", "plan", "publish"):
+    for step in ("intake", "round", "publish"):
         assert value(metrics, "tunefarm_step_seconds_count", step=step) > 0
     assert value(metrics, "tunefarm_step_failures_total", step="intake", kind="final") == 0
     assert value(metrics, "tunefarm_sweeps_total", ended="well") > 0
@@ -33,11 +33,11 @@ def test_steps_and_sweeps_are_counted(farm: Farm) -> None:
 
 def test_they_are_served_where_the_settings_say() -> None:
     metrics, port = SchedulerMetrics(), free_port()
-    with metrics.timed("plan"):
+    with metrics.timed("round"):
         pass
     serve_metrics(metrics, "127.0.0.1", port)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-        assert b'tunefarm_step_seconds_count{step="plan"} 1.0' in answer.read()
+        assert b'tunefarm_step_seconds_count{step="round"} 1.0' in answer.read()
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(CommandError, match="TUNEFARM_METRICS_PORT"),

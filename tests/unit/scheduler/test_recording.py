@@ -27,7 +27,10 @@ def test_a_finished_job_is_recorded(farm: Farm, database_file: Path, tmp_path: P
     assert whole_s == pytest.approx(job.finished_at - job.started_at)
     tasks = {task.workload: task for task in found.tasks}
     assert tasks.keys() == {MATMUL.workload_hash, CONV.workload_hash}
-    assert (tasks[MATMUL.workload_hash].weight, tasks[CONV.workload_hash].place) == (3, CONV.workload_hash)
+    assert (tasks[MATMUL.workload_hash].weight, tasks[CONV.workload_hash].base_workload) == (
+        3,
+        CONV.workload_hash,
+    )
     assert sum(len(task.seconds) for task in found.tasks) == len(found.trials) == job.trials_done == 20
     assert [trial.at_s for trial in found.trials] == sorted(trial.at_s for trial in found.trials)
     for index, task in enumerate(found.tasks):

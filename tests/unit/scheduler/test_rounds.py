@@ -47,7 +47,7 @@ def pending(farm: Farm) -> int:
 
 
 def plan(farm: Farm) -> None:
-    farm.context.wake("plan", "job")
+    farm.context.wake("round", "job")
     farm.drain()
 
 
@@ -198,7 +198,7 @@ def test_an_exhausted_space_ends_the_tuning_early(farm: Farm, monkeypatch: pytes
         count: int,
         rng: object,
         exclude: set[Program],
-        seeds: object,
+        initial_programs: object,
     ) -> list[Proposal]:
         population = sample(task.sketches[0], 16, np.random.default_rng(0))
         known = {program for program, _ in measured} | exclude
@@ -279,7 +279,7 @@ def test_a_program_of_an_older_space_counts_but_is_not_parsed(farm: Farm) -> Non
     [space] = farm.context.spaces.load([MATMUL.workload_hash], DEVICE).values()
     [first, *_] = [t for t in farm.trials() if t.workload_hash == MATMUL.workload_hash]
     gone = {"sketch": "gone", "values": [1]}
-    old = replace(first, trace="old", program=gone, state="done", outcome=Outcome.OK, run_secs=(2e-3,))
+    old = replace(first, trace="old", program=gone, state="done", outcome=Outcome.OK, run_s=(2e-3,))
     gathered = TaskHistory.gather(space, [], [old])
     assert (gathered.measured_programs, gathered.latencies) == ([], (2e-3,))
     assert space.program("damaged", {"sketch": None, "values": "no"}) is None
@@ -294,7 +294,7 @@ def test_measured_records_of_imported_schedules_are_part_of_the_history(farm: Fa
         trace="imported",
         program=None,
         latency_s=1e-6,
-        run_secs=(1e-6,),
+        run_s=(1e-6,),
         outcome=Outcome.OK,
         target="",
         source="trial",
@@ -336,13 +336,13 @@ class TestRemeasurement:
     def test_all_seconds_of_a_program_count(self, farm: Farm) -> None:
         begin(farm, trials=60)
         farm.finish()
-        again = max((t for t in farm.trials() if t.run_secs), key=lambda trial: trial.repeat)
+        again = max((t for t in farm.trials() if t.run_s), key=lambda trial: trial.repeat)
         assert again.repeat > 0
-        assert len(again.run_secs) == again.repeat + 1
+        assert len(again.run_s) == again.repeat + 1
         [record] = [
             r for r in farm.records() if (r.workload_hash, r.trace) == (again.workload_hash, again.trace)
         ]
-        assert record.run_secs == again.run_secs
+        assert record.run_s == again.run_s
 
     def test_an_error_the_second_time_leaves_the_first_seconds(self, farm: Farm) -> None:
         trial, again = self._twice(farm, Outcome.RUN_ERROR)
@@ -361,9 +361,9 @@ class TestRemeasurement:
     def _twice(self, farm: Farm, outcome: Outcome) -> tuple[Trial, Trial]:
         begin(farm)
         [first, *_] = [t for t in farm.trials() if t.workload_hash == MATMUL.workload_hash]
-        trial = replace(first, state="done", outcome=Outcome.OK, run_secs=(2e-3,))
+        trial = replace(first, state="done", outcome=Outcome.OK, run_s=(2e-3,))
         secs = (2e-3, 2e-3) if outcome is Outcome.OK else ()
-        return trial, replace(trial, id=trial.id + 1, repeat=1, outcome=outcome, run_secs=secs)
+        return trial, replace(trial, id=trial.id + 1, repeat=1, outcome=outcome, run_s=secs)
 
     def _gathered(self, farm: Farm, *tried: Trial) -> TaskHistory:
         [space] = farm.context.spaces.load([MATMUL.workload_hash], DEVICE).values()

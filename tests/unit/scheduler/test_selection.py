@@ -32,7 +32,7 @@ def record(workload: str, latency_s: float) -> Record:
         trace=f"[[{latency_s}],[]]",
         program=None,
         latency_s=latency_s,
-        run_secs=(latency_s,),
+        run_s=(latency_s,),
         outcome=Outcome.OK,
         target="llvm",
         source="trial",

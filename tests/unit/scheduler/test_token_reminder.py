@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from core.access import Scope
+from core.tokens import Scope
 from records import access
 from records.access import Token
 from records.storage.database import Database

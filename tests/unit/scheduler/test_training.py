@@ -41,7 +41,7 @@ def measured(farm: Farm, count: int, at: float = NOW, task: Any = MATMUL) -> Non
                 trace=f"{at} {number}",
                 program=program.to_json(),
                 latency_s=latency_s,
-                run_secs=(latency_s,),
+                run_s=(latency_s,),
                 outcome=Outcome.OK,
                 target="",
                 source="trial",

@@ -93,7 +93,7 @@ def test_a_new_worker_that_cannot_measure_is_named_before_its_class_is_known(far
     for _ in range(2):
         farm.sweep()
     with farm.database.begin() as session:
-        vitals = Vitals(trouble=WHY)
+        vitals = Vitals(health_error=WHY)
         workers.register(
             session, WorkerSession("worker", "anew", WorkerState.PROBING, vitals=vitals), farm.now
         )
@@ -103,7 +103,7 @@ def test_a_new_worker_that_cannot_measure_is_named_before_its_class_is_known(far
 
 def test_a_device_that_measures_makes_up_for_one_that_cannot(farm: Farm) -> None:
     with farm.database.begin() as session:
-        vitals = Vitals(trouble=WHY)
+        vitals = Vitals(health_error=WHY)
         workers.register(session, WorkerSession("broken", "s", WorkerState.PROBING, vitals=vitals), farm.now)
     farm.plug_in()
     farm.submit()
@@ -114,7 +114,7 @@ def test_a_device_that_measures_makes_up_for_one_that_cannot(farm: Farm) -> None
 def test_a_builder_is_no_device_and_is_named_where_one_is_missing(farm: Farm) -> None:
     farm.submit(build=Build.BUILDER)
     with farm.database.begin() as session:
-        vitals = Vitals(trouble="no linker: install one")
+        vitals = Vitals(health_error="no linker: install one")
         workers.register(
             session,
             WorkerSession("builder", "s", WorkerState.PROBING, vitals=vitals, role=Role.BUILD),

@@ -9,8 +9,8 @@ from hypothesis import given
 
 from core.device import Device, Gpu
 from search.cost.analytic import estimate
+from search.cost.cost_parameters import FITTED
 from search.cost.features import NUM_FEATURES, QUANTITIES, extract
-from search.cost.machine import FITTED
 from search.programs.program import Program, gather
 from search.rules.space import generate
 from search.sketches.sketch import Sketch

@@ -94,11 +94,12 @@ def _encloses_readers(program: Program, name: str) -> bool:
     depth = _depth(program, name)
     if not depth:
         return True
-    host = program.sketch.hosts[name].name
-    if program.location(host) == "inline":
+    compute_at = program.sketch.compute_at[name].name
+    if program.location(compute_at) == "inline":
         return False
     return all(
-        reader == host or (program.sketch.hosts[reader].name == host and _depth(program, reader) >= depth)
+        reader == compute_at
+        or (program.sketch.compute_at[reader].name == compute_at and _depth(program, reader) >= depth)
         for reader in _readers(program, name)
     )
 

@@ -66,7 +66,7 @@ def test_generations_follow_the_prediction() -> None:
 def test_the_best_measured_programs_join_the_first_population() -> None:
     sketch = generate(dags.conv2d(), DEVICE)[0]
     measured = all_programs(drawn(sketch, 5, count=8))
-    config = EvolutionConfig(population=16, generations=0, seeds=0.25)
+    config = EvolutionConfig(population=16, generations=0, measured_fraction=0.25)
     population, _ = evolve(sketch, _outer_trips, measured, np.random.default_rng(0), config)
     met = set(all_programs(population))
     assert set(measured[:4]) <= met

@@ -18,13 +18,13 @@ Location = tuple[str | None, tuple[int | str, ...]]
 
 
 def _locations(graph: Dag, key: str) -> dict[str, Location]:
-    """Return, for every nest, its host and the options of its location."""
+    """Return the consumer of every nest and the options of its location."""
     sketch = sketch_of(graph, key)
     found: dict[str, Location] = {}
     for stage in sketch.nests:
-        host = sketch.hosts.get(stage.node)
+        compute_at = sketch.compute_at.get(stage.node)
         location = sketch.choice(stage.node, "location")
-        found[stage.node] = (host.name if host else None, location.options if location else ())
+        found[stage.node] = (compute_at.name if compute_at else None, location.options if location else ())
     return found
 
 
@@ -80,13 +80,13 @@ def test_padding_may_move_down_to_the_outermost_reduction_level() -> None:
         ("conv2d", "nest pad; tile conv SSRSRS; inline add; nest relu", ("1", "2", "3")),
         ("max_pool", "nest pad; tile pool SRS", ("1",)),
     ]:
-        (host, options) = _locations(dags.DAGS[name](), key)["pad"]
-        assert host in ("conv", "pool")
+        (compute_at, options) = _locations(dags.DAGS[name](), key)["pad"]
+        assert compute_at in ("conv", "pool")
         assert options == ("inline", "root", *depths)
 
 
 def test_a_vector_axis_is_not_divided_between_nests() -> None:
-    """The host's only axis is vectorized, so the sums are computed before it."""
+    """The consumer's only axis is vectorized, so the sums are computed before it."""
     assert _locations(dags.norm(), "inline square; nest sum; nest root")["sum"] == ("root", ())
 
 
@@ -105,7 +105,7 @@ def test_a_nest_read_by_two_products_does_not_move() -> None:
         ],
     )
     for sketch in generate(graph, DEVICE):
-        assert "pad" not in sketch.hosts
+        assert "pad" not in sketch.compute_at
         location = sketch.choice("pad", "location")
         assert location is not None
         assert location.options == ("inline", "root")
@@ -122,7 +122,7 @@ def test_a_nest_finds_its_reader_through_inlined_ones() -> None:
     )
     sketch = generate(graph, DEVICE)[0]
     assert sketch.stage["scale"].placement is StageKind.INLINE
-    assert sketch.hosts["pad"].name == "matmul"
+    assert sketch.compute_at["pad"].name == "matmul"
 
 
 def test_a_reduction_does_not_move_into_a_tile() -> None:
@@ -134,7 +134,7 @@ def test_a_reduction_does_not_move_into_a_tile() -> None:
         ],
     )
     for sketch in generate(graph, DEVICE):
-        assert "total" not in sketch.hosts
+        assert "total" not in sketch.compute_at
 
 
 @pytest.mark.parametrize(
@@ -189,4 +189,4 @@ def test_loops_of_one_iteration_are_no_locations() -> None:
 def test_outputs_do_not_move() -> None:
     for name, make in dags.DAGS.items():
         for sketch in generate(make(), DEVICE):
-            assert make().name not in sketch.hosts, name
+            assert make().name not in sketch.compute_at, name

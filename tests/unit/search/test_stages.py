@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 
 from search.cost.analytic import estimate
+from search.cost.cost_parameters import CostParameters
 from search.cost.estimate import estimate_stage
-from search.cost.machine import Machine
 from search.programs.validity import is_valid, valid
 from search.rules.space import generate
 from search.sketches.sketch import Sketch
@@ -22,7 +22,7 @@ from tests.unit.search.programs import drawn, seeds, sketches
 @given(sketches, seeds)
 def test_a_program_takes_as_long_as_its_stages_and_is_valid_if_they_are(sketch: Sketch, seed: int) -> None:
     population = drawn(sketch, seed)
-    parts = [estimate_stage(stage, population, Machine(DEVICE)).seconds for stage in sketch.stages]
+    parts = [estimate_stage(stage, population, CostParameters(DEVICE)).seconds for stage in sketch.stages]
     np.testing.assert_allclose(estimate(population, DEVICE).seconds, np.sum(parts, axis=0), rtol=1e-12)
     assert (
         valid(population) == np.all([is_valid(stage, population) for stage in sketch.stages], axis=0)
@@ -41,7 +41,7 @@ def test_a_stage_without_loops_leaves_nothing_open_and_takes_no_time(stage: Inli
     population = drawn(sketch, 0)
     assert list(stage.variables(sketch)) == []
     assert is_valid(stage, population).all()
-    assert not estimate_stage(stage, population, Machine(DEVICE)).seconds.any()
+    assert not estimate_stage(stage, population, CostParameters(DEVICE)).seconds.any()
 
 
 def test_every_kind_of_stage_is_derived_for_some_subgraph() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from core.access import Scope
+from core.tokens import Scope
 from records.access import AuditEntry, AuditLine
 from records.storage.database import Database
 from server.access import audit as access_audit

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from core.access import Scope
+from core.tokens import Scope
 from records import access
 from records.access import Token
 from server.access.authentication import TOKEN_PREFIX, AccessDenied, Authenticator, token_digest

@@ -13,10 +13,10 @@ LIBRARY, MANIFEST = ("candidate.so", shared_library()), ("manifest.json", b"{}")
 EXECUTABLE = shared_library()[:16] + b"\2" + shared_library()[17:]
 
 
-@pytest.mark.parametrize(("number", "machine"), [(62, "x86_64"), (AARCH64, "aarch64")])
-def test_a_packed_library_for_the_machine_is_accepted(number: int, machine: str) -> None:
+@pytest.mark.parametrize(("number", "platform"), [(62, "x86_64"), (AARCH64, "aarch64")])
+def test_a_packed_library_for_the_machine_is_accepted(number: int, platform: str) -> None:
     packed = pack([("candidate.so", shared_library(machine=number)), MANIFEST])
-    assert rejection_reason(packed, machine) == ""
+    assert rejection_reason(packed, platform) == ""
 
 
 def other_tar(**fields: object) -> bytes:

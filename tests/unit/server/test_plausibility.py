@@ -14,13 +14,13 @@ from server.fleet.plausibility import LONGEST_S, SHORTEST_S, reject_implausible,
 from tests.unit.records.farm import DEVICE
 
 
-def result(*run_secs: float) -> Result:
-    return Result(1, LeaseId("lease", 1), Measurement(Outcome.OK, run_secs, build_secs=0.5), trial_id=7)
+def result(*run_s: float) -> Result:
+    return Result(1, LeaseId("lease", 1), Measurement(Outcome.OK, run_s, build_s=0.5), trial_id=7)
 
 
-@pytest.mark.parametrize("run_secs", [(SHORTEST_S,), (6e-9, 5e-8), (1e-3, 1e-3), (LONGEST_S,)])
-def test_times_that_a_machine_can_have_are_kept(run_secs: tuple[float, ...]) -> None:
-    assert reject_implausible(result(*run_secs)) == result(*run_secs)
+@pytest.mark.parametrize("run_s", [(SHORTEST_S,), (6e-9, 5e-8), (1e-3, 1e-3), (LONGEST_S,)])
+def test_times_that_a_machine_can_have_are_kept(run_s: tuple[float, ...]) -> None:
+    assert reject_implausible(result(*run_s)) == result(*run_s)
 
 
 def test_a_failure_is_kept() -> None:
@@ -29,17 +29,17 @@ def test_a_failure_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("run_secs", "implausible"),
+    ("run_s", "implausible"),
     [((1e-12,), "1e-12"), ((1e-3, 1e-10, 1e-3), "1e-10"), ((1.7e308, 1.7e308), "1.7e+308")],
 )
 def test_times_that_no_machine_has_are_a_failure_that_says_so(
-    run_secs: tuple[float, ...], implausible: str
+    run_s: tuple[float, ...], implausible: str
 ) -> None:
-    rejected = reject_implausible(result(*run_secs))
+    rejected = reject_implausible(result(*run_s))
     assert (rejected.number, rejected.trial_id) == (1, 7)
     assert isinstance(rejected.measurement, Measurement)
     assert rejected.measurement.outcome is Outcome.UNKNOWN
-    assert rejected.measurement.run_secs == ()
+    assert rejected.measurement.run_s == ()
     assert f"no call takes {implausible} s" in rejected.measurement.error
 
 

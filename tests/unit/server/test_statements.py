@@ -52,7 +52,7 @@ def counted(session: Session) -> Iterator[list[str]]:
 
 
 def call(session: Session, report: WorkerReport, name: str, now: float) -> Lease | None:
-    return reconcile(session, WorkerCall(report, None, not report.starting, name, now, 30.0)).answer.lease
+    return reconcile(session, WorkerCall(report, None, not report.starting, name, now, 30.0)).response.lease
 
 
 def reported(lease: Lease, secs: float | None = 1e-3) -> WorkerReport:
@@ -97,5 +97,5 @@ def test_a_heartbeat_costs_next_to_nothing(session: Session) -> None:
     with counted(session) as seen:
         busy = replace(READY, state=WorkerState.BUSY, held=lease.id, slots=0)
         again = WorkerCall(busy, None, True, "another", 21.0, 30.0)
-        assert reconcile(session, again).answer.keeps == lease.id
+        assert reconcile(session, again).response.keeps == lease.id
     assert len(seen) <= HEARTBEAT, seen

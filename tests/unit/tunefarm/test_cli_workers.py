@@ -15,7 +15,7 @@ from tunefarm.cli.app import app, run
 
 WHOLE = WORKER | {
     "id": "pi",
-    "wanted": "work",
+    "desired_state": "work",
     "connected": True,
     "state": "busy",
     "cores": 4,
@@ -70,12 +70,12 @@ def test_a_worker_is_shown_in_one_line(fake: FakeService, capsys: pytest.Capture
     [
         ({"connected": False}, "lost", "-"),
         ({"connected": False, "state": "offline"}, "away", "-"),
-        ({"wanted": "evicted", "state": "draining"}, "evicted", "-"),
+        ({"desired_state": "evicted", "state": "draining"}, "evicted", "-"),
         ({"lease": None, "state": "ready"}, "connected", "waits for work"),
         ({"lease": None, "state": "probing"}, "connected", "probes the device"),
-        ({"lease": None, "state": "draining", "wanted": "drain"}, "connected", "drained"),
+        ({"lease": None, "state": "draining", "desired_state": "drain"}, "connected", "drained"),
         ({"lease": None, "state": "draining"}, "connected", "stops"),
-        ({"wanted": "drain", "state": "draining"}, "connected", "drains, lease 01234567: 5 of 16"),
+        ({"desired_state": "drain", "state": "draining"}, "connected", "drains, lease 01234567: 5 of 16"),
         ({"candidates": None}, "connected", "lease 01234567"),
     ],
 )
@@ -146,7 +146,7 @@ def test_help_names_the_actions(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_gaps_of_the_sandbox_are_told_below(fake: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
-    fake.workers[:] = [WHOLE | {"uncontained": "measured code runs as root: install it in /opt"}]
+    fake.workers[:] = [WHOLE | {"sandbox_gaps": "measured code runs as root: install it in /opt"}]
     assert run(app, ["workers", "--server", fake.url]) == ExitCode.OK
     *_, told = capsys.readouterr().out.splitlines()
     assert told == "pi: measured code runs as root: install it in /opt"
@@ -157,17 +157,17 @@ def test_the_reason_that_one_cannot_measure_is_told_below(
     fake: FakeService, capsys: pytest.CaptureFixture[str], role: str, does: str
 ) -> None:
     why = "its check was ended by SIGILL (illegal instruction)"
-    fake.workers[:] = [WHOLE | {"state": "probing", "lease": None, "trouble": why, "role": role}]
+    fake.workers[:] = [WHOLE | {"state": "probing", "lease": None, "health_error": why, "role": role}]
     assert run(app, ["workers", "--server", fake.url]) == ExitCode.OK
     _, shown, told = capsys.readouterr().out.splitlines()
     assert shown.rstrip().endswith(f" {does}")
     assert told == f"pi {does}: {why}"
 
 
-def test_the_trouble_of_one_that_is_away_is_not_shown(
+def test_the_health_error_of_a_worker_that_is_away_is_not_shown(
     fake: FakeService, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert line(fake, capsys, connected=False, trouble="its check failed").endswith(" -")
+    assert line(fake, capsys, connected=False, health_error="its check failed").endswith(" -")
 
 
 PROFILE = {

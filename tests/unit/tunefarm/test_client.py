@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from core.access import Scope
+from core.tokens import Scope
 from system.tls import TlsError, TlsFiles
 from tests.unit.tunefarm.answering import BROKEN, Reply, Request, answering, json_reply
 from tests.unit.tunefarm.samples import job
@@ -298,7 +298,7 @@ def test_a_refused_download_writes_nothing(tmp_path: Path) -> None:
 
 def test_best_schedules_leave_out_workloads_without_one() -> None:
     schedule: dict[str, object] = {"workload": "1", "device_class": "c", "trace": "[]", "target": "{}"}
-    schedule |= {"latency_s": 1.0, "run_secs": [1.0]}
+    schedule |= {"latency_s": 1.0, "run_s": [1.0]}
     with Script(
         json_reply({"device_class": "c", "schedules": {"1": schedule, "2": None}})
     ).client() as client:

@@ -1,4 +1,4 @@
-"""What the doctor finds, and the next step that it gives for each trouble."""
+"""What the doctor finds, and the next step that it gives for each problem."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def test_a_machine_without_a_service_is_in_order(capsys: pytest.CaptureFixture[s
     assert "tunefarm up" in found["service"]["found"]
 
 
-def test_troubles_come_with_the_next_step(
+def test_problems_come_with_the_next_step(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TUNEFARM_DATABASE_URL", f"sqlite:///{tmp_path}/none/t.db")
     monkeypatch.setenv("TUNEFARM_BROKER", "redis://127.0.0.1:1/0")
     workers = [
-        WORKER | {"trouble": "no compiler"},
-        WORKER | {"id": "w2", "uncontained": "it may use the network"},
+        WORKER | {"health_error": "no compiler"},
+        WORKER | {"id": "w2", "sandbox_gaps": "it may use the network"},
         WORKER | {"id": "w3", "tunefarm_version": "0.0.1"},
         WORKER | {"id": "w4"},
     ]

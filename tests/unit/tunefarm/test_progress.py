@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from core.job import MAX_TRIALS, JobState
-from core.network import network_s
+from core.model_latency import network_s
 from tests.unit.tunefarm.samples import job, task
 from tunefarm.cli.progress import (
     JobProgress,

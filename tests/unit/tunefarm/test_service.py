@@ -18,7 +18,7 @@ from tunefarm.errors import StackError
 
 WHY = "its check was ended by SIGILL (illegal instruction)"
 WORKER = Worker("board", "probing", None, None, last_seen_at=1.0, trials_done=0, failures=0)
-BROKEN = replace(WORKER, trouble=WHY)
+BROKEN = replace(WORKER, health_error=WHY)
 
 
 class Played:
@@ -50,7 +50,7 @@ def test_it_fails_once_its_worker_cannot_measure() -> None:
     assert raised.value.code is ExitCode.LOCAL
 
 
-def test_trouble_reported_to_an_earlier_stack_is_ignored() -> None:
+def test_a_health_error_reported_to_an_earlier_stack_is_ignored() -> None:
     stack = Played(BROKEN)
     stack.own.check()
     stack.looks = 0

@@ -22,26 +22,26 @@ def failing(checks: FailedChecks, *kinds: str) -> list[float]:
 def test_three_that_fail_alike_are_told_and_checked_seldom() -> None:
     checks = FailedChecks(600.0)
     assert failing(checks, "SIGILL", "SIGILL") == [1.0, 2.0]
-    assert checks.trouble == ""
+    assert checks.health_error == ""
     assert failing(checks, "SIGILL", "SIGILL") == [600.0, 600.0]
-    assert checks.trouble == "its check failed by SIGILL"
+    assert checks.health_error == "its check failed by SIGILL"
 
 
 def test_one_hiccup_is_not_told() -> None:
     checks = FailedChecks(600.0)
     assert failing(checks, "SIGILL", "SIGKILL", "SIGILL", "SIGILL") == [1.0, 2.0, 4.0, 8.0]
-    assert checks.trouble == ""
+    assert checks.health_error == ""
     checks.passed()
     assert failing(checks, "SIGILL", "SIGILL") == [1.0, 2.0]
-    assert checks.trouble == ""
+    assert checks.health_error == ""
 
 
-def test_a_device_that_fails_in_ever_other_ways_is_in_trouble_too() -> None:
+def test_a_device_that_always_fails_differently_is_unhealthy_too() -> None:
     checks = FailedChecks(600.0)
     assert failing(checks, *"ababab")[-2:] == [16.0, 600.0]
-    assert checks.trouble == "its check failed by b"
+    assert checks.health_error == "its check failed by b"
     assert failing(checks, "c") == [600.0]
-    assert checks.trouble == "its check failed by c"
+    assert checks.health_error == "its check failed by c"
 
 
 def test_attempts_1_2_4_and_8_are_logged_and_what_the_child_wrote_once(

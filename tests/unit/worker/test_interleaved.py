@@ -48,19 +48,19 @@ def test_models_take_turns_and_each_round_begins_with_another() -> None:
     machine = Machine({"a": 0.01, "b": 0.011, "c": 0.012})
     found = machine.run()
     assert "".join(machine.turns) == "abcbcacababcbca"
-    assert {model: len(each.run_secs) for model, each in found.items()} == dict.fromkeys("abc", 2 * ROUNDS)
+    assert {model: len(each.run_s) for model, each in found.items()} == dict.fromkeys("abc", 2 * ROUNDS)
 
 
 def test_a_model_that_is_alone_gets_all_turns() -> None:
     machine = Machine({"a": 0.01})
-    assert len(machine.run()["a"].run_secs) == 2 * ROUNDS
+    assert len(machine.run()["a"].run_s) == 2 * ROUNDS
 
 
 def test_a_machine_that_slows_down_slows_all_of_them() -> None:
     """Timed one after the other, the second would seem to be half as fast."""
     found = Machine({"a": 0.01, "b": 0.01}, drift=1.15).run()
     assert found["b"].latency_s == pytest.approx(found["a"].latency_s, rel=0.16)
-    assert max(found["a"].run_secs) > 2 * min(found["a"].run_secs)  # which the spread shows
+    assert max(found["a"].run_s) > 2 * min(found["a"].run_s)  # which the spread shows
 
 
 def test_what_is_clearly_slower_has_one_turn() -> None:
@@ -85,7 +85,7 @@ def test_one_that_crashes_costs_the_others_nothing(model: str, turn: int) -> Non
     found = machine.run()
     assert found.pop(model) == CRASH
     assert machine.turns.count(model) == turn
-    assert {len(each.run_secs) for each in found.values()} == {2 * ROUNDS}
+    assert {len(each.run_s) for each in found.values()} == {2 * ROUNDS}
 
 
 def test_the_next_models_first_turn_is_told_how_the_others_ended() -> None:

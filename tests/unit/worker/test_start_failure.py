@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from core.worker import MAX_TROUBLE_CHARS
+from core.worker import MAX_HEALTH_ERROR_CHARS
 from worker.runner.child_process import ChildDied
 from worker.runner.start_failure import died, start_failure, timed_out
 
@@ -76,5 +76,5 @@ def test_the_line_is_one_and_fits_however_much_the_child_wrote(code: int) -> Non
     stderr = "Traceback (most recent call last):\nImportError: \x1b[31m\0" + "no\tlibrary " * 1000
     line = died(ChildDied("", code), stderr).line
     assert line.isprintable()
-    assert len(line) <= MAX_TROUBLE_CHARS
+    assert len(line) <= MAX_HEALTH_ERROR_CHARS
     assert start_failure("x", "y" * 1000, "z" * 150).line.endswith("...: " + "z" * 150)

@@ -59,25 +59,25 @@ function Worker({ worker, isAdmin, onChange }) {
   };
   const { value } = useAnswer(worker.role === "measure" ? `v1/workers/${encodeURIComponent(worker.id)}/noise` : null, 15);
   const noise = value?.noise ?? null;
-  const state = !worker.connected ? "lost" : worker.wanted === "evicted" ? "evicted" : worker.state;
+  const state = !worker.connected ? "lost" : worker.desired_state === "evicted" ? "evicted" : worker.state;
   const kinds = Object.entries(worker.failures_by_kind).map(([kind, number]) => `${kind.replaceAll("_", " ")} ${number}`);
   const does = worker.role === "build" ? "build" : "measure";
   return html`<section class="card">
     <div class="title"><h2>${worker.id} <${State} state=${state} /></h2>
       ${isAdmin &&
       html`<div class="actions">
-        ${worker.wanted === "work"
+        ${worker.desired_state === "work"
           ? html`<button type="button" onClick=${act("drain")} aria-label=${`Drain ${worker.id}`}>Drain</button>
               <button type="button" onClick=${act("evict")} aria-label=${`Evict ${worker.id}`}>Evict</button>`
           : html`<button type="button" onClick=${act("resume")} aria-label=${`Resume ${worker.id}`}>Resume</button>`}
-        ${worker.other_version && worker.wanted === "work" && html`<button type="button" onClick=${act("update")} aria-label=${`Update ${worker.id}`}>Update</button>`}
+        ${worker.other_version && worker.desired_state === "work" && html`<button type="button" onClick=${act("update")} aria-label=${`Update ${worker.id}`}>Update</button>`}
         ${worker.role === "measure" &&
         html`<button type="button" disabled=${worker.calibrate} onClick=${act("calibrate")} aria-label=${`Calibrate ${worker.id}`}>${worker.calibrate ? "Calibrates soon" : "Calibrate"}</button>`}
       </div>`}
     </div>
     ${problem && html`<${Alert} problem=${problem} />`}
-    ${worker.other_version && html`<p class="alert">It runs tunefarm ${worker.tunefarm_version}, which isn't the service's version${worker.wanted === "update" ? ": it is to be updated" : ""}.</p>`}
-    ${worker.trouble && html`<p class="alert">Can't ${does}: ${worker.trouble}</p>`}
+    ${worker.other_version && html`<p class="alert">It runs tunefarm ${worker.tunefarm_version}, which isn't the service's version${worker.desired_state === "update" ? ": it is to be updated" : ""}.</p>`}
+    ${worker.health_error && html`<p class="alert">Can't ${does}: ${worker.health_error}</p>`}
     <dl class="pairs">
       <dt>Now</dt><dd>${now(worker)}</dd>
       <dt>${worker.role === "build" ? "Builds for" : "Device"}</dt>
@@ -88,7 +88,7 @@ function Worker({ worker, isAdmin, onChange }) {
       <dt>Temperature</dt><dd>${worker.temperature_c === null ? "not measured" : `${digits(worker.temperature_c)} °C`}</dd>
       <dt>Load</dt><dd>${worker.load === null ? "–" : digits(worker.load)}${worker.memory_free_bytes !== null && `, ${bytes(worker.memory_free_bytes)} of memory free`}</dd>
       <dt>Seen</dt><dd>${ago(worker.last_seen_at)} <span class="muted">tunefarm ${worker.tunefarm_version || "?"}, TVM ${worker.tvm_version || "?"}${worker.driver && `, NVIDIA's driver ${worker.driver}`}</span></dd>
-      ${worker.uncontained && html`<dt>Not contained</dt><dd>${worker.uncontained}</dd>`}
+      ${worker.sandbox_gaps && html`<dt>Not contained</dt><dd>${worker.sandbox_gaps}</dd>`}
     </dl>
   </section>`;
 }
@@ -100,9 +100,9 @@ function now(worker) {
     const { candidates, candidates_done: done } = worker;
     return candidates === null ? "works on a lease" : `works on a lease: ${done ?? 0} of ${plural(candidates, "candidate")}`;
   }
-  if (worker.wanted === "drain") return "takes no more work";
-  if (worker.wanted === "evicted") return "is evicted";
-  if (worker.wanted === "update") return "waits to be updated";
+  if (worker.desired_state === "drain") return "takes no more work";
+  if (worker.desired_state === "evicted") return "is evicted";
+  if (worker.desired_state === "update") return "waits to be updated";
   return { probing: "finds out what it can do", ready: "waits for work" }[worker.state] ?? worker.state;
 }
 

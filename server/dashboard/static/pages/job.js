@@ -102,7 +102,7 @@ function Details({ job, classes, tasks, trials }) {
 
 // The whole model's repeats on the device, untuned and tuned, on one scale.
 function WholeModel({ job }) {
-  const models = [["untuned", job.untuned_secs], ["tuned", job.tuned_secs]].filter(([, secs]) => secs.length);
+  const models = [["untuned", job.untuned_s], ["tuned", job.tuned_s]].filter(([, secs]) => secs.length);
   if (!models.length) return null;
   const slowest = Math.max(...models.flatMap(([, secs]) => secs));
   return html`<section class="card">

@@ -25,7 +25,7 @@ function Model({ model }) {
   const versions = useAnswer(`v1/cost-models/${model.device_class}/versions`);
   return html`<section class="card">
     <h2>${model.device_name} <span class="muted">device class <code>${model.device_class}</code></span></h2>
-    <p>${digits(model.versions)} versions, the last one ${ago(model.created_at)} from ${digits(model.records)} records in ${latency(model.train_secs)}.</p>
+    <p>${digits(model.versions)} versions, the last one ${ago(model.created_at)} from ${digits(model.records)} records in ${latency(model.train_s)}.</p>
     <${Answer} answer=${versions}>${({ items }) => html`<${Accuracy} versions=${items} />`}<//>
   </section>`;
 }

@@ -1,4 +1,4 @@
-// One subgraph of a job: its best program beside the one it began as, and how well its times were foreseen.
+// One subgraph of a job: its best program beside the one it began as, and the predictions of its times.
 import { useMemo } from "preact/hooks";
 import { Chart } from "tunefarm/charts.js";
 import { ago, bytes, digits, latency, scaled, speed } from "tunefarm/format.js";
@@ -16,7 +16,7 @@ export function SubgraphPage({ id, workload }) {
   const found = useAnswer(`${path}/tasks/${encodeURIComponent(workload)}`);
   useTitle(found.value && job.value && `${found.value.task.name} of ${job.value.model_name}`);
   return html`<${Answer} answer=${found}>
-    ${({ task, listing, programs, foreseen }) => html`
+    ${({ task, tvmscript, programs, predictions }) => html`
       <p class="muted"><a href=${`#/jobs/${encodeURIComponent(id)}`}>${job.value?.model_name ?? "The job"}</a> / subgraph</p>
       <h1>${task.name}${task.variant && html` <span class="muted">by ${task.variant}</span>`}</h1>
       ${task.signature && html`<p><code>${task.signature}</code></p>`}
@@ -31,8 +31,8 @@ export function SubgraphPage({ id, workload }) {
         <${Fact} name="speed">${task.best_s ? speed(task.flops, task.best_s) : "–"}<//>
       </dl>
       <${Variants} id=${id} task=${task} tasks=${tasks.value?.items ?? []} />
-      <${Programs} listing=${listing} best=${programs[0]} />
-      <${Foreseen} trials=${foreseen} />
+      <${Programs} tvmscript=${tvmscript} best=${programs[0]} />
+      <${Predictions} trials=${predictions} />
       ${job.value && tasks.value && html`<${Roofline} job=${job.value} classes=${classes.value} parts=${subgraphs(tasks.value.items)} here=${workload} />`}
       <${Fastest} task=${task} programs=${programs} />
     `}
@@ -48,21 +48,21 @@ function Variants({ id, task, tasks }) {
     ${others.map((one) => html` <a href=${`#/jobs/${encodeURIComponent(id)}/tasks/${encodeURIComponent(one.workload)}`}>${one.variant ? `by ${one.variant}` : "as imported"}</a> in ${latency(one.best_s)}`)}.</p>`;
 }
 
-function Programs({ listing, best }) {
+function Programs({ tvmscript, best }) {
   return html`<section class="card">
     <h2>What the sketch decided</h2>
     ${best?.decisions
       ? html`<pre tabindex="0">${best.decisions}</pre>`
       : html`<p class="muted">Nothing is stored: the next round of a job stores it.</p>`}
     <div class="two">
-      <div><h2>Before</h2>${listing ? html`<pre tabindex="0">${listing}</pre>` : html`<p class="muted">Not stored yet.</p>`}</div>
-      <div><h2>The best program</h2>${best?.listing ? html`<pre tabindex="0">${best.listing}</pre>` : html`<p class="muted">Not stored yet.</p>`}</div>
+      <div><h2>Before</h2>${tvmscript ? html`<pre tabindex="0">${tvmscript}</pre>` : html`<p class="muted">Not stored yet.</p>`}</div>
+      <div><h2>The best program</h2>${best?.tvmscript ? html`<pre tabindex="0">${best.tvmscript}</pre>` : html`<p class="muted">Not stored yet.</p>`}</div>
     </div>
   </section>`;
 }
 
-// What was said of each program before it was measured, against what was measured.
-function Foreseen({ trials }) {
+// Each program's predicted latency against its measured one.
+function Predictions({ trials }) {
   const rows = useMemo(
     () =>
       trials.latency_s
@@ -84,7 +84,7 @@ function Foreseen({ trials }) {
     return [name, rankCorrelation(known.map((row) => row[name]), known.map((row) => row.measured))];
   });
   return html`<section class="card">
-    <${Chart} title="Foreseen and measured" note="What the cost model (predicted) and its analytic part (estimated) said of this job's programs."
+    <${Chart} title="Predicted and measured" note="Latencies that the cost model (predicted) and its analytic part (estimated) gave for this job's programs."
       x=${x} y=${{ format: latency, log: true }} series=${series} />
     <p>Rank correlation with the measured times (Spearman): ${ranks.map(([name, value], at) => html`${at > 0 && ", "}${name} <b>${value === null ? "–" : value.toFixed(2)}</b>`)}.</p>
   </section>`;
@@ -101,7 +101,7 @@ function Fastest({ task, programs }) {
         ${programs.map(
           (one, number) => html`<tr>
             <th scope="row" data-label="Latency">${latency(one.latency_s)}</th>
-            <td data-label="Repeats">${latency(Math.min(...one.run_secs))} to ${latency(Math.max(...one.run_secs))}</td>
+            <td data-label="Repeats">${latency(Math.min(...one.run_s))} to ${latency(Math.max(...one.run_s))}</td>
             <td data-label="Speed">${speed(task.flops, one.latency_s)}</td>
             <td data-label="Measured">${ago(one.created_at)}</td>
             <td data-label="Trace"><a href=${`data:application/json,${encodeURIComponent(one.trace)}`} download=${`${task.workload}-${number}.json`} aria-label=${`Download trace ${number + 1}`}>download</a></td>

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from core.worker import Wanted, WorkerState
+from core.worker import DesiredState, WorkerState
 from tests.integration.worker.agents import BRISK, in_state, with_fleet, working
 from tests.integration.worker.fake_fleet import FakeFleet
-from worker.agent.agent import UpdateWanted
+from worker.agent.agent import UpdateRequested
 
 
 def test_a_drained_worker_finishes_its_lease_and_takes_no_other(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_a_drained_worker_finishes_its_lease_and_takes_no_other(tmp_path: Path) 
         fleet.offer("ok")
         async with working(fleet):
             await fleet.until(lambda: len(fleet.stored) == 1)
-            fleet.wanted = Wanted.DRAIN
+            fleet.desired_state = DesiredState.DRAIN
             await fleet.until(lambda: in_state(fleet, WorkerState.DRAINING))
             assert fleet.reports[-1].held == first.id
             (tmp_path / "gate").touch()
@@ -31,7 +31,7 @@ def test_a_drained_worker_finishes_its_lease_and_takes_no_other(tmp_path: Path) 
             await fleet.until(lambda: len(fleet.reports) >= drained + 3)
             assert [report.held for report in fleet.reports[-2:]] == [None, None]
             assert {report.slots for report in fleet.reports[drained:]} == {0}
-            fleet.wanted = Wanted.WORK
+            fleet.desired_state = DesiredState.WORK
             await fleet.until(lambda: len(fleet.stored) == 4)
         assert fleet.outcomes() == ["ok"] * 4
 
@@ -41,7 +41,7 @@ def test_a_drained_worker_finishes_its_lease_and_takes_no_other(tmp_path: Path) 
 def test_draining_survives_the_server_and_a_new_session(tmp_path: Path) -> None:
     async def work(fleet: FakeFleet) -> None:
         fleet.offer("ok")
-        fleet.wanted = Wanted.DRAIN
+        fleet.desired_state = DesiredState.DRAIN
         async with working(fleet):
             await fleet.until(lambda: in_state(fleet, WorkerState.DRAINING))
             await fleet.stop()
@@ -54,7 +54,7 @@ def test_draining_survives_the_server_and_a_new_session(tmp_path: Path) -> None:
                 lambda: in_state(fleet, WorkerState.DRAINING) and fleet.reports[-1].session_id == "another"
             )
             assert fleet.stored == {}
-            fleet.wanted = Wanted.WORK
+            fleet.desired_state = DesiredState.WORK
             await fleet.until(lambda: fleet.outcomes() == ["ok"])
 
     with_fleet(work)
@@ -70,13 +70,13 @@ def test_an_evicted_worker_drops_its_lease_and_waits_to_be_let_in(
             await fleet.until(lambda: in_state(fleet, WorkerState.BUSY))
             while not (tmp_path / "begun").exists():
                 await asyncio.sleep(0.01)
-            fleet.wanted = Wanted.EVICTED
+            fleet.desired_state = DesiredState.EVICTED
             await fleet.until(lambda: fleet.reports[-1].held is None)
             assert worker.executor.child_pid is None, "what it measured is gone"
             assert not worker.running.done()
             fleet.leases.clear()
             fleet.offer("ok")
-            fleet.wanted = Wanted.WORK
+            fleet.desired_state = DesiredState.WORK
             await fleet.until(lambda: fleet.outcomes() == ["ok"])
         assert {report.session_id for report in fleet.reports} == {"session"}
 
@@ -88,12 +88,12 @@ def test_an_evicted_worker_drops_its_lease_and_waits_to_be_let_in(
 
 def test_a_worker_that_starts_while_its_name_is_evicted_goes_on_starting(tmp_path: Path) -> None:
     async def work(fleet: FakeFleet) -> None:
-        fleet.wanted = Wanted.EVICTED
+        fleet.desired_state = DesiredState.EVICTED
         fleet.offer("ok")
         async with working(fleet):
             await fleet.until(lambda: len(fleet.reports) >= 4)
             assert all(report.starting for report in fleet.reports)
-            fleet.wanted = Wanted.WORK
+            fleet.desired_state = DesiredState.WORK
             await fleet.until(lambda: fleet.outcomes() == ["ok"])
 
     with_fleet(work)
@@ -120,10 +120,10 @@ def test_a_worker_that_may_be_updated_finishes_its_lease_and_ends(tmp_path: Path
         fleet.offer("wait_for_file", "ok", workload="gate")
         async with working(fleet, replace(BRISK, updates=True)) as worker:
             await fleet.until(lambda: in_state(fleet, WorkerState.BUSY))
-            fleet.wanted = Wanted.UPDATE
+            fleet.desired_state = DesiredState.UPDATE
             await fleet.until(lambda: in_state(fleet, WorkerState.DRAINING))
             (tmp_path / "gate").touch()
-            with pytest.raises(UpdateWanted):
+            with pytest.raises(UpdateRequested):
                 await worker.running
         assert fleet.outcomes() == ["ok", "ok"]
 
@@ -132,14 +132,14 @@ def test_a_worker_that_may_be_updated_finishes_its_lease_and_ends(tmp_path: Path
 
 def test_one_that_may_not_waits_without_work() -> None:
     async def work(fleet: FakeFleet) -> None:
-        fleet.wanted = Wanted.UPDATE
+        fleet.desired_state = DesiredState.UPDATE
         fleet.offer("ok")
         async with working(fleet) as worker:
             await fleet.until(lambda: in_state(fleet, WorkerState.DRAINING))
             drained = len(fleet.reports)
             await fleet.until(lambda: len(fleet.reports) >= drained + 3)
             assert not worker.running.done()
-            fleet.wanted = Wanted.WORK
+            fleet.desired_state = DesiredState.WORK
             await fleet.until(lambda: fleet.outcomes() == ["ok"])
 
     with_fleet(work)

@@ -8,21 +8,21 @@ from sqlalchemy.orm import Session
 
 from core.measurement import Outcome
 from records.jobs import tasks
-from records.schedules import listings
-from records.schedules.listings import UNSCHEDULED, Listing
+from records.schedules import tvmscripts
 from records.schedules.schedules import Record
+from records.schedules.tvmscripts import UNSCHEDULED, Tvmscript
 from tests.devices import DEVICE
 
 from .farm import make_job, put_measured, task_spec
 
 
-def test_a_listing_is_stored_once(session: Session) -> None:
+def test_a_tvmscript_is_stored_once(session: Session) -> None:
     make_job(session, "job")
-    naive, best = Listing("w1", UNSCHEDULED, "for i in"), Listing("w1", "sha", "for i_0 in", "C SSRS")
-    listings.add(session, [naive])
-    listings.add(session, [replace(naive, text="another one"), best])
-    assert listings.of_workload(session, "w1") == {UNSCHEDULED: naive, "sha": best}
-    assert listings.keys(session, ["w1", "w2"]) == {("w1", UNSCHEDULED), ("w1", "sha")}
+    naive, best = Tvmscript("w1", UNSCHEDULED, "for i in"), Tvmscript("w1", "sha", "for i_0 in", "C SSRS")
+    tvmscripts.add(session, [naive])
+    tvmscripts.add(session, [replace(naive, text="another one"), best])
+    assert tvmscripts.of_workload(session, "w1") == {UNSCHEDULED: naive, "sha": best}
+    assert tvmscripts.keys(session, ["w1", "w2"]) == {("w1", UNSCHEDULED), ("w1", "sha")}
 
 
 def test_workloads_are_found_by_all_words_of_operator_and_shape(session: Session) -> None:

@@ -13,11 +13,11 @@ from search.programs.program import Program
 
 MAX_WORKLOADS = 4
 PROGRAMS_PER_WORKLOAD = 4
-# A task that has this many successful records of its own needs no seeds.
+# A task that has this many successful records of its own needs no initial programs.
 ENOUGH_RECORDS = 16
 
 
-def find_seeds(
+def find_initial_programs(
     database: Database, spaces: Spaces, snapshot: JobSnapshot, task_spaces: Mapping[str, SearchSpace]
 ) -> dict[str, tuple[Program, ...]]:
     """Return, by workload hash, the best programs of the nearest workloads, fitted to the task's space.
@@ -56,7 +56,8 @@ def find_seeds(
 
 
 def nearest(name: str, tag: str, tags: Mapping[str, str]) -> list[str]:
-    """Return the hashes of the workloads of the same kind whose order of work is closest to that of `tag`.
+    """Return the hashes of the workloads of the same kind whose order of work is closest to the order in
+    `tag`.
 
     `tags` are those of all workloads, by hash; `name` is the one to leave out.
     """

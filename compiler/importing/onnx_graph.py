@@ -38,7 +38,7 @@ from compiler.importing.onnx_file import (
     node_name,
     plain_domain,
 )
-from compiler.importing.padding import Padding, convert_padded, marked
+from compiler.importing.padding import Padding, convert_padded, fill_invalid_rows
 from compiler.importing.spec import ModelError, Shape, first_line
 
 Array = NDArray[Any]
@@ -196,10 +196,10 @@ class Graph:
         with self.builder.function("main", params=params):
             with self.builder.dataflow():
                 try:
-                    values = self.graph(graph, given, file.opsets, results)
+                    values = self.import_subgraph(graph, given, file.opsets, results)
                 except UnsupportedOperator as error:
                     raise ModelError(f"the model isn't valid ONNX: {error}") from error
-                values = [marked(self, value) for value in values]
+                values = [fill_invalid_rows(self, value) for value in values]
                 self.padded_axes = [value.padding.axis if value.padding else None for value in values]
                 for name, value in zip(results, values, strict=True):
                     if value.size == 0:
@@ -216,14 +216,14 @@ class Graph:
         module["main"] = module["main"].with_attr("num_input", len(params))
         return module
 
-    def graph(
+    def import_subgraph(
         self,
         graph: onnx.GraphProto,
         given: Mapping[str, Value],
         opsets: Mapping[str, int],
         results: Sequence[str],
     ) -> list[Value]:
-        """Import a graph whose inputs, and what it takes from around it, are `given`; return these values."""
+        """Import a graph, and return its `results`. `given` has its inputs and the outer values it reads."""
         values = dict(given)
         inputs = {value.name for value in graph.input}
         for tensor in graph.initializer:
@@ -471,7 +471,7 @@ class Subgraph:
         names = [value.name for value in self.proto.input]
         given = {**self.scope.values, **dict(zip(names, inputs, strict=True))}
         results = [output.name for output in self.proto.output]
-        return graph.graph(self.proto, given, self.scope.opsets, results)
+        return graph.import_subgraph(self.proto, given, self.scope.opsets, results)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Conversion of requests and results to the messages between the agent and its child, and back.
 
-The child trusts the agent. The agent doesn't trust the child: what it decodes raises FrameError when it isn't
-what the agent expects, or more than the service takes: the agent would send it again and again.
+The child trusts the agent. The agent doesn't trust the child. Decoding raises FrameError for anything that
+the agent doesn't expect, and for more than the service takes, because the agent would send that again and
+again.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from dataclasses import asdict
 from core.device import Device
 from core.measurement import Measurement, Outcome, Resources
 from core.profile import Profile
-from core.worker import MAX_TROUBLE_CHARS
+from core.worker import MAX_HEALTH_ERROR_CHARS
 from proto.convert import device_from_wire, device_to_wire
-from proto.messages import MAX_LIBRARY_BYTES, MAX_MACHINES, MAX_PROFILE_CHARS
+from proto.messages import MAX_LIBRARY_BYTES, MAX_PLATFORMS, MAX_PROFILE_CHARS
 from worker.runner.frames import MAX_REPLY_BYTES, FrameError, Message
-from worker.runner.interface import BuildRequest, Exported, Machines
+from worker.runner.interface import BuildRequest, Exported, Platforms
 
 # Ten times as many as the runner makes; a call that carries MAX_RESULTS measurements stays small.
 MAX_REPEATS = 1000
 MAX_TEXT_CHARS = 8192
-MAX_GAPS = 16
+MAX_SANDBOX_GAPS = 16
 # A library in base64, and the rest of its reply.
 MAX_EXPORT_REPLY_BYTES = MAX_LIBRARY_BYTES * 4 // 3 + MAX_REPLY_BYTES
 
@@ -42,8 +43,8 @@ def decode_build_request(message: Message) -> BuildRequest:
 def encode_measurement(measurement: Measurement) -> Message:
     return {
         "outcome": measurement.outcome.value,
-        "run_secs": measurement.run_secs,
-        "build_secs": measurement.build_secs,
+        "run_s": measurement.run_s,
+        "build_s": measurement.build_s,
         "error": measurement.error,
         "resources": None if measurement.resources is None else asdict(measurement.resources),
     }
@@ -53,15 +54,15 @@ def decode_measurement(message: object) -> Measurement:
     if not isinstance(message, Mapping):
         raise FrameError("not a measurement")
     try:
-        run_secs = message["run_secs"]
-        if len(run_secs) > MAX_REPEATS:
-            raise ValueError(f"it has {len(run_secs)} repeats")
-        outcome, build_secs = Outcome(message["outcome"]), _seconds(message["build_secs"])
+        run_s = message["run_s"]
+        if len(run_s) > MAX_REPEATS:
+            raise ValueError(f"it has {len(run_s)} repeats")
+        outcome, build_s = Outcome(message["outcome"]), _seconds(message["build_s"])
         error, found = decode_text(message["error"]), message["resources"]
         resources = None
         if found is not None:
             resources = Resources(decode_number(found["registers"]), decode_number(found["spilled_bytes"]))
-        return Measurement(outcome, tuple(map(float, run_secs)), build_secs, error, resources)
+        return Measurement(outcome, tuple(map(float, run_s)), build_s, error, resources)
     except (TypeError, ValueError, KeyError, OverflowError) as error:
         raise FrameError(f"not a measurement: {error}") from error
 
@@ -70,7 +71,7 @@ def encode_export(exported: Exported | Measurement) -> Message:
     if isinstance(exported, Measurement):
         return {"measurement": encode_measurement(exported)}
     data = base64.b64encode(exported.data).decode()
-    return {"library": data, "build_secs": exported.build_secs}
+    return {"library": data, "build_s": exported.build_s}
 
 
 def decode_export(message: Message) -> Exported | Measurement:
@@ -78,30 +79,30 @@ def decode_export(message: Message) -> Exported | Measurement:
         return decode_measurement(message.get("measurement"))
     try:
         data = base64.b64decode(message["library"], validate=True)
-        return Exported(data, _seconds(message["build_secs"]))
+        return Exported(data, _seconds(message["build_s"]))
     except (TypeError, ValueError, KeyError, OverflowError) as error:
         raise FrameError(f"not a library: {error}") from error
 
 
-def encode_machines(machines: Machines) -> Message:
-    return asdict(machines)
+def encode_platforms(platforms: Platforms) -> Message:
+    return asdict(platforms)
 
 
-def decode_machines(message: Message) -> Machines:
+def decode_platforms(message: Message) -> Platforms:
     try:
         names, problems = message["names"], message["problems"]
     except (TypeError, KeyError) as error:
-        raise FrameError(f"not a list of machines: {error}") from error
-    if any(isinstance(one, (list, tuple)) and len(one) > MAX_MACHINES for one in (names, problems)):
-        raise FrameError(f"not a list of machines: it has more than {MAX_MACHINES}")
-    return Machines(_texts(names, "list of machines"), _texts(problems, "list of machines"))
+        raise FrameError(f"not a list of platforms: {error}") from error
+    if any(isinstance(one, (list, tuple)) and len(one) > MAX_PLATFORMS for one in (names, problems)):
+        raise FrameError(f"not a list of platforms: it has more than {MAX_PLATFORMS}")
+    return Platforms(_texts(names, "list of platforms"), _texts(problems, "list of platforms"))
 
 
-def decode_gaps(value: object) -> tuple[str, ...]:
+def decode_sandbox_gaps(value: object) -> tuple[str, ...]:
     """Return the sentences about what the sandbox lacks."""
-    gaps = _texts(value, "list of gaps")
-    if len(gaps) > MAX_GAPS:
-        raise FrameError(f"not a list of gaps: it has {len(gaps)}")
+    gaps = _texts(value, "list of sandbox gaps")
+    if len(gaps) > MAX_SANDBOX_GAPS:
+        raise FrameError(f"not a list of sandbox gaps: it has {len(gaps)}")
     return gaps
 
 
@@ -149,7 +150,7 @@ def _texts(value: object, what: str) -> tuple[str, ...]:
 
 
 def _shortened(text: str) -> str:
-    return decode_text(text)[:MAX_TROUBLE_CHARS]
+    return decode_text(text)[:MAX_HEALTH_ERROR_CHARS]
 
 
 def _seconds(value: object) -> float:

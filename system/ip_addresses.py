@@ -1,4 +1,4 @@
-"""Network addresses."""
+"""IP addresses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ipaddress
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether a host's name or address means this machine and can't be reached from others."""
+    """Return whether a host name or address is a loopback address: only this machine can reach it."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""Listings of a job: each subgraph before it is scheduled, and the best program known of it."""
+"""The TVMScripts of a job: each subgraph before it is scheduled, and its best known program."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from compiler.lowering.trace import LoweringError, apply_trace
 from records import devices
 from records.jobs import tasks
 from records.jobs.jobs import Job
-from records.schedules import listings, schedules
-from records.schedules.listings import UNSCHEDULED, Listing
+from records.schedules import schedules, tvmscripts
+from records.schedules.tvmscripts import UNSCHEDULED, Tvmscript
 from records.storage.statements import digest
 from scheduler.context import Context
 
@@ -18,9 +18,9 @@ log = logging.getLogger(__name__)
 
 
 def store_missing(context: Context, job: Job) -> None:
-    """Store the listings of the job's workloads and of their best programs, unless they are stored.
+    """Store the missing TVMScripts of the job's workloads and of their best programs.
 
-    A schedule that another search made has no listing: this process replays no foreign trace.
+    A schedule of another search gets none: this process replays no foreign trace.
     """
     if job.device_class is None:
         return
@@ -28,20 +28,20 @@ def store_missing(context: Context, job: Job) -> None:
         device = devices.get_class(session, job.device_class)
         hashes = [task.workload_hash for task in tasks.for_job(session, job.id)]
         best = schedules.best_many(session, hashes, device.key)
-        known = listings.keys(session, hashes)
-    made: list[Listing] = []
+        known = tvmscripts.keys(session, hashes)
+    made: list[Tvmscript] = []
     for name, space in context.spaces.load(hashes, device).items():
         if (name, UNSCHEDULED) not in known:
-            made.append(Listing(name, UNSCHEDULED, workload.listing(space.module)))
+            made.append(Tvmscript(name, UNSCHEDULED, workload.tvmscript(space.module)))
         record = best.get(name)
         if record is None or record.is_foreign or (name, digest(record.trace)) in known:
             continue
         program = space.program(record.trace, record.program)
         try:
-            text = workload.listing(apply_trace(space.module, record.trace))
+            text = workload.tvmscript(apply_trace(space.module, record.trace))
         except LoweringError as error:
-            log.warning("the best program of %s has no listing: %s", name, error)
+            log.warning("the best program of %s has no TVMScript: %s", name, error)
         else:
-            made.append(Listing(name, digest(record.trace), text, str(program or "")))
+            made.append(Tvmscript(name, digest(record.trace), text, str(program or "")))
     with context.database.begin() as session:
-        listings.add(session, made)
+        tvmscripts.add(session, made)

@@ -1,4 +1,4 @@
-"""The CPU model of the analytic estimates: measured speeds, and the share of them that programs reach."""
+"""Parameters of the analytic cost model: measured speeds, and the share of them that programs reach."""
 
 from __future__ import annotations
 
@@ -83,10 +83,10 @@ FITTED = ShapeFactors()
 
 
 @dataclass(frozen=True)
-class Machine:
-    """A device with the speeds that loops reach on it.
+class CostParameters:
+    """A device, and the speeds that loops reach on it.
 
-    Rates are in bytes per cycle of one core; `memory_rate` is that of all cores together.
+    Rates are in bytes per cycle of one core; only `memory_rate` is of all cores together.
     """
 
     device: Device

@@ -149,9 +149,9 @@ def _results(held: HeldLease, rng: Random) -> Iterator[pb.Result]:
     for number, trial in enumerate(held.trials[: rng.choice((0, 1, 3, 16))], 1):
         result = pb.Result(number=number, lease=held.id, trial_id=trial)
         if rng.random() < 0.3:
-            result.built.CopyFrom(pb.Built(sha256=hashlib.sha256(LIBRARY).hexdigest(), build_secs=0.1))
+            result.built.CopyFrom(pb.Built(sha256=hashlib.sha256(LIBRARY).hexdigest(), build_s=0.1))
         else:
-            went_well = pb.Measurement(outcome="OUTCOME_OK", run_secs=[1e-3, 2e-3], build_secs=0.1)
+            went_well = pb.Measurement(outcome="OUTCOME_OK", run_s=[1e-3, 2e-3], build_s=0.1)
             result.measurement.CopyFrom(went_well)
         yield result
 

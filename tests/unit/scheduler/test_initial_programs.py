@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from records.jobs import jobs
-from scheduler.planning import batch, seeds
+from scheduler.planning import batch, initial_programs
+from scheduler.planning.initial_programs import find_initial_programs, nearest
 from scheduler.planning.job_snapshot import read_snapshot
-from scheduler.planning.seeds import find_seeds, nearest
 from search.programs.program import Program
 from tests import workloads
 from tests.unit.scheduler.farm import CONV, DEVICE, MATMUL, FakeCompiler, Farm, extracted, propose_at_random
@@ -34,14 +34,14 @@ def seeds_of(farm: Farm, *tasks: Any) -> dict[str, tuple[Program, ...]]:
     with farm.database.begin() as session:
         snapshot = read_snapshot(session, jobs.get(session, "next"), listed, context.record_cache)
     task_spaces = context.spaces.load([task.workload_hash for task in tasks], DEVICE)
-    return find_seeds(farm.database, context.spaces, snapshot, task_spaces)
+    return find_initial_programs(farm.database, context.spaces, snapshot, task_spaces)
 
 
 def test_a_new_workload_begins_with_the_best_of_its_kind(farm: Farm, compiler: FakeCompiler) -> None:
     begin(farm, compiler, LARGER)
     farm.drain()
     [found] = seeds_of(farm, LARGER).values()
-    assert 0 < len(found) <= seeds.PROGRAMS_PER_WORKLOAD
+    assert 0 < len(found) <= initial_programs.PROGRAMS_PER_WORKLOAD
     [space] = farm.context.spaces.load([LARGER.workload_hash], DEVICE).values()
     assert all(program.sketch in space.search_task.sketches for program in found)
     assert seeds_of(farm, LARGER)[LARGER.workload_hash] is found
@@ -53,8 +53,8 @@ def test_seeds_are_handed_to_the_search(
     begin(farm, compiler, LARGER)
     given: list[int] = []
 
-    def noted(*args: Any, seeds: Any) -> Any:
-        given.append(len(seeds))
+    def noted(*args: Any, initial_programs: Any) -> Any:
+        given.append(len(initial_programs))
         return propose_at_random(*args)
 
     monkeypatch.setattr(batch, "propose", noted)
@@ -68,7 +68,7 @@ def test_a_workload_that_is_known_well_needs_none(
 ) -> None:
     begin(farm, compiler, LARGER, MATMUL)
     farm.drain()
-    monkeypatch.setattr(seeds, "ENOUGH_RECORDS", 1)
+    monkeypatch.setattr(initial_programs, "ENOUGH_RECORDS", 1)
     assert seeds_of(farm, LARGER, MATMUL).keys() == {LARGER.workload_hash}
 
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 from starlette.concurrency import run_in_threadpool
 
-from core.access import DEFAULT_LIFETIME_S, Scope
+from core.tokens import DEFAULT_LIFETIME_S, Scope
 from records import access
 from records.access import AuditLine, Token
 from server.access.authentication import TOKEN_PREFIX, token_digest
