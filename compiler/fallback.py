@@ -19,8 +19,8 @@ SLOW_ITERATIONS = 1 << 20
 
 
 def schedule(mod: tvm.IRModule, min_iterations: int = MIN_PARALLEL_ITERATIONS) -> tvm.IRModule:
-    """Schedule every loop nest of the workload `main` on its own. A nest that can't be scheduled stays as it
-    is, and so do one of fewer iterations and a workload that TVM can't schedule at all.
+    """Schedule every loop nest of the workload `main` on its own. A nest with fewer iterations stays as it
+    is. So does a nest that can't be scheduled, and a workload that TVM can't schedule at all.
 
         for i, j, c, k:
             C[i, j, c] += A[i, j, k] * B[k, c]
@@ -52,7 +52,7 @@ def mark_scheduled(scheduled: PrimFunc, original: PrimFunc) -> PrimFunc:
 
 
 def trace(mod: tvm.IRModule) -> str:
-    """Return the trace by which a device measures what `schedule` makes of a workload."""
+    """Return the trace of what `schedule` makes of a workload, for a device to measure."""
     scheduled = _schedule_nests(mod, MIN_PARALLEL_ITERATIONS)
     return UNSCHEDULED if scheduled is None else trace_of(scheduled)
 

@@ -91,7 +91,7 @@ class ObjectGraph:
         return cls(graph["nodes"], graph["root_index"])
 
     def named(self) -> frozenset[Named]:
-        """Return the kinds of objects, and the names by which they call, annotate and place.
+        """Return the kinds of objects, and the names that they use in calls, annotations and storage scopes.
 
         A serial loop has no name: every program has them. Raises GraphRefused.
         """

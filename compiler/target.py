@@ -1,9 +1,8 @@
 """Detect this machine's device fingerprint and the TVM target that code for it is generated with.
 
-The target names the processor as LLVM does, and the instruction sets in which the machine differs from that
-processor: a hypervisor may hide some, and a device may be told to do without some. The device's features are
-the instruction sets that it executes. The length of its vectors and the intrinsics that the search may use
-follow from them.
+The target names the processor as LLVM does, and the instruction sets that differ from that processor's. A
+hypervisor may hide some, and a device's owner may give some up. The device's features are the instruction
+sets that it executes. The length of its vectors and the intrinsics that the search may use follow from them.
 """
 
 from __future__ import annotations
@@ -46,9 +45,10 @@ ARM_BITS_2 = {"sve2": 1, "i8mm": 13, "bf16": 14, "sme": 23}
 def detect_device(cores: int | None = None, without: Sequence[str] = ()) -> Device:
     """Describe this machine's CPU. Candidates run on `cores`, by default on all that the process may use.
 
-    The device gives up the instruction sets `without`, spelled as Linux or LLVM does, and all that need them:
-    that is a device class of its own. A known board has the caches of its data sheet, and its processor, too,
-    where LLVM doesn't recognise one. Raises FeatureError for an instruction set that the machine lacks.
+    The device gives up the instruction sets `without`, spelled as in Linux or LLVM, and all sets that need
+    them. It is then in another device class. A known board has the caches of its data sheet, and its
+    processor, too, where LLVM doesn't recognise one. Raises FeatureError for an instruction set that the
+    machine lacks.
     """
     board = find_board(_read(DEVICE_TREE).rstrip("\0\n"))
     arch = platform.machine()

@@ -13,8 +13,8 @@ ALPHA = 0.2
 BETA = 1.0
 # The slope of a task's latency is that over its latest picks.
 WINDOW_PICKS = 3
-# The number of trials after which a task that lags behind similar ones is judged on its own, and a task of
-# which nothing has worked comes after all others.
+# After this many trials, a task that lags behind similar ones is judged alone, and a task without a working
+# program comes after all others.
 PATIENCE = 32
 # A task whose latency has fallen by less than the first over the second number of trials has stalled.
 STALLED_GAIN, STALLED_TRIALS = 0.01, 64
@@ -73,10 +73,10 @@ def next_tasks(
 ) -> list[tuple[int, int]]:
     """Return the index of a task and a number of trials for every pick, until `trials` are shared out.
 
-    Picks have `trials_per_pick` trials, a task's first one at most FIRST_PICK, and the last one what is left,
-    so that no task's first trials are cut off for another's later ones. Tasks without trials come
-    first, those of the most work first; then those of the largest expected gain per trial, or with
-    probability `epsilon` any one. One task gets at most MAX_SHARE of the trials while others are open,
+    Picks have `trials_per_pick` trials, a task's first pick at most FIRST_PICK, and the last pick what is
+    left. So no task loses its first trials to another's later ones. Tasks without trials come first, the ones
+    with the most work before others. Then come tasks with the largest expected gain per trial, or with
+    probability `epsilon` any task. One task gets at most MAX_SHARE of the trials while others are open,
     because their results aren't known yet. The result is empty if every task is exhausted.
     """
     given = [0] * len(tasks)
@@ -120,7 +120,8 @@ def _priority(
     if issued == 0:
         return True, task.flops * task.weight
     if math.isinf(task.best_s):
-        # Nothing worked yet: the expected gain falls with every trial, in the end below that of all others.
+        # Nothing has worked yet: the expected gain falls with every trial, at last below the gains of all
+        # other tasks.
         gave_up = len(task.history) >= PATIENCE
         return False, -float(issued) if gave_up else task.flops * task.weight / issued * 1e-9
     return False, gain_per_trial(tasks, index, issued, trials_per_pick)
@@ -129,11 +130,10 @@ def _priority(
 def gain_per_trial(tasks: Sequence[TaskProgress], index: int, issued: int, trials_per_pick: int) -> float:
     """Return the seconds of end-to-end latency that the next trial of a task is expected to save.
 
-    This is |df/dt| of the paper for f1 = sum of weight * latency: the slope over the latest picks and an
-    optimistic guess, mixed by alpha. The guess is the larger of best / trials and
-    best - beta * C_i / max V_k, which compares with the speeds V_k of similar tasks; a task that stays behind
-    them for long is judged on its own. A task that is slower than its rival saves only what it gains beyond
-    catching up.
+    This is the paper's |df/dt| for f1 = sum of weight * latency. It mixes, by alpha, the slope over the
+    latest picks with an optimistic guess. The guess is the larger of best / trials and best - beta * C_i /
+    max V_k, where V_k are the speeds of similar tasks. A task that stays behind them for long is judged
+    alone. A task that is slower than its rival saves only what it gains beyond catching up.
     """
     task = tasks[index]
     guess = task.best_s / issued

@@ -44,8 +44,8 @@ class Index:
     """One dimension of an access: the sum of its terms and an offset.
 
     The quotient of a sum is written as the sum of its terms' quotients, which is smaller by at most one a
-    term. An index of another form (data dependent, a remainder, a product of axes) has `affine=False`; its
-    terms name the axes that it depends on, and it is taken to touch its whole dimension.
+    term. An index of another form (data dependent, a remainder, a product of axes) has `affine=False`. Its
+    terms name the axes that it depends on, and it counts as touching its whole dimension.
     """
 
     terms: tuple[Term, ...]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-# The part by which a network is imagined to become faster to see what an objective gains.
+# The fraction by which a network's latency is varied to see what an objective gains.
 STEP = 1e-3
 
 
@@ -23,8 +23,9 @@ class ObjectiveError(ValueError):
 
 @dataclass(frozen=True)
 class Network:
-    """A model of a job: the estimate of its latency, its `weight` beside the others, and the latency that is
-    required of it, 0 if none is. Both latencies are seconds."""
+    """A model of a job: its estimated latency, its `weight`, and its required latency, 0 if there is none.
+    Both latencies are seconds.
+    """
 
     name: str
     latency_s: float

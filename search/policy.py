@@ -57,18 +57,18 @@ class Proposal:
 
 @dataclass(frozen=True)
 class SearchConfig:
-    """The rules by which a batch is picked.
+    """The rules for picking a batch.
 
     `max_share_per_tile` is the largest share of a batch that has one innermost tile. The `max_sketches`
     sketches that are predicted to be fastest evolve. Their populations together are at most
     `max_total_population` times the population of one sketch. With a learned model, a batch smaller than
-    `full_batch_size` gets a proportionally smaller population: a job asks for a few programs of a task at a
-    time, and the next evolution goes on from the best of them. After `trusted_after` programs ran, programs
+    `full_batch_size` gets a proportionally smaller population. A job asks for a few programs of a task at a
+    time, and the next evolution continues from the best of them. After `trusted_after` programs ran, programs
     that the learned model predicts to take more than `max_slowdown` times as long as the best are left out.
 
-    Without a learned model, `untrained_evolution` is shorter: the longer it runs, the more it exploits errors
-    of the analytic model (C2D, best of the first 8: 543 us after 4 generations of 512, 2539 us after 8 of
-    1024).
+    Without a learned model, `untrained_evolution` is shorter: a longer one exploits errors of the analytic
+    model. For C2D, the best of the first 8 takes 543 us after 4 generations of 512, and 2539 us after 8 of
+    1024.
     """
 
     evolution: EvolutionConfig = field(default_factory=EvolutionConfig)

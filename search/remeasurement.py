@@ -14,7 +14,8 @@ Key = TypeVar("Key")
 # The share of a batch's trials that time programs again. It is larger in the last batch, after which nothing
 # can show any more that the fastest program was lucky.
 SHARE, LAST_SHARE = 1 / 16, 1 / 4
-# The relative error of one measurement; that of several is divided by the square root of their number.
+# The relative error of one measurement. For several measurements it is divided by the square root of their
+# number.
 NOISE = 0.1
 # A program that was measured so often isn't measured again.
 MAX_MEASUREMENTS = 4

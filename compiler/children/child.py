@@ -58,8 +58,8 @@ def run_child(
 
     The reply is a file, which may hold a library of gigabytes. Read no more of it than a reply can have: a
     child that was taken over writes as much as it likes. The status is None for a child that took longer than
-    `timeout_s` and was killed. It has the `files` under the same descriptors, and a copy of the `seed` as the
-    linker's cache; with `fills_seed`, a child that succeeds fills the seed.
+    `timeout_s` and was killed. The child has the `files` under the same descriptors, and a copy of the `seed`
+    as the linker's cache. With `fills_seed`, a child that succeeds fills the seed.
     """
     with tempfile.TemporaryFile() as reply:
         with (

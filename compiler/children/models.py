@@ -159,9 +159,12 @@ def compile_untuned(
     *,
     tf32: bool = False,
 ) -> ImportedModel:
-    """Import a model and compile it as TVM does by default, slow loop nests under their fallback schedule;
-    where TVM can't, our kernels under fallback schedules. The library is written to a file. Raises
-    ModelError, ArtifactError."""
+    """Import a model and compile it as TVM does by default, with slow loop nests under their fallback
+    schedule.
+
+    If TVM can't, compile our kernels under fallback schedules. The library is written to a file. Raises
+    ModelError, ArtifactError.
+    """
     limits = limits or CompileLimits()
     request = CompileRequest(data, shapes, target, LibraryKind.UNTUNED, tf32=tf32)
     try:

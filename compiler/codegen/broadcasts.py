@@ -1,7 +1,7 @@
 """Broadcast bfloat16 to lanes as the bits that it is stored in.
 
-TVM's last pass stores bfloat16 as uint16. Of a value that a vectorized loop broadcasts, such as the first one
-of a maximum, it changes the value and not the lanes, and refuses the store as one of another type.
+TVM's last pass stores bfloat16 as uint16. If a vectorized loop broadcasts a value, such as the first one of a
+maximum, it changes the value but not the lanes. Then it refuses the store, because the types differ.
 """
 
 from __future__ import annotations

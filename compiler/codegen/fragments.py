@@ -1,7 +1,7 @@
 """Operands of float32 on tensor cores, which multiply them in TF32.
 
-TVM has no type for TF32, and refuses fragments of float32. So these are declared as halves in units of
-16 x 16 x 8, which halves don't have, and become fragments in TF32 in the code that TVM writes.
+TVM has no type for TF32, and refuses fragments of float32. So these fragments are declared as halves in units
+of 16 x 16 x 8, which halves don't have. In the code that TVM writes, they become fragments in TF32.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __device__ inline void load_matrix_sync(rounded<Use, Layout>& loaded, const floa
 
 
 def declare_as_halves(module: tvm.IRModule) -> tvm.IRModule:
-    """Declare fragments of float32 operands in a type of which TVM can write fragments."""
+    """Declare fragments of float32 operands in a type that TVM can write fragments in."""
     return rewrite_prim_funcs(module, _declare)
 
 

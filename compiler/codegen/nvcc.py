@@ -1,8 +1,8 @@
 """Compile CUDA C to machine code of a GPU, which need not be in this machine: by nvcc, or else by NVRTC.
 
 nvcc comes from the packages of the extra `cuda` or from a toolkit of the host. TVM calls it through a
-function of its registry, which `register` replaces: what is compiled is a cubin for the target's capability,
-and what the compiler reports of its kernels is kept.
+function of its registry, which `register` replaces. The result is a cubin for the target's capability. The
+compiler's report on its kernels is kept.
 """
 
 from __future__ import annotations

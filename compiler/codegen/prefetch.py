@@ -1,7 +1,7 @@
 """Prefetch the operands that loops stream.
 
-A processor fetches ahead by itself, but only to the end of a page: the next one's first rows come from memory
-while a core waits for them. The weights of a network aren't in a cache when their layer begins.
+A processor prefetches by itself, but only to the end of a page. The first rows of the next page come from
+memory while a core waits. The weights of a network aren't in a cache when their layer begins.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ def compile_scheduled(
 ) -> tuple[Any, PackedWorkload | None]:
     """Compile a candidate to a tvm.runtime.Executable, without machine code yet.
 
-    Checks of types and shapes at each call are a third of a small kernel's code: a caller that makes the
-    arguments of the same workload does without. The second value describes what the candidate packs ahead of
+    Checks of types and shapes at each call are a third of a small kernel's code. A caller that makes the
+    arguments from the same workload needs none. The second value describes what the candidate packs ahead of
     time; None when it packs nothing. Raises whatever class TVM's C++ side names.
     """
     parts = split_packing(scheduled)

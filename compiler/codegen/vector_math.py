@@ -1,9 +1,10 @@
 """Compute exp, log, tanh and the like with arithmetic that LLVM vectorizes; libm computes lane by lane.
 
-Errors against the true value are at most 2 ulp for exp, exp2, log and log2, 4 ulp for log10, log1p, sigmoid
-and rsqrt, and 4 ulp or 1e-6 (whichever is more) for tanh and erf. Infinities and nan give what libm gives.
-Results of exp and exp2 below float32's smallest normal number are 0: such numbers slow many CPUs down.
-float16 is computed in float32. float64 stays with libm, and so does bfloat16, which TVM widens only later.
+Errors against the true value are at most 2 ulp for exp, exp2, log and log2, and 4 ulp for log10, log1p,
+sigmoid and rsqrt. For tanh and erf they are at most 4 ulp or 1e-6, whichever is more. Infinities and nan give
+what libm gives. Results of exp and exp2 below float32's smallest normal number are 0: such numbers slow many
+CPUs down. float16 is computed in float32. float64 stays with libm, and so does bfloat16, which TVM widens
+only later.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ ERF_Q = (
     1.0,
 )
 
-# TVM's analyzer substitutes the values of `Let`s, which takes exponentially long in their depth (log1p of exp
-# compiles in 0.03 s, tanh of that in 4 s). So the third of three nested functions stays a call.
+# TVM's analyzer substitutes the values of `Let`s, which takes exponentially long in their depth: log1p of exp
+# compiles in 0.03 s, tanh of log1p of exp in 4 s. So the third of three nested functions stays a call.
 MAX_LETS = 7
 
 

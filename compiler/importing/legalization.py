@@ -92,7 +92,7 @@ _LEGALIZATIONS = {
 
 
 def _wide(element: Any) -> Any:
-    """Return an element in a type of which TVM knows NaN."""
+    """Return an element in a type that TVM knows NaN of."""
     return element.astype("float32") if str(element.ty.dtype) == "bfloat16" else element
 
 

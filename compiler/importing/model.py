@@ -59,8 +59,8 @@ class ExtractedTask:
 
     `weight` is the number of calls in the model. `constants` are the positions of the arguments that are
     constants of the model; they are part of the workload. `functions` are the names of the fused module's
-    functions that compute it. A task that may replace the workload `variant_of` is of the `variant` of this
-    name (`compiler.variants`); an `exact` one differs by the order of sums alone.
+    functions that compute it. A task that may replace the workload `variant_of` has the name of its `variant`
+    (`compiler.variants`). An `exact` variant differs only in the order of sums.
     """
 
     workload_hash: str

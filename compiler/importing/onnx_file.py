@@ -40,7 +40,7 @@ _BOUNDS = {
 }
 # A domain of operators that no checker knows.
 _HIDDEN = "tunefarm.hidden"
-# Domain, name and overload, by which a node calls one of the model's own functions.
+# The domain, name and overload that a node calls one of the model's own functions by.
 FunctionKey = tuple[str, str, str]
 
 
@@ -95,8 +95,8 @@ def read_file(data: bytes, shapes: Mapping[str, Shape]) -> OnnxFile:
 
 
 def read_archive(data: memoryview, file: IO[bytes], shapes: Mapping[str, Shape]) -> OnnxFile:
-    """Read a tar of a .onnx file and the files of its weights, as `read_file` does. `file` reads `data`, of
-    which the weights are parts: nothing copies them.
+    """Read a tar of a .onnx file and the files of its weights, as `read_file` does. `file` reads `data`. The
+    weights are views of `data`: nothing copies them.
 
     Raises ModelError.
     """
@@ -212,8 +212,10 @@ def _checked(
 
 @contextmanager
 def _deprecated_hidden(proto: onnx.ModelProto) -> Iterator[None]:
-    """Hide nodes of deprecated operators that ONNX defines by a body: its checker refuses them, such as
-    GroupNormalization of opset 18, and ONNX Runtime runs them."""
+    """Hide nodes of deprecated operators that ONNX defines by a body, such as GroupNormalization of opset 18.
+
+    ONNX's checker refuses them, but ONNX Runtime runs them.
+    """
     bodies: list[tuple[Any, Any]] = [(graph.node, proto.opset_import) for graph in _all_graphs(proto.graph)]
     bodies += [(function.node, function.opset_import) for function in proto.functions]
     hidden = []

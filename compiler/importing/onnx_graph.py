@@ -443,7 +443,7 @@ def _described(proto: onnx.NodeProto, position: int, opsets: Mapping[str, int]) 
 
 
 def _reason(error: Exception) -> str:
-    """Return what an error says: that of TVM or numpy about a node, or ours."""
+    """Return the message of an error about a node, of TVM, of numpy or ours."""
     return f"{error}" if isinstance(error, UnsupportedOperator) else first_line(error).rstrip(".")
 
 

@@ -18,8 +18,8 @@ def load_session(
 ) -> Callable[[Mapping[str, Array]], list[Array]]:
     """Return a function that computes the values of these names.
 
-    Raises ImportError where ONNX Runtime isn't installed, and errors of its own for a model that it can't
-    load; the function raises errors of its own as well.
+    Raises ImportError if ONNX Runtime isn't installed. For a model that it can't load or run, ONNX Runtime
+    raises its own errors, here and in the returned function.
     """
     runtime = importlib.import_module("onnxruntime")
     options = runtime.SessionOptions()

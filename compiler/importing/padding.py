@@ -1,9 +1,9 @@
-"""Values of which the data decides how many rows are valid.
+"""Values whose number of valid rows depends on the data.
 
 Kernels are compiled for one shape. What selects rows gives as many as there can be: the valid ones first, in
-order, then others that stand for nothing. Operators that compute each row alone are imported as ever. Those
-that would mix rows, such as a sum of all, are refused; `Shape` counts the valid rows, `TopK` chooses among
-them, and `Slice` keeps the first of them.
+order, then others that stand for nothing. Operators that compute each row alone are imported as ever.
+Operators that would mix rows, such as a sum of all rows, are refused. `Shape` counts the valid rows, `TopK`
+chooses among them, and `Slice` keeps the first ones.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def convert_padded(
     if extents != {shape[axis]}:
         if node.kind != "Slice":
             return None
-        # Another count than that of what it is a part of: the two can't be combined any more.
+        # Its count differs from the count of the whole, so the two can't be combined any more.
         count = graph.op("Min", count, np.int64(shape[axis]))
     return [result and result.with_padding(Padding(axis, count)) for result in computed]
 
@@ -181,8 +181,8 @@ _HARMLESS: Mapping[str, tuple[int, int]] = {
 }
 
 
-# Each of these returns the axis of the result along which rows are still apart, None where they are mixed: of
-# a node, the position and the padded axis of an input, and the result's shape.
+# Each of these functions takes a node, the position and the padded axis of an input, and the result's shape.
+# It returns the axis of the result along which rows are still apart, None if they are mixed.
 
 
 def _broadcast(node: Node, at: int, axis: int, shape: Shape) -> int | None:
@@ -200,7 +200,7 @@ def _regions(_node: Node, at: int, axis: int, _shape: Shape) -> int | None:
 def _other_axis(node: Node, _at: int, axis: int, _shape: Shape) -> int | None:
     """Of an operator along one axis."""
     rank = node.input(0).rank
-    # Softmax of older models is that of all axes from one on, by default from the second.
+    # Softmax of older models covers all axes from one on, by default from the second.
     is_of_several = node.kind in _SOFTMAX and node.opset < 13
     is_of_first = node.kind in ("ArgMax", "ArgMin", "GatherElements", "Split")
     default = 1 if is_of_several else 0 if is_of_first else -1

@@ -20,8 +20,8 @@ class NoReference(Exception):
 class TensorSpec:
     """One input or output of a model; `dtype` is numpy's name.
 
-    Along the `padded_axis` of an output, the data decides how many parts are valid, of as many as there can
-    be: they come first, and all others hold -1 (0, if they are booleans or unsigned).
+    Along the `padded_axis` of an output, the data decides how many rows are valid. Valid rows come first. All
+    others hold -1, or 0 if the type is boolean or unsigned.
     """
 
     name: str

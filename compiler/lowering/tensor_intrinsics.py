@@ -63,8 +63,8 @@ def register(name: str) -> None:
     with _lock:
         if name in _registered:
             return
-        # For each function that is defined in its script, TVM reads the source of every frame of the stack:
-        # in a thread of its own the stack is short.
+        # For each function that is defined in TVMScript, TVM reads the source of every frame of the stack. A
+        # thread of its own has a short stack.
         with ThreadPoolExecutor(1) as thread:
             thread.submit(_register, name).result()
         _registered.add(name)

@@ -55,15 +55,16 @@ def apply_trace(module: tvm.IRModule, trace: str) -> tvm.IRModule:
 
 
 def replay(module: tvm.IRModule, trace: str) -> Schedule:
-    """Return the schedule in place of the module: TVM can't create one from a module whose loops are
-    partitioned, because the blocks of the parts share variables.
+    """Return the schedule instead of the module. TVM can't create a schedule from a module with partitioned
+    loops, because the blocks of the parts share variables.
 
         [["GetSBlock", [], ["C", "main"], ["b0"]], ["GetLoops", ["b0"], [], ["l1", "l2"]], ["Parallel", ...]]
     ->
         for i in T.parallel(64): for j in range(64): C[i, j] = ...
 
-    Raises LoweringError, also for a trace that does more than schedule loops (core.trace), and for a
-    scheduled workload with anything that neither the workload has nor schedules add (compiler.vocabulary).
+    Raises LoweringError, also for a trace that does more than schedule loops (core.trace). It is raised too
+    if the scheduled workload has anything that the workload lacks and schedules don't add
+    (compiler.vocabulary).
     """
     schedule = Schedule(module, debug_mask="none")
     try:

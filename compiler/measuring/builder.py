@@ -99,8 +99,10 @@ class LocalBuilder:
 
 
 def _spilled(resources: Resources | None, build_s: float) -> Measurement | None:
-    """Return how a trial ends whose threads keep more in memory than in registers: such a program waits for
-    memory at every step, and its tile is too large on any GPU."""
+    """Return the end of a trial whose threads keep more values in memory than in registers.
+
+    Such a program waits for memory at every step, and its tile is too large on any GPU.
+    """
     if resources is None or resources.spilled_bytes <= REGISTER_BYTES * resources.registers:
         return None
     error = (

@@ -103,7 +103,7 @@ def complete_profile(measured: Mapping[str, Any], device: Device) -> Profile:
 def _complete_rates(measured: Mapping[str, Any], base: Profile) -> dict[str, float]:
     """Return the load rates of all caches and of memory.
 
-    A rate that wasn't measured has the same ratio to the nearest measured one as in `base`, and is at most
+    A rate that wasn't measured has the same ratio to the nearest measured rate as in `base`. It is at most
     the rate of a measured level nearer to the core. No level is slower than one farther out: noise only ever
     makes a level slower.
     """
@@ -124,8 +124,9 @@ class _Microbenchmark:
     """A kernel that is called for `repeat_s` in each round.
 
     `record` takes the cycles of one step and the clock rate in hertz. A kernel on `all_cores` keeps the
-    calling thread off the pool's cores. `fastest_s` holds the seconds of each round's fastest call, of which
-    the fastest counts, or with `use_median` the median. `chain_s` is the fastest call of the cycle chain.
+    calling thread off the pool's cores. `fastest_s` holds the seconds of each round's fastest call. The
+    fastest of them counts or, with `use_median`, the median. `chain_s` is the fastest call of the cycle
+    chain.
     """
 
     call: Call
@@ -139,8 +140,9 @@ class _Microbenchmark:
 
 
 class _Calibration:
-    """Measures one quantity after the other, the most important ones first, then all of them again, because a
-    disturbance of the machine lasts longer than one round of a kernel."""
+    """Measures one quantity after the other, the most important ones first, then all of them again. A
+    disturbance of the machine lasts longer than one round of a kernel.
+    """
 
     def __init__(self, device: Device, clock: Callable[[], float]) -> None:
         """Raises ValueError when TVM doesn't know the device's target."""

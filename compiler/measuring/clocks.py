@@ -14,8 +14,8 @@ import pynvml
 TRIES, PAUSE_S = 3, 1.0
 # A clock that falls by more than this share during a measurement was held back for part of it.
 FALL = 0.1
-# NVML's reasons for lower clocks, but for those of an idle GPU and of the power that it is allowed to draw:
-# that limits the clocks of heavy kernels at all times.
+# NVML's reasons for lower clocks, except an idle GPU and the power limit, which limits the clocks of heavy
+# kernels at all times.
 REASONS = {
     8: "the hardware slows it down",
     32: "it is too hot",

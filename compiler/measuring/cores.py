@@ -35,7 +35,7 @@ def off_pool_cores() -> Iterator[None]:
     """Keep the calling thread off the cores that threads of the pool are bound to.
 
     The calling thread does its share of a kernel's work, and TVM doesn't bind it. Linux may put it on the
-    core of a bound thread and leave it there for the whole timing: on two cores, everything then seems to
+    core of a bound thread and leave it there for the whole timing. On two cores, everything then seems to
     take twice as long.
     """
     if sys.platform != "linux":

@@ -1,8 +1,8 @@
 """Measure a GPU's `Profile` with small kernels, timed by CUDA's events.
 
-A kernel does more and more steps until it takes long enough to be timed, and the fastest of a few calls
-counts: other work only ever adds time. Rates are per cycle of the clock that the device names as its own,
-whatever it runs at.
+A kernel does more and more steps until it takes long enough to be timed. The fastest of a few calls counts,
+because other work only adds time. Rates are per cycle of the clock that the device names as its own, whatever
+it runs at.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WARP, THREADS, BLOCKS_PER_CORE = 32, 256, 4
 CHAINS, UNROLLED = 4, 8
 TYPES = (FLOAT32, "float16", "int32", "float64")
 # The types that tensor cores multiply (float32 in TF32), and those of the sums. Each multiprocessor has
-# WARPS, each of which adds up FRAGMENTS of SIDE x SIDE.
+# WARPS, and each warp adds up FRAGMENTS of SIDE x SIDE.
 SUMS = {"float16": FLOAT32, "bfloat16": FLOAT32, "int8": "int32", FLOAT32: FLOAT32}
 WARPS, FRAGMENTS = 8, 4
 # The working set that lies in memory, in sizes of the cache that all multiprocessors share.

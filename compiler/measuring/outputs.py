@@ -37,8 +37,8 @@ def compare_outputs(
 ) -> str:
     """Return the first output that differs and how; empty when all outputs agree.
 
-    `computed_in` is the coarsest type of values in between (`OnnxFile.computed_in`): an output of wider
-    floats is no more precise, and bytes that stand for floats are off by as much as these. Rounding errors
+    `computed_in` is the coarsest type of intermediate values (`OnnxFile.computed_in`). An output of wider
+    floats is no more precise, and bytes that stand for floats may be off as much as floats. Rounding errors
     change the order of what is selected: outputs with one of the `padded_axes` are compared in any order.
     """
     if len(expected) != len(actual):

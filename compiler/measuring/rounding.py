@@ -1,10 +1,10 @@
 """Bounds of how far the outputs of two right programs of one workload may lie apart.
 
 A schedule changes the order of sums, and which multiplications and additions are fused. So right programs
-differ by roundings, each of at most half an epsilon of its type. Those of a sum of n terms are a random walk,
-whose length grows with the root of n (Higham and Mary, "A New Approach to Probabilistic Rounding Error
-Analysis", 2019). What follows the sum may make an error larger. How much, the reference shows: its inputs and
-the values that a program may compute twice are changed by as much as the roundings.
+differ by roundings, each of at most half an epsilon of its type. The roundings of a sum of n terms are a
+random walk, whose length grows with the root of n (Higham and Mary, "A New Approach to Probabilistic Rounding
+Error Analysis", 2019). What follows the sum may make an error larger. How much, the reference shows: its
+inputs and the values that a program may compute twice are changed by as much as the roundings.
 """
 
 from __future__ import annotations
@@ -185,8 +185,10 @@ def reduced(block: SBlock) -> int:
 
 
 def _may_be_truncated(block: SBlock) -> bool:
-    """Return whether tensor cores may compute a block's sum: its factors have at most 16 bits, or are
-    rounded to TF32, and their products are float32."""
+    """Return whether tensor cores may compute a block's sum.
+
+    Its factors must have at most 16 bits or be rounded to TF32, and their products must be float32.
+    """
     values = [store.value for store in find_all(block.body, tirx.BufferStore)]
     products = [one for value in values for one in find_all(value, tirx.Mul) if _is_float32(one)]
     return any(map(multiplies_rounded, values)) or any(

@@ -274,7 +274,7 @@ class LocalRunner:
         explained = explain(error) if self._on_gpu else None
         if explained is None:
             return Measurement(Outcome.RUN_ERROR, build_s=build_s, error=str(error)[-ERROR_CHARS:])
-        # After an error CUDA refuses to free memory, on which TVM would end this process: nothing that the
+        # After an error CUDA refuses to free memory, and TVM would end this process. So nothing that the
         # failed call refers to is freed before the agent has the answer and replaces this process.
         self._failed.append(error)
         outcome, line = explained

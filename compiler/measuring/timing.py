@@ -39,9 +39,9 @@ SLOW = 2.0
 COLD_S = 1e-3
 
 
-# A graph has at least this many launches of the candidate, so that the launch of the graph itself, about
-# 5 us, counts for little, and at most MAX_LAUNCHES, which take milliseconds to capture. Long candidates have
-# fewer, as many as take GRAPH_S.
+# A graph has at least this many launches of the candidate, so that its own launch, about 5 us, counts for
+# little. It has at most MAX_LAUNCHES, which take milliseconds to capture. Long candidates have fewer, as many
+# as take GRAPH_S.
 MIN_LAUNCHES, MAX_LAUNCHES = 16, 256
 GRAPH_S = 4e-3
 

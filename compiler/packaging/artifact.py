@@ -65,9 +65,9 @@ class TaskEntry:
 class Manifest:
     """Description of a compiled model: enough to run it, to compare it and to build it again.
 
-    The `untuned_s`, `tuned_s` and `published_s` are seconds of calls of the whole model, timed in turns on
-    the device: untuned, tuned, and as an earlier job published it. `instructions` are the instruction sets
-    that the target allows, as /proc/cpuinfo names them: tunefarm-runtime refuses a machine that lacks one.
+    `untuned_s`, `tuned_s` and `published_s` are seconds of calls of the whole model, timed in turns on the
+    device. `published_s` is of what an earlier job published. `instructions` are the instruction sets that
+    the target allows, as /proc/cpuinfo names them: tunefarm-runtime refuses a machine that lacks one.
     `computed_in` is the coarsest type that it computes in, as in `OnnxFile`.
     """
 
@@ -200,8 +200,8 @@ def write(
 ) -> None:
     """Write a library and its manifest as an uncompressed .tar; equal contents give equal bytes.
 
-    A `reference` is another library of the same model. A worker that is told to compare times the artifact
-    only if both compute the same.
+    A `reference` is another library of the same model. A worker with `compare` set times the artifact only if
+    both libraries compute the same.
     """
     entries = [(MANIFEST, io.BytesIO(manifest.to_json().encode())), (LIBRARY, library)]
     archive.write(file, entries if reference is None else [*entries, (REFERENCE, reference)])

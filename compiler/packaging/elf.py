@@ -15,8 +15,8 @@ _SYMBOL = struct.Struct("<IBBHQQ")
 # Kinds of sections, and what they are marked with.
 _PROGBITS, _SYMTAB, _STRTAB = 1, 2, 3
 _WRITE, _ALLOC, _X86_64_LARGE = 1 << 0, 1 << 1, 1 << 28
-# The sections that linkers put behind all others, and behind all but .bss. Code of x86-64 reaches 2 GB, that
-# of aarch64 4 GB, but the tables that describe it reach 2 GB on both, and stand behind what is read only.
+# The sections that linkers put behind all others, and behind all but .bss. Code of x86-64 reaches 2 GB and
+# code of aarch64 4 GB. But the tables that describe it reach 2 GB on both, and stand behind read-only data.
 _SECTIONS = {"x86_64": (b".lrodata", _ALLOC | _X86_64_LARGE), "aarch64": (b".ldata", _ALLOC | _WRITE)}
 _ALIGNMENT = 64
 

@@ -63,8 +63,8 @@ def export_database(records: Iterable[ScheduleRecord], workloads: Mapping[str, s
     """Return the texts of the workload file and the record file.
 
     `workloads` maps hashes to module texts; workloads without a record are left out. Raises KeyError for a
-    record whose workload is missing, ValueError for one whose texts are damaged or do more than compute and
-    schedule: other programs of TVM read the files.
+    record whose workload is missing. Raises ValueError for texts that are damaged or do more than compute and
+    schedule, because other programs of TVM read the files.
     """
     lines: dict[str, int] = {}
     arguments: dict[str, Any] = {}

@@ -43,7 +43,7 @@ def multiplies_rounded(value: Any) -> bool:
 
 
 def _rounded_load(value: Any) -> Any | None:
-    """Return the load of which an expression is the rounding; None where it is none."""
+    """Return the load that an expression rounds; None if it rounds none."""
     loads = find_all(value, ir.TensorLoad)
     if not isinstance(value, ir.Call) or len(loads) != 1 or str(loads[0].ty.dtype) != "float32":
         return None

@@ -146,7 +146,10 @@ def distinct(names: Sequence[str]) -> list[str]:
 
 def _reducer(stores: Sequence[Any], initial: Sequence[Any]) -> str:
     """Return the name of a reduction `stored = combine(stored, value)` that begins with the identity of
-    `combine`; "other" for any other reduction, of which TVM has no name."""
+    `combine`.
+
+    It is "other" for a reduction that TVM has no name for.
+    """
     if len(stores) != 1:
         return "other"
     (store,), (first,) = stores, initial
@@ -174,7 +177,7 @@ def _combines_itself(a: Any, b: Any, buffer: Any) -> bool:
 def _flops(value: Any, row: Collection[Any]) -> float:
     """Count the floating-point operations of a stored value.
 
-    Index arithmetic, in loads and conditions, doesn't count; nor does an expensive call that depends on no
+    Index arithmetic in loads and conditions doesn't count. Neither does an expensive call that depends on no
     variable of `row`: it is computed once per row.
     """
     match value:

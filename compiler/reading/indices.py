@@ -13,7 +13,7 @@ from search.dag import Index, Term
 
 
 class IndexReader:
-    """Reads index expressions over variables, each of which was defined in terms of the loops."""
+    """Reads index expressions over variables that are defined in terms of the loops."""
 
     def __init__(self, loops: Sequence[Any]) -> None:
         self._analyzer = Analyzer()

@@ -1,6 +1,6 @@
 """Find the subgraphs that variants of a model change, and build the model with some of these changes.
 
-A variant rewrites operators one by one and leaves it to TVM how they are fused, so the model calls as many
+A variant rewrites operators one by one, and TVM decides how they are fused. So the model calls as many
 kernels, in the same order, with it as without it.
 """
 

@@ -25,8 +25,8 @@ class PaddedColumns:
         p[i, j] = sum(a[i, k] * b'[k, j])           j < 50304
         c[i, j] = p[i, j]                           j < 50257
 
-    Where no divisor makes a good tile, the last tile is a partial one, and only the loop around it can be
-    split off: the columns are one loop, inside that of the rows, and each iteration streams all weights.
+    If no divisor makes a good tile, the last tile is partial, and only the loop around it can be split off.
+    Then the columns are one loop inside the loop of the rows, and each iteration streams all weights.
     """
 
     name = "padded"
@@ -38,8 +38,9 @@ class PaddedColumns:
 
 
 def applies(call: Call) -> bool:
-    """Return whether a call is a product of several rows with a constant matrix of 32-bit floats, whose many
-    columns the search would cover with a partial tile."""
+    """Return whether a call multiplies several rows by a constant matrix of 32-bit floats with many columns,
+    which the search would cover with a partial tile.
+    """
     if getattr(call.op, "name", "") != "relax.matmul" or static_shape(call) is None:
         return False
     shape, weight = static_shape(call.args[0]), call.args[1]

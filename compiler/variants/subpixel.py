@@ -1,10 +1,10 @@
 """Transposed convolutions as ordinary ones over the input as it is, an output pixel's phase at a time.
 
 A transposed convolution of stride s puts s - 1 zeros between the pixels of its input and convolves. Output
-pixels whose coordinates leave the same remainders by s are multiplied by the same every s-th weight, and only
-by those: they are an ordinary convolution with a kernel of ceil(k / s) pixels (Shi et al., "Is the
-deconvolution layer the same as a convolutional layer?", 2016). The products with zeros are left out, so
-results differ by the order of sums alone.
+pixels whose coordinates have equal remainders modulo s use the same weights: every s-th one. So they are an
+ordinary convolution with a kernel of ceil(k / s) pixels (Shi et al., "Is the deconvolution layer the same as
+a convolutional layer?", 2016). The products with zeros are left out, so results differ by the order of sums
+alone.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ LAYOUTS = {
 # Below this many channels the transforms cost more than the products that they save.
 MIN_CHANNELS = 16
 # By tile size, the smallest images in pixels. Transformed weights are 1.8 (2) and 4 times (4) as large as the
-# weights, and each is used once a tile: with few tiles, reading them costs more than their products save.
+# weights, and each is used once per tile. With few tiles, reading them costs more than their products save.
 MIN_PIXELS = {2: 8, 4: 24}
 # By tile size, the points at which polynomials are evaluated: those that round least (Barabasz et al., 2018).
 POINTS = {2: (0.0, -1.0, 1.0), 4: (0.0, -1.0, 1.0, 0.5, -2.0)}
@@ -75,8 +75,10 @@ class Winograd:
 
 
 def applies(call: Call, tile: int) -> bool:
-    """Return whether a call is a convolution of stride 1 of 32-bit floats, channels last, 3x3 in height and
-    width, with constant weights, and an image for which no other size of tiles does better."""
+    """Return whether a call is a convolution that this size of tiles suits best.
+
+    It must have stride 1, 32-bit floats, channels last, 3x3 in height and width, and constant weights.
+    """
     layouts = LAYOUTS.get(getattr(call.op, "name", ""))
     if layouts is None or not isinstance(call.args[1], GenericConst):
         return False
@@ -121,8 +123,8 @@ def convolution(data: te.Tensor, weight: te.Tensor, padding: Sequence[int], tile
     padded = topi.nn.pad(
         data, (0, *before, 0), (0, *(a + b for a, b in zip(after, beyond, strict=True)), 0), name="padded"
     )
-    # The inner one of the two sums of a transform is written out: TVM compiles the kernel in half the
-    # time, and LLVM computes what several outputs of a tile share once.
+    # The inner sum of a transform's two sums is written out. TVM then compiles the kernel in half the time,
+    # and LLVM computes what several outputs of a tile share only once.
     i = te.reduce_axis((0, edge), "i")
 
     def transform(e: Any, v: Any, n: Any, *place: Any) -> Any:

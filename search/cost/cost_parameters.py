@@ -50,7 +50,8 @@ class ShapeFactors:
     loop_cycles: float = 0.041
     # A jump to another row, in bytes that would have streamed in meanwhile.
     stall_bytes: float = 120.0
-    # An accumulator that is kept in memory, and the number of missing registers from which on all are.
+    # Cycles of an accumulator that is kept in memory, and the number of missing registers that puts all of
+    # them there.
     spill_cycles: float = 1.0
     spill_all: float = 6.25
     # A vector that is copied: loaded, stored, and loaded again.
@@ -62,16 +63,16 @@ class ShapeFactors:
     # The same of a GPU's, and the warps that keep a multiprocessor's tensor cores busy.
     gpu_overlap: float = 0.76
     tensor_warps: float = 8.0
-    # The course of one thread of a GPU, fitted to the programs of two networks on an H200. Cycles of a
-    # multiply-add and of a load from shared memory in an unrolled step; an iteration of a loop that isn't
-    # unrolled, whose results the next one needs, in latencies of the arithmetic; and up to how many unrolled
-    # steps hide that.
+    # The course of one thread of a GPU, fitted to the programs of two networks on an H200. First the cycles
+    # of a multiply-add and of a load from shared memory in an unrolled step. Then an iteration of a loop that
+    # isn't unrolled, in latencies of the arithmetic, because the next iteration needs its results. Then how
+    # many unrolled steps hide that latency.
     gpu_step_cycles: float = 2.4
     gpu_load_cycles: float = 1.4
     gpu_loop_latencies: float = 3.2
     gpu_unrolled_steps: float = 32.0
-    # In latencies of a load from memory: what a block waits for a tile, a load in an unrolled loop, and one
-    # in a loop that isn't unrolled, where each load waits for the one before.
+    # In latencies of a load from memory: a block's wait for a tile, a load in an unrolled loop, and a load in
+    # a loop that isn't unrolled, where each load waits for the previous one.
     gpu_fetch_wait: float = 3.2
     gpu_unrolled_load: float = 0.036
     gpu_serial_load: float = 0.4

@@ -22,10 +22,10 @@ class ModelMetrics:
     """Metrics of `records` records; None where they are undefined: all are equally fast, no two belong to one
     task, or there are too few.
 
-    `r2` is the share of the throughputs' variance that is predicted (below 0: worse than their mean;
-    predictions are cut off at the best known throughput), `pairwise` the share of pairs of one task that are
-    predicted in the right order, `recall` the share of the TOP fastest that are among the TOP predicted to be
-    the fastest.
+    `r2` is the share of the throughputs' variance that is predicted. Below 0, predictions are worse than the
+    mean; they are cut off at the best known throughput. `pairwise` is the share of pairs of a task that are
+    predicted in the right order. `recall` is the share of the TOP fastest programs that are among the TOP
+    fastest predictions.
     """
 
     records: int
@@ -52,7 +52,7 @@ class Predictions:
 
 
 def evaluate(predictions: Predictions) -> ModelMetrics:
-    """Return the metrics of all tasks together, without those of which no program ran."""
+    """Return the metrics of all tasks together, without tasks that have no working program."""
     ran = predictions.take(np.isfinite(predictions.best_s))
     predicted, actual = ran.best_s / ran.predicted_s, ran.best_s / ran.measured_s
     return ModelMetrics(

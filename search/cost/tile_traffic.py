@@ -1,8 +1,8 @@
 """The traffic of a tiled node between levels of memory, and its copies of operands into the order of loops.
 
-For a cache of capacity C, the outermost loop inside which all touched lines fit into C determines the bytes
-that are loaded into it: the sum over accesses of footprint * visits. Rows that are a large power of two apart
-fall into the same cache sets, and fit only where these have room for them.
+For a cache of capacity C, take the outermost loop inside which all touched lines fit into C. The cache then
+loads the sum over accesses of footprint * visits. Rows that are a large power of two apart fall into the same
+cache sets, and fit only where these have room for them.
 """
 
 from __future__ import annotations

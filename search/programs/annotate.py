@@ -49,8 +49,8 @@ def _redraw(population: Population, rng: np.random.Generator) -> Population:
 def _canonical(population: Population) -> Population:
     """Set variables without effect to their first value.
 
-    A nest computed at a loop of its consumer has no parallel or unrolled loops of its own, an inlined one no
-    loops at all, and loops are fused for vectors only.
+    A nest computed at a loop of its consumer has no parallel or unrolled loops of its own. An inlined nest
+    has no loops at all. Loops are fused only for vectors.
     """
     sketch, values = population.sketch, population.values.copy()
     for stage in sketch.nests:

@@ -49,8 +49,8 @@ def always_inline(state: State) -> list[State]:
 
 
 def cross_thread_reduction(state: State) -> list[State]:
-    """Reduce rows by all threads of a block together, in the kernel of the node that reads the rows' results;
-    without such a node, in a kernel of the reduction's own.
+    """Reduce rows with all threads of a block together, in the kernel of the node that reads the rows'
+    results. Without such a node, the reduction gets its own kernel.
 
         for i, k: m[i] = max(m[i], x[i, k])
         for i, j: y[i, j] = x[i, j] - m[i]
@@ -189,8 +189,10 @@ def _row_host(state: State) -> Node | None:
 
 
 def _rows(state: State, target: Node) -> tuple[int, ...]:
-    """Return the axes of `target` that number the current node's results: () unless each of its axes moves
-    with one of them, of the same extent."""
+    """Return the axes of `target` that number the current node's results.
+
+    They are () unless each of the node's axes moves with one of them, of equal extent.
+    """
     node = state.current
     aligned = aligned_axes(state.dag, target, node)
     own = [axis for axis in node.spatial if node.axes[axis].extent > 1]

@@ -5,8 +5,8 @@ An instruction adds to each of its lanes the products of a few neighbours along 
 No operand lies in the order of `columns` by itself, so it is packed or copied. `rows` is read from where it
 lies, so the reduction must be contiguous in it.
 
-Left out: AVX-512's pmaddubsw, whose sums of two products saturate at 16 bits; and int8 times int8 on x86,
-which has no instruction for it (shifting one side by 128 would be another computation).
+Left out are AVX-512's pmaddubsw, whose sums of two products saturate at 16 bits, and int8 times int8 on x86,
+which has no instruction for it. Shifting one side by 128 would be another computation.
 """
 
 from __future__ import annotations
@@ -63,8 +63,10 @@ class Roles:
 
 
 def dot_product(features: Collection[str], lanes: int, columns: str) -> Intrinsic | None:
-    """Return the best intrinsic of a device with these features that adds products with `columns` of this
-    type to `lanes` sums of int32; None if there is none."""
+    """Return the best intrinsic that adds products with `columns` of this type to `lanes` sums of int32.
+
+    It is None if a device with these features has none.
+    """
     for intrinsic in INTRINSICS:
         fits = lanes > 0 and lanes % intrinsic.lanes == 0 and intrinsic.columns == columns
         if fits and intrinsic.sums == "int32" and set(intrinsic.features) <= set(features):

@@ -10,8 +10,8 @@ from search.dag import Access, Dag, Node
 def is_strictly_inlineable(node: Node) -> bool:
     """Whether a node is cheap enough to be computed again wherever it is read.
 
-    Its loads are at axes plus constants, in the order of the axes and with each at most once; it has no
-    expensive calls, and no branches unless it reads nothing: those go away where the axes are unrolled.
+    Its loads are at axes plus constants, in the order of the axes, each axis at most once. It has no
+    expensive calls, and branches only if it reads nothing, because unrolling removes those.
     """
     if node.reduction or node.extra_writes or node.is_expensive or (node.has_branch and node.reads):
         return False

@@ -1,7 +1,7 @@
 """Sketches: the structure of a program, everything but its numbers (paper section 4.1).
 
-A sketch has a stage for every node (inlined, tiled over several levels, fused into the tile of its producer,
-a loop nest, ...) and leaves integer variables open. A program is a sketch with values for its variables.
+A sketch has a stage for every node: inlined, tiled over several levels, fused into its producer's tile, a
+loop nest, and so on. It leaves integer variables open. A program is a sketch with values for its variables.
 """
 
 from __future__ import annotations

@@ -58,11 +58,11 @@ class Rfactor(StrEnum):
 class Stage:
     """The way in which `node` is computed. Fields that don't apply to a kind keep their defaults.
 
-    A tiled stage has a `structure` such as `SSRSRS` (spatial and reduction levels, outermost first) and may
-    have an `epilogue`: the elementwise consumer or, with `cache_write`, the copy out of the cache, computed
-    inside the first `epilogue_level` spatial levels (0: not fused). Its innermost tile may be counted in
-    instructions of an `intrinsic` (`search.sketches.intrinsics`). Operands named in `shared` are fetched into
-    shared memory, at the innermost loop of the outermost reduction level.
+    A tiled stage has a `structure` such as `SSRSRS`: spatial and reduction levels, outermost first. It may
+    have an `epilogue`: the elementwise consumer or, with `cache_write`, the copy out of the cache. The
+    epilogue is computed inside the first `epilogue_level` spatial levels (0: not fused). Its innermost tile
+    may be counted in instructions of an `intrinsic` (`search.sketches.intrinsics`). Operands named in
+    `shared` are fetched into shared memory, at the innermost loop of the outermost reduction level.
 
     A nest that reduces may have an `rfactor`. `compute_at` is the node in whose loops this one is computed.
     And `rows` are the axes that number the rows of a kernel that takes some rows a block.

@@ -35,8 +35,8 @@ MIN_EXTENTS = {"i": 16, "j": 16, "k": 8}
 class MatrixProduct:
     """A node as a matrix product.
 
-    `parts` has a letter for each axis of the node; `first` and `second` are the positions of A and B among
-    its reads, `operand` the type in which they are multiplied and `sums` that of C.
+    `parts` has a letter for each axis of the node. `first` and `second` are the positions of A and B among
+    its reads. `operand` is the type that they are multiplied in, and `sums` is the type of C.
     """
 
     parts: str

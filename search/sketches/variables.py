@@ -94,7 +94,7 @@ def fetch_kind(buffer: str) -> str:
 def vector_loops(node: Node) -> tuple[int, ...]:
     """Return the axes that can be fused into one vectorized loop, innermost first.
 
-    They are the contiguous axis of the result and, if that is the last one, those around it, until together
+    They are the contiguous axis of the result and, if it is the last axis, the axes around it until together
     they are longer than any vector.
     """
     if node.vector_axis is None:
@@ -110,8 +110,10 @@ def vector_loops(node: Node) -> tuple[int, ...]:
 
 
 def transposed_axis(node: Node) -> int | None:
-    """Return the axis along which a nest without a reduction reads rows, while it writes across them; None
-    for other nests, and where that axis can be fused into the vectorized loop."""
+    """Return the axis along which a nest without a reduction reads rows while it writes across them.
+
+    It is None for other nests, and if the axis can be fused into the vectorized loop.
+    """
     if node.reduction or node.vector_axis is None:
         return None
     for read in node.reads:

@@ -133,7 +133,7 @@ def _(stage: TensorTiled, population: Population, parameters: CostParameters) ->
 
 
 class ThreadKernel(Stage):
-    """A kernel whose iterations are spread over threads, each of which computes some results by itself."""
+    """A kernel whose iterations are spread over threads. Each thread computes some results by itself."""
 
     placement = StageKind.THREADS
 

@@ -72,8 +72,8 @@ _RANDOM = frozenset(
     }
 )
 NARROW = frozenset({"float16", "bfloat16"})
-# The arguments that TVM's front end wants in float32, by operator: it adds products up in float32 and then
-# fails to add a narrow bias, and normalizes by weights of the data's type only.
+# The arguments that TVM's front end needs in float32, by operator. It adds products up in float32 and then
+# fails to add a narrow bias, and it normalizes only by weights of the data's type.
 _WIDENED: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(("addmm.default", "baddbmm.default"), (0,)),
     **dict.fromkeys(("linear.default", "conv1d.default", "conv2d.default", "conv3d.default"), (2,)),
@@ -336,9 +336,11 @@ def read(content: Content, shapes: Mapping[str, Shape]) -> ExportedProgram:
 
 
 def _pass_states(torch: Any, program: Any) -> bool:
-    """Make the buffers that a program writes into, such as caches, further inputs and outputs of it, since a
-    library keeps nothing between calls, and make the inputs that it writes into outputs as well. Return
-    whether there are any."""
+    """Make the buffers that a program writes, such as caches, inputs and outputs, because a library keeps
+    nothing between calls.
+
+    Inputs that it writes become outputs as well. Return whether there are any.
+    """
     kinds, signature = torch.export.graph_signature, program.graph_signature
     written = {*signature.buffers_to_mutate.values()}
     for spec in signature.input_specs:

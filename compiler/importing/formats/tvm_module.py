@@ -118,7 +118,7 @@ def _load(text: str) -> Any:
 
 
 def _calling(kernel: tirx.PrimFunc) -> tvm.IRModule:
-    """Return a module whose `main` calls a TIR function, of which the last parameters are outputs.
+    """Return a module whose `main` calls a TIR function. The function's last parameters are outputs.
 
     def main(a, b): return call_tir(kernel, (a, b))
     """

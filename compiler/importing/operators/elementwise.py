@@ -135,8 +135,9 @@ def _bit_shift(graph: Graph, node: Node) -> Value:
 
 
 def _mod(graph: Graph, node: Node) -> Value:
-    """The remainder has the sign of the divisor, or with fmod that of the dividend. Of integers divided by
-    zero it is zero: processors stop at such a division."""
+    """The remainder has the sign of the divisor or, with fmod, the sign of the dividend. Of integers divided
+    by zero it is zero: processors stop at such a division.
+    """
     data, divisor = node.input(0), node.input(1)
     zero = np.array(0, data.dtype)
     if _is_integer(data):

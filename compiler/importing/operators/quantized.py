@@ -83,8 +83,11 @@ def along_axis(graph: Graph, value: Value, data: Value, axis: int, block: int = 
 
 
 def _is_plain(node: Node, integers: Value | None) -> bool:
-    """Return whether a quantizer is one of bytes with known parameters: TVM imports these as operators of
-    their own, which `compiler.precision` makes dot products of bytes of."""
+    """Return whether a quantizer makes bytes with known parameters.
+
+    TVM imports these as operators of their own, and `compiler.precision` turns them into dot products of
+    bytes.
+    """
     scale, zero = node.input(1), node.optional(2)
     if scale.constant is None or scale.dtype != "float32" or (zero is not None and zero.constant is None):
         return False

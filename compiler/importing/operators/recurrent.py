@@ -77,7 +77,7 @@ class _Layer:
         ]
 
     def advanced(self, step: int, fresh: Value, before: Value) -> Value:
-        """Return the state after a step; that of a sequence that has ended stays as it is."""
+        """Return the state after a step. The state of a sequence that has ended stays as it is."""
         if self.lengths is None:
             return fresh
         goes_on = self.graph.op("Greater", self.lengths, np.int64(step))

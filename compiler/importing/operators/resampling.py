@@ -303,8 +303,9 @@ def _roi_align(graph: Graph, node: Node) -> Value:
 
 
 def _roi_align_adaptive(graph: Graph, node: Node, is_max: bool, aligned: bool) -> Value:
-    """Take as many samples from each bin of a box as the box has pixels there: none, and so zero, from a box
-    that is empty."""
+    """Take as many samples from each bin of a box as the box has pixels there. An empty box gives no samples,
+    and so zero.
+    """
     data, rois, batches = (node.input(position) for position in range(3))
     height, width = (int(node.attributes.get(f"output_{name}", 1)) for name in ("height", "width"))
     wide = [cast(graph, value, "float32") for value in (data, rois)]

@@ -14,7 +14,7 @@ from compiler.importing.stablehlo.elementwise import CONVERTERS as ELEMENTWISE
 from compiler.importing.stablehlo.importer import Converter, Given, Importer, Tensor
 from compiler.importing.stablehlo.reductions import top_k
 
-# What is computed by another operation, by the name of the call's target.
+# Calls that another operation computes, by the name of the call's target.
 _TARGETS: Mapping[str, Converter] = {
     "mhlo.erf": ELEMENTWISE["chlo.erf"],
     "mhlo.tan": ELEMENTWISE["stablehlo.tan"],

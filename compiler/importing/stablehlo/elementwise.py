@@ -67,7 +67,7 @@ def _cbrt(x: Any) -> Any:
 
 
 def _divide(x: Array, y: Array) -> Array:
-    """Return the quotient as XLA has it; that of integers is rounded toward zero."""
+    """Return the quotient as XLA computes it. An integer quotient is rounded toward zero."""
     if x.dtype.kind not in "iu":
         return np.divide(x, y)
     minus_one = ~np.zeros_like(y)

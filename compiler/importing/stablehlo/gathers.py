@@ -43,7 +43,7 @@ class _Windows:
 
     @property
     def addressed(self) -> list[int]:
-        """The axes of which a window has some elements alone."""
+        """The axes along which a window has only some elements."""
         named = {*self.moved, *self.dropped}
         axes = range(len(self.shape))
         return [axis for axis in axes if axis in named or self.sizes[axis] != self.shape[axis]]
@@ -78,7 +78,7 @@ class _Windows:
             extent, size = self.shape[axis], self.sizes[axis]
             batch = next((own for each, own in self.batches if each == axis), None)
             if batch is not None:
-                # Axes of the places are counted without that of the vectors.
+                # Axes of the places are counted without the axis of the vectors.
                 at = others.index(batch)
                 steps = np.arange(extent) * stride
                 total = graph.op("Add", total, _along(steps, at, len(shape)))

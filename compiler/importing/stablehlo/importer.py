@@ -1,8 +1,7 @@
 """Import the operations of a StableHLO program one after the other, as relax operators on static shapes.
 
-Functions are inlined and loops are unrolled: every value is known by its shape at least. A value that repeats
-another along some axes is kept as that: what is broadcast, such as a bias, reaches operators of relax as it
-was before, and a constant isn't repeated in memory.
+Functions are inlined and loops are unrolled: every value is known by its shape at least. A broadcast is kept
+as a broadcast. A bias reaches relax's operators unbroadcast, and a constant isn't repeated in memory.
 
     %1 = stablehlo.broadcast_in_dim %bias, dims = [3] : (tensor<8xf32>) -> tensor<1x4x4x8xf32>
     %2 = stablehlo.add %0, %1
@@ -251,7 +250,7 @@ class Importer:
 
 
 def _raised(tensor: Tensor, rank: int) -> Value:
-    """Return the value of an operand, of which a scalar gets the rank of the others."""
+    """Return the value of an operand. A scalar gets the rank of the other operands."""
     value = tensor.value
     if value.rank == rank or value.constant is None:
         return value

@@ -57,8 +57,8 @@ def _dot(importer: Importer, op: Any) -> Tensor:
 
 
 def _product(importer: Importer, left: _Factor, right: _Factor, dtype: str) -> Tensor:
-    """Multiply matrices. If fewer factors are copied for it, the product is that of the other order,
-    transposed: JAX puts what it likes first.
+    """Multiply matrices. If that copies fewer factors, the product is computed in the other order and
+    transposed, because JAX puts either operand first.
 
         left: (batch..., rows..., depth), right: (batch..., depth, columns) -> (batch..., rows..., columns)
     """

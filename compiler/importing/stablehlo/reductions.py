@@ -1,7 +1,7 @@
 """Operations that sum elements up, compare them, or do either within windows.
 
-What they do with two elements is a region of the program. A region of one operation says it by name; a
-longer one is told by what it answers for a few numbers.
+What they do with two elements is a region of the program. A region of one operation is recognised by its
+name, a longer region by its results for a few numbers.
 """
 
 from __future__ import annotations

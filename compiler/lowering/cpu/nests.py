@@ -22,8 +22,11 @@ class _NestLoops:
 
 @dataclass
 class _PartialNest:
-    """The nest of partial results that rfactor makes: its block, its loops over results, over the steps of
-    the reduction, and over the partial results of one result (`lanes`)."""
+    """The nest of partial results that rfactor makes.
+
+    It has a block, loops over results, over the steps of the reduction, and over the partial results of one
+    result (`lanes`).
+    """
 
     block: Any
     spatial: list[Any]
