@@ -2,9 +2,9 @@
 
     python -m benchmarks.allocation docs/benchmarks/recording.recordings.jsonl --json FILE
 
-`benchmarks.recording` makes the recordings. A task's latency after a number of trials is the best that its
-recorded ones had found by then; a network's is the sum over its subgraphs. A task whose recording is used up
-gets no more trials from anyone. A seed draws the order of a task's trials within every two picks, and what
+`benchmarks.recording` makes the recordings. A task's latency after a number of trials is the best of its
+recorded trials up to then. A network's latency is the sum over its subgraphs. A task whose recording is used
+up gets no more trials from anyone. A seed draws the order of a task's trials within every two picks, and what
 the allocator explores. Nothing is measured.
 """
 

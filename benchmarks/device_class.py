@@ -21,8 +21,8 @@ class DeviceClass:
     """A machine reduced to some instruction sets.
 
     `needs` is a flag of /proc/cpuinfo that the machine must have. `without` are LLVM's names of the features
-    given up, with everything that builds on them; `onednn` and `aten` are the names of oneDNN and PyTorch for
-    the best instruction set left, `llvm_cpu` is LLVM's name of a processor that has it.
+    given up, with everything that builds on them. `onednn` and `aten` are oneDNN's and PyTorch's names of the
+    best remaining instruction set, and `llvm_cpu` is LLVM's name of a processor with it.
     """
 
     name: str

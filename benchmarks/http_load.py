@@ -1,4 +1,6 @@
-"""Generates HTTP load over keep-alive connections, each of which asks as soon as it was answered."""
+"""Generates HTTP load over keep-alive connections. Each connection sends a request as soon as it has the
+response.
+"""
 
 from __future__ import annotations
 

@@ -3,11 +3,11 @@
     python -m benchmarks.lookup --json FILE
 
 The server, the database and the load generator share this machine. The database has a million records of ten
-thousand workloads. Of each workload the fastest record, which is what look-ups read, has a trace as long as a
-real one; the traces of the others are short. Every request carries a token with the scope `read`.
+thousand workloads. The fastest record of each workload, which look-ups read, has a trace as long as a real
+one. The traces of the others are short. Every request carries a token with the scope `read`.
 
-One of the jobs has ten thousand trials of twenty subgraphs. Its page is opened in Chromium, which shares the
-machine as well, each time with an empty cache: until all charts are painted and the page takes the next task.
+One of the jobs has ten thousand trials of twenty subgraphs. Its page is opened in Chromium on the same
+machine, each time with an empty cache, until all charts are painted and the page is idle.
 """
 
 from __future__ import annotations

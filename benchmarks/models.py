@@ -3,10 +3,10 @@
     python -m benchmarks.models --quick --json FILE
     python -m benchmarks.models --recorded PROGRAMS --json FILE
 
-Random programs of every operator are timed once, or PROGRAMS are read, a file that `benchmarks.fit
---measure` wrote. Our cost model and TVM's XGBModel over its
-PerStoreFeature are trained on the same half of them, all operators together, and predict the other half;
-then the halves change places. The analytic estimate alone is the third.
+Random programs of every operator are timed once, or PROGRAMS are read, a file that `benchmarks.fit --measure`
+wrote. Our cost model and TVM's XGBModel over its PerStoreFeature are trained on the same half of them, all
+operators together. They predict the other half. Then the halves change places. The analytic estimate alone is
+the third.
 """
 
 from __future__ import annotations

@@ -233,9 +233,9 @@ def run_load(backends: Backends, load: Load, folder: Path) -> FleetStats:
 def figures_of(
     workers: int, busy: FleetStats, alone: FleetStats, half: FleetStats, two: FleetStats
 ) -> list[Figure]:
-    """Return the figures of four loads: all workers at the pace of devices (`busy`), one worker without
-    waiting (`alone`), all workers offering half of what is stored (`half`), and all workers on two servers
-    (`two`)."""
+    """Return the figures of four loads. `busy`: all workers at the pace of devices. `alone`: one worker
+    without waiting. `half`: all workers offering half of what is stored. `two`: all workers on two servers.
+    """
     lease_ms = {rank: f"one worker: {figures.number(1e3 * _percentile(alone, rank))} ms" for rank in (50, 99)}
     everyone = f"{workers} workers"
     offered = f"{everyone}, {workers / TRIAL_S:.0f} trials offered a second"

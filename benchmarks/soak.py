@@ -3,10 +3,10 @@ what grows.
 
     python -m benchmarks.soak --json FILE
 
-Two servers, two schedulers and four workers, all of them real processes, on a PostgreSQL and a Redis of their
-own, with random kills, restarts, cut networks, full disks and stepped clocks. Waits are shorter by one
-factor (`tests/faults/soak/compression.py`); clocks go as they go. Candidates run no code of TVM: what a
-program takes depends on it alone, so that every record and every best schedule can be checked.
+Two servers, two schedulers and four workers run as real processes, on their own PostgreSQL and Redis. They
+suffer random kills, restarts, cut networks, full disks and stepped clocks. Waits are shorter by one factor
+(`tests/faults/soak/compression.py`); clocks go as they go. Candidates run no code of TVM: what a program
+takes depends on it alone, so that every record and every best schedule can be checked.
 """
 
 from __future__ import annotations

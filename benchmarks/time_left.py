@@ -69,8 +69,9 @@ def figures_of(recordings: Sequence[Recording]) -> list[Figure]:
 
 
 def _forecasts(recording: Recording) -> Iterator[tuple[float, float, float]]:
-    """Yield, for every batch but the last, the seconds since the job began, and the errors of the forecast
-    and of the last minute's rate as parts of the time that was left."""
+    """Yield the seconds since the job began for every batch but the last, with the errors of the forecast and
+    of the last minute's rate, as fractions of the remaining time.
+    """
     finished = [trial.at_s for trial in recording.trials]
     total = len(finished)
     for done in range(BATCH, total - BATCH + 1, BATCH):

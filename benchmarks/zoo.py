@@ -3,8 +3,8 @@
     python -m benchmarks.zoo --json FILE
 
 Each is imported, verified, tuned with a few trials on one embedded stack and compared with ONNX Runtime. The
-share of run time in tuned subgraphs is that of the times that the device measured of all subgraphs: those
-under a schedule that the search has found are tuned, those under their fallback schedule aren't.
+share of run time in tuned subgraphs is computed from the times that the device measured. A subgraph under a
+schedule of the search is tuned; a subgraph under its fallback schedule isn't.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def detect_gpu() -> Device:
 
 
 def target_text(gpu: Gpu, host: Mapping[str, object]) -> str:
-    """Return the target of a GPU beside a host, whose target is given, as canonical JSON."""
+    """Return the target of a GPU as canonical JSON. `host` is the host's target."""
     target = {
         "kind": "cuda",
         "arch": f"sm_{gpu.capability}",

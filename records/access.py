@@ -1,4 +1,4 @@
-"""Tokens, whose secrets are stored only as digests, and the audit log."""
+"""Tokens and the audit log. Only the digests of tokens' secrets are stored."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class AuditLine:
 
 
 def add_token(session: Session, token: Token, sha: str) -> None:
-    """Store a new token whose secret has this SHA-256."""
+    """Store a new token. `sha` is the SHA-256 of its secret."""
     row = {
         "id": token.id,
         "name": token.name,

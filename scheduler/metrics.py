@@ -19,14 +19,14 @@ class SchedulerMetrics:
         self.registry = CollectorRegistry()
         self._step_seconds = Histogram(
             "tunefarm_step_seconds",
-            "Seconds that a step of a job took",
+            "Duration of a job's step in seconds",
             ["step"],
             buckets=_BUCKETS,
             registry=self.registry,
         )
         self.step_failures = Counter(
             "tunefarm_step_failures",
-            "Steps that failed: for good, to be tried again, or because the database is away",
+            "Failed steps: permanently, to be retried, or because the database is unavailable",
             ["step", "kind"],
             registry=self.registry,
         )

@@ -111,7 +111,7 @@ class Spaces:
         return {name: space for name, space in found.items() if space is not None}
 
     def _is_fresh(self, name: str, device: Device) -> bool:
-        """Whether a space is cached whose estimates are those of the device's current profile."""
+        """Return whether a space with the estimates of the device's current profile is cached."""
         if (name, device.key) not in self._cache:
             return False
         space = self._cache[name, device.key]

@@ -213,7 +213,7 @@ class Dag:
         return sum(one.num_bytes for one in self.buffers if one.role is not BufferRole.INTERMEDIATE)
 
     def is_output(self, node: Node) -> bool:
-        """Whether the node writes a result of the subgraph."""
+        """Return whether the node writes a result of the subgraph."""
         return any(self.buffer[write.buffer].role is BufferRole.OUTPUT for write in node.writes)
 
     def consumers(self, node: Node) -> tuple[Node, ...]:

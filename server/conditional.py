@@ -16,7 +16,7 @@ _CACHING = "private, no-cache"
 
 
 def is_current(request: Request, etag: str) -> bool:
-    """Whether the client has said in If-None-Match that it has this version."""
+    """Return whether the client has said in If-None-Match that it has this version."""
     given = request.headers.get("if-none-match")
     if given is None:
         return False

@@ -98,7 +98,7 @@ class EventFeed:
             self._watchers = {watcher for watcher in self._watchers if not watcher.page.done()}
 
     def _read(self, places: Collection[Place]) -> dict[Place, Page]:
-        """Return what comes after each place, nothing of places whose job is unknown."""
+        """Return the events after each position; none if its job is unknown."""
         pages, left = {}, _MAX_IN_POLL
         with self._database.reading() as session:
             ends = events.ends(session, {place.job_id for place in places})

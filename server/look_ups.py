@@ -37,7 +37,7 @@ class LookUps:
         self._answering: asyncio.Task[None] | None = None
 
     def known(self, key: str) -> bool:
-        """Whether this is the key of a device class that was asked for before."""
+        """Return whether this is the key of a device class that was asked for before."""
         return key in self._facts
 
     async def facts(self, key: str) -> ClassFacts:

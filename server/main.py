@@ -244,5 +244,7 @@ async def _start_grpc(context: ServerContext) -> tuple[grpc.aio.Server, int]:
 
 
 def _is_traced(call: grpc.HandlerCallDetails) -> bool:
-    """Whether a call belongs to a trace: those of idle workers would be traces of their own without end."""
+    """Return whether a call belongs to a trace: those of idle workers would be traces of their own without
+    end.
+    """
     return any(name == "traceparent" for name, _ in call.invocation_metadata or ())

@@ -12,13 +12,13 @@ class ServerMetrics:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "tunefarm_http_requests",
-            "HTTP requests answered",
+            "HTTP requests with a response",
             ["method", "route", "status"],
             registry=self.registry,
         )
         self.answer_seconds = Histogram(
             "tunefarm_http_answer_seconds",
-            "Seconds until an answer began",
+            "Seconds until the response began",
             ["route"],
             registry=self.registry,
         )
@@ -30,25 +30,25 @@ class ServerMetrics:
         self.jobs = Gauge("tunefarm_jobs", "Unfinished jobs", ["state"], registry=self.registry)
         self.oldest_job_s = Gauge(
             "tunefarm_oldest_job_seconds",
-            "How long ago the oldest unfinished job in a state was submitted, 0 without any",
+            "Age of the oldest unfinished job in a state in seconds, 0 without jobs",
             ["state"],
             registry=self.registry,
         )
         self.open_trials = Gauge(
             "tunefarm_open_trials",
-            "Trials that wait for a device of the class or are measured there",
+            "Trials that wait for a device of the class or are being measured on one",
             ["device_class"],
             registry=self.registry,
         )
         self.measured = Gauge(
             "tunefarm_measured_trials",
-            "Trials that the workers of a device class have ever reported; grows until workers are forgotten",
+            "Trials that the known workers of a device class have reported",
             ["device_class", "outcome"],
             registry=self.registry,
         )
         self.model_quality = Gauge(
             "tunefarm_cost_model_quality",
-            "What the newest evaluated cost model of a class reaches on records that it has not seen",
+            "Accuracy of the newest evaluated cost model of a class on records that it was not trained on",
             ["device_class", "measure"],
             registry=self.registry,
         )
@@ -71,14 +71,14 @@ class ServerMetrics:
         )
         self.trials_per_minute = Gauge(
             "tunefarm_trials_per_minute",
-            "Trials that the workers of a device class measured a minute, over the last five",
+            "Trials per minute of a device class, over the last five minutes",
             ["device_class"],
             registry=self.registry,
         )
         self.held_leases = Gauge("tunefarm_held_leases", "Leases that workers hold", registry=self.registry)
         self.oldest_lease_s = Gauge(
             "tunefarm_oldest_lease_seconds",
-            "How long ago the oldest lease that a worker holds was given, 0 without any",
+            "Age of the oldest held lease in seconds, 0 without leases",
             registry=self.registry,
         )
 

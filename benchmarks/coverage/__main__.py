@@ -1,8 +1,8 @@
 """Count ONNX's node tests that are imported and right, refused, wrong or crash, beside TVM's own importer.
 
-Every case is compiled without schedules and run in a process that it may crash; its outputs are compared
-with the bounds that ONNX's own test runner has. Shapes, axes and the like are constants, as in exported
-models. With `--types`, a case of every operator is tried with every element type that ONNX allows instead.
+Every case is compiled without schedules and runs in a process that it may crash. Its outputs are compared
+within the bounds of ONNX's own test runner. Shapes, axes and the like are constants, as in exported models.
+With `--types`, a case of every operator is tried with every element type that ONNX allows instead.
 """
 
 from __future__ import annotations

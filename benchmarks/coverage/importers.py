@@ -29,8 +29,8 @@ TARGET = '{"kind":"llvm","num-cores":1}'
 # The kernels run for microseconds: optimizing them would take most of the time.
 BUILD_TARGET = {"kind": "llvm", "opt-level": 0}
 CASE_S = 120.0
-# Sums are rounded in another order than in ONNX's reference: an output may be off by this many rounding
-# errors of its largest value, where ONNX's runner has a constant bound near zero.
+# Sums are rounded in another order than in ONNX's reference. Near zero, where ONNX's runner has a constant
+# bound, an output may be off by this many rounding errors of its largest value.
 ROUNDING_ERRORS = 4
 
 

@@ -29,7 +29,7 @@ class PeerFailed(Exception):
 
 @dataclass(frozen=True)
 class TrialRate:
-    """`trials`, of which `failed` failed, in `seconds` from the call of TVM's tuner to its last record.
+    """`trials` trials (`failed` of them failed) in `seconds` from the call of TVM's tuner to its last record.
 
     The first `set_up_s` passed before the first task was picked; they don't depend on the number of trials.
     """

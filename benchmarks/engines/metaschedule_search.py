@@ -134,7 +134,7 @@ class _Timeline:
 
 
 def _seconds(result: RunnerResult) -> float:
-    """Return the mean, by which MetaSchedule ranks; inf for a failure."""
+    """Return the mean, which MetaSchedule ranks by; inf for a failure."""
     return math.inf if result.error_msg else statistics.fmean(map(float, result.run_secs))
 
 

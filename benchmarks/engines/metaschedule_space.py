@@ -108,7 +108,7 @@ class _Measuring:
         ]
 
     def _keep(self, candidate: Candidate, built: BuiltKernel | Measurement) -> BuilderResult:
-        """Return a name instead of a path, by which `run` finds the built candidate."""
+        """Return a name instead of a path. `run` finds the built candidate by it."""
         if isinstance(built, Measurement):
             self.found.append((candidate, seconds(built)))
             return BuilderResult(None, built.error)

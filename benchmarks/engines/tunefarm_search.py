@@ -31,9 +31,8 @@ SMALLEST_ROUND, LARGEST_ROUND = 8, 32
 # How many programs of each similar workload are fitted to the searched one.
 SEEDS = 4
 
-# Times programs when the second argument is the best time so far: yields the seconds of each in order as soon
-# as
-# they are known, inf for a failure.
+# Times programs, given the best time so far. Yields the seconds of each program in order as soon as they are
+# known, inf for a failure.
 Measure = Callable[[Sequence[Candidate | None], float], Iterable[float]]
 
 

@@ -22,8 +22,7 @@ STEPS = (1.6, 1.25, 1.1)
 FACTORS = tuple(one.name for one in fields(ShapeFactors))
 # Pairs of programs that differ by less than this share are as fast as each other.
 DISTINCT = 0.05
-# Regularization: the cost of moving a factor from its start is RESTRAINT times its squared log ratio, so that
-# a few
+# Regularization: moving a factor from its start costs RESTRAINT times its squared log ratio. So a few
 # programs don't change the factors of all others.
 RESTRAINT = 0.005
 
@@ -67,8 +66,9 @@ def agreement(group: Group, factors: ShapeFactors) -> Agreement:
 
 
 def pairs_right(groups: Sequence[Group], factors: ShapeFactors) -> tuple[int, int]:
-    """Return how many pairs of programs of one task the estimates order as the measurements do, and how many
-    pairs there are that differ by at least DISTINCT."""
+    """Return how many pairs of a task's programs the estimates order like the measurements, and how many
+    pairs differ by at least DISTINCT.
+    """
     right = total = 0
     for group in groups:
         guessed = estimated(group, factors)

@@ -20,8 +20,9 @@ AT_ONCE, AFTER = "tunefarm compile", "tunefarm with a trial for each subgraph"
 
 @dataclass(frozen=True)
 class CompiledNetwork:
-    """A network compiled `at_once`, without trials, and `after` one trial for each subgraph, both timed
-    in turns with their peers, and `alone` right after they were published."""
+    """A network compiled `at_once`, without trials, and `after` one trial for each subgraph. Both are timed
+    in turns with their peers, and `alone` right after publishing.
+    """
 
     label: str
     at_once: Tuning

@@ -33,8 +33,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Part:
-    """A subgraph's share of one run of its network, in seconds: measured, and the least that its operations
-    take at the machine's peak, or its operands at the memory's bandwidth; a cache can be faster."""
+    """A subgraph's share of one run of its network, in seconds: the measured share and a lower limit. The
+    limit is its operations at the machine's peak, or its operands at the memory's bandwidth; a cache can be
+    faster.
+    """
 
     name: str
     variant: str

@@ -1,4 +1,4 @@
-"""The plan by which a network is measured: its model, the inputs, and contestants that take turns."""
+"""The plan for measuring a network: its model, the inputs, and contestants that take turns."""
 
 from __future__ import annotations
 
@@ -59,8 +59,9 @@ def inputs_of(manifest: Manifest) -> list[list[NDArray[Any]]]:
 
 
 def time_alone(tuning: Tuning, plan: Plan) -> Timings:
-    """Time what a job has just published in a process of its own, as its user does: nobody takes turns with
-    it, and the machine has had no time to become another one."""
+    """Time what a job has just published in a process of its own, as its user does. It takes no turns with
+    others, and the machine's state has hardly changed.
+    """
     user = "a user's process"
     with contestants({user: TvmLibrary(tuning.library)}, inputs_of(tuning.manifest), plan) as running:
         return measure(running, plan.rounds, plan.block)[user]

@@ -84,8 +84,8 @@ class Recorder:
 class Tuning:
     """A finished job with its `tasks`, and its machine's `limits`; `folder` has the unpacked artifact.
 
-    `start_s` is the time until the stack ran, `job_s` from the upload of the model until the artifact was
-    unpacked, `search_s` the part of it spent on trials, without the first and the last build.
+    `start_s` is the time until the stack ran. `job_s` goes from the upload of the model until the artifact
+    was unpacked. `search_s` is its part spent on trials, without the first and the last build.
     """
 
     job: Job

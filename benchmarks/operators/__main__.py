@@ -8,8 +8,8 @@
 Both engines search an operator with as many trials and threads, one after the other. MetaSchedule runs with
 its defaults and a longer time limit for builds; its seconds end with its last record. The best programs of
 all searches are then built again and timed in turns. The figures go to FILE, the curves of all searches to a
-file beside it; of unseen layers, all results do, and `--resume` goes on with what they lack. Nothing else
-should run on the machine.
+file beside it. All results of unseen layers go there too, and `--resume` measures what they lack. Nothing
+else should run on the machine.
 """
 
 from __future__ import annotations

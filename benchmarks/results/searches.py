@@ -15,8 +15,8 @@ from benchmarks.results.sidecar import Sidecar
 class Search:
     """One search of an operator: `trials`, failures included, in `seconds`.
 
-    `points` has one for every trial that changed the best known latency: it falls when a faster program is
-    found, and may rise when a program is measured again.
+    `points` has one point for every trial that changed the best known latency. The latency falls when a
+    faster program is found, and may rise when a program is measured again.
     """
 
     operator: str

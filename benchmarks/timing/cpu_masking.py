@@ -1,7 +1,7 @@
 """Mask instruction sets of the processor for ONNX Runtime and OpenVINO.
 
 They choose kernels by the CPUID instruction. ONNX Runtime has no switch; OpenVINO's matrix products don't
-heed that of oneDNN. In a copy of the package, CPUID is replaced by an invalid instruction; the handler of
+heed oneDNN's switch. In a copy of the package, CPUID is replaced by an invalid instruction; the handler of
 SIGILL in cpuid.c answers instead of the processor.
 """
 

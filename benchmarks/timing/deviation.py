@@ -23,9 +23,10 @@ AMPLIFIED = 4.0
 class Deviation:
     """The greatest deviations of outputs a from reference outputs b.
 
-    `of_allowed` is the maximum of |a - b| / (ABSOLUTE + RELATIVE |b| + AMPLIFIED max |c - b|), where c are
-    the reference's outputs for inputs that changed by NUDGE. If c equals b, numpy's allclose holds up to 1.
-    `absolute` is the maximum of |a - b|, `relative` that of |a - b| / max(|b|, ABSOLUTE / RELATIVE).
+    `of_allowed` is the maximum of |a - b| / (ABSOLUTE + RELATIVE |b| + AMPLIFIED max |c - b|). Here c are the
+    reference's outputs for inputs that changed by NUDGE. If c equals b, numpy's allclose holds up to 1.
+    `absolute` is the maximum of |a - b|, `relative` is the maximum of |a - b| / max(|b|, ABSOLUTE /
+    RELATIVE).
     """
 
     of_allowed: float

@@ -109,7 +109,7 @@ class LargeConstants:
 
 
 def _is_large(tensor: Any) -> bool:
-    """Whether a constant is large, of elements that are whole bytes."""
+    """Return whether a constant is large, of elements that are whole bytes."""
     return tensor.dtype.bits % 8 == 0 and tensor.dtype.lanes == 1 and _num_bytes(tensor) >= MIN_BYTES
 
 

@@ -158,7 +158,7 @@ def create(
 
 
 def _asks_for(job: Job, request: JobRequest) -> bool:
-    """Whether the job was made by an equal request."""
+    """Return whether the job was made by an equal request."""
     # A job with `build` AUTO may have been decided to build on its devices since.
     asked = replace(request, build=job.request.build) if request.build is Build.AUTO else request
     if request.batch is not None and request.shapes.items() <= job.request.shapes.items():

@@ -64,7 +64,7 @@ def insert_missing(session: Session, table: type[Base], row: Mapping[str, Any], 
 def insert_all_missing(
     session: Session, table: type[Base], rows: Sequence[Mapping[str, Any]], key: Sequence[str]
 ) -> int:
-    """Insert those of the rows whose `key` columns no stored row has, at once; return how many those are."""
+    """Insert the rows whose `key` columns no stored row has, in one statement. Return their number."""
     if not rows:
         return 0
     columns = [getattr(table, name) for name in key]

@@ -61,7 +61,7 @@ class TrainedModel:
         return self.model.is_learned
 
     def is_due(self, num_new: int, now: float, batch_size: int) -> bool:
-        """Whether to train again on `num_new` more records, so that training costs next to nothing."""
+        """Return whether to train again on `num_new` more records, so that training costs next to nothing."""
         elapsed_s = max(now - self.started_at, 0.0)
         if num_new == 0:
             return False

@@ -38,7 +38,7 @@ class Group:
 
     @property
     def planner(self) -> Job | None:
-        """The job whose steps plan for all; None until the models of all are imported."""
+        """The job that runs the rounds for all jobs of the group; None until all models are imported."""
         if any(job.state in (JobState.QUEUED, JobState.IMPORTING) for job in self.jobs):
             return None
         return next(iter(self.tuning), None)

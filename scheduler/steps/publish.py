@@ -153,7 +153,7 @@ def _compared(ratio: float) -> str:
 
 
 def _timed_together(runs: Sequence[StoredModuleRun]) -> bool:
-    """Whether the working models were timed interleaved, in one lease, so that they can be compared.
+    """Return whether the working models were timed interleaved, in one lease, so that they can be compared.
 
     Once one of them has outlived a lost device, each gets a lease of its own, and that has to do.
     """

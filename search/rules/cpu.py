@@ -160,13 +160,16 @@ def _needs_cache_write(state: State) -> bool:
 
 
 def _should_tile(state: State) -> bool:
-    """Whether tiles reuse data or, in a plain reduction, have an axis to vectorize. (Where rfactor applies,
-    its partial results fill the vectors instead.)"""
+    """Return whether tiles reuse data or, in a plain reduction, have an axis to vectorize. (Where rfactor
+    applies, its partial results fill the vectors instead.)
+    """
     return is_tileable(state.current) and (needs_tiling(state.current) or not _should_rfactor(state))
 
 
 def _should_skip(state: State) -> bool:
-    """Whether a node isn't tiled, or the nests that read a plain reduction may compute it in their loops."""
+    """Return whether a node isn't tiled, or the nests that read a plain reduction may compute it in their
+    loops.
+    """
     may_move = (
         not needs_tiling(state.current) and compute_at_of(state.dag, state.stage, state.current) is not None
     )

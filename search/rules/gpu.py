@@ -156,7 +156,7 @@ def _should_reduce_across_threads(state: State) -> bool:
 
 
 def _can_combine(dag: Dag, node: Node) -> bool:
-    """Whether TVM can combine the partial results of threads.
+    """Return whether TVM can combine the partial results of threads.
 
     It knows its own reducers, and pairs of position and value. Their types must be ones that the lanes of a
     warp can exchange: others it combines in shared memory, without barriers.
@@ -202,7 +202,7 @@ def _rows(state: State, target: Node) -> tuple[int, ...]:
 
 
 def _same_rows(target: Node, first: tuple[int, ...], second: tuple[int, ...]) -> bool:
-    """Whether both are the same axes, apart from those of extent 1."""
+    """Return whether both are the same axes, apart from those of extent 1."""
     return all(target.axes[axis].extent == 1 for axis in set(first) ^ set(second))
 
 
@@ -217,7 +217,7 @@ def _for_tensor_cores(state: State) -> ConditionKind:
 
 
 def _should_tile(node: Node) -> bool:
-    """Whether tiles reuse data, and each writes a box, which its threads copy out of their registers."""
+    """Return whether tiles reuse data, and each writes a box that its threads copy from their registers."""
     return needs_tiling(node) and writes_boxes(node)
 
 

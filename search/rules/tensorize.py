@@ -14,7 +14,7 @@ EPILOGUE_LEVELS = (1, 2)
 
 
 def feeds_intrinsic(state: State) -> bool:
-    """Whether a tensorized node reads the current one, which then can't be inlined: instructions read
+    """Return whether a tensorized node reads the current one, which then can't be inlined: instructions read
     memory."""
     readers = {node.name for node in state.dag.consumers(state.current)}
     return any(stage.intrinsic and stage.node in readers for stage in state.stages)

@@ -83,7 +83,7 @@ def tilings(extent: int, parts: int, max_last: int, tail: Tail) -> Ints:
 
 
 def covers(factors: Sequence[int], extent: int, tail: Tail) -> bool:
-    """Whether the factors multiply to the extent, or to more where `tail` allows a partial last tile."""
+    """Return whether the factors multiply to the extent, or to more if `tail` allows a partial tile."""
     if min(factors) < 1:
         return False
     if math.prod(factors) == extent:

@@ -8,7 +8,7 @@ from search.dag import Access, Dag, Node
 
 
 def is_strictly_inlineable(node: Node) -> bool:
-    """Whether a node is cheap enough to be computed again wherever it is read.
+    """Return whether a node is cheap enough to be computed again wherever it is read.
 
     Its loads are at axes plus constants, in the order of the axes, each axis at most once. It has no
     expensive calls, and branches only if it reads nothing, because unrolling removes those.
@@ -23,7 +23,7 @@ def is_strictly_inlineable(node: Node) -> bool:
 
 
 def needs_tiling(node: Node) -> bool:
-    """Whether a reduction reuses data: some input is read again for every value of an output axis.
+    """Return whether a reduction reuses data: some input is read again for every value of an output axis.
 
     The paper's rule also tiles nodes without a reduction. What they read again is a vector or two, which
     stays in the caches whatever the loops are.
@@ -35,12 +35,12 @@ def needs_tiling(node: Node) -> bool:
 
 
 def is_tileable(node: Node) -> bool:
-    """Whether a node has loops to run in parallel, and inside them a reduction with a single result."""
+    """Return whether a node has loops to run in parallel, and in them a reduction with one result."""
     return bool(node.spatial and node.reduction and not node.extra_writes)
 
 
 def writes_boxes(node: Node) -> bool:
-    """Whether every tile of the axes writes a box of the result that no other tile writes to.
+    """Return whether every tile of the axes writes a box of the result that no other tile writes to.
 
     Otherwise an epilogue, which reads a box, would read values that other tiles have yet to write.
     """
@@ -48,7 +48,9 @@ def writes_boxes(node: Node) -> bool:
 
 
 def reduces_rows(node: Node) -> bool:
-    """Whether the last reduction runs along an operand's rows, so that partial results can fill vectors."""
+    """Return whether the last reduction runs along an operand's rows, so that partial results can fill
+    vectors.
+    """
     if not node.reduction:
         return False
     rows = [read.indices[-1] for read in node.reads if read.indices]
@@ -56,7 +58,7 @@ def reduces_rows(node: Node) -> bool:
 
 
 def is_permutation(dag: Dag, node: Node, read: Access) -> bool:
-    """Whether an access runs over its whole buffer once, with one axis for each dimension."""
+    """Return whether an access runs over its whole buffer once, with one axis for each dimension."""
     axes = [index.terms[0].axis for index in read.indices if index.is_single_axis and index.terms]
     shape = dag.buffer[read.buffer].shape
     constants = all(size == 1 for index, size in zip(read.indices, shape, strict=True) if not index.terms)
@@ -70,7 +72,7 @@ def is_permutation(dag: Dag, node: Node, read: Access) -> bool:
 
 
 def is_strided(access: Access, axis: int | None) -> bool:
-    """Whether the elements that neighbouring iterations of an axis access are not adjacent in memory."""
+    """Return whether neighbouring iterations of an axis access elements that aren't adjacent in memory."""
     if axis is None or not access.indices or axis not in access.axes:
         return False
     *outer, last = access.indices
@@ -78,8 +80,9 @@ def is_strided(access: Access, axis: int | None) -> bool:
 
 
 def is_strided_when_fused(dag: Dag, node: Node, access: Access, axes: Sequence[int]) -> bool:
-    """Whether the elements that neighbouring iterations of fused loops (`axes`, innermost first) access are
-    not adjacent in memory."""
+    """Return whether the elements that neighbouring iterations of fused loops (`axes`, innermost first)
+    access are not adjacent in memory.
+    """
     if len(axes) == 1 or not access.axes.intersection(axes):
         return any(is_strided(access, axis) for axis in axes)
     shape = dag.buffer[access.buffer].shape
@@ -90,7 +93,7 @@ def is_strided_when_fused(dag: Dag, node: Node, access: Access, axes: Sequence[i
 
 
 def is_arranged(dag: Dag, node: Node, read: Access) -> bool:
-    """Whether copying an operand into the order of the loops makes its vectors contiguous."""
+    """Return whether copying an operand into the order of the loops makes its vectors contiguous."""
     return is_strided(read, node.vector_axis) and is_permutation(dag, node, read)
 
 
@@ -119,7 +122,7 @@ def elementwise_consumer(dag: Dag, node: Node, inlined: Collection[str]) -> Node
 
 
 def _same_position(reader: Node, read: Access) -> bool:
-    """Whether a node reads where it writes."""
+    """Return whether a node reads where it writes."""
     for index, own in zip(read.indices, reader.write.indices, strict=True):
         if not index.is_single_axis or index.offset != 0:
             return False

@@ -92,5 +92,5 @@ def axes_of(parts: str, part: str) -> list[int]:
 
 
 def _sums_rows(node: Node, access: Access) -> bool:
-    """Whether the reduction runs along the rows of an operand."""
+    """Return whether the reduction runs along the rows of an operand."""
     return bool(access.indices) and any(axis in node.reduction for axis in access.indices[-1].axes)

@@ -137,7 +137,9 @@ class Authenticator:
                 self._tokens.pop(sha, None)
 
     async def _is_valid(self, sha: str) -> bool:
-        """Whether a token with this digest is valid, at the cost of one query in CACHE_S for all callers."""
+        """Return whether a token with this digest is valid, at the cost of one query in CACHE_S for all
+        callers.
+        """
         async with self._reading_digests:
             if time.monotonic() - self._digests_read_at >= CACHE_S:
                 self._valid_digests = await asyncio.to_thread(self._read_valid_digests)

@@ -49,7 +49,7 @@ def credentials_of(method: str, headers: Headers) -> str | None:
 
 
 def is_own_origin(origin: str | None, host: str) -> bool:
-    """Whether an Origin header names the host and port that the request was sent to."""
+    """Return whether an Origin header names the host and port that the request was sent to."""
     try:
         return origin is not None and urlsplit(origin).netloc == host
     except ValueError:

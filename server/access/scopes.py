@@ -85,7 +85,7 @@ class Operation:
 
 
 def is_open(path: str) -> bool:
-    """Whether a path is answered without a token."""
+    """Return whether a path is answered without a token."""
     return path in OPEN_PATHS or path == _PAGE or path.startswith(_FILES) or path in _INSTALL
 
 

@@ -181,7 +181,7 @@ def resume(worker_id: str, context: ContextDep) -> WorkerBody:
 
 @router.post("/workers/{worker_id:path}:evict", responses=problems(404))
 def evict(worker_id: str, context: ContextDep) -> WorkerBody:
-    """Revoke the worker's lease at once and admit nobody under its name, until it is resumed."""
+    """Revoke the worker's lease at once, and refuse sessions under its name until it is resumed."""
     now = context.now()
     with context.database.begin() as session:
         leases.evict(session, worker_id, now)

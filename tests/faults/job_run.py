@@ -36,9 +36,9 @@ _RUN_LIMIT_S = 3.0
 class Ledger:
     """Mistakes in a job's trials, from the database.
 
-    Trials `lost` were asked for and have no result; trials counted `twice` stand more often in a counter
-    than in the table; schedules that are `wrong` were published though no trial verified them. Trials
-    `given_up` took devices down.
+    `lost` trials were issued and have no result. A counter counts `twice` trials more often than the table
+    has them. `wrong` schedules were published though no trial verified them. Trials `given_up` took devices
+    down.
     """
 
     state: str

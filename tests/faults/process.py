@@ -2,12 +2,11 @@
 
     python -m tests.faults.process server|scheduler|worker [FLAG]...
 
-The file named by `TUNEFARM_TEST_CLOCK` steps the database's clock, that named by `TUNEFARM_TEST_HOST_CLOCK`
-this process's own; waiting for a locked database ends after `BUSY_TIMEOUT_S`; the scheduler compiles models
-in its own process and believes their import, because they are ours, unless `TUNEFARM_TEST_CHILDREN` is set;
-the worker measures with
-`tests.faults.runner`, whose candidates may write notes. `TUNEFARM_TEST_SPEED_UP` shortens what the process
-waits for (`tests.faults.soak`).
+The file named by `TUNEFARM_TEST_CLOCK` steps the database's clock, the file named by
+`TUNEFARM_TEST_HOST_CLOCK` this process's own. Waiting for a locked database ends after `BUSY_TIMEOUT_S`.
+Unless `TUNEFARM_TEST_CHILDREN` is set, the scheduler compiles models in its own process and doesn't verify
+their import, because they are ours. The worker measures with `tests.faults.runner`, whose candidates may
+write notes. `TUNEFARM_TEST_SPEED_UP` shortens what the process waits for (`tests.faults.soak`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`tunefarm workers` and `calibrate`: the workers, their devices, and what they are told to do."""
+"""`tunefarm workers` and `calibrate`: list workers and their devices, and change what they should do."""
 
 from __future__ import annotations
 

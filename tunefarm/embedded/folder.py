@@ -87,7 +87,7 @@ class DataFolder:
             ) from error
 
     def has_room(self) -> bool:
-        """Whether the folder's disk has room for the processes to start and to go on."""
+        """Return whether the folder's disk has room for the processes to start and to go on."""
         return shutil.disk_usage(self.path).free >= _ROOM_BYTES
 
     @contextmanager

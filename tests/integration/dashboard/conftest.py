@@ -41,7 +41,7 @@ from tests.integration.server.conftest import Service, launch
 CALIBRATED = replace(
     DEVICE, profile=assumed_profile(DEVICE.arch, DEVICE.features, DEVICE.cores), name="EPYC, 2 cores"
 )
-# Somebody who may upload a model chooses its name.
+# Anyone who may upload a model chooses its name.
 EVIL = "<img src=x onerror=alert(1)>"
 SIGNATURE = "float32[1,56,56,64], float32[3,3,64,64] -> float32[1,56,56,64]"
 ADMIN, READER = (TOKEN_PREFIX + name.ljust(43, "_") for name in ("admin", "reader"))

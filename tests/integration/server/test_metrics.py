@@ -1,4 +1,4 @@
-"""What Prometheus is told of the queue, of results and of cost models."""
+"""Metrics for Prometheus about the queue, results and cost models."""
 
 from __future__ import annotations
 

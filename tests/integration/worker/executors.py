@@ -83,7 +83,7 @@ def gone(pid: int) -> bool:
 
 
 def is_unlocked(file: Path) -> bool:
-    """Whether the process that has locked a file is gone."""
+    """Return whether the process that has locked a file is gone."""
     with file.open("r+") as opened:
         try:
             fcntl.lockf(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)

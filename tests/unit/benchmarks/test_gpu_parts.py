@@ -26,7 +26,7 @@ def test_parts_begin_as_long_as_there_is_time_for_them(tmp_path: Path) -> None:
         Part("long", HELP, 500.0, 400.0),
         Part("short", HELP, 9.0, 5.0),
     ]
-    # 100 s pass each time that somebody looks at the clock.
+    # 100 s pass each time that the clock is read.
     clock = itertools.count(0, 100.0)
     assert run(given, 350.0, [], Output("gpu", [], file, 1), clock=lambda: next(clock)) == 0
     [left_out, failed] = figures.read(file).figures

@@ -21,9 +21,10 @@ def node(
     also: tuple[str, ...] = (),
     constant_axes: tuple[str, ...] = (),
 ) -> Node:
-    """A node that writes a buffer of its own name at its spatial axes, in order; `reads` are such as
-    "data[n, 2*y + ry - 1, 3*f//4, ?i]": three times f//4; ? marks what is not affine. `also` are further
-    buffers that it writes at the same place."""
+    """Return a node that writes a buffer of its own name at its spatial axes, in order. A read is a text such
+    as "data[n, 2*y + ry - 1, 3*f//4, ?i]", where ? marks an index that is not affine. `also` are further
+    buffers that it writes at the same place.
+    """
     axes = [Axis(axis, extent, AxisKind.SPATIAL) for axis, extent in spatial.items()]
     axes += [Axis(axis, extent, AxisKind.REDUCTION) for axis, extent in (reduction or {}).items()]
     names = [axis.name for axis in axes]

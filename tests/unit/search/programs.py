@@ -36,9 +36,10 @@ def sketch_of(graph: Dag, key: str, device: Device = DEVICE) -> Sketch:
 
 
 def program_of(sketch: Sketch, **values: object) -> Program:
-    """Every variable's middle value, and every nest as deep inside another as it can be; but for the values
-    given, by node and by axis or kind of choice, such as `matmul={"i": (4, 1, 1, 8), "unroll": 16}`: factors,
-    or an option itself."""
+    """Return a program with every variable's middle value, and every nest as deep inside another as it can
+    be. The given values are exceptions, by node and by axis or kind of choice, such as `matmul={"i": (4, 1,
+    1, 8), "unroll": 16}`: factors, or an option itself.
+    """
     chosen = {variable.key: _middle(variable) for variable in sketch.variables}
     for node, settings in values.items():
         assert isinstance(settings, dict)

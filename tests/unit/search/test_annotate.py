@@ -75,7 +75,7 @@ def _is_small(program: Program, name: str) -> bool:
 
 
 def _computes_more(program: Program) -> bool:
-    """Whether code grows by more than its tiles: by vectorized nests, gathers or inlined functions."""
+    """Return whether code grows by more than its tiles: by vectorized nests, gathers or inlined functions."""
     stages = program.sketch.stages
     return any(program.sketch.dag.node[s.node].flops > 1 or s.placement is StageKind.NEST for s in stages)
 
@@ -90,7 +90,7 @@ def _instructions(width: int, lanes: int) -> int:
 
 
 def _encloses_readers(program: Program, name: str) -> bool:
-    """Whether the loops in which a nest is computed enclose all of its readers."""
+    """Return whether the loops in which a nest is computed enclose all of its readers."""
     depth = _depth(program, name)
     if not depth:
         return True

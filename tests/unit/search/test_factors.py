@@ -49,7 +49,7 @@ def _tiles(factors: tuple[int, ...], extent: int) -> list[int]:
 
 
 def _is_cover(factors: tuple[int, ...], extent: int, tail: Tail) -> bool:
-    """Whether all tiles are full, or all but the last one and `tail` allows that."""
+    """Return whether all tiles are full, or all but the last one and `tail` allows that."""
     *full, last = _tiles(factors, extent)
     if sum((*full, last)) != extent or any(tile != factors[-1] for tile in full):
         return False

@@ -83,7 +83,7 @@ class _Loops:
             yield tuple(position)
 
     def exists(self, position: Position) -> bool:
-        """Whether a position is inside the extents, which a partial last tile exceeds."""
+        """Return whether a position is inside the extents, which a partial last tile exceeds."""
         return all(at < axis.extent for at, axis in zip(position, self.node.axes, strict=True))
 
 
