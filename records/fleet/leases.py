@@ -41,6 +41,10 @@ CandidateRow: TypeAlias = "Row[*tuple[Any, ...]]"
 # The scheduler plans the next round when a multiple of this many results of a lease is in: it need not be
 # closed.
 _RESULTS_PER_WAKE = 32
+# Work that took so many devices down is given up.
+MAX_ATTEMPTS = 2
+# Clocks of hosts may differ by this much.
+_MAX_SKEW_S = 60.0
 # Lapsed leases that are closed in one transaction.
 _CLOSED_AT_ONCE = 50
 # `trials_per_minute` looks back this far.
@@ -209,12 +213,17 @@ def report(
     return Reported(len(accepted), lease.job_id, is_last, worth_planning=not is_last and wakes > 0)
 
 
-def expire(session: Session, now: float, max_attempts: int = 2, limit: int = _CLOSED_AT_ONCE) -> list[str]:
+def expire(
+    session: Session, now: float, max_attempts: int | None = MAX_ATTEMPTS, limit: int = _CLOSED_AT_ONCE
+) -> list[str]:
     """Close up to `limit` leases whose time is up, because their devices are lost; return their jobs' ids.
 
-    Work without a result is pending again, or done as DEVICE_LOST if it has lost `max_attempts` devices.
+    Work without a result is pending again, or done as DEVICE_LOST if it has lost `max_attempts` devices. With
+    None, no device counts as lost: the clock was set. Leases taken in the future are closed too, since they
+    would last until the clock is there again.
     """
-    overdue = select(LeaseRow).where(LeaseRow.closed_at.is_(None), LeaseRow.expires_at <= now)
+    is_over = or_(LeaseRow.expires_at <= now, LeaseRow.taken_at > now + _MAX_SKEW_S)
+    overdue = select(LeaseRow).where(LeaseRow.closed_at.is_(None), is_over)
     # Ordered by job, so that two schedulers that do this at the same time never wait for each other.
     ordered = overdue.order_by(LeaseRow.job_id, LeaseRow.id).limit(limit)
     leases = session.scalars(ordered.with_for_update(skip_locked=True)).all()
@@ -362,7 +371,8 @@ def _progress(issued: int, done: int) -> dict[str, int]:
 
 
 def _close_unfinished(session: Session, lease: LeaseRow, now: float, max_attempts: int | None) -> None:
-    """Close a lease whose device was lost, or gave it back (`max_attempts` None)."""
+    """Close a lease whose device was lost. With `max_attempts` None it gave the lease back, or the clock was
+    set."""
     session.execute(update(LeaseRow).where(LeaseRow.id == lease.id).values(closed_at=now))
     state = lock_job(session, lease.job_id)
     given_up: Sequence[int] = ()

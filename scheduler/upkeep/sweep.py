@@ -7,6 +7,8 @@ Jobs are woken by a message, which is taken between two steps: a scheduler that 
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
 
 from records.fleet import leases
 from records.jobs import events, jobs
@@ -14,6 +16,7 @@ from records.storage.database import StorageError
 from scheduler.app import STEP_OF
 from scheduler.context import Context
 from scheduler.upkeep.builder_fallback import BuilderFallback
+from scheduler.upkeep.clock_watch import ClockWatch
 from scheduler.upkeep.garbage_collection import GarbageCollector
 from scheduler.upkeep.token_reminder import TokenReminder
 
@@ -23,8 +26,9 @@ log = logging.getLogger(__name__)
 class Sweeper:
     """Ends lapsed leases and runs the other upkeep when it is due; wakes unfinished jobs."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, timer: Callable[[], float] = time.monotonic) -> None:
         self.context = context
+        self._clock_watch = ClockWatch(timer)
         self._builder_fallback = BuilderFallback()
         self._garbage_collector = GarbageCollector()
         self._token_reminder = TokenReminder()
@@ -33,10 +37,11 @@ class Sweeper:
         """End lapsed leases, and what else is due. What fails is logged and tried again the next time."""
         database, now = self.context.database, self.context.now
         try:
+            max_attempts = None if self._clock_watch.has_jumped(now()) else leases.MAX_ATTEMPTS
             lapsed = True
             while lapsed:
                 with database.begin() as session:
-                    lapsed = bool(leases.expire(session, now()))
+                    lapsed = bool(leases.expire(session, now(), max_attempts))
             with database.reading() as session:
                 unfinished = jobs.unfinished(session)
             with database.begin() as session:

@@ -181,6 +181,7 @@ class Farm:
 
     database: Database
     now: float = 1000.0
+    clock_set_s: float = 0.0
     settings: SchedulerSettings = SETTINGS
     wakes: deque[tuple[str, str]] = field(default_factory=deque)
     latency_s: Mapping[bytes, float] = field(default_factory=lambda: {UNTUNED: 0.5, TUNED: 0.01})
@@ -199,7 +200,7 @@ class Farm:
         self.settings = self.settings.model_copy(update=settings)
         wake = lambda step, job_id: self.wakes.append((step, job_id))  # noqa: E731
         self.context = Context(self.settings, database or self.database, lambda: self.now, "here", wake)
-        self._sweeper = Sweeper(self.context)
+        self._sweeper = Sweeper(self.context, lambda: self.now - self.clock_set_s)
 
     def submit(
         self, job_id: str = "job", trials: int = 8, minutes: float | None = None, **changes: Any
