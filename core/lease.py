@@ -16,8 +16,9 @@ SECS_PER_ARTIFACT_BYTE = 1e-7
 # Loading a packed model takes several times its size: the file as read, the library, the weights.
 MEMORY_PER_ARTIFACT_BYTE = 6
 MAX_MODULE_RUNS = 16
-# A job's module compiled by TVM's defaults, with its best schedules, and as an earlier job published it.
-ModuleKind: TypeAlias = Literal["untuned", "tuned", "published"]
+# A job's module compiled by TVM's defaults, with its best schedules, and as an earlier job published it; and
+# the user's ONNX model in ONNX Runtime.
+ModuleKind: TypeAlias = Literal["untuned", "tuned", "published", "onnxruntime"]
 
 
 @dataclass(frozen=True)
@@ -79,15 +80,17 @@ class Candidate:
 
 @dataclass(frozen=True)
 class ModuleRun:
-    """A packed module to be timed end to end.
+    """A packed module, or an ONNX model, to be timed end to end.
 
-    With `compare`, its outputs are first compared with those of the untuned library packed with it.
+    With `compare`, its outputs are first compared with those of the untuned library packed with it. `shapes`
+    are the shapes of an ONNX model's inputs by name, as JSON; empty for a packed module.
     """
 
     id: int
     kind: ModuleKind
     artifact_sha: str
     compare: bool = False
+    shapes: str = ""
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class Vitals:
     the GPU's, and `driver` is its driver's version. `candidates` and `candidates_done` are about the held
     lease. `sandbox_gaps` says what the sandbox doesn't keep measured code from. `health_error` says
     why the worker can't do its work, in one line of at most MAX_HEALTH_ERROR_CHARS. Both are empty if all is
-    well.
+    well. A worker without ONNX Runtime has no `onnxruntime_version`.
     """
 
     tunefarm_version: str = ""
@@ -58,3 +58,4 @@ class Vitals:
     health_error: str = ""
     power_w: float | None = None
     driver: str = ""
+    onnxruntime_version: str = ""

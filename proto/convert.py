@@ -53,6 +53,7 @@ _VITAL_CHARS = {
     "tunefarm_version": 64,
     "tvm_version": 64,
     "driver": 64,
+    "onnxruntime_version": 64,
     "sandbox_gaps": 2048,
     "health_error": MAX_HEALTH_ERROR_CHARS,
 }
@@ -407,8 +408,9 @@ def _candidate_from_wire(message: pb.Candidate) -> Candidate:
 def _module_run_from_wire(message: pb.ModuleRun) -> ModuleRun:
     kinds: dict[str, ModuleKind] = {kind: kind for kind in get_args(ModuleKind)}
     if message.kind not in kinds or not message.artifact_sha:
-        raise WireError("a module run needs an artifact, and is untuned, tuned or published")
-    return ModuleRun(_id(message.id), kinds[message.kind], message.artifact_sha, message.compare)
+        raise WireError(f"a module run needs an artifact, and one of the kinds {', '.join(kinds)}")
+    kind = kinds[message.kind]
+    return ModuleRun(_id(message.id), kind, message.artifact_sha, message.compare, message.shapes)
 
 
 def _id(number: int) -> int:

@@ -102,7 +102,7 @@ class SynchronizeRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., session_id: _Optional[str] = ..., starting: _Optional[bool] = ..., state: _Optional[_Union[WorkerState, str]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., held: _Optional[_Union[LeaseId, _Mapping]] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping]]] = ..., slots: _Optional[int] = ..., wait_s: _Optional[float] = ..., vitals: _Optional[_Union[Vitals, _Mapping]] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., builds_for: _Optional[_Iterable[str]] = ..., calibrated: _Optional[bool] = ..., boot_id: _Optional[str] = ...) -> None: ...
 
 class Vitals(_message.Message):
-    __slots__ = ("tunefarm_version", "tvm_version", "load", "temperature_c", "memory_free_bytes", "candidates", "candidates_done", "sandbox_gaps", "health_error", "power_w", "driver")
+    __slots__ = ("tunefarm_version", "tvm_version", "load", "temperature_c", "memory_free_bytes", "candidates", "candidates_done", "sandbox_gaps", "health_error", "power_w", "driver", "onnxruntime_version")
     TUNEFARM_VERSION_FIELD_NUMBER: _ClassVar[int]
     TVM_VERSION_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +114,7 @@ class Vitals(_message.Message):
     HEALTH_ERROR_FIELD_NUMBER: _ClassVar[int]
     POWER_W_FIELD_NUMBER: _ClassVar[int]
     DRIVER_FIELD_NUMBER: _ClassVar[int]
+    ONNXRUNTIME_VERSION_FIELD_NUMBER: _ClassVar[int]
     tunefarm_version: str
     tvm_version: str
     load: float
@@ -125,7 +126,8 @@ class Vitals(_message.Message):
     health_error: str
     power_w: float
     driver: str
-    def __init__(self, tunefarm_version: _Optional[str] = ..., tvm_version: _Optional[str] = ..., load: _Optional[float] = ..., temperature_c: _Optional[float] = ..., memory_free_bytes: _Optional[int] = ..., candidates: _Optional[int] = ..., candidates_done: _Optional[int] = ..., sandbox_gaps: _Optional[str] = ..., health_error: _Optional[str] = ..., power_w: _Optional[float] = ..., driver: _Optional[str] = ...) -> None: ...
+    onnxruntime_version: str
+    def __init__(self, tunefarm_version: _Optional[str] = ..., tvm_version: _Optional[str] = ..., load: _Optional[float] = ..., temperature_c: _Optional[float] = ..., memory_free_bytes: _Optional[int] = ..., candidates: _Optional[int] = ..., candidates_done: _Optional[int] = ..., sandbox_gaps: _Optional[str] = ..., health_error: _Optional[str] = ..., power_w: _Optional[float] = ..., driver: _Optional[str] = ..., onnxruntime_version: _Optional[str] = ...) -> None: ...
 
 class SynchronizeResponse(_message.Message):
     __slots__ = ("fenced", "lease", "acknowledged", "call_again_after_s", "desired_state", "calibrate", "service_version")
@@ -250,16 +252,18 @@ class Candidate(_message.Message):
     def __init__(self, trial_id: _Optional[int] = ..., workload_hash: _Optional[str] = ..., trace: _Optional[str] = ..., constants: _Optional[_Iterable[int]] = ..., best_s: _Optional[float] = ..., library_sha: _Optional[str] = ...) -> None: ...
 
 class ModuleRun(_message.Message):
-    __slots__ = ("id", "kind", "artifact_sha", "compare")
+    __slots__ = ("id", "kind", "artifact_sha", "compare", "shapes")
     ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     ARTIFACT_SHA_FIELD_NUMBER: _ClassVar[int]
     COMPARE_FIELD_NUMBER: _ClassVar[int]
+    SHAPES_FIELD_NUMBER: _ClassVar[int]
     id: int
     kind: str
     artifact_sha: str
     compare: bool
-    def __init__(self, id: _Optional[int] = ..., kind: _Optional[str] = ..., artifact_sha: _Optional[str] = ..., compare: _Optional[bool] = ...) -> None: ...
+    shapes: str
+    def __init__(self, id: _Optional[int] = ..., kind: _Optional[str] = ..., artifact_sha: _Optional[str] = ..., compare: _Optional[bool] = ..., shapes: _Optional[str] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("build_timeout_s", "run_timeout_s", "module_timeout_s", "memory_bytes")

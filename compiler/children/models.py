@@ -32,6 +32,7 @@ from compiler.children.child import (
     write_line,
 )
 from compiler.children.linking import linker_seed
+from compiler.importing.formats.onnx_model import OnnxModel
 from compiler.importing.formats.reading import read_model
 from compiler.importing.model import ExtractedTask, RelaxModel, fuse_untuned
 from compiler.importing.spec import ModelError, Shape, TensorSpec
@@ -113,12 +114,13 @@ class CompileRequest:
 @dataclass(frozen=True)
 class ImportedModel:
     """The inputs, outputs and tuning tasks of a model that was imported and fused for a target. `computed_in`
-    is as in `OnnxFile`."""
+    is as in `OnnxFile`; `is_onnx` tells whether its file is an ONNX model."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     tasks: tuple[ExtractedTask, ...]
     computed_in: str = "float64"
+    is_onnx: bool = False
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> ImportedModel:
@@ -133,6 +135,7 @@ class ImportedModel:
                 for task in fields["tasks"]
             ),
             computed_in=str(fields["computed_in"]),
+            is_onnx=bool(fields["is_onnx"]),
         )
 
 
@@ -258,17 +261,21 @@ class FusedModel:
 
     model: RelaxModel
     fused: VariantModel
+    is_onnx: bool
 
     @classmethod
     def of(cls, request: CompileRequest) -> FusedModel:
         """Raises ModelError."""
-        model = read_model(request.data, request.shapes).to_relax()
-        return cls(model, VariantModel.of(model, request.target, request.tf32))
+        file = read_model(request.data, request.shapes)
+        model, is_onnx = file.to_relax(), isinstance(file, OnnxModel)
+        del file  # its weights are the model's now
+        return cls(model, VariantModel.of(model, request.target, request.tf32), is_onnx)
 
     @property
     def imported(self) -> ImportedModel:
         tasks = tuple(self.fused.tasks())
-        return ImportedModel(self.model.inputs, self.model.outputs, tasks, self.model.computed_in)
+        model = self.model
+        return ImportedModel(model.inputs, model.outputs, tasks, model.computed_in, self.is_onnx)
 
     def prepare(self, request: CompileRequest) -> Callable[[Path], None]:
         """Return a function that compiles the library that the request asks for into a file. It needs this

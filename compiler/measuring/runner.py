@@ -12,7 +12,6 @@ import contextlib
 import platform
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -43,6 +42,7 @@ from compiler.measuring.timing import (
     WorkingSet,
     flushes_constants,
 )
+from compiler.measuring.whole_models import time_calls
 from compiler.packaging.artifact import REFERENCE_FAILED, Manifest, open_artifact, open_reference
 from compiler.packaging.cuda import load_cuda
 from compiler.packaging.library import KernelLibrary, LibraryError
@@ -51,14 +51,8 @@ from compiler.workload import from_json
 from core.library_check import check_library
 from core.measurement import Measurement, Outcome
 
-# A whole model is called for WARM_UP_S until it is warm, then timed for TURN_S. It gets at most
-# MAX_TURN_REPEATS repeats: where there were more calls, a repeat is the median of several.
-WARM_UP_S, TURN_S = 0.1, 0.3
-MAX_TURN_REPEATS = 40
 # What a whole model is compared with; it is timed with the last.
 MODULE_DRAWS = (InputKind.LARGE, InputKind.ORDINARY)
-# A model that takes this long is called once: cold caches and sleeping threads don't matter then.
-LONG_S = 1.0
 
 
 class LocalRunner:
@@ -155,7 +149,7 @@ class LocalRunner:
             main = self._load_machine(library)["main"]
             wrong = _difference(main, inputs, expected, manifest)
             if not wrong:
-                secs, doubt = self._steady(lambda: _time_calls(main, inputs[-1], self._device))
+                secs, doubt = self._steady(lambda: time_calls(lambda: self._call(main, inputs[-1])))
                 if wrong := _difference(main, inputs[-1:], expected[-1:], manifest):
                     wrong = f"after several calls, {wrong}"
             if wrong:
@@ -187,6 +181,11 @@ class LocalRunner:
             # tvm.runtime.load_module would keep the library for the life of the process.
             loaded = tvm_ffi.load_module(str(path), keep_module_alive=False)
             return relax.VirtualMachine(loaded, self._device, memory_cfg=allocator)
+
+    def _call(self, function: Callable[..., object], inputs: Sequence[Any]) -> None:
+        """Call a function and wait until the device has computed its outputs."""
+        function(*inputs)
+        self._device.sync()
 
     def _reference_outputs(
         self, reference: IO[bytes], inputs: Sequence[Sequence[Any]]
@@ -297,28 +296,6 @@ def _difference(
         for each, wanted in zip(inputs, expected, strict=False)
     )
     return next(filter(None, differences), "")
-
-
-def _time_calls(function: Callable[..., object], inputs: Sequence[Any], device: Any) -> tuple[float, ...]:
-    """Return wall-clock seconds of calls, after a warm-up."""
-
-    def call() -> float:
-        start = time.perf_counter()
-        function(*inputs)
-        device.sync()
-        return time.perf_counter() - start
-
-    warm_s = call()
-    if warm_s >= LONG_S:
-        return (warm_s,)
-    while warm_s < WARM_UP_S:
-        warm_s += call()
-    secs = [call(), call()]
-    spent_s = sum(secs)
-    while spent_s < TURN_S:
-        secs.append(call())
-        spent_s += secs[-1]
-    return tuple(float(np.median(part)) for part in np.array_split(secs, min(len(secs), MAX_TURN_REPEATS)))
 
 
 def _arrays(outputs: Any) -> list[NDArray[Any]]:

@@ -49,6 +49,7 @@ _MAX_SKEW_S = 60.0
 _CLOSED_AT_ONCE = 50
 # `trials_per_minute` looks back this far.
 PACE_WINDOW_S = 300.0
+WITHOUT_ONNX_RUNTIME = "its worker has no onnxruntime: install tunefarm[worker,verify] on the device"
 # The kind of the event of a lost device.
 DEVICE_LOST = "device_lost"
 _LOST = Measurement(Outcome.DEVICE_LOST, error="every device that held it was lost before it reported")
@@ -114,7 +115,8 @@ def acquire_lease(
     oldest pending trials.
 
     A builder, which has no device class, gets trials of any class that it builds for. A trial or a module run
-    that a lost device held is leased alone: if this device is lost too, it is the cause.
+    that a lost device held is leased alone: if this device is lost too, it is the cause. Timings in ONNX
+    Runtime fail on a worker without it.
     """
     if limit <= 0:
         return None
@@ -126,7 +128,7 @@ def acquire_lease(
         return None
     quota = fair_queue.quota(session, worker.worker_id, worker.device_class, now)
     for entry in entries:
-        runs = _pending_runs(session, entry.job_id) if entry.has_module_run else []
+        runs = _pending_runs(session, entry.job_id, worker, now) if entry.has_module_run else []
         candidates: Sequence[CandidateRow] = []
         if not runs:
             candidates = _pending_candidates(session, entry, min(limit, quota.trials(entry.unfinished)))
@@ -291,11 +293,19 @@ def noise_of(session: Session, worker_id: str) -> float | None:
     return statistics.median(known) if known else None
 
 
-def _pending_runs(session: Session, job_id: str) -> Sequence[ModuleRunRow]:
+def _pending_runs(session: Session, job_id: str, worker: WorkerSession, now: float) -> Sequence[ModuleRunRow]:
     """Return the job's pending module runs, oldest first, or only one that a lost device held."""
     pending = select(ModuleRunRow).where(ModuleRunRow.job_id == job_id, ModuleRunRow.state == "pending")
     # A transaction that finds them locked waits, and then gets none: they are to be timed together.
     runs = session.scalars(pending.order_by(ModuleRunRow.id).with_for_update()).all()
+    onnxruntime = worker.vitals.onnxruntime_version if worker.vitals is not None else ""
+    for run in runs:
+        if run.kind == "onnxruntime" and onnxruntime:
+            run.onnxruntime = onnxruntime
+        elif run.kind == "onnxruntime":
+            run.state, run.outcome, run.finished_at = "done", Outcome.UNKNOWN, now
+            run.error = WITHOUT_ONNX_RUNTIME
+    runs = [run for run in runs if run.state == "pending"]
     suspects = [run for run in runs if run.attempts]
     return suspects[:1] or runs
 

@@ -20,10 +20,10 @@ from records.storage.tables import ModuleRunRow
 
 @dataclass(frozen=True)
 class StoredModuleRun:
-    """An end-to-end timing of a job's compiled model, the blob `artifact_sha`.
+    """An end-to-end timing of a job's compiled model, the blob `artifact_sha`, or of the user's own model.
 
     `lease_id` names the lease that holds it, or in which it was done. `attempts` counts the devices that were
-    lost while they held it.
+    lost while they held it. `onnxruntime` is the version of ONNX Runtime that the user's model is timed in.
     """
 
     id: int
@@ -36,6 +36,7 @@ class StoredModuleRun:
     outcome: Outcome | None
     run_s: tuple[float, ...]
     error: str
+    onnxruntime: str = ""
 
     @property
     def failed(self) -> bool:
@@ -80,4 +81,5 @@ def module_run_of(row: ModuleRunRow) -> StoredModuleRun:
         outcome=None if row.outcome is None else Outcome(row.outcome),
         run_s=tuple(row.run_s or ()),
         error=row.error,
+        onnxruntime=row.onnxruntime,
     )

@@ -69,13 +69,28 @@ class JobRequest(JobOptions):
 
 
 @dataclass(frozen=True)
+class OnnxRuntime:
+    """The user's model in ONNX Runtime on the job's device, timed in turns with the published model.
+
+    `ratio` is its latency divided by the published model's. Where it was not timed, there are no `run_s` and
+    `note` says why.
+    """
+
+    version: str = ""
+    run_s: tuple[float, ...] = ()
+    ratio: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class Job:
     """A job as stored; clients see it as `tunefarm.client.values.Job`.
 
-    `message` says what the job is doing or waiting for. `untuned_s` and `tuned_s` are the seconds of
-    each repeat of the whole model. Jobs of one `group` share their trials; it is the id of the first of them,
-    None for a job alone. `end_reason` says what ended the tuning. The job is expected to be finished at
-    `expected_end_at`, None while nobody knows. Its spans go below `trace_parent`, empty where nobody traces.
+    `message` says what the job is doing or waiting for. `untuned_s` and `tuned_s` are the seconds of each
+    repeat of the whole model; `onnxruntime` is None until a model is published. Jobs of one `group` share
+    their trials; it is the id of the first of them, None for a job alone. `end_reason` says what ended the
+    tuning. The job is expected to be finished at `expected_end_at`, None while nobody knows. Its spans go
+    below `trace_parent`, empty where nobody traces.
     """
 
     id: str
@@ -97,6 +112,7 @@ class Job:
     end_reason: EndReason | None
     expected_end_at: float | None
     trace_parent: str
+    onnxruntime: OnnxRuntime | None = None
 
 
 def create_group(
@@ -421,6 +437,11 @@ def set_end_to_end(
     return _set(session, job_id, **{f"{kind}_s": list(secs)})
 
 
+def set_onnxruntime(session: Session, job_id: str, timing: OnnxRuntime) -> bool:
+    """Store how fast the model is in ONNX Runtime. False when the job is cancelled or failed."""
+    return _set(session, job_id, onnxruntime=asdict(timing))
+
+
 def _set(session: Session, job_id: str, **values: Any) -> bool:
     running = update(JobRow).where(JobRow.id == job_id, JobRow.state.not_in(_STOPPED))
     return changed(session, running.values(values)) == 1
@@ -461,9 +482,14 @@ def _jobs(session: Session, query: Select[JobRow]) -> list[Job]:
             end_reason=EndReason(row.end_reason) if row.end_reason else None,
             expected_end_at=row.expected_end_at,
             trace_parent=row.trace_parent,
+            onnxruntime=None if row.onnxruntime is None else _onnxruntime(row.onnxruntime),
         )
         for row in session.scalars(query)
     ]
+
+
+def _onnxruntime(stored: dict[str, Any]) -> OnnxRuntime:
+    return OnnxRuntime(**stored | {"run_s": tuple(stored["run_s"])})
 
 
 def _shapes(stored: dict[str, Any]) -> dict[str, tuple[int, ...]]:

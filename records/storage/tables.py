@@ -185,6 +185,8 @@ class JobRow(Base):
     min_gain: Mapped[float | None]
     # Fixes symbolic leading dimensions; the shapes are completed with it when the model is read.
     batch: Mapped[int | None]
+    # How fast the user's model is in ONNX Runtime: the fields of records.jobs.jobs.OnnxRuntime.
+    onnxruntime: Mapped[dict[str, Any] | None]
     # What ended the tuning; empty until something has.
     end_reason: Mapped[str] = mapped_column(default="")
     # When the job is expected to be finished; null while nobody knows.
@@ -323,6 +325,8 @@ class ModuleRunRow(Base):
     error: Mapped[str]
     created_at: Mapped[float]
     finished_at: Mapped[float | None]
+    # The version of ONNX Runtime that the model is timed in; empty for compiled models.
+    onnxruntime: Mapped[str] = mapped_column(default="")
 
 
 class RecordRow(Base):

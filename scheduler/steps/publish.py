@@ -13,9 +13,11 @@ from typing import IO
 
 from sqlalchemy.orm import Session
 
+from compiler.children.models import ImportedModel
 from compiler.importing.spec import ModelError
 from compiler.lowering.trace import UNSCHEDULED
 from compiler.packaging.artifact import ArtifactError, open_artifact
+from core.device import Device
 from core.job import JobState
 from core.lease import ModuleKind
 from core.model_latency import base_workload
@@ -23,7 +25,7 @@ from records import devices
 from records.fleet import module_runs
 from records.fleet.module_runs import StoredModuleRun
 from records.jobs import events, jobs, tasks, trials
-from records.jobs.jobs import Job
+from records.jobs.jobs import Job, OnnxRuntime
 from records.jobs.tasks import Task
 from records.jobs.trials import FALLBACK
 from records.schedules import schedules
@@ -51,6 +53,9 @@ NAMES: Mapping[ModuleKind, str] = {
     "published": "the one published before",
     "untuned": "the untuned one",
 }
+NOT_ONNX = "ONNX Runtime runs ONNX models only"
+ON_A_GPU = "ONNX Runtime is timed on CPUs only, and this device is a GPU"
+NOT_TIMED = "the model was not timed in ONNX Runtime"
 # A model is slower than the untuned one if its median is larger by this many standard errors. It is also
 # slower if its median is larger by this share, however noisy the timings are.
 MAX_STANDARD_ERRORS = 2.0
@@ -96,7 +101,7 @@ def run(context: Context, job: Job) -> None:
         with context.database.begin() as session:
             module_runs.time_again(session, [run.id for run in runs if not run.failed])
     else:
-        verdict = judge(runs, not_compiled)
+        verdict = judge([run for run in runs if run.kind != "onnxruntime"], not_compiled)
         if history.uncompared and verdict.run.kind == "tuned" and not _untuned_fails(runs):
             uncompared = f"its outputs could not be compared ({history.uncompared})"
             verdict = replace(verdict, message=f"{verdict.message}; {uncompared}")
@@ -210,7 +215,7 @@ def _compile_next(
             return True
         with context.database.begin() as session:
             reasons = _untuned(session, listed, records) | unschedulable
-        artifacts = {} if runs else _peers(context, job, _digest(library))
+        peers = {} if runs else _peers(context, job, _digest(library))
         # The tuned model must give the untuned one's outputs, unless that one is known not to run.
         compares = not history.uncompared and not _untuned_fails(runs)
         with _stored(context, _untuned_sha(job)) as untuned:
@@ -220,7 +225,7 @@ def _compile_next(
             with context.database.begin() as session:
                 blobs.put_file(session, artifact, sha, size)
                 now = context.now()
-                artifacts["tuned"] = sha
+                artifacts = peers | {"tuned": sha} | _onnx_runtime(session, job, runs, imported, device)
                 if _request_timings(session, job, artifacts, "timing the compiled model", now):
                     selection.store_timed(session, job.id, selected, sha, compares, now)
     tvmscripts.store_missing(context, job)
@@ -271,6 +276,30 @@ def _peers(context: Context, job: Job, tuned: bytes = b"") -> dict[ModuleKind, s
     return peers
 
 
+def _onnx_runtime(
+    session: Session, job: Job, runs: Sequence[StoredModuleRun], imported: ImportedModel, device: Device
+) -> dict[ModuleKind, str]:
+    """Return the user's model, to be timed in ONNX Runtime beside the first compiled one. Where it can't be,
+    store why."""
+    if runs:
+        return {}
+    if imported.is_onnx and device.gpu is None:
+        return {"onnxruntime": job.request.model_sha}
+    note = NOT_ONNX if device.gpu is None else ON_A_GPU
+    jobs.set_onnxruntime(session, job.id, OnnxRuntime(note=note))
+    return {}
+
+
+def _compare_with_onnx_runtime(runs: Sequence[StoredModuleRun], published: StoredModuleRun) -> OnnxRuntime:
+    """Return how fast the user's model is in ONNX Runtime, compared with the published one."""
+    peer = next((run for run in runs if run.kind == "onnxruntime"), None)
+    if peer is None:
+        return OnnxRuntime(note=NOT_TIMED)
+    if peer.failed:
+        return OnnxRuntime(peer.onnxruntime, note=f"{NOT_TIMED} ({failure_of(peer)})")
+    return OnnxRuntime(peer.onnxruntime, peer.run_s, _latency_s(peer) / _latency_s(published))
+
+
 def _untuned_sha(job: Job) -> str:
     assert job.untuned_artifact_sha is not None, "made when the model was imported"
     return job.untuned_artifact_sha
@@ -298,7 +327,9 @@ def _stored(context: Context, sha: str) -> Iterator[IO[bytes]]:
 
 def _publish(context: Context, job: Job, verdict: Verdict, runs: Sequence[StoredModuleRun]) -> None:
     """Store the artifact of the verdict with all timings, and end the job."""
-    slowest_first = sorted((run for run in runs if not run.failed), key=_rank, reverse=True)
+    working = [run for run in runs if run.kind != "onnxruntime" and not run.failed]
+    slowest_first = sorted(working, key=_rank, reverse=True)
+    peer = job.onnxruntime or _compare_with_onnx_runtime(runs, verdict.run)
     secs = {run.kind: run.run_s for run in slowest_first}
     if verdict.run.kind == "published":
         # It is this job's tuned model now, as if the search had found the same.
@@ -312,11 +343,22 @@ def _publish(context: Context, job: Job, verdict: Verdict, runs: Sequence[Stored
                 if kind in secs:
                     jobs.set_end_to_end(session, job.id, kind, secs[kind])
             notes = [event.data["message"] for event in events.of_kinds(session, job.id, NOTES)]
-            message = "; ".join(filter(None, [verdict.message, describe_replaced(manifest), *notes]))
+            jobs.set_onnxruntime(session, job.id, peer)
+            parts = [_describe_ratio(peer), verdict.message, describe_replaced(manifest), *notes]
+            message = "; ".join(filter(None, parts))
             if jobs.set_artifacts(session, job.id, tuned_sha=sha):
                 now = context.now()
                 jobs.advance(session, job.id, {JobState.PUBLISHING}, JobState.DONE, now, message=message)
     context.exhausted_at.pop(job.id, None)
+
+
+def _describe_ratio(timing: OnnxRuntime) -> str:
+    """Return how the published model compares with ONNX Runtime; empty where that wasn't timed."""
+    if timing.ratio is None:
+        return ""
+    latency_ms = statistics.median(timing.run_s) * 1e3
+    peer = f"ONNX Runtime {timing.version} on this device ({latency_ms:.3g} ms)"
+    return f"{timing.ratio:.2f} times as fast as {peer}"
 
 
 def _rank(run: StoredModuleRun) -> tuple[float, int]:

@@ -36,7 +36,7 @@ from core.job import (
 )
 from records.jobs import deletion, jobs, models, tasks, trials
 from records.jobs.deletion import JobInUse
-from records.jobs.jobs import Job, JobNotFound, JobRequest
+from records.jobs.jobs import Job, JobNotFound, JobRequest, OnnxRuntime
 from records.jobs.models import ModelNotFound
 from records.jobs.tasks import Task, WorkloadNotFound
 from records.jobs.trials import Failures, MeasuredTrial
@@ -147,13 +147,37 @@ class JobRequestBody(JobModelBody):
         return Budget(0, minutes).minutes
 
 
+class OnnxRuntimeBody(BaseModel):
+    """The user's model in ONNX Runtime on the job's device, timed in turns with the published model.
+
+    `ratio` is its latency divided by the published model's: 1.31 means that the published model is 1.31 times
+    as fast. Where it was not timed, `note` says why.
+    """
+
+    version: str
+    latency_s: float | None
+    run_s: list[float]
+    ratio: float | None
+    note: str
+
+    @classmethod
+    def of(cls, timing: OnnxRuntime) -> OnnxRuntimeBody:
+        return cls(
+            version=timing.version,
+            latency_s=statistics.median(timing.run_s) if timing.run_s else None,
+            run_s=list(timing.run_s),
+            ratio=timing.ratio,
+            note=timing.note,
+        )
+
+
 @with_job_options(required=True)
 class JobBody(BaseModel):
     """A job. `message` says what it is doing or waiting for, `error` why it failed.
 
     `end_reason` says which goal ended the search: trials, minutes, latency, gain, or exhausted where nothing
     was left to try. `seconds_left` is an estimate, null while nobody knows. Jobs that share their trials are
-    listed in `members`, which is empty for a job alone.
+    listed in `members`, which is empty for a job alone. `onnxruntime` is null until a model is published.
     """
 
     id: str
@@ -184,6 +208,7 @@ class JobBody(BaseModel):
     tuned_latency_s: float | None
     untuned_s: list[float]
     tuned_s: list[float]
+    onnxruntime: OnnxRuntimeBody | None
 
     @classmethod
     def of(cls, job: Job, now: float, members: Sequence[str] = ()) -> JobBody:
@@ -218,6 +243,7 @@ class JobBody(BaseModel):
             untuned_s=list(job.untuned_s or ()),
             tuned_s=list(job.tuned_s or ()),
             **options_of(request),
+            onnxruntime=None if job.onnxruntime is None else OnnxRuntimeBody.of(job.onnxruntime),
         )
 
 

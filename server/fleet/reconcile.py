@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
@@ -183,8 +184,16 @@ def _lease_of(session: Session, stored: leases.StoredLease, report: WorkerReport
         failed = {run.kind for run in module_runs.of_job(session, stored.job_id) if run.failed}
         # The tuned model is compared with the untuned one, unless that one is known not to run.
         compares = set() if "untuned" in failed else {"tuned"}
+        shapes = json.dumps(jobs.get(session, stored.job_id).request.shapes)
         runs = [
-            ModuleRun(run.id, run.kind, run.artifact_sha, run.kind in compares) for run in stored.module_runs
+            ModuleRun(
+                run.id,
+                run.kind,
+                run.artifact_sha,
+                run.kind in compares,
+                shapes if run.kind == "onnxruntime" else "",
+            )
+            for run in stored.module_runs
         ]
     work = len(stored.trials) + len(stored.module_runs)
     ids = {"job": stored.job_id, "lease": stored.id, "worker": stored.worker_id}

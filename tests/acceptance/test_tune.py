@@ -43,6 +43,9 @@ def test_a_model_is_tuned_compiled_again_and_computes_the_same(
     result = json.loads(done(tunefarm(["tune", network, "--trials", 24, "--json"], environment, tmp_path)))
     assert result["job"]["state"] == "done"
     assert result["tuned_latency_s"] <= result["untuned_latency_s"]
+    peer = result["job"]["onnxruntime"]
+    assert (peer["version"], peer["note"]) == (onnxruntime.__version__, "")
+    assert peer["ratio"] == pytest.approx(peer["latency_s"] / result["tuned_latency_s"])
     assert sum(task["trials"] for task in result["tasks"]) == 24
     assert [task["name"] for task in result["tasks"] if task["best_s"] is None] == []
 

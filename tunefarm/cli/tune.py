@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 from rich.console import Console
@@ -40,12 +43,14 @@ from tunefarm.cli.progress import display, task_table
 from tunefarm.client.artifact import unpack
 from tunefarm.client.client import Client
 from tunefarm.client.sizes import IncompleteShape, Size, SizesError, check_complete, sizes_of
-from tunefarm.client.values import Job, JobRequest, ModelRequest, Task
+from tunefarm.client.values import Job, JobRequest, ModelRequest, OnnxRuntime, Task
 from tunefarm.embedded.service import Service, connect_or_start
 from tunefarm.errors import InputError
 from tunefarm.settings import CommandSettings, load
 
 DEFAULT_TRIALS = 1000
+# A program that runs a compiled model.
+_RUN = "import tunefarm_runtime; print(tunefarm_runtime.load({}).benchmark())"
 
 
 @with_job_options
@@ -157,7 +162,8 @@ def compile_(
 
 @dataclass(frozen=True)
 class TuneResult:
-    """A finished job, and the folder that its artifact was unpacked into.
+    """A finished job of a `model`, and the folder that its artifact was unpacked into. `page` is the address
+    of the job's page, None where the service has ended with the command.
 
     `tunefarm.tune` of a model in several `sizes` returns the first of them, with the folder that holds all.
     """
@@ -165,6 +171,8 @@ class TuneResult:
     job: Job
     tasks: Sequence[Task]
     output: Path
+    model: Path
+    page: str | None = None
     sizes: Sequence[TuneResult] = ()
 
     @property
@@ -181,24 +189,47 @@ class TuneResult:
             "speedup": self.speedup,
             "tasks": [asdict(task) for task in self.tasks],
             "artifact": str(self.output),
+            "page": self.page,
         }
 
     def print(self, console: Console) -> None:
         if not self.speedup:
             gain = "not measured"
         elif self.speedup >= 1:
-            gain = f"{self.speedup:.1f}x faster"
+            gain = f"{self.speedup:.1f}x faster than untuned"
         else:
             gain = "slower: the untuned one is published"
+        lines = [
+            ("tuned", f"{latency_text(self.job.tuned_latency_s)}   {gain}"),
+            ("untuned", latency_text(self.job.untuned_latency_s)),
+            ("ended", self.job.end_reason.text if self.job.end_reason is not None else ""),
+            ("message", self.job.message),
+            ("artifact", str(self.output)),
+            ("job", self.job.id),
+            ("page", self.page or ""),
+            ("run", f"python -c {shlex.quote(_RUN.format(json.dumps(str(self.output))))}"),
+            ("compare", shlex.join(["tunefarm", "bench", str(self.output), *self._against])),
+        ]
         console.print(task_table(self.tasks))
         console.print()
-        console.print(f"untuned   {latency_text(self.job.untuned_latency_s)}", highlight=False)
-        console.print(f"tuned     {latency_text(self.job.tuned_latency_s)}   {gain}", highlight=False)
-        if self.job.end_reason is not None:
-            console.print(f"ended     {self.job.end_reason.text}", highlight=False)
-        if self.job.message:
-            console.print(f"message   {self.job.message}", highlight=False, markup=False, soft_wrap=True)
-        console.print(f"artifact  {self.output}", highlight=False, markup=False, soft_wrap=True)
+        console.print(self._comparison, highlight=False, markup=False, soft_wrap=True)
+        for name, text in lines:
+            if text:
+                console.print(f"{name:10}{text}", highlight=False, markup=False, soft_wrap=True)
+
+    @property
+    def _comparison(self) -> str:
+        """How the published model compares with ONNX Runtime, or why nobody knows."""
+        peer = self.job.onnxruntime or OnnxRuntime(note="this service doesn't time it")
+        if peer.ratio is None:
+            return f"not compared with ONNX Runtime: {peer.note}"
+        runtime = f"ONNX Runtime {peer.version} on this device ({latency_text(peer.latency_s)})"
+        return f"{peer.ratio:.2f} times as fast as {runtime}"
+
+    @property
+    def _against(self) -> list[str]:
+        """The options of `tunefarm bench` that name the model, where a runtime may read its file."""
+        return ["--against", str(self.model)] if self.model.suffix in (".onnx", ".pt2") else []
 
 
 def _run_and_print(
@@ -269,9 +300,10 @@ def run_job(
             else:
                 hint = f"the job goes on; follow it with `tunefarm watch {job.id}` or cancel it"
             raise CommandError(f"interrupted: {hint}", ExitCode.INTERRUPTED) from interrupt
+        models = [file for file, own in zip(files, sizes, strict=True) for _ in own]
         results = [
-            _fetch(client, job, folder)
-            for job, folder in zip(jobs, folders, strict=True)
+            _fetch(service, job, file, folder)
+            for job, file, folder in zip(jobs, models, folders, strict=True)
             if job.state is JobState.DONE
         ]
         return jobs, results
@@ -307,8 +339,9 @@ def _in_sizes(request: JobRequest, uploaded: Sequence[str], sizes: Sequence[Sequ
     return replace(request, model=first.model, shapes=first.shapes, objective=objective, others=others)
 
 
-def _fetch(client: Client, job: Job, folder: Path) -> TuneResult:
+def _fetch(service: Service, job: Job, model: Path, folder: Path) -> TuneResult:
     """Unpack the artifact of a job that is done. Raises CommandError, ClientError."""
+    client = service.client
     archive = folder / ".artifact.tar"
     try:
         client.download(job.id, archive)
@@ -317,7 +350,8 @@ def _fetch(client: Client, job: Job, folder: Path) -> TuneResult:
         raise CommandError(f"{archive} can't be written ({error.strerror})", ExitCode.LOCAL) from error
     finally:
         archive.unlink(missing_ok=True)
-    return TuneResult(job, client.tasks(job.id), folder)
+    page = None if service.embedded else f"{client.url}/#/jobs/{quote(job.id)}"
+    return TuneResult(job, client.tasks(job.id), folder, model, page)
 
 
 def _interrupted_job(service: Service, request: JobRequest) -> Job | None:

@@ -62,6 +62,20 @@ class JobRequest(JobOptions):
 
 
 @dataclass(frozen=True)
+class OnnxRuntime:
+    """The user's model in ONNX Runtime on the job's device, timed in turns with the published model.
+
+    `ratio` is its latency divided by the published model's. Where it was not timed, `note` says why.
+    """
+
+    version: str = ""
+    latency_s: float | None = None
+    run_s: tuple[float, ...] = ()
+    ratio: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class Job(JobOptions):
     """A job in its present state. Times are seconds since the epoch.
 
@@ -70,7 +84,7 @@ class Job(JobOptions):
 
     `untuned_latency_s` is the latency of the whole model as TVM compiles it by default, except that slow
     loops get a plain parallel schedule. `tuned_latency_s` is its latency with the best schedules. Both are
-    measured on the device.
+    measured on the device. `onnxruntime` is None until a model is published.
     """
 
     id: str
@@ -97,6 +111,7 @@ class Job(JobOptions):
     members: tuple[str, ...] = ()
     end_reason: EndReason | None = None
     seconds_left: float | None = None
+    onnxruntime: OnnxRuntime | None = None
 
     @property
     def trials_text(self) -> str:

@@ -453,8 +453,11 @@ class Agent:
                 # An untuned module that failed by itself would fail again in a comparison.
                 outcomes = {one.kind: measured.outcome for one, measured in zip(runs, before, strict=False)}
                 compare = run.compare and outcomes.get("untuned", Outcome.OK) is Outcome.OK
+                return await measure(run, compare)
+
+            async def measure(run: ModuleRun, compare: bool) -> Measurement:
+                if run.kind == "onnxruntime":
+                    return await self._executor.measure_onnx(path(run), limits, run.shapes)
                 return await self._executor.measure_module(path(run), limits, compare)
 
-            return await time_interleaved(
-                runs, first, lambda run: self._executor.measure_module(path(run), limits, compare=False)
-            )
+            return await time_interleaved(runs, first, lambda run: measure(run, compare=False))

@@ -21,7 +21,8 @@ Then each request, which also has "memory_bytes" and "cpu_s", gets its replies:
 
     {"do": "build", "requests": [{"number": ..., ...}, ...]}
         {"begun": NUMBER} and {"ended": NUMBER} for each, several at a time, then {"refused": [NUMBER, ...]}
-    {"do": "run", "number": ..., "best_s": ...} or {"do": "measure_module", "path": ..., "compare": ...}
+    {"do": "run", "number": ..., "best_s": ...}, {"do": "measure_module", "path": ..., "compare": ...}
+        or {"do": "measure_onnx", "path": ..., "shapes": JSON}
         {"measurement": ..., "grown_bytes": ...}
     {"do": "calibrate", "budget_s": ...}
         {"profile": JSON, "grown_bytes": ...}
@@ -114,6 +115,10 @@ class ChildServer:
                 case "measure_module":
                     with Path(request["path"]).open("rb") as artifact:
                         measurement = self._runner.measure_module(artifact, request["compare"])
+                    answer = {"measurement": child_messages.encode_measurement(measurement)}
+                case "measure_onnx":
+                    with Path(request["path"]).open("rb") as model:
+                        measurement = self._runner.measure_onnx(model, request["shapes"])
                     answer = {"measurement": child_messages.encode_measurement(measurement)}
                 case unknown:
                     raise ValueError(f"there is no request {unknown!r}")

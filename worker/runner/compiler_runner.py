@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import platform
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from compiler.measuring.calibration import calibrate
 from compiler.measuring.cores import bind_thread_pool
 from compiler.measuring.gpu_calibration import calibrate_gpu
 from compiler.measuring.runner import LocalRunner
+from compiler.measuring.whole_models import time_in_onnx_runtime
 from compiler.packaging.elf import ARCHS
 from compiler.packaging.library import KernelLibrary
 from compiler.target import detect_device
@@ -111,6 +113,10 @@ class CompilerRunner:
 
     def measure_module(self, artifact: IO[bytes], compare: bool) -> Measurement:
         return self._runner(self._device.target).measure_module(artifact, compare)
+
+    def measure_onnx(self, model: IO[bytes], shapes: str) -> Measurement:
+        given = {name: tuple(shape) for name, shape in json.loads(shapes).items()}
+        return time_in_onnx_runtime(model, given, self._threads)
 
     def _build(self, request: BuildRequest) -> BuiltKernel | KernelLibrary | Measurement:
         try:

@@ -188,19 +188,12 @@ class Executor:
 
     async def measure_module(self, artifact: Path, limits: Limits, compare: bool) -> Measurement:
         """Time the packed module in a file for one turn; see `worker.runner.interface.Runner`."""
-        await self._replace_dead_child()
-        await self._present_child()
-        assert self._transfer is not None, "made together with the child"
-        try:
-            path = await asyncio.to_thread(self._transfer.add, artifact)
-        except OSError as error:
-            return Measurement(Outcome.UNKNOWN, error=f"the module can't be given to the child: {error}")
-        message = {"do": "measure_module", "path": str(path), "compare": compare}
-        try:
-            measurement = await self._run(message, limits.module_timeout_s, limits.memory_bytes)
-            return _explain_memory(measurement, limits.memory_bytes)
-        finally:
-            path.unlink(missing_ok=True)
+        message = {"do": "measure_module", "compare": compare}
+        return _explain_memory(await self._run_on_file(message, artifact, limits), limits.memory_bytes)
+
+    async def measure_onnx(self, model: Path, limits: Limits, shapes: str) -> Measurement:
+        """Time an ONNX model in ONNX Runtime for one turn; see `worker.runner.interface.Runner`."""
+        return await self._run_on_file({"do": "measure_onnx", "shapes": shapes}, model, limits)
 
     async def calibrate(self, memory_bytes: int) -> Profile | None:
         """Measure the device's speeds. Return None, and log the reason, when that fails.
@@ -406,6 +399,21 @@ class Executor:
                 timeout_s,
                 memory_bytes,
             )
+
+    async def _run_on_file(self, message: Message, file: Path, limits: Limits) -> Measurement:
+        """Have the child time the whole model in a file."""
+        await self._replace_dead_child()
+        await self._present_child()
+        assert self._transfer is not None, "made together with the child"
+        try:
+            path = await asyncio.to_thread(self._transfer.add, file)
+        except OSError as error:
+            return Measurement(Outcome.UNKNOWN, error=f"the model can't be given to the child: {error}")
+        try:
+            message = message | {"path": str(path)}
+            return await self._run(message, limits.module_timeout_s, limits.memory_bytes)
+        finally:
+            path.unlink(missing_ok=True)
 
     async def _call(
         self,

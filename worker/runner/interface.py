@@ -105,6 +105,11 @@ class Runner(Protocol):
         """
         ...
 
+    def measure_onnx(self, model: IO[bytes], shapes: str) -> Measurement:
+        """Call an ONNX model in ONNX Runtime for a while. `shapes` are the shapes of its inputs that the user
+        gave, as a JSON object by name."""
+        ...
+
 
 # Makes a runner for a number of threads, on a device that is to do without some instruction sets. Raises
 # FeatureError when the device lacks one of them anyway.

@@ -19,12 +19,13 @@ from onnx import numpy_helper
 from tvm import te
 from tvm.script import tirx as T  # noqa: N812 - TVM's parser wants this name
 
-import compiler.measuring.runner
+import compiler.measuring.whole_models
 from compiler.importing.model import RelaxModel, fuse, fuse_untuned, read_onnx
 from compiler.importing.spec import TensorSpec
 from compiler.measuring.builder import BuiltKernel, LocalBuilder
-from compiler.measuring.runner import MAX_TURN_REPEATS, LocalRunner
+from compiler.measuring.runner import LocalRunner
 from compiler.measuring.timing import MAX_REPEATS, MIN_REPEATS
+from compiler.measuring.whole_models import MAX_TURN_REPEATS
 from compiler.packaging.artifact import Manifest, build_library, open_artifact, pack
 from compiler.target import detect_device
 from compiler.workload import to_json
@@ -312,7 +313,7 @@ def test_a_model_is_called_for_as_long_as_needed(
         made += 1
 
     clock = SimpleNamespace(perf_counter=lambda: made * call_s)
-    monkeypatch.setattr(compiler.measuring.runner, "time", clock)
+    monkeypatch.setattr(compiler.measuring.whole_models, "time", clock)
     monkeypatch.setattr(runner, "_load_machine", lambda _library: {"main": call})
     measurement = runner.measure_module(_artifact(library=b"none"), compare=False)
     assert measurement.outcome is Outcome.OK, measurement.error
@@ -332,7 +333,7 @@ def test_interruptions_do_not_count(runner: LocalRunner, monkeypatch: pytest.Mon
         now += 0.01 if made % 10 == 0 else 1e-4
 
     clock = SimpleNamespace(perf_counter=lambda: now)
-    monkeypatch.setattr(compiler.measuring.runner, "time", clock)
+    monkeypatch.setattr(compiler.measuring.whole_models, "time", clock)
     monkeypatch.setattr(runner, "_load_machine", lambda _library: {"main": call})
     measurement = runner.measure_module(_artifact(library=b"none"), compare=False)
     assert measurement.latency_s == pytest.approx(1e-4)

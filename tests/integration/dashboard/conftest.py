@@ -26,7 +26,7 @@ from records.access import Token
 from records.fleet import workers
 from records.fleet.workers import WorkerSession
 from records.jobs import events, jobs, models, tasks
-from records.jobs.jobs import JobRequest
+from records.jobs.jobs import JobRequest, OnnxRuntime
 from records.jobs.tasks import TaskSpec
 from records.schedules import cost_models, schedules, tvmscripts
 from records.schedules.cost_models import Version
@@ -145,6 +145,7 @@ def fill(session: Session, now: float) -> None:
     measure(session, "job-done", now - 4990, 600)
     jobs.set_end_to_end(session, "job-done", "untuned", [0.0302, 0.0299, 0.0311, 0.0304])
     jobs.set_end_to_end(session, "job-done", "tuned", [0.0046, 0.0047, 0.0046, 0.0049])
+    jobs.set_onnxruntime(session, "job-done", OnnxRuntime("1.31.1", (0.0061, 0.0060, 0.0062), 1.311))
     jobs.set_artifacts(session, "job-done", tuned_sha=blobs.put(session, b"a tar file"))
     jobs.advance(
         session, "job-done", {JobState.TUNING}, JobState.DONE, now - 4700,

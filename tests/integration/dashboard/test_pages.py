@@ -93,6 +93,8 @@ def test_a_models_name_is_text(page: Page, site: Service) -> None:
 def test_a_job_shows_gain_charts_and_failures(page: Page, site: Service) -> None:
     open_page(page, site)
     page.get_by_role("link", name="resnet18").click()
+    facts = page.locator("dl.facts > div")
+    expect(facts.first).to_have_text("1.31×times as fast as ONNX Runtime 1.31.1")
     expect(page.get_by_text("6.52×")).to_be_visible()
     expect(page.get_by_text("The search ended: all trials were spent.")).to_be_visible()
     for chart in ("Best latency", "Trials of each subgraph", "Time of each subgraph"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from proto import fleet_pb2 as pb
 from proto.messages import PROTOCOL, Result
 from records import devices
 from records.fleet import leases, module_runs
+from records.fleet.leases import WITHOUT_ONNX_RUNTIME
 from records.jobs import jobs, tasks, trials
 from records.jobs.tasks import TaskSpec
 from records.jobs.trials import NewTrial
@@ -302,6 +304,29 @@ def test_a_module_run_is_leased_timed_and_published(service: Service, worker: Wo
     with service.database.begin() as session:
         ends = [(run.outcome, run.run_s) for run in module_runs.of_job(session, job_id)]
     assert ends == [(Outcome.RUN_ERROR, ()), (Outcome.OK, OK.run_s)]
+
+
+def test_a_worker_times_onnx_runtime_only_where_it_has_it(service: Service, worker: Worker) -> None:
+    job_id = tuning_job(service, worker, count=1)
+    with service.database.begin() as session:
+        sha = jobs.get(session, job_id).request.model_sha
+        tuned_id = module_runs.add(session, job_id, "tuned", blobs.put(session, b"packed"), 3.0)
+        run_id = module_runs.add(session, job_id, "onnxruntime", sha, 3.0)
+    lease = leased(worker)
+    assert [run.id for run in lease.module_runs] == [tuned_id]
+    with service.database.begin() as session:
+        [_, run] = module_runs.of_job(session, job_id)
+        assert (run.id, run.state, run.error) == (run_id, "done", WITHOUT_ONNX_RUNTIME)
+        module_runs.time_again(session, [run_id])
+    worker.call(slots=0, results=(Result(1, lease.id, OK, module_run_id=tuned_id),))
+    again = leased(worker, vitals=Vitals(onnxruntime_version="1.31.1"))
+    [timed] = again.module_runs
+    assert (timed.id, timed.kind, timed.artifact_sha) == (run_id, "onnxruntime", sha)
+    with service.database.begin() as session:
+        assert json.loads(timed.shapes) == {
+            name: list(shape) for name, shape in jobs.get(session, job_id).request.shapes.items()
+        }
+        assert module_runs.of_job(session, job_id)[1].onnxruntime == "1.31.1"
 
 
 def test_a_tuned_model_is_not_compared_with_one_that_is_known_not_to_run(

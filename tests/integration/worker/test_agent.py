@@ -336,6 +336,30 @@ def test_a_model_that_crashes_costs_the_others_nothing() -> None:
     with_fleet(work)
 
 
+def test_the_users_model_is_timed_in_onnx_runtime_in_the_same_turns() -> None:
+    says = "say the shapes"
+    shas = {text: hashlib.sha256(text.encode()).hexdigest() for text in ("ok", says)}
+
+    async def work(fleet: FakeFleet) -> None:
+        fleet.blobs = {sha: text.encode() for text, sha in shas.items()}
+        shapes = '{"x": [1, 3]}'
+        fleet.offer_modules(
+            ModuleRun(1, "tuned", shas["ok"]),
+            ModuleRun(2, "onnxruntime", shas["ok"], shapes=shapes),
+            ModuleRun(3, "onnxruntime", shas[says], shapes=shapes),
+        )
+        async with working(fleet):
+            await fleet.until(lambda: len(fleet.stored) == 3)
+        tuned, in_onnx_runtime, asked = (fleet.stored[number].measurement for number in (1, 2, 3))
+        assert isinstance(tuned, Measurement)
+        assert isinstance(in_onnx_runtime, Measurement)
+        assert len(tuned.run_s) == len(in_onnx_runtime.run_s) == ROUNDS
+        assert isinstance(asked, Measurement)
+        assert asked.error == f"shapes: {shapes}"
+
+    with_fleet(work)
+
+
 def test_a_device_that_fails_its_probe_gets_no_work_until_it_passes(tmp_path: Path) -> None:
     async def work(fleet: FakeFleet) -> None:
         fleet.offer("ok")

@@ -48,6 +48,7 @@ MODULE_RUNS = (
     ModuleRun(4, "untuned", "c0ffee"),
     ModuleRun(6, "published", "c0de"),
     ModuleRun(5, "tuned", "decade", compare=True),
+    ModuleRun(7, "onnxruntime", "0dd", shapes='{"x": [1, 3]}'),
 )
 
 
@@ -376,7 +377,7 @@ def test_a_best_latency_that_can_not_be_is_refused(best_s: float) -> None:
 def test_a_lease_of_an_unknown_kind_is_refused() -> None:
     message = convert.lease_to_wire(replace(LEASE, candidates=(), module_runs=MODULE_RUNS))
     message.module_runs[1].kind = "faster"
-    with pytest.raises(WireError, match="untuned, tuned or published"):
+    with pytest.raises(WireError, match="one of the kinds untuned, tuned, published, onnxruntime"):
         convert.lease_from_wire(message)
 
 

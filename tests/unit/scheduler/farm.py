@@ -53,6 +53,7 @@ from tests.devices import DEVICE
 SETTINGS = SchedulerSettings(
     broker="unused", database_url="unused", batch_size=4, trials_per_pick=2, plan_ahead=0
 )
+IN_ONNX_RUNTIME = Measurement(Outcome.OK, (0.0131,) * 3)
 UNTUNED, TUNED, HARMED = b"untuned library", b"tuned library", b"tuned library that fails"
 
 
@@ -90,6 +91,7 @@ class FakeCompiler:
     tuned: bytes = TUNED
     imported: int = 0
     tf32: bool = False
+    is_onnx: bool = False
     schedules: list[Mapping[str, str]] = field(default_factory=list)
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +110,8 @@ class FakeCompiler:
         if self.import_error is not None:
             raise self.import_error
         data = TensorSpec("data", (1, 3), "float32")
-        return ImportedModel((data,), (replace(data, padded_axis=self.padded_axis),), tuple(self.tasks))
+        outputs = (replace(data, padded_axis=self.padded_axis),)
+        return ImportedModel((data,), outputs, tuple(self.tasks), is_onnx=self.is_onnx)
 
     def _compile_untuned(
         self,
@@ -187,6 +190,8 @@ class Farm:
     latency_s: Mapping[bytes, float] = field(default_factory=lambda: {UNTUNED: 0.5, TUNED: 0.01})
     broken: frozenset[bytes] = frozenset({HARMED})
     uncomparable: bool = False
+    onnxruntime: str = "1.31.1"
+    in_onnx_runtime: Measurement = IN_ONNX_RUNTIME
     measured: list[int] = field(default_factory=list)
     leased: int = 0
     context: Context = field(init=False)
@@ -256,7 +261,8 @@ class Farm:
     def lease(self, limit: int = 64) -> StoredLease | None:
         self.leased += 1
         with self.database.begin() as session:
-            worker = WorkerSession("worker", "session", WorkerState.READY, DEVICE)
+            vitals = Vitals(onnxruntime_version=self.onnxruntime)
+            worker = WorkerSession("worker", "session", WorkerState.READY, DEVICE, vitals)
             workers.heartbeat(session, worker, self.now)
             return leases.acquire_lease(
                 session, f"lease {self.leased}", worker, limit, now=self.now, ttl_s=60.0
@@ -272,6 +278,8 @@ class Farm:
             self.wakes.append((step, lease.job_id))
 
     def _time(self, run: StoredModuleRun) -> Measurement:
+        if run.kind == "onnxruntime":
+            return self.in_onnx_runtime
         artifact = self.blob(run.artifact_sha)
         library, _ = unpack(artifact)
         reference = open_reference(io.BytesIO(artifact))

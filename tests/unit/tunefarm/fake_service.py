@@ -13,7 +13,7 @@ from typing import Any
 from core.job import JobState
 from tests.unit.tunefarm.answering import Reply, Request, answering, json_reply
 from tests.unit.tunefarm.samples import cost_model, job, task
-from tunefarm.client.values import Schedule
+from tunefarm.client.values import OnnxRuntime, Schedule
 
 
 @dataclass
@@ -91,7 +91,9 @@ class FakeService:
             return job(state=JobState.TUNING, trials_done=self.looks, members=self.members)
         found: dict[str, Any] = {}
         if self.end is JobState.DONE:
+            peer = OnnxRuntime("1.31.1", 0.0262, (0.0262,), 1.31)
             found = {"untuned_latency_s": 0.8, "tuned_latency_s": 0.02, "message": MESSAGE}
+            found["onnxruntime"] = peer
         return job(state=self.end, error=self.error, trials_done=100, **found)
 
 

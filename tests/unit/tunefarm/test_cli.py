@@ -119,9 +119,20 @@ def test_tune_follows_the_job_and_unpacks_its_artifact(
     arguments = ["tune", str(model), "--server", fake.url, "--trials", "7", "--shape", "x=1,3", "--seed", "5"]
     assert run(app, arguments) == ExitCode.OK
     captured = capsys.readouterr()
-    shown = ("untuned   800 ms", "tuned     20 ms   40.0x faster", f"message   {MESSAGE}")
-    for part in (*shown, "conv1", "net-tuned"):
-        assert part in captured.out
+    assert "conv1" in captured.out
+    output = str(Path("net-tuned"))
+    run_line = f"python -c 'import tunefarm_runtime; print(tunefarm_runtime.load(\"{output}\").benchmark())'"
+    assert captured.out.splitlines()[-9:] == [
+        "1.31 times as fast as ONNX Runtime 1.31.1 on this device (26.2 ms)",
+        "tuned     20 ms   40.0x faster than untuned",
+        "untuned   800 ms",
+        f"message   {MESSAGE}",
+        f"artifact  {output}",
+        "job       j1",
+        f"page      {fake.url}/#/jobs/j1",
+        f"run       {run_line}",
+        f"compare   tunefarm bench {output} --against {model}",
+    ]
     assert "net: tuning" in captured.err
     assert {file.name for file in Path("net-tuned").iterdir()} == {"model.so", "manifest.json"}
     (sent,) = fake.requests
@@ -142,6 +153,7 @@ def test_tune_as_json_prints_nothing_else(
     result = json.loads(captured.out)
     assert result["speedup"] == pytest.approx(40.0)
     assert result["artifact"] == "out"
+    assert result["job"]["onnxruntime"]["ratio"] == 1.31
     assert result["tasks"][0]["name"] == "conv1"
 
 

@@ -53,6 +53,7 @@ export function JobPage({ id, scopes }) {
 function Head({ job, scopes, onChange }) {
   const [again, setAgain] = useState(null);
   const left = job.seconds_left;
+  const peer = job.onnxruntime;
   const maySubmit = !isReport && (scopes.includes("submit") || scopes.includes("admin"));
   const took = job.started_at && (job.finished_at ?? Date.now() / 1e3) - job.started_at;
   const changed = (answer) => (answer.id === job.id ? onChange() : setAgain(answer));
@@ -71,12 +72,15 @@ function Head({ job, scopes, onChange }) {
     ${job.members.length > 1 && html`<p>Shares its trials with ${job.members.filter((id) => id !== job.id).map((id) => html` <a href=${`#/jobs/${encodeURIComponent(id)}`}>${id}</a>`)}.</p>`}
     ${job.error && html`<${Alert} problem=${{ message: job.error }} />`}
     <dl class="facts">
-      <${Fact} name="untuned">${latency(job.untuned_latency_s)}<//>
+      ${peer?.ratio && html`<${Fact} name=${`times as fast as ONNX Runtime ${peer.version}`}><b class="gain">${peer.ratio.toPrecision(3)}×</b><//>`}
       <${Fact} name="tuned">${latency(job.tuned_latency_s)}<//>
-      <${Fact} name="times faster"><${Gain} job=${job} /><//>
+      ${peer?.ratio && html`<${Fact} name="ONNX Runtime">${latency(peer.latency_s)}<//>`}
+      <${Fact} name="untuned">${latency(job.untuned_latency_s)}<//>
+      <${Fact} name="times as fast as untuned"><${Gain} job=${job} /><//>
       <${Fact} name=${left === null ? "trials" : `trials, ${duration(left)} left`}><${Trials} job=${job} /><//>
       <${Fact} name=${`since ${time(job.created_at)}`}>${job.started_at ? duration(took) : "not started"}<//>
     </dl>
+    ${peer?.note && html`<p class="muted">Not compared with ONNX Runtime: ${peer.note}.</p>`}
     <p class="muted">Job <code>${job.id}</code> · target <code>${job.target}</code>
       ${job.device_class && html` · device class <code>${job.device_class}</code>`}
       ${job.minutes !== null && ` · at most ${digits(job.minutes)} minutes`}
@@ -100,9 +104,10 @@ function Details({ job, classes, tasks, trials }) {
   `;
 }
 
-// The whole model's repeats on the device, untuned and tuned, on one scale.
+// The whole model's repeats on the device, in ONNX Runtime, untuned and tuned, on one scale.
 function WholeModel({ job }) {
-  const models = [["untuned", job.untuned_s], ["tuned", job.tuned_s]].filter(([, secs]) => secs.length);
+  const peer = job.onnxruntime?.run_s ?? [];
+  const models = [["ONNX Runtime", peer], ["untuned", job.untuned_s], ["tuned", job.tuned_s]].filter(([, secs]) => secs.length);
   if (!models.length) return null;
   const slowest = Math.max(...models.flatMap(([, secs]) => secs));
   return html`<section class="card">

@@ -1,0 +1,87 @@
+"""Time calls of a whole model: a compiled one, or the user's ONNX model in ONNX Runtime."""
+
+from __future__ import annotations
+
+import importlib
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from compiler.importing.formats.onnx_model import OnnxModel
+from compiler.importing.formats.reading import read_model
+from compiler.importing.spec import Shape, first_line
+from compiler.measuring.draws import InputKind, Parameter
+from core.measurement import Measurement, Outcome
+from core.model_format import ModelFormat, recognise
+
+# A model is called for WARM_UP_S until it is warm, then timed for TURN_S. It gets at most MAX_TURN_REPEATS
+# repeats: where there were more calls, a repeat is the median of several.
+WARM_UP_S, TURN_S = 0.1, 0.3
+MAX_TURN_REPEATS = 40
+# A model that takes this long is called once: cold caches and sleeping threads don't matter then.
+LONG_S = 1.0
+
+
+def time_calls(call: Callable[[], object]) -> tuple[float, ...]:
+    """Return wall-clock seconds of calls, after a warm-up."""
+
+    def timed() -> float:
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+
+    warm_s = timed()
+    if warm_s >= LONG_S:
+        return (warm_s,)
+    while warm_s < WARM_UP_S:
+        warm_s += timed()
+    secs = [timed(), timed()]
+    spent_s = sum(secs)
+    while spent_s < TURN_S:
+        secs.append(timed())
+        spent_s += secs[-1]
+    return tuple(float(np.median(part)) for part in np.array_split(secs, min(len(secs), MAX_TURN_REPEATS)))
+
+
+def time_in_onnx_runtime(model: IO[bytes], shapes: Mapping[str, Shape], threads: int) -> Measurement:
+    """Time a user's ONNX model on the CPU in ONNX Runtime with all of its optimizations, on the inputs that
+    the compiled model is timed with.
+
+    `model` is the opened .onnx file, or the archive of one with its weights. `shapes` are those that the user
+    gave. A model that ONNX Runtime can't run is a RUN_ERROR, whose text begins with the cause.
+    """
+    try:
+        runtime = importlib.import_module("onnxruntime")
+        read = read_model(model, shapes)
+        if not isinstance(read, OnnxModel):
+            raise ValueError("it is no ONNX model")
+        arrays = InputKind.ORDINARY.arrays([Parameter(spec.shape, spec.dtype) for spec in read.inputs])
+        feed = {spec.name: array for spec, array in zip(read.inputs, arrays, strict=True)}
+        del read
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        options.log_severity_level = 4
+        with _onnx_path(model) as path:
+            session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            return Measurement(Outcome.OK, time_calls(lambda: session.run(None, feed)))
+    except Exception as error:  # ONNX Runtime has classes of its own
+        return Measurement(Outcome.RUN_ERROR, error=first_line(error))
+
+
+@contextmanager
+def _onnx_path(model: IO[bytes]) -> Iterator[str]:
+    """Yield the path of the .onnx file, unpacked from its archive where the model is one."""
+    if recognise(model) is ModelFormat.ONNX:
+        yield str(model.name)
+        return
+    with tempfile.TemporaryDirectory(prefix="tunefarm-onnx-") as folder:
+        model.seek(0)
+        with tarfile.open(fileobj=model, mode="r:") as archive:
+            archive.extractall(folder, filter="data")
+        yield str(next(Path(folder).rglob("*.onnx")))

@@ -1,0 +1,98 @@
+"""A worker's child times users' ONNX models in ONNX Runtime, as contained as any candidate."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.external_data_helper
+import pytest
+from onnx import TensorProto, helper
+
+from core.lease import Limits
+from core.measurement import Measurement, Outcome
+from tests.onnx_models import Builder, residual
+from worker.runner.executor import ChildConfig, Executor
+
+pytest.importorskip("onnxruntime")
+STABLEHLO = b"""func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %y = stablehlo.add %x, %x : tensor<4xf32>
+  return %y : tensor<4xf32>
+}
+"""
+
+
+def _measured(model: Path, **shapes: list[int]) -> Measurement:
+    async def work() -> Measurement:
+        executor = Executor(ChildConfig(2), os.environ)
+        try:
+            measurement = await executor.measure_onnx(model, Limits(), json.dumps(shapes))
+            assert executor.sandbox_gaps == () or os.getuid(), "it is contained as candidates are"
+            return measurement
+        finally:
+            await executor.close()
+
+    return asyncio.run(work())
+
+
+def _archive(folder: Path) -> bytes:
+    """A model whose weights are in another file, as the client sends it."""
+    b = Builder()
+    result = b.op("MatMul", "input", b.constant(np.ones((64, 64), np.float32)))
+    proto = onnx.load_from_string(b.model({"input": [1, 64]}, {result: [1, 64]}))
+    onnx.external_data_helper.convert_model_to_external_data(proto, location="weights", size_threshold=0)
+    onnx.save(proto, folder / "net.onnx")
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as tar:
+        for name in ("net.onnx", "weights"):
+            tar.add(folder / name, name)
+    return data.getvalue()
+
+
+def _unknown_operator() -> bytes:
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("x", "y")]
+    node = helper.make_node("Frobnicate", ["x"], ["y"], domain="com.example")
+    graph = helper.make_graph([node], "g", values[:1], values[1:])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.example", 1)]
+    return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString())
+
+
+def test_a_model_with_dynamic_shapes_is_timed(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.write_bytes(residual(batch="n"))
+    measurement = _measured(model, input=[2, 3, 8, 8])
+    assert measurement.outcome is Outcome.OK, measurement.error
+    assert len(measurement.run_s) > 1
+
+
+@pytest.mark.slow
+def test_weights_in_other_files_are_found(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.write_bytes(_archive(tmp_path))
+    measurement = _measured(model)
+    assert measurement.outcome is Outcome.OK, measurement.error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (_unknown_operator(), "Frobnicate"),
+        (STABLEHLO, "no ONNX model"),
+        (residual(batch="n"), "input"),
+        (b"nothing", "can't be read"),
+    ],
+    ids=["an operator that it lacks", "another format", "a shape that nobody gave", "no model"],
+)
+def test_a_model_that_it_cannot_run_says_why(tmp_path: Path, data: bytes, says: str) -> None:
+    model = tmp_path / "model"
+    model.write_bytes(data)
+    measurement = _measured(model)
+    assert measurement.outcome is Outcome.RUN_ERROR
+    assert says in measurement.error

@@ -1,0 +1,121 @@
+"""Where the device has ONNX Runtime, the user's model is timed there in turns with the compiled ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
+
+import pytest
+
+from compiler.packaging.artifact import ArtifactError
+from core.measurement import Measurement, Outcome
+from records import devices
+from records.fleet.leases import WITHOUT_ONNX_RUNTIME
+from records.jobs.jobs import OnnxRuntime
+from scheduler.steps import publish
+from scheduler.steps.publish import NOT_ONNX, NOT_TIMED, ON_A_GPU
+from tests.devices import GPU
+from tests.unit.scheduler.farm import TUNED, UNTUNED, FakeCompiler, Farm
+
+
+@pytest.fixture
+def onnx(compiler: FakeCompiler) -> FakeCompiler:
+    compiler.is_onnx = True
+    return compiler
+
+
+def compared(farm: Farm) -> tuple[object, ...]:
+    timing = farm.job().onnxruntime
+    assert timing is not None
+    return timing.version, timing.run_s, timing.ratio, timing.note
+
+
+def test_a_job_leads_with_how_it_compares_with_onnx_runtime(farm: Farm, onnx: FakeCompiler) -> None:
+    farm.submit()
+    farm.plug_in()
+    job = farm.finish()
+    assert compared(farm) == ("1.31.1", (0.0131,) * 3, pytest.approx(1.31), "")
+    assert job.message == (
+        "1.31 times as fast as ONNX Runtime 1.31.1 on this device (13.1 ms); "
+        "10 ms, 50.0 times faster than untuned (500 ms)"
+    )
+    runs = {run.kind: run for run in farm.runs()}
+    assert runs["onnxruntime"].artifact_sha == job.request.model_sha
+    assert len({run.lease_id for run in runs.values()}) == 1, "timed in turns"
+
+
+def test_a_model_that_is_faster_in_onnx_runtime_is_published_all_the_same(
+    farm: Farm, onnx: FakeCompiler
+) -> None:
+    farm.in_onnx_runtime = Measurement(Outcome.OK, (0.005,))
+    farm.submit()
+    farm.plug_in()
+    job = farm.finish()
+    assert farm.published()[0] == TUNED
+    assert job.message.startswith("0.50 times as fast as ONNX Runtime 1.31.1 on this device (5 ms); 10 ms")
+
+
+def test_the_ratio_is_of_the_model_that_is_published(farm: Farm, onnx: FakeCompiler) -> None:
+    farm.latency_s = {UNTUNED: 0.004, TUNED: 0.01}
+    farm.submit()
+    farm.plug_in()
+    farm.finish()
+    assert compared(farm) == ("1.31.1", (0.0131,) * 3, pytest.approx(13.1 / 4), "")
+
+
+def test_it_is_timed_again_beside_the_model_that_works(farm: Farm, onnx: FakeCompiler) -> None:
+    """The first model with the schedules found computes wrong results."""
+    number = count()
+    onnx.harmful = lambda trace: next(number) == 0
+    farm.submit()
+    farm.plug_in()
+    farm.finish()
+    assert compared(farm) == ("1.31.1", (0.0131,) * 3, pytest.approx(1.31), "")
+    working = [run for run in farm.runs() if not run.failed]
+    assert {run.kind for run in working} == {"untuned", "tuned", "onnxruntime"}
+    assert len({run.lease_id for run in working}) == 1
+
+
+def test_a_worker_without_onnx_runtime_times_the_rest(farm: Farm, onnx: FakeCompiler) -> None:
+    farm.onnxruntime = ""
+    farm.submit()
+    farm.plug_in()
+    job = farm.finish()
+    assert job.onnxruntime is not None
+    assert job.onnxruntime.ratio is None
+    assert WITHOUT_ONNX_RUNTIME in job.onnxruntime.note
+    assert job.message == "10 ms, 50.0 times faster than untuned (500 ms)"
+
+
+def test_a_model_that_onnx_runtime_refuses_is_published(farm: Farm, onnx: FakeCompiler) -> None:
+    farm.in_onnx_runtime = Measurement(Outcome.RUN_ERROR, error="no kernel for Celu(12)")
+    farm.submit()
+    farm.plug_in()
+    job = farm.finish()
+    assert job.onnxruntime == OnnxRuntime("1.31.1", note=f"{NOT_TIMED} (run_error: no kernel for Celu(12))")
+    assert farm.published()[0] == TUNED
+
+
+def test_other_formats_are_not_timed_there(farm: Farm, compiler: FakeCompiler) -> None:
+    farm.submit()
+    farm.plug_in()
+    assert farm.finish().onnxruntime == OnnxRuntime(note=NOT_ONNX)
+    assert {run.kind for run in farm.runs()} == {"untuned", "tuned"}
+
+
+def test_a_model_that_does_not_compile_has_a_note(farm: Farm, onnx: FakeCompiler) -> None:
+    farm.submit()
+    farm.plug_in()
+    onnx.build_error = ArtifactError("no linker")
+    assert farm.finish().onnxruntime == OnnxRuntime(note=NOT_TIMED)
+
+
+def test_nothing_is_timed_there_beside_a_gpu(
+    farm: Farm, onnx: FakeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_gpu = SimpleNamespace(get_class=lambda *args: replace(devices.get_class(*args), gpu=GPU.gpu))
+    monkeypatch.setattr(publish, "devices", of_gpu)
+    farm.submit()
+    farm.plug_in()
+    assert farm.finish().onnxruntime == OnnxRuntime(note=ON_A_GPU)
