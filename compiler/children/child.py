@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any, BinaryIO, NoReturn
 
-from compiler.importing.spec import first_line
+from compiler.importing.spec import ModelError, first_line
 from sandbox.cache_seed import CACHE_FOLDER, ZIG_CACHE, CacheSeed
 from sandbox.environment import allowed_variables
 from sandbox.limits import limit_memory
@@ -38,7 +38,7 @@ WORKING_BYTES = 1 << 30
 MEMORY_PER_MODEL_BYTE = 16
 # A reply without a library in it.
 MAX_REPLY_BYTES = 256 << 20
-MAX_GAPS_BYTES = 4096
+MAX_REPORT_BYTES = 65536
 TOO_MUCH_MEMORY = "it takes too much memory"
 
 
@@ -60,11 +60,13 @@ def run_child(
     child that was taken over writes as much as it likes. The status is None for a child that took longer than
     `timeout_s` and was killed. The child has the `files` under the same descriptors, and a copy of the `seed`
     as the linker's cache. With `fills_seed`, a child that succeeds fills the seed.
+
+    Raises ModelError where the child can't be started.
     """
     with tempfile.TemporaryFile() as reply:
         with (
             tempfile.TemporaryDirectory(prefix="tunefarm-compile-", ignore_cleanup_errors=True) as scratch,
-            tempfile.TemporaryFile() as gaps,
+            tempfile.TemporaryFile() as report,
         ):
             # TVM starts a thread for each core, whose stacks would count as memory.
             settings = {"TVM_NUM_THREADS": "1", "HOME": scratch, "TMPDIR": scratch}
@@ -74,14 +76,14 @@ def run_child(
                 seed.copy_to(cache)
                 settings[ZIG_CACHE] = str(cache)
             command = [sys.executable, "-P", "-m", "compiler.children.start", module]
-            command += map(str, (os.getpid(), gaps.fileno(), scratch))
+            command += map(str, (os.getpid(), report.fileno(), scratch))
             child = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=reply,
                 stderr=subprocess.DEVNULL,
                 env=allowed_variables(os.environ) | settings,
-                pass_fds=[gaps.fileno(), *(file.fileno() for file in files)],
+                pass_fds=[report.fileno(), *(file.fileno() for file in files)],
                 # Signals to this process's group are not for the child.
                 start_new_session=True,
             )
@@ -96,8 +98,12 @@ def run_child(
                     _end(child)
             if seed is not None and fills_seed and status == 0:
                 seed.fill_from(cache)
-            gaps.seek(0)
-            for gap in gaps.read(MAX_GAPS_BYTES).decode().splitlines():
+            report.seek(0)
+            started = json.loads(report.read(MAX_REPORT_BYTES) or b"{}")
+            if "failure" in started:
+                failure = " ".join(started["failure"].split())
+                raise ModelError(f"the compiler can't be started in its sandbox on this machine: {failure}")
+            for gap in started.get("gaps", ()):
                 _warn_once(gap)
         reply.seek(0)
         yield reply, status

@@ -1,13 +1,15 @@
 """Start a module in a sandbox.
 
-    python -P -m compiler.children.start MODULE PARENT_PID GAPS_FD SCRATCH
+    python -P -m compiler.children.start MODULE PARENT_PID REPORT_FD SCRATCH
 
 This comes before the module is loaded: a process with threads, which libraries start, can't enter namespaces.
-What the sandbox lacks on this machine goes to the descriptor GAPS_FD, a line for each gap.
+A report in JSON goes to the descriptor REPORT_FD: `gaps` lists what the sandbox lacks on this machine,
+`failure` says why the module can't be started.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import sys
@@ -18,14 +20,14 @@ from sandbox.kinds import COMPILE
 from sandbox.privileges import NOBODY
 
 
-def _main(module: str, parent: str, gaps: str, scratch: str) -> None:
-    with os.fdopen(int(gaps), "w") as stream:
+def _main(module: str, parent: str, report: str, scratch: str) -> None:
+    with os.fdopen(int(report), "w") as stream:
         try:
-            found = containment.enter(COMPILE, int(parent), NOBODY, Path(scratch))
-        except SystemExit as error:
-            stream.write(str(error))
+            gaps = containment.enter(COMPILE, int(parent), NOBODY, Path(scratch))
+        except (SystemExit, OSError) as error:
+            json.dump({"failure": str(error)}, stream)
             raise
-        stream.write("\n".join(found))
+        json.dump({"gaps": gaps}, stream)
     os.chdir(scratch)
     sys.argv = [module]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

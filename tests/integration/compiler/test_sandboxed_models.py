@@ -135,6 +135,21 @@ def test_a_child_does_not_outlive_its_parent(when: str, tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*/begun"))) == (when == "after")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_child_that_can_not_read_python_says_so(tmp_path: Path) -> None:
+    """A package of another user may be closed to root without capabilities."""
+    package = tmp_path / "closed_package.py"
+    package.touch(mode=0o600)
+    os.chown(package, 12345, 12345)
+    program = "from compiler.children.models import import_model; import_model(b'x', {}, 'llvm')"
+    path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | path, capture_output=True, text=True
+    )
+    assert "ModelError: the compiler can't be started in its sandbox on this machine: " in done.stderr
+    assert f"{package} can't be read without root's rights" in done.stderr
+
+
 def test_a_child_sees_no_passwords(acts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     acts.write_text("import json, os; print(json.dumps(dict(os.environ)))")
     secrets = {
