@@ -62,6 +62,10 @@ def test_it_has_no_privileges(service: configparser.SectionProxy, promise: str) 
     assert (service["ProtectSystem"], service["CapabilityBoundingSet"]) == ("strict", "")
 
 
+def test_it_limits_the_memory_of_all_processes_together(service: configparser.SectionProxy) -> None:
+    assert (service["MemoryMax"], service["OOMPolicy"]) == ("90%", "continue")
+
+
 def test_it_leaves_the_worker_the_means_to_contain_candidates(service: configparser.SectionProxy) -> None:
     hindrances = {"RestrictNamespaces", "PrivateDevices", "PrivateUsers", "MemoryDenyWriteExecute"}
     assert not hindrances & set(service)

@@ -1,0 +1,32 @@
+"""What a child's limit of memory holds, and what it doesn't."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import os
+from sandbox.limits import limit_memory
+
+def takes(size):
+    try:
+        return len(bytearray(size)) == size
+    except MemoryError:
+        return False
+
+limit_memory(64 << 20)
+children = []
+for _ in range(3):
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if takes(48 << 20) else 1)
+    children.append(child)
+print(takes(80 << 20), [os.waitpid(child, 0)[1] for child in children])
+"""
+
+
+def test_the_limit_holds_for_each_process_alone() -> None:
+    """docs/security.md tells the gap: processes that a child starts have as much memory each."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[0] == "False [0, 0, 0]"
