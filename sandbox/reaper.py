@@ -3,9 +3,9 @@
 The reaper waits for the child to end. Then it kills every process that the child started, even one in a
 session of its own, and ends with the child's exit code or signal. `sandbox` shows all processes.
 
-Where the kernel allows namespaces, the child lives in a PID namespace, which the kernel kills as a whole when
-its process 1 ends. The child isn't process 1 itself, because the kernel ignores signals that process 1 sends
-to itself; process 1 only adopts and waits. Elsewhere orphans become children of the reaper (a subreaper),
+If the kernel allows namespaces, the child lives in a PID namespace. The kernel kills the namespace when its
+process 1 ends. The child isn't process 1, because the kernel ignores signals that process 1 sends to itself.
+Process 1 only adopts and waits. Without namespaces, orphans become children of the reaper (a subreaper),
 which kills them one by one.
 """
 
@@ -21,11 +21,11 @@ import psutil
 
 from system.linux import die_with_parent
 
-# Ends the child and all that it started. SIGTERM and SIGINT don't: a service that is stopped with its whole
-# process group or control group waits for its children's replies.
+# Ends the child and all that it started. SIGTERM and SIGINT don't, because a service that is stopped with its
+# whole process group or control group waits for its children's replies.
 END_SIGNAL = signal.SIGUSR1
 IGNORED = (signal.SIGTERM, signal.SIGINT)
-# After this time, a reaper that hasn't ended its child is killed itself.
+# A reaper that hasn't ended its child after this time is killed.
 END_TIMEOUT_S = 5.0
 _WATCHED = {END_SIGNAL, signal.SIGCHLD}
 
@@ -33,7 +33,7 @@ _WATCHED = {END_SIGNAL, signal.SIGCHLD}
 def fork_child(has_processes: bool) -> None:
     """Fork the child and return in it; the caller becomes the reaper and never returns.
 
-    With `has_processes`, the next process is the first one of a PID namespace: it becomes process 1 and forks
+    With `has_processes`, the next process is the first one of a PID namespace. It becomes process 1 and forks
     the child.
     """
     for number in IGNORED:

@@ -17,8 +17,10 @@ GIVEN = ".given"
 
 
 def apart(file: OnnxFile, names: Iterable[str], wanted: Mapping[str, Array]) -> OnnxFile:
-    """Return the model with the values of these names as further inputs, of the shapes in `wanted`, which
-    all its nodes read; it still computes the values themselves."""
+    """Return the model with the values of these names as further inputs, with the shapes in `wanted`.
+
+    All nodes read these inputs. The model still computes the values themselves.
+    """
     proto = onnx.ModelProto()
     proto.CopyFrom(file.proto)
     cut = {*names}

@@ -1,8 +1,8 @@
-"""Inputs at the edges of what a type can hold, and what a difference there means.
+"""Inputs at the edges of types' ranges, and the meaning of a difference there.
 
-An operator that is right for ordinary numbers may be wrong for NaN, for infinities, for the least and the
-greatest number, for zeros of both signs and for ties. ONNX Runtime says what is right. Where the standard
-leaves the result open, as for an integer that is cast from NaN, the difference is a note and no error.
+An operator that is right for ordinary numbers may be wrong for NaN, infinities, the least and the greatest
+number, zeros of both signs, and ties. ONNX Runtime says what is right. If the standard leaves the result
+open, as for an integer that is cast from NaN, the difference is only a note.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from compiler.measuring.outputs import compare_outputs
 from compiler.verifying.inputs import index_extents
 
 Array = NDArray[Any]
-# Operators that convert floats to integers, or order them: what they do with NaN, with infinities and with
-# numbers that the integer type doesn't have is open.
+# Operators that convert floats to integers, or order them. Their results are open for NaN, infinities, and
+# numbers that the integer type doesn't have.
 OPEN_FOR_SPECIAL = {
     *("Cast", "CastLike", "QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"),
     *("TopK", "NonMaxSuppression", "Unique", "RoiAlign", "MaxRoiPool", "GridSample", "DeformConv"),
@@ -35,9 +35,9 @@ OPEN_FOR_INTEGERS = {
     *("Div", "Mod", "BitShift", "Pow", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp"),
     *("ReduceMean", "ReduceProd", "ReduceSum", "ReduceSumSquare"),
 }
-# Operators that may spread NaN further than ONNX Runtime does. Whether a product with a zero in between is
-# computed decides how far it spreads; ONNX Runtime's recurrent kernels lose it, and its pooling keeps the NaN
-# of a window's last element only.
+# Operators that may spread NaN further than ONNX Runtime does. NaN spreads further if products with zeros are
+# computed. ONNX Runtime's recurrent kernels lose it, and its pooling keeps only the NaN of a window's last
+# element.
 _SPREADING = {
     *("Conv", "ConvTranspose", "DeformConv", "MatMul", "Gemm", "Einsum", "Attention", "MultiHeadAttention"),
     *("Resize", "Upsample", "Col2Im", "GRU", "LSTM", "RNN", "GroupQueryAttention"),
@@ -49,7 +49,7 @@ _LARGE = 0.25
 
 @dataclass(frozen=True)
 class EdgeSet:
-    """Inputs by name; `what` they hold is for messages. `finite` ones have no NaN and no infinity."""
+    """Inputs by name. `what` describes them in messages. `finite` inputs have no NaN and no infinity."""
 
     what: str
     inputs: Mapping[str, Array]
@@ -58,14 +58,14 @@ class EdgeSet:
 
 @dataclass(frozen=True)
 class Difference:
-    """What a node computes otherwise than ONNX Runtime; `is_open` where the standard leaves it open."""
+    """A node's difference from ONNX Runtime. `is_open`: the standard leaves the result open."""
 
     text: str
     is_open: bool
 
 
 def edge_sets(file: OnnxFile, usual: Mapping[str, Array]) -> Iterator[EdgeSet]:
-    """Yield inputs at the edges: `usual` ones, some elements of which are replaced."""
+    """Yield inputs at the edges: `usual` inputs with some elements replaced."""
     extents = index_extents(file)
     yield EdgeSet(
         "the least and greatest numbers, zeros and ties",

@@ -24,13 +24,14 @@ USUAL = ("floats around zero", "floats from 0 to 1")
 
 
 def input_sets(file: OnnxFile) -> Iterable[dict[str, Array]]:
-    """Yield inputs for an ONNX model, of which those that are indices are in range, as `drawn` does."""
+    """Yield inputs for an ONNX model as `drawn` does, with indices in range."""
     return drawn(file.inputs, index_extents(file))
 
 
 def drawn(inputs: Iterable[TensorSpec], extents: Mapping[str, int]) -> Iterable[dict[str, Array]]:
-    """Yield inputs by name, the same at every call: first floats around zero, then those of images, from 0 to
-    1; masks hide the end of what they are for. What is in `extents` is an index below that."""
+    """Yield inputs by name, the same at every call: first floats around zero, then floats from 0 to 1 as in
+    images. Masks hide the end of their sequences. What is in `extents` is an index below that.
+    """
     for number in range(len(USUAL)):
         rng = np.random.default_rng(number)
         yield {spec.name: _array(spec, extents.get(spec.name), number, rng) for spec in inputs}

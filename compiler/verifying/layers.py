@@ -1,8 +1,8 @@
 """Compare a quantized model layer by layer.
 
 A wrong zero point moves the outputs of a network by less than the steps that rounding errors become on the
-way through its layers. So every layer, from the bytes of some tensors to those of the next ones, is given the
-reference's bytes: rounding errors don't add up, and hardly a byte may differ.
+way through its layers. So every layer, from the bytes of some tensors to the bytes of the next ones, gets the
+reference's bytes. Rounding errors don't add up, and hardly a byte may differ.
 """
 
 from __future__ import annotations
@@ -40,15 +40,16 @@ NEAR_MIDDLE = 0.02
 MAX_SHARE = 0.01
 # Sums and means of bytes are often halfway between two steps.
 MAX_SHARE_OF_MIDDLES = 0.5
-# Root mean square of the error of floats, relative to that of the values.
+# Root mean square of the error of floats, relative to the root mean square of the values.
 MAX_ERROR = 1e-3
 
 
 @dataclass(frozen=True)
 class Layers:
-    """The `nodes` of a model that quantize what depends on its inputs, and `results`, the names of what is
-    compared: what they compute, and the model's outputs. Where it is known which value was rounded in steps
-    of which size, `rounded` is its name and `scales` the step, by the result."""
+    """The `nodes` of a model that quantize values that depend on its inputs, and `results`, the names of the
+    compared values: their outputs, and the model's outputs. If the rounded value and its step are known,
+    `rounded` has its name and `scales` the step, by the result.
+    """
 
     file: OnnxFile
     nodes: tuple[onnx.NodeProto, ...]
