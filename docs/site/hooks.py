@@ -54,6 +54,17 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         relative = posixpath.relpath(found, posixpath.dirname(uri) or ".")
         return f"{mark}[{text}]({relative}{'#' + anchor if anchor else ''})"
 
+    if uri == "decisions/README.md":
+        markdown += _list_of_decisions()
     # Code is left alone.
     parts = re.split(r"(^```.*?^```)", markdown, flags=re.DOTALL | re.MULTILINE)
     return "".join(part if part.startswith("```") else _LINK.sub(of_site, part) for part in parts)
+
+
+def _list_of_decisions() -> str:
+    """Return a line for each decision: its number and its title, linked to its page."""
+    lines = []
+    for page in sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md")):
+        number, title = page.read_text().splitlines()[0].removeprefix("# ").split(" ", 1)
+        lines.append(f"- [{number}]({page.name}) {title}\n")
+    return "\n" + "".join(lines)
