@@ -10,7 +10,7 @@ from cachetools import LRUCache
 from records.storage.database import Database
 from scheduler.learning.training import Trainer
 from scheduler.metrics import SchedulerMetrics
-from scheduler.model_compiler import ModelCompiler
+from scheduler.model_compiler import CompilerChildren, ModelCompiler
 from scheduler.planning.record_cache import RecordCache
 from scheduler.settings import SchedulerSettings
 from scheduler.spaces import Spaces
@@ -34,10 +34,11 @@ class Context:
     scheduler_name: str
     wake: Callable[[str, str], None]
     metrics: SchedulerMetrics = field(default_factory=SchedulerMetrics)
+    children: CompilerChildren = field(default_factory=CompilerChildren)
 
     def __post_init__(self) -> None:
         self.spaces = Spaces(self.database)
-        self.model_compiler = ModelCompiler(self.database)
+        self.model_compiler = ModelCompiler(self.database, self.children)
         self.record_cache = RecordCache()
         self.trainer = Trainer(self.database, self.spaces, self.now, self.settings.batch_size)
         self.exhausted_at: LRUCache[str, int] = LRUCache(MAX_EXHAUSTED)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
+from dataclasses import dataclass
 from typing import IO
 
 from compiler.children import models
 from compiler.children.batch import find_batch_shapes
 from compiler.children.child import import_memory_bytes
 from compiler.children.models import ImportedModel
+from compiler.children.traces import check_traces
 from compiler.children.verification import Verification, verify_import
 from compiler.importing.spec import Shape
 from core.device import Device
@@ -25,6 +27,21 @@ from scheduler.errors import PermanentError
 from system import tracing
 from system.memory import usable_memory_bytes
 
+# Returns what is wrong with each pair of a workload and a trace, for a target.
+CheckTraces = Callable[[Sequence[tuple[str, str]], str], list[str]]
+
+
+@dataclass(frozen=True)
+class CompilerChildren:
+    """The functions that run the compiler in child processes; tests pass their own."""
+
+    import_model: Callable[..., ImportedModel] = models.import_model
+    compile_untuned: Callable[..., ImportedModel] = models.compile_untuned
+    compile_tuned: Callable[..., object] = models.compile_tuned
+    find_batch_shapes: Callable[[IO[bytes], Mapping[str, Shape], int], dict[str, Shape]] = find_batch_shapes
+    verify_import: Callable[[IO[bytes], Mapping[str, Shape], str], Verification] = verify_import
+    check_traces: CheckTraces = check_traces
+
 
 class ModelCompiler:
     """Imports and compiles the models of jobs for device classes.
@@ -34,8 +51,9 @@ class ModelCompiler:
     publishing needs it again.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, children: CompilerChildren) -> None:
         self._database = database
+        self._children = children
         self._last: tuple[object, ImportedModel] | None = None
 
     def batch_shapes(self, request: JobRequest) -> dict[str, Shape]:
@@ -43,13 +61,13 @@ class ModelCompiler:
         place."""
         assert request.batch is not None, "it was asked for"
         with self._file(request) as file:
-            return find_batch_shapes(file, request.shapes, request.batch)
+            return self._children.find_batch_shapes(file, request.shapes, request.batch)
 
     def import_model(self, request: JobRequest, device: Device) -> ImportedModel:
         key = _key(request, device)
         if self._last is None or self._last[0] != key:
             with tracing.span("import model"), self._file(request) as file:
-                imported = models.import_model(file, request.shapes, device.target, tf32=request.tf32)
+                imported = self._children.import_model(file, request.shapes, device.target, tf32=request.tf32)
                 self._last = (key, imported)
         return self._last[1]
 
@@ -64,7 +82,7 @@ class ModelCompiler:
 
         def compile_and_keep(file: IO[bytes]) -> ImportedModel:
             with tracing.span("import and compile untuned"):
-                imported = models.compile_untuned(
+                imported = self._children.compile_untuned(
                     file, request.shapes, device.target, library, tf32=request.tf32
                 )
             self._last = (_key(request, device), imported)
@@ -72,7 +90,7 @@ class ModelCompiler:
 
         def verify(file: IO[bytes]) -> Verification:
             with tracing.span("verify import"):
-                return verify_import(file, request.shapes, device.target)
+                return self._children.verify_import(file, request.shapes, device.target)
 
         with self._file(request) as file:
             size = os.fstat(file.fileno()).st_size
@@ -89,7 +107,9 @@ class ModelCompiler:
         """Write the library whose workloads are scheduled by `traces`, which are by workload hash, to a
         file."""
         with tracing.span("compile tuned"), self._file(request) as file:
-            models.compile_tuned(file, request.shapes, device.target, traces, library, tf32=request.tf32)
+            self._children.compile_tuned(
+                file, request.shapes, device.target, traces, library, tf32=request.tf32
+            )
 
     @contextmanager
     def _file(self, request: JobRequest) -> Iterator[IO[bytes]]:

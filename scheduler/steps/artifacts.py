@@ -11,7 +11,6 @@ from typing import IO
 
 from compiler import fallback
 from compiler.children.models import ImportedModel
-from compiler.children.traces import check_traces
 from compiler.importing.model import ExtractedTask
 from compiler.lowering.trace import LoweringError, apply_trace
 from compiler.packaging.artifact import Manifest, TaskEntry, open_artifact, write
@@ -23,6 +22,7 @@ from core.model_latency import base_workload
 from records.jobs.jobs import Job
 from records.jobs.trials import FALLBACK
 from records.schedules.schedules import Record
+from scheduler.model_compiler import CheckTraces
 from scheduler.steps.selection import AssemblyHistory, ScheduleId, Selection, next_selection, schedule_id
 
 PACKAGES = ("apache-tvm", "apache-tvm-ffi")
@@ -80,7 +80,11 @@ def write_tuned(
 
 
 def select_applicable(
-    tasks: Sequence[ExtractedTask], records: Sequence[Record], target: str, history: AssemblyHistory
+    tasks: Sequence[ExtractedTask],
+    records: Sequence[Record],
+    target: str,
+    history: AssemblyHistory,
+    check_traces: CheckTraces,
 ) -> Selection | None:
     """Return the next selection whose traces all apply to their workloads; None when there is none.
 
@@ -98,7 +102,7 @@ def select_applicable(
     # Where one schedule turned out not to compile, the next may not either.
     suspicious = {workload for workload, _ in history.refused}
     while (selection := next_selection(usable, history, bases)) is not None:
-        refused = _refused(modules, selection.chosen, target, suspicious)
+        refused = _refused(modules, selection.chosen, target, suspicious, check_traces)
         if not refused:
             return selection
         history = replace(history, refused={**history.refused, **refused})
@@ -106,15 +110,15 @@ def select_applicable(
 
 
 def find_uncompilable(
-    tasks: Sequence[ExtractedTask], selection: Selection, target: str
+    tasks: Sequence[ExtractedTask], selection: Selection, target: str, check_traces: CheckTraces
 ) -> dict[ScheduleId, str]:
     """Compile each schedule of a selection alone, in a child process; return those that fail, and why."""
     modules = {task.workload_hash: task.module_json for task in tasks}
-    return _refused(modules, selection.chosen, target, suspicious=selection.traces.keys())
+    return _refused(modules, selection.chosen, target, selection.traces.keys(), check_traces)
 
 
 def find_unschedulable(
-    tasks: Sequence[ExtractedTask], scheduled: Collection[str], target: str
+    tasks: Sequence[ExtractedTask], scheduled: Collection[str], target: str, check_traces: CheckTraces
 ) -> dict[str, str]:
     """Compile the fallback schedule of each workload that isn't `scheduled`, alone, in a child process.
     Return the workloads that fail, with the reasons.
@@ -167,7 +171,11 @@ def write_timed(
 
 
 def _refused(
-    modules: Mapping[str, str], chosen: Mapping[str, Record], target: str, suspicious: Collection[str]
+    modules: Mapping[str, str],
+    chosen: Mapping[str, Record],
+    target: str,
+    suspicious: Collection[str],
+    check_traces: CheckTraces,
 ) -> dict[ScheduleId, str]:
     """Return the schedules whose traces don't apply, and why.
 

@@ -193,7 +193,8 @@ def _compile_next(
         if not attempts.begin(session, job, doing, context.now(), context.settings.max_failures):
             return True
     imported = context.model_compiler.import_model(job.request, device)
-    selected = select_applicable(imported.tasks, records, device.target, history)
+    check_traces = context.children.check_traces
+    selected = select_applicable(imported.tasks, records, device.target, history, check_traces)
     if selected is None:
         return False
     unscheduled = dict.fromkeys(unschedulable.keys() - selected.chosen.keys(), UNSCHEDULED)
@@ -203,8 +204,10 @@ def _compile_next(
             context.model_compiler.compile_tuned(job.request, device, traces, library)
         except ArtifactError as error:
             scheduled = selected.chosen.keys() | unschedulable.keys()
-            without = find_unschedulable(imported.tasks, scheduled, device.target)
-            refused = {} if without else find_uncompilable(imported.tasks, selected, device.target)
+            without = find_unschedulable(imported.tasks, scheduled, device.target, check_traces)
+            refused: dict[selection.ScheduleId, str] = {}
+            if not without:
+                refused = find_uncompilable(imported.tasks, selected, device.target, check_traces)
             with context.database.begin() as session:
                 for workload, problem in without.items():
                     selection.store_unschedulable(session, job.id, workload, problem, context.now())

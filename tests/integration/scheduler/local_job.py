@@ -23,6 +23,7 @@ from records.jobs.jobs import Job, JobRequest
 from records.storage import blobs
 from records.storage.database import Database
 from scheduler.context import Context
+from scheduler.model_compiler import CompilerChildren
 from scheduler.settings import SchedulerSettings
 from scheduler.steps.drive import drive
 from scheduler.upkeep.sweep import Sweeper
@@ -110,16 +111,19 @@ def submit(database: Database, model: bytes | None = None) -> None:
         jobs.create(session, "job", request, None, NOW)
 
 
-def context(database: Database, wakes: list[tuple[str, str]]) -> Context:
+def context(
+    database: Database, wakes: list[tuple[str, str]], children: CompilerChildren | None = None
+) -> Context:
     wake = lambda step, job_id: wakes.append((step, job_id))  # noqa: E731
-    return Context(SETTINGS, database, lambda: NOW, "here", wake)
+    children = children or CompilerChildren()
+    return Context(SETTINGS, database, lambda: NOW, "here", wake, children=children)
 
 
-def finish(database: Database, device: Device) -> Job:
+def finish(database: Database, device: Device, children: CompilerChildren | None = None) -> Job:
     wakes: list[tuple[str, str]] = []
-    made = context(database, wakes)
+    made = context(database, wakes, children)
     sweeper = Sweeper(made)
-    for turn in range(40):
+    for turn in range(60):
         sweeper.repair()
         sweeper.wake_jobs()
         while wakes:

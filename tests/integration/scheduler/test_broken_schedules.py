@@ -34,12 +34,9 @@ from records.schedules.schedules import Record
 from records.storage import blobs
 from records.storage.database import Database
 from records.storage.tables import RecordRow
-from scheduler.context import Context
 from scheduler.steps import selection
-from scheduler.steps.drive import drive
-from scheduler.upkeep.sweep import Sweeper
 from tests.integration.scheduler import local_job
-from tests.integration.scheduler.local_job import NOW, SETTINGS, Device
+from tests.integration.scheduler.local_job import NOW, Device, finish
 from tests.onnx_models import residual
 from tests.services import sqlite
 
@@ -115,17 +112,7 @@ def test_a_schedule_that_breaks_the_model_is_left_out_alone(
     device = SlowUntuned(database)
     _know(database, device, {subgraph: breaks})
     _submit(database)
-    wakes: list[tuple[str, str]] = []
-    context = Context(SETTINGS, database, lambda: NOW, "here", lambda *wake: wakes.append(wake))
-    sweeper = Sweeper(context)
-    for _ in range(60):
-        sweeper.repair()
-        sweeper.wake_jobs()
-        while wakes:
-            drive(context, *wakes.pop(0))
-        device.work(uuid4().hex)
-        if _job(database).state.finished:
-            break
+    finish(database, device)
     _check(database, subgraph, reason)
 
 

@@ -11,7 +11,6 @@ from typing import IO
 import pytest
 from sqlalchemy import select
 
-from compiler.children import models as sandbox
 from core.job import JobState
 from records.jobs import jobs, tasks
 from records.schedules import schedules, tvmscripts
@@ -19,6 +18,7 @@ from records.schedules.tvmscripts import UNSCHEDULED
 from records.storage.database import Database
 from records.storage.statements import digest
 from records.storage.tables import TrialRow
+from scheduler.model_compiler import CompilerChildren
 from scheduler.steps.drive import drive
 from tests.children import kill_the_child
 from tests.integration.scheduler.local_job import (
@@ -76,9 +76,9 @@ def test_a_real_model_is_tuned_and_published(database: Database) -> None:
 
 @pytest.mark.slow_lane
 def test_a_model_that_computes_something_else_than_untuned_is_not_published(
-    database: Database, monkeypatch: pytest.MonkeyPatch
+    database: Database,
 ) -> None:
-    real = sandbox.compile_tuned
+    real = CompilerChildren().compile_tuned
 
     def compile_another(
         _data: bytes, _shapes: object, target: str, _schedules: object, library: IO[bytes], *, tf32: bool
@@ -86,9 +86,8 @@ def test_a_model_that_computes_something_else_than_untuned_is_not_published(
         """As if kernels that are right by themselves were put together wrongly."""
         real(small_network(seed=1), {}, target, {}, library, tf32=tf32)
 
-    monkeypatch.setattr(sandbox, "compile_tuned", compile_another)
     submit(database)
-    job = finish(database, Device(database))
+    job = finish(database, Device(database), CompilerChildren(compile_tuned=compile_another))
     assert job.state is JobState.DONE
     assert "wrong_result: not what the untuned model computes: output 0: its values are off by" in job.message
     assert job.message.endswith(": the untuned one is published")

@@ -10,10 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
 import numpy as np
-import pytest
 from tvm import te, topi
 
-from compiler.children import models as sandbox
 from compiler.children.models import ImportedModel
 from compiler.children.verification import Verification
 from compiler.importing.model import ExtractedTask
@@ -36,11 +34,9 @@ from records.schedules import schedules
 from records.schedules.schedules import Record
 from records.storage import blobs
 from records.storage.database import Database
-from scheduler import model_compiler
 from scheduler.context import Context
-from scheduler.planning import batch
+from scheduler.model_compiler import CompilerChildren
 from scheduler.settings import SchedulerSettings
-from scheduler.steps import artifacts
 from scheduler.steps.drive import drive
 from scheduler.upkeep.sweep import Sweeper
 from search.cost.model import CostModel
@@ -94,15 +90,18 @@ class FakeCompiler:
     is_onnx: bool = False
     schedules: list[Mapping[str, str]] = field(default_factory=list)
 
-    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sandbox, "import_model", self._import)
-        monkeypatch.setattr(sandbox, "compile_untuned", self._compile_untuned)
-        monkeypatch.setattr(sandbox, "compile_tuned", self._compile_tuned)
-        monkeypatch.setattr(model_compiler, "verify_import", self._verify)
-        monkeypatch.setattr(artifacts, "check_traces", self._check_traces)
-        monkeypatch.setattr(batch, "propose", propose_at_random)
+    @property
+    def children(self) -> CompilerChildren:
+        return CompilerChildren(
+            import_model=lambda *args, **options: self.import_model(*args, **options),
+            compile_untuned=self._compile_untuned,
+            compile_tuned=self._compile_tuned,
+            find_batch_shapes=lambda file, shapes, batch: {"x": (batch, 3)},
+            verify_import=self._verify,
+            check_traces=self._check_traces,
+        )
 
-    def _import(
+    def import_model(
         self, file: IO[bytes], shapes: Mapping[str, tuple[int, ...]], target: str, *, tf32: bool = False
     ) -> ImportedModel:
         self.imported += 1
@@ -123,7 +122,7 @@ class FakeCompiler:
         tf32: bool = False,
     ) -> ImportedModel:
         library.write(UNTUNED)
-        return self._import(file, shapes, target, tf32=tf32)
+        return self.import_model(file, shapes, target, tf32=tf32)
 
     def _verify(self, file: IO[bytes], shapes: object, target: str) -> Verification:
         if isinstance(self.verification, Exception):
@@ -194,6 +193,7 @@ class Farm:
     in_onnx_runtime: Measurement = IN_ONNX_RUNTIME
     measured: list[int] = field(default_factory=list)
     leased: int = 0
+    compiler: FakeCompiler = field(default_factory=FakeCompiler)
     context: Context = field(init=False)
 
     def __post_init__(self) -> None:
@@ -204,7 +204,14 @@ class Farm:
         self.wakes.clear()
         self.settings = self.settings.model_copy(update=settings)
         wake = lambda step, job_id: self.wakes.append((step, job_id))  # noqa: E731
-        self.context = Context(self.settings, database or self.database, lambda: self.now, "here", wake)
+        self.context = Context(
+            self.settings,
+            database or self.database,
+            lambda: self.now,
+            "here",
+            wake,
+            children=self.compiler.children,
+        )
         self._sweeper = Sweeper(self.context, lambda: self.now - self.clock_set_s)
 
     def submit(

@@ -55,14 +55,15 @@ class FakeChild:
 
 
 @pytest.fixture
-def child(monkeypatch: pytest.MonkeyPatch) -> FakeChild:
-    found = FakeChild()
-    monkeypatch.setattr(artifacts, "check_traces", found)
-    return found
+def child() -> FakeChild:
+    return FakeChild()
 
 
-def chosen(*records: Record, history: AssemblyHistory | None = None) -> Mapping[str, Record]:
-    selected = select_applicable([MATMUL, CONV], records, DEVICE.target, history or AssemblyHistory())
+def chosen(
+    child: FakeChild, *records: Record, history: AssemblyHistory | None = None
+) -> Mapping[str, Record]:
+    known = history or AssemblyHistory()
+    selected = select_applicable([MATMUL, CONV], records, DEVICE.target, known, child)
     assert selected is not None
     return selected.chosen
 
@@ -70,7 +71,10 @@ def chosen(*records: Record, history: AssemblyHistory | None = None) -> Mapping[
 def test_the_fastest_schedule_of_each_task_is_selected(child: FakeChild) -> None:
     fast, slow, other = record(MATMUL, 1e-3), record(MATMUL, 2e-3), record(CONV, 1e-3)
     strange = replace(fast, workload_hash="of another model")
-    assert chosen(fast, slow, other, strange) == {MATMUL.workload_hash: fast, CONV.workload_hash: other}
+    assert chosen(child, fast, slow, other, strange) == {
+        MATMUL.workload_hash: fast,
+        CONV.workload_hash: other,
+    }
     assert child.tried == [], "our own need no child"
 
 
@@ -78,15 +82,15 @@ def test_a_schedule_that_does_not_apply_gives_way_to_the_next(
     child: FakeChild, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad, good = record(MATMUL, 1e-3, trace="no trace"), record(MATMUL, 2e-3)
-    assert chosen(bad, good) == {MATMUL.workload_hash: good}
-    assert chosen(bad) == {}
+    assert chosen(child, bad, good) == {MATMUL.workload_hash: good}
+    assert chosen(child, bad) == {}
     assert f"a schedule of {MATMUL.workload_hash} is left out" in caplog.text
 
 
 def test_imported_schedules_are_tried_in_a_child_process(child: FakeChild) -> None:
     same = [foreign(task, f"{UNSCHEDULED} ") for task in (MATMUL, CONV)]
     own = record(MATMUL, 2e-3)
-    assert chosen(*same, own) == {each.workload_hash: each for each in same}
+    assert chosen(child, *same, own) == {each.workload_hash: each for each in same}
     assert child.tried == [[each.trace for each in same]], "all in one child"
 
 
@@ -94,7 +98,7 @@ def test_the_scheduler_replays_no_imported_trace(child: FakeChild, monkeypatch: 
     replayed: list[str] = []
     monkeypatch.setattr(artifacts, "apply_trace", lambda _, trace: replayed.append(trace))
     theirs, own = foreign(MATMUL, f"{UNSCHEDULED} "), record(CONV, 1e-3)
-    assert chosen(theirs, own) == {MATMUL.workload_hash: theirs, CONV.workload_hash: own}
+    assert chosen(child, theirs, own) == {MATMUL.workload_hash: theirs, CONV.workload_hash: own}
     assert replayed == [own.trace]
 
 
@@ -104,7 +108,7 @@ def test_an_imported_schedule_that_crashes_the_child_is_left_out(
     harmful = foreign(MATMUL, f"{UNSCHEDULED} ")
     child.faulty = frozenset({harmful.trace})
     own = record(MATMUL, 2e-3)
-    assert chosen(harmful, own) == {MATMUL.workload_hash: own}
+    assert chosen(child, harmful, own) == {MATMUL.workload_hash: own}
     assert "is left out: it crashed the compiler" in caplog.text
 
 
@@ -112,7 +116,7 @@ def test_of_many_imported_schedules_only_a_few_are_tried(child: FakeChild) -> No
     many = [foreign(MATMUL, f"{number}") for number in range(MAX_FOREIGN + 3)]
     child.faulty = frozenset(each.trace for each in many)
     own = record(MATMUL, 2e-3)
-    assert chosen(*many, own) == {MATMUL.workload_hash: own}
+    assert chosen(child, *many, own) == {MATMUL.workload_hash: own}
     assert child.tried == [[each.trace] for each in many[:MAX_FOREIGN]]
 
 
@@ -122,7 +126,10 @@ def test_after_a_schedule_that_did_not_compile_the_next_are_tried_in_a_child_pro
     first, second, third = (record(MATMUL, 1e-3 * at, trace=UNSCHEDULED + " " * at) for at in (1, 2, 3))
     child.faulty = frozenset({second.trace})
     history = AssemblyHistory(refused={schedule_id(first): "LLVM ERROR"})
-    assert chosen(first, second, third, record(CONV, 1e-3), history=history)[MATMUL.workload_hash] == third
+    assert (
+        chosen(child, first, second, third, record(CONV, 1e-3), history=history)[MATMUL.workload_hash]
+        == third
+    )
     assert child.tried == [[second.trace], [third.trace]]
 
 
@@ -130,7 +137,7 @@ def test_uncompilable_schedules_are_found_one_by_one(child: FakeChild) -> None:
     good, bad = record(MATMUL, 1e-3), record(CONV, 1e-3, trace=f"{UNSCHEDULED} ")
     child.faulty = frozenset({bad.trace})
     selected = Selection({each.workload_hash: each for each in (good, bad)}, {})
-    assert find_uncompilable([MATMUL, CONV], selected, DEVICE.target) == {
+    assert find_uncompilable([MATMUL, CONV], selected, DEVICE.target, child) == {
         schedule_id(bad): "it crashed the compiler"
     }
 

@@ -33,7 +33,8 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 def context(farm: Farm, name: str) -> Context:
     settings = farm.settings.model_copy(update={"claim_ttl_s": TTL_S})
-    return Context(settings, farm.database, time.time, name, lambda step, job_id: None)
+    wake = lambda step, job_id: None  # noqa: E731
+    return Context(settings, farm.database, time.time, name, wake, children=farm.compiler.children)
 
 
 def held_until(farm: Farm) -> float:

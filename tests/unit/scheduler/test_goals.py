@@ -16,7 +16,6 @@ from core.measurement import Measurement, Outcome
 from records.jobs import jobs, models
 from records.jobs.jobs import Job, JobRequest
 from records.storage import blobs
-from scheduler import model_compiler
 from system import plugins
 from tests.unit.scheduler import farm as world
 from tests.unit.scheduler.farm import CONV, CUMSUM, MATMUL, FakeCompiler, Farm
@@ -173,7 +172,7 @@ def test_an_installed_objective_that_fails_says_why(
 @pytest.fixture
 def two_models(compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch) -> FakeCompiler:
     """The second model shares the convolution with the first."""
-    plain = compiler._import
+    plain = compiler.import_model
 
     def import_(
         file: IO[bytes], shapes: Mapping[str, tuple[int, ...]], target: str, *, tf32: bool
@@ -182,8 +181,7 @@ def two_models(compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch) -> FakeC
         compiler.tasks = (replace(CONV, weight=5), CUMSUM) if file.read() == SECOND else (MATMUL, CONV)
         return plain(file, shapes, target, tf32=tf32)
 
-    monkeypatch.setattr(compiler, "_import", import_)
-    compiler.install(monkeypatch)
+    monkeypatch.setattr(compiler, "import_model", import_)
     return compiler
 
 
@@ -287,7 +285,7 @@ def test_the_batch_is_written_into_the_shapes(
     farm: Farm, compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Mapping[str, tuple[int, ...]]] = []
-    plain: Callable[..., ImportedModel] = compiler._import
+    plain: Callable[..., ImportedModel] = compiler.import_model
 
     def import_(
         data: bytes, shapes: Mapping[str, tuple[int, ...]], target: str, *, tf32: bool
@@ -295,10 +293,7 @@ def test_the_batch_is_written_into_the_shapes(
         seen.append(shapes)
         return plain(data, shapes, target, tf32=tf32)
 
-    monkeypatch.setattr(compiler, "_import", import_)
-    compiler.install(monkeypatch)
-    shapes = lambda data, shapes, batch: {"x": (batch, 3)}  # noqa: E731
-    monkeypatch.setattr(model_compiler, "find_batch_shapes", shapes)
+    monkeypatch.setattr(compiler, "import_model", import_)
     begin(farm, Budget(4), batch=16)
     job = farm.finish()
     assert (job.state, job.request.shapes) == (JobState.DONE, {"x": (16, 3)})

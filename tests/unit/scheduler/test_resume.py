@@ -76,13 +76,13 @@ def test_killed_at_any_commit_the_job_resumes(tmp_path: Path, compiler: FakeComp
     survived = False
     while not survived:
         dies_at += 1
-        survived = _live_twice(sqlite(tmp_path / f"{dies_at}.db"), dies_at)
+        survived = _live_twice(sqlite(tmp_path / f"{dies_at}.db"), dies_at, compiler)
     assert dies_at > 25
 
 
-def _live_twice(url: str, dies_at: int) -> bool:
+def _live_twice(url: str, dies_at: int, compiler: FakeCompiler) -> bool:
     """Run a job with a scheduler that dies, then with its successor. Return whether the first survived."""
-    farm = Farm(Database(url))
+    farm = Farm(Database(url), compiler=compiler)
     mortal = MortalDatabase(url, dies_at)
     farm.submit(trials=TRIALS)
     farm.plug_in()
@@ -107,7 +107,7 @@ def test_killed_while_it_looks_for_a_harmful_schedule_the_job_resumes(
     def live(dies_at: int) -> Farm:
         """Run a job whose first scheduler dies `dies_at` commits after the first model was compiled."""
         url = sqlite(tmp_path / f"{dies_at}.db")
-        farm = Farm(Database(url))
+        farm = Farm(Database(url), compiler=compiler)
         compiler.harmful = lambda trace: trace == fastest(farm)
         farm.submit(trials=12)
         farm.plug_in()
