@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from core.job import UNFINISHED
+from core.job import UNFINISHED, JobState
 from scheduler.app import STEP_OF, make_app
 from scheduler.steps import celery_tasks
 from scheduler.steps.drive import STEPS
@@ -19,7 +19,7 @@ def test_every_step_is_a_task_of_its_own(farm: Farm, tmp_path: Path) -> None:
     app = make_app(str(tmp_path / "broker"))
     celery_tasks.register(app, farm.context, Sweeper(farm.context))
     farm.submit()
-    app.tasks["scheduler.plan"]("job")  # a job that is queued needs intake first
-    assert list(farm.wakes) == [("intake", "job")]
+    app.tasks[f"scheduler.{STEP_OF[JobState.TUNING]}"]("job")  # a job that is queued needs intake first
+    assert list(farm.wakes) == [(STEP_OF[JobState.QUEUED], "job")]
     ours = {name for name in app.tasks if name.startswith("scheduler.")}
     assert ours == {"scheduler.wake_jobs", *(f"scheduler.{step}" for step in STEPS)}
