@@ -68,7 +68,8 @@ function App() {
     scrollTo(0, 0);
   }, [path]);
   const route = routeOf(address);
-  useEffect(() => {
+  // Before the effects of the page, which may know a better title already.
+  useLayoutEffect(() => {
     document.title = [route?.title, "tunefarm"].filter(Boolean).join(" · ");
   }, [path]);
   const signOut = () => call("DELETE", "v1/session").then(() => setSession(null), look);
