@@ -15,6 +15,13 @@ from compiler.constants.fold import constant, rewrite_functions, static_shape
 from compiler.importing.onnx_graph import numpy_dtype
 
 _DIVISIONS = frozenset({"relax.divide", "relax.floor_divide", "relax.mod", "relax.floor_mod"})
+# What stands for arithmetic of booleans, which TVM generates no code for.
+_OF_BOOLEANS = {
+    "relax.add": relax.op.logical_or,
+    "relax.maximum": relax.op.logical_or,
+    "relax.multiply": relax.op.logical_and,
+    "relax.minimum": relax.op.logical_and,
+}
 _REMAINDERS = frozenset({"relax.mod", "relax.floor_mod"})
 
 
@@ -25,6 +32,7 @@ def define_arithmetic(module: tvm.IRModule) -> tvm.IRModule:
       is x, least / -1 is least, and least % -1 is 0.
     - Processors take the distance of a shift modulo the number of bits. Here a distance of all bits or more,
       or a negative one, leaves zeros, or copies of the sign.
+    - A sum of booleans is their disjunction, a product their conjunction.
     - TVM takes x * 0 for 0 and 0 / x for 0, also where x is NaN or infinite, and x == x for true.
 
         gv = divide(x, y)                                     # x, y: int32
@@ -40,6 +48,8 @@ class _Arithmetic(relax.PyExprMutator):
     def visit_call_(self, op: Call) -> relax.Expr:
         call = self.visit_expr_post_order(op)
         name = getattr(op.op, "name", "")
+        if name in _OF_BOOLEANS and str(op.ty.dtype) == "bool":
+            return _OF_BOOLEANS[name](*call.args)
         if name in _DIVISIONS or name in ("relax.multiply", "relax.left_shift", "relax.right_shift"):
             return self._defined(name, call, op)
         if name in ("relax.equal", "relax.not_equal") and op.args[0].same_as(op.args[1]):

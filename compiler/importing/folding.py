@@ -73,7 +73,11 @@ def _by_onnx_runtime(node: Node) -> list[Array] | None:
     wanted = [name for name in node.outputs if name]
     inputs = [onnx.ValueInfoProto(name=name, type=value.onnx_type()) for name, value in given.items()]
     outputs = [onnx.ValueInfoProto(name=name) for name in wanted]
-    opsets = [onnx.helper.make_opsetid(node.domain, node.opset)]
+    # The model's opset may be newer than ONNX Runtime; the operator's version seldom is.
+    version = node.opset
+    if onnx.defs.has(node.kind, node.opset, node.domain):
+        version = onnx.defs.get_schema(node.kind, node.opset, node.domain).since_version
+    opsets = [onnx.helper.make_opsetid(node.domain, version)]
     if node.domain:
         opsets.append(onnx.helper.make_opsetid("", node.scope.opsets.get("", node.opset)))
     graph = onnx.helper.make_graph([proto], "fold", inputs, outputs)
@@ -173,7 +177,8 @@ def _flatten(node: Node, given: _Given) -> Array:
 
 def _axes(node: Node, given: _Given) -> list[int] | None:
     axes = given[1] if node.opset >= 13 and len(given) > 1 else node.attributes.get("axes")
-    return None if axes is None else [int(axis) for axis in axes]
+    # ONNX's own function bodies give one axis as a scalar.
+    return None if axes is None else [int(axis) for axis in np.ravel(axes)]
 
 
 def _squeeze(node: Node, given: _Given) -> Array:

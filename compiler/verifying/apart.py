@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from compiler.importing.onnx_file import OnnxFile
 from compiler.importing.spec import TensorSpec
+from compiler.verifying.steps.step import GIVEN
 
 Array = NDArray[Any]
-GIVEN = ".given"
 
 
 def apart(file: OnnxFile, names: Iterable[str], wanted: Mapping[str, Array]) -> OnnxFile:

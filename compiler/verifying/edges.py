@@ -1,8 +1,8 @@
 """Inputs at the edges of types' ranges, and the meaning of a difference there.
 
-An operator that is right for ordinary numbers may be wrong for NaN, infinities, the least and the greatest
-number, zeros of both signs, and ties. ONNX Runtime says what is right. If the standard leaves the result
-open, as for an integer that is cast from NaN, the difference is only a note.
+An operator that is right for ordinary numbers may be wrong for NaN, for infinities, for the least and the
+greatest number, for zeros of both signs and for ties. ONNX Runtime, PyTorch, XLA or LiteRT says what is
+right. Where the result is open, as for an integer that is cast from NaN, the difference is a note.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from compiler.importing.onnx_file import NARROW, OnnxFile, node_name
 from compiler.importing.onnx_graph import numpy_dtype
 from compiler.importing.spec import TensorSpec
 from compiler.measuring.outputs import compare_outputs
-from compiler.verifying.inputs import index_extents
+from compiler.verifying.steps.step import Step
 
 Array = NDArray[Any]
 # Operators that convert floats to integers, or order them. Their results are open for NaN, infinities, and
@@ -29,11 +29,36 @@ OPEN_FOR_SPECIAL = {
     *("Cast", "CastLike", "QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"),
     *("TopK", "NonMaxSuppression", "Unique", "RoiAlign", "MaxRoiPool", "GridSample", "DeformConv"),
     *("Hardmax", "LRN", "OneHot", "Range", "NonZero"),
+    # PyTorch's; its vectorized gelu(inf) is NaN, and so are some of its powers of -inf
+    *(
+        "gelu",
+        "pow",
+        "_to_copy",
+        "topk",
+        "grid_sampler_2d",
+        "grid_sampler_3d",
+        "histc",
+        "bucketize",
+        "searchsorted",
+    ),
+    # StableHLO's
+    *("stablehlo.convert", "stablehlo.sort", "chlo.top_k"),
+    # TFLite's: its kernels differ in which operand of a comparison with NaN they keep.
+    *("CAST", "QUANTIZE", "TOPK_V2", "ARG_MAX", "ARG_MIN", "MAXIMUM", "MINIMUM", "REDUCE_MAX", "REDUCE_MIN"),
+    *("MAX_POOL_2D", "RELU", "RELU6", "RELU_N1_TO_1", "RELU_0_TO_1", "NON_MAX_SUPPRESSION_V4"),
+    *("NON_MAX_SUPPRESSION_V5", "SIGN", "ONE_HOT"),
 }
+_CASTS = {"Cast", "CastLike", "_to_copy", "stablehlo.convert", "CAST"}
 # Integer operators that are open for a divisor of zero, for a shift by too much, and for an overflow.
 OPEN_FOR_INTEGERS = {
     *("Div", "Mod", "BitShift", "Pow", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp"),
     *("ReduceMean", "ReduceProd", "ReduceSum", "ReduceSumSquare"),
+    # PyTorch's
+    *("div", "remainder", "fmod", "floor_divide", "pow", "__lshift__", "__rshift__"),
+    *("bitwise_left_shift", "bitwise_right_shift"),
+    # TFLite's
+    *("DIV", "FLOOR_DIV", "FLOOR_MOD", "POW", "RIGHT_SHIFT", "ADD", "SUB", "MUL", "NEG", "ABS", "SQUARE"),
+    *("SUM", "MEAN", "REDUCE_PROD", "CUMSUM"),
 }
 # Operators that may spread NaN further than ONNX Runtime does. NaN spreads further if products with zeros are
 # computed. ONNX Runtime's recurrent kernels lose it, and its pooling keeps only the NaN of a window's last
@@ -42,6 +67,16 @@ _SPREADING = {
     *("Conv", "ConvTranspose", "DeformConv", "MatMul", "Gemm", "Einsum", "Attention", "MultiHeadAttention"),
     *("Resize", "Upsample", "Col2Im", "GRU", "LSTM", "RNN", "GroupQueryAttention"),
     *("MaxPool", "GlobalMaxPool"),
+    # PyTorch's
+    *("convolution", "mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "einsum", "dot", "mv"),
+    *("scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu", "upsample_bicubic2d"),
+    *("upsample_bilinear2d", "upsample_linear1d", "upsample_trilinear3d", "upsample_nearest2d", "col2im"),
+    *("grid_sampler_2d", "grid_sampler_3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"),
+    # StableHLO's
+    *("stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution", "stablehlo.reduce_window"),
+    # TFLite's
+    *("CONV_2D", "CONV_3D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED", "BATCH_MATMUL"),
+    *("RESIZE_BILINEAR", "UNIDIRECTIONAL_SEQUENCE_LSTM", "LSTM", "RNN"),
 }
 # The share of a float type's range above which products and sums overflow, in an order that is open.
 _LARGE = 0.25
@@ -64,22 +99,24 @@ class Difference:
     is_open: bool
 
 
-def edge_sets(file: OnnxFile, usual: Mapping[str, Array]) -> Iterator[EdgeSet]:
-    """Yield inputs at the edges: `usual` inputs with some elements replaced."""
-    extents = index_extents(file)
+def edge_sets(
+    inputs: Sequence[TensorSpec], extents: Mapping[str, int], usual: Mapping[str, Array]
+) -> Iterator[EdgeSet]:
+    """Yield inputs at the edges: `usual` ones, some elements of which are replaced. What is in `extents` is
+    an index below that."""
     yield EdgeSet(
         "the least and greatest numbers, zeros and ties",
-        {spec.name: _with_limits(spec, usual[spec.name], extents.get(spec.name)) for spec in file.inputs},
+        {spec.name: _with_limits(spec, usual[spec.name], extents.get(spec.name)) for spec in inputs},
         finite=True,
     )
-    if not any(_is_float(spec) for spec in file.inputs):
+    if not any(_is_float(spec) for spec in inputs):
         return
     for what, specials in (("NaN", [np.nan]), ("infinities", [np.inf, -np.inf])):
         yield EdgeSet(
             what,
             {
                 spec.name: _with(usual[spec.name], specials) if _is_float(spec) else usual[spec.name]
-                for spec in file.inputs
+                for spec in inputs
             },
             finite=False,
         )
@@ -168,37 +205,45 @@ def can_be_given(array: Array) -> bool:
     return not array.dtype.hasobject and str(array.dtype) not in NARROW and array.size > 0
 
 
+def step_of(node: onnx.NodeProto) -> Step:
+    """Return the step that a node of an ONNX graph is."""
+    label = f"operator {node.op_type} of {node_name(node)}"
+    names = (tuple(filter(None, each)) for each in (node.input, node.output))
+    return Step(frozenset({node.op_type}), label, *names)
+
+
 def judge(
-    node: onnx.NodeProto,
+    step: Step,
     values: Mapping[str, Array],
     found: Mapping[str, Array],
     edge: EdgeSet,
     computed_in: str,
 ) -> Difference | None:
-    """Return how a node's values differ; None where they don't, or only by the order of roundings.
+    """Return how a step's values differ; None where they don't, or only by the order of roundings.
 
     `values` are the right ones of its inputs and outputs.
     """
-    for name in node.output:
+    for name in step.outputs:
         if name not in found:
             continue
         right, own = values[name], found[name]
         wrong = compare_edges([right], [own], computed_in).removeprefix("output 0: ")
-        inputs = [values[one] for one in node.input if one in values]
+        inputs = [values[one] for one in step.inputs if one in values]
         if not wrong or (edge.finite and _overflows(right, inputs)):
             continue
-        if node.op_type in _SPREADING and _spreads(right, own):
+        if step.kinds & _SPREADING and _spreads(right, own):
             continue
-        culprit = f"operator {node.op_type} of {node_name(node)}"
-        text = f"for {edge.what}, {culprit} computes '{name}' otherwise ({wrong})"
-        return Difference(text, _is_open(node.op_type, inputs, right))
+        text = f"for {edge.what}, {step.label} computes '{name}' otherwise ({wrong})"
+        return Difference(text, _is_open(step.kinds, inputs, right))
     return None
 
 
-def _is_open(kind: str, inputs: Sequence[Array], right: Array) -> bool:
+def _is_open(kinds: frozenset[str], inputs: Sequence[Array], right: Array) -> bool:
     if all(array.dtype.kind in "iub" for array in inputs):
-        return kind in OPEN_FOR_INTEGERS
-    return kind in OPEN_FOR_SPECIAL and (kind not in ("Cast", "CastLike") or right.dtype.kind in "iu")
+        return bool(kinds & OPEN_FOR_INTEGERS)
+    if right.dtype.kind not in "iu":
+        kinds = kinds - _CASTS
+    return bool(kinds & OPEN_FOR_SPECIAL)
 
 
 def _spreads(right: Array, own: Array) -> bool:
@@ -220,12 +265,13 @@ def _overflows(right: Array, inputs: Sequence[Array]) -> bool:
     return max(sizes, default=0.0) > np.sqrt(most)
 
 
-def is_open_at_edge(file: OnnxFile, edge: EdgeSet, wanted: Sequence[Array], found: Sequence[Array]) -> bool:
+def is_open_at_edge(
+    kinds: frozenset[str], edge: EdgeSet, wanted: Sequence[Array], found: Sequence[Array]
+) -> bool:
     """Return whether a difference of outputs at an edge may be open, where no node can be judged alone.
 
     A tuned kernel may spread NaN further, and overflow earlier; it must not lose NaN or an infinity.
     """
-    kinds = {node.op_type for node in file.proto.graph.node}
     for right, own in zip(wanted, found, strict=True):
         if right.shape != own.shape or right.dtype != own.dtype:
             return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +14,8 @@ from tvm import relax
 
 from compiler import fallback
 from compiler.codegen.pipeline import UNTUNED
-from compiler.importing.formats.exported_program import ExportedProgram
 from compiler.importing.formats.model_file import ModelFile
 from compiler.importing.formats.onnx_model import OnnxModel
-from compiler.importing.formats.stablehlo_model import StablehloModel
-from compiler.importing.formats.tflite_model import TfliteModel
 from compiler.importing.model import RelaxModel, fuse, fuse_untuned, import_file
 from compiler.importing.onnx_file import OnnxFile, node_name
 from compiler.importing.padding import valid_part
@@ -26,10 +23,12 @@ from compiler.importing.spec import ModelError, NoReference
 from compiler.measuring.outputs import compare_outputs
 from compiler.target import parse_target
 from compiler.verifying.apart import apart, given, selected_from
-from compiler.verifying.edges import EdgeSet, can_be_given, compare_edges, edge_sets, judge, varying
-from compiler.verifying.inputs import USUAL, drawn, input_sets
+from compiler.verifying.edges import EdgeSet, can_be_given, compare_edges, edge_sets, judge, step_of, varying
+from compiler.verifying.inputs import USUAL, drawn, index_extents, input_sets
 from compiler.verifying.layers import Layers
 from compiler.verifying.reference import Reference
+from compiler.verifying.steps.formats import Defined, compute_edge, index_extents_of, take_apart
+from compiler.verifying.steps.step import Step
 
 Array = NDArray[Any]
 ADVICE = "the model can't be tuned: report this with the file, or replace the operator"
@@ -49,17 +48,39 @@ def verify_file(file: ModelFile, target: str, tuned_for: str) -> Iterator[Agreem
     if isinstance(file, OnnxModel):
         yield from verify(file.file, file.to_relax(), target, tuned_for)
         return
-    if not isinstance(file, ExportedProgram | StablehloModel | TfliteModel):
+    if not isinstance(file, Defined):
         raise NoReference("a TVM module is defined by TVM alone")
     model = file.to_relax()
     imported: Imported | None = None
-    for what, inputs in zip(USUAL, drawn(file.inputs, {}), strict=True):
+    extents = index_extents_of(file)
+    first: Mapping[str, Array] = {}
+    for what, inputs in zip(USUAL, drawn(file.inputs, extents), strict=True):
         expected = file.compute(inputs)
         imported = imported or Imported(model, target)
         actual = list(imported.compute(inputs).values())
         if wrong := compare_outputs(expected, actual, model.computed_in):
             raise ModelError(f"the imported model doesn't compute what the file defines ({wrong}); {ADVICE}")
+        first = first or inputs
         yield Agreement(what)
+    for edge in edge_sets(file.inputs, extents, first):
+        right = compute_edge(file, edge.inputs)
+        if right is None or imported is None:
+            continue
+        found = list(imported.compute(edge.inputs).values())
+        wrong = compare_edges(right, found, model.computed_in)
+        yield Agreement(edge.what, _judged_apart(file, edge, target, model.computed_in) if wrong else "")
+
+
+def _judged_apart(file: Defined, edge: EdgeSet, target: str, computed_in: str) -> str:
+    """Do as `_judged` does, for a model that isn't ONNX's."""
+    try:
+        apart = take_apart(file)
+        values = dict(apart.reference(edge.inputs))
+        own = Imported(apart.to_relax(), target).compute({**edge.inputs, **apart.given(values)})
+    except (ModelError, NoReference) as error:
+        return f"for {edge.what}, outputs differ, and the operators can't be compared one by one ({error})"
+    found = dict(zip(values, own.values(), strict=True))
+    return _judged_steps(apart.steps, {**values, **edge.inputs}, found, edge, computed_in)
 
 
 def verify(file: OnnxFile, model: RelaxModel, target: str, tuned_for: str) -> Iterator[Agreement]:
@@ -108,13 +129,14 @@ def verify(file: OnnxFile, model: RelaxModel, target: str, tuned_for: str) -> It
             in_layers.check(inputs)
         first = first or inputs
         yield Agreement(what)
-    if cut or layers is not None:
-        return  # a selection among ties, and rounding to bytes, are open at the edges
-    for edge in edge_sets(file, first):
-        right = reference.compute_edge({**edge.inputs, **file.weights})
-        if right is None:
+    for edge in edge_sets(file.inputs, index_extents(file), first):
+        given_inputs = {**edge.inputs, **file.weights}
+        right = reference.compute_edge(given_inputs)
+        inside = right if inner is reference else inner.compute_edge(given_inputs)
+        if right is None or inside is None:
             continue
-        found = compute(right).compute_like(right, edge.inputs)
+        right = {**right, **inside}
+        found = compute(right).compute_like(right, {**edge.inputs, **given(cut, right)})
         wrong = compare_edges(
             [right[name] for name in names], [found[name] for name in names], file.computed_in
         )
@@ -135,9 +157,21 @@ def _judged(file: OnnxFile, edge: EdgeSet, target: str) -> str:
         return f"for {edge.what}, outputs differ, and the nodes can't be compared one by one ({error})"
     values |= {**file.weights, **edge.inputs}
     values |= {one.name: onnx.numpy_helper.to_array(one) for one in file.proto.graph.initializer}
+    steps = [step_of(node) for node in file.proto.graph.node]
+    return _judged_steps(steps, values, found, edge, file.computed_in)
+
+
+def _judged_steps(
+    steps: Sequence[Step],
+    values: Mapping[str, Array],
+    found: Mapping[str, Array],
+    edge: EdgeSet,
+    computed_in: str,
+) -> str:
+    """Return the first difference that is open. Raises ModelError for the first one that is wrong."""
     note = ""
-    for node in file.proto.graph.node:
-        difference = judge(node, values, found, edge, file.computed_in)
+    for step in steps:
+        difference = judge(step, values, found, edge, computed_in)
         if difference is not None and not difference.is_open:
             raise ModelError(f"{difference.text}; {ADVICE}")
         if difference is not None:

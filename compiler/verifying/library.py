@@ -12,11 +12,9 @@ import tvm
 from numpy.typing import NDArray
 from tvm import relax
 
-from compiler.importing.formats.exported_program import ExportedProgram
 from compiler.importing.formats.model_file import ModelFile
 from compiler.importing.formats.onnx_model import OnnxModel
-from compiler.importing.formats.stablehlo_model import StablehloModel
-from compiler.importing.formats.tflite_model import TfliteModel
+from compiler.importing.onnx_file import OnnxFile
 from compiler.importing.padding import valid_part
 from compiler.importing.spec import ModelError, NoReference
 from compiler.measuring.outputs import compare_outputs
@@ -24,8 +22,9 @@ from compiler.packaging.artifact import Manifest
 from compiler.packaging.cuda import load_cuda
 from compiler.target import parse_target
 from compiler.verifying.edges import compare_edges, edge_sets, is_open_at_edge
-from compiler.verifying.inputs import USUAL, drawn, input_sets
+from compiler.verifying.inputs import USUAL, drawn, index_extents
 from compiler.verifying.reference import Reference
+from compiler.verifying.steps.formats import Defined, compute_edge, index_extents_of, take_apart
 
 Array = NDArray[Any]
 Compute = Callable[[Mapping[str, Array]], dict[str, Array]]
@@ -57,43 +56,82 @@ def compare_library(
             f"the model takes {_listed(file.inputs)}, and the library {_listed(manifest.inputs)}"
         )
     run = _load(library, manifest)
-    onnx_file = file.file if isinstance(file, OnnxModel) else None
-    reference = None if onnx_file is None else Reference(onnx_file.original, onnx_file.output_names)
-
-    def right(inputs: Mapping[str, Array]) -> list[Array]:
-        if onnx_file is not None and reference is not None:
-            return list(reference.compute({**inputs, **onnx_file.weights}).values())
-        if isinstance(file, ExportedProgram | StablehloModel | TfliteModel):
-            return list(file.compute(inputs))
-        raise NoReference("a TVM module is defined by TVM alone")
+    right = _of(file)
 
     def compare(inputs: Mapping[str, Array]) -> str:
-        return compare_outputs(*_alike(right(inputs), run(inputs), manifest), manifest.computed_in)
+        return compare_outputs(*_alike(right.compute(inputs), run(inputs), manifest), manifest.computed_in)
 
-    sets = drawn(file.inputs, {}) if onnx_file is None else input_sets(onnx_file)
     first: dict[str, Array] = {}
-    for what, inputs in zip(USUAL, sets, strict=True):
+    for what, inputs in zip(USUAL, drawn(file.inputs, right.extents), strict=True):
         wrong = compare(inputs)
-        if wrong and reference is not None and reference.doubt:
-            raise NoReference(f"ONNX Runtime can't run the model ({reference.doubt})")
+        if wrong and right.doubt:
+            raise NoReference(f"ONNX Runtime can't run the model ({right.doubt})")
         first = first or inputs
         yield Check(what, wrong)
     for given in own:
         yield Check(OWN, compare(given))
-    if (
-        onnx_file is None
-        or reference is None
-        or any(spec.padded_axis is not None for spec in manifest.outputs)
-    ):
+    if any(spec.padded_axis is not None for spec in manifest.outputs):
         return
-    for edge in edge_sets(onnx_file, first):
-        wanted = reference.compute_edge({**edge.inputs, **onnx_file.weights})
+    for edge in edge_sets(file.inputs, right.extents, first):
+        wanted = right.compute_edge(edge.inputs)
         if wanted is None:
             continue
-        expected_values, actual = _alike(list(wanted.values()), run(edge.inputs), manifest)
+        expected_values, actual = _alike(wanted, run(edge.inputs), manifest)
         wrong = compare_edges(expected_values, actual, manifest.computed_in)
-        is_open = bool(wrong) and is_open_at_edge(onnx_file, edge, expected_values, actual)
+        is_open = bool(wrong) and is_open_at_edge(right.kinds(), edge, expected_values, actual)
         yield Check(edge.what, "" if is_open else wrong, wrong if is_open else "")
+
+
+def _of(file: ModelFile) -> _OnnxModel | _OtherModel:
+    """Raises NoReference where nothing defines the model."""
+    if isinstance(file, OnnxModel):
+        return _OnnxModel(file.file)
+    if isinstance(file, Defined):
+        return _OtherModel(file)
+    raise NoReference("a TVM module is defined by TVM alone")
+
+
+class _OnnxModel:
+    """Computes what ONNX Runtime does. `extents` are those of the inputs that are indices."""
+
+    def __init__(self, file: OnnxFile) -> None:
+        self._file = file
+        self._reference = Reference(file.original, file.output_names)
+        self.extents = index_extents(file)
+
+    @property
+    def doubt(self) -> str:
+        """Why ONNX Runtime can't run it; empty where it can."""
+        return self._reference.doubt
+
+    def compute(self, inputs: Mapping[str, Array]) -> list[Array]:
+        return list(self._reference.compute({**inputs, **self._file.weights}).values())
+
+    def compute_edge(self, inputs: Mapping[str, Array]) -> list[Array] | None:
+        values = self._reference.compute_edge({**inputs, **self._file.weights})
+        return None if values is None else list(values.values())
+
+    def kinds(self) -> frozenset[str]:
+        return frozenset(node.op_type for node in self._file.proto.graph.node)
+
+
+class _OtherModel:
+    """Computes what PyTorch, XLA or LiteRT does. `extents` are those of the inputs that are indices."""
+
+    doubt = ""
+
+    def __init__(self, file: Defined) -> None:
+        self._file = file
+        self.extents = index_extents_of(file)
+
+    def compute(self, inputs: Mapping[str, Array]) -> list[Array]:
+        return list(self._file.compute(inputs))
+
+    def compute_edge(self, inputs: Mapping[str, Array]) -> list[Array] | None:
+        return compute_edge(self._file, inputs)
+
+    def kinds(self) -> frozenset[str]:
+        return frozenset[str]().union(*(step.kinds for step in take_apart(self._file).steps))
 
 
 def _load(library: Path, manifest: Manifest) -> Callable[[Mapping[str, Array]], list[Array]]:

@@ -14,7 +14,6 @@ import importlib
 import io
 import json
 import logging
-import math
 import os
 import re
 import warnings
@@ -28,6 +27,7 @@ from numpy.typing import NDArray
 from tvm import relax
 
 from compiler.constants.fold import static_shape
+from compiler.importing.formats.exported_operators import CONVERTERS, cast, is_float
 from compiler.importing.formats.model_file import Content, check_shapes
 from compiler.importing.model import RelaxModel, checked_model
 from compiler.importing.onnx_graph import UnsupportedOperator, numpy_dtype
@@ -117,18 +117,16 @@ class ExportedProgram:
         from tvm.relax.frontend.torch import from_exported_program
         from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
+        known = {*ExportedProgramImporter().convert_map, *CONVERTERS}
         _refuse_random_numbers(self.decomposed.graph)
+        _refuse_unknown(self.decomposed.graph, known)
         try:
             with _quietly():
                 module = from_exported_program(
                     self.decomposed,
                     unwrap_unit_return_tuple=True,
                     run_ep_decomposition=False,
-                    custom_convert_map={
-                        **dict.fromkeys(ExportedProgramImporter().convert_map, _convert),
-                        "elu.default": _elu,
-                        "index_put.default": _index_put,
-                    },
+                    custom_convert_map=dict.fromkeys(known, _convert),
                 )
         except Exception as error:
             raise ModelError(f"the exported program can't be imported: {first_line(error)}") from error
@@ -183,7 +181,7 @@ def _convert(node: Any, importer: Any) -> Any:
     if name in _JOINS:
         operands = node.args[1:3] if name == "where.self" else node.args[0]
     elif name in _OF_FLOATS or ("float" in wanted and name.partition(".")[0] in _ARITHMETIC):
-        operands = [one for one in node.args[:2] if one in importer.env and not _is_float(importer.env[one])]
+        operands = [one for one in node.args[:2] if one in importer.env and not is_float(importer.env[one])]
     elif name.partition(".")[0] in _COMPARISONS and isinstance(node.args[1], float):
         operands, wanted = node.args[:1], "float32"
     elif wanted in NARROW:
@@ -191,9 +189,10 @@ def _convert(node: Any, importer: Any) -> Any:
     before = {one: importer.env[one] for one in operands if one in importer.env}
     wide = "float32" if name in _WIDENED and wanted in NARROW else wanted
     for one, tensor in before.items():
-        importer.env[one] = _cast(builder, tensor, wide)
+        importer.env[one] = cast(builder, tensor, wide)
     try:
-        result = importer.create_convert_map()[name](node)
+        own = CONVERTERS.get(name)
+        result = importer.create_convert_map()[name](node) if own is None else own(node, importer)
         return _as_recorded(builder, result, value)
     except Exception as error:
         raise ModelError(f"operator {name} of node '{node.name}': {first_line(error)}") from error
@@ -211,28 +210,17 @@ def _as_recorded(builder: relax.BlockBuilder, result: Any, value: Any) -> Any:
         raise UnsupportedOperator(f"it would compute the shape {tuple(found)} instead of {tuple(shape)}")
     if dtype != wanted and "float" in wanted and "float" not in dtype:
         raise UnsupportedOperator(f"it would compute {dtype} instead of {wanted}")
-    return _cast(builder, result, wanted)
+    return cast(builder, result, wanted)
 
 
-def _is_float(tensor: Any) -> bool:
-    return "float" in str(tensor.ty.dtype)
-
-
-def _cast(builder: relax.BlockBuilder, tensor: Any, dtype: str) -> Any:
-    return tensor if str(tensor.ty.dtype) == dtype else builder.emit(relax.op.astype(tensor, dtype))
-
-
-def _elu(node: Any, importer: Any) -> Any:
-    """scale * (x if x > 0, else alpha * (exp(input_scale * x) - 1)). TVM's front end leaves out the scales,
-    which SELU has."""
-    data, alpha, scale, input_scale = [*importer.retrieve_args(node), 1.0, 1.0, 1.0][:4]
-    emit, dtype = importer.block_builder.emit, str(data.ty.dtype)
-    scaled = relax.op.exp(relax.op.multiply(data, relax.const(input_scale, dtype)))
-    below = relax.op.multiply(
-        relax.op.subtract(scaled, relax.const(1, dtype)), relax.const(alpha * scale, dtype)
-    )
-    above = relax.op.multiply(data, relax.const(scale, dtype))
-    return emit(relax.op.where(relax.op.greater(data, relax.const(0, dtype)), above, below))
+def _refuse_unknown(graph: Any, known: set[str]) -> None:
+    for node in graph.nodes:
+        name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+        if name and name not in known:
+            raise ModelError(
+                f"operator {name} of node '{node.name}' isn't supported: replace it by other operators, or "
+                "export the model as ONNX"
+            )
 
 
 def _refuse_random_numbers(graph: Any) -> None:
@@ -245,60 +233,6 @@ def _refuse_random_numbers(graph: Any) -> None:
                 f"operator {name} of node '{node.name}' draws random numbers, which a library doesn't: call "
                 "eval() before the export, or make the numbers an input"
             )
-
-
-def _index_put(node: Any, importer: Any) -> Any:
-    """Write values at places of some axes, as `y[:, at] = values` and index_copy do; TVM's front end doesn't
-    for places of some axes only.
-
-    One place is compared with all: that is a loop nest like others. Several are scattered.
-    """
-    data, indices, values, *more = importer.retrieve_args(node)
-    shape, axes = _extents(data), [axis for axis, index in enumerate(indices) if index is not None]
-    if any(str(indices[axis].ty.dtype) in ("bool", "uint8") for axis in axes):
-        return importer.create_convert_map()[node.target.__name__](node)
-    emit, adds = importer.block_builder.emit, bool(more and more[0])
-
-    def places(axis: int) -> Any:
-        index = _cast(importer.block_builder, indices[axis], "int64")
-        from_end = emit(relax.op.add(index, relax.const(shape[axis], "int64")))
-        return emit(relax.op.where(emit(relax.op.less(index, relax.const(0, "int64"))), from_end, index))
-
-    at = {axis: places(axis) for axis in axes}
-    together = np.broadcast_shapes(*(_extents(index) for index in at.values()))
-    # Where what is indexed isn't side by side, PyTorch puts its axes first.
-    first = axes[0] if axes == [*range(axes[0], axes[-1] + 1)] else 0
-    rest = [axis for axis in range(len(shape)) if axis not in at]
-    target = [shape[axis] for axis in rest]
-    target[first:first] = together
-    spread = emit(relax.op.broadcast_to(_cast(importer.block_builder, values, str(data.ty.dtype)), target))
-    if len(axes) == 1 and math.prod(together) == 1:
-        alone = [1] * len(shape)
-        alone[first] = -1
-        every = relax.const(np.arange(shape[first]).reshape(alone), "int64")
-        is_there = emit(relax.op.equal(every, emit(relax.op.reshape(at[first], [1] * len(shape)))))
-        new = emit(relax.op.reshape(spread, [1 if axis == first else n for axis, n in enumerate(shape)]))
-        new = emit(relax.op.add(data, new)) if adds else new
-        return emit(relax.op.where(is_there, new, data))
-    parts = []
-    for axis, extent in enumerate(shape):
-        broad = [1] * len(target)
-        if axis in at:
-            own = _extents(at[axis])
-            end = first + len(together)
-            broad[end - len(own) : end] = own
-            index = emit(relax.op.reshape(at[axis], broad))
-        else:
-            place = rest.index(axis)
-            broad[place if place < first else place + len(together)] = extent
-            index = relax.const(np.arange(extent).reshape(broad), "int64")
-        parts.append(emit(relax.op.broadcast_to(index, target)))
-    stacked = emit(relax.op.stack(parts, axis=len(target)))
-    return emit(relax.op.scatter_nd(data, stacked, spread, "add" if adds else "update"))
-
-
-def _extents(tensor: Any) -> list[int]:
-    return [int(extent) for extent in tensor.ty.shape.values]
 
 
 def read(content: Content, shapes: Mapping[str, Shape]) -> ExportedProgram:

@@ -75,7 +75,7 @@ class StablehloModel:
         jax, client = (importlib.import_module(f"jaxlib.{name}") for name in ("_jax", "xla_client"))
         cpu = client.make_cpu_client()
         devices = jax.DeviceList(tuple(cpu.local_devices()))
-        return cpu.compile_and_load(_bytecode(self.module), devices, client.CompileOptions())
+        return cpu.compile_and_load(bytecode(self.module), devices, client.CompileOptions())
 
 
 def read(content: Content, shapes: Mapping[str, Shape]) -> StablehloModel:
@@ -215,7 +215,7 @@ def _refined(module: Any, names: Sequence[str], arguments: Sequence[Any], shapes
     try:
         mlir("passmanager").PassManager.parse(passes, module.context).run(module.operation)
         refine = importlib.import_module("jaxlib._jax").mlir.refine_polymorphic_shapes
-        return _parsed(refine(_bytecode(module)))
+        return _parsed(refine(bytecode(module)))
     except Exception as error:
         raise ModelError(
             "the shapes of the StableHLO program don't follow from those that its inputs are given "
@@ -223,7 +223,8 @@ def _refined(module: Any, names: Sequence[str], arguments: Sequence[Any], shapes
         ) from error
 
 
-def _bytecode(module: Any) -> bytes:
+def bytecode(module: Any) -> bytes:
+    """Return a program as MLIR's bytecode."""
     code = io.BytesIO()
     module.operation.write_bytecode(code)
     return code.getvalue()

@@ -19,7 +19,7 @@ from compiler.importing.onnx_graph import Graph, Node, Value
 from compiler.importing.spec import ModelError, NoReference
 from compiler.verifying.edges import edge_sets
 from compiler.verifying.imported import verify
-from compiler.verifying.inputs import USUAL, input_sets
+from compiler.verifying.inputs import USUAL, index_extents, input_sets
 from compiler.verifying.reference import Reference
 from tests.onnx_models import Builder, leaky, residual
 
@@ -154,7 +154,7 @@ def test_the_edges_of_inputs() -> None:
             z = Gather(w, at)
         }"""
     )
-    limits, nan, infinities = edge_sets(file, next(iter(input_sets(file))))
+    limits, nan, infinities = edge_sets(file.inputs, index_extents(file), next(iter(input_sets(file))))
     assert {-(2**31), 2**31 - 1} <= {*limits.inputs["k"].tolist()}
     assert {0, 4, -1, -5} <= {*limits.inputs["at"].tolist()}
     zeros = limits.inputs["x"][limits.inputs["x"] == 0]

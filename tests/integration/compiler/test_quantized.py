@@ -142,7 +142,7 @@ def test_quantized_operators_reach_tensor_cores(case: str, count: int, dtype: st
     dags = [read_dag(from_json(task.module_json)) for task in tasks]
     assert count == sum(any(one.placed(StageKind.TENSOR) for one in generate(dag, GPU)) for dag in dags)
     file = read_file(model, {})
-    assert len(list(verify(file, import_file(file), DEVICE.target, GPU.target))) == 2
+    assert len(list(verify(file, import_file(file), DEVICE.target, GPU.target))) >= 2
 
 
 @needs_vnni
@@ -217,7 +217,7 @@ def test_bytes_may_be_off_by_a_step_only_between_two() -> None:
 
 def _verify(model: bytes) -> None:
     file = read_file(model, {})
-    assert len(list(verify(file, import_file(file), DEVICE.target, DEVICE.target))) == 2
+    assert len(list(verify(file, import_file(file), DEVICE.target, DEVICE.target))) >= 2
 
 
 def _check(model: bytes, shapes: Mapping[str, Sequence[int]]) -> int:

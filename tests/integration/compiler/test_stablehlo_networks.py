@@ -210,7 +210,7 @@ def test_a_softmax_is_one_kernel(axis: int) -> None:
     data = exported(lambda x: nn.softmax(x, axis), x)
     (task,) = extract_tasks(fuse(read_model(data, {}).to_relax(), TARGET))
     assert task.name.startswith("softmax")
-    assert len(list(verify_file(read_model(data, {}), TARGET, TARGET))) == 2
+    assert len(list(verify_file(read_model(data, {}), TARGET, TARGET))) >= 2
 
 
 def test_what_only_looks_like_a_softmax_is_none() -> None:

@@ -183,7 +183,7 @@ def test_dynamic_dimensions_are_given_a_shape() -> None:
         read_model(data, {"x": (3, 5), "y": (4, 6)})
     file = read_model(data, {"x": (3, 4), "y": (4, 6)})
     assert file.to_relax().outputs[0].shape == (3, 8)
-    assert len(list(verify_file(file, TARGET, TARGET))) == 2
+    assert len(list(verify_file(file, TARGET, TARGET))) >= 2
 
 
 def test_a_function_of_open_dimensions_that_calls_itself_is_refused() -> None:

@@ -1,0 +1,301 @@
+"""Converters of PyTorch's operators that TVM's front end lacks or gets wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from compiler.importing.graph import Graph, UnsupportedOperator, Value, numpy_dtype
+from compiler.importing.operators import CONVERTERS as ONNX_CONVERTERS
+
+# Takes the node and TVM's importer; returns a tensor, or a list of them.
+Convert = Callable[[Any, Any], Any]
+
+
+def cast(builder: relax.BlockBuilder, tensor: Any, dtype: str) -> Any:
+    return tensor if str(tensor.ty.dtype) == dtype else builder.emit(relax.op.astype(tensor, dtype))
+
+
+def is_float(tensor: Any) -> bool:
+    return "float" in str(tensor.ty.dtype)
+
+
+def _graph(importer: Any) -> Graph:
+    """Return what imports ONNX operators into the same function."""
+    graph = Graph(ONNX_CONVERTERS)
+    graph.builder = importer.block_builder
+    return graph
+
+
+def _arguments(node: Any, importer: Any) -> dict[str, Any]:
+    """Return the arguments of an operator by name, with its defaults. Tensors are expressions."""
+    declared = node.target._schema.arguments
+    given = {one.name: one.default_value for one in declared if one.has_default_value()}
+    given |= dict(zip([one.name for one in declared], importer.retrieve_args(node), strict=False))
+    return given | {
+        name: importer.env[value] if type(value) is type(node) else value
+        for name, value in node.kwargs.items()
+    }
+
+
+def _elu(node: Any, importer: Any) -> Any:
+    """scale * (x if x > 0, else alpha * (exp(input_scale * x) - 1)). TVM's front end leaves out the scales,
+    which SELU has."""
+    data, alpha, scale, input_scale = [*importer.retrieve_args(node), 1.0, 1.0, 1.0][:4]
+    emit, dtype = importer.block_builder.emit, str(data.ty.dtype)
+    scaled = relax.op.exp(relax.op.multiply(data, relax.const(input_scale, dtype)))
+    below = relax.op.multiply(
+        relax.op.subtract(scaled, relax.const(1, dtype)), relax.const(alpha * scale, dtype)
+    )
+    above = relax.op.multiply(data, relax.const(scale, dtype))
+    return emit(relax.op.where(relax.op.greater(data, relax.const(0, dtype)), above, below))
+
+
+def _sign(node: Any, importer: Any) -> Any:
+    """PyTorch's sign of NaN is 0."""
+    data, emit = importer.env[node.args[0]], importer.block_builder.emit
+    dtype = str(data.ty.dtype)
+    if dtype == "bool":
+        return data
+    zero = relax.const(0, dtype)
+    below = emit(relax.op.less(data, zero))
+    negative = zero if "uint" in dtype else relax.const(-1, dtype)
+    others = emit(relax.op.where(below, negative, zero))
+    return emit(relax.op.where(emit(relax.op.greater(data, zero)), relax.const(1, dtype), others))
+
+
+def _ignoring_nan(operator: Callable[[Any, Any], Any]) -> Convert:
+    """Return the converter of fmax or fmin: the other operand of NaN is the result."""
+
+    def convert(node: Any, importer: Any) -> Any:
+        emit = importer.block_builder.emit
+        wanted = str(node.meta["val"].dtype).removeprefix("torch.")
+        left, right = (cast(importer.block_builder, importer.env[one], wanted) for one in node.args[:2])
+        if not is_float(left):
+            return emit(operator(left, right))
+        is_nan = [emit(relax.op.not_equal(one, one)) for one in (left, right)]
+        number = emit(relax.op.where(is_nan[1], left, emit(operator(left, right))))
+        return emit(relax.op.where(is_nan[0], right, number))
+
+    return convert
+
+
+def _exp2(node: Any, importer: Any) -> Any:
+    data = importer.env[node.args[0]]
+    return importer.block_builder.emit(relax.op.power(relax.const(2, str(data.ty.dtype)), data))
+
+
+def _product(node: Any, importer: Any) -> Any:
+    given, builder = _arguments(node, importer), importer.block_builder
+    data = cast(builder, given["self"], str(node.meta["val"].dtype).removeprefix("torch."))
+    return builder.emit(relax.op.prod(data, given["dim"], given["keepdim"]))
+
+
+def _upsample(mode: str, coordinates: str, *, antialias: bool = False) -> Convert:
+    """Return the converter of an interpolation. PyTorch computes places by the scale that it was given."""
+
+    def convert(node: Any, importer: Any) -> Any:
+        given, graph = _arguments(node, importer), _graph(importer)
+        found = [given[name] for name in given if name.startswith("scale")]
+        factors = [each for one in found for each in (one if isinstance(one, list | tuple) else [one])]
+        data = given["input" if "input" in given else "self"]
+        aligned = bool(given.get("align_corners"))
+        is_scaled = len(factors) > 0 and all(factor is not None for factor in factors) and not aligned
+        sizes = [int(extent) for extent in node.meta["val"].shape]
+        return graph.op(
+            "Resize",
+            Value(expr=data),
+            None,
+            np.array([1, 1, *factors], np.float32) if is_scaled else None,
+            None if is_scaled else np.array(sizes, np.int64),
+            mode=mode,
+            coordinate_transformation_mode="align_corners" if aligned else coordinates,
+            nearest_mode="floor" if coordinates == "asymmetric" else "round_prefer_ceil",
+            antialias=int(antialias),
+        ).expr
+
+    return convert
+
+
+def _max_pool(node: Any, importer: Any) -> Any:
+    """TVM's front end has no places of the maxima."""
+    if not any(user.args[1] == 1 for user in node.users):
+        return importer.create_convert_map()[node.target.__name__](node)
+    given = _arguments(node, importer)
+    rank = 2 if "2d" in node.target.__name__ else 3
+
+    def each(name: str) -> list[int]:
+        numbers = list(given[name])
+        return numbers * rank if len(numbers) == 1 else numbers
+
+    return _pooled(
+        importer,
+        given["self"],
+        kernel_shape=each("kernel_size"),
+        strides=each("stride") if given["stride"] else each("kernel_size"),
+        pads=each("padding") * 2,
+        dilations=each("dilation"),
+        ceil_mode=int(given["ceil_mode"]),
+    )
+
+
+def _adaptive_max_pool(node: Any, importer: Any) -> Any:
+    given = _arguments(node, importer)
+    data, sizes = given["self"], list(given["output_size"])
+    extents = _extents(data)[-len(sizes) :]
+    if any(extent % size for extent, size in zip(extents, sizes, strict=True)):
+        raise UnsupportedOperator(
+            f"its windows differ in size, since {tuple(extents)} isn't a multiple of {tuple(sizes)}: pool "
+            "with windows of one size"
+        )
+    kernel = [extent // size for extent, size in zip(extents, sizes, strict=True)]
+    return _pooled(importer, data, kernel_shape=kernel, strides=kernel)
+
+
+def _pooled(importer: Any, data: Any, **attributes: Any) -> list[Any]:
+    """Return the maxima and their places within their channel. ONNX counts places through all channels."""
+    graph, shape = _graph(importer), _extents(data)
+    rank = len(attributes["kernel_shape"])
+    value, first = Value(expr=data), np.array([0], np.int64)
+    is_batched = len(shape) == rank + 2
+    outputs = graph.ops(
+        "MaxPool", 2, value if is_batched else graph.op("Unsqueeze", value, first), **attributes
+    )
+    if not is_batched:
+        outputs = [graph.op("Squeeze", one, first) for one in outputs]
+    places = graph.op("Mod", outputs[1], np.array(math.prod(shape[-rank:]), np.int64))
+    return [outputs[0].expr, places.expr]
+
+
+def _average_pool(node: Any, importer: Any) -> Any:
+    """TVM's front end leaves out the divisor."""
+    given = _arguments(node, importer)
+    mean = importer.create_convert_map()[node.target.__name__](node)
+    if given.get("divisor_override") is None:
+        return mean
+    if given["ceil_mode"] or not given["count_include_pad"]:
+        raise UnsupportedOperator("a divisor beside ceil_mode, or without count_include_pad, isn't supported")
+    window = list(given["kernel_size"])
+    rank = 2 if "2d" in node.target.__name__ else 3
+    count = math.prod(window) if len(window) == rank else window[0] ** rank
+    factor = relax.const(count / given["divisor_override"], str(mean.ty.dtype))
+    return importer.block_builder.emit(relax.op.multiply(mean, factor))
+
+
+_REDUCTIONS = {
+    "sum": ("add", 0.0),
+    "prod": ("mul", 1.0),
+    "amax": ("max", -math.inf),
+    "amin": ("min", math.inf),
+}
+
+
+def _scatter_reduce(node: Any, importer: Any) -> Any:
+    """Reduce elements at the same place, with the first tensor's unless include_self is false."""
+    given, graph = _arguments(node, importer), _graph(importer)
+    kind, includes = given.get("reduce", "sum"), given.get("include_self", True)
+    if kind not in _REDUCTIONS:
+        raise UnsupportedOperator(f"the reduction '{kind}' isn't supported: divide a sum by a count")
+    reduction, neutral = _REDUCTIONS[kind]
+    data, index, source = (Value(expr=given[name]) for name in ("self", "index", "src"))
+    if source.shape != index.shape:
+        ends, axes = np.array(index.shape, np.int64), np.arange(index.rank)
+        source = graph.op("Slice", source, np.zeros_like(ends), ends, axes)
+    axis = int(given["dim"])
+    if not includes:
+        if "float" not in data.dtype and math.isinf(neutral):
+            raise UnsupportedOperator("include_self=False of integers isn't supported: reduce floats")
+        start = np.full(index.shape, neutral).astype(numpy_dtype(data.dtype))
+        data = graph.op("ScatterElements", data, index, start, axis=axis)
+    return graph.op("ScatterElements", data, index, source, axis=axis, reduction=reduction).expr
+
+
+def _index_put(node: Any, importer: Any) -> Any:
+    """Write values at places of some axes, as `y[:, at] = values` and index_copy do; TVM's front end doesn't
+    for places of some axes only.
+
+    One place is compared with all: that is a loop nest like others. Several are scattered.
+    """
+    data, indices, values, *more = importer.retrieve_args(node)
+    shape, axes = _extents(data), [axis for axis, index in enumerate(indices) if index is not None]
+    if any(str(indices[axis].ty.dtype) in ("bool", "uint8") for axis in axes):
+        return importer.create_convert_map()[node.target.__name__](node)
+    emit, adds = importer.block_builder.emit, bool(more and more[0])
+
+    def places(axis: int) -> Any:
+        index = cast(importer.block_builder, indices[axis], "int64")
+        from_end = emit(relax.op.add(index, relax.const(shape[axis], "int64")))
+        return emit(relax.op.where(emit(relax.op.less(index, relax.const(0, "int64"))), from_end, index))
+
+    at = {axis: places(axis) for axis in axes}
+    together = np.broadcast_shapes(*(_extents(index) for index in at.values()))
+    # Where what is indexed isn't side by side, PyTorch puts its axes first.
+    first = axes[0] if axes == [*range(axes[0], axes[-1] + 1)] else 0
+    rest = [axis for axis in range(len(shape)) if axis not in at]
+    target = [shape[axis] for axis in rest]
+    target[first:first] = together
+    spread = emit(relax.op.broadcast_to(cast(importer.block_builder, values, str(data.ty.dtype)), target))
+    if len(axes) == 1 and math.prod(together) == 1:
+        alone = [1] * len(shape)
+        alone[first] = -1
+        every = relax.const(np.arange(shape[first]).reshape(alone), "int64")
+        is_there = emit(relax.op.equal(every, emit(relax.op.reshape(at[first], [1] * len(shape)))))
+        new = emit(relax.op.reshape(spread, [1 if axis == first else n for axis, n in enumerate(shape)]))
+        new = emit(relax.op.add(data, new)) if adds else new
+        return emit(relax.op.where(is_there, new, data))
+    parts = []
+    for axis, extent in enumerate(shape):
+        broad = [1] * len(target)
+        if axis in at:
+            own = _extents(at[axis])
+            end = first + len(together)
+            broad[end - len(own) : end] = own
+            index = emit(relax.op.reshape(at[axis], broad))
+        else:
+            place = rest.index(axis)
+            broad[place if place < first else place + len(together)] = extent
+            index = relax.const(np.arange(extent).reshape(broad), "int64")
+        parts.append(emit(relax.op.broadcast_to(index, target)))
+    stacked = emit(relax.op.stack(parts, axis=len(target)))
+    return emit(relax.op.scatter_nd(data, stacked, spread, "add" if adds else "update"))
+
+
+def _extents(tensor: Any) -> list[int]:
+    return [int(extent) for extent in tensor.ty.shape.values]
+
+
+def _forms(names: Sequence[str], convert: Convert) -> dict[str, Convert]:
+    return {f"{name}.{form}": convert for name in names for form in ("default", "vec")}
+
+
+_NEAREST = [f"upsample_nearest{rank}d" for rank in (1, 2, 3)]
+_NEAREST_EXACT = [f"_upsample_nearest_exact{rank}d" for rank in (1, 2, 3)]
+_LINEAR = ["upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"]
+CONVERTERS: Mapping[str, Convert] = {
+    "elu.default": _elu,
+    "index_put.default": _index_put,
+    "sign.default": _sign,
+    "sgn.default": _sign,
+    "fmax.default": _ignoring_nan(relax.op.maximum),
+    "fmin.default": _ignoring_nan(relax.op.minimum),
+    "exp2.default": _exp2,
+    "prod.dim_int": _product,
+    **_forms(_NEAREST, _upsample("nearest", "asymmetric")),
+    **_forms(_NEAREST_EXACT, _upsample("nearest", "half_pixel")),
+    **_forms(_LINEAR, _upsample("linear", "half_pixel")),
+    **_forms(["_upsample_bilinear2d_aa"], _upsample("linear", "half_pixel", antialias=True)),
+    **_forms(["upsample_bicubic2d"], _upsample("cubic", "half_pixel")),
+    **_forms(["_upsample_bicubic2d_aa"], _upsample("cubic", "half_pixel", antialias=True)),
+    "max_pool2d_with_indices.default": _max_pool,
+    "max_pool3d_with_indices.default": _max_pool,
+    "adaptive_max_pool2d.default": _adaptive_max_pool,
+    "adaptive_max_pool3d.default": _adaptive_max_pool,
+    "avg_pool2d.default": _average_pool,
+    "avg_pool3d.default": _average_pool,
+    "scatter_add.default": _scatter_reduce,
+    "scatter_reduce.two": _scatter_reduce,
+}

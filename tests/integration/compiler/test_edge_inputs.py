@@ -1,0 +1,171 @@
+"""Models of every format are verified with inputs at the edges of their types."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+from tvm import relax
+
+from compiler.importing import stablehlo
+from compiler.importing.formats import exported_operators
+from compiler.importing.formats.exported_program import ExportedProgram
+from compiler.importing.formats.reading import read_model
+from compiler.importing.formats.tflite_model import TfliteModel
+from compiler.importing.formats.tflite_operators import Converter
+from compiler.importing.spec import ModelError
+from compiler.verifying.imported import Agreement, verify_file
+from compiler.verifying.inputs import USUAL
+from compiler.verifying.steps.formats import index_extents_of
+from tests.stablehlo_models import exported
+from tests.tflite_models import Quantization, TfliteBuilder
+
+TARGET = '{"kind":"llvm","num-cores":1}'
+LIMITS = "the least and greatest numbers, zeros and ties"
+EDGES = [*USUAL, LIMITS, "NaN", "infinities"]
+jnp = jax.numpy
+
+
+def verified(data: bytes) -> list[Agreement]:
+    return list(verify_file(read_model(data, {}), TARGET, TARGET))
+
+
+def kinds(data: bytes) -> list[str]:
+    return [agreement.inputs for agreement in verified(data)]
+
+
+def without_nan(tensor: Any) -> Any:
+    """Return a tensor with 0 for NaN."""
+    return relax.op.where(relax.op.isnan(tensor), relax.const(0.0), tensor)
+
+
+def test_a_stablehlo_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = exported(lambda x: jnp.cos(jnp.sin(x) + 1), np.zeros((2, 9), np.float32))
+    assert kinds(data) == EDGES
+
+    def cosine(importer: Any, op: Any) -> Any:
+        (operand,) = importer.operands(op)
+        return importer.emit(without_nan(relax.op.cos(operand.value.expr)))
+
+    monkeypatch.setitem(stablehlo.CONVERTERS, "stablehlo.cosine", cosine)
+    with pytest.raises(ModelError, match=r"for NaN, operation stablehlo.cosine at .* computes 'value\d"):
+        verified(data)
+
+
+def test_a_loop_and_a_call_of_stablehlo_are_steps() -> None:
+    def function(x: Any) -> Any:
+        x = jax.nn.relu(x)
+        return jax.lax.fori_loop(0, 3, lambda _, y: jnp.minimum(y * 2, x), x)
+
+    assert kinds(exported(function, np.zeros((3, 3), np.float32))) == EDGES
+
+
+def test_a_stablehlo_cast_of_nan_goes_on() -> None:
+    data = exported(lambda x: x.astype(np.int32), np.zeros(6, np.float32))
+    assert kinds(data) == EDGES
+
+
+def squares() -> bytes:
+    builder = TfliteBuilder()
+    left, right = builder.input((1, 9)), builder.input((1, 9))
+    sine, result = builder.tensor((1, 9)), builder.tensor((1, 9))
+    builder.op("SIN", [left], [sine])
+    builder.op("SQUARED_DIFFERENCE", [sine, right], [result])
+    return builder.model([result])
+
+
+def test_a_tflite_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = squares()
+    assert kinds(data) == EDGES
+
+    def squared(converter: Any, op: Any) -> Any:
+        left, right = (converter.get_tensor_expr(one) for one in converter.get_input_tensors(op))
+        difference = converter.bb.normalize(relax.op.subtract(left, right))
+        return without_nan(converter.bb.normalize(relax.op.multiply(difference, difference)))
+
+    monkeypatch.setattr(Converter, "_squared_difference", squared)
+    with pytest.raises(
+        ModelError, match="for NaN, operator SQUARED_DIFFERENCE that computes 't3' computes 't3' otherwise"
+    ):
+        verified(data)
+
+
+def test_a_quantized_tflite_model() -> None:
+    builder = TfliteBuilder()
+    step = Quantization(0.05, 3)
+    data, narrow, result = builder.input((1, 9)), builder.tensor((1, 9), "int8", quantization=step), None
+    builder.op("QUANTIZE", [data], [narrow])
+    result = builder.tensor((1, 9))
+    builder.op("DEQUANTIZE", [narrow], [result])
+    found = verified(builder.model([result]))
+    assert [one.inputs for one in found] == EDGES
+
+
+def test_indices_of_a_tflite_model_reach_both_ends() -> None:
+    builder = TfliteBuilder()
+    table = builder.constant(np.arange(10, dtype=np.float32).reshape(5, 2))
+    at, result = builder.input((3,), "int32"), builder.tensor((3, 2))
+    builder.op("GATHER", [table, at], [result], "GatherOptions", axis=0)
+    file = read_model(builder.model([result]), {})
+    assert isinstance(file, TfliteModel)
+    assert index_extents_of(file) == {"t1": 5}
+
+
+def program(function: Callable[..., Any], *inputs: Any) -> bytes:
+    torch: Any = pytest.importorskip("torch")
+
+    class Module(torch.nn.Module):
+        def forward(self, *given: Any) -> Any:
+            return function(*given)
+
+    data = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.export.save(torch.export.export(Module().eval(), inputs), data)
+    return data.getvalue()
+
+
+def test_an_exported_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch: Any = pytest.importorskip("torch")
+    data = program(lambda x: torch.nn.functional.elu(torch.sin(x)), torch.zeros(2, 9))
+    assert kinds(data) == EDGES
+    elu = exported_operators.CONVERTERS["elu.default"]
+    wrong = {**exported_operators.CONVERTERS, "elu.default": lambda *given: without_nan(elu(*given))}
+    monkeypatch.setattr("compiler.importing.formats.exported_program.CONVERTERS", wrong)
+    with pytest.raises(ModelError, match="for NaN, operator elu of node 'elu' computes 'elu' otherwise"):
+        verified(data)
+
+
+def test_indices_of_an_exported_program_reach_both_ends() -> None:
+    torch: Any = pytest.importorskip("torch")
+    table = torch.arange(10.0).reshape(5, 2)
+    data = program(lambda at: torch.nn.functional.embedding(at, table), torch.tensor([0, 1, 2]))
+    file = read_model(data, {})
+    assert isinstance(file, ExportedProgram)
+    assert list(index_extents_of(file).values()) == [5]
+
+
+QUANTIZED = """g (float[1,9] x) => (float[1,9] y)
+<float scale = {0.05}, uint8 zero = {3}> {
+    q = QuantizeLinear(x, scale, zero)
+    y = DequantizeLinear(q, scale, zero)
+}"""
+SELECTING = """g (float[1,4,4] boxes, float[1,1,4] scores) => (int64[n,3] selected)
+<int64[1] most = {3}, float[1] overlap = {0.5}> {
+    placed = Abs(boxes)
+    selected = NonMaxSuppression(placed, scores, most, overlap)
+}"""
+
+
+@pytest.mark.parametrize("graph", [QUANTIZED, SELECTING], ids=["quantized", "selecting"])
+def test_onnx_models_that_round_or_select(graph: str) -> None:
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> {graph}')
+    onnx.checker.check_model(model)
+    assert set(kinds(model.SerializeToString())) == {*EDGES}
