@@ -188,6 +188,11 @@ def _checked(
     levels = _check_functions(proto)
     inputs = _fix_inputs(proto.graph, shapes, weights)
     for output in proto.graph.output:
+        kind = output.type.optional_type.elem_type if output.type.HasField("optional_type") else output.type
+        if kind.HasField("sequence_type"):
+            raise ModelError(
+                f"output '{output.name}' is a sequence; only tensors are supported: return its tensors"
+            )
         # Exporters leave out shapes of outputs, and ONNX's checker wants one even of an unused output.
         if output.type.HasField("tensor_type") and not output.type.tensor_type.HasField("shape"):
             output.type.tensor_type.shape.SetInParent()

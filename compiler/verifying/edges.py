@@ -69,7 +69,8 @@ _SPREADING = {
     *("MaxPool", "GlobalMaxPool"),
     # PyTorch's
     *("convolution", "mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "einsum", "dot", "mv"),
-    *("scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu", "upsample_bicubic2d"),
+    *("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu"),
+    *("lstm", "gru", "rnn_tanh", "rnn_relu", "upsample_bicubic2d"),
     *("upsample_bilinear2d", "upsample_linear1d", "upsample_trilinear3d", "upsample_nearest2d", "col2im"),
     *("grid_sampler_2d", "grid_sampler_3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"),
     # StableHLO's

@@ -84,6 +84,19 @@ def _ignoring_nan(operator: Callable[[Any, Any], Any]) -> Convert:
     return convert
 
 
+def _clamp(node: Any, importer: Any) -> Any:
+    """TVM's front end takes infinities for bounds that are left out, which integers don't have."""
+    given, builder = _arguments(node, importer), importer.block_builder
+    dtype = str(node.meta["val"].dtype).removeprefix("torch.")
+    if "float" in dtype or not all(isinstance(given[name], int | None) for name in ("min", "max")):
+        return importer.create_convert_map()[node.target.__name__](node)
+    data = cast(builder, given["self"], dtype)
+    for name, bounded in (("min", relax.op.maximum), ("max", relax.op.minimum)):
+        if given[name] is not None:
+            data = builder.emit(bounded(data, relax.const(given[name], dtype)))
+    return data
+
+
 def _exp2(node: Any, importer: Any) -> Any:
     data = importer.env[node.args[0]]
     return importer.block_builder.emit(relax.op.power(relax.const(2, str(data.ty.dtype)), data))
@@ -95,7 +108,7 @@ def _product(node: Any, importer: Any) -> Any:
     return builder.emit(relax.op.prod(data, given["dim"], given["keepdim"]))
 
 
-def _upsample(mode: str, coordinates: str, *, antialias: bool = False) -> Convert:
+def _upsample(mode: str, coordinates: str) -> Convert:
     """Return the converter of an interpolation. PyTorch computes places by the scale that it was given."""
 
     def convert(node: Any, importer: Any) -> Any:
@@ -115,10 +128,15 @@ def _upsample(mode: str, coordinates: str, *, antialias: bool = False) -> Conver
             mode=mode,
             coordinate_transformation_mode="align_corners" if aligned else coordinates,
             nearest_mode="floor" if coordinates == "asymmetric" else "round_prefer_ceil",
-            antialias=int(antialias),
         ).expr
 
     return convert
+
+
+def _refuse_antialias(_node: Any, _importer: Any) -> Any:
+    raise UnsupportedOperator(
+        "antialiasing isn't supported: interpolate without antialias, or export as ONNX"
+    )
 
 
 def _max_pool(node: Any, importer: Any) -> Any:
@@ -222,16 +240,10 @@ def _index_put(node: Any, importer: Any) -> Any:
     """
     data, indices, values, *more = importer.retrieve_args(node)
     shape, axes = _extents(data), [axis for axis, index in enumerate(indices) if index is not None]
-    if any(str(indices[axis].ty.dtype) in ("bool", "uint8") for axis in axes):
-        return importer.create_convert_map()[node.target.__name__](node)
     emit, adds = importer.block_builder.emit, bool(more and more[0])
-
-    def places(axis: int) -> Any:
-        index = cast(importer.block_builder, indices[axis], "int64")
-        from_end = emit(relax.op.add(index, relax.const(shape[axis], "int64")))
-        return emit(relax.op.where(emit(relax.op.less(index, relax.const(0, "int64"))), from_end, index))
-
-    at = {axis: places(axis) for axis in axes}
+    if any(_is_mask(indices[axis]) for axis in axes):
+        return _put_masked(importer, data, indices, values, adds)
+    at = _places(importer, indices, shape)
     together = np.broadcast_shapes(*(_extents(index) for index in at.values()))
     # Where what is indexed isn't side by side, PyTorch puts its axes first.
     first = axes[0] if axes == [*range(axes[0], axes[-1] + 1)] else 0
@@ -268,6 +280,62 @@ def _extents(tensor: Any) -> list[int]:
     return [int(extent) for extent in tensor.ty.shape.values]
 
 
+def _is_mask(index: Any) -> bool:
+    return str(index.ty.dtype) in ("bool", "uint8")
+
+
+def _places(importer: Any, indices: Sequence[Any], shape: Sequence[int]) -> dict[int, Any]:
+    """Return the indices by axis, those from the end as those from the start."""
+    builder, found = importer.block_builder, {}
+    for axis, index in enumerate(indices):
+        if index is not None:
+            place = cast(builder, index, "int64")
+            from_end = builder.emit(relax.op.add(place, relax.const(shape[axis], "int64")))
+            is_below = builder.emit(relax.op.less(place, relax.const(0, "int64")))
+            found[axis] = builder.emit(relax.op.where(is_below, from_end, place))
+    return found
+
+
+def _put_masked(importer: Any, data: Any, indices: Sequence[Any], values: Any, adds: bool) -> Any:
+    """Write one number where a mask holds, as `x[x > 0] = 0` does."""
+    mask, shape, emit = indices[0], _extents(data), importer.block_builder.emit
+    if mask is None or len(indices) > 1 or math.prod(_extents(values)) != 1:
+        raise UnsupportedOperator(
+            "the data decides how many values a mask takes: write one number, or use torch.where"
+        )
+    extents = _extents(mask)
+    mask = cast(importer.block_builder, mask, "bool")
+    mask = emit(relax.op.reshape(mask, [*extents, *(1 for _ in shape[len(extents) :])]))
+    value = emit(relax.op.reshape(cast(importer.block_builder, values, str(data.ty.dtype)), [1] * len(shape)))
+    return emit(relax.op.where(mask, emit(relax.op.add(data, value)) if adds else value, data))
+
+
+def _index(node: Any, importer: Any) -> Any:
+    """Read elements at places of some axes, as `x[:, rows, columns]` does: the axes become one, of which
+    elements are taken."""
+    data, indices = importer.retrieve_args(node)[:2]
+    shape, emit = _extents(data), importer.block_builder.emit
+    axes = [axis for axis, index in enumerate(indices) if index is not None]
+    if any(_is_mask(indices[axis]) for axis in axes):
+        raise UnsupportedOperator("the data decides how many elements a mask selects: use torch.where")
+    at = _places(importer, indices, shape)
+    together = list(np.broadcast_shapes(*(_extents(index) for index in at.values())))
+    # Where what is indexed isn't side by side, PyTorch puts its axes first.
+    first = axes[0] if axes == [*range(axes[0], axes[-1] + 1)] else 0
+    rest = [axis for axis in range(len(shape)) if axis not in at]
+    order = [*rest[:first], *axes, *rest[first:]]
+    if order != [*range(len(shape))]:
+        data = emit(relax.op.permute_dims(data, order))
+    flat = relax.const(0, "int64")
+    for axis in axes:
+        flat = emit(relax.op.add(relax.op.multiply(flat, relax.const(shape[axis], "int64")), at[axis]))
+    count = math.prod(shape[axis] for axis in axes)
+    before, after = ([shape[axis] for axis in part] for part in (rest[:first], rest[first:]))
+    merged = emit(relax.op.reshape(data, [*before, count, *after]))
+    taken = emit(relax.op.take(merged, emit(relax.op.reshape(flat, [-1])), axis=first, mode="clip"))
+    return emit(relax.op.reshape(taken, [*before, *together, *after]))
+
+
 def _forms(names: Sequence[str], convert: Convert) -> dict[str, Convert]:
     return {f"{name}.{form}": convert for name in names for form in ("default", "vec")}
 
@@ -277,19 +345,20 @@ _NEAREST_EXACT = [f"_upsample_nearest_exact{rank}d" for rank in (1, 2, 3)]
 _LINEAR = ["upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"]
 CONVERTERS: Mapping[str, Convert] = {
     "elu.default": _elu,
+    "index.Tensor": _index,
     "index_put.default": _index_put,
     "sign.default": _sign,
     "sgn.default": _sign,
     "fmax.default": _ignoring_nan(relax.op.maximum),
     "fmin.default": _ignoring_nan(relax.op.minimum),
+    "clamp.default": _clamp,
     "exp2.default": _exp2,
     "prod.dim_int": _product,
     **_forms(_NEAREST, _upsample("nearest", "asymmetric")),
     **_forms(_NEAREST_EXACT, _upsample("nearest", "half_pixel")),
     **_forms(_LINEAR, _upsample("linear", "half_pixel")),
-    **_forms(["_upsample_bilinear2d_aa"], _upsample("linear", "half_pixel", antialias=True)),
+    **_forms(["_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"], _refuse_antialias),
     **_forms(["upsample_bicubic2d"], _upsample("cubic", "half_pixel")),
-    **_forms(["_upsample_bicubic2d_aa"], _upsample("cubic", "half_pixel", antialias=True)),
     "max_pool2d_with_indices.default": _max_pool,
     "max_pool3d_with_indices.default": _max_pool,
     "adaptive_max_pool2d.default": _adaptive_max_pool,

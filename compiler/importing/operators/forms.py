@@ -103,9 +103,12 @@ def _split(graph: Graph, node: Node) -> list[Value] | None:
 
 
 def _with_axes(graph: Graph, node: Node) -> Value | None:
-    """Before opset 13, the axes are an attribute."""
+    """Before opset 13, the axes are an attribute. Bodies of ONNX's functions give one axis as a scalar."""
     if node.opset >= 13:
-        return None
+        given = node.optional(1)
+        if given is None or given.constant is None or given.rank > 0:
+            return None
+        return graph.op(node.kind, node.input(0), given.constant.reshape(1))
     axes = node.attributes.get("axes")
     return graph.op(node.kind, node.input(0), None if axes is None else np.array(axes, np.int64))
 

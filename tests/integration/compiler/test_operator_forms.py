@@ -338,3 +338,34 @@ def test_a_refusal_names_the_node_and_dumps_no_object(model: onnx.ModelProto, sa
     assert said in str(raised.value)
     assert "span=" not in str(raised.value)
     assert "T.int64" not in str(raised.value)
+
+
+def test_constants_of_a_newer_opset_than_onnx_runtime_reads_are_folded() -> None:
+    """An operator keeps its version in newer opsets. Bodies of ONNX's functions give an axis as a scalar."""
+    graph = """g (float[6] x) => (float[1,2,3] y) <float[2] extents = {2, 3}, int64 axis = {0}> {
+        positive = Relu(extents)
+        shape = Cast<to = 7>(positive)
+        rows = Reshape(x, shape)
+        first = Unsqueeze(shape, axis)
+        flat = Squeeze(first, axis)
+        table = Reshape(rows, flat)
+        y = Unsqueeze(table, axis)
+    }"""
+    newest = onnx.defs.onnx_opset_version()
+    model = parser.parse_model(f'<ir_version: 10, opset_import: ["" : {newest}]> {graph}')
+    data = np.arange(6, dtype=np.float32)
+    (found,) = Imported(read_onnx(model.SerializeToString(), {}), TARGET).compute({"x": data}).values()
+    np.testing.assert_array_equal(found, data.reshape(1, 2, 3))
+
+
+def test_an_output_that_is_a_sequence_is_refused_by_name() -> None:
+    output = helper.make_tensor_sequence_value_info("parts", TensorProto.FLOAT, [2])
+    graph = helper.make_graph(
+        [helper.make_node("SequenceConstruct", ["x"], ["parts"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])],
+        [output],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    with pytest.raises(ModelError, match="output 'parts' is a sequence; only tensors are supported"):
+        read_file(model.SerializeToString(), {})

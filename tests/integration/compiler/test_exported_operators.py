@@ -1,0 +1,99 @@
+"""Operators of PyTorch are imported as PyTorch computes them, or are refused by name."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from compiler.importing.formats.reading import read_model
+from compiler.importing.spec import ModelError
+from compiler.verifying.imported import verify_file
+from tests.marks import slow_lane_except
+
+torch: Any = pytest.importorskip("torch")
+functional = torch.nn.functional
+TARGET = '{"kind":"llvm","num-cores":1}'
+Function = Callable[..., Any]
+resized = functional.interpolate
+
+
+def written(x: Any) -> Any:
+    y = x.clone()
+    y[y > 0] = 0
+    return y
+
+
+def places(x: Any) -> Any:
+    return (x > 0).long() + 1
+
+
+IMAGES: dict[str, Function] = {
+    "nearest": lambda x: resized(x, size=(5, 11)),
+    "nearest of a scale": lambda x: resized(x, scale_factor=0.6),
+    "nearest-exact": lambda x: resized(x, scale_factor=1.7, mode="nearest-exact"),
+    "bilinear of a scale": lambda x: resized(x, scale_factor=0.6, mode="bilinear"),
+    "bilinear to one": lambda x: resized(x, size=(1, 1), mode="bilinear", align_corners=True),
+    "places of maxima": lambda x: functional.max_pool2d(x, 3, 2, 1, return_indices=True)[1],
+    "maxima of parts": lambda x: functional.adaptive_max_pool2d(x, (4, 2)),
+    "means with a divisor": lambda x: functional.avg_pool2d(x, 3, 2, divisor_override=5),
+    "unfold": lambda x: functional.unfold(x, (2, 3), dilation=2, padding=1, stride=2),
+}
+TABLES: dict[str, Function] = {
+    "sign": torch.sign,
+    "isfinite": torch.isfinite,
+    "exp2": torch.exp2,
+    "fmax": lambda x: torch.fmax(x, x.flip(0)),
+    "product": lambda x: x.prod(-1),
+    "sum of booleans": lambda x: (x > 0) + (x < 1),
+    "integers from below": lambda x: x.nan_to_num(0, 0, 0).clamp(-9, 9).int().clamp(min=1),
+    "scatter_add": lambda x: x.scatter_add(0, places(x), x),
+    "scatter_reduce": lambda x: x.scatter_reduce(0, places(x), x, "amax", include_self=False),
+    "index from the end": lambda x: x[torch.tensor([-1, 0])],
+    "indices of two axes": lambda x: x.reshape(4, 2, 3)[torch.tensor([-1, 0]), :, torch.tensor([2, 1])],
+    "a mask": written,
+}
+
+
+def verified(function: Function, *inputs: Any) -> list[str]:
+    class Module(torch.nn.Module):
+        def forward(self, *given: Any) -> Any:
+            return function(*given)
+
+    data = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.export.save(torch.export.export(Module().eval(), inputs), data)
+    return [one.inputs for one in verify_file(read_model(data.getvalue(), {}), TARGET, TARGET)]
+
+
+@pytest.mark.parametrize("name", slow_lane_except([*IMAGES], "nearest", "places of maxima"))
+def test_an_operator_of_images(name: str) -> None:
+    assert len(verified(IMAGES[name], torch.zeros(2, 3, 8, 8))) == 5
+
+
+@pytest.mark.parametrize("name", slow_lane_except([*TABLES], "sign", "scatter_add", "index from the end"))
+def test_an_operator(name: str) -> None:
+    assert len(verified(TABLES[name], torch.zeros(4, 6))) == 5
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: torch.erfc(x), r"operator erfc.default of node 'erfc' isn't supported: replace it"),
+        (
+            lambda x: functional.adaptive_max_pool2d(x[None], (3, 5)),
+            r"its windows differ in size, since \(4, 6\) isn't a multiple of \(3, 5\)",
+        ),
+        (
+            lambda x: resized(x[None, None], size=(3, 5), mode="bilinear", antialias=True),
+            "antialiasing isn't supported: interpolate without antialias",
+        ),
+    ],
+)
+def test_a_refusal_names_the_operator(function: Function, reason: str) -> None:
+    with pytest.raises(ModelError, match=reason):
+        verified(function, torch.zeros(4, 6))
