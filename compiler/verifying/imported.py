@@ -19,7 +19,7 @@ from compiler.importing.formats.onnx_model import OnnxModel
 from compiler.importing.model import RelaxModel, fuse, fuse_untuned, import_file
 from compiler.importing.onnx_file import OnnxFile, node_name
 from compiler.importing.padding import valid_part
-from compiler.importing.spec import ModelError, NoReference
+from compiler.importing.spec import ModelError, NoReference, first_line
 from compiler.measuring.outputs import compare_outputs
 from compiler.target import parse_target
 from compiler.verifying.apart import apart, given, selected_from
@@ -77,8 +77,9 @@ def _judged_apart(file: Defined, edge: EdgeSet, target: str, computed_in: str) -
         apart = take_apart(file)
         values = dict(apart.reference(edge.inputs))
         own = Imported(apart.to_relax(), target).compute({**edge.inputs, **apart.given(values)})
-    except (ModelError, NoReference) as error:
-        return f"for {edge.what}, outputs differ, and the operators can't be compared one by one ({error})"
+    except Exception as error:  # PyTorch, MLIR and TVM each raise their own
+        reason = first_line(error)
+        return f"for {edge.what}, outputs differ, and the operators can't be compared one by one ({reason})"
     found = dict(zip(values, own.values(), strict=True))
     return _judged_steps(apart.steps, {**values, **edge.inputs}, found, edge, computed_in)
 

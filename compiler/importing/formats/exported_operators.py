@@ -108,6 +108,26 @@ def _product(node: Any, importer: Any) -> Any:
     return builder.emit(relax.op.prod(data, given["dim"], given["keepdim"]))
 
 
+def _extreme(operator: Callable[..., Any]) -> Convert:
+    """Return the converter of amax or amin."""
+
+    def convert(node: Any, importer: Any) -> Any:
+        given = _arguments(node, importer)
+        return importer.block_builder.emit(
+            operator(given["self"], list(given["dim"]) or None, given["keepdim"])
+        )
+
+    return convert
+
+
+def _stable_sort(node: Any, importer: Any) -> list[Any]:
+    """TVM's sort is stable."""
+    given, emit = _arguments(node, importer), importer.block_builder.emit
+    data, axis, descending = given["self"], given["dim"], given["descending"]
+    values = emit(relax.op.sort(data, axis, descending))
+    return [values, emit(relax.op.argsort(data, axis, descending, "int64"))]
+
+
 def _upsample(mode: str, coordinates: str) -> Convert:
     """Return the converter of an interpolation. PyTorch computes places by the scale that it was given."""
 
@@ -351,6 +371,8 @@ CONVERTERS: Mapping[str, Convert] = {
     "sgn.default": _sign,
     "fmax.default": _ignoring_nan(relax.op.maximum),
     "fmin.default": _ignoring_nan(relax.op.minimum),
+    "amax.default": _extreme(relax.op.max),
+    "amin.default": _extreme(relax.op.min),
     "clamp.default": _clamp,
     "exp2.default": _exp2,
     "prod.dim_int": _product,
@@ -365,6 +387,7 @@ CONVERTERS: Mapping[str, Convert] = {
     "adaptive_max_pool3d.default": _adaptive_max_pool,
     "avg_pool2d.default": _average_pool,
     "avg_pool3d.default": _average_pool,
+    "sort.stable": _stable_sort,
     "scatter_add.default": _scatter_reduce,
     "scatter_reduce.two": _scatter_reduce,
 }

@@ -148,8 +148,14 @@ def _required(value: Value | None) -> Value:
     return value
 
 
+def _has_element(graph: Graph, node: Node) -> Value:
+    """A tensor is there, unless it was left out."""
+    return graph.constant(np.array(node.optional(0) is not None))
+
+
 CONVERTERS: Mapping[tuple[str, str], Converter] = {
     ("", "If"): _if,
+    ("", "OptionalHasElement"): _has_element,
     ("", "Loop"): _loop,
     ("", "Scan"): _scan,
 }

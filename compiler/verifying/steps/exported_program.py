@@ -105,7 +105,11 @@ def _step(node: Any) -> Step:
 
 
 def _copied(graph: Any, node: Any, values: Mapping[Any, Any]) -> Any:
+    """Copy a node with its name, also where a graph would give it another one, as it does for `input`."""
     copy = graph.node_copy(node, lambda one: values[one])
+    copy.name = node.name
+    if node.op == "placeholder":
+        copy.target = node.target
     copy.meta = dict(node.meta)
     return copy
 
