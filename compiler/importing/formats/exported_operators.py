@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from compiler.importing.graph import Graph, UnsupportedOperator, Value, numpy_dtype
+from compiler.importing.onnx_graph import Graph, UnsupportedOperator, Value, numpy_dtype
 from compiler.importing.operators import CONVERTERS as ONNX_CONVERTERS
 
 # Takes the node and TVM's importer; returns a tensor, or a list of them.

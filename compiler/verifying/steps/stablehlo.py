@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from compiler.importing.formats.stablehlo_model import StablehloModel, bytecode
 from compiler.importing.spec import TensorSpec
 from compiler.importing.stablehlo.attributes import mlir, tensor_type
-from compiler.importing.stablehlo.graph import functions_of, place
+from compiler.importing.stablehlo.importer import functions_of, place
 from compiler.verifying.steps.step import GIVEN, Apart, Step
 
 Array = NDArray[Any]
