@@ -18,7 +18,7 @@ from onnx import numpy_helper
 from benchmarks.coverage.cases import Array, Case
 from benchmarks.coverage.importers import Attempts
 from benchmarks.coverage.tried import TYPES, TypedAnswer
-from compiler.importing.onnx_graph import numpy_dtype
+from compiler.importing.values import numpy_dtype
 
 # Types in which ONNX Runtime may have a kernel instead, the first that has one counts.
 WIDER = {"float": ("float32", "float64"), "int": ("int64", "int32", "float32"), "bool": ("uint8", "int32")}

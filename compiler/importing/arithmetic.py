@@ -12,7 +12,7 @@ from tvm import relax
 from tvm.ir import Call, GenericConst
 
 from compiler.constants.fold import constant, rewrite_functions, static_shape
-from compiler.importing.onnx_graph import numpy_dtype
+from compiler.importing.values import numpy_dtype
 
 _DIVISIONS = frozenset({"relax.divide", "relax.floor_divide", "relax.mod", "relax.floor_mod"})
 # What stands for arithmetic of booleans, which TVM generates no code for.

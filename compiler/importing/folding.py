@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
 from compiler.constants.fold import MAX_CONSTANT_BYTES
 from compiler.importing.onnx_file import NARROW
 from compiler.importing.onnx_runtime import load_session
+from compiler.importing.values import Array, Node
 
-if TYPE_CHECKING:
-    from compiler.importing.onnx_graph import Node
-
-Array = NDArray[Any]
 # A larger result of a convolution or a recurrence takes longer to compute than to leave to TVM.
 SLOW_TO_FOLD = {
     *("Conv", "ConvInteger", "ConvTranspose", "DeformConv", "QLinearConv"),

@@ -24,10 +24,11 @@ from compiler.importing.arithmetic import define_arithmetic
 from compiler.importing.layouts import convert_unsupported_layouts, count_axes_from_zero
 from compiler.importing.legalization import legalize
 from compiler.importing.onnx_file import COARSENESS, OnnxFile, read_file
-from compiler.importing.onnx_graph import Graph, UnsupportedOperator, check_size
+from compiler.importing.onnx_graph import Graph, check_size
 from compiler.importing.operators import CONVERTERS
 from compiler.importing.operators.forms import FORMS
 from compiler.importing.spec import ModelError, Shape, TensorSpec, first_line
+from compiler.importing.values import UnsupportedOperator
 from compiler.importing.views import read_through_views
 from compiler.precision.half import reduce_in_floats, sum_in_floats
 from compiler.precision.quantized import compute_in_bytes

@@ -15,14 +15,13 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import onnx
 import tvm
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from onnx import numpy_helper
 from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map, onnx_input
@@ -38,123 +37,18 @@ from compiler.importing.onnx_file import (
     node_name,
     plain_domain,
 )
-from compiler.importing.padding import Padding, convert_padded, fill_invalid_rows
+from compiler.importing.padding import convert_padded, fill_invalid_rows
 from compiler.importing.spec import ModelError, Shape, first_line
+from compiler.importing.values import OPSET, Array, NameScope, Node, UnsupportedOperator, Value, numpy_dtype
 
-Array = NDArray[Any]
-# The version of ONNX's operators in whose terms converters write.
-OPSET = 21
 # A message names the types of so many inputs.
 MAX_TOLD_INPUTS = 4
 # A small file can describe an enormous computation: no tensor of a model may be larger than this.
 MAX_TENSOR_BYTES = 4 << 30
 
 
-class Value:
-    """A tensor of static shape: a constant of the model, or what an expression computes. `padding` says which
-    rows of it the data decides to be valid; without, all are."""
-
-    def __init__(
-        self, constant: Array | None = None, expr: Any = None, padding: Padding | None = None
-    ) -> None:
-        self.constant = constant
-        self._expr = expr
-        self.padding = padding
-
-    def with_padding(self, padding: Padding | None) -> Value:
-        return self if padding is self.padding else Value(self.constant, self._expr, padding)
-
-    @cached_property
-    def expr(self) -> relax.Expr:
-        return (
-            self._expr
-            if self._expr is not None
-            else relax.const(np.asarray(self.constant, order="C"), self.dtype)
-        )
-
-    @cached_property
-    def shape(self) -> Shape:
-        if self.constant is not None:
-            return tuple(self.constant.shape)
-        shape = static_shape(self._expr)
-        assert shape is not None
-        return shape
-
-    @property
-    def rank(self) -> int:
-        return len(self.shape)
-
-    @cached_property
-    def dtype(self) -> str:
-        """numpy's name of the element type."""
-        return str(self.constant.dtype if self.constant is not None else self._expr.ty.dtype)
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-    def known(self, what: str) -> Array:
-        """Return the value of a constant. Raises Refused, which says that `what` should be one."""
-        if self.constant is None:
-            raise UnsupportedOperator(f"{what} must be a constant of the model")
-        return self.constant
-
-    def onnx_type(self) -> onnx.TypeProto:
-        elem_type = onnx.helper.np_dtype_to_tensor_dtype(numpy_dtype(self.dtype))
-        return onnx.helper.make_tensor_type_proto(elem_type, self.shape)
-
-
-class UnsupportedOperator(ValueError):
-    """A node asks for what can't be imported. The message says what, the importer adds which node."""
-
-
-@dataclass(frozen=True)
-class Node:
-    """A node whose inputs are known. An input that was left out is None."""
-
-    domain: str
-    kind: str
-    opset: int
-    inputs: tuple[Value | None, ...]
-    attributes: Mapping[str, Any]
-    outputs: tuple[str, ...]
-    proto: onnx.NodeProto
-    scope: NameScope
-
-    @property
-    def operator(self) -> str:
-        return f"{self.domain}.{self.kind}" if self.domain else self.kind
-
-    def optional(self, position: int) -> Value | None:
-        return self.inputs[position] if position < len(self.inputs) else None
-
-    def input(self, position: int) -> Value:
-        """Raises Refused when the input was left out."""
-        value = self.optional(position)
-        if value is None:
-            raise UnsupportedOperator(f"input {position} is missing")
-        return value
-
-    def wants(self, position: int) -> bool:
-        """Return whether anything may use this output."""
-        return position < len(self.outputs) and self.outputs[position] != ""
-
-
 # Returns the outputs that it computes, or None for a node that it leaves to the next importer.
 Converter = Callable[["Graph", Node], "Value | Sequence[Value | None] | None"]
-
-
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return numpy's type of an element type, also of those that ml_dtypes adds."""
-    return _DTYPES[name] if name in _DTYPES else np.dtype(name)
-
-
-_DTYPES = {
-    str(dtype): dtype
-    for number in onnx.TensorProto.DataType.values()
-    if number not in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING)
-    for dtype in [onnx.helper.tensor_dtype_to_np_dtype(number)]
-}
 
 
 class Graph:
@@ -472,12 +366,6 @@ class Subgraph:
         given = {**self.scope.values, **dict(zip(names, inputs, strict=True))}
         results = [output.name for output in self.proto.output]
         return graph.import_subgraph(self.proto, given, self.scope.opsets, results)
-
-
-@dataclass(frozen=True)
-class NameScope:
-    values: Mapping[str, Value]
-    opsets: Mapping[str, int]
 
 
 # What TVM imports, by domain. It looks at names only: its Attention is Microsoft's, for instance.

@@ -10,27 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from compiler.importing.spec import Shape
+from compiler.importing.values import Array, Node, Operators, Padding, Value
 
-if TYPE_CHECKING:
-    from compiler.importing.onnx_graph import Graph, Node, Value
-
-Array = NDArray[Any]
 NO_ROW = -1
-
-
-@dataclass(frozen=True)
-class Padding:
-    """Along `axis`, the first `count` (a scalar of int64) parts of a value are valid."""
-
-    axis: int
-    count: Value
 
 
 # Of those inputs of a node that are padded, by position.
@@ -38,7 +26,7 @@ Paddings = Mapping[int, Padding]
 
 
 def convert_padded(
-    graph: Graph, node: Node, plainly: Callable[[Node], Sequence[Value | None]]
+    graph: Operators, node: Node, plainly: Callable[[Node], Sequence[Value | None]]
 ) -> Sequence[Value | None] | None:
     """Import a node that reads padded values; `plainly` imports one as if all rows were valid. Return None
     where the node may mix rows."""
@@ -73,7 +61,7 @@ def convert_padded(
     return [result and result.with_padding(Padding(axis, count)) for result in computed]
 
 
-def fill_invalid_rows(graph: Graph, value: Value) -> Value:
+def fill_invalid_rows(graph: Operators, value: Value) -> Value:
     """Return the value with a marker in its invalid rows, which tells them from others."""
     if value.padding is None:
         return value
@@ -95,7 +83,7 @@ def valid_part(output: Array, wanted: Array) -> Array:
     return part if (rest == no_row(str(output.dtype))).all() else output
 
 
-def _filled(graph: Graph, value: Value, padding: Padding, number: float) -> Value:
+def _filled(graph: Operators, value: Value, padding: Padding, number: float) -> Value:
     """Return the value with a number in all rows that aren't valid."""
     shape = [-1 if axis == padding.axis else 1 for axis in range(value.rank)]
     places = np.arange(value.shape[padding.axis]).reshape(shape)
@@ -103,7 +91,7 @@ def _filled(graph: Graph, value: Value, padding: Padding, number: float) -> Valu
     return graph.op("Where", is_valid, value, np.array(number, value.dtype))
 
 
-def _shape(graph: Graph, node: Node, padded: Paddings) -> Sequence[Value]:
+def _shape(graph: Operators, node: Node, padded: Paddings) -> Sequence[Value]:
     padding = padded[0]
     extents: list[Any] = [np.array([extent]) for extent in node.input(0).shape]
     extents[padding.axis] = graph.op("Reshape", padding.count, np.array([1]))
@@ -111,7 +99,7 @@ def _shape(graph: Graph, node: Node, padded: Paddings) -> Sequence[Value]:
     return [graph.op("Concat", *kept, axis=0) if kept else graph.value(np.empty(0, np.int64))]
 
 
-def _taken(graph: Graph, node: Node, padded: Paddings) -> Sequence[Value] | None:
+def _taken(graph: Operators, node: Node, padded: Paddings) -> Sequence[Value] | None:
     """Take rows by their numbers; those from the end count from the last valid one."""
     data, places, padding = node.input(0), node.input(1), padded[0]
     axis = int(node.attributes.get("axis", 0)) % data.rank
@@ -127,7 +115,7 @@ def _taken(graph: Graph, node: Node, padded: Paddings) -> Sequence[Value] | None
     return [result if left is None else result.with_padding(Padding(axis + left.axis, left.count))]
 
 
-def _selected(graph: Graph, node: Node, padded: Paddings) -> Sequence[Value] | None:
+def _selected(graph: Operators, node: Node, padded: Paddings) -> Sequence[Value] | None:
     """Select among the valid boxes: no other has a score above the threshold."""
     boxes, scores, *rest = (node.optional(position) for position in range(5))
     if padded.keys() != {0, 1} or (padded[0].axis, padded[1].axis) != (1, 2) or not boxes or not scores:
@@ -142,7 +130,7 @@ def _selected(graph: Graph, node: Node, padded: Paddings) -> Sequence[Value] | N
     return [graph.op("NonMaxSuppression", *inputs, center_point_box=is_centred)]
 
 
-def _top_k(graph: Graph, node: Node, padded: Paddings) -> Sequence[Value] | None:
+def _top_k(graph: Operators, node: Node, padded: Paddings) -> Sequence[Value] | None:
     """Sort what isn't valid to the end; where the data decides how many are wanted, sort all."""
     data, padding = node.input(0), padded[0]
     axis = int(node.attributes.get("axis", -1)) % data.rank
@@ -163,7 +151,7 @@ def _top_k(graph: Graph, node: Node, padded: Paddings) -> Sequence[Value] | None
 
 
 # What needs to know how many rows of its first input are valid; each returns None where it doesn't.
-_COUNTING: Mapping[str, Callable[[Graph, Node, Paddings], Sequence[Value] | None]] = {
+_COUNTING: Mapping[str, Callable[[Operators, Node, Paddings], Sequence[Value] | None]] = {
     "Gather": _taken,
     "NonMaxSuppression": _selected,
     "Shape": _shape,

@@ -17,8 +17,8 @@ import onnx
 from numpy.typing import NDArray
 
 from compiler.importing.onnx_file import NARROW, OnnxFile, node_name
-from compiler.importing.onnx_graph import numpy_dtype
 from compiler.importing.spec import TensorSpec
+from compiler.importing.values import numpy_dtype
 from compiler.measuring.outputs import compare_outputs
 from compiler.verifying.steps.step import Step
 

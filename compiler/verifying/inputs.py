@@ -11,8 +11,8 @@ import onnx
 from numpy.typing import NDArray
 
 from compiler.importing.onnx_file import OnnxFile
-from compiler.importing.onnx_graph import numpy_dtype
 from compiler.importing.spec import TensorSpec
+from compiler.importing.values import numpy_dtype
 
 Array = NDArray[Any]
 # What hands its first input on: indices stay indices of the same range.

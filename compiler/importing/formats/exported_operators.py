@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from compiler.importing.onnx_graph import Graph, UnsupportedOperator, Value, numpy_dtype
+from compiler.importing.onnx_graph import Graph
 from compiler.importing.operators import CONVERTERS as ONNX_CONVERTERS
+from compiler.importing.values import UnsupportedOperator, Value, numpy_dtype
 
 # Takes the node and TVM's importer; returns a tensor, or a list of them.
 Convert = Callable[[Any, Any], Any]

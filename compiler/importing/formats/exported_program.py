@@ -30,8 +30,8 @@ from compiler.constants.fold import static_shape
 from compiler.importing.formats.exported_operators import CONVERTERS, cast, is_float
 from compiler.importing.formats.model_file import Content, check_shapes
 from compiler.importing.model import RelaxModel, checked_model
-from compiler.importing.onnx_graph import UnsupportedOperator, numpy_dtype
 from compiler.importing.spec import ModelError, Shape, TensorSpec, first_line
+from compiler.importing.values import UnsupportedOperator, numpy_dtype
 from sandbox import python_packages
 
 Array = NDArray[Any]

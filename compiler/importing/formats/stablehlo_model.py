@@ -19,12 +19,13 @@ import tvm
 from compiler.importing.formats.model_file import Content, check_shapes
 from compiler.importing.model import RelaxModel, checked_model
 from compiler.importing.onnx_file import static_shape_of
-from compiler.importing.onnx_graph import UnsupportedOperator, identifiers
+from compiler.importing.onnx_graph import identifiers
 from compiler.importing.spec import ModelError, NoReference, Shape, TensorSpec, first_line
 from compiler.importing.stablehlo import CONVERTERS
 from compiler.importing.stablehlo.attributes import Array, mlir, tensor_type
 from compiler.importing.stablehlo.control import CALL_TARGETS
 from compiler.importing.stablehlo.importer import Importer, functions_of
+from compiler.importing.values import UnsupportedOperator
 from core.model_format import MLIR_BYTECODE, exported_artifact
 
 # Of the operations that XLA may be given.

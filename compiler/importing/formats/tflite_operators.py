@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from tvm import relax
 from tvm.relax.frontend.tflite.tflite_frontend import OperatorConverter, get_tensor_name
 
-from compiler.importing.onnx_graph import UnsupportedOperator
 from compiler.importing.spec import ModelError, first_line
+from compiler.importing.values import UnsupportedOperator
 
 Array = NDArray[Any]
 Convert = Callable[..., Any]

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from compiler.importing.onnx_graph import Converter, Graph, Node, UnsupportedOperator, Value
+from compiler.importing.onnx_graph import Converter, Graph
 from compiler.importing.operators.quantized import cast
+from compiler.importing.values import Node, UnsupportedOperator, Value
 
 
 def heads_of(graph: Graph, value: Value, heads: int) -> Value:

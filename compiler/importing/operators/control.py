@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from compiler.importing.onnx_graph import Converter, Graph, Node, Subgraph, UnsupportedOperator, Value
+from compiler.importing.onnx_graph import Converter, Graph, Subgraph
+from compiler.importing.values import Node, UnsupportedOperator, Value
 
 
 def _if(graph: Graph, node: Node) -> Sequence[Value]:

@@ -10,9 +10,10 @@ import onnx
 from tvm import relax, tirx
 from tvm.script import tirx as T  # noqa: N812 - TVM's parser wants this name
 
-from compiler.importing.onnx_graph import Converter, Graph, Node, UnsupportedOperator, Value
+from compiler.importing.onnx_graph import Converter, Graph
 from compiler.importing.operators.quantized import cast
-from compiler.importing.padding import NO_ROW, Padding
+from compiler.importing.padding import NO_ROW
+from compiler.importing.values import Node, Padding, UnsupportedOperator, Value
 
 
 def _non_max_suppression(graph: Graph, node: Node) -> Value:

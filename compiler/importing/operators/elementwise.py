@@ -12,16 +12,9 @@ import numpy as np
 import onnx
 from tvm import relax
 
-from compiler.importing.onnx_graph import (
-    Array,
-    Converter,
-    Graph,
-    Node,
-    UnsupportedOperator,
-    Value,
-    numpy_dtype,
-)
+from compiler.importing.onnx_graph import Converter, Graph
 from compiler.importing.operators.quantized import cast
+from compiler.importing.values import Array, Node, UnsupportedOperator, Value, numpy_dtype
 
 # The terms of a determinant grow with the factorial of its rows.
 MAX_DET = 4

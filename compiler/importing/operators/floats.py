@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from tvm import relax, te, tirx
 
 from compiler.importing.onnx_file import NARROW
-from compiler.importing.onnx_graph import Converter, Graph, Node, UnsupportedOperator, Value, numpy_dtype
+from compiler.importing.onnx_graph import Converter, Graph
+from compiler.importing.values import Node, UnsupportedOperator, Value, numpy_dtype
 
 
 def _cast(graph: Graph, node: Node) -> Value | None:

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from compiler.importing.onnx_graph import Converter, Graph, Node, UnsupportedOperator, Value
+from compiler.importing.onnx_graph import Converter, Graph
+from compiler.importing.values import Node, UnsupportedOperator, Value
 
 
 def _binary(graph: Graph, node: Node) -> Value | None:

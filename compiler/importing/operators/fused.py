@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from compiler.importing.onnx_graph import Converter, Graph, Node, UnsupportedOperator, Value
+from compiler.importing.onnx_graph import Converter, Graph
+from compiler.importing.values import Node, UnsupportedOperator, Value
 
 
 def _fused_matmul(graph: Graph, node: Node) -> Value:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from compiler.importing.onnx_graph import Converter, Graph, Node, Value
+from compiler.importing.onnx_graph import Converter, Graph
 from compiler.importing.operators.quantized import cast
+from compiler.importing.values import Node, Value
 
 HALVES = ("float16", "bfloat16")
 # Operators that compute in several steps, or add up elements. Others round once by themselves.

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 from tvm import relax, topi
 
-from compiler.importing.onnx_graph import Converter, Graph, Node, Value
+from compiler.importing.onnx_graph import Converter, Graph
 from compiler.importing.operators.floats import reinterpreted
 from compiler.importing.operators.quantized import cast
+from compiler.importing.values import Node, Value
 
 
 def _slice(graph: Graph, node: Node) -> Value:

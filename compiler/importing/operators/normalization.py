@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from compiler.importing.onnx_graph import Converter, Graph, Node, UnsupportedOperator, Value
+from compiler.importing.onnx_graph import Converter, Graph
 from compiler.importing.operators.quantized import cast
+from compiler.importing.values import Node, UnsupportedOperator, Value
 
 
 def _layer_normalization(graph: Graph, node: Node) -> Sequence[Value | None] | None:

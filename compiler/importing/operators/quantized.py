@@ -13,7 +13,8 @@ import onnx
 from numpy.typing import NDArray
 from tvm import relax
 
-from compiler.importing.onnx_graph import Converter, Graph, Node, UnsupportedOperator, Value, numpy_dtype
+from compiler.importing.onnx_graph import Converter, Graph
+from compiler.importing.values import Node, UnsupportedOperator, Value, numpy_dtype
 
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "int64", "int4", "uint4", "int2", "uint2")
 

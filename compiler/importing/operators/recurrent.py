@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from compiler.importing.onnx_graph import Converter, Graph, Node, UnsupportedOperator, Value
+from compiler.importing.onnx_graph import Converter, Graph
 from compiler.importing.operators.control import row, rows, stack
 from compiler.importing.operators.quantized import cast
+from compiler.importing.values import Node, UnsupportedOperator, Value
 
 Activation = Callable[[Value], Value]
 # Activations whose attributes have other defaults than the operators of the same name.

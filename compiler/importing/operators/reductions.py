@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 from tvm import relax
 
-from compiler.importing.onnx_graph import Converter, Graph, Node, Value, numpy_dtype
+from compiler.importing.onnx_graph import Converter, Graph
 from compiler.importing.operators.quantized import cast
+from compiler.importing.values import Node, Value, numpy_dtype
 
 # Of these, int64 has the exact result as long as it doesn't overflow.
 _EXACT = ("ReduceL1", "ReduceMean", "ReduceProd", "ReduceSum", "ReduceSumSquare")

@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from compiler.importing.onnx_graph import Converter, Graph, Node, Value
+from compiler.importing.onnx_graph import Converter, Graph
 from compiler.importing.operators.quantized import bounds
+from compiler.importing.values import Node, Value
 
 
 def _conv_transpose(graph: Graph, node: Node) -> Value | None:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.importing.onnx_graph import UnsupportedOperator, numpy_dtype
 from compiler.importing.spec import Shape
+from compiler.importing.values import UnsupportedOperator, numpy_dtype
 
 Array = NDArray[Any]
 # NumPy's names of the element types that are read.

@@ -11,11 +11,11 @@ import onnx
 from tvm import relax
 
 from compiler.constants.fold import constant
-from compiler.importing.onnx_graph import UnsupportedOperator, numpy_dtype
 from compiler.importing.operators.floats import reinterpreted
 from compiler.importing.spec import Shape
 from compiler.importing.stablehlo.attributes import Array, ints, mlir, tensor_type
 from compiler.importing.stablehlo.importer import Converter, Importer, Tensor
+from compiler.importing.values import UnsupportedOperator, numpy_dtype
 
 
 def _elementwise(on_arrays: Callable[..., Any], on_exprs: Callable[..., Any]) -> Converter:

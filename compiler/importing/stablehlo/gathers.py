@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from compiler.importing.onnx_graph import UnsupportedOperator, Value, numpy_dtype
 from compiler.importing.stablehlo.attributes import ints, mlir
 from compiler.importing.stablehlo.elementwise import as_type
 from compiler.importing.stablehlo.importer import Converter, Importer, Tensor
 from compiler.importing.stablehlo.movement import reshaped, transposed
 from compiler.importing.stablehlo.reductions import fold_of
+from compiler.importing.values import UnsupportedOperator, Value, numpy_dtype
 
 _SCATTERS = {"add": "add", "multiply": "mul", "maximum": "max", "minimum": "min"}
 

@@ -23,10 +23,11 @@ from tvm import relax
 
 from compiler.constants.fold import MAX_CONSTANT_BYTES
 from compiler.importing.onnx_file import MAX_NODES
-from compiler.importing.onnx_graph import Graph, UnsupportedOperator, Value, numpy_dtype
+from compiler.importing.onnx_graph import Graph
 from compiler.importing.operators import CONVERTERS as ONNX_CONVERTERS
 from compiler.importing.spec import ModelError, Shape, TensorSpec, first_line
 from compiler.importing.stablehlo.attributes import Array, mlir, tensor_type
+from compiler.importing.values import UnsupportedOperator, Value, numpy_dtype
 
 MAX_DEPTH = 64
 MAX_PLACE_CHARS = 120

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from compiler.importing.onnx_graph import Value, numpy_dtype
 from compiler.importing.stablehlo.attributes import elements, ints, number, tensor_type
 from compiler.importing.stablehlo.elementwise import as_type
 from compiler.importing.stablehlo.importer import Converter, Given, Importer, Row, Tensor
+from compiler.importing.values import Value, numpy_dtype
 
 
 def _constant(_importer: Importer, op: Any) -> Tensor:

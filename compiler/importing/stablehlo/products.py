@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from compiler.importing.onnx_graph import UnsupportedOperator, numpy_dtype
 from compiler.importing.stablehlo.attributes import ints, mlir, number, pairs, tensor_type
 from compiler.importing.stablehlo.elementwise import as_type
 from compiler.importing.stablehlo.importer import Converter, Importer, Tensor
 from compiler.importing.stablehlo.movement import padded, reshaped, reversed_along, transposed
+from compiler.importing.values import UnsupportedOperator, numpy_dtype
 
 _CONVOLUTIONS = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d, 3: relax.op.nn.conv3d}
 

@@ -16,12 +16,12 @@ import numpy as np
 from tvm import relax
 
 from compiler.constants.fold import MAX_CONSTANT_BYTES, constant
-from compiler.importing.onnx_graph import UnsupportedOperator, Value, numpy_dtype
 from compiler.importing.operators.floats import reinterpreted
 from compiler.importing.stablehlo.attributes import Array, ints, number, pairs
 from compiler.importing.stablehlo.elementwise import as_type
 from compiler.importing.stablehlo.importer import Converter, Importer, Tensor
 from compiler.importing.stablehlo.movement import reshaped, reversed_along, transposed
+from compiler.importing.values import UnsupportedOperator, Value, numpy_dtype
 
 _POOLS = {
     "maximum": {1: relax.op.nn.max_pool1d, 2: relax.op.nn.max_pool2d, 3: relax.op.nn.max_pool3d},

@@ -15,8 +15,9 @@ from compiler.children.verification import Verification, verify_import
 from compiler.importing import operators
 from compiler.importing.model import import_file
 from compiler.importing.onnx_file import OnnxFile, read_file
-from compiler.importing.onnx_graph import Graph, Node, Value
+from compiler.importing.onnx_graph import Graph
 from compiler.importing.spec import ModelError, NoReference
+from compiler.importing.values import Node, Value
 from compiler.verifying.edges import edge_sets
 from compiler.verifying.imported import verify
 from compiler.verifying.inputs import USUAL, index_extents, input_sets

@@ -20,8 +20,9 @@ from tvm import relax
 from compiler.importing import operators
 from compiler.importing.model import extract_tasks, fuse, import_file, read_onnx
 from compiler.importing.onnx_file import read_file
-from compiler.importing.onnx_graph import Graph, Node, Value
+from compiler.importing.onnx_graph import Graph
 from compiler.importing.spec import ModelError
+from compiler.importing.values import Node, Value
 from compiler.precision import quantized
 from compiler.reading.subgraph import read_dag
 from compiler.target import detect_device
