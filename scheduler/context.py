@@ -14,6 +14,7 @@ from scheduler.model_compiler import CompilerChildren, ModelCompiler
 from scheduler.planning.record_cache import RecordCache
 from scheduler.settings import SchedulerSettings
 from scheduler.spaces import Spaces
+from system.signing import SigningKey
 
 # Another scheduler may end a job that this one has noted.
 MAX_EXHAUSTED = 1000
@@ -26,6 +27,7 @@ class Context:
     `now` returns epoch seconds, `wake` asks for a step of a job, and `scheduler_name` holds the claims on
     jobs. The caches only save time: all of them can be built again from the database. `exhausted_at` maps
     the ids of jobs whose search proposed nothing new to the number of trials that were done by then.
+    `signing_key` signs published artifacts, where one is set.
     """
 
     settings: SchedulerSettings
@@ -35,6 +37,7 @@ class Context:
     wake: Callable[[str, str], None]
     metrics: SchedulerMetrics = field(default_factory=SchedulerMetrics)
     children: CompilerChildren = field(default_factory=CompilerChildren)
+    signing_key: SigningKey | None = None
 
     def __post_init__(self) -> None:
         self.spaces = Spaces(self.database)

@@ -27,6 +27,7 @@ from system.command import CommandError, run_function
 from system.errors import SettingsError
 from system.scratch import scratch_folder
 from system.settings import read_settings
+from system.signing import SigningKey, read_key
 
 if TYPE_CHECKING:
     from scheduler.upkeep.sweep import Sweeper
@@ -39,6 +40,7 @@ def scheduler() -> int:
     TUNEFARM_DATABASE_URL at least.
     """
     settings = read_settings(SchedulerSettings, flags={})
+    signing_key = None if settings.signing_key is None else read_key(settings.signing_key)
     try:
         celery = make_app(settings.broker)
         store = None if settings.blob_store is None else BlobStore(settings.blob_store)
@@ -53,7 +55,7 @@ def scheduler() -> int:
         stack.enter_context(scratch_folder("scheduler"))
         stack.enter_context(tracing.exported("scheduler"))
         name = settings.scheduler_name or stack.enter_context(unique_name(database.name))
-        return _work(celery, settings, database, name)
+        return _work(celery, settings, database, name, signing_key)
 
 
 def main(arguments: Sequence[str] = ()) -> int:
@@ -63,17 +65,26 @@ def main(arguments: Sequence[str] = ()) -> int:
     return run_function(scheduler, "tunefarm scheduler", arguments)
 
 
-def _work(celery: Celery, settings: SchedulerSettings, database: Database, name: str) -> int:
+def _work(
+    celery: Celery,
+    settings: SchedulerSettings,
+    database: Database,
+    name: str,
+    signing_key: SigningKey | None,
+) -> int:
     """Run a Celery worker until it is stopped. Return its exit code."""
     # These load TVM, which takes seconds: after the settings were checked, before the first step.
     from scheduler.context import Context
     from scheduler.steps.celery_tasks import register
+    from scheduler.upkeep.deliveries import Deliverer
     from scheduler.upkeep.sweep import Sweeper
 
-    sweeper = Sweeper(Context(settings, database, database.now, name, Waker(celery)))
+    context = Context(settings, database, database.now, name, Waker(celery), signing_key=signing_key)
+    sweeper = Sweeper(context)
     if settings.metrics_port is not None:
         serve_metrics(sweeper.context.metrics, settings.metrics_host, settings.metrics_port)
-    register(celery, sweeper.context, sweeper)
+    deliverer = Deliverer(context)
+    register(celery, context, sweeper, deliverer)
     # Celery warns against root because pickled messages could run code; ours are JSON.
     warnings.filterwarnings("ignore", category=SecurityWarning)
     signals.setup_logging.connect(_keep_logging)
@@ -94,6 +105,7 @@ def _work(celery: Celery, settings: SchedulerSettings, database: Database, name:
     log.info("ready as %s", name)
     worker.start()
     is_stopping.set()
+    deliverer.stop()
     # A sweep whose database is away is left alone.
     sweeps.join(5.0)
     return int(worker.exitcode or ExitCode.OK)

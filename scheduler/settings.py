@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from system.outbound import parse_networks
 
 
 class SchedulerSettings(BaseSettings):
     """The settings of the scheduler's process. Times are seconds.
 
     broker           a folder (no server needed) or a URL such as `redis://host:6379/0`
+    signing_key      a file with the private key, in PEM, that signs artifacts; none are signed without it
     blob_store       where models and artifacts are stored, as the servers are told; the database by default
+    webhook_allow    networks that aren't public and webhooks may be in, such as "10.0.0.0/8,192.168.1.5"
     scheduler_name   names the claims on jobs, so a scheduler goes on at once after a crash; by default the
                      first free one of HOST-1, HOST-2..., see `scheduler.identity`
     alive_file       is touched after every step, for whatever watches the process
@@ -34,6 +38,8 @@ class SchedulerSettings(BaseSettings):
     broker: str = Field(min_length=1)
     database_url: str = Field(min_length=1)
     blob_store: str | None = None
+    signing_key: Path | None = None
+    webhook_allow: str = ""
     scheduler_name: str | None = Field(default=None, min_length=1)
     alive_file: Path | None = None
     metrics_host: str = "127.0.0.1"
@@ -46,3 +52,9 @@ class SchedulerSettings(BaseSettings):
     claim_ttl_s: float = Field(default=60.0, gt=0)
     sweep_interval_s: float = Field(default=5.0, gt=0)
     max_failures: int = Field(default=5, ge=1)
+
+    @field_validator("webhook_allow")
+    @classmethod
+    def _networks(cls, text: str) -> str:
+        parse_networks(text)
+        return text

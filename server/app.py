@@ -18,9 +18,11 @@ from server.api import (
     jobs,
     metrics,
     models,
+    releases,
     schedules,
     session,
     tokens,
+    webhooks,
     workers,
     workloads,
 )
@@ -29,6 +31,7 @@ from server.api.schedules import RoutineLookUps
 from server.context import ServerContext
 from server.dashboard import report
 from server.dashboard import routes as dashboard
+from server.head import HeadMiddleware
 from server.install import routes as install
 from server.problems import EVERYWHERE, GUARDED, ProblemBody, install_error_handlers
 from system import tracing
@@ -68,8 +71,8 @@ def create_app(context: ServerContext) -> FastAPI:
         responses=EVERYWHERE,
     )
     app.state.context = context
-    of_jobs, of_schedules = (models, jobs, events, artifacts), (schedules, workloads, cost_models)
-    for guarded in (*of_jobs, *of_schedules, workers, tokens, session, metrics, report):
+    of_jobs, of_schedules = (models, jobs, events, artifacts, releases), (schedules, workloads, cost_models)
+    for guarded in (*of_jobs, *of_schedules, workers, tokens, webhooks, session, metrics, report):
         app.include_router(guarded.router, responses=GUARDED)
     app.include_router(health.router)
     app.include_router(dashboard.router)
@@ -88,6 +91,7 @@ def create_app(context: ServerContext) -> FastAPI:
         exclude_content_types=_NOT_COMPRESSED,
     )
     app.add_middleware(RoutineLookUps, look_ups=context.look_ups)
+    app.add_middleware(HeadMiddleware)
     app.add_middleware(
         BodySizeMiddleware,
         max_bytes=lambda path: max_bytes.get(path, _MAX_BODY_BYTES),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, cast
 
+from cachetools import LRUCache
 from fastapi import Depends, Request
 
 from records.storage.database import Database
@@ -19,6 +20,7 @@ from server.look_ups import LookUps
 from server.metrics import ServerMetrics
 from server.settings import ServerSettings
 from server.threads import Threads
+from system.signing import read_key
 from system.version import installed_version
 
 
@@ -29,7 +31,8 @@ class ServerContext:
     `wake` asks the scheduler to run a step of a job soon; it is called after the transaction. `now` returns
     epoch seconds, `new_id` an id never returned before, `new_secret` 43 characters that nobody can guess.
     Handlers that wait return when `stopping` is set. `transfers` are the threads that move files. Only the
-    holder of `importing` has an import in memory. `version` is tunefarm's version.
+    holder of `importing` has an import in memory. `version` is tunefarm's version. `bundle_digests` keeps
+    the SHA-256 of bundles by the SHA-256 of their artifacts.
     """
 
     settings: ServerSettings
@@ -43,10 +46,17 @@ class ServerContext:
     transfers: Threads = field(default_factory=Threads)
     importing: asyncio.Lock = field(default_factory=asyncio.Lock)
     version: str = field(default_factory=installed_version)
+    bundle_digests: LRUCache[str, bytes] = field(default_factory=lambda: LRUCache(1000))
 
     @cached_property
     def authenticator(self) -> Authenticator:
         return Authenticator(self.settings, self.database, self.now)
+
+    @cached_property
+    def signing_key(self) -> str | None:
+        """The public key of artifacts, None where they aren't signed. Raises SettingsError."""
+        file = self.settings.signing_key
+        return None if file is None else read_key(file).public
 
     @cached_property
     def look_ups(self) -> LookUps:

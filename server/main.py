@@ -184,6 +184,7 @@ async def _run(settings: ServerSettings) -> None:
             except OSError as error:
                 raise CommandError(f"the broker can't be used: {error}", ExitCode.LOCAL) from error
             context = ServerContext(settings, database, waker, database.now, lambda: uuid.uuid4().hex)
+            context.signing_key  # noqa: B018 - a wrong file is said now
             # The objects made so far stay: garbage collections that visit them take as long as calls.
             gc.freeze()
             for number in (signal.SIGTERM, signal.SIGINT):

@@ -19,9 +19,11 @@ from records.access import TokenNotFound
 from records.fleet.workers import WorkerNotFound
 from records.jobs.jobs import IdempotencyConflict, JobNotFound
 from records.jobs.models import ModelNotFound
+from records.jobs.releases import ReleaseNotFound
 from records.jobs.tasks import WorkloadNotFound
 from records.storage.blobs import BlobNotFound
 from records.storage.database import StorageError
+from records.webhooks import WebhookNotFound
 
 _log = logging.getLogger(__name__)
 
@@ -30,9 +32,11 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _MISSING: dict[type[Exception], str] = {
     JobNotFound: "job",
     ModelNotFound: "model",
+    ReleaseNotFound: "release",
     BlobNotFound: "file",
     WorkloadNotFound: "workload",
     TokenNotFound: "token",
+    WebhookNotFound: "webhook",
     WorkerNotFound: "worker",
 }
 _EXPLANATIONS = {

@@ -21,8 +21,9 @@ class ServerSettings(BaseSettings):
     address: "600/minute" or "off". `token` gives every right, `worker_token` that to work. With
     `require_sandbox`, workers whose measured code isn't contained get no work. `max_uploads` and
     `max_event_streams` bound how many are open at once. Models and artifacts are stored in `blob_store`,
-    `file:///FOLDER` or `s3://BUCKET/PREFIX`, or else in the database. `audit_days` is how long the audit log
-    is kept.
+    `file:///FOLDER` or `s3://BUCKET/PREFIX`, or else in the database. `signing_key` is the file with the
+    private key that schedulers sign artifacts with; the server shows its public key. `audit_days` is how long
+    the audit log is kept.
     """
 
     model_config = SettingsConfigDict(env_prefix="TUNEFARM_", env_ignore_empty=True, extra="ignore")
@@ -30,6 +31,7 @@ class ServerSettings(BaseSettings):
     database_url: str = Field(min_length=1)
     broker: str = Field(min_length=1)
     blob_store: str | None = None
+    signing_key: Path | None = None
     host: str = "127.0.0.1"
     port: int = Field(default=8760, ge=0, le=65535)
     grpc_port: int = Field(default=8761, ge=0, le=65535)

@@ -29,6 +29,7 @@ from compiler.workload import normalise, workload_hash
 
 LIBRARY = "model.so"
 MANIFEST = "manifest.json"
+SIGNATURE = "manifest.sig"
 REFERENCE = "reference.so"
 # An error that begins like this is about the reference, not about the library that is compared with it.
 REFERENCE_FAILED = "the untuned model, to compare with: "
@@ -62,13 +63,31 @@ class TaskEntry:
 
 
 @dataclass(frozen=True)
+class Verification:
+    """What is known of a published library's outputs and speed.
+
+    `import_unverified` says why the imported model was not compared with its file in another runtime, and
+    `outputs_unverified` why the library's outputs were not compared with the untuned library's; both are
+    empty where they agree. `worker` and `device` name where it was timed. `noise` is the spread of its
+    timings, from the 10th to the 90th percentile, as a part of their median; None for a single one.
+    """
+
+    import_unverified: str
+    outputs_unverified: str
+    worker: str
+    device: str
+    noise: float | None
+
+
+@dataclass(frozen=True)
 class Manifest:
     """Description of a compiled model: enough to run it, to compare it and to build it again.
 
     `untuned_s`, `tuned_s` and `published_s` are seconds of calls of the whole model, timed in turns on the
     device. `published_s` is of what an earlier job published. `instructions` are the instruction sets that
     the target allows, as /proc/cpuinfo names them: tunefarm-runtime refuses a machine that lacks one.
-    `computed_in` is the coarsest type that it computes in, as in `OnnxFile`.
+    `computed_in` is the coarsest type that it computes in, as in `OnnxFile`. Published manifests have
+    a `verification` and the digest `library_sha256`, because the signature covers the manifest alone.
     """
 
     model_name: str
@@ -86,6 +105,8 @@ class Manifest:
     published_s: tuple[float, ...] = ()
     computed_in: str = "float64"
     instructions: tuple[str, ...] = ()
+    library_sha256: str = ""
+    verification: Verification | None = None
 
     def __post_init__(self) -> None:
         if self.threads < 1:
@@ -102,6 +123,8 @@ class Manifest:
             # Manifests of older versions lack some of these fields.
             for key, make in ((key, make) for key, make in _NESTED.items() if key in data):
                 data[key] = tuple(make(item) for item in data[key])
+            if data.get("verification") is not None:
+                data["verification"] = Verification(**data["verification"])
             return cls(**data)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ArtifactError(
@@ -196,14 +219,23 @@ def _schedule_function(
 
 
 def write(
-    file: IO[bytes], library: IO[bytes], manifest: Manifest, reference: IO[bytes] | None = None
+    file: IO[bytes],
+    library: IO[bytes],
+    manifest: Manifest,
+    reference: IO[bytes] | None = None,
+    sign: Callable[[bytes], str] | None = None,
 ) -> None:
     """Write a library and its manifest as an uncompressed .tar; equal contents give equal bytes.
 
     A `reference` is another library of the same model. A worker with `compare` set times the artifact only if
-    both libraries compute the same.
+    both libraries compute the same. `sign` returns the signature of the manifest's text,
+    which is added.
     """
-    entries = [(MANIFEST, io.BytesIO(manifest.to_json().encode())), (LIBRARY, library)]
+    text = manifest.to_json().encode()
+    entries: list[tuple[str, IO[bytes]]] = [(MANIFEST, io.BytesIO(text))]
+    if sign is not None:
+        entries.append((SIGNATURE, io.BytesIO(sign(text).encode())))
+    entries.append((LIBRARY, library))
     archive.write(file, entries if reference is None else [*entries, (REFERENCE, reference)])
 
 

@@ -15,7 +15,7 @@ from records.jobs import jobs
 from records.jobs.trials import TrialState
 from records.storage import blobs
 from records.storage.statements import insert_missing
-from records.storage.tables import ModuleRunRow
+from records.storage.tables import LeaseRow, ModuleRunRow
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,11 @@ def time_again(session: Session, run_ids: Sequence[int]) -> None:
     """Let module runs that are done be timed once more, together."""
     done = update(ModuleRunRow).where(ModuleRunRow.id.in_(run_ids), ModuleRunRow.state == "done")
     session.execute(done.values(state="pending", lease_id=None, outcome=None, run_s=None, error=""))
+
+
+def worker_of(session: Session, run: StoredModuleRun) -> str:
+    """Return the worker that timed a module run, "" where its lease is gone."""
+    return session.scalar(select(LeaseRow.worker_id).where(LeaseRow.id == run.lease_id)) or ""
 
 
 def module_run_of(row: ModuleRunRow) -> StoredModuleRun:

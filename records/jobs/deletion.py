@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, delete, exists, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from core.job import JobState
-from records.jobs import jobs
+from records.jobs import jobs, releases
 from records.storage.statements import changed, table_of
 from records.storage.tables import (
     BlobRow,
@@ -58,6 +58,10 @@ def delete_job(session: Session, job_id: str, now: float, limit: int = ROWS) -> 
     if row.holder is not None and (row.held_until or 0.0) > now:
         raise JobInUse(
             f"Job {job_id} is {row.state}, but a scheduler is still at work on it: try again soon."
+        )
+    if names := releases.of_job(session, job_id):
+        raise JobInUse(
+            f"The artifact of job {job_id} is released as {', '.join(names)}: move or delete that name first."
         )
     # Nothing of it is reported any more once the leases are closed.
     live = (LeaseRow.job_id == job_id, LeaseRow.closed_at.is_(None))

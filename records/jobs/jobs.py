@@ -25,11 +25,12 @@ from core.job import (
     JobState,
     options_of,
 )
-from records import devices
+from core.webhook import WebhookEvent
+from records import devices, webhooks
 from records.jobs import events, models
 from records.storage.database import NotFound
 from records.storage.statements import changed, insert_into, table_of
-from records.storage.tables import JobRow, ModuleRunRow, TaskRow, TrialRow
+from records.storage.tables import ArtifactCountRow, JobRow, ModuleRunRow, TaskRow, TrialRow
 
 _STOPPED = (JobState.FAILED, JobState.CANCELLED)
 
@@ -90,7 +91,8 @@ class Job:
     repeat of the whole model; `onnxruntime` is None until a model is published. Jobs of one `group` share
     their trials; it is the id of the first of them, None for a job alone. `end_reason` says what ended the
     tuning. The job is expected to be finished at `expected_end_at`, None while nobody knows. Its spans go
-    below `trace_parent`, empty where nobody traces.
+    below `trace_parent`, empty where nobody traces. `artifact_version` counts the artifacts of its model on
+    its device class.
     """
 
     id: str
@@ -112,6 +114,7 @@ class Job:
     end_reason: EndReason | None
     expected_end_at: float | None
     trace_parent: str
+    artifact_version: int | None
     onnxruntime: OnnxRuntime | None = None
 
 
@@ -337,7 +340,7 @@ def advance(
     """Move a job from one of the `expected` states; False, without a change, when it is in none of them.
 
     `end_reason` says what ended the tuning, if that did. Appends a "state" event. A final state drops the
-    pending trials and module runs, and all events of progress but the last.
+    pending trials and module runs, and all events of progress but the last. Webhooks are told of it.
     """
     values: dict[str, Any] = {"state": to, "error": error, "message": message}
     if to is not JobState.QUEUED:
@@ -353,7 +356,24 @@ def advance(
         drop_pending_work(session, job_id)
         events.drop_old_progress(session, [job_id])
     events.append(session, job_id, events.STATE, _state_data(to, error, message), now)
+    if to.finished:
+        webhooks.emit(session, WebhookEvent.JOB_FINISHED, told_of(get(session, job_id)), now)
     return True
+
+
+def told_of(job: Job) -> dict[str, Any]:
+    """Return what webhooks are told of a job."""
+    return {
+        "job": job.id,
+        "state": job.state.value,
+        "error": job.error,
+        "message": job.message,
+        "model": job.request.model_sha,
+        "model_name": job.request.model_name,
+        "device_class": job.device_class,
+        "artifact_sha256": job.artifact_sha,
+        "artifact_version": job.artifact_version,
+    }
 
 
 def cancel(session: Session, job_id: str, now: float) -> Job:
@@ -421,13 +441,32 @@ def set_message(session: Session, job_id: str, message: str) -> bool:
 def set_artifacts(
     session: Session, job_id: str, untuned_sha: str | None = None, tuned_sha: str | None = None
 ) -> bool:
-    """Store the blobs of the compiled models; None keeps one. False when the job is cancelled or failed."""
+    """Store the blobs of the compiled models; None keeps one. False when the job is cancelled or failed.
+
+    A tuned model gets the next version of the job's model on its device class.
+    """
+    version = None if tuned_sha is None else _next_version(session, job_id)
     return _set(
         session,
         job_id,
         untuned_artifact_sha=func.coalesce(untuned_sha, JobRow.untuned_artifact_sha),
         artifact_sha=func.coalesce(tuned_sha, JobRow.artifact_sha),
+        artifact_version=func.coalesce(version, JobRow.artifact_version),
     )
+
+
+def _next_version(session: Session, job_id: str) -> int | None:
+    """Return the next version of an artifact of the job's model on its device class."""
+    row = session.execute(select(JobRow.model_sha, JobRow.device_class).where(JobRow.id == job_id)).first()
+    if row is None:
+        return None
+    counted = insert_into(session, ArtifactCountRow).values(
+        model_sha=row.model_sha, device_class=row.device_class or "", last_version=1
+    )
+    counted = counted.on_conflict_do_update(
+        index_elements=["model_sha", "device_class"], set_={"last_version": ArtifactCountRow.last_version + 1}
+    )
+    return session.scalar(counted.returning(ArtifactCountRow.last_version))
 
 
 def set_end_to_end(
@@ -483,6 +522,7 @@ def _jobs(session: Session, query: Select[JobRow]) -> list[Job]:
             expected_end_at=row.expected_end_at,
             trace_parent=row.trace_parent,
             onnxruntime=None if row.onnxruntime is None else _onnxruntime(row.onnxruntime),
+            artifact_version=row.artifact_version,
         )
         for row in session.scalars(query)
     ]

@@ -193,6 +193,28 @@ class JobRow(Base):
     expected_end_at: Mapped[float | None]
     # The W3C traceparent that its spans go below; empty where nobody traces.
     trace_parent: Mapped[str] = mapped_column(default="")
+    # Counts the artifacts of the model on the device class, from 1; null without an artifact.
+    artifact_version: Mapped[int | None]
+
+
+class ArtifactCountRow(Base):
+    """The last version of an artifact that a model has on a device class. Versions are never given again."""
+
+    __tablename__ = "artifact_counts"
+    # No foreign keys: it outlives the model and its jobs.
+    model_sha: Mapped[str] = mapped_column(primary_key=True)
+    device_class: Mapped[str] = mapped_column(primary_key=True)
+    last_version: Mapped[int]
+
+
+class ReleaseRow(Base):
+    """A name, such as `production`, for the artifact of a job on its device class."""
+
+    __tablename__ = "releases"
+    name: Mapped[str] = mapped_column(primary_key=True)
+    device_class: Mapped[str] = mapped_column(ForeignKey("device_classes.key"), primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), index=True)
+    set_at: Mapped[float]
 
 
 class ShareRow(Base):
@@ -416,3 +438,32 @@ class AuditRow(Base):
     outcome: Mapped[str]
     address: Mapped[str]
     times: Mapped[int]
+
+
+class WebhookRow(Base):
+    """An address that is told of events. Its secret is stored in clear, because it signs the messages."""
+
+    __tablename__ = "webhooks"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    url: Mapped[str]
+    events: Mapped[list[Any]]
+    secret: Mapped[str]
+    created_at: Mapped[float]
+
+
+class DeliveryRow(Base):
+    """A message for a webhook: pending until it is delivered, or failed after the last attempt."""
+
+    __tablename__ = "webhook_deliveries"
+    # The ids of deleted messages must not be drawn again: receivers know messages by them.
+    __table_args__ = (Index(None, "state", "due_at"), {"sqlite_autoincrement": True})
+    id: Mapped[int] = mapped_column(RowId, primary_key=True)
+    webhook_id: Mapped[str] = mapped_column(ForeignKey("webhooks.id"), index=True)
+    event: Mapped[str]
+    body: Mapped[str]
+    state: Mapped[str]
+    attempts: Mapped[int]
+    created_at: Mapped[float]
+    due_at: Mapped[float | None]
+    status: Mapped[int | None]
+    error: Mapped[str]

@@ -10,10 +10,13 @@ from pathlib import Path
 from tunefarm_runtime.errors import LoadError
 from tunefarm_runtime.library import RUNTIME_LIBRARIES, library_folder
 from tunefarm_runtime.manifest import Manifest, Tensor
+from tunefarm_runtime.signature import SIGNATURE
 
 FFI_LIBRARY = "libtvm_ffi.so"
 SOURCES = Path(__file__).parent / "c"
 LICENSES = Path(__file__).parent / "licenses"
+DESCRIPTION = "model.txt"
+MODEL_FILES = ("model.so", "manifest.json")
 # The headers that tunefarm.c includes.
 HEADERS = ("tvm/ffi/c_api.h", "dlpack/dlpack.h")
 
@@ -21,33 +24,42 @@ HEADERS = ("tvm/ffi/c_api.h", "dlpack/dlpack.h")
 def make_bundle(model: Path, folder: Path) -> None:
     """Write the bundle of a compiled CPU model of one shape into a new or empty folder.
 
-    It holds `model.so`, its manifest, and a description of inputs and outputs (`model.txt`). For C and C++ it
-    holds `tunefarm.h`, `tunefarm.hpp`, their source, and an example with a CMakeLists.txt. `lib` has the
-    runtime libraries for the machine that the model was compiled for. Raises LoadError where one of these is
-    missing, or OSError.
+    It holds the model's own files and those of `companions`. Raises LoadError where one is missing, and
+    OSError.
     """
     manifest = Manifest.read(model)
-    if manifest.device == "cuda":
-        raise LoadError(f"{model} was compiled for a GPU, and bundles are for CPUs: run it from Python")
-    libraries = _libraries(manifest.arch)
+    files = companions(manifest)
     if folder.exists() and any(folder.iterdir()):
         raise LoadError(f"{folder} isn't empty: name a new folder for the bundle")
-    for source in SOURCES.iterdir():
-        _copy(source, folder / source.name)
-    for name in ("model.so", "manifest.json"):
+    for name in MODEL_FILES:
         _copy(model / name, folder / name)
-    for library in libraries:
-        _copy(library, folder / "lib" / library.name)
+    if (model / SIGNATURE).exists():
+        _copy(model / SIGNATURE, folder / SIGNATURE)
+    for name, source in files.items():
+        _copy(source, folder / name)
+    (folder / DESCRIPTION).write_bytes(describe(manifest))
+
+
+def companions(manifest: Manifest) -> dict[str, Path]:
+    """Return the files of a bundle that don't depend on the model, by their names in it.
+
+    They are `tunefarm.h` and `tunefarm.hpp`, their source, an example with a CMakeLists.txt, licenses, and in
+    `lib` the runtime libraries for the machine that the model was compiled for. Raises LoadError where one is
+    missing.
+    """
+    if manifest.device == "cuda":
+        raise LoadError(
+            f"{manifest.folder} was compiled for a GPU, and bundles are for CPUs: run it from Python"
+        )
     include = _ffi_folder() / "include"
-    for name in HEADERS:
-        _copy(include / name, folder / "include" / name)
-    for text in LICENSES.glob("*"):
-        _copy(text, folder / "licenses" / text.name)
-    (folder / "model.txt").write_text(_description(manifest))
+    files = {source.name: source for source in sorted(SOURCES.iterdir())}
+    files |= {f"lib/{library.name}": library for library in _libraries(manifest.arch)}
+    files |= {f"include/{name}": include / name for name in HEADERS}
+    return files | {f"licenses/{text.name}": text for text in sorted(LICENSES.glob("*"))}
 
 
-def _description(manifest: Manifest) -> str:
-    """Return what `tunefarm.c` reads: a line for each input and output."""
+def describe(manifest: Manifest) -> bytes:
+    """Return the content of `model.txt`, which `tunefarm.c` reads: a line for each input and output."""
 
     def line(kind: str, tensor: Tensor) -> str:
         return " ".join((kind, _escaped(tensor.name), tensor.dtype, *map(str, tensor.shape)))
@@ -59,7 +71,7 @@ def _description(manifest: Manifest) -> str:
             *(line("output", one) for one in manifest.outputs),
             "",
         ]
-    )
+    ).encode()
 
 
 def _escaped(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunefarm_runtime.errors import LoadError
+from tunefarm_runtime.signature import check_signature
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]
@@ -72,11 +74,24 @@ class Manifest:
     outputs: tuple[Tensor, ...]
 
     @classmethod
-    def read(cls, folder: Path) -> Manifest:
-        """Read `folder/manifest.json`. Raises LoadError if there is none, or it is damaged."""
+    def read(cls, folder: Path, trusted: str | Sequence[str] | None = None) -> Manifest:
+        """Read `folder/manifest.json`. Raises LoadError if there is none, or it is damaged.
+
+        With `trusted` keys, one of them must have signed it, and the library must be the one it is about.
+        """
         file = folder / "manifest.json"
+        if trusted is not None:
+            return cls.parse(check_signature(folder, trusted), folder)
         try:
-            data = json.loads(file.read_text())
+            return cls.parse(file.read_bytes(), folder)
+        except OSError as error:
+            raise LoadError(f"{file} can't be read: {error.strerror}") from error
+
+    @classmethod
+    def parse(cls, text: bytes, folder: Path) -> Manifest:
+        """Return the manifest of a folder from the text of its file. Raises LoadError if it is damaged."""
+        try:
+            data = json.loads(text)
             target = json.loads(data["target"])
             inputs, outputs = (
                 tuple(
@@ -96,10 +111,10 @@ class Manifest:
                 inputs=inputs,
                 outputs=outputs,
             )
-        except OSError as error:
-            raise LoadError(f"{file} can't be read: {error.strerror}") from error
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise LoadError(f"{file} is damaged or of another version: download the model again") from error
+            raise LoadError(
+                f"{folder / 'manifest.json'} is damaged or of another version: download the model again"
+            ) from error
 
     def check_machine(self) -> None:
         """Raise LoadError if this machine lacks instructions that the library may use.

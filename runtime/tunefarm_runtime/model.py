@@ -33,6 +33,7 @@ def load(
     threads: int | None = None,
     pad: bool | Mapping[str, float] = False,
     fallback: Fallback | None = None,
+    trusted: str | Sequence[str] | None = None,
 ) -> Model:
     """Load the folder that `tunefarm tune` has written.
 
@@ -44,6 +45,8 @@ def load(
             outputs. A mapping gives the number to pad an input with, by its name; zero for the rest. Padding
             is right only if it changes nothing else, so loading compares each size with the next larger one.
         fallback: It is called with inputs that no size fits, instead of raising NoSuchSize.
+        trusted: Public keys, such as `ed25519:...`. The model must be signed by one of them, which is checked
+            before anything of it is loaded. Needs the extra `trusted`.
 
     Raises LoadError.
     """
@@ -52,7 +55,7 @@ def load(
     inner = sorted(root.glob("*/manifest.json"))
     if own.exists() and inner:
         raise LoadError(f"{root} holds a compiled model and others in folders: move one of them away")
-    sizes = [Manifest.read(file.parent) for file in ([own] if own.exists() else inner)]
+    sizes = [Manifest.read(file.parent, trusted) for file in ([own] if own.exists() else inner)]
     if not sizes:
         raise LoadError(f"{root} holds no compiled model: name a folder that tunefarm has written")
     if len({size.model_sha for size in sizes}) > 1:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from typing import IO
@@ -13,7 +14,7 @@ from compiler import fallback
 from compiler.children.models import ImportedModel
 from compiler.importing.model import ExtractedTask
 from compiler.lowering.trace import LoweringError, apply_trace
-from compiler.packaging.artifact import Manifest, TaskEntry, open_artifact, write
+from compiler.packaging.artifact import Manifest, TaskEntry, Verification, open_artifact, write
 from compiler.target import parse_target, target_features
 from compiler.workload import from_json
 from core.device import Device
@@ -152,21 +153,31 @@ def describe_replaced(manifest: Manifest) -> str:
 
 
 def write_timed(
-    file: IO[bytes], artifact: IO[bytes], secs: Mapping[ModuleKind, tuple[float, ...]]
+    file: IO[bytes],
+    artifact: IO[bytes],
+    secs: Mapping[ModuleKind, tuple[float, ...]],
+    verification: Verification,
+    sign: Callable[[bytes], str] | None,
 ) -> Manifest:
-    """Write the artifact again with the end-to-end seconds in its manifest, which is returned, and without
-    its reference library.
+    """Write the artifact again with its end-to-end seconds and what was verified in its manifest, which is
+    returned, and without its reference library. `sign` signs the manifest.
 
     Raises ArtifactError.
     """
     library, manifest = open_artifact(artifact)
+    if manifest.verification is not None:  # it was compared when it was published first
+        compared = manifest.verification.outputs_unverified
+        verification = replace(verification, outputs_unverified=compared)
+    digest = hashlib.file_digest(library, "sha256").hexdigest()  # type: ignore[arg-type]  # any file
     timed = replace(
         manifest,
         untuned_s=secs.get("untuned", ()),
         tuned_s=secs.get("tuned", ()),
         published_s=secs.get("published", ()),
+        library_sha256=digest,
+        verification=verification,
     )
-    write(file, library, timed)
+    write(file, library, timed, sign=sign)
     return timed
 
 

@@ -1,4 +1,4 @@
-"""The Celery tasks: one for each step of a job, and one that wakes all jobs.
+"""The Celery tasks: one for each step of a job, one for messages of webhooks, and one that wakes all jobs.
 
 They are closures, not `shared_task`s of a module, because all of them work with the context of their process.
 """
@@ -9,10 +9,11 @@ from celery import Celery
 
 from scheduler.context import Context
 from scheduler.steps.drive import STEPS, drive
+from scheduler.upkeep.deliveries import Deliverer
 from scheduler.upkeep.sweep import Sweeper
 
 
-def register(app: Celery, context: Context, sweeper: Sweeper) -> None:
+def register(app: Celery, context: Context, sweeper: Sweeper, deliverer: Deliverer) -> None:
     """Register the tasks with the application. Other processes send them by name."""
 
     def register_step(step: str) -> None:
@@ -22,6 +23,10 @@ def register(app: Celery, context: Context, sweeper: Sweeper) -> None:
 
     for step in STEPS:
         register_step(step)
+
+    @app.task(name="scheduler.deliver", shared=False)
+    def deliver(delivery_id: str) -> None:
+        deliverer.start(int(delivery_id))
 
     @app.task(name="scheduler.wake_jobs", shared=False)
     def wake_jobs() -> None:

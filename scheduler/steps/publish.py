@@ -16,12 +16,14 @@ from sqlalchemy.orm import Session
 from compiler.children.models import ImportedModel
 from compiler.importing.spec import ModelError
 from compiler.lowering.trace import UNSCHEDULED
-from compiler.packaging.artifact import ArtifactError, open_artifact
+from compiler.packaging.artifact import ArtifactError, Verification, open_artifact
 from core.device import Device
 from core.job import JobState
 from core.lease import ModuleKind
+from core.measurement import noise
 from core.model_latency import base_workload
-from records import devices
+from core.webhook import WebhookEvent
+from records import devices, webhooks
 from records.fleet import module_runs
 from records.fleet.module_runs import StoredModuleRun
 from records.jobs import events, jobs, tasks, trials
@@ -43,7 +45,7 @@ from scheduler.steps.artifacts import (
     write_timed,
     write_tuned,
 )
-from scheduler.steps.intake import NOTES
+from scheduler.steps.intake import NOTES, UNVERIFIED
 from scheduler.steps.selection import AssemblyHistory, failure_of, next_selection, read_history
 from system import tracing
 
@@ -106,7 +108,7 @@ def run(context: Context, job: Job) -> None:
             uncompared = f"its outputs could not be compared ({history.uncompared})"
             verdict = replace(verdict, message=f"{verdict.message}; {uncompared}")
         with tracing.span("publish", job.trace_parent, job=job.id, published=verdict.run.kind):
-            _publish(context, job, verdict, runs)
+            _publish(context, job, verdict, runs, _outputs_unverified(verdict.run, runs, history))
 
 
 def judge(runs: Sequence[StoredModuleRun], not_compiled: str = "") -> Verdict:
@@ -328,8 +330,36 @@ def _stored(context: Context, sha: str) -> Iterator[IO[bytes]]:
         yield file
 
 
-def _publish(context: Context, job: Job, verdict: Verdict, runs: Sequence[StoredModuleRun]) -> None:
-    """Store the artifact of the verdict with all timings, and end the job."""
+def _outputs_unverified(
+    run: StoredModuleRun, runs: Sequence[StoredModuleRun], history: AssemblyHistory
+) -> str:
+    """Return why the outputs of a model were not compared with the untuned one's; empty if they were."""
+    if run.kind != "tuned":
+        return ""  # it is the untuned one, or was compared when it was published first
+    return "the untuned model does not run" if _untuned_fails(runs) else history.uncompared
+
+
+def _verified(session: Session, job: Job, run: StoredModuleRun, outputs_unverified: str) -> Verification:
+    """Return what is known of a timed model."""
+    assert job.device_class is not None, "it was timed on a device"
+    unverified = events.of_kinds(session, job.id, [UNVERIFIED])
+    return Verification(
+        import_unverified=unverified[-1].data["message"] if unverified else "",
+        outputs_unverified=outputs_unverified,
+        worker=module_runs.worker_of(session, run),
+        device=devices.get_class(session, job.device_class).name,
+        noise=noise(run.run_s),
+    )
+
+
+def _publish(
+    context: Context,
+    job: Job,
+    verdict: Verdict,
+    runs: Sequence[StoredModuleRun],
+    outputs_unverified: str,
+) -> None:
+    """Store the artifact of the verdict with all timings, signed, and end the job."""
     working = [run for run in runs if run.kind != "onnxruntime" and not run.failed]
     slowest_first = sorted(working, key=_rank, reverse=True)
     peer = job.onnxruntime or _compare_with_onnx_runtime(runs, verdict.run)
@@ -337,8 +367,11 @@ def _publish(context: Context, job: Job, verdict: Verdict, runs: Sequence[Stored
     if verdict.run.kind == "published":
         # It is this job's tuned model now, as if the search had found the same.
         secs["tuned"] = secs.pop("published")
+    with context.database.reading() as session:
+        verification = _verified(session, job, verdict.run, outputs_unverified)
+    sign = None if context.signing_key is None else context.signing_key.sign
     with _stored(context, verdict.run.artifact_sha) as timed, tempfile.TemporaryFile() as published:
-        manifest = write_timed(published, timed, secs)
+        manifest = write_timed(published, timed, secs, verification, sign)
         sha, size = blobs.stage(context.database, published)
         with context.database.begin() as session:
             blobs.put_file(session, published, sha, size)
@@ -352,6 +385,11 @@ def _publish(context: Context, job: Job, verdict: Verdict, runs: Sequence[Stored
             if jobs.set_artifacts(session, job.id, tuned_sha=sha):
                 now = context.now()
                 jobs.advance(session, job.id, {JobState.PUBLISHING}, JobState.DONE, now, message=message)
+                if verdict.run.kind == "tuned":
+                    told = jobs.told_of(jobs.get(session, job.id))
+                    latencies = {kind: statistics.median(secs[kind]) for kind in secs}
+                    told |= {f"{kind}_latency_s": latencies.get(kind) for kind in NAMES}
+                    webhooks.emit(session, WebhookEvent.ARTIFACT_FASTER, told, now)
     context.exhausted_at.pop(job.id, None)
 
 

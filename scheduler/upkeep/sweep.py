@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from records import webhooks
 from records.fleet import leases
 from records.jobs import events, jobs
 from records.storage.database import StorageError
@@ -17,10 +18,14 @@ from scheduler.app import STEP_OF
 from scheduler.context import Context
 from scheduler.upkeep.builder_fallback import BuilderFallback
 from scheduler.upkeep.clock_watch import ClockWatch
+from scheduler.upkeep.deliveries import KEPT_S, MAX_WAITING
 from scheduler.upkeep.garbage_collection import GarbageCollector
 from scheduler.upkeep.token_reminder import TokenReminder
 
 log = logging.getLogger(__name__)
+
+# Ended messages of webhooks that one sweep deletes.
+MAX_PRUNED = 1000
 
 
 class Sweeper:
@@ -49,6 +54,11 @@ class Sweeper:
             self._builder_fallback.check(database, now())
             self._garbage_collector.collect(database, now())
             self._token_reminder.remind(database, now())
+            with database.begin() as session:
+                webhooks.prune(session, now() - KEPT_S, MAX_PRUNED)
+                due = webhooks.due(session, now(), MAX_WAITING)
+            for delivery_id in due:
+                self.context.wake("deliver", str(delivery_id))
             self.context.metrics.sweeps.labels("well").inc()
         except StorageError as error:
             log.error("no sweep: %s", error)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import AsyncIterator
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
+from starlette.concurrency import run_in_threadpool
 
 from records.jobs import jobs
 from records.jobs.jobs import Job
 from records.storage import blobs
 from records.storage.blobs import BlobNotFound
+from server.api.bundles import bundle_of, repr_digest
 from server.api.fields import Name, Sha256
 from server.api.targets import NATIVE, device_class
 from server.blob_stream import stream_blob
@@ -22,6 +25,9 @@ from server.problems import Problem, problems
 router = APIRouter(prefix="/v1/artifacts", tags=["schedules"])
 
 TAR_ANSWER = {"content": {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}}}
+Bundled = Annotated[
+    bool, Query(description="with the runtime libraries and the C and C++ sources that run the model")
+]
 _SHAPE = "NAME=1,3,224,224, the shape of a dynamic input; needed where the model was tuned for several"
 
 
@@ -30,7 +36,7 @@ _SHAPE = "NAME=1,3,224,224, the shape of a dynamic input; needed where the model
     response_class=StreamingResponse,
     responses={200: TAR_ANSWER, **NOT_MODIFIED, **problems(404, 409)},
 )
-def best(
+async def best(
     request: Request,
     context: ContextDep,
     model: Annotated[Sha256, Query()],
@@ -38,17 +44,21 @@ def best(
     shape: Annotated[list[Name] | None, Query(description=_SHAPE)] = None,
     exact: Annotated[bool, Query(description="without variants that round differently")] = False,
     tf32: Annotated[bool, Query(description="also models that may compute in TF32")] = False,
+    bundle: Bundled = False,
 ) -> Response:
     """Return the fastest compiled model as a tar file of `model.so` and `manifest.json`.
 
     That is what the last job published, because each is timed against what was published before. With the
-    answer's ETag in If-None-Match, 304 says that it still holds. The headers Tunefarm-Job,
+    answer's ETag in If-None-Match, 304 says that it still holds. The headers Tunefarm-Job, Tunefarm-Version,
     Tunefarm-Device-Class and Tunefarm-Latency-S (seconds) tell where it is from and how fast it is there.
+    Repr-Digest has the SHA-256 of the tar file.
     """
     asked_shapes = _parsed_shapes(shape or [])
-    with context.database.reading() as session:
-        key = device_class(session, target, context.now())
-        found = jobs.published(session, model, key, exact=exact, tf32=tf32)
+
+    def find() -> Job:
+        with context.database.reading() as session:
+            key = device_class(session, target, context.now())
+            found = jobs.published(session, model, key, exact=exact, tf32=tf32)
         shapes = {tuple(sorted(job.request.shapes.items())) for job in found}
         if asked_shapes is not None:
             found = [job for job in found if job.request.shapes == asked_shapes]
@@ -59,27 +69,49 @@ def best(
         if not found:
             detail = f"Nothing was compiled of model {model} for {key}, as asked for: start a job."
             raise Problem(404, "no-artifact", detail)
-    return artifact_answer(context, found[0], request)
+        return found[0]
+
+    return await artifact_answer(context, await run_in_threadpool(find), request, bundle)
 
 
-def artifact_answer(context: ServerContext, job: Job, request: Request) -> Response:
-    """Return the artifact that a job published, or 304 when the client has it."""
+async def artifact_answer(context: ServerContext, job: Job, request: Request, bundle: bool) -> Response:
+    """Return the artifact that a job published, or its bundle; 304 when the client has it."""
     assert job.artifact_sha is not None, "the job has published"
-    headers = headers_of(f'"{job.artifact_sha}"') | {"Tunefarm-Job": job.id}
+    beginning, digest, name = b"", bytes.fromhex(job.artifact_sha), job.id
+    if bundle:
+        made = await context.transfers.run(bundle_of, context, job)
+        beginning, digest, name = made.beginning, made.sha256, f"{job.id}-bundle"
+    headers = headers_of(f'"{digest.hex()}"') | {"Tunefarm-Job": job.id, "Repr-Digest": repr_digest(digest)}
     headers["Tunefarm-Device-Class"] = job.device_class or ""
-    if job.tuned_s or job.untuned_s:
-        fastest = min(statistics.median(secs) for secs in (job.tuned_s, job.untuned_s) if secs)
-        headers["Tunefarm-Latency-S"] = f"{fastest:.9g}"
+    if (latency := latency_s(job)) is not None:
+        headers["Tunefarm-Latency-S"] = f"{latency:.9g}"
+    if job.artifact_version is not None:
+        headers["Tunefarm-Version"] = str(job.artifact_version)
     if is_current(request, headers["ETag"]):
         return Response(status_code=304, headers=headers)
-    with context.database.reading() as session:
-        size = blobs.size(session, job.artifact_sha)
+    size = await run_in_threadpool(_size, context, job.artifact_sha)
     if size is None:
         raise BlobNotFound(f"the artifact of job {job.id} was deleted just now")
-    headers["Content-Disposition"] = f'attachment; filename="{job.id}.tar"'
-    headers["Content-Length"] = str(size)
-    chunks = stream_blob(context.database, context.transfers, job.artifact_sha, size)
+    headers["Content-Disposition"] = f'attachment; filename="{name}.tar"'
+    headers["Content-Length"] = str(len(beginning) + size)
+    chunks = _after(beginning, stream_blob(context.database, context.transfers, job.artifact_sha, size))
     return StreamingResponse(chunks, media_type="application/x-tar", headers=headers)
+
+
+def latency_s(job: Job) -> float | None:
+    """Return the seconds of a call of what a job published; None where nothing was timed."""
+    return min((statistics.median(secs) for secs in (job.tuned_s, job.untuned_s) if secs), default=None)
+
+
+def _size(context: ServerContext, sha: str) -> int | None:
+    with context.database.reading() as session:
+        return blobs.size(session, sha)
+
+
+async def _after(beginning: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield beginning
+    async for chunk in chunks:
+        yield chunk
 
 
 def _parsed_shapes(texts: list[str]) -> dict[str, tuple[int, ...]] | None:

@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
 
 from core.job import (
     MAX_MODELS,
@@ -44,12 +45,12 @@ from records.schedules import schedules, tvmscripts
 from records.schedules.schedules import Record
 from records.schedules.tvmscripts import UNSCHEDULED, Tvmscript
 from records.storage.statements import digest
-from server.api.artifacts import TAR_ANSWER, artifact_answer
+from server.api.artifacts import TAR_ANSWER, Bundled, artifact_answer
 from server.api.fields import Name, RequestBody, Sha256
 from server.api.job_options import with_job_options
 from server.api.targets import NATIVE, device_class
 from server.conditional import NOT_MODIFIED
-from server.context import ContextDep
+from server.context import ContextDep, ServerContext
 from server.problems import Problem, problems
 from system import plugins, tracing
 
@@ -178,6 +179,7 @@ class JobBody(BaseModel):
     `end_reason` says which goal ended the search: trials, minutes, latency, gain, or exhausted where nothing
     was left to try. `seconds_left` is an estimate, null while nobody knows. Jobs that share their trials are
     listed in `members`, which is empty for a job alone. `onnxruntime` is null until a model is published.
+    `artifact_version` counts the artifacts of the model on the device class.
     """
 
     id: str
@@ -209,6 +211,7 @@ class JobBody(BaseModel):
     untuned_s: list[float]
     tuned_s: list[float]
     onnxruntime: OnnxRuntimeBody | None
+    artifact_version: int | None
 
     @classmethod
     def of(cls, job: Job, now: float, members: Sequence[str] = ()) -> JobBody:
@@ -242,6 +245,7 @@ class JobBody(BaseModel):
             tuned_latency_s=statistics.median(job.tuned_s) if job.tuned_s else None,
             untuned_s=list(job.untuned_s or ()),
             tuned_s=list(job.tuned_s or ()),
+            artifact_version=job.artifact_version,
             **options_of(request),
             onnxruntime=None if job.onnxruntime is None else OnnxRuntimeBody.of(job.onnxruntime),
         )
@@ -528,18 +532,27 @@ def show_trials(job_id: str, context: ContextDep) -> TrialsBody:
     response_class=StreamingResponse,
     responses={200: TAR_ANSWER, **NOT_MODIFIED, **problems(404, 409)},
 )
-def artifact(job_id: str, request: Request, context: ContextDep) -> Response:
-    """Return the tuned model as a tar file of `model.so` and `manifest.json`."""
+async def artifact(job_id: str, request: Request, context: ContextDep, bundle: Bundled = False) -> Response:
+    """Return the tuned model as a tar file of `model.so` and `manifest.json`.
+
+    Repr-Digest has the SHA-256 of the tar file.
+    """
+    job = await run_in_threadpool(_published, context, job_id)
+    return await artifact_answer(context, job, request, bundle)
+
+
+def _published(context: ServerContext, job_id: str) -> Job:
+    """Return a job that has published an artifact. Raises JobNotFound and Problem."""
     with context.database.begin() as session:
         job = jobs.get(session, job_id)
-        if job.state is not JobState.DONE or job.artifact_sha is None:
-            if job.state.finished:
-                why = f"and made no tuned model: {job.error or 'start a new job'}."
-                detail = f"Job {job.id} is {job.state} {why}"
-            else:
-                detail = f"Job {job.id} is {job.state}: its tuned model can be fetched when it is done."
-            raise Problem(409, "no-artifact", detail, state=job.state.value)
-    return artifact_answer(context, job, request)
+    if job.state is not JobState.DONE or job.artifact_sha is None:
+        if job.state.finished:
+            why = f"and made no tuned model: {job.error or 'start a new job'}."
+            detail = f"Job {job.id} is {job.state} {why}"
+        else:
+            detail = f"Job {job.id} is {job.state}: its tuned model can be fetched when it is done."
+        raise Problem(409, "no-artifact", detail, state=job.state.value)
+    return job
 
 
 def _short(number: float) -> float:

@@ -28,7 +28,7 @@ async def dashboard() -> HTMLResponse:
     )
 
 
-@router.api_route("/assets/{path:path}", methods=["GET", "HEAD"])
+@router.get("/assets/{path:path}")
 async def asset(path: str, request: Request) -> Response:
     """Return a file of the dashboard, which a browser never takes for anything but what it is."""
     content = page.assets().get(path)

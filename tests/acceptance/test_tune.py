@@ -14,6 +14,7 @@ import onnx
 import onnxruntime
 import psutil
 import pytest
+import tunefarm_runtime
 
 from examples.make_models import make
 from tests.acceptance.commands import done, tunefarm
@@ -49,10 +50,10 @@ def test_a_model_is_tuned_compiled_again_and_computes_the_same(
     assert sum(task["trials"] for task in result["tasks"]) == 24
     assert [task["name"] for task in result["tasks"] if task["best_s"] is None] == []
 
-    again = json.loads(
-        done(tunefarm(["compile", network, "--output", "again", "--json"], environment, tmp_path))
+    compiled = json.loads(
+        done(tunefarm(["compile", network, "--output", "again", "--bundle", "--json"], environment, tmp_path))
     )
-    assert again["job"]["trials_done"] == 0
+    assert compiled["job"]["trials_done"] == 0
     kept = [
         json.loads((tmp_path / folder / "manifest.json").read_text()) for folder in ("tiny-tuned", "again")
     ]
@@ -66,6 +67,18 @@ def test_a_model_is_tuned_compiled_again_and_computes_the_same(
     reference = onnxruntime.InferenceSession(str(network), providers=["CPUExecutionProvider"])
     (expected,) = reference.run(None, {"input": image})
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, rtol=1e-3, atol=1e-4)
+
+    # The bundle that came with it builds and runs by itself.
+    again = tmp_path / "again"
+    sources = [str(again / name) for name in ("main.c", "tunefarm.c")]
+    flags = ["-I", str(again), "-I", str(again / "include"), f"-L{again / 'lib'}", "-l:libtvm_ffi.so", "-ldl"]
+    subprocess.run(
+        ["gcc", *sources, *flags, f"-Wl,-rpath,{again / 'lib'}", "-o", str(tmp_path / "main")], check=True
+    )
+    ran = subprocess.run([str(tmp_path / "main"), str(again)], capture_output=True, text=True, check=True)
+    (found,) = tunefarm_runtime.load(again)(np.ones((1, 3, 32, 32), np.float32))
+    printed = [float(word) for word in ran.stdout.partition(":")[2].split()]
+    np.testing.assert_allclose(printed, found.ravel()[:5], rtol=1e-4)
 
 
 @pytest.mark.slow_lane

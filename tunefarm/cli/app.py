@@ -19,11 +19,13 @@ from tunefarm.cli import (
     doctor,
     jobs,
     processes,
+    releases,
     schedules,
     storage,
     tokens,
     tune,
     verify,
+    webhooks,
     workers,
 )
 from tunefarm.client.client import ClientError, ProblemError, UnreachableError
@@ -32,8 +34,8 @@ NAME = "tunefarm"
 BAD_INPUT_STATUSES = (400, 413, 415, 422)
 
 app = typer.Typer(
-    epilog="Also: verify, server, scheduler, backup, restore, delete, delete-imported, migrate, "
-    "calibrate. docs/commands.md lists the exit codes.",
+    epilog="Also: verify, release, webhook, server, scheduler, backup, restore, delete, delete-imported, "
+    "migrate, calibrate. docs/commands.md lists the exit codes.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -80,7 +82,9 @@ app.command(hidden=True)(compiled.bundle)
 app.command()(doctor.doctor)
 for storing in (storage.backup, storage.restore, storage.migrate):
     app.command(hidden=True)(storing)
+app.add_typer(releases.app, name="release", hidden=True)
 app.add_typer(tokens.app, name="token")
+app.add_typer(webhooks.app, name="webhook", hidden=True)
 app.add_typer(workers.app, name="workers")
 
 

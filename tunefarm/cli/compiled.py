@@ -41,7 +41,7 @@ def bench(
 
     These are the installed ones that run the model's file.
     """
-    _check_runtime()
+    check_runtime()
     from tunefarm_runtime import LoadError
 
     from tunefarm.comparison.contestants import ContestantError, peers_of
@@ -107,7 +107,7 @@ def bundle(
     output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="A new folder for the bundle.")],
 ) -> None:
     """Write a folder that runs a compiled model from C or C++, with everything that it needs."""
-    _check_runtime()
+    check_runtime()
     from tunefarm_runtime import LoadError
     from tunefarm_runtime.bundle import make_bundle
 
@@ -128,7 +128,7 @@ def bundle(
     )
 
 
-def _check_runtime() -> None:
+def check_runtime() -> None:
     """Raise CommandError where the package that runs compiled models is missing.
 
     It is imported only where it is needed, so that other commands start without NumPy.

@@ -51,6 +51,10 @@ from tunefarm.settings import CommandSettings, load
 DEFAULT_TRIALS = 1000
 # A program that runs a compiled model.
 _RUN = "import tunefarm_runtime; print(tunefarm_runtime.load({}).benchmark())"
+Bundle = Annotated[
+    bool,
+    typer.Option("--bundle", help="Also write what C and C++ programs need to run the model."),
+]
 
 
 @with_job_options
@@ -80,6 +84,7 @@ def tune(
     *,
     options: JobOptions,
     output: Output = None,
+    bundle: Bundle = False,
     threads: Threads = None,
     features: Features = None,
     server: Server = None,
@@ -116,7 +121,7 @@ def tune(
         **options_of(options),
     )
     settings = load(server=server, token=token, data=data, threads=threads)
-    _run_and_print(models, request, output, settings, features, as_json)
+    _run_and_print(models, request, output, settings, features, as_json, bundle)
 
 
 def per_model(
@@ -145,6 +150,7 @@ def compile_(
     *,
     options: JobOptions,
     output: Output = None,
+    bundle: Bundle = False,
     features: Features = None,
     server: Server = None,
     token: Token = None,
@@ -157,7 +163,8 @@ def compile_(
     """
     shapes = parsed_shapes(shape or ())
     request = JobRequest("", 0, shapes, target, compile_only=True, **options_of(options))
-    _run_and_print([model], request, output, load(server=server, token=token, data=data), features, as_json)
+    settings = load(server=server, token=token, data=data)
+    _run_and_print([model], request, output, settings, features, as_json, bundle)
 
 
 @dataclass(frozen=True)
@@ -239,8 +246,9 @@ def _run_and_print(
     settings: CommandSettings,
     features: str | None,
     as_json: bool,
+    bundle: bool,
 ) -> None:
-    jobs, results = run_job(files, request, output, settings, features, silent=as_json)
+    jobs, results = run_job(files, request, output, settings, features, silent=as_json, bundle=bundle)
     if as_json and results:
         print_json(results[0].as_json() if len(jobs) == 1 else [result.as_json() for result in results])
     elif not as_json:
@@ -258,6 +266,7 @@ def run_job(
     features: str | None = None,
     *,
     silent: bool = False,
+    bundle: bool = False,
 ) -> tuple[list[Job], list[TuneResult]]:
     """Upload the models, start or resume their job, follow it, and unpack the artifacts.
 
@@ -302,7 +311,7 @@ def run_job(
             raise CommandError(f"interrupted: {hint}", ExitCode.INTERRUPTED) from interrupt
         models = [file for file, own in zip(files, sizes, strict=True) for _ in own]
         results = [
-            _fetch(service, job, file, folder)
+            _fetch(service, job, file, folder, bundle)
             for job, file, folder in zip(jobs, models, folders, strict=True)
             if job.state is JobState.DONE
         ]
@@ -339,13 +348,13 @@ def _in_sizes(request: JobRequest, uploaded: Sequence[str], sizes: Sequence[Sequ
     return replace(request, model=first.model, shapes=first.shapes, objective=objective, others=others)
 
 
-def _fetch(service: Service, job: Job, model: Path, folder: Path) -> TuneResult:
-    """Unpack the artifact of a job that is done. Raises CommandError, ClientError."""
+def _fetch(service: Service, job: Job, model: Path, folder: Path, bundle: bool) -> TuneResult:
+    """Unpack the artifact or the bundle of a job that is done. Raises CommandError, ClientError."""
     client = service.client
     archive = folder / ".artifact.tar"
     try:
-        client.download(job.id, archive)
-        unpack(archive, folder)
+        client.download(job.id, archive, bundle=bundle)
+        unpack(archive, folder, bundle=bundle)
     except OSError as error:
         raise CommandError(f"{archive} can't be written ({error.strerror})", ExitCode.LOCAL) from error
     finally:

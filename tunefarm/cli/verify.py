@@ -1,10 +1,11 @@
-"""`tunefarm verify`: compare a compiled library with the model that it was compiled from."""
+"""`tunefarm verify`: check a compiled model's signature, and compare it with the model that it was compiled
+from."""
 
 from __future__ import annotations
 
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Annotated, Any
 
@@ -13,7 +14,8 @@ from rich.table import Table
 
 from core.exit_code import ExitCode
 from system.command import CommandError
-from tunefarm.cli.options import AsJson, checked_model, print_json, say, stdout
+from tunefarm.cli.compiled import check_runtime
+from tunefarm.cli.options import AsJson, checked_model, print_json, print_plain, say, stdout
 from tunefarm.client.metaschedule_files import load_compiler
 from tunefarm.client.model_files import ModelFiles
 from tunefarm.errors import InputError
@@ -22,7 +24,13 @@ Folder = Annotated[
     Path, typer.Argument(metavar="FOLDER", help="A compiled model, as `tunefarm tune` writes it.")
 ]
 Against = Annotated[
-    Path, typer.Option("--against", metavar="MODEL", help="The model that it was compiled from.")
+    Path | None, typer.Option("--against", metavar="MODEL", help="The model that it was compiled from.")
+]
+Trusted = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trusted", metavar="KEY", help="A key that may have signed it, as `tunefarm release key` prints it."
+    ),
 ]
 Inputs = Annotated[
     Path | None,
@@ -30,14 +38,36 @@ Inputs = Annotated[
 ]
 
 
-def verify(folder: Folder, against: Against, inputs: Inputs = None, as_json: AsJson = False) -> None:
-    """Compare a compiled library with its model, on random inputs, on edge values and on your own.
+def verify(
+    folder: Folder,
+    against: Against = None,
+    trusted: Trusted = None,
+    inputs: Inputs = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check who signed a compiled model, and compare it with its model on random inputs, edge values and your
+    own.
 
-    It runs the library: in a sandbox, or for a GPU in this process with your rights. Exit code 0 means that
-    all outputs agree, 3 that some differ.
+    The comparison runs the library: in a sandbox, or for a GPU in this process with your rights. Exit code 0
+    means that the signature is right and all outputs agree, 3 that something differs.
     """
-    checked_model(against)
+    if against is None and not trusted:
+        raise CommandError(
+            "nothing to verify with: give --against MODEL, --trusted KEY or both", ExitCode.USAGE
+        )
+    if inputs is not None and against is None:
+        raise CommandError("--inputs needs --against MODEL: nothing else runs them", ExitCode.USAGE)
     parts = _parts(folder)
+    if trusted:
+        for part in parts.values():
+            _check_signature(part, trusted)
+    if against is None:
+        if as_json:
+            print_json({"folder": str(folder), "signed": True})
+        else:
+            print_plain(f"{folder} is signed by a trusted key")
+        return
+    checked_model(against)
     own = _read_inputs(inputs) if inputs is not None else {}
     rows = []
     with _packed(against) as model:
@@ -47,7 +77,8 @@ def verify(folder: Folder, against: Against, inputs: Inputs = None, as_json: AsJ
     if own and not any(row["inputs"] == "your inputs" for row in rows):
         raise InputError(f"{inputs} has the inputs of no size in {folder}: check names, shapes and types")
     if as_json:
-        print_json({"folder": str(folder), "model": str(against), "agrees": agrees, "checks": rows})
+        found = {"folder": str(folder), "model": str(against), "agrees": agrees, "checks": rows}
+        print_json(found | ({"signed": True} if trusted else {}))
     else:
         stdout().print(_table(rows, len(parts) > 1))
     if not agrees:
@@ -62,6 +93,18 @@ def _parts(folder: Path) -> dict[str, Path]:
     if not found:
         raise InputError(f"{folder} holds no compiled model: name a folder that tunefarm has written")
     return found
+
+
+def _check_signature(folder: Path, trusted: Sequence[str]) -> None:
+    """Raise InputError unless one of the keys has signed the compiled model."""
+    check_runtime()
+    from tunefarm_runtime.errors import LoadError
+    from tunefarm_runtime.signature import check_signature
+
+    try:
+        check_signature(folder, trusted)
+    except LoadError as error:
+        raise InputError(str(error)) from error
 
 
 def _packed(model: Path) -> IO[bytes]:

@@ -2,6 +2,7 @@
 
 from core.job import Build, JobState
 from core.tokens import Scope
+from core.webhook import WebhookEvent
 from system.tls import TlsError, TlsFiles
 from tunefarm.client.client import Client, ClientError, ProblemError, UnreachableError
 from tunefarm.client.schedule_cache import ScheduleCache
@@ -20,11 +21,15 @@ from tunefarm.client.values import (
     JobEvent,
     JobRequest,
     NewToken,
+    NewWebhook,
+    Release,
     Schedule,
     ScheduleDatabase,
     StoredModel,
     StoredToken,
+    StoredWebhook,
     Task,
+    WebhookDelivery,
     Worker,
 )
 
@@ -47,16 +52,21 @@ __all__ = [
     "JobRequest",
     "JobState",
     "NewToken",
+    "NewWebhook",
     "ProblemError",
+    "Release",
     "Schedule",
     "ScheduleCache",
     "ScheduleDatabase",
     "Scope",
     "StoredModel",
     "StoredToken",
+    "StoredWebhook",
     "Task",
     "TlsError",
     "TlsFiles",
     "UnreachableError",
+    "WebhookDelivery",
+    "WebhookEvent",
     "Worker",
 ]

@@ -1,4 +1,4 @@
-"""Unpacks a job's artifact: a tar file with a shared library and its manifest."""
+"""Unpacks a job's artifact, a tar file with a shared library and its manifest, or its bundle."""
 
 from __future__ import annotations
 
@@ -10,23 +10,34 @@ from core.exit_code import ExitCode
 from system.command import CommandError
 
 MEMBERS = ("model.so", "manifest.json")
+SIGNATURE = "manifest.sig"
 
 
-def unpack(archive: Path, folder: Path) -> None:
-    """Write `model.so` and `manifest.json` into a folder; ignore whatever else the archive holds.
+def unpack(archive: Path, folder: Path, *, bundle: bool = False) -> None:
+    """Write `model.so`, `manifest.json` and its signature into a folder, and the rest for a `bundle` only.
 
-    Raises CommandError when a member is missing or can't be written.
+    Raises CommandError when a member is missing, leads out of the folder or can't be written.
     """
     try:
         with tarfile.open(archive) as tar:
-            for name in MEMBERS:
+            others = [
+                name for name in tar.getnames() if name not in MEMBERS and (bundle or name == SIGNATURE)
+            ]
+            if SIGNATURE not in others:  # of what was there before
+                (folder / SIGNATURE).unlink(missing_ok=True)
+            for name in (*MEMBERS, *others):
                 stream = tar.extractfile(name)
                 if stream is None:
                     raise KeyError(f"{name} is not a regular file")
-                fresh = folder / f".{name}.new"
+                target = folder / name
+                if not target.resolve().is_relative_to(folder.resolve()):
+                    raise KeyError(f"{name} leads out of the folder")
+                if target.parent != folder:
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                fresh = target.with_name(f".{target.name}.new")
                 with stream, fresh.open("wb") as file:
                     shutil.copyfileobj(stream, file)
-                fresh.replace(folder / name)  # processes that use the old library keep its pages
+                fresh.replace(target)  # processes that use the old library keep its pages
     except (tarfile.TarError, KeyError) as error:
         raise CommandError(
             f"the service sent a damaged artifact ({error}): fetch it again", ExitCode.REFUSED

@@ -31,6 +31,7 @@ from sseclient import SSEClient
 from urllib3.exceptions import HTTPError
 
 from core.tokens import Scope
+from core.webhook import WebhookEvent
 from system.ip_addresses import is_loopback
 from system.tls import TlsFiles
 from tunefarm.client.model_files import ModelFiles
@@ -44,11 +45,15 @@ from tunefarm.client.values import (
     JobEvent,
     JobRequest,
     NewToken,
+    NewWebhook,
+    Release,
     Schedule,
     ScheduleDatabase,
     StoredModel,
     StoredToken,
+    StoredWebhook,
     Task,
+    WebhookDelivery,
     Worker,
 )
 
@@ -260,20 +265,21 @@ class Client:
         shapes: Mapping[str, Sequence[int]] | None = None,
         exact: bool = False,
         tf32: bool = False,
+        bundle: bool = False,
         etag: str | None = None,
     ) -> str | None:
         """Write the fastest compiled model, a tar file, of the model with this SHA-256, and return its ETag.
 
         If that is `etag`, nothing is written and the answer is None. `shapes` are needed where the model was
         tuned for several; with `exact`, the model has no variants that round differently; only with `tf32`
-        may it compute in TF32. Raises OSError when `into` can't be written.
+        may it compute in TF32. With `bundle`, it comes with everything that C and C++ programs need. Raises
+        OSError when `into` can't be written.
         """
         query: dict[str, Any] = {"model": model, "target": target}
         query["shape"] = [f"{name}={','.join(map(str, shape))}" for name, shape in (shapes or {}).items()]
-        query |= {name: "true" for name, asked in (("exact", exact), ("tf32", tf32)) if asked}
-        headers = {} if etag is None else {"If-None-Match": etag}
-        answer = self._fetch(_path("/v1/artifacts/best", query), into, headers)
-        return None if answer.status == HTTPStatus.NOT_MODIFIED else answer.headers.get("etag", "")
+        flags = {"exact": exact, "tf32": tf32, "bundle": bundle}
+        query |= {name: "true" for name, asked in flags.items() if asked}
+        return self._fetch_unless(etag, _path("/v1/artifacts/best", query), into)
 
     def export(self, *, target: str | None = None, job_id: str | None = None) -> ScheduleDatabase:
         """Return the measured schedules of a device class, by default the native one, or of one job's
@@ -313,6 +319,61 @@ class Client:
         """Revoke a token. Revoking it again changes nothing."""
         return _parse(StoredToken, self._delete(f"/v1/tokens/{quote(token_id, safe='')}"))
 
+    def releases(self) -> list[Release]:
+        """Return all names of artifacts with what they point to, by name and device class."""
+        return _parse(list[Release], self._get("/v1/releases").get("items"))
+
+    def release(self, name: str, job_id: str) -> Release:
+        """Let a name point to a job's artifact, on the device class that it was compiled for."""
+        path = f"/v1/releases/{quote(name, safe='')}"
+        answer = self._call(lambda: self._send("PUT", path, json={"job": job_id}))
+        return _parse(Release, self._object(answer))
+
+    def delete_release(self, name: str, target: str = "native") -> None:
+        """Delete a name on a device class. The artifact stays."""
+        path = _path(f"/v1/releases/{quote(name, safe='')}", {"target": target})
+        # Not sent again: after a first attempt there is no such name.
+        self._call(lambda: self._send("DELETE", path), attempts=1)
+
+    def download_release(
+        self,
+        name: str,
+        into: Path,
+        target: str = "native",
+        *,
+        bundle: bool = False,
+        etag: str | None = None,
+    ) -> str | None:
+        """Write the artifact that a name points to, as `download_best` does, and return its ETag."""
+        query = {"target": target} | ({"bundle": "true"} if bundle else {})
+        path = _path(f"/v1/releases/{quote(name, safe='')}/artifact", query)
+        return self._fetch_unless(etag, path, into)
+
+    def signing_key(self) -> str:
+        """Return the public key that artifacts are signed with. Raises ProblemError where none are."""
+        return str(self._get("/v1/signing-key").get("key"))
+
+    def create_webhook(self, url: str, events: Sequence[WebhookEvent]) -> NewWebhook:
+        """Let the service send signed messages of events to a URL. Only this answer holds the secret."""
+        body = {"url": url, "events": list(events)}
+        # Not sent again: a webhook of the first attempt would stay, its secret unknown.
+        answer = self._call(lambda: self._send("POST", "/v1/webhooks", json=body), attempts=1)
+        return _parse(NewWebhook, self._object(answer))
+
+    def webhooks(self) -> list[StoredWebhook]:
+        """Return all webhooks, oldest first."""
+        return _parse(list[StoredWebhook], self._get("/v1/webhooks").get("items"))
+
+    def webhook_deliveries(self, webhook_id: str) -> list[WebhookDelivery]:
+        """Return the last messages for a webhook, newest first."""
+        path = f"/v1/webhooks/{quote(webhook_id, safe='')}/deliveries"
+        return _parse(list[WebhookDelivery], self._get(path).get("items"))
+
+    def delete_webhook(self, webhook_id: str) -> None:
+        """Delete a webhook with its messages."""
+        path = f"/v1/webhooks/{quote(webhook_id, safe='')}"
+        self._call(lambda: self._send("DELETE", path), attempts=1)
+
     def report(self, job_id: str) -> str:
         """Return an HTML file with a job's charts and programs, which needs no service and no network."""
         path = f"/v1/jobs/{quote(job_id, safe='')}/report"
@@ -345,9 +406,12 @@ class Client:
                 pause_s = 0.2
             self._sleep(pause_s)
 
-    def download(self, job_id: str, into: Path) -> None:
-        """Write a finished job's artifact, a tar file. Raises OSError when `into` can't be written."""
-        self._fetch(f"/v1/jobs/{job_id}/artifact", into)
+    def download(self, job_id: str, into: Path, *, bundle: bool = False) -> None:
+        """Write a finished job's artifact, a tar file, or its `bundle` for C and C++ programs.
+
+        Raises OSError when `into` can't be written.
+        """
+        self._fetch(_path(f"/v1/jobs/{job_id}/artifact", {"bundle": "true"} if bundle else {}), into)
 
     def _act(self, worker_id: str, action: str) -> Worker:
         return _parse(Worker, self._post(f"/v1/workers/{quote(worker_id, safe='')}:{action}"))
@@ -380,6 +444,11 @@ class Client:
                 return answer
 
         return self._call(fetch)
+
+    def _fetch_unless(self, etag: str | None, path: str, into: Path) -> str | None:
+        """Fetch an answer unless its ETag is `etag`; return the ETag, None if nothing was written."""
+        answer = self._fetch(path, into, {} if etag is None else {"If-None-Match": etag})
+        return None if answer.status == HTTPStatus.NOT_MODIFIED else answer.headers.get("etag", "")
 
     def _get(self, path: str) -> dict[str, Any]:
         return self._object(self._call(lambda: self._send("GET", path)))

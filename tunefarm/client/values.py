@@ -8,6 +8,7 @@ from typing import Any
 
 from core.job import MAX_TRIALS, EndReason, JobOptions, JobState
 from core.tokens import Scope
+from core.webhook import WebhookEvent
 
 # The service takes 10,000 records and 16 MiB at a time; JSON writes many characters as two.
 _PART_RECORDS, _PART_CHARS = 1000, 4 << 20
@@ -112,6 +113,7 @@ class Job(JobOptions):
     end_reason: EndReason | None = None
     seconds_left: float | None = None
     onnxruntime: OnnxRuntime | None = None
+    artifact_version: int | None = None
 
     @property
     def trials_text(self) -> str:
@@ -149,6 +151,64 @@ class Task:
     def network_s(self) -> float | None:
         """Seconds that the task takes in one run of the whole model."""
         return None if self.best_s is None else self.weight * self.best_s
+
+
+@dataclass(frozen=True)
+class Release:
+    """A name and the artifact that it points to on a device class: the `version`-th of its model there.
+
+    `sha256` is the artifact's digest; `set_at` is epoch seconds.
+    """
+
+    name: str
+    device_class: str
+    job: str
+    model: str
+    model_name: str
+    version: int | None
+    sha256: str
+    latency_s: float | None
+    set_at: float
+
+
+@dataclass(frozen=True)
+class StoredWebhook:
+    """An address that is told of `events`; `created_at` is epoch seconds."""
+
+    id: str
+    url: str
+    events: list[WebhookEvent]
+    created_at: float
+
+
+@dataclass(frozen=True)
+class NewWebhook:
+    """A new webhook. Its `secret` verifies the signatures of messages."""
+
+    id: str
+    url: str
+    events: list[WebhookEvent]
+    created_at: float
+    secret: str
+
+
+@dataclass(frozen=True)
+class WebhookDelivery:
+    """A message for a webhook: `state` is pending, delivered or failed.
+
+    `due_at` is when the next attempt begins, None after the last one. `status` is the HTTP status of the last
+    attempt, `error` why it failed. Times are epoch seconds.
+    """
+
+    id: str
+    event: str
+    state: str
+    attempts: int
+    created_at: float
+    due_at: float | None
+    status: int | None
+    error: str
+    body: str
 
 
 @dataclass(frozen=True)

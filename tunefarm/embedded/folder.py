@@ -53,6 +53,10 @@ class DataFolder:
         return self.path / "broker"
 
     @property
+    def signing_key(self) -> Path:
+        return self.path / "signing-key.pem"
+
+    @property
     def logs(self) -> Path:
         return self.path / "logs"
 

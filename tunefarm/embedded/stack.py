@@ -35,6 +35,7 @@ NOT_INHERITED = frozenset(
     )
 )
 LOOPBACK_OF_WILDCARD = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+SIGNING_KEY_VARIABLE = "TUNEFARM_SIGNING_KEY"
 FEATURES_VARIABLE = "TUNEFARM_WORKER_FEATURES"
 # Loads TVM, which the command itself never does.
 FEATURES_CHECK = f"""
@@ -124,6 +125,10 @@ def start(config: StackConfig) -> Iterator[Stack]:
     folder = DataFolder(config.data.expanduser().resolve())
     folder.prepare()
     with folder.locked() as lock, tempfile.TemporaryDirectory(prefix="tunefarm-") as scratch:
+        # Here, because commands that use a running service don't need it.
+        from system.signing import make_key
+
+        make_key(folder.signing_key)
         port, grpc_port = _choose_ports(config)
         host = LOOPBACK_OF_WILDCARD.get(config.host, config.host)
         host = f"[{host}]" if ":" in host else host
@@ -175,6 +180,7 @@ def _environment(config: StackConfig, folder: DataFolder, port: int, grpc_port: 
         "TUNEFARM_HOST": config.host,
         "TUNEFARM_PORT": str(port),
         "TUNEFARM_GRPC_PORT": str(grpc_port),
+        SIGNING_KEY_VARIABLE: str(_signing_key(folder)),
         # The scheduler shares the worker's cores: planning ahead would disturb what is being timed.
         "TUNEFARM_PLAN_AHEAD": "0",
         "TUNEFARM_LOCAL_WORKER": "1",
@@ -195,6 +201,12 @@ def _environment(config: StackConfig, folder: DataFolder, port: int, grpc_port: 
     if config.token:
         environment["TUNEFARM_TOKEN"] = config.token
     return environment
+
+
+def _signing_key(folder: DataFolder) -> Path:
+    """Return the file with the key that signs artifacts: the user's, or else the data folder's."""
+    own = os.environ.get(SIGNING_KEY_VARIABLE)
+    return Path(own).expanduser().resolve() if own else folder.signing_key
 
 
 def _choose_ports(config: StackConfig) -> tuple[int, int]:

@@ -9,6 +9,7 @@ import { DevicesPage } from "tunefarm/pages/devices.js";
 import { JobPage } from "tunefarm/pages/job.js";
 import { JobsPage } from "tunefarm/pages/jobs.js";
 import { ModelsPage } from "tunefarm/pages/models.js";
+import { ReleasesPage } from "tunefarm/pages/releases.js";
 import { SchedulesPage } from "tunefarm/pages/schedules.js";
 import { SignIn } from "tunefarm/pages/sign_in.js";
 import { SubgraphPage } from "tunefarm/pages/subgraph.js";
@@ -21,6 +22,7 @@ const ROUTES = [
   { path: "jobs/{id}/tasks/{workload}", page: SubgraphPage },
   { path: "devices", title: "Devices", page: DevicesPage },
   { path: "schedules", title: "Schedules", page: SchedulesPage },
+  { path: "releases", title: "Releases", page: ReleasesPage },
   { path: "models", title: "Cost models", page: ModelsPage },
   { path: "access", title: "Access", page: AccessPage, scope: "admin" },
 ];

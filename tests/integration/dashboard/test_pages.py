@@ -25,7 +25,7 @@ from .conftest import ADMIN, CALIBRATED, EVIL, READER, add_schedules
 
 PAGES = [
     *("#/jobs", "#/jobs/job-done", "#/jobs/job-done/tasks/w0"),
-    *("#/devices", "#/schedules", "#/models", "#/access"),
+    *("#/devices", "#/schedules", "#/releases", "#/models", "#/access"),
 ]
 # All that a visitor loads before the first answer of the API.
 MAX_PAGE_BYTES = 500_000
@@ -246,6 +246,19 @@ def test_an_administrator_makes_and_revokes_a_token(page: Page, site: Service) -
     page.on("dialog", lambda dialog: dialog.accept())
     page.get_by_role("button", name=f"Revoke {EVIL}").click()
     expect(page.get_by_role("cell", name="revoked")).to_be_visible()
+
+
+def test_an_administrator_names_an_artifact(page: Page, site: Service) -> None:
+    open_page(page, site, "#/releases")
+    expect(page.get_by_text("No artifact has a name yet.")).to_be_visible()
+    page.get_by_label("Name").fill("production")
+    for job, shown in (("job-queued", "has no artifact: name a job that is done"), ("job-done", "resnet18")):
+        page.get_by_label("Job").fill(job)
+        page.get_by_role("button", name="Set").click()
+        expect(page.get_by_text(shown)).to_be_visible()
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Delete production").click()
+    expect(page.get_by_text("No artifact has a name yet.")).to_be_visible()
 
 
 def test_a_report_shows_a_job_without_service_and_network(page: Page, site: Service, tmp_path: Path) -> None:

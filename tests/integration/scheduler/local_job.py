@@ -27,6 +27,7 @@ from scheduler.model_compiler import CompilerChildren
 from scheduler.settings import SchedulerSettings
 from scheduler.steps.drive import drive
 from scheduler.upkeep.sweep import Sweeper
+from system.signing import SigningKey
 
 SETTINGS = SchedulerSettings(
     broker="unused", database_url="unused", batch_size=4, trials_per_pick=2, plan_ahead=0
@@ -112,16 +113,24 @@ def submit(database: Database, model: bytes | None = None) -> None:
 
 
 def context(
-    database: Database, wakes: list[tuple[str, str]], children: CompilerChildren | None = None
+    database: Database,
+    wakes: list[tuple[str, str]],
+    children: CompilerChildren | None = None,
+    signing_key: SigningKey | None = None,
 ) -> Context:
     wake = lambda step, job_id: wakes.append((step, job_id))  # noqa: E731
     children = children or CompilerChildren()
-    return Context(SETTINGS, database, lambda: NOW, "here", wake, children=children)
+    return Context(SETTINGS, database, lambda: NOW, "here", wake, children=children, signing_key=signing_key)
 
 
-def finish(database: Database, device: Device, children: CompilerChildren | None = None) -> Job:
+def finish(
+    database: Database,
+    device: Device,
+    children: CompilerChildren | None = None,
+    signing_key: SigningKey | None = None,
+) -> Job:
     wakes: list[tuple[str, str]] = []
-    made = context(database, wakes, children)
+    made = context(database, wakes, children, signing_key)
     sweeper = Sweeper(made)
     for turn in range(60):
         sweeper.repair()

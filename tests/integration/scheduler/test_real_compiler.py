@@ -9,17 +9,20 @@ from pathlib import Path
 from typing import IO
 
 import pytest
+import tunefarm_runtime
 from sqlalchemy import select
 
 from core.job import JobState
 from records.jobs import jobs, tasks
 from records.schedules import schedules, tvmscripts
 from records.schedules.tvmscripts import UNSCHEDULED
+from records.storage import blobs
 from records.storage.database import Database
 from records.storage.statements import digest
 from records.storage.tables import TrialRow
 from scheduler.model_compiler import CompilerChildren
 from scheduler.steps.drive import drive
+from system.signing import make_key, read_key
 from tests.children import kill_the_child
 from tests.integration.scheduler.local_job import (
     Device,
@@ -30,6 +33,7 @@ from tests.integration.scheduler.local_job import (
     submit,
 )
 from tests.services import sqlite
+from tunefarm.client import artifact as client_artifact
 
 
 @pytest.fixture
@@ -40,9 +44,12 @@ def database(tmp_path: Path) -> Iterator[Database]:
 
 
 @pytest.mark.slow
-def test_a_real_model_is_tuned_and_published(database: Database) -> None:
+def test_a_real_model_is_tuned_and_published(database: Database, tmp_path: Path) -> None:
     submit(database)
-    job = finish(database, Device(database))
+    make_key(tmp_path / "key.pem")
+    key = read_key(tmp_path / "key.pem")
+    device = Device(database)
+    job = finish(database, device, signing_key=key)
     assert (job.state, job.error) == (JobState.DONE, None)
     assert job.trials_done == 8
     library, manifest = artifact(database, job.artifact_sha)
@@ -71,6 +78,17 @@ def test_a_real_model_is_tuned_and_published(database: Database) -> None:
     assert conv.signature.startswith("float32[1,16,16,3], float32[3,3,3,8]")
     assert conv.num_bytes >= 4 * (16 * 16 * 3 + 3 * 3 * 3 * 8 + 8 * 16 * 16)
     assert manifest.untuned_s == job.untuned_s
+    # It is signed, and says what was verified.
+    with database.begin() as session:
+        (tmp_path / "artifact.tar").write_bytes(blobs.get(session, str(job.artifact_sha)))
+    (tmp_path / "model").mkdir()
+    client_artifact.unpack(tmp_path / "artifact.tar", tmp_path / "model")
+    assert tunefarm_runtime.load(tmp_path / "model", trusted=key.public).inputs[0].shape == (1, 3, 16, 16)
+    verified = manifest.verification
+    assert verified is not None
+    assert (verified.worker, verified.device) == ("worker", device.fingerprint.name)
+    assert (verified.import_unverified, verified.outputs_unverified) == ("", "")
+    assert verified.noise is not None
     assert all(isinstance(json.loads(entry.trace), list) for entry in manifest.tasks if entry.trace)
 
 

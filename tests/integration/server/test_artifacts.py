@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from pathlib import Path
 from typing import Any
 
-from core.job import TF32, UNFINISHED, JobState
-from records.jobs import jobs, tasks
+import pytest
+
+from core.job import TF32
+from records.jobs import tasks
 from records.jobs.tasks import TaskSpec
-from records.storage import blobs
 from tunefarm.client import Client
 
+from .artifacts import artifact, publish, repr_digest
 from .conftest import Service, Worker
-
-
-def publish(service: Service, worker: Worker, data: bytes, secs: float, **request: Any) -> str:
-    """Submit a job and end it as if it had published an artifact; return its id."""
-    job_id = service.submit(**request)
-    with service.database.begin() as session:
-        jobs.set_device_class(session, job_id, worker.device.key)
-        jobs.set_artifacts(session, job_id, tuned_sha=blobs.put(session, data))
-        jobs.set_end_to_end(session, job_id, "tuned", [secs])
-        jobs.advance(session, job_id, UNFINISHED, JobState.DONE, service.context.now())
-    return job_id
 
 
 def test_the_best_artifact_is_the_last_published(service: Service, worker: Worker) -> None:
@@ -35,6 +28,7 @@ def test_the_best_artifact_is_the_last_published(service: Service, worker: Worke
     job_id = publish(service, worker, b"faster", 1e-3)
     answer = service.http.get("/v1/artifacts/best", params=asked)
     assert (answer.content, answer.headers["content-type"]) == (b"faster", "application/x-tar")
+    assert answer.headers["repr-digest"] == repr_digest(b"faster")
     told = {name: answer.headers[f"tunefarm-{name}"] for name in ("job", "device-class", "latency-s")}
     assert told == {"job": job_id, "device-class": worker.device.key, "latency-s": "0.001"}
     tag = answer.headers["etag"]
@@ -99,3 +93,54 @@ def test_a_client_downloads_what_is_best_and_only_what_is_better(
         second = client.download_best(model, into, target, etag=first)
     assert second not in (None, first)
     assert into.read_bytes() == b"faster"
+
+
+def unpacked(tar: bytes) -> dict[str, bytes]:
+    with tarfile.open(fileobj=io.BytesIO(tar), mode="r:") as opened:
+        return {entry.name: opened.extractfile(entry).read() for entry in opened}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("by", ["job", "model"])
+def test_a_bundle_is_the_artifact_with_what_runs_it(service: Service, worker: Worker, by: str) -> None:
+    worker.call()
+    data = artifact()
+    job_id = publish(service, worker, data, 1e-3)
+    path = f"/v1/jobs/{job_id}/artifact" if by == "job" else "/v1/artifacts/best"
+    asked = {"bundle": "1"} if by == "job" else {"bundle": "1", "model": service.upload()}
+    answer = service.http.get(path, params=asked)
+    assert answer.status_code == 200, answer.text
+    files = unpacked(answer.content)
+    assert unpacked(data).items() <= files.items()
+    assert {
+        "main.c",
+        "tunefarm.h",
+        "tunefarm.hpp",
+        "CMakeLists.txt",
+        "include/tvm/ffi/c_api.h",
+    } <= files.keys()
+    assert files["model.txt"] == b"threads 2\ninput x float32 2 3\noutput x float32 2 3\n"
+    assert files["lib/libtvm_runtime.so"].startswith(b"\x7fELF")
+    assert answer.headers["repr-digest"] == repr_digest(answer.content)
+    again = service.http.get(path, params=asked, headers={"If-None-Match": answer.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    # The artifact itself is another representation.
+    tag = {"If-None-Match": answer.headers["etag"]}
+    assert service.http.get(path, params=asked | {"bundle": "0"}, headers=tag).content == data
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (artifact(kind="cuda"), "compiled for a GPU"),
+        (artifact("riscv64"), "the runtime libraries for riscv64 are missing"),
+        (b"no tar file at all", "can't be bundled"),
+        (b"", "deleted while it was read"),
+    ],
+    ids=["gpu", "machine", "damaged", "empty"],
+)
+def test_what_can_not_be_bundled_is_refused(service: Service, worker: Worker, data: bytes, why: str) -> None:
+    worker.call()
+    job_id = publish(service, worker, data, 1e-3)
+    answer = service.http.get(f"/v1/jobs/{job_id}/artifact", params={"bundle": "1"})
+    assert answer.status_code in (404, 409)
+    assert why in answer.json()["detail"]

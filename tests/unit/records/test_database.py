@@ -113,6 +113,31 @@ class TestMigration:
             assert trials.add(session, "job", 0, [new], now=2.0) == [5]
         database.close()
 
+    def test_artifacts_that_are_there_get_versions(self, tmp_path: Path) -> None:
+        path = tmp_path / "old.db"
+        with sqlite3.connect(path) as connection:
+            engine = create_engine(f"sqlite:///{path}")
+            with engine.begin() as old:
+                config = _alembic()
+                config.attributes["connection"] = old
+                command.upgrade(config, "0022")
+            engine.dispose()
+            columns = "id, model_sha, model_name, shapes, target, trials, seed, state, message, created_at"
+            columns += ", device_class, finished_at, artifact_sha"
+            published = [("b", "m", "x", 2.0, "1"), ("a", "m", "x", 3.0, "2"), ("c", "m", "y", 1.0, "3")]
+            for job_id, model, key, at, sha in [*published, ("d", "m", "x", 4.0, None)]:
+                row = (job_id, model, "net", "{}", "native", 9, 0, "done", "", 1.0, key, at, sha)
+                connection.execute(f"INSERT INTO jobs ({columns}) VALUES ({', '.join('?' * 13)})", row)
+        connection.close()
+        database = sqlite(path)
+        database.migrate()
+        with database.begin() as session:
+            versions = {job: jobs.get(session, job).artifact_version for job in "abcd"}
+            assert versions == {"a": 2, "b": 1, "c": 1, "d": None}
+            counted = session.execute(text("SELECT * FROM artifact_counts ORDER BY device_class")).all()
+            assert counted == [("m", "x", 2), ("m", "y", 1)]
+        database.close()
+
     def test_a_migration_is_safe_to_repeat(self, database: Database) -> None:
         with database.begin() as session:
             sha = blobs.put(session, b"data")

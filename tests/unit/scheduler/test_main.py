@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,17 +13,7 @@ from core.exit_code import ExitCode
 from core.job import JobState
 from scheduler.app import make_app, send
 from tests.unit.scheduler.farm import Farm
-
-
-def start(**environment: str) -> subprocess.Popen[str]:
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("TUNEFARM_")}
-    return subprocess.Popen(
-        [sys.executable, "-m", "scheduler"],
-        env=plain | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+from tests.unit.scheduler.processes import start
 
 
 @pytest.mark.slow

@@ -37,6 +37,21 @@ def test_both_members_are_written_and_nothing_else(tmp_path: Path) -> None:
     }
 
 
+def test_all_members_of_a_bundle_are_written_below_the_folder(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    model = {"model__so": b"elf", "manifest__json": b"{}"}
+    unpack(archive(tmp_path / "a.tar", **{"lib/a__so": b"library"}, **model), out, bundle=True)
+    assert (out / "lib" / "a.so").read_bytes() == b"library"
+    for name in ("../evil", f"{tmp_path}/evil"):
+        with pytest.raises(CommandError, match="leads out of the folder"):
+            unpack(archive(tmp_path / "evil.tar", **{name: b"rm"}, **model), out, bundle=True)
+    (out / "link").symlink_to(tmp_path)
+    with pytest.raises(CommandError, match="leads out of the folder"):
+        unpack(archive(tmp_path / "link.tar", **{"link/evil": b"rm"}, **model), out, bundle=True)
+    assert not (tmp_path / "evil").exists()
+
+
 def test_a_file_without_a_member_or_that_is_no_archive_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "text.tar").write_text("no tar at all")
     for bad in (

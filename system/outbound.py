@@ -1,0 +1,123 @@
+"""HTTP requests to addresses that users name. They reach no private network unless the operator allows it."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import ssl
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from urllib.parse import urlsplit
+
+# A gateway translates these to the IPv4 address in their last 32 bits.
+_NAT64 = (ip_network("64:ff9b::/96"), ip_network("64:ff9b:1::/48"))
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+
+class OutboundError(Exception):
+    """The request could not be sent; one sentence for the user."""
+
+
+def post(
+    url: str, body: bytes, headers: Mapping[str, str], allowed: Sequence[Network], timeout_s: float
+) -> int:
+    """Send a POST request and return the status of the answer, whose body isn't read.
+
+    The host's name is resolved once, and the connection goes to the address that was checked. No redirect is
+    followed. The request ends after `timeout_s` seconds, however slowly the other side answers. Raises
+    OutboundError.
+    """
+    parts = urlsplit(url)
+    host, is_https = parts.hostname or "", parts.scheme == "https"
+    family, address = _checked_address(host, parts.port or (443 if is_https else 80), allowed)
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as raw:
+            raw.settimeout(timeout_s)
+            raw.connect(address)
+            with _ended_after(timeout_s, raw) as is_ended, _secured(raw, host, is_https) as connected:
+                connection = http.client.HTTPConnection(host)
+                connection.sock, connection.auto_open = connected, 0
+                own = {"Host": parts.netloc, "Connection": "close"}
+                connection.request("POST", target, body, {**headers, **own})
+                status = connection.getresponse().status
+                # Headers that were cut off look as if they were whole.
+                if is_ended.is_set():
+                    raise TimeoutError("it sends its headers slowly")
+                return status
+    except ssl.SSLError as error:
+        raise OutboundError(f"{host} can't be trusted: {error.reason or error}") from error
+    except (OSError, http.client.HTTPException, AttributeError) as error:
+        # http.client raises AttributeError where another thread has ended the connection.
+        cause = getattr(error, "strerror", None) or str(error) or "the connection was ended"
+        raise OutboundError(f"{host} did not answer within {timeout_s:g} s: {cause}") from error
+
+
+def is_allowed(address: Address, allowed: Sequence[Network]) -> bool:
+    """Whether a request may go to an address: it is public, or the operator allows it."""
+    reached = _embedded(address)
+    if any(one in network for network in allowed for one in (address, reached)):
+        return True
+    return reached.is_global and not reached.is_multicast and not reached.is_reserved
+
+
+def parse_networks(text: str) -> tuple[Network, ...]:
+    """Return the networks of a list like `10.0.0.0/8,192.168.1.5`. Raises ValueError."""
+    return tuple(ip_network(part.strip()) for part in text.split(",") if part.strip())
+
+
+def _embedded(address: Address) -> Address:
+    """Return the IPv4 address that an IPv6 address stands for; itself where it stands for none."""
+    if isinstance(address, IPv4Address):
+        return address
+    if any(address in network for network in _NAT64):
+        return IPv4Address(int(address) & 0xFFFFFFFF)
+    teredo = address.teredo[1] if address.teredo else None
+    return address.ipv4_mapped or address.sixtofour or teredo or address
+
+
+def _checked_address(host: str, port: int, allowed: Sequence[Network]) -> tuple[int, tuple[str, int]]:
+    """Return the family and the address to connect to. Raises OutboundError if any of the host's addresses
+    isn't allowed."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise OutboundError(f"the name {host} can't be resolved: {error}") from error
+    for *_, address in found:
+        number = str(address[0]).partition("%")[0]
+        if not is_allowed(ip_address(number), allowed):
+            raise OutboundError(
+                f"{host} is {number}, which isn't a public address: name another host, or allow the network "
+                "by TUNEFARM_WEBHOOK_ALLOW"
+            )
+    family, *_, address = found[0]
+    return family, address  # type: ignore[return-value]  # IPv6 has two more numbers
+
+
+@contextlib.contextmanager
+def _ended_after(timeout_s: float, connected: socket.socket) -> Iterator[threading.Event]:
+    """End a connection after so many seconds, whichever thread waits for it, and set the event."""
+    is_ended = threading.Event()
+    with connected.dup() as own:
+
+        def end() -> None:
+            is_ended.set()
+            with contextlib.suppress(OSError):
+                own.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(timeout_s, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield is_ended
+        finally:
+            timer.cancel()
+            timer.join()
+
+
+def _secured(raw: socket.socket, host: str, is_https: bool) -> socket.socket:
+    return ssl.create_default_context().wrap_socket(raw, server_hostname=host) if is_https else raw

@@ -1,0 +1,143 @@
+"""A model is loaded with `trusted` only if a trusted key has signed it and nothing was changed since."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tunefarm_runtime import LoadError, load
+from tunefarm_runtime.bundle import make_bundle
+
+from compiler.packaging.artifact import Manifest, write
+from core.exit_code import ExitCode
+from system.signing import SigningKey, make_key, read_key
+from tests.compiled_models import compile_model
+from tests.onnx_models import residual
+from tunefarm.cli.app import app, run
+from tunefarm.client.artifact import unpack
+
+
+def sign_folder(folder: Path, key: SigningKey) -> None:
+    """Sign a compiled model as publishing does."""
+    manifest = Manifest.from_json((folder / "manifest.json").read_text())
+    packed = io.BytesIO()
+    with (folder / "model.so").open("rb") as library:
+        digest = hashlib.file_digest(library, "sha256").hexdigest()
+        write(packed, library, dataclasses.replace(manifest, library_sha256=digest), sign=key.sign)
+    (folder / "packed.tar").write_bytes(packed.getvalue())
+    unpack(folder / "packed.tar", folder)
+    (folder / "packed.tar").unlink()
+
+
+@pytest.fixture(scope="module")
+def key(tmp_path_factory: pytest.TempPathFactory) -> SigningKey:
+    file = tmp_path_factory.mktemp("key") / "key.pem"
+    make_key(file)
+    return read_key(file)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("other") / "key.pem"
+    make_key(file)
+    return read_key(file).public
+
+
+@pytest.fixture(scope="module")
+def signed(tmp_path_factory: pytest.TempPathFactory, key: SigningKey) -> Path:
+    folder = compile_model(residual(), tmp_path_factory.mktemp("signed") / "model")
+    sign_folder(folder, key)
+    return folder
+
+
+def test_a_signed_model_runs(signed: Path, key: SigningKey, other: str, tmp_path: Path) -> None:
+    make_bundle(signed, tmp_path / "bundle")
+    for folder in (signed, tmp_path / "bundle"):
+        model = load(folder, trusted=[other, key.public])
+        assert model(np.ones((1, 3, 8, 8), np.float32))[0].shape == (1, 10)
+    with pytest.raises(LoadError, match="isn't signed by a trusted key"):
+        load(signed, trusted=other)
+
+
+def flip(file: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        data = bytearray((folder / file).read_bytes())
+        data[len(data) // 2] ^= 1
+        (folder / file).write_bytes(data)
+
+    return change
+
+
+def redirect(folder: Path) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"library_sha256": "0" * 64}))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (flip("model.so"), "isn't the library that was signed"),
+        (flip("manifest.json"), "isn't signed by a trusted key, or was changed since"),
+        (redirect, "isn't signed by a trusted key, or was changed since"),
+        (flip("manifest.sig"), "isn't"),
+        (lambda folder: (folder / "manifest.sig").unlink(), "the model isn't signed"),
+        (lambda folder: (folder / "manifest.sig").write_bytes(b"\xff\x00"), "isn't of Ed25519"),
+        (lambda folder: (folder / "manifest.sig").write_text("ed25519:" + "A" * 400), "isn't of Ed25519"),
+        (lambda folder: (folder / "model.so").unlink(), "can't be read"),
+    ],
+    ids=["library", "manifest", "digest", "signature", "none", "bytes", "long", "no library"],
+)
+def test_what_was_changed_is_not_loaded(
+    signed: Path,
+    key: SigningKey,
+    tmp_path: Path,
+    change: Callable[[Path], None],
+    why: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    copy = shutil.copytree(signed, tmp_path / "copy")
+    change(copy)
+    with pytest.raises(LoadError, match=why):
+        load(copy, trusted=key.public)
+    assert run(app, ["verify", str(copy), "--trusted", key.public]) == ExitCode.BAD_INPUT
+    assert "tunefarm" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("bad", ["", "ed25519:", "ed25519:abc", "rsa:" + "A" * 44, "ed25519:" + "A" * 40])
+def test_a_key_of_another_form_is_refused(signed: Path, bad: str) -> None:
+    with pytest.raises(LoadError, match="the trusted key isn't of Ed25519"):
+        load(signed, trusted=bad)
+
+
+def test_an_empty_list_trusts_nobody(signed: Path) -> None:
+    with pytest.raises(LoadError, match="no key is trusted"):
+        load(signed, trusted=[])
+
+
+def test_without_cryptography_it_says_what_to_install(
+    signed: Path, key: SigningKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
+    with pytest.raises(LoadError, match=r"pip install 'tunefarm-runtime\[trusted\]'"):
+        load(signed, trusted=key.public)
+    assert load(signed).outputs[0].shape == (1, 10)
+
+
+def test_the_command_checks_who_signed(
+    signed: Path, key: SigningKey, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(app, ["verify", str(signed), "--trusted", key.public]) == ExitCode.OK
+    assert "is signed by a trusted key" in capsys.readouterr().out
+    assert run(app, ["verify", str(signed), "--trusted", key.public, "--json"]) == ExitCode.OK
+    assert json.loads(capsys.readouterr().out)["signed"] is True
+    assert run(app, ["verify", str(signed)]) == ExitCode.USAGE
+    assert "give --against MODEL, --trusted KEY or both" in capsys.readouterr().err
+    assert run(app, ["verify", str(signed), "--trusted", "x"]) == ExitCode.BAD_INPUT

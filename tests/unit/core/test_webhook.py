@@ -1,0 +1,49 @@
+"""Addresses that webhooks may have, and the signatures of their messages."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.webhook import check_url, sign
+
+
+def test_a_signature_is_that_of_standard_webhooks() -> None:
+    # Computed by the package standardwebhooks 1.1.0.
+    signature = sign(
+        "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
+        "msg_p5jXN8AQM9LWM0D4loKWxJek",
+        1614265330,
+        b'{"test": 2432232314}',
+    )
+    assert signature == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+
+
+@pytest.mark.parametrize("url", ["https://example.com", "http://a.b:8080/c?d=e", "https://[2001:db8::1]/x"])
+def test_addresses_of_programs_are_taken(url: str) -> None:
+    check_url(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "example.com/x",
+        "ftp://example.com",
+        "file:///etc/passwd",
+        "https://",
+        "https:///path",
+        "https://user@example.com",
+        "https://user:secret@example.com",
+        "https://example.com/#part",
+        "https://example.com/a b",
+        "https://example.com/\r\nHost: other",
+        "https://ex\u00e4mple.com",
+        "https://example.com:99999",
+        "https://example.com:0",
+        "https://[::1",
+        "https://example.com/" + "a" * 2000,
+    ],
+)
+def test_other_texts_are_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="URL"):
+        check_url(url)

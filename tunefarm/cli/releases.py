@@ -1,0 +1,118 @@
+"""`tunefarm release`: names, such as `production`, that point to artifacts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from core.durations import latency_text
+from core.exit_code import ExitCode
+from system.command import CommandError
+from tunefarm.cli.options import (
+    AsJson,
+    Data,
+    JobId,
+    Server,
+    Target,
+    Token,
+    connected,
+    prepared_output,
+    print_json,
+    print_plain,
+    stdout,
+)
+from tunefarm.client.artifact import unpack
+from tunefarm.client.values import Release
+
+app = typer.Typer(help="Name artifacts, such as `production`, and fetch them.", rich_markup_mode=None)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Letters, digits, dots, dashes, underscores.")]
+
+
+@app.command("set")
+def set_(
+    name: Name,
+    job: JobId,
+    server: Server = None,
+    token: Token = None,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let a name point to a job's artifact, on the device class that it was compiled for."""
+    with connected(server, token, data) as service:
+        release = service.client.release(name, job)
+    if as_json:
+        print_json(asdict(release))
+    else:
+        print_plain(
+            f"{release.name} is version {release.version} of {release.model_name} "
+            f"on device class {release.device_class}"
+        )
+
+
+@app.command("list")
+def list_(server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False) -> None:
+    """List the names with what they point to."""
+    with connected(server, token, data) as service:
+        found = service.client.releases()
+    if as_json:
+        print_json([asdict(one) for one in found])
+    else:
+        stdout().print(_table(found))
+
+
+@app.command()
+def fetch(
+    name: Name,
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Where the compiled model goes.")],
+    target: Target = "native",
+    bundle: Annotated[bool, typer.Option("--bundle", help="Also what C and C++ programs need.")] = False,
+    server: Server = None,
+    token: Token = None,
+    data: Data = None,
+) -> None:
+    """Fetch the compiled model that a name points to."""
+    folder = prepared_output(output)
+    archive = folder / ".artifact.tar"
+    with connected(server, token, data) as service:
+        try:
+            service.client.download_release(name, archive, target, bundle=bundle)
+            unpack(archive, folder, bundle=bundle)
+        except OSError as error:
+            raise CommandError(f"{archive} can't be written ({error.strerror})", ExitCode.LOCAL) from error
+        finally:
+            archive.unlink(missing_ok=True)
+    print_plain(f"artifact  {folder}")
+
+
+@app.command()
+def delete(
+    name: Name, target: Target = "native", server: Server = None, token: Token = None, data: Data = None
+) -> None:
+    """Delete a name on a device class. The artifact stays."""
+    with connected(server, token, data) as service:
+        service.client.delete_release(name, target)
+    print_plain(f"{name} is deleted")
+
+
+@app.command()
+def key(server: Server = None, token: Token = None, data: Data = None) -> None:
+    """Print the public key that the service signs artifacts with."""
+    with connected(server, token, data) as service:
+        print(service.client.signing_key())
+
+
+def _table(found: Sequence[Release]) -> Table:
+    columns = ("name", "device class", "model", "version", "latency", "job", "since")
+    table = Table(*columns, box=None, pad_edge=False)
+    for one in found:
+        since = datetime.fromtimestamp(one.set_at).isoformat(" ", "minutes")
+        version, latency = str(one.version), latency_text(one.latency_s)
+        table.add_row(one.name, one.device_class, one.model_name, version, latency, one.job, since)
+    return table
