@@ -27,6 +27,7 @@ from compiler.verifying.steps.formats import index_extents_of
 from tests.stablehlo_models import exported
 from tests.tflite_models import Quantization, TfliteBuilder
 
+pytestmark = pytest.mark.slow
 TARGET = '{"kind":"llvm","num-cores":1}'
 LIMITS = "the least and greatest numbers, zeros and ties"
 EDGES = [*USUAL, LIMITS, "NaN", "infinities"]

@@ -16,6 +16,7 @@ from tests.marks import slow_lane_except
 
 torch: Any = pytest.importorskip("torch")
 functional = torch.nn.functional
+pytestmark = pytest.mark.slow
 TARGET = '{"kind":"llvm","num-cores":1}'
 Function = Callable[..., Any]
 resized = functional.interpolate
