@@ -58,18 +58,22 @@ class Library:
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Run the model. Inputs have the right shapes and element types.
 
-        Inputs and outputs of a CPU model are NumPy arrays. A GPU model also takes whatever has DLPack on the
-        same GPU, and returns tensors that have.
+        Inputs are NumPy arrays or have DLPack on the model's device. Outputs of a CPU model are NumPy arrays;
+        those of a GPU model have DLPack.
         """
+        outputs = self.run(inputs)
+        if self._is_cuda:
+            return outputs
+        return [to_numpy(value, spec) for spec, value in zip(self.manifest.outputs, outputs, strict=True)]
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        """Run the model as `__call__` does; all outputs have DLPack."""
         tensors = [
             self._tensor(*one) for one in zip(self.manifest.inputs, self._layouts, inputs, strict=True)
         ]
         result = self._main(*tensors)
         # TVM returns a single output by itself, and several as an array.
-        outputs = [result] if len(self.manifest.outputs) == 1 else list(result)
-        if self._is_cuda:
-            return outputs
-        return [to_numpy(value, spec) for spec, value in zip(self.manifest.outputs, outputs, strict=True)]
+        return [result] if len(self.manifest.outputs) == 1 else list(result)
 
     def synchronize(self) -> None:
         """Wait until a GPU has computed everything that it was given."""

@@ -254,10 +254,7 @@ def read(content: Content, shapes: Mapping[str, Shape]) -> ExportedProgram:
         file.seek(0)
         with _quietly():
             program = torch.export.load(file)
-            decomposed = program.run_decompositions()
-        if _pass_states(torch, decomposed):
-            program = decomposed
-        inputs = _inputs(decomposed)
+        exported = of_program(program)
     except ModelError:
         raise
     except Exception as error:
@@ -265,8 +262,18 @@ def read(content: Content, shapes: Mapping[str, Shape]) -> ExportedProgram:
             f"PyTorch {torch.__version__} can't load the exported program ({first_line(error)}): "
             "export it with this version, or as ONNX"
         ) from error
-    check_shapes(inputs, shapes)
-    return ExportedProgram(program, decomposed, inputs)
+    check_shapes(exported.inputs, shapes)
+    return exported
+
+
+def of_program(program: Any) -> ExportedProgram:
+    """Return a program of torch.export in this process. Raises ModelError, and what PyTorch raises."""
+    torch = importlib.import_module("torch")
+    with _quietly():
+        decomposed = program.run_decompositions()
+    if _pass_states(torch, decomposed):
+        program = decomposed
+    return ExportedProgram(program, decomposed, _inputs(decomposed))
 
 
 def _pass_states(torch: Any, program: Any) -> bool:
@@ -293,10 +300,15 @@ def _pass_states(torch: Any, program: Any) -> bool:
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
     """Keep PyTorch's advice to its own developers to itself."""
-    logging.getLogger("torch").setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    log = logging.getLogger("torch")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
 
 
 def _check(file: io.BytesIO) -> set[str]:
