@@ -262,7 +262,9 @@ def _overflows(right: Array, inputs: Sequence[Array]) -> bool:
     if right.dtype.kind in "iub":
         return False
     most = onnx_finfo(right.dtype)[1] * _LARGE
-    sizes = [float(np.max(np.abs(array.astype(np.float64)), initial=0)) for array in inputs]
+    # NaN may stand beside large numbers, where an earlier step overflowed.
+    wide = [np.abs(array.astype(np.float64)) for array in inputs]
+    sizes = [float(np.max(size, where=~np.isnan(size), initial=0)) for size in wide]
     return max(sizes, default=0.0) > np.sqrt(most)
 
 

@@ -18,10 +18,11 @@ from compiler.importing.onnx_file import OnnxFile, read_file
 from compiler.importing.onnx_graph import Graph
 from compiler.importing.spec import ModelError, NoReference
 from compiler.importing.values import Node, Value
-from compiler.verifying.edges import edge_sets
+from compiler.verifying.edges import EdgeSet, edge_sets, judge
 from compiler.verifying.imported import verify
 from compiler.verifying.inputs import USUAL, index_extents, input_sets
 from compiler.verifying.reference import Reference
+from compiler.verifying.steps.step import Step
 from tests.onnx_models import Builder, leaky, residual
 
 TARGET = '{"kind":"llvm","num-cores":1}'
@@ -182,3 +183,14 @@ def test_a_verification_that_takes_too_long_is_said() -> None:
 def test_an_error_that_a_child_finds_is_raised() -> None:
     with pytest.raises(ModelError, match="cut short"):
         verify_import(residual()[:-40], {}, TARGET)
+
+
+def test_a_step_after_an_overflow_is_not_judged_where_its_numbers_are_large() -> None:
+    """One row of its input is NaN, the other so large that its square overflows."""
+    step = Step(frozenset({"native_layer_norm"}), "a norm", ("x",), ("y",))
+    x = np.array([[np.nan, 1], [3e38, 1]], np.float32)
+    right, own = np.full((2, 2), np.nan, np.float32), np.array([[np.nan, np.nan], [0, 0]], np.float32)
+    edge = EdgeSet("the least and greatest numbers", {"x": x}, finite=True)
+    assert judge(step, {"x": x, "y": right}, {"y": own}, edge, "float32") is None
+    small = np.array([[np.nan, 1], [3, 1]], np.float32)
+    assert judge(step, {"x": small, "y": right}, {"y": own}, edge, "float32") is not None
