@@ -20,6 +20,7 @@ from compiler.target import detect_device  # noqa: E402
 from compiler.workload import from_json  # noqa: E402
 from tests import torch_models  # noqa: E402
 from tests.unit.records.farm import make_job, put_measured  # noqa: E402
+from tunefarm.embedded import stack  # noqa: E402
 from tunefarm.torch_backend import MAX_SIZES, graph  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
@@ -278,3 +279,37 @@ def test_without_a_service_nothing_is_tuned_in_the_background(lines: pytest.LogC
     for thread in [one for one in threading.enumerate() if one.name == "tunefarm"]:
         thread.join()
     assert any("no service is running here: set TUNEFARM_SERVER" in line for line in _messages(lines))
+
+
+class Small(torch.nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = torch.nn.Linear(64, 128), torch.nn.Linear(128, 32)
+
+    def forward(self, x: Any) -> Any:
+        return torch.softmax(self.outer(torch.relu(self.inner(x))), -1)
+
+
+@pytest.mark.slow_lane
+def test_trials_are_spent_before_the_first_call(lines: pytest.LogCaptureFixture) -> None:
+    model, x = Small().eval(), torch.randn(16, 64)
+    with torch.no_grad():
+        _agree(_compiled(model, trials=4)(x), model(x))
+    assert "runs in PyTorch" not in lines.text
+
+
+@pytest.mark.slow_lane
+def test_a_better_library_is_swapped_in_while_the_program_runs(
+    lines: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = Small().eval(), torch.randn(16, 64)
+    with stack.start(stack.StackConfig(tmp_path / "service", lasting=True)) as started:
+        monkeypatch.setenv("TUNEFARM_SERVER", started.running.url)
+        compiled = _compiled(model, background=True, trials=4)
+        with torch.no_grad():
+            _agree(compiled(x), model(x))
+            assert "with 0 of" in lines.text
+            for thread in [one for one in threading.enumerate() if one.name == "tunefarm"]:
+                thread.join(300)
+            assert "the program uses its library from now on" in lines.text
+            _agree(compiled(x), model(x))
