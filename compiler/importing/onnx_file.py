@@ -479,15 +479,9 @@ def static_shape_of(name: str, declared: Sequence[int | None] | None, given: Sha
     shape = declared if given is None else given
     if shape is None or any(extent is None for extent in shape):
         extents = ",".join(str(extent or 1) for extent in declared or (1, 3, 224, 224))
-        is_batch = declared is not None and None not in declared[1:]
-        how = (
-            f"--batch 1, or its shape with --shape {name}={extents}"
-            if is_batch
-            else f"--shape {name}={extents}"
-        )
         raise ModelError(
-            f"input '{name}' has dynamic dimensions {_declared_text(declared)}: give {how} "
-            "(one number per dimension)"
+            f"input '{name}' has dynamic dimensions {_declared_text(declared)}: give its shape with "
+            f"--shape {name}={extents} (one number per dimension)"
         )
     static = tuple(int(extent) for extent in shape if extent is not None)
     is_empty = 0 in (declared or ()) and 0 in static

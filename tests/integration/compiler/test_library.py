@@ -174,4 +174,4 @@ def test_a_library_that_can_not_be_loaded_is_a_build_error(runner: LocalRunner, 
     refused = runner.load(archive.pack([(LIBRARY, data), (MANIFEST, MANIFEST_TEXT)]))
     assert isinstance(refused, Measurement)
     assert refused.outcome is Outcome.BUILD_ERROR
-    assert "an unknown machine" in refused.error
+    assert "an unknown architecture" in refused.error

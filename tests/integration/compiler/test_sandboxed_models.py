@@ -28,7 +28,7 @@ from tests.onnx_models import Builder, residual
 ROOT = Path(__file__).parents[3]
 TARGET = '{"kind":"llvm","num-cores":2}'
 # Stands in for the child once it has imported the model.
-IMPORTED = b'{"inputs": [], "outputs": [], "tasks": [], "computed_in": "float32"}'
+IMPORTED = b'{"inputs": [], "outputs": [], "tasks": [], "computed_in": "float32", "is_onnx": true}'
 
 
 def test_a_model_is_imported_as_in_this_process() -> None:
