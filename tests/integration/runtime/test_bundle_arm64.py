@@ -35,7 +35,7 @@ pytestmark = [
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not (LIBRARIES / "libtvm_ffi.so").exists():
         folder = tmp_path_factory.mktemp("wheels")
-        command = [sys.executable, str(CHECKOUT / "runtime" / "build.py"), "--machine", "aarch64"]
+        command = [sys.executable, str(CHECKOUT / "runtime" / "build.py"), "--arch", "aarch64"]
         subprocess.run([*command, "--output", str(folder)], check=True)
     model, made = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("bundle")
     imported = read_onnx(residual(), {})
