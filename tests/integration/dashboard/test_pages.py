@@ -141,6 +141,7 @@ def test_a_job_says_how_near_its_subgraphs_come_to_the_device(page: Page, site: 
     row = page.get_by_role("row", name="max_pool2d")
     expect(row).to_contain_text(re.compile(r"\d+ % of (peak arithmetic|memory's rate): "))
     legend = page.locator("figure", has_text="Best latency").locator(".legend")
+    expect(legend).to_contain_text("ONNX Runtime, measured")
     expect(legend).to_contain_text("untuned, measured")
     expect(legend).to_contain_text("tuned, measured")
 

@@ -134,14 +134,15 @@ function Progress({ job, steps }) {
     [steps, by],
   );
   const { untuned_latency_s: untuned, tuned_latency_s: tuned } = job;
+  const peer = job.onnxruntime?.latency_s ?? null;
   const series = useMemo(
     () => [
       { label: "the network, estimated", kind: "step", values: steps.network_s },
-      ...[["untuned, measured", untuned], ["tuned, measured", tuned]]
+      ...[["ONNX Runtime, measured", peer], ["untuned, measured", untuned], ["tuned, measured", tuned]]
         .filter(([, secs]) => secs !== null && steps.network_s.length)
         .map(([label, secs]) => ({ label, kind: "line", values: steps.network_s.map(() => secs) })),
     ],
-    [steps, untuned, tuned],
+    [steps, peer, untuned, tuned],
   );
   return html`<section class="card">
     <fieldset class="choice">
