@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -45,21 +46,19 @@ def _server(flags: Sequence[str]) -> int:
 
 def _scheduler(flags: Sequence[str]) -> int:
     import compiler.children.models
+    import scheduler.context
     import scheduler.main
-    import scheduler.model_compiler
     from compiler.children.verification import Verification
+    from scheduler.model_compiler import CompilerChildren
 
     if CHILDREN_VARIABLE in os.environ:
         with patch.object(scheduler.main, "Database", _FaultyDatabase):
             return scheduler.main.main()
+    children = CompilerChildren(verify_import=lambda *_: Verification())
     with (
         patch.object(scheduler.main, "Database", _FaultyDatabase),
         patch.object(compiler.children.models, "compile_in_child", _carry_out),
-        patch.object(
-            scheduler.model_compiler,
-            "verify_import",
-            lambda *_: Verification(),
-        ),
+        patch.object(scheduler.context, "Context", partial(scheduler.context.Context, children=children)),
     ):
         return scheduler.main.main()
 

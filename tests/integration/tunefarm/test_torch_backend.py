@@ -281,18 +281,14 @@ def test_without_a_service_nothing_is_tuned_in_the_background(lines: pytest.LogC
     assert any("no service is running here: set TUNEFARM_SERVER" in line for line in _messages(lines))
 
 
-class Small(torch.nn.Module):  # type: ignore[misc]
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.outer = torch.nn.Linear(64, 128), torch.nn.Linear(128, 32)
-
-    def forward(self, x: Any) -> Any:
-        return torch.softmax(self.outer(torch.relu(self.inner(x))), -1)
+def _small() -> Any:
+    layers = torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 32), torch.nn.Softmax(-1)
+    return torch.nn.Sequential(*layers).eval()
 
 
 @pytest.mark.slow_lane
 def test_trials_are_spent_before_the_first_call(lines: pytest.LogCaptureFixture) -> None:
-    model, x = Small().eval(), torch.randn(16, 64)
+    model, x = _small(), torch.randn(16, 64)
     with torch.no_grad():
         _agree(_compiled(model, trials=4)(x), model(x))
     assert "runs in PyTorch" not in lines.text
@@ -302,7 +298,7 @@ def test_trials_are_spent_before_the_first_call(lines: pytest.LogCaptureFixture)
 def test_a_better_library_is_swapped_in_while_the_program_runs(
     lines: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, x = Small().eval(), torch.randn(16, 64)
+    model, x = _small(), torch.randn(16, 64)
     with stack.start(stack.StackConfig(tmp_path / "service", lasting=True)) as started:
         monkeypatch.setenv("TUNEFARM_SERVER", started.running.url)
         compiled = _compiled(model, background=True, trials=4)
