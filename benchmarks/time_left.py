@@ -69,8 +69,9 @@ def figures_of(recordings: Sequence[Recording]) -> list[Figure]:
 
 
 def _forecasts(recording: Recording) -> Iterator[tuple[float, float, float]]:
-    """Yield the seconds since the job began for every batch but the last, with the errors of the forecast and
-    of the last minute's rate, as fractions of the remaining time.
+    """Yield the seconds since the job began and two errors, for every batch but the last.
+
+    These are the errors of the forecast and of the last minute's rate, as fractions of the remaining time.
     """
     finished = [trial.at_s for trial in recording.trials]
     total = len(finished)

@@ -115,7 +115,7 @@ class _Quantized:
         return shape
 
     def is_scaled_along(self, axis: int) -> bool:
-        """Return whether all values have one scale, or those of one index of the axis have."""
+        """Return whether there is one scale, or one for each index of the axis."""
         return self.scale.size == 1 or self.axis % len(self.shape) == axis % len(self.shape)
 
 

@@ -103,8 +103,10 @@ class Difference:
 def edge_sets(
     inputs: Sequence[TensorSpec], extents: Mapping[str, int], usual: Mapping[str, Array]
 ) -> Iterator[EdgeSet]:
-    """Yield inputs at the edges: `usual` ones, some elements of which are replaced. What is in `extents` is
-    an index below that."""
+    """Yield inputs at the edges: copies of the `usual` ones with some elements replaced.
+
+    An input in `extents` holds indices below its number there.
+    """
     yield EdgeSet(
         "the least and greatest numbers, zeros and ties",
         {spec.name: _with_limits(spec, usual[spec.name], extents.get(spec.name)) for spec in inputs},

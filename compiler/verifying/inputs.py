@@ -30,7 +30,8 @@ def input_sets(file: OnnxFile) -> Iterable[dict[str, Array]]:
 
 def drawn(inputs: Iterable[TensorSpec], extents: Mapping[str, int]) -> Iterable[dict[str, Array]]:
     """Yield inputs by name, the same at every call: first floats around zero, then floats from 0 to 1 as in
-    images. Masks hide the end of their sequences. What is in `extents` is an index below that.
+    images. Masks hide the end of their sequences. An input in `extents` holds indices below its
+    number there.
     """
     for number in range(len(USUAL)):
         rng = np.random.default_rng(number)

@@ -92,7 +92,7 @@ def _of(file: ModelFile) -> _OnnxModel | _OtherModel:
 
 
 class _OnnxModel:
-    """Computes what ONNX Runtime does. `extents` are those of the inputs that are indices."""
+    """Computes what ONNX Runtime does. `extents` bound the inputs that are indices."""
 
     def __init__(self, file: OnnxFile) -> None:
         self._file = file
@@ -116,7 +116,7 @@ class _OnnxModel:
 
 
 class _OtherModel:
-    """Computes what PyTorch, XLA or LiteRT does. `extents` are those of the inputs that are indices."""
+    """Computes what PyTorch, XLA or LiteRT does. `extents` bound the inputs that are indices."""
 
     doubt = ""
 

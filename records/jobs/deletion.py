@@ -87,7 +87,7 @@ def drop_models(session: Session, now: float, limit: int) -> int:
 
 
 class DroppedFiles(NamedTuple):
-    """How many blobs were deleted, and how many chunks, also of blobs of which other chunks are left."""
+    """The numbers of deleted blobs and chunks. Chunks count even if their blob has others left."""
 
     blobs: int
     chunks: int

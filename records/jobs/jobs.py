@@ -258,7 +258,7 @@ def unfinished(session: Session) -> list[Job]:
 @dataclass(frozen=True)
 class Queue:
     """The unfinished jobs in one state on one device class (None: not known yet). The oldest was created at
-    `oldest_at`. `open_trials` counts those of their trials that were issued and aren't done.
+    `oldest_at`. `open_trials` counts their trials that were issued and aren't done.
     """
 
     state: JobState

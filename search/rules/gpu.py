@@ -202,7 +202,7 @@ def _rows(state: State, target: Node) -> tuple[int, ...]:
 
 
 def _same_rows(target: Node, first: tuple[int, ...], second: tuple[int, ...]) -> bool:
-    """Return whether both are the same axes, apart from those of extent 1."""
+    """Return whether both have the same axes. Axes of extent 1 don't count."""
     return all(target.axes[axis].extent == 1 for axis in set(first) ^ set(second))
 
 

@@ -1,4 +1,4 @@
-"""`/v1/webhooks`: addresses that are told of events, by signed messages."""
+"""`/v1/webhooks`: addresses that get signed messages about events."""
 
 from __future__ import annotations
 

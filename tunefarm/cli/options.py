@@ -9,6 +9,7 @@ import platform
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -143,6 +144,11 @@ def print_json(value: Any) -> None:
 def print_plain(line: str) -> None:
     """Print text as it is, without markup, highlighting or line breaks of rich's."""
     stdout().print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def time_text(at: float) -> str:
+    """Return a time, in epoch seconds, to the minute in the local time zone."""
+    return datetime.fromtimestamp(at).isoformat(" ", "minutes")
 
 
 def say(line: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +25,7 @@ from tunefarm.cli.options import (
     print_json,
     print_plain,
     stdout,
+    time_text,
 )
 from tunefarm.client.artifact import unpack
 from tunefarm.client.values import Release
@@ -112,7 +112,7 @@ def _table(found: Sequence[Release]) -> Table:
     columns = ("name", "device class", "model", "version", "latency", "job", "since")
     table = Table(*columns, box=None, pad_edge=False)
     for one in found:
-        since = datetime.fromtimestamp(one.set_at).isoformat(" ", "minutes")
+        since = time_text(one.set_at)
         version, latency = str(one.version), latency_text(one.latency_s)
         table.add_row(one.name, one.device_class, one.model_name, version, latency, one.job, since)
     return table

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime
 from typing import Annotated
 
 import typer
@@ -14,7 +13,18 @@ from rich.table import Table
 from core.exit_code import ExitCode
 from core.tokens import Scope
 from system.command import CommandError
-from tunefarm.cli.options import AsJson, Data, Server, Token, connected, print_json, print_plain, say, stdout
+from tunefarm.cli.options import (
+    AsJson,
+    Data,
+    Server,
+    Token,
+    connected,
+    print_json,
+    print_plain,
+    say,
+    stdout,
+    time_text,
+)
 from tunefarm.client.values import StoredToken
 
 app = typer.Typer(help="Make, list and revoke the service's tokens.", rich_markup_mode=None)
@@ -92,4 +102,4 @@ def _table(stored: Sequence[StoredToken]) -> Table:
 
 
 def _time(at: float | None) -> str:
-    return "never" if at is None else datetime.fromtimestamp(at).isoformat(" ", "minutes")
+    return "never" if at is None else time_text(at)

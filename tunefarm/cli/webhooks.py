@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from datetime import datetime
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from core.webhook import WebhookEvent
-from tunefarm.cli.options import AsJson, Data, Server, Token, connected, print_json, print_plain, say, stdout
+from tunefarm.cli.options import (
+    AsJson,
+    Data,
+    Server,
+    Token,
+    connected,
+    print_json,
+    print_plain,
+    say,
+    stdout,
+    time_text,
+)
 
 app = typer.Typer(help="Let the service tell other programs of events.", rich_markup_mode=None)
 
@@ -47,7 +57,7 @@ def list_(server: Server = None, token: Token = None, data: Data = None, as_json
         return
     table = Table("id", "url", "events", "created", box=None, pad_edge=False)
     for one in found:
-        table.add_row(one.id, one.url, " ".join(one.events), _time(one.created_at))
+        table.add_row(one.id, one.url, " ".join(one.events), time_text(one.created_at))
     stdout().print(table)
 
 
@@ -67,8 +77,8 @@ def deliveries(
         return
     table = Table("event", "state", "attempts", "created", "next attempt", "error", box=None, pad_edge=False)
     for one in found:
-        due = "" if one.due_at is None else _time(one.due_at)
-        table.add_row(one.event, one.state, str(one.attempts), _time(one.created_at), due, one.error)
+        due = "" if one.due_at is None else time_text(one.due_at)
+        table.add_row(one.event, one.state, str(one.attempts), time_text(one.created_at), due, one.error)
     stdout().print(table)
 
 
@@ -78,7 +88,3 @@ def delete(webhook_id: WebhookId, server: Server = None, token: Token = None, da
     with connected(server, token, data) as service:
         service.client.delete_webhook(webhook_id)
     print_plain(f"webhook {webhook_id} is deleted")
-
-
-def _time(at: float) -> str:
-    return datetime.fromtimestamp(at).isoformat(" ", "minutes")

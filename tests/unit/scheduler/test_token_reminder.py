@@ -1,4 +1,4 @@
-"""Tokens that expire soon are told in the log, once a day."""
+"""The log warns of tokens that expire soon, once a day."""
 
 from __future__ import annotations
 

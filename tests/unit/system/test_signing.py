@@ -1,4 +1,4 @@
-"""The service's key: what is accepted as one, and who may read it."""
+"""The service's signing key: accepted formats, and permissions of its file."""
 
 from __future__ import annotations
 
