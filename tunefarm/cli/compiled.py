@@ -1,8 +1,9 @@
-"""Commands on compiled models: `tunefarm bench` and `tunefarm bundle`."""
+"""Compiled models: `tunefarm bench`, `tunefarm bundle`, and how a command fetches one."""
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ from core.durations import latency_text
 from core.exit_code import ExitCode
 from system.command import CommandError
 from tunefarm.cli.options import AsJson, checked_model, print_json, stdout
+from tunefarm.client.artifact import unpack
 from tunefarm.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,6 +25,18 @@ if TYPE_CHECKING:
 RUNTIME = "tunefarm_runtime"
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder that `tunefarm tune` has written.")]
+
+
+def fetch_artifact(folder: Path, download: Callable[[Path], object], *, bundle: bool) -> None:
+    """Download an archive and unpack it into the folder. Raises CommandError, and what `download` raises."""
+    archive = folder / ".artifact.tar"
+    try:
+        download(archive)
+        unpack(archive, folder, bundle=bundle)
+    except OSError as error:
+        raise CommandError(f"{archive} can't be written ({error.strerror})", ExitCode.LOCAL) from error
+    finally:
+        archive.unlink(missing_ok=True)
 
 
 def bench(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -11,8 +12,7 @@ import typer
 from rich.table import Table
 
 from core.durations import latency_text
-from core.exit_code import ExitCode
-from system.command import CommandError
+from tunefarm.cli.compiled import fetch_artifact
 from tunefarm.cli.options import (
     AsJson,
     Data,
@@ -27,7 +27,6 @@ from tunefarm.cli.options import (
     stdout,
     time_text,
 )
-from tunefarm.client.artifact import unpack
 from tunefarm.client.values import Release
 
 app = typer.Typer(help="Name artifacts, such as `production`, and fetch them.", rich_markup_mode=None)
@@ -79,15 +78,9 @@ def fetch(
 ) -> None:
     """Fetch the compiled model that a name points to."""
     folder = prepared_output(output)
-    archive = folder / ".artifact.tar"
     with connected(server, token, data) as service:
-        try:
-            service.client.download_release(name, archive, target, bundle=bundle)
-            unpack(archive, folder, bundle=bundle)
-        except OSError as error:
-            raise CommandError(f"{archive} can't be written ({error.strerror})", ExitCode.LOCAL) from error
-        finally:
-            archive.unlink(missing_ok=True)
+        download = partial(service.client.download_release, name, target=target, bundle=bundle)
+        fetch_artifact(folder, download, bundle=bundle)
     print_plain(f"artifact  {folder}")
 
 

@@ -18,6 +18,7 @@ from core.durations import latency_text
 from core.exit_code import ExitCode
 from core.job import MAX_TRIALS, MAX_WEIGHT, MIN_WEIGHT, JobOptions, JobState, options_of
 from system.command import CommandError
+from tunefarm.cli.compiled import fetch_artifact
 from tunefarm.cli.follow import follow_job, require_done
 from tunefarm.cli.job_options import with_job_options
 from tunefarm.cli.options import (
@@ -40,7 +41,6 @@ from tunefarm.cli.options import (
     stdout,
 )
 from tunefarm.cli.progress import display, task_table
-from tunefarm.client.artifact import unpack
 from tunefarm.client.client import Client
 from tunefarm.client.sizes import IncompleteShape, Size, SizesError, check_complete, sizes_of
 from tunefarm.client.values import Job, JobRequest, ModelRequest, OnnxRuntime, Task
@@ -351,14 +351,7 @@ def _in_sizes(request: JobRequest, uploaded: Sequence[str], sizes: Sequence[Sequ
 def _fetch(service: Service, job: Job, model: Path, folder: Path, bundle: bool) -> TuneResult:
     """Unpack the artifact or the bundle of a job that is done. Raises CommandError, ClientError."""
     client = service.client
-    archive = folder / ".artifact.tar"
-    try:
-        client.download(job.id, archive, bundle=bundle)
-        unpack(archive, folder, bundle=bundle)
-    except OSError as error:
-        raise CommandError(f"{archive} can't be written ({error.strerror})", ExitCode.LOCAL) from error
-    finally:
-        archive.unlink(missing_ok=True)
+    fetch_artifact(folder, lambda archive: client.download(job.id, archive, bundle=bundle), bundle=bundle)
     page = None if service.embedded else f"{client.url}/#/jobs/{quote(job.id)}"
     return TuneResult(job, client.tasks(job.id), folder, model, page)
 
