@@ -35,7 +35,7 @@ EPSILON: float = SchedulerSettings.model_fields["epsilon"].default
 SEEDS = 10
 # What equal shares reach with this part of the recorded trials is to be reached by everyone.
 PARTS = (0.25, 0.5)
-ALL = "all networks, median"
+ALL = "median of all networks"
 ALLOCATOR, EQUAL = "the allocator", "equal shares"
 METASCHEDULE, ROUND_ROBIN = "MetaSchedule's formula", "round-robin"
 AIM = at_least(1.5)
@@ -125,12 +125,21 @@ def figures_of(recordings: Sequence[Recording], seeds: int) -> list[Figure]:
     return found
 
 
-def _figure(of: str, name: str, part: float, ratios: Sequence[float], peer: str) -> Figure:
+def _figure(of: str, name: str, part: float, ratios: Sequence[float], note: str) -> Figure:
     low, median, high = np.percentile(ratios, (10, 50, 90))
-    what = f"{of}: trials of {EQUAL} over those of {name} until as fast as with {part:.0%} of all trials"
     is_aimed = of == ALL and name == ALLOCATOR and part == PARTS[-1]
     aim = AIM if is_aimed else None
-    return figure(what, float(median), "x", aim=aim, peer=peer, spread=(float(low), float(high)))
+    return figure(
+        f"trials with {EQUAL}",
+        float(median),
+        "x",
+        peer=name,
+        subject=of,
+        condition=f"to reach the latency after {part:.0%} of all trials",
+        aim=aim,
+        spread=(float(low), float(high)),
+        note=note,
+    )
 
 
 def redrawn(recording: Recording, seed: int) -> Recording:

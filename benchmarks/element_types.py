@@ -26,6 +26,7 @@ from benchmarks.networks.plan import SEEDS
 from benchmarks.networks.session import session
 from benchmarks.results import machine
 from benchmarks.results.figures import Aim, Figure, at_most, figure, number
+from benchmarks.results.metrics import LARGEST_DIFFERENCE, LATENCY
 from benchmarks.results.output import Output
 from benchmarks.timing.contestants import Arrays, OnnxFile, ProcessContestant, TvmLibrary
 from benchmarks.timing.deviation import random_inputs
@@ -178,22 +179,60 @@ def figures_of(label: str, measured: Mapping[str, Measured]) -> list[Figure]:
         spread_ms = (low_s * 1e3, high_s * 1e3)
         after = f"after {each.trials} trials"
         found.append(
-            figure(f"{label}: latency, {name}", latency.value * 1e3, "ms", peer=after, spread=spread_ms)
+            figure(
+                LATENCY,
+                latency.value * 1e3,
+                "ms",
+                subject=label,
+                condition=name,
+                spread=spread_ms,
+                note=after,
+            )
         )
         if name != FLOAT32:
             ratio = each.ours.ratio_to(plain)
             aim: Aim | None = INT8_AIM if name == "int8" and has_dot_products else None
-            peer = f"tunefarm's float32: {number(plain.latency_s.value * 1e3)} ms"
-            what = f"{label}: latency of {name} relative to float32"
-            found.append(figure(what, ratio.value, "x", aim=aim, peer=peer, spread=ratio.spread))
+            note = f"tunefarm's float32: {number(plain.latency_s.value * 1e3)} ms"
+            found.append(
+                figure(
+                    LATENCY,
+                    ratio.value,
+                    "x",
+                    peer=FLOAT32,
+                    subject=label,
+                    condition=name,
+                    aim=aim,
+                    spread=ratio.spread,
+                    note=note,
+                )
+            )
         if each.theirs is not None:
             ratio = each.ours.ratio_to(each.theirs)
-            peer = f"ONNX Runtime: {number(each.theirs.latency_s.value * 1e3)} ms"
-            what = f"{label}: latency of {name} relative to ONNX Runtime on the same file"
-            found.append(figure(what, ratio.value, "x", peer=peer, spread=ratio.spread))
-        who = "ONNX Runtime" if each.theirs is not None else "ONNX Runtime in float32"
-        what = f"{label}: largest difference of {name}, relative to the largest output"
-        found.append(figure(what, each.deviation, "", peer=who))
+            note = f"ONNX Runtime on the same file: {number(each.theirs.latency_s.value * 1e3)} ms"
+            found.append(
+                figure(
+                    LATENCY,
+                    ratio.value,
+                    "x",
+                    peer="ONNX Runtime",
+                    subject=label,
+                    condition=name,
+                    spread=ratio.spread,
+                    note=note,
+                )
+            )
+        reference = "" if each.theirs is not None else "outputs of ONNX Runtime in float32"
+        found.append(
+            figure(
+                LARGEST_DIFFERENCE,
+                each.deviation,
+                "",
+                peer="the largest output",
+                subject=label,
+                condition=name,
+                note=reference,
+            )
+        )
     return found
 
 

@@ -28,6 +28,7 @@ import psutil
 from benchmarks.arguments import command_parser, positive
 from benchmarks.results import figures
 from benchmarks.results.figures import Figure, at_least, figure
+from benchmarks.results.metrics import TRIALS_A_SECOND
 from benchmarks.results.output import Output
 from benchmarks.simulated_workers import CpuMeter
 from benchmarks.timing.interleaved import Timings
@@ -228,19 +229,30 @@ def figures_of(one: Sequence[WindowStats], two: Sequence[WindowStats]) -> list[F
     """Return the figures of as many runs with one worker as with two; ratios are turn by turn."""
     alone, both = _timings(one), _timings(two)
     gain = alone.ratio_to(both)
-    peer = f"one worker: {figures.number(alone.per_s.value)} /s"
-    name = "two workers' trials a second relative to one's"
-    found = [figure(name, gain.value, "x", aim=at_least(AIM), peer=peer, spread=gain.spread)]
+    found = [
+        figure(
+            TRIALS_A_SECOND,
+            gain.value,
+            "x",
+            peer="one worker",
+            subject="two workers",
+            aim=at_least(AIM),
+            spread=gain.spread,
+            note=f"one worker: {figures.number(alone.per_s.value)} /s",
+        )
+    ]
     for count, seen, timings in ((1, one, alone), (2, two, both)):
         who = _label(count)
         cores = [each.service_cpu_s / each.seconds for each in seen]
         cpu_ms = [1e3 * each.service_cpu_s / each.trials for each in seen]
         failed = 100 * statistics.median(each.failed for each in seen)
         found += [
-            figure(f"{who}: trials a second", timings.per_s.value, "/s", spread=timings.per_s.spread),
-            figure(f"{who}: cores that server and scheduler take", statistics.median(cores), ""),
-            figure(f"{who}: CPU of server and scheduler for a trial", statistics.median(cpu_ms), "ms"),
-            figure(f"{who}: trials that failed", failed, "%"),
+            figure(TRIALS_A_SECOND, timings.per_s.value, "/s", subject=who, spread=timings.per_s.spread),
+            figure("cores used by server and scheduler", statistics.median(cores), "", subject=who),
+            figure(
+                "CPU time of server and scheduler for a trial", statistics.median(cpu_ms), "ms", subject=who
+            ),
+            figure("trials that failed", failed, "%", subject=who),
         ]
     return found
 

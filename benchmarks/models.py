@@ -226,16 +226,30 @@ def _metric(what: str, metric: str, judged: Mapping[str, ModelMetrics]) -> list[
     ours, theirs, estimate = (values[who] for who in (OURS, THEIRS, ESTIMATE))
     if ours is None or theirs is None or estimate is None:
         return []
-    peer = f"TVM's features and model: {number(theirs)}; our estimate, nothing learned: {number(estimate)}"
-    return [figure(f"{what}: {WORDS[metric]}, predicted unseen", ours, "", aim=at_least(theirs), peer=peer)]
+    note = f"TVM's features and model: {number(theirs)}; the estimate alone: {number(estimate)}"
+    found = figure(
+        WORDS[metric],
+        ours,
+        "",
+        subject=what,
+        condition="of programs not trained on",
+        aim=at_least(theirs),
+        note=note,
+    )
+    return [found]
 
 
 def _rank_correlation(name: str, records: MeasuredPrograms, estimated_s: Floats) -> Figure:
     """Return Spearman's correlation of estimated and measured seconds, without failures."""
     ran = np.isfinite(records.secs)
     rho = float(spearmanr(estimated_s[ran], records.secs[ran]).statistic)
+    count = int(ran.sum())
     return figure(
-        f"{name}: rank correlation of the estimate with {int(ran.sum())} measured latencies", rho, ""
+        f"rank correlation of the estimate with {count} measured latencies",
+        rho,
+        "",
+        subject=name,
+        count=count,
     )
 
 

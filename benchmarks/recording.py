@@ -111,10 +111,12 @@ def _short(seconds: float | None) -> float | None:
 def _trials_of(recording: Recording) -> Figure:
     per_task = [len(task.seconds) for task in recording.tasks if task.covered]
     return figure(
-        f"{recording.network}: trials of {len(per_task)} tasks",
+        f"trials of {len(per_task)} tasks",
         sum(per_task),
         "",
-        peer=f"{min(per_task)} to {max(per_task)} of each",
+        subject=recording.network,
+        count=len(per_task),
+        note=f"{min(per_task)} to {max(per_task)} of each",
     )
 
 

@@ -35,6 +35,7 @@ import httpx
 from benchmarks.arguments import command_parser, positive
 from benchmarks.results import figures
 from benchmarks.results.figures import Figure, at_least, at_most, figure
+from benchmarks.results.metrics import CORES_USED, TRIALS_STORED
 from benchmarks.results.output import Output
 from benchmarks.simulated_workers import OURS, SPREAD, FleetStats, lease_s, simulated_device
 from core.job import Budget, JobState
@@ -117,6 +118,9 @@ class Service:
     pid: int
 
 
+LEASE_P99 = "time to lease, p99"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     output = Output("benchmarks.scale", argv, args.json, CORES)
@@ -172,12 +176,14 @@ def planned_figures(load: Load, seen: FleetStats) -> list[Figure]:
     label = f"{load.servers} servers, {load.schedulers} schedulers"
     kinds = ("server", "scheduler", "PostgreSQL", "Redis", OURS)
     return [
-        figure(f"{label}: trials stored", seen.a_second, "/s", peer=f"limited by {limit}"),
+        figure(TRIALS_STORED, seen.a_second, "/s", subject=label, note=f"limited by {limit}"),
         *(
             figure(
-                f"{label}: cores used by {kind}",
+                CORES_USED,
                 sum(cores for name, cores in used.items() if name.startswith(kind)),
                 "",
+                subject=label,
+                condition=kind,
             )
             for kind in kinds
         ),
@@ -247,21 +253,21 @@ def figures_of(
     late = float(sum(seen.late for seen in (busy, alone, half, two)))
     one_server = f"one server: {figures.number(busy.a_second)} /s"
     return [
-        figure(f"trials stored: {offered}", busy.a_second, "/s", aim=aim, peer=one),
-        figure(f"leases, p99: {offered}", slow, "ms", aim=at_most(LEASE_AIM_MS), peer=lease_ms[99]),
-        figure(f"leases, p99: {fewer}", soon, "ms", peer=lease_ms[99]),
-        figure(f"leases, median: {fewer}", median, "ms", peer=lease_ms[50]),
+        figure(TRIALS_STORED, busy.a_second, "/s", condition=offered, aim=aim, note=one),
+        figure(LEASE_P99, slow, "ms", condition=offered, aim=at_most(LEASE_AIM_MS), note=lease_ms[99]),
+        figure(LEASE_P99, soon, "ms", condition=fewer, note=lease_ms[99]),
+        figure("time to lease, median", median, "ms", condition=fewer, note=lease_ms[50]),
         figure("results that came too late to count", late, ""),
         *(_used(name, busy, alone) for name in ("server 1", "PostgreSQL", "Redis", OURS)),
-        figure(f"trials stored by two servers: {offered}", two.a_second, "/s", peer=one_server),
-        figure(f"leases of two servers, p99: {offered}", 1e3 * _percentile(two, 99), "ms"),
+        figure(TRIALS_STORED, two.a_second, "/s", subject="two servers", condition=offered, note=one_server),
+        figure(LEASE_P99, 1e3 * _percentile(two, 99), "ms", subject="two servers", condition=offered),
     ]
 
 
 def _used(name: str, busy: FleetStats, alone: FleetStats) -> Figure:
     """Return how many cores one of the processes on the machine used."""
-    peer = f"one worker: {figures.number(alone.cpu_s[name] / alone.seconds)}"
-    return figure(f"cores used: {name}", busy.cpu_s[name] / busy.seconds, "", peer=peer)
+    note = f"one worker: {figures.number(alone.cpu_s[name] / alone.seconds)}"
+    return figure(CORES_USED, busy.cpu_s[name] / busy.seconds, "", condition=name, note=note)
 
 
 def queue(database: Database, classes: int) -> list[str]:

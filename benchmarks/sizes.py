@@ -23,6 +23,7 @@ import onnx
 
 from benchmarks.arguments import command_parser, positive
 from benchmarks.results.figures import Figure, at_most, figure, number
+from benchmarks.results.metrics import TUNED_TOGETHER
 from benchmarks.results.output import Output
 from benchmarks.timing.contestants import Arrays, Bind, ProcessContestant
 from benchmarks.timing.deviation import random_inputs
@@ -174,16 +175,22 @@ def _inputs(model: onnx.ModelProto, size: int) -> list[tuple[tuple[int, ...], An
 def figures_of(name: str, network: Network, compared: Compared) -> list[Figure]:
     found = []
     for each in compared.sizes:
-        label, ratio = f"{name}: {network.dimension}={each.size}", each.together.ratio_to(each.alone)
-        peer = (
-            f"{number(each.together.latency_s.value * 1e3)} ms, alone "
-            f"{number(each.alone.latency_s.value * 1e3)} ms"
+        ratio = each.together.ratio_to(each.alone)
+        together_ms, alone_ms = (one.latency_s.value * 1e3 for one in (each.together, each.alone))
+        one = figure(
+            TUNED_TOGETHER,
+            ratio.value,
+            "x",
+            peer="the size tuned alone",
+            subject=f"{name}, {network.dimension}={each.size}",
+            aim=AIM,
+            spread=ratio.spread,
+            note=f"{number(together_ms)} ms, alone {number(alone_ms)} ms",
         )
-        what = f"{label}: latency tuned together relative to alone"
-        found.append(figure(what, ratio.value, "x", aim=AIM, peer=peer, spread=ratio.spread))
-    peer = f"alone, one after the other: {number(compared.alone_s)} s; {compared.trials} trials for each size"
-    found.append(figure(f"{name}: time for all sizes together", compared.together_s, "s", peer=peer))
-    return found
+        found.append(one)
+    note = f"alone, one after the other: {number(compared.alone_s)} s; {compared.trials} trials for each size"
+    whole = figure("time for all sizes together", compared.together_s, "s", subject=name, note=note)
+    return [*found, whole]
 
 
 if __name__ == "__main__":

@@ -27,7 +27,9 @@ from worker.settings import usable_cores
 BATCH: int = SchedulerSettings.model_fields["batch_size"].default
 AIM = at_most(0.25)
 MINUTE_S = 60.0
-LATE = "a third of the job or later"
+# When the time left was told.
+EARLY, LATE = "after the first batch", "after a third of the job or later"
+LARGEST_ERROR = "largest error of the time left"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,16 +58,20 @@ def figures_of(recordings: Sequence[Recording]) -> list[Figure]:
         late = [abs(error) for at_s, error, _ in told if at_s >= took_s / 3]
         _, first, first_by_rate = told[0]
         largest.append(max(late))
-        what = f"{recording.network}: the time left, told after"
+        network, rate = recording.network, "error of the last minute's rate"
         found += [
-            figure(f"{what} {LATE}: largest error", max(late), ""),
-            figure(f"{what} {LATE}: median error", statistics.median(late), ""),
-            figure(f"{what} the first batch: error", abs(first), ""),
-            figure(f"{what} the first batch: error by the last minute's rate", abs(first_by_rate), ""),
+            figure(LARGEST_ERROR, max(late), "", subject=network, condition=LATE),
+            figure(
+                "median error of the time left", statistics.median(late), "", subject=network, condition=LATE
+            ),
+            figure("error of the time left", abs(first), "", subject=network, condition=EARLY),
+            figure(rate, abs(first_by_rate), "", subject=network, condition=EARLY),
         ]
     networks = ", ".join(recording.network for recording in recordings)
-    what = f"all networks: the time left, told after {LATE}: largest error"
-    return [*found, figure(what, max(largest), "", aim=AIM, peer=networks)]
+    every = figure(
+        LARGEST_ERROR, max(largest), "", subject="all networks", condition=LATE, aim=AIM, note=networks
+    )
+    return [*found, every]
 
 
 def _forecasts(recording: Recording) -> Iterator[tuple[float, float, float]]:

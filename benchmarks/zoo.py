@@ -29,6 +29,7 @@ from benchmarks.arguments import command_parser, positive
 from benchmarks.device_class import NATIVE
 from benchmarks.networks.session import session
 from benchmarks.results.figures import Figure, at_least, figure, number
+from benchmarks.results.metrics import RIGHT_NETWORKS, TUNED_SHARE
 from benchmarks.results.output import Output
 from benchmarks.timing.contestants import Arrays, ProcessContestant, TvmLibrary
 from benchmarks.timing.deviation import random_inputs
@@ -131,7 +132,7 @@ def figures_of(done: Sequence[Tuned], failed: Mapping[str, str]) -> list[Figure]
     right = sum(not each.wrong for each in done)
     found = [
         figure(
-            f"networks that are right, of {count}", right, "", aim=at_least(count), peer="; ".join(problems)
+            RIGHT_NETWORKS, right, f"of {count}", count=count, aim=at_least(count), note="; ".join(problems)
         )
     ]
     if not done:
@@ -140,20 +141,20 @@ def figures_of(done: Sequence[Tuned], failed: Mapping[str, str]) -> list[Figure]
     lowest = min(shares, key=lambda name: shares[name])
     found.append(
         figure(
-            "share of run time in tuned subgraphs, mean",
+            f"mean {TUNED_SHARE}",
             statistics.mean(shares.values()),
             "%",
+            count=len(shares),
             aim=at_least(95),
-            peer=f"lowest: {number(shares[lowest])} % ({lowest})",
+            note=f"lowest: {number(shares[lowest])} % ({lowest})",
         )
     )
     for each in done:
         entries = each.manifest.tasks
         rest = [entry.name.split()[0] for entry in entries if entry.source == "fallback"]
-        peer = f"{len(entries)} subgraphs" + (f", not tuned: {', '.join(rest)}" if rest else "")
-        peer = peer if entries else "the untuned build is faster, and was published"
-        name = f"{each.name}: share of run time in tuned subgraphs"
-        found.append(figure(name, shares[each.name], "%", peer=peer))
+        note = f"{len(entries)} subgraphs" + (f", not tuned: {', '.join(rest)}" if rest else "")
+        note = note if entries else "the untuned build is faster, and was published"
+        found.append(figure(TUNED_SHARE, shares[each.name], "%", subject=each.name, note=note))
     return found
 
 

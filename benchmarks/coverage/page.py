@@ -25,11 +25,21 @@ def figures_of(tried: Sequence[Tried]) -> list[Figure]:
         share = 100 * ours[Outcome.RIGHT] / len(cases)
         theirs = f"TVM's importer: {100 * tvms[Outcome.RIGHT] / len(cases):.1f}"
         aim = at_least(90) if name == ORDINARY else None
-        found.append(figure(f"{name}: right", share, "%", aim=aim, peer=theirs))
+        found.append(figure("right", share, "%", subject=name, aim=aim, note=theirs))
         for outcome in Outcome:
             aim = at_most(0) if outcome in (Outcome.WRONG, Outcome.CRASHED) else None
-            what = f"{name}: cases {outcome}, of {len(cases)}"
-            found.append(figure(what, ours[outcome], "", aim=aim, peer=f"TVM's importer: {tvms[outcome]}"))
+            unit, note = f"of {len(cases)}", f"TVM's importer: {tvms[outcome]}"
+            found.append(
+                figure(
+                    f"cases {outcome}",
+                    ours[outcome],
+                    unit,
+                    subject=name,
+                    count=len(cases),
+                    aim=aim,
+                    note=note,
+                )
+            )
     refused = [each for each in tried if each.ours.outcome is Outcome.REFUSED]
     unnamed = sum(not re.search(r"\b(node|input|output) ", each.ours.why) for each in refused)
     found.append(figure("refusals that name no node, input or output", unnamed, "", aim=at_most(0)))
@@ -40,10 +50,13 @@ def figures_of_types(answers: Sequence[TypedAnswer]) -> list[Figure]:
     """Count the cases of operators with element types; those without expected values are counted apart."""
     known = [each.answer for each in answers if each.answer is not None]
     counts = Counter(answer.outcome for answer in known)
-    found = [figure(f"{WITH_TYPES}: cases without expected values", len(answers) - len(known), "")]
+    found = [figure("cases without expected values", len(answers) - len(known), "", subject=WITH_TYPES)]
     for outcome in Outcome:
         aim = at_most(0) if outcome in (Outcome.WRONG, Outcome.CRASHED) else None
-        found.append(figure(f"{WITH_TYPES}: cases {outcome}, of {len(known)}", counts[outcome], "", aim=aim))
+        unit, count = f"of {len(known)}", len(known)
+        found.append(
+            figure(f"cases {outcome}", counts[outcome], unit, subject=WITH_TYPES, count=count, aim=aim)
+        )
     return found
 
 

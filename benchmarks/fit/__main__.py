@@ -137,26 +137,35 @@ def _networks(groups: Sequence[Group], output: Output) -> list[Figure]:
     for network in dict.fromkeys(group.operator for group in groups):
         own = [group for group in groups if group.operator == network]
         others = [group for group in groups if group.operator != network]
-        found.append(_share(f"{network}: pairs in the right order, as it ships", own, FITTED))
+        found.append(_share(network, "as it ships", own, FITTED))
         if others:
             output.say(f"without {network}")
             fitted = fit(others, UNFITTED, output.say, names=GPU_FACTORS)
-            found.append(_share(f"{network}: pairs in the right order, fitted to the others", own, fitted))
+            found.append(_share(network, "fitted to the others", own, fitted))
     return found
 
 
-def _share(name: str, groups: Sequence[Group], factors: ShapeFactors) -> Figure:
+def _share(network: str, condition: str, groups: Sequence[Group], factors: ShapeFactors) -> Figure:
     right, total = pairs_right(groups, factors)
-    return figure(name, 100 * right / max(total, 1), "%", aim=PAIRS_RIGHT, peer=f"{right} of {total} pairs")
+    return figure(
+        "pairs in the right order",
+        100 * right / max(total, 1),
+        "%",
+        subject=network,
+        condition=condition,
+        count=total,
+        aim=PAIRS_RIGHT,
+        note=f"{right} of {total} pairs",
+    )
 
 
 def _means(what: str, found: Sequence[Agreement]) -> list[Figure]:
     regret = statistics.geometric_mean(one.regret for one in found)
     return [
-        figure(f"{what}: rank correlation", statistics.fmean(one.rank for one in found), ""),
-        figure(f"{what}: seconds of what is liked best relative to the fastest", regret, "x"),
-        figure(f"{what}: error of the estimates' logarithms", statistics.fmean(o.error for o in found), ""),
-        figure(f"{what}: bias of the estimates' logarithms", statistics.fmean(o.bias for o in found), ""),
+        figure("rank correlation", statistics.fmean(one.rank for one in found), "", subject=what),
+        figure("latency of the program estimated fastest", regret, "x", peer="the fastest", subject=what),
+        figure("error of the logarithm", statistics.fmean(one.error for one in found), "", subject=what),
+        figure("bias of the logarithm", statistics.fmean(one.bias for one in found), "", subject=what),
     ]
 
 

@@ -44,4 +44,4 @@ def marked(figures: Sequence[Figure], device: Device) -> list[Figure]:
     """Return figures that say of themselves, and reach no aim, if they are of a stand-in."""
     if not is_stand_in(device):
         return list(figures)
-    return [replace(one, name=MEANINGLESS + one.name, aim=None, reached=None) for one in figures]
+    return [replace(one, name=MEANINGLESS + one.name, aim=None, bound=None, reached=None) for one in figures]

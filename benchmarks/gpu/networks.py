@@ -18,12 +18,14 @@ from benchmarks.gpu.peers import COMPILED, GRAPHS, TorchNetwork, missing
 from benchmarks.networks.plan import TUNED
 from benchmarks.networks.session import Tuning, session
 from benchmarks.results.figures import Figure, at_least, at_most, figure, mean_figure, number
+from benchmarks.results.metrics import LATENCY, SPEED_UP, TRIALS_A_SECOND
 from benchmarks.timing.contestants import ModelFile, ProcessContestant, TvmLibrary
 from benchmarks.timing.deviation import random_inputs
 from benchmarks.timing.interleaved import Block, Timings, measure
 from core.model_latency import network_s
 from examples import make_models
 
+FASTER_PYTORCH = "the faster PyTorch"
 NETWORKS = ("resnet18", "resnet50", "mobilenet_v2", "bert_base", "vit_b16", "dcgan")
 # Of a network's products. The network is a float32 one in TF32, too.
 TYPES = ("float32", "tf32", "float16")
@@ -106,7 +108,7 @@ def run(plan: Plan, folder: Path, console: Console) -> NetworkResult:
 def figures_of(results: Sequence[NetworkResult]) -> list[Figure]:
     """Return the mean over all networks first, then the figures of each."""
     ratios = {result.label: _ratio(result) for result in results}
-    found = mean_figure("latency of the faster PyTorch relative to ours, networks", ratios, "x", FASTER)
+    found = mean_figure(SPEED_UP, ratios, "x", of="networks", aim=FASTER, peer=FASTER_PYTORCH)
     for result in results:
         own = result.timings[TUNED].latency_s
         done = f"{result.tuning.job.trials_done} trials in {number(result.tuning.job_s)} s"
@@ -115,15 +117,20 @@ def figures_of(results: Sequence[NetworkResult]) -> list[Figure]:
             for name, timings in result.timings.items()
             if name != TUNED
         ]
-        peer = "; ".join([done, *peers])
         low, high = own.spread
-        name = f"{result.label}: latency"
-        found.append(figure(name, own.value * 1e3, "ms", peer=peer, spread=(low * 1e3, high * 1e3)))
+        latency = figure(
+            LATENCY,
+            own.value * 1e3,
+            "ms",
+            subject=result.label,
+            spread=(low * 1e3, high * 1e3),
+            note="; ".join([done, *peers]),
+        )
+        found.append(latency)
         found += _search_figures(result)
         ratio = ratios[result.label]
         if ratio is not None:
-            name = f"{result.label}: latency of the faster PyTorch relative to ours"
-            found.append(figure(name, ratio, "x", aim=FASTER))
+            found.append(figure(SPEED_UP, ratio, "x", peer=FASTER_PYTORCH, subject=result.label, aim=FASTER))
     return found
 
 
@@ -133,11 +140,12 @@ def _search_figures(result: NetworkResult) -> list[Figure]:
     summed_s, published_s = network_s(tuning.tasks), tuning.manifest.latency_s
     if summed_s and published_s:
         percent = 100 * abs(summed_s / published_s - 1)
-        peer = f"sum of kernels: {number(summed_s * 1e3)} ms, published: {number(published_s * 1e3)} ms"
-        name = f"{result.label}: error of the sum of kernels"
-        found.append(figure(name, percent, "%", aim=CLOSE, peer=peer))
+        note = f"sum of kernels: {number(summed_s * 1e3)} ms, published: {number(published_s * 1e3)} ms"
+        error = "error of the sum of kernels"
+        found.append(figure(error, percent, "%", subject=result.label, aim=CLOSE, note=note))
     if pace := tuning.search_trials_per_s:
-        found.append(figure(f"{result.label}: trials a second while searching", pace, "/s", aim=PACE))
+        condition = "while searching"
+        found.append(figure(TRIALS_A_SECOND, pace, "/s", subject=result.label, condition=condition, aim=PACE))
     return found
 
 

@@ -19,6 +19,7 @@ from benchmarks.operators.libraries import OURS as OUR_TURN
 from benchmarks.operators.libraries import TORCH
 from benchmarks.operators.run import OURS, THEIRS
 from benchmarks.results.figures import Figure, at_least, figure, mean_figure, number
+from benchmarks.results.metrics import NEVER_REACHED, SPEED_UP, TUNING_SPEED_UP, after_trials, to_reach
 from benchmarks.results.searches import Search
 from benchmarks.suite import OPERATORS, Shape
 from benchmarks.timing.contestants import ProcessContestant
@@ -142,27 +143,30 @@ def product_figure(dtype: str, side: int, seconds: float, device: Device) -> Fig
     lanes = device.vector_bytes / item_bytes
     peak = 2 * speeds.issue(f"tensor{stored}") * lanes * speeds.hertz * device.cores
     flops = 2 * side**3 / seconds
-    peer = f"{number(flops / 1e12)} of {number(peak / 1e12)} TFLOP/s"
-    name = f"{dtype} matrix product of {side}: share of the measured peak"
-    return figure(name, 100 * flops / peak, "%", aim=OF_PEAK, peer=peer)
+    return figure(
+        "share of the measured peak",
+        100 * flops / peak,
+        "%",
+        subject=f"{dtype} matrix product of {side}",
+        aim=OF_PEAK,
+        note=f"{number(flops / 1e12)} of {number(peak / 1e12)} TFLOP/s",
+    )
 
 
 def figures_of(results: Sequence[OperatorResult], trials: int) -> list[Figure]:
     """Return the means first, then the figures of every operator."""
     libraries = {each.operator: _library_ratio(each) for each in results}
-    found = mean_figure(f"latency of {TORCH} relative to ours after {trials} trials", libraries, "x", LIBRARY)
+    found = mean_figure(SPEED_UP, libraries, "x", aim=LIBRARY, peer=TORCH, condition=after_trials(trials))
     qualities = {each.operator: quality(each, trials) for each in results}
     ratios = {name: median.value if median else None for name, median in qualities.items()}
-    name = f"MetaSchedule's latency relative to ours after {trials} trials"
-    found += mean_figure(name, ratios, "x", QUALITY)
+    found += mean_figure(SPEED_UP, ratios, "x", aim=QUALITY, peer=THEIRS, condition=after_trials(trials))
     times = {each.operator: time_to_match(each, each.ours, trials) for each in results}
     sooner = {name: time.ratio if time else None for name, time in times.items()}
-    name = f"MetaSchedule's seconds for {trials} trials relative to ours until as fast"
-    found += mean_figure(name, sooner, "x", SOONER)
+    found += mean_figure(TUNING_SPEED_UP, sooner, "x", aim=SOONER, peer=THEIRS, condition=to_reach(trials))
     never = [name for name, time in times.items() if time is None]
     if results:
-        name = f"operators of {len(results)} that never were as fast"
-        found.append(figure(name, len(never), "", peer=", ".join(never) or None))
+        unit = f"of {len(results)}"
+        found.append(figure(NEVER_REACHED, len(never), unit, count=len(results), note=", ".join(never)))
     return found + [one for each in results for one in _figures_of_operator(each, trials)]
 
 
@@ -173,17 +177,34 @@ def _figures_of_operator(result: OperatorResult, trials: int) -> list[Figure]:
         ours, theirs = result.ours.after(count), result.theirs.after(count)
         if ratio and ours and theirs:
             own_us, other_us = (side.timings.latency_s.value * 1e6 for side in (ours, theirs))
-            peer = f"MetaSchedule: {number(other_us)} us, ours: {number(own_us)} us"
-            name = f"{result.operator}: MetaSchedule's latency relative to ours after {count} trials"
-            figures.append(figure(name, ratio.value, "x", peer=peer, spread=ratio.spread))
+            figures.append(
+                figure(
+                    SPEED_UP,
+                    ratio.value,
+                    "x",
+                    peer=THEIRS,
+                    subject=result.operator,
+                    condition=after_trials(count),
+                    spread=ratio.spread,
+                    note=f"{THEIRS}: {number(other_us)} us, ours: {number(own_us)} us",
+                )
+            )
     if result.library is not None:
         ratio = result.library.theirs.ratio_to(result.library.ours)
         own_us, other_us = (
             side.latency_s.value * 1e6 for side in (result.library.ours, result.library.theirs)
         )
-        peer = f"{TORCH}: {number(other_us)} us, ours: {number(own_us)} us"
-        name = f"{result.operator}: latency of {TORCH} relative to ours"
-        figures.append(figure(name, ratio.value, "x", peer=peer, spread=ratio.spread))
+        figures.append(
+            figure(
+                SPEED_UP,
+                ratio.value,
+                "x",
+                peer=TORCH,
+                subject=result.operator,
+                spread=ratio.spread,
+                note=f"{TORCH}: {number(other_us)} us, ours: {number(own_us)} us",
+            )
+        )
     return figures
 
 

@@ -118,7 +118,7 @@ def run(
 
 def _notes(left_out: Sequence[str], failed: Sequence[str]) -> list[Figure]:
     return [
-        figure(name, len(names), "", peer=", ".join(names) or None)
+        figure(name, len(names), "", note=", ".join(names))
         for name, names in (("parts left out for want of time", left_out), ("parts that failed", failed))
     ]
 

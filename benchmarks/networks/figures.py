@@ -8,11 +8,26 @@ from dataclasses import dataclass
 
 from benchmarks.networks.compiled import AFTER, AT_ONCE, CompiledNetwork
 from benchmarks.networks.limits import parts_of
-from benchmarks.networks.peers import ONNXRUNTIME, Peer
+from benchmarks.networks.peers import METASCHEDULE, ONNXRUNTIME, Peer
 from benchmarks.networks.plan import EXPORTED, SEEDS, TUNED, UNTUNED
 from benchmarks.networks.session import Tuning
 from benchmarks.networks.tuned import TunedNetwork
-from benchmarks.results.figures import Aim, Figure, at_least, at_most, figure, number
+from benchmarks.results.figures import Aim, Figure, at_least, at_most, figure, mean_figure, number
+from benchmarks.results.metrics import (
+    ALL_SUBGRAPHS,
+    BANDWIDTH,
+    FASTEST_PEER,
+    LATENCY,
+    MACHINE_LIMIT,
+    ONE_TRIAL,
+    PEAK,
+    SPEED_UP,
+    TIME_TO_ARTIFACT,
+    TOTAL_TIME,
+    TRIALS,
+    TRIALS_A_SECOND,
+    WITHOUT_TRIALS,
+)
 from benchmarks.timing.deviation import ABSOLUTE, RELATIVE, Deviation
 from benchmarks.timing.interleaved import Median, Timings
 
@@ -51,24 +66,29 @@ def figures_of_tuned(networks: Sequence[TunedNetwork]) -> list[Figure]:
     """Return the figures of every tuned network under its label, and those of all together."""
     found = [each for network in networks for each in _figures_of_tuned(network)]
     if len(networks) > 1:
-        name = f"geometric mean of {len(networks)} networks: latency relative to each one's fastest peer"
-        ratios = [one.timings[TUNED].ratio_to(one.timings[_fastest(one).name]).value for one in networks]
-        labels = ", ".join(network.label for network in networks)
-        found.append(figure(name, statistics.geometric_mean(ratios), "x", aim=TUNED_MEAN, peer=labels))
+        ratios = {
+            one.label: one.timings[TUNED].ratio_to(one.timings[_fastest(one).name]).value for one in networks
+        }
+        found += mean_figure(LATENCY, ratios, "x", of="networks", aim=TUNED_MEAN, peer=FASTEST_PEER)
     return found + _published_latencies([(one.tuning, one.alone) for one in networks])
 
 
 def figures_of_compiled(networks: Sequence[CompiledNetwork]) -> list[Figure]:
     """Return the figures of every compiled network under its label, and those of all together."""
     found = [each for network in networks for each in _figures_of_compiled(network)]
-    labels = ", ".join(network.label for network in networks)
-    for contestant, what, aim in (
-        (AT_ONCE, "without trials", AT_ONCE_MEAN),
-        (AFTER, "after a trial for each subgraph", AFTER_MEAN),
+    for contestant, when, aim in (
+        (AT_ONCE, WITHOUT_TRIALS, AT_ONCE_MEAN),
+        (AFTER, ONE_TRIAL, AFTER_MEAN),
     ):
-        name = f"geometric mean of {len(networks)} networks: latency {what} relative to {ONNXRUNTIME}"
-        ratios = [one.timings[contestant].ratio_to(one.timings[ONNXRUNTIME]).value for one in networks]
-        found.append(figure(name, statistics.geometric_mean(ratios), "x", aim=aim, peer=labels))
+        found += mean_figure(
+            LATENCY,
+            {one.label: one.timings[contestant].ratio_to(one.timings[ONNXRUNTIME]).value for one in networks},
+            "x",
+            of="networks",
+            aim=aim,
+            peer=ONNXRUNTIME,
+            condition=when,
+        )
     at_once = [(network.at_once, network.alone[AT_ONCE]) for network in networks]
     after = [(network.after, network.alone[AFTER]) for network in networks]
     return found + _published_latencies(at_once + after)
@@ -78,30 +98,29 @@ def _figures_of_tuned(network: TunedNetwork) -> Iterator[Figure]:
     label, timings, tuning = network.label, network.timings, network.tuning
     aims = AIMS.get(label, Aims())
     gain = network.untuned.ours.ratio_to(network.untuned.theirs)
-    peer = f"{UNTUNED}: {_ms(network.untuned.ours)}"
-    yield _ratio(f"{label}: speed-up over TVM untuned", gain, peer, aims.speedup)
+    note = f"{UNTUNED}: {_ms(network.untuned.ours)}"
+    yield _ratio(SPEED_UP, gain, UNTUNED, label, aim=aims.speedup, note=note)
     if len(network.peers) > 1:
         fastest = _fastest(network)
         *others, last = (peer.name for peer in network.peers)
-        among = "faster" if len(others) == 1 else "fastest"
-        name = f"{label}: latency relative to the {among} of {', '.join(others)} and {last}"
+        among = f"{fastest.words}: {_ms(timings[fastest.name])}; of {', '.join(others)} and {last}"
         ratio = timings[TUNED].ratio_to(timings[fastest.name])
-        yield _ratio(name, ratio, f"{fastest.words}: {_ms(timings[fastest.name])}", aims.of_fastest)
-    yield from _relative_to_peers(label, "latency", TUNED, timings, network.peers)
-    name = f"{label}: exported database in TVM relative to the artifact"
-    same = timings[EXPORTED].ratio_to(timings[TUNED])
-    yield _ratio(name, same, f"{TUNED}: {_ms(timings[TUNED])}", aims.of_artifact)
+        yield _ratio(LATENCY, ratio, FASTEST_PEER, label, aim=aims.of_fastest, note=among)
+    yield from _relative_to_peers(label, "", TUNED, timings, network.peers)
+    same, note = timings[EXPORTED].ratio_to(timings[TUNED]), f"{TUNED}: {_ms(timings[TUNED])}"
+    exported = "latency of the exported database in TVM"
+    yield _ratio(exported, same, "the artifact", label, aim=aims.of_artifact, note=note)
     yield from _latencies(label, {**timings, UNTUNED: network.untuned.ours})
     yield from _published_latency(label, tuning, network.alone)
     yield from _deviations(label, network.deviation)
     yield from _distance_from_limits(label, tuning)
     yield from _trial_rates(network, aims)
-    yield figure(f"{label}: trials", tuning.job.trials_done, "")
-    yield figure(f"{label}: from start to finish", tuning.total_s, "s")
-    yield figure(f"{label}: start of the stack in it", tuning.start_s, "s")
+    yield figure(TRIALS, tuning.job.trials_done, "", subject=label)
+    yield figure(TOTAL_TIME, tuning.total_s, "s", subject=label)
+    yield figure("time to start the stack", tuning.start_s, "s", subject=label)
     settled = network.curve().settled()
     if settled is not None:
-        yield figure(f"{label}: until 10% above the last estimate", settled.at_s, "s")
+        yield figure("time to come within 10% of the last estimate", settled.at_s, "s", subject=label)
 
 
 def _fastest(network: TunedNetwork) -> Peer:
@@ -110,43 +129,43 @@ def _fastest(network: TunedNetwork) -> Peer:
 
 def _figures_of_compiled(network: CompiledNetwork) -> Iterator[Figure]:
     label, timings = network.label, network.timings
-    for contestant, what, tuning in (
-        (AT_ONCE, "without trials", network.at_once),
-        (AFTER, f"after {network.after.job.trials_done} trials", network.after),
+    for contestant, when, tuning in (
+        (AT_ONCE, WITHOUT_TRIALS, network.at_once),
+        (AFTER, ONE_TRIAL, network.after),
     ):
-        yield from _relative_to_peers(label, f"latency {what}", contestant, timings, network.peers)
-        yield from _published_latency(f"{label} {what}", tuning, network.alone[contestant])
-        yield figure(f"{label}: from upload to artifact {what}", tuning.job_s, "s")
+        yield from _relative_to_peers(label, when, contestant, timings, network.peers)
+        yield from _published_latency(label, tuning, network.alone[contestant], when)
+        yield figure(TIME_TO_ARTIFACT, tuning.job_s, "s", subject=label, condition=when)
+        yield figure(TRIALS, tuning.job.trials_done, "", subject=label, condition=when)
     yield from _latencies(label, timings)
     yield from _deviations(label, network.deviation)
-    yield figure(f"{label}: subgraphs", network.at_once.subgraphs, "")
-    yield figure(f"{label}: best guesses that were tried", network.at_once.job.trials_done, "")
+    yield figure("subgraphs", network.at_once.subgraphs, "", subject=label)
 
 
 def _relative_to_peers(
-    label: str, what: str, contestant: str, timings: Mapping[str, Timings], peers: Sequence[Peer]
+    label: str, when: str, contestant: str, timings: Mapping[str, Timings], peers: Sequence[Peer]
 ) -> Iterator[Figure]:
     for peer in peers:
         ratio = timings[contestant].ratio_to(timings[peer.name])
-        yield _ratio(
-            f"{label}: {what} relative to {peer.name}", ratio, f"{peer.words}: {_ms(timings[peer.name])}"
-        )
+        note = f"{peer.words}: {_ms(timings[peer.name])}"
+        yield _ratio(LATENCY, ratio, peer.name, label, condition=when, note=note)
 
 
 def _latencies(label: str, timings: Mapping[str, Timings]) -> Iterator[Figure]:
     for name, each in timings.items():
         low_s, high_s = each.latency_s.spread
         spread_ms = (low_s * 1e3, high_s * 1e3)
-        yield figure(f"{label}: latency, {name}", each.latency_s.value * 1e3, "ms", spread=spread_ms)
+        latency_ms = each.latency_s.value * 1e3
+        yield figure(LATENCY, latency_ms, "ms", subject=label, condition=name, spread=spread_ms)
 
 
-def _published_latency(label: str, tuning: Tuning, measured: Timings) -> Iterator[Figure]:
+def _published_latency(label: str, tuning: Tuning, measured: Timings, when: str = "") -> Iterator[Figure]:
     """Compare the latency in the artifact's manifest with the one in a user's process."""
     published_s = tuning.manifest.latency_s
     if published_s is not None:
         ratios = Timings(tuple(published_s / block for block in measured.blocks)).latency_s
-        peer = f"published: {number(published_s * 1e3)} ms, seen: {_ms(measured)}"
-        yield _ratio(f"{label}: published latency relative to a user's process", ratios, peer)
+        note = f"published: {number(published_s * 1e3)} ms, seen: {_ms(measured)}"
+        yield _ratio("published latency", ratios, "a user's process", label, condition=when, note=note)
 
 
 def _published_latencies(pairs: Sequence[tuple[Tuning, Timings]]) -> list[Figure]:
@@ -157,18 +176,26 @@ def _published_latencies(pairs: Sequence[tuple[Tuning, Timings]]) -> list[Figure
     ]
     if not off:
         return []
-    name = "published latency differs from a user's process by, median over networks"
-    peer = f"{len(off)} published models; at most {number(max(off))} %"
-    return [figure(name, statistics.median(off), "%", aim=PUBLISHED_PERCENT, peer=peer)]
+    metric = "median difference of published latencies from a user's process"
+    note = f"{len(off)} published models; at most {number(max(off))} %"
+    median = statistics.median(off)
+    return [figure(metric, median, "%", count=len(off), aim=PUBLISHED_PERCENT, note=note)]
 
 
 def _deviations(label: str, deviation: Deviation) -> Iterator[Figure]:
-    peer = f"{ONNXRUNTIME}, {len(SEEDS)} random inputs"
-    allowed = f"{peer}; allowed: {ABSOLUTE:g} + {RELATIVE:g} |theirs|"
-    name = f"{label}: deviation relative to what is allowed"
-    yield figure(name, deviation.of_allowed, "x", aim=at_most(1), peer=allowed)
-    yield figure(f"{label}: absolute deviation", deviation.absolute, "", peer=peer)
-    yield figure(f"{label}: relative deviation", deviation.relative, "", peer=peer)
+    note = f"{ONNXRUNTIME}, {len(SEEDS)} random inputs"
+    bound = f"{note}; allowed: {ABSOLUTE:g} + {RELATIVE:g} |theirs|"
+    yield figure(
+        "deviation",
+        deviation.of_allowed,
+        "x",
+        peer="the allowed one",
+        subject=label,
+        aim=at_most(1),
+        note=bound,
+    )
+    yield figure("absolute deviation", deviation.absolute, "", subject=label, note=note)
+    yield figure("relative deviation", deviation.relative, "", subject=label, note=note)
 
 
 def _distance_from_limits(label: str, tuning: Tuning) -> Iterator[Figure]:
@@ -177,47 +204,62 @@ def _distance_from_limits(label: str, tuning: Tuning) -> Iterator[Figure]:
     measured_s = sum(part.measured_s for part in parts)
     if not measured_s:
         return
-    machine = (
-        f"{number(limits.flops_per_s / 1e9)} GFLOP/s, {number(limits.bytes_per_s / 1e9)} GB/s from memory"
-    )
-    share = sum(part.limit_s for part in parts) / measured_s
-    yield figure(
-        f"{label}: the machine's limits relative to the subgraphs' latencies", share, "x", peer=machine
-    )
+    yield figure(PEAK, limits.flops_per_s / 1e9, "GFLOP/s", subject=label)
+    yield figure(BANDWIDTH, limits.bytes_per_s / 1e9, "GB/s", subject=label)
+    limit_s = sum(part.limit_s for part in parts)
+    above, condition = measured_s / limit_s if limit_s else 0.0, ALL_SUBGRAPHS
+    yield figure(LATENCY, above, "x", peer=MACHINE_LIMIT, subject=label, condition=condition)
     for part in parts[:FARTHEST]:
         spent = f"{number(part.measured_s * 1e3)} of {number(measured_s * 1e3)} ms"
-        told = (
+        note = (
             f"{spent}, limit {number(part.limit_s * 1e3)} ms, {part.weight} times {part.variant or 'direct'}"
         )
-        of_limit = part.measured_s / part.limit_s if part.limit_s else 0.0
-        yield figure(
-            f"{label}: latency relative to the machine's limit, {part.name}", of_limit, "x", peer=told
-        )
+        above = part.measured_s / part.limit_s if part.limit_s else 0.0
+        yield figure(LATENCY, above, "x", peer=MACHINE_LIMIT, subject=label, condition=part.name, note=note)
 
 
 def _trial_rates(network: TunedNetwork, aims: Aims) -> Iterator[Figure]:
     """Trials a second over the whole run, on a running stack and while searching, beside MetaSchedule's."""
     label, tuning, rate = network.label, network.tuning, network.peer_rate
-    peer = f"MetaSchedule: {number(rate.per_s_over(tuning.job.trials_done))} /s" if rate else None
-    name = f"{label}: trials a second from start to finish"
-    yield figure(name, tuning.trials_per_s, "/s", aim=aims.trials_per_s, peer=peer)
-    name = f"{label}: trials a second on a running stack"
-    yield figure(name, tuning.trials_per_s_started, "/s", peer=peer)
-    if tuning.search_trials_per_s is not None:
-        searching = tuning.search_trials_per_s
-        yield figure(f"{label}: trials a second while searching", searching, "/s", peer=peer)
+    note = f"{METASCHEDULE}: {number(rate.per_s_over(tuning.job.trials_done))} /s" if rate else ""
+    for when, per_s, aim in (
+        ("from start to finish", tuning.trials_per_s, aims.trials_per_s),
+        ("on a running stack", tuning.trials_per_s_started, None),
+        ("while searching", tuning.search_trials_per_s, None),
+    ):
+        if per_s is not None:
+            yield figure(TRIALS_A_SECOND, per_s, "/s", subject=label, condition=when, aim=aim, note=note)
     if rate is not None:
         theirs = rate.per_s_over(tuning.job.trials_done)
         failed = f" ({rate.failed} failed)" if rate.failed else ""
         seconds = f"{number(rate.seconds)} s, {number(rate.set_up_s)} s of it set-up"
-        basis = f"MetaSchedule as it would go on after {rate.trials} trials{failed} in {seconds}"
-        name = f"{label}: trials a second relative to MetaSchedule"
-        yield figure(name, tuning.trials_per_s / theirs, "x", peer=basis)
-        yield figure(f"{label}: trials a second, MetaSchedule", theirs, "/s")
+        note = f"{METASCHEDULE} as it would go on after {rate.trials} trials{failed} in {seconds}"
+        times = tuning.trials_per_s / theirs
+        yield figure(TRIALS_A_SECOND, times, "x", peer=METASCHEDULE, subject=label, note=note)
+        yield figure(TRIALS_A_SECOND, theirs, "/s", subject=label, condition=METASCHEDULE)
 
 
-def _ratio(name: str, ratio: Median, peer: str, aim: Aim | None = None) -> Figure:
-    return figure(name, ratio.value, "x", aim=aim, peer=peer, spread=ratio.spread)
+def _ratio(
+    metric: str,
+    ratio: Median,
+    peer: str,
+    subject: str,
+    *,
+    condition: str = "",
+    aim: Aim | None = None,
+    note: str = "",
+) -> Figure:
+    return figure(
+        metric,
+        ratio.value,
+        "x",
+        peer=peer,
+        subject=subject,
+        condition=condition,
+        aim=aim,
+        spread=ratio.spread,
+        note=note,
+    )
 
 
 def _ms(timings: Timings) -> str:

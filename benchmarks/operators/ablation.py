@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from benchmarks.engines.tunefarm_search import Variant
 from benchmarks.operators.variants import compare_variants
 from benchmarks.results.figures import Figure, figure, number
+from benchmarks.results.metrics import after_trials
 from benchmarks.timing.finals import SearchResult, milestones_up_to
 from core.device import Device
 from search.cost.estimate import Estimate
@@ -90,11 +91,17 @@ def figures_of(results: Sequence[SearchResult], trials: int) -> list[Figure]:
                 ratios = _ratios(results, variant, count)
                 if ratios:
                     worst = max(ratios, key=lambda operator: ratios[operator])
-                    what = f"latency after {count} trials relative to that of {EVERYTHING}"
-                    name = f"geometric mean of {len(ratios)} operators: {variant}: {what}"
-                    peer = f"most: {number(ratios[worst])} on {worst}"
-                    mean = statistics.geometric_mean(ratios.values())
-                    figures.append(figure(name, mean, "x", peer=peer))
+                    mean = figure(
+                        f"latency with {variant}",
+                        statistics.geometric_mean(ratios.values()),
+                        "x",
+                        peer=EVERYTHING,
+                        subject=f"geometric mean of {len(ratios)} operators",
+                        condition=after_trials(count),
+                        count=len(ratios),
+                        note=f"most: {number(ratios[worst])} on {worst}",
+                    )
+                    figures.append(mean)
     return figures
 
 

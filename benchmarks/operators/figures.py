@@ -7,17 +7,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from benchmarks.operators.run import OperatorResult, Plan
+from benchmarks.operators.run import THEIRS, OperatorResult, Plan
 from benchmarks.results.figures import Aim, Figure, at_least, at_most, figure, mean_figure, number
+from benchmarks.results.metrics import (
+    LOWEST_SPEED_UP,
+    NEVER_REACHED,
+    SPEED_UP,
+    TRIALS_A_SECOND,
+    TUNING_SPEED_UP,
+    after_trials,
+    to_reach,
+)
 from benchmarks.timing.finals import SearchResult
 from benchmarks.timing.interleaved import Median, Timings
 
 QUALITY_AIMS: Mapping[int, Aim] = {8: at_least(1.5), 16: at_least(1.5), 64: at_least(1.05)}
 NEVER_BELOW_AFTER, NEVER_BELOW = 64, at_least(0.97)
-# The searches of ours that are compared with MetaSchedule's: suffix of the figure's name, search, aim.
+SCORED_A_SECOND = "candidates scored a second on one core"
+SPREAD = "spread of repeated measurements"
+# The searches of ours that are compared with MetaSchedule's: the figure's condition, the search, its aim.
 SOONER: tuple[tuple[str, Callable[[OperatorResult], SearchResult], Aim], ...] = (
     ("", lambda result: result.ours, at_least(10)),
-    (", other shapes known", lambda result: result.warm, at_least(25)),
+    ("other shapes known", lambda result: result.warm, at_least(25)),
 )
 FASTER_TRIALS = at_least(5)
 SCORED = at_least(50_000)
@@ -50,13 +61,13 @@ class TimeToMatch:
 def figures_of(results: Sequence[OperatorResult], plan: Plan) -> list[Figure]:
     """Return the means over all operators first, then the figures of each operator."""
     figures = [each for trials in plan.milestones for each in _mean_quality(results, trials)]
-    for suffix, search, aim in SOONER:
-        figures += _mean_time_to_match(results, plan, suffix, search, aim)
+    for condition, search, aim in SOONER:
+        figures += _mean_time_to_match(results, plan, condition, search, aim)
     rates = {result.operator: _rate_ratio(result) for result in results}
-    figures += mean_figure("trials a second relative to MetaSchedule's", rates, "x", FASTER_TRIALS)
+    figures += mean_figure(TRIALS_A_SECOND, rates, "x", aim=FASTER_TRIALS, peer=THEIRS)
     figures += _median_spread(results)
     scored = {one.operator: one.scored.ours.per_s.value if one.scored else None for one in results}
-    figures += mean_figure("candidates scored a second on one core", scored, "/s", SCORED)
+    figures += mean_figure(SCORED_A_SECOND, scored, "/s", aim=SCORED)
     return figures + [each for result in results for each in _figures_of_operator(result, plan)]
 
 
@@ -100,41 +111,61 @@ def _rate_ratio(result: OperatorResult) -> float | None:
 def _mean_quality(results: Sequence[OperatorResult], trials: int) -> list[Figure]:
     medians = {result.operator: quality(result, trials) for result in results}
     ratios = {operator: median.value if median else None for operator, median in medians.items()}
-    name = f"MetaSchedule's latency relative to ours after {trials} trials"
-    figures = mean_figure(name, ratios, "x", QUALITY_AIMS.get(trials))
+    condition, aim = after_trials(trials), QUALITY_AIMS.get(trials)
+    figures = mean_figure(SPEED_UP, ratios, "x", aim=aim, peer=THEIRS, condition=condition)
     known = {operator: ratio for operator, ratio in ratios.items() if ratio is not None}
     if trials == NEVER_BELOW_AFTER and known:
         worst = min(known, key=lambda operator: known[operator])
-        figures.append(figure(f"lowest of these: {name}", known[worst], "x", aim=NEVER_BELOW, peer=worst))
+        figures.append(
+            figure(
+                LOWEST_SPEED_UP,
+                known[worst],
+                "x",
+                peer=THEIRS,
+                condition=condition,
+                count=len(known),
+                aim=NEVER_BELOW,
+                note=worst,
+            )
+        )
     lost = [one.operator for one in results if one.theirs.after(trials) and not one.ours.after(trials)]
     if lost:
-        figures.append(_exceptions(f"had no program of ours after {trials} trials", lost, len(results)))
+        figures.append(_exceptions("searches without a program of ours", condition, lost, len(results)))
     return figures
 
 
 def _mean_time_to_match(
     results: Sequence[OperatorResult],
     plan: Plan,
-    suffix: str,
+    known: str,
     search: Callable[[OperatorResult], SearchResult],
     aim: Aim,
 ) -> list[Figure]:
     times = {result.operator: time_to_match(result, search(result), plan.trials) for result in results}
-    name = f"MetaSchedule's seconds for {plan.trials} trials relative to ours until as fast{suffix}"
-    figures = mean_figure(name, {key: time.ratio if time else None for key, time in times.items()}, "x", aim)
+    ratios = {key: time.ratio if time else None for key, time in times.items()}
     own_ratios = {key: time.own_ratio if time else None for key, time in times.items()}
-    figures += mean_figure(f"{name}, counting MetaSchedule's only until its best", own_ratios, "x")
+    condition = _joined(to_reach(plan.trials), known)
+    figures = mean_figure(TUNING_SPEED_UP, ratios, "x", aim=aim, peer=THEIRS, condition=condition)
+    condition = _joined(condition, "MetaSchedule's time until its best program")
+    figures += mean_figure(TUNING_SPEED_UP, own_ratios, "x", peer=THEIRS, condition=condition)
     goals = [result.operator for result in results if result.theirs.after(plan.trials)]
     if goals:
         never = [operator for operator in goals if times[operator] is None]
-        figures.append(_exceptions(f"never were as fast{suffix}", never, len(goals)))
+        figures.append(_exceptions(NEVER_REACHED, known, never, len(goals)))
     return figures
 
 
-def _exceptions(what: str, operators: Sequence[str], count: int) -> Figure:
-    """Return how many of `count` operators a mean leaves out because ours failed; none of them should."""
-    peer = ", ".join(operators) or None
-    return figure(f"operators of {count} that {what}", len(operators), "", aim=at_most(0), peer=peer)
+def _exceptions(metric: str, condition: str, operators: Sequence[str], count: int) -> Figure:
+    """Return how many of `count` operators a mean leaves out because our search failed."""
+    return figure(
+        metric,
+        len(operators),
+        f"of {count}",
+        condition=condition,
+        count=count,
+        aim=at_most(0),
+        note=", ".join(operators),
+    )
 
 
 def _median_spread(results: Sequence[OperatorResult]) -> list[Figure]:
@@ -143,36 +174,61 @@ def _median_spread(results: Sequence[OperatorResult]) -> list[Figure]:
         return []
     ours = statistics.median(_spread(pair.ours) for pair in pairs)
     theirs = statistics.median(_spread(pair.theirs) for pair in pairs)
-    name = f"spread of measuring a program again (p90 - p10 over the median), median of {len(pairs)} programs"
-    return [figure(name, 100 * ours, "%", peer=f"MetaSchedule: {number(100 * theirs)} %")]
+    note = f"{THEIRS}: {number(100 * theirs)} %; 10th to 90th percentile over the median"
+    median = f"median of {len(pairs)} programs"
+    return [figure(SPREAD, 100 * ours, "%", subject=median, count=len(pairs), note=note)]
 
 
 def _figures_of_operator(result: OperatorResult, plan: Plan) -> list[Figure]:
     figures = [each for trials in plan.milestones for each in _quality(result, trials)]
-    for suffix, search, _ in SOONER:
-        figures += _time_to_match(result, search(result), plan, suffix)
+    for known, search, _ in SOONER:
+        figures += _time_to_match(result, search(result), plan, known)
     ours, theirs = result.ours.curve, result.theirs.curve
     if ours.trials_per_s and theirs.trials_per_s:
         basis = f"{theirs.trials} trials in {number(theirs.seconds)} s"
-        peer = f"MetaSchedule: {number(theirs.trials_per_s)} /s, {basis}"
-        figures.append(figure(f"{result.operator}: trials a second", ours.trials_per_s, "/s", peer=peer))
+        note = f"{THEIRS}: {number(theirs.trials_per_s)} /s, {basis}"
+        figures.append(figure(TRIALS_A_SECOND, ours.trials_per_s, "/s", subject=result.operator, note=note))
     for whose, pair in zip(("our", "MetaSchedule's"), result.precision, strict=False):
-        name = f"{result.operator}: spread of measuring a program again, {whose} best"
-        peer = f"MetaSchedule: {number(100 * _spread(pair.theirs))} %"
-        figures.append(figure(name, 100 * _spread(pair.ours), "%", peer=peer))
+        figures.append(
+            figure(
+                SPREAD,
+                100 * _spread(pair.ours),
+                "%",
+                subject=result.operator,
+                condition=f"{whose} best program",
+                note=f"{THEIRS}: {number(100 * _spread(pair.theirs))} %",
+            )
+        )
     if result.scored is not None:
         own, other = result.scored.ours.per_s, result.scored.theirs.per_s
-        name = f"{result.operator}: candidates scored a second on one core"
-        peer = f"MetaSchedule: {number(other.value)} /s"
-        figures.append(figure(name, own.value, "/s", aim=SCORED, peer=peer, spread=own.spread))
+        figures.append(
+            figure(
+                SCORED_A_SECOND,
+                own.value,
+                "/s",
+                subject=result.operator,
+                aim=SCORED,
+                spread=own.spread,
+                note=f"{THEIRS}: {number(other.value)} /s",
+            )
+        )
     for compared in result.libraries:
         shape = "x".join(map(str, compared.shape))
         ratio = compared.theirs[compared.fastest].ratio_to(compared.ours)
         latencies = [f"{name}: {_ms(timings)}" for name, timings in compared.theirs.items()]
         absent = [f"{name} is not installed" for name in compared.missing]
-        peer = "; ".join([f"ours: {_ms(compared.ours)}", *latencies, *absent])
-        name = f"{result.operator} {shape}: latency of {compared.fastest} relative to ours"
-        figures.append(figure(name, ratio.value, "x", aim=at_least(1.0), peer=peer, spread=ratio.spread))
+        figures.append(
+            figure(
+                SPEED_UP,
+                ratio.value,
+                "x",
+                peer=compared.fastest,
+                subject=f"{result.operator} {shape}",
+                aim=at_least(1.0),
+                spread=ratio.spread,
+                note="; ".join([f"ours: {_ms(compared.ours)}", *latencies, *absent]),
+            )
+        )
     return figures
 
 
@@ -181,21 +237,40 @@ def _quality(result: OperatorResult, trials: int) -> list[Figure]:
     ours, theirs = result.ours.after(trials), result.theirs.after(trials)
     if ratio is None or ours is None or theirs is None:
         return []
-    name = f"{result.operator}: MetaSchedule's latency relative to ours after {trials} trials"
-    aim = NEVER_BELOW if trials == NEVER_BELOW_AFTER else None
-    peer = f"MetaSchedule: {_ms(theirs.timings)}, ours: {_ms(ours.timings)}"
-    return [figure(name, ratio.value, "x", aim=aim, peer=peer, spread=ratio.spread)]
+    found = figure(
+        SPEED_UP,
+        ratio.value,
+        "x",
+        peer=THEIRS,
+        subject=result.operator,
+        condition=after_trials(trials),
+        aim=NEVER_BELOW if trials == NEVER_BELOW_AFTER else None,
+        spread=ratio.spread,
+        note=f"{THEIRS}: {_ms(theirs.timings)}, ours: {_ms(ours.timings)}",
+    )
+    return [found]
 
 
-def _time_to_match(result: OperatorResult, search: SearchResult, plan: Plan, suffix: str) -> list[Figure]:
+def _time_to_match(result: OperatorResult, search: SearchResult, plan: Plan, known: str) -> list[Figure]:
     time = time_to_match(result, search, plan.trials)
     if time is None:
         return []
-    name = f"{result.operator}: MetaSchedule's seconds relative to ours until as fast{suffix}"
     seconds, set_up_s = number(result.theirs.curve.seconds), number(result.set_up_s)
-    theirs = f"MetaSchedule: {seconds} s, {set_up_s} s of it set-up"
-    peer = f"{theirs}; ours: {number(time.at_s)} s, {time.trials} trials"
-    return [figure(name, time.ratio, "x", peer=peer)]
+    theirs = f"{THEIRS}: {seconds} s, {set_up_s} s of it set-up"
+    found = figure(
+        TUNING_SPEED_UP,
+        time.ratio,
+        "x",
+        peer=THEIRS,
+        subject=result.operator,
+        condition=_joined(to_reach(plan.trials), known),
+        note=f"{theirs}; ours: {number(time.at_s)} s, {time.trials} trials",
+    )
+    return [found]
+
+
+def _joined(*conditions: str) -> str:
+    return ", ".join(filter(None, conditions))
 
 
 def _spread(timings: Timings) -> float:

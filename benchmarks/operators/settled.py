@@ -28,7 +28,7 @@ def figures_of(results: Sequence[SearchResult], trials: int) -> list[Figure]:
     means: list[Figure] = []
     singles: dict[str, list[Figure]] = {result.curve.operator: [] for result in results}
     for count in milestones_up_to(trials, AFTER)[:-1]:
-        name = f"our latency after {count} trials relative to ours after {trials}"
+        metric, peer = f"latency after {count} trials", f"{trials} trials"
         aim = LITTLE if count == SETTLED_AFTER and trials >= SETTLED_OF else None
         ratios: dict[str, float | None] = {}
         for result in results:
@@ -37,7 +37,9 @@ def figures_of(results: Sequence[SearchResult], trials: int) -> list[Figure]:
             if early is not None and late is not None:
                 ratio = early.timings.ratio_to(late.timings)
                 ratios[operator] = ratio.value
-                single = figure(f"{operator}: {name}", ratio.value, "x", aim=aim, spread=ratio.spread)
+                single = figure(
+                    metric, ratio.value, "x", peer=peer, subject=operator, aim=aim, spread=ratio.spread
+                )
                 singles[operator].append(single)
-        means += mean_figure(name, ratios, "x", aim)
+        means += mean_figure(metric, ratios, "x", aim=aim, peer=peer)
     return means + [each for found in singles.values() for each in found]

@@ -15,6 +15,7 @@ from benchmarks.layers import LAYERS
 from benchmarks.operators.figures import quality, time_to_match
 from benchmarks.operators.run import OURS, THEIRS
 from benchmarks.results.figures import Figure, at_least, figure, mean_figure, number
+from benchmarks.results.metrics import NEVER_REACHED, SPEED_UP, TUNING_SPEED_UP, after_trials, to_reach
 from benchmarks.results.sidecar import Sidecar
 from benchmarks.timing.finals import SearchResult, Trials, milestones_up_to, time_best_programs
 from benchmarks.timing.measurer import ProgramMeasurer
@@ -76,18 +77,37 @@ def _means(device_class: str, results: Sequence[LayerResult], trials: int) -> li
     figures = []
     for count in milestones_up_to(trials, AFTER):
         medians = {result.layer: quality(result, count) for result in results}
-        name = f"{device_class}: MetaSchedule's latency relative to ours after {count} trials"
-        ratios = {layer: median.value if median else None for layer, median in medians.items()}
-        figures += mean_figure(name, ratios, "x", QUALITY if count == TRIALS else None)
+        figures += mean_figure(
+            SPEED_UP,
+            {layer: median.value if median else None for layer, median in medians.items()},
+            "x",
+            of="layers",
+            aim=QUALITY if count == TRIALS else None,
+            peer=THEIRS,
+            condition=after_trials(count),
+            device_class=device_class,
+        )
     times = {result.layer: time_to_match(result, result.ours, trials) for result in results}
-    name = f"{device_class}: MetaSchedule's seconds for {trials} trials relative to ours until as fast"
     figures += mean_figure(
-        name, {key: time.ratio if time else None for key, time in times.items()}, "x", SOONER
+        TUNING_SPEED_UP,
+        {key: time.ratio if time else None for key, time in times.items()},
+        "x",
+        of="layers",
+        aim=SOONER,
+        peer=THEIRS,
+        condition=to_reach(trials),
+        device_class=device_class,
     )
     never = [layer for layer, time in times.items() if time is None]
-    name = f"{device_class}: layers of {len(results)} that never were as fast"
-    figures.append(figure(name, len(never), "", peer=", ".join(never) or None))
-    return figures
+    exceptions = figure(
+        NEVER_REACHED,
+        len(never),
+        f"of {len(results)}",
+        device_class=device_class,
+        count=len(results),
+        note=", ".join(never),
+    )
+    return [*figures, exceptions]
 
 
 def _figures_of_layer(result: LayerResult, trials: int) -> list[Figure]:
@@ -97,9 +117,17 @@ def _figures_of_layer(result: LayerResult, trials: int) -> list[Figure]:
         ours, theirs = result.ours.after(count), result.theirs.after(count)
         if ratio is None or ours is None or theirs is None:
             continue
-        label = f"{result.device_class}, {result.layer}"
-        name = f"{label}: MetaSchedule's latency relative to ours after {count} trials"
         own_ms, other_ms = (side.timings.latency_s.value * 1e3 for side in (ours, theirs))
-        peer = f"MetaSchedule: {number(other_ms)} ms, ours: {number(own_ms)} ms"
-        figures.append(figure(name, ratio.value, "x", peer=peer, spread=ratio.spread))
+        single = figure(
+            SPEED_UP,
+            ratio.value,
+            "x",
+            peer=THEIRS,
+            subject=result.layer,
+            condition=after_trials(count),
+            device_class=result.device_class,
+            spread=ratio.spread,
+            note=f"{THEIRS}: {number(other_ms)} ms, ours: {number(own_ms)} ms",
+        )
+        figures.append(single)
     return figures

@@ -6,78 +6,92 @@ import math
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 from benchmarks.report.markdown import table
 from benchmarks.results.figures import Figure, Results, at_least, number
-
-# What a processor shows -> what the document calls it, the largest first.
-INSTRUCTION_SETS = {"avx512f": "AVX-512", "avx2": "AVX2", "sse4_2": "SSE4.2"}
-CLASSES = {"avx512": "AVX-512", "avx2": "AVX2", "sse42": "SSE4.2"}
-TRIALS = (1, 8, 16, 64)
-LAYER = re.compile(r"(\S+), (\S+): MetaSchedule's latency relative to ours after (\d+) trials")
-LAYERS_TIME = re.compile(
-    r"geometric mean of (\d+) operators: (\S+): MetaSchedule's seconds for 64 trials .* as fast"
+from benchmarks.results.machine import INSTRUCTION_SETS
+from benchmarks.results.metrics import (
+    ALL_SUBGRAPHS,
+    BANDWIDTH,
+    CORES_USED,
+    FASTEST_PEER,
+    GROWTH,
+    LARGEST_DIFFERENCE,
+    LATENCY,
+    LOWEST_SPEED_UP,
+    MACHINE_LIMIT,
+    MEAN_LEVEL,
+    ONE_TRIAL,
+    PEAK,
+    RIGHT_NETWORKS,
+    SPEED_UP,
+    TIME_TO_ARTIFACT,
+    TOTAL_TIME,
+    TRIALS,
+    TRIALS_A_SECOND,
+    TRIALS_STORED,
+    TUNED_SHARE,
+    TUNED_TOGETHER,
+    TUNING_SPEED_UP,
+    WITHOUT_TRIALS,
+    after_trials,
 )
-RATIO = "MetaSchedule's latency relative to ours after"
-SECONDS = "MetaSchedule's seconds for"
-SPACE = "median over best of 64 random programs, relative to MetaSchedule"
-PROCESSES = re.compile(r"(\d+) servers, (\d+) schedulers: trials stored")
-TYPE = re.compile(r"(\S+): largest difference of (\S+), relative to the largest output")
-TOGETHER = "latency tuned together relative to alone"
-SHARE = "share of run time in tuned subgraphs, mean"
-RIGHT = re.compile(r"networks that are right, of (\d+)")
-SHARE_OF = re.compile(r"(\S+): share of run time in tuned subgraphs")
-OF_METASCHEDULE = "latency relative to MetaSchedule"
-OF_LIMITS = "the machine's limits relative to the subgraphs' latencies"
-OF_LIMIT = "latency relative to the machine's limit, "
-LEVEL = "growth in the second half"
-EQUAL = "all networks, median: trials of equal shares over those of"
-TIME_LEFT = "all networks: the time left, told after a third of the job or later: largest error"
+
+# The figures of one subject, by Figure.key: metric, peer, condition.
+ByKey: TypeAlias = Mapping[tuple[str, str, str], Figure]
+
+# Names of device classes in figures -> what the document calls them.
+CLASSES = {"avx512": "AVX-512", "avx2": "AVX2", "sse42": "SSE4.2"}
+COUNTS = (1, 8, 16, 64)
+ONNXRUNTIME, OPENVINO, METASCHEDULE, TVM = "ONNX Runtime", "OpenVINO", "MetaSchedule", "TVM untuned"
+OPERATORS = "geometric mean of 12 operators:"
+DENSE = "geometric mean of 3 operators:"
+EQUAL = "median of all networks: trials with equal shares relative to"
+HALF = "to reach the latency after 50% of all trials"
+BUSY = "1000 workers, 2222 trials offered a second"
 # The figures that are shown of each other benchmark, by file.
 HEADLINES: Mapping[str, tuple[str, ...]] = {
     "operators_64": (
-        f"geometric mean of 12 operators: {RATIO} 8 trials",
-        f"geometric mean of 12 operators: {RATIO} 64 trials",
-        f"lowest of these: {RATIO} 64 trials",
-        f"geometric mean of 12 operators: {SECONDS} 64 trials relative to ours until as fast",
-        "geometric mean of 12 operators: trials a second relative to MetaSchedule's",
-        "geometric mean of 12 operators: candidates scored a second on one core",
+        f"{OPERATORS} speed-up over MetaSchedule, after 8 trials",
+        f"{OPERATORS} speed-up over MetaSchedule, after 64 trials",
+        "lowest speed-up over MetaSchedule, after 64 trials",
+        f"{OPERATORS} tuning speed-up over MetaSchedule, time to reach its 64-trial result",
+        f"{OPERATORS} trials a second relative to MetaSchedule",
+        f"{OPERATORS} candidates scored a second on one core",
     ),
     "operators_dense": (
-        f"geometric mean of 3 operators: {RATIO} 256 trials",
-        f"geometric mean of 3 operators: {SECONDS} 256 trials relative to ours until as fast",
+        f"{DENSE} speed-up over MetaSchedule, after 256 trials",
+        f"{DENSE} tuning speed-up over MetaSchedule, time to reach its 256-trial result",
     ),
-    "settled": ("geometric mean of 12 operators: our latency after 64 trials relative to ours after 1000",),
-    "space": (f"geometric mean of 12 operators: {SPACE}",),
+    "settled": (f"{OPERATORS} latency after 64 trials relative to 1000 trials",),
+    "space": (f"{OPERATORS} median over best latency relative to MetaSchedule, of 64 random programs",),
     "models": (
-        "all operators: pairs in the right order, predicted unseen",
-        "all operators: recall of the 30 fastest, predicted unseen",
+        "all operators: pairs in the right order, of programs not trained on",
+        "all operators: recall of the 30 fastest, of programs not trained on",
     ),
-    "allocation": (
-        f"{EQUAL} the allocator until as fast as with 50% of all trials",
-        f"{EQUAL} MetaSchedule's formula until as fast as with 50% of all trials",
-    ),
-    "time_left": (TIME_LEFT,),
+    "allocation": (f"{EQUAL} the allocator, {HALF}", f"{EQUAL} MetaSchedule's formula, {HALF}"),
+    "time_left": ("all networks: largest error of the time left, after a third of the job or later",),
     "scale": (
-        "trials stored: 1000 workers, 2222 trials offered a second",
-        "leases, p99: 1000 workers, 2222 trials offered a second",
-        "leases, p99: 1000 workers, 1047 trials stored a second",
+        f"trials stored, {BUSY}",
+        f"time to lease, p99, {BUSY}",
+        "time to lease, p99, 1000 workers, 1047 trials stored a second",
     ),
     **{
         run: (
-            f"look-ups: {database}, 1000000 records",
-            f"look-ups, p99: {database}, 1000000 records",
-            f"look-ups answered 304: {database}, 1000000 records",
-            f"30 workloads in a call, p99: {database}, 1000000 records",
-            f"submit, p99: {database}, 10000 jobs",
-            f"the first page of jobs, p99: {database}, 10000 jobs",
-            f"the page of the job with 10000 trials until it is interactive: {database}, 10000 jobs",
-            f"the page of the job with 10000 trials, all that is received: {database}, 10000 jobs",
+            f"look-ups, {database}, 1000000 records",
+            f"look-up, p99, {database}, 1000000 records",
+            f"look-ups answered by 304, {database}, 1000000 records",
+            f"look-up of 30 workloads, p99, {database}, 1000000 records",
+            f"submitting a job, p99, {database}, 10000 jobs",
+            f"the first page of jobs, p99, {database}, 10000 jobs",
+            f"time until the page of the job with 10000 trials is interactive, {database}, 10000 jobs",
+            f"data received by the page of the job with 10000 trials, {database}, 10000 jobs",
         )
         for run, database in (("lookup", "PostgreSQL"), ("lookup_sqlite", "SQLite"))
     },
-    "local_workers": ("two workers' trials a second relative to one's",),
+    "local_workers": ("two workers: trials a second relative to one worker",),
     "faults": (
         "all faults: runs",
         "all faults: trials lost",
@@ -89,9 +103,9 @@ HEADLINES: Mapping[str, tuple[str, ...]] = {
         "faults",
         "jobs that ended well",
         "trials with a result",
-        "mistakes: lost, doubled or wrong",
+        "mistakes (lost, doubled or wrong)",
     ),
-    "fuzz": ("messages sent", "HTTP: answers 5xx", "server: times it ended", "ONNX import: crashes"),
+    "fuzz": ("messages sent", "HTTP: responses 5xx", "server: times it ended", "ONNX import: crashes"),
 }
 
 
@@ -115,96 +129,74 @@ def tables(files: Mapping[str, Results]) -> dict[str, str]:
     }
 
 
-def device_class(results: Results) -> str:
-    """Return the largest instruction set that a run on one device class could use, as INSTRUCTION_SETS
-    calls it."""
-    named = re.findall(r"--device-class[= ](\S+)", results.command)
-    if named and named[-1] != "native":
-        return CLASSES.get(named[-1], named[-1])
-    shown = re.search(r"\(([^;)]*)", results.machine)
-    flags = shown[1].split(", ") if shown else []
-    return next((name for flag, name in INSTRUCTION_SETS.items() if flag in flags), "unknown")
-
-
 def layers(files: Iterable[Results]) -> str:
-    """Return a row for each device class: means over the layers that were measured on it, in whatever
-    files."""
-    ratios: defaultdict[tuple[str, int], dict[str, float]] = defaultdict(dict)
+    """Return a row for each device class, with means over its layers.
+
+    A class's layers may be in several files.
+    """
+    ratios: defaultdict[tuple[str, str], dict[str, float]] = defaultdict(dict)
     times: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
     for results in sorted(files, key=lambda each: each.date):
-        native = device_class(results)
         for figure in results.figures:
-            if found := LAYER.fullmatch(figure.name):
-                ratios[CLASSES.get(found[1], native), int(found[3])][found[2]] = figure.value
-            elif found := LAYERS_TIME.fullmatch(figure.name):
-                times[CLASSES.get(found[2], native)].append((int(found[1]), figure.value))
+            if not figure.device_class or figure.peer != METASCHEDULE:
+                continue
+            name = CLASSES.get(figure.device_class, results.instruction_set)
+            if figure.metric == SPEED_UP and figure.count is None:
+                ratios[name, figure.condition][figure.subject] = figure.value
+            elif figure.metric == TUNING_SPEED_UP and figure.count is not None:
+                times[name].append((figure.count, figure.value))
+    conditions = [after_trials(count) for count in COUNTS]
     rows = []
     for name in INSTRUCTION_SETS.values():
-        last = ratios[name, TRIALS[-1]]
+        last = ratios[name, conditions[-1]]
         if not last:
-            rows.append([name, "not measured", *[""] * (len(TRIALS) + 2)])
+            rows.append([name, "not measured", *[""] * (len(conditions) + 2)])
             continue
         means = [
-            statistics.geometric_mean(ratios[name, n].values()) if ratios[name, n] else math.nan
-            for n in TRIALS
+            statistics.geometric_mean(ratios[name, condition].values())
+            if ratios[name, condition]
+            else math.nan
+            for condition in conditions
         ]
         worst = min(last, key=lambda layer: last[layer])
-        seconds = math.exp(sum(n * math.log(x) for n, x in times[name]) / sum(n for n, _ in times[name]))
-        rows.append(
-            [
-                name,
-                f"{len(last)}",
-                *map(number, means),
-                f"{number(last[worst])} ({worst})",
-                f"{number(seconds)} x",
-            ]
-        )
-    counts = [f"after {n}" for n in TRIALS]
-    return table(["class", "layers", *counts, f"lowest after {TRIALS[-1]}", "sooner as fast"], rows)
+        sooner = math.exp(sum(n * math.log(x) for n, x in times[name]) / sum(n for n, _ in times[name]))
+        lowest = f"{number(last[worst])} ({worst})"
+        rows.append([name, f"{len(last)}", *map(number, means), lowest, number(sooner)])
+    headers = ["class", "layers", *conditions, f"lowest {conditions[-1]}", "tuning speed-up"]
+    return table(headers, rows)
 
 
 def compiled(files: Iterable[Results]) -> str:
-    """Return a row for each network compiled without trials on each device class, and the mean of each
+    """Return a row for each network that was compiled without trials on a device class, and the mean of each
     class."""
-    without = "latency without trials relative to"
-    after = re.compile(r"latency after \d+ trials relative to (.*)")
     rows = []
-    for name, label, found in _networks(files, without):
-        more = {match[1]: each.value for what, each in found.items() if (match := after.fullmatch(what))}
-        rows.append(
-            [
-                name,
-                label,
-                f"{number(found['latency, tunefarm compile'].value)} ms",
-                _value(found.get(f"{without} ONNX Runtime")),
-                _value(found.get(f"{without} OpenVINO")),
-                number(more["ONNX Runtime"]) if "ONNX Runtime" in more else "",
-                number(more["OpenVINO"]) if "OpenVINO" in more else "",
-                f"{number(found['from upload to artifact without trials'].value)} s",
-            ]
-        )
+    for name, label, found in _networks(files, lambda found: _has(found, condition=WITHOUT_TRIALS)):
+        ratios = [
+            _value(found.get((LATENCY, peer, condition)))
+            for condition in (WITHOUT_TRIALS, ONE_TRIAL)
+            for peer in (ONNXRUNTIME, OPENVINO)
+        ]
+        latency, took = found[LATENCY, "", "tunefarm compile"], found[TIME_TO_ARTIFACT, "", WITHOUT_TRIALS]
+        rows.append([name, label, _value(latency), *ratios, _value(took)])
     headers = ["class", "network", "compiled", "of ONNX Runtime", "of OpenVINO", "one trial: of ONNX Runtime"]
     return table([*headers, "one trial: of OpenVINO", "took"], _with_means(rows, range(3, 7)))
 
 
 def tuned(files: Iterable[Results]) -> str:
     """Return a row for each tuned network on each device class, and the mean of each class."""
-    of_fastest = re.compile("latency relative to the fast.*")
     rows = []
-    for name, label, found in _networks(_without(files, OF_METASCHEDULE), "speed-up over TVM untuned"):
-        fastest = next((each for what, each in found.items() if of_fastest.fullmatch(what)), None)
-        whole = found.get(OF_LIMITS)
+    for name, label, found in _networks(_without_metaschedule(files), _is_tuned):
+        total = found[TOTAL_TIME, "", ""]
+        ratios = [found.get((LATENCY, peer, "")) for peer in (ONNXRUNTIME, OPENVINO, FASTEST_PEER)]
         rows.append(
             [
                 name,
                 label,
-                "" if whole is None else (whole.peer or "").partition(",")[0],
-                f"{number(found['latency, tunefarm'].value)} ms",
-                _value(found.get("latency relative to ONNX Runtime")),
-                _value(found.get("latency relative to OpenVINO")),
-                _value(fastest),
-                f"{number(1 / found['speed-up over TVM untuned'].value)}",
-                f"{number(found['trials'].value)} in {number(found['from start to finish'].value)} s",
+                _value(found.get((PEAK, "", ""))),
+                _value(found[LATENCY, "", "tunefarm"]),
+                *map(_value, ratios),
+                number(1 / found[SPEED_UP, TVM, ""].value),
+                f"{_value(found[TRIALS, '', ''])} in {_value(total)}",
             ]
         )
     headers = ["class", "network", "peak", "tuned", "of ONNX Runtime", "of OpenVINO", "of the fastest peer"]
@@ -214,49 +206,45 @@ def tuned(files: Iterable[Results]) -> str:
 def peers(files: Iterable[Results]) -> dict[str, dict[str, dict[str, float]]]:
     """Return the latency of each other runtime relative to ours, by device class and network."""
     found: defaultdict[str, dict[str, dict[str, float]]] = defaultdict(dict)
-    marker = "latency relative to "
-    for name, label, by_name in _networks(_without(files, OF_METASCHEDULE), "speed-up over TVM untuned"):
+    for name, label, by_key in _networks(_without_metaschedule(files), _is_tuned):
         found[name][label] = {
-            what.removeprefix(marker): 1 / figure.value
-            for what, figure in by_name.items()
-            if what.startswith(marker) and not what.startswith((f"{marker}the fast", OF_LIMIT))
+            peer: 1 / figure.value
+            for (metric, peer, _), figure in by_key.items()
+            if metric == LATENCY and peer not in ("", FASTEST_PEER, MACHINE_LIMIT)
         }
     return dict(found)
 
 
 def equal_trials(files: Iterable[Results]) -> str:
-    """Return a row for each network that MetaSchedule tuned, too, with as many trials."""
+    """Return a row for each network that MetaSchedule also tuned, with as many trials."""
     rows = []
-    for name, label, found in _networks(files, OF_METASCHEDULE):
-        ratio, rates = found[OF_METASCHEDULE], found["trials a second relative to MetaSchedule"]
-        rows.append(
-            [
-                name,
-                label,
-                number(found["trials"].value),
-                f"{number(found['latency, tunefarm'].value)} ms",
-                f"{number(found['latency, MetaSchedule'].value)} ms",
-                number(ratio.value),
-                f"{number(found['from start to finish'].value)} s",
-                number(rates.value),
-            ]
+    for name, label, found in _networks(files, lambda found: (LATENCY, METASCHEDULE, "") in found):
+        keys = (
+            (TRIALS, "", ""),
+            (LATENCY, "", "tunefarm"),
+            (LATENCY, "", METASCHEDULE),
+            (LATENCY, METASCHEDULE, ""),
+            (TOTAL_TIME, "", ""),
+            (TRIALS_A_SECOND, METASCHEDULE, ""),
         )
+        rows.append([name, label, *(_value(found[key]) for key in keys)])
     headers = ["class", "network", "trials", "tuned", "MetaSchedule's", "ratio", "took", "trials a second"]
     return table(headers, rows or [["not measured", *[""] * 7]])
 
 
 def limits(files: Iterable[Results]) -> str:
-    """Return a row for each tuned network that was held against its machine's limits."""
+    """Return a row for each tuned network whose latency was compared with its machine's limits."""
+    whole = (LATENCY, MACHINE_LIMIT, ALL_SUBGRAPHS)
     rows = []
-    for name, label, found in _networks(files, OF_LIMITS):
+    for name, label, found in _networks(files, lambda found: whole in found):
         farthest = [
-            f"`{what.removeprefix(OF_LIMIT)}`: {figure.peer}"
-            for what, figure in found.items()
-            if what.startswith(OF_LIMIT)
+            f"`{figure.condition}`: {figure.note}"
+            for key, figure in found.items()
+            if key[:2] == whole[:2] and key != whole
         ]
-        whole = found[OF_LIMITS]
-        rows.append([name, label, number(whole.value), whole.peer or "", "; ".join(farthest[:3])])
-    headers = ["class", "network", "limits over subgraphs", "the machine", "farthest above their limits"]
+        machine = f"{_value(found[PEAK, '', ''])}, {_value(found[BANDWIDTH, '', ''])} from memory"
+        rows.append([name, label, _value(found[whole]), machine, "; ".join(farthest[:3])])
+    headers = ["class", "network", "latency over limit", "the machine", "farthest above their limits"]
     return table(headers, rows or [["not measured", *[""] * 4]])
 
 
@@ -264,19 +252,14 @@ def element_types(files: Iterable[Results]) -> str:
     """Return a row for each network in each type; of several runs, the last one counts."""
     rows: dict[tuple[str, str], list[str]] = {}
     for results in sorted(files, key=lambda each: each.date):
-        found = {figure.name: figure for figure in results.figures}
-        for name, deviation in found.items():
-            if not (match := TYPE.fullmatch(name)):
-                continue
-            label, kind = match[1], match[2]
-            rows[label, kind] = [
-                label,
-                kind,
-                _value(found[f"{label}: latency, {kind}"]),
-                _value(found.get(f"{label}: latency of {kind} relative to float32")),
-                _value(found.get(f"{label}: latency of {kind} relative to ONNX Runtime on the same file")),
-                _value(deviation),
-            ]
+        found = {(each.subject, each.metric, each.peer, each.condition): each for each in results.figures}
+        for figure in results.figures:
+            if figure.metric == LARGEST_DIFFERENCE:
+                label, kind = figure.subject, figure.condition
+                latencies = [
+                    found.get((label, LATENCY, peer, kind)) for peer in (None, "float32", ONNXRUNTIME)
+                ]
+                rows[label, kind] = [label, kind, *map(_value, latencies), _value(figure)]
     headers = ["network", "type", "latency", "of float32", "of ONNX Runtime on the same file"]
     return table([*headers, "largest difference"], [*rows.values()] or [["not measured", *[""] * 5]])
 
@@ -286,26 +269,28 @@ def sizes(files: Iterable[Results]) -> str:
     rows = []
     for results in files:
         for each in results.figures:
-            label, found, what = each.name.rpartition(": ")
-            if found and what == TOGETHER:
+            if each.metric == TUNED_TOGETHER:
                 low, high = each.spread or (each.value, each.value)
                 span = f"{number(low)} to {number(high)}"
-                rows.append([label, number(each.value), span, _aim(each), each.peer or ""])
+                rows.append([each.subject, number(each.value), span, each.verdict, each.note])
     headers = ["size", "together over alone", "of blocks", "aim", "latencies"]
     return table(headers, rows or [["not measured", *[""] * 4]])
 
 
 def zoo(files: Iterable[Results]) -> str:
-    """Return a row for each network of the zoo, below those of all together, which may be of several runs."""
+    """Return a row for each network of the zoo, after two rows for all of them.
+
+    The networks may be in several files.
+    """
     networks: list[Figure] = []
     right = count = 0
     problems: list[str] = []
     for results in files:
         for each in results.figures:
-            if found := RIGHT.fullmatch(each.name):
-                right, count = right + int(each.value), count + int(found[1])
-                problems += [each.peer] if each.peer else []
-            elif SHARE_OF.fullmatch(each.name):
+            if each.metric == RIGHT_NETWORKS:
+                right, count = right + int(each.value), count + (each.count or 0)
+                problems += [each.note] if each.note else []
+            elif each.metric == TUNED_SHARE:
                 networks.append(each)
     rows = []
     if networks:
@@ -315,43 +300,48 @@ def zoo(files: Iterable[Results]) -> str:
             ["all: right", f"{right} of {count}", "all", "; ".join(problems)],
             ["all: mean", f"{number(mean)} %", verdict, ""],
         ]
-        rows += [[each.name.partition(":")[0], _value(each), "", each.peer or ""] for each in networks]
+        rows += [[each.subject, _value(each), "", each.note] for each in networks]
     headers = ["network", "time in tuned subgraphs", "aim", "more"]
     return table(headers, rows or [["not measured", "", "", ""]])
 
 
 def processes(files: Iterable[Results]) -> str:
     """Return a row for each number of servers and schedulers on one database."""
-    cores = ("server", "scheduler", "PostgreSQL", "simulated workers")
+    kinds = ("server", "scheduler", "PostgreSQL", "simulated workers")
     rows = []
     for results in files:
-        found = {figure.name: figure for figure in results.figures}
-        for name, stored in found.items():
-            if counts := PROCESSES.fullmatch(name):
-                label, limit = name.partition(":")[0], (stored.peer or "").removeprefix("limited by ")
-                used = [_value(found.get(f"{label}: cores used by {kind}")) for kind in cores]
-                rows.append([counts[1], counts[2], _value(stored), *used, limit])
-    rows = rows or [["not measured", *[""] * 7]]
-    used = [f"cores: {name}" for name in ("servers", "schedulers", *cores[2:])]
-    return table(["servers", "schedulers", "trials", *used, "limited by"], rows)
+        found = {(each.subject, *each.key): each for each in results.figures}
+        for each in results.figures:
+            cores = [found.get((each.subject, CORES_USED, "", kind)) for kind in kinds]
+            if each.metric == TRIALS_STORED and all(cores):
+                rows.append([each.subject, _value(each), *map(_value, cores), each.note])
+    used = [f"cores: {name}" for name in ("servers", "schedulers", *kinds[2:])]
+    headers = ["processes", "trials", *used, "limit"]
+    return table(headers, rows or [["not measured", *[""] * (len(headers) - 1)]])
 
 
 def levels(soak: Results | None) -> str:
-    """Return a row for everything that the soak watched and that isn't empty: whether it levels off. Of the
-    database's tables, only the one that grew by the largest part of what it may is shown."""
-    watched: list[tuple[str, Figure]] = []
-    rows: list[tuple[str, Figure]] = []
-    for figure in soak.figures if soak is not None else ():
-        name, _, what = figure.name.rpartition(": ")
-        if what == LEVEL and not (figure.peer or "").startswith("mean 0,"):
-            (rows if name.endswith(": rows") else watched).append((name, figure))
-    if rows:
-        name, figure = max(rows, key=lambda row: row[1].value / float((row[1].aim or "").split()[-1]))
-        closest = name.removesuffix(": rows")
-        watched.append((f"rows of {len(rows)} tables, the one that came closest: {closest}", figure))
-    cells = [[name, figure.peer or "", _value(figure), _aim(figure)] for name, figure in watched]
-    cells = cells or [["not measured", *[""] * 3]]
-    return table(["watched", "level", "growth in six hours", "allowed"], cells)
+    """Return a row for each series that the soak watched: whether it levels off.
+
+    Series that stayed empty have no row. Of the database's tables, only the one closest to its bound has one.
+    """
+    found = soak.figures if soak is not None else ()
+    means = {(each.subject, each.condition): each for each in found if each.metric == MEAN_LEVEL}
+    shown = [
+        each for each in found if each.metric == GROWTH and means[each.subject, each.condition].value > 0
+    ]
+    tables = [each for each in shown if each.condition == "rows"]
+    watched = [(f"{each.subject}: {each.condition}", each) for each in shown if each not in tables]
+    if tables:
+        closest = max(tables, key=lambda each: each.value / (each.bound or math.inf))
+        label = f"rows of {len(tables)} tables, the one closest to its bound: {closest.subject}"
+        watched.append((label, closest))
+    cells = [
+        [label, _value(means[each.subject, each.condition]), _value(each), each.verdict, each.note]
+        for label, each in watched
+    ]
+    headers = ["watched", "mean", "growth in six hours", "allowed", "more"]
+    return table(headers, cells or [["not measured", *[""] * 4]])
 
 
 def others(files: Mapping[str, Results]) -> str:
@@ -359,23 +349,19 @@ def others(files: Mapping[str, Results]) -> str:
     rows = []
     for file, names in HEADLINES.items():
         found = {figure.name: figure for figure in files[file].figures} if file in files else {}
-        rows += [[file, name, _value(found[name]), _aim(found[name])] for name in names if name in found]
+        rows += [[file, name, _value(found[name]), found[name].verdict] for name in names if name in found]
     return table(["run", "figure", "value", "aim"], rows)
 
 
 def missed(files: Mapping[str, Results]) -> str:
-    """Return every figure of every file that misses its aim, those that differ in their label only in one
-    row."""
+    """Return every figure that misses its aim. Figures that differ only in their subject share a row."""
     found: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
     for file, results in files.items():
         for figure in results.figures:
             # The lowest of several stands again under its own name.
-            if figure.reached is False and not figure.name.startswith("lowest of these"):
-                label, _, what = figure.name.partition(": ")
-                if " " in label or not what:
-                    label, what = "", figure.name
-                value = f"{label} {_value(figure)}".strip()
-                found[file, what, figure.aim or ""].append(value)
+            if figure.reached is False and figure.metric != LOWEST_SPEED_UP:
+                value = f"{figure.subject} {_value(figure)}".strip()
+                found[file, figure.measured, figure.aim or ""].append(value)
     rows = [[file, what, aim, ", ".join(values)] for (file, what, aim), values in found.items()]
     return table(["run", "figure", "aim", "instead"], rows)
 
@@ -387,7 +373,7 @@ def runs(files: Mapping[str, Results]) -> str:
             file,
             results.date[:16].replace("T", " "),
             results.commit or "?",
-            device_class(results),
+            results.instruction_set or "unknown",
             f"`{_flags(results)}`",
         ]
         for file, results in files.items()
@@ -395,33 +381,38 @@ def runs(files: Mapping[str, Results]) -> str:
     return table(["run", "date", "commit", "instruction sets", "`python -m benchmarks.`..."], rows)
 
 
-def _networks(files: Iterable[Results], marker: str) -> list[tuple[str, str, dict[str, Figure]]]:
-    """Return (class, network, figures by what they say) of each network with a figure that begins with
-    `marker`.
+def _networks(files: Iterable[Results], is_wanted: Callable[[ByKey], bool]) -> list[tuple[str, str, ByKey]]:
+    """Return (class, network, its figures) of each network whose figures `is_wanted` accepts.
 
     Of several runs of a network on a class, the last one counts.
     """
-    found: dict[tuple[str, str], dict[str, Figure]] = {}
+    found: dict[tuple[str, str], ByKey] = {}
     for results in sorted(files, key=lambda each: each.date):
-        of_network: defaultdict[str, dict[str, Figure]] = defaultdict(dict)
+        by_subject: defaultdict[str, dict[tuple[str, str, str], Figure]] = defaultdict(dict)
         for figure in results.figures:
-            label, _, what = figure.name.partition(": ")
-            of_network[label][what] = figure
-        for label, figures in of_network.items():
-            if " of " not in label and any(what.startswith(marker) for what in figures):
-                found[device_class(results), label] = figures
+            if figure.count is None:
+                by_subject[figure.subject][figure.key] = figure
+        for label, figures in by_subject.items():
+            if results.instruction_set and is_wanted(figures):
+                found[results.instruction_set, label] = figures
     order = list(INSTRUCTION_SETS.values())
     measured = sorted(found.items(), key=lambda each: (order.index(each[0][0]), *each[0]))
     return [(name, label, figures) for (name, label), figures in measured]
 
 
-def _without(files: Iterable[Results], name: str) -> list[Results]:
-    """Return the runs that have no such figure of any network."""
-    return [
-        results
-        for results in files
-        if not any(figure.name.endswith(f": {name}") for figure in results.figures)
-    ]
+def _is_tuned(found: ByKey) -> bool:
+    return (SPEED_UP, TVM, "") in found
+
+
+def _has(found: ByKey, condition: str) -> bool:
+    """Return whether a ratio of latencies was measured under this condition."""
+    return any(key[0] == LATENCY and key[1] and key[2] == condition for key in found)
+
+
+def _without_metaschedule(files: Iterable[Results]) -> list[Results]:
+    """Return the runs in which MetaSchedule tuned no network."""
+    of_metaschedule = (LATENCY, METASCHEDULE, "")
+    return [each for each in files if not any(one.key == of_metaschedule for one in each.figures)]
 
 
 def _with_means(rows: Sequence[list[str]], columns: range) -> list[list[str]]:
@@ -443,10 +434,6 @@ def _value(figure: Figure | None) -> str:
     if figure is None:
         return ""
     return f"{number(figure.value)} {figure.unit}".strip().removesuffix(" x")
-
-
-def _aim(figure: Figure) -> str:
-    return "" if figure.aim is None else f"{figure.aim}: {'reached' if figure.reached else 'missed'}"
 
 
 def _flags(results: Results) -> str:

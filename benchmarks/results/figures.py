@@ -18,13 +18,24 @@ class FiguresError(ValueError):
     """A file does not hold a benchmark's figures; the message is one sentence."""
 
 
+_ALWAYS_WRITTEN = ("name", "value", "unit", "metric", "peer", "aim", "reached", "spread")
+
+
 @dataclass(frozen=True)
 class Figure:
-    """One number. `aim` is its bound in words, `reached` whether the value keeps it; both None without an
-    aim.
+    """One number of a benchmark. Create it by `figure`, which makes the sentence `name` of the fields.
 
-    `peer` says what the value is compared with. `spread` is the 10th and 90th percentile, in the value's
-    unit, of the blocks whose median the value is.
+    metric: what was measured, such as "latency". A ratio also has a `peer`.
+    unit: "x" for a ratio, empty for a count.
+    peer: what a ratio compares with, such as "ONNX Runtime"
+    subject: what was measured: a network, an operator, a process; empty for the whole run
+    condition: how it was measured, such as "after 64 trials"
+    device_class: the device class, if a run measures several
+    count: how many subjects a mean or a share is taken over
+    aim, bound: the bound in words, and as a number
+    reached: whether the value keeps the bound
+    spread: the 10th and the 90th percentile of the blocks, in the value's unit; the value is their median
+    note: details for the reader
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -32,23 +43,46 @@ class Figure:
     name: str
     value: float
     unit: str
-    aim: str | None = None
-    reached: bool | None = None
+    metric: str
     peer: str | None = None
+    subject: str = ""
+    condition: str = ""
+    device_class: str = ""
+    count: int | None = None
+    aim: str | None = None
+    bound: float | None = None
+    reached: bool | None = None
     spread: tuple[float, float] | None = None
+    note: str = ""
 
     def __post_init__(self) -> None:
         if not all(map(math.isfinite, (self.value, *(self.spread or ())))):
             raise ValueError(f"{self.name} is {self.value} {self.spread or ''}, which is no measurement")
-        if (self.aim is None) != (self.reached is None):
-            raise ValueError(f"{self.name} has an aim that is neither reached nor missed, or no aim at all")
+        if not (self.aim is None) == (self.bound is None) == (self.reached is None):
+            raise ValueError(f"{self.name} needs all of aim, bound and reached, or none of them")
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Return the fields that tell a subject's figures apart: metric, peer, condition."""
+        return self.metric, self.peer or "", self.condition
+
+    @property
+    def measured(self) -> str:
+        """Return the figure's name without its subject."""
+        return _measured(self.metric, self.peer, self.condition)
+
+    @property
+    def verdict(self) -> str:
+        """Return the aim and whether it was reached; empty without an aim."""
+        return "" if self.aim is None else f"{self.aim}: {'reached' if self.reached else 'missed'}"
 
 
 @dataclass(frozen=True)
 class Results:
     """A benchmark's run: its figures, and where, when, how and at which commit they were measured.
 
-    `commit` is empty where that isn't known.
+    `instruction_set` is the largest one that the run could use, a value of machine.INSTRUCTION_SETS. It and
+    `commit` are empty if they aren't known.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -58,11 +92,19 @@ class Results:
     date: str
     command: str
     commit: str = ""
+    instruction_set: str = ""
 
     def write(self, path: Path) -> None:
-        """Replace the file at once when the new contents are complete. Raises OSError."""
+        """Replace the file at once when the new contents are complete. Raises OSError.
+
+        Empty fields that are not in _ALWAYS_WRITTEN are left out.
+        """
+        contents = asdict(self)
+        for found in contents["figures"]:
+            for key in [key for key in found if key not in _ALWAYS_WRITTEN and found[key] in ("", None)]:
+                del found[key]
         fresh = path.with_name(f".{path.name}.new")
-        fresh.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        fresh.write_text(json.dumps(contents, indent=1) + "\n")
         fresh.replace(path)
 
 
@@ -83,53 +125,97 @@ def read(path: Path) -> Results:
 
 @dataclass(frozen=True)
 class Aim:
-    """A bound in words, and whether a value keeps it."""
+    """A bound, in words and as a number, and a function that says whether a value keeps it."""
 
     words: str
+    bound: float
     kept: Callable[[float], bool]
 
 
 def at_least(bound: float) -> Aim:
     """Return the aim that values of `bound` and more reach."""
-    return Aim(f"at least {number(bound)}", lambda value: value >= bound)
+    return Aim(f"at least {number(bound)}", bound, lambda value: value >= bound)
 
 
 def at_most(bound: float) -> Aim:
     """Return the aim that values of `bound` and less reach."""
-    return Aim(f"at most {number(bound)}", lambda value: value <= bound)
+    return Aim(f"at most {number(bound)}", bound, lambda value: value <= bound)
 
 
 def figure(
-    name: str,
+    metric: str,
     value: float,
     unit: str,
     *,
-    aim: Aim | None = None,
     peer: str | None = None,
+    subject: str = "",
+    condition: str = "",
+    device_class: str = "",
+    count: int | None = None,
+    aim: Aim | None = None,
     spread: tuple[float, float] | None = None,
+    note: str = "",
 ) -> Figure:
-    """Return a figure that says whether `value` reaches `aim`."""
-    if aim is None:
-        return Figure(name, value, unit, peer=peer, spread=spread)
-    return Figure(name, value, unit, aim.words, aim.kept(value), peer, spread)
+    """Return a figure with its name, and whether `value` reaches `aim`."""
+    label = ", ".join(filter(None, (device_class, subject)))
+    measured = _measured(metric, peer, condition)
+    return Figure(
+        f"{label}: {measured}" if label else measured,
+        value,
+        unit,
+        metric,
+        peer,
+        subject,
+        condition,
+        device_class,
+        count,
+        aim=aim.words if aim else None,
+        bound=aim.bound if aim else None,
+        reached=aim.kept(value) if aim else None,
+        spread=spread,
+        note=note,
+    )
 
 
 def mean_figure(
-    name: str, values: Mapping[str, float | None], unit: str, aim: Aim | None = None
+    metric: str,
+    values: Mapping[str, float | None],
+    unit: str,
+    *,
+    of: str = "operators",
+    aim: Aim | None = None,
+    peer: str | None = None,
+    condition: str = "",
+    device_class: str = "",
 ) -> list[Figure]:
-    """Return one figure, the geometric mean over the operators that have a value; none when no operator has.
+    """Return one figure, the geometric mean over the subjects that have a value; none when no subject has.
 
-    Its `peer` names the lowest, the highest and the operators without a value.
+    Its `note` names the lowest, the highest and the subjects without a value.
     """
-    known = {operator: value for operator, value in values.items() if value is not None}
+    known = {subject: value for subject, value in values.items() if value is not None}
     if not known:
         return []
     lowest, highest = min(known, key=lambda key: known[key]), max(known, key=lambda key: known[key])
-    peer = f"{number(known[lowest])} ({lowest}) .. {number(known[highest])} ({highest})"
-    without = [operator for operator in values if operator not in known]
-    peer += f"; without {', '.join(without)}" if without else ""
-    mean = statistics.geometric_mean(known.values())
-    return [figure(f"geometric mean of {len(known)} operators: {name}", mean, unit, aim=aim, peer=peer)]
+    note = f"{number(known[lowest])} ({lowest}) .. {number(known[highest])} ({highest})"
+    without = [subject for subject in values if subject not in known]
+    mean = figure(
+        metric,
+        statistics.geometric_mean(known.values()),
+        unit,
+        peer=peer,
+        subject=f"geometric mean of {len(known)} {of}",
+        condition=condition,
+        device_class=device_class,
+        count=len(known),
+        aim=aim,
+        note=note + (f"; without {', '.join(without)}" if without else ""),
+    )
+    return [mean]
+
+
+def _measured(metric: str, peer: str | None, condition: str) -> str:
+    joined = "over" if metric.endswith("speed-up") else "relative to"
+    return ", ".join(filter(None, (f"{metric} {joined} {peer}" if peer else metric, condition)))
 
 
 def number(value: float) -> str:
@@ -138,13 +224,12 @@ def number(value: float) -> str:
 
 
 def cells(found: Figure) -> tuple[str, str, str, str, str]:
-    """Return the cells of a table's row: name, value, spread, aim, peer."""
+    """Return the cells of a table's row: name, value, spread, aim, note."""
     spread = f"{number(found.spread[0])} .. {number(found.spread[1])}" if found.spread else ""
-    aim = "" if found.aim is None else f"{found.aim}: {'reached' if found.reached else 'missed'}"
-    return found.name, f"{number(found.value)} {found.unit}".strip(), spread, aim, found.peer or ""
+    return found.name, f"{number(found.value)} {found.unit}".strip(), spread, found.verdict, found.note
 
 
-HEADERS = ("figure", "value", "p10 .. p90", "aim", "compared with")
+HEADERS = ("figure", "value", "p10 .. p90", "aim", "details")
 
 
 def table(figures: Sequence[Figure]) -> Table:

@@ -20,6 +20,11 @@ VECTORS = (
     *("amx_tile", "asimd", "asimddp", "i8mm", "bf16", "sve", "sve2"),
 )
 
+# What a processor shows -> what documents call it, the largest first.
+INSTRUCTION_SETS = {"avx512f": "AVX-512", "avx2": "AVX2", "sse4_2": "SSE4.2"}
+# The sets of INSTRUCTION_SETS that go with a feature.
+_LOST_WITH = {"avx": ("avx2", "avx512f"), "avx2": ("avx2", "avx512f")}
+
 
 def describe(threads: int, without: Sequence[str] = ()) -> str:
     """Describe in one line: processor, instruction sets shown and given up (`without`), threads used, memory,
@@ -34,6 +39,16 @@ def describe(threads: int, without: Sequence[str] = ()) -> str:
         f"{memory_gib:.0f} GiB; {platform.system()} {platform.machine()}, "
         f"Python {platform.python_version()}; {', '.join(_versions())}; load before {os.getloadavg()[0]:.1f}"
     )
+
+
+def instruction_set(without: Sequence[str] = ()) -> str:
+    """Return the largest of INSTRUCTION_SETS that is left when `without` and what builds on it is given up.
+
+    Empty on other processors than x86.
+    """
+    lost = {flag for name in without for flag in _LOST_WITH.get(name, (name,))}
+    shown = flags() - lost
+    return next((name for flag, name in INSTRUCTION_SETS.items() if flag in shown), "")
 
 
 def commit() -> str:

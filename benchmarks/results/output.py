@@ -42,6 +42,7 @@ class Output:
         self._date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._where = machine.describe(threads, without)
         self._commit = machine.commit()
+        self._instruction_set = machine.instruction_set(without)
 
     def add(self, device: str) -> None:
         """Add another device to the description of the machine."""
@@ -49,7 +50,9 @@ class Output:
 
     def write(self, found: Sequence[Figure]) -> None:
         """Raises OSError."""
-        Results(tuple(found), self._where, self._date, self._command, self._commit).write(self.file)
+        where, command = self._where, self._command
+        results = Results(tuple(found), where, self._date, command, self._commit, self._instruction_set)
+        results.write(self.file)
 
     def show(self, found: Sequence[Figure]) -> None:
         self.console.print(figures.table(found))

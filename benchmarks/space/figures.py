@@ -7,10 +7,13 @@ import statistics
 from collections.abc import Sequence
 
 from benchmarks.results.figures import Figure, at_least, at_most, figure, number
+from benchmarks.results.metrics import LATENCY, after_trials
 from benchmarks.space.run import OperatorResult, Plan
 from benchmarks.timing.interleaved import Pair, Timings
 
 # Operators that vectorized exponentials and reductions should make twice as fast.
+THEIRS = "MetaSchedule"
+MEDIAN_OVER_BEST = "median over best latency"
 TWICE = ("softmax", "layer_norm", "GELU", "attention")
 
 
@@ -23,10 +26,20 @@ def figures_of(results: Sequence[OperatorResult], plan: Plan) -> list[Figure]:
         ours, theirs = (statistics.geometric_mean(side) for side in zip(*both.values(), strict=True))
         left_out = [operator for operator in pairs if operator not in both]
         without = f"; without {', '.join(left_out)}, where most failed" if left_out else ""
-        name = f"geometric mean of {len(both)} operators: median over best of {plan.programs} random programs"
+        subject, condition = f"geometric mean of {len(both)} operators", _random(plan.programs)
+        note = f"{THEIRS}: {number(theirs)}{without}"
         figures += [
-            figure(name, ours, "x", peer=f"MetaSchedule: {number(theirs)}{without}"),
-            figure(f"{name}, relative to MetaSchedule", ours / theirs, "x", aim=at_most(0.5)),
+            figure(MEDIAN_OVER_BEST, ours, "x", subject=subject, condition=condition, note=note),
+            figure(
+                MEDIAN_OVER_BEST,
+                ours / theirs,
+                "x",
+                peer=THEIRS,
+                subject=subject,
+                condition=condition,
+                count=len(both),
+                aim=at_most(0.5),
+            ),
         ]
     return figures + [each for result in results for each in _figures_of_operator(result, plan)]
 
@@ -42,33 +55,58 @@ def _figures_of_operator(result: OperatorResult, plan: Plan) -> list[Figure]:
     figures = []
     ours, theirs = density(result.ours_s), density(result.theirs_s)
     if math.isfinite(ours):
-        name = f"{operator}: median over best of {programs} random programs"
-        figures.append(figure(name, ours, "x", peer=f"MetaSchedule: {number(theirs)}"))
+        condition, note = _random(programs), f"{THEIRS}: {number(theirs)}"
+        figures.append(figure(MEDIAN_OVER_BEST, ours, "x", subject=operator, condition=condition, note=note))
     failed, theirs_failed = (sum(map(math.isinf, side)) for side in (result.ours_s, result.theirs_s))
     if failed or theirs_failed:
-        name = f"{operator}: failed of {programs} random programs"
-        figures.append(figure(name, failed, "", aim=at_most(0), peer=f"MetaSchedule: {theirs_failed}"))
-    name = f"{operator}: best of {programs} random programs relative to MetaSchedule's"
-    figures += _final(name, result.random, 1)
-    name = f"{operator}: best known after {plan.trials} trials relative to MetaSchedule's"
-    figures += _final(name, result.ceiling, 0.5 if operator in TWICE else 1)
+        unit, note = f"of {programs}", f"{THEIRS}: {theirs_failed}"
+        figures.append(
+            figure("random programs that failed", failed, unit, subject=operator, aim=at_most(0), note=note)
+        )
+    best = f"of the best of {programs} random programs"
+    figures += _final(operator, best, result.random, 1)
+    figures += _final(operator, after_trials(plan.trials), result.ceiling, 0.5 if operator in TWICE else 1)
     if result.rates is not None:
-        sampled, lowered = result.rates.ours.per_s, result.rates.lowered.per_s
-        peer = f"MetaSchedule: {number(result.rates.theirs.per_s.value)} /s"
-        name = f"{operator}: valid programs sampled a second on one core"
-        aim = at_least(20_000)
-        figures.append(figure(name, sampled.value, "/s", aim=aim, peer=peer, spread=sampled.spread))
-        name = f"{operator}: the same, one at a time and lowered"
-        figures.append(figure(name, lowered.value, "/s", peer=peer, spread=lowered.spread))
+        note = f"{THEIRS}: {number(result.rates.theirs.per_s.value)} /s"
+        for rate, how, aim in (
+            (result.rates.ours.per_s, "", at_least(20_000)),
+            (result.rates.lowered.per_s, "one at a time and lowered", None),
+        ):
+            figures.append(
+                figure(
+                    "valid programs sampled a second on one core",
+                    rate.value,
+                    "/s",
+                    subject=operator,
+                    condition=how,
+                    aim=aim,
+                    spread=rate.spread,
+                    note=note,
+                )
+            )
     return figures
 
 
-def _final(name: str, final: Pair | None, bound: float) -> list[Figure]:
+def _random(programs: int) -> str:
+    return f"of {programs} random programs"
+
+
+def _final(operator: str, condition: str, final: Pair | None, bound: float) -> list[Figure]:
     if final is None:
         return []
     ratio = final.ours.ratio_to(final.theirs)
-    peer = f"MetaSchedule: {_ms(final.theirs)}, ours: {_ms(final.ours)}"
-    return [figure(name, ratio.value, "x", aim=at_most(bound), peer=peer, spread=ratio.spread)]
+    found = figure(
+        LATENCY,
+        ratio.value,
+        "x",
+        peer=THEIRS,
+        subject=operator,
+        condition=condition,
+        aim=at_most(bound),
+        spread=ratio.spread,
+        note=f"{THEIRS}: {_ms(final.theirs)}, ours: {_ms(final.ours)}",
+    )
+    return [found]
 
 
 def _ms(timings: Timings) -> str:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from benchmarks.results.figures import Figure, at_least, at_most, figure
 from tests.faults.scenarios import RunResult, Scenario
 
+ALL = "all faults"
+
 
 @dataclass(frozen=True)
 class ScenarioResult:
@@ -35,8 +37,8 @@ def figures_of(results: Sequence[ScenarioResult]) -> list[Figure]:
         "wrong schedules published": sum(ledger.wrong for ledger in ledgers),
     }
     return [
-        figure("all faults: runs", len(ledgers) + failed, ""),
-        *(figure(f"all faults: {name}", count, "", aim=at_most(0)) for name, count in sums.items()),
+        figure("runs", len(ledgers) + failed, "", subject=ALL),
+        *(figure(name, count, "", subject=ALL, aim=at_most(0)) for name, count in sums.items()),
         *(each for result in supported for each in _figures_of_scenario(result)),
     ]
 
@@ -50,11 +52,10 @@ def _figures_of_scenario(result: ScenarioResult) -> list[Figure]:
         and ledger.lost == ledger.twice == ledger.wrong == 0
         for ledger in ledgers
     )
-    name = f"{scenario.name}: runs without loss, duplicate or error"
-    figures = [figure(name, clean, f"of {runs}", aim=at_least(runs))]
+    name, metric = scenario.name, "runs without loss, duplicate or error"
+    figures = [figure(metric, clean, f"of {runs}", subject=name, count=runs, aim=at_least(runs))]
     if result.runs:
         secs = sorted(run.recovery_s for run in result.runs)
         spread = (secs[len(secs) // 10], secs[(9 * len(secs)) // 10])
-        name = f"{scenario.name}: time to recovery"
-        figures.append(figure(name, statistics.median(secs), "s", spread=spread))
+        figures.append(figure("time to recovery", statistics.median(secs), "s", subject=name, spread=spread))
     return figures

@@ -58,8 +58,8 @@ def _of_fleet(found: FuzzResult) -> list[Figure]:
     answers = found.answers[fleet.KIND]
     failures = _count_failures(found, fleet.KIND)
     return [
-        figure("gRPC: messages", answers.total(), "", peer=_listed(answers)),
-        figure("gRPC: statuses that fleet.proto doesn't name", failures, "", aim=at_most(0)),
+        figure("messages", answers.total(), "", subject="gRPC", note=_listed(answers)),
+        figure("statuses that fleet.proto doesn't name", failures, "", subject="gRPC", aim=at_most(0)),
     ]
 
 
@@ -68,36 +68,44 @@ def _of_uploads(found: FuzzResult) -> list[Figure]:
     errors = _count_failures(found, f"{uploads.KIND} 5")
     others = _count_failures(found, uploads.KIND) - errors
     return [
-        figure("HTTP: uploads", answers.total(), "", peer=_listed(answers)),
-        figure("HTTP: answers 5xx", errors, "", aim=at_most(0)),
-        figure("HTTP: other answers than 201 and problem documents", others, "", aim=at_most(0)),
+        figure("uploads", answers.total(), "", subject="HTTP", note=_listed(answers)),
+        figure("responses 5xx", errors, "", subject="HTTP", aim=at_most(0)),
+        figure("responses but 201 and problem documents", others, "", subject="HTTP", aim=at_most(0)),
     ]
 
 
 def _of_server(found: FuzzResult) -> list[Figure]:
     figures = [
-        figure("server: times it ended", found.server_ended, "", aim=at_most(0)),
+        figure("times it ended", found.server_ended, "", subject="server", aim=at_most(0)),
         figure(
-            "server: workers served afterwards", found.served, f"of {found.tried}", aim=at_least(found.tried)
+            "workers served afterwards",
+            found.served,
+            f"of {found.tried}",
+            subject="server",
+            aim=at_least(found.tried),
         ),
     ]
     for kind, growth in found.growth.items():
         if not growth.messages:  # it had ended before
             continue
         slope = growth.bytes_per_message * 1000 / 1024
-        peer = f"from {growth.memory_bytes[0] / MIB:.0f} to {growth.memory_bytes[-1] / MIB:.0f} MiB"
+        note = f"from {growth.memory_bytes[0] / MIB:.0f} to {growth.memory_bytes[-1] / MIB:.0f} MiB"
         figures += [
             figure(
-                f"server: memory for 1,000 messages more, {kind}",
+                "growth of memory with 1,000 messages",
                 slope,
                 "KiB",
+                subject="server",
+                condition=kind,
                 aim=at_most(MAX_GROWTH_KIB),
-                peer=peer,
+                note=note,
             ),
             figure(
-                f"server: open files more at the end, {kind}",
+                "growth of open files",
                 growth.new_files,
                 "",
+                subject="server",
+                condition=kind,
                 aim=at_most(MAX_NEW_FILES),
             ),
         ]
@@ -108,15 +116,23 @@ def _of_imports(found: FuzzResult) -> list[Figure]:
     answers = found.answers[imports.KIND]
     endings = {"crashes": "crashed", "hangs": "hung", "errors that are not ours": "untyped"}
     return [
-        figure("ONNX import: files", answers.total(), "", peer=_listed(answers)),
+        figure("files", answers.total(), "", subject="ONNX import", note=_listed(answers)),
         *(
             figure(
-                f"ONNX import: {name}", _count_failures(found, f"{imports.KIND} {how}"), "", aim=at_most(0)
+                name,
+                _count_failures(found, f"{imports.KIND} {how}"),
+                "",
+                subject="ONNX import",
+                aim=at_most(0),
             )
             for name, how in endings.items()
         ),
         figure(
-            "ONNX import: most memory taken", found.import_bytes / MIB, "MiB", aim=at_most(MAX_IMPORT_MIB)
+            "most memory taken",
+            found.import_bytes / MIB,
+            "MiB",
+            subject="ONNX import",
+            aim=at_most(MAX_IMPORT_MIB),
         ),
     ]
 

@@ -199,15 +199,15 @@ def missed(figures: list[Figure]) -> list[str]:
 def test_a_run_without_failures_reaches_all_aims() -> None:
     figures = figures_of(found())
     assert missed(figures) == []
-    assert (figures[0].value, figures[1].peer) == (20, "OK 6, NOT_FOUND 4")
+    assert (figures[0].value, figures[1].note) == (20, "OK 6, NOT_FOUND 4")
 
 
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
         ({"failures": Counter({"gRPC Synchronize worker UNKNOWN": 1})}, "statuses that fleet.proto"),
-        ({"failures": Counter({"HTTP 500": 1})}, "answers 5xx"),
-        ({"failures": Counter({"HTTP 422 without JSON": 1})}, "other answers"),
+        ({"failures": Counter({"HTTP 500": 1})}, "responses 5xx"),
+        ({"failures": Counter({"HTTP 422 without JSON": 1})}, "responses but 201"),
         ({"failures": Counter({"import crashed SIGSEGV": 1})}, "import: crashes"),
         ({"failures": Counter({"import hung": 1})}, "import: hangs"),
         ({"failures": Counter({"import untyped KeyError": 1})}, "errors that are not ours"),
@@ -217,7 +217,7 @@ def test_a_run_without_failures_reaches_all_aims() -> None:
         ({"asked": {fleet.KIND: 100}}, "messages sent"),
         (
             {"growth": {fleet.KIND: Growth([0, 50, 100, 150], [n << 20 for n in range(4)], [9] * 4)}},
-            "memory for 1,000",
+            "memory with 1,000",
         ),
         ({"growth": {fleet.KIND: Growth([0, 50, 100], [1, 1, 1], [9, 9, 90])}}, "open files"),
     ],

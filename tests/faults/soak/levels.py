@@ -11,6 +11,7 @@ import redis
 from sqlalchemy import func, select, text
 
 from benchmarks.results.figures import Figure, at_most, figure, number
+from benchmarks.results.metrics import GROWTH, MEAN_LEVEL
 from records.storage.tables import Base
 from tests.faults.replicas import DATABASE
 from tests.faults.soak.rig import ELDERS, SoakRig
@@ -43,7 +44,7 @@ BOUNDS: Mapping[str, Bound] = {
 }
 
 # Tables with many rows for each job.
-OF_JOBS = ("trials: rows", "leases: rows", "events: rows")
+OF_JOBS = ("trials", "leases", "events")
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Level:
 
     @property
     def bound(self) -> Bound:
-        return BOUNDS["rows of jobs" if self.name in OF_JOBS else self.kind]
+        return BOUNDS["rows of jobs" if self.kind == "rows" and self.name in OF_JOBS else self.kind]
 
     @property
     def second_half(self) -> tuple[np.ndarray, np.ndarray]:
@@ -90,15 +91,27 @@ class Level:
         grew = f"{number(self.growth)} {unit}".strip()
         allowed = f"{number(self.most)} {unit}".strip()
         return (
-            f"{self.name} does not level off: it grew by {grew} in the second half "
+            f"the {self.kind} of {self.name} does not level off: it grew by {grew} in the second half "
             f"({number(self.slope)} in a simulated hour), and {allowed} is allowed"
         )
 
-    def figure(self) -> Figure:
-        mean, last = float(np.mean(self.second_half[1])), self.values[-1]
-        said = f"mean {number(mean)}, at the end {number(last)}; {number(self.slope)} in a simulated hour"
-        name = f"{self.name}: growth in the second half"
-        return figure(name, self.growth, self.bound.unit, aim=at_most(self.most), peer=said)
+    def figures(self) -> list[Figure]:
+        """Return the mean and the growth in the second half."""
+        mean, unit = float(np.mean(self.second_half[1])), self.bound.unit
+        note = f"at the end {number(self.values[-1])}; {number(self.slope)} in a simulated hour"
+        subject, kind = self.name, self.kind
+        return [
+            figure(MEAN_LEVEL, mean, unit, subject=subject, condition=kind),
+            figure(
+                GROWTH,
+                self.growth,
+                unit,
+                subject=subject,
+                condition=kind,
+                aim=at_most(self.most),
+                note=note,
+            ),
+        ]
 
 
 class Watch:
@@ -119,7 +132,7 @@ class Watch:
     def levels(self) -> list[Level]:
         keys = dict.fromkeys(key for sample in self._samples for key in sample)
         return [
-            Level(f"{name}: {kind}", kind, self._hours, [one.get((name, kind), 0.0) for one in self._samples])
+            Level(name, kind, self._hours, [one.get((name, kind), 0.0) for one in self._samples])
             for name, kind in keys
             if (name, kind) != (GROWING, "rows")
         ]

@@ -68,15 +68,15 @@ class SoakResult:
         accounts = self.accounts
         kinds = ", ".join(f"{times} {name}" for name, times in sorted(self.faults.items()))
         return [
-            figure("simulated hours", self.plan.hours, "h", peer=f"{self.plan.speed_up:g} times as fast"),
-            figure("mistakes: lost, doubled or wrong", len(self.mistakes), "", aim=at_most(0)),
+            figure("simulated hours", self.plan.hours, "h", note=f"{self.plan.speed_up:g} times as fast"),
+            figure("mistakes (lost, doubled or wrong)", len(self.mistakes), "", aim=at_most(0)),
             figure("jobs that ended well", self.jobs, ""),
             figure("trials with a result", accounts.reported, ""),
             figure("trials given up because two devices died of them", accounts.given_up, ""),
             figure("trials that failed", accounts.failed.total(), ""),
             figure("look-ups of best schedules, all right", self.asks, ""),
-            figure("faults", self.faults.total(), "", peer=kinds),
-            *(level.figure() for level in self.levels),
+            figure("faults", self.faults.total(), "", note=kinds),
+            *(each for level in self.levels for each in level.figures()),
         ]
 
 

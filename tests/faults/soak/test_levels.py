@@ -15,7 +15,7 @@ HOURS = [number * 0.05 for number in range(240)]
 def level(kind: str, start: float, a_sample: float, noise: float) -> Level:
     draw = random.Random(0)
     values = [start + a_sample * at + draw.uniform(-noise, noise) for at in range(len(HOURS))]
-    return Level(f"server-1: {kind}", kind, HOURS, values)
+    return Level("server-1", kind, HOURS, values)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_noise_is_no_growth(kind: str, start: float, noise: float) -> None:
 def test_a_kilobyte_for_every_trial_is_growth() -> None:
     # 70 trials a sample: 0.07 MiB
     assert level("memory", 120.0, 0.07, 0.0).verdict == (
-        "server-1: memory does not level off: it grew by 8.33 MiB in the second half "
+        "the memory of server-1 does not level off: it grew by 8.33 MiB in the second half "
         "(1.4 in a simulated hour), and 4 MiB is allowed"
     )
 
@@ -39,14 +39,14 @@ def test_a_row_that_every_job_leaves_is_growth() -> None:
 
 def test_what_fills_up_in_the_first_half_levels_off() -> None:
     values = [min(at, 100) * 5.0 for at in range(len(HOURS))]
-    assert Level("scheduler-1: memory", "memory", HOURS, values).verdict == ""
+    assert Level("scheduler-1", "memory", HOURS, values).verdict == ""
 
 
 def test_a_figure_says_where_it_came_to() -> None:
-    found = level("threads", 10.0, 0.1, 0.0).figure()
-    assert (found.name, found.reached) == ("server-1: threads: growth in the second half", False)
-    assert found.peer is not None
-    assert found.peer.endswith("at the end 33.9; 2 in a simulated hour")
+    mean, found = level("threads", 10.0, 0.1, 0.0).figures()
+    assert mean.name == "server-1: mean in the second half, threads"
+    assert (found.name, found.reached) == ("server-1: growth in the second half, threads", False)
+    assert found.note.endswith("at the end 33.9; 2 in a simulated hour")
 
 
 def test_every_fault_comes_before_any_comes_again() -> None:

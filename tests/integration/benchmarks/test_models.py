@@ -83,7 +83,7 @@ def test_the_command_compares_both_engines(tmp_path: Path, monkeypatch: pytest.M
     file = tmp_path / "models.json"
     assert models.main(["--operator", "GMM", "--programs", "24", "--threads", "2", "--json", str(file)]) == 0
     found = {figure["name"]: figure for figure in json.loads(file.read_text())["figures"]}
-    pairs = found["all operators: pairs in the right order, predicted unseen"]
+    pairs = found["all operators: pairs in the right order, of programs not trained on"]
     assert 0 <= pairs["value"] <= 1
-    assert THEIRS in pairs["peer"]
+    assert THEIRS in pairs["note"]
     assert -1 <= found["GMM: rank correlation of the estimate with 24 measured latencies"]["value"] <= 1

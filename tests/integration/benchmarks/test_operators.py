@@ -81,7 +81,7 @@ def test_our_search_is_held_against_itself_gone_on_with(monkeypatch: pytest.Monk
     (result,) = settled.run("GMM", trials=20, rounds=2, threads=DEVICE.cores, seed=0)
     assert [each.trials for each in result.milestones] == [16, 20]
     names = [each.name for each in settled.figures_of([result], 20)]
-    name = "our latency after 16 trials relative to ours after 20"
+    name = "latency after 16 trials relative to 20 trials"
     assert names == [f"geometric mean of 1 operators: {name}", f"GMM: {name}"]
 
 
@@ -103,5 +103,5 @@ def test_one_operator_from_search_to_figures(tmp_path: Path, monkeypatch: pytest
     assert found.scored is not None
     assert [compared.shape for compared in found.libraries] == list(SMALL)
     names = [each.name for each in operators_figures.figures_of([found], plan)]
-    assert "GMM: MetaSchedule's latency relative to ours after 10 trials" in names
-    assert "GMM 8x16x32: latency of numpy relative to ours" in names
+    assert "GMM: speed-up over MetaSchedule, after 10 trials" in names
+    assert "GMM 8x16x32: speed-up over numpy" in names

@@ -80,9 +80,9 @@ def test_the_command_replays_what_was_kept(tmp_path: Path) -> None:
     assert len(figures) == len(figures_of(found, 2))
     [aimed] = [each for each in figures if each["aim"]]
     assert aimed["name"].startswith(
-        "all networks, median: trials of equal shares over those of the allocator"
+        "median of all networks: trials with equal shares relative to the allocator"
     )
-    assert aimed["peer"] == "net, other"
+    assert aimed["note"] == "net, other"
 
 
 def test_a_file_without_recordings_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -117,8 +117,8 @@ def test_six_networks_are_compiled(tmp_path: Path, compiled: list[Plan]) -> None
     names = ["resnet18", "mobilenet_v2", "resnet50", "efficientnet_b0", "vit_b16", "bert_base"]
     assert [plan.network for plan in compiled] == names
     found = {figure.name: figure for figure in figures.read(file).figures}
-    mean = found["geometric mean of 6 networks: latency without trials relative to ONNX Runtime"]
-    assert mean.peer == ", ".join(names)
+    mean = found["geometric mean of 6 networks: latency relative to ONNX Runtime, without trials"]
+    assert mean.count == len(names)
     assert not CURVES.path(file).exists()
 
 

@@ -74,6 +74,14 @@ def test_the_machine_says_what_it_shows_and_what_was_given_up(cpu_info: Path) ->
     assert "(no vector instructions that are known)" in machine.describe(1)
 
 
+def test_the_largest_instruction_set_that_is_left_is_named(cpu_info: Path) -> None:
+    assert machine.instruction_set() == "AVX-512"
+    assert machine.instruction_set(CLASSES["avx2"].without) == "AVX2"
+    assert machine.instruction_set(CLASSES["sse42"].without) == "SSE4.2"
+    cpu_info.write_text(BOARD)
+    assert machine.instruction_set() == ""
+
+
 def test_peers_are_kept_to_the_class_and_say_how(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Path("model.onnx")
     masked = {

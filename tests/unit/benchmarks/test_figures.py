@@ -10,13 +10,23 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from benchmarks.report.__main__ import FIGURES
 from benchmarks.results import figures
 from benchmarks.results.figures import Figure, FiguresError, Results, at_least, at_most, figure
 
 RESULTS = Results(
     (
-        figure("speed-up", 32.5, "x", aim=at_least(30), peer="untuned: 400 ms", spread=(31.0, 33.5)),
-        figure("latency", 1.75, "x", aim=at_most(1.5), peer="ONNX Runtime: 10 ms"),
+        figure(
+            "speed-up",
+            32.5,
+            "x",
+            peer="TVM untuned",
+            subject="resnet18",
+            aim=at_least(30),
+            spread=(31.0, 33.5),
+            note="untuned: 400 ms",
+        ),
+        figure("latency", 1.75, "x", peer="ONNX Runtime", condition="int8", aim=at_most(1.5)),
         figure("trials", 300, ""),
     ),
     machine="a machine",
@@ -38,22 +48,59 @@ def test_a_bound_itself_is_still_reached(aim: figures.Aim, value: float, reached
     assert figure("one", value, "x", aim=aim).reached is reached
 
 
+@pytest.mark.parametrize(
+    ("found", "name"),
+    [
+        (figure("trials", 3, ""), "trials"),
+        (figure("latency", 3, "ms", subject="resnet18", condition="OpenVINO"), "resnet18: latency, OpenVINO"),
+        (figure("latency", 3, "x", peer="OpenVINO"), "latency relative to OpenVINO"),
+        (
+            figure(
+                "speed-up", 3, "x", peer="OpenVINO", subject="conv", device_class="avx2", condition="cold"
+            ),
+            "avx2, conv: speed-up over OpenVINO, cold",
+        ),
+    ],
+)
+def test_the_name_is_a_sentence_of_the_fields(found: Figure, name: str) -> None:
+    assert found.name == name
+
+
+def test_every_stored_figure_is_named_by_its_fields() -> None:
+    for file in FIGURES.glob("*.json"):
+        for one in figures.read(file).figures:
+            named = figure(
+                one.metric,
+                one.value,
+                one.unit,
+                peer=one.peer,
+                subject=one.subject,
+                condition=one.condition,
+                device_class=one.device_class,
+            )
+            assert one.name == named.name, file.name
+
+
 def test_the_file_has_exactly_the_fields_agreed_on(tmp_path: Path) -> None:
     RESULTS.write(tmp_path / "networks.json")
     data = json.loads((tmp_path / "networks.json").read_text())
-    assert set(data) == {"figures", "machine", "date", "command", "commit"}
-    assert all(
-        set(one) == {"name", "value", "unit", "aim", "reached", "peer", "spread"} for one in data["figures"]
-    )
+    assert set(data) == {"figures", "machine", "date", "command", "commit", "instruction_set"}
+    agreed = {"name", "value", "unit", "aim", "reached", "peer", "spread"}
+    assert all(set(one) >= agreed for one in data["figures"])
     assert data["figures"][0] == {
-        "name": "speed-up",
+        "name": "resnet18: speed-up over TVM untuned",
         "value": 32.5,
         "unit": "x",
+        "metric": "speed-up",
+        "peer": "TVM untuned",
+        "subject": "resnet18",
         "aim": "at least 30",
+        "bound": 30,
         "reached": True,
-        "peer": "untuned: 400 ms",
         "spread": [31.0, 33.5],
+        "note": "untuned: 400 ms",
     }
+    assert set(data["figures"][2]) == {*agreed, "metric"}, "empty fields are left out"
     assert data["figures"][2]["aim"] is data["figures"][2]["reached"] is None
 
 
@@ -91,7 +138,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_is_no_number_is_no_figure(value: float) -> None:
     with pytest.raises(ValueError, match="no measurement"):
-        Figure("latency", value, "ms")
+        Figure("latency", value, "ms", "latency")
     with pytest.raises(ValueError, match="no measurement"):
         replace(RESULTS.figures[0], spread=(value, 1.0))
 

@@ -30,8 +30,8 @@ def test_parts_begin_as_long_as_there_is_time_for_them(tmp_path: Path) -> None:
     clock = itertools.count(0, 100.0)
     assert run(given, 350.0, [], Output("gpu", [], file, 1), clock=lambda: next(clock)) == 0
     [left_out, failed] = figures.read(file).figures
-    assert (left_out.value, left_out.peer) == (2, "long, short")
-    assert (failed.value, failed.peer) == (0, None)
+    assert (left_out.value, left_out.note) == (2, "long, short")
+    assert (failed.value, failed.note) == (0, "")
 
 
 def test_a_part_that_fails_is_named_and_the_next_one_is_done(
@@ -41,7 +41,7 @@ def test_a_part_that_fails_is_named_and_the_next_one_is_done(
     given = [Part("broken", ("--no-such-flag",), 100.0, 5.0), Part("whole", HELP, 100.0, 5.0)]
     assert run(given, 1000.0, [], Output("gpu", [], file, 1)) == 1
     [left_out, failed] = figures.read(file).figures
-    assert (left_out.value, failed.value, failed.peer) == (0, 1, "broken")
+    assert (left_out.value, failed.value, failed.note) == (0, 1, "broken")
     said = capfd.readouterr()
     assert "broken: it ended with exit code 2" in said.err
     assert "usage: python -m benchmarks.gpu" in said.out

@@ -20,7 +20,7 @@ def test_every_turn_is_compared_by_itself() -> None:
     gain, *others = found
     assert (gain.value, gain.unit, gain.reached) == (pytest.approx(1.9), "x", True)
     assert gain.spread == pytest.approx((1.82, 1.9))
-    assert gain.peer == "one worker: 3 /s"
+    assert gain.note == "one worker: 3 /s"
     assert [(one.value, one.unit) for one in others] == [
         (pytest.approx(3.0), "/s"),
         (pytest.approx(0.1), ""),

@@ -25,7 +25,7 @@ from benchmarks.timing.finals import Milestone, SearchResult, milestones_up_to
 from benchmarks.timing.interleaved import Pair, Timings
 from benchmarks.timing.isolation import MeasurementFailed
 
-AS_FAST = "MetaSchedule's seconds for 64 trials relative to ours until as fast"
+AS_FAST = "tuning speed-up over MetaSchedule, time to reach its 64-trial result"
 PLAN = Plan(trials=64, threads=2)
 
 
@@ -102,8 +102,8 @@ def test_a_search_that_never_is_as_fast_has_no_time() -> None:
     found = figures_of([hard, replace(FOUND, operator="C2D")], PLAN)
     mean = _named_exactly(found, f"geometric mean of 1 operators: {AS_FAST}")
     assert mean.value == pytest.approx(30.0)
-    never = _named_exactly(found, "operators of 2 that never were as fast")
-    assert (never.value, never.reached, never.peer) == (1, False, "GMM")
+    never = _named_exactly(found, "searches that never reached MetaSchedule's result")
+    assert (never.value, never.reached, never.note) == (1, False, "GMM")
 
 
 def test_time_to_quality_is_a_geometric_mean_with_its_aim() -> None:
@@ -112,19 +112,20 @@ def test_time_to_quality_is_a_geometric_mean_with_its_aim() -> None:
     name = f"geometric mean of 2 operators: {AS_FAST}"
     mean = _named_exactly(found, name)
     assert mean.value == pytest.approx((30.0 * 2.0) ** 0.5)
-    assert (mean.reached, mean.peer) == (False, "2 (C2D) .. 30 (GMM)")
-    best = _named_exactly(found, f"{name}, counting MetaSchedule's only until its best")
+    assert (mean.reached, mean.note) == (False, "2 (C2D) .. 30 (GMM)")
+    best = _named_exactly(found, f"{name}, MetaSchedule's time until its best program")
     assert best.value == pytest.approx((25.0 * 50 / 30) ** 0.5)
     assert best.aim is None
     warm = _named_exactly(found, f"{name}, other shapes known")
     assert (warm.value, warm.reached) == (pytest.approx(120.0), True)
-    assert _named_exactly(found, "operators of 2 that never were as fast").value == 0
+    never = _named_exactly(found, "searches that never reached MetaSchedule's result")
+    assert (never.value, never.unit) == (0, "of 2")
 
 
 def test_an_operator_says_how_long_both_took() -> None:
     found = figures_of([FOUND], PLAN)
-    one = _named_exactly(found, "GMM: MetaSchedule's seconds relative to ours until as fast")
-    assert one.peer == "MetaSchedule: 60 s, 15 s of it set-up; ours: 2 s, 2 trials"
+    one = _named_exactly(found, "GMM: tuning speed-up over MetaSchedule, time to reach its 64-trial result")
+    assert one.note == "MetaSchedule: 60 s, 15 s of it set-up; ours: 2 s, 2 trials"
 
 
 def test_quality_is_theirs_over_ours_after_as_many_trials() -> None:
@@ -133,39 +134,40 @@ def test_quality_is_theirs_over_ours_after_as_many_trials() -> None:
     assert after.value == pytest.approx(2.0)
     found = figures_of([FOUND], PLAN)
     for trials, value, aim in ((8, 2.0, 1.5), (16, 2.0, 1.5), (64, 2.0, 1.05)):
-        mean = _overall(found, f"1 operators: MetaSchedule's latency relative to ours after {trials} trials")
+        mean = _overall(found, f"1 operators: speed-up over MetaSchedule, after {trials} trials")
         assert mean.value == pytest.approx(value)
         assert (mean.aim, mean.reached) == (f"at least {aim:g}", True)
-    assert _named(found, "GMM: MetaSchedule's latency relative to ours after 64").aim == "at least 0.97"
+    assert _named(found, "GMM: speed-up over MetaSchedule, after 64").aim == "at least 0.97"
 
 
 def test_the_lowest_after_64_trials_is_named() -> None:
     worse = _result(OURS, SEARCHED, OUR_MILESTONES | {64: (2.5e-3, 2.5e-3)})
     found = figures_of([FOUND, replace(FOUND, operator="C2D", ours=worse)], PLAN)
-    lowest = _named(found, "lowest of these")
-    assert (lowest.value, lowest.reached, lowest.peer) == (pytest.approx(0.88), False, "C2D")
+    lowest = _named(found, "lowest speed-up")
+    assert (lowest.value, lowest.reached, lowest.note) == (pytest.approx(0.88), False, "C2D")
 
 
 def test_when_ours_fails_everything_it_is_said_and_not_averaged_away() -> None:
     lost = replace(FOUND, operator="C2D", ours=_result(OURS, NOTHING, {}))
     found = figures_of([FOUND, lost], PLAN)
     assert quality(lost, 8) is None
-    mean = _named(found, "geometric mean of 1 operators: MetaSchedule's latency relative to ours after 8 ")
-    assert mean.peer is not None
-    assert mean.peer.endswith("without C2D")
-    failed = _named(found, "operators of 2 that had no program of ours after 8 trials")
-    assert (failed.value, failed.reached, failed.peer) == (1, False, "C2D")
-    assert _named_exactly(found, "operators of 2 that never were as fast").peer == "C2D"
+    mean = _named(found, "geometric mean of 1 operators: speed-up over MetaSchedule, after 8 ")
+    assert mean.note is not None
+    assert mean.note.endswith("without C2D")
+    failed = _named(found, "searches without a program of ours, after 8 trials")
+    assert (failed.value, failed.reached, failed.note) == (1, False, "C2D")
+    assert _named_exactly(found, "searches that never reached MetaSchedule's result").note == "C2D"
 
 
 def test_when_theirs_fails_everything_there_is_nothing_to_reach() -> None:
     lost = replace(FOUND, operator="C2D", theirs=_result(THEIRS, NOTHING, {}), scored=None, precision=())
     assert time_to_match(lost, lost.ours, 64) is None
     found = figures_of([lost], PLAN)
-    assert not [each for each in found if "as fast" in each.name or "latency relative" in each.name]
+    assert not [each for each in found if "speed-up over MetaSchedule" in each.name]
     assert _overall(found, "trials a second relative").value == pytest.approx(1.0 / (2 / 4.0))
     both = figures_of([FOUND, lost], PLAN)
-    assert _named_exactly(both, "operators of 1 that never were as fast").value == 0
+    never = _named_exactly(both, "searches that never reached MetaSchedule's result")
+    assert (never.value, never.unit) == (0, "of 1")
 
 
 def test_nothing_found_by_anybody_is_no_figure() -> None:
@@ -178,23 +180,23 @@ def test_nothing_found_by_anybody_is_no_figure() -> None:
 
 def test_rates_spreads_and_scores() -> None:
     found = figures_of([FOUND], PLAN)
-    rate = _overall(found, "trials a second relative to MetaSchedule's")
+    rate = _overall(found, "trials a second relative to MetaSchedule")
     assert (rate.value, rate.reached) == (pytest.approx(1.0 / (3 / 60.0)), True)
-    spread = _overall(found, "spread of measuring a program again")
-    assert (spread.value, spread.peer) == (0, "MetaSchedule: 53.3 %")
+    spread = _overall(found, "spread of repeated measurements")
+    assert (spread.value, spread.note) == (0, "MetaSchedule: 53.3 %; 10th to 90th percentile over the median")
     scored = _named(found, "GMM: candidates scored")
     assert (scored.value, scored.reached) == (pytest.approx(1e6), True)
-    assert scored.peer == "MetaSchedule: 500 /s"
+    assert scored.note == "MetaSchedule: 500 /s"
 
 
 def test_libraries_are_held_against_the_faster_and_the_missing_named() -> None:
     found = figures_of([FOUND], PLAN)
-    one = _named(found, "GMM 1x2x3: latency of numpy relative to ours")
+    one = _named(found, "GMM 1x2x3: speed-up over numpy")
     assert (one.value, one.reached) == (pytest.approx(2.0), True)
-    assert one.peer == "ours: 1 ms; numpy: 2 ms; PyTorch is not installed"
+    assert one.note == "ours: 1 ms; numpy: 2 ms; PyTorch is not installed"
     two = Compared((1,), _timings(1e-3), {"numpy": _timings(2e-3), "PyTorch": _timings(0.5e-3)})
     found = figures_of([replace(FOUND, libraries=(two,))], PLAN)
-    assert _named(found, "latency of PyTorch relative to ours").reached is False
+    assert _named(found, "speed-up over PyTorch").reached is False
 
 
 def test_milestones_end_with_the_trials() -> None:
@@ -344,8 +346,8 @@ def test_an_ablation_compares_ours_with_itself(tmp_path: Path, monkeypatch: pyte
 def test_an_ablation_is_measured_after_some_trials_and_after_all() -> None:
     found = ablation.figures_of(_variants("GMM"), 64)
     names = [each.name for each in found]
-    start = "geometric mean of 1 operators: no evolution: latency after"
-    assert names == [f"{start} {count} trials relative to that of everything" for count in (16, 64)]
+    start = "geometric mean of 1 operators: latency with no evolution relative to everything"
+    assert names == [f"{start}, after {count} trials" for count in (16, 64)]
     assert milestones_up_to(256, ablation.AFTER) == (16, 64, 256)
 
 
@@ -358,7 +360,7 @@ LONGER = _result(
 @pytest.mark.parametrize(("trials", "aim"), [(256, None), (1000, "at most 1.03")])
 def test_64_trials_are_held_against_a_thousand(trials: int, aim: str | None) -> None:
     found = settled.figures_of([LONGER], trials)
-    one = _overall(found, f"our latency after 64 trials relative to ours after {trials}")
+    one = _overall(found, f"latency after 64 trials relative to {trials} trials")
     assert (one.value, one.aim) == (pytest.approx(1.1), aim)
     assert _named_exactly(found, f"GMM: {one.name.partition(': ')[2]}").value == pytest.approx(1.1)
 
@@ -367,8 +369,8 @@ def test_an_operator_without_a_program_is_named_and_in_no_mean() -> None:
     lost = replace(LONGER, curve=replace(LONGER.curve, operator="C2D"), milestones=())
     one = _overall(settled.figures_of([LONGER, lost], 1000), "after 64 trials")
     assert one.name.startswith("geometric mean of 1 operators")
-    assert one.peer is not None
-    assert one.peer.endswith("without C2D")
+    assert one.note is not None
+    assert one.note.endswith("without C2D")
 
 
 def test_settled_goes_on_for_a_thousand_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,6 +383,4 @@ def test_settled_goes_on_for_a_thousand_trials(tmp_path: Path, monkeypatch: pyte
     assert operators.main(["--settled", "--threads", "2", "--json", str(file)]) == 0
     assert [search.operator for search in SEARCHES.read(file)] == list(operators.PAPER)
     names = [each.name for each in figures.read(file).figures]
-    assert (
-        names[1] == "geometric mean of 12 operators: our latency after 64 trials relative to ours after 1000"
-    )
+    assert names[1] == "geometric mean of 12 operators: latency after 64 trials relative to 1000 trials"

@@ -12,34 +12,71 @@ from benchmarks.report import summary
 from benchmarks.results import figures
 from benchmarks.results.curves import CURVES, Curve, Point
 from benchmarks.results.figures import Figure, Results, at_least, at_most, figure
+from benchmarks.results.metrics import (
+    ALL_SUBGRAPHS,
+    BANDWIDTH,
+    CORES_USED,
+    FASTEST_PEER,
+    GROWTH,
+    LARGEST_DIFFERENCE,
+    LATENCY,
+    LOWEST_SPEED_UP,
+    MACHINE_LIMIT,
+    MEAN_LEVEL,
+    ONE_TRIAL,
+    PEAK,
+    RIGHT_NETWORKS,
+    SPEED_UP,
+    TIME_TO_ARTIFACT,
+    TOTAL_TIME,
+    TRIALS,
+    TRIALS_A_SECOND,
+    TRIALS_STORED,
+    TUNED_SHARE,
+    TUNED_TOGETHER,
+    TUNING_SPEED_UP,
+    WITHOUT_TRIALS,
+    after_trials,
+)
 from benchmarks.results.searches import SEARCHES, Search
 
-NATIVE = "a processor (sse4_2, avx, avx2, avx512f), 2 threads"
 CURVE = Curve("resnet18", (Point(10.0, 16, 0.05), Point(20.0, 64, 0.02)), 0.012, 0.5, 0.011)
 
 
-def results(*found: Figure, flags: str = "", date: str = "2025-01-02", machine: str = NATIVE) -> Results:
-    return Results(found, machine, date, f"python -m benchmarks.networks{flags} --json f.json", "abc1234")
+def results(*found: Figure, flags: str = "", date: str = "2025-01-02", on: str = "AVX-512") -> Results:
+    command = f"python -m benchmarks.networks{flags} --json f.json"
+    return Results(found, "a processor, 2 threads", date, command, "abc1234", on)
+
+
+def ratio(value: float, peer: str, condition: str = "", note: str = "", subject: str = "resnet18") -> Figure:
+    return figure(LATENCY, value, "x", peer=peer, subject=subject, condition=condition, note=note)
 
 
 def tuned(network: str = "resnet18", latency_ms: float = 10.0) -> tuple[Figure, ...]:
     return (
-        figure(f"{network}: speed-up over TVM untuned", 32.0, "x", aim=at_least(30)),
-        figure(f"{network}: latency, tunefarm", latency_ms, "ms"),
-        figure(f"{network}: latency relative to ONNX Runtime", 0.8, "x"),
-        figure(f"{network}: trials", 300, ""),
-        figure(f"{network}: from start to finish", 92.0, "s"),
+        figure(SPEED_UP, 32.0, "x", peer="TVM untuned", subject=network, aim=at_least(30)),
+        figure(LATENCY, latency_ms, "ms", subject=network, condition="tunefarm"),
+        ratio(0.8, "ONNX Runtime", subject=network),
+        figure(TRIALS, 300, "", subject=network),
+        figure(TOTAL_TIME, 92.0, "s", subject=network),
     )
 
 
-def layer(device_class: str, name: str, ratio: float, trials: int = 64) -> Figure:
-    what = f"MetaSchedule's latency relative to ours after {trials} trials"
-    return figure(f"{device_class}, {name}: {what}", ratio, "x")
+def layer(device_class: str, name: str, value: float, trials: int = 64) -> Figure:
+    condition = after_trials(trials)
+    return figure(
+        SPEED_UP,
+        value,
+        "x",
+        peer="MetaSchedule",
+        subject=name,
+        condition=condition,
+        device_class=device_class,
+    )
 
 
-def layers_time(device_class: str, count: int, ratio: float) -> Figure:
-    what = "MetaSchedule's seconds for 64 trials relative to ours until as fast"
-    return figure(f"geometric mean of {count} operators: {device_class}: {what}", ratio, "x")
+def layers_time(device_class: str, count: int, value: float) -> Figure:
+    return figure(TUNING_SPEED_UP, value, "x", peer="MetaSchedule", device_class=device_class, count=count)
 
 
 def rows(table: str) -> list[list[str]]:
@@ -74,12 +111,8 @@ def test_curves_are_drawn_small(folder: Path) -> None:
 
 
 def test_other_runtimes_are_relative_to_ours() -> None:
-    peers = [
-        figure("resnet18: latency relative to OpenVINO", 0.5, "x"),
-        figure("resnet18: latency relative to the fastest of ONNX Runtime and OpenVINO", 0.8, "x"),
-        figure("resnet18: latency relative to the machine's limit, conv", 2.0, "x"),
-    ]
-    wide, narrow = results(*tuned(), *peers), results(*tuned("dcgan"), flags=" --device-class avx2")
+    peers = [ratio(0.5, "OpenVINO"), ratio(0.8, FASTEST_PEER), ratio(2.0, MACHINE_LIMIT, "conv")]
+    wide, narrow = results(*tuned(), *peers), results(*tuned("dcgan"), on="AVX2")
     assert summary.peers([narrow, wide]) == {
         "AVX-512": {"resnet18": {"ONNX Runtime": 1.25, "OpenVINO": 2.0}},
         "AVX2": {"dcgan": {"ONNX Runtime": 1.25}},
@@ -87,7 +120,7 @@ def test_other_runtimes_are_relative_to_ours() -> None:
 
 
 def test_other_runtimes_are_drawn_and_long_bars_are_labelled(folder: Path) -> None:
-    slow = figure("resnet18: latency relative to PyTorch", 0.1, "x")
+    slow = ratio(0.1, "PyTorch")
     results(*tuned(), slow).write(folder / "benchmarks" / "networks.json")
     run(folder)
     drawn = (folder / "plots" / "peers.svg").read_text()
@@ -111,7 +144,7 @@ def test_files_without_figures_are_refused_in_one_line(
 
 def test_details_are_a_page_with_all_figures_and_plots(folder: Path) -> None:
     file = folder / "benchmarks" / "operators.json"
-    speedup = figure("speed-up", 32.5, "x", aim=at_least(30), peer="1 + 2 |b|", spread=(31.0, 33.5))
+    speedup = figure("speed-up", 32.5, "x", aim=at_least(30), note="1 + 2 |b|", spread=(31.0, 33.5))
     results(speedup).write(file)
     found = [Search.of("GMM", engine, [(1.0, 2e-3), (2.0, 1e-3)]) for engine in ("ours", "MetaSchedule")]
     SEARCHES.write([Search.of("C2D", "ours", [(1.0, math.inf)]), *found], file)
@@ -131,21 +164,6 @@ def test_searches_that_are_none_are_refused(folder: Path, capsys: pytest.Capture
     assert "networks.searches.jsonl holds no searches" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("flags", "machine", "name"),
-    [
-        ("", NATIVE, "AVX-512"),
-        ("", "a processor (sse4_2, avx, avx2), 2 threads", "AVX2"),
-        (" --device-class native", NATIVE, "AVX-512"),
-        (" --device-class avx2", NATIVE, "AVX2"),
-        (" --device-class sse42", "a processor (sse4_2, avx2, avx512f; given up: avx), 2 threads", "SSE4.2"),
-        ("", "a board (asimd)", "unknown"),
-    ],
-)
-def test_a_run_has_the_device_class_that_everyone_was_kept_to(flags: str, machine: str, name: str) -> None:
-    assert summary.device_class(results(flags=flags, machine=machine)) == name
-
-
 def test_layers_of_a_class_are_taken_together_from_all_files() -> None:
     first = results(
         layer("native", "dense", 2.0), layer("native", "conv", 1.0), layers_time("native", 2, 10.0)
@@ -154,14 +172,14 @@ def test_layers_of_a_class_are_taken_together_from_all_files() -> None:
     third = results(layer("avx2", "dense", 3.0), layer("avx2", "dense", 5.0, 1), layers_time("avx2", 1, 7.0))
     found = rows(summary.layers([second, first, third]))
     # The later of the two measurements of one layer counts; times weigh as many layers as they are of.
-    assert [found[0][at] for at in (0, 1, 5, 6, 7)] == ["AVX-512", "2", "2.83", "1 (conv)", "20 x"]
+    assert [found[0][at] for at in (0, 1, 5, 6, 7)] == ["AVX-512", "2", "2.83", "1 (conv)", "20"]
     assert [found[1][at] for at in (0, 1, 2, 5)] == ["AVX2", "1", "5", "3"]
     assert found[2][:2] == ["SSE4.2", "not measured"]
 
 
 def test_networks_are_sorted_by_class_and_have_a_mean() -> None:
     older, newer = results(*tuned(latency_ms=99.0)), results(*tuned(), date="2025-01-03")
-    other = results(*tuned("bert_base"), flags=" --device-class avx2")
+    other = results(*tuned("bert_base"), on="AVX2")
     found = rows(summary.tuned([newer, other, older]))
     assert [row[:4] for row in found] == [
         ["AVX-512", "resnet18", "", "10 ms"],
@@ -176,9 +194,9 @@ def test_networks_are_sorted_by_class_and_have_a_mean() -> None:
 def test_a_network_that_metaschedule_tuned_too_has_a_row_of_its_own() -> None:
     equal = results(
         *tuned(latency_ms=99.0),
-        figure("resnet18: latency relative to MetaSchedule", 0.5, "x"),
-        figure("resnet18: latency, MetaSchedule", 198.0, "ms"),
-        figure("resnet18: trials a second relative to MetaSchedule", 4.0, "x"),
+        ratio(0.5, "MetaSchedule"),
+        figure(LATENCY, 198.0, "ms", subject="resnet18", condition="MetaSchedule"),
+        figure(TRIALS_A_SECOND, 4.0, "x", peer="MetaSchedule", subject="resnet18"),
         date="2025-01-03",
     )
     runs = [results(*tuned()), equal]
@@ -189,36 +207,48 @@ def test_a_network_that_metaschedule_tuned_too_has_a_row_of_its_own() -> None:
 
 
 def test_the_subgraphs_farthest_above_their_limits_are_named() -> None:
-    machine = "2 TFLOP/s, 9 GB/s"
     limits = [
-        figure("resnet18: the machine's limits relative to the subgraphs' latencies", 0.8, "x", peer=machine),
-        figure("resnet18: latency relative to the machine's limit, conv", 2.0, "x", peer="8 of 10 ms"),
-        figure("resnet18: latency relative to the machine's limit, pool", 1.5, "x", peer="2 of 10 ms"),
+        figure(PEAK, 2000.0, "GFLOP/s", subject="resnet18"),
+        figure(BANDWIDTH, 9.0, "GB/s", subject="resnet18"),
+        ratio(1.25, MACHINE_LIMIT, ALL_SUBGRAPHS),
+        ratio(2.0, MACHINE_LIMIT, "conv", note="8 of 10 ms"),
+        ratio(1.5, MACHINE_LIMIT, "pool", note="2 of 10 ms"),
     ]
     runs = [results(*tuned(), *limits), results(*tuned("bert_base"))]
+    machine = "2000 GFLOP/s, 9 GB/s from memory"
     assert rows(summary.limits(runs)) == [
-        ["AVX-512", "resnet18", "0.8", machine, "`conv`: 8 of 10 ms; `pool`: 2 of 10 ms"]
+        ["AVX-512", "resnet18", "1.25", machine, "`conv`: 8 of 10 ms; `pool`: 2 of 10 ms"]
     ]
     assert {row[1]: row[2] for row in rows(summary.tuned(runs))[:2]} == {
         "bert_base": "",
-        "resnet18": "2 TFLOP/s",
+        "resnet18": "2000 GFLOP/s",
     }, "the peak that calibration measured"
+
+
+def test_a_network_that_was_compiled_only_has_a_row() -> None:
+    found = results(
+        ratio(1.2, "ONNX Runtime", WITHOUT_TRIALS),
+        ratio(1.5, "OpenVINO", WITHOUT_TRIALS),
+        ratio(1.1, "ONNX Runtime", ONE_TRIAL),
+        figure(LATENCY, 12.0, "ms", subject="resnet18", condition="tunefarm compile"),
+        figure(TIME_TO_ARTIFACT, 9.0, "s", subject="resnet18", condition=WITHOUT_TRIALS),
+    )
+    first, *_ = rows(summary.compiled([found, results(*tuned())]))
+    assert first == ["AVX-512", "resnet18", "12 ms", "1.2", "1.5", "1.1", "", "9 s"]
 
 
 def test_servers_and_schedulers_have_a_row_for_each_number_of_them() -> None:
     figures = []
     for count, stored in ((1, 20.0), (2, 30.0)):
         label = f"2 servers, {count} schedulers"
-        figures += [
-            Figure(f"{label}: trials stored", stored, "/s", peer="limited by the devices"),
-            Figure(f"{label}: cores used by server", 0.5, ""),
-            Figure(f"{label}: cores used by scheduler", float(count), ""),
-            Figure(f"{label}: cores used by PostgreSQL", 0.2, ""),
-            Figure(f"{label}: cores used by simulated workers", 0.1, ""),
-        ]
+        figures.append(figure(TRIALS_STORED, stored, "/s", subject=label, note="limited by the devices"))
+        cores = {"server": 0.5, "scheduler": float(count), "PostgreSQL": 0.2, "simulated workers": 0.1}
+        for kind, used in cores.items():
+            figures.append(figure(CORES_USED, used, "", subject=label, condition=kind))
+    figures.append(figure(TRIALS_STORED, 9.0, "/s", condition="1000 workers"))
     assert rows(summary.processes([results(*figures)])) == [
-        ["2", "1", "20 /s", "0.5", "1", "0.2", "0.1", "the devices"],
-        ["2", "2", "30 /s", "0.5", "2", "0.2", "0.1", "the devices"],
+        ["2 servers, 1 schedulers", "20 /s", "0.5", "1", "0.2", "0.1", "limited by the devices"],
+        ["2 servers, 2 schedulers", "30 /s", "0.5", "2", "0.2", "0.1", "limited by the devices"],
     ]
     assert rows(summary.processes([]))[0][0] == "not measured"
 
@@ -226,10 +256,10 @@ def test_servers_and_schedulers_have_a_row_for_each_number_of_them() -> None:
 def test_a_network_has_a_row_for_each_type_and_the_last_run_counts() -> None:
     def run(latency_ms: float, date: str) -> Results:
         return results(
-            figure("resnet18: latency, int8", latency_ms, "ms"),
-            figure("resnet18: latency of int8 relative to float32", 0.5, "x"),
-            figure("resnet18: latency of int8 relative to ONNX Runtime on the same file", 0.9, "x"),
-            figure("resnet18: largest difference of int8, relative to the largest output", 0.02, ""),
+            figure(LATENCY, latency_ms, "ms", subject="resnet18", condition="int8"),
+            ratio(0.5, "float32", "int8"),
+            ratio(0.9, "ONNX Runtime", "int8"),
+            figure(LARGEST_DIFFERENCE, 0.02, "", subject="resnet18", condition="int8"),
             date=date,
         )
 
@@ -239,10 +269,17 @@ def test_a_network_has_a_row_for_each_type_and_the_last_run_counts() -> None:
 
 
 def test_each_size_has_a_row() -> None:
-    name = f"encoder: tokens=16: {summary.TOGETHER}"
-    ratio = figure(name, 1.02, "x", aim=at_most(1.05), peer="2 ms, alone 1.9 ms", spread=(1.0, 1.1))
-    assert rows(summary.sizes([results(ratio), results(*tuned())])) == [
-        ["encoder: tokens=16", "1.02", "1 to 1.1", "at most 1.05: reached", "2 ms, alone 1.9 ms"]
+    together = figure(
+        TUNED_TOGETHER,
+        1.02,
+        "x",
+        subject="encoder, tokens=16",
+        aim=at_most(1.05),
+        spread=(1.0, 1.1),
+        note="2 ms, alone 1.9 ms",
+    )
+    assert rows(summary.sizes([results(together), results(*tuned())])) == [
+        ["encoder, tokens=16", "1.02", "1 to 1.1", "at most 1.05: reached", "2 ms, alone 1.9 ms"]
     ]
     assert rows(summary.sizes([]))[0][0] == "not measured"
 
@@ -250,9 +287,9 @@ def test_each_size_has_a_row() -> None:
 def test_the_zoo_has_a_row_for_each_network_of_all_runs() -> None:
     def run(name: str, share: float, problem: str = "") -> Results:
         return results(
-            figure("networks that are right, of 1", 0 if problem else 1, "", aim=at_least(1), peer=problem),
-            figure(summary.SHARE, share, "%", aim=at_least(95)),
-            figure(f"{name}: share of run time in tuned subgraphs", share, "%", peer="3 subgraphs"),
+            figure(RIGHT_NETWORKS, 0 if problem else 1, "of 1", count=1, aim=at_least(1), note=problem),
+            figure(f"mean {TUNED_SHARE}", share, "%", count=1, aim=at_least(95)),
+            figure(TUNED_SHARE, share, "%", subject=name, note="3 subgraphs"),
         )
 
     found = rows(summary.zoo([run("decoder", 98.0), run("half", 90.0, "half: differs"), results(*tuned())]))
@@ -266,30 +303,41 @@ def test_the_zoo_has_a_row_for_each_network_of_all_runs() -> None:
 
 
 def test_what_a_soak_watched_is_shown_unless_it_is_empty() -> None:
-    memory = Figure("server-1: memory: growth in the second half", 1.5, "MiB", "at most 4", True, "mean 120")
-    empty = Figure(
-        "tokens: rows: growth in the second half", 0.0, "", "at most 150", True, "mean 0, at the end 0"
+    def level(subject: str, kind: str, mean: float, growth: float, allowed: float) -> list[Figure]:
+        aim = at_most(allowed)
+        return [
+            figure(MEAN_LEVEL, mean, "", subject=subject, condition=kind),
+            figure(GROWTH, growth, "", subject=subject, condition=kind, aim=aim, note="at the end 9"),
+        ]
+
+    soak = results(
+        figure("faults", 80.0, ""),
+        *level("server-1", "memory", 120.0, 1.5, 4),
+        *level("tokens", "rows", 0.0, 0.0, 150),
+        *level("jobs", "rows", 9.0, 3.0, 12),
+        *level("events", "rows", 9.0, 8.0, 150),
     )
-    tables = [
-        Figure(f"{name}: rows: growth in the second half", grown, "", f"at most {allowed}", True, "mean 9")
-        for name, grown, allowed in (("jobs", 3.0, 12), ("events", 8.0, 150))
-    ]
-    soak = results(Figure("faults", 80.0, ""), memory, empty, *tables)
     assert rows(summary.levels(soak)) == [
-        ["server-1: memory", "mean 120", "1.5 MiB", "at most 4: reached"],
-        ["rows of 2 tables, the one that came closest: jobs", "mean 9", "3", "at most 12: reached"],
+        ["server-1: memory", "120", "1.5", "at most 4: reached", "at the end 9"],
+        [
+            "rows of 2 tables, the one closest to its bound: jobs",
+            "9",
+            "3",
+            "at most 12: reached",
+            "at the end 9",
+        ],
     ]
     assert rows(summary.levels(None))[0][0] == "not measured"
 
 
 def test_missed_aims_of_one_figure_share_a_row() -> None:
-    late = [figure(f"{name}: latency", 2.0, "x", aim=at_most(1)) for name in ("GMM", "C2D")]
-    whole = figure("published latency, median of all: resnet18", 9.0, "%", aim=at_most(3))
-    repeated = figure("lowest of these: latency", 2.0, "x", aim=at_most(1))
+    late = [figure(LATENCY, 2.0, "x", subject=name, aim=at_most(1)) for name in ("GMM", "C2D")]
+    whole = figure("published latency", 9.0, "%", condition="median of all", aim=at_most(3))
+    repeated = figure(LOWEST_SPEED_UP, 0.5, "x", aim=at_least(1))
     files = {"networks": results(*late, whole, repeated, figure("kept", 1.0, "x", aim=at_most(1)))}
     assert rows(summary.missed(files)) == [
         ["networks", "latency", "at most 1", "GMM 2, C2D 2"],
-        ["networks", "published latency, median of all: resnet18", "at most 3", "9 %"],
+        ["networks", "published latency, median of all", "at most 3", "9 %"],
     ]
 
 

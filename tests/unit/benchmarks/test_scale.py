@@ -42,10 +42,10 @@ def test_all_workers_are_held_against_the_aims_and_one_beside_them() -> None:
         (3000.0, "/s", None),
         (pytest.approx(80.0), "ms", None),
     ]
-    assert (found[0].peer, found[1].peer) == ("one worker: 400 /s", "one worker: 12 ms")
+    assert (found[0].note, found[1].note) == ("one worker: 400 /s", "one worker: 12 ms")
     assert "2222 trials offered a second" in found[1].name
     assert "1200 trials stored a second" in found[2].name
-    assert found[-2].peer == "one server: 2500 /s"
+    assert found[-2].note == "one server: 2500 /s"
 
 
 def test_too_few_leases_are_no_measurement() -> None:
@@ -67,7 +67,7 @@ def test_what_limits_planned_trials_is_said(stored: int, used: dict[str, float],
     load = Load(workers=80, seconds=10.0, warm_up_s=0.0, trial_s=0.45, servers=1, schedulers=1)
     first, *cores = planned_figures(load, FleetStats(10.0, stored, stored, cpu_s=used))
     assert (first.name, first.value) == ("1 servers, 1 schedulers: trials stored", stored / 10)
-    assert first.peer == f"limited by {limit}"
+    assert first.note == f"limited by {limit}"
     assert sum(one.value for one in cores) == pytest.approx(sum(used.values()) / 10)
 
 

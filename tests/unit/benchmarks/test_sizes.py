@@ -14,8 +14,8 @@ def test_each_size_is_held_against_the_one_tuned_alone() -> None:
         Measured(64, Timings((0.022, 0.022)), Timings((0.02, 0.02))),
     )
     first, second, seconds = figures_of("encoder", NETWORKS["encoder"], Compared(sizes, 48, 60.0, 100.0))
-    assert first.name == "encoder: tokens=16: latency tuned together relative to alone"
-    assert (first.value, first.reached, first.peer) == (1.0, True, "11 ms, alone 11 ms")
+    assert first.name == "encoder, tokens=16: latency tuned together relative to the size tuned alone"
+    assert (first.value, first.reached, first.note) == (1.0, True, "11 ms, alone 11 ms")
     assert second.value == pytest.approx(1.1)
     assert second.reached is False
     assert (seconds.value, seconds.unit) == (60.0, "s")

@@ -48,11 +48,11 @@ def test_density_is_the_median_over_the_best() -> None:
 def test_the_geometric_mean_is_held_against_half_of_theirs() -> None:
     other = replace(FOUND, operator="C2D", ours_s=(1.0, 8.0, 9.0), theirs_s=(1.0, 2.0, 3.0), rates=None)
     found = figures_of([FOUND, other], PLAN)
-    mean = _named(found, "geometric mean of 2 operators: median over best of 3 random programs, relative")
+    mean = _named(found, "geometric mean of 2 operators: median over best latency relative")
     assert mean.value == pytest.approx((2 * 8) ** 0.5 / (8 * 2) ** 0.5)
     assert mean.reached is False
     better = _named(
-        figures_of([FOUND], PLAN), "geometric mean of 1 operators: median over best of 3 random programs, "
+        figures_of([FOUND], PLAN), "geometric mean of 1 operators: median over best latency relative"
     )
     assert better.value == pytest.approx(0.25)
     assert better.reached is True
@@ -62,41 +62,41 @@ def test_an_operator_most_of_whose_programs_failed_is_named_and_left_out_of_the_
     bad = replace(FOUND, operator="C2D", ours_s=(1e-3, math.inf, math.inf))
     found = figures_of([FOUND, bad], PLAN)
     assert found[0].value == pytest.approx(2)
-    assert found[0].peer is not None
-    assert found[0].peer.endswith("without C2D, where most failed")
-    failed = _named(found, "C2D: failed of 3 random programs")
-    assert (failed.value, failed.reached, failed.peer) == (2, False, "MetaSchedule: 0")
-    assert not [each for each in found if each.name.startswith("GMM: failed")]
+    assert found[0].note is not None
+    assert found[0].note.endswith("without C2D, where most failed")
+    failed = _named(found, "C2D: random programs that failed")
+    assert (failed.value, failed.reached, failed.note) == (2, False, "MetaSchedule: 0")
+    assert not [each for each in found if each.name.startswith("GMM: random programs that failed")]
 
 
 def test_finals_are_ratios_of_latencies_turn_by_turn() -> None:
     found = figures_of([FOUND], PLAN)
-    random = _named(found, "GMM: best of 3 random programs")
+    random = _named(found, "GMM: latency relative to MetaSchedule, of the best of 3 random programs")
     assert random.value == pytest.approx(0.5)
     assert random.reached is True
-    ceiling = _named(found, "GMM: best known after 8 trials")
+    ceiling = _named(found, "GMM: latency relative to MetaSchedule, after 8 trials")
     assert ceiling.value == pytest.approx(1.25)
-    assert (ceiling.reached, ceiling.peer) == (False, "MetaSchedule: 0.8 ms, ours: 1 ms")
+    assert (ceiling.reached, ceiling.note) == (False, "MetaSchedule: 0.8 ms, ours: 1 ms")
 
 
 @pytest.mark.parametrize("operator", ["softmax", "layer_norm", "GELU", "attention"])
 def test_operators_with_exponentials_should_be_twice_as_fast(operator: str) -> None:
     found = figures_of([replace(FOUND, operator=operator)], PLAN)
-    assert _named(found, f"{operator}: best known").aim == "at most 0.5"
+    assert _named(found, f"{operator}: latency relative to MetaSchedule, after").aim == "at most 0.5"
 
 
 def test_without_finalists_there_is_no_final() -> None:
     found = figures_of([replace(FOUND, random=None, ceiling=None, rates=None)], PLAN)
     assert [each.name for each in found if each.name.startswith("GMM")] == [
-        "GMM: median over best of 3 random programs"
+        "GMM: median over best latency, of 3 random programs"
     ]
 
 
 def test_rates_are_programs_a_second() -> None:
-    rate = _named(figures_of([FOUND], PLAN), "valid programs sampled a second")
+    rate, lowered = (each for each in figures_of([FOUND], PLAN) if "sampled a second" in each.name)
     assert rate.value == pytest.approx(1e5)
-    assert (rate.reached, rate.peer) == (True, "MetaSchedule: 500 /s")
-    lowered = _named(figures_of([FOUND], PLAN), "one at a time and lowered")
+    assert (rate.reached, rate.note) == (True, "MetaSchedule: 500 /s")
+    assert lowered.condition == "one at a time and lowered"
     assert lowered.spread is not None
     assert lowered.spread[0] < lowered.value < lowered.spread[1]
 

@@ -16,11 +16,11 @@ from tests.unit.benchmarks.recorded import FLAT, STEEP, recording
 def test_a_steady_search_is_foreseen_and_its_import_is_no_part_of_its_rate() -> None:
     """Half a second a trial after an import of 10 s, and 1.3 times as long to publish."""
     found = {figure.name: figure.value for figure in figures_of([recording(FLAT, STEEP)])}
-    late = "the time left, told after a third of the job or later: largest error"
+    late = "largest error of the time left, after a third of the job or later"
     assert found[f"net: {late}"] == found[f"all networks: {late}"] == pytest.approx(0.0, abs=1e-9)
-    assert found["net: the time left, told after the first batch: error"] == pytest.approx(0.0, abs=1e-9)
+    assert found["net: error of the time left, after the first batch"] == pytest.approx(0.0, abs=1e-9)
     # 32 trials in 26 s instead of 16, and nothing for publishing.
-    rate = found["net: the time left, told after the first batch: error by the last minute's rate"]
+    rate = found["net: error of the last minute's rate, after the first batch"]
     assert rate == pytest.approx(224 * 26 / 32 / 125 - 1)
 
 

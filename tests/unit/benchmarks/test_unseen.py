@@ -29,6 +29,6 @@ def test_what_was_measured_before_is_kept(tmp_path: Path, capsys: pytest.Capture
     given = ["--unseen", "--resume", "--layer", LAYER, "--trials", "1", "--threads", "1"]
     assert main([*given, "--json", str(file)]) == 0
     shown = capsys.readouterr().out
-    assert f"native, {LAYER}: MetaSchedule's latency relative to ours after 1 trials" in shown
+    assert f"native, {LAYER}: speed-up over MetaSchedule, after 1 trial" in shown
     assert "MetaSchedule: 3 ms, ours: 2 ms" in shown
     assert unseen.RESULTS.read(file) == (found,)
