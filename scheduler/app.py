@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,15 +18,6 @@ from celery import Celery
 from kombu.exceptions import KombuError
 from kombu.transport import TRANSPORT_ALIASES
 
-from core.job import JobState
-
-# The step that a job in each unfinished state needs next: the Celery task `scheduler.STEP`.
-STEP_OF: Mapping[JobState, str] = {
-    JobState.QUEUED: "intake",
-    JobState.IMPORTING: "intake",
-    JobState.TUNING: "round",
-    JobState.PUBLISHING: "publish",
-}
 QUEUE = "tunefarm"
 POLLING_INTERVAL_S = 0.05
 SCHEMES = ("redis", "rediss")

@@ -84,7 +84,7 @@ def _work(
     if settings.metrics_port is not None:
         serve_metrics(sweeper.context.metrics, settings.metrics_host, settings.metrics_port)
     deliverer = Deliverer(context)
-    register(celery, context, sweeper, deliverer)
+    register(celery, context, deliverer)
     # Celery warns against root because pickled messages could run code; ours are JSON.
     warnings.filterwarnings("ignore", category=SecurityWarning)
     signals.setup_logging.connect(_keep_logging)

@@ -8,21 +8,20 @@ from __future__ import annotations
 from celery import Celery
 
 from scheduler.context import Context
-from scheduler.steps.drive import STEPS, drive
+from scheduler.steps import drive
 from scheduler.upkeep.deliveries import Deliverer
-from scheduler.upkeep.sweep import Sweeper
 
 
-def register(app: Celery, context: Context, sweeper: Sweeper, deliverer: Deliverer) -> None:
+def register(app: Celery, context: Context, deliverer: Deliverer) -> None:
     """Register the tasks with the application. Other processes send them by name."""
 
-    def register_step(step: str) -> None:
-        @app.task(name=f"scheduler.{step}", shared=False)
+    def register_step(name: str) -> None:
+        @app.task(name=f"scheduler.{name}", shared=False)
         def take_step(job_id: str) -> None:
-            drive(context, step, job_id)
+            drive.drive(context, name, job_id)
 
-    for step in STEPS:
-        register_step(step)
+    for step in drive.STEPS:
+        register_step(step.name)
 
     @app.task(name="scheduler.deliver", shared=False)
     def deliver(delivery_id: str) -> None:
@@ -30,4 +29,4 @@ def register(app: Celery, context: Context, sweeper: Sweeper, deliverer: Deliver
 
     @app.task(name="scheduler.wake_jobs", shared=False)
     def wake_jobs() -> None:
-        sweeper.wake_jobs()
+        drive.wake_jobs(context)

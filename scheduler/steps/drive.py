@@ -1,9 +1,10 @@
-"""Takes the next step of a job, in one scheduler at a time, and turns its errors into the job's message."""
+"""The steps of a job: which state needs which step, and how one scheduler at a time takes it."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from compiler.importing.spec import ModelError
 from compiler.packaging.artifact import ArtifactError
@@ -11,35 +12,66 @@ from core.job import UNFINISHED, JobState
 from records.jobs import events, jobs
 from records.jobs.jobs import Job, JobNotFound
 from records.storage.database import StorageError
-from scheduler.app import STEP_OF
 from scheduler.context import Context
 from scheduler.errors import PermanentError
 from scheduler.steps import attempts, claims, intake, publish, rounds
 from system import logs
 
-Step = Callable[[Context, Job], None]
-STEPS: Mapping[str, Step] = {"intake": intake.run, "round": rounds.run, "publish": publish.run}
+
+@dataclass(frozen=True)
+class Step:
+    """What a job in one of `states` needs next. The step is the Celery task `scheduler.NAME`."""
+
+    name: str
+    states: frozenset[JobState]
+    run: Callable[[Context, Job], None]
+
+
+STEPS = (
+    Step("intake", frozenset({JobState.QUEUED, JobState.IMPORTING}), intake.run),
+    Step("round", frozenset({JobState.TUNING}), rounds.run),
+    Step("publish", frozenset({JobState.PUBLISHING}), publish.run),
+)
 PERMANENT = (PermanentError, ModelError, ArtifactError)
 
 log = logging.getLogger(__name__)
 
 
-def drive(context: Context, step: str, job_id: str) -> None:
-    """Take the step if the job needs it next; otherwise wake the step that it needs."""
+def step_of(state: JobState) -> Step | None:
+    """Return the step that a job in this state needs next; None for a finished job."""
+    return next((step for step in STEPS if state in step.states), None)
+
+
+def wake_jobs(context: Context) -> None:
+    """Wake every unfinished job."""
+    try:
+        with context.database.reading() as session:
+            unfinished = jobs.unfinished(session)
+    except StorageError as error:
+        log.error("no job was woken: %s", error)
+        return
+    for job in unfinished:
+        if (step := step_of(job.state)) is not None:
+            context.wake(step.name, job.id)
+
+
+def drive(context: Context, name: str, job_id: str) -> None:
+    """Take the step of this name if the job needs it next; otherwise wake the step that it needs."""
     job = _claim(context, job_id)
     if job is None:
         return
     try:
-        if STEP_OF.get(job.state) == step:
-            timed = context.metrics.timed(step)
-            with logs.about(job=job_id, step=step), timed, claims.renewed(context, job_id):
+        step = step_of(job.state)
+        if step is not None and step.name == name:
+            timed = context.metrics.timed(step.name)
+            with logs.about(job=job_id, step=step.name), timed, claims.renewed(context, job_id):
                 _take(context, step, job)
     finally:
         state = _release(context, job_id)
     # A job that has come to another state goes on at once, without waiting for the next sweep.
-    next_step = STEP_OF.get(state) if state is not None else None
-    if next_step is not None and next_step != step:
-        context.wake(next_step, job_id)
+    next_step = step_of(state) if state is not None else None
+    if next_step is not None and next_step.name != name:
+        context.wake(next_step.name, job_id)
 
 
 def _claim(context: Context, job_id: str) -> Job | None:
@@ -72,28 +104,28 @@ def _release(context: Context, job_id: str) -> JobState | None:
         return None
 
 
-def _take(context: Context, step: str, job: Job) -> None:
+def _take(context: Context, step: Step, job: Job) -> None:
     try:
         with context.database.begin() as session:
             newest = events.latest(session, job.id, 1)
         try:
-            STEPS[step](context, job)
+            step.run(context, job)
         except PERMANENT as error:
             log.warning("job %s failed: %s", job.id, error)
-            context.metrics.step_failures.labels(step, "final").inc()
+            context.metrics.step_failures.labels(step.name, "final").inc()
             with context.database.begin() as session:
                 jobs.advance(session, job.id, UNFINISHED, JobState.FAILED, context.now(), error=str(error))
         except StorageError:
             raise
         except Exception as error:
             log.exception("job %s will be tried again", job.id)
-            context.metrics.step_failures.labels(step, "retried").inc()
+            context.metrics.step_failures.labels(step.name, "retried").inc()
             [cause, *_] = str(error).strip().splitlines() or ["no message"]
             failure, most = f"{type(error).__name__}: {cause}", context.settings.max_failures
             newest_id, now = newest[0].id if newest else 0, context.now()
             with context.database.begin() as session:
                 # A step that counts its attempts itself has given up before there are more.
-                count = attempts.count_failure(session, job.id, step, newest_id, now, most + 1)
+                count = attempts.count_failure(session, job.id, step.name, newest_id, now, most + 1)
                 if count <= most:
                     jobs.set_message(session, job.id, f"trying again after {failure}")
                 else:
@@ -101,4 +133,4 @@ def _take(context: Context, step: str, job: Job) -> None:
                     jobs.advance(session, job.id, UNFINISHED, JobState.FAILED, now, error=gave_up)
     except StorageError as error:
         log.error("job %s will be tried again: %s", job.id, error)
-        context.metrics.step_failures.labels(step, "storage").inc()
+        context.metrics.step_failures.labels(step.name, "storage").inc()

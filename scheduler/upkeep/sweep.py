@@ -14,7 +14,6 @@ from records import webhooks
 from records.fleet import leases
 from records.jobs import events, jobs
 from records.storage.database import StorageError
-from scheduler.app import STEP_OF
 from scheduler.context import Context
 from scheduler.upkeep.builder_fallback import BuilderFallback
 from scheduler.upkeep.clock_watch import ClockWatch
@@ -29,7 +28,7 @@ MAX_PRUNED = 1000
 
 
 class Sweeper:
-    """Ends lapsed leases and runs the other upkeep when it is due; wakes unfinished jobs."""
+    """Ends lapsed leases, and runs the other upkeep when it is due."""
 
     def __init__(self, context: Context, timer: Callable[[], float] = time.monotonic) -> None:
         self.context = context
@@ -63,14 +62,3 @@ class Sweeper:
         except StorageError as error:
             log.error("no sweep: %s", error)
             self.context.metrics.sweeps.labels("storage away").inc()
-
-    def wake_jobs(self) -> None:
-        """Wake every unfinished job."""
-        try:
-            with self.context.database.reading() as session:
-                unfinished = jobs.unfinished(session)
-        except StorageError as error:
-            log.error("no job is woken: %s", error)
-            return
-        for job in unfinished:
-            self.context.wake(STEP_OF[job.state], job.id)

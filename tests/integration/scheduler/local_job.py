@@ -25,7 +25,7 @@ from records.storage.database import Database
 from scheduler.context import Context
 from scheduler.model_compiler import CompilerChildren
 from scheduler.settings import SchedulerSettings
-from scheduler.steps.drive import drive
+from scheduler.steps.drive import drive, wake_jobs
 from scheduler.upkeep.sweep import Sweeper
 from system.signing import SigningKey
 
@@ -134,7 +134,7 @@ def finish(
     sweeper = Sweeper(made)
     for turn in range(60):
         sweeper.repair()
-        sweeper.wake_jobs()
+        wake_jobs(made)
         while wakes:
             drive(made, *wakes.pop(0))
         device.work(f"lease {turn}")

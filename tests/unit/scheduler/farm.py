@@ -37,7 +37,7 @@ from records.storage.database import Database
 from scheduler.context import Context
 from scheduler.model_compiler import CompilerChildren
 from scheduler.settings import SchedulerSettings
-from scheduler.steps.drive import drive
+from scheduler.steps.drive import drive, wake_jobs
 from scheduler.upkeep.sweep import Sweeper
 from search.cost.model import CostModel
 from search.policy import Proposal, TuneContext
@@ -241,7 +241,7 @@ class Farm:
 
     def sweep(self) -> None:
         self._sweeper.repair()
-        self._sweeper.wake_jobs()
+        wake_jobs(self.context)
         self.drain()
 
     def drain(self) -> None:

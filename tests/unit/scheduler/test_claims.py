@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from core.job import JobState
 from core.worker import WorkerState
 from records.fleet import leases
 from records.fleet.workers import WorkerSession
@@ -54,7 +55,8 @@ def test_a_step_that_takes_longer_than_a_claim_holds_is_taken_once(
         taken.append(context.scheduler_name)
         assert may_end.wait(30.0)
 
-    monkeypatch.setattr(drive, "STEPS", {"intake": long_step})
+    step = drive.Step("intake", frozenset({JobState.QUEUED}), long_step)
+    monkeypatch.setattr(drive, "STEPS", (step,))
     farm.submit()
     first = threading.Thread(target=drive.drive, args=(context(farm, "here"), "intake", "job"))
     first.start()

@@ -1,26 +1,26 @@
-"""The registries of steps agree: states name steps, steps have functions, functions are Celery tasks."""
+"""The registry of steps: every unfinished state has one step, and every step is a Celery task."""
 
+from collections import Counter
 from pathlib import Path
 
 from core.job import UNFINISHED, JobState
-from scheduler.app import STEP_OF, make_app
+from scheduler.app import make_app
 from scheduler.steps import celery_tasks
-from scheduler.steps.drive import STEPS
+from scheduler.steps.drive import STEPS, step_of
 from scheduler.upkeep.deliveries import Deliverer
-from scheduler.upkeep.sweep import Sweeper
 from tests.unit.scheduler.farm import Farm
 
 
-def test_every_unfinished_state_has_a_step_and_every_step_a_function() -> None:
-    assert set(STEP_OF) == UNFINISHED
-    assert set(STEPS) == set(STEP_OF.values())
+def test_every_unfinished_state_needs_exactly_one_step() -> None:
+    assert Counter(state for step in STEPS for state in step.states) == Counter(UNFINISHED)
+    assert all(step_of(state) is None for state in JobState if state.finished)
 
 
 def test_every_step_is_a_task_of_its_own(farm: Farm, tmp_path: Path) -> None:
     app = make_app(str(tmp_path / "broker"))
-    celery_tasks.register(app, farm.context, Sweeper(farm.context), Deliverer(farm.context))
+    celery_tasks.register(app, farm.context, Deliverer(farm.context))
     farm.submit()
-    app.tasks[f"scheduler.{STEP_OF[JobState.TUNING]}"]("job")  # a job that is queued needs intake first
-    assert list(farm.wakes) == [(STEP_OF[JobState.QUEUED], "job")]
+    app.tasks["scheduler.round"]("job")  # a job that is queued needs intake first
+    assert list(farm.wakes) == [("intake", "job")]
     ours = {name for name in app.tasks if name.startswith("scheduler.")}
-    assert ours == {"scheduler.wake_jobs", "scheduler.deliver", *(f"scheduler.{step}" for step in STEPS)}
+    assert ours == {"scheduler.wake_jobs", "scheduler.deliver", *(f"scheduler.{step.name}" for step in STEPS)}
