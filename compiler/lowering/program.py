@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm.s_tir import Schedule
 
-from compiler.lowering.cpu.nests import UnrolledLowering, nest_lowering
+from compiler.lowering.cpu.nests import RowBlockLowering, UnrolledLowering, nest_lowering
 from compiler.lowering.cpu.tensor_tiles import tile_lowering
 from compiler.lowering.gpu.kernels import (
     BlockReductionLowering,
@@ -22,7 +22,7 @@ from compiler.lowering.stage import InlinedLowering, Lowering, StageLowering
 from core.device import Device
 from search.programs.program import Program
 from search.sketches.stage import Stage
-from search.stages.cpu import LoopNest, Tiled, Unrolled
+from search.stages.cpu import LoopNest, RowBlock, Tiled, Unrolled
 from search.stages.gpu import BlockReduction, GpuTiled, RowKernel, TensorTiled, ThreadKernel, ThreadLocal
 from search.stages.inlined import Fused, Inlined
 
@@ -32,6 +32,7 @@ LOWERINGS: Mapping[type[Stage], Callable[[Lowering, Stage], StageLowering]] = {
     Tiled: tile_lowering,
     LoopNest: nest_lowering,
     Unrolled: UnrolledLowering,
+    RowBlock: RowBlockLowering,
     GpuTiled: GpuTileLowering,
     TensorTiled: TensorTileLowering,
     ThreadKernel: ThreadKernelLowering,

@@ -72,6 +72,11 @@ class StageLowering:
         """Return the loop of this stage inside which another stage is computed."""
         raise TypeError(f"{self.stage} has no loops that {inner} could be computed at")
 
+    def block_loop(self) -> Any:
+        """Return the loop over the blocks in which the stage's chain is computed."""
+        assert self.stage.compute_at is not None
+        return self.stages[self.stage.compute_at].loop_around(self.stage)
+
     def choice(self, kind: str) -> int:
         """Return the chosen number. Raises KeyError if the stage leaves no such choice open."""
         return int(self.program.choice(self.stage.node, kind))

@@ -53,21 +53,44 @@ def unrolled_seconds(population: Population, stage: Stage, parameters: CostParam
     data."""
     dag = population.sketch.dag
     node = dag.node[stage.node]
-    lanes, chunks = np.ones(len(population)), np.ones(len(population))
+    lanes, chunks = np.ones(len(population)), np.full(len(population), float(_blocks(node, stage)))
     for axis in node.spatial:
         if (node.name, axis) in population.sketch.columns:
             factors = population.factors(node.name, axis)
-            chunks = chunks * factors[:, 0]
+            if not stage.blocks:
+                chunks = chunks * factors[:, 0]
             if axis == node.vector_axis:
                 lanes = np.minimum(
                     factors[:, 1], parameters.device.vector_bytes // dag.buffer[node.write.buffer].item_bytes
                 )
     touched = sum(dag.buffer[access.buffer].num_bytes for access in (*node.reads, node.write))
-    cycles = np.maximum(node.iterations * max(node.flops, 1.0) / lanes, touched / parameters.l3_rate)
+    rate = parameters.rate_of(touched / chunks) if stage.blocks else parameters.l3_rate
+    cycles = np.maximum(node.iterations * max(node.flops, 1.0) / lanes, touched / rate)
     return np.asarray(
         cycles / parameters.hertz / parameters.cores / balance_of(chunks, parameters.cores)
-        + np.where(chunks > 1, parameters.launch_s, 0.0)
+        + np.where((chunks > 1) & (not stage.blocks), parameters.launch_s, 0.0)
     )
+
+
+def block_seconds(population: Population, stage: Stage, parameters: CostParameters) -> Floats:
+    """Return [programs]: the seconds of the last nest of a chain in blocks, and of starting their parallel
+    loop."""
+    dag = population.sketch.dag
+    node = dag.node[stage.node]
+    chunks = np.full(len(population), float(_blocks(node, stage)))
+    result = dag.buffer[node.write.buffer]
+    moved = 2.0 * result.num_bytes
+    cycles = np.maximum(
+        node.iterations * max(node.flops, 1.0) / parameters.device.lanes(result.item_bytes),
+        moved / parameters.rate_of(moved / chunks),
+    )
+    balance = balance_of(chunks, parameters.cores)
+    return np.asarray(cycles / parameters.hertz / parameters.cores / balance + parameters.launch_s)
+
+
+def _blocks(node: Node, stage: Stage) -> int:
+    """Return the number of parallel blocks of a stage that is computed in blocks; 1 for others."""
+    return stage.blocks * extent_of(node, stage.rows[:-1]) if stage.blocks else 1
 
 
 def _nest_seconds(population: Population, stage: Stage, parameters: CostParameters) -> Floats:

@@ -22,7 +22,7 @@ def tile_terms(population: Population, stage: Stage, parameters: CostParameters)
     """Return the quantities of one tiled node, each [programs]; `node_s` and `epilogue_s` are its seconds."""
     nest = Nest.of(population, stage)
     dag = population.sketch.dag
-    chunks = nest.trips(0).astype(np.float64)
+    chunks = nest.chunks.astype(np.float64)
     balance = balance_of(chunks, parameters.cores)
     terms = register_terms(population, nest, parameters)
     traffic = traffic_terms(population, nest, parameters)
@@ -38,8 +38,8 @@ def tile_terms(population: Population, stage: Stage, parameters: CostParameters)
     ]
     every = [compute_s, *memory_s]
     longest = np.maximum.reduce(every)
-    # A single chunk is no parallel loop.
-    launch_s = np.where(chunks > 1, parameters.launch_s, 0.0)
+    # A single chunk is no parallel loop. The last nest of a chain in blocks has its parallel loop.
+    launch_s = np.where((chunks > 1) & (not stage.blocks), parameters.launch_s, 0.0)
     node_s = longest + parameters.factors.overlap * (np.sum(every, axis=0) - longest) + launch_s
     return {
         **terms,
@@ -61,5 +61,5 @@ def _epilogue_seconds(nest: Nest, dag: Dag, parameters: CostParameters) -> Float
     buffer = dag.buffer[nest.node.write.buffer]
     level = nest.stage.epilogue_level
     tile = footprint_bytes(nest.node.write, nest.inside[level], buffer, LINE_BYTES)
-    rate = parameters.rate_of(tile)
+    rate = parameters.rate_of(tile / nest.chunks if nest.stage.blocks else tile)
     return np.asarray(2 * buffer.num_bytes / rate / parameters.hertz / parameters.cores)

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from search.dag import Access, AxisKind, Buffer, Node
+from search.dag import Access, AxisKind, Buffer, Node, extent_of
 from search.programs.program import Population
 from search.sketches.factors import Ints
 from search.sketches.intrinsics import intrinsic_extents
@@ -43,6 +43,11 @@ class Nest:
                 if axis.kind is kind and axis.extent > 1:
                     extents[levels, number] = population.factors(node.name, number).T
                     extents[levels[-1], number] *= reach.get(number, 1)
+        if stage.blocks:
+            *images, rows = stage.rows
+            extents[0, rows] *= stage.blocks
+            for number in images:
+                extents[0, number] = node.axes[number].extent
         return cls(node, stage, extents)
 
     @property
@@ -79,6 +84,14 @@ class Nest:
         for number, (level, axis) in enumerate(self.loops):
             extents[number, axis] = self.extents[level, axis]
         return replace(self, extents=extents)
+
+    @property
+    def chunks(self) -> Ints:
+        """[programs]: the iterations of the parallel loop."""
+        if not self.stage.blocks:
+            return self.trips(0)
+        *batch, _ = self.stage.rows
+        return np.full(self.extents.shape[-1], self.stage.blocks * extent_of(self.node, batch))
 
     def trips(self, level: int) -> Ints:
         """Return [programs]: the iterations of one level's loops together."""

@@ -16,8 +16,9 @@ from search.sketches.predicates import (
     reduces_rows,
     writes_boxes,
 )
-from search.sketches.stage import Rfactor, Stage
-from search.stages.cpu import LoopNest, Tiled, Unrolled, rfactor_lanes
+from search.sketches.row_blocks import row_blocks
+from search.sketches.stage import Rfactor, Stage, StageKind
+from search.stages.cpu import LoopNest, RowBlock, Tiled, Unrolled, rfactor_lanes
 from search.stages.inlined import Fused, Inlined
 
 TILING = "SSRSRS"
@@ -139,6 +140,53 @@ def skip(state: State) -> list[State]:
     return [state.put(LoopNest(state.current.name))]
 
 
+def compute_in_blocks(state: State) -> list[State]:
+    """Take some rows through transform, product and inverse transform at a time.
+
+        parallel for p, q: t[.., p, q] = transform(d[p, q])
+        parallel for p, q: m[.., p, q] = t[.., p, q] * w
+        parallel for p, q: y[p, q] = inverse(m[.., p, q])
+    ->
+        parallel for p0:
+          for p1, q: t[.., p1, q] = transform(d[p0, p1, q])
+          for p1, q: m[.., p1, q] = t[.., p1, q] * w
+          for p1, q: y[p0, p1, q] = inverse(m[.., p1, q])
+    """
+    chain = row_blocks(state.dag, state.current)
+    assert chain is not None
+    output = state.current.name
+    return [
+        state.put(RowBlock(output, rows=chain.rows[output], blocks=blocks))
+        for blocks in chain.counts(state.device.cores)
+    ]
+
+
+def follow_blocks(state: State) -> list[State]:
+    """Put a node into the blocks in which its chain is computed."""
+    stage = _stage_in_blocks(state)
+    assert stage is not None
+    return [state.put(stage)]
+
+
+def _stage_in_blocks(state: State) -> Stage | None:
+    """Return the stage of a node whose chain is computed in blocks; None for other nodes."""
+    for last in state.stages:
+        if last.placement is not StageKind.BLOCKS:
+            continue
+        chain = row_blocks(state.dag, state.dag.node[last.node])
+        node = state.current
+        if chain is None:
+            continue
+        if node in chain.inlined:
+            return Inlined(node.name)
+        if node.name in chain.rows:
+            rows, at = chain.rows[node.name], last.node
+            if node is chain.products:
+                return Tiled(node.name, TILING, compute_at=at, rows=rows, blocks=last.blocks)
+            return Unrolled(node.name, UNROLLED, compute_at=at, rows=rows, blocks=last.blocks)
+    return None
+
+
 def _tiles(node: Node, epilogue: str | None) -> list[Stage]:
     """Return a tiled stage for every spatial level before the first reduction that an epilogue can follow."""
     structure = _structure(node)
@@ -177,6 +225,12 @@ def _should_skip(state: State) -> bool:
 
 
 CPU_RULES: tuple[Rule, ...] = (
+    Rule("FollowBlocks", lambda s: when(_stage_in_blocks(s) is not None), follow_blocks),
+    Rule(
+        "ComputeInBlocks",
+        lambda s: when(s.is_output and row_blocks(s.dag, s.current) is not None, ConditionKind.APPLY),
+        compute_in_blocks,
+    ),
     Rule(
         "AlwaysInline",
         lambda s: when(not s.is_output and is_strictly_inlineable(s.current) and not feeds_intrinsic(s)),

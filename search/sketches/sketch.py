@@ -87,7 +87,9 @@ class Sketch:
     def materialized(self) -> frozenset[str]:
         """The buffers that lie whole in memory, whatever values the variables have."""
         movable = {
-            s.node for s in self.stages if s.placement is StageKind.INLINE or s.node in self.compute_at
+            s.node
+            for s in self.stages
+            if s.placement is StageKind.INLINE or s.node in self.compute_at or (s.blocks and s.compute_at)
         }
         produced = {write.buffer for name in movable for write in self.dag.node[name].writes}
         return frozenset(self.dag.buffer) - produced

@@ -29,6 +29,7 @@ class StageKind(StrEnum):
     ACROSS = "across"
     LOCAL = "local"
     TENSOR = "tensor cores"
+    BLOCKS = "blocks"
 
 
 class Rfactor(StrEnum):
@@ -65,7 +66,8 @@ class Stage:
     `shared` are fetched into shared memory, at the innermost loop of the outermost reduction level.
 
     A nest that reduces may have an `rfactor`. `compute_at` is the node in whose loops this one is computed.
-    And `rows` are the axes that number the rows of a kernel that takes some rows a block.
+    `rows` are the axes that number the rows of a kernel that takes some rows a block. On CPUs, the last of
+    these axes is cut into `blocks` in all nests of a chain (search.sketches.row_blocks).
     """
 
     placement: ClassVar[StageKind]
@@ -80,6 +82,7 @@ class Stage:
     shared: tuple[str, ...] = ()
     compute_at: str | None = None
     rows: tuple[int, ...] = ()
+    blocks: int = 0
 
     def variables(self, sketch: Sketch) -> Iterator[Variable]:
         """Yield the variables that the stage leaves open; none unless a kind says so."""

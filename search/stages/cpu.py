@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from search.cost.analytic_nest import nest_terms, unrolled_seconds
+from search.cost.analytic_nest import block_seconds, nest_terms, unrolled_seconds
 from search.cost.analytic_tile import tile_terms
 from search.cost.cost_parameters import CostParameters
 from search.cost.estimate import Estimate, estimate_stage
@@ -47,7 +47,7 @@ class Tiled(Stage):
         dag, node = sketch.dag, sketch.dag.node[self.node]
         reach = intrinsic_extents(dag, self)
         for position, axis in enumerate(node.axes):
-            count = axis.extent // reach.get(position, 1)
+            count = self._extent_in_block(node, position) // reach.get(position, 1)
             if count > 1:
                 tail = Tail.NONE if position in reach else self._tail(node, position)
                 yield Split(node.name, position, count, self.structure.count(axis.kind), tail)
@@ -63,7 +63,15 @@ class Tiled(Stage):
         cache = " in a write cache" if self.cache_write else ""
         fused = f", {self.epilogue or 'copy'} at {self.epilogue_level}" if self.epilogue_level else ""
         intrinsic = f" of {self.intrinsic}" if self.intrinsic else ""
-        return f"tile {self.node} {self.structure}{intrinsic}{cache}{fused}"
+        blocks = " in blocks" if self.blocks else ""
+        return f"tile {self.node} {self.structure}{intrinsic}{cache}{fused}{blocks}"
+
+    def _extent_in_block(self, node: Node, axis: int) -> int:
+        """Return the iterations of an axis, in a block where the stage is computed in blocks."""
+        extent = node.axes[axis].extent
+        if axis not in self.rows:
+            return extent
+        return extent // self.blocks if axis == self.rows[-1] else 1
 
     def _tail(self, node: Node, axis: int) -> Tail:
         """Return where tiles of an axis may be partial.
@@ -167,13 +175,31 @@ class Unrolled(Stage):
     def variables(self, sketch: Sketch) -> Iterator[Variable]:
         node = sketch.dag.node[self.node]
         for axis in node.looped_spatial:
-            if node.axes[axis].extent > 1:
+            if node.axes[axis].extent > 1 and axis not in self.rows:
                 yield Split(node.name, axis, node.axes[axis].extent, len(self.structure))
+
+    def __str__(self) -> str:
+        return f"{self.placement} {self.node}" + (" in blocks" if self.blocks else "")
 
 
 @estimate_stage.register
 def _(stage: Unrolled, population: Population, parameters: CostParameters) -> Estimate:
     return Estimate(unrolled_seconds(population, stage, parameters))
+
+
+class RowBlock(Stage):
+    """The last nest of a chain that is computed some rows at a time. Its outermost loop, over the blocks, is
+    around the whole chain."""
+
+    placement = StageKind.BLOCKS
+
+    def __str__(self) -> str:
+        return f"nest {self.node} in {self.blocks} {self.placement}"
+
+
+@estimate_stage.register
+def _(stage: RowBlock, population: Population, parameters: CostParameters) -> Estimate:
+    return Estimate(block_seconds(population, stage, parameters))
 
 
 def rfactor_lanes(node: Node, half: Rfactor) -> tuple[int, ...]:

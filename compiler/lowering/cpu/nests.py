@@ -316,6 +316,12 @@ class NestLowering(StageLowering):
 class UnrolledLowering(StageLowering):
     """A nest around small constant matrices."""
 
+    def place(self) -> None:
+        """Compute a nest of a chain in blocks inside the loop over the blocks."""
+        if self.stage.blocks:
+            block = self.schedule.get_sblock(self.node.name)
+            self.schedule.compute_at(block, self.block_loop(), preserve_unit_loops=True)
+
     def annotate(self) -> None:
         """Unroll the loops over small constant matrices, such as winograd's M, inside two levels of tiles of
         the other spatial axes.
@@ -330,11 +336,9 @@ class UnrolledLowering(StageLowering):
                             B[i, j, p, c] += D[r, s, p, c] * M[r, i] * M[s, j]
         """
         node, block = self.node, self.schedule.get_sblock(self.node.name)
-        loops = self.schedule.get_loops(block)
+        loops = self.schedule.get_loops(block)[-len(node.axes) :]
         free = [axis for axis in node.spatial if axis not in node.constant_axes]
-        parts = {
-            axis: self.primitives.split(loops[axis], self.program.factors(node.name, axis)) for axis in free
-        }
+        parts = {axis: self._parts(axis, loops[axis]) for axis in free}
         outer = [parts[axis][0] for axis in free]
         inner = [parts[axis][1] for axis in free if axis != node.vector_axis]
         unrolled = [loops[axis] for axis in (*node.spatial, *node.reduction) if axis not in free]
@@ -346,7 +350,42 @@ class UnrolledLowering(StageLowering):
             extent = self.primitives.extent(loop)
             length = power_of_two(extent)
             self.schedule.vectorize(self.primitives.split(loop, [extent // length, length])[-1])
-        if any(self.primitives.extent(loop) > 1 for loop in outer):
+        if any(self.primitives.extent(loop) > 1 for loop in outer) and not self.stage.blocks:
             self.schedule.parallel(self.schedule.fuse(*outer))
         if node.reduction:
             self.schedule.decompose_reduction(block, loops[node.reduction[0]])
+
+    def _parts(self, axis: int, loop: Any) -> list[Any]:
+        """Split the loop of an axis into two levels. The rows of a block aren't split further."""
+        is_cut = axis in self.stage.rows
+        factors = [self.primitives.extent(loop), 1] if is_cut else self.program.factors(self.node.name, axis)
+        return self.primitives.split(loop, factors)
+
+
+class RowBlockLowering(StageLowering):
+    """The last nest of a chain that is computed some rows at a time. `place` sets `loop`, over the blocks."""
+
+    loop: Any
+
+    def place(self) -> None:
+        """Run blocks of rows in parallel.
+
+            for n, h, w, c: Y[n, h, w, c] = max(A[n, h // 4, h % 4, w // 4, w % 4, c], 0)
+        ->
+            for n_h0 in T.parallel:
+                for h1, w: for c in T.vectorized: Y[n, h, w, c] = ...
+        """
+        block = self.schedule.get_sblock(self.node.name)
+        loops = self.schedule.get_loops(block)
+        *images, rows = self.stage.rows
+        blocks = self.stage.blocks
+        outer, inner = self.primitives.split(loops[rows], [blocks, self.node.axes[rows].extent // blocks])
+        around = [*(loops[axis] for axis in images), outer]
+        others = [inner if axis == rows else loop for axis, loop in enumerate(loops) if axis not in images]
+        self.schedule.reorder(*around, *others)
+        self.loop = self.schedule.fuse(*around)
+        self.schedule.parallel(self.loop)
+        self.primitives.vectorize_later(block)
+
+    def loop_around(self, inner: Stage) -> Any:
+        return self.loop

@@ -41,7 +41,8 @@ class TileLowering(StageLowering):
         epilogue = self.schedule.get_sblock(stage.epilogue) if stage.epilogue else None
         if stage.cache_write:
             epilogue = self.schedule.cache_write(block, 0, "global")
-        self.levels = self._split(block)
+        if not stage.blocks:
+            self.levels = self._split(block)
         for copy, level in filter(None, copies):
             self.schedule.compute_at(copy, self.levels[level - 1][-1], preserve_unit_loops=True)
             self.primitives.vectorize_later(copy)
@@ -49,6 +50,13 @@ class TileLowering(StageLowering):
             target = self.levels[stage.epilogue_level - 1][-1]
             self.schedule.reverse_compute_at(epilogue, target, preserve_unit_loops=True)
             self.primitives.vectorize_later(epilogue)
+
+    def place(self) -> None:
+        """Compute the tiles of a chain in blocks inside the loop over the blocks."""
+        if self.stage.blocks:
+            block = self.schedule.get_sblock(self.node.name)
+            self.schedule.compute_at(block, self.block_loop(), preserve_unit_loops=True)
+            self.levels = self._split(block)
 
     def fill_registers(self) -> None:
         """Run the outermost loop in parallel, vectorize and unroll the register tile, and initialize it.
@@ -78,7 +86,7 @@ class TileLowering(StageLowering):
     def _annotate_loops(self, rows: Sequence[Any]) -> None:
         """Run the outermost loop in parallel, and unroll the loops of the register tile."""
         outermost = self.levels[0][0]
-        if self.primitives.extent(outermost) > 1:
+        if self.primitives.extent(outermost) > 1 and not self.stage.blocks:
             self.schedule.parallel(outermost)
         unroll_up_to(self.schedule, outermost, self.choice("unroll"))
         # The register tile is unrolled whatever the choice is: only then do accumulators stay in registers.
@@ -101,7 +109,7 @@ class TileLowering(StageLowering):
         node = self.node
         intrinsic = intrinsic_extents(self.program.sketch.dag, self.stage)
         parts, inner = [], {}
-        for axis, loop in enumerate(self.schedule.get_loops(block)):
+        for axis, loop in enumerate(self.schedule.get_loops(block)[-len(node.axes) :]):
             factors = self.program.factors(node.name, axis)
             loops = self.primitives.split(loop, [*factors, *([intrinsic[axis]] if axis in intrinsic else [])])
             parts.append(loops[: len(factors)])
@@ -178,9 +186,10 @@ class TileLowering(StageLowering):
         factors = self.program.factors(node.name, axis)
         extent, width = node.axes[axis].extent, factors[-1]
         if math.prod(factors) > extent:
-            # The initialization has the loops of the outer levels, then those of the last two spatial levels.
+            # The initialization has the loops of the outer levels, then those of the last two spatial levels;
+            # in blocks, the loop over these is around them.
             order = node.spatial.index(axis)
-            outer = 1 + len(node.spatial) * (structure.index("R") - 1)
+            outer = 1 + len(node.spatial) * (structure.index("R") - 1) + bool(self.stage.blocks)
             level = structure.rindex("S", 0, -1)
             self.primitives.peel_later(block, self.levels[level][order], extent % width, width)
             self.primitives.peel_later(

@@ -268,6 +268,49 @@ def winograd(tiles: int = 4, inputs: int = 4, outputs: int = 8) -> Dag:
     )
 
 
+def winograd_image(tiles: int = 4, inputs: int = 16, outputs: int = 16) -> Dag:
+    """An image in rows and columns of such tiles, put together from them and activated."""
+    transform, product, inverse = (
+        {"e": 4, "v": 4},
+        {"p": tiles, "q": tiles},
+        {"p": tiles, "y": 2, "q": tiles, "x": 2},
+    )
+    size = 2 * tiles
+    return dag(
+        {"data": (size + 2, size + 2, inputs), "weight": (4, 4, inputs, outputs)},
+        [
+            node("B", {"i": 4, "j": 4}, [], has_branch=True),
+            node(
+                "packed",
+                transform | product | {"c": inputs},
+                ["data[2*p + r, 2*q + s, c]", "B[r, e]", "B[s, v]"],
+                reduction={"r": 4, "s": 4},
+                flops=4.0,
+                constant_axes=("e", "v", "r", "s"),
+            ),
+            node(
+                "product",
+                transform | product | {"f": outputs},
+                ["packed[e, v, p, q, c]", "weight[e, v, c, f]"],
+                reduction={"c": inputs},
+                flops=2.0,
+            ),
+            node("A", {"i": 4, "j": 2}, [], has_branch=True),
+            node(
+                "inverse",
+                inverse | {"f": outputs},
+                ["product[r, s, p, q, f]", "A[r, y]", "A[s, x]"],
+                reduction={"r": 4, "s": 4},
+                flops=4.0,
+                constant_axes=("y", "x", "r", "s"),
+            ),
+            node("image", {"h": size, "w": size, "f": outputs}, ["inverse[h//2, ?h, w//2, ?w, f]"]),
+            node("relu", {"h": size, "w": size, "f": outputs}, ["image[h, w, f]"], flops=1.0),
+        ],
+        constants=("weight",),
+    )
+
+
 def grouped(size: int = 8, channels: int = 16, groups: int = 4) -> Dag:
     """1 x 1 in groups: each result reads the channels of its own group."""
     inside = channels // groups
@@ -381,6 +424,7 @@ DAGS: dict[str, Callable[[], Dag]] = {
     "grouped": grouped,
     "transposed": transposed,
     "winograd": winograd,
+    "winograd_image": winograd_image,
     "max_pool": max_pool,
     "global_pool": global_pool,
     "softmax": softmax,

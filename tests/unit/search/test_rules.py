@@ -12,6 +12,7 @@ from search.rules.derive import ConditionKind, Rule, State
 from search.rules.space import generate
 from search.sketches.stage import Rfactor, StageKind
 from search.stages.cpu import LoopNest, Tiled
+from search.stages.inlined import Inlined
 from tests.unit.search import dags
 from tests.unit.search.builders import dag, node
 from tests.unit.search.dags import DEVICE
@@ -59,6 +60,16 @@ def test_sums_over_constant_matrices_are_unrolled() -> None:
     for sketch in generate(dags.winograd(), DEVICE):
         assert [stage.node for stage in sketch.placed(StageKind.UNROLLED)] == ["packed", "inverse"]
         assert [stage.node for stage in sketch.placed(StageKind.INLINE)] == ["B", "A"]
+
+
+def test_a_chain_of_transforms_is_also_computed_in_blocks_of_rows() -> None:
+    few = replace(DEVICE, cores=2)
+    chains = [s.stages for s in generate(dags.winograd_image(12), few) if s.placed(StageKind.BLOCKS)]
+    assert [stages[-1].blocks for stages in chains] == [2, 4, 12]
+    for stages in chains:
+        in_blocks = {stage.node: stage.compute_at for stage in stages if stage.blocks}
+        assert in_blocks == {"packed": "relu", "product": "relu", "inverse": "relu", "relu": None}
+        assert all(isinstance(stage, Inlined) for stage in stages if not stage.blocks)
 
 
 def test_several_results_at_once_are_neither_tiled_nor_factored() -> None:

@@ -1,0 +1,88 @@
+"""Winograd's convolutions, computed a block of rows at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from tvm import te, topi
+
+from compiler.lowering.trace import lower
+from compiler.measuring.builder import BuiltKernel, LocalBuilder
+from compiler.measuring.runner import LocalRunner
+from compiler.reading.subgraph import read_dag
+from compiler.target import detect_device
+from compiler.variants.winograd import convolution
+from compiler.workload import to_json
+from search.programs.annotate import sample
+from search.rules.space import generate
+from search.sketches.row_blocks import row_blocks
+from search.sketches.sketch import Sketch
+from search.sketches.stage import StageKind
+from tests.packing import with_constants
+from tests.workloads import module
+
+DEVICE = replace(detect_device(2), profile=None)
+BUILDER, RUNNER = LocalBuilder(DEVICE.target), LocalRunner(DEVICE.target)
+PROGRAMS = 2
+WEIGHTS = 1
+
+
+def _blocks(sketch: Sketch) -> list[int]:
+    return [stage.blocks for stage in sketch.placed(StageKind.BLOCKS)]
+
+
+class Case(NamedTuple):
+    """A convolution in tiles of this size, and the numbers of blocks that are tried."""
+
+    tile: int
+    data: tuple[int, ...]
+    outputs: int
+    blocks: list[int]
+
+
+CASES = [
+    Case(4, (1, 16, 16, 16), 16, [2, 4]),
+    Case(2, (2, 8, 10, 5), 20, [1, 2, 4]),  # two images are two blocks already
+    Case(4, (1, 3, 8, 12, 6), 16, [2]),  # with a depth, which isn't cut
+    Case(2, (1, 14, 6, 8), 8, [7]),  # two cores can't share seven rows evenly
+    Case(4, (1, 10, 12, 8), 8, [3]),  # the last rows of tiles reach beyond the image: columns are cut
+    Case(4, (1, 10, 10, 8), 8, []),  # and so do the last columns
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_blocks_compute_what_the_convolution_is(case: Case) -> None:
+    """With a bias, a residual sum and an activation behind it, of which the residual is as large as the
+    result."""
+    tile, data, outputs, expected = case
+    edge, depth = tile + 2, (3,) * (len(data) - 4)
+    x = te.placeholder(data, name="x")
+    weight = te.placeholder((edge, edge, *depth, data[-1], outputs), name="weight")
+    product = convolution(x, weight, (1,) * (2 * len(data) - 4), tile)
+    bias = te.placeholder((outputs,), name="bias")
+    residual = te.placeholder(product.shape, name="residual")
+    result = topi.nn.relu(topi.add(topi.add(product, bias), residual))
+    workload = with_constants(module([x, weight, bias, residual, result]), [WEIGHTS])
+    rng = np.random.default_rng(0)
+    found = [sketch for sketch in generate(read_dag(workload), DEVICE) if _blocks(sketch)]
+    assert [blocks for sketch in found for blocks in _blocks(sketch)] == expected
+    for sketch in found:
+        population = sample(sketch, 64, rng)
+        for row in rng.choice(len(population), PROGRAMS, replace=False):
+            program = population.program(int(row))
+            built = BUILDER.build(to_json(workload), lower(workload, program, DEVICE))
+            assert isinstance(built, BuiltKernel), f"{program}\n{built.error}"
+            measured = RUNNER.run(built, to_json(workload), (), best_s=1e-12)
+            assert not measured.error, f"{program}\n{measured.error}"
+
+
+def test_a_result_with_another_reader_is_not_computed_in_blocks() -> None:
+    x = te.placeholder((1, 16, 16, 16), name="x")
+    weight = te.placeholder((6, 6, 16, 16), name="weight")
+    product = convolution(x, weight, (1, 1, 1, 1), 4)
+    workload = module([x, weight, product, topi.nn.relu(product)])
+    dag = read_dag(workload)
+    assert all(row_blocks(dag, node) is None for node in dag.nodes if node is not dag.nodes[-2])
