@@ -11,7 +11,7 @@ from compiler.importing.operators.control import choose
 from compiler.importing.stablehlo.attributes import tensor_type
 from compiler.importing.stablehlo.elementwise import CONVERTERS as ELEMENTWISE
 from compiler.importing.stablehlo.importer import Converter, Given, Importer, Tensor
-from compiler.importing.stablehlo.reductions import top_k
+from compiler.importing.stablehlo.sorting import top_k
 from compiler.importing.values import UnsupportedOperator
 
 # Calls that another operation computes, by the name of the call's target.

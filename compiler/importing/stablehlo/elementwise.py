@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import onnx
 from tvm import relax
 
 from compiler.constants.fold import constant
@@ -15,13 +14,31 @@ from compiler.importing.operators.floats import reinterpreted
 from compiler.importing.spec import Shape
 from compiler.importing.stablehlo.attributes import Array, ints, mlir, tensor_type
 from compiler.importing.stablehlo.importer import Converter, Importer, Tensor
-from compiler.importing.values import UnsupportedOperator, numpy_dtype
+
+HALVES = ("float16", "bfloat16")
 
 
 def _elementwise(on_arrays: Callable[..., Any], on_exprs: Callable[..., Any]) -> Converter:
     def convert(importer: Importer, op: Any) -> Tensor:
         shape, dtype = tensor_type(op.results[0].type)
         return importer.elementwise(importer.operands(op), shape, on_arrays, on_exprs, dtype)
+
+    return convert
+
+
+def _of_floats(on_arrays: Callable[..., Any], on_exprs: Callable[..., Any]) -> Converter:
+    """Return the converter of a function of floats. Halves are computed in float32, as XLA does."""
+
+    def convert(importer: Importer, op: Any) -> Tensor:
+        shape, dtype = tensor_type(op.results[0].type)
+        wide = [
+            as_type(importer, operand, "float32") if operand.dtype in HALVES else operand
+            for operand in importer.operands(op)
+        ]
+        result = importer.elementwise(
+            wide, shape, on_arrays, on_exprs, "float32" if dtype in HALVES else dtype
+        )
+        return as_type(importer, result, dtype)
 
     return convert
 
@@ -145,11 +162,40 @@ def _erf(x: Array) -> Array:
     return found
 
 
-def _power(importer: Importer, op: Any) -> Tensor:
+def _power(importer: Importer, op: Any) -> Any:
     shape, dtype = tensor_type(op.results[0].type)
-    if "int" in dtype:
-        raise UnsupportedOperator("powers of integers aren't supported")
-    return importer.elementwise(importer.operands(op), shape, np.power, relax.op.power, dtype)
+    if "int" not in dtype:
+        return _of_floats(np.power, relax.op.power)(importer, op)
+
+    def on_exprs(base: Any, exponent: Any) -> Any:
+        return _integer_power(relax.op, base, exponent, dtype, lambda expr: importer.graph.emit(expr).expr)
+
+    def on_arrays(base: Array, exponent: Array) -> Any:
+        return _integer_power(np, base, exponent, dtype, lambda array: array)
+
+    return importer.elementwise(importer.operands(op), shape, on_arrays, on_exprs, dtype)
+
+
+def _integer_power(ops: Any, base: Any, exponent: Any, dtype: str, emit: Callable[[Any], Any]) -> Any:
+    """Multiply the powers to 1, 2, 4, ... that the bits of the exponent name. To a negative exponent, 1 is 1,
+    and -1 is 1 or -1; any other number becomes 0.
+
+    NumPy's functions and relax's operators, the `ops`, have the same names.
+    """
+
+    def const(number: int) -> Any:
+        array = np.array(number).astype(dtype)
+        return array if ops is np else constant(array)
+
+    result, power = const(1), base
+    for bit in range(np.iinfo(dtype).bits):
+        is_set = emit(ops.not_equal(ops.bitwise_and(exponent, const(1 << bit)), const(0)))
+        result = emit(ops.where(is_set, ops.multiply(result, power), result))
+        power = emit(ops.multiply(power, power))
+    if dtype.startswith("uint"):
+        return result
+    keeps_one = ops.where(ops.equal(ops.abs(base), const(1)), result, const(0))
+    return ops.where(ops.less(exponent, const(0)), keeps_one, result)
 
 
 def _round_to_even(importer: Importer, op: Any) -> Tensor:
@@ -182,13 +228,40 @@ _DIRECTIONS: Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 
 
 def _compare(importer: Importer, op: Any) -> Tensor:
-    direction = mlir("dialects.stablehlo").ComparisonDirectionAttr(op.attributes["comparison_direction"])
+    dialect = mlir("dialects.stablehlo")
+    direction = dialect.ComparisonDirectionAttr(op.attributes["comparison_direction"])
     shape, _ = tensor_type(op.results[0].type)
     on_arrays, on_exprs = _DIRECTIONS[direction.value]
     operands = importer.operands(op)
     if operands[0].dtype == "bool":
         operands = [as_type(importer, operand, "int8") for operand in operands]
+    kind = op.attributes.get("compare_type", None)
+    if kind is not None and dialect.ComparisonTypeAttr(kind).value == "TOTALORDER":
+        operands = [in_total_order(importer, operand) for operand in operands]
     return importer.elementwise(operands, shape, on_arrays, on_exprs, "bool")
+
+
+def in_total_order(importer: Importer, operand: Tensor) -> Tensor:
+    """Return integers in the total order of floats: -NaN, -infinity, ..., -0.0, 0.0, ..., infinity, NaN.
+
+    The bits of positive numbers are in their order, those of negative ones in the reverse.
+    """
+    wide = as_type(importer, operand, "float32") if operand.dtype in HALVES else operand
+    kind = "int64" if wide.dtype == "float64" else "int32"
+    highest = np.iinfo(kind).max
+
+    def on_arrays(x: Array) -> Any:
+        bits = x.view(kind)
+        return np.where(bits < 0, bits ^ np.array(highest, kind), bits)
+
+    def on_exprs(x: Any) -> Any:
+        graph = importer.graph
+        bits = reinterpreted(graph, graph.emit(x), kind).expr
+        is_negative = relax.op.less(bits, constant(np.array(0, kind)))
+        turned = relax.op.bitwise_xor(bits, constant(np.array(highest, kind)))
+        return relax.op.where(is_negative, turned, bits)
+
+    return importer.elementwise([wide], wide.shape, on_arrays, on_exprs, kind)
 
 
 def _select(importer: Importer, op: Any) -> Tensor:
@@ -241,6 +314,20 @@ def as_type(importer: Importer, operand: Tensor, dtype: str) -> Tensor:
     return importer.elementwise([operand], operand.shape, lambda x: x, on_exprs, dtype)
 
 
+def as_index(importer: Importer, operand: Tensor) -> Tensor:
+    """Return integers as int64. The largest ones of uint64, which int64 lacks, stay the largest."""
+    if operand.dtype == "uint64":
+        most = np.array(np.iinfo(np.int64).max, np.uint64)
+        operand = importer.elementwise(
+            [operand],
+            operand.shape,
+            lambda x: np.minimum(x, most),
+            lambda x: relax.op.minimum(x, constant(most)),
+            operand.dtype,
+        )
+    return as_type(importer, operand, "int64")
+
+
 def _truncated(importer: Importer, operand: Tensor, dtype: str) -> Tensor:
     """Convert floats to integers as XLA does: toward zero; what is out of range becomes the nearest integer,
     and NaN 0. Processors disagree about such numbers, and TVM lets them wrap around."""
@@ -263,42 +350,6 @@ def _truncated(importer: Importer, operand: Tensor, dtype: str) -> Tensor:
         return relax.op.where(above, largest, relax.op.where(below, least, found))
 
     return importer.elementwise([operand], operand.shape, on_arrays, on_exprs, dtype)
-
-
-def _bitcast(importer: Importer, op: Any) -> Tensor:
-    (operand,) = importer.operands(op)
-    shape, dtype = tensor_type(op.results[0].type)
-    if shape != operand.shape or "bool" in (dtype, operand.dtype):
-        raise UnsupportedOperator("only elements of the same size can be read as others")
-    to = onnx.helper.np_dtype_to_tensor_dtype(numpy_dtype(dtype))
-    return Tensor(importer.graph.op("BitCast", operand.value, to=to, opset=26), shape)
-
-
-def _shift(on_arrays: Callable[..., Any], on_exprs: Callable[..., Any], kind: str = "") -> Converter:
-    """Return the converter of a shift of integers, which are read as those of a kind ("int" or "uint") if one
-    is given. A distance of all bits or more leaves zeros, or copies of the sign (`define_arithmetic`)."""
-
-    def convert(importer: Importer, op: Any) -> Tensor:
-        shape, dtype = tensor_type(op.results[0].type)
-        bits = np.iinfo(dtype).bits
-        of = f"{kind}{bits}" if kind else dtype
-
-        def shift_arrays(x: Array, by: Array) -> Any:
-            distance = by.view(f"uint{bits}")
-            moved = on_arrays(x.view(of), np.minimum(distance, bits - 1).astype(of))
-            fills_with_sign = on_exprs is relax.op.right_shift and of.startswith("int")
-            return (moved if fills_with_sign else np.where(distance < bits, moved, 0)).astype(of).view(dtype)
-
-        def shift_exprs(x: Any, by: Any) -> Any:
-            if of == dtype:
-                return on_exprs(x, by)
-            graph = importer.graph
-            x, by = (reinterpreted(graph, graph.emit(part), of).expr for part in (x, by))
-            return reinterpreted(graph, graph.emit(on_exprs(x, by)), dtype).expr
-
-        return importer.elementwise(importer.operands(op), shape, shift_arrays, shift_exprs, dtype)
-
-    return convert
 
 
 def _batch_norm(importer: Importer, op: Any) -> Tensor:
@@ -331,39 +382,38 @@ def _batch_norm(importer: Importer, op: Any) -> Tensor:
 
 _OR, _AND = (np.logical_or, relax.op.logical_or), (np.logical_and, relax.op.logical_and)
 CONVERTERS: Mapping[str, Converter] = {
-    "chlo.acos": _elementwise(np.arccos, relax.op.acos),
-    "chlo.acosh": _elementwise(np.arccosh, relax.op.acosh),
-    "chlo.asin": _elementwise(np.arcsin, relax.op.asin),
-    "chlo.asinh": _elementwise(np.arcsinh, relax.op.asinh),
-    "chlo.atan": _elementwise(np.arctan, relax.op.atan),
-    "chlo.atanh": _elementwise(np.arctanh, relax.op.atanh),
-    "chlo.cosh": _elementwise(np.cosh, relax.op.cosh),
-    "chlo.erf": _elementwise(_erf, relax.op.erf),
-    "chlo.erfc": _elementwise(lambda x: 1 - _erf(x), lambda x: relax.op.subtract(_one(x), relax.op.erf(x))),
-    "chlo.is_inf": _elementwise(np.isinf, relax.op.isinf),
-    "chlo.sinh": _elementwise(np.sinh, relax.op.sinh),
+    "chlo.acos": _of_floats(np.arccos, relax.op.acos),
+    "chlo.acosh": _of_floats(np.arccosh, relax.op.acosh),
+    "chlo.asin": _of_floats(np.arcsin, relax.op.asin),
+    "chlo.asinh": _of_floats(np.arcsinh, relax.op.asinh),
+    "chlo.atan": _of_floats(np.arctan, relax.op.atan),
+    "chlo.atanh": _of_floats(np.arctanh, relax.op.atanh),
+    "chlo.cosh": _of_floats(np.cosh, relax.op.cosh),
+    "chlo.erf": _of_floats(_erf, relax.op.erf),
+    "chlo.erfc": _of_floats(lambda x: 1 - _erf(x), lambda x: relax.op.subtract(_one(x), relax.op.erf(x))),
+    "chlo.is_inf": _of_floats(np.isinf, relax.op.isinf),
+    "chlo.sinh": _of_floats(np.sinh, relax.op.sinh),
     "chlo.square": _elementwise(np.square, lambda x: relax.op.multiply(x, x)),
-    "chlo.tan": _elementwise(np.tan, relax.op.tan),
+    "chlo.tan": _of_floats(np.tan, relax.op.tan),
     "stablehlo.abs": _elementwise(np.abs, relax.op.abs),
     "stablehlo.add": _by_type(_OR, (np.add, relax.op.add)),
     "stablehlo.and": _by_type(_AND, (np.bitwise_and, relax.op.bitwise_and)),
-    "stablehlo.atan2": _elementwise(np.arctan2, relax.op.atan2),
+    "stablehlo.atan2": _of_floats(np.arctan2, relax.op.atan2),
     "stablehlo.batch_norm_inference": _batch_norm,
-    "stablehlo.bitcast_convert": _bitcast,
-    "stablehlo.cbrt": _elementwise(np.cbrt, _cbrt),
+    "stablehlo.cbrt": _of_floats(np.cbrt, _cbrt),
     "stablehlo.ceil": _elementwise(np.ceil, relax.op.ceil),
     "stablehlo.clamp": _clamp,
     "stablehlo.compare": _compare,
     "stablehlo.convert": _convert,
-    "stablehlo.cosine": _elementwise(np.cos, relax.op.cos),
+    "stablehlo.cosine": _of_floats(np.cos, relax.op.cos),
     "stablehlo.divide": _quotient,
-    "stablehlo.exponential": _elementwise(np.exp, relax.op.exp),
-    "stablehlo.exponential_minus_one": _elementwise(np.expm1, _exp_minus_one),
+    "stablehlo.exponential": _of_floats(np.exp, relax.op.exp),
+    "stablehlo.exponential_minus_one": _of_floats(np.expm1, _exp_minus_one),
     "stablehlo.floor": _elementwise(np.floor, relax.op.floor),
-    "stablehlo.is_finite": _elementwise(np.isfinite, relax.op.isfinite),
-    "stablehlo.log": _elementwise(np.log, relax.op.log),
-    "stablehlo.log_plus_one": _elementwise(np.log1p, _log_plus_one),
-    "stablehlo.logistic": _elementwise(lambda x: 1 / (1 + np.exp(-x)), relax.op.sigmoid),
+    "stablehlo.is_finite": _of_floats(np.isfinite, relax.op.isfinite),
+    "stablehlo.log": _of_floats(np.log, relax.op.log),
+    "stablehlo.log_plus_one": _of_floats(np.log1p, _log_plus_one),
+    "stablehlo.logistic": _of_floats(lambda x: 1 / (1 + np.exp(-x)), relax.op.sigmoid),
     "stablehlo.maximum": _by_type(_OR, (np.maximum, relax.op.maximum)),
     "stablehlo.minimum": _by_type(_AND, (np.minimum, relax.op.minimum)),
     "stablehlo.multiply": _by_type(_AND, (np.multiply, relax.op.multiply)),
@@ -371,19 +421,16 @@ CONVERTERS: Mapping[str, Converter] = {
     "stablehlo.not": _by_type((np.logical_not, relax.op.logical_not), (np.invert, relax.op.bitwise_not)),
     "stablehlo.or": _by_type(_OR, (np.bitwise_or, relax.op.bitwise_or)),
     "stablehlo.power": _power,
-    "stablehlo.remainder": _elementwise(_modulo, relax.op.mod),
+    "stablehlo.remainder": _of_floats(_modulo, relax.op.mod),
     "stablehlo.round_nearest_afz": _elementwise(_round_array_from_zero, _round_from_zero),
     "stablehlo.round_nearest_even": _round_to_even,
-    "stablehlo.rsqrt": _elementwise(lambda x: 1 / np.sqrt(x), relax.op.rsqrt),
+    "stablehlo.rsqrt": _of_floats(lambda x: 1 / np.sqrt(x), relax.op.rsqrt),
     "stablehlo.select": _select,
-    "stablehlo.shift_left": _shift(np.left_shift, relax.op.left_shift),
-    "stablehlo.shift_right_arithmetic": _shift(np.right_shift, relax.op.right_shift, "int"),
-    "stablehlo.shift_right_logical": _shift(np.right_shift, relax.op.right_shift, "uint"),
     "stablehlo.sign": _elementwise(np.sign, relax.op.sign),
-    "stablehlo.sine": _elementwise(np.sin, relax.op.sin),
-    "stablehlo.sqrt": _elementwise(np.sqrt, relax.op.sqrt),
+    "stablehlo.sine": _of_floats(np.sin, relax.op.sin),
+    "stablehlo.sqrt": _of_floats(np.sqrt, relax.op.sqrt),
     "stablehlo.subtract": _elementwise(np.subtract, relax.op.subtract),
-    "stablehlo.tan": _elementwise(np.tan, relax.op.tan),
-    "stablehlo.tanh": _elementwise(np.tanh, relax.op.tanh),
+    "stablehlo.tan": _of_floats(np.tan, relax.op.tan),
+    "stablehlo.tanh": _of_floats(np.tanh, relax.op.tanh),
     "stablehlo.xor": _by_type((np.logical_xor, relax.op.logical_xor), (np.bitwise_xor, relax.op.bitwise_xor)),
 }

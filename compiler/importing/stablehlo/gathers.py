@@ -15,7 +15,7 @@ import numpy as np
 from tvm import relax
 
 from compiler.importing.stablehlo.attributes import ints, mlir
-from compiler.importing.stablehlo.elementwise import as_type
+from compiler.importing.stablehlo.elementwise import as_index, as_type
 from compiler.importing.stablehlo.importer import Converter, Importer, Tensor
 from compiler.importing.stablehlo.movement import reshaped, transposed
 from compiler.importing.stablehlo.reductions import fold_of
@@ -63,7 +63,7 @@ class _Windows:
         """Return for every place, and every element of its window along the addressed axes, where it is
         along the one axis; and whether the window lies within the tensor."""
         graph = importer.graph
-        indices = importer.full(as_type(importer, starts, "int64"))
+        indices = importer.full(as_index(importer, starts))
         if self.vector_axis == len(starts.shape):
             indices = graph.op("Unsqueeze", indices, np.array([self.vector_axis]))
         rank = len(indices.shape) - 1
@@ -143,6 +143,9 @@ def _scatter(importer: Importer, op: Any) -> Tensor:
     if len(operands) != 3:
         raise UnsupportedOperator("only one tensor at a time can be scattered into")
     data, starts, updates = operands
+    if data.dtype == "bool":
+        # Booleans are compared as bytes.
+        data, updates = (as_type(importer, each, "int8") for each in (data, updates))
     dims = mlir("dialects.stablehlo").ScatterDimensionNumbers(op.attributes["scatter_dimension_numbers"])
     batches = list(zip(dims.input_batching_dims, dims.scatter_indices_batching_dims, strict=True))
     dropped = [*dims.inserted_window_dims, *dims.input_batching_dims]
@@ -171,11 +174,12 @@ def _scatter(importer: Importer, op: Any) -> Tensor:
     outside = [axis for axis in range(updates.rank) if axis not in windows.inside]
     rows = importer.full(transposed(importer, updates, [*outside, *windows.inside]))
     at = graph.op("Unsqueeze", places, np.array([len(places.shape)]))
-    written = graph.op("ScatterND", wide, at, rows, reduction=_reduction(op, data.dtype))
+    written = graph.op("ScatterND", wide, at, rows, reduction=_reduction(op, operands[0].dtype))
     kept_rows = graph.op("Slice", written, np.array([0]), np.array([length]), np.array([0]))
     order = [*windows.addressed, *windows.rest]
     result = reshaped(importer, Tensor.of(kept_rows), [data.shape[axis] for axis in order])
-    return transposed(importer, result, np.argsort(order).tolist())
+    result = transposed(importer, result, np.argsort(order).tolist())
+    return as_type(importer, result, operands[0].dtype)
 
 
 def _reduction(op: Any, dtype: str) -> str:
@@ -185,7 +189,7 @@ def _reduction(op: Any, dtype: str) -> str:
     if len(operations) == 1 and list(operations[0].operands) == [block.arguments[1]]:
         return "none"
     fold = fold_of(op.regions[0], dtype)
-    if fold is None or dtype == "bool":
+    if fold is None or fold.name not in _SCATTERS:
         raise UnsupportedOperator(
             "elements can be replaced, added, multiplied and compared where they are scattered"
         )

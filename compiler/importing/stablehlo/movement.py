@@ -9,7 +9,7 @@ import numpy as np
 from tvm import relax
 
 from compiler.importing.stablehlo.attributes import elements, ints, number, tensor_type
-from compiler.importing.stablehlo.elementwise import as_type
+from compiler.importing.stablehlo.elementwise import as_index
 from compiler.importing.stablehlo.importer import Converter, Given, Importer, Row, Tensor
 from compiler.importing.values import Value, numpy_dtype
 
@@ -157,7 +157,7 @@ def _begin(start: Tensor, size: int, extent: int) -> int | None:
 def _places(importer: Importer, start: Tensor, size: int, extent: int) -> Value:
     """Return the places of a part of an axis that begins where the data says, and lies within."""
     graph = importer.graph
-    begin = as_type(importer, start, "int64").value
+    begin = as_index(importer, start).value
     begin = graph.op("Clip", begin, np.int64(0), np.int64(extent - size))
     return graph.op("Add", graph.op("Reshape", begin, np.array([1])), np.arange(size))
 

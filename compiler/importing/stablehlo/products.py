@@ -104,12 +104,15 @@ def _convolution(importer: Importer, op: Any) -> Tensor:
     count = len(dims.input_spatial_dimensions)
     if count not in _CONVOLUTIONS:
         raise UnsupportedOperator("only convolutions along one to three axes are supported")
-    if number(op, "batch_group_count", 1) != 1:
-        raise UnsupportedOperator("batch_group_count isn't supported: gradients have it, models don't")
     ones = [1] * count
     edges, strides = pairs(op, "padding", count), ints(op, "window_strides", ones)
     spread, dilations = ints(op, "lhs_dilation", ones), ints(op, "rhs_dilation", ones)
-    groups = number(op, "feature_group_count", 1)
+    groups, batch_groups = (number(op, f"{kind}_group_count", 1) for kind in ("feature", "batch"))
+    if batch_groups > 1:
+        data = _groups_as_features(
+            importer, data, dims.input_batch_dimension, dims.input_feature_dimension, batch_groups
+        )
+        groups = batch_groups
     reverses = ints(op, "window_reversal", [0] * count)
     reversed_axes = [axis for axis, by in zip(dims.kernel_spatial_dimensions, reverses, strict=True) if by]
     kernel = reversed_along(importer, kernel, reversed_axes)
@@ -162,6 +165,21 @@ def _convolution(importer: Importer, op: Any) -> Tensor:
         out_dtype=None if dtype == data.dtype == kernel.dtype else dtype,
     )
     return transposed(importer, importer.emit(call), result_order)
+
+
+def _groups_as_features(importer: Importer, data: Tensor, batch: int, feature: int, count: int) -> Tensor:
+    """Move groups of the batch to the features: each then has features of its own, as the groups of a grouped
+    convolution have.
+
+        (group * n, ..., c) -> (group, n, ..., c) -> (n, ..., group, c) -> (n, ..., group * c)
+    """
+    shape = list(data.shape)
+    split = reshaped(importer, data, [*shape[:batch], count, shape[batch] // count, *shape[batch + 1 :]])
+    others = [axis for axis in range(split.rank) if axis != batch]
+    moved = transposed(importer, split, [*others[:feature], batch, *others[feature:]])
+    shape[batch] //= count
+    shape[feature] *= count
+    return reshaped(importer, moved, shape)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from compiler.importing.formats.stablehlo_model import read
+from compiler.importing.formats.stablehlo_model import StablehloModel, read
+from compiler.importing.spec import ModelError
 from compiler.verifying.imported import Imported
 from tests.stablehlo_models import exported
 
@@ -58,6 +59,25 @@ def check(function: Callable[..., Any], *inputs: Array) -> None:
     for expected, actual in zip(wanted, found, strict=True):
         assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
         np.testing.assert_array_equal(actual, expected)
+
+
+def check_all(functions: Mapping[str, Callable[..., Any]], *inputs: Array) -> None:
+    """Compare functions with XLA as one program, and name the one that differs."""
+    file = read(
+        exported(lambda *given: {name: each(*given) for name, each in functions.items()}, *inputs), {}
+    )
+    check_file(file, inputs)
+
+
+def check_file(file: StablehloModel, inputs: Sequence[Array]) -> None:
+    given = {spec.name: array for spec, array in zip(file.inputs, inputs, strict=True)}
+    found = Imported(file.to_relax(), TARGET, TARGET).compute(given)
+    for expected, (name, actual) in zip(file.compute(given), found.items(), strict=True):
+        assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape), name
+        tolerance = 0.01 if str(expected.dtype) in ("float16", "bfloat16") else 1e-5
+        if actual.dtype.kind in "fV":
+            actual, expected = actual.astype(np.float64), expected.astype(np.float64)
+        np.testing.assert_allclose(actual, expected, rtol=tolerance, err_msg=name)
 
 
 def pairs(dtype: str) -> tuple[Array, Array]:
@@ -152,3 +172,203 @@ def test_sums_of_halves_in_windows_are_rounded_once(dtype: Any) -> None:
     )
     (found,) = Imported(file.to_relax(), TARGET, TARGET).compute({file.inputs[0].name: data}).values()
     assert float(found.reshape(())) == pytest.approx(64 * 64 * 15, rel=0.01)
+
+
+BYTES = np.array([[-128, 5, 127, -3], [0, -128, 7, 1], [3, 4, -5, 6]], np.int8)
+
+
+def windows(fold: Callable[..., Any], start: Any, **attributes: Any) -> Callable[[Any], Any]:
+    def reduced(x: Any) -> Any:
+        given = {"window_dimensions": (2, 3), "window_strides": (1, 2), "padding": "SAME", **attributes}
+        return lax.reduce_window(x.astype(np.asarray(start).dtype), start, fold, **given)
+
+    return reduced
+
+
+def test_windows_of_every_kind() -> None:
+    """Negated, the least integer is itself: a minimum is no negated maximum."""
+    least, largest = np.int8(-128), np.int8(127)
+    check_all(
+        {
+            "minimum": windows(lax.min, largest),
+            "minimum of uint8": windows(lax.min, np.uint8(255)),
+            "maximum": windows(lax.max, least),
+            "sum": windows(lax.add, np.int8(0)),
+            "product": windows(lax.mul, np.int32(1), padding="VALID"),
+            "product of floats": windows(lax.mul, np.float32(1)),
+            "more than the minimum": windows(lax.min, np.int8(2)),
+            "more than the sum": windows(lax.add, np.float32(0.5)),
+            "negative padding": windows(lax.add, np.int32(0), padding=((-1, 0), (2, -1))),
+            "gaps": windows(lax.max, least, base_dilation=(2, 3), padding=((1, 0), (0, 2))),
+            "gaps in both": windows(lax.min, largest, base_dilation=(1, 2), window_dilation=(2, 1)),
+            "any": lambda x: windows(lax.bitwise_or, np.bool_(False))(x > 4),
+            "all": lambda x: windows(lax.bitwise_and, np.bool_(True))(x < 7),
+            "bits": windows(lax.bitwise_xor, np.int8(0)),
+            "five": windows(lax.min, largest, window_dimensions=(3, 4), window_strides=(1, 1)),
+        },
+        BYTES,
+    )
+
+
+def test_reductions_by_bits_and_places_of_booleans() -> None:
+    check_all(
+        {
+            "and": lambda x: lax.reduce(x, np.int8(-1), lax.bitwise_and, (1,)),
+            "or": lambda x: lax.reduce(x, np.int8(0), lax.bitwise_or, (0,)),
+            "xor": lambda x: lax.reduce(x, np.int8(5), lax.bitwise_xor, (0, 1)),
+            "parity": lambda x: lax.reduce(x > 0, np.bool_(False), lax.bitwise_xor, (1,)),
+            "first true": lambda x: jnp.argmax(x > 4, 1),
+            "first false": lambda x: jnp.argmin(x > 4, 1),
+        },
+        BYTES,
+    )
+
+
+def test_bits_of_elements() -> None:
+    integers = np.array([0, 1, -1, 127, -128, 2**40, -(2**63)], np.int64)
+    floats = np.concatenate([EDGES, np.array([240, 248, 256, 1 / 64, 1 / 128, 1e-3], np.float32)])
+    types = ("int8", "uint16", "uint32", "int64", "uint64")
+    check_all(
+        {
+            **{f"ones of {each}": lambda x, _, t=each: lax.population_count(x.astype(t)) for each in types},
+            **{f"zeros of {each}": lambda x, _, t=each: lax.clz(x.astype(t)) for each in types},
+            "half": lambda _, y: lax.reduce_precision(y, 5, 10),
+            "bfloat16": lambda _, y: lax.reduce_precision(y, 8, 7),
+            "eight bits": lambda _, y: lax.reduce_precision(y, 4, 3),
+            "parts": lambda x, _: lax.bitcast_convert_type(x, np.int16),
+            "whole": lambda x, _: lax.bitcast_convert_type(lax.bitcast_convert_type(x, np.uint8), np.int64),
+            "parts of floats": lambda _, y: lax.bitcast_convert_type(y, np.uint8),
+        },
+        integers,
+        floats,
+    )
+
+
+def text(body: str, *arguments: str, result: str) -> StablehloModel:
+    named = ", ".join(f"%x{number}: {kind}" for number, kind in enumerate(arguments))
+    return read(f"func.func @main({named}) -> {result} {{\n{body}\nreturn %y : {result}\n}}".encode(), {})
+
+
+@pytest.mark.parametrize("direction", ["LT", "GE", "EQ"])
+def test_floats_have_a_total_order(direction: str) -> None:
+    numbers = np.array([NAN, -NAN, 0.0, -0.0, INF, -INF, 1, -1], np.float32)
+    first, second = (np.ascontiguousarray(grid.ravel()) for grid in np.meshgrid(numbers, numbers))
+    compared = f"%y = stablehlo.compare {direction}, %x0, %x1, TOTALORDER : (tensor<64xf32>, tensor<64xf32>)"
+    file = text(f"{compared} -> tensor<64xi1>", *["tensor<64xf32>"] * 2, result="tensor<64xi1>")
+    check_file(file, [first, second])
+
+
+def sort_by(key: str, kind: str = "LT, %p, %q, FLOAT") -> StablehloModel:
+    """Return a program that sorts floats by what `key` computes of them."""
+    one = "tensor<f32>"
+    body = f"""
+      %y = "stablehlo.sort"(%x0) <{{dimension = 0 : i64, is_stable = true}}> ({{
+      ^bb0(%a: {one}, %b: {one}):
+        %p = {key.format("%a")} : {one}
+        %q = {key.format("%b")} : {one}
+        %c = stablehlo.compare {kind} : ({one}, {one}) -> tensor<i1>
+        stablehlo.return %c : tensor<i1>
+      }}) : (tensor<9xf32>) -> tensor<9xf32>"""
+    return text(body, "tensor<9xf32>", result="tensor<9xf32>")
+
+
+UNSORTED = np.array([1, -0.0, 0.0, -3, 0.0, -0.0, 2.5, -INF, INF], np.float32)
+
+
+@pytest.mark.parametrize("kind", ["LT, %p, %q, TOTALORDER", "GT, %p, %q, TOTALORDER", "LT, %q, %p, FLOAT"])
+def test_order_of_zeros(kind: str) -> None:
+    check_file(sort_by("stablehlo.optimization_barrier {}", kind), [UNSORTED])
+
+
+@pytest.mark.parametrize("key", ["stablehlo.abs {}", "stablehlo.multiply {0}, {0}", "stablehlo.floor {}"])
+def test_orders_of_something_else_are_refused(key: str) -> None:
+    """Their results for 1 and 2 are those of the numbers themselves."""
+    with pytest.raises(
+        ModelError, match=r"operation stablehlo.sort at line .* its comparator does more than"
+    ):
+        sort_by(key).to_relax()
+
+
+def test_a_place_of_the_largest_size_is_refused() -> None:
+    body = """
+      %places = stablehlo.iota dim = 0 : tensor<4xi32>
+      %least = stablehlo.constant dense<0xFF800000> : tensor<f32>
+      %none = stablehlo.constant dense<0> : tensor<i32>
+      %v, %y = "stablehlo.reduce"(%x0, %places, %least, %none) <{dimensions = array<i64: 0>}> ({
+      ^bb0(%a: tensor<f32>, %i: tensor<i32>, %b: tensor<f32>, %j: tensor<i32>):
+        %p = stablehlo.abs %a : tensor<f32>
+        %q = stablehlo.abs %b : tensor<f32>
+        %more = stablehlo.compare GT, %p, %q : (tensor<f32>, tensor<f32>) -> tensor<i1>
+        %same = stablehlo.compare EQ, %p, %q : (tensor<f32>, tensor<f32>) -> tensor<i1>
+        %before = stablehlo.compare LT, %i, %j : (tensor<i32>, tensor<i32>) -> tensor<i1>
+        %tie = stablehlo.and %same, %before : tensor<i1>
+        %c = stablehlo.or %more, %tie : tensor<i1>
+        %m = stablehlo.select %c, %a, %b : tensor<i1>, tensor<f32>
+        %n = stablehlo.select %c, %i, %j : tensor<i1>, tensor<i32>
+        stablehlo.return %m, %n : tensor<f32>, tensor<i32>
+      }) : (tensor<4xf32>, tensor<4xi32>, tensor<f32>, tensor<i32>) -> (tensor<f32>, tensor<i32>)"""
+    with pytest.raises(ModelError, match="reduced together only to an extreme and its first place"):
+        text(body, "tensor<4xf32>", result="tensor<i32>").to_relax()
+
+
+def test_sorts_by_several_tensors() -> None:
+    first = np.array([1, 0, 1, 0, 1, 0], np.int32)
+    second = np.array([3, 1, 2, NAN, 2, 1], np.float32)
+    check_all(
+        {
+            "two keys": lambda x, y: lax.sort((x, y, jnp.arange(6)), num_keys=2),
+            "the second": lambda x, y: lax.sort((y, x), num_keys=1),
+            "booleans": lambda x, y: lax.sort((x > 0, y), num_keys=1),
+            "lexsort": lambda x, y: jnp.lexsort((y, x)),
+        },
+        first,
+        second,
+    )
+
+
+def test_functions_of_bfloat16() -> None:
+    x = np.array([NAN, INF, -INF, 0.0, -0.0, 0.5, -0.75, 2.5, 30, -30], ml_dtypes.bfloat16)
+    functions = {
+        each.__name__: each
+        for each in (lax.log1p, lax.expm1, lax.cbrt, lax.is_finite, lax.exp, lax.tanh, lax.rsqrt)
+    }
+    check_all({**functions, "rem": lambda x: lax.rem(x, x[::-1]), "pow": lambda x: lax.pow(x, x[::-1])}, x)
+
+
+def test_batches_in_groups() -> None:
+    """Gradients of convolutions have them."""
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(shape).astype(np.float32) for shape in ((4, 6, 5, 3), (3, 2, 3, 4)))
+    axes = {"dimension_numbers": ("NHWC", "HWIO", "NHWC"), "padding": "SAME"}
+
+    def loss(x: Any, w: Any) -> Any:
+        return (lax.conv_general_dilated(x, w, (2, 1), feature_group_count=3, **axes) ** 2).sum()
+
+    check_all(
+        {
+            "groups": lambda x, w: lax.conv_general_dilated(x, w, (1, 2), batch_group_count=2, **axes),
+            "gradient": lambda x, w: jax.grad(loss, 1)(x, jnp.concatenate([w[:, :, :1]] * 3, 3)) / 100,
+        },
+        x,
+        w,
+    )
+
+
+def test_powers_of_integers() -> None:
+    numbers = np.array([-3, -1, 0, 1, 2, 7], np.int32)
+    base, exponent = (np.ascontiguousarray(grid.ravel()) for grid in np.meshgrid(numbers, numbers))
+    kind = "tensor<36xi32>"
+    check_file(text(f"%y = stablehlo.power %x0, %x1 : {kind}", kind, kind, result=kind), [base, exponent])
+
+
+def test_places_and_booleans_that_are_scattered() -> None:
+    flags, values = np.zeros(4, bool), np.array([1, 0, 1], bool)
+    check_all(
+        {
+            "booleans": lambda x, y, _: x.at[jnp.array([1, 1, 3])].max(y),
+            "far": lambda x, y, far: lax.dynamic_slice(jnp.arange(9), (far,), (3,)),
+        },
+        flags,
+        values,
+        np.array(2**64 - 5, np.uint64),
+    )

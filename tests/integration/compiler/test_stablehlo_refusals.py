@@ -129,11 +129,17 @@ FUNCTIONS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
         lambda x: lax.while_loop(lambda y: y.sum() < 9, lambda y: y * 2, x),
         "operation stablehlo.while at .* the data decides how often the loop runs",
     ),
-    "windows of products": (
-        lambda x: lax.reduce_window(x, 1.0, lax.mul, (2, 2), (2, 2), "VALID"),
-        "operation stablehlo.reduce_window at .* only sums and extremes of numbers",
+    "windows of two tensors": (
+        lambda x: lax.reduce_window(
+            (x, x),
+            (0.0, 0.0),
+            lambda a, b: (a[0] + b[0], lax.max(a[1], b[1])),
+            (2, 2),
+            (2, 2),
+            "VALID",
+        ),
+        "operation stablehlo.reduce_window at .* of one tensor are computed in windows",
     ),
-    "an order of two tensors": (lambda x: lax.sort((x, x * 2), num_keys=2), "only the order of the first"),
     "reduced by a polynomial": (
         lambda x: lax.reduce(x, 0.0, lambda a, b: a + b * b, (0,)),
         "only sums, products, extremes",
