@@ -12,6 +12,8 @@ from enum import StrEnum
 _SHA256 = re.compile("[0-9a-f]{64}")
 # More than the memory of a thread.
 MAX_RESOURCE = 1 << 24
+# Repeats are noisy if they spread by more than this share of their median.
+NOISY = 0.25
 
 
 class Outcome(StrEnum):
@@ -107,6 +109,14 @@ class Built:
         return ()
 
 
+def spread(run_s: Sequence[float]) -> tuple[float, float]:
+    """Return the 10th and the 90th percentile of repeats, of which there is at least one."""
+    if len(run_s) == 1:
+        return run_s[0], run_s[0]
+    deciles = statistics.quantiles(run_s, n=10, method="inclusive")
+    return deciles[0], deciles[-1]
+
+
 def noise(run_s: Sequence[float]) -> float | None:
     """Return the spread of repeats, from the 10th to the 90th percentile, as a fraction of their median.
 
@@ -114,5 +124,10 @@ def noise(run_s: Sequence[float]) -> float | None:
     """
     if len(run_s) < 2:
         return None
-    deciles = statistics.quantiles(run_s, n=10, method="inclusive")
-    return (deciles[-1] - deciles[0]) / statistics.median(run_s)
+    low, high = spread(run_s)
+    return (high - low) / statistics.median(run_s)
+
+
+def is_noisy(run_s: Sequence[float]) -> bool:
+    """Return whether repeats differ so much that something else must have disturbed the device."""
+    return (noise(run_s) or 0.0) > NOISY

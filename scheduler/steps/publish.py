@@ -20,7 +20,7 @@ from compiler.packaging.artifact import ArtifactError, Verification, open_artifa
 from core.device import Device
 from core.job import JobState
 from core.lease import ModuleKind
-from core.measurement import noise
+from core.measurement import is_noisy, noise, spread
 from core.model_latency import base_workload
 from core.webhook import WebhookEvent
 from records import devices, webhooks
@@ -380,7 +380,8 @@ def _publish(
                     jobs.set_end_to_end(session, job.id, kind, secs[kind])
             notes = [event.data["message"] for event in events.of_kinds(session, job.id, NOTES)]
             jobs.set_onnxruntime(session, job.id, peer)
-            parts = [_describe_ratio(peer), verdict.message, describe_replaced(manifest), *notes]
+            disturbed = _describe_noise(verdict.run)
+            parts = [_describe_ratio(peer), verdict.message, disturbed, describe_replaced(manifest), *notes]
             message = "; ".join(filter(None, parts))
             if jobs.set_artifacts(session, job.id, tuned_sha=sha):
                 now = context.now()
@@ -400,6 +401,14 @@ def _describe_ratio(timing: OnnxRuntime) -> str:
     latency_ms = statistics.median(timing.run_s) * 1e3
     peer = f"ONNX Runtime {timing.version} on this device ({latency_ms:.3g} ms)"
     return f"{timing.ratio:.2f} times as fast as {peer}"
+
+
+def _describe_noise(run: StoredModuleRun) -> str:
+    """Return how much the calls of a model differed; empty if they differed little."""
+    if not is_noisy(run.run_s):
+        return ""
+    low, high = (f"{secs * 1e3:.3g}" for secs in spread(run.run_s))
+    return f"the device was disturbed: 80% of the calls took {low} to {high} ms"
 
 
 def _rank(run: StoredModuleRun) -> tuple[float, int]:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from core.durations import latency_text
+from core.measurement import NOISY
 from tunefarm.cli.options import (
     AsJson,
     Data,
@@ -74,6 +75,8 @@ def show(
     else:
         module = load_compiler("compiler.lowering.trace").apply_trace(module, schedule.trace)
         noise = "" if schedule.noise is None else f", varying by {schedule.noise:.0%}"
+        if schedule.noise is not None and schedule.noise > NOISY:
+            noise += " (noisy: the device was disturbed)"
         took = f"{latency_text(schedule.latency_s)}{noise}"
         claimed = " as its database said, never measured here" if schedule.source == "import" else ""
         print_plain(f"# {took}{claimed} on device class {schedule.device_class}")

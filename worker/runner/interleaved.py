@@ -7,9 +7,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from core.measurement import Measurement, Outcome
+from core.measurement import Measurement, Outcome, is_noisy
 
+# A quiet machine has ROUNDS rounds. While it is disturbed there are more, up to MAX_ROUNDS.
 ROUNDS = 5
+MAX_ROUNDS = 20
 # No turn begins once those after the first round have taken this long. A model that takes more than SLOW
 # times as long as the fastest is timed in the first round only.
 MAX_S = 60.0
@@ -24,7 +26,9 @@ async def time_interleaved(
     again: Callable[[_Model], Awaitable[Measurement]],
     clock: Callable[[], float] | None = None,
 ) -> list[Measurement]:
-    """Time each model in up to ROUNDS turns; return its latencies of all turns, or the failure of one turn.
+    """Time each model in up to ROUNDS turns, or up to MAX_ROUNDS if the latencies are noisy.
+
+    Return its latencies of all turns, or the failure of one turn.
 
     `first` times a model in the first round, and is given the measurements of the models before it; `again`
     times it in later rounds. Each turn loads one model and unloads it, so that memory for one suffices, and a
@@ -35,17 +39,25 @@ async def time_interleaved(
     for model in models:
         measurements.append(await first(model, measurements))
     started_s = now()
-    for number in range(1, ROUNDS):
+    for number in range(1, MAX_ROUNDS):
+        rivals = _rivals(measurements)
+        if number >= ROUNDS and not any(is_noisy(measurements[index].run_s) for index in rivals):
+            break
         # Each round begins with another model.
         for index in [*range(number % len(models), len(models)), *range(number % len(models))]:
+            if now() - started_s >= MAX_S or index not in _rivals(measurements):
+                continue
             before = measurements[index]
-            if now() - started_s >= MAX_S or before.outcome is not Outcome.OK:
-                continue
-            fastest_s = min(each.latency_s for each in measurements if each.outcome is Outcome.OK)
-            if before.latency_s > SLOW * fastest_s:
-                continue
             after = await again(models[index])
             if after.outcome is Outcome.OK:
                 after = replace(before, run_s=(*before.run_s, *after.run_s))
             measurements[index] = after
     return measurements
+
+
+def _rivals(measurements: Sequence[Measurement]) -> set[int]:
+    """Return the positions of the models that run and are not clearly slower than the fastest."""
+    latencies = {
+        index: each.latency_s for index, each in enumerate(measurements) if each.outcome is Outcome.OK
+    }
+    return {index for index, latency_s in latencies.items() if latency_s <= SLOW * min(latencies.values())}

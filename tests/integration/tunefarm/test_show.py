@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from compiler.workload import normalise, to_json
@@ -22,4 +24,9 @@ def test_the_best_program_and_the_naive_one_are_shown(capsys: pytest.CaptureFixt
     shown, naive = texts
     assert shown.startswith("# 1 ms, varying by 2% on device class cafe\n")
     assert naive.startswith("# as imported")
+
+    noisy = replace(best, noise=12.72)
+    with serving(FakeService(best=noisy, module_json=to_json(normalise(matmul())))) as service:
+        assert run(app, ["show", "abc", "--server", service.url]) == ExitCode.OK
+    assert ", varying by 1272% (noisy: the device was disturbed) on" in capsys.readouterr().out
     assert ("T.grid(8, 4, 8, 16)" in shown, "T.grid(32, 8, 16)" in naive) == (True, True)

@@ -45,6 +45,13 @@ def test_a_job_leads_with_how_it_compares_with_onnx_runtime(farm: Farm, onnx: Fa
     assert len({run.lease_id for run in runs.values()}) == 1, "timed in turns"
 
 
+def test_a_job_says_that_its_device_was_disturbed(farm: Farm, onnx: FakeCompiler) -> None:
+    farm.slowdowns = (*[1.0] * 6, *[1.5] * 5)
+    farm.submit()
+    farm.plug_in()
+    assert farm.finish().message.endswith("; the device was disturbed: 80% of the calls took 10 to 15 ms")
+
+
 def test_a_model_that_is_faster_in_onnx_runtime_is_published_all_the_same(
     farm: Farm, onnx: FakeCompiler
 ) -> None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from core.measurement import Measurement, Outcome
-from worker.runner.interleaved import MAX_S, ROUNDS, time_interleaved
+from core.measurement import Measurement, Outcome, is_noisy
+from worker.runner.interleaved import MAX_ROUNDS, MAX_S, ROUNDS, time_interleaved
 
 CRASH = Measurement(Outcome.RUN_ERROR, error="the child was ended by SIGSEGV during the run")
 
@@ -17,11 +17,13 @@ CRASH = Measurement(Outcome.RUN_ERROR, error="the child was ended by SIGSEGV dur
 @dataclass
 class Machine:
     """A machine on which a call of each model takes `secs`; a turn is ten calls. `faults` has the turn in
-    which a model crashes. Each turn is slower than the one before by the factor `drift`."""
+    which a model crashes. Each turn is slower than the one before by the factor `drift`. For the first
+    `disturbed` turns, every other one takes twice as long."""
 
     secs: dict[str, float]
     faults: dict[str, int] = field(default_factory=dict)
     drift: float = 1.0
+    disturbed: int = 0
     now: float = 0.0
     turns: list[str] = field(default_factory=list)
     told: dict[str, list[str]] = field(default_factory=dict)
@@ -37,6 +39,8 @@ class Machine:
 
     async def again(self, model: str) -> Measurement:
         took_s = self.secs[model] * self.drift ** len(self.turns)
+        if len(self.turns) < self.disturbed:
+            took_s *= 1 + len(self.turns) % 2
         self.turns.append(model)
         self.now += 10 * took_s
         if self.turns.count(model) == self.faults.get(model):
@@ -58,9 +62,19 @@ def test_a_model_that_is_alone_gets_all_turns() -> None:
 
 def test_a_machine_that_slows_down_slows_all_of_them() -> None:
     """Timed one after the other, the second would seem to be half as fast."""
-    found = Machine({"a": 0.01, "b": 0.01}, drift=1.15).run()
+    found = Machine({"a": 0.01, "b": 0.01}, drift=1.05).run()
     assert found["b"].latency_s == pytest.approx(found["a"].latency_s, rel=0.16)
     assert max(found["a"].run_s) > 2 * min(found["a"].run_s)  # which the spread shows
+
+
+def test_a_disturbed_machine_times_longer() -> None:
+    """Until the disturbance is a small part of the repeats, or the rounds are spent."""
+    machine = Machine({"a": 0.01}, disturbed=6)
+    assert machine.run()["a"].latency_s == 0.01
+    assert ROUNDS < len(machine.turns) < 2 * MAX_ROUNDS
+    forever = Machine({"a": 0.01, "b": 0.01}, disturbed=1000)
+    assert is_noisy(forever.run()["a"].run_s)
+    assert len(forever.turns) == 2 * MAX_ROUNDS
 
 
 def test_what_is_clearly_slower_has_one_turn() -> None:
