@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -24,6 +25,7 @@ from typing import IO, Any, BinaryIO, NoReturn
 from compiler.importing.spec import ModelError, first_line
 from sandbox.cache_seed import CACHE_FOLDER, ZIG_CACHE, CacheSeed
 from sandbox.environment import allowed_variables
+from sandbox.family_memory import INTERVAL_S, family_bytes, most_bytes
 from sandbox.limits import limit_memory
 from sandbox.reaper import END_SIGNAL, END_TIMEOUT_S
 from system.packages import python_path
@@ -50,6 +52,7 @@ def run_child(
     module: str,
     request: bytes,
     timeout_s: float,
+    memory_bytes: int,
     files: tuple[IO[bytes], ...] = (),
     seed: CacheSeed | None = None,
     fills_seed: bool = False,
@@ -58,8 +61,11 @@ def run_child(
 
     The reply is a file, which may hold a library of gigabytes. Read no more of it than a reply can have: a
     child that was taken over writes as much as it likes. The status is None for a child that took longer than
-    `timeout_s` and was killed. The child has the `files` under the same descriptors, and a copy of the `seed`
-    as the linker's cache. With `fills_seed`, a child that succeeds fills the seed.
+    `timeout_s` and was killed. It is -SIGKILL if its processes together had more memory than
+    `sandbox.family_memory` allows where each may have `memory_bytes`.
+
+    The child has the `files` under the same descriptors, and a copy of the `seed` as the linker's cache. With
+    `fills_seed`, a child that succeeds fills the seed.
 
     Raises ModelError where the child can't be started.
     """
@@ -90,10 +96,7 @@ def run_child(
             with child:
                 status: int | None = None
                 try:
-                    child.communicate(request, timeout=timeout_s)
-                    status = child.returncode
-                except subprocess.TimeoutExpired:
-                    pass
+                    status = _finish(child, request, timeout_s, most_bytes(memory_bytes))
                 finally:
                     _end(child)
             if seed is not None and fills_seed and status == 0:
@@ -107,6 +110,22 @@ def run_child(
                 _warn_once(gap)
         reply.seek(0)
         yield reply, status
+
+
+def _finish(child: subprocess.Popen[bytes], request: bytes, timeout_s: float, family_most: int) -> int | None:
+    """Give a child its request, and wait for its end. Return its exit status; None once its time is over."""
+    deadline = time.monotonic() + timeout_s
+    given: bytes | None = request
+    while (left_s := deadline - time.monotonic()) > 0:
+        try:
+            child.communicate(given, timeout=min(left_s, INTERVAL_S))
+            return child.returncode
+        except subprocess.TimeoutExpired:
+            given = None  # the rest of it is given later
+        if (taken := family_bytes(child.pid)) > family_most:
+            _log.warning("a child's processes have %d bytes of memory, more than %d", taken, family_most)
+            return -signal.SIGKILL
+    return None
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
@@ -124,12 +143,13 @@ def run_on_model(
     model: bytes | IO[bytes],
     request: Mapping[str, object],
     timeout_s: float,
+    memory_bytes: int,
     seed: CacheSeed | None = None,
 ) -> Iterator[tuple[IO[bytes], int | None]]:
     """Run a child as `run_child` does, on a request and a model, whose descriptor it finds as `model`."""
     with _as_file(model) as file:
         message = json.dumps({**request, "model": file.fileno()}).encode()
-        with run_child(module, message, timeout_s, (file,), seed) as replied:
+        with run_child(module, message, timeout_s, memory_bytes, (file,), seed) as replied:
             yield replied
 
 

@@ -54,13 +54,14 @@ def check_library(
             inputs.write(len(buffer.getvalue()).to_bytes(8, "little") + buffer.getvalue())
         inputs.flush()
         files = (model, library, inputs)
+        memory_bytes = MEMORY_BYTES + MEMORY_PER_MODEL_BYTE * size_of(model)
         request = {
-            "memory_bytes": MEMORY_BYTES + MEMORY_PER_MODEL_BYTE * size_of(model),
+            "memory_bytes": memory_bytes,
             "files": [file.fileno() for file in files],
             "manifest": manifest.to_json(),
         }
         child = run_child(
-            "compiler.children.library_check", json.dumps(request).encode(), CHECK_S, files=files
+            "compiler.children.library_check", json.dumps(request).encode(), CHECK_S, memory_bytes, files
         )
         with child as (reply, status):
             lines = reply.read(MAX_REPLY_BYTES).splitlines()

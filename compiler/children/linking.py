@@ -32,10 +32,10 @@ def linker_seed(target: str) -> CacheSeed | None:
     seed = CacheSeed(folder)
     if not seed.is_filled:
         request = json.dumps({"arch": arch, "memory_bytes": BASE_MEMORY_BYTES}).encode()
-        with run_child("compiler.children.linking", request, FILL_S, seed=seed, fills_seed=True) as (
-            _,
-            status,
-        ):
+        filler = run_child(
+            *("compiler.children.linking", request, FILL_S, BASE_MEMORY_BYTES), seed=seed, fills_seed=True
+        )
+        with filler as (_, status):
             if status != 0:
                 end = "took too long" if status is None else describe_exit(status)
                 _log.warning("the linker for %s %s: its cache was not filled", arch, end)

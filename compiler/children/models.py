@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -18,6 +19,8 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO
+
+import msgspec
 
 from compiler import fallback
 from compiler.children.child import (
@@ -45,6 +48,7 @@ from compiler.packaging.artifact import (
 )
 from compiler.target import parse_target
 from compiler.variants.choice import VariantModel
+from core.library_check import SymbolError, check_library
 from sandbox.limits import data_bytes, limit_memory
 from system.memory import usable_memory_bytes
 
@@ -54,6 +58,8 @@ BUILD_MEMORY_BYTES = 8 << 30
 LIBRARY_PER_MODEL_BYTE = 4
 MAX_PROBLEM_CHARS = 8192
 MAX_MODEL_BYTES = 16 << 30
+MAX_CALLS, MAX_OPERANDS = 1 << 30, 1 << 16
+_TYPE_NAME = re.compile(r"[a-z][a-z0-9_]{1,31}")
 
 _log = logging.getLogger(__name__)
 
@@ -113,8 +119,11 @@ class CompileRequest:
 
 @dataclass(frozen=True)
 class ImportedModel:
-    """The inputs, outputs and tuning tasks of a model that was imported and fused for a target. `computed_in`
-    is as in `OnnxFile`; `is_onnx` tells whether its file is an ONNX model."""
+    """The inputs, outputs and tuning tasks of a model that was imported and fused for a target.
+
+    `computed_in` is as in `OnnxFile`; `is_onnx` tells whether its file is an ONNX model. Raises ValueError
+    for what no model has, because a child that was taken over may say anything.
+    """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -122,21 +131,22 @@ class ImportedModel:
     computed_in: str = "float64"
     is_onnx: bool = False
 
+    def __post_init__(self) -> None:
+        types = [self.computed_in, *(spec.dtype for spec in (*self.inputs, *self.outputs))]
+        if not all(map(_TYPE_NAME.fullmatch, types)):
+            raise ValueError("an element type has no name")
+        own = {task.workload_hash for task in self.tasks if not task.variant}
+        for task in self.tasks:
+            is_place = all(0 <= index < MAX_OPERANDS for index in task.constants)
+            if not 0 < task.weight <= MAX_CALLS or not is_place:
+                raise ValueError(f"the numbers of the subgraph {task.name} make no sense")
+            if task.variant and task.variant_of not in own:
+                raise ValueError(f"the model lacks the subgraph of which {task.name} is a variant")
+
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> ImportedModel:
-        """Read what `dataclasses.asdict` and JSON have made of a model."""
-        return cls(
-            inputs=tuple(TensorSpec(**spec) for spec in fields["inputs"]),
-            outputs=tuple(TensorSpec(**spec) for spec in fields["outputs"]),
-            tasks=tuple(
-                ExtractedTask(
-                    **{**task, "constants": tuple(task["constants"]), "functions": tuple(task["functions"])}
-                )
-                for task in fields["tasks"]
-            ),
-            computed_in=str(fields["computed_in"]),
-            is_onnx=bool(fields["is_onnx"]),
-        )
+        """Read what `dataclasses.asdict` and JSON have made of a model. Raises msgspec.ValidationError."""
+        return msgspec.convert(fields, cls)
 
 
 def import_model(
@@ -196,8 +206,12 @@ def compile_tuned(
 def compile_in_child(
     request: CompileRequest, limits: CompileLimits, library: IO[bytes] | None = None
 ) -> ImportedModel:
-    """Return the imported model; write the library that the request asks for, which may have gigabytes, to a
-    file. Raises ModelError, ArtifactError; then nothing was written."""
+    """Return the imported model; write the library that the request asks for, which may have gigabytes, to an
+    empty file that can also be read.
+
+    The library is checked there, after the child has ended: a model may have taken the child over. Raises
+    ModelError, ArtifactError; then the file is empty.
+    """
     if request.size > MAX_MODEL_BYTES:
         raise ModelError(f"the model file has {request.size} bytes; the limit is {MAX_MODEL_BYTES}")
     timeout_s = limits.secs_for(request)
@@ -213,7 +227,9 @@ def compile_in_child(
         "schedules": dict(request.schedules),
         "tf32": request.tf32,
     }
-    with run_on_model("compiler.children.models", request.data, asked, timeout_s, seed) as (reply, status):
+    memory_bytes = max(limits.import_bytes(request), limits.build_bytes(request) if has_library else 0)
+    child = run_on_model("compiler.children.models", request.data, asked, timeout_s, memory_bytes, seed)
+    with child as (reply, status):
         ended = f"takes longer than {timeout_s:g} s" if status is None else describe_exit(status)
         try:
             model = _read_line(reply.readline(most), ModelError, f"importing the model {ended}")
@@ -223,7 +239,7 @@ def compile_in_child(
                 raise ArtifactError(f"compiling the model {ended}")
             try:
                 imported = ImportedModel.from_json(model)
-            except (TypeError, ValueError, KeyError, AttributeError) as error:
+            except msgspec.ValidationError as error:
                 raise ModelError(f"what the compiler said of the model makes no sense: {error}") from error
         except (ModelError, ArtifactError) as error:
             needed, usable = import_memory_bytes(request.size), usable_memory_bytes()
@@ -235,8 +251,20 @@ def compile_in_child(
                 f"memory and the scheduler may use {usable / 1e9:.3g} GB: run it where it may use more"
             ) from error
         if library is not None:
-            shutil.copyfileobj(reply, library)
+            _keep_library(reply, library)
         return imported
+
+
+def _keep_library(reply: IO[bytes], library: IO[bytes]) -> None:
+    """Copy the rest of a reply to a file. Raises ArtifactError for code that no compiled program has."""
+    shutil.copyfileobj(reply, library)
+    try:
+        check_library(library)
+    except SymbolError as error:
+        library.seek(0)
+        library.truncate()
+        raise ArtifactError(f"the compiled library is refused: {error}") from error
+    library.seek(0, os.SEEK_END)
 
 
 def _read_line(line: bytes, error: type[Exception], otherwise: str) -> Mapping[str, Any]:

@@ -48,7 +48,10 @@ def check_traces(
         request = {"target": target, "memory_bytes": limits.memory_bytes, "pairs": list(rest)}
         timeout_s = limits.start_s + limits.each_s * len(rest)
         message = json.dumps(request).encode()
-        with run_child("compiler.children.traces", message, timeout_s) as (reply, status):
+        with run_child("compiler.children.traces", message, timeout_s, limits.memory_bytes) as (
+            reply,
+            status,
+        ):
             lines = reply.read(MAX_REPLY_BYTES).splitlines()
         for line in lines[: len(rest)]:
             try:

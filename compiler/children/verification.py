@@ -53,7 +53,10 @@ def verify_import(
     """
     memory_bytes = MEMORY_BYTES + MEMORY_PER_MODEL_BYTE * size_of(data)
     request = {"shapes": dict(shapes), "memory_bytes": memory_bytes, "target": target}
-    with run_on_model("compiler.children.verification", data, request, timeout_s) as (reply, status):
+    with run_on_model("compiler.children.verification", data, request, timeout_s, memory_bytes) as (
+        reply,
+        status,
+    ):
         lines = reply.read(MAX_REPLY_BYTES).splitlines()
     is_verified = False
     notes: list[str] = []

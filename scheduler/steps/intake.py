@@ -13,9 +13,9 @@ from sqlalchemy.orm import Session
 from compiler.children.models import ImportedModel
 from compiler.children.verification import Verification
 from compiler.importing.model import ExtractedTask
-from compiler.importing.spec import first_line
+from compiler.importing.spec import ModelError, first_line
 from compiler.reading.subgraph import UnsupportedSubgraph, read_dag
-from compiler.workload import from_json
+from compiler.workload import from_json, workload_hash
 from core.device import Device
 from core.job import TF32, JobState
 from records import devices
@@ -81,7 +81,8 @@ def _import(context: Context, job: Job, device: Device) -> None:
             # All jobs store in one order, so that two with the same workloads never wait for each other.
             for subgraph in sorted(subgraphs, key=lambda subgraph: subgraph.task.workload_hash):
                 task, tag = subgraph.task, tag_of(subgraph.dag) if subgraph.dag is not None else None
-                tasks.put_workload(session, task.workload_hash, task.module_json, tag, hashed_here=True)
+                text, has_hash = task.module_json, subgraph.has_hash
+                tasks.put_workload(session, task.workload_hash, text, tag, hashed_here=has_hash)
             tasks.add_tasks(session, job.id, [subgraph.spec(job) for subgraph in subgraphs])
             state, message = _next_state(session, job, subgraphs)
             message = "; ".join([message, *notes.values()])
@@ -116,24 +117,36 @@ def _begin(context: Context, job: Job) -> Device | None:
 
 @dataclass(frozen=True)
 class _Subgraph:
-    """A task of the model in the search's form; without one, `dag` is None and `reason` says why."""
+    """A task of the model in the search's form; without one, `dag` is None and `reason` says why.
+
+    `has_hash`: the workload has the hash that the child says. A child that was taken over could name the hash
+    of a workload of other models, whose module would be replaced.
+    """
 
     task: ExtractedTask
     dag: Dag | None
     reason: str
+    has_hash: bool
 
     @classmethod
     def read(cls, task: ExtractedTask, device: Device) -> _Subgraph:
+        """Raises ModelError for a workload with another hash than the child says."""
+        has_hash = False
         try:
-            dag = read_dag(from_json(task.module_json))
+            module = from_json(task.module_json)
+            has_hash = workload_hash(module) == task.workload_hash
+            dag = read_dag(module)
             sketches_of(dag, device)
-            return cls(task, dag, "")
+            read = cls(task, dag, "", has_hash)
         except UnsupportedSubgraph as error:
-            return cls(task, None, str(error) or "the search has no form for it")
+            read = cls(task, None, str(error) or "the search has no form for it", has_hash)
         except Exception as error:
             # Whatever it is about this subgraph, the others are tuned.
             log.exception("the search can't read the subgraph %s", task.name)
-            return cls(task, None, f"the search can't read it ({first_line(error)})")
+            return cls(task, None, f"the search can't read it ({first_line(error)})", has_hash)
+        if not has_hash:
+            raise ModelError(f"the compiler gave the subgraph {task.name} another name than it has")
+        return read
 
     def spec(self, job: Job) -> TaskSpec:
         return TaskSpec(

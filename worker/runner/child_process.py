@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 
-from sandbox import reaper
+from sandbox import family_memory, reaper
 from worker.runner import frames
 
 TAIL_BYTES = 4096
@@ -38,6 +38,9 @@ class ChildProcess:
         self._requests = process.stdin
         self._replies = process.stdout
         self._stderr_tail = bytearray()
+        self._family_most: int | None = None
+        self._memory_error = ""
+        self._watching_memory = asyncio.create_task(self._watch_memory())
         self._reading_stderr = asyncio.create_task(self._read_stderr(process.stderr))
 
     @classmethod
@@ -63,7 +66,10 @@ class ChildProcess:
         return self._process.returncode is not None
 
     async def send(self, message: frames.Message) -> None:
-        """Raises ChildDied."""
+        """Send a request. Its `memory_bytes` limit the child's processes together from now on (see
+        `sandbox.family_memory`). Raises ChildDied."""
+        if "memory_bytes" in message:
+            self._family_most = family_memory.most_bytes(message["memory_bytes"])
         try:
             self._requests.write(frames.encode(message))
             await self._requests.drain()
@@ -106,6 +112,7 @@ class ChildProcess:
         self._requests.close()
         await asyncio.wait([self._reading_stderr, reading_rest], timeout=STDERR_TIMEOUT_S)
         self._reading_stderr.cancel()
+        self._watching_memory.cancel()
         reading_rest.cancel()
 
     async def _discard_replies(self) -> None:
@@ -117,6 +124,23 @@ class ChildProcess:
             self._stderr_tail += piece
             del self._stderr_tail[:-TAIL_BYTES]
 
+    async def _watch_memory(self) -> None:
+        """End the child once its processes together have too much memory."""
+        while not self.has_ended:
+            await asyncio.sleep(family_memory.INTERVAL_S)
+            most = self._family_most
+            if most is None:
+                continue
+            taken = await asyncio.to_thread(family_memory.family_bytes, self.pid)
+            if taken > most:
+                self._memory_error = (
+                    f"the child's processes took {taken / 1e9:.3g} GB of memory together, "
+                    f"more than {most / 1e9:.3g} GB"
+                )
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.send_signal(reaper.END_SIGNAL)
+                return
+
     async def _death(self) -> ChildDied:
         """Return how the child ended. It has closed its pipes, so it is dead or about to be killed."""
         try:
@@ -124,6 +148,8 @@ class ChildProcess:
                 code = await self._process.wait()
         except TimeoutError:
             return ChildDied("the child stopped answering")
+        if self._memory_error:
+            return ChildDied(self._memory_error, code)
         if code >= 0:
             return ChildDied(f"the child exited with code {code}", code)
         return ChildDied(f"the child was ended by {signal_name(-code)}", code)

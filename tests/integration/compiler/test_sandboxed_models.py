@@ -24,6 +24,7 @@ from compiler.importing.spec import ModelError
 from compiler.packaging.artifact import ArtifactError
 from tests.children import child_of, kill_the_child
 from tests.onnx_models import Builder, residual
+from tests.shared_libraries import shared_library
 
 ROOT = Path(__file__).parents[3]
 TARGET = '{"kind":"llvm","num-cores":2}'
@@ -115,7 +116,7 @@ time.sleep(600)
 """
 PARENT = """
 from compiler.children.child import run_child
-with run_child('sandboxed_sleeper', b'', 600.0):
+with run_child('sandboxed_sleeper', b'', 600.0, 1 << 30):
     pass
 """
 
@@ -160,7 +161,7 @@ def test_a_child_sees_no_passwords(acts: Path, monkeypatch: pytest.MonkeyPatch) 
     }
     for name, value in {**secrets, "TVM_LOG_DEBUG": "seen"}.items():
         monkeypatch.setenv(name, value)
-    with child.run_child("compiler.children.models", b"", 60.0) as (reply, status):
+    with child.run_child("compiler.children.models", b"", 60.0, 1 << 30) as (reply, status):
         seen = json.load(reply)
     assert status == 0
     assert seen["TVM_LOG_DEBUG"] == "seen"
@@ -210,12 +211,40 @@ def test_a_child_that_dies_compiling_is_an_artifact_error(script: str, message: 
         compile_untuned(residual(), {}, TARGET, io.BytesIO(), CompileLimits(import_s=0.5, build_s=0.5))
 
 
-LARGE = 32 << 20
-WRITES_MUCH = f"""
+def writes(library: bytes, zeros: int = 0) -> str:
+    """Return the program of a child that replies with a library and bytes behind it."""
+    return f"""
 import sys
-sys.stdout.buffer.write({IMPORTED!r} + b'\\n{{"library_bytes": {LARGE}}}\\n')
-sys.stdout.buffer.write(bytes({LARGE}))
+sys.stdout.buffer.write({IMPORTED!r} + b'\\n{{"library_bytes": {len(library) + zeros}}}\\n')
+sys.stdout.buffer.write({library!r} + bytes({zeros}))
 """
+
+
+@pytest.mark.parametrize(
+    ("library", "message"),
+    [
+        (shared_library(["memcpy", "system"]), "calls what no compiled program needs: system"),
+        (shared_library(needed=["libevil.so.1"]), "asks for files that no compiled program needs"),
+        (shared_library() + b".extern .func (.param .b32 r) run (.param .b64 x);", "PTX that calls"),
+        (b"\x7fELF" + bytes(1000), "can't be read"),
+        (bytes(1000), "can't be read"),
+        (b"", "can't be read"),
+    ],
+)
+def test_the_library_of_a_child_that_was_taken_over_is_refused(
+    library: bytes, message: str, acts: Path
+) -> None:
+    """The child leaves out its own check, and answers with what it likes."""
+    acts.write_text(writes(library))
+    kept = io.BytesIO()
+    with pytest.raises(ArtifactError, match=f"^the compiled library is refused: .*{message}"):
+        compile_tuned(residual(), {}, TARGET, {}, kept)
+    assert kept.getvalue() == b""
+
+
+LARGE = 96 << 20
+SMALL = shared_library()
+WRITES_MUCH = writes(SMALL, LARGE - len(SMALL))
 
 
 @pytest.fixture
@@ -228,7 +257,7 @@ def traced() -> Iterator[None]:
 @pytest.mark.usefixtures("traced")
 def test_a_library_is_never_in_memory(acts: Path, tmp_path: Path) -> None:
     acts.write_text(WRITES_MUCH)
-    with (tmp_path / "library").open("wb") as library:
+    with (tmp_path / "library").open("w+b") as library:
         compile_untuned(residual(), {}, TARGET, library)
         assert library.tell() == LARGE
     _, most = tracemalloc.get_traced_memory()

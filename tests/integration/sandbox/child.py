@@ -27,7 +27,7 @@ def compile_child(told: dict[str, str]) -> dict[str, Any]:
             gaps.append(record.getMessage())
 
     logging.getLogger("compiler.children.child").addHandler(Gaps())
-    with run_child("compile_attacker", json.dumps(told).encode(), 100.0) as (reply, status):
+    with run_child("compile_attacker", json.dumps(told).encode(), 100.0, 1 << 30) as (reply, status):
         text = reply.read().decode()
     return {"sandbox_gaps": gaps, "status": status, **(json.loads(text) if text else {})}
 

@@ -28,7 +28,7 @@ import sys
 from tests.integration.worker.sandboxed import enter_system
 from compiler.children.child import run_child
 enter_system(sys.argv[1])
-with run_child("probe", b"", 100.0) as (reply, status):
+with run_child("probe", b"", 100.0, 1 << 30) as (reply, status):
     sys.stdout.write(reply.read().decode())
 sys.exit(status)
 """

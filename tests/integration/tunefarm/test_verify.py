@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     b = Builder()
     data = b.model({"x": [2, 3]}, {b.op("Relu", b.op("MatMul", "x", b.weight(3, 4))): [2, 4]})
     (root / "model.onnx").write_bytes(data)
-    with (root / "model.so").open("wb") as library:
+    with (root / "model.so").open("w+b") as library:
         imported = compile_untuned(data, {}, TARGET, library)
     manifest = Manifest(
         *("model", "sha", TARGET, "class", imported.inputs, imported.outputs),

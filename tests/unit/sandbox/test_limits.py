@@ -27,6 +27,6 @@ print(takes(80 << 20), [os.waitpid(child, 0)[1] for child in children])
 
 
 def test_the_limit_holds_for_each_process_alone() -> None:
-    """docs/security.md tells the gap: processes that a child starts have as much memory each."""
+    """Processes that a child starts have as much memory each: `sandbox.family_memory` limits all together."""
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[0] == "False [0, 0, 0]"

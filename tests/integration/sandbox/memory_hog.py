@@ -1,0 +1,45 @@
+"""Takes more memory than its limit: by several processes, or as memory that a limit of data leaves out.
+
+It stands in for a module of `compiler.children`, and for a runner, that was taken over.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import sys
+import time
+
+from sandbox.limits import limit_memory
+from tests.integration.worker.fault_runner import FaultRunner
+from worker.runner.interface import BuildRequest
+
+PART_BYTES = 100 << 20
+PARTS = 4
+
+
+def take(how: str) -> None:
+    """Take the memory, and keep it for as long as this process lives."""
+    if how == "shared":
+        mapped = mmap.mmap(-1, PARTS * PART_BYTES)
+        for start in range(0, len(mapped), mmap.PAGESIZE):
+            mapped[start] = 1
+    else:
+        for _ in range(PARTS):
+            if os.fork() == 0:
+                filled = b"x" * PART_BYTES
+                time.sleep(600)
+                os._exit(len(filled) % 2)
+    time.sleep(600)
+
+
+class HogRunner(FaultRunner):
+    def do_hog(self, request: BuildRequest | None) -> None:
+        assert request is not None
+        take(request.module_json)
+
+
+if __name__ == "__main__":
+    limit_memory(PART_BYTES + (28 << 20))
+    take(json.load(sys.stdin)["how"])

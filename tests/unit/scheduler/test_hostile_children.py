@@ -1,0 +1,73 @@
+"""A model that has taken the compiler over says what it likes, and harms only its own job."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from compiler.children.models import ImportedModel
+from compiler.importing.spec import TensorSpec
+from core.job import JobState
+from records.jobs import tasks
+from tests.unit.scheduler.farm import CONV, MATMUL, Farm
+
+
+def stored(farm: Farm, workload: str) -> str:
+    with farm.database.begin() as session:
+        return tasks.workload(session, workload)
+
+
+@pytest.mark.parametrize("module", [CONV.module_json, "no module"])
+def test_a_workload_of_other_models_is_not_replaced(farm: Farm, module: str) -> None:
+    farm.plug_in()
+    farm.submit("theirs")
+    farm.finish("theirs")
+    farm.compiler.tasks = (replace(MATMUL, module_json=module),)
+    farm.submit("hostile")
+    farm.tick()
+    assert stored(farm, MATMUL.workload_hash) == MATMUL.module_json
+
+
+def test_a_workload_with_another_hash_ends_the_job(farm: Farm) -> None:
+    farm.plug_in()
+    farm.compiler.tasks = (replace(CONV, workload_hash="123"),)
+    farm.submit()
+    job = farm.finish()
+    assert job.state is JobState.FAILED
+    assert "the compiler gave the subgraph conv another name than it has" in str(job.error)
+    with pytest.raises(tasks.WorkloadNotFound):
+        stored(farm, "123")
+
+
+MODEL = ImportedModel((TensorSpec("x", (1, 3), "float32"),), (TensorSpec("y", (1, 3), "bool"),), (MATMUL,))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("weight", value) for value in (0, -1, 1.5, True, "3", None, float("nan"), 1 << 31, 10**30)),
+        *(("constants", value) for value in ([-1], ["1"], [None], 3, [1 << 70])),
+        *(("workload_hash", value) for value in (None, 3, [])),
+        *(("variant_of", value) for value in (None, "no such subgraph")),
+        *(("dtype", value) for value in ("", "float32 1\ninput y float32", "float 32", None, 3, "x" * 99)),
+        *(("shape", value) for value in ([-1], ["a"], 3, [1e400], [float("nan")])),
+        ("name", 3),
+        ("computed_in", "a\nb"),
+        ("is_onnx", "yes"),
+        ("inputs", None),
+        ("tasks", {}),
+    ],
+)
+def test_what_no_model_has_is_refused(field: str, value: object) -> None:
+    whole: dict[str, Any] = asdict(MODEL)
+    assert ImportedModel.from_json(whole) == MODEL
+    task, spec = whole["tasks"][0], whole["inputs"][0]
+    changed = next(part for part in (task, spec, whole) if field in part)
+    changed[field] = value
+    if field == "variant_of":
+        task["variant"] = "winograd"
+    with pytest.raises(msgspec.ValidationError):
+        ImportedModel.from_json(whole)
