@@ -1,17 +1,108 @@
-"""The HTTP protocol of each connection, with bounds on a request's head that uvicorn doesn't have."""
+"""The protocols of each connection, with bounds on TLS handshakes and heads that uvicorn doesn't have."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import ClassVar
+import contextlib
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Protocol
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 # A client sends the head of a request at once.
 HEAD_S = 10.0
 MAX_HEAD_BYTES = 64 << 10
-# Connections without a whole head; the one that has waited longest makes room for one more.
+# The process may have too many open files.
+ACCEPT_AGAIN_S = 1.0
+# Connections without a whole TLS handshake or head; the one that has waited longest makes room for one more.
 MAX_HALF_SENT = 1000
+
+_log = logging.getLogger(__name__)
+
+
+class HalfSent(Protocol):
+    """A connection whose handshake or head isn't whole."""
+
+    def make_room(self) -> None:
+        """End the connection."""
+
+
+# Those of this process, oldest first: a dict keeps its order.
+half_sent: dict[HalfSent, None] = {}
+
+
+def _count(connection: HalfSent) -> None:
+    half_sent[connection] = None
+    if len(half_sent) > MAX_HALF_SENT:
+        next(iter(half_sent)).make_room()
+
+
+class TlsListener:
+    """Accepts the connections of a socket, and gives each to a new protocol once its TLS handshake is done.
+
+    A server of asyncio does so too, but without a bound on the number of handshakes.
+    """
+
+    def __init__(
+        self, listening: socket.socket, tls: ssl.SSLContext, new_protocol: Callable[[], asyncio.Protocol]
+    ) -> None:
+        listening.setblocking(False)
+        self._listening = listening
+        self._tls = tls
+        self._new_protocol = new_protocol
+        self._handshakes: set[_Handshake] = set()
+        self._accepting = asyncio.get_running_loop().create_task(self._accept())
+
+    def close(self) -> None:
+        """Accept no more connections, and end those whose handshake isn't done."""
+        self._accepting.cancel()
+        for handshake in list(self._handshakes):
+            handshake.make_room()
+
+    async def wait_closed(self) -> None:
+        """Wait until `close` has ended everything."""
+        await asyncio.wait([self._accepting, *(handshake.task for handshake in self._handshakes)])
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(self._listening)
+            except OSError as error:
+                _log.error("no connection can be accepted: %s", error.strerror)
+                await asyncio.sleep(ACCEPT_AGAIN_S)
+                continue
+            handshake = _Handshake(connection, self._tls, self._new_protocol)
+            self._handshakes.add(handshake)
+            handshake.task.add_done_callback(lambda _, over=handshake: self._handshakes.discard(over))
+
+
+class _Handshake:
+    def __init__(
+        self, connection: socket.socket, tls: ssl.SSLContext, new_protocol: Callable[[], asyncio.Protocol]
+    ) -> None:
+        self._connection = connection
+        self._has_begun = False
+        self.task = asyncio.get_running_loop().create_task(self._finish(tls, new_protocol))
+        _count(self)
+
+    def make_room(self) -> None:
+        half_sent.pop(self, None)
+        self.task.cancel()
+        if not self._has_begun:
+            self._connection.close()
+
+    async def _finish(self, tls: ssl.SSLContext, new_protocol: Callable[[], asyncio.Protocol]) -> None:
+        self._has_begun = True
+        # ssl.SSLError and TimeoutError are OSErrors. The transport closes the connection.
+        with contextlib.suppress(OSError, asyncio.CancelledError):
+            await asyncio.get_running_loop().connect_accepted_socket(
+                new_protocol, self._connection, ssl=tls, ssl_handshake_timeout=HEAD_S
+            )
+        half_sent.pop(self, None)
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -19,9 +110,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     Connections that wait for their next request are uvicorn's: it closes them after a few seconds.
     """
-
-    # Of this process, oldest first: a dict keeps its order.
-    _half_sent: ClassVar[dict[BoundedHttpProtocol, None]] = {}
 
     _in_head = _in_body = False
     _head_bytes = 0
@@ -64,13 +152,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _await_head(self) -> None:
         self._head_timer = self.loop.call_later(HEAD_S, self._on_late_head)
-        self._half_sent[self] = None
-        if len(self._half_sent) > MAX_HALF_SENT:
-            oldest = next(iter(self._half_sent))
-            oldest._end("503 Service Unavailable", "Too many requests are half sent: send this one again.")
+        _count(self)
+
+    def make_room(self) -> None:
+        self._end("503 Service Unavailable", "Too many requests are half sent: send this one again.")
 
     def _forget_head(self) -> None:
-        self._half_sent.pop(self, None)
+        half_sent.pop(self, None)
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None

@@ -16,6 +16,7 @@ import grpc
 import httpx
 import onnx
 import pytest
+import uvloop
 from onnx import TensorProto, helper
 
 from core.device import Device
@@ -185,7 +186,7 @@ def launch(
         loops.append(asyncio.get_running_loop())
         await serve(context, listening)
 
-    thread = threading.Thread(target=lambda: asyncio.run(run()))
+    thread = threading.Thread(target=lambda: uvloop.run(run()))  # as `tunefarm server` does
     thread.start()
     url = f"{'https' if trust else 'http'}://127.0.0.1:{listening.getsockname()[1]}"
     client = httpx.Client(base_url=url, trust_env=False, timeout=20, verify=tls_context(trust) or True)

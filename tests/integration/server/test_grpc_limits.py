@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
 import grpc
@@ -88,6 +88,30 @@ def test_a_call_without_a_message_is_refused(service: Service) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{service.context.settings.grpc_port}") as channel:
         call: Any = channel.stream_unary("/tunefarm.v1.Fleet/Synchronize")
         assert code_of(lambda: call(iter(()), timeout=5)) is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_connections_beyond_the_limit_are_closed_and_stop_no_worker(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.main.MAX_CONNECTIONS", 5)
+    monkeypatch.setattr("server.main.HEAD_S", 2.0)
+    service = start()
+    worker = Worker(service.fleet)
+    assert not worker.call(WorkerState.PROBING).fenced
+    address = ("127.0.0.1", service.context.settings.grpc_port)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(socket.create_connection(address, timeout=30)) for _ in range(8)]
+        for client in clients[5:]:
+            with suppress(ConnectionResetError):
+                assert client.recv(65536) == b"", "it would say so to a connection that it keeps"
+        assert not worker.call(WorkerState.PROBING).fenced
+        for client in clients[:5]:  # they have sent nothing
+            with suppress(ConnectionResetError):
+                while client.recv(65536):
+                    pass
+    newcomer = grpc.insecure_channel(f"127.0.0.1:{service.context.settings.grpc_port}")
+    with newcomer:
+        assert not Worker(FleetStub(newcomer), id="newcomer").call(WorkerState.PROBING).fenced
 
 
 def test_calls_beyond_the_limit_are_refused_and_may_be_repeated(

@@ -56,7 +56,7 @@ def test_a_head_that_does_not_come_is_waited_for_no_longer(
     with connection(service) as client:
         client.sendall(sent)
         assert answer(client).startswith("HTTP/1.1 408 ")
-    assert not http_protocol.BoundedHttpProtocol._half_sent
+    assert not http_protocol.half_sent
 
 
 def test_a_second_head_on_a_connection_is_waited_for_no_longer(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import grpc
@@ -19,7 +20,7 @@ import trustme
 
 from proto import fleet_pb2 as pb
 from proto.fleet_pb2_grpc import FleetStub
-from server import main
+from server import http_protocol, main
 from system.tls import TlsFiles
 from tunefarm.client.client import Client, UnreachableError
 from worker.agent.service import FleetClient, NotStored, open_channel
@@ -76,6 +77,7 @@ def test_half_a_handshake_is_waited_for_no_longer_than_a_head(
     folder: Path, tmp_path: Path, sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(main, "HEAD_S", 0.3)
+    monkeypatch.setattr(http_protocol, "HEAD_S", 0.3)
     pair = {"tls_cert": folder / "ours-server.pem", "tls_key": folder / "ours-server.key"}
     service, stop = launch(tmp_path, client_files(folder), token=TOKEN, **pair)
     try:
@@ -88,6 +90,47 @@ def test_half_a_handshake_is_waited_for_no_longer_than_a_head(
         assert service.http.get("/healthz").status_code == 200
     finally:
         stop()
+
+
+def test_the_oldest_of_too_many_handshakes_makes_room(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_protocol, "MAX_HALF_SENT", 5)
+    pair = {"tls_cert": folder / "ours-server.pem", "tls_key": folder / "ours-server.key"}
+    service, stop = launch(tmp_path, client_files(folder), token=TOKEN, **pair)
+    try:
+        with ExitStack() as stack:
+            address = ("127.0.0.1", httpx.URL(service.url).port)
+            clients = [stack.enter_context(socket.create_connection(address, timeout=30)) for _ in range(8)]
+            for client in clients[:2]:
+                with suppress(ConnectionResetError):
+                    assert client.recv(65536) == b""
+            assert service.http.get("/healthz").status_code == 200
+            assert len(http_protocol.half_sent) <= 5
+    finally:
+        stop()
+
+
+def test_a_request_that_follows_its_handshake_at_once_is_answered(tls: Service, folder: Path) -> None:
+    context = ssl.create_default_context(cafile=folder / "ours.ca")
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+    with socket.create_connection(("127.0.0.1", httpx.URL(tls.url).port), timeout=30) as connection:
+        while True:
+            try:
+                client.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                connection.sendall(outgoing.read())
+                incoming.write(connection.recv(65536))
+        client.write(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        connection.sendall(outgoing.read())  # the last part of the handshake, and the request
+        received = b""
+        while b"\r\n\r\n" not in received:
+            incoming.write(connection.recv(65536))
+            with suppress(ssl.SSLWantReadError):
+                received += client.read(65536)
+    assert received.startswith(b"HTTP/1.1 200")
 
 
 def workload_code(port: int, trust: TlsFiles | None, token: str = TOKEN) -> grpc.StatusCode:
