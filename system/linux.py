@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 
@@ -33,6 +34,14 @@ def die_with_parent(with_signal: signal.Signals = signal.SIGKILL, parent_pid: in
         prctl(_PR_SET_PDEATHSIG, with_signal)
     if parent_pid is not None and os.getppid() not in (parent_pid, 0):
         sys.exit("the process that started this one is gone")
+
+
+def boot_id() -> str:
+    """Return the id that Linux draws at each boot; empty if the system has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def prctl(option: int, value: int) -> None:

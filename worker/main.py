@@ -22,6 +22,7 @@ from sandbox.cache_seed import ZIG_CACHE
 from system import tracing
 from system.command import CommandError, run_function
 from system.errors import SettingsError
+from system.linux import boot_id
 from system.scratch import scratch_folder
 from system.settings import read_settings
 from worker.agent.agent import Agent, AgentConfig, Fenced, UpdateRequested
@@ -174,14 +175,6 @@ def agent_config(settings: WorkerSettings) -> AgentConfig:
         once=settings.once,
         role=Role.BUILD if settings.build else Role.MEASURE,
         override_limits=settings.override_limits,
-        boot_id=_boot_id(),
+        boot_id=boot_id(),
         updates=settings.updates,
     )
-
-
-def _boot_id() -> str:
-    """Return the id that Linux draws at each boot; empty if the system has none."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from core.job import JobState
 from core.measurement import Measurement, Outcome, noise
 from core.worker import DesiredState
+from records.clock import MAX_SKEW_S
 from records.fleet import building, fair_queue, results, workers
 from records.fleet.fair_queue import QueueEntry, TrialFilter
 from records.fleet.module_runs import StoredModuleRun, module_run_of
@@ -43,8 +44,6 @@ CandidateRow: TypeAlias = "Row[*tuple[Any, ...]]"
 _RESULTS_PER_WAKE = 32
 # Work that took so many devices down is given up.
 MAX_ATTEMPTS = 2
-# Clocks of hosts may differ by this much.
-_MAX_SKEW_S = 60.0
 # Lapsed leases that are closed in one transaction.
 _CLOSED_AT_ONCE = 50
 # `trials_per_minute` looks back this far.
@@ -224,7 +223,7 @@ def expire(
     None, no device counts as lost: the clock was set. Leases taken in the future are closed too, since they
     would last until the clock is there again.
     """
-    is_over = or_(LeaseRow.expires_at <= now, LeaseRow.taken_at > now + _MAX_SKEW_S)
+    is_over = or_(LeaseRow.expires_at <= now, LeaseRow.taken_at > now + MAX_SKEW_S)
     overdue = select(LeaseRow).where(LeaseRow.closed_at.is_(None), is_over)
     # Ordered by job, so that two schedulers that do this at the same time never wait for each other.
     ordered = overdue.order_by(LeaseRow.job_id, LeaseRow.id).limit(limit)

@@ -440,6 +440,15 @@ class AuditRow(Base):
     times: Mapped[int]
 
 
+class ClockRow(Base):
+    """The clock as the schedulers of a host have seen it since its last boot (`records.clock`)."""
+
+    __tablename__ = "clocks"
+    boot_id: Mapped[str] = mapped_column(primary_key=True)
+    ahead_s: Mapped[float]
+    jumped_at: Mapped[float | None]
+
+
 class WebhookRow(Base):
     """An address that is told of events. Its secret is stored in clear, because it signs the messages."""
 

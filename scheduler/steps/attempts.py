@@ -60,7 +60,8 @@ def begin(session: Session, job: Job, step: str, now: float, max_attempts: int) 
     if failed.count >= max_attempts:
         cause = job.message.rstrip(".") or "the scheduler's process died"
         raise PermanentError(f"gave up after {failed.count} attempts: {cause}")
-    if now < failed.retry_at:
+    # An attempt in the future was made before the clock was set back.
+    if failed.last_at <= now < failed.retry_at:
         return False
     events.append(session, job.id, ATTEMPT, {"step": step}, now)
     jobs.set_message(session, job.id, f"{step}, attempt {failed.count + 1}" if failed.count else step)

@@ -6,6 +6,11 @@ import logging
 import time
 from collections.abc import Callable
 
+from records import clock
+from records.clock import ClockReading
+from records.storage.database import Database
+from system.linux import boot_id
+
 log = logging.getLogger(__name__)
 
 # A clock that is adjusted slowly differs less between two sweeps.
@@ -13,22 +18,52 @@ JUMP_S = 10.0
 # After a jump, other processes may go by the old time until they look at PostgreSQL's clock, and devices call
 # again within a minute.
 PATIENCE_S = 120.0
+# A clock that was set by more than a day may be wrong now: nothing is deleted by its age for a day.
+FAR_S = 86400.0
+# A smaller difference isn't stored.
+STORED_S = 1.0
 
 
 class ClockWatch:
-    """Compares the clock with a timer, which nobody can set."""
+    """Compares the clock with a timer, which nobody can set.
 
-    def __init__(self, timer: Callable[[], float] = time.monotonic) -> None:
+    The difference is stored, so that a scheduler also notices what happened while none was running, unless
+    its machine has booted since.
+    """
+
+    def __init__(self, database: Database, timer: Callable[[], float] = time.monotonic) -> None:
+        self._database = database
         self._timer = timer
-        self._ahead_s: float | None = None
+        self._boot_id = boot_id()
+        self._stored: ClockReading | None = None
         self._jumped_at = float("-inf")
 
-    def has_jumped(self, now: float) -> bool:
-        """Return whether the clock, which says `now`, was set less than `PATIENCE_S` ago."""
+    def look(self, now: Callable[[], float]) -> None:
+        """Compare the clock with the timer, and store what is new. Raises StorageError."""
+        if self._stored is None and self._boot_id:
+            with self._database.begin() as session:
+                self._stored = clock.read(session, self._boot_id)
         time_s = self._timer()
-        ahead_s = now - time_s
-        if self._ahead_s is not None and abs(jump_s := ahead_s - self._ahead_s) > JUMP_S:
+        reading = ClockReading(now() - time_s, self._stored and self._stored.jumped_at)
+        jump_s = reading.ahead_s - self._stored.ahead_s if self._stored else 0.0
+        if abs(jump_s) > JUMP_S:
             log.warning("the clock was set %+.0f s: leases that lapse now count no lost device", jump_s)
             self._jumped_at = time_s
-        self._ahead_s = ahead_s
-        return time_s - self._jumped_at < PATIENCE_S
+        if abs(jump_s) > FAR_S:
+            log.warning("nothing is deleted by its age for a day, in case the clock is wrong now")
+            reading = ClockReading(reading.ahead_s, time_s)
+        if self._stored is None or abs(jump_s) > STORED_S:
+            with self._database.begin() as session:
+                clock.write(session, self._boot_id, reading)
+            self._stored = reading
+
+    @property
+    def has_jumped(self) -> bool:
+        """Whether the clock was set less than `PATIENCE_S` ago, or while no scheduler was running."""
+        return self._timer() - self._jumped_at < PATIENCE_S
+
+    @property
+    def may_be_wrong(self) -> bool:
+        """Whether the clock was set by more than a day less than a day ago."""
+        far_at = self._stored and self._stored.jumped_at
+        return far_at is not None and self._timer() - far_at < FAR_S

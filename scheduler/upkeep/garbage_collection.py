@@ -28,10 +28,10 @@ class GarbageCollector:
     def __init__(self) -> None:
         self._collected_at = float("-inf")
 
-    def collect(self, database: Database, now: float) -> None:
+    def collect(self, database: Database, now: float, by_age: bool) -> None:
         """Delete what is due if `INTERVAL_S` have passed since the last time; too much is left for the next.
 
-        Raises StorageError.
+        Without `by_age`, only delete what needs no clock to be found. Raises StorageError.
         """
         # The elapsed time is negative after the clock was set back, which must not end the collection.
         if 0.0 <= now - self._collected_at < INTERVAL_S:
@@ -40,13 +40,14 @@ class GarbageCollector:
         files = 0
         for _ in range(TRANSACTIONS):
             with database.begin() as session:
-                models = deletion.drop_models(session, now, FILES)
+                models = deletion.drop_models(session, now, FILES) if by_age else 0
                 dropped = deletion.drop_blobs(session, FILES)
             files += dropped.blobs
             if not models and not any(dropped):
                 break
-        with database.begin() as session:
-            workers.drop_silent(session, now - WORKER_KEPT_S, WORKERS)
-        files += blobs.sweep(database, now - UNNAMED_KEPT_S)
+        if by_age:
+            with database.begin() as session:
+                workers.drop_silent(session, now - WORKER_KEPT_S, WORKERS)
+            files += blobs.sweep(database, now - UNNAMED_KEPT_S)
         if files:
             log.info("deleted %s files that nothing refers to", files)

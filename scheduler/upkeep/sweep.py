@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from records import webhooks
+from records import clock, webhooks
 from records.fleet import leases
 from records.jobs import events, jobs
 from records.storage.database import StorageError
@@ -32,7 +32,7 @@ class Sweeper:
 
     def __init__(self, context: Context, timer: Callable[[], float] = time.monotonic) -> None:
         self.context = context
-        self._clock_watch = ClockWatch(timer)
+        self._clock_watch = ClockWatch(context.database, timer)
         self._builder_fallback = BuilderFallback()
         self._garbage_collector = GarbageCollector()
         self._token_reminder = TokenReminder()
@@ -41,7 +41,10 @@ class Sweeper:
         """End lapsed leases, and what else is due. What fails is logged and tried again the next time."""
         database, now = self.context.database, self.context.now
         try:
-            max_attempts = None if self._clock_watch.has_jumped(now()) else leases.MAX_ATTEMPTS
+            self._clock_watch.look(now)
+            with database.begin() as session:
+                clock.end_future(session, now(), self.context.settings.claim_ttl_s)
+            max_attempts = None if self._clock_watch.has_jumped else leases.MAX_ATTEMPTS
             lapsed = True
             while lapsed:
                 with database.begin() as session:
@@ -51,10 +54,11 @@ class Sweeper:
             with database.begin() as session:
                 events.drop_old_progress(session, [job.id for job in unfinished])
             self._builder_fallback.check(database, now())
-            self._garbage_collector.collect(database, now())
+            self._garbage_collector.collect(database, now(), by_age=not self._clock_watch.may_be_wrong)
             self._token_reminder.remind(database, now())
             with database.begin() as session:
-                webhooks.prune(session, now() - KEPT_S, MAX_PRUNED)
+                if not self._clock_watch.may_be_wrong:
+                    webhooks.prune(session, now() - KEPT_S, MAX_PRUNED)
                 due = webhooks.due(session, now(), MAX_WAITING)
             for delivery_id in due:
                 self.context.wake("deliver", str(delivery_id))

@@ -204,16 +204,21 @@ def _step_clock(run: JobRun, seconds: float) -> float:
     return recovery_s
 
 
-def _let_clock_jump(run: JobRun) -> float:
-    """Set the clock a day ahead, two back and one ahead.
+def _let_clock_jump(run: JobRun, is_watched: bool) -> float:
+    """Set the clock a day ahead, two back and one ahead; unless it `is_watched`, while no scheduler runs.
 
     Leases lapse each time it is set ahead, so what was leased the first time is measured before the second.
     """
     run.begin(LONG, nap_s=NAP_S)
     recovery_s = 0.0
+    stopped = () if is_watched else run.rig.schedulers
     for done, days in ((4, 1.0), (20, -2.0), (28, 1.0)):
         run.until_done(done)
+        for scheduler in stopped:
+            scheduler.kill()
         run.rig.step_clock(days * 24 * HOUR_S)
+        for scheduler in stopped:
+            scheduler.start()
         recovery_s = max(recovery_s, run.seconds_to_recovery(time.monotonic()))
     run.until_finished()
     return recovery_s
@@ -468,7 +473,8 @@ SCENARIOS = (
     Scenario("disk full", _fill_disk, environment="small disk"),
     Scenario("clock an hour ahead", functools.partial(_step_clock, seconds=HOUR_S)),
     Scenario("clock an hour back", functools.partial(_step_clock, seconds=-HOUR_S)),
-    Scenario("clock jumps by days", _let_clock_jump),
+    Scenario("clock jumps by days", functools.partial(_let_clock_jump, is_watched=True)),
+    Scenario("clock jumps while no scheduler runs", functools.partial(_let_clock_jump, is_watched=False)),
     Scenario("database damaged and restored", _damage_database),
     Scenario("hostile models", _send_hostile_models, environment="contained"),
     Scenario("200 jobs at once", _submit_many),

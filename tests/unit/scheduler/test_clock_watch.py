@@ -2,34 +2,64 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+import itertools
+import time
+from pathlib import Path
+
 import pytest
 
 from core.measurement import Outcome
-from scheduler.upkeep.clock_watch import JUMP_S, PATIENCE_S, ClockWatch
+from core.webhook import WebhookEvent
+from records import webhooks
+from records.fleet import names, workers
+from records.fleet.names import NameClaim
+from records.jobs import deletion, jobs, models
+from records.storage import blobs
+from records.storage.blob_store import BlobStore
+from records.storage.database import Database
+from records.storage.tables import WorkerRow
+from records.webhooks import Webhook
+from scheduler.upkeep import clock_watch
+from scheduler.upkeep.clock_watch import FAR_S, JUMP_S, PATIENCE_S, ClockWatch
+from scheduler.upkeep.garbage_collection import INTERVAL_S
 from tests.unit.scheduler.farm import Farm
 
 DAY_S = 86400.0
 
 
+@pytest.mark.usefixtures("farm")
 class TestWatch:
     @pytest.mark.parametrize("jump_s", [JUMP_S + 1, -JUMP_S - 1, DAY_S, -DAY_S])
-    def test_a_jump_is_noticed_for_a_while(self, jump_s: float) -> None:
+    def test_a_jump_is_noticed_for_a_while(self, database: Database, jump_s: float) -> None:
         time_s = 5.0
-        watch = ClockWatch(lambda: time_s)
-        assert not watch.has_jumped(1000.0)
+        watch = ClockWatch(database, lambda: time_s)
+        watch.look(lambda: 1000.0)
+        assert not watch.has_jumped
         time_s += 2.0
-        assert watch.has_jumped(1002.0 + jump_s)
+        watch.look(lambda: 1002.0 + jump_s)
+        assert watch.has_jumped
         time_s += PATIENCE_S - 1.0
-        assert watch.has_jumped(1001.0 + PATIENCE_S + jump_s)
+        watch.look(lambda: 1001.0 + PATIENCE_S + jump_s)
+        assert watch.has_jumped
         time_s += 1.0
-        assert not watch.has_jumped(1002.0 + PATIENCE_S + jump_s)
+        assert not watch.has_jumped
 
-    def test_a_clock_that_is_adjusted_slowly_does_not_jump(self) -> None:
-        time_s, now = 5.0, 1000.0
-        watch = ClockWatch(lambda: time_s)
-        for _ in range(100):
-            time_s, now = time_s + 5.0, now + 5.1
-            assert not watch.has_jumped(now)
+    def test_a_clock_that_is_adjusted_slowly_does_not_jump(self, database: Database) -> None:
+        for number in range(100):
+            # Each time another process, which knows what the last one stored.
+            watch = ClockWatch(database, itertools.repeat(5.0 * number).__next__)
+            watch.look(itertools.repeat(1000.0 + 5.1 * number).__next__)
+            assert not watch.has_jumped
+
+    def test_another_boot_begins_anew(self, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(clock_watch, "boot_id", lambda: "first")
+        ClockWatch(database, lambda: 90_000.0).look(lambda: 1e9)
+        monkeypatch.setattr(clock_watch, "boot_id", lambda: "second")
+        watch = ClockWatch(database, lambda: 5.0)
+        watch.look(lambda: 1e9 + 60.0)
+        assert not watch.has_jumped
 
 
 def jump(farm: Farm, by_s: float) -> None:
@@ -62,5 +92,158 @@ def test_devices_that_are_lost_count_as_before(farm: Farm) -> None:
     for _ in range(2):
         assert farm.lease() is not None
         farm.now += 61.0
+        farm.sweep()
+    assert Outcome.DEVICE_LOST in {trial.outcome for trial in farm.trials()}
+
+
+@pytest.mark.parametrize("jumps", [(DAY_S, DAY_S, DAY_S), (DAY_S, -2 * DAY_S, DAY_S), (-DAY_S,) * 3])
+def test_no_trial_is_given_up_because_the_clock_was_set_while_no_scheduler_ran(
+    farm: Farm, jumps: tuple[float, ...]
+) -> None:
+    farm.now = 100 * DAY_S
+    farm.submit()
+    farm.plug_in()
+    for by_s in jumps:
+        farm.sweep()
+        assert farm.lease() is not None
+        jump(farm, by_s)
+        farm.now += PATIENCE_S
+        farm.restart()
+        farm.sweep()
+        assert {trial.state for trial in farm.trials()} == {"pending"}, "the lease is over"
+        assert {trial.attempts for trial in farm.trials()} == {0}
+    farm.finish()
+    assert Outcome.DEVICE_LOST not in {trial.outcome for trial in farm.trials()}
+
+
+def test_a_clock_that_was_set_far_ahead_makes_nothing_old(farm: Farm) -> None:
+    with farm.database.begin() as session:
+        sha = blobs.put(session, b"uploaded a moment ago")
+        models.add(session, sha, "net", farm.now)
+    farm.plug_in()
+    farm.sweep()
+
+    def is_stored() -> bool:
+        with farm.database.begin() as session:
+            return bool(workers.list_workers(session)) and blobs.size(session, sha) is not None
+
+    jump(farm, 100 * DAY_S)
+    for restarts in (False, True):
+        farm.now += INTERVAL_S
+        if restarts:
+            farm.restart()
+        farm.sweep()
+        assert is_stored()
+    jump(farm, -100 * DAY_S)  # somebody has noticed
+    farm.now += FAR_S + INTERVAL_S
+    farm.sweep()
+    assert is_stored()
+    farm.now += deletion.MODEL_GRACE_S
+    farm.sweep()
+    assert not is_stored()
+
+
+def test_a_file_that_is_being_stored_is_no_garbage_after_a_jump(
+    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = BlobStore(f"file://{tmp_path}/store")
+    monkeypatch.setattr(farm.database, "blob_store", store)
+    farm.now = time.time()  # the time of files
+    farm.sweep()
+    data = b"its row comes soon"
+    sha = hashlib.sha256(data).hexdigest()
+    store.write(io.BytesIO(data), sha, len(data))
+    jump(farm, 2 * DAY_S)
+    farm.now += INTERVAL_S
+    farm.sweep()
+    assert store.older_than(farm.now) == [sha]
+
+
+class TestSetBack:
+    """A scheduler that starts after the clock was set back a day, which no scheduler has seen."""
+
+    def test_a_dead_schedulers_claim_ends(self, farm: Farm) -> None:
+        farm.now = 100 * DAY_S
+        farm.submit()
+        farm.plug_in()
+        with farm.database.begin() as session:
+            assert jobs.claim_job(session, "job", "a scheduler that was killed", farm.now, 60.0)
+        farm.now -= DAY_S
+        farm.restart()
+        farm.finish()
+
+    def test_a_claim_that_is_held_goes_on(self, farm: Farm) -> None:
+        farm.submit()
+        with farm.database.begin() as session:
+            assert jobs.claim_job(session, "job", "another", farm.now, farm.settings.claim_ttl_s)
+        farm.sweep()
+        with farm.database.begin() as session:
+            assert not jobs.claim_job(session, "job", "here", farm.now, farm.settings.claim_ttl_s)
+
+    def test_a_failed_step_is_tried_again(self, farm: Farm) -> None:
+        farm.now = 100 * DAY_S
+        farm.submit()
+        farm.plug_in()
+        farm.compiler.import_error = OSError("the disk is full")
+        farm.sweep()
+        farm.sweep()
+        farm.compiler.import_error = None
+        farm.now -= DAY_S
+        farm.restart()
+        farm.finish()
+
+    def test_a_worker_that_is_gone_is_lost_within_a_minute(self, farm: Farm) -> None:
+        farm.now = 100 * DAY_S
+        farm.plug_in()
+        farm.now -= DAY_S
+        farm.restart()
+        farm.sweep()
+        farm.now += 60.0
+        with farm.database.begin() as session:
+            assert workers.get(session, "worker").is_lost(farm.now)
+            row = session.get(WorkerRow, "worker")
+            assert row is not None
+            row.boot_id = "another machine"
+            names.check_name_claim(session, row, NameClaim(boot_id="this machine"), False, farm.now)
+
+    def test_a_time_limit_holds(self, farm: Farm) -> None:
+        farm.now = 100 * DAY_S
+        farm.submit(trials=100_000, minutes=10.0)
+        farm.plug_in()
+        for _ in range(4):
+            farm.tick()
+        assert farm.job().started_at is not None
+        farm.now -= DAY_S
+        farm.restart()
+        farm.finish(ticks=200)
+
+    def test_a_webhook_is_told(self, farm: Farm) -> None:
+        farm.now = 100 * DAY_S
+        told = Webhook("hook", "https://example.com", (WebhookEvent.JOB_FINISHED,), "whsec_", farm.now)
+        with farm.database.begin() as session:
+            webhooks.add(session, told)
+            webhooks.emit(session, WebhookEvent.JOB_FINISHED, {}, farm.now)
+            [first] = webhooks.due(session, farm.now, 10)
+            begun = webhooks.begin_attempt(session, first, farm.now)
+            assert begun is not None
+            webhooks.end_attempt(session, begun, 500, "failed", farm.now)
+        farm.sweep()
+        with farm.database.begin() as session:
+            assert webhooks.due(session, farm.now, 10) == [], "a retry that waits goes on waiting"
+        farm.now -= DAY_S
+        farm.restart()
+        farm.sweep()
+        with farm.database.begin() as session:
+            assert webhooks.due(session, farm.now, 10) == [first]
+
+
+def test_devices_that_are_lost_count_while_the_scheduler_starts_again(farm: Farm) -> None:
+    farm.submit()
+    farm.plug_in()
+    farm.sweep()
+    for _ in range(2):
+        assert farm.lease() is not None
+        farm.now += 61.0
+        farm.restart()
         farm.sweep()
     assert Outcome.DEVICE_LOST in {trial.outcome for trial in farm.trials()}
