@@ -12,7 +12,13 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from urllib.parse import urlsplit
 
 # A gateway translates these to the IPv4 address in their last 32 bits.
-_NAT64 = (ip_network("64:ff9b::/96"), ip_network("64:ff9b:1::/48"))
+_NAT64 = ip_network("64:ff9b::/96")
+# An interface with this identifier, of whatever network, is a tunnel to the IPv4 address in the last 32 bits.
+_ISATAP, _ISATAP_MASK = 0x5EFE << 32, 0xFDFF_FFFF << 32
+# Networks within a site, and those without hosts, that Python's `is_global` lets pass.
+_WITHIN = tuple(
+    map(ip_network, ("fec0::/10", "64:ff9b:1::/48", "3fff::/20", "192.0.0.0/24", "192.88.99.0/24"))
+)
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
@@ -62,6 +68,8 @@ def is_allowed(address: Address, allowed: Sequence[Network]) -> bool:
     reached = _embedded(address)
     if any(one in network for network in allowed for one in (address, reached)):
         return True
+    if any(one in network for network in _WITHIN for one in (address, reached)):
+        return False
     return reached.is_global and not reached.is_multicast and not reached.is_reserved
 
 
@@ -74,7 +82,7 @@ def _embedded(address: Address) -> Address:
     """Return the IPv4 address that an IPv6 address stands for; itself where it stands for none."""
     if isinstance(address, IPv4Address):
         return address
-    if any(address in network for network in _NAT64):
+    if address in _NAT64 or int(address) & _ISATAP_MASK == _ISATAP:
         return IPv4Address(int(address) & 0xFFFFFFFF)
     teredo = address.teredo[1] if address.teredo else None
     return address.ipv4_mapped or address.sixtofour or teredo or address

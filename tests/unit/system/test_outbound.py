@@ -24,7 +24,9 @@ LOOPBACK = parse_networks("127.0.0.0/8")
         *("::1", "::", "fe80::1", "fc00::1", "fd12::1", "ff02::1", "2001:db8::1"),
         # IPv4 addresses inside of IPv6 addresses.
         *("::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "2002:7f00:1::"),
-        "2001:0:0:0:0:0:80ff:fffe",
+        *("2001:0:0:0:0:0:80ff:fffe", "2606:4700::5efe:a00:1", "2606:4700::200:5efe:a00:1"),
+        # Networks that Python takes for public ones.
+        *("fec0::1", "64:ff9b:1:a00:1:808:808:808", "3fff::1", "192.0.0.8", "::ffff:192.0.0.8"),
     ],
 )
 def test_no_address_of_a_private_network_is_reached(address: str) -> None:
