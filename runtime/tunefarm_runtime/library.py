@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from tunefarm_runtime.errors import LoadError, RunError
 from tunefarm_runtime.manifest import Manifest, Tensor
+from tunefarm_runtime.signature import check_library
 
 Array = NDArray[Any]
 # The runtime of this release of TVM: libraries are compiled by it.
@@ -43,6 +44,8 @@ class Library:
         self._is_cuda = manifest.device == "cuda"
         load_runtime(self._is_cuda)
         file = manifest.folder / "model.so"
+        if manifest.signed_digest is not None:  # one of several sizes is loaded long after it was checked
+            check_library(file, manifest.signed_digest)
         devices = (CUDA, 0, POOLED, CPU, 0, POOLED) if self._is_cuda else (CPU, 0, POOLED)
         try:
             machine = tvm_ffi.load_module(str(file))["vm_load_executable"]()

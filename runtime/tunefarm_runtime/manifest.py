@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunefarm_runtime.errors import LoadError
-from tunefarm_runtime.signature import check_signature
+from tunefarm_runtime.signature import check_signature, signed_digest
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]
@@ -61,7 +61,8 @@ class Manifest:
 
     `arch` is the processor architecture, such as `x86_64`. `instructions` are the instruction sets that the
     library may use, as /proc/cpuinfo names them; empty in manifests of older services. `threads` is the
-    number that the model was tuned for.
+    number that the model was tuned for. `signed_digest` is the SHA-256 of the library that a trusted key has
+    signed; None where no signature was asked for.
     """
 
     folder: Path
@@ -72,6 +73,7 @@ class Manifest:
     threads: int
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
+    signed_digest: str | None = None
 
     @classmethod
     def read(cls, folder: Path, trusted: str | Sequence[str] | None = None) -> Manifest:
@@ -81,7 +83,8 @@ class Manifest:
         """
         file = folder / "manifest.json"
         if trusted is not None:
-            return cls.parse(check_signature(folder, trusted), folder)
+            text = check_signature(folder, trusted)
+            return replace(cls.parse(text, folder), signed_digest=signed_digest(text))
         try:
             return cls.parse(file.read_bytes(), folder)
         except OSError as error:

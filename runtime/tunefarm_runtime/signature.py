@@ -41,7 +41,7 @@ def check_signature(folder: Path, trusted: str | Sequence[str]) -> bytes:
             key.verify(signature, CONTEXT + manifest)
         except InvalidSignature:
             continue
-        _check_library(folder / "model.so", manifest)
+        check_library(folder / "model.so", signed_digest(manifest))
         return manifest
     raise LoadError(
         f"{folder / 'manifest.json'} isn't signed by a trusted key, or was changed since: "
@@ -49,11 +49,16 @@ def check_signature(folder: Path, trusted: str | Sequence[str]) -> bytes:
     )
 
 
-def _check_library(library: Path, manifest: bytes) -> None:
+def signed_digest(manifest: bytes) -> str:
+    """Return the SHA-256 of the library that a signed manifest is about. Raises LoadError."""
     try:
-        signed = json.loads(manifest)["library_sha256"]
+        return str(json.loads(manifest)["library_sha256"])
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise LoadError(f"{library} has no digest in its manifest: publish the model again") from error
+        raise LoadError("the manifest has no digest of its library: publish the model again") from error
+
+
+def check_library(library: Path, signed: str) -> None:
+    """Raise LoadError unless a library has the digest that was signed."""
     try:
         with library.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()

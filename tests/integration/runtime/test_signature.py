@@ -111,6 +111,18 @@ def test_what_was_changed_is_not_loaded(
     assert "tunefarm" in capsys.readouterr().err
 
 
+def test_a_size_that_is_changed_after_the_check_is_not_loaded(key: SigningKey, tmp_path: Path) -> None:
+    """The library of a size is loaded with the first call of that size."""
+    for batch in (1, 2):
+        folder = compile_model(residual(batch), tmp_path / f"batch{batch}")
+        sign_folder(folder, key)
+    model = load(tmp_path, trusted=key.public)
+    assert model(np.ones((1, 3, 8, 8), np.float32))[0].shape == (1, 10)
+    shutil.copyfile(tmp_path / "batch1/model.so", tmp_path / "batch2/model.so")
+    with pytest.raises(LoadError, match="isn't the library that was signed"):
+        model(np.ones((2, 3, 8, 8), np.float32))
+
+
 @pytest.mark.parametrize("bad", ["", "ed25519:", "ed25519:abc", "rsa:" + "A" * 44, "ed25519:" + "A" * 40])
 def test_a_key_of_another_form_is_refused(signed: Path, bad: str) -> None:
     with pytest.raises(LoadError, match="the trusted key isn't of Ed25519"):
