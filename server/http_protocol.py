@@ -8,6 +8,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -77,7 +78,10 @@ class TlsListener:
                 continue
             handshake = _Handshake(connection, self._tls, self._new_protocol)
             self._handshakes.add(handshake)
-            handshake.task.add_done_callback(lambda _, over=handshake: self._handshakes.discard(over))
+            handshake.task.add_done_callback(partial(self._forget, handshake))
+
+    def _forget(self, handshake: _Handshake, _task: asyncio.Task[None]) -> None:
+        self._handshakes.discard(handshake)
 
 
 class _Handshake:

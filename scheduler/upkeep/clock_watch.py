@@ -44,7 +44,7 @@ class ClockWatch:
             with self._database.begin() as session:
                 self._stored = clock.read(session, self._boot_id)
         time_s = self._timer()
-        reading = ClockReading(now() - time_s, self._stored and self._stored.jumped_at)
+        reading = ClockReading(now() - time_s, self._stored.jumped_at if self._stored else None)
         jump_s = reading.ahead_s - self._stored.ahead_s if self._stored else 0.0
         if abs(jump_s) > JUMP_S:
             log.warning("the clock was set %+.0f s: leases that lapse now count no lost device", jump_s)
@@ -65,5 +65,5 @@ class ClockWatch:
     @property
     def may_be_wrong(self) -> bool:
         """Whether the clock was set by more than a day less than a day ago."""
-        far_at = self._stored and self._stored.jumped_at
+        far_at = self._stored.jumped_at if self._stored else None
         return far_at is not None and self._timer() - far_at < FAR_S

@@ -45,21 +45,23 @@ def test_a_workload_with_another_hash_ends_the_job(farm: Farm) -> None:
 MODEL = ImportedModel((TensorSpec("x", (1, 3), "float32"),), (TensorSpec("y", (1, 3), "bool"),), (MATMUL,))
 
 
+IMPOSSIBLE: dict[str, list[object]] = {
+    "weight": [0, -1, 1.5, True, "3", None, float("nan"), 1 << 31, 10**30],
+    "constants": [[-1], ["1"], [None], 3, [1 << 70]],
+    "workload_hash": [None, 3, []],
+    "variant_of": [None, "no such subgraph"],
+    "dtype": ["", "float32 1\ninput y float32", "float 32", None, 3, "x" * 99],
+    "shape": [[-1], ["a"], 3, [1e400], [float("nan")]],
+    "name": [3],
+    "computed_in": ["a\nb"],
+    "is_onnx": ["yes"],
+    "inputs": [None],
+    "tasks": [{}],
+}
+
+
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        *(("weight", value) for value in (0, -1, 1.5, True, "3", None, float("nan"), 1 << 31, 10**30)),
-        *(("constants", value) for value in ([-1], ["1"], [None], 3, [1 << 70])),
-        *(("workload_hash", value) for value in (None, 3, [])),
-        *(("variant_of", value) for value in (None, "no such subgraph")),
-        *(("dtype", value) for value in ("", "float32 1\ninput y float32", "float 32", None, 3, "x" * 99)),
-        *(("shape", value) for value in ([-1], ["a"], 3, [1e400], [float("nan")])),
-        ("name", 3),
-        ("computed_in", "a\nb"),
-        ("is_onnx", "yes"),
-        ("inputs", None),
-        ("tasks", {}),
-    ],
+    ("field", "value"), [(field, value) for field, values in IMPOSSIBLE.items() for value in values]
 )
 def test_what_no_model_has_is_refused(field: str, value: object) -> None:
     whole: dict[str, Any] = asdict(MODEL)
