@@ -104,6 +104,11 @@ COMMANDS = {
         "twenty small networks of the kinds that people bring: right, and how much of their time is tuned; "
         "about a quarter of an hour"
     ),
+    "benchmarks.runtime --quick --json FILE": "the next with a tiny ResNet, to try it out; two minutes",
+    "benchmarks.runtime --json FILE": (
+        "what deploying costs: installed size, time to load, overhead of a call from Python and C, "
+        "torch.compile beside the artifact and inductor; about ten minutes"
+    ),
     "benchmarks.element_types --json FILE": (
         "three networks in float32, bytes, float16 and bfloat16, compared with ONNX Runtime on the same "
         "files; about half an hour"

@@ -8,7 +8,6 @@ in several sizes and the one of one size are called as `tunefarm_runtime` loads 
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import time
@@ -25,7 +24,7 @@ from benchmarks.arguments import command_parser, positive
 from benchmarks.results.figures import Figure, at_most, figure, number
 from benchmarks.results.metrics import TUNED_TOGETHER
 from benchmarks.results.output import Output
-from benchmarks.timing.contestants import Arrays, Bind, ProcessContestant
+from benchmarks.timing.contestants import Deployed, ProcessContestant
 from benchmarks.timing.deviation import random_inputs
 from benchmarks.timing.interleaved import Block, Timings, measure
 from examples.networks.convolutional import RESNET18, basic_block, resnet
@@ -67,24 +66,6 @@ NETWORKS: Mapping[str, Network] = {
     "encoder": Network(lambda graph: encoder(graph, ENCODER), "tokens", (32, 128, 256)),
     "resnet": Network(_resnet, "side", (64, 128, 224)),
 }
-
-
-@dataclass(frozen=True)
-class Deployed:
-    """A folder that `tunefarm tune` has written, as `tunefarm_runtime` runs it."""
-
-    folder: Path
-
-    def load(self, threads: int) -> Bind:
-        os.environ["TVM_NUM_THREADS"] = str(threads)
-        from tunefarm_runtime import load
-
-        model = load(self.folder)
-
-        def bind(inputs: Arrays) -> Callable[[], Any]:
-            return lambda: model(*inputs)
-
-        return bind
 
 
 @dataclass(frozen=True)

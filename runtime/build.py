@@ -7,11 +7,13 @@ The shared libraries come from the wheels of the pinned release of TVM, with the
 from __future__ import annotations
 
 import argparse
+import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 HERE = Path(__file__).parent
@@ -58,11 +60,13 @@ def unpack(wheel: Path, names: tuple[str, ...], folder: Path) -> None:
             target.write_bytes(archive.read(entry))
 
 
-def build(arch: str, output: Path) -> None:
-    """Build the wheel for a kind of machine from a copy that holds only its libraries."""
+def build(arch: str, output: Path, libraries_of: Sequence[str]) -> None:
+    """Build the wheel for a kind of machine from a copy that holds the libraries of some kinds."""
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch) / "runtime"
-        left_out = [one for one in ARCHS if one != arch] + [FFI_LIBRARY, "*.egg-info", "build"]
+        left_out = [one for one in ARCHS if one not in libraries_of] + ["*.egg-info", "build"]
+        if len(libraries_of) == 1:
+            left_out.append(FFI_LIBRARY)
         shutil.copytree(HERE, copy, ignore=shutil.ignore_patterns(*left_out))
         setting = f"--build-option=--plat-name={PLATFORM}_{arch}"
         command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--config-settings", setting]
@@ -74,15 +78,20 @@ def main() -> None:
     parser.add_argument("--constraints", type=Path, default=HERE.parent / "constraints.txt")
     parser.add_argument("--output", type=Path, default=HERE.parent / "build" / "runtime")
     parser.add_argument("--arch", choices=ARCHS, action="append", help="only for this processor architecture")
+    parser.add_argument(
+        "--for-service", action="store_true", help="one wheel for this machine, which bundles for all kinds"
+    )
     args = parser.parse_args()
-    for arch in args.arch or ARCHS:
+    wheels = args.arch or ([platform.machine()] if args.for_service else ARCHS)
+    for arch in ARCHS if args.for_service else wheels:
         folder = PACKAGE / "lib" / arch
         for name, libraries in (("apache-tvm", TVM_LIBRARIES), ("apache-tvm-ffi", (FFI_LIBRARY,))):
             if not all((folder / library).exists() for library in libraries):
                 with tempfile.TemporaryDirectory() as scratch:
                     wheel = download(pinned(name, args.constraints), arch, Path(scratch))
                     unpack(wheel, libraries, folder)
-        build(arch, args.output)
+    for arch in wheels:
+        build(arch, args.output, ARCHS if args.for_service else [arch])
     for wheel in sorted(args.output.glob("*.whl")):
         print(f"{wheel}: {wheel.stat().st_size / 1e6:.1f} MB")
 

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import io
 from pathlib import Path
 
-from compiler.importing.model import fuse_untuned, read_onnx
-from compiler.packaging.artifact import Manifest, build_library
+from onnx import helper
+
+from compiler.importing.model import fuse, fuse_untuned, read_onnx
+from compiler.packaging.artifact import Manifest, build_library, write
 from compiler.target import detect_device, parse_target, target_features
+from system.signing import SigningKey
+from tests.compiled import build_module
+from tunefarm.client.artifact import unpack
 
 
-def compile_model(model: bytes, folder: Path, threads: int = 1) -> Path:
-    """Write `model.so` and `manifest.json` of an ONNX model into a new folder, and return it."""
+def compile_model(model: bytes, folder: Path, threads: int = 1, scheduled: bool = False) -> Path:
+    """Write `model.so` and `manifest.json` of an ONNX model into a new folder, and return it.
+
+    With `scheduled`, kernels have fallback schedules, which are parallel.
+    """
     folder.mkdir(parents=True)
     device, imported = detect_device(threads), read_onnx(model, {})
-    build_library(fuse_untuned(imported, device.target), device.target, folder / "model.so")
+    if scheduled:
+        build_module(fuse(imported, device.target), {}, device.target, folder / "model.so")
+    else:
+        build_library(fuse_untuned(imported, device.target), device.target, folder / "model.so")
     manifest = Manifest(
         model_name="net",
         model_sha="sha",
@@ -28,3 +42,24 @@ def compile_model(model: bytes, folder: Path, threads: int = 1) -> Path:
     )
     (folder / "manifest.json").write_text(manifest.to_json())
     return folder
+
+
+def elementwise(kind: str, dtype: int, shape: tuple[int, ...] = (2, 3), outputs: int = 1) -> bytes:
+    """A model that computes `kind` of its input `x` once for each of its outputs."""
+    nodes = [helper.make_node(kind, ["x"], [f"y{index}"]) for index in range(outputs)]
+    values = [helper.make_tensor_value_info(f"y{index}", dtype, shape) for index in range(outputs)]
+    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", dtype, shape)], values)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return bytes(made.SerializeToString())
+
+
+def sign_folder(folder: Path, key: SigningKey) -> None:
+    """Sign a compiled model as publishing does."""
+    manifest = Manifest.from_json((folder / "manifest.json").read_text())
+    packed = io.BytesIO()
+    with (folder / "model.so").open("rb") as library:
+        digest = hashlib.file_digest(library, "sha256").hexdigest()
+        write(packed, library, dataclasses.replace(manifest, library_sha256=digest), sign=key.sign)
+    (folder / "packed.tar").write_bytes(packed.getvalue())
+    unpack(folder / "packed.tar", folder)
+    (folder / "packed.tar").unlink()

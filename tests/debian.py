@@ -15,7 +15,7 @@ from pathlib import Path
 
 import platformdirs
 
-from server.install.bundle import own_wheel
+from server.install.bundle import wheel_of
 
 CHECKOUT = Path(__file__).parents[1]
 # Not in the checkout: tools that walk it had better not meet another system's root.
@@ -59,7 +59,7 @@ def wheels(machine: str, extras: str, *others: str) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         pip = [sys.executable, "-m", "pip"]
-        name, content = own_wheel()
+        name, content = wheel_of("tunefarm")
         (folder / "own").mkdir()
         own = folder / "own" / name
         own.write_bytes(content)

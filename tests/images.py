@@ -122,7 +122,9 @@ def build(dockerfile: Path, context: Path, targets: Sequence[str], folder: Path)
     extras = {extra for listed in re.findall(r"'\.\[([\w,]+)\]'", text) for extra in listed.split(",")}
     # Debian's Python is 3.11.2, for which redis wants async-timeout; the image's own is newer, as ours.
     wheels = debian.wheels(os.uname().machine, ",".join(sorted(extras)), "setuptools", "async-timeout")
-    outside = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/mnt", "PIP_NO_COMPILE": "1"}
+    # The server's bundles hold libraries for other machines, too.
+    others = debian.wheels("aarch64", "worker,verify")
+    outside = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/mnt /srv", "PIP_NO_COMPILE": "1"}
     outside |= {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
     needed = _needed(steps, targets)
     images: dict[str, Image] = {}
@@ -138,7 +140,7 @@ def build(dockerfile: Path, context: Path, targets: Sequence[str], folder: Path)
         elif not is_needed or instruction in _WITHOUT_EFFECT:
             continue
         elif instruction == "RUN":
-            image.run(value, outside, {"/mnt": wheels})
+            image.run(value, outside, {"/mnt": wheels, "/srv": others})
         elif instruction == "COPY":
             _copy(image, shlex.split(value), images, context, ignored)
         elif instruction == "ENV":

@@ -123,6 +123,7 @@ def tables(files: Mapping[str, Results]) -> dict[str, str]:
         "zoo": zoo(files.values()),
         "processes": processes(files.values()),
         "soak": levels(files.get("soak")),
+        "deployment": deployment(files.get("runtime")),
         "others": others(files),
         "missed": missed(files),
         "runs": runs(files),
@@ -342,6 +343,13 @@ def levels(soak: Results | None) -> str:
     ]
     headers = ["watched", "mean", "growth in six hours", "allowed", "more"]
     return table(headers, cells or [["not measured", *[""] * 4]])
+
+
+def deployment(results: Results | None) -> str:
+    """Return every figure of benchmarks.runtime; no rows before there is a run."""
+    figures = results.figures if results else ()
+    rows = [[one.name, _value(one), _aim(one), one.peer or ""] for one in figures]
+    return table(["figure", "value", "aim", "beside"], rows or [["not measured", "", "", ""]])
 
 
 def others(files: Mapping[str, Results]) -> str:

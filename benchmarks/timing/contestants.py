@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from benchmarks.timing.cpu_masking import MaskedPackage
 from benchmarks.timing.interleaved import Block, time_calls
+from tunefarm.comparison.contestants import aligned
 
 Arrays = Sequence[NDArray[Any]]
 # Binds inputs; the call that it returns only runs the model, and returns the outputs in the runtime's own
@@ -61,6 +62,24 @@ class TvmLibrary:
                 return outputs
 
             return call
+
+        return bind
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """A folder that `tunefarm tune` has written, as `tunefarm_runtime` runs it; inputs are aligned."""
+
+    folder: Path
+
+    def load(self, threads: int) -> Bind:
+        from tunefarm_runtime import load
+
+        model = load(self.folder, threads=threads)
+
+        def bind(inputs: Arrays) -> Callable[[], Any]:
+            placed = [aligned(array) for array in inputs]
+            return lambda: model(*placed)
 
         return bind
 

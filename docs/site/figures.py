@@ -38,6 +38,7 @@ _TABLES = {
     "zoo": ("The zoo", ""),
     "processes": ("Servers and schedulers", ""),
     "soak": ("Twelve simulated hours under faults", ""),
+    "deployment": ("Deployment", "Sizes, loading, and calls from Python, C and torch.compile."),
     "others": ("Other benchmarks", ""),
     "missed": ("Missed aims", ""),
     "runs": ("Runs", "The date, the commit and the command of every file."),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import importlib.util
-import os
 import platform
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from tunefarm_runtime.errors import LoadError, RunError
 from tunefarm_runtime.manifest import Manifest, Tensor
 from tunefarm_runtime.signature import check_library
+from tunefarm_runtime.threads import Runner, choose_threads
 
 Array = NDArray[Any]
 # The runtime of this release of TVM: libraries are compiled by it.
@@ -29,20 +30,22 @@ CUDA_RUNTIME = "libcudart.so.13"
 CUDA_LIBRARY = "libtvm_runtime_cuda.so"
 # Compiled code loads whole vectors: it faults on data that is less aligned.
 ALIGNMENT = 64
-THREADS_VARIABLE = "TVM_NUM_THREADS"
 # DLPack's numbers of devices, and TVM's number of the allocator that keeps freed memory.
 CPU, CUDA, POOLED = 1, 2, 2
 
 
 class Library:
-    """A compiled model of one shape. Calls are for one thread at a time."""
+    """A compiled model of one shape. Calls from several threads take turns."""
 
-    def __init__(self, manifest: Manifest) -> None:
-        """Load the library of a manifest. Raises LoadError."""
+    def __init__(self, manifest: Manifest, threads: int | None = None) -> None:
+        """Load the library of a manifest, for a number of threads. Raises LoadError, and RunError for a wrong
+        number."""
         manifest.check_machine()
         self.manifest = manifest
         self._is_cuda = manifest.device == "cuda"
+        self._lock = threading.Lock()
         load_runtime(self._is_cuda)
+        self._runner = Runner(choose_threads(threads, manifest.threads))
         file = manifest.folder / "model.so"
         if manifest.signed_digest is not None:  # one of several sizes is loaded long after it was checked
             check_library(file, manifest.signed_digest)
@@ -53,10 +56,16 @@ class Library:
             self._main: Callable[..., Any] = machine["main"]
         except Exception as error:  # TVM raises whatever class its C++ side names
             raise LoadError(f"{file} can't be loaded: {str(error).strip().splitlines()[-1]}") from error
+        self._place = (CUDA if self._is_cuda else CPU, 0)
         self._device = tvm_ffi.device("cuda" if self._is_cuda else "cpu", 0)
         self._allocate = tvm_ffi.get_global_func("runtime.TVMTensorAllocWithScope")
         self._layouts = [(tvm_ffi.Shape(one.shape), tvm_ffi.dtype(one.dtype)) for one in manifest.inputs]
         self._write = tvm_ffi.get_global_func("runtime.TVMTensorCopyFromBytes")
+
+    @property
+    def threads(self) -> int:
+        """The number of threads that calls compute with."""
+        return self._runner.threads
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Run the model. Inputs have the right shapes and element types.
@@ -74,7 +83,8 @@ class Library:
         tensors = [
             self._tensor(*one) for one in zip(self.manifest.inputs, self._layouts, inputs, strict=True)
         ]
-        result = self._main(*tensors)
+        with self._lock:
+            result = self._runner(self._main, *tensors)
         # TVM returns a single output by itself, and several as an array.
         return [result] if len(self.manifest.outputs) == 1 else list(result)
 
@@ -95,6 +105,16 @@ class Library:
             ):
                 return tvm_ffi.from_dlpack(value)
             return self._copied(layout, value)
+        try:
+            device = tuple(map(int, value.__dlpack_device__()))
+        except AttributeError:
+            return self._copied(layout, np.asarray(value))
+        if device == (CPU, 0) and self._is_cuda:
+            return self._copied(layout, np.from_dlpack(value))
+        if device != self._place:
+            raise RunError(
+                f"input {spec.name} is on device {device}, and the model runs on {self._place}: copy it there"
+            )
         try:
             return tvm_ffi.from_dlpack(value, require_alignment=ALIGNMENT, require_contiguous=True)
         except Exception as error:  # tvm_ffi raises several classes
@@ -124,37 +144,35 @@ def to_numpy(value: Any, spec: Tensor) -> Array:
     return array
 
 
-def set_threads(count: int) -> None:
-    """Compute with this number of threads from now on. Raises RunError for a number below 1."""
-    if count < 1:
-        raise RunError(f"a model runs on at least one thread, not {count}")
-    os.environ[THREADS_VARIABLE] = str(count)
-    load_runtime(cuda=False)
-    tvm_ffi.get_global_func("runtime.config_threadpool")(1, count)
-
-
 @cache
 def load_runtime(cuda: bool) -> None:
     """Load TVM's runtime into this process, once. Raises LoadError where it is missing."""
     if "tvm" in sys.modules:
         return  # it has loaded its own
     folder = library_folder()
-    paths: list[Path | str] = [folder / name for name in RUNTIME_LIBRARIES]
-    if cuda:
-        paths += [_cuda_runtime(), folder / CUDA_LIBRARY]
-    for path in paths:
-        try:
-            ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
-        except OSError as error:
-            package = "tunefarm-runtime[cuda]" if cuda else "tunefarm-runtime"
-            raise LoadError(f"TVM's runtime can't be loaded: {error}: install {package} again") from error
+    names = [*RUNTIME_LIBRARIES, *((CUDA_LIBRARY,) if cuda else ())]
+    try:
+        if cuda:
+            _load_cuda_runtime()
+        for name in names:
+            ctypes.CDLL(str(folder / name), ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        package = "tunefarm-runtime[cuda]" if cuda else "tunefarm-runtime"
+        advice = f"install {package} again" + (", and NVIDIA's driver" if cuda else "")
+        raise LoadError(f"TVM's runtime can't be loaded: {error}: {advice}") from error
 
 
-def _cuda_runtime() -> Path | str:
-    """Return NVIDIA's runtime library: a package's, else the system's."""
-    found = importlib.util.find_spec("nvidia")
-    places = [Path(place) for place in (found.submodule_search_locations or ())] if found else []
-    return next((path for place in places for path in place.glob(f"cu*/lib/{CUDA_RUNTIME}")), CUDA_RUNTIME)
+def _load_cuda_runtime() -> None:
+    """Load NVIDIA's runtime library: the one in use or the system's, else a package's. Raises OSError."""
+    try:
+        ctypes.CDLL(CUDA_RUNTIME)
+    except OSError:
+        found = importlib.util.find_spec("nvidia")
+        places = [Path(place) for place in (found.submodule_search_locations or ())] if found else []
+        packaged = [path for place in places for path in place.glob(f"cu*/lib/{CUDA_RUNTIME}")]
+        if not packaged:
+            raise
+        ctypes.CDLL(str(packaged[0]))
 
 
 def library_folder() -> Path:

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunefarm_runtime.errors import LoadError, NoSuchSize, RunError
-from tunefarm_runtime.library import THREADS_VARIABLE, Library, set_threads, to_numpy
+from tunefarm_runtime.library import Library, to_numpy
 from tunefarm_runtime.manifest import Manifest, Shape, Tensor
+from tunefarm_runtime.threads import choose_threads
 
 Array = NDArray[Any]
 # The lengths that an axis has in all sizes. Axes with the same lengths are one dimension of the model.
@@ -40,7 +41,7 @@ def load(
     Args:
         folder: It holds one compiled model, or one in several sizes, each in a folder of its own.
         threads: Threads to compute with. By default as many as TVM_NUM_THREADS says, or else as many as the
-            model was tuned for.
+            model was tuned for, if the process may use that many processors.
         pad: Pad inputs between two sizes at the end of their axes to the next larger size, and cut the
             outputs. A mapping gives the number to pad an input with, by its name; zero for the rest. Padding
             is right only if it changes nothing else, so loading compares each size with the next larger one.
@@ -50,7 +51,11 @@ def load(
 
     Raises LoadError.
     """
+    if not isinstance(folder, str | os.PathLike):
+        raise LoadError(f"load takes the folder that tunefarm has written, not {type(folder).__name__}")
     root = Path(folder)
+    if not root.is_dir():
+        raise LoadError(f"{root} {_what_it_is(root)}")
     own = root / "manifest.json"
     inner = sorted(root.glob("*/manifest.json"))
     if own.exists() and inner:
@@ -60,16 +65,22 @@ def load(
         raise LoadError(f"{root} holds no compiled model: name a folder that tunefarm has written")
     if len({size.model_sha for size in sizes}) > 1:
         raise LoadError(f"{root} holds several models: name the folder of one")
-    if threads is not None:
-        set_threads(threads)
-    else:
-        # TVM would take half of the logical processors.
-        os.environ.setdefault(THREADS_VARIABLE, str(sizes[0].threads))
     padding: Mapping[str, float] | None = pad if isinstance(pad, Mapping) else {} if pad else None
-    model = Model(sizes, padding, fallback)
+    model = Model(sizes, threads, padding, fallback)
     if padding is not None:
         model.check_padding()
     return model
+
+
+def _what_it_is(path: Path) -> str:
+    """Return why a path that is no folder can't be loaded, and what to load instead."""
+    if not path.exists():
+        return "doesn't exist: name the folder that tunefarm has written"
+    if path.name in ("model.so", "manifest.json"):
+        return f"is part of a compiled model: load its folder, {path.parent}"
+    if path.suffix == ".tar":
+        return "is an archive: unpack it, and load the folder"
+    return f"is no compiled model: run `tunefarm tune {path}`, and load the folder that it writes"
 
 
 @dataclass(frozen=True)
@@ -91,19 +102,21 @@ class Timing:
 
 
 class Model:
-    """A compiled model. Its libraries are loaded when they are first called.
+    """A compiled model. The libraries of several sizes are loaded when they are first called.
 
-    Calls are for one thread at a time: load the model once for each thread that calls it.
+    Calls from several threads take turns: load the model once for each thread, and they run at once.
     """
 
     def __init__(
         self,
         sizes: Sequence[Manifest],
+        threads: int | None = None,
         padding: Mapping[str, float] | None = None,
         fallback: Fallback | None = None,
     ) -> None:
         for size in sizes:
             size.check_machine()
+        self.threads = choose_threads(threads, sizes[0].threads)
         # The smallest first.
         self._sizes = sorted(sizes, key=lambda size: sum(math.prod(one.shape) for one in size.inputs))
         self._by_shapes = {_shapes(size): index for index, size in enumerate(self._sizes)}
@@ -122,11 +135,6 @@ class Model:
     def outputs(self) -> tuple[Tensor, ...]:
         """Names, shapes and element types of the outputs; of the smallest size, if there are several."""
         return self._sizes[0].outputs
-
-    @property
-    def threads(self) -> int:
-        """The number of threads that the model was tuned for."""
-        return self._sizes[0].threads
 
     @property
     def sizes(self) -> list[dict[str, Shape]]:
@@ -148,10 +156,14 @@ class Model:
             try:
                 dtype = value.dtype
             except AttributeError:
-                raise RunError(f"input {spec.name} is no array: pass a NumPy array") from None
+                raise RunError(
+                    f"input {spec.name} is no array but {type(value).__name__}: pass one of {spec.dtype}"
+                ) from None
             # NumPy's types compare fast; other libraries' have their own prefixes.
             if dtype != spec.numpy_dtype and str(dtype).rpartition(".")[2] != spec.dtype:
-                raise RunError(f"input {spec.name} is {dtype}, and the model takes {spec.dtype}")
+                raise RunError(
+                    f"input {spec.name} is {dtype}, and the model takes {spec.dtype}: convert it first"
+                )
         try:
             return self._run(inputs)
         except NoSuchSize:
@@ -193,8 +205,8 @@ class Model:
                 raise LoadError(f"there is no input {name} to pad: the model takes {', '.join(dtypes)}")
             if not holds(dtypes[name], number):
                 raise LoadError(f"input {name} is {dtypes[name]} and can't be padded with {number}")
-        of_inputs = {extents for axes in self._input_axes for extents in axes}
-        for spec, axes in zip(self.outputs, self._output_axes, strict=True):
+        of_inputs = {extents for axes in self.input_axes for extents in axes}
+        for spec, axes in zip(self.outputs, self.output_axes, strict=True):
             for axis, extents in enumerate(axes):
                 if len(set(extents)) > 1 and extents not in of_inputs:
                     raise LoadError(
@@ -235,7 +247,7 @@ class Model:
 
     def _library(self, index: int) -> Library:
         if index not in self._libraries:
-            self._libraries[index] = Library(self._sizes[index])
+            self._libraries[index] = Library(self._sizes[index], self.threads)
         return self._libraries[index]
 
     def _run(self, inputs: Sequence[Any]) -> list[Any]:
@@ -262,17 +274,19 @@ class Model:
                 )
 
     @cached_property
-    def _input_axes(self) -> list[list[Extents]]:
+    def input_axes(self) -> list[list[Extents]]:
+        """The lengths of each axis of each input, in all sizes."""
         return _axes([size.inputs for size in self._sizes])
 
     @cached_property
-    def _output_axes(self) -> list[list[Extents]]:
+    def output_axes(self) -> list[list[Extents]]:
+        """The lengths of each axis of each output, in all sizes."""
         return _axes([size.outputs for size in self._sizes])
 
     def _lengths(self, inputs: Sequence[Array]) -> dict[Extents, int]:
         """Return the length of each dimension that differs between sizes. Raises RunError."""
         lengths: dict[Extents, int] = {}
-        for array, axes in zip(inputs, self._input_axes, strict=True):
+        for array, axes in zip(inputs, self.input_axes, strict=True):
             if array.ndim != len(axes):
                 raise NoSuchSize(self._compiled_for(inputs))
             for length, extents in zip(array.shape, axes, strict=True):
@@ -307,7 +321,7 @@ class Model:
         outputs = self.to_numpy(self._library(index)(padded))
         return [
             output[tuple(slice(lengths.get(extents)) for extents in axes)]
-            for output, axes in zip(outputs, self._output_axes, strict=True)
+            for output, axes in zip(outputs, self.output_axes, strict=True)
         ]
 
     def _compiled_for(self, inputs: Sequence[Any]) -> str:

@@ -1,4 +1,4 @@
-"""The archive that the script installs from: tunefarm as it runs here, pins, a unit for systemd."""
+"""The archive that the script installs from: tunefarm and tunefarm-runtime, pins, a unit for systemd."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ import io
 import tarfile
 import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
-from importlib.metadata import Distribution, distribution
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
+# A worker has TVM, whose libraries tunefarm-runtime uses.
+_RUNTIME_LIBRARIES = "tunefarm_runtime/lib/"
 _WHEEL = "Wheel-Version: 1.0\nGenerator: tunefarm\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 
 @cache
 def worker_archive() -> bytes:
     """Return the archive. Raises PackageNotFoundError where tunefarm isn't installed as a package."""
-    name, wheel = own_wheel()
-    files = {
-        name: wheel,
-        "constraints.txt": (_FOLDER / "constraints.txt").read_bytes(),
-        "tunefarm-worker.service": (_FOLDER / "tunefarm-worker.service").read_bytes(),
-    }
+    files = dict([wheel_of("tunefarm")])
+    with suppress(PackageNotFoundError):
+        files |= [wheel_of("tunefarm-runtime")]
+    for name in ("constraints.txt", "tunefarm-worker.service"):
+        files[name] = (_FOLDER / name).read_bytes()
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w") as archive:
         for file, data in files.items():
@@ -36,18 +38,20 @@ def worker_archive() -> bytes:
     return made.getvalue()
 
 
-def own_wheel() -> tuple[str, bytes]:
-    """Return the name and the content of a wheel of the packages that run here, installed from one or from a
-    checkout."""
-    installed = distribution("tunefarm")
-    stem = f"tunefarm-{installed.version}"
+def wheel_of(name: str) -> tuple[str, bytes]:
+    """Return the file name and the content of a wheel of a distribution of ours, as it is installed here.
+
+    It may have been installed from a wheel or from a checkout. Raises PackageNotFoundError.
+    """
+    installed = distribution(name)
+    stem = f"{name.replace('-', '_')}-{installed.version}"
     files = _package_files(installed)
     files[f"{stem}.dist-info/WHEEL"] = _WHEEL.encode()
     # A checkout where setuptools has built something has its metadata in PKG-INFO.
     metadata = installed.read_text("METADATA") or installed.read_text("PKG-INFO") or ""
     files[f"{stem}.dist-info/METADATA"] = metadata.encode()
-    for name in ("entry_points.txt", "top_level.txt"):
-        files[f"{stem}.dist-info/{name}"] = (installed.read_text(name) or "").encode()
+    for entry in ("entry_points.txt", "top_level.txt"):
+        files[f"{stem}.dist-info/{entry}"] = (installed.read_text(entry) or "").encode()
     record = f"{stem}.dist-info/RECORD"
     files[record] = _record(files, record)
     made = io.BytesIO()
@@ -67,7 +71,9 @@ def _package_files(installed: Distribution) -> dict[str, bytes]:
         assert spec.origin is not None, f"{package} is a regular package"
         root = Path(spec.origin).parent
         for file in sorted(path for path in root.rglob("*") if path.is_file() and path.suffix != ".pyc"):
-            files[f"{package}/{file.relative_to(root)}"] = file.read_bytes()
+            path = f"{package}/{file.relative_to(root)}"
+            if not path.startswith(_RUNTIME_LIBRARIES):
+                files[path] = file.read_bytes()
     return files
 
 

@@ -149,9 +149,11 @@ fetch install/worker.tar "$work/worker.tar"
 tar -xf "$work/worker.tar" -C "$work" --no-same-owner
 [ -x "$prefix/bin/python" ] || "$python" -m venv "$prefix"
 wheel=$(echo "$work"/tunefarm-*.whl)
+runtime=$(echo "$work"/tunefarm_runtime-*.whl)
+[ -f "$runtime" ] || runtime=
 echo "installing $(basename "$wheel") and what it needs into $prefix: some minutes"
 "$prefix/bin/python" -m pip install --quiet --disable-pip-version-check --only-binary :all: \
-    --constraint "$work/constraints.txt" "${wheel}[$extras]" ||
+    --constraint "$work/constraints.txt" "${wheel}[$extras]" ${runtime:+"$runtime"} ||
     fail "pip could not install the packages: see above; PIP_INDEX_URL names another index"
 if [ -n "$update" ]; then
     echo "updated to tunefarm $version or newer"

@@ -4,6 +4,7 @@ composition and tune a model together."""
 from __future__ import annotations
 
 import os
+import tarfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -105,6 +106,11 @@ def test_the_images_are_built_and_tune_a_model(composition: Composition, tmp_pat
         composition.until(lambda: client.job(job.id).state.finished)
         assert client.job(job.id).state == JobState.DONE, client.job(job.id)
         client.download(job.id, tmp_path / "tuned.tar")
+        client.download(job.id, tmp_path / "bundle.tar", bundle=True)
+    with tarfile.open(tmp_path / "bundle.tar", ignore_zeros=True) as bundle:
+        assert {"model.so", "tunefarm.h", "lib/libtvm_runtime.so"} <= {*bundle.getnames()}
+    kept = "opt/tunefarm/lib/python3*/site-packages/tunefarm_runtime/lib/aarch64/libtvm_ffi.so"
+    assert list(composition.images["server"].root.glob(kept)), "it bundles for boards, too"
     ended = composition.stop()
     assert {code for code, _ in ended.values()} == {0}, ended
     assert not any("Traceback" in said for _, said in ended.values()), ended

@@ -44,6 +44,8 @@ def test_a_fresh_device_becomes_a_worker(machine: str, tmp_path: Path) -> None:
             assert board.poll() is None, board.communicate()[0]
             seen = made.shown(f"fresh-{machine}")
             assert (seen["connected"], seen["other_version"]) == (True, False)
+            load = "from tunefarm_runtime.library import load_runtime; load_runtime(False)"
+            finished(debian.start(root, [f"{PREFIX}/bin/python", "-c", load], ENVIRONMENT), 300)
         finally:
             board.terminate()
             board.communicate(timeout=60)

@@ -48,7 +48,7 @@ class CompiledModel:
 
     def load(self, threads: int, inputs: Arrays) -> Call:
         model = tunefarm_runtime.load(self.path, threads=threads)
-        values = [_aligned(inputs[one.name]) for one in model.inputs]
+        values = [aligned(inputs[one.name]) for one in model.inputs]
         return lambda: model.to_numpy(model(*values))
 
 
@@ -228,7 +228,7 @@ def _turn(call: Call, seconds: float) -> list[float]:
     return secs
 
 
-def _aligned(array: NDArray[Any]) -> NDArray[Any]:
+def aligned(array: NDArray[Any]) -> NDArray[Any]:
     """Return a copy that begins at a multiple of 64 bytes, as a program that cares for speed would have."""
     buffer = np.empty(array.nbytes + 64, np.uint8)
     start = -buffer.ctypes.data % 64

@@ -163,9 +163,11 @@ static tunefarm_status load(tunefarm_model* model, const char* folder, int threa
   if (result.code != TUNEFARM_OK) return result;
   snprintf(count, sizeof count, "%d", threads);
   if (threads > 0) setenv("TVM_NUM_THREADS", count, 1);
-  /* model.so finds what it calls among the symbols of the whole process. */
+  setenv("TVM_BIND_THREADS", "0", 0); /* or else TVM binds the caller to the first processors */
+  /* model.so finds what it calls among the symbols of the whole process, which has each library once. */
   static const char* const libraries[] = {"libtvm_ffi.so", "libtvm_runtime.so", "libtvm_runtime_extra.so"};
   for (size_t i = 0; i < sizeof libraries / sizeof *libraries; ++i) {
+    if (dlopen(libraries[i], RTLD_NOW | RTLD_GLOBAL | RTLD_NOLOAD) != NULL) continue;
     snprintf(path, sizeof path, "%s/lib/%s", folder, libraries[i]);
     if (dlopen(path, RTLD_NOW | RTLD_GLOBAL) == NULL)
       return status(TUNEFARM_BAD_FOLDER, "TVM's runtime can't be loaded: %.400s", dlerror());

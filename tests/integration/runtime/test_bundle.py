@@ -38,6 +38,26 @@ int main(int argc, char** argv) {
 """
 
 
+SEVERAL = """
+#include <cstdio>
+#include "tunefarm.hpp"
+
+int main(int argc, char** argv) {
+  std::vector<tunefarm_runtime::Model> models;
+  for (int i = 1; i < argc; ++i) models.emplace_back(argv[i], 1);
+  for (auto& model : models) {
+    std::vector<float> x(model.inputs()[0].bytes / sizeof(float), 1.0f);
+    std::vector<std::vector<float>> y;
+    std::vector<void*> places;
+    for (auto& one : model.outputs()) y.emplace_back(one.bytes / sizeof(float));
+    for (auto& one : y) places.push_back(one.data());
+    model.run({x.data() + 0}, places);
+    std::printf("%g\\n", y[0][0]);
+  }
+}
+"""
+
+
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bundle")
@@ -114,6 +134,18 @@ def test_cpp_runs_several_outputs_and_throws(tmp_path: Path) -> None:
     assert "describes no output: make the bundle again" in output_of(main, str(made))[1]
     (made / "model.txt").write_text("output x\n")
     assert "model.txt is damaged" in output_of(main, str(made))[1]
+
+
+def test_a_program_runs_several_bundles(bundle: Path, tmp_path: Path) -> None:
+    """Each has the runtime libraries, and a process has them once."""
+    make_bundle(compile_model(two_outputs(), tmp_path / "model"), tmp_path / "other")
+    (tmp_path / "main.cpp").write_text(SEVERAL)
+    main = build(bundle, tmp_path / "main", [tmp_path / "main.cpp"], "g++", "-std=c++17", "-Wno-unused")
+    code, text = output_of(main, str(bundle), str(tmp_path / "other"), str(bundle))
+    first, other, again = text.split()
+    (expected,) = load(bundle)(np.ones((1, 3, 8, 8), np.float32))
+    np.testing.assert_allclose(float(first), expected[0, 0], rtol=1e-4)
+    assert (code, other, again) == (0, "-1", first)
 
 
 def test_a_bundle_is_small_and_complete(bundle: Path) -> None:

@@ -75,7 +75,7 @@ def test_a_process_that_dies_is_no_hang(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["bench", "nowhere"], "nowhere holds no compiled model"),
+        (["bench", "nowhere"], "nowhere doesn't exist"),
         (["bundle", "nowhere", "new"], "nowhere/manifest.json can't be read"),
         (["bench", "FOLDER", "--against", "absent.onnx"], "there is no file absent.onnx"),
         (["bench", "FOLDER", "--against", "FOLDER/manifest.json"], "no runtime for .* is installed here"),

@@ -15,22 +15,12 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
-from tunefarm_runtime import InferenceSession, LoadError, NoSuchSize, RunError, load, manifest
+from tunefarm_runtime import LoadError, NoSuchSize, RunError, load, manifest
 
-import tunefarm
-from tests.compiled_models import compile_model
+from tests.compiled_models import compile_model, elementwise
 from tests.onnx_models import residual
 
 Array = NDArray[Any]
-
-
-def elementwise(kind: str, dtype: int, shape: tuple[int, ...] = (2, 3), outputs: int = 1) -> bytes:
-    """A model that computes `kind` of its input `x` once for each of its outputs."""
-    nodes = [helper.make_node(kind, ["x"], [f"y{index}"]) for index in range(outputs)]
-    values = [helper.make_tensor_value_info(f"y{index}", dtype, shape) for index in range(outputs)]
-    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", dtype, shape)], values)
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return bytes(made.SerializeToString())
 
 
 def subtraction() -> bytes:
@@ -92,6 +82,15 @@ def test_outputs_are_onnxruntimes_wherever_inputs_are(
 ) -> None:
     (found,) = load(folder)(placed(image))
     np.testing.assert_allclose(found, by_onnxruntime(residual(), {"input": image})[0], rtol=1e-4, atol=1e-5)
+
+
+def test_an_input_on_a_gpu_is_refused(folder: Path, image: Array) -> None:
+    class OnGpu(OnlyDLPack):
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 2, 0
+
+    with pytest.raises(RunError, match=r"is on device \(2, 0\), and the model runs on \(1, 0\): copy it"):
+        load(folder)(OnGpu(image))
 
 
 def test_a_read_only_input_is_run(folder: Path, image: Array) -> None:
@@ -157,41 +156,6 @@ def test_outputs_of_two_calls_share_no_memory(folder: Path, image: Array) -> Non
     np.testing.assert_array_equal(first, kept)
 
 
-def test_the_session_answers_as_onnxruntimes(tmp_path: Path, folder: Path, image: Array) -> None:
-    peer = onnxruntime.InferenceSession(residual(), providers=["CPUExecutionProvider"])
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = InferenceSession(folder, options, providers=["CPUExecutionProvider"])
-    for own, other in (
-        (session.get_inputs(), peer.get_inputs()),
-        (session.get_outputs(), peer.get_outputs()),
-    ):
-        assert [(one.name, one.shape, one.type) for one in own] == [
-            (one.name, one.shape, one.type) for one in other
-        ]
-    expected = peer.run(None, {"input": image})[0]
-    np.testing.assert_allclose(session.run(None, {"input": image})[0], expected, rtol=1e-4, atol=1e-5)
-    binding, place = session.io_binding(), np.empty((1, 10), np.float32)
-    with pytest.raises(RunError, match="call run_with_iobinding first"):
-        binding.copy_outputs_to_cpu()
-    binding.bind_cpu_input("input", image)
-    binding.bind_output(session.get_outputs()[0].name, place)
-    session.run_with_iobinding(binding)
-    np.testing.assert_allclose(place, expected, rtol=1e-4, atol=1e-5)
-    with pytest.raises(RunError, match="has no output nothing"):
-        session.run(["nothing"], {"input": image})
-    assert tunefarm.InferenceSession is InferenceSession
-
-
-def test_several_outputs_are_chosen_by_name(tmp_path: Path) -> None:
-    session = InferenceSession(
-        compile_model(elementwise("Neg", TensorProto.FLOAT, outputs=2), tmp_path / "two")
-    )
-    x = np.ones((2, 3), np.float32)
-    assert [len(session.run(names, {"x": x})) for names in (None, ["y1"], ["y1", "y0"])] == [2, 1, 2]
-    np.testing.assert_array_equal(session.run(["y1"], {"x": [[1.0] * 3] * 2 and x})[0], -x)
-
-
 def test_a_benchmark_has_a_time_for_each_call(folder: Path) -> None:
     timing = load(folder).benchmark(seconds=0.01)
     assert len(timing.secs) >= 10
@@ -211,11 +175,6 @@ assert "libtvm_compiler" not in open("/proc/self/maps").read()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-def test_a_number_of_threads_is_checked(folder: Path) -> None:
-    with pytest.raises(RunError, match="at least one thread, not 0"):
-        load(folder, threads=0)
 
 
 def changed(folder: Path, copy: Path, **fields: Any) -> Path:
@@ -260,5 +219,62 @@ def test_what_is_not_for_this_machine_is_refused(folder: Path, tmp_path: Path) -
     (broken / "model.so").unlink()
     with pytest.raises(LoadError, match=r"model\.so can't be loaded"):
         load(broken)
-    with pytest.raises(LoadError, match="holds no compiled model"):
-        load(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("named", "why"),
+    [
+        ("nowhere", "doesn't exist: name the folder"),
+        ("empty", "holds no compiled model: name a folder"),
+        ("compiled/model.so", "is part of a compiled model: load its folder, .*compiled"),
+        ("compiled/manifest.json", "is part of a compiled model: load its folder"),
+        ("net.onnx", r"is no compiled model: run `tunefarm tune .*net\.onnx`, and load the folder"),
+        ("artifact.tar", "is an archive: unpack it"),
+    ],
+)
+def test_what_is_no_folder_of_a_model_says_what_to_load(
+    named: str, why: str, folder: Path, tmp_path: Path
+) -> None:
+    changed(folder, tmp_path / "compiled")
+    (tmp_path / "empty").mkdir()
+    for name in ("net.onnx", "artifact.tar"):
+        (tmp_path / name).touch()
+    with pytest.raises(LoadError, match=why):
+        load(tmp_path / named)
+
+
+def test_bytes_of_a_model_are_refused() -> None:
+    with pytest.raises(LoadError, match="takes the folder that tunefarm has written, not bytes"):
+        load(residual())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("odd", [">f4", "float16", "int32", "complex64", "object"])
+def test_other_element_types_are_refused(odd: str, folder: Path, image: Array) -> None:
+    with pytest.raises(RunError, match=r"input input is .*, and the model takes float32: convert it first"):
+        load(folder)(image.astype(odd))
+
+
+def test_inputs_without_elements_are_refused_by_their_shape(folder: Path) -> None:
+    with pytest.raises(NoSuchSize, match=r"has the shape \(0, 3, 8, 8\)"):
+        load(folder)(np.zeros((0, 3, 8, 8), np.float32))
+
+
+def test_a_scalar_is_an_array(tmp_path: Path) -> None:
+    model = load(compile_model(elementwise("Neg", TensorProto.FLOAT, ()), tmp_path / "scalar"))
+    for value in (np.float32(3), np.array(3, np.float32)):
+        (found,) = model(value)
+        assert (found.shape, float(found)) == ((), -3.0)
+
+
+def test_strided_and_reversed_inputs_are_read_as_numpy_does(folder: Path, image: Array) -> None:
+    model = load(folder)
+    wide = np.zeros((1, 3, 8, 16), np.float32)
+    wide[..., ::2] = image
+    (expected,) = model(image)
+    np.testing.assert_array_equal(model(wide[..., ::2])[0], expected)
+    np.testing.assert_array_equal(model(image[..., ::-1].copy()[..., ::-1])[0], expected)
+
+
+def test_outputs_can_be_written(folder: Path, image: Array) -> None:
+    (found,) = load(folder)(image)
+    found += 1

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import io
 import json
 import shutil
 import sys
@@ -16,25 +13,11 @@ import pytest
 from tunefarm_runtime import LoadError, load
 from tunefarm_runtime.bundle import make_bundle
 
-from compiler.packaging.artifact import Manifest, write
 from core.exit_code import ExitCode
 from system.signing import SigningKey, make_key, read_key
-from tests.compiled_models import compile_model
+from tests.compiled_models import compile_model, sign_folder
 from tests.onnx_models import residual
 from tunefarm.cli.app import app, run
-from tunefarm.client.artifact import unpack
-
-
-def sign_folder(folder: Path, key: SigningKey) -> None:
-    """Sign a compiled model as publishing does."""
-    manifest = Manifest.from_json((folder / "manifest.json").read_text())
-    packed = io.BytesIO()
-    with (folder / "model.so").open("rb") as library:
-        digest = hashlib.file_digest(library, "sha256").hexdigest()
-        write(packed, library, dataclasses.replace(manifest, library_sha256=digest), sign=key.sign)
-    (folder / "packed.tar").write_bytes(packed.getvalue())
-    unpack(folder / "packed.tar", folder)
-    (folder / "packed.tar").unlink()
 
 
 @pytest.fixture(scope="module")

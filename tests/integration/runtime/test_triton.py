@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shutil
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,7 +83,11 @@ def arguments(folder: Path, trusted: str = "") -> dict[str, str]:
 
 
 def test_requests_are_answered_each_by_itself(backend: Any, tmp_path: Path) -> None:
-    folder = compile_model(residual(), tmp_path / "net" / "1")
+    tuned = compile_model(residual(), tmp_path / "resnet18-tuned")
+    shutil.copytree(REPOSITORY / "resnet18", tmp_path / "resnet18")
+    folder = tmp_path / "resnet18" / "1"
+    for file in tuned.iterdir():
+        shutil.copy(file, folder)
     backend.initialize(arguments(folder))
     image = np.random.default_rng(0).standard_normal((1, 3, 8, 8), dtype=np.float32)
     good = Request([Tensor("other", image), Tensor("input", image)])

@@ -54,8 +54,11 @@ def test_the_archive_installs_the_tunefarm_that_serves(guarded: Service, tmp_pat
     assert (tmp_path / "constraints.txt").read_text().count("apache-tvm==") == 1
     assert "ExecStart=/opt/tunefarm/bin/tunefarm worker" in (tmp_path / "tunefarm-worker.service").read_text()
     (wheel,) = tmp_path.glob("tunefarm-*-py3-none-any.whl")
+    (runtime,) = tmp_path.glob("tunefarm_runtime-*-py3-none-any.whl")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
-    subprocess.run([*pip, "--target", str(tmp_path / "there"), str(wheel)], check=True)
+    subprocess.run([*pip, "--target", str(tmp_path / "there"), str(wheel), str(runtime)], check=True)
+    assert (tmp_path / "there/tunefarm_runtime/c/tunefarm.c").exists()
+    assert not (tmp_path / "there/tunefarm_runtime/lib").exists(), "a worker has TVM's libraries"
     own = Path(__file__).parents[3]
     for file in ("worker/main.py", "server/dashboard/static/app.js", "server/install/install.sh"):
         assert (tmp_path / "there" / file).read_bytes() == (own / file).read_bytes()

@@ -225,7 +225,7 @@ def test_all_that_is_copied_exists_and_all_packages_are_copied(dockerfile: list[
     ]
     assert all((ROOT / source).exists() for source in sources)
     packages = {name.rstrip("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]}
-    assert packages == {source for source in sources if (ROOT / source).is_dir()}
+    assert packages | {"runtime"} == {source for source in sources if (ROOT / source).is_dir()}
     let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line[0] == "!"}
     assert let_in == set(sources)
 
@@ -236,3 +236,12 @@ def test_all_extras_that_are_installed_exist(dockerfile: list[Mapping[str, str]]
     assert len(extras) == len(ROLES)
     known = project["project"]["optional-dependencies"]
     assert {extra for listed in extras for extra in listed.split(",")} <= set(known)
+
+
+@pytest.mark.parametrize(
+    ("role", "installed"), [("server", "runtime/build.py --for-service"), ("worker", "./runtime")]
+)
+def test_images_that_bundle_or_run_models_have_the_runtime(
+    dockerfile: list[Mapping[str, str]], role: str, installed: str
+) -> None:
+    assert installed in " ".join(values(stages(dockerfile)[f"build-{role}"], "RUN"))

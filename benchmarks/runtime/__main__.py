@@ -1,0 +1,248 @@
+"""Measure what deploying a compiled model costs: sizes on disk, loading, overhead of a call, torch.compile.
+
+    python -m benchmarks.runtime --json FILE
+
+ResNet-18 is tuned on an embedded stack with an empty data folder; a model of one kernel is compiled there
+without trials. What is compared takes turns; nothing else should run on the machine. Figures of torch.compile
+need PyTorch, and are left out where it isn't installed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+from tunefarm_runtime.bundle import SOURCES, make_bundle
+
+from benchmarks.arguments import command_parser, positive
+from benchmarks.device_class import NATIVE
+from benchmarks.networks.session import session
+from benchmarks.results.figures import Figure, at_most, figure, number
+from benchmarks.results.output import Output
+from benchmarks.runtime import installed
+from benchmarks.runtime.calls import (
+    BATCH,
+    Program,
+    build_program,
+    load_s,
+    only_kernel,
+    time_batches,
+)
+from benchmarks.runtime.torch_resnet import TorchCompiled, compile_s, export
+from benchmarks.timing.contestants import Arrays, Deployed, ProcessContestant, spawn_process
+from benchmarks.timing.deviation import random_inputs
+from benchmarks.timing.interleaved import Block, Contestant, Median, Timings, measure
+from examples import make_models
+from examples.networks.scale import FULL, TINY, Scale
+from worker.settings import usable_cores
+
+NAME = "benchmarks.runtime"
+# The largest difference from the artifact's outputs, relative to the largest: the networks are the same.
+TOLERANCE = 1e-3
+KERNEL_INPUT = np.zeros((1, 16), np.float32)
+TUNEFARM, INDUCTOR, INDUCTOR_TUNED = "torch.compile", "inductor", "inductor, max-autotune and freezing"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The scale of ResNet-18, its trials, the threads of everyone, and how often things are timed."""
+
+    scale: Scale
+    trials: int
+    threads: int
+    rounds: int
+    loads: int
+    with_torch: bool
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Return the exit code: 1 when something could not be measured."""
+    parser = command_parser(NAME, __doc__, "a tiny ResNet without trials and few rounds, to try it out")
+    parser.add_argument("--trials", type=positive, default=300, help="for ResNet-18 [300, quick none]")
+    parser.add_argument("--threads", type=positive, default=usable_cores(), help="for everyone [all cores]")
+    parser.add_argument("--rounds", type=positive, help="of interleaved blocks [20, quick 2]")
+    args = parser.parse_args(argv)
+    rounds = args.rounds or (2 if args.quick else 20)
+    with_torch = importlib.util.find_spec("torch") is not None
+    plan = Plan(FULL, args.trials, args.threads, rounds, 10, with_torch)
+    if args.quick:
+        plan = replace(plan, scale=TINY, trials=0, loads=2)
+    output = Output(NAME, argv, args.json, args.threads)
+    if not with_torch:
+        output.say("PyTorch isn't installed: the figures of torch.compile are left out")
+        output.add("without PyTorch, so without the figures of torch.compile")
+    return output.measure_each(["runtime"], lambda _, folder: run(plan, folder, output))
+
+
+def run(plan: Plan, folder: Path, output: Output) -> list[Figure]:
+    """Measure everything in an empty folder. Raises RuntimeError, CommandError and ClientError."""
+    label = "ResNet-18" if plan.scale == FULL else "tiny ResNet"
+    networks = _models(plan, folder)
+    with session(folder / "data", plan.threads, NATIVE, output.console) as stack:
+        resnet = stack.tune(networks["resnet"], plan.trials, folder / "resnet")
+        stack.tune(networks["kernel"], 0, folder / "kernel")
+    bundles = {name: folder / f"{name}-bundle" for name in networks}
+    for name, bundle in bundles.items():
+        make_bundle(folder / name, bundle)
+    program = build_program(folder, bundles["resnet"])
+    inputs = random_inputs([(one.shape, one.dtype) for one in resnet.manifest.inputs], 0)
+    found = [
+        *size_figures(installed.sizes(installed.install_runtime(folder)), bundles["resnet"]),
+        *load_figures(label, [load_s(folder / "resnet", plan.threads) for _ in range(plan.loads)]),
+    ]
+    kernel = only_kernel(folder / "kernel/model.so")
+    with ExitStack() as processes:
+        calls: dict[str, Contestant] = {
+            "C": processes.enter_context(Program(program, bundles["kernel"], plan.threads, BATCH)),
+            "kernel": processes.enter_context(
+                Program(program, bundles["kernel"], plan.threads, BATCH, kernel)
+            ),
+            "Python": processes.enter_context(
+                ProcessContestant(Deployed(folder / "kernel"), plan.threads, [KERNEL_INPUT], time_batches)
+            ),
+        }
+        found += kernel_figures(measure(calls, plan.rounds, Block()))
+    with ExitStack() as processes:
+        calls = {
+            "C": processes.enter_context(Program(program, bundles["resnet"], plan.threads, 1)),
+            "Python": processes.enter_context(
+                ProcessContestant(Deployed(folder / "resnet"), plan.threads, inputs)
+            ),
+        }
+        timings = measure(calls, plan.rounds, Block())
+        name = f"{label}: latency of a call from C relative to Python"
+        found.append(_ratio(name, timings, "C", "Python", "Python"))
+    if plan.with_torch:
+        found += run_torch(label, plan, folder, inputs)
+    return found
+
+
+def _models(plan: Plan, folder: Path) -> dict[str, Path]:
+    """Write the models: ResNet-18 from PyTorch where that is installed, and one of one kernel."""
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, KERNEL_INPUT.shape) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "kernel", values[:1], values[1:])
+    kernel = folder / "kernel.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), kernel)
+    if plan.with_torch:
+        file = folder / "resnet.pt2"
+        with spawn_process() as process:
+            process.submit(export, plan.scale, file).result()
+    else:
+        file = folder / "resnet.onnx"
+        onnx.save(make_models.make("resnet18", tiny=plan.scale == TINY), file)
+    return {"resnet": file, "kernel": kernel}
+
+
+def run_torch(label: str, plan: Plan, folder: Path, inputs: Arrays) -> list[Figure]:
+    """Compare torch.compile with the artifact and with inductor. Raises RuntimeError if outputs differ."""
+
+    def contestant(backend: str, cache: str, tuned: bool = False) -> TorchCompiled:
+        (folder / cache).mkdir(exist_ok=True)
+        return TorchCompiled(backend, plan.scale, folder / "data", folder / cache, tuned)
+
+    compile_secs: dict[str, list[float]] = {"tunefarm": [], "inductor": []}
+    for round_ in range(min(plan.loads, 3)):
+        for backend, secs in compile_secs.items():
+            with spawn_process() as process:
+                model = contestant(backend, f"cache-{round_}")
+                secs.append(process.submit(compile_s, model, plan.threads, inputs).result())
+    models = {
+        "artifact": Deployed(folder / "resnet"),
+        TUNEFARM: contestant("tunefarm", "cache"),
+        INDUCTOR: contestant("inductor", "cache"),
+        INDUCTOR_TUNED: contestant("inductor", "cache-tuned", tuned=True),
+    }
+    with ExitStack() as processes:
+        running = {
+            name: processes.enter_context(ProcessContestant(model, plan.threads, inputs))
+            for name, model in models.items()
+        }
+        timings = measure(running, plan.rounds, Block())
+        outputs = {name: each.outputs(inputs)[0] for name, each in running.items()}
+    for name, found in outputs.items():
+        wanted = outputs["artifact"]
+        if np.abs(found - wanted).max() > TOLERANCE * np.abs(wanted).max():
+            raise RuntimeError(f"{name} computes something else than the artifact")
+    return torch_figures(label, compile_secs, timings)
+
+
+def size_figures(packages: Mapping[str, int], bundle: Path) -> list[Figure]:
+    largest = sorted(packages, key=lambda name: -packages[name])[:3]
+    peer = ", ".join(f"{name} {number(packages[name] / 1e6)}" for name in largest)
+    total = sum(packages.values()) / 1e6
+    libraries = installed.size(bundle / "lib") / 1e6
+    lines = len((SOURCES / "main.c").read_text().splitlines())
+    return [
+        figure("installed size of tunefarm-runtime beside NumPy", total, "MB", aim=at_most(20), peer=peer),
+        figure("size of the libraries of a C bundle", libraries, "MB", aim=at_most(10)),
+        figure("lines of the example in C", lines, "lines", aim=at_most(60)),
+    ]
+
+
+def load_figures(label: str, secs: Sequence[tuple[float, float, float]]) -> list[Figure]:
+    """`secs` has the seconds to import the runtime, to load, and of the first call, for each process."""
+    imported, loaded, called = (_median([each * 1e3 for each in part]) for part in zip(*secs, strict=True))
+    peer = f"{number(imported.value)} ms to import, {number(called.value)} ms for the first call"
+    name = f"{label}: time to load"
+    return [figure(name, loaded.value, "ms", aim=at_most(100), peer=peer, spread=loaded.spread)]
+
+
+def kernel_figures(timings: Mapping[str, Timings]) -> list[Figure]:
+    """Timings of a model of one kernel, called from `Python` and `C`, and of its `kernel` alone."""
+    kernel = timings["kernel"]
+    peer = f"the kernel alone: {number(kernel.latency_s.value * 1e6)} us"
+    found = []
+    for caller in ("Python", "C"):
+        rounds = zip(timings[caller].blocks, kernel.blocks, strict=True)
+        overhead = _median([(call - alone) * 1e6 for call, alone in rounds])
+        name = f"one kernel: overhead of a call from {caller}"
+        found.append(figure(name, overhead.value, "us", aim=at_most(10), peer=peer, spread=overhead.spread))
+    return found
+
+
+def torch_figures(
+    label: str, compile_secs: Mapping[str, Sequence[float]], timings: Mapping[str, Timings]
+) -> list[Figure]:
+    compiled, peer = _median(compile_secs["tunefarm"]), statistics.median(compile_secs["inductor"])
+    name = f"{label}: time of torch.compile with known schedules"
+    found = [
+        figure(
+            name,
+            compiled.value,
+            "s",
+            aim=at_most(20),
+            peer=f"inductor: {number(peer)} s",
+            spread=compiled.spread,
+        )
+    ]
+    name = f"{label}: latency of torch.compile with known schedules relative to the artifact"
+    ratio = _ratio(name, timings, TUNEFARM, "artifact", "the artifact")
+    found.append(replace(ratio, aim=at_most(1.03).words, reached=at_most(1.03).kept(ratio.value)))
+    for other in (INDUCTOR, INDUCTOR_TUNED):
+        name = f"{label}: latency of torch.compile with known schedules relative to {other}"
+        found.append(_ratio(name, timings, TUNEFARM, other, other))
+    return found
+
+
+def _ratio(name: str, timings: Mapping[str, Timings], ours: str, theirs: str, peer: str) -> Figure:
+    ratio, other = timings[ours].ratio_to(timings[theirs]), timings[theirs].latency_s.value
+    return figure(name, ratio.value, "x", peer=f"{peer}: {number(other * 1e3)} ms", spread=ratio.spread)
+
+
+def _median(values: Sequence[float]) -> Median:
+    low, high = np.percentile(values, [10, 90])
+    return Median(statistics.median(values), (float(low), float(high)))
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that an embedded stack stops with us
+    sys.exit(main())

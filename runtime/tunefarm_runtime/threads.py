@@ -1,0 +1,112 @@
+"""How many threads a model computes with.
+
+TVM makes a pool of threads for each thread that runs models, when it first runs one. A pool can't grow, and
+its threads are gone in a process that was forked.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import tvm_ffi
+
+from tunefarm_runtime.errors import RunError
+
+THREADS_VARIABLE = "TVM_NUM_THREADS"
+BINDING_VARIABLE = "TVM_BIND_THREADS"
+# More can't be meant, and a system that refuses a thread ends the process.
+MAX_THREADS = 1024
+# TVM's number for processors of the highest frequency, which are all of them on most machines.
+_FASTEST = 1
+
+
+class _Process:
+    """The most threads of any model, the variable before that, and how often the process forked."""
+
+    most = 0
+    forks = 0
+    given: str | None = None
+
+
+class _Pool(threading.local):
+    """The pool of one thread: for which process and how many threads it was set up, and if that worked."""
+
+    state: tuple[int, int, int] | None = None
+    fits = True
+
+
+_pool = _Pool()
+
+
+def _forked() -> None:
+    _Process.forks += 1
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def choose_threads(wanted: int | None, tuned: int) -> int:
+    """Return the number of threads for a model that was tuned for `tuned` threads.
+
+    It is `wanted`, or else TVM_NUM_THREADS, or else `tuned`, if the process may use that many processors.
+    Raises RunError for a number that can't be used.
+    """
+    variable = os.environ.get(THREADS_VARIABLE)
+    if _Process.most and variable == str(_Process.most):
+        variable = _Process.given  # what it was before it was set here
+    if wanted is not None:
+        number, name = wanted, "threads"
+    elif variable:
+        number, name = int(variable) if variable.isdecimal() else variable, THREADS_VARIABLE
+    else:
+        number, name = min(tuned, len(os.sched_getaffinity(0))), "the manifest's threads"
+    if type(number) is not int or not 1 <= number <= MAX_THREADS:
+        raise RunError(f"{name} must be a number between 1 and {MAX_THREADS}, not {number!r}")
+    if number > _Process.most:
+        if not _Process.most:
+            _Process.given = variable
+            # Bound threads of several models would share the first processors, and so would the caller's.
+            os.environ.setdefault(BINDING_VARIABLE, "0")
+        _Process.most = number
+        os.environ[THREADS_VARIABLE] = str(number)
+    return number
+
+
+class Runner:
+    """Calls a function with a number of threads: in the caller's thread if its pool allows that, or else in a
+    thread of its own."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self._configure = tvm_ffi.get_global_func("runtime.config_threadpool")
+        self._count = tvm_ffi.get_global_func("runtime.NumThreads")
+        self._executor: ThreadPoolExecutor | None = None
+        self._executor_forks = 0
+
+    def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        if self._prepared():
+            return function(*arguments)
+        if self._executor is None or self._executor_forks != _Process.forks:
+            self._executor = ThreadPoolExecutor(1, "tunefarm")
+            self._executor_forks = _Process.forks
+        return self._executor.submit(self._in_own_thread, function, arguments).result()
+
+    def _in_own_thread(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        self._prepared()
+        return function(*arguments)
+
+    def _prepared(self) -> bool:
+        """Have this thread's pool compute with so many threads; return whether it can."""
+        state = (self.threads, _Process.most, _Process.forks)
+        if _pool.state != state:
+            if _pool.state is not None and _pool.state[1] > 1 and _pool.state[2] != _Process.forks:
+                return False
+            if _Process.most > 1:
+                self._configure(_FASTEST, self.threads)
+                _pool.fits = self._count() >= self.threads
+            _pool.state = state
+        return _pool.fits
