@@ -348,7 +348,7 @@ def levels(soak: Results | None) -> str:
 def deployment(results: Results | None) -> str:
     """Return every figure of benchmarks.runtime; no rows before there is a run."""
     figures = results.figures if results else ()
-    rows = [[one.name, _value(one), _aim(one), one.peer or ""] for one in figures]
+    rows = [[one.name, _value(one), one.verdict, one.note] for one in figures]
     return table(["figure", "value", "aim", "beside"], rows or [["not measured", "", "", ""]])
 
 

@@ -26,7 +26,7 @@ from tunefarm_runtime.bundle import SOURCES, make_bundle
 from benchmarks.arguments import command_parser, positive
 from benchmarks.device_class import NATIVE
 from benchmarks.networks.session import session
-from benchmarks.results.figures import Figure, at_most, figure, number
+from benchmarks.results.figures import Aim, Figure, at_most, figure, number
 from benchmarks.results.output import Output
 from benchmarks.runtime import installed
 from benchmarks.runtime.calls import (
@@ -49,6 +49,8 @@ NAME = "benchmarks.runtime"
 # The largest difference from the artifact's outputs, relative to the largest: the networks are the same.
 TOLERANCE = 1e-3
 KERNEL_INPUT = np.zeros((1, 16), np.float32)
+FROM_C, FROM_PYTHON = "a call from C", "a call from Python"
+KNOWN = "with known schedules"
 TUNEFARM, INDUCTOR, INDUCTOR_TUNED = "torch.compile", "inductor", "inductor, max-autotune and freezing"
 
 
@@ -113,14 +115,12 @@ def run(plan: Plan, folder: Path, output: Output) -> list[Figure]:
         found += kernel_figures(measure(calls, plan.rounds, Block()))
     with ExitStack() as processes:
         calls = {
-            "C": processes.enter_context(Program(program, bundles["resnet"], plan.threads, 1)),
-            "Python": processes.enter_context(
+            FROM_C: processes.enter_context(Program(program, bundles["resnet"], plan.threads, 1)),
+            FROM_PYTHON: processes.enter_context(
                 ProcessContestant(Deployed(folder / "resnet"), plan.threads, inputs)
             ),
         }
-        timings = measure(calls, plan.rounds, Block())
-        name = f"{label}: latency of a call from C relative to Python"
-        found.append(_ratio(name, timings, "C", "Python", "Python"))
+        found.append(_ratio(label, measure(calls, plan.rounds, Block()), FROM_C, FROM_PYTHON))
     if plan.with_torch:
         found += run_torch(label, plan, folder, inputs)
     return found
@@ -177,65 +177,98 @@ def run_torch(label: str, plan: Plan, folder: Path, inputs: Arrays) -> list[Figu
 
 def size_figures(packages: Mapping[str, int], bundle: Path) -> list[Figure]:
     largest = sorted(packages, key=lambda name: -packages[name])[:3]
-    peer = ", ".join(f"{name} {number(packages[name] / 1e6)}" for name in largest)
+    note = ", ".join(f"{name} {number(packages[name] / 1e6)}" for name in largest)
     total = sum(packages.values()) / 1e6
     libraries = installed.size(bundle / "lib") / 1e6
     lines = len((SOURCES / "main.c").read_text().splitlines())
+    runtime, in_c = "tunefarm-runtime beside NumPy", "bundle for C"
     return [
-        figure("installed size of tunefarm-runtime beside NumPy", total, "MB", aim=at_most(20), peer=peer),
-        figure("size of the libraries of a C bundle", libraries, "MB", aim=at_most(10)),
-        figure("lines of the example in C", lines, "lines", aim=at_most(60)),
+        figure("installed size", total, "MB", subject=runtime, aim=at_most(20), note=note),
+        figure("size of the libraries", libraries, "MB", subject=in_c, aim=at_most(10)),
+        figure("lines of the example", lines, "lines", subject=in_c, aim=at_most(60)),
     ]
 
 
 def load_figures(label: str, secs: Sequence[tuple[float, float, float]]) -> list[Figure]:
     """`secs` has the seconds to import the runtime, to load, and of the first call, for each process."""
     imported, loaded, called = (_median([each * 1e3 for each in part]) for part in zip(*secs, strict=True))
-    peer = f"{number(imported.value)} ms to import, {number(called.value)} ms for the first call"
-    name = f"{label}: time to load"
-    return [figure(name, loaded.value, "ms", aim=at_most(100), peer=peer, spread=loaded.spread)]
+    note = f"{number(imported.value)} ms to import, {number(called.value)} ms for the first call"
+    return [
+        figure(
+            "time to load",
+            loaded.value,
+            "ms",
+            subject=label,
+            aim=at_most(100),
+            spread=loaded.spread,
+            note=note,
+        )
+    ]
 
 
 def kernel_figures(timings: Mapping[str, Timings]) -> list[Figure]:
     """Timings of a model of one kernel, called from `Python` and `C`, and of its `kernel` alone."""
     kernel = timings["kernel"]
-    peer = f"the kernel alone: {number(kernel.latency_s.value * 1e6)} us"
+    note = f"the kernel alone: {number(kernel.latency_s.value * 1e6)} us"
     found = []
     for caller in ("Python", "C"):
         rounds = zip(timings[caller].blocks, kernel.blocks, strict=True)
         overhead = _median([(call - alone) * 1e6 for call, alone in rounds])
-        name = f"one kernel: overhead of a call from {caller}"
-        found.append(figure(name, overhead.value, "us", aim=at_most(10), peer=peer, spread=overhead.spread))
+        one = figure(
+            "overhead of a call",
+            overhead.value,
+            "us",
+            subject="one kernel",
+            condition=f"from {caller}",
+            aim=at_most(10),
+            spread=overhead.spread,
+            note=note,
+        )
+        found.append(one)
     return found
 
 
 def torch_figures(
     label: str, compile_secs: Mapping[str, Sequence[float]], timings: Mapping[str, Timings]
 ) -> list[Figure]:
-    compiled, peer = _median(compile_secs["tunefarm"]), statistics.median(compile_secs["inductor"])
-    name = f"{label}: time of torch.compile with known schedules"
-    found = [
+    compiled, other = _median(compile_secs["tunefarm"]), statistics.median(compile_secs["inductor"])
+    return [
         figure(
-            name,
+            "time of torch.compile",
             compiled.value,
             "s",
+            subject=label,
+            condition=KNOWN,
             aim=at_most(20),
-            peer=f"inductor: {number(peer)} s",
             spread=compiled.spread,
-        )
+            note=f"inductor: {number(other)} s",
+        ),
+        _ratio(label, timings, TUNEFARM, "artifact", KNOWN, at_most(1.03)),
+        *(_ratio(label, timings, TUNEFARM, peer, KNOWN) for peer in (INDUCTOR, INDUCTOR_TUNED)),
     ]
-    name = f"{label}: latency of torch.compile with known schedules relative to the artifact"
-    ratio = _ratio(name, timings, TUNEFARM, "artifact", "the artifact")
-    found.append(replace(ratio, aim=at_most(1.03).words, reached=at_most(1.03).kept(ratio.value)))
-    for other in (INDUCTOR, INDUCTOR_TUNED):
-        name = f"{label}: latency of torch.compile with known schedules relative to {other}"
-        found.append(_ratio(name, timings, TUNEFARM, other, other))
-    return found
 
 
-def _ratio(name: str, timings: Mapping[str, Timings], ours: str, theirs: str, peer: str) -> Figure:
+def _ratio(
+    label: str,
+    timings: Mapping[str, Timings],
+    ours: str,
+    theirs: str,
+    condition: str = "",
+    aim: Aim | None = None,
+) -> Figure:
+    """Return the latency of one contestant relative to another's."""
     ratio, other = timings[ours].ratio_to(timings[theirs]), timings[theirs].latency_s.value
-    return figure(name, ratio.value, "x", peer=f"{peer}: {number(other * 1e3)} ms", spread=ratio.spread)
+    return figure(
+        f"latency of {ours}",
+        ratio.value,
+        "x",
+        peer=theirs,
+        subject=label,
+        condition=condition,
+        aim=aim,
+        spread=ratio.spread,
+        note=f"{theirs}: {number(other * 1e3)} ms",
+    )
 
 
 def _median(values: Sequence[float]) -> Median:

@@ -30,7 +30,7 @@ def test_numpy_is_no_part_of_the_installed_size(tmp_path: Path) -> None:
     (tmp_path / "bundle/lib").mkdir(parents=True)
     (tmp_path / "bundle/lib/libtvm_runtime.so").write_bytes(bytes(11_000_000))
     total, libraries, lines = size_figures({"a": 19_000_000, "b": 2_000_000}, tmp_path / "bundle")
-    assert (total.value, total.unit, total.reached, total.peer) == (21.0, "MB", False, "a 19, b 2")
+    assert (total.value, total.unit, total.reached, total.note) == (21.0, "MB", False, "a 19, b 2")
     assert (libraries.value, libraries.reached) == (11.0, False)
     assert lines.reached is True
 
@@ -42,16 +42,16 @@ def test_the_kernels_own_time_is_no_overhead() -> None:
         "kernel": Timings((1e-6, 4e-6, 2e-6)),
     }
     python, c = kernel_figures(timings)
-    assert python.name == "one kernel: overhead of a call from Python"
+    assert python.name == "one kernel: overhead of a call, from Python"
     assert (python.value, python.unit, python.reached) == (pytest.approx(8), "us", True)
     assert c.value == pytest.approx(1)
-    assert c.peer == "the kernel alone: 2 us"
+    assert c.note == "the kernel alone: 2 us"
 
 
 def test_loading_leaves_the_import_out() -> None:
     [load] = load_figures("ResNet-18", [(0.2, 0.11, 0.03), (0.2, 0.13, 0.03), (0.2, 0.12, 0.03)])
     assert (load.value, load.reached) == (pytest.approx(120), False)
-    assert load.peer == "200 ms to import, 30 ms for the first call"
+    assert load.note == "200 ms to import, 30 ms for the first call"
 
 
 def test_torch_compile_is_held_against_the_artifact_and_inductor() -> None:
@@ -62,10 +62,10 @@ def test_torch_compile_is_held_against_the_artifact_and_inductor() -> None:
         INDUCTOR_TUNED: Timings((0.0051, 0.0051)),
     }
     compiled, artifact, plain, tuned = torch_figures("R", {"tunefarm": [21, 19], "inductor": [30]}, timings)
-    assert (compiled.value, compiled.reached, compiled.peer) == (20, True, "inductor: 30 s")
+    assert (compiled.value, compiled.reached, compiled.note) == (20, True, "inductor: 30 s")
     assert (artifact.value, artifact.reached) == (pytest.approx(1.02), True)
     assert artifact.aim == "at most 1.03"
     assert [plain.value, tuned.value] == [pytest.approx(0.5), pytest.approx(2.0)]
     page = deployment(Results((compiled, artifact), "machine", "now", "command"))
-    assert "| R: time of torch.compile with known schedules | 20 s | at most 20: reached |" in page
+    assert "| R: time of torch.compile, with known schedules | 20 s | at most 20: reached |" in page
     assert "not measured" in deployment(None)
