@@ -38,7 +38,7 @@ from benchmarks.runtime.calls import (
     time_batches,
 )
 from benchmarks.runtime.torch_resnet import TorchCompiled, compile_s, export
-from benchmarks.timing.contestants import Arrays, Deployed, ProcessContestant, spawn_process
+from benchmarks.timing.contestants import Arrays, Deployed, ModelFile, ProcessContestant, spawn_process
 from benchmarks.timing.deviation import random_inputs
 from benchmarks.timing.interleaved import Block, Contestant, Median, Timings, measure
 from examples import make_models
@@ -155,7 +155,7 @@ def run_torch(label: str, plan: Plan, folder: Path, inputs: Arrays) -> list[Figu
             with spawn_process() as process:
                 model = contestant(backend, f"cache-{round_}")
                 secs.append(process.submit(compile_s, model, plan.threads, inputs).result())
-    models = {
+    models: dict[str, ModelFile] = {
         "artifact": Deployed(folder / "resnet"),
         TUNEFARM: contestant("tunefarm", "cache"),
         INDUCTOR: contestant("inductor", "cache"),

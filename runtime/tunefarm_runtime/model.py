@@ -29,7 +29,7 @@ PADDING_TOLERANCE = 1e-2
 
 
 def load(
-    folder: Path | str,
+    folder: os.PathLike[str] | str,
     *,
     threads: int | None = None,
     pad: bool | Mapping[str, float] = False,

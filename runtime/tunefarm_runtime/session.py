@@ -92,7 +92,7 @@ class IOBinding:
         name: str,
         device_type: str = "cpu",
         device_id: int = 0,
-        element_type: DTypeLike = None,
+        element_type: DTypeLike | None = None,
         shape: Sequence[int] | None = None,
         buffer_ptr: int | None = None,
     ) -> None:
@@ -196,11 +196,11 @@ def _check_device(name: str, device: str) -> None:
         raise RunError(f"{name} can't be bound on {device}: bind it on the CPU")
 
 
-def _array_at(dtype: DTypeLike, shape: Sequence[int], address: int) -> Array:
+def _array_at(dtype: DTypeLike | None, shape: Sequence[int], address: int) -> Array:
     """Return an array in memory of the caller."""
     kind = np.dtype(dtype)
     memory = (ctypes.c_char * (kind.itemsize * math.prod(shape))).from_address(address)
-    return np.frombuffer(memory, kind).reshape(shape)
+    return np.ndarray(shape, kind, memory)
 
 
 def _node_arg(spec: Tensor, axes: Sequence[Extents]) -> NodeArg:

@@ -58,13 +58,14 @@ def choose_threads(wanted: int | None, tuned: int) -> int:
     variable = os.environ.get(THREADS_VARIABLE)
     if _Process.most and variable == str(_Process.most):
         variable = _Process.given  # what it was before it was set here
+    number: object
     if wanted is not None:
         number, name = wanted, "threads"
     elif variable:
         number, name = int(variable) if variable.isdecimal() else variable, THREADS_VARIABLE
     else:
         number, name = min(tuned, len(os.sched_getaffinity(0))), "the manifest's threads"
-    if type(number) is not int or not 1 <= number <= MAX_THREADS:
+    if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= MAX_THREADS:
         raise RunError(f"{name} must be a number between 1 and {MAX_THREADS}, not {number!r}")
     if number > _Process.most:
         if not _Process.most:
