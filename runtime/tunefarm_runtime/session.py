@@ -200,7 +200,7 @@ def _array_at(dtype: DTypeLike | None, shape: Sequence[int], address: int) -> Ar
     """Return an array in memory of the caller."""
     kind = np.dtype(dtype)
     memory = (ctypes.c_char * (kind.itemsize * math.prod(shape))).from_address(address)
-    return np.ndarray(shape, kind, memory)
+    return np.ndarray(tuple(shape), kind, memoryview(memory))
 
 
 def _node_arg(spec: Tensor, axes: Sequence[Extents]) -> NodeArg:
