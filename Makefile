@@ -54,6 +54,7 @@ format: install
 
 proto: install
 	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. proto/fleet.proto
+	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. proto/child.proto
 
 # The wheels of tunefarm-runtime for x86-64 and aarch64, in build/runtime.
 runtime: install

@@ -82,7 +82,7 @@ def measurement_to_wire(measurement: Measurement) -> pb.Measurement:
         outcome=f"OUTCOME_{measurement.outcome.name}",
         run_s=measurement.run_s,
         build_s=measurement.build_s,
-        error=_clean(measurement.error),
+        error=clean_text(measurement.error),
         resources=None if measurement.resources is None else pb.Resources(**asdict(measurement.resources)),
     )
 
@@ -91,7 +91,7 @@ def measurement_from_wire(message: pb.Measurement) -> Measurement:
     """Never raises: an outcome or times that make no sense become an UNKNOWN failure."""
     outcome = _OUTCOMES.get(message.outcome, Outcome.UNKNOWN)
     build_s = message.build_s if 0.0 <= message.build_s < math.inf else 0.0
-    error = _clean(message.error)
+    error = clean_text(message.error)
     if len(message.run_s) > MAX_REPEATS:
         return Measurement(Outcome.UNKNOWN, (), build_s, f"the worker reported {len(message.run_s)} repeats")
     run_s = tuple(message.run_s) if outcome is Outcome.OK else ()
@@ -101,6 +101,20 @@ def measurement_from_wire(message: pb.Measurement) -> Measurement:
         return Measurement(outcome, run_s, build_s, error, resources)
     except ValueError as problem:
         return Measurement(Outcome.UNKNOWN, (), build_s, f"the worker's measurement made no sense: {problem}")
+
+
+def strict_measurement_from_wire(message: pb.Measurement, max_repeats: int) -> Measurement:
+    """Raises WireError if anything in the message makes no sense."""
+    if message.outcome not in _OUTCOMES:
+        raise WireError(f"{message.outcome} is not an outcome")
+    if not 0.0 <= message.build_s < math.inf:
+        raise WireError(f"a build can't take {message.build_s} s")
+    if len(message.run_s) > max_repeats:
+        raise WireError(f"{len(message.run_s)} repeats are more than {max_repeats}")
+    measurement = measurement_from_wire(message)
+    if measurement.outcome is not _OUTCOMES[message.outcome]:
+        raise WireError(measurement.error)
+    return measurement
 
 
 def device_to_wire(device: Device) -> pb.Device:
@@ -150,11 +164,12 @@ def device_from_wire(message: pb.Device) -> Device:
         toolchain=message.toolchain,
         target=target,
         gpu=_gpu_from_wire(message.gpu) if message.HasField("gpu") else None,
-        profile=_profile_from_wire(message.profile) if message.profile else None,
+        profile=profile_from_wire(message.profile) if message.profile else None,
     )
 
 
-def _profile_from_wire(text: str) -> Profile:
+def profile_from_wire(text: str) -> Profile:
+    """Raises WireError."""
     if len(text) > MAX_PROFILE_CHARS:
         raise WireError(f"the device's profile is longer than {MAX_PROFILE_CHARS} characters")
     try:
@@ -419,9 +434,12 @@ def _id(number: int) -> int:
     return number
 
 
-def _clean(error: str) -> str:
-    """Keep the tail, which is where compilers name the cause, without characters that databases refuse."""
-    text = error[-MAX_ERROR_CHARS:].replace("\0", "")
+def clean_text(text: str) -> str:
+    """Return the last MAX_ERROR_CHARS characters, where compilers name the cause.
+
+    Characters that databases and protobuf refuse are replaced.
+    """
+    text = text[-MAX_ERROR_CHARS:].replace("\0", "")
     return text.encode("utf-8", "replace").decode("utf-8")
 
 

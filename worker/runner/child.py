@@ -11,25 +11,8 @@ files.
 Requests arrive as frames on standard input, replies leave on standard output. Both are moved out of a
 candidate's reach before anything else happens; what a candidate prints goes to standard error.
 
-The first reply comes once the runner has passed its check:
-
-    {"device": ..., "sandbox_gaps": [SENTENCE, ...]}        restrictions that this machine doesn't allow
-        a builder also has "platforms": {"names": [NAME, ...], "problems": [SENTENCE, ...]}
-    {"unusable": SENTENCE}                          instead, when the machine lacks what --without names
-
-Then each request, which also has "memory_bytes" and "cpu_s", gets its replies:
-
-    {"do": "build", "requests": [{"number": ..., ...}, ...]}
-        {"begun": NUMBER} and {"ended": NUMBER} for each, several at a time, then {"refused": [NUMBER, ...]}
-    {"do": "run", "number": ..., "best_s": ...}, {"do": "measure_module", "path": ..., "compare": ...}
-        or {"do": "measure_onnx", "path": ..., "shapes": JSON}
-        {"measurement": ..., "grown_bytes": ...}
-    {"do": "calibrate", "budget_s": ...}
-        {"profile": JSON, "grown_bytes": ...}
-    {"do": "export", "number": ...}
-        {"library": BASE64, "build_s": ..., "grown_bytes": ...}, or a measurement when it failed to build
-
-When the runner raises, the last reply is `{"failed": TRACEBACK}`. The child ends when its input ends.
+The first reply comes once the runner has passed its check. Then each request gets its replies.
+`proto/child.proto` specifies the messages. The child ends when its input ends.
 """
 
 from __future__ import annotations
@@ -45,10 +28,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from core.instruction_sets import FeatureError
+from proto.child_pb2 import BuildCandidates, ChildReply, ChildRequest, RefusedCandidates
+from proto.convert import clean_text
 from sandbox import containment, limits
 from sandbox.kinds import BUILD, MEASURE, MEASURE_GPU
 from worker.runner import child_messages, frames
-from worker.runner.interface import Runner, RunnerFactory
+from worker.runner.interface import Platforms, Runner, RunnerFactory
 
 MAX_TRACEBACK_CHARS = 4000
 CHILD_KINDS = {kind.name: kind for kind in (MEASURE, MEASURE_GPU, BUILD)}
@@ -75,61 +60,60 @@ class ChildServer:
 
     def serve(self) -> None:
         """Serve until the requests end. Raises what the runner's check raises."""
-        first: frames.Message = {
-            "device": self._runner.check().to_json(),
-            "sandbox_gaps": list(self._sandbox_gaps),
-        }
-        if self._builds:
-            first["platforms"] = child_messages.encode_platforms(self._runner.platforms())
+        device = self._runner.check()
+        platforms = self._runner.platforms() if self._builds else Platforms(())
+        first = child_messages.ready_to_wire(device, self._sandbox_gaps, platforms)
         # Taken only now: the check has started the thread pools, whose stacks grow with the number of cores.
         self._baseline_bytes = limits.data_bytes()
         self._reply(first)
-        while (request := frames.read(self._requests)) is not None:
-            self._reply(self._answer(request))
+        while (body := frames.read(self._requests)) is not None:
+            self._reply(self._answer(ChildRequest.FromString(body)))
 
-    def _answer(self, request: frames.Message) -> frames.Message:
+    def _answer(self, request: ChildRequest) -> ChildReply:
         """Return the last reply to a request."""
         try:
             if self._baseline_bytes:
-                limits.limit_memory(request["memory_bytes"], self._baseline_bytes)
-            limits.limit_cpu(request["cpu_s"])
-            answer: frames.Message
-            match request["do"]:
+                limits.limit_memory(request.memory_bytes, self._baseline_bytes)
+            limits.limit_cpu(request.cpu_s)
+            match request.WhichOneof("work"):
                 case "build":
-                    refused = self._runner.build(
-                        {
-                            one["number"]: child_messages.decode_build_request(one)
-                            for one in request["requests"]
-                        },
-                        begun=lambda number: self._reply({"begun": number}),
-                        ended=lambda number: self._reply({"ended": number}),
-                    )
-                    return {"refused": list(refused)}
+                    reply = self._build(request.build)
                 case "export":
-                    answer = child_messages.encode_export(self._runner.export(request["number"]))
-                case "calibrate":
-                    answer = {"profile": self._runner.calibrate(request["budget_s"]).to_json()}
+                    reply = child_messages.export_to_wire(self._runner.export(request.export))
+                case "calibrate_budget_s":
+                    profile = self._runner.calibrate(request.calibrate_budget_s)
+                    reply = ChildReply(profile=profile.to_json())
                 case "run":
-                    measurement = self._runner.run(request["number"], request["best_s"])
-                    answer = {"measurement": child_messages.encode_measurement(measurement)}
+                    best_s = request.run.best_s if request.run.HasField("best_s") else None
+                    measurement = self._runner.run(request.run.number, best_s)
+                    reply = child_messages.measurement_to_wire(measurement)
                 case "measure_module":
-                    with Path(request["path"]).open("rb") as artifact:
-                        measurement = self._runner.measure_module(artifact, request["compare"])
-                    answer = {"measurement": child_messages.encode_measurement(measurement)}
+                    with Path(request.measure_module.path).open("rb") as artifact:
+                        measurement = self._runner.measure_module(artifact, request.measure_module.compare)
+                    reply = child_messages.measurement_to_wire(measurement)
                 case "measure_onnx":
-                    with Path(request["path"]).open("rb") as model:
-                        measurement = self._runner.measure_onnx(model, request["shapes"])
-                    answer = {"measurement": child_messages.encode_measurement(measurement)}
+                    with Path(request.measure_onnx.path).open("rb") as model:
+                        measurement = self._runner.measure_onnx(model, request.measure_onnx.shapes)
+                    reply = child_messages.measurement_to_wire(measurement)
                 case unknown:
                     raise ValueError(f"there is no request {unknown!r}")
         except Exception:
             # The agent decides about any exception: the candidate fails, and this process is replaced.
-            return {"failed": traceback.format_exc()[-MAX_TRACEBACK_CHARS:]}
-        return answer | {"grown_bytes": max(limits.data_bytes() - self._baseline_bytes, 0)}
+            return ChildReply(failed=clean_text(traceback.format_exc()[-MAX_TRACEBACK_CHARS:]))
+        reply.grown_bytes = max(limits.data_bytes() - self._baseline_bytes, 0)
+        return reply
 
-    def _reply(self, message: frames.Message) -> None:
+    def _build(self, request: BuildCandidates) -> ChildReply:
+        refused = self._runner.build(
+            {one.number: child_messages.build_from_wire(one) for one in request.candidates},
+            begun=lambda number: self._reply(ChildReply(begun=number)),
+            ended=lambda number: self._reply(ChildReply(ended=number)),
+        )
+        return ChildReply(refused=RefusedCandidates(numbers=refused))
+
+    def _reply(self, reply: ChildReply) -> None:
         with self._reply_lock:  # builders reply from threads of their own
-            self._replies.write(frames.encode(message))
+            self._replies.write(frames.encode(reply.SerializeToString()))
             self._replies.flush()
 
 
@@ -153,7 +137,7 @@ def main(arguments: Sequence[str]) -> None:
     try:
         runner = factory(given.threads, given.without)
     except FeatureError as error:
-        replies.write(frames.encode({"unusable": str(error)}))
+        replies.write(frames.encode(ChildReply(unusable=clean_text(str(error))).SerializeToString()))
         replies.flush()
         return
     ChildServer(runner, requests, replies, gaps, kind is BUILD).serve()

@@ -8,8 +8,9 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 
+from proto.child_pb2 import ChildReply, ChildRequest
 from sandbox import family_memory, reaper
-from worker.runner import frames
+from worker.runner import child_messages, frames
 
 TAIL_BYTES = 4096
 # Reading a dead child's standard error ends after this time: another process may hold the pipe open.
@@ -65,21 +66,20 @@ class ChildProcess:
     def has_ended(self) -> bool:
         return self._process.returncode is not None
 
-    async def send(self, message: frames.Message) -> None:
+    async def send(self, request: ChildRequest) -> None:
         """Send a request. Its `memory_bytes` limit the child's processes together from now on (see
         `sandbox.family_memory`). Raises ChildDied."""
-        if "memory_bytes" in message:
-            self._family_most = family_memory.most_bytes(message["memory_bytes"])
+        self._family_most = family_memory.most_bytes(request.memory_bytes)
         try:
-            self._requests.write(frames.encode(message))
+            self._requests.write(frames.encode(request.SerializeToString()))
             await self._requests.drain()
         except OSError as error:
             raise await self._death() from error
 
-    async def receive(self, max_bytes: int = frames.MAX_REPLY_BYTES) -> frames.Message:
+    async def receive(self, max_bytes: int = frames.MAX_REPLY_BYTES) -> ChildReply:
         """Await the next reply, of at most `max_bytes`. Raises ChildDied."""
         try:
-            return await frames.receive(self._replies, max_bytes)
+            return child_messages.parse_reply(await frames.receive(self._replies, max_bytes))
         except asyncio.IncompleteReadError as error:
             raise await self._death() from error
         except frames.FrameError as error:

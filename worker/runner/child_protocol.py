@@ -7,12 +7,11 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import TypeVar
 
 from core.measurement import Measurement, Outcome
-from worker.runner import child_messages
+from proto.child_pb2 import ChildReply, ChildRequest
+from proto.convert import MAX_ERROR_CHARS, clean_text
 from worker.runner.child_process import ChildDied, ChildProcess
-from worker.runner.frames import MAX_REPLY_BYTES, FrameError, Message
+from worker.runner.frames import MAX_REPLY_BYTES, FrameError
 from worker.runner.interface import Phase
-
-MAX_ERROR_CHARS = 8192
 
 _T = TypeVar("_T")
 
@@ -60,16 +59,16 @@ class ChildCall:
         text = f"{reason}\n{await self._child.stderr_tail()}".strip()
         return Measurement(outcome, error=text[-MAX_ERROR_CHARS:])
 
-    async def _send(self, request: Message) -> None:
+    async def _send(self, request: ChildRequest) -> None:
         async with asyncio.timeout(self._timeout_s):
             await self._child.send(request)
 
-    async def _receive(self, deadline: float) -> Message:
+    async def _receive(self, deadline: float) -> ChildReply:
         """Await the next reply, until the event loop's clock reaches the deadline."""
         async with asyncio.timeout_at(deadline):
             reply = await self._child.receive(self._max_reply_bytes)
-        if "failed" in reply:
-            raise _RunnerError(child_messages.decode_text(reply["failed"]))
+        if reply.WhichOneof("reply") == "failed":
+            raise _RunnerError(clean_text(reply.failed))
         return reply
 
 
@@ -80,13 +79,13 @@ class UnaryCall(ChildCall):
     succeeded = False
     grown_bytes = 0
 
-    async def result(self, request: Message, decode: Callable[[Message], _T]) -> _T | Measurement:
+    async def result(self, request: ChildRequest, decode: Callable[[ChildReply], _T]) -> _T | Measurement:
         return await self._outcome(self._reply(request, decode))
 
-    async def _reply(self, request: Message, decode: Callable[[Message], _T]) -> _T:
+    async def _reply(self, request: ChildRequest, decode: Callable[[ChildReply], _T]) -> _T:
         await self._send(request)
         reply = await self._receive(_now() + self._timeout_s)
-        self.grown_bytes = child_messages.decode_number(reply.get("grown_bytes"))
+        self.grown_bytes = reply.grown_bytes
         decoded = decode(reply)
         self.succeeded = True
         return decoded
@@ -107,27 +106,27 @@ class BuildCall(ChildCall):
         """The candidates that were being built when the child failed."""
         return frozenset(self._began_at)
 
-    async def result(self, request: Message) -> frozenset[int] | Measurement:
+    async def result(self, request: ChildRequest) -> frozenset[int] | Measurement:
         """Return which candidates failed to build, or how the child failed."""
         return await self._outcome(self._replies(request))
 
-    async def _replies(self, request: Message) -> frozenset[int]:
+    async def _replies(self, request: ChildRequest) -> frozenset[int]:
         await self._send(request)
         while True:
             deadline = min(self._began_at.values(), default=_now()) + self._timeout_s
             reply = await self._receive(deadline)
-            if "refused" in reply:
-                break
+            kind = reply.WhichOneof("reply")
             # Every candidate begins once and ends once, so the replies come to an end.
-            number = child_messages.decode_number(reply.get("begun", reply.get("ended")))
-            if "begun" in reply and number in self._waiting:
-                self._waiting.remove(number)
-                self._began_at[number] = _now()
-            elif "ended" in reply and number in self._began_at:
-                del self._began_at[number]
+            if kind == "begun" and reply.begun in self._waiting:
+                self._waiting.remove(reply.begun)
+                self._began_at[reply.begun] = _now()
+            elif kind == "ended" and reply.ended in self._began_at:
+                del self._began_at[reply.ended]
+            elif kind == "refused":
+                break
             else:
-                raise FrameError(f"the child's reply makes no sense: it speaks of candidate {number}")
-        refused = child_messages.decode_numbers(reply["refused"])
+                raise FrameError(f"the child's reply makes no sense: {kind} was not expected")
+        refused = frozenset(reply.refused.numbers)
         if self._waiting or self._began_at or not refused <= self._numbers:
             raise FrameError("the child's reply is not about what it was asked to build")
         return refused

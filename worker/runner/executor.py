@@ -21,6 +21,8 @@ from core.device import Device
 from core.lease import Limits
 from core.measurement import Measurement, Outcome
 from core.profile import Profile
+from proto import child_pb2 as pb
+from proto.convert import clean_text
 from sandbox.cache_seed import CACHE_FOLDER, ZIG_CACHE, CacheSeed, seed_name
 from sandbox.environment import allowed_variables
 from sandbox.kinds import BUILD, MEASURE, MEASURE_GPU, ChildKind
@@ -32,7 +34,7 @@ from worker.runner import child_messages
 from worker.runner.child_process import ChildDied, ChildProcess
 from worker.runner.child_protocol import BuildCall, UnaryCall
 from worker.runner.file_transfer import FileTransfer
-from worker.runner.frames import MAX_REPLY_BYTES, FrameError, Message
+from worker.runner.frames import MAX_REPLY_BYTES, FrameError
 from worker.runner.interface import BuildRequest, Exported, Phase
 from worker.runner.start_failure import ChildStartError, died, start_failure, timed_out
 
@@ -166,8 +168,8 @@ class Executor:
         failure = await self._prepare(request, limits, ahead)
         if failure is not None:
             return failure
-        message = {"do": "run", "number": self._built.pop(request), "best_s": best_s}
-        return await self._run(message, limits.run_timeout_s, limits.memory_bytes)
+        run = pb.RunCandidate(number=self._built.pop(request), best_s=best_s)
+        return await self._run(pb.ChildRequest(run=run), limits.run_timeout_s, limits.memory_bytes)
 
     async def export(
         self, request: BuildRequest, limits: Limits, ahead: Sequence[BuildRequest] = ()
@@ -176,11 +178,10 @@ class Executor:
         failure = await self._prepare(request, limits, ahead)
         if failure is not None:
             return failure
-        message = {"do": "export", "number": self._built.pop(request)}
         return await self._call(
             Phase.BUILD,
-            message,
-            child_messages.decode_export,
+            pb.ChildRequest(export=self._built.pop(request)),
+            child_messages.export_of,
             limits.build_timeout_s,
             limits.memory_bytes,
             child_messages.MAX_EXPORT_REPLY_BYTES,
@@ -188,12 +189,19 @@ class Executor:
 
     async def measure_module(self, artifact: Path, limits: Limits, compare: bool) -> Measurement:
         """Time the packed module in a file for one turn; see `worker.runner.interface.Runner`."""
-        message = {"do": "measure_module", "compare": compare}
-        return _explain_memory(await self._run_on_file(message, artifact, limits), limits.memory_bytes)
+
+        def request(path: str) -> pb.ChildRequest:
+            return pb.ChildRequest(measure_module=pb.MeasureModule(path=path, compare=compare))
+
+        return _explain_memory(await self._run_on_file(request, artifact, limits), limits.memory_bytes)
 
     async def measure_onnx(self, model: Path, limits: Limits, shapes: str) -> Measurement:
         """Time an ONNX model in ONNX Runtime for one turn; see `worker.runner.interface.Runner`."""
-        return await self._run_on_file({"do": "measure_onnx", "shapes": shapes}, model, limits)
+
+        def request(path: str) -> pb.ChildRequest:
+            return pb.ChildRequest(measure_onnx=pb.MeasureOnnx(path=path, shapes=shapes))
+
+        return await self._run_on_file(request, model, limits)
 
     async def calibrate(self, memory_bytes: int) -> Profile | None:
         """Measure the device's speeds. Return None, and log the reason, when that fails.
@@ -205,8 +213,8 @@ class Executor:
             await self.close()
         profile = await self._call(
             Phase.CALIBRATION,
-            {"do": "calibrate", "budget_s": CALIBRATION_S},
-            lambda reply: child_messages.decode_profile(reply.get("profile")),
+            pb.ChildRequest(calibrate_budget_s=CALIBRATION_S),
+            child_messages.profile_of,
             CALIBRATION_S + self._config.start_timeout_s,
             memory_bytes,
         )
@@ -264,17 +272,18 @@ class Executor:
         }
         return await ChildProcess.start(command, environment)
 
-    def _accept(self, first: Message) -> Device:
+    def _accept(self, first: pb.ChildReply) -> Device:
         """Note the sandbox gaps and platforms in a child's first reply, and return its device.
 
         Raises FrameError, NoPlatformError when the child is to build but can't, and SettingsError.
         """
-        if "unusable" in first:
-            raise SettingsError(child_messages.decode_text(first["unusable"]))
-        if "device" not in first:
-            raise FrameError("its first word was not the device")
-        device = child_messages.decode_device(first["device"])
-        gaps = child_messages.decode_sandbox_gaps(first.get("sandbox_gaps", []))
+        kind = first.WhichOneof("reply")
+        if kind == "unusable":
+            raise SettingsError(clean_text(first.unusable))
+        if kind != "ready":
+            raise FrameError("its first reply was not the device")
+        device = child_messages.device_of(first.ready)
+        gaps = child_messages.sandbox_gaps_of(first.ready)
         for gap in gaps:
             if gap not in self._sandbox_gaps:
                 _log.warning("%s", gap)
@@ -282,7 +291,7 @@ class Executor:
         if gaps and self._config.require_sandbox:
             raise SettingsError(f"this worker requires a sandbox without gaps, but {'; '.join(gaps)}")
         if self._config.builds:
-            platforms = child_messages.decode_platforms(first.get("platforms", {}))
+            platforms = child_messages.platforms_of(first.ready)
             if not platforms.names:
                 raise NoPlatformError("; ".join(platforms.problems) or "it can link for no platform")
             if platforms.names != self._builds_for:
@@ -356,12 +365,12 @@ class Executor:
         call = BuildCall(child, numbered, limits.build_timeout_s)
         result: frozenset[int] | Measurement | None = None
         try:
-            message = {
-                "do": "build",
-                "requests": await asyncio.to_thread(self._transfer_libraries, numbered),
-                "memory_bytes": limits.memory_bytes,
-                "cpu_s": self._cpu_s(limits.build_timeout_s * len(requests)),
-            }
+            candidates = await asyncio.to_thread(self._transfer_libraries, numbered)
+            message = pb.ChildRequest(
+                memory_bytes=limits.memory_bytes,
+                cpu_s=self._cpu_s(limits.build_timeout_s * len(requests)),
+                build=pb.BuildCandidates(candidates=candidates),
+            )
             result = await call.result(message)
         except OSError as error:
             result = Measurement(Outcome.UNKNOWN, error=f"a library can't be given to the child: {error}")
@@ -376,31 +385,28 @@ class Executor:
         self._built |= {one: number for number, one in numbered.items() if one not in suspects}
         return None, [one for one in requests if one in suspects]
 
-    def _transfer_libraries(self, numbered: Mapping[int, BuildRequest]) -> list[Message]:
-        """Encode the requests, their libraries where the child may read them. Raises OSError."""
+    def _transfer_libraries(self, numbered: Mapping[int, BuildRequest]) -> list[pb.CandidateBuild]:
+        """Move libraries to where the child may read them, and return the requests. Raises OSError."""
         assert self._transfer is not None, "made together with the child"
         encoded = []
         for number, request in numbered.items():
             if request.library is not None:
                 request = replace(request, library=str(self._transfer.add(Path(request.library))))
-            encoded.append(child_messages.encode_build_request(request) | {"number": number})
+            encoded.append(child_messages.build_to_wire(number, request))
         return encoded
 
     # Calling the child
 
-    async def _run(self, message: Message, timeout_s: float, memory_bytes: int) -> Measurement:
+    async def _run(self, request: pb.ChildRequest, timeout_s: float, memory_bytes: int) -> Measurement:
         await self._present_child()
         self._has_run = True
         with tracing.span("run"):
-            return await self._call(
-                Phase.RUN,
-                message,
-                lambda reply: child_messages.decode_measurement(reply.get("measurement")),
-                timeout_s,
-                memory_bytes,
-            )
+            measurement_of = child_messages.measurement_of
+            return await self._call(Phase.RUN, request, measurement_of, timeout_s, memory_bytes)
 
-    async def _run_on_file(self, message: Message, file: Path, limits: Limits) -> Measurement:
+    async def _run_on_file(
+        self, request: Callable[[str], pb.ChildRequest], file: Path, limits: Limits
+    ) -> Measurement:
         """Have the child time the whole model in a file."""
         await self._replace_dead_child()
         await self._present_child()
@@ -410,26 +416,25 @@ class Executor:
         except OSError as error:
             return Measurement(Outcome.UNKNOWN, error=f"the model can't be given to the child: {error}")
         try:
-            message = message | {"path": str(path)}
-            return await self._run(message, limits.module_timeout_s, limits.memory_bytes)
+            return await self._run(request(str(path)), limits.module_timeout_s, limits.memory_bytes)
         finally:
             path.unlink(missing_ok=True)
 
     async def _call(
         self,
         phase: Phase,
-        message: Message,
-        decode: Callable[[Message], _T],
+        request: pb.ChildRequest,
+        decode: Callable[[pb.ChildReply], _T],
         timeout_s: float,
         memory_bytes: int,
         max_reply_bytes: int = MAX_REPLY_BYTES,
     ) -> _T | Measurement:
         """Make one call to the child, and kill the child afterwards if it can't be trusted any longer."""
         call = UnaryCall(await self._present_child(), phase, timeout_s, max_reply_bytes)
-        usage = {"memory_bytes": memory_bytes, "cpu_s": self._cpu_s(timeout_s)}
+        request.memory_bytes, request.cpu_s = memory_bytes, self._cpu_s(timeout_s)
         trusted = False
         try:
-            result = await call.result(message | usage, decode)
+            result = await call.result(request, decode)
             # A child that has grown would fail good candidates.
             is_harmless = not isinstance(result, Measurement) or result.outcome not in RESTART_OUTCOMES
             trusted = call.succeeded and is_harmless and call.grown_bytes <= memory_bytes // 2

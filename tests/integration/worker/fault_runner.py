@@ -212,10 +212,10 @@ class FaultRunner:
         return Measurement(Outcome.OK, (0.00125,) * 9_000_000)
 
     def do_reply(self, request: BuildRequest | None) -> None:
-        """Write what the workload says, repeated as often as its first word says, to the agent as a reply."""
+        """Reply to the agent with the workload's bytes, repeated as often as its first word says."""
         assert request is not None
         times, _, text = request.module_json.partition(" ")
-        body = text.encode() * int(times)
+        body = bytes.fromhex(text) * int(times)
         for number in range(3, 64):
             with contextlib.suppress(OSError):
                 is_pipe = stat.S_ISFIFO(os.fstat(number).st_mode)

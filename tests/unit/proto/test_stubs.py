@@ -1,4 +1,4 @@
-"""The generated stubs are those of `fleet.proto`, and their types are in step."""
+"""The generated stubs are current, and their types name every method."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ FOLDER = Path(proto.__file__).parent
 
 
 def test_the_stubs_are_current(tmp_path: Path) -> None:
-    made = [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python")]
-    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{FOLDER.parent}", *made, "proto/fleet.proto"]
-    subprocess.run(command, check=True, timeout=60)
-    for name in ("fleet_pb2.py", "fleet_pb2.pyi", "fleet_pb2_grpc.py"):
+    protoc = [sys.executable, "-m", "grpc_tools.protoc", f"-I{FOLDER.parent}"]
+    stubs = [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi")]
+    for name, more in (("fleet", [f"--grpc_python_out={tmp_path}"]), ("child", [])):
+        subprocess.run([*protoc, *stubs, *more, f"proto/{name}.proto"], check=True, timeout=60)
+    for name in ("fleet_pb2.py", "fleet_pb2.pyi", "fleet_pb2_grpc.py", "child_pb2.py", "child_pb2.pyi"):
         current = (tmp_path / "proto" / name).read_text()
         assert (FOLDER / name).read_text() == current, f"{name} is stale: run make proto"
 

@@ -1,18 +1,20 @@
-"""Requests and results survive as messages; what a broken child sends is refused."""
+"""Requests and results survive as messages; the agent refuses what a broken child sends."""
 
 from __future__ import annotations
-
-import io
-import json
-from typing import Any
 
 import pytest
 
 from core.measurement import Measurement, Outcome, Resources
+from proto import child_pb2 as pb
+from proto import convert, fleet_pb2
 from tests.devices import DEVICE
-from worker.runner import child_messages, frames
+from worker.runner import child_messages
 from worker.runner.frames import FrameError
 from worker.runner.interface import BuildRequest, Exported, Platforms
+
+
+def sent(reply: pb.ChildReply) -> pb.ChildReply:
+    return child_messages.parse_reply(reply.SerializeToString())
 
 
 @pytest.mark.parametrize(
@@ -24,77 +26,97 @@ from worker.runner.interface import BuildRequest, Exported, Platforms
     ],
 )
 def test_a_measurement_survives_its_message(measurement: Measurement) -> None:
-    stream = io.BytesIO(frames.encode({"measurement": child_messages.encode_measurement(measurement)}))
-    message = frames.read(stream)
-    assert message is not None
-    assert child_messages.decode_measurement(message["measurement"]) == measurement
+    reply = sent(child_messages.measurement_to_wire(measurement))
+    assert child_messages.measurement_of(reply) == measurement
 
 
-GOOD = child_messages.encode_measurement(Measurement(Outcome.OK, (0.1,)))
+OK = fleet_pb2.Outcome.OUTCOME_OK
 
 
 @pytest.mark.parametrize(
-    "message",
+    "reply",
     [
-        None,
-        7,
-        "text",
-        {},
-        GOOD | {"run_s": [-1.0]},
-        GOOD | {"run_s": [float("nan")]},
-        GOOD | {"run_s": 3},
-        GOOD | {"run_s": ["fast"]},
-        GOOD | {"build_s": None},
-        GOOD | {"outcome": "run_error"},
-        GOOD | {"run_s": [10**400]},
-        GOOD | {"run_s": [0.1] * (child_messages.MAX_REPEATS + 1)},
-        GOOD | {"build_s": float("nan")},
-        GOOD | {"build_s": -1.0},
-        GOOD | {"error": ["a text"]},
-        GOOD | {"resources": {"registers": 1 << 40, "spilled_bytes": 0}},
+        pb.ChildReply(),
+        pb.ChildReply(profile="{}"),
+        pb.ChildReply(measurement=fleet_pb2.Measurement(outcome=OK)),
+        pb.ChildReply(measurement=fleet_pb2.Measurement(outcome=OK, run_s=[-1.0])),
+        pb.ChildReply(measurement=fleet_pb2.Measurement(outcome=OK, run_s=[float("nan")])),
+        pb.ChildReply(measurement=fleet_pb2.Measurement(outcome=OK, run_s=[float("inf")])),
+        pb.ChildReply(measurement=fleet_pb2.Measurement(outcome=99, run_s=[0.1])),  # type: ignore[arg-type]
+        pb.ChildReply(
+            measurement=fleet_pb2.Measurement(outcome=OK, run_s=[0.1] * (child_messages.MAX_REPEATS + 1))
+        ),
+        pb.ChildReply(measurement=fleet_pb2.Measurement(outcome=OK, run_s=[0.1], build_s=float("nan"))),
+        pb.ChildReply(measurement=fleet_pb2.Measurement(outcome=OK, run_s=[0.1], build_s=-1.0)),
+        pb.ChildReply(
+            measurement=fleet_pb2.Measurement(
+                outcome=OK, run_s=[0.1], resources=fleet_pb2.Resources(registers=1 << 31)
+            )
+        ),
     ],
 )
-def test_nonsense_from_a_child_is_no_measurement(message: object) -> None:
+def test_nonsense_from_a_child_is_no_measurement(reply: pb.ChildReply) -> None:
     with pytest.raises(FrameError, match="not a measurement"):
-        child_messages.decode_measurement(message)
+        child_messages.measurement_of(sent(reply))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\xff",
+        b"\x0b" * 100_000,  # groups within groups
+        b"\x22\xff\xff\xff\xff\x0f",  # a text of 4 GiB
+        b"\x1a\x01\xff",  # a text that isn't UTF-8
+    ],
+)
+def test_bytes_that_are_no_reply_are_refused(body: bytes) -> None:
+    with pytest.raises(FrameError, match="not a reply"):
+        child_messages.parse_reply(body)
 
 
 def test_the_text_of_a_failure_can_be_sent_whatever_is_in_it() -> None:
-    failed = child_messages.encode_measurement(Measurement(Outcome.RUN_ERROR))
-    error = child_messages.decode_measurement(failed | {"error": "x" * 100_000 + "\ud800"}).error
-    assert len(error.encode()) == child_messages.MAX_TEXT_CHARS
+    failed = Measurement(Outcome.RUN_ERROR, error="x" * 100_000 + "\ud800\0")
+    error = child_messages.measurement_of(sent(child_messages.measurement_to_wire(failed))).error
+    assert 8000 < len(error.encode()) <= convert.MAX_ERROR_CHARS
+    assert "\0" not in error
 
 
-def test_what_is_too_much_for_the_service_is_no_device_and_no_list() -> None:
-    facts = json.loads(DEVICE.to_json())
-    assert child_messages.decode_device(json.dumps(facts)) == DEVICE
-    for wrong in (
-        {"name": "x" * 100_000},
-        {"features": ["avx"] * 100_000},
-        {"cores": 10**400},
-        {"mcpu": "\ud800"},
-        {"gpu": {"max_threads": 10**400}},
-    ):
-        with pytest.raises(FrameError, match="the device that it found makes no sense"):
-            child_messages.decode_device(json.dumps(facts | wrong))
-    for text in ("[" * 100_000, 7, None):
-        with pytest.raises(FrameError, match="makes no sense"):
-            child_messages.decode_device(text)
+def ready(**wrong: object) -> pb.Ready:
+    reply = child_messages.ready_to_wire(DEVICE, ["no user namespaces"], Platforms(("x86_64",), ("no zig",)))
+    for name, value in wrong.items():
+        if isinstance(value, list):
+            getattr(reply.ready.device, name).extend(value)
+        else:
+            setattr(reply.ready.device, name, value)
+    return sent(reply).ready
+
+
+def test_the_first_reply_survives_its_message() -> None:
+    assert child_messages.device_of(ready()) == DEVICE
+    assert child_messages.sandbox_gaps_of(ready()) == ("no user namespaces",)
+    assert child_messages.platforms_of(ready()) == Platforms(("x86_64",), ("no zig",))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"name": "x" * 100_000}, {"features": ["avx"] * 100_000}, {"cores": 0}, {"target": "[" * 100_000}],
+)
+def test_what_is_too_much_for_the_service_is_no_device(wrong: dict[str, object]) -> None:
+    with pytest.raises(FrameError, match="the device that it found makes no sense"):
+        child_messages.device_of(ready(**wrong))
+
+
+def test_lists_and_profiles_are_limited() -> None:
     with pytest.raises(FrameError, match="platforms"):
-        child_messages.decode_platforms({"names": ["x"] * 1000, "problems": []})
-    for gaps in (["x"] * 1000, "text", [7]):
-        with pytest.raises(FrameError, match="sandbox gaps"):
-            child_messages.decode_sandbox_gaps(gaps)
-    with pytest.raises(FrameError, match="profile"):
-        child_messages.decode_profile("{" + " " * 100_000)
-
-
-def test_nonsense_from_a_child_is_no_list_of_numbers() -> None:
-    assert child_messages.decode_numbers([0, 7]) == {0, 7}
-    message: Any
-    for message in (None, 7, "text", {}, ["a"], [-1], [1.5], [[]]):
-        with pytest.raises(FrameError, match="number"):
-            child_messages.decode_numbers(message)
+        child_messages.platforms_of(pb.Ready(platforms=["x"] * 1000))
+    with pytest.raises(FrameError, match="platforms"):
+        child_messages.platforms_of(pb.Ready(platform_problems=["x"] * 1000))
+    with pytest.raises(FrameError, match="sandbox gaps"):
+        child_messages.sandbox_gaps_of(pb.Ready(sandbox_gaps=["x"] * 1000))
+    assert len(child_messages.sandbox_gaps_of(pb.Ready(sandbox_gaps=["x" * 100_000]))[0]) < 10_000
+    for text in ("{" + " " * 100_000, "[" * 10_000, "{}"):
+        with pytest.raises(FrameError, match="profile"):
+            child_messages.profile_of(pb.ChildReply(profile=text))
 
 
 @pytest.mark.parametrize(
@@ -107,39 +129,27 @@ def test_nonsense_from_a_child_is_no_list_of_numbers() -> None:
     ],
 )
 def test_a_build_request_survives_its_message(built: BuildRequest) -> None:
-    message = frames.read(
-        io.BytesIO(frames.encode(child_messages.encode_build_request(built) | {"number": 3}))
-    )
-    assert message is not None
-    assert child_messages.decode_build_request(message) == built
+    body = child_messages.build_to_wire(3, built).SerializeToString()
+    message = pb.CandidateBuild.FromString(body)
+    assert (message.number, child_messages.build_from_wire(message)) == (3, built)
 
 
 @pytest.mark.parametrize("exported", [Exported(bytes(range(256)), 0.5), Measurement(Outcome.BUILD_ERROR)])
 def test_an_export_survives_its_message(exported: Exported | Measurement) -> None:
-    message = frames.read(io.BytesIO(frames.encode(child_messages.encode_export(exported))))
-    assert message is not None
-    assert child_messages.decode_export(message) == exported
+    assert child_messages.export_of(sent(child_messages.export_to_wire(exported))) == exported
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        {},
-        {"library": 7, "build_s": 1.0},
-        {"library": "no base64!", "build_s": 1.0},
-        {"library": ""},
-        {"library": "", "build_s": []},
-    ],
-)
-def test_nonsense_from_a_child_is_no_export(message: frames.Message) -> None:
-    with pytest.raises(FrameError, match="not a"):
-        child_messages.decode_export(message)
+@pytest.mark.parametrize("build_s", [-1.0, float("inf"), float("nan")])
+def test_nonsense_from_a_child_is_no_export(build_s: float) -> None:
+    with pytest.raises(FrameError, match="not a library"):
+        child_messages.export_of(pb.ChildReply(exported=pb.ExportedCandidate(data=b"", build_s=build_s)))
+    with pytest.raises(FrameError, match="not a measurement"):
+        child_messages.export_of(pb.ChildReply())
 
 
-def test_machines_survive_their_message_and_nonsense_does_not() -> None:
-    platforms = Platforms(("x86_64",), ("no linker for aarch64",))
-    assert child_messages.decode_platforms(child_messages.encode_platforms(platforms)) == platforms
-    message: Any
-    for message in ({}, {"names": 7, "problems": []}, []):
-        with pytest.raises(FrameError, match="not a list of platforms"):
-            child_messages.decode_platforms(message)
+def test_the_number_zero_is_a_candidate() -> None:
+    assert sent(pb.ChildReply(begun=0)).WhichOneof("reply") == "begun"
+    assert (
+        pb.ChildRequest.FromString(pb.ChildRequest(export=0).SerializeToString()).WhichOneof("work")
+        == "export"
+    )

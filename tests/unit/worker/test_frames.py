@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,7 @@ from worker.runner.frames import FrameError
 
 
 def test_messages_arrive_as_they_were_sent() -> None:
-    sent: list[dict[str, Any]] = [{"a": 1}, {"text": "ünï\ud800\0\n"}, {}]
+    sent = [b"abc", bytes(range(256)), b""]
     stream = io.BytesIO(b"".join(frames.encode(message) for message in sent))
     assert [frames.read(stream), frames.read(stream), frames.read(stream)] == sent
     assert frames.read(stream) is None
@@ -24,11 +23,7 @@ def test_messages_arrive_as_they_were_sent() -> None:
     [
         b"\0\0",
         b"\0\0\0\5{}",
-        b"\0\0\0\2[]",
-        b"\0\0\0\2{x",
-        b"\0\0\0\1\xff",
         b"\xff\xff\xff\xff{}",
-        (lambda deep: len(deep).to_bytes(4, "big") + deep)(b"[" * 100_000),
     ],
 )
 def test_nonsense_is_an_error_for_both_ends(data: bytes) -> None:
@@ -48,4 +43,4 @@ def test_nonsense_is_an_error_for_both_ends(data: bytes) -> None:
 def test_a_message_beyond_the_limit_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "MAX_BODY_BYTES", 10)
     with pytest.raises(FrameError, match="larger than the limit of 10"):
-        frames.encode({"text": "0123456789"})
+        frames.encode(b"0123456789a")
