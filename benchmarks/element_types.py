@@ -2,7 +2,7 @@
 
     python -m benchmarks.element_types --network resnet18 --json FILE
 
-The bytes are those of ONNX Runtime's static quantization. Inputs and outputs are float32 in all types.
+ONNX Runtime's static quantization makes the models of bytes. Inputs and outputs are float32 in all types.
 Everything takes turns; nothing else should run on the machine.
 """
 

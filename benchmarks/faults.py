@@ -3,9 +3,9 @@ goes on.
 
     python -m benchmarks.faults --quick --json FILE
 
-The scenarios and their figures are those of `tests/faults`. Server, scheduler and workers are real
-processes over SQLite; candidates are quick and run no code of TVM. Some faults need root: those that this
-machine doesn't allow are named and left out.
+`tests/faults` has the scenarios and their figures. Server, scheduler and workers are real processes over
+SQLite; candidates are quick and run no code of TVM. Some faults need root: those that this machine doesn't
+allow are named and left out.
 """
 
 from __future__ import annotations

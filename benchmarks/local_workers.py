@@ -68,8 +68,8 @@ class Plan:
 
     @property
     def middle(self) -> tuple[int, int]:
-        """The numbers of trials at which counting starts and stops: at first trials wait for imports and
-        for the untuned model's timing, and at the end there are too few for both workers."""
+        """The numbers of trials at which counting starts and stops. At first, trials wait for imports and for
+        the untuned model's timing. At the end, there are too few trials for both workers."""
         return self.trials // 4, 3 * self.trials // 4
 
 

@@ -6,8 +6,8 @@ The server, the database and the load generator share this machine. The database
 thousand workloads. The fastest record of each workload, which look-ups read, has a trace as long as a real
 one. The traces of the others are short. Every request carries a token with the scope `read`.
 
-One of the jobs has ten thousand trials of twenty subgraphs. Its page is opened in Chromium on the same
-machine, each time with an empty cache, until all charts are painted and the page is idle.
+One of the jobs has ten thousand trials of twenty subgraphs. Chromium opens its page on the same machine, each
+time with an empty cache, until all charts are painted and the page is idle.
 """
 
 from __future__ import annotations

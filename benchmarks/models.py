@@ -182,7 +182,7 @@ def _predict(records: MeasuredPrograms, model: CostModel) -> Floats:
 def figures_of(
     known: Mapping[str, MeasuredPrograms], told: Mapping[str, Mapping[str, Floats]]
 ) -> list[Figure]:
-    """Return the figures of all operators together first, then those of each operator."""
+    """Return the figures of all operators together first, then the figures of each operator."""
     return [
         *_compared("all operators", _predictions(known, told)),
         *(

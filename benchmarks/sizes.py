@@ -79,7 +79,8 @@ class Measured:
 
 @dataclass(frozen=True)
 class Compared:
-    """A network in its sizes, with the seconds that the job of all of them took, and those of each alone."""
+    """A network in its sizes. `together_s` and `alone_s` are the seconds of one job for all sizes, and of one
+    job for each."""
 
     sizes: tuple[Measured, ...]
     trials: int

@@ -2,9 +2,9 @@
 
     python -m benchmarks.time_left docs/benchmarks/recording.recordings.jsonl --json FILE
 
-After every batch of a recorded job, `scheduler.planning.forecast` says how long the job will take until its
-model is published, had its trials been its budget. The peer is the rate of the last minute, however little of
-it was search, which is what jobs were told before.
+After every batch of a recorded job, `scheduler.planning.forecast` predicts when its model will be published.
+The job's recorded trials are its budget. The peer is the rate of the last minute, however little of it was
+search, which is what jobs were told before.
 """
 
 from __future__ import annotations

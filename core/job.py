@@ -67,17 +67,17 @@ class EndReason(StrEnum):
 _END_TEXTS = {
     EndReason.TRIALS: "all trials were spent",
     EndReason.MINUTES: "the minutes were up",
-    EndReason.LATENCY: "the latency asked for was reached, by estimate",
+    EndReason.LATENCY: "the estimated latency reached the goal",
     EndReason.GAIN: "the next minute was expected to gain too little",
-    EndReason.EXHAUSTED: "the search had nothing new to try",
+    EndReason.EXHAUSTED: "the search found nothing new to try",
 }
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The goals of a job, the first of which ends its tuning: `trials`, and unless they are None, wall-clock
-    `minutes`; a latency of the whole model, `latency_s`, by estimate; and `min_gain`, the part of the latency
-    that the next minute must be expected to gain.
+    """The goals of a job; the first one to be reached ends its tuning. None means that a goal isn't set.
+    `minutes` is wall-clock time. `latency_s` is the estimated latency of the whole model. `min_gain` is the
+    fraction of the latency that the next minute must be expected to gain.
 
     Without `trials`, the job compiles with the schedules that are known, and measures one first guess for
     each subgraph that has none.
@@ -96,7 +96,7 @@ class Budget:
         if self.latency_s is not None and not 0 < self.latency_s < math.inf:
             raise ValueError(f"latency_s must be more than 0, not {self.latency_s:g}")
         if self.min_gain is not None and not 0 < self.min_gain < 1:
-            raise ValueError(f"min_gain must be a part between 0 and 1, not {self.min_gain:g}")
+            raise ValueError(f"min_gain must be a fraction between 0 and 1, not {self.min_gain:g}")
 
 
 def _about(text: str, least: float | None = None, most: float | None = None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ SECS_PER_ARTIFACT_BYTE = 1e-7
 # Loading a packed model takes several times its size: the file as read, the library, the weights.
 MEMORY_PER_ARTIFACT_BYTE = 6
 MAX_MODULE_RUNS = 16
-# A job's module compiled by TVM's defaults, with its best schedules, and as an earlier job published it; and
+# A job's module compiled by TVM's defaults, with its best schedules, or as an earlier job published it; or
 # the user's ONNX model in ONNX Runtime.
 ModuleKind: TypeAlias = Literal["untuned", "tuned", "published", "onnxruntime"]
 
@@ -82,8 +82,8 @@ class Candidate:
 class ModuleRun:
     """A packed module, or an ONNX model, to be timed end to end.
 
-    With `compare`, its outputs are first compared with those of the untuned library packed with it. `shapes`
-    are the shapes of an ONNX model's inputs by name, as JSON; empty for a packed module.
+    With `compare`, its outputs are first compared with the outputs of the untuned library packed with it.
+    `shapes` are the shapes of an ONNX model's inputs by name, as JSON; empty for a packed module.
     """
 
     id: int

@@ -62,7 +62,7 @@ class SymbolError(ValueError):
 
 
 def check_library(file: IO[bytes]) -> None:
-    """Check the names that a shared library refers to, and those of the GPU code within it.
+    """Check the names that a shared library and the GPU code within it refer to.
 
     Takes time in proportion to the file's size. Raises SymbolError for a name that isn't on the list, and for
     a file that can't be read as a library.

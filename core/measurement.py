@@ -74,7 +74,7 @@ class Measurement:
         if any(not 0.0 < secs < float("inf") for secs in self.run_s):
             raise ValueError("run_s must be positive and finite")
         if (self.outcome is Outcome.OK) != bool(self.run_s):
-            raise ValueError("exactly the measurements that went well have run_s")
+            raise ValueError("a measurement has run_s if and only if it succeeded")
 
     @property
     def latency_s(self) -> float:
@@ -96,7 +96,7 @@ class Built:
 
     def __post_init__(self) -> None:
         if not _SHA256.fullmatch(self.sha):
-            raise ValueError("what names a library is its SHA-256 in lower-case hexadecimal")
+            raise ValueError("a library is named by its SHA-256 in lower-case hexadecimal")
         if not 0.0 <= self.build_s < math.inf:
             raise ValueError(f"build_s must not be negative, not {self.build_s}")
 

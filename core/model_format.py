@@ -74,7 +74,7 @@ def recognise(file: IO[bytes]) -> ModelFormat:
     try:
         numbers = {number for number, _, _ in fields(file, 0, size)}
     except MalformedMessage as error:
-        raise UnknownFormat(f"This is not an ONNX file, nor another model's: {error}.") from error
+        raise UnknownFormat(f"This is not an ONNX file or another known model: {error}.") from error
     if _GRAPH_FIELD not in numbers:
         raise UnknownFormat("This is not an ONNX file: it holds no graph.")
     return ModelFormat.ONNX
@@ -108,7 +108,7 @@ def _recognise_zip(file: IO[bytes]) -> ModelFormat:
             is_program |= name.startswith("models/") and name.endswith(".json")
             is_pickled |= name == "data.pkl"
     except MalformedArchive as error:
-        raise UnknownFormat(f"This is a damaged zip archive, and no model: {error}.") from error
+        raise UnknownFormat(f"This is a damaged zip archive, not a model: {error}.") from error
     if is_program:
         return ModelFormat.EXPORTED_PROGRAM
     if is_pickled:
@@ -117,7 +117,7 @@ def _recognise_zip(file: IO[bytes]) -> ModelFormat:
             "read: save the model with torch.export.save(torch.export.export(model, inputs), 'model.pt2')."
         )
     raise UnknownFormat(
-        "This is a zip archive, and no program of torch.export: save it with PyTorch 2.8 or newer, "
+        "This is a zip archive, but not a program of torch.export: save it with PyTorch 2.8 or newer, "
         "by torch.export.save."
     )
 
@@ -129,8 +129,8 @@ def _recognise_tar(file: IO[bytes]) -> ModelFormat:
         raise UnknownFormat(f"This is a damaged tar archive: {error}.") from error
     if first is None or not first.endswith(".onnx"):
         raise UnknownFormat(
-            "This is a tar archive, and its first file is no .onnx file: send the .onnx file, or let "
-            "tunefarm's client pack it with its weights."
+            "This tar archive doesn't begin with an .onnx file: send the .onnx file, or let tunefarm's "
+            "client pack it with its weights."
         )
     return ModelFormat.ONNX_ARCHIVE
 

@@ -175,7 +175,7 @@ _annotation = _one_of("annotation that schedules need", ANNOTATIONS.__contains__
 
 @dataclass(frozen=True)
 class _Instruction:
-    """What a kind of instruction has. `rest` reads each input after those of `inputs`.
+    """What a kind of instruction has. `rest` reads each input after `inputs`.
 
     `outputs` is the letter of the outputs' kind: block, loop or variable. A + follows if there may be any
     number. It is empty for an instruction without outputs.
@@ -261,7 +261,7 @@ def parse_trace(trace: str) -> list[Any]:
     try:
         steps = json.loads(trace)
     except (ValueError, RecursionError) as error:
-        raise TraceRefused("a trace is JSON, and this is none") from error
+        raise TraceRefused("a trace is JSON, and this isn't") from error
     if not (isinstance(steps, list) and len(steps) == 2 and all(isinstance(part, list) for part in steps)):
         raise TraceRefused("a trace is a list of instructions and a list of decisions")
     instructions, decisions = steps

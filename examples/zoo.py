@@ -192,7 +192,7 @@ def neighbours(graph: Graph) -> None:
 
 
 def experts(graph: Graph) -> None:
-    """A mixture of two experts, of which the larger logit chooses one."""
+    """A mixture of two experts: the larger logit chooses one."""
     x = Tensor(graph.input("tokens", 6, DIM), DIM)
     chosen = graph.node("ArgMax", "chosen", [graph.linear(x, "router", 2).name], axis=-1, keepdims=1)
     is_first = graph.node("Equal", "is_first", [chosen, graph.integers("first", 0)])

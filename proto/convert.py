@@ -391,7 +391,7 @@ def library_from_wire(message: pb.Library) -> LibraryUpload:
     if len(message.data) > MAX_LIBRARY_BYTES:
         raise WireError(f"a library has at most {MAX_LIBRARY_BYTES} bytes, not {len(message.data)}")
     if hashlib.sha256(message.data).hexdigest() != message.sha256:
-        raise WireError("the library arrived damaged: its SHA-256 is another one")
+        raise WireError("the library arrived damaged: its SHA-256 differs")
     lease = lease_id_from_wire(message.lease)
     return LibraryUpload(message.session_id, lease, _id(message.trial_id), message.data)
 

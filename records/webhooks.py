@@ -36,7 +36,7 @@ class TooManyWebhooks(Exception):
 
 @dataclass(frozen=True)
 class Webhook:
-    """An address that is told of events. Messages are signed with its `secret`."""
+    """An address that gets messages about events. Messages are signed with its `secret`."""
 
     id: str
     url: str

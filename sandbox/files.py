@@ -1,4 +1,4 @@
-"""The files and folders of this machine that a child sees, besides those of its task."""
+"""The files and folders of this machine that a child sees, besides its task's files."""
 
 from __future__ import annotations
 

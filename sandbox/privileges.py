@@ -37,8 +37,8 @@ class Account:
 
 
 def account_of(user: str, more_groups: Iterable[str] = ()) -> Account:
-    """Return a user's numbers; those of `more_groups` that exist are added. Raises KeyError for an unknown
-    user."""
+    """Return a user's numbers. The groups of `more_groups` that exist are added. Raises KeyError for an
+    unknown user."""
     found = pwd.getpwnam(user)
     groups = os.getgrouplist(user, found.pw_gid)
     for name in more_groups:

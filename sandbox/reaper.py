@@ -1,7 +1,7 @@
 """The reaper: the process between a parent and its child, which leaves no process of the child behind.
 
 The reaper waits for the child to end. Then it kills every process that the child started, even one in a
-session of its own, and ends with the child's exit code or signal. `sandbox` shows all processes.
+session of its own. It ends with the child's exit code or signal. `sandbox` shows all processes.
 
 If the kernel allows namespaces, the child lives in a PID namespace. The kernel kills the namespace when its
 process 1 ends. The child isn't process 1, because the kernel ignores signals that process 1 sends to itself.

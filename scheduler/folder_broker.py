@@ -1,8 +1,8 @@
 """A message broker that is a folder: there is no server to install, and messages survive a restart.
 
-It is kombu's filesystem transport without two of its faults. kombu writes a message under its final name, so
-a reader may find it half written. And it moves a message through the system's temporary folder, so the
-message is lost if that folder is full or on another file system.
+It is kombu's filesystem transport without two faults. kombu writes a message under its final name, so a
+reader may find it half written. And it moves a message through the system's temporary folder, so the message
+is lost if that folder is full or on another file system.
 """
 
 from __future__ import annotations

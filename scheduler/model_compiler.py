@@ -120,7 +120,7 @@ class ModelCompiler:
                     for chunk in blobs.chunks(session, request.model_sha):
                         file.write(chunk)
             except BlobNotFound as error:
-                raise PermanentError("the model's file is not stored any more: upload it again") from error
+                raise PermanentError("the model's file is no longer stored: upload it again") from error
             file.flush()
             yield file
 

@@ -132,8 +132,8 @@ def gain_per_trial(tasks: Sequence[TaskProgress], index: int, issued: int, trial
 
     This is the paper's |df/dt| for f1 = sum of weight * latency. It mixes, by alpha, the slope over the
     latest picks with an optimistic guess. The guess is the larger of best / trials and best - beta * C_i /
-    max V_k, where V_k are the speeds of similar tasks. A task that stays behind them for long is judged
-    alone. A task that is slower than its rival saves only what it gains beyond catching up.
+    max V_k. V_k are the speeds of similar tasks. A task that stays behind them for long is judged alone. A
+    task that is slower than its rival saves only what it gains beyond catching up.
     """
     task = tasks[index]
     guess = task.best_s / issued

@@ -1,5 +1,5 @@
-"""The objectives that jobs minimize: those of the paper (table 2), and a user's own, functions of the
-latencies of its networks.
+"""The objectives that jobs minimize: functions of the latencies of its networks, from the paper (table 2) or
+from a user.
 
 The allocator needs no more of one than its slopes: how much it falls when a network becomes faster. Those of
 the paper's f3, the geometric mean of speed-ups, don't depend on the latencies that it compares with, so these
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-# The fraction by which a network's latency is varied to see what an objective gains.
+# A network's latency is varied by this fraction to see what an objective gains.
 STEP = 1e-3
 
 

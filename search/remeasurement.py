@@ -11,8 +11,8 @@ import numpy as np
 
 Key = TypeVar("Key")
 
-# The share of a batch's trials that time programs again. It is larger in the last batch, after which nothing
-# can show any more that the fastest program was lucky.
+# The share of a batch's trials that time programs again. It is larger in the last batch: afterwards, nothing
+# can show that the fastest program was lucky.
 SHARE, LAST_SHARE = 1 / 16, 1 / 4
 # The relative error of one measurement. For several measurements it is divided by the square root of their
 # number.
@@ -43,7 +43,7 @@ class MeasuredProgram(Generic[Key]):
 def select_for_remeasurement(measured: Sequence[MeasuredProgram[Key]], count: int) -> list[Key]:
     """Return up to `count` programs that may be the fastest and were measured too seldom to tell.
 
-    Those of the lowest confidence bound come first, as in the bandits of Auer et al. (2002).
+    Programs of the lowest confidence bound come first, as in the bandits of Auer et al. (2002).
     """
     best_s = min((each.seconds for each in measured), default=math.inf)
     unsure = [

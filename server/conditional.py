@@ -10,7 +10,7 @@ from fastapi import Request, Response
 from pydantic import BaseModel
 
 # For the OpenAPI description of a route.
-NOT_MODIFIED: dict[int | str, dict[str, Any]] = {304: {"description": "What If-None-Match names still holds"}}
+NOT_MODIFIED: dict[int | str, dict[str, Any]] = {304: {"description": "The ETag in If-None-Match is current"}}
 # Whoever keeps an answer asks whether it still holds; with a token it is nobody else's.
 _CACHING = "private, no-cache"
 

@@ -19,7 +19,7 @@ _Found = dict[str, Record]
 
 @dataclass(frozen=True)
 class ClassFacts:
-    """A device class as look-ups show it. `threads` are those of a CPU, None for a GPU."""
+    """A device class as look-ups show it. `threads` is the number of a CPU's threads, None for a GPU."""
 
     key: str
     toolchain: str

@@ -132,8 +132,8 @@ async def serve(context: ServerContext, http: socket.socket) -> None:
     _log.info("serving HTTP on %s:%s and workers on %s:%s%s", host, port, host, grpc_port, encryption)
     if not settings.loopback and not tls:
         _log.warning(
-            "tokens and models cross the network in clear: set TUNEFARM_TLS_CERT and TUNEFARM_TLS_KEY, "
-            "unless a proxy in front of this server does TLS"
+            "tokens and models are sent in clear: set TUNEFARM_TLS_CERT and TUNEFARM_TLS_KEY, "
+            "unless a proxy in front of this server uses TLS"
         )
     await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
     context.stopping.set()
@@ -248,7 +248,7 @@ async def _start_grpc(context: ServerContext) -> tuple[grpc.aio.Server, int]:
 
 
 def _is_traced(call: grpc.HandlerCallDetails) -> bool:
-    """Return whether a call belongs to a trace: those of idle workers would be traces of their own without
-    end.
+    """Return whether a call belongs to a trace. Calls of idle workers don't: each would be a trace of its
+    own.
     """
     return any(name == "traceparent" for name, _ in call.invocation_metadata or ())

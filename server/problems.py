@@ -40,7 +40,7 @@ _MISSING: dict[type[Exception], str] = {
     WorkerNotFound: "worker",
 }
 _EXPLANATIONS = {
-    404: "There is nothing at this address: see /openapi.json for those that exist.",
+    404: "There is nothing at this address: see /openapi.json for the addresses that exist.",
     405: "This address doesn't take this method: see the Allow header.",
 }
 
@@ -186,5 +186,5 @@ class InternalErrorMiddleware:
             if begun:
                 raise
             _log.exception("%s %s failed", scope.get("method"), scope.get("path"))
-            detail = "The service made a mistake; its log says more. Trying again may help."
+            detail = "The service failed unexpectedly; its log says why. Try again."
             await Problem(500, "internal-error", detail).response()(scope, receive, send)

@@ -58,8 +58,7 @@ class ServerSettings(BaseSettings):
     def _token_on_a_network(self) -> ServerSettings:
         if not self.loopback and self.token is None:
             raise ValueError(
-                f"serving on {self.host} lets other machines in: set TUNEFARM_TOKEN to a secret, "
-                "or serve on 127.0.0.1"
+                f"other machines can reach {self.host}: set TUNEFARM_TOKEN to a secret, or serve on 127.0.0.1"
             )
         return self
 

@@ -45,7 +45,7 @@ class Extension:
             cause = f"{type(error).__name__}: {error}"
             raise PluginError(
                 f"the plug-in {self.package} {self.version} can't be loaded ({cause}): "
-                f"mend it, or uninstall it with `pip uninstall {self.package}`"
+                f"fix it, or uninstall it with `pip uninstall {self.package}`"
             ) from error
 
     @property

@@ -24,7 +24,7 @@ def scratch_folder(kind: str) -> Iterator[Path]:
     for left in parent.glob(f"{prefix}*"):
         _remove_if_abandoned(left)
     folder, lock = _locked_folder(parent, prefix)
-    # Measured code may run as another user, who has a folder below this one.
+    # Measured code may run as another user, with a folder below this one.
     folder.chmod(0o711)
     before, tempfile.tempdir = tempfile.tempdir, str(folder)
     try:

@@ -53,7 +53,7 @@ def read_key(file: Path) -> SigningKey:
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise SettingsError(f"{VARIABLE} names {file}, which holds no private key in PEM: {make}") from error
     if not isinstance(key, Ed25519PrivateKey):
-        raise SettingsError(f"{VARIABLE} names {file}, whose key isn't of Ed25519: {make}")
+        raise SettingsError(f"{VARIABLE} names {file}, whose key isn't an Ed25519 key: {make}")
     return SigningKey(key)
 
 

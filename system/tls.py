@@ -50,7 +50,7 @@ class TlsFiles:
 
         def no_passphrase() -> str:
             raise TlsError(
-                f"the key {self.key} is encrypted: decrypt it, since nobody can type its passphrase"
+                f"the key {self.key} is encrypted: decrypt it, because nobody can enter its passphrase"
             )
 
         try:
@@ -58,7 +58,7 @@ class TlsFiles:
         except ssl.SSLError as error:
             if error.reason == "KEY_VALUES_MISMATCH":
                 raise TlsError(
-                    f"the key {self.key} is not that of the certificate {self.cert}: give its own"
+                    f"the key {self.key} doesn't belong to the certificate {self.cert}: give its own"
                 ) from error
             raise TlsError(
                 f"{self.cert} and {self.key} are no certificate and key: give files in PEM format"

@@ -78,7 +78,7 @@ def _file(model: Any, example_inputs: Sequence[Any] | None) -> Iterator[Path]:
                 )
             if model.training:
                 raise ValueError(
-                    "the module is in training mode, where layers compute otherwise: call eval() first"
+                    "the module is in training mode, in which layers compute differently: call eval()"
                 )
             path = Path(folder, f"{_name(type(model).__name__)}.pt2")
             torch.export.save(torch.export.export(model, tuple(example_inputs)), path)

@@ -48,7 +48,7 @@ def worker(
     ca: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="The authority that vouches for the service; public ones by default."
+            metavar="FILE", help="The authority of the service's certificate; public ones by default."
         ),
     ] = None,
     cert: Annotated[
@@ -64,15 +64,16 @@ def worker(
     ] = None,
     features: Annotated[
         str | None,
-        typer.Option(metavar="-NAME,...", help="Instruction sets to do without, such as -avx512f or -avx."),
+        typer.Option(metavar="-NAME,...", help="Instruction sets to give up, such as -avx512f or -avx."),
     ] = None,
     build: Annotated[
-        bool | None, typer.Option("--build", help="Measure nothing, build what other devices measure.")
+        bool | None, typer.Option("--build", help="Measure nothing; build candidates for other devices.")
     ] = None,
     gpu: Annotated[
         str | None,
         typer.Option(
-            metavar="[INDEX]", help="Measure a GPU or a slice of one: the only one, or that of an index."
+            metavar="[INDEX]",
+            help="Measure a GPU or a slice of one: the only one, or the one with this index.",
         ),
     ] = None,
     once: Annotated[bool | None, typer.Option("--once", help="End after one lease.")] = None,
@@ -106,7 +107,7 @@ async def _work(settings: WorkerSettings, shown: Display) -> None:
     SettingsError."""
     tls = settings.tls_files
     if settings.secret and tls is None and not settings.local:
-        _log.warning("the token crosses the network in clear: use --tls if the service does TLS")
+        _log.warning("the token is sent in clear: use --tls if the service uses TLS")
 
     def touch_alive_file() -> None:
         if settings.alive_file is not None:
@@ -152,7 +153,7 @@ async def _work(settings: WorkerSettings, shown: Display) -> None:
         try:
             await running
         except asyncio.CancelledError:
-            shown.show("stopping: gives back what it holds")
+            shown.show("stopping: returning its lease")
         except UpdateRequested:
             await agent.farewell()
             raise

@@ -1,4 +1,4 @@
-"""Measure programs for a fit: those of a short search of each layer, and random ones."""
+"""Measure programs for a fit: the programs of a short search of each layer, and random ones."""
 
 from __future__ import annotations
 

@@ -68,7 +68,8 @@ def line_of_program(
 
 
 def read(path: Path) -> list[Group]:
-    """Read the groups, without programs that failed and those of sketches that the rules no longer derive.
+    """Read the groups. Leave out programs that failed, and programs of sketches that the rules no longer
+    derive.
 
     Raises ProgramsError.
     """

@@ -10,8 +10,7 @@ Operators are computed in float32 without TF32, matrix products in float16, bflo
 against the peak that calibration measures. Networks are tuned on an embedded stack with an empty data folder.
 PyTorch runs with CUDA graphs, networks by torch.compile too. Nothing else should run on the machine.
 
-On the stand-in for a GPU that the tests have, every figure says that it means nothing, and none is stored
-with those that users read.
+On the tests' stand-in for a GPU, every figure says that it means nothing. None is stored in docs.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class NetworkResult:
-    """A tuned network, its latency and those of its peers, and the outputs' greatest difference."""
+    """A tuned network, the latencies of it and of its peers, and the greatest difference of outputs."""
 
     label: str
     tuning: Tuning

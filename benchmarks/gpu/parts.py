@@ -1,7 +1,7 @@
 """The parts of a run that has a fixed number of seconds, most valuable first.
 
-Each part is this benchmark's own command for one network, product or operator, in processes of its own and
-under a time limit of its own. So a part that hangs or crashes costs no other part.
+Each part is this benchmark's command for one network, product or operator. It has its own processes and time
+limit. So a part that hangs or crashes costs no other part.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from benchmarks.results.output import Output
 
 # A part that gets SIGINT has this long to stop its processes; its figures are written by then.
 STOP_S = 15.0
-# The seconds of a network's part that are not for the job's import and trials: calibration, the start of a
-# stack, publishing, and timing beside peers.
+# Seconds of a network's part beside the job's import and trials: calibration, the start of a stack,
+# publishing, and timing beside peers.
 BESIDE_TRIALS_S = 60.0
 LEAST_TRIALS_S = 40.0
 

@@ -63,7 +63,7 @@ AT_ONCE_MEAN, AFTER_MEAN, TUNED_MEAN = at_most(1.5), at_most(1.25), at_most(0.83
 
 
 def figures_of_tuned(networks: Sequence[TunedNetwork]) -> list[Figure]:
-    """Return the figures of every tuned network under its label, and those of all together."""
+    """Return the figures of every tuned network, and the figures of all together."""
     found = [each for network in networks for each in _figures_of_tuned(network)]
     if len(networks) > 1:
         ratios = {
@@ -74,7 +74,7 @@ def figures_of_tuned(networks: Sequence[TunedNetwork]) -> list[Figure]:
 
 
 def figures_of_compiled(networks: Sequence[CompiledNetwork]) -> list[Figure]:
-    """Return the figures of every compiled network under its label, and those of all together."""
+    """Return the figures of every compiled network, and the figures of all together."""
     found = [each for network in networks for each in _figures_of_compiled(network)]
     for contestant, when, aim in (
         (AT_ONCE, WITHOUT_TRIALS, AT_ONCE_MEAN),

@@ -27,8 +27,8 @@ class Search:
 
     @classmethod
     def of(cls, operator: str, engine: str, best_known: Iterable[tuple[float, float]]) -> Search:
-        """Make a search of `best_known`: for every trial in order, the seconds since the search began and the
-        best latency known then in seconds, inf while all trials have failed."""
+        """Make a search of `best_known`. For every trial in order, it has the seconds since the search began
+        and the best latency so far in seconds. The latency is inf while all trials have failed."""
         points: list[Point] = []
         trials, best_s, at_s = 0, math.inf, 0.0
         for trials, (at_s, latency_s) in enumerate(best_known, start=1):

@@ -1,8 +1,8 @@
 """Compare an imported model with what runs its format elsewhere (`compiler.verifying`), in a child process
 (`compiler.children.child` says why).
 
-The child's reply has a line of JSON for every set of inputs whose outputs agree, and one for what it found
-wrong or why nothing can be compared.
+The child replies with lines of JSON. Every set of inputs whose outputs agree has a line. A last line says
+what is wrong, or why nothing can be compared.
 """
 
 from __future__ import annotations

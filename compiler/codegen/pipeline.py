@@ -53,7 +53,7 @@ def _untuned() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
 
 register_tir_pipeline(PIPELINE, _pipeline)
 register_tir_pipeline(UNTUNED, _untuned)
-# TVM gives its CUDA C, and the target, to a function of this name, of which there may be one already.
+# TVM passes its CUDA C and the target to the function of this name. The function may exist already.
 _POSTPROCESS = "tvm_callback_cuda_postproc"
 _before = tvm_ffi.get_global_func(_POSTPROCESS, allow_missing=True)
 

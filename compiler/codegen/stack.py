@@ -1,8 +1,8 @@
 """Keep small buffers on the stack.
 
 TVM takes every buffer of 1,024 bytes or more from a pool, each time a tile begins. LLVM doesn't always keep
-such a buffer in registers: accumulators of a loop with branches, such as those of padding, are stored in
-every iteration. Buffers on the stack become registers wherever they fit.
+such a buffer in registers: it stores the accumulators of a loop with branches, such as for padding, in every
+iteration. Buffers on the stack become registers wherever they fit.
 """
 
 from __future__ import annotations

@@ -71,8 +71,8 @@ ERF_Q = (
     1.0,
 )
 
-# TVM's analyzer substitutes the values of `Let`s, which takes exponentially long in their depth: log1p of exp
-# compiles in 0.03 s, tanh of log1p of exp in 4 s. So the third of three nested functions stays a call.
+# TVM's analyzer substitutes the values of `Let`s, in a time exponential in their depth. log1p of exp compiles
+# in 0.03 s, tanh of log1p of exp in 4 s. So the third of three nested functions stays a call.
 MAX_LETS = 7
 
 

@@ -33,7 +33,7 @@ class PackedConstants:
     """The constants that a compiled workload packs with its function `pack` and reads in its function `main`.
 
     `pack` takes the arguments at the positions `operands`, then the packed tensors, which it fills. `main`
-    takes the packed tensors at these positions. `shapes` and `dtypes` are those of the packed tensors.
+    takes the packed tensors at these positions. `shapes` and `dtypes` describe the packed tensors.
     """
 
     operands: tuple[int, ...]

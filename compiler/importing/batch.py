@@ -10,8 +10,8 @@ from core.model_format import input_dimensions
 
 
 def batch_shapes(file: IO[bytes], shapes: Mapping[str, Shape], batch: int) -> dict[str, Shape]:
-    """Return `shapes` with those of the other inputs whose leading dimension the .onnx file leaves open: it
-    becomes the batch, wherever the file names it. Weights are skipped, not read.
+    """Return `shapes`, completed for inputs whose leading dimension the .onnx file leaves open. That
+    dimension becomes the batch wherever the file names it. Weights are skipped, not read.
 
     Raises ModelError when the file leaves none open, or other dimensions too.
     """

@@ -106,7 +106,7 @@ def checked_model(
     padded_axes: Sequence[int | None] = (),
 ) -> RelaxModel:
     """Return the model that `main` of a module is; by default its types say what it is computed in.
-    `padded_axes` are those of its outputs, if it has any.
+    `padded_axes` are the padded axes of its outputs.
 
     Raises ModelError unless it computes tensors of static shapes and possible sizes."""
     _check_shapes(module)

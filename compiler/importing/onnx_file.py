@@ -82,7 +82,7 @@ class OnnxFile:
 
     @property
     def _nodes(self) -> list[onnx.NodeProto]:
-        """Those of the main graph, and of the model's own functions."""
+        """Return the nodes of the main graph and of the model's own functions."""
         return [*self.proto.graph.node, *(node for one in self.proto.functions for node in one.node)]
 
 
@@ -395,7 +395,7 @@ def _graphs(attributes: Iterable[onnx.AttributeProto]) -> Iterator[onnx.GraphPro
 
 
 def _nodes(body: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes of a graph or a function, and those of the graphs within them."""
+    """Yield the nodes of a graph or a function, and the nodes of graphs within them."""
     waiting = list(body)
     while waiting:
         node = waiting.pop()
@@ -405,7 +405,7 @@ def _nodes(body: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 
 def _all_nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes of the main graph and of the functions, and those of the graphs within them."""
+    """Yield the nodes of the main graph and of the functions, and the nodes of graphs within them."""
     for body in (proto.graph.node, *(function.node for function in proto.functions)):
         yield from _nodes(body)
 

@@ -1,4 +1,4 @@
-"""Values whose number of valid rows depends on the data.
+"""Values that are padded, because the data decides how many of their rows are valid.
 
 Kernels are compiled for one shape. What selects rows gives as many as there can be: the valid ones first, in
 order, then others that stand for nothing. Operators that compute each row alone are imported as ever.

@@ -3,10 +3,10 @@
 The kernels are compiled as candidates are, so they show what LLVM's code reaches on this machine, also where
 the device gives up instruction sets. An instruction that LLVM doesn't use for a kernel isn't measured.
 
-Cycles are counted by a chain of dependent integer operations, each of which takes one cycle on every
-processor that we know of: virtual machines seldom have performance counters, and the time stamp counter runs
-at its own rate whatever the core's clock does. The chain is timed right after every call of a kernel. So both
-run at the same clock rate, which wide vectors may lower, and the clock may change from call to call.
+A chain of dependent integer operations counts cycles: each operation takes one cycle on every processor that
+we know. Virtual machines seldom have performance counters, and the time stamp counter doesn't follow the
+core's clock. The chain is timed right after every call of a kernel. So both run at the same clock rate, which
+wide vectors may lower, and the clock may change from call to call.
 
 Other processes only ever add time, so the fastest of many short calls counts. The launch of threads and the
 rate of the second cache are medians instead.
@@ -302,8 +302,8 @@ class _Calibration:
         return record
 
     def _stream(self, name: str, main: Any, size: int, cores: int = 1, unit: int = 1) -> _Microbenchmark:
-        """Return a benchmark in which `cores` read a working set of `size` bytes; it records their rate, in
-        `unit` bytes a cycle, as the field `name`."""
+        """Return a benchmark in which `cores` cores read a working set of `size` bytes. The field `name` is
+        their rate, in `unit` bytes a cycle."""
         block = self._device.vector_bytes * SIDE_BY_SIDE * cores
         read = size // block * block
         if size not in self._working_sets:

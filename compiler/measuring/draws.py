@@ -33,8 +33,9 @@ ANYWHERE = (0, 1)
 
 
 class InputKind(StrEnum):
-    """A kind of arguments: normally distributed floats, and integers of all sizes; large floats, some of them
-    zero, and the ends of integers' ranges; floats below the smallest that has full precision."""
+    """A kind of arguments. Ordinary ones are normally distributed floats and integers of all sizes. Large
+    ones are large floats, some zeros, and the ends of integers' ranges. Subnormal ones are floats below full
+    precision."""
 
     ORDINARY = "ordinary values"
     LARGE = "large values"
@@ -86,7 +87,7 @@ def nudge(floats: NDArray[Any], by: float) -> NDArray[Any]:
 
 
 def limits(dtype: Any) -> Any:
-    """Return what numpy's finfo tells of its own types, for those of ml_dtypes, too."""
+    """Return numpy's finfo of a type; types of ml_dtypes work too."""
     return ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
 
 

@@ -42,7 +42,7 @@ WARP, THREADS, BLOCKS_PER_CORE = 32, 256, 4
 # Independent sums of a thread, which hide the latency of the arithmetic, and the multiply-adds of one step.
 CHAINS, UNROLLED = 4, 8
 TYPES = (FLOAT32, "float16", "int32", "float64")
-# The types that tensor cores multiply (float32 in TF32), and those of the sums. Each multiprocessor has
+# The types that tensor cores multiply (float32 in TF32), and the types of their sums. Each multiprocessor has
 # WARPS, and each warp adds up FRAGMENTS of SIDE x SIDE.
 SUMS = {"float16": FLOAT32, "bfloat16": FLOAT32, "int8": "int32", FLOAT32: FLOAT32}
 WARPS, FRAGMENTS = 8, 4

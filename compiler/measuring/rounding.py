@@ -2,9 +2,9 @@
 
 A schedule changes the order of sums, and which multiplications and additions are fused. So right programs
 differ by roundings, each of at most half an epsilon of its type. The roundings of a sum of n terms are a
-random walk, whose length grows with the root of n (Higham and Mary, "A New Approach to Probabilistic Rounding
-Error Analysis", 2019). What follows the sum may make an error larger. How much, the reference shows: its
-inputs and the values that a program may compute twice are changed by as much as the roundings.
+random walk: its length grows with sqrt(n) (Higham and Mary, "A New Approach to Probabilistic Rounding Error
+Analysis", 2019). What follows the sum may make an error larger. How much, the reference shows: its inputs and
+the values that a program may compute twice are changed by as much as the roundings.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ AMPLIFYING = (tirx.Div, tirx.Min, tirx.Select)
 # A sum of n terms may be off by this many epsilons times the root of n; a third of one is usual.
 SUM_FACTOR = 4.0
 # Tensor cores add up the products of DEPTH terms and the sum so far in one step. Products are exact. All are
-# aligned to the largest exponent among them, and what lies below the last bit of a float32 of that exponent
-# is cut off; so is the result (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor
-# cores", 2021). So a step loses less than DEPTH + 2 epsilons of the largest, always towards zero: these
-# errors add up. An H100 keeps two more bits of each term, and adds 8 terms of 16 bits in a step.
+# aligned to the largest exponent among them. Bits below the last bit of a float32 of that exponent are cut
+# off, and so is the result (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores",
+# 2021). So a step loses less than DEPTH + 2 epsilons of the largest, always towards zero: these errors add
+# up. An H100 keeps two more bits of each term, and adds 8 terms of 16 bits in a step.
 DEPTH = 4
 TRUNCATIONS = (DEPTH + 2) / DEPTH  # for each term of a sum
-# exp, tanh and the like are approximations: ours differ from a library's by up to ten epsilons of float32,
-# those of GPUs by a hundred.
+# exp, tanh and the like are approximations. Ours differ from a library's by up to ten epsilons of float32, a
+# GPU's by a hundred.
 FUNCTION_EPSILONS = 200.0
 # Where values are rounded to whole numbers, this share of them may be rounded to the other side.
 STEPPED_SHARE = 1e-3
@@ -92,7 +92,7 @@ class Rounding:
         calls = [call for call in find_all(function.body, ir.Call) if is_float(call.ty.dtype)]
         functions = {str(call.ty.dtype) for call in calls if is_expensive(call)}
         for dtype in functions:
-            # Those of smaller types are computed in float32.
+            # Functions of smaller types are computed in float32.
             relative += FUNCTION_EPSILONS * min(epsilon(dtype), epsilon("float32"))
             # Results below the smallest number of full precision may be 0 (compiler.codegen.vector_math).
             floor = 1.0 / epsilon(dtype)
@@ -121,8 +121,8 @@ class Rounding:
 
 
 def nudge_recomputed(module: tvm.IRModule) -> tvm.IRModule:
-    """Compute values anew wherever the workload `main` uses them, each time of operands that are changed by
-    as much as its roundings, up and down by turns, the other way in the next use.
+    """Compute values anew wherever the workload `main` uses them. Each time, their operands are changed by as
+    much as their roundings, up and down in turns.
 
     A program may do so, and may fuse a multiplication with what comes next in one place only. Then two uses
     see two roundings of one value, which no change of the inputs shows.

@@ -134,8 +134,8 @@ class LocalRunner:
         """Time a packed module end to end with random inputs, as a user's process runs it: the operating
         system chooses the calling thread's core.
 
-        With `compare`, it is timed only if it computes what the reference in the artifact does, and has to
-        compute it still after it was timed.
+        With `compare`, it is timed only if its outputs agree with the reference in the artifact. They are
+        compared again afterwards.
         """
         try:
             library, manifest = open_artifact(artifact)

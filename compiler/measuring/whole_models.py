@@ -50,8 +50,8 @@ def time_calls(call: Callable[[], object]) -> tuple[float, ...]:
 
 
 def time_in_onnx_runtime(model: IO[bytes], shapes: Mapping[str, Shape], threads: int) -> Measurement:
-    """Time a user's ONNX model on the CPU in ONNX Runtime with all of its optimizations, on the inputs that
-    the compiled model is timed with.
+    """Time a user's ONNX model on the CPU in ONNX Runtime, with all optimizations and the inputs of the
+    compiled model.
 
     `model` is the opened .onnx file, or the archive of one with its weights. `shapes` are those that the user
     gave. A model that ONNX Runtime can't run is a RUN_ERROR, whose text begins with the cause.

@@ -66,9 +66,9 @@ class TaskEntry:
 class Verification:
     """What is known of a published library's outputs and speed.
 
-    `import_unverified` says why the imported model was not compared with its file in another runtime, and
-    `outputs_unverified` why the library's outputs were not compared with the untuned library's; both are
-    empty where they agree. `worker` and `device` name where it was timed. `noise` is the spread of its
+    `import_unverified` says why the imported model was not compared with its file in another runtime.
+    `outputs_unverified` says why the library's outputs were not compared with the untuned library's. Both are
+    empty after a comparison. `worker` and `device` name where it was timed. `noise` is the spread of its
     timings, from the 10th to the 90th percentile, as a part of their median; None for a single one.
     """
 

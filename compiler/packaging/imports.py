@@ -66,8 +66,8 @@ class LargeConstants:
         return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
 
     def write_imports(self, module: Any, arch: str, path: Path) -> None:
-        """Write what a library holds of a compiled module beside machine code to an object file for one of
-        `elf.ARCHS`, with the constants that were set aside."""
+        """Write the parts of a compiled module beside machine code to an object file for one of `elf.ARCHS`.
+        They include the constants that were set aside."""
         packed = tvm_ffi.get_global_func("runtime.ModulePackImportsToTensor")(module)
         with path.open("wb") as file:
             write_object(file, arch, SYMBOL, self._put_back(np.from_dlpack(packed).tobytes()))

@@ -1,8 +1,8 @@
 """Add up halves in float32.
 
-Sums of elements are float32 everywhere. So are sums of products, but for those of float16 on CPUs with
-arithmetic in it. Other CPUs convert every operand to float32 and every result back. A sum in float32 converts
-its operands only, and rounds once, as ONNX Runtime does. The tensor cores of GPUs add up so by themselves.
+Sums of elements are float32 everywhere. So are sums of products, except sums of float16 on CPUs with float16
+arithmetic. Other CPUs convert every operand to float32 and every result back. A sum in float32 converts its
+operands only, and rounds once, as ONNX Runtime does. The tensor cores of GPUs add up so by themselves.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _is_half(expr: relax.Expr) -> bool:
 def sum_in_floats(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     """Have convolutions and matrix products of halves sum in float32.
 
-    Those of float16 keep their type on a CPU with arithmetic in it.
+    Sums of float16 keep their type on a CPU with float16 arithmetic.
 
         gv = matmul(x, w)                             # x: Tensor((1, 64), "float16")
     ->

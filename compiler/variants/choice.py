@@ -52,8 +52,8 @@ GPU_VARIANTS: tuple[Variant, ...] = (SplitK(4), SplitK(16))
 
 
 def all_variants(target: str, tf32: bool = False) -> tuple[Variant, ...]:
-    """Return the variants for a target, those of plug-ins last; with `tf32`, also that one if the target's
-    tensor cores know it. Raises PluginError."""
+    """Return the variants for a target, plug-ins' variants last. With `tf32`, the variant `tf32` is among
+    them if the target's tensor cores know TF32. Raises PluginError."""
     own, capability = VARIANTS, capability_of(parse_target(target))
     if capability:
         own += GPU_VARIANTS
@@ -108,7 +108,7 @@ class VariantModel:
         return list(found.values())
 
     def choose(self, workloads: Collection[str]) -> tvm.IRModule:
-        """Replace kernels of the model by those of variants whose workloads are among `workloads`.
+        """Replace kernels of the model by kernels of variants whose workloads are among `workloads`.
 
             gv = call_tir(fused_conv2d_add_relu, (x, weight, bias))
         ->
@@ -140,7 +140,7 @@ def _is_comparable(fused: tvm.IRModule, variant: tvm.IRModule) -> bool:
 
 @relax.expr_functor.mutator
 class _KernelReplacer(relax.PyExprMutator):
-    """Replaces kernel calls, by their position in the program, by those of variants."""
+    """Replaces kernel calls by calls of variants, by their position in the program."""
 
     def __init__(self, fused: tvm.IRModule, chosen: Mapping[int, tuple[tvm.IRModule, Call]]) -> None:
         super().__init__(fused)

@@ -18,7 +18,7 @@ MIN_ROWS, MIN_COLUMNS = 16, 1024
 
 
 class PaddedColumns:
-    """Adds columns of zeros to constant weights, such as those of a vocabulary of 50,257 words.
+    """Adds columns of zeros to constant weights, such as the weights of a vocabulary of 50,257 words.
 
         c[i, j] = sum(a[i, k] * b[k, j])            j < 50257
     ->
@@ -38,8 +38,8 @@ class PaddedColumns:
 
 
 def applies(call: Call) -> bool:
-    """Return whether a call multiplies several rows by a constant matrix of 32-bit floats with many columns,
-    which the search would cover with a partial tile.
+    """Return whether a call multiplies several rows by a constant float32 matrix whose many columns the
+    search would cover with a partial tile.
     """
     if getattr(call.op, "name", "") != "relax.matmul" or static_shape(call) is None:
         return False

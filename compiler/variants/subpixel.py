@@ -1,7 +1,7 @@
 """Transposed convolutions as ordinary ones over the input as it is, an output pixel's phase at a time.
 
 A transposed convolution of stride s puts s - 1 zeros between the pixels of its input and convolves. Output
-pixels whose coordinates have equal remainders modulo s use the same weights: every s-th one. So they are an
+pixels whose coordinates have equal remainders modulo s use the same weights: every s-th one. So each is an
 ordinary convolution with a kernel of ceil(k / s) pixels (Shi et al., "Is the deconvolution layer the same as
 a convolutional layer?", 2016). The products with zeros are left out, so results differ by the order of sums
 alone.
@@ -86,8 +86,8 @@ class Axis:
 
     @property
     def phases(self) -> int:
-        """The stride. A single pixel has no neighbour that it could be apart from: its stride is the kernel,
-        so that no two pixels of the output share a weight."""
+        """The stride. For a single pixel, the stride is the kernel: it has no neighbours, and no two pixels
+        of the output share a weight."""
         return self.kernel if self.pixels == 1 else self.stride
 
     @property

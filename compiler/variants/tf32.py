@@ -1,7 +1,7 @@
 """Matrix products and convolutions of float32 whose factors are rounded to TF32, for tensor cores.
 
-TF32 has the range of float32 and the ten bits of fraction of float16, so each factor is off by at most one
-part in 2048. Sums stay in float32.
+TF32 has float32's range and float16's ten bits of fraction. So each factor is off by at most one part in
+2048. Sums stay in float32.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Inputs at the edges of types' ranges, and the meaning of a difference there.
 
-An operator that is right for ordinary numbers may be wrong for NaN, for infinities, for the least and the
-greatest number, for zeros of both signs and for ties. ONNX Runtime, PyTorch, XLA or LiteRT says what is
-right. Where the result is open, as for an integer that is cast from NaN, the difference is a note.
+An operator that is right for ordinary numbers may be wrong for NaN, infinities, the least and the greatest
+number, signed zeros, and ties. ONNX Runtime, PyTorch, XLA or LiteRT says what is right. Where the result is
+open, as for an integer that is cast from NaN, the difference is a note.
 """
 
 from __future__ import annotations

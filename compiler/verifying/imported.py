@@ -44,7 +44,8 @@ class Agreement:
 
 
 def verify_file(file: ModelFile, target: str, tuned_for: str) -> Iterator[Agreement]:
-    """Compare the outputs of a model as `verify` does, with those of ONNX Runtime, PyTorch, XLA or LiteRT."""
+    """Compare the outputs of a model with the outputs of ONNX Runtime, PyTorch, XLA or LiteRT, as `verify`
+    does."""
     if isinstance(file, OnnxModel):
         yield from verify(file.file, file.to_relax(), target, tuned_for)
         return
@@ -85,10 +86,10 @@ def _judged_apart(file: Defined, edge: EdgeSet, target: str, computed_in: str) -
 
 
 def verify(file: OnnxFile, model: RelaxModel, target: str, tuned_for: str) -> Iterator[Agreement]:
-    """Compare the outputs for one set of inputs after the other, those of a quantized model layer by layer as
-    well; yield which have agreed.
+    """Compare the outputs for one set of inputs after the other, and yield the sets that agreed. A quantized
+    model is also compared layer by layer.
 
-    The outputs are those of the file as it was written, before functions were inlined. `target` is this
+    The outputs come from the file as it was written, before functions were inlined. `target` is this
     machine's. What the model is rewritten to for `tuned_for`, such as dot products of bytes, is part of its
     layers. Raises ModelError, which names the first node whose value differs, and NoReference, also where
     ONNX's reference evaluator alone says that the model is wrong.

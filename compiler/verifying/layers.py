@@ -46,8 +46,8 @@ MAX_ERROR = 1e-3
 
 @dataclass(frozen=True)
 class Layers:
-    """The `nodes` of a model that quantize values that depend on its inputs, and `results`, the names of the
-    compared values: their outputs, and the model's outputs. If the rounded value and its step are known,
+    """The nodes of a model that quantize values that depend on its inputs. `results` names the compared
+    values: outputs of `nodes`, and the model's outputs. If the rounded value and its step are known,
     `rounded` has its name and `scales` the step, by the result.
     """
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Scale:
-    """At most `max_blocks` blocks per stage, channels divided by `divisor`, images of `size` x `size` pixels,
-    `classes` to choose from, videos of `frames` frames of half that size, texts of `tokens` tokens from a
-    vocabulary of `words`."""
+    """At most `max_blocks` blocks per stage, and channels divided by `divisor`. Images have `size` x `size`
+    pixels, videos `frames` frames of half that size. There are `classes` classes. Texts have `tokens` tokens
+    from a vocabulary of `words`."""
 
     max_blocks: int
     divisor: int

@@ -235,8 +235,8 @@ def _select_waiting() -> Select[*tuple[Any, ...]]:
 
 @cache
 def _select_speeds(builders: bool) -> Select[*tuple[Any, ...]]:
-    """Select the worker's seconds per trial, and three sums over the other connected workers like it: their
-    number, the number with a known speed, and these speeds in trials per second.
+    """Select the worker's seconds per trial, and three sums over other connected workers like it. These are
+    their number, the number with a known speed, and their trials per second.
     """
     worker: ColumnElement[str] = bindparam("worker")
     peers = (

@@ -52,7 +52,7 @@ WITHOUT_ONNX_RUNTIME = "its worker has no onnxruntime: install tunefarm[worker,v
 # The kind of the event of a lost device.
 DEVICE_LOST = "device_lost"
 _LOST = Measurement(Outcome.DEVICE_LOST, error="every device that held it was lost before it reported")
-# Building a statement takes longer than running it, so those of frequent calls are built once, here and
+# Building a statement takes longer than running it. So statements of frequent calls are built once, here and
 # below.
 _INSERT_LEASE = insert(table_of(LeaseRow))
 
@@ -64,9 +64,9 @@ class StoredLease:
     It has trials to measure (with `build`, only to build), or module runs to time in turns.
 
     `trials` and `module_runs` are those not reported yet. `attempt` is 1 unless a device was lost that held
-    the work before. `constants` and `best_s` are by workload: the indices of the arguments that are weights
-    of the model, and the best latency of trials on this device class. `trace_parent` is the job's.
-    `model_bytes` is the size of the job's model file, which is nearly all weights; 0 with module runs.
+    the work before. `constants` has the indices of each workload's arguments that are weights of the model.
+    `best_s` has each workload's best latency on this device class. `trace_parent` is the job's. `model_bytes`
+    is the size of the job's model file, which is nearly all weights; 0 with module runs.
     """
 
     id: str

@@ -54,7 +54,7 @@ def check_name_claim(session: Session, worker: WorkerRow, claim: NameClaim, is_n
     if is_there and worker.boot_id and worker.boot_id != claim.boot_id:
         raise NameInUse(
             f"another machine works as {worker.id}: give one of them another name with --name; "
-            f"if this is the same board, started again, it is let in within {LOST_AFTER_S:.0f} s"
+            f"if this board was restarted, it may connect within {LOST_AFTER_S:.0f} s"
         )
 
 

@@ -15,8 +15,7 @@ from core.measurement import Built, Measurement, Outcome
 from records.storage.statements import table_of, update_each
 from records.storage.tables import JobRow, LeaseRow, ModuleRunRow, RecordRow, TrialRow, WorkerRow
 
-# The record of a program that is measured again keeps at most this many seconds: those of about four
-# measurements.
+# The record of a program that is measured again keeps at most this many repeats, about four measurements.
 MAX_RUN_SECS = 400
 # The columns of a trial that its measurement's `resources` have by the same names.
 RESOURCES = ("registers", "spilled_bytes")
@@ -54,7 +53,7 @@ class LeasedWork(NamedTuple):
 
 @dataclass
 class Accepted:
-    """The results of a report that count, by id: results that finish trials and module runs, and libraries of
+    """The results of a report that count, by id. They finish trials and module runs, or are libraries of
     trials that now wait for a device.
     """
 

@@ -41,9 +41,9 @@ class SessionFenced(Exception):
 class WorkerInfo:
     """A worker as last seen.
 
-    `trials_done` counts the trials that it reported, `failures` its results that were not OK, those of whole
-    models too. `trial_s` is the recent average of seconds per trial, None until the worker has finished a
-    lease. A worker whose `role` is BUILD has no device class, its trials are those that it built, and
+    `trials_done` counts the trials that it reported, `failures` its results that were not OK, whole models
+    included. `trial_s` is the recent average of seconds per trial, None until the worker has finished a
+    lease. A worker whose `role` is BUILD has no device class. Its trials are the ones that it built.
     `builder` is None until it is able to build. `calibrate`: people want it to calibrate its device again,
     which it hasn't done yet.
     """

@@ -73,7 +73,7 @@ class Trial:
     """A stored trial.
 
     `attempts` counts the devices that were lost while they held it. `library_sha` names the library that a
-    builder made of it. If `repeat` is not 0, `run_s` include those of the earlier measurements of its
+    builder made of it. If `repeat` is not 0, `run_s` includes the repeats of earlier measurements of its
     trace.
     """
 

@@ -19,7 +19,7 @@ TRIED_PER_TASK = 4
 
 
 def add(session: Session, records: Sequence[Record], now: float) -> int:
-    """Store records of other databases, `created_at` now, except those of traces that have a record.
+    """Store records of other databases, `created_at` now, unless their traces have a record already.
 
     Returns the number of records stored. Raises WorkloadNotFound, DeviceClassNotFound.
     """
@@ -40,7 +40,7 @@ def add(session: Session, records: Sequence[Record], now: float) -> int:
 def trials_of(session: Session, job_id: str) -> list[NewTrial]:
     """Return trials of the imported schedules of a job's tasks that its device class hasn't measured yet.
 
-    Those of a task that claim to be fastest come first. They are at most TRIED_PER_TASK of each task,
+    A task's schedules that claim to be fastest come first. They are at most TRIED_PER_TASK of each task,
     together with those that the job has issued already; the next job goes on with the rest.
     """
     imported = (RecordRow.device_class == JobRow.device_class, RecordRow.source == "import")

@@ -40,9 +40,9 @@ _VALUES = (
 class Record:
     """The newest measurement of one trace of a workload on a device class, stored at `created_at`.
 
-    `latency_s`, the median of `run_s`, is None unless `outcome` is OK. A record whose `source` is "import"
-    is no measurement: its seconds are what the database said that it was imported from. `registers` and
-    `spilled_bytes` are those of `core.measurement.Resources`, None where no compiler reported them.
+    `latency_s`, the median of `run_s`, is None unless `outcome` is OK. A record whose `source` is "import" is
+    no measurement: its seconds are what the database said that it was imported from. `registers` and
+    `spilled_bytes` are fields of `core.measurement.Resources`, None where no compiler reported them.
     """
 
     workload_hash: str
@@ -60,7 +60,7 @@ class Record:
 
     def __post_init__(self) -> None:
         if (self.latency_s is None) == (self.outcome is Outcome.OK):
-            raise ValueError("exactly the records that went well have a latency")
+            raise ValueError("a record has a latency if and only if it succeeded")
 
     @property
     def is_foreign(self) -> bool:

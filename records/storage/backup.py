@@ -154,7 +154,7 @@ def _restore_postgresql(file: Path, location: URL) -> None:
         _run([*unpack, "--file", str(script), str(file)])
         tables, revisions = _described(version, script)
         _check_schema(file, tables, revisions)
-        # Those of a newer schema too: its migrations would find them in their way.
+        # Tables of a newer schema go too: its migrations would find them in their way.
         names = ", ".join(f'"{name}"' for name in _tables_of(location))
         drops.write_text(f"DROP TABLE IF EXISTS {names} CASCADE;\n" if names else "")
         once = ["--single-transaction", "--set=ON_ERROR_STOP=1", "--quiet", "--no-psqlrc"]

@@ -34,7 +34,7 @@ _CLOCK_LOOK_S = 30.0
 _SLOW_LOOK_S = 1.0
 # A larger difference between the server's clock and this machine's is logged.
 _SKEW_S = 5.0
-# Counts on while the machine sleeps, and isn't set by anybody.
+# It counts on while the machine sleeps, and nobody sets it.
 _COUNTER = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 # Any number that other programs on a PostgreSQL server are unlikely to lock.
 _MIGRATION_LOCK = 7_305_822_146
@@ -236,7 +236,7 @@ class _ServerClock:
             self._has_warned = True
             side = "ahead of" if ahead_s > 0 else "behind"
             sentence = (
-                "this machine's clock is %.0f s %s the one of the database %s, which is used: set it right"
+                "this machine's clock is %.0f s %s the database's %s, which counts: correct this machine's"
             )
             log.warning(sentence, abs(ahead_s), side, database)
 

@@ -17,13 +17,13 @@ class Cause:
 
 
 _LOCKED = Cause("another process keeps it locked: stop that process or try again later")
-_UNWRITABLE = Cause("it may not be written: check the permissions of the file and its folder")
+_UNWRITABLE = Cause("it isn't writable: check the permissions of the file and its folder")
 _SQLITE = {
     sqlite3.SQLITE_FULL: Cause("the disk is full: free some space and try again", full=True),
     sqlite3.SQLITE_IOERR: Cause("the disk can't be read or written: check its space and its health"),
     sqlite3.SQLITE_BUSY: _LOCKED,
     sqlite3.SQLITE_LOCKED: _LOCKED,
-    sqlite3.SQLITE_CANTOPEN: Cause("it can't be opened: check that its folder exists and may be written"),
+    sqlite3.SQLITE_CANTOPEN: Cause("it can't be opened: check that its folder exists and is writable"),
     sqlite3.SQLITE_READONLY: _UNWRITABLE,
     sqlite3.SQLITE_PERM: _UNWRITABLE,
     sqlite3.SQLITE_CORRUPT: Cause("the file is damaged: restore it from a backup or move it away"),
@@ -38,7 +38,7 @@ _DAMAGED = Cause("its files are damaged: restore it from a backup")
 # By SQLSTATE.
 _POSTGRESQL = {
     "25006": Cause("it can only be read: name its primary server in TUNEFARM_DATABASE_URL"),
-    "25P03": Cause("its server ended a transaction that stood still: try again"),
+    "25P03": Cause("its server ended an idle transaction: try again"),
     "40001": _COLLIDED,
     "40P01": _COLLIDED,
     "42501": Cause("its user may not do this: make that user the owner of the database"),

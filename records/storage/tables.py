@@ -450,7 +450,8 @@ class ClockRow(Base):
 
 
 class WebhookRow(Base):
-    """An address that is told of events. Its secret is stored in clear, because it signs the messages."""
+    """An address that gets messages about events. Its secret is stored in clear, because it signs the
+    messages."""
 
     __tablename__ = "webhooks"
     id: Mapped[str] = mapped_column(primary_key=True)

@@ -24,7 +24,7 @@ HEADERS = ("tvm/ffi/c_api.h", "dlpack/dlpack.h")
 def make_bundle(model: Path, folder: Path) -> None:
     """Write the bundle of a compiled CPU model of one shape into a new or empty folder.
 
-    It holds the model's own files and those of `companions`. Raises LoadError where one is missing, and
+    It holds the model's own files and the files of `companions`. Raises LoadError where one is missing, and
     OSError.
     """
     manifest = Manifest.read(model)
@@ -43,9 +43,9 @@ def make_bundle(model: Path, folder: Path) -> None:
 def companions(manifest: Manifest) -> dict[str, Path]:
     """Return the files of a bundle that don't depend on the model, by their names in it.
 
-    They are `tunefarm.h` and `tunefarm.hpp`, their source, an example with a CMakeLists.txt, licenses, and in
-    `lib` the runtime libraries for the machine that the model was compiled for. Raises LoadError where one is
-    missing.
+    They are `tunefarm.h` and `tunefarm.hpp`, their source, an example with a CMakeLists.txt, and licenses.
+    `lib` has the runtime libraries for the machine that the model was compiled for. Raises LoadError where
+    one is missing.
     """
     if manifest.device == "cuda":
         raise LoadError(

@@ -71,7 +71,7 @@ class Library:
         """Run the model. Inputs have the right shapes and element types.
 
         Inputs are NumPy arrays or have DLPack on the model's device. Outputs of a CPU model are NumPy arrays;
-        those of a GPU model have DLPack.
+        outputs of a GPU model have DLPack.
         """
         outputs = self.run(inputs)
         if self._is_cuda:

@@ -140,7 +140,7 @@ class Manifest:
 
 
 def _instructions(file: Path) -> frozenset[str]:
-    """Return the instruction sets that Linux reports; none where it reports those of another kind of machine,
+    """Return the instruction sets that Linux reports. Return none where it reports another kind of machine,
     as under an emulator."""
     line = "flags" if platform.machine() == "x86_64" else "Features"
     try:

@@ -196,8 +196,8 @@ class Model:
     def check_padding(self) -> None:
         """Compare each size with the next larger one on padded inputs.
 
-        Raises LoadError if padding changes more than roundings, if the lengths of outputs can't be told, or
-        if an input can't hold the number that it is to be padded with.
+        Raises LoadError if padding changes more than roundings, if the lengths of outputs aren't known, or if
+        an input can't hold its padding value.
         """
         dtypes = {spec.name: spec.numpy_dtype for spec in self.inputs}
         for name, number in (self._padding or {}).items():

@@ -106,7 +106,7 @@ def seconds_left(
     limits = []
     if len(finished_at) >= FEWEST_TRIALS:
         since = finished_at[len(finished_at) // 2 - 1]
-        # Trials are reported together, so those of the same moment don't count.
+        # Trials are reported together, so trials of the same moment don't count.
         if recent := len(finished_at) - bisect_right(finished_at, since):
             limits.append(trials_left * (now - since) / recent)
     if budget.minutes is not None:
@@ -117,7 +117,7 @@ def seconds_left(
         if budget.min_gain is not None:
             limits.append(began_at + MINUTE_S / math.expm1(budget.min_gain * latency_s / fall) - now)
         if budget.latency_s is not None:
-            # An exponent beyond all reason: never, as far as anybody knows.
+            # An exponent this large means never.
             longer = min((latency_s - budget.latency_s) / fall, 50.0)
             limits.append((now - began_at) * math.expm1(longer))
     return max(min(limits), 0.0) if limits else None

@@ -59,7 +59,7 @@ def nearest(name: str, tag: str, tags: Mapping[str, str]) -> list[str]:
     """Return the hashes of the workloads of the same kind whose order of work is closest to the order in
     `tag`.
 
-    `tags` are those of all workloads, by hash; `name` is the one to leave out.
+    `tags` has the tags of all workloads, by hash; `name` is the one to leave out.
     """
     kind, _, work = tag.partition(":")
     distances = []

@@ -1,4 +1,4 @@
-"""The objectives that jobs may name: those of the paper, and what plug-ins add.
+"""The objectives that jobs may name: the paper's, and objectives of plug-ins.
 
 A package offers its own as an entry point of the group `tunefarm.objectives`: a function of
 `search.objectives.Network`s that returns what is to be minimized. A request only names one, so no code comes

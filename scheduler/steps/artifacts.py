@@ -56,8 +56,8 @@ def write_tuned(
     """Write the artifact of the library that was assembled with the selection; other workloads have their
     fallback schedule.
 
-    Its outputs will be compared with those of the library `reference`, if there is one. `reasons` say, by
-    workload, why subgraphs aren't tuned.
+    Its outputs will be compared with the outputs of the library `reference`, if there is one. `reasons` say,
+    by workload, why subgraphs aren't tuned.
     """
     tasks = {task.workload_hash: task for task in imported.tasks}
     entries = []

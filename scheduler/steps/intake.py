@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 UNVERIFIED = "unverified"
 # Where the model computes something else than ONNX Runtime, and the standard leaves the result open.
 OPEN = "open"
-# The outputs whose number of valid rows depends on the data.
+# The outputs that are padded, because the data decides how many rows are valid.
 PADDED = "padded"
 # Why a job that asks for TF32 computes nothing in it.
 NOT_IN_TF32 = "not_in_tf32"
@@ -139,7 +139,7 @@ class _Subgraph:
             sketches_of(dag, device)
             read = cls(task, dag, "", has_hash)
         except UnsupportedSubgraph as error:
-            read = cls(task, None, str(error) or "the search has no form for it", has_hash)
+            read = cls(task, None, str(error) or "the search doesn't cover it", has_hash)
         except Exception as error:
             # Whatever it is about this subgraph, the others are tuned.
             log.exception("the search can't read the subgraph %s", task.name)
@@ -212,4 +212,4 @@ def _next_state(session: Session, job: Job, subgraphs: Sequence[_Subgraph]) -> t
         num_untried = sum(not task.variant for task in untried)
         message = f"trying the best guess for {num_untried} of {len(own)} subgraphs{variants}"
         return JobState.TUNING, message
-    return JobState.PUBLISHING, "compiling the model with the schedules known"
+    return JobState.PUBLISHING, "compiling the model with the known schedules"

@@ -266,8 +266,8 @@ def _request_timings(
 def _peers(context: Context, job: Job, tuned: bytes = b"") -> dict[ModuleKind, str]:
     """Return the artifacts that a tuned library, with this SHA-256, is timed against.
 
-    They are the untuned one, and the one that the model's last job published for the device class, unless its
-    library is one of the other two.
+    They are the untuned one, and the one that the model's last job published for the device class. The latter
+    is left out if its library is one of the other two.
     """
     peers: dict[ModuleKind, str] = {"untuned": _untuned_sha(job)}
     with context.database.begin() as session:

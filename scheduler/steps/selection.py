@@ -2,9 +2,9 @@
 
 The model is assembled with the best schedule of every subgraph or of one of its variants. It may fail to
 compile, crash, hang, or compute something else than the untuned model. Then it is assembled again with the
-schedules that are known to work and half of the suspects, until one suspect is left (delta debugging, Zeller
-2002). That schedule gives way to the next best one of its subgraph, then to the fallback schedule; all others
-stay. A schedule that can't be compiled alone is found without assembling models.
+schedules that are known to work and half of the suspects. This goes on until one suspect is left (delta
+debugging, Zeller 2002). That schedule gives way to the next best one of its subgraph, then to the fallback
+schedule; all others stay. A schedule that can't be compiled alone is found without assembling models.
 
 Every assembly is stored as an event of the job, so the successor of a killed scheduler goes on from there.
 """

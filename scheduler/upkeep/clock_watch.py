@@ -1,4 +1,4 @@
-"""Notices when the clock by which leases lapse is set, which is no fault of the devices that hold them."""
+"""Notices when an administrator sets the clock that leases lapse by, so that no device is blamed for it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ class ClockWatch:
         reading = ClockReading(now() - time_s, self._stored.jumped_at if self._stored else None)
         jump_s = reading.ahead_s - self._stored.ahead_s if self._stored else 0.0
         if abs(jump_s) > JUMP_S:
-            log.warning("the clock was set %+.0f s: leases that lapse now count no lost device", jump_s)
+            log.warning(
+                "the clock was set %+.0f s: leases that lapse now don't count as lost devices", jump_s
+            )
             self._jumped_at = time_s
         if abs(jump_s) > FAR_S:
             log.warning("nothing is deleted by its age for a day, in case the clock is wrong now")

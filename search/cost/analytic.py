@@ -18,7 +18,7 @@ from search.sketches.stage import Stage, StageKind
 def estimate(population: Population, device: Device, factors: ShapeFactors = FITTED) -> Estimate:
     """Estimate programs as the sum of their stages.
 
-    The quantities are those of the largest tiled stage and, numbered by rank, of the nests that do the most
+    The quantities belong to the largest tiled stage and, numbered by rank, to the nests that do the most
     work.
     """
     sketch, parameters = population.sketch, CostParameters(device, factors)

@@ -1,8 +1,8 @@
 """The analytic estimate of a tiled node: a roofline over registers, caches and cores.
 
-search.cost.tile_registers has the costs of its steps, search.cost.tile_traffic those of moving what they
-touch. The node takes as long as the longest of computing and of the transfers between levels of memory, and a
-share of the others; the parallel chunks are distributed over the cores.
+search.cost.tile_registers has the costs of its steps, search.cost.tile_traffic the costs of moving what they
+touch. The node takes as long as the longest of computing and the transfers between levels of memory, and a
+share of the others. The parallel chunks are distributed over the cores.
 """
 
 from __future__ import annotations

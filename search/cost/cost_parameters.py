@@ -72,7 +72,7 @@ class ShapeFactors:
     gpu_loop_latencies: float = 3.2
     gpu_unrolled_steps: float = 32.0
     # In latencies of a load from memory: a block's wait for a tile, a load in an unrolled loop, and a load in
-    # a loop that isn't unrolled, where each load waits for the previous one.
+    # another loop, where each load waits for the previous one.
     gpu_fetch_wait: float = 3.2
     gpu_unrolled_load: float = 0.036
     gpu_serial_load: float = 0.4

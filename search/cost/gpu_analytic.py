@@ -1,10 +1,10 @@
 """The analytic estimate of programs for GPUs: a roofline for every kernel.
 
 A tiled kernel runs in waves. A wave has as many blocks as the multiprocessors hold at once, which a block's
-threads, registers and shared memory limit. A wave takes as long as one thread, whose steps, loop iterations
-and fetches come one after another, or as long as a multiprocessor issues the instructions of all its warps.
-The kernel takes at least as long as its traffic with the cache and with memory. Other kernels move their
-operands once; each thread or block waits for one load after another.
+threads, registers and shared memory limit. A wave takes as long as one thread, whose steps, iterations and
+fetches come one after another. Or it takes as long as a multiprocessor issues the instructions of all its
+warps, if that is longer. The kernel takes at least as long as its traffic with the cache and with memory.
+Other kernels move their operands once; each thread or block waits for one load after another.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Metrics of a cost model on records that it was not trained on (section 7.5 of the paper, which reports an
-R2 of 0.958, pairwise accuracy of 0.851 and recall@30 of 0.624 after 20,000 training records).
+"""Metrics of a cost model on records that it was not trained on (section 7.5 of the paper). The paper reports
+an R2 of 0.958, pairwise accuracy of 0.851 and recall@30 of 0.624 after 20,000 training records.
 
 As in the paper, the compared quantity is throughput relative to the task's best: 1 for the fastest program
 known, 0 for a failure.

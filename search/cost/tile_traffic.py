@@ -87,7 +87,7 @@ def _crowding(access: Access, inside: Ints, dag: Dag) -> Floats:
     """Return [boundaries, programs]: the share of a cache's sets that a region falls into, inverted.
 
     The address within PAGE_BYTES chooses the set. (Larger caches have more sets, but the address of a page is
-    random.) For example, 128 rows of one line each that are 4096 bytes apart are all in one of 64 sets: 64.
+    random.) For example, 128 rows of one line each, 4096 bytes apart, are all in one of 64 sets: 64.
     """
     buffer = dag.buffer[access.buffer]
     *rows, row = region(access, inside, buffer.shape) or [np.ones_like(inside[..., 0, :])]

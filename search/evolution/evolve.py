@@ -44,7 +44,7 @@ def evolve(
 ) -> tuple[Population, Floats]:
     """Return every distinct program of all generations and its predicted seconds, fastest first.
 
-    `measured` are programs, best first; those of this sketch join the initial population.
+    `measured` are programs, best first; programs of this sketch join the initial population.
     """
     population = _initial_population(sketch, measured, rng, config)
     if len(population) == 0:

@@ -43,8 +43,8 @@ def mutate(population: Population, rng: np.random.Generator) -> Population:
 
 
 def _mutate_split(factors: Ints, split: Split, rng: np.random.Generator) -> Ints:
-    """Mutate factors [programs, parts]: exact ones mostly exchange a prime, those of partial tiles are drawn
-    anew.
+    """Mutate factors [programs, parts]: exact factors mostly exchange a prime, factors of partial tiles are
+    drawn anew.
 
         for i0 in 3:
           for i1 in 16: if 16 * i0 + i1 < 42: b[i] = a[i]

@@ -75,8 +75,8 @@ def _fit(program: Program, sketch: Sketch) -> Program:
 def _position(sketch: Sketch, variable: Variable) -> tuple[int, int | str]:
     """Return a key that corresponding variables share in all sketches of a structure.
 
-    It is the node's position, and the axis of a split or the kind of a choice, with the position of a buffer
-    in place of its name.
+    It is the node's position, and the axis of a split or the kind of a choice. A buffer has its position in
+    place of its name.
     """
     node = [node.name for node in sketch.dag.nodes].index(variable.node)
     if isinstance(variable, Split):

@@ -92,7 +92,7 @@ def row_parts(population: Population, stage: Stage) -> Ints:
 
 
 def count_gathers(population: Population, stage: Stage) -> Ints:
-    """[programs]: accesses whose lanes aren't adjacent in memory, those of inlined producers among them."""
+    """[programs]: accesses whose lanes aren't adjacent in memory, including accesses of inlined producers."""
     dag = population.sketch.dag
     node = dag.node[stage.node]
     accesses = (*node.reads, node.write)
@@ -108,8 +108,8 @@ def count_gathers(population: Population, stage: Stage) -> Ints:
 
 
 def _inlined_gathers(population: Population, node: Node) -> Ints:
-    """[programs]: accesses of inlined producers whose lanes aren't adjacent, though those of their results
-    are, along the contiguous axis of the node's."""
+    """[programs]: accesses of inlined producers whose lanes aren't adjacent, though the lanes of their
+    results are, along the node's contiguous axis."""
     dag, total = population.sketch.dag, np.zeros(len(population), dtype=np.int64)
     for read in node.reads:
         producer = dag.producer.get(read.buffer)

@@ -5,8 +5,8 @@ An instruction adds to each of its lanes the products of a few neighbours along 
 No operand lies in the order of `columns` by itself, so it is packed or copied. `rows` is read from where it
 lies, so the reduction must be contiguous in it.
 
-Left out are AVX-512's pmaddubsw, whose sums of two products saturate at 16 bits, and int8 times int8 on x86,
-which has no instruction for it. Shifting one side by 128 would be another computation.
+Two are left out: AVX-512's pmaddubsw saturates sums of two products at 16 bits, and x86 has no instruction
+for int8 times int8. Shifting one side by 128 would be another computation.
 """
 
 from __future__ import annotations

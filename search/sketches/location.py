@@ -1,7 +1,7 @@
 """Possible compute locations of a nest: of its own, inlined, or inside the loops of its consumer.
 
-The consumer is the nest that reads it. A location is a number of the consumer's loops from the outside: tile
-levels of a tiled consumer, axes of a nest. 0 is a nest of its own.
+The consumer is the nest that reads it. A location counts the consumer's loops from the outside: tile levels
+of a tiled consumer, axes of a nest. 0 is a nest of its own.
 """
 
 from __future__ import annotations

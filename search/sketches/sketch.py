@@ -26,7 +26,7 @@ class Sketch:
 
     @cached_property
     def key(self) -> str:
-        """The name of the sketch among those of its dag; the same in every process."""
+        """The name of the sketch among the sketches of its dag; the same in every process."""
         return "; ".join(str(stage) for stage in self.stages)
 
     @cached_property

@@ -15,8 +15,8 @@ from search.dag import Access, Axis, AxisKind, Dag, Node, extent_of
 
 SIDE = 16
 TF32_DEPTH = 8
-# Since which compute capability tensor cores multiply operands of a type into sums of a type. Those of 7.2
-# also multiply bytes, but CUDA 13 has no code for them.
+# Since which compute capability tensor cores multiply operands of a type into sums of a type. Tensor cores of
+# 7.2 also multiply bytes, but CUDA 13 has no code for them.
 TENSOR_SINCE = {
     ("float16", "float32"): 70,
     ("float16", "float16"): 70,
@@ -52,7 +52,7 @@ class MatrixProduct:
 
 
 def depth_of(operand: str) -> int:
-    """Return the extent of k in a unit of the tensor cores; those of i and j are SIDE."""
+    """Return the extent of k in a unit of the tensor cores; the extents of i and j are SIDE."""
     return TF32_DEPTH if operand == TF32 else SIDE
 
 

@@ -94,8 +94,8 @@ def fetch_kind(buffer: str) -> str:
 def vector_loops(node: Node) -> tuple[int, ...]:
     """Return the axes that can be fused into one vectorized loop, innermost first.
 
-    They are the contiguous axis of the result and, if it is the last axis, the axes around it until together
-    they are longer than any vector.
+    They are the contiguous axis of the result and, if it is the last axis, the axes around it. Together they
+    are longer than any vector.
     """
     if node.vector_axis is None:
         return ()

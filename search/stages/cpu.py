@@ -76,8 +76,8 @@ class Tiled(Stage):
     def _tail(self, node: Node, axis: int) -> Tail:
         """Return where tiles of an axis may be partial.
 
-        Partial tiles of rows cost little. Those of vectors are peeled off the inner levels, because otherwise
-        a condition would be evaluated for every lane.
+        Partial tiles of rows cost little. Tails of vectors are peeled off the inner levels. Otherwise a
+        condition would be evaluated for every lane.
         """
         if node.axes[axis].kind is AxisKind.REDUCTION or self.structure.count("R") < 2:
             return Tail.NONE

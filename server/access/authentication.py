@@ -161,7 +161,7 @@ class Authenticator:
             raise AccessDenied(401, "token-needed", "this service needs a token", remedy)
         if token is None:
             remedy = "check it, or ask an administrator for another one"
-            raise AccessDenied(401, "token-needed", "this token is not known here", remedy)
+            raise AccessDenied(401, "token-needed", "this service doesn't know the token", remedy)
         remedy = "ask an administrator for a new one"
         if token.revoked_at is not None:
             raise AccessDenied(401, "token-revoked", "this token was revoked", remedy, who=token.id)

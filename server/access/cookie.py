@@ -32,8 +32,8 @@ def forget_credentials(response: Response) -> None:
 def credentials_of(method: str, headers: Headers) -> str | None:
     """Return the Authorization header of a request, or the one that its cookie stands for.
 
-    Raises AccessDenied for a change by cookie that a page of another origin has caused. SameSite stops those
-    of other hosts; pages of other ports of this host can't read answers, but could change something.
+    Raises AccessDenied for a change by cookie that a page of another origin has caused. SameSite stops pages
+    of other hosts. Pages of other ports of this host can't read responses, but could change something.
     """
     authorization = headers.get("authorization")
     if authorization is not None:
@@ -43,7 +43,7 @@ def credentials_of(method: str, headers: Headers) -> str | None:
         return None
     origin = headers.get("origin")
     if method not in _SAFE_METHODS and not is_own_origin(origin, headers.get("host", "")):
-        cause = "the session of a browser changes things only from the service's own pages"
+        cause = "a browser's session may change things only from the service's own pages"
         raise AccessDenied(403, "not-from-here", cause, "open the dashboard, or send a token as a header")
     return unquote(cookie)
 

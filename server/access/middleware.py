@@ -174,6 +174,6 @@ def _require_local(headers: Headers) -> None:
     except ValueError:
         is_local = False
     if not is_local or (origin is not None and not is_own_origin(origin, host)):
-        cause = "without a token this service answers only programs on its own machine"
+        cause = "without tokens, this service accepts requests only from its own machine"
         remedy = "call it as 127.0.0.1 or localhost, or set TUNEFARM_TOKEN"
         raise AccessDenied(403, "not-from-here", cause, remedy)

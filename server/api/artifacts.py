@@ -67,7 +67,7 @@ async def best(
             detail = f"The model was tuned for several shapes, say which by shape=NAME=1,3,224,224: {listed}."
             raise Problem(409, "shapes-needed", detail)
         if not found:
-            detail = f"Nothing was compiled of model {model} for {key}, as asked for: start a job."
+            detail = f"No compiled model of {model} for {key} fits the request: start a job."
             raise Problem(404, "no-artifact", detail)
         return found[0]
 

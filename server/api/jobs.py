@@ -82,8 +82,8 @@ Shapes = Annotated[
 
 
 class JobModelBody(RequestBody):
-    """A model of a job: the sha256 of its upload, the shapes of its dynamic inputs, its weight in the
-    objective, and its required latency (`latency_s`, as for the job).
+    """A model of a job. `model` is the sha256 of its upload, `shapes` has the shapes of its dynamic inputs,
+    `model_weight` is its weight in the objective, and `latency_s` its required latency.
     """
 
     model: Sha256
@@ -94,7 +94,8 @@ class JobModelBody(RequestBody):
 
 @with_job_options(required=False)
 class JobRequestBody(JobModelBody):
-    """A model to tune: `model` is the sha256 of an uploaded model, `shapes` are those of its dynamic inputs.
+    """A model to tune: `model` is the sha256 of an uploaded model, `shapes` has the shapes of its dynamic
+    inputs.
 
     `target` is "native" (the class of any worker that is ready) or a device class's key or unique name.
 
@@ -429,7 +430,7 @@ def list_jobs(
     before: Annotated[Name | None, Query(description="the `next` of the page before")] = None,
     starts_with: Annotated[Name | None, Query(description="how the ids of the jobs start")] = None,
     words: Annotated[
-        str, Query(max_length=256, description="all of which the name of a job's model has")
+        str, Query(max_length=256, description="words that the name of a job's model must contain")
     ] = "",
     state: Annotated[JobState | None, Query()] = None,
 ) -> JobsBody:

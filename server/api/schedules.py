@@ -155,8 +155,8 @@ class ImportsDeletedBody(BaseModel):
 
 
 class FoundScheduleBody(BaseModel):
-    """The latency of the fastest schedule measured of a workload; `name` and `signature` are those of a task
-    that has it."""
+    """The latency of the fastest schedule measured of a workload; `name` and `signature` are a task's that
+    has it."""
 
     workload: str
     name: str
@@ -177,7 +177,10 @@ def search(
     context: ContextDep,
     target: Annotated[Name, Query()] = NATIVE,
     words: Annotated[
-        str, Query(max_length=256, description="all of which a name or signature has: conv2d 56,56")
+        str,
+        Query(
+            max_length=256, description="words that a name or signature must contain, such as conv2d 56,56"
+        ),
     ] = "",
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> FoundSchedulesBody:

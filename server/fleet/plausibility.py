@@ -20,8 +20,7 @@ SHORTEST_S = 1e-9
 # Eleven days; workers end what takes minutes. The median of longer times could be infinite.
 LONGEST_S = 1e6
 # Least and most of a profile's fields, from what an emulator takes to several times what any core, or any
-# multiprocessor of a GPU, does.
-# The units are those of `core.profile.Profile`.
+# multiprocessor of a GPU, does. `core.profile.Profile` defines the units.
 PROFILE_RANGES = {
     "hertz": (1e5, 2e10),
     "latency_cycles": (0.1, 1e5),

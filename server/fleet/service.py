@@ -105,7 +105,7 @@ class FleetService(FleetServicer):
         gaps = report.vitals.sandbox_gaps
         if not (self._context.settings.require_sandbox and gaps) or report.held is not None:
             return report
-        health_error = f"this service wants measured code contained (TUNEFARM_REQUIRE_SANDBOX), and {gaps}"
+        health_error = f"this service requires a sandbox without gaps (TUNEFARM_REQUIRE_SANDBOX), but {gaps}"
         vitals = replace(report.vitals, health_error=health_error[:MAX_HEALTH_ERROR_CHARS])
         state = WorkerState.PROBING if report.state is WorkerState.READY else report.state
         return replace(report, state=state, device=None, slots=0, wait_s=0.0, vitals=vitals)

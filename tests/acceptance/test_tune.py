@@ -122,7 +122,7 @@ def test_an_interrupted_job_goes_on_and_nothing_runs_meanwhile(
     first.send_signal(signal.SIGINT)
     _, errors = first.communicate()
     assert first.returncode == 130
-    assert "the same command goes on" in errors
+    assert "give the same command to continue" in errors
     gone, alive = psutil.wait_procs(family, timeout=10)
     assert len(gone) >= 4
     assert not alive

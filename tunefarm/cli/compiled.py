@@ -46,7 +46,7 @@ def bench(
         typer.Option(metavar="MODEL", help="The model's file, for the runtimes that are installed here."),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads of each runtime [those it was tuned for].")
+        int | None, typer.Option(min=1, help="Threads of each runtime [the number that it was tuned for].")
     ] = None,
     seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long to measure.")] = 15.0,
     as_json: AsJson = False,

@@ -84,7 +84,9 @@ def doctor(server: Server = None, token: Token = None, data: Data = None, as_jso
                 print_plain(f"{finding.subject}: {finding.mend}")
     problems = [finding.subject for finding in findings if finding.state is Severity.PROBLEM]
     if problems:
-        raise CommandError(f"found wrong: {', '.join(problems)}; what mends it is above", ExitCode.LOCAL)
+        raise CommandError(
+            f"found wrong: {', '.join(problems)}; the lines above say how to fix it", ExitCode.LOCAL
+        )
 
 
 def check_versions(_: CommandSettings) -> Iterator[Finding]:
@@ -92,7 +94,7 @@ def check_versions(_: CommandSettings) -> Iterator[Finding]:
     pins = dict(re.findall(r"^(apache-tvm(?:-ffi)?)==([\w.]+)", "\n".join(_requirements()), re.MULTILINE))
     installed = {name: _version(name) for name in pins}
     if not any(installed.values()):
-        yield Finding("TVM", "not installed: this machine submits and watches, and can't measure")
+        yield Finding("TVM", "not installed: this machine can submit and watch jobs, but not measure")
     elif installed != pins:
         asked = " ".join(f"{name}=={version}" for name, version in pins.items())
         found = ", ".join(f"{name} {version}" for name, version in installed.items())
@@ -282,7 +284,7 @@ def _driver(gpus: str) -> Finding:
     except pynvml.NVMLError as error:
         mend = (
             f"install NVIDIA's driver {OLDEST_DRIVER} or newer and start the machine again; "
-            "in a container, hand the GPU to it: `nvidia-smi` must show it"
+            "in a container, pass the GPU to it: `nvidia-smi` must show it"
         )
         return Finding("GPU", f"{gpus}, and no driver that answers ({error})", Severity.WARNING, mend)
     found = f"{gpus}, driver {version}"

@@ -70,7 +70,7 @@ def follow_job(
 def require_done(job: Job) -> None:
     """Raise CommandError unless the job went well."""
     if job.state is JobState.CANCELLED:
-        raise CommandError(f"job {job.id} was cancelled: nothing was made", ExitCode.JOB_CANCELLED)
+        raise CommandError(f"job {job.id} was cancelled: it published nothing", ExitCode.JOB_CANCELLED)
     if job.state is not JobState.DONE:
         raise CommandError(f"job {job.id} failed: {job.error or 'no reason is known'}", ExitCode.JOB_FAILED)
 

@@ -28,27 +28,27 @@ Server = Annotated[str | None, typer.Option("--server", metavar="URL", help="A r
 Token = Annotated[str | None, typer.Option("--token", help="The service's token.")]
 Data = Annotated[Path | None, typer.Option("--data", metavar="DIR", help="The embedded service's folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Target = Annotated[str, typer.Option(help="A device class, or `native`: whatever device is ready.")]
+Target = Annotated[str, typer.Option(help="A device class, or `native` for any device that is ready.")]
 ModelFile = Annotated[Path, typer.Argument(metavar="MODEL")]
 Shape = Annotated[
     list[str] | None,
     typer.Option(
         "--shape",
         metavar="NAME=1,3,224,224",
-        help="A dynamic input's shape; or of a dimension that the model names, its sizes: tokens=32,128.",
+        help="The shape of a dynamic input, or the sizes of a named dimension: tokens=32,128.",
     ),
 ]
 Output = Annotated[
     Path | None, typer.Option("--output", metavar="DIR", help="Where the compiled model goes [MODEL-tuned].")
 ]
 Threads = Annotated[
-    int | None, typer.Option(min=1, help="CPU threads the local worker measures with [every core].")
+    int | None, typer.Option(min=1, help="CPU threads of the local worker's measurements [every core].")
 ]
 Features = Annotated[
     str | None,
     typer.Option(
         metavar="-NAME,...",
-        help="Instruction sets that the worker started here does without, such as -avx512f or -avx.",
+        help="Instruction sets that the local worker gives up, such as -avx512f or -avx.",
     ),
 ]
 JobId = Annotated[

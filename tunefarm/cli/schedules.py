@@ -45,7 +45,7 @@ def best(
     else:
         latency = latency_text(schedule.latency_s)
         if schedule.source == "import":
-            latency = f"imported and never measured here: said to take {latency}"
+            latency = f"imported, not measured here; its database reports {latency}"
         print_plain(f"{latency} on device class {schedule.device_class}\n{schedule.trace}")
 
 
@@ -78,7 +78,7 @@ def show(
         if schedule.noise is not None and schedule.noise > NOISY:
             noise += " (noisy: the device was disturbed)"
         took = f"{latency_text(schedule.latency_s)}{noise}"
-        claimed = " as its database said, never measured here" if schedule.source == "import" else ""
+        claimed = " by its database's report, not measured here" if schedule.source == "import" else ""
         print_plain(f"# {took}{claimed} on device class {schedule.device_class}")
     print_plain(workloads.tvmscript(module))
 
@@ -138,7 +138,7 @@ def import_(
 def delete_imported(
     target: Target = "native",
     workload: Annotated[
-        str | None, typer.Option(metavar="WORKLOAD", help="Only those of this workload.")
+        str | None, typer.Option(metavar="WORKLOAD", help="Only schedules of this workload.")
     ] = None,
     server: Server = None,
     token: Token = None,

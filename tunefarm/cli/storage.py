@@ -43,8 +43,8 @@ def restore(file: BackupFile, data: Data = None) -> None:
     with _failures() as storage, _owned(data) as url:
         kept = storage.restore(url, file)
     if kept is not None:
-        print_plain(f"the database that was replaced is {kept}: delete it when you need it no more")
-    print_plain(f"the database is that of {file}: start the service, which brings it up to date")
+        print_plain(f"the database that was replaced is {kept}: delete it when you no longer need it")
+    print_plain(f"the database was restored from {file}: start the service, which brings it up to date")
 
 
 def migrate(

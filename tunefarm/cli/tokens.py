@@ -34,8 +34,8 @@ _UNITS_S = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 
 @app.command()
 def create(
-    name: Annotated[str, typer.Option(help="Who or what it is for; shown in lists.")],
-    scope: Annotated[list[Scope], typer.Option(help="What it allows; give it again for another one.")],
+    name: Annotated[str, typer.Option(help="Who or what uses it; shown in lists.")],
+    scope: Annotated[list[Scope], typer.Option(help="What it allows; may be repeated.")],
     expires: Annotated[str, typer.Option(metavar="90d", help="After 30m, 12h, 90d, 2w or never.")] = "90d",
     server: Server = None,
     token: Token = None,
@@ -50,7 +50,7 @@ def create(
         print_json(asdict(made))
         return
     say(f"token {made.id} for {made.name}: {', '.join(made.scopes)}; expires {_time(made.expires_at)}")
-    say("it is shown only now:")
+    say("copy it now, it isn't shown again:")
     print(made.token)
 
 

@@ -65,14 +65,17 @@ def tune(
     minutes: Annotated[float | None, typer.Option(help="Minutes to spend.")] = None,
     latency_ms: Annotated[
         list[float] | None,
-        typer.Option(help="Stop when a run of the model takes so long, by estimate; once for each model."),
+        typer.Option(
+            help="Stop when the estimated latency of the model is this low; give it once for each model."
+        ),
     ] = None,
     until_gain: Annotated[
         float | None,
         typer.Option(metavar="PERCENT", help="Stop when the next minute is expected to gain less than this."),
     ] = None,
     model_weight: Annotated[
-        list[float] | None, typer.Option(help="How much a model counts; once for each of several.")
+        list[float] | None,
+        typer.Option(help="A model's weight in the objective; give it once for each model."),
     ] = None,
     objective: Annotated[
         str | None,
@@ -159,7 +162,7 @@ def compile_(
 ) -> None:
     """Compile a model with the best schedules known, without trials.
 
-    Subgraphs of which no schedule is known get a best guess.
+    Subgraphs without a known schedule get a best guess.
     """
     shapes = parsed_shapes(shape or ())
     request = JobRequest("", 0, shapes, target, compile_only=True, **options_of(options))
@@ -270,7 +273,7 @@ def run_job(
 ) -> tuple[list[Job], list[TuneResult]]:
     """Upload the models, start or resume their job, follow it, and unpack the artifacts.
 
-    The request's `shapes` are those of `tunefarm.client.sizes.sizes_of`, for all models.
+    The request's `shapes` come from `tunefarm.client.sizes.sizes_of`, for all models.
 
     Return a job for each size of each model, and what those that are done made.
 
@@ -305,7 +308,7 @@ def run_job(
                 jobs = [follow_job(service, one, shown) for one in job.members or (job.id,)]
         except KeyboardInterrupt as interrupt:
             if service.embedded:
-                hint = "the same command goes on where this one was"
+                hint = "give the same command to continue"
             else:
                 hint = f"the job goes on; follow it with `tunefarm watch {job.id}` or cancel it"
             raise CommandError(f"interrupted: {hint}", ExitCode.INTERRUPTED) from interrupt
@@ -377,7 +380,7 @@ def _asked(client: Client, job: Job, request: JobRequest) -> JobRequest | None:
     return JobRequest(
         job.model,
         job.trials,
-        # Those of a batch are known once the model was read.
+        # The shapes of a batch are known once the model was read.
         request.shapes if job.batch is not None else job.shapes,
         job.target,
         job.minutes,

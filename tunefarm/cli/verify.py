@@ -82,7 +82,7 @@ def verify(
     else:
         stdout().print(_table(rows, len(parts) > 1))
     if not agrees:
-        raise CommandError(f"{folder} computes something else than {against}: see above", ExitCode.BAD_INPUT)
+        raise CommandError(f"the outputs of {folder} differ from {against}: see above", ExitCode.BAD_INPUT)
 
 
 def _parts(folder: Path) -> dict[str, Path]:
@@ -170,7 +170,7 @@ def _table(rows: list[dict[str, str]], has_sizes: bool) -> Table:
     for name in [*(["size"] if has_sizes else []), "inputs", "outputs"]:
         table.add_column(name)
     for row in rows:
-        note = f"agree but where the standard leaves it open ({row['note']})" if row["note"] else "agree"
+        note = f"agree, except where the standard leaves it open ({row['note']})" if row["note"] else "agree"
         result = f"differ: {row['wrong']}" if row["wrong"] else note
         table.add_row(*([row["size"]] if has_sizes else []), row["inputs"], result)
     return table

@@ -30,7 +30,7 @@ WebhookId = Annotated[str, typer.Argument(metavar="ID", help="As `tunefarm webho
 @app.command()
 def create(
     url: Annotated[str, typer.Argument(metavar="URL", help="It gets a POST request for each event.")],
-    event: Annotated[list[WebhookEvent], typer.Option(help="What to tell; give it again for another one.")],
+    event: Annotated[list[WebhookEvent], typer.Option(help="The event to send; may be repeated.")],
     server: Server = None,
     token: Token = None,
     data: Data = None,
@@ -43,7 +43,7 @@ def create(
         print_json(asdict(made))
         return
     say(f"webhook {made.id} for {made.url}: {', '.join(made.events)}")
-    say("its secret is shown only now:")
+    say("copy its secret now, it isn't shown again:")
     print(made.secret)
 
 

@@ -107,18 +107,16 @@ def _instruct(act: Callable[[Client, str], Worker], help_text: str, done: str) -
 app.command("drain")(
     _instruct(
         Client.drain,
-        "Let a worker finish its lease and take no other until resumed.",
+        "Let a worker finish its lease and take no other.",
         "finishes its lease and takes no other",
     )
 )
-app.command("resume")(
-    _instruct(Client.resume, "Have a worker that was drained or evicted work again.", "may work")
-)
+app.command("resume")(_instruct(Client.resume, "Let a drained or evicted worker work again.", "may work"))
 app.command("evict")(
     _instruct(
         Client.evict,
-        "Take a worker's lease away and refuse its name until resumed.",
-        "has lost its lease and is not let in until resumed",
+        "End a worker's lease, and refuse its name.",
+        "has lost its lease and is refused until it is resumed",
     )
 )
 app.command("update")(
@@ -133,8 +131,8 @@ app.command("update")(
 )
 calibrate = _instruct(
     Client.calibrate,
-    "Have a worker measure again what its device can do, as soon as it holds no lease.",
-    "measures its device's profile once it holds no lease",
+    "Let a worker measure its device's speeds again, once it holds no lease.",
+    "measures its device's speeds once it holds no lease",
 )
 
 

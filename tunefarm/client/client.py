@@ -112,7 +112,7 @@ class Client:
         address = urllib3.util.parse_url(self.url)
         host = (address.host or "").strip("[]")
         if token and not is_loopback(host) and self.url.startswith("http://"):
-            _log.warning("the token crosses the network in clear to %s: use https:// if it can", self.url)
+            _log.warning("the token is sent in clear to %s: use https:// if the service has TLS", self.url)
         self._headers = urllib3.make_headers(accept_encoding="gzip", user_agent="tunefarm")
         self._headers |= {"Authorization": f"Bearer {token}"} if token else {}
         self._http = _pool(address.scheme or "", host, tls_context(tls))
@@ -228,8 +228,8 @@ class Client:
     def best(self, workload: str, target: str = "native", *, nearest: bool = False) -> Schedule:
         """Return the best schedule of one workload, given by its structural hash.
 
-        If nothing was measured of it, that is an imported one, as its `source` says; with `nearest`, if there
-        is none either, one of the nearest device class whose code runs on the target, as `in_place_of` says.
+        If none was measured, an imported one is returned, and its `source` says so. With `nearest`, the
+        nearest device class whose code runs on the target may stand in, as `in_place_of` says.
         """
         query = {"workload": workload, "target": target} | ({"nearest": "true"} if nearest else {})
         return _parse(Schedule, self._get(_path("/v1/schedules/best", query)))
@@ -270,8 +270,8 @@ class Client:
     ) -> str | None:
         """Write the fastest compiled model, a tar file, of the model with this SHA-256, and return its ETag.
 
-        If that is `etag`, nothing is written and the answer is None. `shapes` are needed where the model was
-        tuned for several; with `exact`, the model has no variants that round differently; only with `tf32`
+        If that is `etag`, nothing is written and the answer is None. `shapes` are needed if the model was
+        tuned for several. With `exact`, the model has no variants that round differently. Only with `tf32`
         may it compute in TF32. With `bundle`, it comes with everything that C and C++ programs need. Raises
         OSError when `into` can't be written.
         """
@@ -509,7 +509,7 @@ class Client:
         except ValueError:
             body = None
         if not isinstance(body, dict):
-            raise ClientError(f"{self.url} answered with something that is no tunefarm service's")
+            raise ClientError(f"{self.url} is no tunefarm service: its response isn't understood")
         return body
 
     def _unreachable(self, error: HTTPError) -> UnreachableError:

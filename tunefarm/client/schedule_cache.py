@@ -70,7 +70,7 @@ class ScheduleCache:
             if workloads and not known:
                 raise
             _log.warning(
-                "%s: %d of %d workloads are as they were known before", error, len(known), len(workloads)
+                "%s: %d of %d workloads have a schedule from the cache", error, len(known), len(workloads)
             )
         else:
             if answer is not None:

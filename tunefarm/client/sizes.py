@@ -21,7 +21,7 @@ class IncompleteShape(ValueError):
 
 
 class SizesError(ValueError):
-    """The sizes can't be those of the models. The message is one sentence for the user."""
+    """The sizes don't fit the models. The message is one sentence for the user."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,9 @@ def check_complete(models: Sequence[Path], sizes: Sequence[Sequence[Size]], batc
 
 def _check_number(sizes: int) -> None:
     if sizes > MAX_MODELS:
-        raise SizesError(f"these are {sizes} sizes of all models, and a job takes {MAX_MODELS}: name fewer")
+        raise SizesError(
+            f"the models have {sizes} sizes in all, and a job takes {MAX_MODELS}: give fewer sizes"
+        )
 
 
 def _declared(model: Path) -> dict[str, Dimensions] | None:

@@ -26,7 +26,7 @@ class StoredModel:
 @dataclass(frozen=True)
 class ModelRequest:
     """A model that shares a job's trials: its SHA-256, the shapes of its dynamic inputs, its weight in the
-    objective, and its required latency, if any.
+    objective, and its required latency.
     """
 
     model: str
@@ -173,7 +173,7 @@ class Release:
 
 @dataclass(frozen=True)
 class StoredWebhook:
-    """An address that is told of `events`; `created_at` is epoch seconds."""
+    """An address that gets messages about `events`; `created_at` is epoch seconds."""
 
     id: str
     url: str

@@ -74,9 +74,9 @@ class StackConfig:
         if not is_loopback(self.host) and not self.token:
             raise StackError(f"{self.host} can be reached from other machines: set a token with --token")
         if self.tls and self.trust.ca is None:
-            raise StackError("the local worker has to know whom to trust: set TUNEFARM_CA to that authority")
+            raise StackError("the local worker can't check the certificate: set TUNEFARM_CA to its authority")
         if self.tls.ca is not None and self.trust.cert is None:
-            raise StackError("clients need certificates, the local one too: set TUNEFARM_CERT, TUNEFARM_KEY")
+            raise StackError("the local client needs a certificate too: set TUNEFARM_CERT and TUNEFARM_KEY")
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,9 @@ class Stack:
 def start(config: StackConfig) -> Iterator[Stack]:
     """Start the stack, wait until it answers, and stop all of it when the context ends.
 
-    Raises StackError without a C compiler, for instruction sets that this machine lacks, for a folder that is
-    taken or not writable, for a port in use, and if a process doesn't come up. Raises TlsError.
+    Raises StackError without a C compiler, for instruction sets that this machine lacks, and for a folder
+    that is taken or not writable. A port in use and a process that doesn't come up raise it too. Raises
+    TlsError.
     """
     if config.tls:
         config.tls.read()

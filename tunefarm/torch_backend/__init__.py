@@ -21,8 +21,8 @@ MAX_SIZES = 8
 
 @dataclass(frozen=True)
 class Options:
-    """The `options` of torch.compile: tune with so many `trials` before the first call; tune in the
-    `background`, on the service, and use the better library once it is there."""
+    """The `options` of torch.compile. With `trials`, tune before the first call. With `background`, tune on
+    the service, and use the better library once it is there."""
 
     trials: int | None = None
     background: bool = False

@@ -191,7 +191,7 @@ def _array(tensor: torch.Tensor) -> Any:
 
 
 def _coarsest(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> str:
-    """Return the coarsest type among outputs, by which they are compared."""
+    """Return the coarsest type among outputs, which sets the bound of their comparison."""
     dtypes = {wanted.dtype for wanted, _ in pairs}
     for dtype, name in ((torch.bfloat16, "bfloat16"), (torch.float16, "float16")):
         if dtype in dtypes:

@@ -162,7 +162,7 @@ class Agent:
             self._on_answer()
             if self._starting and not response.fenced:
                 self._starting = False
-                _log.info("in touch with the service as %s", self._worker_id)
+                _log.info("connected to the service as %s", self._worker_id)
             await self._apply(report, response)
             pause_s = response.call_again_after_s
             if self._held is not None:
@@ -281,7 +281,7 @@ class Agent:
                         self._display.show("calibrated: the profile of this device was measured again")
                         self._report_due.set()
             except ChildStartError as error:
-                self._display.show(f"gives back what it held: {error.failure.line}")
+                self._display.show(f"returns its lease: {error.failure.line}")
             self._device, self._held = None, None
             self._report_due.set()
 
@@ -318,7 +318,7 @@ class Agent:
         assert self._profiles is not None, "it calibrates"
         profile = None if self._calibration_due else self._profiles.get(device)
         if profile is None:
-            self._display.show("calibrating: measures for about ten seconds what this device can do")
+            self._display.show("calibrating: measuring this device's speeds takes about ten seconds")
             memory_bytes = self._config.override_limits(Limits()).memory_bytes
             profile = await self._executor.calibrate(memory_bytes)
             self._calibration_unreported = True

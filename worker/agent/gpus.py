@@ -110,7 +110,7 @@ def _is_divided(handle: Any) -> bool:
 
 
 def _whole(handle: Any) -> Any:
-    """Return the GPU of a slice: heat and power are those of all of it."""
+    """Return the GPU of a slice, because heat and power belong to the whole GPU."""
     try:
         return pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
     except pynvml.NVMLError:

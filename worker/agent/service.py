@@ -46,8 +46,8 @@ START_GRACE_S = 10.0
 _HINTS = {
     "CERTIFICATE_VERIFY_FAILED": ", give the service's authority with --ca",
     "WRONG_VERSION_NUMBER": ", leave --tls out or turn TLS on in the service",
-    "Hostname Verification": ", its certificate is for another name than that in --server",
-    "Socket closed": ", give --tls if the service does TLS, --cert and --key if it wants to see them",
+    "Hostname Verification": ", its certificate doesn't name the host in --server",
+    "Socket closed": ", give --tls if the service uses TLS, and --cert and --key if it uses mutual TLS",
 }
 
 
@@ -204,7 +204,7 @@ class FleetClient:
             hint = next((hint for sign, hint in _HINTS.items() if sign in reason), "")
             error = state.outcome.exception()
             lets_in = error is None or _code(error) is not grpc.StatusCode.ABORTED
-            does = "doesn't answer" if lets_in else "doesn't let this worker in yet"
+            does = "doesn't answer" if lets_in else "refuses this worker for now"
             _log.warning("%s %s (%s)%s: still trying, %d so far", self._address, does, reason, hint, tries)
 
 

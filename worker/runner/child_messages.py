@@ -1,8 +1,7 @@
 """Conversion between the values of a runner and the messages of `proto/child.proto`.
 
-The child trusts the agent. The agent doesn't trust the child: functions that read a reply raise FrameError
-for anything that the agent doesn't expect, and for more than the service takes. The agent would send that
-again and again.
+The child trusts the agent. The agent doesn't trust the child. Functions that read a reply raise FrameError
+for anything unexpected, and for more than the service takes: the agent would send that again and again.
 """
 
 from __future__ import annotations

@@ -220,7 +220,9 @@ class Executor:
         )
         if isinstance(profile, Profile):
             return profile
-        _log.error("this device can't be calibrated, an ordinary one's speeds are assumed: %s", profile.error)
+        _log.error(
+            "this device can't be calibrated, so an ordinary device's speeds are assumed: %s", profile.error
+        )
         return None
 
     async def close(self) -> None:
@@ -335,8 +337,8 @@ class Executor:
         """Build each candidate in the present child, or find out that it fails to build.
 
         When a child dies, any candidate that it was building may be to blame, and any that had run in it
-        before. So each of these suspects is built alone in a child in which nothing has run, then the others
-        are built together again. If no suspect fails alone, every candidate is built alone.
+        before. So each suspect is built alone in a fresh child, then the others are built together again. If
+        no suspect fails alone, every candidate is built alone.
         """
         while waiting := [one for one in requests if one not in self._built and one not in self._failed]:
             had_run = self._has_run
@@ -357,8 +359,8 @@ class Executor:
     ) -> tuple[Measurement | None, list[BuildRequest]]:
         """Build candidates in the present child; return the child's failure, if any, and the suspects.
 
-        Suspects are the candidates that the child was building when it failed, and those that failed to build
-        beside others: they may only have lacked memory.
+        Suspects are the candidates that the child was building when it failed. So are candidates that failed
+        to build beside others: they may only have lacked memory.
         """
         child = await self._present_child()
         numbered = {next(self._numbers): request for request in requests}

@@ -24,9 +24,9 @@ class Phase(StrEnum):
 class BuildRequest:
     """A candidate with everything that building it takes: `trace` is replayed on the workload `module_json`.
 
-    `library` is the file of a library that a builder has made of the candidate: it is loaded instead. With
-    `export` the candidate is built for the machine of its target, to be exported rather than run here. The
-    constants of its model have `model_bytes`, 0 if that is unknown.
+    `library` is a library that a builder has made of the candidate: it is loaded instead. With `export` the
+    candidate is built for the machine of its target, to be exported rather than run here. The constants of
+    its model have `model_bytes`, 0 if that is unknown.
     """
 
     target: str
@@ -101,7 +101,8 @@ class Runner(Protocol):
     def measure_module(self, artifact: IO[bytes], compare: bool) -> Measurement:
         """Load a packed module, call it for a while, and unload it.
 
-        With `compare`, first compare its outputs with those of the untuned library that is packed with it.
+        With `compare`, first compare its outputs with the outputs of the untuned library that is packed with
+        it.
         """
         ...
 

@@ -332,8 +332,8 @@ def _put_masked(importer: Any, data: Any, indices: Sequence[Any], values: Any, a
 
 
 def _index(node: Any, importer: Any) -> Any:
-    """Read elements at places of some axes, as `x[:, rows, columns]` does: the axes become one, of which
-    elements are taken."""
+    """Read elements at places of some axes, as `x[:, rows, columns]` does. The axes are merged into one, and
+    elements are taken from it."""
     data, indices = importer.retrieve_args(node)[:2]
     shape, emit = _extents(data), importer.block_builder.emit
     axes = [axis for axis, index in enumerate(indices) if index is not None]

@@ -1,10 +1,10 @@
 """PyTorch's exported programs, the .pt2 files of torch.export.save.
 
 Such a file is a zip of JSON, of weights as plain bytes and of pickled example inputs. PyTorch looks up by
-name what a node calls, runs it to learn shapes, evaluates the text of symbolic extents, writes names into
-Python code that it runs, and imports modules that containers name. So before PyTorch sees a file, its parts
-and all texts in it are held against what models need, and PyTorch unpickles nothing but tensors and
-containers of them.
+name what a node calls, and runs it to learn shapes. It evaluates the text of symbolic extents, runs Python
+code with names from the file, and imports modules that containers name. So the file's parts and texts are
+compared with what models need before PyTorch sees the file. PyTorch unpickles only tensors and containers of
+tensors.
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ class Converter(OperatorConverter):
     def _axes(self, op: Any, rank: int) -> list[int]:
         axes = self.get_tensor_value(self.get_input_tensors(op)[1]).reshape(-1).tolist()
         if not all(-rank <= axis < rank for axis in axes):
-            raise UnsupportedOperator(f"its axes {axes} aren't those of a tensor with {rank} axes")
+            raise UnsupportedOperator(f"its axes {axes} don't fit a tensor with {rank} axes")
         return sorted({axis % rank for axis in axes})
 
     def _keeps_axes(self, op: Any) -> bool:

@@ -93,7 +93,7 @@ def read(content: Content, shapes: Mapping[str, Shape]) -> TvmModule:
 def to_json(source: tvm.IRModule | tirx.PrimFunc | Sequence[te.Tensor]) -> str:
     """Return a module, a TIR function, or what tensor expressions compute, as the text that `read` reads.
 
-    The tensors are those of te.create_prim_func: inputs, then outputs.
+    The tensors are in the order of te.create_prim_func: inputs, then outputs.
     """
     if isinstance(source, Sequence):
         source = te.create_prim_func(list(source))

@@ -154,8 +154,8 @@ def _attention(graph: Graph, node: Node) -> Sequence[Value | None]:
 
 
 def _group_query_attention(graph: Graph, node: Node) -> Sequence[Value | None]:
-    """Import Microsoft's GroupQueryAttention: several heads of queries share one of keys and values, the past
-    comes before what is new, and no query sees a later key."""
+    """Import Microsoft's GroupQueryAttention. Several heads of queries share a head of keys and values. Past
+    keys come before new ones, and no query sees a later key."""
     heads, key_heads = int(node.attributes["num_heads"]), int(node.attributes["kv_num_heads"])
     query, key, value, past_key, past_value, lengths, total = (node.optional(k) for k in range(7))
     if (

@@ -1,4 +1,4 @@
-"""Selections: as many rows as there can be, of which the data decides how many are valid."""
+"""Selections. They have as many rows as they can have; the data decides how many are valid."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from compiler.importing.values import Node, Padding, UnsupportedOperator, Value
 def _non_max_suppression(graph: Graph, node: Node) -> Value:
     """Select boxes of each class, the best first, that overlap none selected before.
 
-    A row is the number of a batch, a class and a box. There are as many rows as batches, classes and
-    min(max_output_boxes_per_class, boxes) allow; the valid ones come first, as ONNX orders them, and all
-    others hold -1.
+    A row is the number of a batch, a class and a box. There are batches * classes *
+    min(max_output_boxes_per_class, boxes) rows. Valid rows come first, in ONNX's order; all others hold -1.
     """
     boxes, scores = node.input(0), node.input(1)
     limit, overlap, threshold = (node.optional(position) for position in (2, 3, 4))
@@ -77,10 +76,11 @@ def _non_zero(graph: Graph, node: Node) -> Value:
 
 
 def _greedy(batches: int, classes: int, count: int, picks: int) -> Any:
-    """Return the function that writes for each class which of the wanted boxes it selects, in the order of
-    their scores, and -1 where there are no more.
+    """Return the function that writes the boxes selected for each class, in the order of their scores. After
+    the last box it writes -1.
 
-    Most boxes are never looked at: they are in a heap, of which the best is taken until enough are selected.
+    Most boxes are never looked at: the boxes are in a heap, and the best one is taken until enough are
+    selected.
     """
 
     @T.prim_func(s_tir=True, private=True)

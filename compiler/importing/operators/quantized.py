@@ -297,7 +297,7 @@ def _unpacked(values: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
 def _in_float(compute: Callable[[Graph, Node, Sequence[Value]], Value], operands: int) -> Converter:
     """Return the converter of Microsoft's QLinear operators: dequantize, compute in float32, quantize.
 
-    Each operand is followed by its scale and zero point; those of the result come last.
+    Each operand is followed by its scale and zero point. The result's scale and zero point come last.
     """
 
     def convert(graph: Graph, node: Node) -> Value:

@@ -54,8 +54,8 @@ class _Layer:
     def gates(
         self, sequence: Value, count: int
     ) -> tuple[list[Value], list[Value], Value, list[Value] | None]:
-        """Return for every step the product of its input with the weights of all gates, and for every gate
-        the transposed weights of the state and both biases, or None without biases."""
+        """Return the product of each step's input with the weights of all gates. Also return each gate's
+        transposed weights of the state and its two biases, None without biases."""
         graph = self.graph
         weights, recurrence = self.operand(1), self.operand(2)
         if weights is None or recurrence is None:

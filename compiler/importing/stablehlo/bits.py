@@ -41,8 +41,9 @@ def _bitcast(importer: Importer, op: Any) -> Tensor:
 
 
 def _shift(on_arrays: Callable[..., Any], on_exprs: Callable[..., Any], kind: str = "") -> Converter:
-    """Return the converter of a shift of integers, which are read as those of a kind ("int" or "uint") if one
-    is given. A distance of all bits or more leaves zeros, or copies of the sign (`define_arithmetic`)."""
+    """Return the converter of a shift of integers. If `kind` is "int" or "uint", the operands are read as
+    such integers. A distance of all bits or more leaves zeros, or copies of the sign (`define_arithmetic`).
+    """
 
     def convert(importer: Importer, op: Any) -> Tensor:
         shape, dtype = tensor_type(op.results[0].type)

@@ -1,7 +1,7 @@
 """Gather and scatter: windows of a tensor, at places that other tensors name.
 
-The axes that the places are of come first and become one, whose length is the product of theirs; each window
-is then some elements along it, and all of the other axes.
+The addressed axes come first and are merged into one axis. Each window is then some elements along that axis,
+and all of the other axes.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class _Windows:
         return [at[axis] for axis in (*self.addressed, *self.rest) if axis in at]
 
     def places(self, importer: Importer, starts: Tensor) -> tuple[Value, Value]:
-        """Return for every place, and every element of its window along the addressed axes, where it is
-        along the one axis; and whether the window lies within the tensor."""
+        """Return the position along the merged axis of each element of each place's window. Also return
+        whether the window lies within the tensor."""
         graph = importer.graph
         indices = importer.full(as_index(importer, starts))
         if self.vector_axis == len(starts.shape):

@@ -35,7 +35,7 @@ MAX_PLACE_CHARS = 120
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """A tensor of a static shape, which `value` broadcasts to: its extents are those of the shape, or one."""
+    """A tensor of a static shape. `value` broadcasts to it: each extent is the shape's, or one."""
 
     value: Value
     shape: Shape

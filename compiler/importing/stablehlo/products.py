@@ -184,8 +184,8 @@ def _groups_as_features(importer: Importer, data: Tensor, batch: int, feature: i
 
 @dataclass(frozen=True)
 class _Axes:
-    """Where an operand of a convolution has its batch and its channels, or a kernel its channels of the
-    result and of the data, and where the others."""
+    """The positions of an operand's axes: batch and channels, or a kernel's channels of the result and of the
+    data, then the spatial axes."""
 
     first: int
     second: int

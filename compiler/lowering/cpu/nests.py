@@ -14,7 +14,7 @@ from search.sketches.variables import transposed_axis, vector_loops
 
 @dataclass
 class _NestLoops:
-    """A nest's own loops: spatial ones in the order of the axes, then those of its reduction."""
+    """A nest's own loops: spatial loops in the order of the axes, then the loops of its reduction."""
 
     spatial: list[Any]
     reduction: list[Any]
@@ -259,8 +259,8 @@ class NestLowering(StageLowering):
             self.primitives.vectorize_later(self.schedule.get_sblock(self.node.name), lanes)
 
     def _split_row(self, spatial: list[Any]) -> list[Any]:
-        """Split off, for the innermost loop but a vector, the part of an operand's row that a transposition
-        reads together: elsewhere its cache line would be gone before its next element is read.
+        """Split the part of an operand's row that a transposition reads together off as the innermost loop
+        outside the vector. Elsewhere, its cache line would be gone before its next element is read.
 
             for i, j: B[i, j] = A[j, i]
         ->

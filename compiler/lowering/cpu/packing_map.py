@@ -67,7 +67,7 @@ class PackingMap:
         return cls(tuple(part for part in parts if part.factor > 1), is_padded)
 
     def place(self, *indices: Any) -> list[Any]:
-        """Map the index variables of an element to those of its place."""
+        """Map the index variables of an element to the index variables of its place."""
         places = []
         for part in self.parts:
             index = indices[part.dim] // part.stride if part.stride > 1 else indices[part.dim]

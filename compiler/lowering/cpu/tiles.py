@@ -186,8 +186,8 @@ class TileLowering(StageLowering):
         factors = self.program.factors(node.name, axis)
         extent, width = node.axes[axis].extent, factors[-1]
         if math.prod(factors) > extent:
-            # The initialization has the loops of the outer levels, then those of the last two spatial levels;
-            # in blocks, the loop over these is around them.
+            # The initialization has the loops of the outer levels, then the loops of the last two spatial
+            # levels. In blocks, the loop over the blocks is around them.
             order = node.spatial.index(axis)
             outer = 1 + len(node.spatial) * (structure.index("R") - 1) + bool(self.stage.blocks)
             level = structure.rindex("S", 0, -1)

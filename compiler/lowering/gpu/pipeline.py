@@ -19,8 +19,8 @@ def pipeline(lowering: StageLowering, loop: Any, operands: Sequence[str], stages
         for k0: fetch(k0 + 1); compute(k0)
         compute(last)
 
-    The device copies by itself, if it can, what memory has as it is fetched. TVM would copy the wrong values
-    where a fetch computes them, as those of an inlined transposition.
+    The device copies by itself, if it can, what memory has as it is fetched. TVM would copy wrong values
+    where a fetch computes them, as in an inlined transposition.
     """
     if stages == 1:
         return

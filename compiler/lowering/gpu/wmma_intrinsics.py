@@ -24,7 +24,7 @@ def is_missing(name: str) -> bool:
 
 
 def register(name: str, generators: Any) -> None:
-    """Register an instruction under a name like those of TVM's own. `generators` is the module that makes
+    """Register an instruction under a name like TVM's own instructions. `generators` is the module that makes
     these."""
     transposed, is_second = "_trans" in name, "_b_" in name
     is_tf32 = _TF32_NAMES in name

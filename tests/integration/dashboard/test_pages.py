@@ -336,7 +336,7 @@ def test_a_token_signs_in_and_out(page: Page, guarded: Service) -> None:
     open_page(page, guarded)
     page.get_by_label("Token").fill("wrong")
     page.keyboard.press("Enter")
-    expect(page.get_by_role("alert")).to_contain_text("not known here")
+    expect(page.get_by_role("alert")).to_contain_text("doesn't know the token")
     page.get_by_label("Token").fill(READER)
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", level=1)).to_have_text("Jobs")

@@ -224,7 +224,7 @@ def test_a_service_that_insists_on_a_sandbox_gives_no_work_without_one(start: St
     (shown,) = service.http.get("/v1/workers").json()["items"]
     assert (shown["state"], shown["device_class"]) == ("probing", None)
     assert shown["health_error"].startswith(
-        "this service wants measured code contained (TUNEFARM_REQUIRE_SANDBOX)"
+        "this service requires a sandbox without gaps (TUNEFARM_REQUIRE_SANDBOX)"
     )
     assert gap in shown["health_error"]
     lease = leased(board)

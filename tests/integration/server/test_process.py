@@ -172,7 +172,7 @@ def test_serving_a_network_in_clear_is_warned_of(run: Run, environment: dict[str
     wait_until(lambda: answers(environment), 30)
     process.terminate()
     _, errors = process.communicate(timeout=30)
-    assert "cross the network in clear: set TUNEFARM_TLS_CERT" in errors
+    assert "are sent in clear: set TUNEFARM_TLS_CERT" in errors
     assert "s3cret" not in errors
 
 

@@ -190,7 +190,7 @@ def speaks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("ca_of", "says"),
-    [(None, "give --tls if the service does TLS"), ("theirs", "give the service's authority with --ca")],
+    [(None, "give --tls if the service uses TLS"), ("theirs", "give the service's authority with --ca")],
 )
 @pytest.mark.usefixtures("speaks_at_once")
 def test_a_worker_that_gets_no_connection_says_what_it_may_lack(
@@ -209,7 +209,9 @@ def test_a_worker_says_that_a_certificate_is_for_another_name(
     port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(key, chain)]))
     server.start()
     try:
-        _call_until_logged(port, client_files(folder), caplog, "its certificate is for another name")
+        _call_until_logged(
+            port, client_files(folder), caplog, "its certificate doesn't name the host in --server"
+        )
     finally:
         server.stop(None)
 
@@ -265,7 +267,7 @@ def test_a_worker_attaches_over_mutual_tls(mutual: Service, folder: Path, tmp_pa
     with said.open("w") as log, subprocess.Popen(command, env=environment, stderr=log) as process:
         try:
             # The service lists a worker before the worker has its answer: the worker's own words count.
-            wait_until(lambda: "in touch with the service as secured" in said.read_text(), 60)
+            wait_until(lambda: "connected to the service as secured" in said.read_text(), 60)
             headers = {"Authorization": f"Bearer {TOKEN}"}
             assert "secured" in mutual.http.get("/v1/workers", headers=headers).text
         finally:

@@ -30,7 +30,7 @@ def test_a_token_is_made_used_listed_and_revoked(
     assert run(app, ["create", "--name", "ci", "--scope", "read", "--scope", "submit"]) == ExitCode.OK
     made = capsys.readouterr()
     secret = made.out.strip()
-    assert "shown only now" in made.err
+    assert "copy it now" in made.err
     assert secret not in made.err
     headers = {"Authorization": f"Bearer {secret}"}
     assert guarded.http.get("/v1/jobs", headers=headers).is_success

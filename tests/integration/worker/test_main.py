@@ -111,7 +111,7 @@ def test_a_signal_in_the_middle_of_a_lease_delivers_what_is_measured_and_gives_b
     last = fleet.reports[-1]
     assert (last.state, last.held, fleet.held) == (WorkerState.OFFLINE, None, None)
     assert 0 < len(fleet.stored) < len(lease.candidates)
-    assert "stopping: gives back what it holds" in errors
+    assert "stopping: returning its lease" in errors
 
 
 def test_candidates_are_measured_with_tvm() -> None:
@@ -193,7 +193,7 @@ def test_a_token_that_would_cross_the_network_in_clear_is_warned_of() -> None:
         warning = next(line for line in process.stderr if "WARNING" in line)
         process.terminate()
         process.communicate(timeout=60)
-    assert "crosses the network in clear: use --tls" in warning
+    assert "is sent in clear: use --tls" in warning
     assert "s3cret" not in warning
 
 

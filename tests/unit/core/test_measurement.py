@@ -23,7 +23,7 @@ def test_times_are_positive_and_finite(secs: tuple[float, ...]) -> None:
 @pytest.mark.parametrize("outcome", list(Outcome))
 def test_exactly_what_went_well_has_times(outcome: Outcome) -> None:
     wrong = () if outcome is Outcome.OK else (1.0,)
-    with pytest.raises(ValueError, match="exactly the measurements that went well"):
+    with pytest.raises(ValueError, match="if and only if it succeeded"):
         Measurement(outcome, wrong)
 
 

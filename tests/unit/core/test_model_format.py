@@ -81,7 +81,7 @@ def test_a_truncated_model_is_refused(cut: int) -> None:
         (b"", "empty"),
         (b"PK\x03\x04 a zip archive", "damaged zip"),
         (zipped("rectifier/data.pkl", "rectifier/code/net.py"), "TorchScript"),
-        (zipped("photo.png"), "no program of torch.export"),
+        (zipped("photo.png"), "not a program of torch.export"),
         (b"a.tar".ljust(257, b"\0") + b"ustar\x0000", "tar archive"),
         (b"\x7fELF\x02\x01\x01", "not an ONNX file"),
         (b"<html>not found</html>", "not an ONNX file"),

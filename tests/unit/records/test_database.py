@@ -169,7 +169,7 @@ class TestStorageError:
             Database("my data")
 
     def test_a_folder_that_is_missing(self, tmp_path: Path) -> None:
-        with pytest.raises(StorageError, match="check that its folder exists and may be written"):
+        with pytest.raises(StorageError, match="check that its folder exists and is writable"):
             sqlite(tmp_path / "missing" / "tunefarm.db").migrate()
 
     def test_a_folder_that_is_a_file(self, file: Path) -> None:

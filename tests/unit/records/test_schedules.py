@@ -220,7 +220,7 @@ class TestImport:
 
 
 def test_only_a_success_has_a_latency() -> None:
-    with pytest.raises(ValueError, match="exactly the records that went well"):
+    with pytest.raises(ValueError, match="if and only if it succeeded"):
         record("t", 1e-3, outcome=Outcome.UNKNOWN)
-    with pytest.raises(ValueError, match="exactly the records that went well"):
+    with pytest.raises(ValueError, match="if and only if it succeeded"):
         record("t", None, outcome=Outcome.OK)

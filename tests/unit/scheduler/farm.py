@@ -58,7 +58,7 @@ def extracted(name: str, module: Any, weight: int) -> ExtractedTask:
 
 
 def _cumsum() -> Any:
-    """One piece of code without a block for each value: the search has no form for it."""
+    """One piece of code without a block for each value: the search doesn't cover it."""
     data = te.placeholder((4, 8), name="data")
     return workloads.module([data, topi.cumsum(data, axis=1)])
 

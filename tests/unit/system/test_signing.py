@@ -39,7 +39,7 @@ def test_another_file_is_refused_with_what_to_do(tmp_path: Path) -> None:
         read_key(file)
     elliptic = ec.generate_private_key(ec.SECP256R1())
     pem = elliptic.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    bad = ((b"", "no private key"), (b"\xff" * 99, "no private key"), (pem, "isn't of Ed25519"))
+    bad = ((b"", "no private key"), (b"\xff" * 99, "no private key"), (pem, "isn't an Ed25519 key"))
     for content, why in bad:
         file.write_bytes(content)
         with pytest.raises(SettingsError, match=why):

@@ -54,7 +54,7 @@ def test_nothing_is_nothing() -> None:
 @pytest.mark.parametrize(
     ("cert", "key", "ca", "says"),
     [
-        ("one.pem", "two.key", None, "is not that of the certificate"),
+        ("one.pem", "two.key", None, "doesn't belong to the certificate"),
         ("gone.pem", "one.key", None, r"gone\.pem can't be read \(No such file or directory\)"),
         ("one.pem", "gone.key", None, r"gone\.key can't be read"),
         ("one.pem", "locked.key", None, r"locked\.key is encrypted"),

@@ -336,7 +336,7 @@ def test_a_schedule_that_nobody_measured_is_said_to_be_imported(
     fake: FakeService, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(app, ["best", "abc", "--server", fake.url]) == ExitCode.OK
-    said = "imported and never measured here: said to take 1 ms on device class cafe"
+    said = "imported, not measured here; its database reports 1 ms on device class cafe"
     assert said in capsys.readouterr().out
 
 

@@ -215,4 +215,4 @@ def test_a_worker_is_asked_to_calibrate(fake: FakeService, capsys: pytest.Captur
     fake.workers[:] = [WHOLE]
     assert run(app, ["calibrate", "pi", "--server", fake.url]) == ExitCode.OK
     assert fake.acted == ["/v1/workers/pi:calibrate"]
-    assert capsys.readouterr().out == "pi measures its device's profile once it holds no lease\n"
+    assert capsys.readouterr().out == "pi measures its device's speeds once it holds no lease\n"

@@ -177,7 +177,7 @@ def test_a_token_that_would_cross_the_network_in_clear_is_warned_of(
     url: str, token: str | None, warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Client(url, token):
-        assert ("crosses the network in clear" in caplog.text) is warned
+        assert ("is sent in clear" in caplog.text) is warned
     assert "hush" not in caplog.text
 
 

@@ -75,7 +75,7 @@ def test_while_the_service_is_away_the_last_answers_hold(
     service.is_away = True
     with caplog.at_level(logging.WARNING):
         assert service.cache(tmp_path).best_of(["a", "b", "c"]) == {"a": schedule("a", 5e-4)}
-    assert "2 of 3 workloads are as they were known before" in caplog.text
+    assert "2 of 3 workloads have a schedule from the cache" in caplog.text
 
 
 def test_nothing_known_is_an_error_and_other_targets_are_others(service: Service, tmp_path: Path) -> None:

@@ -98,9 +98,9 @@ def test_a_file_of_another_format_has_the_shapes_as_they_are(tmp_path: Path) -> 
         ),
         (
             {"tokens": tuple(range(1, 18)), "batch": (1,)},
-            "these are 17 sizes of all models, and a job takes 16",
+            "the models have 17 sizes in all, and a job takes 16",
         ),
-        ({"tokens": tuple(range(1, 999)), "batch": tuple(range(1, 999))}, "these are 996004 sizes"),
+        ({"tokens": tuple(range(1, 999)), "batch": tuple(range(1, 999))}, "the models have 996004 sizes"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(given: dict[str, Shape], why: str, tmp_path: Path) -> None:

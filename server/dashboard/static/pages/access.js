@@ -51,7 +51,7 @@ export function AccessPage() {
         </fieldset>
         <button class="main">Create</button>
       </div>
-      ${made && html`<p class="alert made" role="status">The token of ${made.name}, shown only now: <code>${made.token}</code></p>`}
+      ${made && html`<p class="alert made" role="status">The token of ${made.name}; copy it now, it isn't shown again: <code>${made.token}</code></p>`}
       ${problem && html`<${Alert} problem=${problem} />`}
     </form>
     <${Answer} answer=${tokens}>

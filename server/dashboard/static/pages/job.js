@@ -16,7 +16,7 @@ const NAMED = 7;
 const ENDS = {
   trials: "all trials were spent",
   minutes: "the minutes were up",
-  latency: "the latency asked for was reached, by estimate",
+  latency: "the estimated latency reached the goal",
   gain: "the next minute was expected to gain too little",
   exhausted: "there was nothing new to try",
 };
