@@ -70,6 +70,19 @@ class TfliteBuilder:
         self._graph.inputs.append(position)
         return position
 
+    def variable(self, shape: Sequence[int]) -> int:
+        """Add a tensor that an operator keeps between its runs."""
+        position = self.tensor(shape)
+        self._graph.tensors[position].isVariable = True
+        return position
+
+    def signature(self, position: int, shape: Sequence[int]) -> None:
+        """Leave dimensions of a tensor open, as -1."""
+        self._graph.tensors[position].shapeSignature = list(shape)
+
+    def rename(self, position: int, name: str) -> None:
+        self._graph.tensors[position].name = name
+
     def constant(self, data: Array, quantization: Quantization | None = None) -> int:
         return self.tensor(data.shape, str(data.dtype), data, quantization)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -74,7 +75,8 @@ def read(content: Content, shapes: Mapping[str, Shape]) -> TfliteModel:
     try:
         model = tflite.Model.GetRootAsModel(data, 0)
         graph = model.Subgraphs(0)
-        inputs = tuple(_spec(tflite, graph.Tensors(number)) for number in graph.InputsAsNumpy())
+        inputs = tuple(_spec(tflite, graph.Tensors(number), shapes) for number in graph.InputsAsNumpy())
+        _check_names(graph)
         names = tuple(graph.Tensors(number).Name().decode() for number in graph.OutputsAsNumpy())
     except ModelError:
         raise
@@ -86,19 +88,35 @@ def read(content: Content, shapes: Mapping[str, Shape]) -> TfliteModel:
     return TfliteModel(data, model, inputs, names)
 
 
-def _spec(tflite: Any, tensor: Any) -> TensorSpec:
+def _check_names(graph: Any) -> None:
+    """Raise ModelError for tensors of one name: TVM's front end knows them by their names."""
+    names = [graph.Tensors(number).Name() or b"" for number in range(graph.TensorsLength())]
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ModelError(
+                f"{count} tensors of the TFLite model have the name '{name.decode()}': convert the model "
+                "again, with a name of its own for each tensor"
+            )
+
+
+def _spec(tflite: Any, tensor: Any, shapes: Mapping[str, Shape]) -> TensorSpec:
+    """Return an input in the shape that the file stores for it. LiteRT runs a model in this shape, too,
+    unless it is given another one for the dimensions that the signature leaves open."""
     types = {number: name for name, number in vars(tflite.TensorType).items() if isinstance(number, int)}
-    dtype = types.get(tensor.Type(), "").lower()
+    dtype, name = types.get(tensor.Type(), "").lower(), tensor.Name().decode()
     if dtype not in _DTYPES:
         raise ModelError(
-            f"input '{tensor.Name().decode()}' holds {dtype or 'an unknown type'}: not supported"
+            f"input '{name}' holds {dtype or 'an unknown type'}, which isn't supported: convert the model "
+            "with another type"
         )
-    if -1 in (tensor.ShapeSignatureAsNumpy().tolist() if tensor.ShapeSignatureLength() else []):
+    shape = tuple(tensor.ShapeAsNumpy().tolist() if tensor.ShapeLength() else [])
+    signature = tensor.ShapeSignatureAsNumpy().tolist() if tensor.ShapeSignatureLength() else []
+    if -1 in signature and shapes.get(name, shape) != shape:
         raise ModelError(
-            f"input '{tensor.Name().decode()}' has dynamic dimensions: convert the model with a static shape"
+            f"input '{name}' has dynamic dimensions {signature}, but the file stores shapes for {shape} "
+            f"only: convert the model with the shape {shapes[name]}"
         )
-    shape = tensor.ShapeAsNumpy().tolist() if tensor.ShapeLength() else []
-    return TensorSpec(tensor.Name().decode(), tuple(shape), dtype)
+    return TensorSpec(name, shape, dtype)
 
 
-_DTYPES = {"float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool"}
+_DTYPES = {"float16", "float32", "int8", "int16", "int32", "int64", "uint8", "bool"}

@@ -47,6 +47,11 @@ class Case:
 
     def model(self) -> tuple[bytes, list[Array]]:
         builder = TfliteBuilder()
+        results, inputs = self.add(builder)
+        return builder.model(results), inputs
+
+    def add(self, builder: TfliteBuilder) -> tuple[list[int], list[Array]]:
+        """Add the operator to a model; return the positions of its results, and its inputs."""
         operands, inputs = [], []
         for number, operand in enumerate(self.operands):
             scale = self.quantization if operand.dtype == np.int8 else None
@@ -60,7 +65,7 @@ class Case:
             for shape, dtype in self.results
         ]
         builder.op(self.kind, operands, results, self.options, **self.fields)
-        return builder.model(results), inputs
+        return results, inputs
 
     def check(self) -> None:
         data, inputs = self.model()
@@ -262,6 +267,333 @@ IMPORTED: dict[str, Callable[[], Case]] = {
 }
 
 
+TABLE = np.array([[5, -3], [2, 7], [1, 1]], np.int32)
+# Compiled as one model. LiteRT computes bytes in integers: they may be off by one.
+TOGETHER: dict[str, Callable[[], Case]] = {
+    "elu near zero": lambda: _one("ELU", [np.array([1e-8, -1e-8, -20, 3], np.float32)], (4,)),
+    "short vectors": lambda: _one("L2_NORMALIZATION", [random(2, 4) * 1e-7], (2, 4), options="L2NormOptions"),
+    "remainders": lambda: _one(
+        "FLOOR_MOD",
+        [np.array([7, -7, 7, 1, -1], np.float32), np.array([2, 2, -2, np.inf, 3], np.float32)],
+        (5,),
+    ),
+    "fake quantization": lambda: _one(
+        "FAKE_QUANT", [random(20)], (20,), options="FakeQuantOptions", min=-1.0, max=1.0, numBits=8
+    ),
+    "squares of floats": lambda: _one("SQUARE", [random(5)], (5,)),
+    "scattered rows": lambda: _one(
+        "SCATTER_ND", [ints(1, 1, 3).reshape(3, 1), random(3, 2), ints(4, 2)], (4, 2), 2
+    ),
+    "scattered elements": lambda: _one(
+        "SCATTER_ND", [ints(0, 1, 2, 0).reshape(2, 2), random(2), ints(3, 2)], (3, 2), 2
+    ),
+    "diagonals": lambda: _one("MATRIX_DIAG", [random(2, 3)], (2, 3, 3), options="MatrixDiagOptions"),
+    "another diagonal": lambda: _one(
+        "MATRIX_SET_DIAG", [random(2, 4, 3), random(2, 3)], (2, 4, 3), options="MatrixSetDiagOptions"
+    ),
+    "sparse": lambda: _one(
+        "SPARSE_TO_DENSE",
+        [ints(0, 1, 1, 0).reshape(2, 2), ints(2, 3), random(2), np.array(-1, np.float32)],
+        (2, 3),
+        *(0, 1, 3),
+        options="SparseToDenseOptions",
+    ),
+    "places of booleans": lambda: Case(
+        "ARG_MAX",
+        [np.array([[0, 1, 1]], bool), ints(1)],
+        [((1,), "int32")],
+        "ArgMaxOptions",
+        (1,),
+        None,
+        {"outputType": 2},
+    ),
+    "rows of a table": lambda: _one("EMBEDDING_LOOKUP", [ints(1, 0), random(3, 4)], (2, 4), 1),
+    "selected rows": lambda: _one(
+        "SELECT", [np.array([1, 0], bool), random(2, 3), random(2, 3)], (2, 3), options="SelectOptions"
+    ),
+    "two axes reversed": lambda: _one("REVERSE_V2", [random(2, 3, 4), ints(1, 2)], (2, 3, 4), 1),
+    "largest of a matrix": lambda: Case(
+        "TOPK_V2",
+        [random(2, 3, 5), ints(2)],
+        [((2, 3, 2), "float32"), ((2, 3, 2), "int32")],
+        "TopKV2Options",
+        (1,),
+    ),
+    "segments": lambda: _one(
+        "UNSORTED_SEGMENT_MAX",
+        [random(4, 2), ints(2, 0, -1, 0), np.array(3, np.int32)],
+        (3, 2),
+        *(1, 2),
+        options="UnsortedSegmentMaxOptions",
+    ),
+    "three axes transposed": lambda: _one(
+        "CONV_3D_TRANSPOSE",
+        [ints(1, 4, 6, 6, 3), random(2, 3, 3, 3, 2), random(1, 2, 3, 3, 2)],
+        (1, 4, 6, 6, 3),
+        *(0, 1),
+        options="Conv3DOptions",
+        padding=0,
+        strideD=2,
+        strideW=2,
+        strideH=2,
+    ),
+    "bytes: means": lambda: _moved(
+        "AVERAGE_POOL_2D",
+        [stored(1, 7, 6, 3)],
+        (1, 4, 3, 3),
+        options="Pool2DOptions",
+        padding=0,
+        strideW=2,
+        strideH=2,
+        filterWidth=3,
+        filterHeight=3,
+    ),
+    "bytes: slopes": lambda: _moved("PRELU", [stored(1, 2, 3, 4), stored(1, 1, 4)], (1, 2, 3, 4), 1),
+    "bytes: gelu": lambda: _moved("GELU", [stored(32)], (32,), options="GeluOptions"),
+    "bytes: elu": lambda: _moved("ELU", [stored(32)], (32,)),
+    "bytes: padding with a number": lambda: _moved(
+        "PADV2", [stored(2, 3), ints(1, 0, 0, 2).reshape(2, 2), np.array(9, np.int8)], (3, 5), 1, 2
+    ),
+}
+
+
+def test_operators_compute_together_what_litert_does() -> None:
+    builder = TfliteBuilder()
+    names, results, inputs = [], [], []
+    for name, made in TOGETHER.items():
+        written, given = made().add(builder)
+        names += [name] * len(written)
+        results += written
+        inputs += given
+    found, wanted = computed(builder.model(results), inputs)
+    for name, right, own in zip(names, wanted, found, strict=True):
+        assert (own.dtype, own.shape) == (right.dtype, right.shape), name
+        off = 1 if right.dtype == np.int8 else 1e-7
+        np.testing.assert_allclose(own.astype(np.float64), right, rtol=1e-4, atol=off, err_msg=name)
+    means = names.index("bytes: means")
+    np.testing.assert_array_equal(found[means], wanted[means])
+
+
+def computed(data: bytes, inputs: Sequence[Array]) -> tuple[list[Array], list[Array]]:
+    """Return the outputs of a model, and what LiteRT computes."""
+    file = read(data, {})
+    given = {spec.name: array for spec, array in zip(file.inputs, inputs, strict=True)}
+    return list(Imported(file.to_relax(), TARGET, TARGET).compute(given).values()), file.compute(given)
+
+
+def test_operators_of_constants_alone() -> None:
+    """TVM's front end looks for inputs of that name. What they compute may be a shape."""
+    builder = TfliteBuilder()
+    x, table = builder.input((2, 6)), builder.constant(TABLE)
+    columns = [builder.tensor((3,), "int32") for _ in range(2)]
+    builder.op("UNPACK", [table], columns, "UnpackOptions", num=2, axis=1)
+    negative, one = builder.tensor((3,), "int32"), builder.tensor((3,), "float32")
+    builder.op("NEG", [columns[1]], [negative])
+    builder.op("CAST", [negative], [one], "CastOptions", inDataType=2, outDataType=0)
+    whole, first, shape = (
+        builder.tensor((2,), "int32"),
+        builder.tensor((), "int32"),
+        builder.tensor((2,), "int32"),
+    )
+    builder.op("SHAPE", [x], [whole], "ShapeOptions", outType=2)
+    zero, end, step = (builder.constant(ints(number)) for number in (0, 1, 1))
+    builder.op("STRIDED_SLICE", [whole, zero, end, step], [first], "StridedSliceOptions", shrinkAxisMask=1)
+    four = builder.constant(np.array(6, np.int32))
+    builder.op("PACK", [four, first], [shape], "PackOptions", valuesCount=2, axis=0)
+    reshaped = builder.tensor((6, 2))
+    builder.op("RESHAPE", [x, shape], [reshaped], "ReshapeOptions")
+    found, wanted = computed(builder.model([reshaped, one]), [random(2, 6)])
+    for own, right in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(own, right)
+
+
+def test_weights_of_bytes_beside_floats() -> None:
+    """LiteRT also rounds the data to bytes, which the import doesn't."""
+    builder = TfliteBuilder()
+    x, image = builder.input((2, 20)), builder.input((1, 6, 6, 3))
+    dense = builder.constant(stored(4, 20), Quantization([0.01, 0.02, 0.03, 0.04], [0] * 4))
+    kernel = builder.constant(stored(4, 3, 3, 3), Quantization([0.01, 0.02, 0.03, 0.005], [0] * 4))
+    biases = [builder.constant(random(4)) for _ in range(2)]
+    results = [builder.tensor((2, 4)), builder.tensor((1, 6, 6, 4))]
+    builder.op("FULLY_CONNECTED", [x, dense, biases[0]], [results[0]], "FullyConnectedOptions")
+    builder.op(
+        "CONV_2D",
+        [image, kernel, biases[1]],
+        [results[1]],
+        "Conv2DOptions",
+        padding=0,
+        strideW=1,
+        strideH=1,
+        dilationWFactor=1,
+        dilationHFactor=1,
+    )
+    found, wanted = computed(builder.model(results), [random(2, 20), random(1, 6, 6, 3)])
+    for own, right in zip(found, wanted, strict=True):
+        assert np.abs(own - right).max() < 0.02 * np.abs(right).max()
+
+
+def test_convolutions_of_sixteen_bits() -> None:
+    builder = TfliteBuilder()
+    data = RNG.integers(-30000, 30000, (1, 5, 5, 3)).astype(np.int16)
+    x = builder.input(data.shape, "int16", Quantization(1e-4))
+    kernel = builder.constant(stored(4, 3, 3, 3), Quantization([0.01, 0.02, 0.03, 0.005], [0] * 4))
+    bias = builder.constant(
+        RNG.integers(-50000, 50000, 4).astype(np.int64), Quantization([1e-6, 2e-6, 3e-6, 5e-7], [0] * 4)
+    )
+    result = builder.tensor((1, 5, 5, 4), "int16", quantization=Quantization(5e-4))
+    stride = {"padding": 0, "strideW": 1, "strideH": 1, "dilationWFactor": 1, "dilationHFactor": 1}
+    builder.op("CONV_2D", [x, kernel, bias], [result], "Conv2DOptions", **stride)
+    (found,), (wanted,) = computed(builder.model([result]), [data])
+    assert np.abs(found.astype(int) - wanted).max() <= 1
+
+
+UNITS, WIDTH, STEPS = 5, 4, 3
+
+
+def _lstm(builder: TfliteBuilder, x: int, sequence: bool, *parts: str) -> int:
+    """Add an LSTM with some of the parts "gate", "peephole", "projection" and "norm"; return its result."""
+    out = 2 if "projection" in parts else UNITS
+
+    def part(needed: bool, *shape: int) -> int:
+        return builder.constant(random(*shape) / 2) if needed else -1
+
+    gate, peephole, norm = (name in parts for name in ("gate", "peephole", "norm"))
+    projects = "projection" in parts
+    operands = [
+        *(x, part(gate, UNITS, WIDTH), *(part(True, UNITS, WIDTH) for _ in range(3))),
+        *(part(gate, UNITS, out), *(part(True, UNITS, out) for _ in range(3))),
+        *(part(gate and peephole, UNITS), part(peephole, UNITS), part(peephole, UNITS)),
+        *(part(gate, UNITS), *(part(True, UNITS) for _ in range(3))),
+        *(part(projects, 2, UNITS), part(projects, 2)),
+        *(builder.variable((2, out)), builder.variable((2, UNITS))),
+        *(part(gate and norm, UNITS), *(part(norm, UNITS) for _ in range(3))),
+    ]
+    result = builder.tensor((2, STEPS, out) if sequence else (2, out))
+    kind = "UnidirectionalSequenceLSTMOptions" if sequence else "LSTMOptions"
+    limits = {"cellClip": 0.5, "projClip": 0.3} if projects else {}
+    operator = "UNIDIRECTIONAL_SEQUENCE_LSTM" if sequence else "LSTM"
+    builder.op(operator, operands, [result], kind, fusedActivationFunction=4, **limits)
+    return result
+
+
+def test_recurrent_operators() -> None:
+    builder = TfliteBuilder()
+    x, one = builder.input((2, STEPS, WIDTH)), builder.input((2, WIDTH))
+    results = {
+        "lstm": _lstm(builder, x, True, "gate"),
+        "coupled lstm": _lstm(builder, x, True),
+        "lstm with everything": _lstm(builder, x, True, "gate", "peephole", "projection", "norm"),
+        "one step": _lstm(builder, one, False, "gate", "peephole"),
+    }
+
+    def weights(*shapes: tuple[int, ...]) -> list[int]:
+        return [builder.constant(random(*shape)) for shape in shapes]
+
+    cell = [*weights((UNITS, WIDTH), (UNITS, UNITS), (UNITS,)), builder.variable((2, UNITS))]
+    results["rnn"] = builder.tensor((2, STEPS, UNITS))
+    builder.op(
+        "UNIDIRECTIONAL_SEQUENCE_RNN",
+        [x, *cell],
+        [results["rnn"]],
+        "SequenceRNNOptions",
+        fusedActivationFunction=4,
+    )
+    results["rnn both ways"] = builder.tensor((2, STEPS, 2 * UNITS))
+    builder.op(
+        "BIDIRECTIONAL_SEQUENCE_RNN",
+        [x, *cell[:3], builder.variable((2, UNITS)), *cell[:3], builder.variable((2, UNITS)), -1, -1, -1],
+        [results["rnn both ways"]],
+        "BidirectionalSequenceRNNOptions",
+        fusedActivationFunction=1,
+        mergeOutputs=True,
+    )
+    filters = weights((4, WIDTH), (4, 3), (2,))
+    results["filters"] = builder.tensor((2, 2))
+    builder.op(
+        "SVDF", [one, *filters, builder.variable((2, 12))], [results["filters"]], "SVDFOptions", rank=2
+    )
+    found, wanted = computed(builder.model([*results.values()]), [random(2, STEPS, WIDTH), random(2, WIDTH)])
+    for name, own, right in zip(results, found, wanted, strict=True):
+        np.testing.assert_allclose(own, right, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("is_merged", [True, False])
+def test_an_lstm_both_ways(is_merged: bool) -> None:
+    """Batches first, LiteRT computes something else for the second one."""
+    builder = TfliteBuilder()
+    x = builder.input((STEPS, 2, WIDTH))
+
+    def weights(*shape: int) -> list[int]:
+        return [builder.constant(random(*shape) / 2) for _ in range(4)]
+
+    def cell() -> list[int]:
+        return [*weights(UNITS, WIDTH), *weights(UNITS, UNITS), -1, -1, -1, *weights(UNITS), -1, -1]
+
+    states = [builder.variable((2, UNITS)) for _ in range(4)]
+    shapes = [(STEPS, 2, 2 * UNITS)] if is_merged else [(STEPS, 2, UNITS)] * 2
+    results = [builder.tensor(shape) for shape in shapes]
+    builder.op(
+        "BIDIRECTIONAL_SEQUENCE_LSTM",
+        [x, *cell(), *cell(), *states, *[-1] * 9],
+        results,
+        "BidirectionalSequenceLSTMOptions",
+        fusedActivationFunction=4,
+        mergeOutputs=is_merged,
+        timeMajor=True,
+    )
+    for own, right in zip(*computed(builder.model(results), [random(STEPS, 2, WIDTH)]), strict=True):
+        np.testing.assert_allclose(own, right, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_not_selected_is_zero() -> None:
+    corners = [[0, 0, 1, 1], [0, 0.1, 1, 1.1], [0, 10, 1, 11], [0, 10.1, 1, 11.1], [0, 100, 1, 101]]
+    inputs = [np.array(corners, np.float32), np.array([0.9, 0.75, 0.95, 0.5, 0.3], np.float32)]
+    builder = TfliteBuilder()
+    given = [builder.input(array.shape) for array in inputs]
+    most = builder.constant(np.array(5, np.int32))
+    bounds = [builder.constant(np.array(number, np.float32)) for number in (0.5, 0.2, 0.0)]
+    four = [builder.tensor((5,), "int32"), builder.tensor((), "int32")]
+    builder.op("NON_MAX_SUPPRESSION_V4", [*given, most, *bounds[:2]], four, "NonMaxSuppressionV4Options")
+    five = [builder.tensor((5,), "int32"), builder.tensor((5,)), builder.tensor((), "int32")]
+    builder.op("NON_MAX_SUPPRESSION_V5", [*given, most, *bounds], five, "NonMaxSuppressionV5Options")
+    for own, right in zip(*computed(builder.model([*four, *five]), inputs), strict=True):
+        np.testing.assert_allclose(own, right, rtol=1e-6)
+
+
+def test_an_open_dimension_is_the_one_that_is_stored() -> None:
+    builder = TfliteBuilder()
+    x, result = builder.input((1, 3)), builder.tensor((1, 3))
+    builder.signature(x, [-1, 3])
+    builder.op("EXP", [x], [result])
+    data, numbers = builder.model([result]), random(1, 3)
+    (found,), (wanted,) = computed(data, [numbers])
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    with pytest.raises(
+        ModelError, match=r"stores shapes for \(1, 3\) only: convert the model with .*\(2, 3\)"
+    ):
+        read(data, {"t0": (2, 3)})
+
+
+def test_tensors_of_one_name_are_refused() -> None:
+    """TVM's front end takes the first one for both."""
+    builder = TfliteBuilder()
+    x, first, second = builder.input((3,)), builder.tensor((3,)), builder.tensor((3,))
+    builder.op("EXP", [x], [first])
+    builder.op("NEG", [first], [second])
+    builder.rename(second, "t1")
+    with pytest.raises(ModelError, match="2 tensors of the TFLite model have the name 't1'"):
+        read(builder.model([second]), {})
+
+
+def test_small_scales_differ() -> None:
+    builder = TfliteBuilder()
+    x = builder.input((2, 3), "int16", Quantization(2e-6))
+    result = builder.tensor((3, 2), "int16", quantization=Quantization(9e-6))
+    builder.op("TRANSPOSE", [x, builder.constant(ints(1, 0))], [result], "TransposeOptions")
+    with pytest.raises(ModelError, match=r"operator TRANSPOSE .* are quantized in different ways"):
+        read(builder.model([result]), {}).to_relax()
+
+
 @pytest.mark.parametrize("name", IMPORTED)
 def test_operator_computes_what_litert_does(name: str) -> None:
     IMPORTED[name]().check()
@@ -287,6 +619,50 @@ def test_places_outside_read_no_foreign_memory() -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[], Case], str]] = {
+    "random numbers": (
+        lambda: _one("RANDOM_UNIFORM", [ints(2, 3)], (2, 3), 0, options="RandomOptions"),
+        "operator RANDOM_UNIFORM that computes 't1' can't be imported: it draws random numbers",
+    ),
+    "complex numbers": (
+        lambda: Case(
+            "RFFT2D", [random(1, 4, 8), ints(4, 8)], [((1, 4, 5), "complex64")], "Rfft2dOptions", (1,)
+        ),
+        "operator RFFT2D .* complex numbers aren't supported",
+    ),
+    "another operator": (
+        lambda: _one("HASHTABLE_SIZE", [random(3)], (3,)),
+        "operator HASHTABLE_SIZE ",
+    ),
+    "an operator of the model's own": (
+        lambda: _one("CUSTOM", [random(3)], (3,)),
+        "operator of the model's own that computes 't1' can't be imported: Custom operators",
+    ),
+    "as many as the data decides": (
+        lambda: Case("WHERE", [np.array([1, 0, 1], bool)], [((2, 1), "int64")]),
+        "operator WHERE .* the data decides how many places it finds",
+    ),
+    "different values": (
+        lambda: Case("UNIQUE", [ints(1, 2, 1)], [((2,), "int32"), ((3,), "int32")], "UniqueOptions", ()),
+        "operator UNIQUE .* the data decides the shape of its result",
+    ),
+    "wide floats": (
+        lambda: Case("CAST", [random(3)], [((3,), "float64")]),
+        "operator CAST .* tensors of float64 aren't supported",
+    ),
+    "a shape that is an input": (
+        lambda: _one("RESHAPE", [random(2, 6), ints(3, 4)], (3, 4), options="ReshapeOptions"),
+        "operator RESHAPE .* its operand 't1' must be a constant",
+    ),
+    "a number that no float is": (
+        lambda: Case(
+            "PADV2",
+            [np.ones(2, np.int64), ints(1, 0).reshape(1, 2), np.array(2**60 + 1)],
+            [((3,), "int64")],
+            "",
+            (1, 2),
+        ),
+        "operator PADV2 .* it can't pad with 1152921504606846977",
+    ),
     "ignored activation": (
         lambda: _one("ADD", [random(3), random(3)], (3,), options="AddOptions", fusedActivationFunction=4),
         "operator ADD that computes 't2' can't be imported: LiteRT ignores the fused activation TANH",
