@@ -15,6 +15,9 @@ from compiler.importing.operators.quantized import cast
 from compiler.importing.padding import NO_ROW
 from compiler.importing.values import Node, Padding, UnsupportedOperator, Value
 
+# Of so many elements at most are the parts that Unique compares: each takes a sort.
+MAX_UNIQUE_WIDTH = 64
+
 
 def _non_max_suppression(graph: Graph, node: Node) -> Value:
     """Select boxes of each class, the best first, that overlap none selected before.
@@ -73,6 +76,69 @@ def _non_zero(graph: Graph, node: Node) -> Value:
     is_valid = graph.op("Not", graph.op("Equal", flat, np.array(0, flat.dtype)))
     places = np.indices(data.shape).reshape(data.rank, -1).T
     return graph.op("Transpose", _first(graph, is_valid, graph.value(places)), perm=[1, 0])
+
+
+def _unique(graph: Graph, node: Node) -> list[Value]:
+    """Return the different elements, or parts along an axis, as many as there are parts.
+
+    Parts are sorted by their last element first: stable sorts leave them in the order of all elements. Equal
+    parts are neighbours then, and the first of them in the data comes first.
+    """
+    data, axis = node.input(0), node.attributes.get("axis")
+    if axis is None:
+        data, axis = graph.op("Reshape", data, np.array([-1])), 0
+    axis = int(axis) % data.rank
+    count = data.shape[axis]
+    width = data.size // max(count, 1)
+    if width > MAX_UNIQUE_WIDTH:
+        raise UnsupportedOperator(
+            f"the parts along axis {axis} have {width} elements each: at most {MAX_UNIQUE_WIDTH} are "
+            "supported"
+        )
+    numbers = cast(graph, data, "uint8") if data.dtype == "bool" else data
+    order = [axis, *(k for k in range(data.rank) if k != axis)]
+    parts = graph.op("Reshape", graph.op("Transpose", numbers, perm=order), np.array([count, width]))
+    places = graph.value(np.arange(count))
+    for column in reversed(range(width)):
+        keys = graph.op("Gather", graph.op("Gather", parts, np.int64(column), axis=1), places, axis=0)
+        _, moved = graph.ops("TopK", 2, keys, np.array([count]), axis=0, largest=0)
+        places = graph.op("Gather", places, moved, axis=0)
+    ordered = graph.op("Gather", parts, places, axis=0)
+    before = graph.op("Gather", ordered, np.maximum(np.arange(count) - 1, 0), axis=0)
+    equal = cast(graph, graph.op("Equal", ordered, before), "int32")
+    repeats = graph.op("Equal", graph.op("ReduceMin", equal, np.array([1]), keepdims=0), np.int32(1))
+    is_first = graph.op("Or", graph.op("Not", repeats), np.arange(count) == 0)
+    groups = _numbers(graph, is_first)
+    nothing = np.zeros(count, np.int64)
+    inverse = graph.op("ScatterElements", nothing, places, groups, axis=0)
+    if not node.attributes.get("sorted", 1):
+        # Number the groups in the order of their first parts.
+        marks = graph.op("ScatterElements", nothing, places, cast(graph, is_first, "int64"), axis=0)
+        is_first = graph.op("Equal", marks, np.int64(1))
+        # Parts that aren't the first of a group change nothing of its number.
+        rank = graph.op("Where", is_first, _numbers(graph, is_first), np.int64(0))
+        numbered = graph.op("ScatterElements", nothing, inverse, rank, axis=0, reduction="add")
+        inverse = graph.op("Gather", numbered, inverse, axis=0)
+        places = graph.value(np.arange(count))
+    column_of = np.array([-1, 1])
+    first = _first(graph, graph.op("Reshape", is_first, column_of), graph.op("Reshape", places, column_of))
+    padding = first.padding
+    assert padding is not None
+    indices = graph.op("Reshape", first.with_padding(None), np.array([-1]))
+    chosen = graph.op("Gather", data, graph.op("Max", indices, np.int64(0)), axis=axis)
+    counts = graph.op("ScatterElements", nothing, inverse, np.ones(count, np.int64), axis=0, reduction="add")
+    return [
+        chosen.with_padding(Padding(axis, padding.count)),
+        indices.with_padding(padding),
+        inverse,
+        counts.with_padding(padding),
+    ]
+
+
+def _numbers(graph: Graph, is_first: Value) -> Value:
+    """Return for each element how many before it, and with it, are the first of a group, less one."""
+    counted = graph.op("CumSum", cast(graph, is_first, "int64"), np.int64(0))
+    return graph.op("Sub", counted, np.int64(1))
 
 
 def _greedy(batches: int, classes: int, count: int, picks: int) -> Any:
@@ -183,4 +249,5 @@ def _overlaps(boxes: Any, batch: Any, one: Any, other: Any, most: Any) -> Any:
 CONVERTERS: Mapping[tuple[str, str], Converter] = {
     ("", "NonMaxSuppression"): _non_max_suppression,
     ("", "NonZero"): _non_zero,
+    ("", "Unique"): _unique,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import onnx
@@ -214,3 +215,56 @@ def test_a_wrong_selection_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compiler.verifying.imported.import_file", lambda *_: import_file(other))
     with pytest.raises(ModelError, match="operator NonMaxSuppression of"):
         list(verify(file, import_file(other), TARGET, TARGET))
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1, -1])
+@pytest.mark.parametrize("is_sorted", [1, 0])
+@pytest.mark.parametrize("dtype", ["float32", "int64", "uint8", "bool"])
+def test_unique_parts(axis: int | None, is_sorted: int, dtype: str) -> None:
+    """Of an axis, the parts have several elements. The rest of each output is a marker."""
+    given: dict[str, Any] = {} if axis is None else {"axis": axis}
+    names = ["y", "indices", "inverse", "counts"]
+    node = onnx.helper.make_node("Unique", ["x"], names, sorted=is_sorted, **given)
+    shape = (5, 4, 2)
+    kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    values = [onnx.helper.make_tensor_value_info("x", kind, shape)]
+    results = [
+        onnx.helper.make_tensor_value_info(name, kind if name == "y" else onnx.TensorProto.INT64, None)
+        for name in names
+    ]
+    graph = onnx.helper.make_graph([node], "unique", values, results)
+    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=9)
+    file = read(proto)
+    imported = Imported(import_file(file), TARGET)
+    for seed in range(3):
+        x = np.random.default_rng(seed).integers(0, 2 if axis else 3, shape).astype(dtype)
+        x[2], x[:, 3] = x[0], x[:, 1]
+        _, first, inverse, counts = np.unique(
+            x, return_index=True, return_inverse=True, return_counts=True, axis=axis
+        )
+        order = np.arange(len(first)) if is_sorted else np.argsort(first)
+        rank = np.argsort(order)
+        wanted = {
+            "y": np.take(x.ravel() if axis is None else x, first[order], axis or 0),
+            "indices": first[order],
+            "inverse": rank[inverse.ravel()],
+            "counts": counts[order],
+        }
+        found = imported.compute_like(wanted, {"x": x})
+        for name in names:
+            np.testing.assert_array_equal(found[name], wanted[name], err_msg=f"{name} {seed}")
+            assert found[name].dtype == wanted[name].dtype
+
+
+def test_what_follows_unique_counts_its_rows() -> None:
+    text = """<ir_version: 9, opset_import: ["" : 20]> g (float[6] x) => (float[n] twice, int64[1] count) {
+        y = Unique (x)
+        twice = Add (y, y)
+        count = Shape (y)
+    }"""
+    file = read(parser.parse_model(text))
+    model = import_file(file)
+    assert [spec.padded_axis for spec in model.outputs] == [0, None]
+    found = Imported(model, TARGET).compute({"x": np.array([3, 1, 3, 2, 1, 1], np.float32)})
+    assert found["twice"].tolist() == [2, 4, 6, -1, -1, -1]
+    assert found["count"].tolist() == [3]
