@@ -67,20 +67,20 @@ def _place_of(
 
 
 def _sign(builder: relax.BlockBuilder, call: Call) -> relax.Expr:
-    """Return NaN for NaN, where TVM's own returns 0."""
+    """Return NaN for NaN, where TVM's own returns 0, and 1 for unsigned integers, of which TVM has none."""
 
     def sign(data: te.Tensor) -> te.Tensor:
         one, zero = (tirx.const(number, data.dtype) for number in (1, 0))
 
         def of(*at: Any) -> Any:
             element = data(*at)
+            if str(data.dtype).startswith("uint"):
+                return tirx.Select(element > zero, one, zero)
             negative = tirx.Select(element < zero, -one, element)
             return tirx.Select(element > zero, one, negative)
 
         return te.compute(data.shape, of, name="T_sign")
 
-    if str(call.args[0].ty.dtype).startswith("uint"):
-        return builder.call_te(topi.sign, call.args[0], primfunc_name_hint="sign")
     return builder.call_te(sign, call.args[0], primfunc_name_hint="sign")
 
 

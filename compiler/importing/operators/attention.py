@@ -263,8 +263,27 @@ def _rotary_embedding(graph: Graph, node: Node) -> Value:
     return turned if data.rank == 4 else join_heads(graph, turned)
 
 
+def _mixed_attention(graph: Graph, node: Node) -> Sequence[Value | None] | None:
+    """Compute ONNX's Attention in the widest of its types, if its inputs have several; else leave it to its
+    body."""
+    query, value = node.input(0), node.input(2)
+    dtypes = {each.dtype for each in node.inputs if each is not None and "float" in each.dtype}
+    if len(dtypes) == 1:
+        return None
+    wide = "float64" if "float64" in dtypes else "float32"
+    inputs = [
+        cast(graph, each, wide) if each is not None and "float" in each.dtype else each
+        for each in node.inputs
+    ]
+    attributes = dict(node.attributes)
+    results = graph.ops("Attention", len(node.outputs), *inputs, opset=node.opset, **attributes)
+    types = query.dtype, query.dtype, value.dtype, query.dtype
+    return [cast(graph, result, dtype) for result, dtype in zip(results, types, strict=False)]
+
+
 _MICROSOFT = "com.microsoft"
 CONVERTERS: Mapping[tuple[str, str], Converter] = {
+    ("", "Attention"): _mixed_attention,
     (_MICROSOFT, "Attention"): _attention,
     (_MICROSOFT, "GroupQueryAttention"): _group_query_attention,
     (_MICROSOFT, "MultiHeadAttention"): _multi_head_attention,

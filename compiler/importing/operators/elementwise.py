@@ -98,8 +98,30 @@ def _integer_power(graph: Graph, base: Value, exponent: Value) -> Value:
     return graph.op("Where", far, graph.op("Where", is_minus_one, of_minus_one, other), power)
 
 
+def _is_nan(graph: Graph, node: Node) -> Value | None:
+    """TVM has no NaN of 8 bits."""
+    data = node.input(0)
+    return graph.op("IsNaN", cast(graph, data, "float32")) if data.dtype.startswith("float8") else None
+
+
+def _shrink(graph: Graph, node: Node) -> Value:
+    """x + bias below -lambd, x - bias above lambd, else 0. Integers are computed in floats, as in ONNX
+    Runtime."""
+    data = node.input(0)
+    wide = cast(graph, data, "float32") if _is_integer(data) else data
+    bias, lambd, zero = (
+        np.array(number, numpy_dtype(wide.dtype))
+        for number in (node.attributes.get("bias", 0.0), node.attributes.get("lambd", 0.5), 0)
+    )
+    above = graph.op("Where", graph.op("Greater", wide, lambd), graph.op("Sub", wide, bias), zero)
+    result = graph.op("Where", graph.op("Less", wide, -lambd), graph.op("Add", wide, bias), above)
+    return cast(graph, result, data.dtype)
+
+
 def _is_inf(graph: Graph, node: Node) -> Value:
     data = node.input(0)
+    if data.dtype.startswith("float8"):
+        data = cast(graph, data, "float32")
     found = graph.emit(relax.op.isinf(data.expr))
     zero = np.array(0, data.dtype)
     if not node.attributes.get("detect_negative", 1):
@@ -188,13 +210,12 @@ def _softplus(graph: Graph, node: Node) -> Value:
 
 
 def _prelu(graph: Graph, node: Node) -> Value:
-    """max(x, 0) + slope min(x, 0); before opset 7 each channel has a slope."""
+    """x, or slope x where x is negative; before opset 7 each channel has a slope."""
     data, slope = node.input(0), node.input(1)
     if node.opset < 7 and slope.rank == 1 and slope.size > 1:
         slope = graph.op("Reshape", slope, np.array([-1, *[1] * (data.rank - 2)]))
-    zero = np.array(0, data.dtype)
-    negative = graph.op("Mul", graph.op("Min", data, zero), slope)
-    return graph.op("Add", graph.op("Max", data, zero), negative)
+    negative = graph.op("Less", data, np.array(0, numpy_dtype(data.dtype)))
+    return graph.op("Where", negative, graph.op("Mul", data, slope), data)
 
 
 def _mish(graph: Graph, node: Node) -> Value:
@@ -326,6 +347,7 @@ CONVERTERS: Mapping[tuple[str, str], Converter] = {
     ("", "EyeLike"): _eye_like,
     ("", "Hardmax"): _hardmax,
     ("", "IsInf"): _is_inf,
+    ("", "IsNaN"): _is_nan,
     ("", "LpNormalization"): _lp_normalization,
     ("", "Mish"): _mish,
     ("", "Mod"): _mod,
@@ -333,6 +355,7 @@ CONVERTERS: Mapping[tuple[str, str], Converter] = {
     ("", "PRelu"): _prelu,
     ("", "ReduceMax"): _extreme,
     ("", "ReduceMin"): _extreme,
+    ("", "Shrink"): _shrink,
     ("", "Softplus"): _softplus,
     ("", "ThresholdedRelu"): _thresholded_relu,
     ("ai.onnx.ml", "Binarizer"): _binarizer,

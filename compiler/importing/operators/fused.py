@@ -83,8 +83,11 @@ _MICROSOFT = "com.microsoft"
 
 
 def _gemm(graph: Graph, node: Node) -> Value | None:
-    """Leave the product to TVM, which would round the factors of integers down."""
+    """Leave the product to TVM, which would round the factors of integers down. What is added zero times
+    isn't read: it may be NaN."""
     data = node.input(0)
+    if node.optional(2) is not None and not node.attributes.get("beta", 1.0):
+        return graph.op("Gemm", *node.inputs[:2], **{**node.attributes, "beta": 1.0})
     for name in ("alpha", "beta"):
         factor = float(node.attributes.get(name, 1.0))
         if "int" in data.dtype and not factor.is_integer():

@@ -20,7 +20,7 @@ KINDS = (
     "ReduceSumSquare",
     *("AveragePool", "GlobalAveragePool", "GlobalLpPool", "LpPool"),
     *("GroupNormalization", "InstanceNormalization", "LpNormalization", "LRN", "MeanVarianceNormalization"),
-    *("LogSoftmax", "Softmax"),
+    *("LogSoftmax", "RoiAlign", "Softmax"),
 )
 
 

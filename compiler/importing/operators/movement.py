@@ -12,7 +12,7 @@ from tvm import relax, topi
 from compiler.importing.onnx_graph import Converter, Graph
 from compiler.importing.operators.floats import reinterpreted
 from compiler.importing.operators.quantized import cast
-from compiler.importing.values import Node, Value
+from compiler.importing.values import Node, UnsupportedOperator, Value
 
 
 def _slice(graph: Graph, node: Node) -> Value:
@@ -45,6 +45,20 @@ def _slice(graph: Graph, node: Node) -> Value:
     return data
 
 
+def _split(graph: Graph, node: Node) -> list[Value] | None:
+    """Cut parts out one by one where some of them are empty, which TVM generates no code for."""
+    data, sizes = node.input(0), node.optional(1)
+    if sizes is None or sizes.known("the sizes of the parts").all():
+        return None
+    ends = np.cumsum(sizes.known("the sizes of the parts"))
+    axis = np.array([node.attributes.get("axis", 0)])
+    starts = [0, *ends[:-1].tolist()]
+    return [
+        graph.op("Slice", data, np.array([start]), np.array([end]), axis)
+        for start, end in zip(starts, ends.tolist(), strict=True)
+    ]
+
+
 def _python_end(end: int, extent: int, step: int) -> int | None:
     """Return ONNX's end of a slice as Python has it: an end below the first element, backwards, is None."""
     return None if step < 0 and end < -extent else end
@@ -63,9 +77,19 @@ def positive(graph: Graph, indices: Value, extent: Value | ArrayLike) -> Value:
     return graph.op("Where", graph.op("Less", indices, np.array(0, indices.dtype)), counted, indices)
 
 
+def _check_inside(indices: Value, extent: int, axis: int) -> None:
+    """Raises UnsupportedOperator for constant indices of parts that don't exist."""
+    known = indices.constant
+    if known is not None and known.size and not (-extent <= known.min() and known.max() < extent):
+        raise UnsupportedOperator(
+            f"its indices are from {known.min()} to {known.max()}, and axis {axis} has {extent} parts"
+        )
+
+
 def _gather(graph: Graph, node: Node) -> Value:
     data, indices = node.input(0), node.input(1)
     axis = int(node.attributes.get("axis", 0)) % data.rank
+    _check_inside(indices, data.shape[axis], axis)
     places = positive(graph, indices, np.int64(data.shape[axis]))
     return graph.emit(relax.op.take(data.expr, places.expr, axis=axis, mode="clip"))
 
@@ -73,6 +97,7 @@ def _gather(graph: Graph, node: Node) -> Value:
 def _gather_elements(graph: Graph, node: Node) -> Value:
     data, indices = node.input(0), node.input(1)
     axis = int(node.attributes.get("axis", 0)) % data.rank
+    _check_inside(indices, data.shape[axis], axis)
     places = positive(graph, indices, np.int64(data.shape[axis]))
     return graph.emit(relax.op.gather_elements(data.expr, places.expr, axis))
 
@@ -196,16 +221,18 @@ def _one_hot(graph: Graph, node: Node) -> Value:
 
 
 def _top_k(graph: Graph, node: Node) -> list[Value] | None:
-    """Sort bfloat16 as float32, and unsigned numbers of 64 bits as signed ones with the other highest bit.
-
-    TVM has no order of them.
-    """
-    data = node.input(0)
+    """Sort types that TVM doesn't sort in wider ones, and unsigned numbers of 64 bits as signed ones with the
+    other highest bit."""
+    data, count = node.input(0), node.input(1).constant
     attributes: Any = dict(node.attributes)
-    if data.dtype == "bfloat16":
-        wide = cast(graph, data, "float32")
+    extent = data.shape[int(attributes.get("axis", -1))]
+    if count is not None and not 0 <= count.item() <= extent:
+        raise UnsupportedOperator(f"it wants {count.item()} elements of {extent}")
+    wider = _SORTED_AS.get(data.dtype)
+    if wider is not None:
+        wide = cast(graph, data, wider)
         values, places = graph.ops("TopK", 2, wide, *node.inputs[1:], opset=node.opset, **attributes)
-        return [cast(graph, values, "bfloat16"), places]
+        return [cast(graph, values, data.dtype), places]
     if data.dtype != "uint64":
         return None
     highest = np.int64(-1 << 63)
@@ -220,6 +247,9 @@ def _array_feature_extractor(graph: Graph, node: Node) -> Value:
     return graph.op("Gather", data, graph.op("Reshape", places, np.array([-1])), axis=-1)
 
 
+_SORTED_AS = {"bfloat16": "float32", "int16": "int32", "uint16": "int32", "uint32": "int64"}
+
+
 CONVERTERS: Mapping[tuple[str, str], Converter] = {
     ("", "Compress"): _compress,
     ("", "Expand"): _expand,
@@ -231,6 +261,7 @@ CONVERTERS: Mapping[tuple[str, str], Converter] = {
     ("", "ReverseSequence"): _reverse_sequence,
     ("", "Slice"): _slice,
     ("", "SpaceToDepth"): _space_to_depth,
+    ("", "Split"): _split,
     ("", "TensorScatter"): _tensor_scatter,
     ("", "TopK"): _top_k,
     ("ai.onnx.ml", "ArrayFeatureExtractor"): _array_feature_extractor,

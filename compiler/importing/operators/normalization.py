@@ -36,14 +36,25 @@ def _rms_normalization(graph: Graph, node: Node) -> Value | None:
     """y = x / sqrt(mean(x^2) + epsilon) * scale; TVM imports one of the last axis in float32."""
     data, scale = node.input(0), node.input(1)
     axis = int(node.attributes.get("axis", -1)) % data.rank
-    if data.dtype == "float32" and axis == data.rank - 1 > 0 and scale.shape == data.shape[-1:]:
+    is_plain = data.dtype == scale.dtype == "float32"
+    if is_plain and axis == data.rank - 1 > 0 and scale.shape == data.shape[-1:]:
         return None
     wide = graph.op("Cast", data, to=int(node.attributes.get("stash_type", 1)))
     squares = graph.op("ReduceMean", graph.op("Mul", wide, wide), np.arange(axis, data.rank), keepdims=1)
     epsilon = np.array(node.attributes.get("epsilon", 1e-5), wide.dtype)
     size = graph.op("Sqrt", graph.op("Add", squares, epsilon))
     normal = graph.op("CastLike", graph.op("Div", wide, size), data)
-    return graph.op("Mul", normal, scale)
+    return graph.op("Mul", cast(graph, normal, scale.dtype), scale)
+
+
+def _mean_variance_normalization(graph: Graph, node: Node) -> Value:
+    """(x - mean) / (sqrt(variance) + 1e-9), with the statistics of the given axes."""
+    data = node.input(0)
+    axes = np.array(node.attributes.get("axes", [0, 2, 3]), np.int64)
+    centred = graph.op("Sub", data, graph.op("ReduceMean", data, axes, keepdims=1))
+    variance = graph.op("ReduceMean", graph.op("Mul", centred, centred), axes, keepdims=1)
+    deviation = graph.op("Add", graph.op("Sqrt", variance), np.array(1e-9, data.dtype))
+    return graph.op("Div", centred, deviation)
 
 
 def _batch_normalization(graph: Graph, node: Node) -> Value | None:
@@ -126,6 +137,7 @@ CONVERTERS: Mapping[tuple[str, str], Converter] = {
     ("", "BatchNormalization"): _batch_normalization,
     ("", "LRN"): _lrn,
     ("", "LayerNormalization"): _layer_normalization,
+    ("", "MeanVarianceNormalization"): _mean_variance_normalization,
     ("", "RMSNormalization"): _rms_normalization,
     ("", "SimplifiedLayerNormalization"): _simplified_layer_normalization,
     ("com.microsoft", "SimplifiedLayerNormalization"): _simplified_layer_normalization,

@@ -214,6 +214,10 @@ def _layer(cell: Cell, names: Sequence[str]) -> Converter:
             has_ended = graph.op("GreaterOrEqual", np.arange(steps).reshape(-1, 1, 1, 1), column)
             every = graph.op("Where", has_ended, np.array(0, sequence.dtype), every)
         last = [stack(graph, list(part), axis=0) for part in zip(*finals, strict=True)]
+        if column is not None:
+            # The states of a sequence without steps are zero in ONNX Runtime, whatever they were before.
+            is_empty = graph.op("Equal", column, np.int64(0))
+            last = [graph.op("Where", is_empty, np.array(0, part.dtype), part) for part in last]
         if batch_first:
             every = graph.op("Transpose", every, perm=[2, 0, 1, 3])
             last = [graph.op("Transpose", part, perm=[1, 0, 2]) for part in last]

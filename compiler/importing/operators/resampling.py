@@ -505,6 +505,10 @@ def _deform_conv(graph: Graph, node: Node) -> Value:
 def _grid_sample(graph: Graph, node: Node) -> Value | None:
     """Sample in float32, or in float64 where the data or the grid is; the result has the type of the data."""
     data, grid = node.input(0), node.input(1)
+    if grid.shape[-1] != data.rank - 2:
+        raise UnsupportedOperator(
+            f"its grid has {grid.shape[-1]} coordinates for {data.rank - 2} axes of the data"
+        )
     if data.dtype == grid.dtype == "float32":
         return None
     if "float" not in data.dtype and str(node.attributes.get("mode", "linear")) != "nearest":

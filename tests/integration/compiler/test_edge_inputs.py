@@ -180,3 +180,11 @@ def test_onnx_models_that_round_or_select(graph: str) -> None:
     model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> {graph}')
     onnx.checker.check_model(model)
     assert set(kinds(model.SerializeToString())) == {*EDGES}
+
+
+@pytest.mark.parametrize("reduction", ["max", "min"])
+def test_a_scatter_that_spreads_nan_is_right(reduction: str) -> None:
+    """ONNX Runtime keeps a number that NaN is compared with, numpy and ONNX's text don't."""
+    text = f"""<ir_version: 8, opset_import: ["" : 18]> g (float[5, 3] x, float[2, 3] u) => (float[5, 3] y)
+    <int64[2, 1] places = {{1, 3}}> {{ y = ScatterND <reduction = "{reduction}"> (x, places, u) }}"""
+    assert set(kinds(parser.parse_model(text).SerializeToString())) == {*EDGES}

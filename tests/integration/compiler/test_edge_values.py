@@ -16,6 +16,7 @@ from onnx import helper, numpy_helper
 
 from compiler.importing.model import read_onnx
 from compiler.importing.spec import ModelError
+from compiler.importing.values import numpy_dtype
 from compiler.verifying.imported import Imported
 from tests.marks import slow_except
 
@@ -375,3 +376,75 @@ def test_integers_times_a_fraction_are_refused() -> None:
     data = np.ones((2, 2), np.int32)
     with pytest.raises(ModelError, match=r"alpha 0\.5 isn't whole, but the inputs are: cast them to floats"):
         computed(model("Gemm", [data, data, data], alpha=0.5), [data, data, data])
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64", "int8"])
+def test_signs_and_shrinking_of_integers(dtype: str) -> None:
+    data = np.array([0, 1, 2, 3, 100], dtype)
+    assert computed(model("Sign", [data]), [data])[0].tolist() == [0, 1, 1, 1, 1]
+    found = computed(model("Shrink", [data], lambd=1.5, bias=1.0), [data])[0]
+    assert (found.dtype, found.tolist()) == (np.dtype(dtype), [0, 0, 1, 2, 99])
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"])
+def test_nan_and_infinities_of_small_floats(dtype: str) -> None:
+    data = np.arange(256, dtype=np.uint8).view(numpy_dtype(dtype))
+    wide = data.astype(np.float32)
+    for kind, wanted in (("IsNaN", np.isnan(wide)), ("IsInf", np.isinf(wide))):
+        proto = model(kind, [data], opset=20)
+        np.testing.assert_array_equal(computed(proto, [data])[0], wanted)
+
+
+def test_more_elements_than_there_are() -> None:
+    data = np.zeros(3, np.float32)
+    with pytest.raises(ModelError, match="it wants 5 elements of 3"):
+        computed(model("TopK", [data], [np.array([5])], outputs=2), [data])
+
+
+@pytest.mark.parametrize("dtype", ["int16", "uint16", "uint32"])
+def test_the_largest_of_integers_that_tvm_does_not_sort(dtype: str) -> None:
+    limits = np.iinfo(dtype)
+    data = np.array([3, limits.max, limits.min, limits.max - 1, 3], dtype)
+    values, places = computed(model("TopK", [data], [np.array([3])], outputs=2), [data])
+    assert values.tolist() == [limits.max, limits.max - 1, 3]
+    assert places.tolist() == [1, 3, 0]
+
+
+@pytest.mark.parametrize(
+    ("data", "scale"), [("float16", "float32"), ("float32", "float16"), ("float64", "float32")]
+)
+def test_a_normal_has_the_type_of_its_scale(data: str, scale: str) -> None:
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(2, 4)), rng.normal(size=4)
+    inputs = [x.astype(data), w.astype(scale)]
+    (found,) = computed(model("RMSNormalization", inputs, opset=23, axis=-1), inputs)
+    wanted = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + 1e-5) * w
+    assert found.dtype == scale
+    np.testing.assert_allclose(found, wanted, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize(("queries", "values"), [("float16", "float32"), ("float32", "float16")])
+def test_attention_of_several_types(queries: str, values: str) -> None:
+    """The sums are float32, each result has the type of what it is made of."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.normal(size=(1, 2, 3, 4)) for _ in range(3))
+    inputs = [q.astype(queries), k.astype(queries), v.astype(values)]
+    (found,) = computed(model("Attention", inputs, opset=23), inputs)
+    scores = q @ k.swapaxes(2, 3) / 2
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    assert found.dtype == queries
+    np.testing.assert_allclose(found, weights / weights.sum(-1, keepdims=True) @ v, rtol=2e-2, atol=2e-3)
+
+
+def test_a_normalization_in_float64() -> None:
+    data = np.random.default_rng(0).normal(size=(2, 3, 4, 5)) + 1e4
+    (found,) = computed(model("MeanVarianceNormalization", [data], opset=13), [data])
+    axes = (0, 2, 3)
+    centred = data - data.mean(axes, keepdims=True)
+    np.testing.assert_allclose(found, centred / (data.std(axes, keepdims=True) + 1e-9), rtol=1e-9)
+
+
+def test_a_slope_counts_for_negative_numbers_only() -> None:
+    data, slope = np.array([1, -1, 2, np.inf], np.float32), np.array([np.inf, 2, np.nan, np.inf], np.float32)
+    (found,) = computed(model("PRelu", [data, slope]), [data, slope])
+    np.testing.assert_array_equal(found, np.array([1, -2, 2, np.inf], np.float32))
