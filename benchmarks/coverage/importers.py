@@ -24,6 +24,7 @@ from compiler.codegen.pipeline import UNTUNED
 from compiler.importing.model import fuse_untuned, read_onnx
 from compiler.importing.padding import valid_part
 from compiler.importing.spec import ModelError, first_line
+from compiler.importing.values import from_storage, to_storage
 
 TARGET = '{"kind":"llvm","num-cores":1}'
 # The kernels run for microseconds: optimizing them would take most of the time.
@@ -32,23 +33,26 @@ CASE_S = 120.0
 # Sums are rounded in another order than in ONNX's reference. Near zero, where ONNX's runner has a constant
 # bound, an output may be off by this many rounding errors of its largest value.
 ROUNDING_ERRORS = 4
+# A compiled model, and the types of its outputs, empty if it says them itself.
+Imported = tuple[tvm.IRModule, list[str]]
 
 
-def _ours(case: Case) -> tvm.IRModule:
+def _ours(case: Case) -> Imported:
     """Import as a job does. Raises ModelError."""
     shapes = {name: array.shape for name, array in case.inputs.items() if isinstance(array, np.ndarray)}
-    return fuse_untuned(read_onnx(case.model, shapes), TARGET)
+    model = read_onnx(case.model, shapes)
+    return fuse_untuned(model, TARGET), [spec.dtype for spec in model.outputs]
 
 
-def _tvms(case: Case) -> tvm.IRModule:
+def _tvms(case: Case) -> Imported:
     """Import as TVM's documentation shows."""
     module = from_onnx(onnx.load_from_string(case.model))
     with tvm.target.Target({"kind": "llvm", "num-cores": 1}):
-        return relax.get_pipeline("zero")(module)
+        return relax.get_pipeline("zero")(module), []
 
 
 OURS, TVM_FRONTEND_OPS = "tunefarm", "TVM"
-IMPORTERS: dict[str, Callable[[Case], tvm.IRModule]] = {OURS: _ours, TVM_FRONTEND_OPS: _tvms}
+IMPORTERS: dict[str, Callable[[Case], Imported]] = {OURS: _ours, TVM_FRONTEND_OPS: _tvms}
 PIPELINES = {OURS: UNTUNED, TVM_FRONTEND_OPS: "default"}
 
 
@@ -58,10 +62,11 @@ def attempt(importer: str, case: Case) -> Answer:
         # TVM prints what fails and warns of names.
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
+            module, types = IMPORTERS[importer](case)
             executable = relax.build(
-                IMPORTERS[importer](case), tvm.target.Target(BUILD_TARGET), tir_pipeline=PIPELINES[importer]
+                module, tvm.target.Target(BUILD_TARGET), tir_pipeline=PIPELINES[importer]
             )
-            found = run(executable, list(case.inputs.values()))
+            found = run(executable, list(case.inputs.values()), types)
     except ModelError as error:
         return Answer(Outcome.REFUSED, str(error))
     except Exception as error:
@@ -82,18 +87,21 @@ def attempt(importer: str, case: Case) -> Answer:
 
 def _rounding_error(values: Array) -> float:
     """Return the rounding error of the largest finite value, zero for integers."""
-    if values.size == 0 or values.dtype.kind in "iub":
+    if values.size == 0 or "float" not in str(values.dtype):
         return 0.0
     sizes = np.abs(values.astype(np.float64))
     eps = float(ml_dtypes.finfo(values.dtype).eps)  # type: ignore[no-untyped-call]
     return float(np.max(sizes, where=np.isfinite(sizes), initial=0.0)) * eps
 
 
-def run(executable: Any, inputs: Sequence[Array]) -> list[Array]:
+def run(executable: Any, inputs: Sequence[Array], types: Sequence[str]) -> list[Array]:
+    """Return the outputs; those of types of less than a byte come as bytes, and `types` names their types."""
     machine = relax.VirtualMachine(executable, tvm.cpu())
-    result = machine["main"](*(tvm.runtime.tensor(np.asarray(array, order="C")) for array in inputs))
+    stored = [np.asarray(to_storage(np.asarray(array)), order="C") for array in inputs]
+    result = machine["main"](*map(tvm.runtime.tensor, stored))
     fields = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
-    return [field.numpy() for field in fields]
+    found = [field.numpy() for field in fields]
+    return list(map(from_storage, found, types)) if types else found
 
 
 class Attempts:

@@ -7,7 +7,6 @@ a child process. The sandbox keeps it from the network and from files, and it en
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
@@ -22,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any, BinaryIO, NoReturn
 
-from compiler.importing.spec import ModelError, first_line
+from compiler.importing.spec import ModelError, first_line, is_out_of_memory
 from sandbox.cache_seed import CACHE_FOLDER, ZIG_CACHE, CacheSeed
 from sandbox.environment import allowed_variables
 from sandbox.family_memory import INTERVAL_S, family_bytes, most_bytes
@@ -213,7 +212,4 @@ def write_line(reply: BinaryIO, fields: Mapping[str, Any]) -> None:
 
 def describe_error(error: Exception) -> str:
     """Return one line about an error of any library: strangers' input raises what nobody foresaw."""
-    is_refused = isinstance(error, OSError) and error.errno == errno.ENOMEM
-    if isinstance(error, MemoryError) or is_refused or "bad_alloc" in str(error):
-        return TOO_MUCH_MEMORY
-    return first_line(error)
+    return TOO_MUCH_MEMORY if is_out_of_memory(error) else first_line(error)

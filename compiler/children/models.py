@@ -35,10 +35,11 @@ from compiler.children.child import (
     write_line,
 )
 from compiler.children.linking import linker_seed
+from compiler.importing.blame import blamed
 from compiler.importing.formats.onnx_model import OnnxModel
 from compiler.importing.formats.reading import read_model
-from compiler.importing.model import ExtractedTask, RelaxModel, fuse_untuned
-from compiler.importing.spec import ModelError, Shape, TensorSpec
+from compiler.importing.model import ExtractedTask, RelaxModel, fuse, fuse_untuned
+from compiler.importing.spec import CompileError, ModelError, Shape, TensorSpec
 from compiler.packaging.artifact import (
     LIBRARY,
     ArtifactError,
@@ -297,7 +298,14 @@ class FusedModel:
         file = read_model(request.data, request.shapes)
         model, is_onnx = file.to_relax(), isinstance(file, OnnxModel)
         del file  # its weights are the model's now
-        return cls(model, VariantModel.of(model, request.target, request.tf32), is_onnx)
+        try:
+            variants = VariantModel.of(model, request.target, request.tf32)
+        except CompileError as error:
+            file = read_model(request.data, request.shapes)
+            if not isinstance(file, OnnxModel):
+                raise
+            raise blamed(error, file.file, lambda part: fuse(part, request.target)) from error
+        return cls(model, variants, is_onnx)
 
     @property
     def imported(self) -> ImportedModel:

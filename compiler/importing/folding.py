@@ -15,9 +15,9 @@ import numpy as np
 import onnx
 
 from compiler.constants.fold import MAX_CONSTANT_BYTES
-from compiler.importing.onnx_file import NARROW
 from compiler.importing.onnx_runtime import load_session
-from compiler.importing.values import Array, Node
+from compiler.importing.spec import NARROW
+from compiler.importing.values import Array, Node, numpy_dtype
 
 # A larger result of a convolution or a recurrence takes longer to compute than to leave to TVM.
 SLOW_TO_FOLD = {
@@ -55,9 +55,18 @@ def fold(node: Node) -> list[Array] | None:
             result = evaluate(node, given)
         if result is not None:
             return result if isinstance(result, list) else [np.asarray(result)]
+    # ONNX Runtime hands no narrow types over, neither as inputs nor as outputs.
+    if any(str(constant.dtype) in NARROW for constant in known) or _makes_narrow(node):
+        return None
     if node.kind in SLOW_TO_FOLD and sum(constant.size for constant in known) > MAX_SLOW_ELEMENTS:
         return None
     return _by_onnx_runtime(node)
+
+
+def _makes_narrow(node: Node) -> bool:
+    """Return whether a node's attributes name a type of less than a byte."""
+    types = {onnx.helper.np_dtype_to_tensor_dtype(numpy_dtype(name)) for name in NARROW}
+    return any(node.attributes.get(name) in types for name in ("to", "output_dtype", "dtype"))
 
 
 def _by_onnx_runtime(node: Node) -> list[Array] | None:
@@ -150,9 +159,9 @@ def _cast(node: Node, given: _Given) -> Array | None:
     if dtype.hasobject or data.dtype.hasobject:
         return None
     # Numbers of 8 bits and less saturate or wrap, as attributes say.
-    if str(dtype) in NARROW or str(dtype).startswith("float8"):
+    if str(dtype) in NARROW:
         return None
-    if str(data.dtype) in NARROW or str(data.dtype).startswith("float8"):
+    if str(data.dtype) in NARROW:
         data = data.astype(np.float32)
     return data.astype(dtype)
 

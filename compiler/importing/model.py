@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import logging
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,14 @@ from compiler.importing.onnx_file import COARSENESS, OnnxFile, read_file
 from compiler.importing.onnx_graph import Graph, check_size
 from compiler.importing.operators import CONVERTERS
 from compiler.importing.operators.forms import FORMS
-from compiler.importing.spec import ModelError, Shape, TensorSpec, first_line
+from compiler.importing.spec import (
+    CompileError,
+    ModelError,
+    Shape,
+    TensorSpec,
+    first_line,
+    is_out_of_memory,
+)
 from compiler.importing.values import UnsupportedOperator
 from compiler.importing.views import read_through_views
 from compiler.precision.half import reduce_in_floats, sum_in_floats
@@ -41,6 +49,9 @@ LAYOUTS = {
     "relax.nn.conv2d": ["NHWC", "HWIO"],
     "relax.nn.conv3d": ["NDHWC", "DHWIO"],
 }
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -95,7 +106,8 @@ def import_file(file: OnnxFile, names: Sequence[str] | None = None) -> RelaxMode
         warnings.simplefilter("ignore")
         graph = Graph(CONVERTERS, FORMS)
         module = graph.module(file, names)
-    return checked_model(module, file.inputs, names, file.computed_in, graph.padded_axes)
+    model = checked_model(module, file.inputs, names, file.computed_in)
+    return dataclasses.replace(model, outputs=graph.outputs)
 
 
 def checked_model(
@@ -103,18 +115,13 @@ def checked_model(
     inputs: tuple[TensorSpec, ...],
     output_names: Sequence[str],
     computed_in: str = "",
-    padded_axes: Sequence[int | None] = (),
 ) -> RelaxModel:
     """Return the model that `main` of a module is; by default its types say what it is computed in.
-    `padded_axes` are the padded axes of its outputs.
 
     Raises ModelError unless it computes tensors of static shapes and possible sizes."""
     _check_shapes(module)
     types = computed_in or _coarsest(module["main"])
     outputs = _outputs(output_names, module["main"].ret_ty)
-    if padded_axes:
-        pairs = zip(outputs, padded_axes, strict=True)
-        outputs = tuple(dataclasses.replace(spec, padded_axis=axis) for spec, axis in pairs)
     return RelaxModel(define_arithmetic(reduce_in_floats(module)), inputs, outputs, types)
 
 
@@ -144,8 +151,7 @@ def fuse(model: RelaxModel, target: str) -> tvm.IRModule:
         gv = call_tir(transpose1, (lv1,))                            # to NCHW
 
     Batch norms become part of convolution weights, constants are folded, and convolutions compute
-    channels-last; layouts change at the edges of the graph only. Raises ModelError when TVM can't compile the
-    model.
+    channels-last; layouts change at the edges of the graph only. Raises CompileError.
     """
     return fuse_operators(convert_operators(model, target), target)
 
@@ -181,7 +187,7 @@ def fuse_operators(operators: tvm.IRModule, target: str) -> tvm.IRModule:
     ->
         gv = call_tir(fused_conv2d_add_relu, (x, w, b))
 
-    Raises ModelError when TVM can't compile the model.
+    Raises CompileError.
     """
     passes = [
         legalize,
@@ -206,7 +212,7 @@ def fuse_untuned(model: RelaxModel, target: str) -> tvm.IRModule:
     ->
         gv = call_tir(fused_conv2d_relu, (x, w))
 
-    Raises ModelError when TVM can't compile the model.
+    Raises CompileError.
     """
     passes = [
         lambda module: sum_in_floats(module, parse_target(target)),
@@ -293,11 +299,18 @@ def _outputs(names: Sequence[str], result: Any) -> tuple[TensorSpec, ...]:
 
 def _apply(passes: list[Any], module: tvm.IRModule, target: str) -> tvm.IRModule:
     try:
-        with parse_target(target), tvm.transform.PassContext(opt_level=3):
+        parsed = parse_target(target)
+    except ValueError as error:
+        raise ModelError(f"the model can't be compiled: {error}") from error
+    try:
+        with parsed, tvm.transform.PassContext(opt_level=3):
             for step in passes:
                 module = step(module)
-    except Exception as error:
-        raise ModelError(f"TVM can't compile the model: {first_line(error)}") from error
+    except Exception as error:  # TVM raises whatever class its C++ side names
+        if is_out_of_memory(error):
+            raise
+        _log.warning("a model can't be compiled: %s: %s", type(error).__name__, first_line(error))
+        raise CompileError from error
     return module
 
 

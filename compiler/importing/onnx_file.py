@@ -17,7 +17,7 @@ import onnx.inliner
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from compiler.importing.spec import ModelError, Shape, TensorSpec, first_line
+from compiler.importing.spec import NARROW, ModelError, Shape, TensorSpec, first_line
 
 # Protobuf's own limit: larger models keep weights in other files.
 MAX_FILE_BYTES = (2 << 30) - 1
@@ -27,8 +27,6 @@ MAX_NODES = 50_000
 MAX_INPUT_ELEMENTS = 1 << 28
 MAX_RANK = 64
 _MAX_INT32 = (1 << 31) - 1
-# Types of less than a byte, which TVM stores otherwise than numpy, and their bits.
-NARROW = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2, "float4_e2m1fn": 4}
 # How coarsely a model computes, the finest first: the types of its floats, and their passing through bytes.
 COARSENESS = ("float64", "float32", "float16", "quantized", "bfloat16")
 # Bounds of attributes that TVM divides by or computes extents with, in any operator.
@@ -126,7 +124,7 @@ def _take_weights(proto: onnx.ModelProto, files: Mapping[str, memoryview]) -> di
             continue
         content = _content(tensor, files)
         dtype = _numpy_dtype(tensor)
-        # No runtime takes inputs of types of less than a byte.
+        # ONNX Runtime takes no inputs of narrow types.
         if content.nbytes > MAX_INLINE_BYTES and str(dtype) not in NARROW:
             weights[tensor.name] = np.frombuffer(content, dtype).reshape(tuple(tensor.dims))
             kept = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
@@ -456,8 +454,6 @@ def _fix_input(value: onnx.ValueInfoProto, given: Shape | None) -> TensorSpec:
         raise ModelError(f"input '{name}' has no element type that ONNX knows: {tensor.elem_type}") from error
     if dtype == "object":
         raise ModelError(f"input '{name}' holds text; only tensors of numbers are supported")
-    if dtype in NARROW:
-        raise ModelError(f"input '{name}' holds {dtype}: only constants of the model can")
     declared = None
     if tensor.HasField("shape"):
         # Exporters write zero for an extent that isn't known; only users know that one is meant.

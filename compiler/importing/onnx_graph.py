@@ -28,6 +28,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map, onnx_input
 
 from compiler.constants.fold import static_shape
 from compiler.importing.folding import check_fits, fold
+from compiler.importing.narrow import convert_narrow
 from compiler.importing.onnx_file import (
     MAX_NODES,
     FunctionKey,
@@ -38,11 +39,10 @@ from compiler.importing.onnx_file import (
     plain_domain,
 )
 from compiler.importing.padding import convert_padded, fill_invalid_rows
-from compiler.importing.spec import ModelError, Shape, first_line
+from compiler.importing.reasons import reason_of
+from compiler.importing.spec import NARROW, STORAGE, ModelError, Shape, TensorSpec, first_line
 from compiler.importing.values import OPSET, Array, NameScope, Node, UnsupportedOperator, Value, numpy_dtype
 
-# A message names the types of so many inputs.
-MAX_TOLD_INPUTS = 4
 # A small file can describe an enormous computation: no tensor of a model may be larger than this.
 MAX_TENSOR_BYTES = 4 << 30
 
@@ -66,8 +66,8 @@ class Graph:
         self._forms = forms
         self._functions: dict[FunctionKey, onnx.FunctionProto] = {}
         self._count = 0
-        # Of each result of the module, as in TensorSpec.
-        self.padded_axes: list[int | None] = []
+        # Those of the module.
+        self.outputs: tuple[TensorSpec, ...] = ()
 
     def module(self, file: OnnxFile, results: Sequence[str]) -> tvm.IRModule:
         """Return the module that computes these values of a file. Raises ModelError, which names the node
@@ -76,25 +76,25 @@ class Graph:
         self._functions = {function_key(one): one for one in file.proto.functions}
         names = identifiers([spec.name for spec in file.inputs])
         params = [
-            relax.Var(name, relax.TensorType(spec.shape, spec.dtype))
+            relax.Var(name, relax.TensorType(spec.shape, spec.storage))
             for name, spec in zip(names, file.inputs, strict=True)
         ]
-        # What holds nothing is known.
-        given = {
-            spec.name: Value(
-                np.empty(spec.shape, numpy_dtype(spec.dtype)) if 0 in spec.shape else None, param
-            )
-            for spec, param in zip(file.inputs, params, strict=True)
-        }
-        given |= {name: self.constant(array) for name, array in file.weights.items()}
         with self.builder.function("main", params=params):
             with self.builder.dataflow():
+                given = {
+                    spec.name: self._input(spec, param)
+                    for spec, param in zip(file.inputs, params, strict=True)
+                }
+                given |= {name: self.constant(array) for name, array in file.weights.items()}
                 try:
                     values = self.import_subgraph(graph, given, file.opsets, results)
                 except UnsupportedOperator as error:
                     raise ModelError(f"the model isn't valid ONNX: {error}") from error
                 values = [fill_invalid_rows(self, value) for value in values]
-                self.padded_axes = [value.padding.axis if value.padding else None for value in values]
+                self.outputs = tuple(
+                    TensorSpec(name, value.shape, value.dtype, value.padding.axis if value.padding else None)
+                    for name, value in zip(results, values, strict=True)
+                )
                 for name, value in zip(results, values, strict=True):
                     if value.size == 0:
                         raise ModelError(f"output '{name}' is empty, of shape {value.shape}: leave it out")
@@ -109,6 +109,17 @@ class Graph:
         module = self.builder.get()
         module["main"] = module["main"].with_attr("num_input", len(params))
         return module
+
+    def _input(self, spec: TensorSpec, param: relax.Var) -> Value:
+        if 0 in spec.shape:
+            # What holds nothing is known.
+            return Value(np.empty(spec.shape, numpy_dtype(spec.dtype)))
+        if spec.dtype not in NARROW:
+            return Value(expr=param)
+        if NARROW[spec.dtype] == 8:
+            return Value(expr=param).narrowed(spec.dtype)
+        mask = relax.const(np.array((1 << NARROW[spec.dtype]) - 1, STORAGE), STORAGE)
+        return self.emit(relax.op.bitwise_and(param, mask)).narrowed(spec.dtype)
 
     def import_subgraph(
         self,
@@ -143,14 +154,13 @@ class Graph:
                 raise
             except _Unknown as error:
                 raise ModelError(
-                    f"{_described(proto, position, opsets)} can't be imported: the operator isn't known. "
+                    f"{described(proto, position, opsets)} can't be imported: the operator isn't known. "
                     "Replace it by operators of ONNX or export the model with another version (opset)"
                 ) from error
             except Exception as error:
-                raise ModelError(
-                    f"{_described(proto, position, opsets)} can't be imported: {_reason(error)}"
-                    f"{_given(proto, values)}. Change or replace the node and export the model again"
-                ) from error
+                version = opsets.get(plain_domain(proto.domain), 1)
+                reason = reason_of(error, proto, values, version)
+                raise _NodeError(described(proto, position, opsets), reason) from error
             values.update(_named(proto.output, results))
 
     def node(
@@ -229,6 +239,9 @@ class Graph:
         if shape is None:
             raise UnsupportedOperator("the shape of what it computes depends on the data: not supported")
         check_size(shape, str(variable.ty.dtype))
+        if 0 in shape:
+            # What holds nothing is known.
+            return self.constant(np.empty(shape, numpy_dtype(str(variable.ty.dtype))))
         return Value(expr=variable)
 
     def _convert(self, node: Node) -> Sequence[Value | None]:
@@ -249,6 +262,14 @@ class Graph:
         folded = fold(node)
         if folded is not None:
             return self._constants(node, folded)
+        if any(value is not None and value.dtype in NARROW for value in node.inputs):
+            moved = convert_narrow(node, self._convert)
+            if moved is not None:
+                return moved
+        return self._import(node)
+
+    def _import(self, node: Node) -> Sequence[Value | None]:
+        """Import a node by the first that knows its operator."""
         converter = self._converters.get((node.domain, node.kind))
         if converter is not None:
             found = converter(self, node)
@@ -298,7 +319,11 @@ class Graph:
         attributes = {name: attribute.default_value for name, attribute in defaults if not attribute.required}
         attributes = {name: value for name, value in attributes.items() if value.type}
         attributes |= {attribute.name: attribute for attribute in node.proto.attribute}
-        return self._by_function(node, body, attributes)
+        try:
+            return self._by_function(node, body, attributes)
+        except _NodeError as error:
+            # Nobody has seen the nodes of ONNX's definitions.
+            raise UnsupportedOperator(f"by its definition, {error.reason}") from error
 
     def _call(self, node: Node, function: onnx.FunctionProto) -> Sequence[Value | None]:
         """Import the call of a function of the model."""
@@ -326,7 +351,8 @@ def _named(names: Iterable[str], results: Iterable[Value | None]) -> dict[str, V
     return {name: result for name, result in pairs if name and result is not None}
 
 
-def _described(proto: onnx.NodeProto, position: int, opsets: Mapping[str, int]) -> str:
+def described(proto: onnx.NodeProto, position: int, opsets: Mapping[str, int]) -> str:
+    """Name a node in a message: its operator, the operator's version, and its name or outputs."""
     domain = plain_domain(proto.domain)
     operator = f"{domain}.{proto.op_type}" if domain else proto.op_type
     version = opsets.get(domain, 1)
@@ -336,17 +362,14 @@ def _described(proto: onnx.NodeProto, position: int, opsets: Mapping[str, int]) 
     return f"operator {operator} (version {version}) of {node_name(proto, position)}"
 
 
-def _reason(error: Exception) -> str:
-    """Return the message of an error about a node, of TVM, of numpy or ours."""
-    return f"{error}" if isinstance(error, UnsupportedOperator) else first_line(error).rstrip(".")
+class _NodeError(ModelError):
+    """A node can't be imported for a reason."""
 
-
-def _given(proto: onnx.NodeProto, values: Mapping[str, Value]) -> str:
-    """Say which types and shapes a node's inputs have."""
-    known = [values[name] for name in proto.input if name in values]
-    types = ", ".join(f"{value.dtype} {value.shape}" for value in known[:MAX_TOLD_INPUTS])
-    more = ", ..." if len(known) > MAX_TOLD_INPUTS else ""
-    return f" (its inputs are {types}{more})" if known else ""
+    def __init__(self, node: str, reason: str) -> None:
+        super().__init__(
+            f"{node} can't be imported: {reason}. Change or replace the node and export the model again"
+        )
+        self.reason = reason
 
 
 class _Unknown(ValueError):

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from compiler.importing.spec import Shape
-from compiler.importing.values import Array, Node, Operators, Padding, Value
+from compiler.importing.values import Array, Node, Operators, Padding, Value, numpy_dtype
 
 NO_ROW = -1
 
@@ -88,7 +88,7 @@ def _filled(graph: Operators, value: Value, padding: Padding, number: float) -> 
     shape = [-1 if axis == padding.axis else 1 for axis in range(value.rank)]
     places = np.arange(value.shape[padding.axis]).reshape(shape)
     is_valid = graph.op("Less", places, padding.count)
-    return graph.op("Where", is_valid, value, np.array(number, value.dtype))
+    return graph.op("Where", is_valid, value, np.array(number, numpy_dtype(value.dtype)))
 
 
 def _shape(graph: Operators, node: Node, padded: Paddings) -> Sequence[Value]:

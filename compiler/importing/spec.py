@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from dataclasses import dataclass
 
 Shape = tuple[int, ...]
+# Types of less than a byte and small floats, and their bits.
+NARROW = {
+    "int4": 4,
+    "uint4": 4,
+    "int2": 2,
+    "uint2": 2,
+    "float4_e2m1fn": 4,
+    "float8_e4m3fn": 8,
+    "float8_e4m3fnuz": 8,
+    "float8_e5m2": 8,
+    "float8_e5m2fnuz": 8,
+    "float8_e8m0fnu": 8,
+}
+# Compiled code keeps each element of a narrow type as its code in a byte, as ml_dtypes does: in the low bits.
+STORAGE = "uint8"
 
 
 class ModelError(ValueError):
     """A model can't be tuned. The message is one sentence for the user with the cause and the next step."""
+
+
+class CompileError(ModelError):
+    """No code can be generated for a model."""
+
+    REASON = "no code can be generated for its types and shapes on this target"
+
+    def __init__(self) -> None:
+        super().__init__(f"the model can't be compiled: {self.REASON}. Report this with the model")
 
 
 class NoReference(Exception):
@@ -18,8 +43,10 @@ class NoReference(Exception):
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One input or output of a model; `dtype` is numpy's name.
+    """One input or output of a model; `dtype` is the name of a type of numpy or ml_dtypes.
 
+    An element of a narrow type takes a byte. Of an input, the upper bits don't matter; of an output, they
+    are 0.
     Along the `padded_axis` of an output, the data decides how many rows are valid. Valid rows come first. All
     others hold -1, or 0 if the type is boolean or unsigned.
     """
@@ -33,6 +60,22 @@ class TensorSpec:
         object.__setattr__(self, "shape", tuple(int(extent) for extent in self.shape))
         if any(extent < 0 for extent in self.shape):
             raise ValueError(f"tensor {self.name} has a negative extent: {self.shape}")
+
+    @property
+    def storage(self) -> str:
+        """The element type of the library's tensor."""
+        return storage_of(self.dtype)
+
+
+def storage_of(dtype: str) -> str:
+    """Return the type in which compiled code keeps the elements of another type."""
+    return STORAGE if dtype in NARROW else dtype
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error of any library says that memory ran out."""
+    is_refused = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError) or is_refused or "bad_alloc" in str(error)
 
 
 def first_line(error: BaseException) -> str:

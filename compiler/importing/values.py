@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from tvm import relax
 
 from compiler.constants.fold import static_shape
-from compiler.importing.spec import Shape
+from compiler.importing.spec import NARROW, STORAGE, Shape, storage_of
 
 Array = NDArray[Any]
 # The version of ONNX's operators in whose terms converters write.
@@ -31,25 +31,40 @@ class Padding:
 
 class Value:
     """A tensor of static shape: a constant of the model, or what an expression computes. `padding` says which
-    rows of it the data decides to be valid; without, all are."""
+    rows of it the data decides to be valid; without, all are. `narrow` is the type of elements whose
+    codes, in STORAGE, the expression computes."""
 
     def __init__(
-        self, constant: Array | None = None, expr: Any = None, padding: Padding | None = None
+        self,
+        constant: Array | None = None,
+        expr: Any = None,
+        padding: Padding | None = None,
+        narrow: str = "",
     ) -> None:
         self.constant = constant
         self._expr = expr
         self.padding = padding
+        self._narrow = narrow
 
     def with_padding(self, padding: Padding | None) -> Value:
-        return self if padding is self.padding else Value(self.constant, self._expr, padding)
+        return self if padding is self.padding else Value(self.constant, self._expr, padding, self._narrow)
+
+    def stored(self) -> Value:
+        """Return the codes of a narrow type's elements, as STORAGE."""
+        constant = self.constant if self.constant is None else to_storage(self.constant)
+        return Value(constant, self._expr, self.padding)
+
+    def narrowed(self, dtype: str) -> Value:
+        """Return elements of a narrow type, whose codes this value is."""
+        if self.constant is not None:
+            return Value(from_storage(self.constant, dtype), None, self.padding)
+        return Value(None, self._expr, self.padding, dtype)
 
     @cached_property
     def expr(self) -> relax.Expr:
-        return (
-            self._expr
-            if self._expr is not None
-            else relax.const(np.asarray(self.constant, order="C"), self.dtype)
-        )
+        if self.constant is None or self._expr is not None:
+            return self._expr
+        return relax.const(np.asarray(to_storage(self.constant), order="C"), storage_of(self.dtype))
 
     @cached_property
     def shape(self) -> Shape:
@@ -65,8 +80,10 @@ class Value:
 
     @cached_property
     def dtype(self) -> str:
-        """numpy's name of the element type."""
-        return str(self.constant.dtype if self.constant is not None else self._expr.ty.dtype)
+        """The element type: the name of a type of numpy or ml_dtypes."""
+        if self.constant is not None:
+            return str(self.constant.dtype)
+        return self._narrow or str(self._expr.ty.dtype)
 
     @property
     def size(self) -> int:
@@ -153,6 +170,19 @@ class Operators(Protocol):
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """Return numpy's type of an element type, also of those that ml_dtypes adds."""
     return _DTYPES[name] if name in _DTYPES else np.dtype(name)
+
+
+def to_storage(array: Array) -> Array:
+    """Return an array as compiled code takes it: of narrow types, the codes."""
+    dtype = str(array.dtype)
+    if dtype not in NARROW:
+        return array
+    return array.view(STORAGE) & np.uint8((1 << NARROW[dtype]) - 1)
+
+
+def from_storage(array: Array, dtype: str) -> Array:
+    """Return an array that compiled code computed as one of this type."""
+    return array.view(numpy_dtype(dtype)) if dtype in NARROW else array
 
 
 _DTYPES = {

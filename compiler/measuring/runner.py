@@ -27,6 +27,7 @@ from tvm import relax
 from compiler import fallback
 from compiler.codegen.pipeline import UNTUNED
 from compiler.gpus import read_attributes
+from compiler.importing.values import from_storage
 from compiler.measuring.builder import ERROR_CHARS, BuiltKernel, bind, doubling_kernel
 from compiler.measuring.clocks import GpuClocks
 from compiler.measuring.cuda_errors import explain
@@ -139,7 +140,7 @@ class LocalRunner:
         """
         try:
             library, manifest = open_artifact(artifact)
-            specs = [Parameter(spec.shape, spec.dtype) for spec in manifest.inputs]
+            specs = [Parameter(spec.shape, spec.storage) for spec in manifest.inputs]
             draws = MODULE_DRAWS if compare else MODULE_DRAWS[-1:]
             inputs = [[self._tensor(array) for array in draw.arrays(specs)] for draw in draws]
             # The reference runs and is freed before the library is even loaded: a small device has no room
@@ -291,8 +292,13 @@ def _difference(
 ) -> str:
     """Return what is wrong with a model's outputs, of the first inputs for which anything is."""
     padded_axes = [spec.padded_axis for spec in manifest.outputs]
+
+    def typed(outputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        pairs = zip(manifest.outputs, outputs, strict=True)
+        return [from_storage(array, spec.dtype) for spec, array in pairs]
+
     differences = (
-        compare_outputs(wanted, _arrays(main(*each)), manifest.computed_in, padded_axes)
+        compare_outputs(typed(wanted), typed(_arrays(main(*each))), manifest.computed_in, padded_axes)
         for each, wanted in zip(inputs, expected, strict=False)
     )
     return next(filter(None, differences), "")

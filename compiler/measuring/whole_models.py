@@ -16,6 +16,7 @@ import numpy as np
 from compiler.importing.formats.onnx_model import OnnxModel
 from compiler.importing.formats.reading import read_model
 from compiler.importing.spec import Shape, first_line
+from compiler.importing.values import from_storage
 from compiler.measuring.draws import InputKind, Parameter
 from core.measurement import Measurement, Outcome
 from core.model_format import ModelFormat, recognise
@@ -61,8 +62,11 @@ def time_in_onnx_runtime(model: IO[bytes], shapes: Mapping[str, Shape], threads:
         read = read_model(model, shapes)
         if not isinstance(read, OnnxModel):
             raise ValueError("it is no ONNX model")
-        arrays = InputKind.ORDINARY.arrays([Parameter(spec.shape, spec.dtype) for spec in read.inputs])
-        feed = {spec.name: array for spec, array in zip(read.inputs, arrays, strict=True)}
+        arrays = InputKind.ORDINARY.arrays([Parameter(spec.shape, spec.storage) for spec in read.inputs])
+        feed = {
+            spec.name: from_storage(array, spec.dtype)
+            for spec, array in zip(read.inputs, arrays, strict=True)
+        }
         del read
         options = runtime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from compiler import fallback
 from compiler.codegen.pipeline import PIPELINE, UNTUNED
 from compiler.codegen.steps import apply_passes, pass_context
 from compiler.constants.packing import prepack
-from compiler.importing.spec import TensorSpec, first_line
+from compiler.importing.spec import CompileError, TensorSpec, first_line, is_out_of_memory
 from compiler.lowering.trace import UNSCHEDULED, LoweringError, apply_trace
 from compiler.packaging import archive
 from compiler.packaging.archive import ArchiveError
@@ -35,6 +36,8 @@ REFERENCE = "reference.so"
 REFERENCE_FAILED = "the untuned model, to compare with: "
 MAX_LIBRARY_BYTES = 4 << 30
 MAX_MANIFEST_BYTES = 16 << 20
+
+_log = logging.getLogger(__name__)
 
 
 class ArtifactError(ValueError):
@@ -199,7 +202,10 @@ def build_library(module: tvm.IRModule, target: str, library: Path, pipeline: st
     except (LinkerError, CudaError) as error:
         raise ArtifactError(str(error)) from error
     except Exception as error:  # TVM raises whatever class its C++ side names
-        raise ArtifactError(f"the model can't be compiled: {first_line(error)}") from error
+        if is_out_of_memory(error):
+            raise
+        _log.warning("a model can't be compiled: %s: %s", type(error).__name__, first_line(error))
+        raise ArtifactError(str(CompileError())) from error
 
 
 def _schedule_function(

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from compiler.importing.onnx_file import NARROW, OnnxFile, node_name
+from compiler.importing.onnx_file import OnnxFile, node_name
 from compiler.importing.spec import TensorSpec
 from compiler.importing.values import numpy_dtype
 from compiler.measuring.outputs import compare_outputs
@@ -61,12 +61,12 @@ OPEN_FOR_INTEGERS = {
     *("SUM", "MEAN", "REDUCE_PROD", "CUMSUM"),
 }
 # Operators that may spread NaN further than ONNX Runtime does. NaN spreads further if products with zeros are
-# computed. ONNX Runtime's recurrent kernels lose it, and its pooling keeps only the NaN of a window's last
-# element.
+# computed. ONNX Runtime's recurrent kernels lose it, its pooling keeps only the NaN of a window's last
+# element, and its ScatterND the NaN of the data.
 _SPREADING = {
     *("Conv", "ConvTranspose", "DeformConv", "MatMul", "Gemm", "Einsum", "Attention", "MultiHeadAttention"),
     *("Resize", "Upsample", "Col2Im", "GRU", "LSTM", "RNN", "GroupQueryAttention"),
-    *("MaxPool", "GlobalMaxPool"),
+    *("MaxPool", "GlobalMaxPool", "ScatterND"),
     # PyTorch's
     *("convolution", "mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "einsum", "dot", "mv"),
     *("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu"),
@@ -138,10 +138,8 @@ def _with_limits(spec: TensorSpec, usual: Array, extent: int | None) -> Array:
     if _is_float(spec):
         limits = onnx_finfo(dtype)
         return _with(usual, [limits[1], -limits[1], 0.0, -0.0, limits[0], -limits[0], 1.0, 1.0])
-    if dtype.kind in "iu":
-        numbers = np.iinfo(dtype)
-        return _with(usual, [numbers.min, numbers.max, 0, 1, 1])
-    return usual
+    numbers = ml_dtypes.iinfo(dtype)  # type: ignore[no-untyped-call]
+    return _with(usual, [numbers.min, numbers.max, 0, 1, 1])
 
 
 def onnx_finfo(dtype: np.dtype[Any]) -> tuple[float, float]:
@@ -175,14 +173,17 @@ def compare_edges(wanted: Sequence[Array], found: Sequence[Array], computed_in: 
 
 
 def _is_finite(array: Array) -> NDArray[np.bool_]:
-    return (
-        np.isfinite(array.astype(np.float64)) if array.dtype.kind not in "iub" else np.ones(array.shape, bool)
-    )
+    return np.ones(array.shape, bool) if _is_whole(array) else np.isfinite(array.astype(np.float64))
+
+
+def _is_whole(array: Array) -> bool:
+    """Return whether an array holds integers or booleans, also of the types that ml_dtypes adds."""
+    return "float" not in str(array.dtype)
 
 
 def _differ(right: Array, own: Array) -> NDArray[np.bool_]:
     """Return where one value is NaN or infinite and the other isn't, or has the other sign."""
-    if right.dtype.kind in "iub":
+    if _is_whole(right):
         return np.zeros(right.shape, bool)
     a, b = right.astype(np.float64), own.astype(np.float64)
     both = np.isfinite(a) & np.isfinite(b)
@@ -205,7 +206,7 @@ def varying(file: OnnxFile) -> list[str]:
 
 def can_be_given(array: Array) -> bool:
     """Return whether a value can be an input of the model that is taken apart."""
-    return not array.dtype.hasobject and str(array.dtype) not in NARROW and array.size > 0
+    return not array.dtype.hasobject and array.size > 0
 
 
 def step_of(node: onnx.NodeProto) -> Step:
@@ -242,16 +243,16 @@ def judge(
 
 
 def _is_open(kinds: frozenset[str], inputs: Sequence[Array], right: Array) -> bool:
-    if all(array.dtype.kind in "iub" for array in inputs):
+    if all(map(_is_whole, inputs)):
         return bool(kinds & OPEN_FOR_INTEGERS)
-    if right.dtype.kind not in "iu":
+    if not _is_whole(right) or right.dtype.kind == "b":
         kinds = kinds - _CASTS
     return bool(kinds & OPEN_FOR_SPECIAL)
 
 
 def _spreads(right: Array, own: Array) -> bool:
     """Return whether all that differs is NaN or infinite where the right value is another."""
-    if right.shape != own.shape or right.dtype != own.dtype or right.dtype.kind in "iub":
+    if right.shape != own.shape or right.dtype != own.dtype or _is_whole(right):
         return False
     numbers = _is_finite(own)
     return bool(_is_finite(right)[numbers].all()) and not compare_outputs(
@@ -261,7 +262,7 @@ def _spreads(right: Array, own: Array) -> bool:
 
 def _overflows(right: Array, inputs: Sequence[Array]) -> bool:
     """Return whether products and sums of these inputs overflow or lose all digits, by the order of steps."""
-    if right.dtype.kind in "iub":
+    if _is_whole(right):
         return False
     most = onnx_finfo(right.dtype)[1] * _LARGE
     # NaN may stand beside large numbers, where an earlier step overflowed.
@@ -280,7 +281,7 @@ def is_open_at_edge(
     for right, own in zip(wanted, found, strict=True):
         if right.shape != own.shape or right.dtype != own.dtype:
             return False
-        if right.dtype.kind in "iub":
+        if _is_whole(right):
             if (right != own).any() and not kinds & (OPEN_FOR_SPECIAL | OPEN_FOR_INTEGERS):
                 return False
             continue

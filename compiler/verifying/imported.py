@@ -20,6 +20,7 @@ from compiler.importing.model import RelaxModel, fuse, fuse_untuned, import_file
 from compiler.importing.onnx_file import OnnxFile, node_name
 from compiler.importing.padding import valid_part
 from compiler.importing.spec import ModelError, NoReference, first_line
+from compiler.importing.values import from_storage, to_storage
 from compiler.measuring.outputs import compare_outputs
 from compiler.target import parse_target
 from compiler.verifying.apart import apart, given, selected_from
@@ -196,11 +197,11 @@ class Imported:
 
     def compute(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Return the outputs by name."""
-        arrays = [np.asarray(inputs[spec.name], order="C") for spec in self._model.inputs]
+        arrays = [np.asarray(to_storage(inputs[spec.name]), order="C") for spec in self._model.inputs]
         result = self._machine["main"](*map(tvm.runtime.tensor, arrays))
         fields = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
-        names = [spec.name for spec in self._model.outputs]
-        return {name: field.numpy() for name, field in zip(names, fields, strict=True)}
+        pairs = zip(self._model.outputs, fields, strict=True)
+        return {spec.name: from_storage(field.numpy(), spec.dtype) for spec, field in pairs}
 
     def compute_like(self, wanted: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Return the outputs by name, those that are padded as long as `wanted` unless more is valid."""

@@ -6,12 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
 from compiler.importing.onnx_file import OnnxFile
-from compiler.importing.spec import TensorSpec
+from compiler.importing.spec import NARROW, TensorSpec
 from compiler.importing.values import numpy_dtype
 
 Array = NDArray[Any]
@@ -46,9 +47,9 @@ def _array(spec: TensorSpec, extent: int | None, number: int, rng: np.random.Gen
     if spec.dtype == "bool":
         return rng.integers(0, 2, spec.shape).astype(dtype)
     if "int" in spec.dtype:
-        if spec.dtype in ("int8", "uint8") and extent is None:
-            low, high = (-128, 128) if spec.dtype == "int8" else (0, 256)
-            return rng.integers(low, high, spec.shape).astype(dtype)
+        if extent is None and (spec.dtype in ("int8", "uint8") or spec.dtype in NARROW):
+            limits = ml_dtypes.iinfo(dtype)  # type: ignore[no-untyped-call]
+            return rng.integers(limits.min, limits.max, spec.shape, endpoint=True).astype(dtype)
         return rng.integers(0, extent or 2, spec.shape).astype(dtype)
     values = rng.uniform(0, 1, spec.shape) if number else rng.standard_normal(spec.shape)
     return values.astype(dtype)

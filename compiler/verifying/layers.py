@@ -147,7 +147,7 @@ def compare(
         return f"it is {found.dtype} {found.shape} instead of {wanted.dtype} {wanted.shape}"
     if wanted.size == 0:
         return ""
-    if wanted.dtype.kind in "iu":
+    if "int" in str(wanted.dtype):
         steps = np.abs(found.astype(np.int64) - wanted.astype(np.int64))
         if steps.max() > 1:
             return f"{np.count_nonzero(steps > 1)} of {steps.size} values are off by more than a step"

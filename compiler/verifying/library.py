@@ -17,6 +17,7 @@ from compiler.importing.formats.onnx_model import OnnxModel
 from compiler.importing.onnx_file import OnnxFile
 from compiler.importing.padding import valid_part
 from compiler.importing.spec import ModelError, NoReference
+from compiler.importing.values import from_storage, to_storage
 from compiler.measuring.outputs import compare_outputs
 from compiler.packaging.artifact import Manifest
 from compiler.packaging.cuda import load_cuda
@@ -142,9 +143,11 @@ def _load(library: Path, manifest: Manifest) -> Callable[[Mapping[str, Array]], 
     machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), device)
 
     def run(inputs: Mapping[str, Array]) -> list[Array]:
-        arrays = [np.asarray(inputs[spec.name], order="C") for spec in manifest.inputs]
+        arrays = [np.asarray(to_storage(inputs[spec.name]), order="C") for spec in manifest.inputs]
         result = machine["main"](*(tvm.runtime.tensor(array, device) for array in arrays))
-        return [one.numpy() for one in ([result] if len(manifest.outputs) == 1 else result)]
+        fields = [result] if len(manifest.outputs) == 1 else list(result)
+        pairs = zip(manifest.outputs, fields, strict=True)
+        return [from_storage(field.numpy(), spec.dtype) for spec, field in pairs]
 
     return run
 

@@ -59,7 +59,7 @@ class Library:
         self._place = (CUDA if self._is_cuda else CPU, 0)
         self._device = tvm_ffi.device("cuda" if self._is_cuda else "cpu", 0)
         self._allocate = tvm_ffi.get_global_func("runtime.TVMTensorAllocWithScope")
-        self._layouts = [(tvm_ffi.Shape(one.shape), tvm_ffi.dtype(one.dtype)) for one in manifest.inputs]
+        self._layouts = [(tvm_ffi.Shape(one.shape), tvm_ffi.dtype(one.storage)) for one in manifest.inputs]
         self._write = tvm_ffi.get_global_func("runtime.TVMTensorCopyFromBytes")
 
     @property
@@ -95,6 +95,8 @@ class Library:
 
     def _tensor(self, spec: Tensor, layout: tuple[Any, Any], value: Any) -> Any:
         """Return an input as TVM takes it. Aligned memory is shared, and other memory is copied once."""
+        if spec.storage != spec.dtype:
+            return self._copied(layout, np.asarray(value))
         if isinstance(value, np.ndarray):
             if (
                 not self._is_cuda

@@ -19,11 +19,21 @@ from tunefarm_runtime.signature import check_signature, signed_digest
 Array = NDArray[Any]
 Shape = tuple[int, ...]
 CPU_INFO = Path("/proc/cpuinfo")
+# Types whose elements the library keeps as codes in the low bits of a byte, as ml_dtypes does.
+NARROW = frozenset(
+    {
+        *("int4", "uint4", "int2", "uint2", "float4_e2m1fn", "float8_e4m3fn", "float8_e4m3fnuz"),
+        *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    }
+)
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input or output: `dtype` is the name of a NumPy or ml_dtypes type, such as `float32`."""
+    """An input or output: `dtype` is the name of a NumPy or ml_dtypes type, such as `float32`.
+
+    An element of less than a byte, as of `int4`, takes a byte.
+    """
 
     name: str
     shape: Shape
@@ -45,6 +55,11 @@ class Tensor:
                     f"{self.name} has the element type {self.dtype}, which NumPy lacks: "
                     "install the package ml_dtypes"
                 ) from error
+
+    @property
+    def storage(self) -> str:
+        """The element type of the library's tensor."""
+        return "uint8" if self.dtype in NARROW else self.dtype
 
     def draw(self, rng: np.random.Generator) -> Array:
         """Return values that every model takes: integers may be token ids or a mask, so they are 0 or 1."""

@@ -20,7 +20,7 @@ from tunefarm_runtime.model import Extents, load
 Array = NDArray[Any]
 PROVIDER = "TunefarmExecutionProvider"
 # ONNX Runtime's names of element types, where they aren't NumPy's.
-_ONNX_NAMES = {"float32": "float", "float64": "double"}
+_ONNX_NAMES = {"float32": "float", "float64": "double", "float4_e2m1fn": "float4e2m1"}
 
 
 class SessionOptions:
@@ -205,4 +205,5 @@ def _array_at(dtype: DTypeLike | None, shape: Sequence[int], address: int) -> Ar
 
 def _node_arg(spec: Tensor, axes: Sequence[Extents]) -> NodeArg:
     shape = [lengths[0] if len(set(lengths)) == 1 else None for lengths in axes]
-    return NodeArg(spec.name, shape, f"tensor({_ONNX_NAMES.get(spec.dtype, spec.dtype)})")
+    name = _ONNX_NAMES.get(spec.dtype, spec.dtype.replace("float8_", "float8"))
+    return NodeArg(spec.name, shape, f"tensor({name})")

@@ -1,4 +1,4 @@
-"""Conversions to and from floats of 8 bits, which TVM rounds otherwise than ONNX."""
+"""Conversions to and from types of 8 bits and less, which TVM rounds otherwise than ONNX, or lacks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import onnx
 from numpy.typing import NDArray
 from tvm import relax, te, tirx
 
-from compiler.importing.onnx_file import NARROW
 from compiler.importing.onnx_graph import Converter, Graph
+from compiler.importing.spec import NARROW, STORAGE
 from compiler.importing.values import Node, UnsupportedOperator, Value, numpy_dtype
 
 
@@ -24,32 +24,63 @@ def _cast(graph: Graph, node: Node) -> Value | None:
     dtype = str(onnx.helper.tensor_dtype_to_np_dtype(to))
     if dtype == data.dtype:
         return data
-    if dtype in NARROW:
-        raise UnsupportedOperator(f"only constants can be converted to {dtype}")
-    if data.dtype.startswith("float8"):
-        return graph.op("Cast", _from_float8(graph, data), to=to)
-    if dtype.startswith("float8"):
+    saturate = bool(node.attributes.get("saturate", 1))
+    if data.dtype in NARROW:
+        number = _from_codes(graph, data)
+        return graph.op("Cast", number, to=to, saturate=int(saturate))
+    if dtype == "float8_e8m0fnu":
         number = graph.op("Cast", data, to=onnx.TensorProto.FLOAT)
-        return _to_float8(graph, number, dtype, bool(node.attributes.get("saturate", 1)))
+        return _to_power(graph, number, str(node.attributes.get("round_mode", "up")), saturate)
+    if dtype in NARROW:
+        if "int" in dtype:
+            return _to_narrow_integer(graph, data, dtype)
+        number = graph.op("Cast", data, to=onnx.TensorProto.FLOAT)
+        return _to_small_float(graph, number, dtype, saturate or NARROW[dtype] < 8)
     return graph.op("Cast", data, to=to) if node.kind == "CastLike" else None
 
 
-def _from_float8(graph: Graph, data: Value) -> Value:
-    """Look the values of all 256 codes up."""
-    places = graph.emit(relax.op.astype(reinterpreted(graph, data, "uint8").expr, "int32"))
+def _from_codes(graph: Graph, data: Value) -> Value:
+    """Return the values of small types: integers as int8 or uint8, floats as float32, which are looked up."""
+    codes = data.stored()
+    if data.dtype.startswith("uint"):
+        return codes
+    if "int" in data.dtype:
+        sign = np.int8(1 << (NARROW[data.dtype] - 1))
+        number = relax.op.bitwise_xor(_converted(codes, "int8"), relax.const(sign, "int8"))
+        return graph.emit(relax.op.subtract(graph.emit(number).expr, relax.const(sign, "int8")))
+    places = graph.emit(_converted(codes, "int32"))
     table = _values(data.dtype)
     return graph.emit(relax.op.take(relax.const(table, "float32"), places.expr, axis=0))
 
 
-def _to_float8(graph: Graph, data: Value, dtype: str, saturate: bool) -> Value:
+def _converted(value: Value, dtype: str) -> relax.Expr:
+    return relax.op.astype(value.expr, dtype)
+
+
+def _to_narrow_integer(graph: Graph, data: Value, dtype: str) -> Value:
+    """Return the lowest bits of integers. Floats are rounded to the nearest one, those in the middle away
+    from zero, as in ONNX Runtime."""
+    if "float" in data.dtype:
+        size = graph.op("Abs", graph.op("Cast", data, to=onnx.TensorProto.FLOAT))
+        whole = graph.op("Floor", size)
+        is_more = graph.op("GreaterOrEqual", graph.op("Sub", size, whole), np.float32(0.5))
+        whole = graph.op("Where", is_more, graph.op("Add", whole, np.float32(1)), whole)
+        number = graph.op("Cast", whole, to=onnx.TensorProto.INT32)
+        is_negative = graph.op("Less", data, np.array(0, numpy_dtype(data.dtype)))
+        data = graph.op("Where", is_negative, graph.op("Neg", number), number)
+    mask = relax.const(np.array((1 << NARROW[dtype]) - 1, STORAGE), STORAGE)
+    codes = graph.emit(_converted(data, STORAGE)) if data.dtype != STORAGE else data
+    return graph.emit(relax.op.bitwise_and(codes.expr, mask)).narrowed(dtype)
+
+
+def _to_small_float(graph: Graph, data: Value, dtype: str, saturate: bool) -> Value:
     """Count the bounds between codes below a number: that is its code, but for the sign.
 
     A number in the middle between two codes goes to the even one.
     """
     values = _values(dtype)
-    if dtype == "float8_e8m0fnu":
-        raise UnsupportedOperator(f"only constants can be converted to {dtype}")
-    positive = values[:128]
+    sign = len(values) // 2
+    positive = values[:sign]
     finite = positive[np.isfinite(positive)]
     middles = (finite[:-1].astype(np.float64) + finite[1:]) / 2
     lower_is_odd = np.arange(len(middles)) % 2 == 1
@@ -60,25 +91,57 @@ def _to_float8(graph: Graph, data: Value, dtype: str, saturate: bool) -> Value:
     code = graph.op("ReduceSum", counts, np.array([-1]), keepdims=0)
     most, last = finite[-1].astype(np.float64), len(finite) - 1
     infinite = np.flatnonzero(np.isinf(positive))
-    unordered = int(np.flatnonzero(np.isnan(values))[0])
+    # A type without NaN has minus zero instead, as in ml_dtypes.
+    unordered = int([*np.flatnonzero(np.isnan(values)), sign][0])
     if not saturate:
         # Beyond the middle to what the next number would be, it is infinite, or no number.
         beyond = np.float32(most + (most - finite[-2]) / 2)
         outside = graph.op("Greater" if last % 2 == 0 else "GreaterOrEqual", size, beyond)
-        code = graph.op("Where", outside, np.int32(infinite[0] if len(infinite) else unordered & 127), code)
-    has_sign = graph.op("Less", data, np.float32(0))
+        code = graph.op(
+            "Where", outside, np.int32(infinite[0] if len(infinite) else unordered & (sign - 1)), code
+        )
+    has_sign = graph.op("Less", reinterpreted(graph, data, "int32"), np.int32(0))
     if dtype.endswith("fnuz"):
         # The code of minus zero is no number.
         has_sign = graph.op("And", has_sign, graph.op("Greater", code, np.int32(0)))
-    code = graph.op("Add", code, graph.op("Where", has_sign, np.int32(128), np.int32(0)))
+    code = graph.op("Add", code, graph.op("Where", has_sign, np.int32(sign), np.int32(0)))
     if not saturate and dtype.endswith("fnuz"):
         code = graph.op("Where", outside, np.int32(unordered), code)
     code = graph.op("Where", graph.op("IsNaN", data), np.int32(unordered), code)
-    return reinterpreted(graph, graph.emit(relax.op.astype(code.expr, "uint8")), dtype)
+    return graph.emit(_converted(code, STORAGE)).narrowed(dtype)
+
+
+def _to_power(graph: Graph, data: Value, round_mode: str, saturate: bool) -> Value:
+    """Return the powers of two that floats are rounded to: the exponents of float32, from 2**-127 on.
+
+    Signs are ignored: ONNX leaves negative numbers open.
+    """
+    if round_mode not in ("up", "down", "nearest"):
+        raise UnsupportedOperator(f"round_mode is '{round_mode}': it must be up, down or nearest")
+    bits = graph.op("BitwiseAnd", reinterpreted(graph, data, "int32"), np.int32(0x7FFFFFFF))
+    # From one power to the next, but 2**-127 has half as many numbers below 2**-126 as others.
+    step, least, infinite = 1 << 23, 1 << 22, 0x7F800000
+    rest = graph.op("BitwiseAnd", bits, np.int32(step - 1))
+    code = graph.emit(relax.op.right_shift(bits.expr, relax.const(23, "int32")))
+    if round_mode != "down":
+        is_least = graph.op("Equal", code, np.int32(0))
+        after = {"up": (0, least), "nearest": (least - 1, least + least // 2 - 1)}[round_mode]
+        bound = graph.op("Where", is_least, np.int32(after[1]), np.int32(after[0]))
+        code = graph.op(
+            "Add", code, graph.op("Where", graph.op("Greater", rest, bound), np.int32(1), np.int32(0))
+        )
+    if saturate:
+        code = graph.op("Min", code, np.int32(254))
+    else:
+        code = graph.op("Where", graph.op("Less", bits, np.int32(least)), np.int32(255), code)
+        code = graph.op("Min", code, np.int32(255))
+    code = graph.op("Where", graph.op("Greater", bits, np.int32(infinite)), np.int32(255), code)
+    return graph.emit(_converted(code, STORAGE)).narrowed("float8_e8m0fnu")
 
 
 def _values(dtype: str) -> NDArray[np.float32]:
-    return np.arange(256, dtype=np.uint8).view(numpy_dtype(dtype)).astype(np.float32)
+    """Return the values of all codes of a small type of floats."""
+    return np.arange(1 << NARROW[dtype], dtype=np.uint8).view(numpy_dtype(dtype)).astype(np.float32)
 
 
 def _bit_cast(graph: Graph, node: Node) -> Value:
@@ -88,8 +151,13 @@ def _bit_cast(graph: Graph, node: Node) -> Value:
         return graph.op("Cast", data, to=int(node.attributes["to"]))
     if "bool" in (dtype, data.dtype):
         raise UnsupportedOperator("the bits of booleans aren't supported")
-    if numpy_dtype(dtype).itemsize != numpy_dtype(data.dtype).itemsize:
-        raise UnsupportedOperator(f"{data.dtype} and {dtype} have different numbers of bits")
+    before, after = (NARROW.get(one, 8 * numpy_dtype(one).itemsize) for one in (data.dtype, dtype))
+    if before != after:
+        raise UnsupportedOperator(f"{data.dtype} has {before} bits and {dtype} has {after}")
+    data = data.stored() if data.dtype in NARROW else data
+    if dtype in NARROW:
+        codes = data if data.dtype == STORAGE else reinterpreted(graph, data, STORAGE)
+        return codes.narrowed(dtype)
     return reinterpreted(graph, data, dtype)
 
 

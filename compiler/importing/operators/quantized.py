@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tvm import relax
 
 from compiler.importing.onnx_graph import Converter, Graph
+from compiler.importing.spec import NARROW
 from compiler.importing.values import Node, UnsupportedOperator, Value, numpy_dtype
 
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "int64", "int4", "uint4", "int2", "uint2")
@@ -25,11 +26,20 @@ def bounds(dtype: str) -> tuple[int, int]:
     return (0, 2**bits - 1) if dtype.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
-def quantize(graph: Graph, data: Value, scale: Value, zero: Value | None, dtype: str) -> Value:
-    """Return saturate(round(data / scale) + zero point); `scale` and `zero` broadcast to the data."""
+def quantize(
+    graph: Graph, data: Value, scale: Value, zero: Value | None, dtype: str, saturate: bool = True
+) -> Value:
+    """Return saturate(round(data / scale) + zero point); `scale` and `zero` broadcast to the data.
+
+    Without `saturate`, floats of 8 bits are infinite or NaN beyond their range.
+    """
     wide = "float64" if "float64" in (data.dtype, scale.dtype) else "float32"
     quotient = graph.op("Div", cast(graph, data, wide), cast(graph, scale, wide))
-    return _saturated(graph, quotient, zero, dtype)
+    if dtype in INTEGERS:
+        return _saturated(graph, quotient, zero, dtype)
+    if zero is not None and not _is_zero(zero):
+        quotient = graph.op("Add", quotient, cast(graph, zero, wide))
+    return cast(graph, quotient, dtype, saturate)
 
 
 def requantize(
@@ -43,28 +53,31 @@ def requantize(
 
 def _saturated(graph: Graph, quotient: Value, zero: Value | None, dtype: str) -> Value:
     """Return saturate(round(quotient) + zero point)."""
-    if dtype not in INTEGERS:
-        return cast(graph, quotient, dtype)
     rounded = graph.op("Round", quotient)
     if zero is not None:
         rounded = graph.op("Add", rounded, cast(graph, zero, quotient.dtype))
     low, high = (np.array(bound, quotient.dtype) for bound in bounds(dtype))
-    return graph.emit(relax.op.astype(graph.op("Clip", rounded, low, high).expr, dtype))
+    inside = graph.op("Clip", rounded, low, high)
+    if dtype in NARROW:
+        return cast(graph, inside, dtype)
+    return graph.emit(relax.op.astype(inside.expr, dtype))
 
 
 def dequantize(graph: Graph, data: Value, scale: Value, zero: Value | None, dtype: str = "float32") -> Value:
     """Return (data - zero point) * scale."""
-    if data.dtype in INTEGERS and zero is not None and not _is_zero(zero):
-        narrow = "int32" if data.dtype not in ("int32", "int64") else data.dtype
-        data = graph.op("Sub", cast(graph, data, narrow), cast(graph, zero, narrow))
     wide = dtype if dtype == "float64" else "float32"
+    if zero is not None and not _is_zero(zero):
+        whole = data.dtype if data.dtype in ("int32", "int64") else "int32"
+        exact = whole if data.dtype in INTEGERS else wide
+        data = graph.op("Sub", cast(graph, data, exact), cast(graph, zero, exact))
     return cast(graph, graph.op("Mul", cast(graph, data, wide), cast(graph, scale, wide)), dtype)
 
 
-def cast(graph: Graph, value: Value, dtype: str) -> Value:
+def cast(graph: Graph, value: Value, dtype: str, saturate: bool = True) -> Value:
     if value.dtype == dtype:
         return value
-    return graph.op("Cast", value, to=onnx.helper.np_dtype_to_tensor_dtype(numpy_dtype(dtype)))
+    to = onnx.helper.np_dtype_to_tensor_dtype(numpy_dtype(dtype))
+    return graph.op("Cast", value, to=to, saturate=int(saturate))
 
 
 def _is_zero(value: Value) -> bool:
@@ -102,8 +115,6 @@ def _quantize_linear(graph: Graph, node: Node) -> Value | None:
     if node.input(0).dtype == "float32" and _is_plain(node, node.optional(2)):
         return None
     data, scale, zero = node.input(0), node.input(1), node.optional(2)
-    if not node.attributes.get("saturate", 1):
-        raise UnsupportedOperator("without saturation it isn't supported")
     dtype = "uint8" if zero is None else zero.dtype
     if node.attributes.get("output_dtype"):
         number = int(node.attributes["output_dtype"])
@@ -111,7 +122,8 @@ def _quantize_linear(graph: Graph, node: Node) -> Value | None:
     axis, block = int(node.attributes.get("axis", 1)), int(node.attributes.get("block_size", 0))
     scale = along_axis(graph, scale, data, axis, block) if data.rank else scale
     zero = along_axis(graph, zero, data, axis, block) if zero is not None and data.rank else zero
-    return quantize(graph, data, scale, zero, dtype)
+    saturate = bool(node.attributes.get("saturate", 1))
+    return quantize(graph, data, scale, zero, dtype, saturate)
 
 
 def _dequantize_linear(graph: Graph, node: Node) -> Value | None:
@@ -130,8 +142,8 @@ def _dequantize_linear(graph: Graph, node: Node) -> Value | None:
 
 
 def _dynamic_quantize_linear(graph: Graph, node: Node) -> Sequence[Value]:
-    """Quantize to uint8 by the range of the data. A scale of zero, for data of nothing but zeros, is replaced
-    by one."""
+    """Quantize to uint8 by the range of the data. The scale of data of nothing but zeros is one, as in ONNX
+    Runtime."""
     data = node.input(0)
     zero, most = np.float32(0), np.float32(255)
     low = graph.op("Min", zero, graph.op("ReduceMin", data, keepdims=0))
@@ -142,7 +154,7 @@ def _dynamic_quantize_linear(graph: Graph, node: Node) -> Sequence[Value]:
         "Round", graph.op("Clip", graph.op("Sub", zero, graph.op("Div", low, divisor)), zero, most)
     )
     point = cast(graph, point, "uint8")
-    return [quantize(graph, data, divisor, point, "uint8"), scale, point]
+    return [quantize(graph, data, divisor, point, "uint8"), divisor, point]
 
 
 def matmul_of_integers(graph: Graph, a: Value, b: Value, a_zero: Value | None, b_zero: Value | None) -> Value:
@@ -220,12 +232,15 @@ def _scalar(graph: Graph, value: Value) -> Value:
 
 def _qlinear_matmul(graph: Graph, node: Node) -> Value:
     a, a_scale, a_zero, b, b_scale, b_zero, scale, zero = (node.input(position) for position in range(8))
-    total = matmul_of_integers(graph, a, b, _scalar(graph, a_zero), _scalar(graph, b_zero))
-    a_scale = _scalar(graph, a_scale)
+    a_zero, b_zero, scale, zero = (_scalar(graph, value) for value in (a_zero, b_zero, scale, zero))
+    a_scale, b_scale = _scalar(graph, a_scale), _scalar(graph, b_scale)
     if a_scale.rank == 1:
         a_scale = graph.op("Unsqueeze", a_scale, np.array([1]))
-    scales = a_scale, _scalar(graph, b_scale)
-    return requantize(graph, total, scales, _scalar(graph, scale), _scalar(graph, zero), zero.dtype)
+    if "float" in a.dtype or "float" in b.dtype:
+        factors = dequantize(graph, a, a_scale, a_zero), dequantize(graph, b, b_scale, b_zero)
+        return quantize(graph, graph.op("MatMul", *factors), scale, zero, zero.dtype)
+    total = matmul_of_integers(graph, a, b, a_zero, b_zero)
+    return requantize(graph, total, (a_scale, b_scale), scale, zero, zero.dtype)
 
 
 def _qgemm(graph: Graph, node: Node) -> Value:

@@ -130,8 +130,13 @@ static tunefarm_status parse_tensor(tensor_list* list, char* text) {
   memcpy(shape, lengths, sizeof(int64_t) * (size_t)ndim);
   TVMFFIByteArray type_name = bytes_of(dtype);
   if (TVMFFIDataTypeFromString(&type_name, &list->types[at]) != 0) return tvm_error(dtype);
+  if (list->types[at].bits < 8 || strncmp(dtype, "float8", 6) == 0) {
+    /* The library keeps the code of such an element in a byte. */
+    DLDataType byte = {kDLUInt, 8, 1};
+    list->types[at] = byte;
+  }
   size_t bits = (size_t)list->types[at].bits * list->types[at].lanes;
-  tunefarm_tensor tensor = {strdup(name), strdup(dtype), ndim, shape, (size_t)elements * ((bits + 7) / 8)};
+  tunefarm_tensor tensor = {strdup(name), strdup(dtype), ndim, shape, (size_t)elements * (bits / 8)};
   list->tensors[at] = tensor;
   list->buffers[at] = NULL;
   list->count = at + 1;

@@ -23,7 +23,8 @@ typedef struct {
 
 typedef struct {
   const char* name;
-  const char* dtype;    /* "float32", "int64", ... */
+  const char* dtype;    /* "float32", "int64", ...; an element of less than a byte ("int4", "uint4", "int2", "uint2",
+                         * "float4_e2m1fn") is the low bits of a byte. Upper bits of inputs are ignored, of outputs 0 */
   int ndim;
   const int64_t* shape; /* ndim lengths; elements are in row-major order */
   size_t bytes;         /* the size of the whole tensor */

@@ -148,6 +148,38 @@ def test_a_program_runs_several_bundles(bundle: Path, tmp_path: Path) -> None:
     assert (code, other, again) == (0, "-1", first)
 
 
+NARROW = """
+#include <iostream>
+#include "tunefarm.hpp"
+
+int main(int argc, char** argv) {
+  tunefarm_runtime::Model model(argv[argc - 1], 1);
+  const unsigned char x[4] = {0xF8, 0x0F, 0x07, 0x10};  /* -8, -1, 7, 0: the upper bits don't matter */
+  unsigned char y[4];
+  signed char z[4];
+  model.run({x}, {y, z});
+  std::cout << model.inputs()[0].dtype << " " << model.inputs()[0].bytes;
+  for (int k = 0; k < 4; ++k) std::cout << " " << int(y[k]) << " " << int(z[k]);
+}
+"""
+
+
+@pytest.mark.slow
+def test_elements_of_less_than_a_byte_take_a_byte(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Identity", ["x"], ["y"]),
+        helper.make_node("Cast", ["x"], ["z"], to=TensorProto.INT8),
+    ]
+    types = {"x": TensorProto.INT4, "y": TensorProto.INT4, "z": TensorProto.INT8}
+    values = [helper.make_tensor_value_info(name, dtype, [4]) for name, dtype in types.items()]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
+    make_bundle(compile_model(model.SerializeToString(), tmp_path / "model"), tmp_path / "bundle")
+    (tmp_path / "main.cpp").write_text(NARROW)
+    main = build(tmp_path / "bundle", tmp_path / "main", [tmp_path / "main.cpp"], "g++", "-std=c++17")
+    assert output_of(main, str(tmp_path / "bundle")) == (0, "int4 4 8 -8 15 -1 7 7 0 0")
+
+
 def test_a_bundle_is_small_and_complete(bundle: Path) -> None:
     libraries = sum(file.stat().st_size for file in (bundle / "lib").iterdir())
     assert libraries <= 10e6

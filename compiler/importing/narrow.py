@@ -1,0 +1,41 @@
+"""Import nodes that move elements of less than a byte, or floats of a byte.
+
+Each element's code is kept in a byte. What moves elements moves these bytes; what converts them to another
+type has converters of its own. No other operator of ONNX takes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from compiler.importing.spec import NARROW, STORAGE
+from compiler.importing.values import Node, UnsupportedOperator, Value
+
+_MOVES = {
+    *("Concat", "Expand", "Flatten", "Gather", "Identity", "Pad", "Reshape", "Slice", "Split", "Squeeze"),
+    *("TensorScatter", "Tile", "Transpose", "Unsqueeze", "Where"),
+}
+_CONVERTS = {
+    *("BitCast", "Cast", "CastLike", "DequantizeLinear", "QuantizeLinear", "If", "Loop", "Scan"),
+    *("IsInf", "IsNaN", "OptionalHasElement", "QLinearMatMul", "Shape", "Size"),
+}
+
+
+def convert_narrow(
+    node: Node, plainly: Callable[[Node], Sequence[Value | None]]
+) -> Sequence[Value | None] | None:
+    """Import a node that moves narrow elements; `plainly` imports it for their codes. Return None for a node
+    that converts them. Raises UnsupportedOperator for any other."""
+    if node.domain or node.kind in _CONVERTS:
+        return None
+    dtypes = {value.dtype for value in node.inputs if value is not None and value.dtype in NARROW}
+    (dtype,) = dtypes if len(dtypes) == 1 else ("",)
+    if node.kind not in _MOVES or not dtype:
+        names = " and ".join(sorted(dtypes))
+        raise UnsupportedOperator(f"ONNX doesn't define it for {names}: cast to a wider type before it")
+    codes = tuple(
+        value.stored() if value is not None and value.dtype in NARROW else value for value in node.inputs
+    )
+    results = plainly(replace(node, inputs=codes))
+    return [result and (result.narrowed(dtype) if result.dtype == STORAGE else result) for result in results]

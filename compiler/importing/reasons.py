@@ -1,0 +1,121 @@
+"""The reason in a message why a node can't be imported, in ONNX's words.
+
+What TVM and Python say of a failure is for their developers. So a node that fails is looked at again: for
+inputs that ONNX doesn't allow, and else for the inputs and attributes that no importer takes.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from compiler.importing.spec import first_line
+from compiler.importing.values import UnsupportedOperator, Value
+
+_log = logging.getLogger(__name__)
+# A message names so many inputs, and so many characters of an attribute.
+MAX_TOLD_INPUTS = 4
+MAX_TOLD_CHARS = 40
+# ONNX looks at the values of constants up to this size.
+_MAX_TOLD_ELEMENTS = 1 << 10
+# Errors of these are about the model; what TVM says is about itself.
+_PLAIN_SPOKEN = (str(Path(__file__).parents[1]), str(Path(np.__file__).parent))
+
+
+def reason_of(error: Exception, proto: onnx.NodeProto, values: Mapping[str, Value], version: int) -> str:
+    """Return why a node can't be imported, without a full stop. `version` is of the operator's domain."""
+    if isinstance(error, UnsupportedOperator):
+        return f"{error}{_given(proto, values)}"
+    _log.info("operator %s: %s: %s", proto.op_type, type(error).__name__, first_line(error))
+    found = _mixed_types(proto, values, version) or _disallowed(proto, values, version)
+    if found:
+        return f"{found}{_given(proto, values)}"
+    if isinstance(error, ValueError | IndexError | MemoryError) and _is_plain_spoken(error):
+        return f"{first_line(error).rstrip('.')}{_given(proto, values)}"
+    told = ", ".join(f"{each.name}={_short(each)}" for each in proto.attribute if each.type != each.GRAPH)
+    what = f"attributes ({told})" if told else "types and shapes"
+    return f"it isn't supported for these {what}{_given(proto, values)}"
+
+
+def _is_plain_spoken(error: BaseException) -> bool:
+    """Return whether our code or numpy raised an error."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PLAIN_SPOKEN)
+
+
+def _schema(proto: onnx.NodeProto, version: int) -> Any:
+    try:
+        return onnx.defs.get_schema(proto.op_type, version, proto.domain)
+    except onnx.defs.SchemaError:
+        return None
+
+
+def _mixed_types(proto: onnx.NodeProto, values: Mapping[str, Value], version: int) -> str:
+    """Say which inputs have different types where ONNX wants one; empty where none do."""
+    schema = _schema(proto, version)
+    if schema is None:
+        return ""
+    formal: Sequence[Any] = schema.inputs
+    found: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    for position, name in enumerate(proto.input):
+        one = formal[min(position, len(formal) - 1)] if formal else None
+        # A loop's and a scan's inputs may have any types.
+        if one is not None and name in values and getattr(one, "is_homogeneous", True):
+            found[one.type_str].setdefault(values[name].dtype, name)
+    for dtypes in found.values():
+        if len(dtypes) > 1:
+            (first, one), (second, other), *_ = dtypes.items()
+            return f"'{one}' is {first} and '{other}' is {second}, and ONNX wants one type: add a Cast"
+    return ""
+
+
+def _disallowed(proto: onnx.NodeProto, values: Mapping[str, Value], version: int) -> str:
+    """Return what ONNX's own shape inference says against the inputs; empty where it says nothing."""
+    schema = _schema(proto, version)
+    if schema is None or any(each.type in (each.GRAPH, each.GRAPHS) for each in proto.attribute):
+        return ""
+    known = {name: values[name] for name in proto.input if name in values}
+    types = {name: value.onnx_type() for name, value in known.items()}
+    data = {
+        name: numpy_helper.from_array(np.asarray(value.constant), name)
+        for name, value in known.items()
+        if value.constant is not None and value.size <= _MAX_TOLD_ELEMENTS
+    }
+    try:
+        onnx.shape_inference.infer_node_outputs(
+            schema, proto, types, data, opset_imports=[onnx.helper.make_opsetid(proto.domain, version)]
+        )
+    except onnx.shape_inference.InferenceError as error:
+        text = re.split(r"\[\w+Error\]", first_line(error))[-1].strip().rstrip(".")
+        return f"ONNX doesn't allow its inputs: {text[:1].lower()}{text[1:]}" if text else ""
+    except Exception:  # it can't judge what it doesn't know
+        return ""
+    return ""
+
+
+def _short(attribute: onnx.AttributeProto) -> str:
+    value = onnx.helper.get_attribute_value(attribute)
+    if isinstance(value, bytes):
+        return f"'{value.decode(errors='replace')[:MAX_TOLD_CHARS]}'"
+    if isinstance(value, onnx.TensorProto | onnx.SparseTensorProto):
+        return "a tensor"
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= MAX_TOLD_CHARS else f"{text[:MAX_TOLD_CHARS]}..."
+
+
+def _given(proto: onnx.NodeProto, values: Mapping[str, Value]) -> str:
+    """Say which types and shapes a node's inputs have."""
+    known = [values[name] for name in proto.input if name in values]
+    types = ", ".join(f"{value.dtype} {value.shape}" for value in known[:MAX_TOLD_INPUTS])
+    more = ", ..." if len(known) > MAX_TOLD_INPUTS else ""
+    return f" (its inputs are {types}{more})" if known else ""

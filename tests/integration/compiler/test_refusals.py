@@ -1,0 +1,152 @@
+"""What can't be imported or compiled is refused in plain words: which node, why, and what to do."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import tvm
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from compiler.children.models import compile_untuned
+from compiler.importing import legalization, model
+from compiler.importing.blame import blamed
+from compiler.importing.model import fuse_untuned, import_file, read_onnx
+from compiler.importing.onnx_file import read_file
+from compiler.importing.spec import CompileError, ModelError
+from compiler.packaging.artifact import ArtifactError
+
+Array = NDArray[Any]
+TARGET = '{"kind":"llvm","num-cores":1}'
+# What TVM and Python call things, and how TVM dumps its objects.
+FOREIGN = re.compile(
+    r"TVM|tvm|relax|PrimType|StructInfo|NoneType|InternalError|Check failed|datatype|operator\(s\)"
+    r"|\blv\d|\bR\.|\bT\.|\bir\.|span=|dtype=|object has no|not iterable|0x[0-9a-f]{6}"
+)
+
+
+def model_of(kind: str, inputs: Sequence[Array], constants: Sequence[Array], **attributes: Any) -> bytes:
+    opset = attributes.pop("opset", 23)
+    given = {f"x{k}": array for k, array in enumerate(inputs)}
+    fixed = {f"c{k}": array for k, array in enumerate(constants)}
+    node = helper.make_node(kind, [*given, *fixed], ["y"], name="here", **attributes)
+    values = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        for name, array in given.items()
+    ]
+    graph = helper.make_graph(
+        [node],
+        "one",
+        values,
+        [onnx.ValueInfoProto(name="y")],
+        [numpy_helper.from_array(array, name) for name, array in fixed.items()],
+    )
+    graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    return bytes(made.SerializeToString())
+
+
+def floats(*shape: int, dtype: str = "float32") -> Array:
+    return np.zeros(shape, dtype)
+
+
+REFUSED: Mapping[str, tuple[bytes, str]] = {
+    "two types": (
+        model_of("Add", [floats(3, dtype="float16"), floats(3)], []),
+        "'x0' is float16 and 'x1' is float32, and ONNX wants one type: add a Cast",
+    ),
+    "bytes divided by int64": (
+        model_of("Div", [floats(3, dtype="uint8")], [np.array(3)]),
+        "'x0' is uint8 and 'c0' is int64, and ONNX wants one type: add a Cast",
+    ),
+    "shapes of a product": (
+        model_of("MatMul", [floats(2, 3), floats(4, 5)], []),
+        "ONNX doesn't allow its inputs: incompatible dimensions for matrix multiplication",
+    ),
+    "channels": (model_of("Conv", [floats(1, 3, 5, 5), floats(4, 2, 3, 3)], []), "these types and shapes"),
+    "an extent": (model_of("Reshape", [floats(2, 3)], [np.array([4, 2])]), "these types and shapes"),
+    "a permutation": (
+        model_of("Transpose", [floats(2, 3)], [], perm=[0, 2]),
+        "invalid attribute perm {0, 2}",
+    ),
+    "an equation": (
+        model_of("Einsum", [floats(2, 3)], [], equation="ij->i!"),
+        "it isn't supported for these attributes (equation='ij->i!')",
+    ),
+    "a softmax of integers": (model_of("Softmax", [floats(4, dtype="int64")], []), "types and shapes"),
+    "a condition of floats": (model_of("Where", [floats(3)] * 3, []), "types and shapes"),
+    "a part that isn't there": (
+        model_of("Gather", [floats(2, 3)], [np.array([0, 5])], axis=0),
+        "its indices are from 0 to 5, and axis 0 has 2 parts",
+    ),
+    "a grid of volumes": (
+        model_of("GridSample", [floats(1, 1, 2, 2), floats(1, 2, 2, 3)], [], opset=20),
+        "its grid has 3 coordinates for 2 axes of the data",
+    ),
+    "values of several lengths": (
+        model_of("Attention", [floats(1, 2, 3, 4), floats(1, 2, 3, 5), floats(1, 2, 3, 5)], []),
+        "(1, 2, 1, 3, 5)",
+    ),
+    "a grid whose size the data gives": (
+        model_of("AffineGrid", [floats(1, 2, 3), np.array([1, 1, 2, 2])], [], opset=20),
+        "by its definition, the shape must be a constant of the model",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refusal_is_in_plain_words(name: str) -> None:
+    data, reason = REFUSED[name]
+    with pytest.raises(ModelError) as raised:
+        read_onnx(data, {})
+    message = str(raised.value)
+    assert re.match(r"operator \w+ \(version \d+\) of node 'here' can't be imported: ", message)
+    assert reason in message
+    assert message.endswith("Change or replace the node and export the model again")
+    assert not FOREIGN.search(message)
+
+
+def three_nodes() -> bytes:
+    """The second of three nodes, Sign, can't be compiled here."""
+    nodes = [
+        helper.make_node("Neg", ["x"], ["a"], name="first"),
+        helper.make_node("Sign", ["a"], ["b"], name="culprit"),
+        helper.make_node("Exp", ["b"], ["y"], name="last"),
+    ]
+    values = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [4]) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "three", values[:1], values[1:])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return bytes(made.SerializeToString())
+
+
+def test_a_node_without_code_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise tvm.error.InternalError("Check failed: type code 0x7f of T.float32 has no R.sign")
+
+    monkeypatch.setitem(legalization._LEGALIZATIONS, "relax.sign", fail)
+    file = read_file(three_nodes(), {})
+    with pytest.raises(CompileError) as raised:
+        fuse_untuned(import_file(file), TARGET)
+    assert not FOREIGN.search(str(raised.value))
+    message = str(blamed(raised.value, file, lambda part: model.fuse(part, TARGET)))
+    assert message == (
+        "operator Sign (version 13) of node 'culprit' can't be compiled: no code can be generated for its "
+        "types and shapes on this target. Change or replace the node and export the model again"
+    )
+
+
+@pytest.mark.slow
+def test_a_type_that_onnx_does_not_allow_is_refused_in_plain_words() -> None:
+    """Through the child process that compiles models: only the code generator sees what is wrong."""
+    data = model_of("Relu", [np.zeros(3, bool)], [])
+    with pytest.raises(
+        ArtifactError, match="the model can't be compiled: no code can be generated"
+    ) as raised:
+        compile_untuned(data, {}, TARGET, io.BytesIO())
+    assert not FOREIGN.search(str(raised.value))
