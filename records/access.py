@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import delete, insert, or_, select, update
+from sqlalchemy import ColumnElement, delete, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from core.tokens import WARNED_BEFORE_S, Scope
@@ -106,14 +106,18 @@ def tokens(session: Session) -> list[Token]:
 
 def ending_tokens(session: Session, now: float) -> list[Token]:
     """Return the valid tokens that expire within WARNED_BEFORE_S, the next to expire first."""
-    soon = (
-        TokenRow.revoked_at.is_(None),
-        TokenRow.expires_at > now,
-        TokenRow.expires_at <= now + WARNED_BEFORE_S,
-    )
-    return [
-        _token(row) for row in session.scalars(select(TokenRow).where(*soon).order_by(TokenRow.expires_at))
-    ]
+    query = select(TokenRow).where(*_ends_soon(now)).order_by(TokenRow.expires_at)
+    return [_token(row) for row in session.scalars(query)]
+
+
+def count_ending_tokens(session: Session, now: float) -> int:
+    """Count the valid tokens that expire within WARNED_BEFORE_S."""
+    return session.scalar(select(func.count()).select_from(TokenRow).where(*_ends_soon(now))) or 0
+
+
+def _ends_soon(now: float) -> tuple[ColumnElement[bool], ...]:
+    ends_at = TokenRow.expires_at
+    return TokenRow.revoked_at.is_(None), ends_at > now, ends_at <= now + WARNED_BEFORE_S
 
 
 def revoke_token(session: Session, token_id: str, now: float) -> Token:

@@ -222,6 +222,11 @@ def get(session: Session, job_id: str) -> Job:
     return found[0]
 
 
+def by_id(session: Session, ids: Select[str]) -> dict[str, Job]:
+    """Return the jobs whose ids a query selects, by id."""
+    return {job.id: job for job in _jobs(session, select(JobRow).where(JobRow.id.in_(ids)))}
+
+
 def list_jobs(
     session: Session,
     limit: int,

@@ -75,6 +75,5 @@ def drop(session: Session, name: str, device_class: str) -> None:
 
 
 def _releases(session: Session, query: Select[ReleaseRow]) -> list[Release]:
-    return [
-        Release(row.name, jobs.get(session, row.job_id), row.set_at) for row in session.scalars(query).all()
-    ]
+    by_id = jobs.by_id(session, query.with_only_columns(ReleaseRow.job_id).order_by(None))
+    return [Release(row.name, by_id[row.job_id], row.set_at) for row in session.scalars(query)]

@@ -39,10 +39,10 @@ def metrics(context: ContextDep) -> Response:
         known = workers.list_workers(session)
         rates, held = leases.trials_per_minute(session, now), leases.held(session, now)
         models = cost_models.newest_evaluated(session)
-        ending = access.ending_tokens(session, now)
+        ending = access.count_ending_tokens(session, now)
     _set_queues(gauges, queues, now)
     _set_models(gauges, models)
-    gauges.ending_tokens.set(len(ending))
+    gauges.ending_tokens.set(ending)
     _set_measured(gauges, known)
     workers_by_state = Counter(_state(worker, now) for worker in known)
     for label in (*WorkerState, _LOST, DesiredState.EVICTED):

@@ -7,14 +7,16 @@ import math
 import os
 import platform
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from core.exit_code import ExitCode
 from core.instruction_sets import FeatureError, disabled_features
@@ -23,6 +25,11 @@ from tunefarm.cli.completion import job_ids
 from tunefarm.embedded.service import Service, connect
 from tunefarm.errors import InputError
 from tunefarm.settings import load
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Value = TypeVar("Value", bound="DataclassInstance")
 
 Server = Annotated[str | None, typer.Option("--server", metavar="URL", help="A running service.")]
 Token = Annotated[str | None, typer.Option("--token", help="The service's token.")]
@@ -139,6 +146,36 @@ def stdout() -> Console:
 
 def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
+
+
+def print_list(
+    found: Sequence[Value], as_json: bool, columns: Sequence[str], row: Callable[[Value], Sequence[str]]
+) -> None:
+    """Print dataclasses as JSON, or as a table with a row for each."""
+    if as_json:
+        print_json([asdict(one) for one in found])
+        return
+    table = Table(*columns, box=None, pad_edge=False)
+    for one in found:
+        table.add_row(*row(one))
+    stdout().print(table)
+
+
+def print_one(found: DataclassInstance, as_json: bool, line: str) -> None:
+    """Print a dataclass as JSON, or a line about it."""
+    if as_json:
+        print_json(asdict(found))
+    else:
+        print_plain(line)
+
+
+def print_secret(made: DataclassInstance, as_json: bool, secret: str, line: str) -> None:
+    """Print what was made as JSON, or its secret, below a line about it on standard error."""
+    if as_json:
+        print_json(asdict(made))
+        return
+    say(f"{line}; copy it now, it isn't shown again:")
+    print(secret)
 
 
 def print_plain(line: str) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from core.durations import latency_text
 from tunefarm.cli.compiled import fetch_artifact
@@ -22,9 +19,9 @@ from tunefarm.cli.options import (
     Token,
     connected,
     prepared_output,
-    print_json,
+    print_list,
+    print_one,
     print_plain,
-    stdout,
     time_text,
 )
 from tunefarm.client.values import Release
@@ -46,13 +43,8 @@ def set_(
     """Let a name point to a job's artifact, on the device class that it was compiled for."""
     with connected(server, token, data) as service:
         release = service.client.release(name, job)
-    if as_json:
-        print_json(asdict(release))
-    else:
-        print_plain(
-            f"{release.name} is version {release.version} of {release.model_name} "
-            f"on device class {release.device_class}"
-        )
+    version = f"version {release.version} of {release.model_name} on device class {release.device_class}"
+    print_one(release, as_json, f"{release.name} is {version}")
 
 
 @app.command("list")
@@ -60,10 +52,8 @@ def list_(server: Server = None, token: Token = None, data: Data = None, as_json
     """List the names with what they point to."""
     with connected(server, token, data) as service:
         found = service.client.releases()
-    if as_json:
-        print_json([asdict(one) for one in found])
-    else:
-        stdout().print(_table(found))
+    columns = ("name", "device class", "model", "version", "latency", "job", "since")
+    print_list(found, as_json, columns, _row)
 
 
 @app.command()
@@ -101,11 +91,6 @@ def key(server: Server = None, token: Token = None, data: Data = None) -> None:
         print(service.client.signing_key())
 
 
-def _table(found: Sequence[Release]) -> Table:
-    columns = ("name", "device class", "model", "version", "latency", "job", "since")
-    table = Table(*columns, box=None, pad_edge=False)
-    for one in found:
-        since = time_text(one.set_at)
-        version, latency = str(one.version), latency_text(one.latency_s)
-        table.add_row(one.name, one.device_class, one.model_name, version, latency, one.job, since)
-    return table
+def _row(one: Release) -> tuple[str, ...]:
+    version, latency, since = str(one.version), latency_text(one.latency_s), time_text(one.set_at)
+    return one.name, one.device_class, one.model_name, version, latency, one.job, since

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from core.exit_code import ExitCode
 from core.tokens import Scope
@@ -19,10 +16,9 @@ from tunefarm.cli.options import (
     Server,
     Token,
     connected,
-    print_json,
-    print_plain,
-    say,
-    stdout,
+    print_list,
+    print_one,
+    print_secret,
     time_text,
 )
 from tunefarm.client.values import StoredToken
@@ -46,12 +42,8 @@ def create(
     expires_after_s = lifetime_s(expires)
     with connected(server, token, data) as service:
         made = service.client.create_token(name, scope, expires_after_s)
-    if as_json:
-        print_json(asdict(made))
-        return
-    say(f"token {made.id} for {made.name}: {', '.join(made.scopes)}; expires {_time(made.expires_at)}")
-    say("copy it now, it isn't shown again:")
-    print(made.token)
+    line = f"token {made.id} for {made.name}: {', '.join(made.scopes)}; expires {_time(made.expires_at)}"
+    print_secret(made, as_json, made.token, line)
 
 
 @app.command("list")
@@ -59,10 +51,8 @@ def list_(server: Server = None, token: Token = None, data: Data = None, as_json
     """List the tokens, newest first."""
     with connected(server, token, data) as service:
         stored = service.client.tokens()
-    if as_json:
-        print_json([asdict(one) for one in stored])
-    else:
-        stdout().print(_table(stored))
+    columns = ("id", "name", "scopes", "state", "created", "expires", "last used")
+    print_list(stored, as_json, columns, _row)
 
 
 @app.command()
@@ -76,10 +66,7 @@ def revoke(
     """Revoke a token. Every server refuses it within a few seconds."""
     with connected(server, token, data) as service:
         revoked = service.client.revoke_token(token_id)
-    if as_json:
-        print_json(asdict(revoked))
-    else:
-        print_plain(f"token {revoked.id} ({revoked.name}) is revoked")
+    print_one(revoked, as_json, f"token {revoked.id} ({revoked.name}) is revoked")
 
 
 def lifetime_s(text: str) -> float | None:
@@ -92,13 +79,9 @@ def lifetime_s(text: str) -> float | None:
     return int(match[1]) * _UNITS_S[match[2]]
 
 
-def _table(stored: Sequence[StoredToken]) -> Table:
-    columns = ("id", "name", "scopes", "state", "created", "expires", "last used")
-    table = Table(*columns, box=None, pad_edge=False)
-    for one in stored:
-        times = _time(one.created_at), _time(one.expires_at), _time(one.last_used_at)
-        table.add_row(one.id, one.name, " ".join(one.scopes), one.state, *times)
-    return table
+def _row(one: StoredToken) -> tuple[str, ...]:
+    times = _time(one.created_at), _time(one.expires_at), _time(one.last_used_at)
+    return one.id, one.name, " ".join(one.scopes), one.state, *times
 
 
 def _time(at: float | None) -> str:

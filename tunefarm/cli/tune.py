@@ -42,7 +42,7 @@ from tunefarm.cli.options import (
 )
 from tunefarm.cli.progress import display, task_table
 from tunefarm.client.client import Client
-from tunefarm.client.sizes import IncompleteShape, Size, SizesError, check_complete, sizes_of
+from tunefarm.client.sizes import IncompleteShape, Size, SizesError, sizes_of
 from tunefarm.client.values import Job, JobRequest, ModelRequest, OnnxRuntime, Task
 from tunefarm.embedded.service import Service, connect_or_start
 from tunefarm.errors import InputError
@@ -324,9 +324,7 @@ def run_job(
 def _checked_sizes(files: Sequence[Path], request: JobRequest) -> list[list[Size]]:
     """Return the sizes of each model. Raises CommandError."""
     try:
-        sizes = sizes_of(files, request.shapes, request.batch)
-        check_complete(files, sizes, request.batch)
-        return sizes
+        return sizes_of(files, request.shapes, request.batch)
     except SizesError as error:
         raise CommandError(f"--shape doesn't fit: {error}", ExitCode.USAGE) from error
     except IncompleteShape as error:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from core.webhook import WebhookEvent
 from tunefarm.cli.options import (
@@ -15,12 +13,12 @@ from tunefarm.cli.options import (
     Server,
     Token,
     connected,
-    print_json,
+    print_list,
     print_plain,
-    say,
-    stdout,
+    print_secret,
     time_text,
 )
+from tunefarm.client.values import StoredWebhook, WebhookDelivery
 
 app = typer.Typer(help="Let the service tell other programs of events.", rich_markup_mode=None)
 
@@ -39,12 +37,8 @@ def create(
     """Make a webhook. Its secret, which verifies messages, is shown this once."""
     with connected(server, token, data) as service:
         made = service.client.create_webhook(url, event)
-    if as_json:
-        print_json(asdict(made))
-        return
-    say(f"webhook {made.id} for {made.url}: {', '.join(made.events)}")
-    say("copy its secret now, it isn't shown again:")
-    print(made.secret)
+    line = f"the secret of webhook {made.id} for {made.url}: {', '.join(made.events)}"
+    print_secret(made, as_json, made.secret, line)
 
 
 @app.command("list")
@@ -52,13 +46,7 @@ def list_(server: Server = None, token: Token = None, data: Data = None, as_json
     """List the webhooks, oldest first."""
     with connected(server, token, data) as service:
         found = service.client.webhooks()
-    if as_json:
-        print_json([asdict(one) for one in found])
-        return
-    table = Table("id", "url", "events", "created", box=None, pad_edge=False)
-    for one in found:
-        table.add_row(one.id, one.url, " ".join(one.events), time_text(one.created_at))
-    stdout().print(table)
+    print_list(found, as_json, ("id", "url", "events", "created"), _row)
 
 
 @app.command()
@@ -72,14 +60,8 @@ def deliveries(
     """List the last messages for a webhook, newest first, and what became of them."""
     with connected(server, token, data) as service:
         found = service.client.webhook_deliveries(webhook_id)
-    if as_json:
-        print_json([asdict(one) for one in found])
-        return
-    table = Table("event", "state", "attempts", "created", "next attempt", "error", box=None, pad_edge=False)
-    for one in found:
-        due = "" if one.due_at is None else time_text(one.due_at)
-        table.add_row(one.event, one.state, str(one.attempts), time_text(one.created_at), due, one.error)
-    stdout().print(table)
+    columns = ("event", "state", "attempts", "created", "next attempt", "error")
+    print_list(found, as_json, columns, _delivery_row)
 
 
 @app.command()
@@ -88,3 +70,12 @@ def delete(webhook_id: WebhookId, server: Server = None, token: Token = None, da
     with connected(server, token, data) as service:
         service.client.delete_webhook(webhook_id)
     print_plain(f"webhook {webhook_id} is deleted")
+
+
+def _row(one: StoredWebhook) -> tuple[str, ...]:
+    return one.id, one.url, " ".join(one.events), time_text(one.created_at)
+
+
+def _delivery_row(one: WebhookDelivery) -> tuple[str, ...]:
+    due = "" if one.due_at is None else time_text(one.due_at)
+    return one.event, one.state, str(one.attempts), time_text(one.created_at), due, one.error

@@ -41,7 +41,8 @@ def sizes_of(
 
     `given` maps an input's name to its shape, or a dimension's name to its sizes. A name of both means the
     input. Several dimensions are combined. The `batch` is the size of leading dimensions that are left open.
-    Raises SizesError, OSError.
+    Raises SizesError, OSError, and IncompleteShape for an ONNX model's input with a dimension that nothing
+    fixes.
     """
     declared = [_declared(model) for model in models]
     if len(models) == 1 and declared[0] is None:
@@ -54,28 +55,27 @@ def sizes_of(
         raise SizesError(f"there is no input and no dimension '{unknown[0]}'; inputs are: {listed or 'none'}")
     found = [_sizes(inputs, given, batch) for inputs in known]
     _check_number(sum(map(len, found)))
+    for model, inputs, sizes in zip(models, known, found, strict=True):
+        _check_complete(model, inputs, sizes, batch)
     return found
 
 
-def check_complete(models: Sequence[Path], sizes: Sequence[Sequence[Size]], batch: int | None) -> None:
-    """Raises IncompleteShape where an ONNX model's input has a dimension that nothing fixes, OSError."""
-    for model, of_model in zip(models, sizes, strict=True):
-        inputs = _declared(model) or {}
-        # A batch is the size of leading dimensions, wherever the file names them.
-        batches = {dims[0] for dims in inputs.values() if dims and batch is not None}
-        for name, dims in inputs.items():
-            left = [at for at, dim in enumerate(dims) if not _is_fixed(dim)]
-            unknown = [
-                at for at in left if batch is None or (at and (not dims[at] or dims[at] not in batches))
-            ]
-            if not unknown or any(name in size.shapes for size in of_model):
-                continue
-            shape = ",".join(str(dim if _is_fixed(dim) else 1) for dim in dims)
-            how = f"--shape {name}={shape}"
-            how = f"--batch 1, or {how}" if left == [0] else how
-            raise IncompleteShape(
-                f"input '{name}' of {model.name} leaves dimensions open {_text(dims)}: give {how}"
-            )
+def _check_complete(
+    model: Path, inputs: Mapping[str, Dimensions], sizes: Sequence[Size], batch: int | None
+) -> None:
+    # A batch is the size of leading dimensions, wherever the file names them.
+    batches = {dims[0] for dims in inputs.values() if dims and batch is not None}
+    for name, dims in inputs.items():
+        left = [at for at, dim in enumerate(dims) if not _is_fixed(dim)]
+        unknown = [at for at in left if batch is None or (at and (not dims[at] or dims[at] not in batches))]
+        if not unknown or any(name in size.shapes for size in sizes):
+            continue
+        shape = ",".join(str(dim if _is_fixed(dim) else 1) for dim in dims)
+        how = f"--shape {name}={shape}"
+        how = f"--batch 1, or {how}" if left == [0] else how
+        raise IncompleteShape(
+            f"input '{name}' of {model.name} leaves dimensions open {_text(dims)}: give {how}"
+        )
 
 
 def _check_number(sizes: int) -> None:

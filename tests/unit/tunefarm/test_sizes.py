@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.onnx_models import Builder, Extent, fully_convolutional, masked_attention, residual
-from tunefarm.client.sizes import IncompleteShape, Shape, Size, SizesError, check_complete, sizes_of
+from tunefarm.client.sizes import IncompleteShape, Shape, Size, SizesError, sizes_of
 
 
 def sizes(
@@ -128,7 +128,7 @@ def test_open_dimensions_are_refused_with_the_models_own_extents(
     path = tmp_path / "net.onnx"
     path.write_bytes(model)
     with pytest.raises(IncompleteShape, match=f"leaves dimensions open .*: give {advice}$"):
-        check_complete([path], sizes_of([path], {}, batch), batch)
+        sizes_of([path], {}, batch)
 
 
 @pytest.mark.parametrize(
@@ -140,4 +140,4 @@ def test_dimensions_that_are_given_are_complete(
 ) -> None:
     path = tmp_path / "net.onnx"
     path.write_bytes(named(x=["n", 3, "side", "side"]))
-    check_complete([path], sizes_of([path], given, batch), batch)
+    sizes_of([path], given, batch)
