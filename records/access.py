@@ -45,7 +45,7 @@ class Token:
 
 @dataclass(frozen=True)
 class AuditEntry:
-    """Something that was done or refused.
+    """An action that was done or refused.
 
     `who` is a token's id, "bootstrap", "loopback" or "nobody". `subject` is the object of the action,
     `outcome` a status, `address` the caller's address.
@@ -60,7 +60,7 @@ class AuditEntry:
 
 @dataclass(frozen=True)
 class AuditLine:
-    """An act that was seen `times` times, the last time at `at`. Ids grow."""
+    """An action that was seen `times` times, the last time at `at`. Ids grow."""
 
     id: int
     at: float
@@ -131,7 +131,7 @@ def revoke_token(session: Session, token_id: str, now: float) -> Token:
 
 
 def append_audit(session: Session, acts: Mapping[AuditEntry, int], at: float) -> None:
-    """Store one line for each act, with the number of times that it was seen."""
+    """Store one line for each action, with the number of times that it was seen."""
     for act, times in acts.items():
         session.execute(insert(AuditRow).values(**vars(act), at=at, times=times))
 

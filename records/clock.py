@@ -42,10 +42,10 @@ def write(session: Session, boot_id: str, reading: ClockReading) -> None:
 
 
 def end_future(session: Session, now: float, claim_s: float) -> None:
-    """Replace times by `now` that no clock which says `now` can have written: it was set back.
+    """Set times that lie too far in the future to `now`, because the clock was set back.
 
-    Otherwise claims of `claim_s`, workers that are gone, time limits of jobs, and messages of webhooks would
-    wait until the clock is there again. `records.fleet.leases.expire` does the same for leases.
+    Otherwise claims of `claim_s`, lost workers, time limits of jobs, and messages of webhooks would wait
+    until the clock reaches these times. `records.fleet.leases.expire` does the same for leases.
     """
     latest = now + MAX_SKEW_S
     claimed = update(JobRow).where(JobRow.held_until > latest + claim_s)

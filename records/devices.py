@@ -58,8 +58,7 @@ def classes(session: Session) -> list[Device]:
 def resolve_class(session: Session, target: str, now: float) -> Device | None:
     """Return the device class that `target` means: a key, a name that only one class has, or "native".
 
-    "native" is the class of the worker seen last among those that are there, ready or busy, and wanted to
-    work.
+    "native" is the class of the worker seen last among connected workers that are ready or busy and may work.
     """
     if target == "native":
         able = (

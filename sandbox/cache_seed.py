@@ -1,4 +1,4 @@
-"""A cache of tools that are slow to start, which no stranger's input has touched."""
+"""A cache of tools that are slow to start. No stranger's input has touched it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def seed_name(use: str) -> str:
 class CacheSeed:
     """A folder with the contents that a cache has after trusted work only. Each child gets a copy.
 
-    Filling zig's cache takes half a minute, copying it a moment. Children don't share a cache: one that was
-    taken over could leave code for the libraries of others.
+    Filling zig's cache takes half a minute, copying it a moment. Children don't share a cache: a child that
+    was taken over could leave code for other children's libraries.
     """
 
     folder: Path

@@ -110,7 +110,7 @@ def enter(
 
 
 def _account(user: str, kind: ChildKind) -> Account | None:
-    """Return the account of the child of a parent that is root's."""
+    """Return the account that the child of a root parent runs as."""
     try:
         return privileges.account_of(user, kind.groups)
     except KeyError:
@@ -118,7 +118,7 @@ def _account(user: str, kind: ChildKind) -> Account | None:
 
 
 def _threads_of(uid: int) -> int:
-    """Return how many threads a user has. The limit counts all of them, among them those that aren't ours."""
+    """Return how many threads a user has. The limit counts all of them, not only ours."""
     return sum(
         process.info["num_threads"] or 0
         for process in psutil.process_iter(["uids", "num_threads"])

@@ -1,4 +1,4 @@
-"""Choose the environment variables that a child inherits which handles strangers' models or code."""
+"""Choose the environment variables that a child inherits if it handles strangers' models or code."""
 
 from __future__ import annotations
 

@@ -128,7 +128,8 @@ def _has_modules(folder: Path) -> bool:
 
 
 def _link_targets(folder: Path, inside: Path = Path(), depth: int = _NAMESPACE_DEPTH) -> Iterator[Path]:
-    """Yield where links in a folder of packages lead: uv, conda and Nix link packages, or each file of them.
+    """Yield the targets of links in a folder of packages: uv, conda and Nix link packages, or each of their
+    files.
 
     If every file of a package is a link, the whole package is shown: the link's target up to the package's
     name.
@@ -151,7 +152,7 @@ def _link_targets(folder: Path, inside: Path = Path(), depth: int = _NAMESPACE_D
 
 
 def _target(folder: Path, path: Path) -> Iterator[Path]:
-    """Yield what shows the target of the link at this path of a folder of packages."""
+    """Yield the paths that show the target of a link in a folder of packages."""
     *hops, target = _hops(folder / path)
     yield from hops
     common = 0
@@ -162,7 +163,7 @@ def _target(folder: Path, path: Path) -> Iterator[Path]:
 
 
 def _hops(path: Path) -> list[Path]:
-    """Return what a chain of links leads through, the last target included."""
+    """Return the paths of a chain of links, the last target included."""
     found = [path]
     while found[-1].is_symlink() and len(found) < 40:
         found.append(Path(os.path.abspath(found[-1].parent / os.readlink(found[-1]))))

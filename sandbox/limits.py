@@ -1,4 +1,4 @@
-"""Limits of what a process may use, one function each."""
+"""Limits of a process's resources, one function each."""
 
 from __future__ import annotations
 

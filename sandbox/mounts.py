@@ -1,4 +1,4 @@
-"""Give a process a file system that holds nothing but the files that it needs."""
+"""Give a process a file system with only the files that it needs."""
 
 from __future__ import annotations
 

@@ -84,10 +84,10 @@ def switch_user(account: Account) -> None:
 
 
 def drop_capabilities() -> None:
-    """Leave this process, even root's, only the rights that its user has to files."""
+    """Drop all capabilities: even as root, this process keeps only its user's rights to files."""
     linux.call("capset", struct.pack("=II", CAPABILITIES_VERSION, 0), bytes(6 * 4))
 
 
 def forbid_new_privileges() -> None:
-    """Keep programs that are started from now on from gaining rights, as set-user-ID programs do."""
+    """Keep programs that this process starts from gaining rights, as set-user-ID programs do."""
     linux.prctl(PR_SET_NO_NEW_PRIVS, 1)

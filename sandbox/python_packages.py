@@ -1,4 +1,4 @@
-"""Packages that a process of ours doesn't load, although they are installed."""
+"""Packages that our processes don't load, although they are installed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ TORCH = "torch"
 
 
 def keep_out(package: str) -> None:
-    """Have `import` and `importlib.util.find_spec` find no such package in this process.
+    """Hide a package from `import` and `importlib.util.find_spec` in this process.
 
     TVM imports PyTorch wherever it is installed, which takes seconds and, with CUDA, gigabytes of addresses.
     """

@@ -1,8 +1,8 @@
 """The objectives that jobs minimize: functions of the latencies of its networks, from the paper (table 2) or
 from a user.
 
-The allocator needs no more of one than its slopes: how much it falls when a network becomes faster. Those of
-the paper's f3, the geometric mean of speed-ups, don't depend on the latencies that it compares with, so these
+The allocator needs only an objective's slopes: how much it falls when a network becomes faster. Those of the
+paper's f3, the geometric mean of speed-ups, don't depend on the latencies that it compares with, so these
 need not be known. f4 stops tasks rather than weighing networks: `TaskProgress.has_stalled` says which.
 """
 

@@ -1,4 +1,4 @@
-"""Selection of programs to time again: the fastest of many noisy measurements is a lucky one."""
+"""Selection of programs to time again, because the fastest of many noisy measurements was lucky."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Polls the database for new events on behalf of all who watch jobs, in one transaction."""
+"""Polls the database for new events on behalf of all subscribers, in one transaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Look-ups of best schedules: those that come at the same time are answered by one query."""
+"""Look-ups of best schedules. One query answers all look-ups that arrive while the previous one runs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class LookUps:
         return await run_in_threadpool(self._best_nearest, workloads, key)
 
     async def _answer(self) -> None:
-        """Answer what has been asked while the last query ran, until nothing is."""
+        """Answer the look-ups that arrived while the last query ran, until there are none."""
         while self._asked:
             asked, self._asked = self._asked, []
             workloads: defaultdict[str, set[str]] = defaultdict(set)

@@ -112,7 +112,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 def storage_problem(error: StorageError | OSError) -> Problem:
-    """Return the problem that a failure of the storage is to the client."""
+    """Return the problem document of a storage failure."""
     full = error.full if isinstance(error, StorageError) else error.errno in _NO_SPACE
     if full:
         return Problem(507, "storage-full", f"The service's disk is full, nothing was stored: {error}.")

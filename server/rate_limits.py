@@ -32,7 +32,7 @@ class RateLimiter:
         self._windows = FixedWindowRateLimiter(MemoryStorage())
 
     async def hit(self, client: str) -> int | None:
-        """Count a call. Return the seconds to wait when it is one too many, otherwise None."""
+        """Count a call. Return the seconds to wait if it exceeds the limit, otherwise None."""
         if self._item is None or await self._windows.hit(self._item, client):
             return None
         return await self._wait_s(self._item, client)
@@ -50,9 +50,8 @@ class RateLimiter:
 
 @functools.lru_cache(maxsize=10_000)
 def network_of(address: str) -> str:
-    """Return what an address is counted as: an IPv4 address itself, an IPv6 address its /64 network.
-
-    Whoever has one IPv6 address usually has the 2**64 of its network.
+    """Return the key that an address is counted by: an IPv4 address, or the /64 network of an IPv6 address. A
+    client with one IPv6 address usually has all 2**64 of its network.
     """
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])

@@ -1,1 +1,1 @@
-"""The worker of a device: leases candidates, has a child process build, verify and time them, and reports."""
+"""The worker of a device: leases candidates, builds, verifies and times them in a child, and reports."""

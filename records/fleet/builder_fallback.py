@@ -21,9 +21,9 @@ KIND = "builders_let_down"
 class WaitingJob:
     """A job whose devices wait for builders, with counts that change whenever it makes progress.
 
-    `done` counts its trials that are done, `built` those that are built and not done. While some of its
+    `done` counts its trials that are done, `built` its trials that are built and not done. While some of its
     trials wait for a builder, `worked` counts what its builders have built for any job, because its turn may
-    still come. It is 0 once builders hold all of them: then work for other jobs is no progress.
+    still come. Once builders hold all of its trials, `worked` is 0: work for other jobs is no progress.
     """
 
     job_id: str
@@ -69,7 +69,8 @@ def holding_builders(session: Session) -> list[tuple[str, str]]:
 def end_builder_lease(session: Session, worker_id: str, session_id: str, now: float) -> list[str]:
     """Close the lease that a session holds to build for a job whose devices build; return the job's id.
 
-    One call in a transaction: a job is locked after the worker and its lease, so the next worker can't be.
+    Call it once in a transaction: a job is locked after the worker and its lease, so another worker can't be
+    locked afterwards.
     """
     session.execute(select(WorkerRow.id).where(WorkerRow.id == worker_id).with_for_update())
     own = (LeaseRow.worker_id == worker_id, LeaseRow.session_id == session_id)

@@ -1,4 +1,4 @@
-"""Builders: workers that build what devices of other classes measure, and the libraries that they store.
+"""Builders: workers that compile candidates for devices of other classes, and the libraries that they store.
 
 The statement that makes a lease decides whether builders or devices build a job's candidates. That depends on
 the builders that are connected at that moment.
@@ -34,8 +34,8 @@ MIN_CORES_RATIO = 2
 class Builder:
     """The platforms that a worker builds for, such as `x86_64` and `aarch64`, and its own platform and cores.
 
-    It builds only for devices with its own toolchain: another toolchain makes other code from the same
-    schedule.
+    It builds only for devices with its own toolchain, because another toolchain makes other code from the
+    same schedule.
     """
 
     builds_for: tuple[str, ...]
@@ -56,7 +56,7 @@ def enrol(session: Session, worker_id: str, builder: Builder | None) -> None:
 
 
 def builders_by_worker(session: Session) -> dict[str, Builder]:
-    """Return every enrolled builder by the id of its worker, even those that aren't there."""
+    """Return every enrolled builder by the id of its worker, connected or not."""
     rows_of: defaultdict[str, list[BuilderRow]] = defaultdict(list)
     for row in session.scalars(select(BuilderRow).order_by(BuilderRow.own.desc(), BuilderRow.platform)):
         rows_of[row.worker_id].append(row)
@@ -77,9 +77,8 @@ def is_built_elsewhere() -> ColumnElement[bool]:
 
 
 def has_suitable_builder() -> ColumnElement[bool]:
-    """A condition on JobRow and its DeviceClassRow: a builder that is to build for the job is there.
-
-    Builders are there if they may work and were seen after the parameter `seen_after`.
+    """A condition on JobRow and its DeviceClassRow: a builder for the job is connected. Builders are
+    connected if they may work and were seen after the parameter `seen_after`.
     """
     there = suitable_builders().where(
         WorkerRow.state.in_((WorkerState.READY, WorkerState.BUSY)),
@@ -90,15 +89,14 @@ def has_suitable_builder() -> ColumnElement[bool]:
 
 
 def suits_worker() -> ColumnElement[bool]:
-    """A condition on JobRow and its DeviceClassRow: the builder `worker`, a parameter, is to build for it."""
+    """A condition on JobRow and its DeviceClassRow: the builder `worker`, a parameter, builds for the job."""
     this_one = suitable_builders().where(WorkerRow.id == bindparam("worker"))
     return and_(JobRow.build != Build.DEVICE, this_one.exists())
 
 
 def suitable_builders() -> Select[str]:
-    """Select the ids of the builders that can build for a job, and that are worth it if its `build` is AUTO.
-
-    To be used as a subquery of JobRow and its DeviceClassRow.
+    """Select the ids of the builders that can build for a job. If its `build` is AUTO, they must also be
+    faster than the device. Use it as a subquery of JobRow and its DeviceClassRow.
     """
     suitable = (
         BuilderRow.platform == DeviceClassRow.platform,
@@ -114,7 +112,7 @@ def suitable_builders() -> Select[str]:
 
 
 def has_builder(session: Session, job_id: str, seen_after: float) -> bool:
-    """Return whether a builder for this job is there, or the job needs none."""
+    """Return whether a builder for this job is connected, or the job needs none."""
     job = select(JobRow.id).join(DeviceClassRow, DeviceClassRow.key == JobRow.device_class)
     can_go_on = job.where(JobRow.id == job_id, or_(JobRow.build != Build.BUILDER, has_suitable_builder()))
     return session.scalar(can_go_on, {"seen_after": seen_after}) is not None

@@ -152,7 +152,7 @@ def waiting(session: Session, now: float) -> Waiting:
 
 
 def charge(session: Session, entry: QueueEntry, trials: int) -> None:
-    """Note that the job was given this many trials. Exact even when several servers do so at once."""
+    """Charge a job for leased trials. The sum is exact even when several servers charge at once."""
     length = trials / entry.weight
     values = {
         "job_id": entry.job_id,

@@ -1,4 +1,6 @@
-"""Leases: the work that a worker's session holds until it reports or its time is up."""
+"""Leases: the work that a worker's session holds. A lease ends by its last result (`report`), when it is
+returned or its session is fenced off (`give_back`), when people evict the worker (`evict`), or when its time
+is up (`expire`)."""
 
 from __future__ import annotations
 
@@ -63,10 +65,10 @@ class StoredLease:
 
     It has trials to measure (with `build`, only to build), or module runs to time in turns.
 
-    `trials` and `module_runs` are those not reported yet. `attempt` is 1 unless a device was lost that held
-    the work before. `constants` has the indices of each workload's arguments that are weights of the model.
-    `best_s` has each workload's best latency on this device class. `trace_parent` is the job's. `model_bytes`
-    is the size of the job's model file, which is nearly all weights; 0 with module runs.
+    `trials` and `module_runs` are not reported yet. `attempt` is 1 unless a device that held the work was
+    lost. `constants` has the indices of each workload's arguments that are weights of the model. `best_s` has
+    each workload's best latency on this device class. `trace_parent` is the job's. `model_bytes` is the size
+    of the job's model file, which is nearly all weights; 0 with module runs.
     """
 
     id: str
@@ -220,8 +222,8 @@ def expire(
     """Close up to `limit` leases whose time is up, because their devices are lost; return their jobs' ids.
 
     Work without a result is pending again, or done as DEVICE_LOST if it has lost `max_attempts` devices. With
-    None, no device counts as lost: the clock was set. Leases taken in the future are closed too, since they
-    would last until the clock is there again.
+    None, no device counts as lost: the clock was set. Leases taken in the future are closed too. They would
+    last until the clock reaches their time.
     """
     is_over = or_(LeaseRow.expires_at <= now, LeaseRow.taken_at > now + MAX_SKEW_S)
     overdue = select(LeaseRow).where(LeaseRow.closed_at.is_(None), is_over)
@@ -234,7 +236,7 @@ def expire(
 
 
 def give_back(session: Session, worker_id: str, session_id: str, now: float) -> list[str]:
-    """Close the leases that this session holds, because it can't or may not go on; return the ids of their
+    """Close the leases that this session holds, because it can't or may not continue. Return the ids of their
     jobs.
 
     Work without a result is pending again, and no device counts as lost. The caller holds the worker's row
@@ -250,7 +252,7 @@ def give_back(session: Session, worker_id: str, session_id: str, now: float) -> 
 
 
 def evict(session: Session, worker_id: str, now: float) -> None:
-    """Let no session work as this worker until people want it back; give back its leases.
+    """Evict a worker: close its leases, and let no session use its name until it is resumed.
 
     Raises WorkerNotFound.
     """
@@ -419,8 +421,7 @@ def _note_lost_device(session: Session, lease: LeaseRow, now: float) -> None:
 def _count_attempt(
     session: Session, table: type[Work], lease_id: str, now: float, max_attempts: int
 ) -> Sequence[int]:
-    """Count one more attempt of everything that the lease holds; return the ids of what is given up for
-    it."""
+    """Count one more attempt of everything that the lease holds. Return the ids of work that is given up."""
     unreported = (table.lease_id == lease_id, table.state == "leased")
     session.execute(update(table).where(*unreported).values(attempts=table.attempts + 1))
     given_up = session.scalars(select(table.id).where(*unreported, table.attempts >= max_attempts)).all()

@@ -22,8 +22,8 @@ from records.storage.tables import LeaseRow, ModuleRunRow
 class StoredModuleRun:
     """An end-to-end timing of a job's compiled model, the blob `artifact_sha`, or of the user's own model.
 
-    `lease_id` names the lease that holds it, or in which it was done. `attempts` counts the devices that were
-    lost while they held it. `onnxruntime` is the version of ONNX Runtime that the user's model is timed in.
+    `lease_id` is the lease that holds it or that it was done in. `attempts` counts the devices that were lost
+    while they held it. `onnxruntime` is the version of ONNX Runtime that the user's model is timed in.
     """
 
     id: int

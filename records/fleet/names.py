@@ -24,11 +24,11 @@ class NameClaim:
 
 
 class NameTaken(Exception):
-    """Another token owns the name, or this token may bring no new names. The message says the next step."""
+    """Another token owns the name, or this token may use no new names. The message says what to do next."""
 
 
 class NameInUse(Exception):
-    """Another machine uses the name now. The message says the next step."""
+    """Another machine uses the name now. The message says what to do next."""
 
 
 def check_name_claim(session: Session, worker: WorkerRow, claim: NameClaim, is_new: bool, now: float) -> None:

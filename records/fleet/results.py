@@ -1,4 +1,4 @@
-"""Results of leased work: which of them count, and what they change in trials, workers and leases."""
+"""Results of leased work: which results count, and how they change trials, workers and leases."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class LeaseResult:
 
 
 class LeasedWork(NamedTuple):
-    """A trial or module run that a lease holds: the library that a trial came with, and its `repeat`."""
+    """A trial or module run that a lease holds, with a trial's library and `repeat`."""
 
     library_sha: str | None = None
     repeat: int = 0
@@ -101,7 +101,8 @@ def accept(lease: LeaseRow, held: Mapping[WorkKey, LeasedWork], reported: Sequen
 
 
 def add_earlier_s(session: Session, accepted: Accepted, repeats: Collection[int]) -> None:
-    """Prepend to the results of the trials `repeats`, which measured a program again, its earlier seconds."""
+    """Prepend the earlier seconds of a program to results that measured it again. `repeats` are the ids of
+    their trials."""
     if not repeats:
         return
     earlier = {row.id: row.run_s for row in session.execute(_select_earlier(), {"trials": list(repeats)})}

@@ -1,4 +1,4 @@
-"""The events of jobs, in order, for those who watch them."""
+"""The events of jobs, in order, for clients that watch them."""
 
 from __future__ import annotations
 

@@ -344,8 +344,8 @@ def advance(
 ) -> bool:
     """Move a job from one of the `expected` states; False, without a change, when it is in none of them.
 
-    `end_reason` says what ended the tuning, if that did. Appends a "state" event. A final state drops the
-    pending trials and module runs, and all events of progress but the last. Webhooks are told of it.
+    `end_reason` says what ended the tuning, if it ended. Appends a "state" event. A final state drops the
+    pending trials and module runs, and all events of progress but the last. Messages for webhooks are stored.
     """
     values: dict[str, Any] = {"state": to, "error": error, "message": message}
     if to is not JobState.QUEUED:
@@ -367,7 +367,7 @@ def advance(
 
 
 def told_of(job: Job) -> dict[str, Any]:
-    """Return what webhooks are told of a job."""
+    """Return a job's data for messages of webhooks."""
     return {
         "job": job.id,
         "state": job.state.value,

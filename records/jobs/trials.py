@@ -49,8 +49,8 @@ class NewTrial:
     """A candidate to measure: its trace as JSON, and the program that it was lowered from. `program` is None
     if the trace was imported, and FALLBACK for the fallback schedule.
 
-    `predicted_s` is what the cost model says of it, `estimated_s` what its analytic part does. `repeat` is 0,
-    or counts up each time that the job measures the same candidate again.
+    `predicted_s` is the cost model's prediction, `estimated_s` the analytic part's. `repeat` is 0, or counts
+    up each time that the job measures the same candidate again.
     """
 
     task_id: int

@@ -1,4 +1,4 @@
-"""Imported records: schedules of other databases, each to be measured before anything is decided by it."""
+"""Imported records: schedules of other databases. They decide nothing before they are measured here."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def add(session: Session, records: Sequence[Record], now: float) -> int:
 def trials_of(session: Session, job_id: str) -> list[NewTrial]:
     """Return trials of the imported schedules of a job's tasks that its device class hasn't measured yet.
 
-    A task's schedules that claim to be fastest come first. They are at most TRIED_PER_TASK of each task,
-    together with those that the job has issued already; the next job goes on with the rest.
+    A task's schedules that claim to be fastest come first. A job tries at most TRIED_PER_TASK of each task,
+    counting the ones that it has issued already. The next job tries the next ones.
     """
     imported = (RecordRow.device_class == JobRow.device_class, RecordRow.source == "import")
     of_task = select(RecordRow.id).where(RecordRow.workload_hash == TaskRow.workload_hash, *imported)

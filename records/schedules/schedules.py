@@ -41,7 +41,7 @@ class Record:
     """The newest measurement of one trace of a workload on a device class, stored at `created_at`.
 
     `latency_s`, the median of `run_s`, is None unless `outcome` is OK. A record whose `source` is "import" is
-    no measurement: its seconds are what the database said that it was imported from. `registers` and
+    no measurement: the database that it was imported from reported its seconds. `registers` and
     `spilled_bytes` are fields of `core.measurement.Resources`, None where no compiler reported them.
     """
 
@@ -115,8 +115,7 @@ def _select_best(dialect: str) -> Select[*tuple[Any, ...]]:
 
 
 def successes(session: Session, device_class: str, hashes: Collection[str] | None = None) -> list[Record]:
-    """Return the measured records that went well, by workload and latency; of all workloads if none are
-    given."""
+    """Return the successful measured records, by workload and latency; of all workloads if none are given."""
     query = _select_measured(device_class).where(RecordRow.latency_s.is_not(None))
     if hashes is not None:
         query = query.where(RecordRow.workload_hash.in_(hashes))
@@ -174,8 +173,8 @@ def history(session: Session, device_class: str, limit: int = 20000) -> list[Rec
 def put_trials(session: Session, trial_ids: Sequence[int], now: float) -> None:
     """Store trials of one job that are done as records, which replace older ones of the same traces.
 
-    No two of the trials have the same trace. A failure doesn't replace a success, except WRONG_RESULT: then
-    the success never was one. Any result replaces an imported record. The rows are copied within the
+    No two of the trials have the same trace. A failure doesn't replace a success, except WRONG_RESULT, which
+    shows that the success was wrong. Any result replaces an imported record. The rows are copied within the
     database.
     """
     if trial_ids:

@@ -44,7 +44,8 @@ def backup(url: str, file: Path) -> None:
 
 
 def restore(url: str, file: Path) -> Path | None:
-    """Replace the database by what `backup` wrote, once that is known to be whole and of a known schema.
+    """Replace the database by a file of `backup`, after checking that the file is whole and of a known
+    schema.
 
     No other process may use the database meanwhile. Returns where the replaced SQLite database is kept, None
     if there was none. PostgreSQL replaces its tables in one transaction. Raises StorageError, OSError; then
@@ -189,7 +190,7 @@ def _tables_of(location: URL) -> list[str]:
 def _run(command: Sequence[str], location: URL | None = None) -> None:
     """Run a program of PostgreSQL, on the database if there is one. Raises StorageError.
 
-    The password goes by the environment: other users may read command lines.
+    The password is passed by the environment, because other users may read command lines.
     """
     environment, address = dict(os.environ), []
     if location is not None:

@@ -102,8 +102,8 @@ class BlobStore:
             self._files.rm_file(self._path(name))
 
     def older_than(self, at: float) -> list[str]:
-        """Return the names of our files that were written before `at`: SHA-256s, and what writers that were
-        killed have left."""
+        """Return the names of our files that were written before `at`: SHA-256s, and leftovers of killed
+        writers."""
         with self._failures():
             try:
                 found: list[dict[str, Any]] = self._files.ls(self._root, detail=True)

@@ -1,6 +1,6 @@
 """Blobs: files addressed by the SHA-256 of their content, in the database or in a blob store.
 
-New ones go to the blob store where one is set; those in the database stay there and are read as before.
+New blobs go to the blob store if one is set. Older blobs stay in the database and are read from there.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def size(session: Session, sha: str) -> int | None:
 def sweep(database: Database, written_before: float) -> int:
     """Delete files of the blob store that no row names; return their number.
 
-    Those written later may be about to get their row. Raises StorageError.
+    A newer file may be about to get its row. Raises StorageError.
     """
     store, count = database.blob_store, 0
     if store is None:

@@ -1,4 +1,4 @@
-"""The attempts at a job's steps that came to nothing: retried later and later, and given up in the end.
+"""Failed attempts at a job's steps: they are retried with exponential backoff, and given up in the end.
 
 An attempt is stored as an event before the heavy work begins. So it counts even if a fault, such as one in
 native code, kills the whole process.
@@ -29,7 +29,8 @@ class Attempts:
 
     @property
     def retry_at(self) -> float:
-        """Epoch seconds: the first retry comes at once, each further one after twice the time."""
+        """When to try again, in epoch seconds: the first retry comes at once, each later one after twice the
+        time."""
         return self.last_at + FIRST_DELAY_S * (2 ** max(self.count - 1, 0) - 1)
 
 
@@ -43,7 +44,7 @@ def read(session: Session, job_id: str, limit: int) -> Attempts:
 def count_failure(session: Session, job_id: str, step: str, newest_id: int, now: float, limit: int) -> int:
     """Count a failure of a step that began when `newest_id` was the job's newest event; return the attempts.
 
-    One that the step itself has begun is not counted again. More than `limit` count as that many.
+    An attempt that the step itself began isn't counted again. More than `limit` count as that many.
     """
     newest = events.latest(session, job_id, 1)
     if not newest or newest[0].kind != ATTEMPT or newest[0].id <= newest_id:

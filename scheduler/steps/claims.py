@@ -1,4 +1,4 @@
-"""Claims on jobs: while a scheduler takes a step of a job, no other one does.
+"""Claims on jobs: one scheduler at a time takes a step of a job.
 
 A claim lapses within a minute, so that the jobs of a scheduler that died with its host are soon taken up. But
 a step may take longer: a compilation has twenty minutes. So a thread renews the claim while the step runs.

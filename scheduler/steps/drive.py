@@ -92,7 +92,7 @@ def _claim(context: Context, job_id: str) -> Job | None:
 
 
 def _release(context: Context, job_id: str) -> JobState | None:
-    """Return the state that the job has come to; None when it was deleted or the database fails."""
+    """Return the job's state now; None if it was deleted or the database fails."""
     try:
         with context.database.begin() as session:
             jobs.release_claim(session, job_id, context.scheduler_name)

@@ -1,5 +1,4 @@
-"""A job's first step: choose a device class, read the model's tasks, compile the model untuned, and verify
-that it computes what its file defines."""
+"""A job's first step: choose a device class, import the model, compile it untuned, and verify the import."""
 
 from __future__ import annotations
 
@@ -48,9 +47,8 @@ NOTES = (UNVERIFIED, OPEN, PADDED, NOT_IN_TF32)
 
 
 def run(context: Context, job: Job) -> None:
-    """Import the model and store its tasks and its untuned artifact.
-
-    While no device of the target is known, only say so. Raises ModelError, ArtifactError and PermanentError.
+    """Import the model and store its tasks and its untuned artifact. While no device of the target is known,
+    set the job's message and wait. Raises ModelError, ArtifactError and PermanentError.
     """
     device = _begin(context, job)
     if device is None:
@@ -119,8 +117,8 @@ def _begin(context: Context, job: Job) -> Device | None:
 class _Subgraph:
     """A task of the model in the search's form; without one, `dag` is None and `reason` says why.
 
-    `has_hash`: the workload has the hash that the child says. A child that was taken over could name the hash
-    of a workload of other models, whose module would be replaced.
+    `has_hash`: the workload has the hash that the child reported. Otherwise a child that was taken over could
+    replace another model's workload.
     """
 
     task: ExtractedTask
@@ -130,7 +128,7 @@ class _Subgraph:
 
     @classmethod
     def read(cls, task: ExtractedTask, device: Device) -> _Subgraph:
-        """Raises ModelError for a workload with another hash than the child says."""
+        """Raises ModelError if the workload's hash isn't the one that the child reported."""
         has_hash = False
         try:
             module = from_json(task.module_json)

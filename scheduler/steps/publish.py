@@ -73,9 +73,8 @@ class Verdict:
 
 
 def run(context: Context, job: Job) -> None:
-    """Compile the next model and ask for its timing; when no more are to be tried, publish the fastest.
-
-    Raises PermanentError when nothing that was compiled runs on the device.
+    """Compile the next model and request its timing; if none is left to try, publish the fastest. Raises
+    PermanentError if no compiled model runs on the device.
     """
     with context.database.begin() as session:
         runs = module_runs.of_job(session, job.id)
@@ -112,8 +111,8 @@ def run(context: Context, job: Job) -> None:
 
 
 def judge(runs: Sequence[StoredModuleRun], not_compiled: str = "") -> Verdict:
-    """Choose the fastest model that runs; `not_compiled` says why there is no tuned one. Where timings can't
-    tell the untuned one from a tuned one, that is chosen.
+    """Choose the fastest model that runs; `not_compiled` says why there is no tuned one. If timings can't
+    tell them apart, the tuned model is chosen over the untuned one.
 
     Raises PermanentError if none runs.
     """
@@ -155,14 +154,13 @@ def _describe_speed(tuned: StoredModuleRun, working: Sequence[StoredModuleRun]) 
 
 
 def _compared(ratio: float) -> str:
-    """Return how a latency compares with one that is `ratio` times as long."""
+    """Describe in words how a latency compares with one that is `ratio` times as long."""
     return f"{ratio:.1f} times faster than" if ratio >= 1.05 else "as fast as"
 
 
 def _timed_together(runs: Sequence[StoredModuleRun]) -> bool:
     """Return whether the working models were timed interleaved, in one lease, so that they can be compared.
-
-    Once one of them has outlived a lost device, each gets a lease of its own, and that has to do.
+    After a lost device, each model gets its own lease, and separate timings count.
     """
     working = [run for run in runs if not run.failed]
     return len({run.lease_id for run in working}) < 2 or any(run.attempts for run in working)

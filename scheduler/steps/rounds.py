@@ -1,4 +1,4 @@
-"""One round of the search: train on what is new, plan a batch of trials, issue it."""
+"""One round of the search: train on new records, plan a batch of trials, issue it."""
 
 from __future__ import annotations
 
@@ -31,11 +31,8 @@ PUBLISHING_RATIO = 1.3
 
 
 def run(context: Context, job: Job) -> None:
-    """Issue the next batch when it is time for it; end the tuning when a goal is reached or nothing is left
-    to do.
-
-    Of the jobs of a group, the first one does that for all. Raises PermanentError when their objective can't
-    be used.
+    """Issue the next batch when it is due; end the tuning when a goal is reached or nothing is left to try.
+    The first job of a group does so for all. Raises PermanentError if their objective can't be used.
     """
     max_attempts = context.settings.max_failures
     with context.database.begin() as session:
@@ -111,7 +108,7 @@ def _plan_round(session: Session, context: Context, group: Group) -> RoundPlan:
 
 
 def _reached(session: Session, group: Group, now: float) -> EndReason | None:
-    """Return the goal that the group has reached, if any has but for the trials."""
+    """Return the goal that the group has reached, other than the number of trials."""
     budget = group.tuning[0].request.budget
     started_at = group.started_at
     if budget.minutes is not None and started_at is not None and now >= started_at + 60 * budget.minutes:
@@ -207,7 +204,7 @@ def _issue(session: Session, context: Context, group: Group, batch: Sequence[New
 
 
 def _expected_end(session: Session, group: Group, now: float) -> float | None:
-    """Return when the jobs are expected to be finished; None while nobody knows."""
+    """Return when the jobs are expected to be finished; None while that is unknown."""
     job, measured = group.tuning[0], _measured(session, group)
     if not measured:
         return None
@@ -230,8 +227,8 @@ def _expected_end(session: Session, group: Group, now: float) -> float | None:
 
 
 def _end_tuning_if_idle(session: Session, context: Context, planner: Job, reached: EndReason | None) -> bool:
-    """Go on to publishing unless trials are still being measured, or fallback schedules are yet to be; return
-    whether that was so."""
+    """End the tuning unless trials are being measured or fallback schedules still have to be. Return whether
+    it ended."""
     group = Group.read(session, planner)
     if group.planner is None or group.planner.id != planner.id:
         return False

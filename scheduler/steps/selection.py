@@ -159,7 +159,7 @@ def read_history(session: Session, job_id: str, runs: Sequence[StoredModuleRun])
 
 
 def failure_of(run: StoredModuleRun | Trial) -> str:
-    """Return how a module run or a trial failed, in one line; empty when it didn't."""
+    """Return how a module run or a trial failed, in one line; empty if it succeeded."""
     if run.outcome in (Outcome.OK, None):
         return ""
     lines = run.error.strip().splitlines()
@@ -171,8 +171,8 @@ def next_selection(
 ) -> Selection | None:
     """Return the schedules to assemble the next model with.
 
-    None when nothing more can be found out, or no assembly is left to do so. `records` are the successful
-    ones; `bases` maps the workloads of tasks to their base workloads.
+    None if no assembly is left, or another one would find out nothing. `records` are the successful ones;
+    `bases` maps the workloads of tasks to their base workloads.
     """
     left = MAX_ASSEMBLIES - len(history.assemblies)
     works = [assembly.schedules for assembly in history.assemblies if not assembly.failure]

@@ -21,7 +21,7 @@ AWAY_AFTER_S = 30.0
 def note_no_device(session: Session, job: Job, now: float, *, has_local_worker: bool) -> None:
     """Set the message of a job whose device class isn't known yet.
 
-    `has_local_worker`: a worker is started together with this scheduler, so nobody has to start one.
+    `has_local_worker`: a worker starts together with this scheduler, so the user needn't start one.
     """
     native = job.request.target == "native"
     which = "a device" if native else f"a device of class {job.request.target}"
@@ -34,9 +34,8 @@ def note_no_device(session: Session, job: Job, now: float, *, has_local_worker: 
 
 
 def note_missing_device(session: Session, job: Job, now: float) -> None:
-    """Set the message of a job while no worker of its device class is there, and end it afterwards.
-
-    While there is one, do the same for a builder, if only builders may build for the job.
+    """Set the message of a job while no worker of its device class is connected, and clear it afterwards. Do
+    the same for builders if only builders may build for the job.
     """
     start = f"waiting for a device of class {job.device_class}: "
     measuring = [worker for worker in workers.list_workers(session) if worker.role is Role.MEASURE]
@@ -74,9 +73,8 @@ def _note_missing_builder(session: Session, job: Job, now: float) -> None:
 def _remedy(
     suitable: Sequence[WorkerInfo], classless: Sequence[WorkerInfo], otherwise: str, now: float
 ) -> str:
-    """Return what to wait for, or what to do, while none of the `suitable` workers takes work.
-
-    One of the `classless` workers may turn out to be suitable when it has been probed.
+    """Return what to wait for, or what to do, while none of the `suitable` workers takes work. A probe may
+    show that one of the `classless` workers is suitable.
     """
     probing = [
         worker

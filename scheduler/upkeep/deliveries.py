@@ -34,7 +34,7 @@ class Deliverer:
         self._taken: set[int] = set()
 
     def start(self, delivery_id: int) -> None:
-        """Let a thread attempt a delivery soon, unless one is about to or too many wait."""
+        """Let a thread attempt a delivery soon, unless it is queued already or too many wait."""
         with self._lock:
             if delivery_id in self._taken or len(self._taken) >= MAX_WAITING:
                 return

@@ -1,4 +1,4 @@
-"""Deletes models and files that no job needs any more, and workers that are gone for good, now and then."""
+"""Deletes unneeded models and files, and workers that haven't called for a long time, every few minutes."""
 
 from __future__ import annotations
 

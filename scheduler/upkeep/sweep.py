@@ -38,7 +38,8 @@ class Sweeper:
         self._token_reminder = TokenReminder()
 
     def repair(self) -> None:
-        """End lapsed leases, and what else is due. What fails is logged and tried again the next time."""
+        """End lapsed leases, and run other upkeep that is due. A failure is logged, and the next sweep tries
+        again."""
         database, now = self.context.database, self.context.now
         try:
             self._clock_watch.look(now)

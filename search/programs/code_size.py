@@ -1,4 +1,4 @@
-"""Limits on the code that programs become: those that take the compiler long never run well."""
+"""Limits on the code of programs: programs that take the compiler long never run well."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ BY_NAME = {intrinsic.name: intrinsic for intrinsic in INTRINSICS}
 
 
 def offer(intrinsic: Intrinsic) -> None:
-    """Have the search use another intrinsic, after those that it knows. Offering it again changes nothing."""
+    """Let the search also use this intrinsic, after the built-in ones. Offering it again changes nothing."""
     if intrinsic.name not in BY_NAME:
         BY_NAME[intrinsic.name] = intrinsic
         INTRINSICS.append(intrinsic)

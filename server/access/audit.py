@@ -45,7 +45,7 @@ class AuditLog:
         await asyncio.to_thread(self._store, {_shortened(act): 1})
 
     async def write_daily(self, act: AuditEntry) -> None:
-        """As `write`, but once a day for the same act."""
+        """Store one line, but only once a day for the same action."""
         if act in self._written_today:
             return
         self._written_today[act] = None
@@ -80,7 +80,8 @@ class AuditLog:
         self._refused[act if fits else _OTHERS] += times
 
     def _store(self, acts: Mapping[AuditEntry, int], *, prune: bool = False) -> bool:
-        """Append one line for each act, with how often it was seen. Return whether that worked."""
+        """Append one line for each action, with the number of times that it was seen. Return whether that
+        worked."""
         now = self._now()
         try:
             with self._database.begin() as session:
@@ -94,5 +95,5 @@ class AuditLog:
 
 
 def _shortened(act: AuditEntry) -> AuditEntry:
-    """Return the act with every text cut, so that no client can write long lines."""
+    """Return the action with every text cut, so that no client can write long lines."""
     return AuditEntry(*(text[:_MAX_CHARS] for text in vars(act).values()))

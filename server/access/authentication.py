@@ -30,15 +30,15 @@ _SECRET = re.compile(TOKEN_PREFIX + "[A-Za-z0-9_-]{43}")
 
 @dataclass(frozen=True)
 class Caller:
-    """`who` is a token's id, "bootstrap" or "worker" for those in the settings, "loopback" where none is
-    needed."""
+    """`who` is a token's id, "bootstrap" or "worker" for tokens of the settings, or "loopback" where no token
+    is needed."""
 
     who: str
     scopes: frozenset[Scope]
 
     @property
     def token_id(self) -> str | None:
-        """The id of the caller's token, None where it needs none or has the bootstrap token."""
+        """The id of the caller's token; None without a token and for the bootstrap token."""
         return None if self in (LOOPBACK, BOOTSTRAP) else self.who
 
     def may(self, needed: Scope) -> bool:
@@ -85,8 +85,8 @@ class Authenticator:
     async def authenticate(self, authorization: str | None, address: str) -> Caller:
         """Return the caller whose token an Authorization header carries. Raises AccessDenied, StorageError.
 
-        An address that sent too many wrong tokens has to wait with further wrong ones. A valid token is let
-        through even then: it may be another user's behind the same address.
+        An address that sent too many wrong tokens must wait before it sends more of them. Its valid tokens
+        are accepted meanwhile: they may belong to another user behind the same address.
         """
         if self._open:
             return LOOPBACK
@@ -113,7 +113,7 @@ class Authenticator:
             raise
 
     def client_of(self, caller: Caller | None, address: str) -> str | None:
-        """Return whose calls are counted together: a token's, or an address's. None where nobody's are."""
+        """Return whom calls are counted for: a token or an address; None if they aren't counted."""
         if self._open:
             return None
         network = network_of(address)
@@ -179,7 +179,7 @@ def require_scope(caller: Caller, needed: Scope) -> None:
 
 
 def token_digest(secret: str) -> str:
-    """Return the digest that is stored of a secret: its 256 random bits make a slow one unnecessary."""
+    """Return a secret's digest to store. Secrets have 256 random bits, so a fast digest is enough."""
     return sha256(secret.encode("utf-8", "replace")).hexdigest()
 
 

@@ -15,9 +15,8 @@ _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
 def keep_credentials(response: Response, authorization: str, *, secure: bool) -> None:
-    """Have the browser keep an Authorization header until it ends.
-
-    Scripts don't see the cookie, and a browser sends it with no request that another site has caused.
+    """Store an Authorization header in a session cookie. Scripts can't read the cookie, and a browser doesn't
+    send it with requests from other sites.
     """
     # A token of the settings may have any characters.
     value = quote(authorization, safe="")
@@ -25,12 +24,12 @@ def keep_credentials(response: Response, authorization: str, *, secure: bool) ->
 
 
 def forget_credentials(response: Response) -> None:
-    """Have the browser forget what `keep_credentials` had it keep."""
+    """Delete the cookie of `keep_credentials`."""
     response.delete_cookie(_NAME, httponly=True, samesite="strict")
 
 
 def credentials_of(method: str, headers: Headers) -> str | None:
-    """Return the Authorization header of a request, or the one that its cookie stands for.
+    """Return the Authorization header of a request, or the one in its cookie.
 
     Raises AccessDenied for a change by cookie that a page of another origin has caused. SameSite stops pages
     of other hosts. Pages of other ports of this host can't read responses, but could change something.

@@ -36,7 +36,7 @@ _CODES = {
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):
-    """Lets a call through when its token has the scope for it; the messages of others are never received.
+    """Accepts a call if its token has the scope for it. The messages of other calls are never received.
 
     The handler finds who called in `current_caller`.
 
@@ -92,7 +92,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
 
 
 def peer_address(peer: str) -> str:
-    """Return the address in what gRPC calls a peer: "ipv4:10.0.0.7:4711", "ipv6:%5B::1%5D:4711"."""
+    """Return the address in a gRPC peer such as "ipv4:10.0.0.7:4711" or "ipv6:%5B::1%5D:4711"."""
     _, _, place = unquote(peer).partition(":")
     return place.rpartition(":")[0].strip("[]") or "unknown"
 

@@ -25,7 +25,7 @@ BODY_S = 60.0
 
 
 class AccessMiddleware:
-    """Lets a request through when its token has the scope for it, and keeps the audit log.
+    """Accepts a request if its token has the scope for it, and writes the audit log.
 
     A handler finds the caller in `request.state.caller`, and may name the object that it changed in
     `request.state.audited`. Only HTTP is answered. `open_calls` bounds the routes whose calls stay open for
@@ -94,9 +94,8 @@ class AccessMiddleware:
 
 
 class BodySizeMiddleware:
-    """Refuses bodies longer than `max_bytes(path)`, announced or not, and those that take too long.
-
-    The routes that take uploads bound the time of theirs themselves: `uploads` has their paths.
+    """Refuses bodies longer than `max_bytes(path)`, and bodies that take too long. Routes for uploads limit
+    the time themselves: `uploads` has their paths.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: Callable[[str], int], uploads: Collection[str]) -> None:
@@ -158,15 +157,14 @@ _CHALLENGES = {
 
 
 def client_address(scope: Scope) -> str:
-    """Return the client's address, as uvicorn (or a proxy on this machine, which it trusts) tells it."""
+    """Return the client's address, from uvicorn or from a proxy on this machine."""
     client = scope.get("client")
     return str(client[0]) if client else "unknown"
 
 
 def _require_local(headers: Headers) -> None:
-    """Raise AccessDenied for a request that another web page made its visitor's browser send.
-
-    A page of another port of this machine is another page.
+    """Raise AccessDenied for a browser's request from a page of another origin. Another port is another
+    origin.
     """
     host, origin = headers.get("host", ""), headers.get("origin")
     try:

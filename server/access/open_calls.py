@@ -1,4 +1,4 @@
-"""Bounds on the calls that stay open for long: uploads and event streams, of a client and in all."""
+"""Limits on calls that stay open for long, such as uploads and event streams: for one client and in all."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ class OpenCalls:
 
     @contextmanager
     def counted(self, client: str | None) -> Iterator[None]:
-        """Count a call while it is open. None is a client that may have as many as all together.
-
-        Raises AccessDenied where it is one too many.
+        """Count a call while it is open. The client None has no limit of its own. Raises AccessDenied above a
+        limit.
         """
         remedy = f"wait until one has ended, and try again in {RETRY_AFTER_S} s"
         if self._by_client.total() >= self._most:

@@ -1,7 +1,6 @@
 """The table of scopes: each route and gRPC service with the scope that it needs.
 
-A call that the table doesn't name needs ADMIN; the probes, the dashboard's files and what a device installs
-need no token.
+A call that the table doesn't name needs ADMIN. Probes, the dashboard's files and `/install` need no token.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ class Operation:
     """The operation that an HTTP request calls.
 
     `route` is its method and path template as in the OpenAPI document. `subject` is the object that the path
-    names, empty for none. `scope` is the scope that it needs. `is_write`: it is meant to change something.
+    names, empty for none. `scope` is the scope that it needs. `is_write`: it changes something.
     """
 
     route: str
@@ -95,7 +94,7 @@ class Operation:
 
 
 def is_open(path: str) -> bool:
-    """Return whether a path is answered without a token."""
+    """Return whether a path needs no token."""
     return path in OPEN_PATHS or path == _PAGE or path.startswith(_FILES) or path in _INSTALL
 
 

@@ -1,1 +1,1 @@
-"""The HTTP API: routes, with the bodies of their requests and answers."""
+"""The HTTP API: routes, with the bodies of their requests and responses."""

@@ -1,4 +1,4 @@
-"""`/v1/artifacts`: compiled models by what they are of, without a job's id."""
+"""`/v1/artifacts`: compiled models by model and device class, without a job's id."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ async def best(
 ) -> Response:
     """Return the fastest compiled model as a tar file of `model.so` and `manifest.json`.
 
-    That is what the last job published, because each is timed against what was published before. With the
-    answer's ETag in If-None-Match, 304 says that it still holds. The headers Tunefarm-Job, Tunefarm-Version,
+    The last job published it, because each artifact is timed against the one before. A request with the ETag
+    in If-None-Match gets 304 while nothing is faster. The headers Tunefarm-Job, Tunefarm-Version,
     Tunefarm-Device-Class and Tunefarm-Latency-S (seconds) tell where it is from and how fast it is there.
     Repr-Digest has the SHA-256 of the tar file.
     """
@@ -99,7 +99,7 @@ async def artifact_answer(context: ServerContext, job: Job, request: Request, bu
 
 
 def latency_s(job: Job) -> float | None:
-    """Return the seconds of a call of what a job published; None where nothing was timed."""
+    """Return the latency of a job's artifact in seconds; None if nothing was timed."""
     return min((statistics.median(secs) for secs in (job.tuned_s, job.untuned_s) if secs), default=None)
 
 

@@ -35,7 +35,7 @@ def repr_digest(sha256: bytes) -> str:
 
 
 def bundle_of(context: ServerContext, job: Job) -> Bundle:
-    """Return the bundle of what a job published. Raises Problem where none can be made, BlobNotFound."""
+    """Return the bundle of a job's artifact. Raises Problem if none can be made, BlobNotFound."""
     assert job.artifact_sha is not None, "the job has published"
     if importlib.util.find_spec("tunefarm_runtime") is None:
         detail = "This service lacks the package tunefarm-runtime: install it beside the server, or call "
@@ -70,7 +70,7 @@ def _manifest_text(context: ServerContext, sha: str) -> bytes:
 
 
 def _tar_beginning(files: dict[str, bytes]) -> bytes:
-    """Return a tar file without the blocks that end it, so that another tar file may follow."""
+    """Return a tar file without its end blocks, so that another tar file may follow."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for name, data in files.items():

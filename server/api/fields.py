@@ -1,4 +1,4 @@
-"""The fields that bodies and parameters of several routes share."""
+"""Fields that several routes share in bodies and parameters."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ Target = Annotated[Name, Query(description="a device class, or native")]
 
 
 class ReleaseRequestBody(RequestBody):
-    """The job whose artifact a name is to point to."""
+    """The job whose artifact a name will point to."""
 
     job: Name
 

@@ -217,7 +217,8 @@ async def best(
 ) -> Response:
     """Return the fastest schedule measured of one workload; without one, an imported schedule.
 
-    With the answer's ETag in If-None-Match, 304 says that it still holds, or did within the last second.
+    A request with the ETag in If-None-Match gets 304 if the response is current, or was within the last
+    second.
     """
     key = await device_class_of(context, target)
     record = await context.look_ups.best(workload, key)
@@ -235,7 +236,7 @@ _BEST_ROUTE = Route(_BEST_PATH, best)
 
 @dataclass(frozen=True)
 class _Kept:
-    """An answer, and the record that it shows, which was asked for at a time of the monotonic clock."""
+    """A response, its record, and the time of its query by the monotonic clock."""
 
     record: Record
     answer: TaggedJson
@@ -341,7 +342,7 @@ def export(
 async def import_(
     request: Request, context: ContextDep, target: Annotated[Name, Query()] = NATIVE
 ) -> ImportedBody:
-    """Add the schedules of another database to a device class; those already known stay as they are.
+    """Add the schedules of another database to a device class. Known schedules stay as they are.
 
     Jobs measure them before anything else; until then their times decide nothing. The body is what export
     returns. All of it is checked before a part is stored; sending it again stores what is missing.
@@ -359,7 +360,7 @@ def delete_imported(
     target: Annotated[Name, Query()] = NATIVE,
     workload: Annotated[WorkloadHash | None, Query(description="only the schedules of this workload")] = None,
 ) -> ImportsDeletedBody:
-    """Delete the imported schedules of a device class that nobody has measured there."""
+    """Delete the imported schedules of a device class that were never measured there."""
     with context.database.begin() as session:
         key = device_class(session, target, context.now())
     request.state.audited = key

@@ -30,7 +30,7 @@ class SessionBody(BaseModel):
 
 @router.get("")
 async def show_session(request: Request) -> SessionBody:
-    """Return who the service takes the caller for, and what that caller may do."""
+    """Return the caller's identity and scopes."""
     return SessionBody.of(request)
 
 

@@ -1,4 +1,4 @@
-"""Bodies of uploads, which go to a file on disk while they arrive: clients may be slow, and bodies large."""
+"""Bodies of uploads. They are written to a file while they arrive: clients may be slow, and bodies large."""
 
 from __future__ import annotations
 

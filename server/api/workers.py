@@ -123,8 +123,8 @@ class WorkersBody(BaseModel):
 
 
 class NoiseBody(BaseModel):
-    """The spread of a trial's repeats as a part of their median: the median over the trials of the worker's
-    last lease, null without any."""
+    """The spread of a trial's repeats as a fraction of their median: the median over the trials of the
+    worker's last lease. It is null without trials."""
 
     noise: float | None
 
@@ -154,7 +154,7 @@ class DeviceClassesBody(BaseModel):
 
 @router.get("/workers")
 def show_workers(context: ContextDep) -> WorkersBody:
-    """Return every worker ever seen, with when that was."""
+    """Return every known worker, with the time of its last call."""
     with context.database.begin() as session:
         return WorkersBody(items=_bodies(session, workers.list_workers(session), context))
 
@@ -169,13 +169,13 @@ def show_noise(worker_id: str, context: ContextDep) -> NoiseBody:
 
 @router.post("/workers/{worker_id:path}:drain", responses=problems(404))
 def drain(worker_id: str, context: ContextDep) -> WorkerBody:
-    """Have the worker finish its lease and take no other, until it is resumed."""
+    """Let the worker finish its lease and take no other until it is resumed."""
     return _want(context, worker_id, DesiredState.DRAIN)
 
 
 @router.post("/workers/{worker_id:path}:resume", responses=problems(404))
 def resume(worker_id: str, context: ContextDep) -> WorkerBody:
-    """Have a worker that was drained or evicted work again."""
+    """Let a drained or evicted worker work again."""
     return _want(context, worker_id, DesiredState.WORK)
 
 
@@ -190,7 +190,7 @@ def evict(worker_id: str, context: ContextDep) -> WorkerBody:
 
 @router.post("/workers/{worker_id:path}:update", responses=problems(404, 409))
 def update(worker_id: str, context: ContextDep) -> WorkerBody:
-    """Have the worker finish its lease and end, so that what started it installs the service's version."""
+    """Let the worker finish its lease and exit, so that its supervisor installs the service's version."""
     with context.database.begin() as session:
         if workers.get(session, worker_id).vitals.tunefarm_version == context.version:
             sentence = f"Worker {worker_id} has the service's version {context.version}: it needs no update."
@@ -201,7 +201,7 @@ def update(worker_id: str, context: ContextDep) -> WorkerBody:
 
 @router.post("/workers/{worker_id:path}:calibrate", responses=problems(404, 409))
 def calibrate(worker_id: str, context: ContextDep) -> WorkerBody:
-    """Have the worker measure its device's profile again as soon as it holds no lease."""
+    """Let the worker measure its device's profile again once it holds no lease."""
     with context.database.begin() as session:
         if workers.get(session, worker_id).builder is not None:
             sentence = f"Worker {worker_id} only builds: name one that measures."

@@ -1,4 +1,4 @@
-"""`/v1/workloads`: the subgraphs that schedules are of."""
+"""`/v1/workloads`: the subgraphs of schedules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/` and `/assets`: the dashboard's page and its files, the same for everybody and without a token."""
+"""`/` and `/assets`: the dashboard's page and its files. They need no token."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def dashboard() -> HTMLResponse:
 
 @router.get("/assets/{path:path}")
 async def asset(path: str, request: Request) -> Response:
-    """Return a file of the dashboard, which a browser never takes for anything but what it is."""
+    """Return a file of the dashboard; the browser may not guess another content type."""
     content = page.assets().get(path)
     if content is None:
         raise HTTPException(404)

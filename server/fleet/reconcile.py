@@ -1,4 +1,4 @@
-"""Brings the database up to a worker's report and decides what the worker should hold, in one transaction."""
+"""Stores a worker's report and decides what the worker should hold, in one transaction."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def reconcile(session: Session, call: WorkerCall, version: str = "") -> Reconcil
     report, now = call.report, call.now
     instructions = _note_call(session, call)
     if instructions is None:
-        wanted = workers.desired_state(session, report.worker_id)
-        return Reconciliation(SyncResponse(fenced=True, desired_state=wanted, call_again_after_s=EVICTED_S))
+        state = workers.desired_state(session, report.worker_id)
+        return Reconciliation(SyncResponse(fenced=True, desired_state=state, call_again_after_s=EVICTED_S))
     if instructions.desired_state is DesiredState.UPDATE and report.vitals.tunefarm_version == version:
         workers.set_desired_state(session, report.worker_id, DesiredState.WORK)
         instructions = instructions._replace(desired_state=DesiredState.WORK)
@@ -125,7 +125,7 @@ def wants_work(report: WorkerReport) -> bool:
 
 
 def new_lease(session: Session, call: WorkerCall) -> Lease | None:
-    """Take a new lease for a worker; None when it wants no work or there is none."""
+    """Acquire a new lease for a worker; None if it wants no work or there is none."""
     report = call.report
     if not wants_work(report) or report.device is None:
         return None
@@ -135,7 +135,7 @@ def new_lease(session: Session, call: WorkerCall) -> Lease | None:
 
 
 def _note_call(session: Session, call: WorkerCall) -> Instructions | None:
-    """Store that the worker called, and return what people want of it.
+    """Store that the worker called, and return its instructions.
 
     None when another session has taken this one's place, or the worker was evicted. Raises NameTaken,
     NameInUse.

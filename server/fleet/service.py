@@ -255,5 +255,5 @@ async def _abort_on_error(context: Any) -> AsyncIterator[None]:
 
 
 def _details(error: Exception) -> str:
-    """Return the error's message, cut: text of any length that a worker sent may stand in it."""
+    """Return the error's message, cut, because it may contain a worker's text of any length."""
     return str(error)[:_MAX_DETAILS_CHARS]

@@ -1,4 +1,4 @@
-"""The worker sessions that called this server lately, and how often each worker is to call."""
+"""The worker sessions that called this server lately, and how often each worker should call."""
 
 from __future__ import annotations
 

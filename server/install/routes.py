@@ -1,4 +1,4 @@
-"""`/install` and `/install/worker.tar`: what a device installs, for everybody and without a token."""
+"""`/install` and `/install/worker.tar`: the files that a device installs. They need no token."""
 
 from __future__ import annotations
 

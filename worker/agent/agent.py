@@ -1,4 +1,4 @@
-"""The agent: reports its state to the service, and works on the leases that the service answers with."""
+"""The agent: reports its state to the service, and works on the leases that it gets."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Fenced(Exception):
 
 
 class UpdateRequested(Exception):
-    """People want this worker to end, and to be started again with the service's version."""
+    """An administrator wants this worker to exit, and to be started again with the service's version."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,8 @@ class Agent:
     # Reporting to the service
 
     async def _synchronize(self) -> None:
-        """Report and apply the answer, with `once` until the lease is done and its results are delivered."""
+        """Report and apply the responses. With `once`, return when the lease is done and its results are
+        delivered."""
         while not self._ends_after_lease or self._held is not None or self._outbox:
             with tracing.below(self._trace_parent if self._held or self._outbox else ""):
                 report, response = await self._fleet.synchronize(self._report)
@@ -200,7 +201,7 @@ class Agent:
         )
 
     async def _apply(self, report: WorkerReport, response: SyncResponse) -> None:
-        """Do what the service answered to a report. Raises Fenced, WorkerRefused and UpdateRequested."""
+        """Apply the service's response to a report. Raises Fenced, WorkerRefused and UpdateRequested."""
         if response.fenced and response.desired_state is not DesiredState.EVICTED:
             raise Fenced(
                 f"another worker took over the name {self._worker_id}: "
@@ -265,7 +266,7 @@ class Agent:
     async def _serve(self) -> None:
         """Probe, then work on one lease after the other, and calibrate between them when asked to.
 
-        When no child starts any more, give the lease back and probe again.
+        If no child starts any more, return the lease and probe again.
         """
         while True:
             await self._probe()
@@ -286,7 +287,7 @@ class Agent:
             self._report_due.set()
 
     async def _probe(self) -> None:
-        """Start a child, again and again until one passes its self-check, and note the device it found."""
+        """Start children until one passes its self-check, and store the device that it found."""
         self._display.show("probing: a small program is compiled, run and verified on this device")
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Shows people what the worker does: one live line on a terminal, lines in the log anywhere else."""
+"""Shows what the worker does: one live line on a terminal, lines in the log elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The self-checks of this device that failed: when to check again, and when to tell people."""
+"""The failed self-checks of this device: when to check again, and when to report the failure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _SAME_KIND, _ANY_KIND = 3, 6
 class FailedChecks:
     """The checks that have failed since the last one that passed.
 
-    The first ones are repeated soon, since some causes pass. Once it is clear that this one doesn't,
-    `health_error` tells people, and the device is checked every `max_pause_s` seconds.
+    The first ones are repeated soon, since some causes pass. Once it is clear that the cause stays,
+    `health_error` has it, and the device is checked every `max_pause_s` seconds.
     """
 
     def __init__(self, max_pause_s: float) -> None:

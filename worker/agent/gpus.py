@@ -1,4 +1,4 @@
-"""The GPUs of this machine, as NVIDIA's management library tells of them; only the child opens CUDA."""
+"""The GPUs of this machine, by NVIDIA's management library; only the child opens CUDA."""
 
 from __future__ import annotations
 
@@ -34,10 +34,7 @@ class VisibleGpu:
 
 
 def list_gpus() -> list[VisibleGpu]:
-    """Return every GPU that isn't divided and every slice of those that are.
-
-    Raises SettingsError where there is no driver.
-    """
+    """Return every undivided GPU and every slice of divided ones. Raises SettingsError without a driver."""
     try:
         pynvml.nvmlInit()
         return [
@@ -69,7 +66,7 @@ def choose_gpu(wanted: int | Literal["only"]) -> VisibleGpu:
 
 @dataclass
 class GpuVitals:
-    """Reads the vitals of this machine, and of the GPU what NVML tells of it."""
+    """Reads the vitals of this machine, and NVML's vitals of the GPU."""
 
     gpu: VisibleGpu
 

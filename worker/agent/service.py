@@ -195,7 +195,7 @@ class FleetClient:
     def _log_retry(self, state: RetryCallState) -> None:
         """Warn after 1, 2, 4, 8... tries, so that a service that is away for a night doesn't fill the log.
 
-        A service that was started together with this worker is given the time that this takes.
+        A service that was started together with this worker gets time to start before the first warning.
         """
         tries = state.attempt_number
         is_starting = not self._has_answered and (state.seconds_since_start or 0.0) < START_GRACE_S

@@ -18,7 +18,7 @@ STDERR_TIMEOUT_S = 1.0
 
 
 class ChildDied(Exception):
-    """The child ended or sent something that isn't a message; the text says which.
+    """The child ended, or sent bytes that aren't a message; the text says which.
 
     `code` is its exit code, or the negated number of the signal that ended it; None when it isn't known.
     """

@@ -32,8 +32,8 @@ class _RunnerError(Exception):
 
 
 class ChildCall:
-    """One call to the child. Nothing that the child does raises an exception here: a child that doesn't reply
-    as it should is killed, and its failure is the result."""
+    """One call to the child. Nothing that the child does raises an exception here: a child that replies
+    wrongly is killed, and its failure is the result."""
 
     def __init__(
         self, child: ChildProcess, phase: Phase, timeout_s: float, max_reply_bytes: int = MAX_REPLY_BYTES
@@ -44,7 +44,7 @@ class ChildCall:
         self._max_reply_bytes = max_reply_bytes
 
     async def _outcome(self, replies: Awaitable[_T]) -> _T | Measurement:
-        """Await the replies; return what was made of them, or the child's failure."""
+        """Await the replies; return their result, or the child's failure."""
         self._child.clear_stderr()
         try:
             return await replies

@@ -206,8 +206,8 @@ class Executor:
     async def calibrate(self, memory_bytes: int) -> Profile | None:
         """Measure the device's speeds. Return None, and log the reason, when that fails.
 
-        The device has passed its self-check, so it can work all the same. A candidate that has run could make
-        the speeds up, so nothing has run in the child that is asked.
+        The device has passed its self-check, so it can work all the same. A candidate that has run could fake
+        the speeds, so they are measured in a child in which nothing has run.
         """
         if self._has_run:
             await self.close()
@@ -325,7 +325,7 @@ class Executor:
     async def _prepare(
         self, request: BuildRequest, limits: Limits, ahead: Sequence[BuildRequest]
     ) -> Measurement | None:
-        """Have a candidate built in the present child; return its failure if it fails to build."""
+        """Build a candidate in the current child; return its failure if it fails to build."""
         batch = list(dict.fromkeys([request, *ahead]))
         self._failed = {one: failure for one, failure in self._failed.items() if one in batch}
         await self._replace_dead_child()
@@ -334,7 +334,7 @@ class Executor:
         return self._failed.pop(request, None)
 
     async def _build(self, requests: Sequence[BuildRequest], limits: Limits) -> None:
-        """Build each candidate in the present child, or find out that it fails to build.
+        """Build each candidate in the current child, or find out that it fails to build.
 
         When a child dies, any candidate that it was building may be to blame, and any that had run in it
         before. So each suspect is built alone in a fresh child, then the others are built together again. If
@@ -357,7 +357,7 @@ class Executor:
     async def _build_together(
         self, requests: Sequence[BuildRequest], limits: Limits
     ) -> tuple[Measurement | None, list[BuildRequest]]:
-        """Build candidates in the present child; return the child's failure, if any, and the suspects.
+        """Build candidates in the current child; return the child's failure, if any, and the suspects.
 
         Suspects are the candidates that the child was building when it failed. So are candidates that failed
         to build beside others: they may only have lacked memory.
@@ -409,7 +409,7 @@ class Executor:
     async def _run_on_file(
         self, request: Callable[[str], pb.ChildRequest], file: Path, limits: Limits
     ) -> Measurement:
-        """Have the child time the whole model in a file."""
+        """Time the whole model in a file in the child."""
         await self._replace_dead_child()
         await self._present_child()
         assert self._transfer is not None, "made together with the child"

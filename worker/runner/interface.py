@@ -1,4 +1,4 @@
-"""The interface between a child and what builds, verifies and times candidates in it."""
+"""The interface between a child and its runner, which builds, verifies and times candidates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """A candidate with everything that building it takes: `trace` is replayed on the workload `module_json`.
+    """A candidate to build: `trace` is replayed on the workload `module_json`.
 
     `library` is a library that a builder has made of the candidate: it is loaded instead. With `export` the
     candidate is built for the machine of its target, to be exported rather than run here. The constants of
