@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
-# One test process for each core. The slowest tests are listed at the end.
-PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal --durations=50
-# How much of the slow lane `make test` runs: none, fifth or all.
+# One test process more than there are cores, because some tests wait. The slowest tests are listed at the end.
+PROCESSES ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
+PYTEST := $(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal --durations=50
+# How much of the slow lane `make test` runs: none, part or all.
 SLOW_LANE ?= none
 
 .PHONY: install demo test test-fast test-all check format proto runtime docs bench sbom audit supply-chain clean

@@ -1,33 +1,35 @@
 """A pytest plugin that chooses how much of the slow lane runs.
 
 A test marked `slow_lane` always runs when pytest is called without `--slow-lane`. `make test` leaves these
-tests out. `.ci/run` runs a fifth of them, which the hash of the commit chooses: every five remainders
-together are the whole lane. `make test-all` runs all.
+tests out. `.ci/run` runs one of PARTS parts of them, which the hash of the commit chooses: the parts of all
+remainders together are the whole lane. `make test-all` runs all.
 """
 
 from __future__ import annotations
 
 import hashlib
 import subprocess
+from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-PARTS = 5
+PARTS = 12
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--slow-lane",
-        choices=("none", "fifth", "all"),
+        choices=("none", "part", "all"),
         default="all",
         help="how many tests of the slow lane run (default: all)",
     )
     parser.addoption(
         "--commit",
         default=None,
-        help="the hash that chooses the fifth and seeds random programs (default: Git's HEAD)",
+        help="the hash that chooses the part and seeds random programs (default: Git's HEAD)",
     )
 
 
@@ -45,16 +47,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if chosen == "all":
         return
     part = int(commit(config), 16) % PARTS
-    left_out = [item for item in lane if chosen == "none" or part_of(item.nodeid) != part]
+    left_out = lane
+    if chosen == "part":
+        left_out = [item for item, its in zip(lane, parts_of(lane), strict=True) if its != part]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         names = {item.nodeid for item in left_out}
         items[:] = [item for item in items if item.nodeid not in names]
 
 
-def part_of(node_id: str) -> int:
-    """Return the part of the slow lane, from 0 to PARTS - 1, that a test belongs to."""
-    return int.from_bytes(hashlib.sha256(node_id.encode()).digest()[:8], "big") % PARTS
+def parts_of(lane: Sequence[pytest.Item]) -> list[int]:
+    """Return the part, from 0 to PARTS - 1, that each test of the slow lane belongs to.
+
+    The values of a parametrized test take as long as each other, so they go to one part after the other.
+    """
+    parts, seen = [], Counter[str]()
+    for item in lane:
+        name = item.nodeid.partition("[")[0]
+        first = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+        parts.append((first + seen[name]) % PARTS)
+        seen[name] += 1
+    return parts
 
 
 def commit(config: pytest.Config) -> str:

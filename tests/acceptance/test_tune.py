@@ -109,6 +109,7 @@ def test_two_models_of_a_batch_are_tuned_together_and_right_on_any_number_of_thr
             np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow_lane
 def test_an_interrupted_job_goes_on_and_nothing_runs_meanwhile(
     model: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:

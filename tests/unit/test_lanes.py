@@ -1,4 +1,4 @@
-"""The slow lane: who runs it, and that its fifths make a whole."""
+"""The slow lane: who runs it, and that its parts make a whole."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lanes import PARTS, part_of
+from tests.lanes import PARTS
 
 ROOT = Path(__file__).parents[2]
 TESTS = """
@@ -59,13 +59,13 @@ def test_the_slow_lane_is_slow(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_fifths_of_five_commits_are_the_whole_lane(folder: Path) -> None:
+def test_the_parts_of_as_many_commits_are_the_whole_lane(folder: Path) -> None:
     seen: list[str] = []
     for commit in range(10, 10 + PARTS):
-        ran, output = run(folder, "--slow-lane=fifth", f"--commit={commit:x}")
+        ran, output = run(folder, "--slow-lane=part", f"--commit={commit:x}")
         assert {"test_slow", "test_quick"} <= ran
         assert f"seed {commit}\n" in output
-        assert {part_of(f"test_it.py::{name}") for name in ran & RARE} == {commit % PARTS}
+        assert len(RARE) // PARTS <= len(ran & RARE) <= len(RARE) // PARTS + 1
         seen += ran & RARE
     assert len(seen) == len(RARE)
     assert set(seen) == RARE

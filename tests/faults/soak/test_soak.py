@@ -10,10 +10,10 @@ from tests.services import Missing
 HOUR, QUARTER = 1.0, 0.25
 
 
-@pytest.mark.slow
+@pytest.mark.slow_lane
 # A loaded machine stretches the end, in which the last jobs finish.
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("hours", [QUARTER, pytest.param(HOUR, marks=pytest.mark.slow_lane)])
+@pytest.mark.parametrize("hours", [QUARTER, HOUR])
 def test_faults_cost_nothing(hours: float) -> None:
     try:
         result = run(Plan(hours=hours, speed_up=60.0, seed=1), print)

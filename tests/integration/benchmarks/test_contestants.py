@@ -35,7 +35,7 @@ def _target() -> str:
         return process.submit(detect_device).result().target
 
 
-@pytest.mark.slow
+@pytest.mark.slow_lane
 def test_an_untuned_build_takes_turns_and_agrees_with_onnxruntime(model: Path, tmp_path: Path) -> None:
     build_untuned(model, _target(), tmp_path / "untuned.so")
     with (
@@ -78,7 +78,7 @@ def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
         ProcessContestant(OnnxFile(tmp_path / "bad.onnx"), 1, INPUTS[0])
 
 
-@pytest.mark.slow
+@pytest.mark.slow_lane
 def test_a_model_that_cannot_be_built_says_why(model: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.onnx").write_bytes(b"no model")
     with pytest.raises(ModelError):

@@ -76,7 +76,7 @@ def test_a_library_that_never_asks_is_refused(tmp_path: Path) -> None:
         replace_cpuid(library)
 
 
-@pytest.mark.slow
+@pytest.mark.slow_lane
 @pytest.mark.skipif("avx512f" not in machine.flags(), reason="the processor has no AVX-512 to hide")
 def test_onnxruntime_uses_other_kernels_where_avx512_is_hidden(tmp_path: Path) -> None:
     """Other kernels add up in another order: outputs are close, but not equal."""

@@ -61,7 +61,7 @@ def test_failures_are_learned_from(known: dict[str, MeasuredPrograms]) -> None:
     assert "GMM: rank correlation of the estimate with 39 measured latencies" in names
 
 
-@pytest.mark.slow
+@pytest.mark.slow_lane
 def test_a_file_of_programs_gives_what_was_measured(
     known: dict[str, MeasuredPrograms], tmp_path: Path
 ) -> None:

@@ -52,7 +52,7 @@ def test_this_machine() -> None:
     assert Profile.from_json(profile.to_json()) == profile
 
 
-@pytest.mark.slow
+@pytest.mark.slow_lane
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have other names for less")
 def test_wider_vectors_compute_no_less() -> None:
     device = detect_device(CORES)

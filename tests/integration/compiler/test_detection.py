@@ -17,6 +17,7 @@ from compiler.importing.padding import valid_part
 from compiler.importing.spec import ModelError
 from compiler.verifying.imported import Imported, verify
 from compiler.verifying.reference import Reference
+from tests.marks import slow_lane_except
 
 TARGET = '{"kind":"llvm","num-cores":1}'
 BATCHES, CLASSES, BOXES, PICKS = 2, 3, 30, 5
@@ -125,7 +126,9 @@ AFTER: Mapping[str, tuple[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", AFTER)
+@pytest.mark.parametrize(
+    "name", slow_lane_except(AFTER, "what is selected", "how many", "parts that are nowhere")
+)
 def test_rows_are_computed_one_by_one(name: str) -> None:
     outputs, nodes = AFTER[name]
     file = read(model(outputs, f"{SELECT['scores of some size']} {nodes}"))

@@ -18,7 +18,7 @@ from compiler.importing.model import read_onnx
 from compiler.importing.spec import ModelError
 from compiler.importing.values import numpy_dtype
 from compiler.verifying.imported import Imported
-from tests.marks import slow_except
+from tests.marks import slow_lane_except
 
 Array = NDArray[Any]
 TARGET = '{"kind":"llvm","num-cores":1}'
@@ -108,7 +108,7 @@ ELEMENTWISE: Mapping[str, Mapping[str, Any]] = {
 CASES = [(name, kind) for name in ELEMENTWISE for kind in TYPES if (name, kind) != ("Sign", "float16")]
 
 
-@pytest.mark.parametrize("case", slow_except(CASES, *CASES[::9]))
+@pytest.mark.parametrize("case", slow_lane_except(CASES, *CASES[::3]))
 def test_an_elementwise_operator(case: tuple[str, str]) -> None:
     """ONNX Runtime has no kernel of some types: then it computes in float32."""
     name, dtype = case

@@ -35,6 +35,7 @@ from search.sketches.stage import StageKind
 from tests.compiled import build_module
 from tests.devices import GPU
 from tests.gpu_programs import Failure, compiled, failures
+from tests.marks import slow_lane_except
 from tests.suite import Case
 
 DEVICE = detect_device()
@@ -144,7 +145,7 @@ class ImportedProduct(Case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", slow_lane_except(["float16", "bfloat16"], "bfloat16"))
 def test_tensor_cores_add_up_products_of_halves_in_floats(dtype: str) -> None:
     case = ImportedProduct("GMM", (40, 32, 64), dtype=dtype)
     dag = read_dag(case.module())

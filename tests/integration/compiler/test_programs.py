@@ -26,7 +26,7 @@ from core.measurement import Measurement, Outcome
 from search.programs.annotate import sample
 from search.programs.program import Population, Program
 from search.rules.space import generate
-from tests.marks import slow_except
+from tests.marks import slow_lane_except
 from tests.unit.search.programs import program_of, sketch_of
 from tests.workloads import WORKLOADS, matmul
 
@@ -77,7 +77,7 @@ def test_many_programs_compute_the_right_result(name: str) -> None:
     _check(name, list(_programs(WORKLOADS[name](), per_sketch=6, seed=2)))
 
 
-@pytest.mark.parametrize("name", slow_except(WORKLOADS, "conv2d", "matmul", "softmax"))
+@pytest.mark.parametrize("name", slow_lane_except(WORKLOADS, "conv2d", "matmul", "softmax"))
 def test_every_program_lowers_to_a_trace_that_replays(name: str) -> None:
     module = WORKLOADS[name]()
     copy = from_json(to_json(module))
@@ -114,7 +114,7 @@ for text, traces in json.load(sys.stdin):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow_lane
 def test_another_process_replays_to_the_same_modules() -> None:
     work, expected = [], []
     for make in WORKLOADS.values():

@@ -32,7 +32,7 @@ from compiler.workload import to_json
 from search.programs.annotate import sample
 from search.programs.program import Program
 from search.rules.space import generate
-from tests.marks import slow_except
+from tests.marks import slow_lane_except
 from tests.suite import Case, cases
 
 FEW, MANY = 8, int(os.environ.get("TUNEFARM_PROGRAMS", "40"))
@@ -114,7 +114,7 @@ def _told(failed: Sequence[Tried]) -> str:
     return f"{len(failed)} programs failed:\n" + "\n".join(str(one) for one in failed[:SHOWN])
 
 
-@pytest.mark.parametrize("operator", slow_except(OPERATORS, "GMM", "DEP", "softmax"))
+@pytest.mark.parametrize("operator", slow_lane_except(OPERATORS, "GMM", "C2D", "DEP", "T2D", "softmax"))
 def test_random_programs_compute_the_right_result(operator: str, commit_seed: int) -> None:
     """No result is wrong, and at most one program doesn't compile."""
     tried = _try(operator, FEW, commit_seed)

@@ -62,7 +62,7 @@ WHERE_POSITIVE: Sequence[Callable[[Any], Any]] = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("export", [exported, exported_text])
+@pytest.mark.parametrize("export", slow_lane_except([exported, exported_text], exported))
 def test_elementwise_operations_of_floats(export: Callable[..., bytes]) -> None:
     """Text that isn't exported has operations of a higher level."""
     constant = jnp.asarray(NUMBERS)
@@ -84,7 +84,9 @@ def test_operations_of_two_floats() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "uint8", "uint32"])
+@pytest.mark.parametrize(
+    "dtype", slow_lane_except(["int8", "int32", "int64", "uint8", "uint32"], "int8", "uint32")
+)
 def test_operations_of_integers(dtype: str) -> None:
     signed = not dtype.startswith("u")
     x, y = (ints(5, 7, low=-9 if signed else 0, dtype=dtype, seed=seed) for seed in range(2))

@@ -48,7 +48,7 @@ def test_figures_of_a_stand_in_are_not_stored(stand_in: StandIn) -> None:
     assert not Path("docs/benchmarks/gpu.json").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.slow_lane
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     done = benchmark("--json", str(tmp_path / "gpu.json"))
     assert done.returncode == 1

@@ -153,6 +153,7 @@ def test_what_goes_wrong_has_a_name_and_replaces_the_child(
     with_gpu(stand_in, work)
 
 
+@pytest.mark.slow_lane
 def test_a_lost_gpu_is_probed_before_anything_else_runs_on_it(stand_in: StandIn) -> None:
     async def work(executor: Executor, device: Device) -> None:
         request = candidate(device)

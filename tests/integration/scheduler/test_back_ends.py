@@ -95,7 +95,7 @@ def _reaches(wake: Waker, broker: str) -> bool:
         return bool(connection.default_channel.client.llen("tunefarm"))
 
 
-@pytest.mark.slow
+@pytest.mark.slow_lane
 def test_a_scheduler_lives_through_a_restart_of_redis(
     farm: Farm, emptied: Emptied, redis_server: Redis, broker: str, tmp_path: Path
 ) -> None:
