@@ -257,7 +257,7 @@ def result_to_wire(result: Result) -> pb.Result:
 
 
 def result_from_wire(message: pb.Result) -> Result:
-    """Raises WireError when it isn't clear what was measured under which lease."""
+    """Raises WireError if the trial, the module run or the lease is missing."""
     which = message.WhichOneof("of")
     if which is None:
         raise WireError("a result must name a trial or a module run")
@@ -349,7 +349,7 @@ def response_to_wire(response: SyncResponse) -> pb.SynchronizeResponse:
 
 
 def response_from_wire(message: pb.SynchronizeResponse, held: LeaseId | None) -> SyncResponse:
-    """Take the answer to a request that named the lease `held`. Raises WireError."""
+    """Convert the response to a request that named the lease `held`. Raises WireError."""
     named = lease_id_from_wire(message.lease.id) if message.HasField("lease") else None
     keeps = named if named is not None and named == held else None
     again_s = message.call_again_after_s
@@ -366,7 +366,7 @@ def response_from_wire(message: pb.SynchronizeResponse, held: LeaseId | None) ->
 
 
 def _vitals_from_wire(message: pb.Vitals) -> Vitals:
-    """Leave out what makes no sense: no work depends on vitals."""
+    """Leave out invalid values: no work depends on vitals."""
     valid: dict[str, Any] = {}
     for name, chars in _VITAL_CHARS.items():
         valid[name] = _text(getattr(message, name), chars)
@@ -387,7 +387,7 @@ def library_to_wire(library: LibraryUpload) -> pb.Library:
 
 
 def library_from_wire(message: pb.Library) -> LibraryUpload:
-    """Raises WireError, also when the data doesn't have the digest that the message names."""
+    """Raises WireError, also if the data doesn't have the message's digest."""
     if len(message.data) > MAX_LIBRARY_BYTES:
         raise WireError(f"a library has at most {MAX_LIBRARY_BYTES} bytes, not {len(message.data)}")
     if hashlib.sha256(message.data).hexdigest() != message.sha256:

@@ -27,7 +27,7 @@ _PLATFORM = re.compile("[A-Za-z0-9_]{1,32}")
 
 @dataclass(frozen=True)
 class LibraryUpload:
-    """A library that a session built of a trial of its lease, packed."""
+    """A packed library that a session built for a trial of its lease."""
 
     session_id: str
     lease: LeaseId

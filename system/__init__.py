@@ -1,1 +1,1 @@
-"""Things that every process needs from its surroundings: settings, commands, TLS, the kernel."""
+"""The environment of every process: settings, commands, TLS, logs, the kernel."""

@@ -7,8 +7,8 @@ import os
 
 
 def try_lock(descriptor: int) -> int | None:
-    """Lock what is open under a descriptor and return that. If another process holds the lock, close it and
-    return None."""
+    """Lock an open file and return its descriptor. If another process holds the lock, close it and return
+    None."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

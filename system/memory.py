@@ -11,7 +11,7 @@ OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
 def usable_memory_bytes() -> int:
-    """Return the machine's memory, or the limit of this process's container where that is less."""
+    """Return the machine's memory, or the limit of this process's container if it is lower."""
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([physical, *_limits(OWN_CGROUPS, CGROUPS)])
 

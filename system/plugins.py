@@ -56,7 +56,7 @@ class Extension:
 
 @cache
 def extensions(group: str) -> tuple[Extension, ...]:
-    """Return what all plug-ins add to a group, in the order of their names. None is loaded yet."""
+    """Return the entry points of all plug-ins in a group, by name. None is loaded yet."""
     found = [
         Extension(entry.dist.name, entry.dist.version, entry)
         for entry in entry_points(group=group)

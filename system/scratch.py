@@ -1,4 +1,4 @@
-"""A folder for a process's temporary files, which goes with the process even if it is killed."""
+"""A folder for a process's temporary files. It is deleted even if the process is killed."""
 
 from __future__ import annotations
 

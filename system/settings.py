@@ -1,4 +1,4 @@
-"""Reads the settings of a process, and explains in one sentence which of them are wrong."""
+"""Reads the settings of a process, and says in one sentence which of them are wrong."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _propagator = TraceContextTextMapPropagator()
 
 
 def is_on() -> bool:
-    """Return whether this process was told where to send spans, and can."""
+    """Return whether an endpoint for spans is set and an exporter is installed."""
     return any(os.environ.get(name) for name in ENDPOINTS) and _exporter_class() is not None
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong with a compiled model. Each message is one sentence for the user."""
+"""The errors of compiled models. Each message is one sentence for the user."""
 
 
 class RunError(ValueError):

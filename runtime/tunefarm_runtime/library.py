@@ -89,7 +89,7 @@ class Library:
         return [result] if len(self.manifest.outputs) == 1 else list(result)
 
     def synchronize(self) -> None:
-        """Wait until a GPU has computed everything that it was given."""
+        """Wait until the GPU has finished all its work."""
         if self._is_cuda:
             tvm_ffi.get_global_func("runtime.Device_StreamSync")(self._device, 0)
 

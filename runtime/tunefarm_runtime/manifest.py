@@ -72,7 +72,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What the runtime reads of a manifest.
+    """The fields of a manifest that the runtime uses.
 
     `arch` is the processor architecture, such as `x86_64`. `instructions` are the instruction sets that the
     library may use, as /proc/cpuinfo names them; empty in manifests of older services. `threads` is the
@@ -94,7 +94,7 @@ class Manifest:
     def read(cls, folder: Path, trusted: str | Sequence[str] | None = None) -> Manifest:
         """Read `folder/manifest.json`. Raises LoadError if there is none, or it is damaged.
 
-        With `trusted` keys, one of them must have signed it, and the library must be the one it is about.
+        With `trusted` keys, one of them must have signed it, and the library must have the signed digest.
         """
         file = folder / "manifest.json"
         if trusted is not None:

@@ -1,4 +1,4 @@
-"""How many threads a model computes with.
+"""The number of threads that a model computes with.
 
 TVM makes a pool of threads for each thread that runs models, when it first runs one. A pool can't grow, and
 its threads are gone in a process that was forked.

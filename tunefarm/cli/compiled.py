@@ -1,4 +1,4 @@
-"""Compiled models: `tunefarm bench`, `tunefarm bundle`, and how a command fetches one."""
+"""Compiled models: `tunefarm bench`, `tunefarm bundle`, and the download of a model."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ _MOST = 50
 
 
 def job_ids(incomplete: str) -> list[tuple[str, str]]:
-    """Return the newest jobs that begin so, each with its model and state."""
+    """Return the newest jobs whose ids start with the text, each with its model and state."""
 
     def listed(client: Client) -> list[tuple[str, str]]:
         return [(job.id, f"{job.model_name}, {job.state}") for job in islice(client.jobs(), _MOST)]
@@ -22,7 +22,7 @@ def job_ids(incomplete: str) -> list[tuple[str, str]]:
 
 
 def worker_names(incomplete: str) -> list[tuple[str, str]]:
-    """Return the workers that begin so, each with its device."""
+    """Return the workers whose names start with the text, each with its device."""
 
     def listed(client: Client) -> list[tuple[str, str]]:
         return [(worker.id, worker.device_name or "") for worker in client.workers()]

@@ -1,4 +1,4 @@
-"""`tunefarm doctor`: looks at this machine and at the service, and says how to mend what is wrong."""
+"""`tunefarm doctor`: checks this machine and the service, and says how to fix each problem."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of a check of a subject, and the next step where all is not well."""
+    """The result of a check, and the next step if there is a problem."""
 
     subject: str
     found: str
@@ -64,10 +64,7 @@ Check = Callable[[CommandSettings], Iterator[Finding]]
 
 
 def doctor(server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False) -> None:
-    """Find what is wrong with this machine and the service.
-
-    Each problem comes with what mends it.
-    """
+    """Find problems of this machine and the service, each with its fix."""
     settings = load(server=server, token=token, data=data)
     findings = [finding for check in CHECKS for finding in check(settings)]
     if as_json:
@@ -215,7 +212,7 @@ def check_ports(settings: CommandSettings) -> Iterator[Finding]:
 
 
 def check_back_ends(_: CommandSettings) -> Iterator[Finding]:
-    """Look at the database and the broker where the settings of a server or a scheduler name them."""
+    """Check the database and the broker if settings of a server or a scheduler name them."""
     url, broker = os.environ.get("TUNEFARM_DATABASE_URL"), os.environ.get("TUNEFARM_BROKER")
     if url:
         yield _back_end("database", lambda: _ping_database(url))
@@ -273,7 +270,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def _driver(gpus: str) -> Finding:
-    """Tell how NVIDIA's driver is, as its management library sees it."""
+    """Check NVIDIA's driver by its management library."""
     try:
         import pynvml
     except ImportError:

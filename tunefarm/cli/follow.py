@@ -29,7 +29,7 @@ def follow_job(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> Job:
-    """Show the job until it is finished, then return it. The trials shown are those of all jobs of its group.
+    """Show the job until it is finished, then return it. The trials of all jobs of its group are shown.
 
     Raises StackError when the stack it runs on breaks down, UnreachableError when the service is gone
     for longer than a restart takes.
@@ -68,7 +68,7 @@ def follow_job(
 
 
 def require_done(job: Job) -> None:
-    """Raise CommandError unless the job went well."""
+    """Raise CommandError unless the job is done."""
     if job.state is JobState.CANCELLED:
         raise CommandError(f"job {job.id} was cancelled: it published nothing", ExitCode.JOB_CANCELLED)
     if job.state is not JobState.DONE:

@@ -170,7 +170,7 @@ def print_one(found: DataclassInstance, as_json: bool, line: str) -> None:
 
 
 def print_secret(made: DataclassInstance, as_json: bool, secret: str, line: str) -> None:
-    """Print what was made as JSON, or its secret, below a line about it on standard error."""
+    """Print a new object as JSON, or its secret, below a line about it on standard error."""
     if as_json:
         print_json(asdict(made))
         return

@@ -51,8 +51,8 @@ def share(task: Task, tasks: Sequence[Task]) -> float | None:
 
 
 def by_time(tasks: Sequence[Task]) -> list[Task]:
-    """Sort the costliest tasks first, then those not measured yet, those slower than another one of their
-    place, and those that the search can't tune."""
+    """Sort the costliest tasks first. Then come tasks that aren't measured yet, tasks slower than a variant
+    of the same workload, and tasks that the search can't tune."""
     fastest = fastest_tasks(tasks)
 
     def order(task: Task) -> tuple[bool, bool, float, str]:
@@ -93,7 +93,7 @@ class JobDisplay(Protocol):
 
 
 class SilentJobDisplay:
-    """For `--json`: the result is all that is wanted."""
+    """For `--json`: shows nothing, because only the result is printed."""
 
     def show(self, progress: JobProgress) -> None:
         """Show nothing."""
