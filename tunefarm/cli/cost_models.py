@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from core.durations import latency_text
-from tunefarm.cli.options import AsJson, Data, Server, Token, connected, print_json, stdout
+from tunefarm.cli.options import AsJson, Data, Server, Token, opened, print_json, stdout
 from tunefarm.client.values import CostModelReport
 
 LEGEND = (
@@ -31,7 +31,7 @@ def model(
     as_json: AsJson = False,
 ) -> None:
     """Show how well the learned cost model of each device class predicts."""
-    with connected(server, token, data) as service:
+    with opened(server, token, data) as service:
         reports = service.client.cost_models(device)
     if as_json:
         print_json([asdict(report) for report in reports])

@@ -26,6 +26,7 @@ from tunefarm.cli.options import (
     Server,
     Token,
     connected,
+    opened,
     print_json,
     print_plain,
     stdout,
@@ -47,7 +48,8 @@ def jobs(
     as_json: AsJson = False,
 ) -> None:
     """List jobs, or show one."""
-    with connected(server, token, data) as service:
+    # Nothing changes in a folder without a running service.
+    with (connected if live else opened)(server, token, data) as service:
         client = service.client
         job = None if job is None else client.job_id(job)
         if live and job is None:
@@ -89,7 +91,7 @@ def cancel(
     job: JobId, server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False
 ) -> None:
     """Cancel a job."""
-    with connected(server, token, data) as service:
+    with opened(server, token, data) as service:
         cancelled = service.client.cancel(service.client.job_id(job))
     if as_json:
         print_json(asdict(cancelled))
@@ -108,7 +110,7 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write what a job has found as one HTML file to keep or to send."""
-    with connected(server, token, data) as service:
+    with opened(server, token, data) as service:
         job = service.client.job_id(job)
         document = service.client.report(job)
     file = output or Path(f"tunefarm-{job}.html")
@@ -129,7 +131,7 @@ def delete(
     job: JobId, server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False
 ) -> None:
     """Delete a finished job and its artifact. What was measured for it stays."""
-    with connected(server, token, data) as service:
+    with opened(server, token, data) as service:
         job = service.client.job_id(job)
         service.client.delete(job)
     if as_json:

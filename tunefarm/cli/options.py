@@ -22,7 +22,7 @@ from core.exit_code import ExitCode
 from core.instruction_sets import FeatureError, disabled_features
 from system.command import CommandError
 from tunefarm.cli.completion import job_ids
-from tunefarm.embedded.service import Service, connect
+from tunefarm.embedded.service import Service, connect, connect_or_open
 from tunefarm.errors import InputError
 from tunefarm.settings import load
 
@@ -135,6 +135,13 @@ def prepared_output(path: Path) -> Path:
 def connected(server: str | None, token: str | None, data: Path | None) -> Iterator[Service]:
     """Connect to the service that is running already. Raises CommandError and SettingsError."""
     with connect(load(server=server, token=token, data=data)) as service:
+        yield service
+
+
+@contextmanager
+def opened(server: str | None, token: str | None, data: Path | None) -> Iterator[Service]:
+    """Connect to the running service or open the data folder. Raises CommandError and SettingsError."""
+    with connect_or_open(load(server=server, token=token, data=data)) as service:
         yield service
 
 

@@ -22,7 +22,7 @@ from tunefarm.client.values import Job, Task
 
 RATE_WINDOW_S = 60.0
 PLAIN_EVERY_S = 10.0
-ROWS_BESIDE_TASKS = 9
+ROWS_BESIDE_TASKS = 8
 
 
 @dataclass
@@ -80,9 +80,14 @@ class JobProgress:
             parts.append(job.message)
         if job.state is JobState.TUNING:
             parts.append(f"{job.trials_text} trials")
-            parts.append(f"{latency_text(network_s(self.tasks))} end to end (estimate)")
-            left_s = job.seconds_left
+            if self.trials_per_s:
+                parts.append(f"{self.trials_per_s:.1f} trials/s")
+            best_s, left_s = network_s(self.tasks), job.seconds_left
+            best = "no latency yet" if best_s is None else f"{latency_text(best_s)} end to end (estimate)"
+            parts.append(best)
             parts.append("time left unknown" if left_s is None else f"{duration_text(left_s)} left")
+        if job.onnxruntime is not None and job.onnxruntime.ratio is not None:
+            parts.append(f"{job.onnxruntime.ratio:.2f} times as fast as ONNX Runtime")
         return " · ".join(parts)
 
 
@@ -143,8 +148,7 @@ def render(progress: JobProgress, rows: int) -> Group:
     job = progress.job
     whole = None if job.trials == MAX_TRIALS else max(1, job.trials)
     bar = ProgressBar(total=whole, completed=job.trials_done, width=40)
-    rate = f"{progress.trials_per_s:.1f} trials/s" if progress.trials_per_s else ""
-    return Group(Text(progress.headline), bar, Text(rate, style="dim"), task_table(progress.tasks, rows))
+    return Group(Text(progress.headline), bar, task_table(progress.tasks, rows))
 
 
 def task_table(tasks: Sequence[Task], rows: int | None = None) -> Table:

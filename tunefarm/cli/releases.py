@@ -17,7 +17,7 @@ from tunefarm.cli.options import (
     Server,
     Target,
     Token,
-    connected,
+    opened,
     prepared_output,
     print_list,
     print_one,
@@ -41,7 +41,7 @@ def set_(
     as_json: AsJson = False,
 ) -> None:
     """Let a name point to a job's artifact, on the device class that it was compiled for."""
-    with connected(server, token, data) as service:
+    with opened(server, token, data) as service:
         release = service.client.release(name, job)
     version = f"version {release.version} of {release.model_name} on device class {release.device_class}"
     print_one(release, as_json, f"{release.name} is {version}")
@@ -50,7 +50,7 @@ def set_(
 @app.command("list")
 def list_(server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False) -> None:
     """List the names with what they point to."""
-    with connected(server, token, data) as service:
+    with opened(server, token, data) as service:
         found = service.client.releases()
     columns = ("name", "device class", "model", "version", "latency", "job", "since")
     print_list(found, as_json, columns, _row)
@@ -68,7 +68,7 @@ def fetch(
 ) -> None:
     """Fetch the compiled model that a name points to."""
     folder = prepared_output(output)
-    with connected(server, token, data) as service:
+    with opened(server, token, data) as service:
         download = partial(service.client.download_release, name, target=target, bundle=bundle)
         fetch_artifact(folder, download, bundle=bundle)
     print_plain(f"artifact  {folder}")
@@ -79,7 +79,7 @@ def delete(
     name: Name, target: Target = "native", server: Server = None, token: Token = None, data: Data = None
 ) -> None:
     """Delete a name on a device class. The artifact stays."""
-    with connected(server, token, data) as service:
+    with opened(server, token, data) as service:
         service.client.delete_release(name, target)
     print_plain(f"{name} is deleted")
 
@@ -87,7 +87,7 @@ def delete(
 @app.command()
 def key(server: Server = None, token: Token = None, data: Data = None) -> None:
     """Print the public key that the service signs artifacts with."""
-    with connected(server, token, data) as service:
+    with opened(server, token, data) as service:
         print(service.client.signing_key())
 
 

@@ -52,6 +52,24 @@ def connect(settings: CommandSettings) -> Iterator[Service]:
 
 
 @contextlib.contextmanager
+def connect_or_open(settings: CommandSettings) -> Iterator[Service]:
+    """Connect as `connect` does; where no service runs, start a server over the data folder for the context.
+
+    No scheduler and no worker run, so jobs make no progress. Raises what `connect` and `stack.start` do.
+    """
+    has_database = _folder(settings).database_file.exists()
+    if settings.server or _running_url(settings, only_lasting=False) or not has_database:
+        with connect(settings) as service:
+            yield service
+        return
+    from tunefarm.embedded import stack
+
+    config = stack.StackConfig(settings.data, token=settings.secret, server_alone=True)
+    with stack.start(config) as started, _client(started.running.url, settings) as client:
+        yield Service(client, started.check)
+
+
+@contextlib.contextmanager
 def connect_or_start(
     settings: CommandSettings, say: Callable[[str], None], features: str | None = None
 ) -> Iterator[Service]:
@@ -131,8 +149,12 @@ def wait_for_device(service: Service, target: str | None) -> None:
 
 def _running_url(settings: CommandSettings, *, only_lasting: bool) -> str | None:
     """Return the URL of the stack that owns the data folder, if there is one."""
-    running = DataFolder(settings.data).running()
+    running = _folder(settings).running()
     return running.url if running and (running.lasting or not only_lasting) else None
+
+
+def _folder(settings: CommandSettings) -> DataFolder:
+    return DataFolder(settings.data.expanduser())
 
 
 def _client(url: str, settings: CommandSettings) -> Client:

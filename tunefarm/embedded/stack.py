@@ -55,7 +55,8 @@ class StackConfig:
     """The ports that a stack listens on, and its worker's way to measure. A port of 0 means any free one.
 
     A `lasting` stack outlives a single job. With `tls` it is reached over TLS, by its own worker too, which
-    uses the files in `trust`. The worker gives up the instruction sets in `features`, "-NAME,-NAME".
+    uses the files in `trust`. The worker gives up the instruction sets in `features`, "-NAME,-NAME". With
+    `server_alone` there is no scheduler and no worker, and other commands don't find the stack.
     """
 
     data: Path
@@ -66,6 +67,7 @@ class StackConfig:
     threads: int | None = None
     lasting: bool = False
     features: str | None = None
+    server_alone: bool = False
     ready_timeout_s: float = 60.0
     tls: TlsFiles = field(default_factory=TlsFiles)
     trust: TlsFiles = field(default_factory=TlsFiles)
@@ -120,7 +122,7 @@ def start(config: StackConfig) -> Iterator[Stack]:
     """
     if config.tls:
         config.tls.read()
-    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+    if not config.server_alone and not any(map(shutil.which, ("cc", "gcc", "clang"))):
         raise StackError("no C compiler was found: install gcc, it links the tuned libraries")
     _check_features(config)
     folder = DataFolder(config.data.expanduser().resolve())
@@ -141,17 +143,19 @@ def start(config: StackConfig) -> Iterator[Stack]:
         features = ("--features", config.features) if config.features else ()
         name = f"local-{socket.gethostname()}"
         worker = ("-m", "worker", "--server", running.workers_address, "--name", name, *threads, *features)
-        processes = (
-            SupervisedProcess("server", (*PYTHON, "-m", "server")),
+        server = SupervisedProcess("server", (*PYTHON, "-m", "server"))
+        others = (
             # The next scheduler does an interrupted step again, so five seconds are enough.
             SupervisedProcess("scheduler", (*PYTHON, "-m", "scheduler"), stop_after_s=5),
             SupervisedProcess("worker", (*PYTHON, *worker), stop_after_s=5),
         )
+        processes = (server,) if config.server_alone else (server, *others)
         environment = _environment(config, folder, port, grpc_port)
         with supervise(processes, Path(scratch), folder.logs, environment, lock) as supervisor:
             stack = Stack(running, folder, supervisor)
             _wait_until_ready(stack, config)
-            folder.announce(running)
+            if not config.server_alone:
+                folder.announce(running)
             yield stack
 
 

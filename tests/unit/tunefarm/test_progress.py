@@ -22,6 +22,7 @@ from tunefarm.cli.progress import (
     share,
     task_table,
 )
+from tunefarm.client.values import OnnxRuntime
 
 TASKS = (task("conv1", weight=2, best_s=0.003), task("softmax", covered=False, reason="no [reduction] rule"))
 
@@ -47,7 +48,7 @@ def test_plain_lines_come_at_changes_and_every_ten_seconds() -> None:
     plain.show(progress(12.0, state=JobState.DONE))
     lines = text_of(out).splitlines()
     assert [line.split(" · ")[1] for line in lines[:2]] == ["0/100 trials", "40/100 trials"]
-    assert lines[0] == "net: tuning · 0/100 trials · 6 ms end to end (estimate) · 20 s left"
+    assert lines[0] == "net: tuning · 0/100 trials · 3.0 trials/s · 6 ms end to end (estimate) · 20 s left"
     assert lines[2:] == ["net: done"]
 
 
@@ -107,6 +108,18 @@ def test_without_a_number_of_trials_those_done_are_shown() -> None:
 
 def test_the_time_left_may_be_unknown() -> None:
     assert "time left unknown" in JobProgress(job(), TASKS, None, 0.0).headline
+
+
+def test_a_line_has_no_number_without_a_unit_and_the_ratio_once_it_is_known() -> None:
+    unmeasured = (task("conv1"),)
+    line = JobProgress(job(), unmeasured, None, 0.0).headline
+    assert line == "net: tuning · 0/100 trials · no latency yet · time left unknown"
+    peer = OnnxRuntime("1.31.1", 0.0262, (0.0262,), 1.31)
+    for state in (JobState.PUBLISHING, JobState.DONE):
+        line = JobProgress(job(state=state, onnxruntime=peer), TASKS, None, 0.0).headline
+        assert line == f"net: {state} · 1.31 times as fast as ONNX Runtime"
+    untimed = job(state=JobState.DONE, onnxruntime=OnnxRuntime(note="no CPU"))
+    assert JobProgress(untimed, TASKS, None, 0.0).headline == "net: done"
 
 
 def test_the_network_is_the_weighted_sum_of_its_covered_tasks() -> None:
