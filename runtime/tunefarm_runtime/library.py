@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import importlib.util
+import math
 import platform
 import sys
 import threading
@@ -56,11 +57,8 @@ class Library:
             self._main: Callable[..., Any] = machine["main"]
         except Exception as error:  # TVM raises whatever class its C++ side names
             raise LoadError(f"{file} can't be loaded: {str(error).strip().splitlines()[-1]}") from error
-        self._place = (CUDA if self._is_cuda else CPU, 0)
         self._device = tvm_ffi.device("cuda" if self._is_cuda else "cpu", 0)
-        self._allocate = tvm_ffi.get_global_func("runtime.TVMTensorAllocWithScope")
-        self._layouts = [(tvm_ffi.Shape(one.shape), tvm_ffi.dtype(one.storage)) for one in manifest.inputs]
-        self._write = tvm_ffi.get_global_func("runtime.TVMTensorCopyFromBytes")
+        self._inputs = [_Input(spec, self._device) for spec in manifest.inputs]
 
     @property
     def threads(self) -> int:
@@ -74,64 +72,111 @@ class Library:
         outputs of a GPU model have DLPack.
         """
         outputs = self.run(inputs)
-        if self._is_cuda:
-            return outputs
-        return [to_numpy(value, spec) for spec, value in zip(self.manifest.outputs, outputs, strict=True)]
+        return outputs if self._is_cuda else list(map(to_numpy, outputs, self.manifest.outputs))
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """Run the model as `__call__` does; all outputs have DLPack."""
-        tensors = [
-            self._tensor(*one) for one in zip(self.manifest.inputs, self._layouts, inputs, strict=True)
-        ]
         with self._lock:
+            tensors = [each.tensor(value) for each, value in zip(self._inputs, inputs, strict=True)]
             result = self._runner(self._main, *tensors)
-        # TVM returns a single output by itself, and several as an array.
-        return [result] if len(self.manifest.outputs) == 1 else list(result)
+            # TVM returns a single output by itself, and several as an array.
+            outputs = [result] if len(self.manifest.outputs) == 1 else list(result)
+            given = [tensor.data_ptr() for tensor in tensors]
+            for index, output in enumerate(outputs):
+                if output.data_ptr() in given:  # the model returns an input as it is
+                    outputs[index] = _copy_of(output, self._device)
+        return outputs
 
     def synchronize(self) -> None:
         """Wait until the GPU has finished all its work."""
         if self._is_cuda:
             tvm_ffi.get_global_func("runtime.Device_StreamSync")(self._device, 0)
 
-    def _tensor(self, spec: Tensor, layout: tuple[Any, Any], value: Any) -> Any:
-        """Return an input as TVM takes it. Aligned memory is shared, and other memory is copied once."""
-        if spec.storage != spec.dtype:
-            return self._copied(layout, np.asarray(value))
+
+class _Input:
+    """One input of a library. Memory that is aligned is shared with TVM, and other memory is copied once."""
+
+    def __init__(self, spec: Tensor, device: Any) -> None:
+        self._spec = spec
+        self._device = device
+        self._is_cuda = device.type == "cuda"
+        self._place = (CUDA if self._is_cuda else CPU, 0)
+        self._shape, self._dtype = tvm_ffi.Shape(spec.shape), tvm_ffi.dtype(spec.storage)
+        self._is_narrow = spec.storage != spec.dtype
+        # Whether the last array was not aligned: programs tend to pass arrays of one kind.
+        self._was_copied = self._is_cuda
+        # Memory of TVM's, and the array that writes into it.
+        self._stage: tuple[Any, Array] | None = None
+
+    def tensor(self, value: Any) -> Any:
+        """Return an input as TVM takes it. Raises RunError for one on another device."""
+        if self._is_narrow:
+            return self._copied(np.asarray(value))
         if isinstance(value, np.ndarray):
-            if (
-                not self._is_cuda
-                and value.flags.c_contiguous
-                and value.flags.writeable
-                and value.ctypes.data % ALIGNMENT == 0
-                and spec.numpy_dtype.isbuiltin == 1
-            ):
-                return tvm_ffi.from_dlpack(value)
-            return self._copied(layout, value)
+            if self._was_copied and (self._is_cuda or value.ctypes.data % ALIGNMENT):
+                return self._copied(value)
+            try:
+                tensor = tvm_ffi.from_dlpack(value, require_alignment=ALIGNMENT, require_contiguous=True)
+            except Exception:  # not aligned, contiguous or writable, or of a type that DLPack lacks
+                self._was_copied = True
+                return self._copied(value)
+            self._was_copied = False
+            return tensor
         try:
-            device = tuple(map(int, value.__dlpack_device__()))
+            place = tuple(map(int, value.__dlpack_device__()))
         except AttributeError:
-            return self._copied(layout, np.asarray(value))
-        if device == (CPU, 0) and self._is_cuda:
-            return self._copied(layout, np.from_dlpack(value))
-        if device != self._place:
+            return self._copied(np.asarray(value))
+        if place == (CPU, 0) and self._is_cuda:
+            return self._copied(np.from_dlpack(value))
+        if place != self._place:
             raise RunError(
-                f"input {spec.name} is on device {device}, and the model runs on {self._place}: copy it there"
+                f"input {self._spec.name} is on device {place}, and the model runs on {self._place}: "
+                "copy it there"
             )
+        return self._shared(value)
+
+    def _shared(self, value: Any) -> Any:
+        """Return another library's array as TVM takes it. Raises RunError."""
         try:
             return tvm_ffi.from_dlpack(value, require_alignment=ALIGNMENT, require_contiguous=True)
-        except Exception as error:  # tvm_ffi raises several classes
-            if self._is_cuda:
+        except Exception:  # tvm_ffi raises several classes
+            pass
+        try:
+            unaligned = tvm_ffi.from_dlpack(value, require_contiguous=True)
+        except Exception as error:
+            if self._is_cuda or self._spec.numpy_dtype.isbuiltin != 1:
                 raise RunError(
-                    f"input {spec.name} can't be shared with the GPU: pass a contiguous array there, or a "
-                    f"NumPy array ({error})"
+                    f"input {self._spec.name} can't be shared with the model: make it contiguous ({error})"
                 ) from error
-            return self._copied(layout, np.from_dlpack(value))
+            return self._copied(np.from_dlpack(value))
+        return _copy_of(unaligned, self._device)
 
-    def _copied(self, layout: tuple[Any, Any], value: Array) -> Any:
-        array = np.ascontiguousarray(value)
-        tensor = self._allocate(*layout, self._device, None)
-        self._write(tensor, array.ctypes.data_as(ctypes.c_void_p), array.nbytes)
+    def _copied(self, value: Array) -> Any:
+        if self._is_cuda:
+            array = np.ascontiguousarray(value)
+            tensor = _allocate(self._shape, self._dtype, self._device)
+            write = tvm_ffi.get_global_func("runtime.TVMTensorCopyFromBytes")
+            write(tensor, array.ctypes.data_as(ctypes.c_void_p), array.nbytes)
+            return tensor
+        if self._stage is None:
+            tensor = _allocate(self._shape, self._dtype, self._device)
+            kind, count = self._spec.numpy_dtype, math.prod(self._spec.shape)
+            memory = (ctypes.c_char * (kind.itemsize * count)).from_address(tensor.data_ptr())
+            self._stage = tensor, np.ndarray(self._spec.shape, kind, memoryview(memory))
+        tensor, array = self._stage
+        np.copyto(array, value)
         return tensor
+
+
+def _allocate(shape: Any, dtype: Any, device: Any) -> Any:
+    return tvm_ffi.get_global_func("runtime.TVMTensorAllocWithScope")(shape, dtype, device, None)
+
+
+def _copy_of(tensor: Any, device: Any) -> Any:
+    """Return a copy of a contiguous tensor, in memory that is aligned."""
+    copy = _allocate(tensor.shape, tensor.dtype, device)
+    tvm_ffi.get_global_func("runtime.TVMTensorCopyFromTo")(tensor, copy)
+    return copy
 
 
 def to_numpy(value: Any, spec: Tensor) -> Array:

@@ -150,6 +150,8 @@ class Model:
         fits, if there is no fallback, and RunError for other inputs that the model doesn't take.
         """
         inputs = self._ordered(args, kwargs) if kwargs else args
+        if self._are_usual(inputs):
+            return self._library(0)(inputs)
         if len(inputs) != len(self.inputs):
             raise RunError(f"the model takes {len(self.inputs)} inputs ({self._names}), not {len(inputs)}")
         for spec, value in zip(self.inputs, inputs, strict=True):
@@ -231,6 +233,19 @@ class Model:
                         f"{_text(_shapes(size))} are padded to {_text(_shapes(self._sizes[index]))}, because "
                         "the model mixes what is padded into the rest"
                     )
+
+    def _are_usual(self, inputs: Sequence[Any]) -> bool:
+        """Return whether inputs are NumPy arrays of the only size. Others are looked at more closely."""
+        if len(self._sizes) != 1 or len(inputs) != len(self._usual):
+            return False
+        for value, (dtype, shape) in zip(inputs, self._usual, strict=True):
+            if type(value) is not np.ndarray or value.shape != shape or value.dtype != dtype:
+                return False
+        return True
+
+    @cached_property
+    def _usual(self) -> list[tuple[np.dtype[Any], Shape]]:
+        return [(one.numpy_dtype, one.shape) for one in self.inputs]
 
     @cached_property
     def _names(self) -> str:

@@ -89,7 +89,7 @@ class Runner:
         self._executor_forks = 0
 
     def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        if self._prepared():
+        if (_pool.fits and _pool.state == (self.threads, _Process.most, _Process.forks)) or self._prepared():
             return function(*arguments)
         if self._executor is None or self._executor_forks != _Process.forks:
             self._executor = ThreadPoolExecutor(1, "tunefarm")

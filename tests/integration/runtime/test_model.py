@@ -19,6 +19,7 @@ from tunefarm_runtime import LoadError, NoSuchSize, RunError, load, manifest
 
 from tests.compiled_models import compile_model, elementwise
 from tests.onnx_models import residual
+from tunefarm.comparison.contestants import aligned
 
 Array = NDArray[Any]
 
@@ -273,6 +274,17 @@ def test_strided_and_reversed_inputs_are_read_as_numpy_does(folder: Path, image:
     (expected,) = model(image)
     np.testing.assert_array_equal(model(wide[..., ::2])[0], expected)
     np.testing.assert_array_equal(model(image[..., ::-1].copy()[..., ::-1])[0], expected)
+
+
+@pytest.mark.parametrize("placed", [np.copy, shifted, aligned], ids=["copied", "unaligned", "aligned"])
+def test_an_input_that_is_returned_is_copied(placed: Callable[[Array], Array], tmp_path: Path) -> None:
+    model = load(compile_model(elementwise("Identity", TensorProto.FLOAT), tmp_path / "net"))
+    x = placed(np.array([[1, 2, 3], [4, 5, 6]], np.float32))
+    (first,) = model(x)
+    (second,) = model(x + 1)
+    x[...] = 0
+    np.testing.assert_array_equal(first, [[1, 2, 3], [4, 5, 6]])
+    np.testing.assert_array_equal(second, first + 1)
 
 
 def test_outputs_can_be_written(folder: Path, image: Array) -> None:

@@ -178,7 +178,7 @@ def test_tensors_are_shared_and_results_kept(monkeypatch: pytest.MonkeyPatch) ->
         def refuse(*_: object) -> None:
             raise AssertionError("it copies")
 
-        monkeypatch.setattr(tunefarm_runtime.library.Library, "_copied", refuse)
+        monkeypatch.setattr(tunefarm_runtime.library._Input, "_copied", refuse)
         kept, other = run(x), run(torch.zeros(16, 64))
     _agree(kept, first)
     assert not torch.equal(kept, other)
