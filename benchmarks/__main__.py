@@ -54,6 +54,9 @@ COMMANDS = {
         "the allocator, equal shares, round-robin and MetaSchedule's formula, replayed on recorded networks; "
         "a minute"
     ),
+    "benchmarks.crossover --json FILE": (
+        "evolution with several shares of crossover and with mutation alone, by the estimate; ten minutes"
+    ),
     "benchmarks.time_left RECORDINGS --json FILE": (
         "how long recorded jobs were said to take, and took; seconds"
     ),

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.device import Device
-from search.cost.analytic import estimate
+from search.cost.analytic import estimate, stage_seconds
 from search.cost.estimate import Estimate
 from search.cost.features import extract
 from search.cost.model import CostModel, Examples
@@ -152,7 +152,15 @@ def propose(
     sketches = _promising_sketches(task, model, settings.max_sketches, rng)
     evolution = settings.evolution_of_one(len(sketches), count, model)
     ranked = [
-        evolve(sketch, lambda p: task.predict(p, model), best_first, rng, evolution) for sketch in sketches
+        evolve(
+            sketch,
+            lambda population: task.predict(population, model),
+            lambda population: stage_seconds(population, task.device),
+            best_first,
+            rng,
+            evolution,
+        )
+        for sketch in sketches
     ]
     num_random = int(rng.binomial(count, RANDOM_SHARE)) if measured else 0
     limit = max(1, round(settings.max_share_per_tile * count))

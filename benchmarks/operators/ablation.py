@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -19,6 +19,7 @@ from benchmarks.timing.finals import SearchResult, milestones_up_to
 from core.device import Device
 from search.cost.estimate import Estimate
 from search.dag import Dag
+from search.evolution.evolve import EvolutionConfig
 from search.policy import SearchConfig, TuneContext
 from search.programs.program import Population
 from search.sketches.sketch import Sketch
@@ -54,18 +55,20 @@ def first_sketch(dag: Dag, sketches: tuple[Sketch, ...], device: Device) -> Tune
     return TuneContext(dag, (DirectReads(only.dag, only.stages, only.gpu),), device)
 
 
-_USUAL = SearchConfig()
+def _with_evolution(change: Callable[[EvolutionConfig], EvolutionConfig]) -> SearchConfig:
+    """Change evolution both before and after anything was learned."""
+    usual = SearchConfig()
+    return replace(
+        usual, evolution=change(usual.evolution), untrained_evolution=change(usual.untrained_evolution)
+    )
+
+
 VARIANTS: Mapping[str, Variant] = {
     EVERYTHING: Variant(),
     "no analytic model": Variant(task=NoEstimate),
     "no learned model": Variant(learns=False),
-    "no evolution": Variant(
-        config=replace(
-            _USUAL,
-            evolution=replace(_USUAL.evolution, generations=0),
-            untrained_evolution=replace(_USUAL.untrained_evolution, generations=0),
-        )
-    ),
+    "no evolution": Variant(config=_with_evolution(lambda usual: replace(usual, generations=0))),
+    "no crossover": Variant(config=_with_evolution(lambda usual: replace(usual, crossover=0.0))),
     "limited space": Variant(task=first_sketch),
     "no diversity": Variant(config=SearchConfig(max_share_per_tile=1.0)),
     "nothing left out": Variant(config=SearchConfig(max_slowdown=math.inf)),

@@ -15,6 +15,15 @@ from search.programs.program import Population
 from search.sketches.stage import Stage, StageKind
 
 
+def stage_seconds(population: Population, device: Device) -> dict[str, Floats]:
+    """Estimate the seconds of every stage, by node: [programs] each."""
+    parameters = CostParameters(device, FITTED)
+    return {
+        stage.node: estimate_stage(stage, population, parameters).seconds
+        for stage in population.sketch.stages
+    }
+
+
 def estimate(population: Population, device: Device, factors: ShapeFactors = FITTED) -> Estimate:
     """Estimate programs as the sum of their stages.
 

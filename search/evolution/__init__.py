@@ -1,1 +1,1 @@
-"""Evolution of programs: mutation, and transfer from similar workloads."""
+"""Evolution of programs: mutation, crossover, and transfer from similar workloads."""

@@ -1,4 +1,4 @@
-"""Evolutionary search over whole populations (paper section 5.1), by mutation alone."""
+"""Evolutionary search over whole populations (paper section 5.1)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from search.evolution.crossover import StageSeconds, cross, node_groups
 from search.evolution.mutate import mutate
 from search.programs.annotate import legal, sample
 from search.programs.nest import Floats
@@ -23,28 +24,34 @@ Predict = Callable[[Population], Floats]
 class EvolutionConfig:
     """Sizes of the evolution of one sketch.
 
-    `measured_fraction` is the largest share of measured programs in the initial population.
+    `measured_fraction` is the largest share of measured programs in the initial population. `crossover` is
+    the share of a generation that combines two parents; the others mutate one.
     """
 
     population: int = 1024
     generations: int = 8
     measured_fraction: float = 0.2
+    crossover: float = 0.2
 
     def __post_init__(self) -> None:
         if self.population < 2 or self.generations < 0:
             raise ValueError("evolution needs at least two programs and no negative generations")
+        if not 0.0 <= self.crossover <= 1.0:
+            raise ValueError(f"crossover is a share of a generation, not {self.crossover}")
 
 
 def evolve(
     sketch: Sketch,
     predict: Predict,
+    stage_seconds: StageSeconds,
     measured: Sequence[Program],
     rng: np.random.Generator,
     config: EvolutionConfig,
 ) -> tuple[Population, Floats]:
     """Return every distinct program of all generations and its predicted seconds, fastest first.
 
-    `measured` are programs, best first; programs of this sketch join the initial population.
+    `stage_seconds` scores the stages of parents. `measured` are programs, best first; programs of this sketch
+    join the initial population.
     """
     population = _initial_population(sketch, measured, rng, config)
     if len(population) == 0:
@@ -52,7 +59,7 @@ def evolve(
     seconds = predict(population)
     generations = [(population.values, seconds)]
     for _ in range(config.generations):
-        population = _next_generation(population, seconds, rng, config)
+        population = _next_generation(population, seconds, stage_seconds, rng, config)
         seconds = predict(population)
         generations.append((population.values, seconds))
     everything = Population(sketch, np.concatenate([values for values, _ in generations]))
@@ -77,10 +84,22 @@ def _initial_population(
 
 
 def _next_generation(
-    population: Population, seconds: Floats, rng: np.random.Generator, config: EvolutionConfig
+    population: Population,
+    seconds: Floats,
+    stage_seconds: StageSeconds,
+    rng: np.random.Generator,
+    config: EvolutionConfig,
 ) -> Population:
     # Roulette over predicted throughput: twice as fast is twice as likely to have children.
-    fitness = 1.0 / seconds
-    parents = rng.choice(len(population), size=config.population, p=fitness / fitness.sum())
-    survivors = legal(mutate(population.take(parents), rng))
+    share = 1.0 / seconds
+    share /= share.sum()
+    # A program of a single group has nothing to combine.
+    count = round(config.crossover * config.population) if len(node_groups(population.sketch)) > 1 else 0
+    parents = population.take(rng.choice(len(population), size=config.population, p=share))
+    children = mutate(parents.take(np.arange(count, config.population)), rng).values
+    if count:
+        mates = population.take(rng.choice(len(population), size=count, p=share))
+        crossed = cross(parents.take(np.arange(count)), mates, stage_seconds)
+        children = np.concatenate([crossed.values, children])
+    survivors = legal(Population(population.sketch, children))
     return survivors if len(survivors) else population

@@ -25,9 +25,22 @@ def _outer_trips(population: Population) -> Floats:
     return 1e-6 * (1.0 + population.values[:, columns].sum(axis=1))
 
 
+def _stage_trips(population: Population) -> dict[str, Floats]:
+    """Divide the made-up seconds among the stages."""
+    splits = [variable for variable in population.sketch.variables if isinstance(variable, Split)]
+    seconds = {stage.node: np.zeros(len(population)) for stage in population.sketch.stages}
+    for split in splits:
+        column = population.sketch.columns[split.key].start
+        seconds[split.node] = seconds[split.node] + 1e-6 * population.values[:, column]
+    return seconds
+
+
+SCORES = _outer_trips, _stage_trips
+
+
 @given(sketches, seeds)
 def test_found_programs_are_valid_distinct_and_fastest_first(sketch: Sketch, seed: int) -> None:
-    population, seconds = evolve(sketch, _outer_trips, [], np.random.default_rng(seed), SMALL)
+    population, seconds = evolve(sketch, *SCORES, [], np.random.default_rng(seed), SMALL)
     programs = all_programs(population)
     assert len(programs) == len(set(programs)) > 0
     assert valid(population).all()
@@ -38,7 +51,7 @@ def test_found_programs_are_valid_distinct_and_fastest_first(sketch: Sketch, see
 @given(sketches, seeds)
 def test_the_same_seed_finds_the_same_programs_in_the_same_order(sketch: Sketch, seed: int) -> None:
     first, second = (
-        evolve(sketch, _outer_trips, [], np.random.default_rng(seed), SMALL)[0].values for _ in range(2)
+        evolve(sketch, *SCORES, [], np.random.default_rng(seed), SMALL)[0].values for _ in range(2)
     )
     assert np.array_equal(first, second)
 
@@ -48,9 +61,7 @@ def test_generations_find_better_programs_than_sampling() -> None:
     best = []
     for generations in (0, 8):
         config = EvolutionConfig(population=64, generations=generations)
-        runs = [
-            evolve(sketch, _outer_trips, [], np.random.default_rng(seed), config)[1][0] for seed in range(5)
-        ]
+        runs = [evolve(sketch, *SCORES, [], np.random.default_rng(seed), config)[1][0] for seed in range(5)]
         best.append(np.mean(runs))
     assert best[1] < best[0]
 
@@ -59,7 +70,7 @@ def test_generations_follow_the_prediction() -> None:
     """Programs of later generations are faster on average than random ones, by selection alone."""
     sketch = generate(dags.conv2d(), DEVICE)[0]
     config = EvolutionConfig(population=256, generations=8)
-    _, seconds = evolve(sketch, _outer_trips, [], np.random.default_rng(0), config)
+    _, seconds = evolve(sketch, *SCORES, [], np.random.default_rng(0), config)
     assert seconds.mean() < 0.8 * _outer_trips(drawn(sketch, 1, count=1000)).mean()
 
 
@@ -67,7 +78,7 @@ def test_the_best_measured_programs_join_the_first_population() -> None:
     sketch = generate(dags.conv2d(), DEVICE)[0]
     measured = all_programs(drawn(sketch, 5, count=8))
     config = EvolutionConfig(population=16, generations=0, measured_fraction=0.25)
-    population, _ = evolve(sketch, _outer_trips, measured, np.random.default_rng(0), config)
+    population, _ = evolve(sketch, *SCORES, measured, np.random.default_rng(0), config)
     met = set(all_programs(population))
     assert set(measured[:4]) <= met
     assert not set(measured[4:]) & met
@@ -76,7 +87,7 @@ def test_the_best_measured_programs_join_the_first_population() -> None:
 def test_programs_of_other_sketches_are_left_out() -> None:
     first, second = generate(dags.conv2d(), DEVICE)[:2]
     measured = all_programs(drawn(second, 5, count=8))
-    population, _ = evolve(first, _outer_trips, measured, np.random.default_rng(0), SMALL)
+    population, _ = evolve(first, *SCORES, measured, np.random.default_rng(0), SMALL)
     assert population.sketch is first
 
 
@@ -84,3 +95,20 @@ def test_programs_of_other_sketches_are_left_out() -> None:
 def test_impossible_sizes_are_refused(population: int, generations: int) -> None:
     with pytest.raises(ValueError, match="at least two programs and no negative generations"):
         EvolutionConfig(population=population, generations=generations)
+
+
+@pytest.mark.parametrize("crossover", [-0.1, 1.1, float("nan")])
+def test_an_impossible_share_of_crossover_is_refused(crossover: float) -> None:
+    with pytest.raises(ValueError, match="crossover is a share of a generation"):
+        EvolutionConfig(crossover=crossover)
+
+
+def test_crossover_alone_joins_the_best_stages() -> None:
+    """Without mutations, programs get faster than any of the first population."""
+    sketch = generate(dags.two_matmuls(), DEVICE)[0]
+    best = []
+    for generations in (0, 4):
+        config = EvolutionConfig(population=64, generations=generations, crossover=1.0)
+        runs = (evolve(sketch, *SCORES, [], np.random.default_rng(seed), config)[1][0] for seed in range(5))
+        best.append(np.mean([*runs]))
+    assert best[1] < 0.9 * best[0]
