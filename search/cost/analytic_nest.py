@@ -66,8 +66,10 @@ def unrolled_seconds(population: Population, stage: Stage, parameters: CostParam
     touched = sum(dag.buffer[access.buffer].num_bytes for access in (*node.reads, node.write))
     rate = parameters.rate_of(touched / chunks) if stage.blocks else parameters.l3_rate
     cycles = np.maximum(node.iterations * max(node.flops, 1.0) / lanes, touched / rate)
+    # Without channels of its own, the nest is computed again for each block of them.
+    repeats = 1 if stage.channels else stage.channel_blocks
     return np.asarray(
-        cycles / parameters.hertz / parameters.cores / balance_of(chunks, parameters.cores)
+        repeats * cycles / parameters.hertz / parameters.cores / balance_of(chunks, parameters.cores)
         + np.where((chunks > 1) & (not stage.blocks), parameters.launch_s, 0.0)
     )
 
@@ -90,7 +92,7 @@ def block_seconds(population: Population, stage: Stage, parameters: CostParamete
 
 def _blocks(node: Node, stage: Stage) -> int:
     """Return the number of parallel blocks of a stage that is computed in blocks; 1 for others."""
-    return stage.blocks * extent_of(node, stage.rows[:-1]) if stage.blocks else 1
+    return stage.blocks * stage.channel_blocks * extent_of(node, stage.rows[:-1]) if stage.blocks else 1
 
 
 def _nest_seconds(population: Population, stage: Stage, parameters: CostParameters) -> Floats:

@@ -46,6 +46,7 @@ class Nest:
         if stage.blocks:
             *images, rows = stage.rows
             extents[0, rows] *= stage.blocks
+            extents[0, list(stage.channels)] *= stage.channel_blocks
             for number in images:
                 extents[0, number] = node.axes[number].extent
         return cls(node, stage, extents)
@@ -91,7 +92,8 @@ class Nest:
         if not self.stage.blocks:
             return self.trips(0)
         *batch, _ = self.stage.rows
-        return np.full(self.extents.shape[-1], self.stage.blocks * extent_of(self.node, batch))
+        chunks = self.stage.blocks * self.stage.channel_blocks * extent_of(self.node, batch)
+        return np.full(self.extents.shape[-1], chunks)
 
     def trips(self, level: int) -> Ints:
         """Return [programs]: the iterations of one level's loops together."""

@@ -156,8 +156,16 @@ def compute_in_blocks(state: State) -> list[State]:
     assert chain is not None
     output = state.current.name
     return [
-        state.put(RowBlock(output, rows=chain.rows[output], blocks=blocks))
-        for blocks in chain.counts(state.device.cores)
+        state.put(
+            RowBlock(
+                output,
+                rows=chain.rows[output],
+                blocks=blocks,
+                channels=chain.channels.get(output, ()),
+                channel_blocks=channel_blocks,
+            )
+        )
+        for blocks, channel_blocks in chain.cuts(state.device.cores)
     ]
 
 
@@ -180,10 +188,16 @@ def _stage_in_blocks(state: State) -> Stage | None:
         if node in chain.inlined:
             return Inlined(node.name)
         if node.name in chain.rows:
-            rows, at = chain.rows[node.name], last.node
-            if node is chain.products:
-                return Tiled(node.name, TILING, compute_at=at, rows=rows, blocks=last.blocks)
-            return Unrolled(node.name, UNROLLED, compute_at=at, rows=rows, blocks=last.blocks)
+            kind, structure = (Tiled, TILING) if node is chain.products else (Unrolled, UNROLLED)
+            return kind(
+                node.name,
+                structure,
+                compute_at=last.node,
+                rows=chain.rows[node.name],
+                blocks=last.blocks,
+                channels=chain.channels.get(node.name, ()),
+                channel_blocks=last.channel_blocks,
+            )
     return None
 
 

@@ -13,24 +13,54 @@ from dataclasses import dataclass
 from search.dag import Access, Dag, Node, extent_of
 from search.sketches.factors import divisors
 
+# Blocks of channels have at least a vector.
+MIN_CHANNELS = 16
+# Cores that are busy for this share of the time share blocks evenly enough.
+EVEN = 0.95
+
 
 @dataclass(frozen=True)
 class RowBlocks:
-    """The nodes of a chain and, by node, the axes that are cut: images of a batch into single ones, and rows,
-    the last of these axes, into blocks. `inlined` are the nodes between the inverse and the output."""
+    """The nodes of a chain and, by node, the axes that are cut.
+
+    Of `rows`, the last axis is cut into blocks, and images of a batch into single ones. `channels` are the
+    axes of the results' channels; empty if they don't align. `inlined` are the nodes between the inverse and
+    the output.
+    """
 
     inlined: tuple[Node, ...]
     inverse: Node
     products: Node
     rows: dict[str, tuple[int, ...]]
+    channels: dict[str, tuple[int, ...]]
 
-    def counts(self, cores: int) -> tuple[int, ...]:
-        """Return the numbers of blocks worth trying: the fewest that give each core one, the most, and one
-        between. Each image of a batch has so many."""
+    def cuts(self, cores: int) -> Iterator[tuple[int, int]]:
+        """Yield the numbers of blocks of rows and of channels that are worth trying.
+
+        Blocks of rows, in each image of a batch: the fewest that give each core one, the most, and one
+        between. Where the cores can't share them evenly, such as seven rows between two cores, blocks of
+        channels are tried too. Each of these transforms the data again.
+        """
         *images, rows = self.rows[self.inverse.name]
         extent, outer = self.inverse.axes[rows].extent, extent_of(self.inverse, images)
         enough = [count for count in divisors(extent) if count * outer >= cores] or [extent]
-        return tuple(sorted({enough[0], enough[len(enough) // 2], enough[-1]}))
+        for count in sorted({enough[0], enough[len(enough) // 2], enough[-1]}):
+            yield count, 1
+            by_channels = self._channel_blocks(count * outer, cores)
+            if by_channels > 1:
+                yield count, by_channels
+
+    def _channel_blocks(self, blocks: int, cores: int) -> int:
+        """Return the smallest number of blocks of channels with which cores share all blocks evenly enough,
+        else the one with which they do it best."""
+        extent = extent_of(self.inverse, self.channels.get(self.inverse.name, ()))
+        best = 1
+        for count in divisors(extent):
+            if extent // count < MIN_CHANNELS or _balance(blocks * best, cores) >= EVEN:
+                break
+            if _balance(blocks * count, cores) > _balance(blocks * best, cores):
+                best = count
+        return best
 
 
 def row_blocks(dag: Dag, output: Node) -> RowBlocks | None:
@@ -50,7 +80,10 @@ def row_blocks(dag: Dag, output: Node) -> RowBlocks | None:
     if inverse is None or products is None or transform is None or not transform.constant_axes:
         return None
     rows = _rows(transform, products, inverse, behind[-1], output)
-    return RowBlocks(tuple(behind[1:]), inverse, products, rows) if rows else None
+    if not rows:
+        return None
+    channels = _channels(products, inverse, behind[-1], output)
+    return RowBlocks(tuple(behind[1:]), inverse, products, rows, channels)
 
 
 def _elementwise_behind(dag: Dag, output: Node) -> Iterator[Node]:
@@ -111,7 +144,24 @@ def _rows(
     return {name: tuple(each[name] for each in rows) for name in rows[0]} if rows else None
 
 
-def _same_axis(reader: Node, axis: int, producer: Node) -> int | None:
+def _channels(products: Node, inverse: Node, gather: Node, output: Node) -> dict[str, tuple[int, ...]]:
+    """Return the axes of the results' channels, which are contiguous in all of these nodes; none if they
+    don't align."""
+    of_inverse, of_products = inverse.vector_axis, products.vector_axis
+    if of_inverse is None or of_products is None or output.vector_axis is None:
+        return {}
+    aligned = _same_axis(gather, gather.vector_axis, inverse) == of_inverse
+    if not aligned or _same_axis(inverse, of_inverse, products) != of_products:
+        return {}
+    return {inverse.name: (of_inverse,), products.name: (of_products,), output.name: (output.vector_axis,)}
+
+
+def _balance(blocks: int, cores: int) -> float:
+    """Return the share of their time that cores are busy."""
+    return blocks / (-(-blocks // cores) * cores)
+
+
+def _same_axis(reader: Node, axis: int | None, producer: Node) -> int | None:
     """Return the axis of `producer` at which its reader's `axis` reads it, in every read; None without
     one."""
     reads = [read for read in reader.reads if read.buffer == producer.write.buffer]
@@ -122,7 +172,7 @@ def _same_axis(reader: Node, axis: int, producer: Node) -> int | None:
     return own.terms[0].axis if own.is_single_axis and own.offset == 0 and own.terms else None
 
 
-def _place(read: Access, axis: int) -> int | None:
+def _place(read: Access, axis: int | None) -> int | None:
     """Return the dimension that an axis alone indexes; None if there is none."""
     for place, index in enumerate(read.indices):
         if index.is_single_axis and index.axes == {axis} and index.offset == 0:

@@ -67,7 +67,8 @@ class Stage:
 
     A nest that reduces may have an `rfactor`. `compute_at` is the node in whose loops this one is computed.
     `rows` are the axes that number the rows of a kernel that takes some rows a block. On CPUs, the last of
-    these axes is cut into `blocks` in all nests of a chain (search.sketches.row_blocks).
+    these axes is cut into `blocks` in all nests of a chain, and the axes of `channels` into `channel_blocks`
+    (search.sketches.row_blocks).
     """
 
     placement: ClassVar[StageKind]
@@ -83,6 +84,8 @@ class Stage:
     compute_at: str | None = None
     rows: tuple[int, ...] = ()
     blocks: int = 0
+    channels: tuple[int, ...] = ()
+    channel_blocks: int = 1
 
     def variables(self, sketch: Sketch) -> Iterator[Variable]:
         """Yield the variables that the stage leaves open; none unless a kind says so."""

@@ -47,7 +47,7 @@ class Tiled(Stage):
         dag, node = sketch.dag, sketch.dag.node[self.node]
         reach = intrinsic_extents(dag, self)
         for position, axis in enumerate(node.axes):
-            count = self._extent_in_block(node, position) // reach.get(position, 1)
+            count = extent_in_block(node, self, position) // reach.get(position, 1)
             if count > 1:
                 tail = Tail.NONE if position in reach else self._tail(node, position)
                 yield Split(node.name, position, count, self.structure.count(axis.kind), tail)
@@ -65,13 +65,6 @@ class Tiled(Stage):
         intrinsic = f" of {self.intrinsic}" if self.intrinsic else ""
         blocks = " in blocks" if self.blocks else ""
         return f"tile {self.node} {self.structure}{intrinsic}{cache}{fused}{blocks}"
-
-    def _extent_in_block(self, node: Node, axis: int) -> int:
-        """Return the iterations of an axis, in a block where the stage is computed in blocks."""
-        extent = node.axes[axis].extent
-        if axis not in self.rows:
-            return extent
-        return extent // self.blocks if axis == self.rows[-1] else 1
 
     def _tail(self, node: Node, axis: int) -> Tail:
         """Return where tiles of an axis may be partial.
@@ -175,8 +168,9 @@ class Unrolled(Stage):
     def variables(self, sketch: Sketch) -> Iterator[Variable]:
         node = sketch.dag.node[self.node]
         for axis in node.looped_spatial:
-            if node.axes[axis].extent > 1 and axis not in self.rows:
-                yield Split(node.name, axis, node.axes[axis].extent, len(self.structure))
+            extent = extent_in_block(node, self, axis)
+            if extent > 1 and axis not in self.rows:
+                yield Split(node.name, axis, extent, len(self.structure))
 
     def __str__(self) -> str:
         return f"{self.placement} {self.node}" + (" in blocks" if self.blocks else "")
@@ -194,12 +188,23 @@ class RowBlock(Stage):
     placement = StageKind.BLOCKS
 
     def __str__(self) -> str:
-        return f"nest {self.node} in {self.blocks} {self.placement}"
+        channels = f" by {self.channel_blocks}" if self.channel_blocks > 1 else ""
+        return f"nest {self.node} in {self.blocks}{channels} {self.placement}"
 
 
 @estimate_stage.register
 def _(stage: RowBlock, population: Population, parameters: CostParameters) -> Estimate:
     return Estimate(block_seconds(population, stage, parameters))
+
+
+def extent_in_block(node: Node, stage: Stage, axis: int) -> int:
+    """Return the iterations of an axis, in a block where the stage is computed in blocks."""
+    extent = node.axes[axis].extent
+    if axis in stage.channels:
+        return extent // stage.channel_blocks
+    if not stage.blocks or axis not in stage.rows:
+        return extent
+    return extent // stage.blocks if axis == stage.rows[-1] else 1
 
 
 def rfactor_lanes(node: Node, half: Rfactor) -> tuple[int, ...]:

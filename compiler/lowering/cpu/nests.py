@@ -378,10 +378,16 @@ class RowBlockLowering(StageLowering):
         block = self.schedule.get_sblock(self.node.name)
         loops = self.schedule.get_loops(block)
         *images, rows = self.stage.rows
-        blocks = self.stage.blocks
-        outer, inner = self.primitives.split(loops[rows], [blocks, self.node.axes[rows].extent // blocks])
-        around = [*(loops[axis] for axis in images), outer]
-        others = [inner if axis == rows else loop for axis, loop in enumerate(loops) if axis not in images]
+        counts = {rows: self.stage.blocks} | dict.fromkeys(self.stage.channels, self.stage.channel_blocks)
+        parts = {
+            axis: self.primitives.split(loops[axis], [count, self.node.axes[axis].extent // count])
+            for axis, count in counts.items()
+        }
+        # A core keeps its part of the weights.
+        around = [parts[axis][0] for axis in self.stage.channels]
+        around += [*(loops[axis] for axis in images), parts[rows][0]]
+        inner = {axis: part[1] for axis, part in parts.items()}
+        others = [inner.get(axis, loop) for axis, loop in enumerate(loops) if axis not in images]
         self.schedule.reorder(*around, *others)
         self.loop = self.schedule.fuse(*around)
         self.schedule.parallel(self.loop)

@@ -44,7 +44,7 @@ class PackingMap:
         read = next(read for read in node.reads if read.buffer == buffer)
         axis_of = {dim: index.terms[0].axis for dim, index in enumerate(read.indices) if index.terms}
         dims = sorted(axis_of, key=lambda dim: (axis_of[dim] == node.vector_axis, axis_of[dim]))
-        factors = {dim: program.factors(node.name, axis) for dim, axis in axis_of.items()}
+        factors = {dim: _all_factors(program, stage, axis) for dim, axis in axis_of.items()}
         intrinsic = intrinsic_extents(program.sketch.dag, stage)
         size = {dim: intrinsic.get(axis, 1) for dim, axis in axis_of.items()}
         parts = []
@@ -73,3 +73,9 @@ class PackingMap:
             index = indices[part.dim] // part.stride if part.stride > 1 else indices[part.dim]
             places.append(index if part.outermost else index % part.factor)
         return places or [indices[0]]
+
+
+def _all_factors(program: Program, stage: Stage, axis: int) -> tuple[int, ...]:
+    """Return the tile factors of an axis, blocks of channels among the outermost."""
+    outermost, *inner = program.factors(stage.node, axis)
+    return (outermost * (stage.channel_blocks if axis in stage.channels else 1), *inner)

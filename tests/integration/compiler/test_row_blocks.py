@@ -30,8 +30,9 @@ PROGRAMS = 2
 WEIGHTS = 1
 
 
-def _blocks(sketch: Sketch) -> list[int]:
-    return [stage.blocks for stage in sketch.placed(StageKind.BLOCKS)]
+def _blocks(sketch: Sketch) -> list[tuple[int, int]]:
+    """Return the numbers of blocks of rows and of channels."""
+    return [(stage.blocks, stage.channel_blocks) for stage in sketch.placed(StageKind.BLOCKS)]
 
 
 class Case(NamedTuple):
@@ -40,15 +41,15 @@ class Case(NamedTuple):
     tile: int
     data: tuple[int, ...]
     outputs: int
-    blocks: list[int]
+    blocks: list[tuple[int, int]]
 
 
 CASES = [
-    Case(4, (1, 16, 16, 16), 16, [2, 4]),
-    Case(2, (2, 8, 10, 5), 20, [1, 2, 4]),  # two images are two blocks already
-    Case(4, (1, 3, 8, 12, 6), 16, [2]),  # with a depth, which isn't cut
-    Case(2, (1, 14, 6, 8), 8, [7]),  # two cores can't share seven rows evenly
-    Case(4, (1, 10, 12, 8), 8, [3]),  # the last rows of tiles reach beyond the image: columns are cut
+    Case(4, (1, 16, 16, 16), 16, [(2, 1), (4, 1)]),
+    Case(2, (2, 8, 10, 5), 20, [(1, 1), (2, 1), (4, 1)]),  # two images are two blocks already
+    Case(4, (1, 3, 8, 12, 6), 16, [(2, 1)]),  # with a depth, which isn't cut
+    Case(2, (1, 14, 6, 8), 32, [(7, 1), (7, 2)]),  # two cores can't share seven rows evenly
+    Case(4, (1, 10, 12, 8), 8, [(3, 1)]),  # the last rows of tiles reach beyond the image: columns are cut
     Case(4, (1, 10, 10, 8), 8, []),  # and so do the last columns
 ]
 
