@@ -1,1 +1,1 @@
-"""Child processes, under limits, in which strangers' models and traces meet TVM."""
+"""Child processes with limits, in which TVM works on strangers' models and traces."""

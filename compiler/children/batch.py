@@ -1,7 +1,7 @@
 """Find the shapes that a batch gives a model's inputs, in a child process (`compiler.children.child` says
 why).
 
-The child's reply is a line of JSON: the shapes, or why there are none.
+The child replies with a line of JSON: the shapes, or why there are none.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def _finish(child: subprocess.Popen[bytes], request: bytes, timeout_s: float, fa
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End a child and all that it has started."""
+    """End a child and every process that it started."""
     child.send_signal(END_SIGNAL)
     try:
         child.wait(END_TIMEOUT_S)
@@ -170,7 +170,7 @@ def size_of(data: bytes | IO[bytes]) -> int:
 
 
 def import_memory_bytes(model_bytes: int) -> int:
-    """Return what the import of a model of this size may take, on top of what a process with TVM has."""
+    """Return the memory that the import of a model of this size may take, on top of a process with TVM."""
     return WORKING_BYTES + MEMORY_PER_MODEL_BYTE * model_bytes
 
 
@@ -211,5 +211,5 @@ def write_line(reply: BinaryIO, fields: Mapping[str, Any]) -> None:
 
 
 def describe_error(error: Exception) -> str:
-    """Return one line about an error of any library: strangers' input raises what nobody foresaw."""
+    """Return one line about an error of any library, because strangers' input may raise any exception."""
     return TOO_MUCH_MEMORY if is_out_of_memory(error) else first_line(error)

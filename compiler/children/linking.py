@@ -1,4 +1,4 @@
-"""Fill the cache of the linker for another machine in a child process that sees nothing of a stranger's."""
+"""Fill the cache of the linker for another machine, in a child process without strangers' input."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 def linker_seed(target: str) -> CacheSeed | None:
-    """Return what the caches of linkers for a target begin with. None where no linker needs a cache.
+    """Return the seed of linkers' caches for a target; None if no linker needs a cache.
 
     The first call for a machine takes half a minute. If it fails, each link does the work again.
     """

@@ -67,8 +67,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CompileLimits:
-    """Seconds for an import and for a compilation. `memory_bytes` limits what each may take on top of what a
-    process with TVM has; by default the limit follows from the model's size."""
+    """Seconds for an import and for a compilation. `memory_bytes` limits the memory of each, on top of a
+    process with TVM; by default the limit follows from the model's size."""
 
     import_s: float = 300.0
     build_s: float = 1200.0
@@ -89,8 +89,8 @@ class CompileLimits:
 
 
 class LibraryKind(StrEnum):
-    """The library to compile: none, the model as TVM compiles it by default but for slow loop nests, or its
-    kernels under schedules."""
+    """The library to compile: none, the untuned model, or its kernels under schedules. The untuned model is
+    TVM's default, except for slow loop nests."""
 
     NONE = "none"
     UNTUNED = "untuned"
@@ -146,7 +146,7 @@ class ImportedModel:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> ImportedModel:
-        """Read what `dataclasses.asdict` and JSON have made of a model. Raises msgspec.ValidationError."""
+        """Read a model from the JSON of `dataclasses.asdict`. Raises msgspec.ValidationError."""
         return msgspec.convert(fields, cls)
 
 
@@ -270,7 +270,7 @@ def _keep_library(reply: IO[bytes], library: IO[bytes]) -> None:
 
 def _read_line(line: bytes, error: type[Exception], otherwise: str) -> Mapping[str, Any]:
     """Parse a line of the child's reply. Raises `error` with the problem that the child names, or with
-    `otherwise` when the line is not what the child writes."""
+    `otherwise` if the line is malformed."""
     try:
         fields: dict[str, Any] = json.loads(line)
         problem = fields.get("problem")
@@ -314,8 +314,8 @@ class FusedModel:
         return ImportedModel(model.inputs, model.outputs, tasks, model.computed_in, self.is_onnx)
 
     def prepare(self, request: CompileRequest) -> Callable[[Path], None]:
-        """Return a function that compiles the library that the request asks for into a file. It needs this
-        model no more: weights that the library packs in another order can go.
+        """Return a function that compiles the library that the request asks for into a file. It doesn't need
+        this model any more, so weights that the library packs in another order can be freed.
 
         Raises ModelError, ArtifactError; the function raises ArtifactError.
         """

@@ -2,9 +2,9 @@
 
     python -P -m compiler.children.start MODULE PARENT_PID REPORT_FD SCRATCH
 
-This comes before the module is loaded: a process with threads, which libraries start, can't enter namespaces.
-A report in JSON goes to the descriptor REPORT_FD: `gaps` lists what the sandbox lacks on this machine,
-`failure` says why the module can't be started.
+The sandbox is entered before the module is loaded: libraries start threads, and a process with threads can't
+enter namespaces. A report in JSON goes to the descriptor REPORT_FD: `gaps` lists what the sandbox lacks on
+this machine, `failure` says why the module can't be started.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class ReplayLimits:
 def check_traces(
     pairs: Sequence[tuple[str, str]], target: str, limits: ReplayLimits | None = None
 ) -> list[str]:
-    """Return what is wrong with each pair of a workload and a trace (JSON texts); empty for a good one."""
+    """Return the problem of each pair of a workload and a trace (JSON texts); empty for a good one."""
     limits = limits or ReplayLimits()
     problems: list[str] = []
     while len(problems) < len(pairs):
@@ -78,7 +78,7 @@ def _answer(request: dict[str, Any], reply: BinaryIO) -> None:
 
 
 def _problem(module_json: str, trace: str, target: Any) -> str:
-    """Replay and compile one trace; return what is wrong with it, empty when nothing is."""
+    """Replay and compile one trace; return its problem, empty for a good trace."""
     from compiler.codegen.steps import compile_scheduled
     from compiler.lowering.trace import apply_trace
     from compiler.workload import from_json

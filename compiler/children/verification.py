@@ -1,4 +1,4 @@
-"""Compare an imported model with what runs its format elsewhere (`compiler.verifying`), in a child process
+"""Compare an imported model with another runtime of its format (`compiler.verifying`), in a child process
 (`compiler.children.child` says why).
 
 The child replies with lines of JSON. Every set of inputs whose outputs agree has a line. A last line says
@@ -47,9 +47,8 @@ class Verification:
 def verify_import(
     data: bytes | IO[bytes], shapes: Mapping[str, Shape], target: str, timeout_s: float = VERIFY_S
 ) -> Verification:
-    """Return what the comparison of an imported model, which is tuned for a target, says.
-
-    Raises ModelError when the imported model computes something else than the file defines.
+    """Compare an imported model, which is tuned for a target, with its file. Raises ModelError if the outputs
+    differ.
     """
     memory_bytes = MEMORY_BYTES + MEMORY_PER_MODEL_BYTE * size_of(data)
     request = {"shapes": dict(shapes), "memory_bytes": memory_bytes, "target": target}

@@ -33,7 +33,7 @@ def fold_constants(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def rewrite_functions(mod: tvm.IRModule, rewrite: Callable[[relax.Function], relax.Function]) -> tvm.IRModule:
-    """Rewrite every relax function, then remove the bindings that nothing uses any more."""
+    """Rewrite every relax function, then remove unused bindings."""
     functions = {
         name: rewrite(function) if isinstance(function, relax.Function) else function
         for name, function in mod.functions_items()

@@ -1,4 +1,4 @@
-"""Arithmetic that TVM leaves open, or gets wrong: zeros that meet NaN, divisors of 0, long shifts."""
+"""Arithmetic that TVM leaves open or gets wrong: 0 * NaN, divisors of 0, long shifts."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class _Arithmetic(relax.PyExprMutator):
         return call
 
     def _of_zero(self, name: str, call: Call, op: Call) -> relax.Expr:
-        """Return what a product with 0, or a quotient of 0, is for every operand."""
+        """Return a product with 0, or a quotient of 0, that is right for every operand."""
         of, other = (1, 0) if name == "relax.multiply" and _is_zero(op.args[1]) else (0, 1)
         if name not in ("relax.multiply", "relax.divide") or not _is_zero(op.args[of]):
             return call

@@ -321,7 +321,7 @@ def _elementwise(function: Callable[..., Any], since: int = 1, kinds: str = "biu
 
 
 def _quotient(left: Array, right: Array) -> Array:
-    """Integers are divided towards zero, as in C."""
+    """Divide integers towards zero, as in C."""
     if left.dtype.kind == "f":
         return np.divide(left, right)
     whole = left // right

@@ -19,7 +19,7 @@ _CHANNELS_FIRST: dict[str, tuple[Callable[..., relax.Expr], str, str]] = {
 
 
 def count_axes_from_zero(mod: tvm.IRModule) -> tvm.IRModule:
-    """Number axes from the front. TVM's conversion of layouts (0.27) expects these operators to have it.
+    """Number axes from the front. TVM's conversion of layouts (0.27) expects that for these operators.
     Otherwise it fills the memory or fails. It fails at any stack.
 
         lv = squeeze(x, axis=[-2])

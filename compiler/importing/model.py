@@ -116,7 +116,7 @@ def checked_model(
     output_names: Sequence[str],
     computed_in: str = "",
 ) -> RelaxModel:
-    """Return the model that `main` of a module is; by default its types say what it is computed in.
+    """Return the model of a module's `main`. By default, `computed_in` follows from its types.
 
     Raises ModelError unless it computes tensors of static shapes and possible sizes."""
     _check_shapes(module)
@@ -126,7 +126,7 @@ def checked_model(
 
 
 def _coarsest(function: relax.Function) -> str:
-    """Return the coarsest of COARSENESS among the tensors of a function, and what it quantizes."""
+    """Return the coarsest of COARSENESS among the tensors of a function and its quantized values."""
     found: set[str] = set()
 
     def visit(expr: relax.Expr) -> None:
@@ -225,8 +225,8 @@ def fuse_untuned(model: RelaxModel, target: str) -> tvm.IRModule:
 def extract_tasks(fused: tvm.IRModule) -> list[ExtractedTask]:
     """Return the unique workloads of a fused module, in the order of their first call.
 
-    Functions that a schedule can't change are left out: those that are scheduled already, and calls of
-    external libraries, which are not PrimFuncs.
+    Functions that a schedule can't change are left out: scheduled functions, and calls of external libraries,
+    which aren't PrimFuncs.
     """
     tasks: dict[str, ExtractedTask] = {}
     for call in kernel_calls(fused):

@@ -364,7 +364,7 @@ def plain_domain(name: str) -> str:
 
 
 def walk(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
-    """Yield the main graph, the graphs within its nodes, and those within the model's own functions."""
+    """Yield the main graph, the graphs within its nodes, and the graphs within the model's own functions."""
     yield from _all_graphs(proto.graph)
     for function in proto.functions:
         for graph in [*_subgraphs(function.node), *_graphs(function.attribute_proto)]:
@@ -372,7 +372,7 @@ def walk(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
 
 
 def _all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yield a graph and those within its nodes."""
+    """Yield a graph and the graphs within its nodes."""
     waiting = [graph]
     while waiting:
         graph = waiting.pop()

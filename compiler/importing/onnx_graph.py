@@ -269,7 +269,7 @@ class Graph:
         return self._import(node)
 
     def _import(self, node: Node) -> Sequence[Value | None]:
-        """Import a node by the first that knows its operator."""
+        """Import a node by the first importer that knows its operator."""
         converter = self._converters.get((node.domain, node.kind))
         if converter is not None:
             found = converter(self, node)
@@ -378,7 +378,7 @@ class _Unknown(ValueError):
 
 @dataclass(frozen=True)
 class Subgraph:
-    """A graph in an attribute of a node, and what it can see of the graphs around it."""
+    """A graph in an attribute of a node, with the values that it can read of the graphs around it."""
 
     proto: onnx.GraphProto
     scope: NameScope
@@ -414,7 +414,7 @@ def check_size(shape: Shape, dtype: str) -> None:
 
 
 def identifiers(names: Sequence[str]) -> list[str]:
-    """Return different names of variables that look like these."""
+    """Return distinct identifiers similar to these names."""
     plain = [re.sub(r"\W", "_", name) for name in names]
     return [
         name if plain.count(name) == 1 and not name[:1].isdigit() else f"input{number}_{name}"

@@ -70,12 +70,12 @@ def fill_invalid_rows(graph: Operators, value: Value) -> Value:
 
 
 def no_row(dtype: str) -> int:
-    """Return the marker that outputs of a type hold in invalid rows."""
+    """Return the marker of invalid rows in outputs of a type."""
     return 0 if dtype == "bool" or dtype.startswith("uint") else NO_ROW
 
 
 def valid_part(output: Array, wanted: Array) -> Array:
-    """Return as much of an output as is wanted, unless more of it is valid."""
+    """Cut an output to the wanted shape if only invalid rows are cut off; otherwise return all of it."""
     if output.shape == wanted.shape or output.ndim != wanted.ndim:
         return output
     axis = next(k for k, extent in enumerate(wanted.shape) if extent != output.shape[k])
@@ -186,7 +186,7 @@ def _regions(_node: Node, at: int, axis: int, _shape: Shape) -> int | None:
 
 
 def _other_axis(node: Node, _at: int, axis: int, _shape: Shape) -> int | None:
-    """Of an operator along one axis."""
+    """Return the padded axis of the result of an operator along one axis; None if it mixes rows."""
     rank = node.input(0).rank
     # Softmax of older models covers all axes from one on, by default from the second.
     is_of_several = node.kind in _SOFTMAX and node.opset < 13

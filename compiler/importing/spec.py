@@ -68,7 +68,7 @@ class TensorSpec:
 
 
 def storage_of(dtype: str) -> str:
-    """Return the type in which compiled code keeps the elements of another type."""
+    """Return the type that compiled code stores the elements of a type in."""
     return STORAGE if dtype in NARROW else dtype
 
 

@@ -1,1 +1,1 @@
-"""Readers of the formats that models come in. Each gives a `ModelFile`; `reading.read_model` tells which."""
+"""Readers of models' formats. Each returns a `ModelFile`; `reading.read_model` chooses the reader."""

@@ -26,7 +26,7 @@ def is_float(tensor: Any) -> bool:
 
 
 def _graph(importer: Any) -> Graph:
-    """Return what imports ONNX operators into the same function."""
+    """Return the graph that imports ONNX operators into the same function."""
     graph = Graph(ONNX_CONVERTERS)
     graph.builder = importer.block_builder
     return graph
@@ -57,7 +57,7 @@ def _elu(node: Any, importer: Any) -> Any:
 
 
 def _sign(node: Any, importer: Any) -> Any:
-    """PyTorch's sign of NaN is 0."""
+    """Return the sign. PyTorch's sign of NaN is 0."""
     data, emit = importer.env[node.args[0]], importer.block_builder.emit
     dtype = str(data.ty.dtype)
     if dtype == "bool":
@@ -70,7 +70,7 @@ def _sign(node: Any, importer: Any) -> Any:
 
 
 def _ignoring_nan(operator: Callable[[Any, Any], Any]) -> Convert:
-    """Return the converter of fmax or fmin: the other operand of NaN is the result."""
+    """Return the converter of fmax or fmin: if one operand is NaN, the result is the other."""
 
     def convert(node: Any, importer: Any) -> Any:
         emit = importer.block_builder.emit
@@ -122,7 +122,7 @@ def _extreme(operator: Callable[..., Any]) -> Convert:
 
 
 def _stable_sort(node: Any, importer: Any) -> list[Any]:
-    """TVM's sort is stable."""
+    """Sort as TVM does, whose sort is stable."""
     given, emit = _arguments(node, importer), importer.block_builder.emit
     data, axis, descending = given["self"], given["dim"], given["descending"]
     values = emit(relax.op.sort(data, axis, descending))
@@ -161,7 +161,7 @@ def _refuse_antialias(_node: Any, _importer: Any) -> Any:
 
 
 def _max_pool(node: Any, importer: Any) -> Any:
-    """TVM's front end has no places of the maxima."""
+    """Pool maxima with their places, which TVM's front end lacks."""
     if not any(user.args[1] == 1 for user in node.users):
         return importer.create_convert_map()[node.target.__name__](node)
     given = _arguments(node, importer)
@@ -211,7 +211,7 @@ def _pooled(importer: Any, data: Any, **attributes: Any) -> list[Any]:
 
 
 def _average_pool(node: Any, importer: Any) -> Any:
-    """TVM's front end leaves out the divisor."""
+    """Pool averages with a divisor, which TVM's front end ignores."""
     given = _arguments(node, importer)
     mean = importer.create_convert_map()[node.target.__name__](node)
     if given.get("divisor_override") is None:
@@ -306,7 +306,7 @@ def _is_mask(index: Any) -> bool:
 
 
 def _places(importer: Any, indices: Sequence[Any], shape: Sequence[int]) -> dict[int, Any]:
-    """Return the indices by axis, those from the end as those from the start."""
+    """Return the indices by axis. Indices from the end become indices from the start."""
     builder, found = importer.block_builder, {}
     for axis, index in enumerate(indices):
         if index is not None:

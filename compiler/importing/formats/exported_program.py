@@ -299,7 +299,7 @@ def _pass_states(torch: Any, program: Any) -> bool:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Keep PyTorch's advice to its own developers to itself."""
+    """Suppress PyTorch's warnings, which are for its own developers."""
     log = logging.getLogger("torch")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -342,7 +342,7 @@ def _check(file: io.BytesIO) -> set[str]:
 
 
 def _check_json(part: Any, key: str, operators: set[str]) -> None:
-    """Check the value of a key, with all that is in it; add the operators that it names."""
+    """Check the value of a key and everything in it; add the operators that it names."""
     if isinstance(part, str):
         _check_text(part, key, operators)
     elif isinstance(part, list):

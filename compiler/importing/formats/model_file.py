@@ -24,7 +24,7 @@ class ModelFile(Protocol):
 
 
 class Reader(Protocol):
-    """Reads the files of one format. `shapes` are those that the user gave, by input.
+    """Reads the files of one format. `shapes` are the user's shapes, by input.
 
     Raises ModelError. TVM's importers are native code: strangers' files belong into a child process (see
     compiler.children.child).

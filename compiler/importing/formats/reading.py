@@ -24,7 +24,7 @@ READERS: Mapping[ModelFormat, Reader] = {
 
 
 def read_model(data: bytes | IO[bytes], shapes: Mapping[str, Shape]) -> ModelFile:
-    """Read a model, whose format its content tells; `shapes` gives dynamic inputs their shape, by name.
+    """Read a model; its content decides the format. `shapes` gives dynamic inputs their shape, by name.
 
     A file is mapped into memory, not read. Raises ModelError. TVM's importers are native code: strangers'
     files belong into a child process (see compiler.children.child).

@@ -152,7 +152,7 @@ def _check_calls(module: Any) -> None:
 
 
 def _diagnosis(error: Exception) -> str:
-    """Return the first line that says what is wrong: MLIR begins with what it was doing."""
+    """Return the first line that names the problem: MLIR's first lines say what it was doing."""
     lines = [line for line in str(error).splitlines() if "error:" in line]
     return first_line(ValueError(lines[0].partition("error:")[2]) if lines else error)
 
@@ -199,8 +199,8 @@ def _is_dynamic(kind: Any) -> bool:
 
 
 def _refined(module: Any, names: Sequence[str], arguments: Sequence[Any], shapes: Mapping[str, Shape]) -> Any:
-    """Return the program whose inputs have the shapes that the user gave where they leave dimensions open,
-    and whose values all have theirs."""
+    """Return the program with static shapes: inputs with open dimensions have the user's shapes, and all
+    values follow."""
     types = []
     for name, argument in zip(names, arguments, strict=True):
         kind = argument.type

@@ -54,7 +54,7 @@ def _square(x: Any) -> Any:
 
 
 def _negate(importer: Any, op: Any) -> Any:
-    """LiteRT negates stored bytes, whatever zero is stored as."""
+    """Negate stored bytes, as LiteRT does whatever the zero point is."""
     (tensor,) = importer.get_input_tensors(op)
     if tensor.qnn_params and (zero := int(tensor.qnn_params["zero_point"].value.numpy())):
         raise UnsupportedOperator(f"LiteRT ignores its zero point {zero}: quantize it with the zero point 0")
@@ -68,7 +68,7 @@ def _l2_normalization(x: Any) -> Any:
 
 
 def _fake_quant(importer: Any, op: Any) -> Any:
-    """Round to the numbers that integers of some bits stand for. Zero is one of them: the range is moved."""
+    """Round to the numbers that integers of some bits represent. The range is moved to contain zero."""
     options = importer.options(op, "FakeQuantOptions")
     (x,) = importer.operands(op)
     low, high, steps = (
@@ -86,7 +86,7 @@ def _fake_quant(importer: Any, op: Any) -> Any:
 
 
 def _average_pool(importer: Any, op: Any) -> Any:
-    """Average what lies within. Means of bytes are rounded to the nearest, halves away from zero."""
+    """Average elements within bounds. Means of bytes are rounded to the nearest, halves away from zero."""
     (tensor,) = importer.get_input_tensors(op)
     (output,) = importer.get_output_tensors(op)
     if not tensor.qnn_params:

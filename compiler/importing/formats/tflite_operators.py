@@ -185,7 +185,7 @@ class Converter(OperatorConverter):
                 raise self._refusal(kind, op, error) from error
 
     def _check_scales(self, tensors: Sequence[Any]) -> None:
-        """Refuse to hand quantized elements on to a tensor where they would stand for other numbers."""
+        """Refuse to pass quantized elements to a tensor with other quantization parameters."""
         quantized = [tensor for tensor in tensors if tensor.qnn_params is not None]
         for tensor in quantized[1:]:
             if not self.has_same_qnn_params(quantized[0], tensor):
@@ -209,13 +209,13 @@ class Converter(OperatorConverter):
         return name.lower()
 
     def get_expr(self, input_tensor_idx: int) -> Any:
-        """Return what a tensor is, which may be a constant, too."""
+        """Return the expression of a tensor, which may be a constant."""
         if self.has_expr(input_tensor_idx):
             return super().get_expr(input_tensor_idx)
         return self.get_tensor_expr(*self.get_tensors([input_tensor_idx]))
 
     def dequantize(self, expr: Any, tensor: Any) -> Any:
-        """Return the numbers that integers stand for, also those of 16, 32 and 64 bits."""
+        """Return the numbers that integers represent, also integers of 16, 32 and 64 bits."""
         shape = static_shape(self.bb.normalize(expr))
         scale, zero = (tensor.qnn_params[name].value.numpy() for name in ("scale", "zero_point"))
         if str(expr.ty.dtype) in ("int8", "uint8", "int32") or shape is None:
@@ -247,7 +247,7 @@ class Converter(OperatorConverter):
         return [int(extent) for extent in self._get_tensor_shape_tuple(tensor)]
 
     def get_tensor_value(self, tensor_wrapper: Any, is_sparse: bool = False) -> Any:
-        """Return the value of a constant, or of what is computed from constants alone."""
+        """Return the value of a constant, or of an expression of constants."""
         if self._has_tensor_buffer_data(tensor_wrapper) or 0 in self.declared_shape(tensor_wrapper):
             return super().get_tensor_value(tensor_wrapper, is_sparse)
         name = get_tensor_name(self.subgraph, tensor_wrapper.tensor_idx)
@@ -300,7 +300,7 @@ class Converter(OperatorConverter):
         return options
 
     def operands(self, op: Any) -> list[Any]:
-        """Return the operands as numbers: those that are quantized are dequantized."""
+        """Return the operands as numbers: quantized operands are dequantized."""
         tensors = self.get_input_tensors(op)
         return [self.real(tensor) for tensor in tensors if tensor.tensor_idx != -1]
 
@@ -310,13 +310,13 @@ class Converter(OperatorConverter):
         return self.bb.normalize(self.dequantize(expr, tensor) if tensor.qnn_params else expr)
 
     def stored(self, op: Any, expr: Any) -> Any:
-        """Return a result as the output stores it: quantized, if that is."""
+        """Return a result as the output stores it: quantized if the output is."""
         (tensor,) = self.get_output_tensors(op)
         return self.quantize(expr, tensor) if tensor.qnn_params else expr
 
     @contextmanager
     def _replaced(self, tensor: Any, expr: Any) -> Iterator[None]:
-        """Have an operator read another expression instead of this tensor."""
+        """Let an operator read another expression instead of this tensor."""
         name = get_tensor_name(self.subgraph, tensor.tensor_idx)
         before = self.exp_tab.exprs.pop(name, None)
         self.exp_tab.exprs[name] = self.bb.normalize(expr)
@@ -362,7 +362,7 @@ class Converter(OperatorConverter):
         return relax.op.astype(self.real(tensor), "float32")
 
     def _convolution(self, op: Any, conv_type: str) -> Any:
-        """Multiply by weights as numbers where the data isn't quantized."""
+        """Multiply by dequantized weights if the data isn't quantized."""
         data, weight = self.get_input_tensors(op)[:2]
         if data.qnn_params or not weight.qnn_params:
             return self.convert_conv(op, conv_type)
@@ -645,7 +645,7 @@ class Converter(OperatorConverter):
         return relax.op.flip(total, at) if options.Reverse() else total
 
     def _pad(self, op: Any) -> Any:
-        """Pad with zeros, also where zero is stored as another number."""
+        """Pad with zeros, also where the zero point isn't 0."""
         data, widths, *filling = self.get_input_tensors(op)
         number: Any = int(data.qnn_params["zero_point"].value.numpy()) if data.qnn_params else 0
         if filling:

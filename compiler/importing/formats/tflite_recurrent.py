@@ -31,7 +31,7 @@ def _operand(importer: Any, tensors: Sequence[Any], place: int) -> Any:
 
 
 def _state(importer: Any, tensor: Any) -> Any:
-    """Return what a state begins with."""
+    """Return a state's initial value."""
     if importer.has_expr(tensor.tensor_idx):
         return importer.real(tensor)
     return relax.const(np.zeros(importer.declared_shape(tensor)), "float32")
@@ -59,7 +59,7 @@ def _run(
 
 @dataclass
 class _Lstm:
-    """A cell; tensors that were left out are None. `state` is what it hands to the next step."""
+    """A cell; tensors that were left out are None. `state` is passed to the next step."""
 
     importer: Any
     data: Sequence[Any]

@@ -91,7 +91,7 @@ def read(content: Content, shapes: Mapping[str, Shape]) -> TvmModule:
 
 
 def to_json(source: tvm.IRModule | tirx.PrimFunc | Sequence[te.Tensor]) -> str:
-    """Return a module, a TIR function, or what tensor expressions compute, as the text that `read` reads.
+    """Return a module, a TIR function, or tensor expressions as the text that `read` reads.
 
     The tensors are in the order of te.create_prim_func: inputs, then outputs.
     """
@@ -103,7 +103,7 @@ def to_json(source: tvm.IRModule | tirx.PrimFunc | Sequence[te.Tensor]) -> str:
 
 
 def _load(text: str) -> Any:
-    """Return the objects of a text. Raises ModelError for what no model needs, and whatever TVM raises."""
+    """Return the objects of a text. Raises ModelError for objects that no model needs, and TVM's errors."""
     try:
         graph = ObjectGraph.parse(text)
         foreign = MODULE.foreign(graph)

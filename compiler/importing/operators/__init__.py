@@ -1,4 +1,4 @@
-"""Converters of operators that TVM doesn't import, or not rightly, by domain and name."""
+"""Converters of operators that TVM doesn't import or imports wrongly, by domain and name."""
 
 from __future__ import annotations
 

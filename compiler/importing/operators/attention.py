@@ -54,8 +54,8 @@ def attend(
 def _padding_mask(
     graph: Graph, mask: Value, batch: int, queries: int, keys: int, filled: float, dtype: str
 ) -> Value:
-    """Return what is added to the scores (batch, 1, 1 or queries, keys): `filled` where the mask is zero. A
-    mask of one number for each element of the batch is the number of its keys."""
+    """Return the mask to add to the scores (batch, 1, 1 or queries, keys): `filled` where the given mask is
+    zero. A mask of one number for each element of the batch is the number of its keys."""
     if mask.shape == (batch,):
         lengths = graph.op("Reshape", cast(graph, mask, "int64"), np.array([batch, 1, 1, 1]))
         seen = graph.op("Less", np.arange(keys).reshape(1, 1, 1, keys), lengths)
@@ -68,7 +68,7 @@ def _padding_mask(
 
 
 def _causal_mask(queries: int, keys: int, filled: float, dtype: str) -> np.ndarray:
-    """Return what hides from each query the keys after it; the last query sees all."""
+    """Return the mask that hides later keys from each query; the last query sees all."""
     seen = np.arange(keys)[None, :] <= np.arange(queries)[:, None] + keys - queries
     return np.where(seen, 0, filled).astype(dtype).reshape(1, 1, queries, keys)
 

@@ -1,5 +1,5 @@
-"""Control flow without branches: loops are unrolled, and what isn't known before the model runs is computed
-for both answers."""
+"""Control flow without branches: loops are unrolled, and both branches of a condition that the data decides
+are computed."""
 
 from __future__ import annotations
 

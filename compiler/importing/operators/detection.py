@@ -67,7 +67,7 @@ def _first(graph: Graph, is_valid: Value, rows: Value) -> Value:
 
 
 def _non_zero(graph: Graph, node: Node) -> Value:
-    """Return the places of all elements, those that aren't zero first: (axes, elements)."""
+    """Return the places of all elements, places of nonzero elements first: (axes, elements)."""
     data = node.input(0)
     if data.size == 0 or data.rank == 0:
         raise UnsupportedOperator("it looks for the elements of a scalar, or of nothing")
@@ -219,7 +219,7 @@ def _greedy(batches: int, classes: int, count: int, picks: int) -> Any:
 
 
 def _precedes(scores: Any, batch: Any, class_: Any, one: Any, other: Any) -> Any:
-    """Return whether a box has the better score, or as good a one and the smaller number."""
+    """Return whether a box has the higher score, or an equal score and the smaller number."""
     own, others = scores[batch, class_, one], scores[batch, class_, other]
     return tirx.any(own > others, tirx.all(own == others, one < other))
 

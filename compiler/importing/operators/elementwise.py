@@ -99,7 +99,7 @@ def _integer_power(graph: Graph, base: Value, exponent: Value) -> Value:
 
 
 def _is_nan(graph: Graph, node: Node) -> Value | None:
-    """TVM has no NaN of 8 bits."""
+    """Test for NaN. TVM has no NaN of 8 bits."""
     data = node.input(0)
     return graph.op("IsNaN", cast(graph, data, "float32")) if data.dtype.startswith("float8") else None
 
@@ -270,7 +270,7 @@ def _hardmax(graph: Graph, node: Node) -> Value:
 
 
 def _dropout(graph: Graph, node: Node) -> list[Value]:
-    """Nothing is dropped outside of training."""
+    """Pass the data through: nothing is dropped outside of training."""
     data, training = node.input(0), node.optional(2)
     if node.attributes.get("is_test") == 0 or (
         training is not None and training.known("whether it trains").any()

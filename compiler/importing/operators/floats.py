@@ -1,4 +1,4 @@
-"""Conversions to and from types of 8 bits and less, which TVM rounds otherwise than ONNX, or lacks."""
+"""Conversions to and from types of 8 bits and less, which TVM lacks or rounds differently from ONNX."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Older forms of ONNX's operators, rewritten in the terms of today's.
+"""Older forms of ONNX's operators, rewritten as the newest forms.
 
 Converters are written for the newest form of an operator. Before opset 7, binary operators aligned their
 second operand by an attribute. Before opset 13, softmax flattened its input. Many inputs were attributes.

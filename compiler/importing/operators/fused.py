@@ -83,8 +83,8 @@ _MICROSOFT = "com.microsoft"
 
 
 def _gemm(graph: Graph, node: Node) -> Value | None:
-    """Leave the product to TVM, which would round the factors of integers down. What is added zero times
-    isn't read: it may be NaN."""
+    """Leave the product to TVM, which would round the factors of integers down. A term with beta = 0 isn't
+    read, because it may be NaN."""
     data = node.input(0)
     if node.optional(2) is not None and not node.attributes.get("beta", 1.0):
         return graph.op("Gemm", *node.inputs[:2], **{**node.attributes, "beta": 1.0})

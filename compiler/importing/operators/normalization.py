@@ -1,4 +1,4 @@
-"""Normalizations whose statistics are outputs, and those that fuse an addition."""
+"""Normalizations with statistics as outputs, and normalizations with a fused addition."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from compiler.importing.values import Node, UnsupportedOperator, Value
 
 
 def _layer_normalization(graph: Graph, node: Node) -> Sequence[Value | None] | None:
-    """Compute a layer normalization from its statistics; TVM imports one in float32 that nobody wants the
-    statistics of."""
+    """Compute a layer normalization from its statistics. TVM imports one in float32 whose statistics aren't
+    outputs."""
     data, scale = node.input(0), node.input(1)
     axis = int(node.attributes.get("axis", -1)) % data.rank
     is_plain = data.dtype == "float32" and scale.shape == data.shape[axis:]

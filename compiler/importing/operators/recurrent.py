@@ -236,7 +236,7 @@ def _with_states_first(graph: Graph, node: Node) -> Node:
 
 
 def _turned(graph: Graph, sequence: Value, lengths: Value | None) -> Value:
-    """Reverse the steps, of each sequence those that it has."""
+    """Reverse the steps of each sequence, up to its length."""
     if lengths is not None:
         return graph.op("ReverseSequence", sequence, cast(graph, lengths, "int64"), time_axis=0, batch_axis=1)
     return graph.op("Gather", sequence, np.arange(sequence.shape[0])[::-1].copy(), axis=0)
