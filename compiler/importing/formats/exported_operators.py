@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from compiler.constants.fold import constant
 from compiler.importing.onnx_graph import Graph
 from compiler.importing.operators import CONVERTERS as ONNX_CONVERTERS
 from compiler.importing.values import UnsupportedOperator, Value, numpy_dtype
@@ -103,6 +104,25 @@ def _exp2(node: Any, importer: Any) -> Any:
     return importer.block_builder.emit(relax.op.power(relax.const(2, str(data.ty.dtype)), data))
 
 
+def _full(node: Any, importer: Any) -> Any:
+    """Return a tensor of one number. TVM can't compile `full` of NaN, of infinities, and of numbers that
+    float32 lacks: those are broadcast."""
+    fill = _arguments(node, importer)["fill_value" if "fill_value" in _names(node) else "s"]
+    if not isinstance(fill, int | float):
+        raise UnsupportedOperator("it is filled with a number that the data decides: broadcast a tensor")
+    value, emit = node.meta["val"], importer.block_builder.emit
+    dtype, shape = str(value.dtype).removeprefix("torch."), [int(extent) for extent in value.shape]
+    number = constant(np.array(fill).astype(numpy_dtype(dtype)))
+    if shape and "float" in dtype and not abs(fill) <= np.finfo(np.float32).max:
+        alone = constant(np.full([1] * len(shape), fill).astype(numpy_dtype(dtype)))
+        return emit(relax.op.broadcast_to(alone, shape))
+    return emit(relax.op.full(shape, number, dtype)) if shape else emit(number)
+
+
+def _names(node: Any) -> list[str]:
+    return [one.name for one in node.target._schema.arguments]
+
+
 def _product(node: Any, importer: Any) -> Any:
     given, builder = _arguments(node, importer), importer.block_builder
     data = cast(builder, given["self"], str(node.meta["val"].dtype).removeprefix("torch."))
@@ -157,6 +177,26 @@ def _upsample(mode: str, coordinates: str) -> Convert:
 def _refuse_antialias(_node: Any, _importer: Any) -> Any:
     raise UnsupportedOperator(
         "antialiasing isn't supported: interpolate without antialias, or export as ONNX"
+    )
+
+
+_MODES, _PADDINGS = ("linear", "nearest", "cubic"), ("zeros", "border", "reflection")
+
+
+def _grid_sample(node: Any, importer: Any) -> Any:
+    """TVM's front end reads the grid with its coordinates as the second axis."""
+    data, grid, mode, padding, is_aligned = importer.retrieve_args(node)
+    return (
+        _graph(importer)
+        .op(
+            "GridSample",
+            Value(expr=data),
+            Value(expr=grid),
+            mode=_MODES[mode],
+            padding_mode=_PADDINGS[padding],
+            align_corners=int(is_aligned),
+        )
+        .expr
     )
 
 
@@ -376,12 +416,17 @@ CONVERTERS: Mapping[str, Convert] = {
     "amin.default": _extreme(relax.op.min),
     "clamp.default": _clamp,
     "exp2.default": _exp2,
+    "full.default": _full,
+    "full_like.default": _full,
+    "scalar_tensor.default": _full,
     "prod.dim_int": _product,
     **_forms(_NEAREST, _upsample("nearest", "asymmetric")),
     **_forms(_NEAREST_EXACT, _upsample("nearest", "half_pixel")),
     **_forms(_LINEAR, _upsample("linear", "half_pixel")),
     **_forms(["_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"], _refuse_antialias),
     **_forms(["upsample_bicubic2d"], _upsample("cubic", "half_pixel")),
+    "grid_sampler_2d.default": _grid_sample,
+    "grid_sampler_3d.default": _grid_sample,
     "max_pool2d_with_indices.default": _max_pool,
     "max_pool3d_with_indices.default": _max_pool,
     "adaptive_max_pool2d.default": _adaptive_max_pool,

@@ -7,11 +7,13 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
+from compiler.importing.formats.exported_program import ExportedProgram
 from compiler.importing.formats.reading import read_model
 from compiler.importing.spec import ModelError
-from compiler.verifying.imported import verify_file
+from compiler.verifying.imported import Imported, verify_file
 from tests.marks import slow_lane_except
 
 torch: Any = pytest.importorskip("torch")
@@ -68,11 +70,70 @@ def verified(function: Function, *inputs: Any) -> list[str]:
         def forward(self, *given: Any) -> Any:
             return function(*given)
 
+    return [one.inputs for one in verify_file(read_model(exported(Module(), *inputs), {}), TARGET, TARGET)]
+
+
+INF, NAN = float("inf"), float("nan")
+attention = functional.scaled_dot_product_attention
+# Of matrices, with two heads each.
+NUMBERS: dict[str, Function] = {
+    "filled with infinity": lambda x: torch.minimum(x, torch.full_like(x, INF)),
+    "filled with NaN": lambda x: x + torch.full(x.shape, NAN),
+    "filled with a large number": lambda x: x.double() + torch.full(x.shape, 1e300, dtype=torch.float64),
+    "filled with booleans": lambda x: torch.full(x.shape, True) & (x > 0),
+    "filled where a mask holds": lambda x: x.masked_fill(x > 0, -INF),
+    "filled halves": lambda x: torch.maximum(x.half(), torch.full(x.shape, -INF, dtype=torch.float16)),
+    "a causal mask": lambda x: (x @ x.mT + torch.full((5, 5), -INF).triu(1)).softmax(-1),
+    "causal attention": lambda x: attention(x, x, x, is_causal=True),
+    "attention behind a mask": lambda x: attention(x, x, x, torch.eye(5, dtype=torch.bool)),
+    "attention of groups": lambda x: attention(x, x[:, :1], x[:, :1], is_causal=True, enable_gqa=True),
+}
+
+
+def test_numbers_that_tensors_are_filled_with() -> None:
+    check_together(NUMBERS, torch.randn(1, 2, 5, 4))
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_samples_at_a_grid(rank: int) -> None:
+    modes = ("bilinear", "nearest", "bicubic") if rank == 2 else ("bilinear", "nearest")
+    extents = (4, 5) if rank == 2 else (3, 4, 5)
+
+    def sampled(mode: str, padding: str, aligned: bool) -> Function:
+        return lambda x, grid: functional.grid_sample(x, grid, mode, padding, aligned)
+
+    chosen = {
+        f"{mode} {padding} {aligned}": sampled(mode, padding, aligned)
+        for mode in modes
+        for padding, aligned in (("zeros", False), ("border", True), ("reflection", False))
+    }
+    grid = 1.2 * torch.randn(2, *(2 for _ in extents[1:]), 3, rank)
+    check_together(chosen, torch.randn(2, 3, *extents), grid)
+
+
+def check_together(functions: dict[str, Function], *inputs: Any) -> None:
+    """Compare functions with PyTorch as one program, and name the one that differs."""
+
+    class Module(torch.nn.Module):
+        def forward(self, *given: Any) -> Any:
+            return tuple(function(*given) for function in functions.values())
+
+    file = read_model(exported(Module(), *inputs), {})
+    assert isinstance(file, ExportedProgram)
+    given = {spec.name: tensor.numpy() for spec, tensor in zip(file.inputs, inputs, strict=True)}
+    found = Imported(file.to_relax(), TARGET, TARGET).compute(given).values()
+    for name, right, own in zip(functions, file.compute(given), found, strict=True):
+        assert (own.dtype, own.shape) == (right.dtype, right.shape), name
+        tolerance = 1e-2 if right.dtype == np.float16 else 1e-4
+        np.testing.assert_allclose(own, right, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+def exported(module: Any, *inputs: Any) -> bytes:
     data = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.export.save(torch.export.export(Module().eval(), inputs), data)
-    return [one.inputs for one in verify_file(read_model(data.getvalue(), {}), TARGET, TARGET)]
+        torch.export.save(torch.export.export(module.eval(), inputs), data)
+    return data.getvalue()
 
 
 @pytest.mark.parametrize("name", slow_lane_except([*IMAGES], "nearest", "places of maxima"))
