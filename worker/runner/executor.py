@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -112,7 +113,9 @@ class Executor:
         self._seed: CacheSeed | None = None
         if config.builds:
             kept = environment.get(ZIG_CACHE)
-            folder = Path(kept) if kept else Path(tempfile.mkdtemp(prefix="tunefarm-linkers-"))
+            folder = Path(kept or tempfile.mkdtemp(prefix="tunefarm-linkers-"))
+            if not kept:
+                weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
             self._seed = CacheSeed(folder / seed_name("builder"))
 
     @property

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +16,7 @@ from core.worker import Role, WorkerState
 from tests.integration.worker.agents import BRISK, in_state, with_fleet, working
 from tests.integration.worker.fake_fleet import FakeFleet
 from worker.agent.service import WorkerRefused
+from worker.runner.executor import ChildConfig, Executor
 
 BUILDER = replace(BRISK, role=Role.BUILD, build_together=4)
 LIBRARY = b"library of ok"
@@ -99,3 +103,14 @@ def test_a_library_that_keeps_arriving_damaged_fails_its_own_candidate() -> None
         assert fleet.outcomes() == ["unknown", "ok"]
 
     with_fleet(work)
+
+
+def test_what_linkers_cached_is_removed_with_the_builder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    executor = Executor(ChildConfig(1, builds=True), {})
+    assert [path.name.startswith("tunefarm-linkers-") for path in tmp_path.iterdir()] == [True]
+    del executor
+    gc.collect()
+    assert not [*tmp_path.iterdir()]
