@@ -17,6 +17,7 @@ from rich.console import Console
 from core.durations import latency_text
 from core.exit_code import ExitCode
 from core.job import MAX_TRIALS, MAX_WEIGHT, MIN_WEIGHT, JobOptions, JobState, options_of
+from core.model_latency import network_s
 from system.command import CommandError
 from tunefarm.cli.compiled import fetch_artifact
 from tunefarm.cli.follow import follow_job, require_done
@@ -211,6 +212,7 @@ class TuneResult:
             gain = "slower: the untuned one is published"
         lines = [
             ("tuned", f"{latency_text(self.job.tuned_latency_s)}   {gain}"),
+            ("kernels", self._kernels),
             ("untuned", latency_text(self.job.untuned_latency_s)),
             ("ended", self.job.end_reason.text if self.job.end_reason is not None else ""),
             ("message", self.job.message),
@@ -226,6 +228,15 @@ class TuneResult:
         for name, text in lines:
             if text:
                 console.print(f"{name:10}{text}", highlight=False, markup=False, soft_wrap=True)
+
+    @property
+    def _kernels(self) -> str:
+        """What the kernels of the published model take, timed one by one; empty where that isn't known."""
+        secs = network_s(self.tasks)
+        if secs is None or not self.job.tuned_latency_s:
+            return ""
+        share = secs / self.job.tuned_latency_s
+        return f"{latency_text(secs)}   {share:.0%} of it, timed one by one and added up"
 
     @property
     def _comparison(self) -> str:
