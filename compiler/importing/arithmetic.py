@@ -23,6 +23,15 @@ _OF_BOOLEANS = {
     "relax.minimum": relax.op.logical_and,
 }
 _REMAINDERS = frozenset({"relax.mod", "relax.floor_mod"})
+# TVM generates no code for these functions of bfloat16.
+_IN_FLOAT32: dict[str, Callable[..., relax.Expr]] = {
+    "relax.floor_mod": relax.op.floor_mod,
+    "relax.isfinite": relax.op.isfinite,
+    "relax.isinf": relax.op.isinf,
+    "relax.isnan": relax.op.isnan,
+    "relax.mod": relax.op.mod,
+    "relax.power": relax.op.power,
+}
 
 
 def define_arithmetic(module: tvm.IRModule) -> tvm.IRModule:
@@ -34,6 +43,9 @@ def define_arithmetic(module: tvm.IRModule) -> tvm.IRModule:
       or a negative one, leaves zeros, or copies of the sign.
     - A sum of booleans is their disjunction, a product their conjunction.
     - TVM takes x * 0 for 0 and 0 / x for 0, also where x is NaN or infinite, and x == x for true.
+    - Places that elements are scattered to, or taken from, are counted from the end if they are negative, and
+      clipped. TVM writes and reads foreign memory there.
+    - Powers, remainders and tests of bfloat16 are computed in float32.
 
         gv = divide(x, y)                                     # x, y: int32
     ->
@@ -50,6 +62,12 @@ class _Arithmetic(relax.PyExprMutator):
         name = getattr(op.op, "name", "")
         if name in _OF_BOOLEANS and str(op.ty.dtype) == "bool":
             return _OF_BOOLEANS[name](*call.args)
+        if name in _IN_FLOAT32 and str(op.args[0].ty.dtype) == "bfloat16":
+            emit = self.builder_.emit
+            wide = [emit(relax.op.astype(argument, "float32")) for argument in call.args]
+            return relax.op.astype(emit(_IN_FLOAT32[name](*wide)), op.ty.dtype)
+        if name in ("relax.scatter_nd", "relax.scatter_elements", "relax.take"):
+            return self._inside(name, call, op)
         if name in _DIVISIONS or name in ("relax.multiply", "relax.left_shift", "relax.right_shift"):
             return self._defined(name, call, op)
         if name in ("relax.equal", "relax.not_equal") and op.args[0].same_as(op.args[1]):
@@ -59,6 +77,34 @@ class _Arithmetic(relax.PyExprMutator):
                 is_nan = self.builder_.emit(relax.op.isnan(x))
                 return is_nan if name == "relax.not_equal" else relax.op.logical_not(is_nan)
         return call
+
+    def _inside(self, name: str, call: Call, op: Call) -> relax.Expr:
+        """Return a call whose places lie within. Places that are known do."""
+        shape, at = static_shape(op.args[0]), static_shape(op.args[1])
+        data, places, *more = call.args
+        if shape is None or at is None or _elements(places) is not None:
+            return call
+        if name == "relax.take":
+            if str(op.attrs.mode) != "fast":
+                return call
+            return relax.op.take(data, places, op.attrs.axis, "clip")
+        if name == "relax.scatter_elements":
+            extents = np.array(shape[int(op.attrs.axis)])
+        else:
+            extents = np.array(shape[: at[-1]])
+        dtype = str(places.ty.dtype)
+        extent, last, zero = (
+            constant(np.array(number).astype(dtype)) for number in (extents, extents - 1, 0)
+        )
+        emit = self.builder_.emit
+        if not dtype.startswith("uint"):
+            counted = emit(relax.op.add(places, extent))
+            places = emit(relax.op.where(emit(relax.op.less(places, zero)), counted, places))
+            places = emit(relax.op.maximum(places, zero))
+        places = emit(relax.op.minimum(places, last))
+        if name == "relax.scatter_elements":
+            return relax.op.scatter_elements(data, places, *more, op.attrs.axis, op.attrs.reduction)
+        return relax.op.scatter_nd(data, places, *more, op.attrs.reduction)
 
     def _defined(self, name: str, call: Call, op: Call) -> relax.Expr:
         dtype = str(op.ty.dtype)

@@ -395,7 +395,7 @@ class Converter(OperatorConverter):
         return expr
 
     def _scatter_nd(self, op: Any) -> Any:
-        """Add updates up at vectors of places in zeros. Places outside write nothing."""
+        """Add updates up at vectors of places in zeros. Places outside are clipped, as in `_gather`."""
         indices, updates, shape = self.get_input_tensors(op)
         extents = self.get_tensor_value(shape).reshape(-1).tolist()
         at = self.declared_shape(indices)

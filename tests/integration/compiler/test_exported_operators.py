@@ -94,6 +94,21 @@ def test_numbers_that_tensors_are_filled_with() -> None:
     check_together(NUMBERS, torch.randn(1, 2, 5, 4))
 
 
+def test_functions_of_bfloat16() -> None:
+    functions: dict[str, Function] = {
+        "normalize": functional.normalize,
+        "norm": lambda x: torch.linalg.vector_norm(x, 3, dim=1),
+        "power": lambda x: x.abs() ** 0.3,
+        "remainder": lambda x: torch.remainder(x, 0.75),
+        "is finite": torch.isfinite,
+    }
+
+    def rounded(function: Function) -> Function:
+        return lambda x: function(x.bfloat16()).float()
+
+    check_together({name: rounded(each) for name, each in functions.items()}, torch.rand(3, 8), digits=2)
+
+
 @pytest.mark.parametrize("rank", [2, 3])
 def test_samples_at_a_grid(rank: int) -> None:
     modes = ("bilinear", "nearest", "bicubic") if rank == 2 else ("bilinear", "nearest")
@@ -111,7 +126,7 @@ def test_samples_at_a_grid(rank: int) -> None:
     check_together(chosen, torch.randn(2, 3, *extents), grid)
 
 
-def check_together(functions: dict[str, Function], *inputs: Any) -> None:
+def check_together(functions: dict[str, Function], *inputs: Any, digits: int = 4) -> None:
     """Compare functions with PyTorch as one program, and name the one that differs."""
 
     class Module(torch.nn.Module):
@@ -124,7 +139,7 @@ def check_together(functions: dict[str, Function], *inputs: Any) -> None:
     found = Imported(file.to_relax(), TARGET, TARGET).compute(given).values()
     for name, right, own in zip(functions, file.compute(given), found, strict=True):
         assert (own.dtype, own.shape) == (right.dtype, right.shape), name
-        tolerance = 1e-2 if right.dtype == np.float16 else 1e-4
+        tolerance = 1e-2 if right.dtype == np.float16 else 10.0**-digits
         np.testing.assert_allclose(own, right, rtol=tolerance, atol=tolerance, err_msg=name)
 
 

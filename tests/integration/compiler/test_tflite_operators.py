@@ -618,6 +618,17 @@ def test_places_outside_read_no_foreign_memory() -> None:
     np.testing.assert_array_equal(found, inputs[0][[0, 4, 0]])
 
 
+def test_places_outside_write_no_foreign_memory() -> None:
+    """LiteRT refuses them. TVM's scatter writes wherever they point to."""
+    indices = np.array([[-1], [1], [2**30]], np.int32)
+    case = _one("SCATTER_ND", [indices, np.ones((3, 2), np.float32), ints(4, 2)], (4, 2), 2)
+    data, inputs = case.model()
+    file = read(data, {})
+    given = {spec.name: array for spec, array in zip(file.inputs, inputs, strict=True)}
+    (found,) = Imported(file.to_relax(), TARGET, TARGET).compute(given).values()
+    np.testing.assert_array_equal(found, [[0, 0], [1, 1], [0, 0], [2, 2]])
+
+
 REFUSED: dict[str, tuple[Callable[[], Case], str]] = {
     "random numbers": (
         lambda: _one("RANDOM_UNIFORM", [ints(2, 3)], (2, 3), 0, options="RandomOptions"),
