@@ -13,7 +13,19 @@ from compiler.importing.spec import NARROW, STORAGE
 from compiler.importing.values import Node, UnsupportedOperator, Value
 
 _MOVES = {
-    *("Concat", "Expand", "Flatten", "Gather", "Identity", "Pad", "Reshape", "Slice", "Split", "Squeeze"),
+    *(
+        "Concat",
+        "Dropout",
+        "Expand",
+        "Flatten",
+        "Gather",
+        "Identity",
+        "Pad",
+        "Reshape",
+        "Slice",
+        "Split",
+        "Squeeze",
+    ),
     *("TensorScatter", "Tile", "Transpose", "Unsqueeze", "Where"),
 }
 _CONVERTS = {

@@ -66,7 +66,7 @@ OPEN_FOR_INTEGERS = {
 _SPREADING = {
     *("Conv", "ConvTranspose", "DeformConv", "MatMul", "Gemm", "Einsum", "Attention", "MultiHeadAttention"),
     *("Resize", "Upsample", "Col2Im", "GRU", "LSTM", "RNN", "GroupQueryAttention"),
-    *("MaxPool", "GlobalMaxPool", "ScatterND"),
+    *("MaxPool", "GlobalMaxPool", "ScatterND", "Det"),
     # PyTorch's
     *("convolution", "mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "einsum", "dot", "mv"),
     *("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu"),

@@ -56,7 +56,8 @@ def _resize(graph: Graph, node: Node) -> Value | None:
         before = result.shape[each.axis]
         if each.extent == before and each.scale == 1.0 and how != "tf_crop_and_resize":
             continue
-        places = _places(each, before, how).astype(np.float64)
+        kind = np.float64 if data.dtype == "float64" else np.float32
+        places = _places(each, before, how, kind).astype(np.float64)
         if how == "tf_crop_and_resize":
             is_outside = (places < 0) | (places > before - 1)
             shape = [-1 if k == each.axis else 1 for k in range(data.rank)]
@@ -97,7 +98,11 @@ def _axes(node: Node, data: Value) -> list[_Axis]:
             data.shape[axis] * ((rois[axis][1] - rois[axis][0]) if how == "tf_crop_and_resize" else 1.0)
             for axis in axes
         ]
-        sizes = [math.floor(length * scale) for length, scale in zip(lengths, scales, strict=True)]
+        # In float32, as ONNX has it: 5 elements times 1.4 are 7.
+        sizes = [
+            math.floor(np.float32(length) * np.float32(scale))
+            for length, scale in zip(lengths, scales, strict=True)
+        ]
     else:
         raise UnsupportedOperator("it has neither scales nor sizes")
     return [
@@ -122,31 +127,32 @@ def _suits_tvm(node: Node, data: Value, axes: Sequence[_Axis], mode: str, how: s
     return False
 
 
-def _places(each: _Axis, before: int, how: str) -> NDArray[np.floating[Any]]:
-    """Return for every element of the result its place on the axis before, with ONNX Runtime's roundings:
-    they decide which element is the nearest."""
-    after, scale = each.extent, np.float32(each.scale)
-    at = np.arange(after, dtype=np.float32)
+def _places(each: _Axis, before: int, how: str, kind: Any) -> NDArray[np.floating[Any]]:
+    """Return for every element of the result its place on the axis before, with the roundings of `kind`.
+
+    Those of ONNX Runtime are of float32: they decide which element is the nearest."""
+    after, scale = each.extent, kind(each.scale)
+    at: NDArray[np.floating[Any]] = np.arange(after).astype(kind)
     match how:
         case "half_pixel":
             return (at + 0.5) / scale - 0.5
         case "half_pixel_symmetric":
-            adjustment = np.float32(after / (before * scale))
-            return np.float32(before / 2) * (1 - adjustment) + (at + 0.5) / scale - 0.5
+            adjustment = kind(after / (before * scale))
+            return kind(before / 2) * (1 - adjustment) + (at + 0.5) / scale - 0.5
         case "pytorch_half_pixel":
-            return (at + 0.5) / scale - 0.5 if after > 1 else np.zeros(after, np.float32)
+            return (at + 0.5) / scale - 0.5 if after > 1 else np.zeros(after, kind)
         case "align_corners":
-            length = np.float32(before * scale)
-            return at * (before - 1) / (length - 1) if length != 1 else np.zeros(after, np.float32)
+            length = kind(before * scale)
+            return at * (before - 1) / (length - 1) if length != 1 else np.zeros(after, kind)
         case "asymmetric":
             return at / scale
         case "tf_half_pixel_for_nn":
             return (at + 0.5) / scale
         case "tf_crop_and_resize":
-            begin, end = np.float32(each.roi[0]), np.float32(each.roi[1])
+            begin, end = kind(each.roi[0]), kind(each.roi[1])
             if after > 1:
                 return begin * (before - 1) + at * (end - begin) * (before - 1) / (after - 1)
-            return np.full(after, 0.5 * (begin + end) * (before - 1), np.float32)
+            return np.full(after, 0.5 * (begin + end) * (before - 1), kind)
     raise UnsupportedOperator(f"coordinate_transformation_mode {how} isn't known")
 
 
@@ -509,6 +515,13 @@ def _grid_sample(graph: Graph, node: Node) -> Value | None:
         raise UnsupportedOperator(
             f"its grid has {grid.shape[-1]} coordinates for {data.rank - 2} axes of the data"
         )
+    if node.attributes.get("padding_mode") == "reflection" and node.attributes.get("align_corners", 0):
+        ones = [axis for axis in range(2, data.rank) if data.shape[axis] == 1]
+        if ones:
+            # Nothing is reflected between the middles of one element: an equal one beside it changes nothing.
+            for axis in ones:
+                data = graph.op("Concat", data, data, axis=axis)
+            return graph.op("GridSample", data, grid, opset=node.opset, **node.attributes)
     if data.dtype == grid.dtype == "float32":
         return None
     if "float" not in data.dtype and str(node.attributes.get("mode", "linear")) != "nearest":
@@ -523,7 +536,29 @@ def _grid_sample(graph: Graph, node: Node) -> Value | None:
     return cast(graph, graph.op("GridSample", *inputs, opset=node.opset, **attributes), data.dtype)
 
 
+def _affine_grid(graph: Graph, node: Node) -> Value:
+    """Multiply the places of an image's pixels, (x, y, 1) or (x, y, z, 1), with a matrix for each image."""
+    matrices = node.input(0)
+    size = [int(extent) for extent in node.input(1).known("the size")]
+    is_aligned = bool(node.attributes.get("align_corners", 0))
+
+    def middles(extent: int) -> NDArray[np.float64]:
+        if is_aligned:
+            # The only one is at the end in ONNX Runtime.
+            return np.linspace(-1, 1, extent) if extent > 1 else np.ones(1)
+        return (2 * np.arange(extent) + 1) / extent - 1
+
+    places = np.meshgrid(*map(middles, size[2:]), indexing="ij")
+    flat = np.stack([*(axis.ravel() for axis in reversed(places)), np.ones(places[0].size)], axis=1)
+    wide = matrices if matrices.dtype == "float64" else cast(graph, matrices, "float32")
+    turned = graph.op("Transpose", wide, perm=[0, 2, 1])
+    product = graph.op("MatMul", flat.astype(wide.dtype), turned)
+    shape = [matrices.shape[0], *size[2:], len(size) - 2]
+    return cast(graph, graph.op("Reshape", product, np.array(shape)), matrices.dtype)
+
+
 CONVERTERS: Mapping[tuple[str, str], Converter] = {
+    ("", "AffineGrid"): _affine_grid,
     ("", "DeformConv"): _deform_conv,
     ("", "GridSample"): _grid_sample,
     ("", "Resize"): _resize,

@@ -448,3 +448,55 @@ def test_a_slope_counts_for_negative_numbers_only() -> None:
     data, slope = np.array([1, -1, 2, np.inf], np.float32), np.array([np.inf, 2, np.nan, np.inf], np.float32)
     (found,) = computed(model("PRelu", [data, slope]), [data, slope])
     np.testing.assert_array_equal(found, np.array([1, -2, 2, np.inf], np.float32))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "float64"])
+def test_a_resized_extent_is_computed_in_float32(dtype: str) -> None:
+    """5 * 1.4 is 7 there, and less than 7 in float64. Places between float64 have its digits."""
+    data = (np.random.default_rng(0).normal(size=(1, 1, 5, 5)) * 9).astype(dtype)
+    constants = [np.array([], np.float32), np.array([1, 1, 1.4, 0.7], np.float32)]
+    proto = model("Resize", [data], constants, opset=19, mode="linear")
+    proto.graph.output[0].type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(data.dtype)
+    (found,) = computed(proto, [data])
+    assert found.shape == (1, 1, 7, 3)
+    if dtype == "float64":
+        scale = float(np.float32(1.4))
+        places = np.clip((np.arange(7) + 0.5) / scale - 0.5, 0, 4)
+        columns = np.clip((np.arange(3) + 0.5) / float(np.float32(0.7)) - 0.5, 0, 4)
+        rows = np.stack([np.interp(places, np.arange(5), column) for column in data[0, 0].T], axis=1)
+        wanted = np.stack([np.interp(columns, np.arange(5), row) for row in rows])
+        np.testing.assert_allclose(found[0, 0], wanted, rtol=1e-13)
+    else:
+        np.testing.assert_allclose(found, by_onnxruntime(proto, [data])[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [[1, 2, 1, 1], [1, 2, 1, 3], [2, 2, 3, 4], [1, 1, 2, 1, 3]])
+@pytest.mark.parametrize("align_corners", [0, 1])
+def test_a_grid_of_an_affine_map(size: list[int], align_corners: int) -> None:
+    dims = len(size) - 2
+    data = np.random.default_rng(0).normal(size=(size[0], dims, dims + 1)).astype(np.float32)
+    proto = model("AffineGrid", [data], [np.array(size)], opset=20, align_corners=align_corners)
+    (wanted,) = by_onnxruntime(proto, [data])
+    np.testing.assert_allclose(computed(proto, [data])[0], wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 1, 1), (1, 2, 1, 4), (1, 2, 4, 1)])
+@pytest.mark.parametrize("mode", ["linear", "nearest", "cubic"])
+def test_nothing_is_reflected_in_one_element(shape: tuple[int, ...], mode: str) -> None:
+    rng = np.random.default_rng(0)
+    data, grid = (
+        rng.normal(size=shape).astype(np.float32),
+        rng.uniform(-1, 1, (1, 2, 3, 2)).astype(np.float32),
+    )
+    options: dict[str, Any] = {"mode": mode, "padding_mode": "reflection", "align_corners": 1}
+    proto = model("GridSample", [data, grid], opset=20, **options)
+    (wanted,) = by_onnxruntime(proto, [data, grid])
+    np.testing.assert_allclose(computed(proto, [data, grid])[0], wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2fnuz"])
+def test_nothing_is_dropped_of_small_floats(dtype: str) -> None:
+    data = np.arange(8, dtype=np.uint8).view(numpy_dtype(dtype))
+    (found,) = computed(model("Dropout", [data], opset=22), [data])
+    assert found.dtype == data.dtype
+    np.testing.assert_array_equal(found.view(np.uint8), data.view(np.uint8))

@@ -95,7 +95,7 @@ REFUSED: Mapping[str, tuple[bytes, str]] = {
     ),
     "a grid whose size the data gives": (
         model_of("AffineGrid", [floats(1, 2, 3), np.array([1, 1, 2, 2])], [], opset=20),
-        "by its definition, the shape must be a constant of the model",
+        "the size must be a constant of the model",
     ),
 }
 
