@@ -163,7 +163,6 @@ def commands(document: Path) -> Iterator[Command]:
 
 def _of_line(line: str) -> Iterator[Command]:
     words: list[str] = []
-    before: list[str] = []
     lexer = shlex.shlex(line, posix=True, punctuation_chars="|&<>;")
     lexer.whitespace_split, lexer.commenters = True, "#"
     for word in [*lexer, "&&"]:
@@ -171,12 +170,7 @@ def _of_line(line: str) -> Iterator[Command]:
             words.append(word)
             continue
         if words:
-            # `tunefarm jobs | watch JOB` are two of its commands, as are `workers drain NAME | resume NAME`.
-            if words[0] not in CHECKED and before[:1] == ["tunefarm"]:
-                groups = get_command(app).commands  # type: ignore[attr-defined]
-                words = ["tunefarm", *([] if words[0] in groups else before[1:2]), *words]
             yield Command(" ".join(words), tuple(word for word in words if word != "..."))
-            before = words
         words = []
 
 

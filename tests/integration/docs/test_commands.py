@@ -77,7 +77,7 @@ def test_a_command_that_there_isnt_is_found(tmp_path: Path) -> None:
         "tunefarm tune model.onnx --trails 3",
         "tunefarm tuna model.onnx",
         "tunefarm worker --sever HOST:8761",
-        "tunefarm jobs | wach JOB",
+        "tunefarm wach JOB",
         "curl -fsS http://HOST:8760/instal -o install",
         "pip install '.[al]'",
         "make tests",
