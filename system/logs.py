@@ -11,6 +11,8 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
 
+from core.plain_text import without_controls
+
 VARIABLE = "TUNEFARM_LOG_FORMAT"
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _about: ContextVar[dict[str, str]] = ContextVar("about", default={})  # noqa: B039 - it is never changed
@@ -20,7 +22,7 @@ def configure(level: int) -> None:
     """Log to standard error, as JSON if the variable TUNEFARM_LOG_FORMAT is "json"."""
     handler = logging.StreamHandler()
     is_json = os.environ.get(VARIABLE, "").lower() == "json"
-    handler.setFormatter(JsonFormatter() if is_json else logging.Formatter(_TEXT))
+    handler.setFormatter(JsonFormatter() if is_json else TextFormatter(_TEXT))
     logging.basicConfig(level=level, handlers=[handler])
 
 
@@ -36,6 +38,13 @@ def about(**ids: str | int | None) -> Iterator[None]:
         yield
     finally:
         _about.reset(token)
+
+
+class TextFormatter(logging.Formatter):
+    """Lines for people. The further lines of a message are indented, so that no text forges a line."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging calls it
+        return without_controls(super().formatMessage(record)).replace("\n", "\n    ")
 
 
 class JsonFormatter(logging.Formatter):

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session, aliased
 
 from core.job import JobState
 from records.storage.statements import lock_job, table_of
-from records.storage.tables import EventRow, JobRow
+from records.storage.tables import EventRow, JobRow, storable
 
 _INSERT = insert(table_of(EventRow)).inline()
 # The kind of an event that says how many trials are done. It comes every second, and only the last matters.
@@ -49,7 +49,8 @@ def append_locked(session: Session, job_id: str, kind: str, data: dict[str, Any]
     """Append an event to a job that the caller has locked."""
     # Ids are drawn under the job's lock, so events of a job become visible in the order of their ids. A
     # reader that continues after the last id it saw misses nothing.
-    session.execute(_INSERT, {"job_id": job_id, "kind": kind, "data": data, "at": now})
+    plain = {name: storable(value) if isinstance(value, str) else value for name, value in data.items()}
+    session.execute(_INSERT, {"job_id": job_id, "kind": kind, "data": plain, "at": now})
 
 
 def drop_old_progress(session: Session, job_ids: Collection[str]) -> None:

@@ -21,13 +21,15 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from core.plain_text import without_controls
+
 # SQLite draws ids only in a column declared INTEGER.
 RowId = BigInteger().with_variant(Integer, "sqlite")
 Json = JSON(none_as_null=True)
 
 
 class SanitizedText(TypeDecorator[str]):
-    """Text without the characters that a database refuses. As a key, replaced text matches nothing."""
+    """Text without characters that a database refuses or a terminal obeys. Such a key matches nothing."""
 
     impl = Text
     cache_ok = True
@@ -37,10 +39,9 @@ class SanitizedText(TypeDecorator[str]):
 
 
 def storable(text: str) -> str:
-    """Replace the characters that a database refuses."""
-    if text.isascii() and "\x00" not in text:
-        return text
-    return text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
+    """Replace the characters that a database refuses or a terminal obeys."""
+    plain = without_controls(text)
+    return plain if plain.isascii() else plain.encode("utf-8", "replace").decode()
 
 
 class Base(DeclarativeBase):

@@ -38,7 +38,7 @@ def unpack(archive: Path, folder: Path, *, bundle: bool = False) -> None:
                 with stream, fresh.open("wb") as file:
                     shutil.copyfileobj(stream, file)
                 fresh.replace(target)  # processes that use the old library keep its pages
-    except (tarfile.TarError, KeyError) as error:
+    except (tarfile.TarError, KeyError, ValueError) as error:  # a name may have a null byte
         raise CommandError(
             f"the service sent a damaged artifact ({error}): fetch it again", ExitCode.REFUSED
         ) from error

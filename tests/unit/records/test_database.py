@@ -69,6 +69,15 @@ class TestTransactions:
             jobs.set_message(session, "job", "nul \x00 and half a pair \ud800")
             assert jobs.get(session, "job").message == "nul \ufffd and half a pair ?"
 
+    def test_characters_that_terminals_obey_are_replaced(self, database: Database) -> None:
+        hostile = "a\x1b]0;title\x07 \x9b31m\r\tb\nc"
+        with database.begin() as session:
+            jobs.create(session, "job", request(session), None, now=1.0)
+            jobs.set_message(session, "job", hostile)
+            events.append(session, "job", "note", {"message": hostile}, now=1.0)
+            said = [jobs.get(session, "job").message, events.latest(session, "job", 1)[0].data["message"]]
+        assert said == ["a\ufffd]0;title\ufffd \ufffd31m\ufffd\tb\nc"] * 2
+
 
 class TestMigration:
     def test_makes_the_schema_of_the_tables(self, url: str) -> None:

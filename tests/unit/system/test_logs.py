@@ -54,3 +54,13 @@ def test_an_error_is_one_line_with_its_traceback(log: tuple[logging.Logger, io.S
     (line,) = lines(stream)
     assert line["message"] == "it\nbroke"
     assert line["error"].endswith("ValueError: wrong")
+
+
+def test_no_text_forges_a_line_or_moves_the_cursor() -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logs.TextFormatter("%(levelname)s: %(message)s"))
+    log = logging.Logger("hostile")
+    log.addHandler(handler)
+    log.warning("job %s failed", "x\nERROR: the disk is full\x1b[2J\r")
+    assert stream.getvalue() == "WARNING: job x\n    ERROR: the disk is full\ufffd[2J\ufffd failed\n"

@@ -52,6 +52,16 @@ def test_all_members_of_a_bundle_are_written_below_the_folder(tmp_path: Path) ->
     assert not (tmp_path / "evil").exists()
 
 
+def test_a_name_that_no_file_can_have_is_damaged(tmp_path: Path) -> None:
+    path = archive(tmp_path / "null.tar", model__so=b"elf", manifest__json=b"{}")
+    with tarfile.open(path, "a", format=tarfile.PAX_FORMAT) as tar:
+        info = tarfile.TarInfo("replaced")
+        info.pax_headers = {"path": "lib/a\0b"}
+        tar.addfile(info)
+    with pytest.raises(CommandError, match="damaged artifact"):
+        unpack(path, tmp_path, bundle=True)
+
+
 def test_a_file_without_a_member_or_that_is_no_archive_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "text.tar").write_text("no tar at all")
     for bad in (
