@@ -60,55 +60,52 @@ class FleetServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Synchronize(self, request, context):
-        """Reports the worker's whole state, and answers with what it should be doing.
+        """Reports the worker's whole state, and returns the desired state.
 
-        Sessions. A worker process draws a random session id when it starts, and sets `starting` until it
-        has had one answer. A starting session fences off every older session of that worker id: the older
-        one is answered `fenced` from then on, its lease is void and its results change nothing. A fenced
-        worker must stop: another process works under its name.
+        Sessions. A worker process draws a random session id when it starts. It sets `starting` until it got one
+        response. A starting session fences off every older session of its worker id. The older session gets `fenced`
+        from then on; its lease is void, and its results change nothing. A fenced worker must stop, because another
+        process works under its name.
 
-        Names. A name belongs to the token that used it first, until that token is revoked or has expired; a session
-        with another token is answered ALREADY_EXISTS, and so is one whose token brings a new name while people have
-        a worker of that token EVICTED. While a session calls, a session with another `boot_id` doesn't fence it off
-        and is answered ABORTED: it may ask again. A service that needs no tokens, and its bootstrap token, bind no
-        names.
+        Names. A name belongs to the token that used it first, until that token is revoked or expires. A session with
+        another token gets ALREADY_EXISTS. So does a new name of a token while one of its workers is EVICTED. While a
+        session calls, a session with another `boot_id` gets ABORTED and doesn't fence it off; it may ask again. The
+        bootstrap token, and a service without tokens, bind no names.
 
-        Leases. A worker holds at most one lease. It gets one when it is READY, asked for `slots`, and
-        there is work for its device class; when there is none, the server keeps the call open for up to
-        `wait_s`. A call that names the held lease renews it. The answer's `lease` is the one that the
-        worker should hold now: when it is absent or another, the worker drops what it held. A lease whose
-        answer got lost is sent again, because the worker doesn't name it as held.
+        Leases. A worker holds at most one lease. It gets one if it is READY, asked for `slots`, and there is work for
+        its device class. If there is none, the server keeps the call open for up to `wait_s`. A call that names the
+        held lease renews it. The response's `lease` is the one that the worker should hold now. If it is absent or
+        another lease, the worker drops the one that it held. A lease whose response got lost is sent again, because the
+        worker doesn't name it as held.
 
-        Results. A worker sends each result with every call until its number is in `acknowledged`; sending
-        one twice stores it once. Results of a stale lease are acknowledged and dropped. A lease ends when
-        all its candidates have a result, when its worker is fenced off, or when it wasn't renewed in time.
-        A worker that is PROBING, DRAINING or OFFLINE and names no held lease gives back the one that it held:
-        others may have it at once, and no device counts as lost. So a worker whose device breaks in the middle of
-        a lease says that it is PROBING, which costs no candidate an attempt.
+        Results. A worker sends each result with every call until its number is in `acknowledged`. A result that is
+        sent twice is stored once. Results of a stale lease are acknowledged and dropped. A lease ends when all its
+        candidates have a result, when its worker is fenced off, or when it wasn't renewed in time. A worker that is
+        PROBING, DRAINING or OFFLINE and names no held lease returns its lease: others may get the work at once, and no
+        device counts as lost. So a worker whose device breaks during a lease reports PROBING, which costs no candidate
+        an attempt.
 
-        Building. A worker whose role is BUILD measures nothing. It gets leases to `build`: of candidates for
-        other devices, which it compiles for the target of the lease and links for its platform. It stores each
-        library with PutLibrary and reports it as `built`; the trial then waits for a device, which gets it with
-        `library_sha` and only loads and times it. A failed build is reported as a measurement. A lost lease costs
-        each candidate that was not reported an attempt, as for devices. The job says whether builders build for
-        it; that is decided whenever a lease is made, so that devices build for themselves when no builder is
-        there.
+        Building. A worker whose role is BUILD measures nothing. It gets leases to `build`: candidates for other
+        devices. It compiles them for the lease's target and links them for its own platform. It stores each library
+        with PutLibrary and reports it as `built`. The trial then waits for a device, which gets it with `library_sha`
+        and only loads and times it. A failed build is reported as a measurement. A lost lease costs each unreported
+        candidate an attempt, as for devices. The job says whether builders build for it. The server decides when it
+        makes a lease, so devices build for themselves if no builder is connected.
 
-        Draining and evicting. People may want a worker to take no more work, or to be away. Every answer
-        says so in `desired_state` as long as they do, whichever side restarts. A worker that should DRAIN finishes
-        its lease, is DRAINING from then on, and takes work again when an answer wants it to WORK. One that
-        is EVICTED is also told `fenced`: its lease is given back, and nobody is let in under its name until
-        people want it back. It may stop, or drop what it holds and ask again now and then.
+        Draining and evicting. An administrator may drain or evict a worker. Every response says so in `desired_state`,
+        whichever side restarts. A worker that should DRAIN finishes its lease and is DRAINING from then on. It takes
+        work again when a response says WORK. An EVICTED worker also gets `fenced`: it loses its lease, and no session
+        may use its name until it is resumed. It may stop, or drop its lease and ask again now and then.
 
-        Updating. People may want a worker to UPDATE. It drains, and ends where its owner lets it: what started it then
-        installs the version of the service and starts it again. A call with the service's own version ends
-        that wish.
+        Updating. An administrator may ask a worker to UPDATE. It drains, and exits if its owner allows updates. Its
+        supervisor then installs the service's version and starts it again. The request ends with a call of the
+        service's own version.
 
-        Calibrating. A worker that measures also measures what its device can do, before it is READY for the first
-        time, or sends what it measured earlier. When people want that done again, every answer says `calibrate`
-        until a call is `calibrated`: the worker ends its lease, is PROBING meanwhile, and then sends the device
-        with its new profile. Its calls are `calibrated` until one of them has had an answer. A class keeps the
-        profile that was measured last on any of its devices.
+        Calibrating. A measuring worker also measures its device's speeds before it is READY for the first time, or sends
+        what it measured earlier. If an administrator asks for a new calibration, every response says `calibrate` until
+        a call is `calibrated`. The worker ends its lease, is PROBING meanwhile, and sends the device with its new
+        profile. Its calls are `calibrated` until one of them got a response. A class keeps the newest profile of any of
+        its devices.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
