@@ -213,8 +213,8 @@ def latency_s(tasks: Sequence[RecordedTask]) -> float:
 def fewer_trials(
     equal: Sequence[tuple[int, float]], other: Sequence[tuple[int, float]], part: float
 ) -> float:
-    """Return the trials of `equal` over those of `other` until the network is as fast as `equal` makes it
-    with that part of its trials."""
+    """Return how many times as many trials `equal` needs as `other` to reach one latency. It is the latency
+    of `equal` after that part of its trials."""
     allowed = part * equal[-1][0]
     reached_s = min(seconds for trials, seconds in equal if trials <= allowed)
     theirs, ours = (next(trials for trials, secs in curve if secs <= reached_s) for curve in (equal, other))

@@ -105,7 +105,7 @@ def _module(layer: str) -> tvm.IRModule:
 def figures_of(best: Mapping[float, Best]) -> Iterator[Figure]:
     """Yield the geometric mean over layers and seeds for each share, of all layers and of Winograd's alone.
 
-    The spread is that of the seeds' means.
+    The spread is taken over the seeds' means.
     """
     layers = sorted({layer for layer, _ in best[0.0]})
     several = [layer for layer in layers if layer in WINOGRAD]

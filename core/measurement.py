@@ -110,7 +110,7 @@ class Built:
 
 
 def spread(run_s: Sequence[float]) -> tuple[float, float]:
-    """Return the 10th and the 90th percentile of repeats, of which there is at least one."""
+    """Return the 10th and the 90th percentile of at least one repeat."""
     if len(run_s) == 1:
         return run_s[0], run_s[0]
     deciles = statistics.quantiles(run_s, n=10, method="inclusive")

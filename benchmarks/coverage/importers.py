@@ -95,7 +95,7 @@ def _rounding_error(values: Array) -> float:
 
 
 def run(executable: Any, inputs: Sequence[Array], types: Sequence[str]) -> list[Array]:
-    """Return the outputs; those of types of less than a byte come as bytes, and `types` names their types."""
+    """Return the outputs. Outputs of types of less than a byte are bytes, and `types` names their types."""
     machine = relax.VirtualMachine(executable, tvm.cpu())
     stored = [np.asarray(to_storage(np.asarray(array)), order="C") for array in inputs]
     result = machine["main"](*map(tvm.runtime.tensor, stored))

@@ -6,8 +6,8 @@
 
 PROGRAMS is a file of measured programs; --measure adds to it, while nothing else should run on the machine.
 The fitted factors belong into search/cost/cost_parameters.py. The figures say how estimates agree with
-measurements. They are taken on programs of the fit, on one operator or device class that was left out at a
-time, and on the layers of benchmarks/layers.py. Those layers are never part of a fit.
+measurements. They are taken on programs of the fit, on an operator or device class that was left out, and on
+the layers of benchmarks/layers.py. Those layers are never part of a fit.
 
 With --database, the programs are those that jobs measured on GPUs, in tunefarm.db of their data folders. The
 factors of GPUs are fitted to all networks but one, from values that nothing was fitted to, and tested on that

@@ -142,7 +142,9 @@ class ImportedModel:
             if not 0 < task.weight <= MAX_CALLS or not is_place:
                 raise ValueError(f"the numbers of the subgraph {task.name} make no sense")
             if task.variant and task.variant_of not in own:
-                raise ValueError(f"the model lacks the subgraph of which {task.name} is a variant")
+                raise ValueError(
+                    f"the model lacks the subgraph {task.variant_of}, and {task.name} is its variant"
+                )
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> ImportedModel:

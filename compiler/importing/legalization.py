@@ -67,7 +67,8 @@ def _place_of(
 
 
 def _sign(builder: relax.BlockBuilder, call: Call) -> relax.Expr:
-    """Return NaN for NaN, where TVM's own returns 0, and 1 for unsigned integers, of which TVM has none."""
+    """Return NaN for NaN, where TVM's own returns 0, and 1 for positive unsigned integers, which TVM doesn't
+    support."""
 
     def sign(data: te.Tensor) -> te.Tensor:
         one, zero = (tirx.const(number, data.dtype) for number in (1, 0))

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from compiler.importing.spec import NARROW
 
 Array = NDArray[Any]
-# ONNX Runtime hands no integers of less than a byte over: they pass its border as integers of a byte, which
-# have this behind their names.
+# ONNX Runtime takes and returns no integers of less than a byte. Integers of a byte replace them, with this
+# behind their names.
 _BYTE = "@byte"
 _NARROW = {getattr(onnx.TensorProto, name.upper()): name for name in NARROW if "int" in name}
 

@@ -1,7 +1,7 @@
 """The reason in a message why a node can't be imported, in ONNX's words.
 
-What TVM and Python say of a failure is for their developers. So a node that fails is looked at again: for
-inputs that ONNX doesn't allow, and else for the inputs and attributes that no importer takes.
+What TVM and Python say of a failure is for their developers. So a failed node is checked again: for inputs
+that ONNX doesn't allow, then for inputs and attributes that no importer takes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Leases: the work that a worker's session holds. A lease ends by its last result (`report`), when it is
-returned or its session is fenced off (`give_back`), when people evict the worker (`evict`), or when its time
-is up (`expire`)."""
+"""Leases: the work that a worker's session holds. A lease ends by its last result (`report`), when its worker
+returns it (`give_back`) or is evicted (`evict`), or when its time is up (`expire`). A new session of the
+worker lets it expire at once."""
 
 from __future__ import annotations
 

@@ -56,8 +56,7 @@ def find_initial_programs(
 
 
 def nearest(name: str, tag: str, tags: Mapping[str, str]) -> list[str]:
-    """Return the hashes of the workloads of the same kind whose order of work is closest to the order in
-    `tag`.
+    """Return the hashes of workloads of the same kind, the ones with the most similar amount of work first.
 
     `tags` has the tags of all workloads, by hash; `name` is the one to leave out.
     """

@@ -1,8 +1,8 @@
 """Chains of transform, product and inverse transform that can be computed a block of rows at a time.
 
-Winograd's convolutions are such chains. Computed one after another, each nest shares its loops between the
-cores in its own way, and half of its data lies in another core's cache. In blocks, a core takes some rows
-through the whole chain, and what lies between the nests stays in its own cache.
+Winograd's convolutions are such chains. If nests are computed one after another, each shares its loops
+between the cores in its own way. Half of its data then lies in another core's cache. In blocks, a core takes
+some rows through the whole chain, and what lies between the nests stays in its own cache.
 """
 
 from __future__ import annotations

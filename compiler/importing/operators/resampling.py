@@ -130,7 +130,7 @@ def _suits_tvm(node: Node, data: Value, axes: Sequence[_Axis], mode: str, how: s
 def _places(each: _Axis, before: int, how: str, kind: Any) -> NDArray[np.floating[Any]]:
     """Return for every element of the result its place on the axis before, with the roundings of `kind`.
 
-    Those of ONNX Runtime are of float32: they decide which element is the nearest."""
+    ONNX Runtime's places are float32, which decides the nearest element."""
     after, scale = each.extent, kind(each.scale)
     at: NDArray[np.floating[Any]] = np.arange(after).astype(kind)
     match how:

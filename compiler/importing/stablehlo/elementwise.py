@@ -244,7 +244,7 @@ def _compare(importer: Importer, op: Any) -> Tensor:
 def in_total_order(importer: Importer, operand: Tensor) -> Tensor:
     """Return integers in the total order of floats: -NaN, -infinity, ..., -0.0, 0.0, ..., infinity, NaN.
 
-    The bits of positive numbers are in their order, those of negative ones in the reverse.
+    The bits of positive numbers are in their order, the bits of negative numbers in the reverse order.
     """
     wide = as_type(importer, operand, "float32") if operand.dtype in HALVES else operand
     kind = "int64" if wide.dtype == "float64" else "int32"

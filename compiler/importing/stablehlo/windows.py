@@ -186,8 +186,8 @@ def _pooled(importer: Importer, data: Tensor, window: Window, fold: Fold) -> Ten
 
 
 def _along(importer: Importer, data: Tensor, axis: int, window: Window, fold: Fold) -> Tensor:
-    """Reduce the windows' elements along one axis. Those of 1, 2, 4, ... elements are combined to windows of
-    their size: 5 are 1 and 4."""
+    """Reduce the windows' elements along one axis. Windows of 1, 2, 4, ... elements are combined to windows
+    of their size: 5 are 1 and 4."""
     size, stride, dilation = window.sizes[axis], window.strides[axis], window.dilations[axis]
     count = data.shape[axis] - (size - 1) * dilation
     found: Tensor | None = None
