@@ -16,7 +16,7 @@ from compiler.importing.spec import NARROW
 
 # By type of values; "quantized" is what passes through bytes, where a rounding error may become a whole step.
 MODEL_TOLERANCE = {"float32": 1e-3, "float64": 1e-6, "float16": 2e-2, "bfloat16": 5e-2, "quantized": 2e-2}
-BYTES = ("int8", "uint8", *NARROW)
+QUANTIZED = ("int8", "uint8", "int16", "uint16", *NARROW)
 
 # Rounding errors add up through a network, and become steps where it quantizes or takes a maximum. So the
 # root mean square of the error may be (SPREAD_FACTOR * spread + SIZE_FACTOR * size) times a kernel's relative
@@ -57,7 +57,7 @@ def compare_outputs(
 def _compare(wanted: NDArray[Any], found: NDArray[Any], computed_in: str) -> str:
     if (wanted.shape, wanted.dtype) != (found.shape, found.dtype):
         return f"it is {found.dtype} {found.shape} instead of {wanted.dtype} {wanted.shape}"
-    stands_for_floats = computed_in == "quantized" and str(wanted.dtype) in BYTES
+    stands_for_floats = computed_in == "quantized" and str(wanted.dtype) in QUANTIZED
     tolerance = 0.0 if stands_for_floats else MODEL_TOLERANCE.get(str(wanted.dtype))
     if tolerance is None:
         unordered = (wanted != wanted) & (found != found)

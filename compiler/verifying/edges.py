@@ -23,6 +23,15 @@ from compiler.measuring.outputs import compare_outputs
 from compiler.verifying.steps.step import Step
 
 Array = NDArray[Any]
+# A TFLite operator with weights of bytes beside floats: LiteRT rounds its data to bytes, too.
+DYNAMIC_RANGE = "dynamic range"
+# TFLite's operators with an activation: LiteRT bounds their results by the greatest number, also without one.
+_BOUNDED = frozenset(
+    {
+        *("ADD", "SUB", "MUL", "DIV", "CONV_2D", "CONV_3D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"),
+        *("AVERAGE_POOL_2D", "L2_POOL_2D", "MAX_POOL_2D", "TRANSPOSE_CONV"),
+    }
+)
 # Operators that convert floats to integers, or order them. Their results are open for NaN, infinities, and
 # numbers that the integer type doesn't have.
 OPEN_FOR_SPECIAL = {
@@ -46,7 +55,7 @@ OPEN_FOR_SPECIAL = {
     # TFLite's: its kernels differ in which operand of a comparison with NaN they keep.
     *("CAST", "QUANTIZE", "TOPK_V2", "ARG_MAX", "ARG_MIN", "MAXIMUM", "MINIMUM", "REDUCE_MAX", "REDUCE_MIN"),
     *("MAX_POOL_2D", "RELU", "RELU6", "RELU_N1_TO_1", "RELU_0_TO_1", "NON_MAX_SUPPRESSION_V4"),
-    *("NON_MAX_SUPPRESSION_V5", "SIGN", "ONE_HOT"),
+    *("NON_MAX_SUPPRESSION_V5", "SIGN", "ONE_HOT", DYNAMIC_RANGE),
 }
 _CASTS = {"Cast", "CastLike", "_to_copy", "stablehlo.convert", "CAST"}
 # Integer operators that are open for a divisor of zero, for a shift by too much, and for an overflow.
@@ -77,7 +86,8 @@ _SPREADING = {
     *("stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution", "stablehlo.reduce_window"),
     # TFLite's
     *("CONV_2D", "CONV_3D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED", "BATCH_MATMUL"),
-    *("RESIZE_BILINEAR", "UNIDIRECTIONAL_SEQUENCE_LSTM", "LSTM", "RNN"),
+    *("RESIZE_BILINEAR", "UNIDIRECTIONAL_SEQUENCE_LSTM", "BIDIRECTIONAL_SEQUENCE_LSTM", "LSTM", "RNN"),
+    *("UNIDIRECTIONAL_SEQUENCE_RNN", "BIDIRECTIONAL_SEQUENCE_RNN", "SVDF"),
 }
 # The share of a float type's range above which products and sums overflow, in an order that is open.
 _LARGE = 0.25
@@ -231,6 +241,10 @@ def judge(
         if name not in found:
             continue
         right, own = values[name], found[name]
+        if step.kinds & _BOUNDED and own.dtype.kind == "f":
+            right, own = (
+                np.clip(one, *np.finfo(own.dtype).max * np.array([-1, 1], own.dtype)) for one in (right, own)
+            )
         wrong = compare_edges([right], [own], computed_in).removeprefix("output 0: ")
         inputs = [values[one] for one in step.inputs if one in values]
         if not wrong or (edge.finite and _overflows(right, inputs)):

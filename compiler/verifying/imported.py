@@ -61,7 +61,7 @@ def verify_file(file: ModelFile, target: str, tuned_for: str) -> Iterator[Agreem
         imported = imported or Imported(model, target)
         actual = list(imported.compute(inputs).values())
         if wrong := compare_outputs(expected, actual, model.computed_in):
-            raise ModelError(f"the imported model doesn't compute what the file defines ({wrong}); {ADVICE}")
+            raise ModelError(f"{_describe_apart(file, inputs, target, model.computed_in, wrong)}; {ADVICE}")
         first = first or inputs
         yield Agreement(what)
     for edge in edge_sets(file.inputs, extents, first):
@@ -76,14 +76,36 @@ def verify_file(file: ModelFile, target: str, tuned_for: str) -> Iterator[Agreem
 def _judged_apart(file: Defined, edge: EdgeSet, target: str, computed_in: str) -> str:
     """Do as `_judged` does, for a model that isn't ONNX's."""
     try:
-        apart = take_apart(file)
-        values = dict(apart.reference(edge.inputs))
-        own = Imported(apart.to_relax(), target).compute({**edge.inputs, **apart.given(values)})
+        steps, values, found = _values_apart(file, edge.inputs, target)
     except Exception as error:  # PyTorch, MLIR and TVM each raise their own
         reason = first_line(error)
         return f"for {edge.what}, outputs differ, and the operators can't be compared one by one ({reason})"
-    found = dict(zip(values, own.values(), strict=True))
-    return _judged_steps(apart.steps, {**values, **edge.inputs}, found, edge, computed_in)
+    return _judged_steps(steps, {**values, **edge.inputs}, found, edge, computed_in)
+
+
+def _values_apart(
+    file: Defined, inputs: Mapping[str, Array], target: str
+) -> tuple[Sequence[Step], Mapping[str, Array], Mapping[str, Array]]:
+    """Return the operators of a model, their right values, and what each computes from the right ones."""
+    apart = take_apart(file)
+    values = dict(apart.reference(inputs))
+    own = Imported(apart.to_relax(), target).compute({**inputs, **apart.given(values)})
+    return apart.steps, values, dict(zip(values, own.values(), strict=True))
+
+
+def _describe_apart(
+    file: Defined, inputs: Mapping[str, Array], target: str, computed_in: str, wrong: str
+) -> str:
+    """Do as `_describe` does, for a model that isn't ONNX's."""
+    try:
+        steps, values, found = _values_apart(file, inputs, target)
+    except Exception:  # PyTorch, MLIR and TVM each raise their own
+        steps, values, found = (), {}, {}
+    for step in steps:
+        for name in step.outputs:
+            if difference := compare_outputs([values[name]], [found[name]], computed_in):
+                return f"{step.label} is imported wrongly ({difference.removeprefix('output 0: ')})"
+    return f"the imported model doesn't compute what the file defines ({wrong})"
 
 
 def verify(file: OnnxFile, model: RelaxModel, target: str, tuned_for: str) -> Iterator[Agreement]:

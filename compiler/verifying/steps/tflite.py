@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from compiler.importing.formats.tflite_model import TfliteModel, read
 from compiler.importing.spec import NoReference
+from compiler.verifying.edges import DYNAMIC_RANGE
 from compiler.verifying.steps.step import GIVEN, Apart, Step
 
 Array = NDArray[Any]
@@ -29,7 +30,7 @@ def take_apart(file: TfliteModel) -> Apart:
         inputs = tuple(_name(graph, int(number)) for number in op.inputs if number >= 0)
         steps.append(
             Step(
-                frozenset({_kind(schema, model, op)}),
+                _kinds(schema, model, op),
                 label,
                 inputs,
                 tuple(_name(graph, number) for number in numbers),
@@ -90,6 +91,14 @@ def _packed(schema: Any, model: Any) -> bytes:
 def _name(graph: Any, number: int) -> str:
     name = graph.tensors[number].name
     return name.decode() if isinstance(name, bytes) else str(name)
+
+
+def _kinds(schema: Any, model: Any, op: Any) -> frozenset[str]:
+    """Return the kind of an operator, and whether it has weights of bytes beside floats."""
+    types, numbers = schema.TensorType, [int(number) for number in op.inputs if number >= 0]
+    kinds = [model.subgraphs[0].tensors[number].type for number in numbers]
+    is_mixed = types.FLOAT32 in kinds[:1] and types.INT8 in kinds[1:]
+    return frozenset({_kind(schema, model, op), *([DYNAMIC_RANGE] if is_mixed else [])})
 
 
 def _kind(schema: Any, model: Any, op: Any) -> str:

@@ -98,6 +98,18 @@ def test_a_tflite_model(monkeypatch: pytest.MonkeyPatch) -> None:
         verified(data)
 
 
+def test_an_operator_that_is_wrong_for_usual_inputs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def added(converter: Any, op: Any) -> Any:
+        left, right = (converter.get_tensor_expr(one) for one in converter.get_input_tensors(op))
+        return relax.op.add(left, right)
+
+    monkeypatch.setattr(Converter, "_squared_difference", added)
+    with pytest.raises(
+        ModelError, match=r"^operator SQUARED_DIFFERENCE that computes 't3' is imported wrongly .its values"
+    ):
+        verified(squares())
+
+
 def test_a_quantized_tflite_model() -> None:
     builder = TfliteBuilder()
     step = Quantization(0.05, 3)
@@ -107,6 +119,27 @@ def test_a_quantized_tflite_model() -> None:
     builder.op("DEQUANTIZE", [narrow], [result])
     found = verified(builder.model([result]))
     assert [one.inputs for one in found] == EDGES
+
+
+def test_what_litert_bounds_or_rounds_goes_on() -> None:
+    """LiteRT's sum of infinities is the greatest number, and it rounds data beside weights of bytes."""
+    builder = TfliteBuilder()
+    x, y = builder.input((1, 6)), builder.input((1, 6))
+    total, result = builder.tensor((1, 6)), builder.tensor((1, 3))
+    builder.op("ADD", [x, y], [total], "AddOptions")
+    weight = builder.constant(
+        np.arange(18, dtype=np.int8).reshape(3, 6), Quantization([0.1, 0.2, 0.3], [0] * 3)
+    )
+    builder.op("FULLY_CONNECTED", [total, weight, -1], [result], "FullyConnectedOptions")
+    assert [one.inputs for one in verified(builder.model([total, result]))] == EDGES
+
+
+def test_sixteen_bits_may_be_off_by_one() -> None:
+    builder = TfliteBuilder()
+    data = builder.input((1, 200), "int16", Quantization(2**-12))
+    result = builder.tensor((1, 200), "int16", quantization=Quantization(2**-15))
+    builder.op("LOGISTIC", [data], [result])
+    assert len(list(verified(builder.model([result])))) >= 2
 
 
 def test_indices_of_a_tflite_model_reach_both_ends() -> None:
