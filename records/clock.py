@@ -48,11 +48,12 @@ def end_future(session: Session, now: float, claim_s: float) -> None:
     until the clock reaches these times. `records.fleet.leases.expire` does the same for leases.
     """
     latest = now + MAX_SKEW_S
+    # Workers are locked before jobs everywhere.
+    session.execute(update(WorkerRow).where(WorkerRow.last_seen_at > latest).values(last_seen_at=now))
     claimed = update(JobRow).where(JobRow.held_until > latest + claim_s)
     session.execute(claimed.values(held_until=now))
     started = update(JobRow).where(JobRow.state.in_(UNFINISHED), JobRow.started_at > latest)
     session.execute(started.values(started_at=now))
-    session.execute(update(WorkerRow).where(WorkerRow.last_seen_at > latest).values(last_seen_at=now))
     delay_s = case(dict(enumerate(DELAYS_S, 1)), value=DeliveryRow.attempts, else_=0.0)
     is_far = DeliveryRow.due_at > latest + ATTEMPT_S + delay_s
     waiting = update(DeliveryRow).where(DeliveryRow.state == "pending", is_far)
