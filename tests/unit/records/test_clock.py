@@ -5,6 +5,7 @@ from __future__ import annotations
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
+from core.webhook import WebhookEvent
 from core.worker import WorkerState
 from records import clock, webhooks
 from records.clock import MAX_SKEW_S, ClockReading
@@ -12,7 +13,7 @@ from records.fleet import workers
 from records.fleet.workers import WorkerSession
 from records.jobs import jobs
 from records.storage.tables import DeliveryRow, JobRow
-from records.webhooks import DELAYS_S, Webhook, WebhookEvent
+from records.webhooks import DELAYS_S, Webhook
 from tests.unit.records.farm import Farm
 
 NOW = 1000.0
