@@ -25,6 +25,8 @@ from compiler.verifying.steps.step import Step
 Array = NDArray[Any]
 # A TFLite operator with weights of bytes beside floats: LiteRT rounds its data to bytes, too.
 DYNAMIC_RANGE = "dynamic range"
+# A convolution of batches in groups: XLA also multiplies zeros, so that NaN spreads to other groups.
+BATCH_GROUPS = "batch groups"
 # TFLite's operators with an activation: LiteRT bounds their results by the greatest number, also without one.
 _BOUNDED = frozenset(
     {
@@ -55,7 +57,7 @@ OPEN_FOR_SPECIAL = {
     # TFLite's: its kernels differ in which operand of a comparison with NaN they keep.
     *("CAST", "QUANTIZE", "TOPK_V2", "ARG_MAX", "ARG_MIN", "MAXIMUM", "MINIMUM", "REDUCE_MAX", "REDUCE_MIN"),
     *("MAX_POOL_2D", "RELU", "RELU6", "RELU_N1_TO_1", "RELU_0_TO_1", "NON_MAX_SUPPRESSION_V4"),
-    *("NON_MAX_SUPPRESSION_V5", "SIGN", "ONE_HOT", DYNAMIC_RANGE),
+    *("NON_MAX_SUPPRESSION_V5", "SIGN", "ONE_HOT", "FAKE_QUANT", DYNAMIC_RANGE, BATCH_GROUPS),
 }
 _CASTS = {"Cast", "CastLike", "_to_copy", "stablehlo.convert", "CAST"}
 # Integer operators that are open for a divisor of zero, for a shift by too much, and for an overflow.

@@ -11,6 +11,7 @@ from compiler.importing.formats.stablehlo_model import StablehloModel, bytecode
 from compiler.importing.spec import TensorSpec
 from compiler.importing.stablehlo.attributes import mlir, tensor_type
 from compiler.importing.stablehlo.importer import functions_of, place
+from compiler.verifying.edges import BATCH_GROUPS
 from compiler.verifying.steps.step import GIVEN, Apart, Step
 
 Array = NDArray[Any]
@@ -75,6 +76,8 @@ def _read(op: Any) -> list[Any]:
 
 def _kinds(op: Any, functions: Mapping[str, Any], seen: frozenset[str]) -> frozenset[str]:
     found = {op.name}
+    if "batch_group_count" in op.attributes and int(op.attributes["batch_group_count"].value) > 1:
+        found.add(BATCH_GROUPS)
     inside = list(op.regions)
     if op.name == "func.call" and (name := op.attributes["callee"].value) not in seen:
         seen = seen | {name}

@@ -134,6 +134,13 @@ def test_what_litert_bounds_or_rounds_goes_on() -> None:
     assert [one.inputs for one in verified(builder.model([total, result]))] == EDGES
 
 
+def test_nan_that_xla_spreads_to_other_groups_goes_on() -> None:
+    x, w = (np.zeros(shape, np.float32) for shape in ((4, 5, 5, 2), (3, 3, 2, 4)))
+    axes = {"dimension_numbers": ("NHWC", "HWIO", "NHWC"), "padding": "SAME", "batch_group_count": 2}
+    data = exported(lambda x, w: jax.lax.conv_general_dilated(x, w, (1, 1), **axes), x, w)
+    assert kinds(data) == EDGES
+
+
 def test_sixteen_bits_may_be_off_by_one() -> None:
     builder = TfliteBuilder()
     data = builder.input((1, 200), "int16", Quantization(2**-12))
