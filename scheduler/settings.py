@@ -22,7 +22,7 @@ class SchedulerSettings(BaseSettings):
     alive_file       is touched after every step, for whatever watches the process
     metrics_port     where Prometheus finds this process's metrics, on `metrics_host`; none without it
     plan_ahead       batches kept waiting while one is measured; 0 where the planner shares the worker's
-                     cores, because planning would disturb what is being timed
+                     cores, because planning would disturb what is being timed; at least 1 for GPUs
     local_worker     whether a worker is started on this machine together with the scheduler
     trials_per_pick  trials that a task gets each time the allocator picks it
     epsilon          part of the picks that go to any task, not to the one of the largest expected gain

@@ -9,6 +9,7 @@ import os
 import signal
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -120,7 +121,7 @@ async def _work(settings: WorkerSettings, shown: Display) -> None:
         environment[VISIBLE] = gpu.uuid
         read_vitals, runner = HealthMonitor(read=GpuVitals(gpu)), GPU_RUNNER
     async with contextlib.AsyncExitStack() as stack:
-        if settings.build and ZIG_CACHE in environment:
+        if (settings.build or settings.gpu is not None) and ZIG_CACHE in environment:
             _make_cache(Path(environment[ZIG_CACHE]))
         child = ChildConfig(
             settings.threads,
@@ -132,6 +133,9 @@ async def _work(settings: WorkerSettings, shown: Display) -> None:
             without=settings.without,
             require_sandbox=settings.require_sandbox,
         )
+        # Builds don't disturb a GPU's measurements. One core is left to feed the GPU.
+        build_threads = max(settings.threads - 1, 1)
+        builder = replace(child, threads=build_threads, runner=CPU_RUNNER, builds=True)
         channel = await stack.enter_async_context(
             open_channel(settings.server, settings.reconnect_max_s, tls)
         )
@@ -145,6 +149,7 @@ async def _work(settings: WorkerSettings, shown: Display) -> None:
             read_vitals,
             touch_alive_file,
             ProfileCache(settings.profiles),
+            Executor(builder, environment) if settings.gpu is not None else None,
         )
         shown.show(f"connecting to {settings.server} as {settings.name}")
         running = asyncio.create_task(agent.run())

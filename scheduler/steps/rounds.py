@@ -92,7 +92,7 @@ def _plan_round(session: Session, context: Context, group: Group) -> RoundPlan:
         return RoundPlan(trials=0, issuable=0, reached=reached)
     settings = context.settings
     budget = read_remaining(session, group)
-    is_time = budget.num_open <= settings.plan_ahead * settings.batch_size
+    is_time = budget.num_open <= _plan_ahead(session, context, group) * settings.batch_size
     # A search that found nothing new finds nothing until another result is in.
     is_exhausted = budget.num_open > 0 and context.exhausted_at.get(group.tuning[0].id) == budget.issued.done
     num_trials = min(budget.issuable, settings.batch_size) if is_time and not is_exhausted else 0
@@ -105,6 +105,17 @@ def _plan_round(session: Session, context: Context, group: Group) -> RoundPlan:
     uncovered = [task for task in budget.untried if not task.covered and task.id not in first]
     imported = imported[:num_trials]
     return RoundPlan(num_trials, budget.issuable, imported, uncovered[: num_trials - len(imported)], searched)
+
+
+def _plan_ahead(session: Session, context: Context, group: Group) -> int:
+    """Return the number of batches to keep waiting while one is measured.
+
+    At least one batch waits for a GPU, because planning on its host's cores doesn't change its latencies.
+    """
+    device_class = group.tuning[0].device_class
+    if context.settings.plan_ahead or device_class is None:
+        return context.settings.plan_ahead
+    return 0 if devices.get_class(session, device_class).gpu is None else 1
 
 
 def _reached(session: Session, group: Group, now: float) -> EndReason | None:

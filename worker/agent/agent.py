@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from core.measurement import Built, Measurement, Outcome
 from core.worker import DesiredState, Role, Vitals, WorkerState
 from proto.messages import LibraryUpload, SyncResponse, WorkerReport
 from system import logs, tracing
+from worker.agent.build_ahead import BuiltBatch, build_ahead
 from worker.agent.display import Display, LeaseProgress, LogDisplay
 from worker.agent.failed_checks import FailedChecks
 from worker.agent.outbox import Outbox
@@ -80,7 +81,8 @@ class AgentConfig:
 class Agent:
     """One session of a worker: a task that reports to the service, and one that works.
 
-    The state that it reports follows from what it holds. Without `profiles` it doesn't calibrate.
+    The state that it reports follows from what it holds. Without `profiles` it doesn't calibrate. With a
+    `builder`, that executor builds a lease's next candidates while `executor` measures.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class Agent:
         vitals: Callable[[], Vitals] = Vitals,
         on_answer: Callable[[], None] = lambda: None,
         profiles: ProfileCache | None = None,
+        builder: Executor | None = None,
     ) -> None:
         self._worker_id = worker_id
         self._session_id = session_id
@@ -104,6 +107,8 @@ class Agent:
         self._vitals = vitals
         self._on_answer = on_answer
         self._profiles = profiles
+        self._builder = builder
+        self._builds_ahead = False  # the builder has passed its self-check
         self._outbox = Outbox()
         self._failed_checks = FailedChecks(config.probe_again_max_s)
         self._starting = True  # until the service has answered for the first time
@@ -135,6 +140,8 @@ class Agent:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._executor.close()
+            if self._builder is not None:
+                await self._builder.close()
 
     async def farewell(self) -> None:
         """After `run`, try once to deliver the results that are left and to report this worker offline."""
@@ -178,7 +185,7 @@ class Agent:
         ready = self.state is WorkerState.READY
         vitals = replace(
             self._vitals(),
-            sandbox_gaps="; ".join(self._executor.sandbox_gaps),
+            sandbox_gaps="; ".join(self._sandbox_gaps),
             health_error=self._failed_checks.health_error,
         )
         if self._held is not None:
@@ -298,6 +305,7 @@ class Agent:
             except ChildStartError as error:
                 self._failed_checks.failed(error)
                 await asyncio.sleep(self._failed_checks.pause_s)
+        self._builds_ahead = await self._starts_builder()
         self._device, self._calibration_due = device, False
         self._failed_checks.passed()
         if self._config.role is Role.BUILD:
@@ -306,6 +314,23 @@ class Agent:
             purpose = f"class {device.key}"
         self._display.show(f"ready: {device.name}, {purpose}")
         self._report_due.set()
+
+    @property
+    def _sandbox_gaps(self) -> Sequence[str]:
+        """The gaps of all children's sandboxes, each once."""
+        builder = () if self._builder is None else self._builder.sandbox_gaps
+        return tuple(dict.fromkeys((*self._executor.sandbox_gaps, *builder)))
+
+    async def _starts_builder(self) -> bool:
+        """Start the builder; return whether that worked. Without one, the measuring child builds."""
+        if self._builder is None:
+            return False
+        try:
+            await self._builder.start()
+        except ChildStartError as error:
+            self._display.show(f"builds and measures in turns: its builder fails: {error.failure.line}")
+            return False
+        return True
 
     @property
     def _calibrates(self) -> bool:
@@ -367,7 +392,11 @@ class Agent:
         unsettled = [candidate for candidate in lease.candidates if candidate.trial_id not in settled]
         with tempfile.TemporaryDirectory(prefix="tunefarm-libraries-") as folder:
             fetched = await self._fetch(held, unsettled, Path(folder))
-            await (self._build_each if lease.build else self._measure_each)(held, fetched, limits)
+            if lease.build:
+                await self._build_each(held, fetched, limits)
+            else:
+                async with contextlib.aclosing(self._batches(fetched, limits, Path(folder))) as batches:
+                    await self._measure_each(held, batches, limits)
 
     def _add_result(self, held: LeaseProgress, trial_id: int, measurement: Measurement | Built) -> None:
         self._outbox.add_trial(held.lease.id, trial_id, measurement)
@@ -420,25 +449,45 @@ class Agent:
                     result = Built(library.sha, result.build_s)
             self._add_result(held, candidate.trial_id, result)
 
-    async def _measure_each(
-        self, held: LeaseProgress, fetched: Sequence[tuple[Candidate, BuildRequest]], limits: Limits
-    ) -> None:
-        best_s = {candidate.workload_hash: candidate.best_s for candidate, _ in fetched}
-        for index, (candidate, request) in enumerate(fetched):
-            known_s = best_s[candidate.workload_hash]
-            with tracing.span(
-                "candidate", trial=candidate.trial_id, workload=candidate.workload_hash
-            ) as span:
-                ahead = self._ahead(fetched, index)
-                measurement = await self._executor.measure(request, limits, ahead, known_s)
-                span.set_attribute("tunefarm.outcome", measurement.outcome)
-            self._add_result(held, candidate.trial_id, measurement)
-            if measurement.outcome is Outcome.OK:
-                best_s[candidate.workload_hash] = min(filter(None, (known_s, measurement.latency_s)))
+    async def _batches(
+        self, fetched: Sequence[tuple[Candidate, BuildRequest]], limits: Limits, folder: Path
+    ) -> AsyncGenerator[BuiltBatch]:
+        """Yield the candidates in batches: all in one, for the measuring child to build, or batches that the
+        builder has built into the folder."""
+        if not self._builds_ahead:
+            yield fetched
+            return
+        assert self._builder is not None, "it has passed its self-check"
+        size = self._config.build_together
+        batches = [fetched[start : start + size] for start in range(0, len(fetched), size)]
+        async with contextlib.aclosing(build_ahead(self._builder, batches, limits, folder)) as built:
+            async for batch in built:
+                yield batch
 
-    def _ahead(self, fetched: Sequence[tuple[Candidate, BuildRequest]], index: int) -> list[BuildRequest]:
-        """Return the candidates that are built together with the one at this index."""
-        return [request for _, request in fetched[index + 1 : index + self._config.build_together]]
+    async def _measure_each(
+        self, held: LeaseProgress, batches: AsyncIterator[BuiltBatch], limits: Limits
+    ) -> None:
+        best_s = {candidate.workload_hash: candidate.best_s for candidate in held.lease.candidates}
+        async for batch in batches:
+            for index, (candidate, request) in enumerate(batch):
+                known_s = best_s[candidate.workload_hash]
+                with tracing.span(
+                    "candidate", trial=candidate.trial_id, workload=candidate.workload_hash
+                ) as span:
+                    if isinstance(request, Measurement):
+                        measurement = request
+                    else:
+                        ahead = self._ahead(batch, index)
+                        measurement = await self._executor.measure(request, limits, ahead, known_s)
+                    span.set_attribute("tunefarm.outcome", measurement.outcome)
+                self._add_result(held, candidate.trial_id, measurement)
+                if measurement.outcome is Outcome.OK:
+                    best_s[candidate.workload_hash] = min(filter(None, (known_s, measurement.latency_s)))
+
+    def _ahead(self, batch: BuiltBatch, index: int) -> list[BuildRequest]:
+        """Return the candidates that are built, or loaded, together with the one at this index."""
+        following = (request for _, request in batch[index + 1 : index + self._config.build_together])
+        return [request for request in following if isinstance(request, BuildRequest)]
 
     async def _time_modules(self, runs: Sequence[ModuleRun], limits: Limits) -> list[Measurement]:
         with tempfile.TemporaryDirectory(prefix="tunefarm-modules-") as folder:

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import os
+import platform
 import shutil
 import signal
 import sys
@@ -18,7 +19,7 @@ from typing import TypeVar
 
 import psutil
 
-from core.device import Device
+from core.device import Device, arch_of
 from core.lease import Limits
 from core.measurement import Measurement, Outcome
 from core.profile import Profile
@@ -61,7 +62,7 @@ CALIBRATION_S = 20.0
 
 
 class NoPlatformError(Exception):
-    """This machine can export candidates for no platform. The message says what to do."""
+    """This machine can't export candidates. The message says why, or what to do."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,9 @@ class ChildConfig:
 
     They do `without` some instruction sets. Where the agent is root, they run as `user`. A child that
     measures a `gpu` sees the nodes of GPUs. A child that `builds` exports candidates; it fails to start where
-    it can't do so for any machine. They see no files of this machine but what they need, and may write those
-    in `writable`. With `require_sandbox`, a child whose sandbox has gaps isn't used.
+    it can't do so for any machine, or with `gpu` for GPUs of this machine. They see no files of this machine
+    but what they need, and may write those in `writable`. With `require_sandbox`, a child whose sandbox has
+    gaps isn't used.
     """
 
     threads: int
@@ -297,9 +299,10 @@ class Executor:
             raise SettingsError(f"this worker requires a sandbox without gaps, but {'; '.join(gaps)}")
         if self._config.builds:
             platforms = child_messages.platforms_of(first.ready)
-            if not platforms.names:
+            wanted = [name for name in platforms.names if _is_for_gpus_here(name) or not self._config.gpu]
+            if not wanted:
                 raise NoPlatformError("; ".join(platforms.problems) or "it can link for no platform")
-            if platforms.names != self._builds_for:
+            if platforms.names != self._builds_for and not self._config.gpu:
                 for problem in platforms.problems:
                     _log.warning("builds for %s only: %s", ", ".join(platforms.names), problem)
             self._builds_for = platforms.names
@@ -451,6 +454,11 @@ class Executor:
     def _cpu_s(self, timeout_s: float) -> float:
         """Return the limit of CPU time, which takes effect only when the agent fails to end a candidate."""
         return CPU_SLACK * timeout_s * self._config.threads
+
+
+def _is_for_gpus_here(name: str) -> bool:
+    """Return whether a platform has GPUs and this machine's kind of processor."""
+    return name != arch_of(name) == platform.machine()
 
 
 def _explain_memory(measurement: Measurement, memory_bytes: int) -> Measurement:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -17,8 +19,8 @@ from compiler.lowering.trace import lower
 from compiler.reading.subgraph import read_dag
 from compiler.workload import from_json, to_json
 from core.device import Device
-from core.lease import Limits
-from core.measurement import Outcome
+from core.lease import Candidate, Limits
+from core.measurement import Measurement, Outcome
 from examples.quantization import quantize
 from search.programs.annotate import sample
 from search.rules.space import generate
@@ -26,6 +28,7 @@ from search.sketches.stage import StageKind
 from tests.cuda_emulator.driver import StandIn
 from tests.onnx_models import Builder
 from tests.suite import cases
+from worker.agent.build_ahead import build_ahead
 from worker.runner.executor import GPU_RUNNER, ChildConfig, Executor
 from worker.runner.interface import BuildRequest
 from worker.runner.start_failure import ChildStartError
@@ -165,4 +168,26 @@ def test_a_lost_gpu_is_probed_before_anything_else_runs_on_it(stand_in: StandIn)
         assert (await executor.measure(request, LIMITS)).outcome is Outcome.OK
 
     stand_in.behave("launch 2 999")
+    with_gpu(stand_in, work)
+
+
+@pytest.mark.slow_lane
+def test_a_batch_that_was_built_ahead_is_right(stand_in: StandIn, tmp_path: Path) -> None:
+    async def work(executor: Executor, device: Device) -> None:
+        request = candidate(device)
+        broken = replace(request, trace="no trace")
+        batches = [[(Candidate(1, "w", request.trace), request)], [(Candidate(2, "w", broken.trace), broken)]]
+        builder = Executor(ChildConfig(1, builds=True, gpu=True), {**os.environ, **stand_in.environment})
+        measured = []
+        try:
+            assert not (await builder.start()).gpu, "it needs none"
+            assert device.platform in builder.builds_for
+            async for [(_, built)] in build_ahead(builder, batches, LIMITS, tmp_path):
+                done = built if isinstance(built, Measurement) else await executor.measure(built, LIMITS)
+                measured.append(done)
+        finally:
+            await builder.close()
+        assert [one.outcome for one in measured] == [Outcome.OK, Outcome.BUILD_ERROR]
+        assert measured[0].resources is not None, "the compiler's report came along"
+
     with_gpu(stand_in, work)

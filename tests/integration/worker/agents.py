@@ -40,6 +40,7 @@ async def working(
     session: str = "session",
     token: str | None = None,
     profiles: ProfileCache | None = None,
+    builder: ChildConfig | None = None,
     **env: str,
 ) -> AsyncIterator[Worker]:
     builds = config.role is Role.BUILD
@@ -51,7 +52,8 @@ async def working(
             ChildConfig(2, "fault_runner:FaultRunner", user=OWNER, builds=builds, writable=SHARED),
             environment,
         )
-        agent = Agent("board", session, client, executor, config, profiles=profiles)
+        ahead = None if builder is None else Executor(builder, environment)
+        agent = Agent("board", session, client, executor, config, profiles=profiles, builder=ahead)
         running = asyncio.create_task(agent.run())
         try:
             yield Worker(agent, executor, running)

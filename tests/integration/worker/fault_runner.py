@@ -1,7 +1,7 @@
 """A runner whose candidates do what their traces say: real faults, in a real child process.
 
-A trace is "FAULT", "run FAULT" or "build FAULT", and may go on with any text that makes it unique. A
-measurement without a fault has a number that names the child for its build time. The child imports this
+A trace is "FAULT" or "PHASE FAULT", and may go on with any text that makes it unique. PHASES has the phases.
+A measurement without a fault has a number that names the child for its build time. The child imports this
 module by name. It shares the folder of temporary files with the tests, unlike a deployed worker's.
 """
 
@@ -35,6 +35,8 @@ KEPT: list[bytearray] = []
 # Names this process: it can't know its process id outside of its PID namespace.
 CHILD = float(random.getrandbits(48))
 LOCKED: list[int] = []
+# Building, loading a library that was built elsewhere, measuring; "run" is measuring and exporting.
+PHASES = ("build", "load", "measure", "run")
 
 
 class FaultRunner:
@@ -75,7 +77,8 @@ class FaultRunner:
         def build(number: int) -> bool:
             begun(number)
             when, fault = phase_and_fault(requests[number])
-            refusal = self._do(fault, requests[number]) if when == "build" else None
+            phases = ("build",) if requests[number].library is None else ("build", "load")
+            refusal = self._do(fault, requests[number]) if when in phases else None
             self._built[number] = requests[number], refusal
             ended(number)
             return refusal is not None
@@ -101,7 +104,7 @@ class FaultRunner:
         when, fault = phase_and_fault(request)
         if fault == "best":
             return Measurement(Outcome.RUN_ERROR, error=str(best_s))
-        return (self._do(fault, request) if when == "run" else None) or fine()
+        return (self._do(fault, request) if when in ("run", "measure") else None) or fine()
 
     def measure_module(self, artifact: IO[bytes], compare: bool) -> Measurement:
         fault = artifact.read().decode()
@@ -173,6 +176,11 @@ class FaultRunner:
         assert request is not None
         while not Path(request.module_json).exists():
             time.sleep(0.01)
+
+    def do_touch(self, request: BuildRequest | None) -> None:
+        """Make the file that the workload names."""
+        assert request is not None
+        Path(request.module_json).touch()
 
     def do_spawn(self, request: BuildRequest | None) -> None:
         """Start a process, which locks the file that the workload names while it lives, then hang."""
@@ -362,9 +370,9 @@ class FaultRunner:
 
 
 def phase_and_fault(request: BuildRequest) -> tuple[str, str]:
-    """Return the phase in which a candidate misbehaves, "build" or "run", and its fault."""
+    """Return the phase in which a candidate misbehaves, and its fault."""
     first, *rest = request.trace.split()
-    return (first, rest[0]) if first in ("build", "run") else ("run", first)
+    return (first, rest[0]) if first in PHASES else ("run", first)
 
 
 def fine() -> Measurement:

@@ -19,6 +19,7 @@ from compiler.importing.spec import TensorSpec
 from compiler.lowering.trace import UNSCHEDULED
 from compiler.packaging.artifact import REFERENCE_FAILED, ArtifactError, Manifest, open_reference, unpack
 from compiler.workload import to_json, workload_hash
+from core.device import Device
 from core.job import Budget
 from core.measurement import Measurement, Outcome
 from core.worker import Vitals, WorkerState
@@ -182,6 +183,7 @@ class Farm:
     """`tick` lets five seconds pass: a sweep, the steps it leads to, one lease worked off by the device."""
 
     database: Database
+    device: Device = DEVICE
     now: float = 1000.0
     clock_set_s: float = 0.0
     settings: SchedulerSettings = SETTINGS
@@ -227,7 +229,7 @@ class Farm:
 
     def plug_in(self, state: WorkerState = WorkerState.READY, health_error: str = "") -> None:
         """Have the worker call; before it is ready for the first time, its device isn't known."""
-        device = None if state is WorkerState.PROBING else DEVICE
+        device = None if state is WorkerState.PROBING else self.device
         vitals = Vitals(health_error=health_error)
         with self.database.begin() as session:
             workers.register(
@@ -270,7 +272,7 @@ class Farm:
         self.leased += 1
         with self.database.begin() as session:
             vitals = Vitals(onnxruntime_version=self.onnxruntime)
-            worker = WorkerSession("worker", "session", WorkerState.READY, DEVICE, vitals)
+            worker = WorkerSession("worker", "session", WorkerState.READY, self.device, vitals)
             workers.heartbeat(session, worker, self.now)
             return leases.acquire_lease(
                 session, f"lease {self.leased}", worker, limit, now=self.now, ttl_s=60.0
@@ -326,7 +328,7 @@ class Farm:
 
     def records(self) -> list[Record]:
         with self.database.begin() as session:
-            return schedules.history(session, DEVICE.key)
+            return schedules.history(session, self.device.key)
 
 
 def measure(trial: Trial) -> Measurement:

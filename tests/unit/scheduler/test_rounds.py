@@ -27,6 +27,7 @@ from search.cost.model import CostModel
 from search.policy import Proposal, TuneContext, propose
 from search.programs.annotate import sample
 from search.programs.program import Program
+from tests.devices import GPU
 from tests.unit.scheduler.farm import CONV, DEVICE, MATMUL, FakeCompiler, Farm, measure, propose_at_random
 
 Measured = Sequence[tuple[Program, float]]
@@ -80,6 +81,16 @@ def test_planning_ahead_keeps_a_batch_waiting(farm: Farm) -> None:
     farm.work()
     plan(farm)
     assert pending(farm) == 4
+
+
+def test_a_gpu_never_waits_for_a_plan_though_its_worker_shares_the_planners_cores(farm: Farm) -> None:
+    farm.device = GPU
+    begin(farm, trials=20)
+    plan(farm)
+    assert pending(farm) == 8
+    farm.work(limit=4)
+    plan(farm)
+    assert pending(farm) == 8
 
 
 @pytest.mark.parametrize("budget", [1, 3, 5, 9])
