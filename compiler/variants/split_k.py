@@ -1,11 +1,12 @@
-"""Matrix products whose sums the blocks of a GPU share."""
+"""Matrix products and convolutions whose sums the blocks of a GPU share."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import tvm
-from tvm import te, tirx
+from tvm import te, tirx, topi
 from tvm.ir import Call
 
 from compiler.constants.fold import static_shape
@@ -13,15 +14,22 @@ from compiler.variants.rewriting import Kernel, rewrite_calls
 
 # A part of a shorter sum takes less time than adding up the parts.
 MIN_PART = 64
+# The shortest sums that are split, relative to the square root of the number of results. By the estimate for
+# an H200, split convolutions gain from 10 (14x14x256, 3x3) on and lose at 4 (28x28x128).
+MIN_LENGTH = {"relax.matmul": 2, "relax.nn.conv2d": 5}
+CHANNELS_LAST = ("NHWC", "HWIO", "NHWC")
 
 
 class SplitK:
-    """Computes matrix products with few results and long sums in parts, so that enough blocks have work.
+    """Computes products and convolutions with few results and long sums in parts, so that enough blocks have
+    work. The parts are added up in their order, so equal inputs have equal results.
 
         c[i, j] = sum(a[i, k] * b[k, j])                             k < n
     ->
         partial[s, i, j] = sum(a[i, s * n' + k] * b[s * n' + k, j])  k < n' = n / parts
         c[i, j] = sum(partial[s, i, j])                              s < parts
+
+    Convolutions are split along their input channels.
     """
 
     exact = True
@@ -31,11 +39,21 @@ class SplitK:
         self._parts = parts
 
     def rewrite(self, operators: tvm.IRModule) -> tvm.IRModule | None:
-        """Rewrite the products that `applies` accepts; None when there is none."""
+        """Rewrite the products and convolutions that are worth it; None when there is none."""
         return rewrite_calls(operators, self.name, self._kernel)
 
     def _kernel(self, call: Call) -> Kernel | None:
-        if not applies(call, self._parts):
+        if convolution_applies(call, self._parts):
+            strides, padding, dilation = (
+                [int(extent) for extent in extents]
+                for extents in (call.attrs.strides, call.attrs.padding, call.attrs.dilation)
+            )
+
+            def convolve(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
+                return split_convolution(data, weight, strides, padding, dilation, self._parts)
+
+            return Kernel(convolve, tuple(call.args))
+        if not product_applies(call, self._parts):
             return None
 
         def compute(left: te.Tensor, right: te.Tensor) -> te.Tensor:
@@ -44,7 +62,7 @@ class SplitK:
         return Kernel(compute, tuple(call.args))
 
 
-def applies(call: Call, parts: int) -> bool:
+def product_applies(call: Call, parts: int) -> bool:
     """Return whether a call is a product of matrices of 32-bit floats with few results and long sums, which
     `parts` divides. The second matrix may be the same one for all of a batch."""
     if getattr(call.op, "name", "") != "relax.matmul" or static_shape(call) is None:
@@ -55,11 +73,36 @@ def applies(call: Call, parts: int) -> bool:
     summed, results = left[-1], left[-2] * right[-1]
     return (
         (len(right) == 2 or left[:-2] == right[:-2])
-        and {str(one.ty.dtype) for one in (*call.args, call)} == {"float32"}
-        and summed >= 2 * math.isqrt(results)
+        and _is_float32(call)
         and summed % parts == 0
-        and summed // parts >= MIN_PART
+        and _is_worth_it(call, summed, results, parts)
     )
+
+
+def convolution_applies(call: Call, parts: int) -> bool:
+    """Return whether a call is a convolution of 32-bit floats, channels last and in one group, with few
+    results and long sums, whose input channels `parts` divides."""
+    if getattr(call.op, "name", "") != "relax.nn.conv2d":
+        return False
+    attrs, result, weight = call.attrs, static_shape(call), static_shape(call.args[1])
+    if result is None or weight is None or int(attrs.groups) != 1:
+        return False
+    height, width, inputs, _ = weight
+    return (
+        (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) == CHANNELS_LAST
+        and _is_float32(call)
+        and inputs % parts == 0
+        and _is_worth_it(call, height * width * inputs, math.prod(result[1:]), parts)
+    )
+
+
+def _is_float32(call: Call) -> bool:
+    return {str(one.ty.dtype) for one in (*call.args, call)} == {"float32"}
+
+
+def _is_worth_it(call: Call, summed: int, results: int, parts: int) -> bool:
+    """Return whether sums of `summed` products are long and their `results` too few to fill a GPU."""
+    return summed >= MIN_LENGTH[call.op.name] * math.isqrt(results) and summed // parts >= MIN_PART
 
 
 def split_product(left: te.Tensor, right: te.Tensor, parts: int) -> te.Tensor:
@@ -76,3 +119,37 @@ def split_product(left: te.Tensor, right: te.Tensor, parts: int) -> te.Tensor:
 
     partial = te.compute((parts, *shape), multiply, name="partial")
     return te.compute(shape, lambda *place: te.sum(partial[(s, *place)], axis=[s]), name="product")
+
+
+def split_convolution(
+    data: te.Tensor,
+    weight: te.Tensor,
+    strides: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    parts: int,
+) -> te.Tensor:
+    """Return the convolution of [n, h, w, inputs] and [i, j, inputs, outputs], summed in as many parts.
+
+    `padding` is top, left, bottom, right.
+    """
+    top, left, bottom, right = padding
+    padded = topi.nn.pad(data, (0, top, left, 0), (0, bottom, right, 0), name="padded")
+    batch, *image, inputs = (int(extent) for extent in padded.shape)
+    *kernel, _, outputs = (int(extent) for extent in weight.shape)
+    height, width = (
+        (pixels - (taps - 1) * apart - 1) // step + 1
+        for pixels, taps, apart, step in zip(image, kernel, dilation, strides, strict=True)
+    )
+    length = inputs // parts
+    i, j = te.reduce_axis((0, kernel[0]), "i"), te.reduce_axis((0, kernel[1]), "j")
+    c, s = te.reduce_axis((0, length), "c"), te.reduce_axis((0, parts), "s")
+
+    def multiply(part: tirx.Expr, n: tirx.Expr, h: tirx.Expr, w: tirx.Expr, o: tirx.Expr) -> tirx.Expr:
+        row, column = h * strides[0] + i * dilation[0], w * strides[1] + j * dilation[1]
+        channel = part * length + c
+        return te.sum(padded[n, row, column, channel] * weight[i, j, channel, o], axis=[i, j, c])
+
+    shape = (batch, height, width, outputs)
+    partial = te.compute((parts, *shape), multiply, name="partial")
+    return te.compute(shape, lambda *place: te.sum(partial[(s, *place)], axis=[s]), name="convolution")
