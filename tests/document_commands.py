@@ -99,6 +99,8 @@ PARSED = {
     "tunefarm bench": "tests/integration/runtime/test_comparison.py",
     "tunefarm bundle": "the same",
     "tunefarm release": "tests/integration/server/test_releases.py",
+    "tunefarm diff": "tests/integration/server/test_differences.py",
+    "tunefarm check": "the same",
     "tunefarm webhook": "tests/integration/server/test_webhooks.py",
     "tunefarm verify": "tests/integration/tunefarm/test_verify.py",
     "cmake": "tests/integration/runtime/test_bundle.py",

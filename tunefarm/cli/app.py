@@ -16,6 +16,7 @@ from system.command import report, run_command
 from tunefarm.cli import (
     compiled,
     cost_models,
+    differences,
     doctor,
     jobs,
     processes,
@@ -34,8 +35,8 @@ NAME = "tunefarm"
 BAD_INPUT_STATUSES = (400, 413, 415, 422)
 
 app = typer.Typer(
-    epilog="Also: verify, release, webhook, server, scheduler, backup, restore, delete, delete-imported, "
-    "migrate, calibrate. docs/commands.md lists the exit codes.",
+    epilog="Also: verify, check, release, webhook, server, scheduler, backup, restore, delete, "
+    "delete-imported, migrate, calibrate. docs/commands.md lists the exit codes.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -70,6 +71,8 @@ app.command()(jobs.cancel)
 app.command()(jobs.report)
 app.command(hidden=True)(jobs.delete)
 app.command(hidden=True)(cost_models.model)
+app.command()(differences.diff)
+app.command(hidden=True)(differences.check)
 app.command(hidden=True)(verify.verify)
 app.command()(schedules.best)
 app.command()(schedules.show)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import shutil
 import tarfile
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from core.exit_code import ExitCode
 from system.command import CommandError
+from tunefarm.client.values import PublishedTask
 
-MEMBERS = ("model.so", "manifest.json")
+_MANIFEST = "manifest.json"
+MEMBERS = ("model.so", _MANIFEST)
 SIGNATURE = "manifest.sig"
 
 
@@ -39,10 +44,26 @@ def unpack(archive: Path, folder: Path, *, bundle: bool = False) -> None:
                     shutil.copyfileobj(stream, file)
                 fresh.replace(target)  # processes that use the old library keep its pages
     except (tarfile.TarError, KeyError, ValueError) as error:  # a name may have a null byte
-        raise CommandError(
-            f"the service sent a damaged artifact ({error}): fetch it again", ExitCode.REFUSED
-        ) from error
+        raise _damaged(error) from error
     except OSError as error:
         raise CommandError(
             f"the artifact can't be written to {folder} ({error.strerror})", ExitCode.LOCAL
         ) from error
+
+
+def published_tasks(archive: Path) -> list[PublishedTask]:
+    """Return the subgraphs that an artifact's manifest lists. Raises CommandError for a damaged one."""
+    try:
+        with tarfile.open(archive) as tar:
+            stream = tar.extractfile(_MANIFEST)
+            if stream is None:
+                raise KeyError(f"{_MANIFEST} is not a regular file")
+            with stream:
+                manifest: Any = msgspec.json.decode(stream.read())
+        return msgspec.convert(manifest["tasks"], list[PublishedTask])
+    except (tarfile.TarError, KeyError, TypeError, ValueError, msgspec.MsgspecError) as error:
+        raise _damaged(error) from error
+
+
+def _damaged(error: Exception) -> CommandError:
+    return CommandError(f"the service sent a damaged artifact ({error}): fetch it again", ExitCode.REFUSED)

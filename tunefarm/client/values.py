@@ -116,6 +116,12 @@ class Job(JobOptions):
     artifact_version: int | None = None
 
     @property
+    def published_latency_s(self) -> float | None:
+        """The latency of the job's artifact; None if nothing was timed."""
+        timed = (self.untuned_latency_s, self.tuned_latency_s)
+        return min((secs for secs in timed if secs is not None), default=None)
+
+    @property
     def trials_text(self) -> str:
         """Trials done of all, such as 3/100, or of any number. First guesses may exceed the budget."""
         if self.trials == MAX_TRIALS:
@@ -151,6 +157,20 @@ class Task:
     def network_s(self) -> float | None:
         """Seconds that the task takes in one run of the whole model."""
         return None if self.best_s is None else self.weight * self.best_s
+
+
+@dataclass(frozen=True)
+class PublishedTask:
+    """A subgraph as an artifact's manifest describes it: its schedule is the `trace`, None without one.
+
+    If a variant computes it, `workload` is the variant's. `latency_s` is None if no device has measured it.
+    """
+
+    workload: str
+    name: str
+    weight: int
+    trace: str | None = None
+    latency_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -29,5 +29,6 @@ def test_numbers_do_not_change() -> None:
         "LOCAL": 8,
         "FENCED": 9,
         "UPDATE": 10,
+        "REGRESSION": 11,
         "INTERRUPTED": 130,
     }

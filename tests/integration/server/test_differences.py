@@ -1,0 +1,170 @@
+"""`tunefarm diff` and `check` on a real server, with artifacts as jobs publish them."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.exit_code import ExitCode
+from records.jobs import tasks
+from records.jobs.tasks import TaskSpec
+from tunefarm.cli.app import app, run
+
+from .artifacts import publish
+from .conftest import Service, Worker, onnx_model
+
+
+def packed(*entries: dict[str, Any]) -> bytes:
+    data, manifest = io.BytesIO(), json.dumps({"tasks": entries}).encode()
+    with tarfile.open(fileobj=data, mode="w") as tar:
+        info = tarfile.TarInfo("manifest.json")
+        info.size = len(manifest)
+        tar.addfile(info, io.BytesIO(manifest))
+    return data.getvalue()
+
+
+def entry(
+    workload: str, latency_s: float | None, trace: str | None = "[]", weight: int = 1
+) -> dict[str, Any]:
+    own = {"workload": workload, "name": f"name of {workload}", "weight": weight}
+    return own | {"latency_s": latency_s, "trace": trace}
+
+
+@dataclass(frozen=True)
+class Jobs:
+    service: Service
+    first: str
+    second: str
+
+
+@pytest.fixture
+def jobs(service: Service, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> Jobs:
+    """Two jobs of one model: in the second, a variant computes the convolution."""
+    worker.call()
+    monkeypatch.setenv("TUNEFARM_SERVER", service.url)
+    before = packed(
+        entry("conv", 4e-4, "[1]", 2), entry("pool|2", 1e-4), entry("gone", 5e-5), entry("new|2", None, None)
+    )
+    after = packed(entry("winograd", 2e-4, "[2]", 2), entry("pool|2", 1e-4), entry("new|2", 6e-5))
+    first = publish(service, worker, before, 1e-3)
+    second = publish(service, worker, after, 1.1e-3, trials=20, exact=True)
+    with service.database.begin() as session:
+        for name in ("conv", "winograd"):
+            tasks.put_workload(session, name, "{}")
+        own = TaskSpec(second, "conv", "conv", 2, 1.0, True, "", ())
+        variant = TaskSpec(second, "winograd", "conv", 2, 1.0, True, "", (), "winograd", "conv")
+        tasks.add_tasks(session, second, [own, variant])
+    return Jobs(service, first, second)
+
+
+def test_subgraphs_options_and_the_whole_are_compared(jobs: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, ["diff", jobs.first, jobs.second[:-1], "--json"]) == ExitCode.OK
+    found = json.loads(capsys.readouterr().out)
+    assert found["jobs"] == [jobs.first, jobs.second]
+    assert found["latency_s"] == [1e-3, 1.1e-3]
+    assert found["speedup"] == pytest.approx(1 / 1.1)
+    assert found["options"] == {"trials": [10, 20], "exact": [False, True]}
+    rows = {one["workload"]: one for one in found["subgraphs"]}
+    assert found["subgraphs"][0] == {
+        "workload": "conv",
+        "name": "name of conv",
+        "weights": [2, 2],
+        "latency_s": [4e-4, 2e-4],
+        "schedule": "changed",
+        "speedup": 2.0,
+    }
+    schedules = {name: one["schedule"] for name, one in rows.items()}
+    assert schedules == {"conv": "changed", "pool|2": "same", "gone": "only in the first", "new|2": "changed"}
+    assert rows["new|2"]["speedup"] is None
+
+
+def test_the_table_has_units_and_says_what_differs(jobs: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, ["diff", jobs.first, jobs.second]) == ExitCode.OK
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "name of conv 2 400 us 200 us 2.00x faster changed" in lines
+    assert "name of pool|2 1 100 us 100 us same same" in lines
+    assert "name of gone 1 50 us - - only in the first" in lines
+    assert lines[-3:] == [
+        "whole model 1 1 ms 1.1 ms 1.10x slower",
+        "trials: 10 -> 20",
+        "exact: False -> True",
+    ]
+
+
+def test_a_job_without_an_artifact_is_refused(jobs: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
+    waiting = jobs.service.submit()
+    assert run(app, ["diff", jobs.first, waiting]) == ExitCode.REFUSED
+    assert f"Job {waiting} is queued: its tuned model can be fetched" in capsys.readouterr().err
+    assert run(app, ["diff", jobs.first, "nobody"]) == ExitCode.REFUSED
+
+
+@pytest.mark.parametrize("content", [b"no tar", packed().replace(b"tasks", b"texts")])
+def test_a_damaged_artifact_is_said(
+    content: bytes, jobs: Jobs, worker: Worker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = publish(jobs.service, worker, content, 1e-3)
+    assert run(app, ["diff", jobs.first, damaged]) == ExitCode.REFUSED
+    assert "damaged artifact" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("allowed", "code"), [("5%", 11), ("9.9", 11), ("10.1%", 0), ("1000%", 0), ("0%", 11)]
+)
+def test_a_regression_beyond_what_is_allowed_fails(
+    allowed: str, code: int, jobs: Jobs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(app, ["release", "set", "production", jobs.first])
+    capsys.readouterr()
+    arguments = ["check", jobs.second, "--baseline", "production", "--max-regression", allowed]
+    assert run(app, arguments) == code
+    shown = capsys.readouterr()
+    mark = "❌" if code else "✅"
+    assert shown.out.startswith(f"### {mark} relu: 10.0% slower than `production`\n")
+    assert "| whole model | 1 ms | 1.1 ms | 1.10x slower |" in shown.out
+    assert "| name of conv | 400 us | 200 us | 2.00x faster |" in shown.out
+    assert "| name of new\\|2 | - | 60 us | - |" in shown.out
+    assert "pool" not in shown.out
+    assert ("relu is 10.0% slower than production" in shown.err) is bool(code)
+    assert run(app, [*arguments, "--json"]) == code
+    found = json.loads(capsys.readouterr().out)
+    assert (found["passed"], found["baseline"]) == (not code, "production")
+    assert found["regression"] == pytest.approx(0.1)
+
+
+def test_a_models_file_stands_for_its_newest_job(
+    jobs: Jobs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(app, ["release", "set", "production", jobs.second])
+    jobs.service.submit()  # newer, but not done
+    (tmp_path / "relu.onnx").write_bytes(onnx_model())
+    arguments = ["check", str(tmp_path / "relu.onnx"), "--baseline", "production", "--json"]
+    capsys.readouterr()
+    assert run(app, arguments) == ExitCode.OK
+    assert json.loads(capsys.readouterr().out)["jobs"] == [jobs.second, jobs.second]
+    (tmp_path / "relu.onnx").write_bytes(onnx_model(5))
+    assert run(app, arguments) == ExitCode.BAD_INPUT
+    assert "relu.onnx is done: run `tunefarm tune" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("percent", ["", "%", "-1%", "nan", "inf", "1001%", "five"])
+def test_a_wrong_percentage_is_refused(percent: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["check", "job", "--baseline", "production", "--max-regression", percent]
+    assert run(app, arguments) == ExitCode.USAGE
+    assert "between 0% and 1000%" in capsys.readouterr().err
+
+
+def test_an_unknown_baseline_names_those_that_there_are(
+    jobs: Jobs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["check", jobs.second, "--baseline", "production"]
+    assert run(app, arguments) == ExitCode.REFUSED
+    assert "(known there: none): set one with" in capsys.readouterr().err
+    run(app, ["release", "set", "canary", jobs.first])
+    assert run(app, arguments) == ExitCode.REFUSED
+    assert "(known there: canary): set one with" in capsys.readouterr().err

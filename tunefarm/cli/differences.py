@@ -1,0 +1,297 @@
+"""`tunefarm diff` and `check`: what two jobs have published, side by side."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from core.durations import latency_text
+from core.exit_code import ExitCode
+from core.job import JobOptions, JobState
+from core.model_latency import base_workload
+from system.command import CommandError
+from tunefarm.cli.options import (
+    AsJson,
+    Data,
+    JobId,
+    Server,
+    Token,
+    checked_model,
+    opened,
+    print_json,
+    print_plain,
+    stdout,
+)
+from tunefarm.client.artifact import published_tasks
+from tunefarm.client.client import Client
+from tunefarm.client.values import Job, PublishedTask, Release
+from tunefarm.errors import InputError
+
+COMPARED = (
+    *("model_name", "model", "shapes", "target", "device_class", "trials", "minutes", "latency_s"),
+    *("min_gain", "objective", "model_weight", *(option.name for option in fields(JobOptions))),
+)
+SHOWN_CHANGES = 10
+
+
+@dataclass(frozen=True)
+class Subgraph:
+    """A subgraph in the artifacts of two jobs; None in one that doesn't have it.
+
+    `workload` is the model's own, whichever variant computes it. `weights` say how often it occurs.
+    """
+
+    workload: str
+    name: str
+    weights: tuple[int | None, int | None]
+    latency_s: tuple[float | None, float | None]
+    schedule: str
+
+    @property
+    def speedup(self) -> float | None:
+        """The first latency divided by the second."""
+        return _speedup(*self.latency_s)
+
+    @property
+    def is_changed(self) -> bool:
+        return self.schedule != "same" or _speedup_text(self.speedup) not in ("same", "-")
+
+    @property
+    def gain_s(self) -> float:
+        """Seconds that the second model gains by this subgraph; 0 where that isn't known."""
+        first, second = self.latency_s
+        if first is None or second is None:
+            return 0.0
+        return (self.weights[0] or 0) * first - (self.weights[1] or 0) * second
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Two jobs that are done, with their subgraphs, those of the greatest difference first."""
+
+    jobs: tuple[Job, Job]
+    subgraphs: Sequence[Subgraph]
+
+    @property
+    def options(self) -> dict[str, tuple[Any, Any]]:
+        """The options that differ, by name."""
+        pairs = {name: (getattr(self.jobs[0], name), getattr(self.jobs[1], name)) for name in COMPARED}
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+    @property
+    def latency_s(self) -> tuple[float | None, float | None]:
+        return self.jobs[0].published_latency_s, self.jobs[1].published_latency_s
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "jobs": [job.id for job in self.jobs],
+            "latency_s": self.latency_s,
+            "speedup": _speedup(*self.latency_s),
+            "options": self.options,
+            "subgraphs": [asdict(one) | {"speedup": one.speedup} for one in self.subgraphs],
+        }
+
+
+def diff(
+    first: JobId,
+    second: JobId,
+    server: Server = None,
+    token: Token = None,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare what two jobs published.
+
+    Latencies and schedules are compared for each subgraph, then the options.
+    """
+    with opened(server, token, data) as service:
+        found = difference(service.client, first, second)
+    if as_json:
+        print_json(found.as_json())
+        return
+    names = [job.id for job in found.jobs]
+    stdout().print(_table(names, found))
+    for name, values in found.options.items():
+        print_plain(f"{name}: {values[0]} -> {values[1]}")
+
+
+def check(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL|JOB", help="A job, or a model's file: its newest job counts.")
+    ],
+    baseline: Annotated[str, typer.Option(metavar="NAME", help="The release to compare with.")],
+    max_regression: Annotated[
+        str, typer.Option(metavar="PERCENT", help="How much slower the model may be.")
+    ] = "5%",
+    server: Server = None,
+    token: Token = None,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare a model with a release, for continuous integration.
+
+    Prints a comment in Markdown. Exit code 11 means that the model is slower than allowed.
+    """
+    allowed = _parsed_percent(max_regression)
+    with opened(server, token, data) as service:
+        client = service.client
+        job = _job_of(client, model)
+        release = _release(client.releases(), baseline, job)
+        found = difference(client, release.job, job.id)
+    before_s, now_s = found.latency_s
+    if before_s is None or now_s is None:
+        untimed = release.job if before_s is None else job.id
+        raise CommandError(f"job {untimed} has no measured latency: tune it again", ExitCode.REFUSED)
+    regression = now_s / before_s - 1
+    is_slower = regression > allowed
+    if as_json:
+        own = {"baseline": baseline, "regression": regression, "allowed": allowed, "passed": not is_slower}
+        print_json(own | found.as_json())
+    else:
+        print_plain(_comment(found, baseline, regression, allowed))
+    if is_slower:
+        raise CommandError(
+            f"{job.model_name} is {regression:.1%} slower than {baseline}, and {allowed:.1%} is allowed: "
+            "compare the subgraphs above",
+            ExitCode.REGRESSION,
+        )
+
+
+def difference(client: Client, first: str, second: str) -> Difference:
+    """Compare two jobs, by their ids or the starts of these. Raises ClientError and CommandError."""
+    jobs = [client.job(client.job_id(start)) for start in (first, second)]
+    before, after = (_subgraphs(client, job) for job in jobs)
+    found = [_subgraph(name, before.get(name), after.get(name)) for name in {**before, **after}]
+    return Difference((jobs[0], jobs[1]), sorted(found, key=lambda one: -abs(one.gain_s)))
+
+
+def _subgraphs(client: Client, job: Job) -> dict[str, PublishedTask]:
+    """Return the subgraphs of a job's artifact by the hash of the model's own workload."""
+    with tempfile.TemporaryDirectory(prefix="tunefarm-") as folder:
+        archive = Path(folder) / "artifact.tar"
+        client.download(job.id, archive)
+        published = published_tasks(archive)
+    own = {task.workload: base_workload(task) for task in client.tasks(job.id)}
+    return {own.get(task.workload, task.workload): task for task in published}
+
+
+def _subgraph(workload: str, first: PublishedTask | None, second: PublishedTask | None) -> Subgraph:
+    both = (first, second)
+    if first is None or second is None:
+        schedule = "only in the second" if first is None else "only in the first"
+    else:
+        is_same = (first.workload, first.trace) == (second.workload, second.trace)
+        schedule = "same" if is_same else "changed"
+    name = next(task.name for task in both if task is not None)
+    weights, latencies = ([getattr(task, key, None) for task in both] for key in ("weight", "latency_s"))
+    return Subgraph(workload, name, (weights[0], weights[1]), (latencies[0], latencies[1]), schedule)
+
+
+def _job_of(client: Client, model: str) -> Job:
+    """Return a job by its id, or the newest one that is done of a model's file."""
+    file = Path(model)
+    if not file.exists():
+        return client.job(client.job_id(model))
+    sha = client.upload(checked_model(file)).sha256
+    done = (job for job in client.jobs() if job.model == sha and job.state is JobState.DONE)
+    job = next(done, None)
+    if job is None:
+        raise InputError(f"no job of {file} is done: run `tunefarm tune {file}` first")
+    return job
+
+
+def _release(releases: Sequence[Release], name: str, job: Job) -> Release:
+    """Return what a name points to on the job's device class. Raises CommandError."""
+    for release in releases:
+        if (release.name, release.device_class) == (name, job.device_class):
+            return release
+    known = sorted({release.name for release in releases if release.device_class == job.device_class})
+    listed = ", ".join(known) if known else "none"
+    raise CommandError(
+        f"no release {name!r} is on device class {job.device_class} (known there: {listed}): "
+        f"set one with `tunefarm release set {name} JOB`",
+        ExitCode.REFUSED,
+    )
+
+
+def _parsed_percent(text: str) -> float:
+    """Return a fraction from a text such as 5% or 2.5. Raises CommandError."""
+    try:
+        percent = float(text.removesuffix("%"))
+    except ValueError:
+        percent = -1.0
+    if not 0 <= percent <= 1000:
+        raise CommandError(
+            f"--max-regression must be between 0% and 1000%, not {text!r}: write 5%", ExitCode.USAGE
+        )
+    return percent / 100
+
+
+def _speedup(first_s: float | None, second_s: float | None) -> float | None:
+    return first_s / second_s if first_s and second_s else None
+
+
+def _speedup_text(speedup: float | None) -> str:
+    if speedup is None:
+        return "-"
+    if f"{speedup:.2f}" == "1.00":
+        return "same"
+    return f"{speedup:.2f}x faster" if speedup > 1 else f"{1 / speedup:.2f}x slower"
+
+
+def _times_text(weights: tuple[int | None, int | None]) -> str:
+    known = dict.fromkeys(weight for weight in weights if weight is not None)
+    return " -> ".join(map(str, known))
+
+
+def _table(names: Sequence[str], found: Difference) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in ("subgraph", "times", *names, "second job", "schedule"):
+        table.add_column(escape(column), justify="right" if column in ("times", *names) else "left")
+    for one in found.subgraphs:
+        latencies = map(latency_text, one.latency_s)
+        times = _times_text(one.weights)
+        table.add_row(escape(one.name), times, *latencies, _speedup_text(one.speedup), one.schedule)
+    latencies = map(latency_text, found.latency_s)
+    table.add_row("whole model", "1", *latencies, _speedup_text(_speedup(*found.latency_s)), style="bold")
+    return table
+
+
+def _comment(found: Difference, baseline: str, regression: float, allowed: float) -> str:
+    """Return a comment in Markdown for a pull request."""
+    before_s, now_s = found.latency_s
+    before, now = found.jobs
+    is_slower = regression > allowed
+    verdict = f"{abs(regression):.1%} {'slower' if regression > 0 else 'faster'}"
+    lines = [
+        f"### {'❌' if is_slower else '✅'} {_cell(now.model_name)}: {verdict} than `{baseline}`",
+        "",
+        f"At most {allowed:.1%} slower is allowed. Device class `{now.device_class}`.",
+        "",
+        f"| | `{baseline}` (`{before.id}`) | `{now.id}` | change |",
+        "|---|---:|---:|---|",
+        _row("whole model", (before_s, now_s)),
+    ]
+    changed = [
+        one for one in found.subgraphs if one.schedule != "same" or _speedup_text(one.speedup) != "same"
+    ]
+    lines += [_row(_cell(one.name), one.latency_s) for one in changed[:SHOWN_CHANGES]]
+    if len(changed) > SHOWN_CHANGES:
+        lines += ["", f"{len(changed) - SHOWN_CHANGES} more subgraphs changed."]
+    return "\n".join(lines)
+
+
+def _row(name: str, latency_s: tuple[float | None, float | None]) -> str:
+    first, second = map(latency_text, latency_s)
+    return f"| {name} | {first} | {second} | {_speedup_text(_speedup(*latency_s))} |"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
