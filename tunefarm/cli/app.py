@@ -35,7 +35,7 @@ NAME = "tunefarm"
 BAD_INPUT_STATUSES = (400, 413, 415, 422)
 
 app = typer.Typer(
-    epilog="Also: verify, check, release, webhook, server, scheduler, backup, restore, delete, "
+    epilog="Also: diff, check, verify, release, webhook, server, scheduler, backup, restore, delete, "
     "delete-imported, migrate, calibrate. docs/commands.md lists the exit codes.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -71,7 +71,7 @@ app.command()(jobs.cancel)
 app.command()(jobs.report)
 app.command(hidden=True)(jobs.delete)
 app.command(hidden=True)(cost_models.model)
-app.command()(differences.diff)
+app.command(hidden=True)(differences.diff)
 app.command(hidden=True)(differences.check)
 app.command(hidden=True)(verify.verify)
 app.command()(schedules.best)
