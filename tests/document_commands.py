@@ -93,6 +93,7 @@ PARSED = {
     "tunefarm server": "goes on; tests/acceptance/test_secured.py",
     "tunefarm worker ": "goes on; the tutorial's runs, others in test_builders.py and test_features.py",
     "tunefarm jobs --live": "needs a terminal; tests/unit/tunefarm/test_cli.py",
+    "tunefarm top": "needs a terminal; tests/integration/server/test_top.py",
     "tunefarm workers --live": "needs a terminal; tests/unit/tunefarm/test_cli.py",
     "tunefarm workers update": "for a worker of another version; tests/integration/server/test_install.py",
     "TUNEFARM_CA=": "needs TLS; tests/acceptance/test_secured.py",

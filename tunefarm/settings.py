@@ -34,19 +34,47 @@ class CommandSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="TUNEFARM_", env_ignore_empty=True, extra="ignore")
 
-    server: str | None = None
-    token: SecretStr | None = None
-    data: Path = Field(default_factory=lambda: platformdirs.user_data_path("tunefarm"))
-    host: str = "127.0.0.1"
-    port: int = Field(default=8760, ge=0, le=65535)
-    grpc_port: int = Field(default=8761, ge=0, le=65535)
-    threads: int | None = Field(default=None, ge=1)
-    ca: Path | None = None
-    cert: Path | None = None
-    key: Path | None = None
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    tls_client_ca: Path | None = None
+    server: str | None = Field(
+        default=None, description="A running service.", examples=["http://farm.local:8760"]
+    )
+    token: SecretStr | None = Field(
+        default=None,
+        description="The service's token, and the token of one that is started here.",
+        examples=["tf_secret"],
+    )
+    data: Path = Field(
+        default_factory=lambda: platformdirs.user_data_path("tunefarm"),
+        description="The folder of a service that is started here.",
+    )
+    host: str = Field(default="127.0.0.1", description="The address that `tunefarm up` listens on.")
+    port: int = Field(default=8760, ge=0, le=65535, description="The HTTP port of `tunefarm up`.")
+    grpc_port: int = Field(default=8761, ge=0, le=65535, description="The port for workers of `tunefarm up`.")
+    threads: int | None = Field(
+        default=None,
+        ge=1,
+        description="CPU threads of the local worker's measurements; every core without it.",
+        examples=[4],
+    )
+    ca: Path | None = Field(
+        default=None, description="The authority of the service's certificate.", examples=["ca.pem"]
+    )
+    cert: Path | None = Field(
+        default=None, description="The client's certificate, for mutual TLS.", examples=["client.pem"]
+    )
+    key: Path | None = Field(
+        default=None, description="The key of the client's certificate.", examples=["client-key.pem"]
+    )
+    tls_cert: Path | None = Field(
+        default=None, description="The certificate of `tunefarm up`.", examples=["server.pem"]
+    )
+    tls_key: Path | None = Field(
+        default=None, description="The key of that certificate.", examples=["server-key.pem"]
+    )
+    tls_client_ca: Path | None = Field(
+        default=None,
+        description="The authority of clients' certificates, which `tunefarm up` then asks for.",
+        examples=["clients-ca.pem"],
+    )
 
     @classmethod
     def settings_customise_sources(

@@ -18,12 +18,14 @@ from tunefarm.cli import (
     cost_models,
     differences,
     doctor,
+    init,
     jobs,
     processes,
     releases,
     schedules,
     storage,
     tokens,
+    top,
     tune,
     verify,
     webhooks,
@@ -35,8 +37,8 @@ NAME = "tunefarm"
 BAD_INPUT_STATUSES = (400, 413, 415, 422)
 
 app = typer.Typer(
-    epilog="Also: diff, check, verify, release, webhook, server, scheduler, backup, restore, delete, "
-    "delete-imported, migrate, calibrate. docs/commands.md lists the exit codes.",
+    epilog="Also: init, top, diff, check, verify, release, webhook, server, scheduler, backup, restore, "
+    "delete, delete-imported, migrate, calibrate. docs/commands.md lists the exit codes.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -67,6 +69,7 @@ app.command(context_settings=processes.PASS_ON, hidden=True)(processes.scheduler
 app.command(context_settings=processes.PASS_ON)(processes.worker)
 app.command()(jobs.jobs)
 app.command()(jobs.watch)
+app.command(hidden=True)(top.top)
 app.command()(jobs.cancel)
 app.command()(jobs.report)
 app.command(hidden=True)(jobs.delete)
@@ -83,6 +86,7 @@ app.command("calibrate", hidden=True)(workers.calibrate)
 app.command()(compiled.bench)
 app.command(hidden=True)(compiled.bundle)
 app.command()(doctor.doctor)
+app.command(hidden=True)(init.init)
 for storing in (storage.backup, storage.restore, storage.migrate):
     app.command(hidden=True)(storing)
 app.add_typer(releases.app, name="release", hidden=True)

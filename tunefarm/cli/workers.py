@@ -57,7 +57,7 @@ def list_(
         return
     with connected(server, token, data) as service:
         if live:
-            show_live(lambda: _table(service.client.workers()))
+            show_live(lambda: worker_table(service.client.workers()))
             return
         workers = service.client.workers()
         classes = {one.key: one for one in service.client.device_classes()}
@@ -65,7 +65,7 @@ def list_(
         profiles: dict[str | None, Any] = {key: one.profile for key, one in classes.items()}
         print_json([asdict(one) | {"profile": profiles.get(one.device_class)} for one in workers])
     elif workers:
-        stdout().print(_table(workers))
+        stdout().print(worker_table(workers))
         for key in dict.fromkeys(worker.device_class for worker in workers):
             if key in classes:
                 print_plain(f"class {key}: {_speeds(classes[key])}")
@@ -158,7 +158,7 @@ def _speeds(device_class: DeviceClass) -> str:
     return ", ".join(parts)
 
 
-def _table(workers: Sequence[Worker]) -> Table:
+def worker_table(workers: Sequence[Worker]) -> Table:
     table = Table(box=None, pad_edge=False)
     for title in ("name", "state", "device", "class"):
         table.add_column(title)

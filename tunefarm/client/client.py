@@ -30,6 +30,7 @@ import urllib3
 from sseclient import SSEClient
 from urllib3.exceptions import HTTPError
 
+from core.job import JobState
 from core.tokens import Scope
 from core.webhook import WebhookEvent
 from system.ip_addresses import is_loopback
@@ -165,9 +166,9 @@ class Client:
             raise ClientError(f"several jobs start with {start!r} ({listed}): give more of the id")
         return ids[0] if len(ids) == 1 else start
 
-    def jobs(self, page_size: int = 50) -> Iterator[Job]:
-        """Return all jobs, newest first, fetched a page at a time."""
-        query: dict[str, str | int] = {"limit": page_size}
+    def jobs(self, page_size: int = 50, *, state: JobState | None = None) -> Iterator[Job]:
+        """Return all jobs, or those in one state, newest first, fetched a page at a time."""
+        query: dict[str, str | int] = {"limit": page_size} | ({} if state is None else {"state": state})
         while True:
             page = self._get(_path("/v1/jobs", query))
             yield from _parse(list[Job], page.get("items"))

@@ -1,0 +1,89 @@
+"""`tunefarm top`: the unfinished jobs and the workers of a service, up to date."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from itertools import chain, islice
+
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from core.durations import duration_text, latency_text
+from core.job import JobState
+from core.model_latency import network_s
+from tunefarm.cli.live import show_live
+from tunefarm.cli.options import AsJson, Data, Server, Token, connected, print_json
+from tunefarm.cli.progress import TrialRate
+from tunefarm.cli.workers import worker_table
+from tunefarm.client.client import Client
+from tunefarm.client.values import Job, Task
+
+# The jobs that are closest to their end come first.
+STATES = (JobState.PUBLISHING, JobState.TUNING, JobState.IMPORTING, JobState.QUEUED)
+MOST_JOBS = 20
+
+
+def top(server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False) -> None:
+    """Watch the unfinished jobs and the workers until Ctrl-C."""
+    with connected(server, token, data) as service:
+        client = service.client
+        if as_json:
+            workers = [asdict(worker) for worker in client.workers()]
+            print_json({"jobs": [asdict(job) for job in unfinished(client)], "workers": workers})
+            return
+        show_live(Screen(client).draw, what="tunefarm top", instead="use --json, or tunefarm jobs")
+
+
+def unfinished(client: Client) -> list[Job]:
+    """Return the unfinished jobs, those that are closest to their end first; at most MOST_JOBS."""
+    return list(islice(chain.from_iterable(client.jobs(state=state) for state in STATES), MOST_JOBS))
+
+
+class Screen:
+    """Draws a service's jobs and workers. It remembers trials for their rates."""
+
+    def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._clock = clock
+        self._rates: defaultdict[str, TrialRate] = defaultdict(TrialRate)
+
+    def draw(self) -> Group:
+        """Return the tables of this moment."""
+        jobs = unfinished(self._client)
+        tasks = {job.id: self._client.tasks(job.id) for job in jobs if job.state is JobState.TUNING}
+        for job in jobs:
+            self._rates[job.id].note(self._clock(), job.trials_done)
+        rates = {job.id: self._rates[job.id].trials_per_s() for job in jobs}
+        workers = self._client.workers()
+        shown = _job_table(jobs, tasks, rates) if jobs else Text("no job is unfinished")
+        return Group(shown, Text(), worker_table(workers) if workers else Text("no worker was here yet"))
+
+
+def _job_table(
+    jobs: Sequence[Job], tasks: Mapping[str, Sequence[Task]], rates: Mapping[str, float | None]
+) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for title in ("job", "model", "state"):
+        table.add_column(title)
+    for title in ("trials", "trials/s", "estimate", "time left"):
+        table.add_column(title, justify="right")
+    table.add_column("message")
+    for job in jobs:
+        rate = rates[job.id]
+        cells = (
+            job.id,
+            job.model_name,
+            job.state,
+            job.trials_text,
+            "-" if rate is None else f"{rate:.1f}",
+            latency_text(network_s(tasks.get(job.id, ()))),
+            "-" if job.seconds_left is None else duration_text(job.seconds_left),
+            job.message,
+        )
+        table.add_row(*map(escape, cells))
+    return table
