@@ -16,6 +16,7 @@ from core.durations import latency_text
 from core.exit_code import ExitCode
 from core.job import JobOptions, JobState
 from core.model_latency import base_workload
+from core.plain_text import without_controls
 from system.command import CommandError
 from tunefarm.cli.options import (
     AsJson,
@@ -189,7 +190,7 @@ def _subgraph(workload: str, first: PublishedTask | None, second: PublishedTask 
     else:
         is_same = (first.workload, first.trace) == (second.workload, second.trace)
         schedule = "same" if is_same else "changed"
-    name = next(task.name for task in both if task is not None)
+    name = without_controls(next(task.name for task in both if task is not None))
     weights, latencies = ([getattr(task, key, None) for task in both] for key in ("weight", "latency_s"))
     return Subgraph(workload, name, (weights[0], weights[1]), (latencies[0], latencies[1]), schedule)
 

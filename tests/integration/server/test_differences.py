@@ -32,7 +32,7 @@ def packed(*entries: dict[str, Any]) -> bytes:
 def entry(
     workload: str, latency_s: float | None, trace: str | None = "[]", weight: int = 1
 ) -> dict[str, Any]:
-    own = {"workload": workload, "name": f"name of {workload}", "weight": weight}
+    own = {"workload": workload, "name": f"name of \x1b{workload}", "weight": weight}
     return own | {"latency_s": latency_s, "trace": trace}
 
 
@@ -73,7 +73,7 @@ def test_subgraphs_options_and_the_whole_are_compared(jobs: Jobs, capsys: pytest
     rows = {one["workload"]: one for one in found["subgraphs"]}
     assert found["subgraphs"][0] == {
         "workload": "conv",
-        "name": "name of conv",
+        "name": "name of \ufffdconv",
         "weights": [2, 2],
         "latency_s": [4e-4, 2e-4],
         "schedule": "changed",
@@ -87,9 +87,9 @@ def test_subgraphs_options_and_the_whole_are_compared(jobs: Jobs, capsys: pytest
 def test_the_table_has_units_and_says_what_differs(jobs: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(app, ["diff", jobs.first, jobs.second]) == ExitCode.OK
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert "name of conv 2 400 us 200 us 2.00x faster changed" in lines
-    assert "name of pool|2 1 100 us 100 us same same" in lines
-    assert "name of gone 1 50 us - - only in the first" in lines
+    assert "name of \ufffdconv 2 400 us 200 us 2.00x faster changed" in lines
+    assert "name of \ufffdpool|2 1 100 us 100 us same same" in lines
+    assert "name of \ufffdgone 1 50 us - - only in the first" in lines
     assert lines[-3:] == [
         "whole model 1 1 ms 1.1 ms 1.10x slower",
         "trials: 10 -> 20",
@@ -127,8 +127,8 @@ def test_a_regression_beyond_what_is_allowed_fails(
     mark = "❌" if code else "✅"
     assert shown.out.startswith(f"### {mark} relu: 10.0% slower than `production`\n")
     assert "| whole model | 1 ms | 1.1 ms | 1.10x slower |" in shown.out
-    assert "| name of conv | 400 us | 200 us | 2.00x faster |" in shown.out
-    assert "| name of new\\|2 | - | 60 us | - |" in shown.out
+    assert "| name of \ufffdconv | 400 us | 200 us | 2.00x faster |" in shown.out
+    assert "| name of \ufffdnew\\|2 | - | 60 us | - |" in shown.out
     assert "pool" not in shown.out
     assert ("relu is 10.0% slower than production" in shown.err) is bool(code)
     assert run(app, [*arguments, "--json"]) == code
