@@ -45,8 +45,8 @@ def config_text() -> str:
     parts = [_HEAD]
     for name, field in CommandSettings.model_fields.items():
         value: Any = field.get_default(call_default_factory=True)
-        if value is None:
-            [value] = field.examples or ()
+        if value is None and field.examples:
+            value = field.examples[0]
         text = str(value) if isinstance(value, int) else json.dumps(str(value), ensure_ascii=False)
         parts.append(f"# {field.description}\n# {name} = {text}\n")
     return "\n".join(parts)
