@@ -63,6 +63,7 @@ class Plan:
     threads: int
     rounds: int
     loads: int
+    compilations: int
     with_torch: bool
 
 
@@ -75,9 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     rounds = args.rounds or (2 if args.quick else 20)
     with_torch = importlib.util.find_spec("torch") is not None
-    plan = Plan(FULL, args.trials, args.threads, rounds, 10, with_torch)
+    plan = Plan(FULL, args.trials, args.threads, rounds, 10, 3, with_torch)
     if args.quick:
-        plan = replace(plan, scale=TINY, trials=0, loads=2)
+        plan = replace(plan, scale=TINY, trials=0, loads=2, compilations=1)
     output = Output(NAME, argv, args.json, args.threads)
     if not with_torch:
         output.say("PyTorch isn't installed: the figures of torch.compile are left out")
@@ -150,15 +151,16 @@ def run_torch(label: str, plan: Plan, folder: Path, inputs: Arrays) -> list[Figu
         return TorchCompiled(backend, plan.scale, folder / "data", folder / cache, tuned)
 
     compile_secs: dict[str, list[float]] = {"tunefarm": [], "inductor": []}
-    for round_ in range(min(plan.loads, 3)):
+    for round_ in range(plan.compilations):
         for backend, secs in compile_secs.items():
             with spawn_process() as process:
+                # Empty, so that inductor compiles everything.
                 model = contestant(backend, f"cache-{round_}")
                 secs.append(process.submit(compile_s, model, plan.threads, inputs).result())
     models: dict[str, ModelFile] = {
         "artifact": Deployed(folder / "resnet"),
-        TUNEFARM: contestant("tunefarm", "cache"),
-        INDUCTOR: contestant("inductor", "cache"),
+        TUNEFARM: contestant("tunefarm", "cache-0"),
+        INDUCTOR: contestant("inductor", "cache-0"),
         INDUCTOR_TUNED: contestant("inductor", "cache-tuned", tuned=True),
     }
     with ExitStack() as processes:
