@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +14,8 @@ from urllib.parse import quote
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from core.durations import latency_text
 from core.exit_code import ExitCode
@@ -42,7 +45,7 @@ from tunefarm.cli.options import (
     stdout,
 )
 from tunefarm.cli.progress import display, task_table
-from tunefarm.client.client import Client
+from tunefarm.client.client import Client, ClientError
 from tunefarm.client.sizes import IncompleteShape, Size, SizesError, sizes_of
 from tunefarm.client.values import Job, JobRequest, ModelRequest, OnnxRuntime, Task
 from tunefarm.embedded.service import Service, connect_or_start
@@ -52,6 +55,13 @@ from tunefarm.settings import CommandSettings, load
 DEFAULT_TRIALS = 1000
 # A program that runs a compiled model.
 _RUN = "import tunefarm_runtime; print(tunefarm_runtime.load({}).benchmark())"
+Targets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--target",
+        help="A device class, or `native` for any device that is ready [native]; give it once for each.",
+    ),
+]
 Bundle = Annotated[
     bool,
     typer.Option("--bundle", help="Also write what C and C++ programs need to run the model."),
@@ -84,7 +94,7 @@ def tune(
             help="What to minimize: sum, requirements, speedup, early-stopping, or an installed one."
         ),
     ] = None,
-    target: Target = "native",
+    target: Targets = None,
     *,
     options: JobOptions,
     output: Output = None,
@@ -101,6 +111,7 @@ def tune(
     The work is done by a running service, or by one that is started for the job.
 
     Several models, and several sizes of one, share the trials and the subgraphs that they have in common.
+    Several targets get a job and a folder each.
     """
     weights = per_model("--model-weight", model_weight, 1.0, len(models), MIN_WEIGHT, MAX_WEIGHT)
     wanted = per_model("--latency-ms", latency_ms, None, len(models), 0, math.inf)
@@ -112,7 +123,6 @@ def tune(
         model="",  # known once the file is uploaded
         trials=trials or (MAX_TRIALS if has_goal else DEFAULT_TRIALS),
         shapes=parsed_shapes(shape or ()),
-        target=target,
         minutes=checked_minutes(minutes),
         latency_s=latencies[0],
         min_gain=None if until_gain is None else until_gain / 100,
@@ -125,7 +135,7 @@ def tune(
         **options_of(options),
     )
     settings = load(server=server, token=token, data=data, threads=threads)
-    _run_and_print(models, request, output, settings, features, as_json, bundle)
+    _run_and_print(models, request, output, settings, features, as_json, bundle, target or ())
 
 
 def per_model(
@@ -192,6 +202,15 @@ class TuneResult:
         untuned, tuned = self.job.untuned_latency_s, self.job.tuned_latency_s
         return untuned / tuned if untuned and tuned else None
 
+    @property
+    def gain(self) -> str:
+        """How the published model compares with the untuned one."""
+        if not self.speedup:
+            return "not measured"
+        if self.speedup >= 1:
+            return f"{self.speedup:.1f}x faster than untuned"
+        return "slower: the untuned one is published"
+
     def as_json(self) -> dict[str, Any]:
         return {
             "job": asdict(self.job),
@@ -204,14 +223,8 @@ class TuneResult:
         }
 
     def print(self, console: Console) -> None:
-        if not self.speedup:
-            gain = "not measured"
-        elif self.speedup >= 1:
-            gain = f"{self.speedup:.1f}x faster than untuned"
-        else:
-            gain = "slower: the untuned one is published"
         lines = [
-            ("tuned", f"{latency_text(self.job.tuned_latency_s)}   {gain}"),
+            ("tuned", f"{latency_text(self.job.tuned_latency_s)}   {self.gain}"),
             ("kernels", self._kernels),
             ("untuned", latency_text(self.job.untuned_latency_s)),
             ("ended", self.job.end_reason.text if self.job.end_reason is not None else ""),
@@ -261,15 +274,40 @@ def _run_and_print(
     features: str | None,
     as_json: bool,
     bundle: bool,
+    targets: Sequence[str] = (),
 ) -> None:
-    jobs, results = run_job(files, request, output, settings, features, silent=as_json, bundle=bundle)
+    jobs, results = run_job(
+        files, request, output, settings, features, silent=as_json, bundle=bundle, targets=targets
+    )
     if as_json and results:
         print_json(results[0].as_json() if len(jobs) == 1 else [result.as_json() for result in results])
+    elif not as_json and len(targets) > 1:
+        stdout().print(_target_table(jobs, results))
     elif not as_json:
         for result in results:
             result.print(stdout())
     for job in jobs:
         require_done(job)
+
+
+def _target_table(jobs: Sequence[Job], results: Sequence[TuneResult]) -> Table:
+    """Return a row for each job, with what it published or why it published nothing."""
+    columns = ("target", "model", "untuned", "tuned", "gain", "artifact or error", "job")
+    table = Table(*columns, box=None, pad_edge=False)
+    published = {result.job.id: result for result in results}
+    for job in jobs:
+        result = published.get(job.id)
+        cells = (
+            job.target,
+            job.model_name,
+            latency_text(job.untuned_latency_s),
+            latency_text(job.tuned_latency_s),
+            job.state if result is None else result.gain,
+            job.error or job.message if result is None else str(result.output),
+            job.id,
+        )
+        table.add_row(*map(escape, cells))
+    return table
 
 
 def run_job(
@@ -281,12 +319,14 @@ def run_job(
     *,
     silent: bool = False,
     bundle: bool = False,
+    targets: Sequence[str] = (),
 ) -> tuple[list[Job], list[TuneResult]]:
     """Upload the models, start or resume their job, follow it, and unpack the artifacts.
 
-    The request's `shapes` come from `tunefarm.client.sizes.sizes_of`, for all models.
+    The request's `shapes` come from `tunefarm.client.sizes.sizes_of`, for all models. Several `targets`, in
+    place of the request's, get a job each at the same time.
 
-    Return a job for each size of each model, and what those that are done made.
+    Return a job for each size of each model on each target, and what those that are done made.
 
     Raises CommandError when a model or a folder can't be used; ClientError as the client does.
     """
@@ -296,10 +336,14 @@ def run_job(
     sizes = _checked_sizes(files, request)
     root = output or Path()
     parents = [root / name for name in names] if len(files) > 1 else [output or Path(names[0])]
+    targets = targets or (request.target,)
     folders = [
-        prepared_output(parent / size.name)
-        for parent, own in zip(parents, sizes, strict=True)
-        for size in own
+        [
+            prepared_output(parent / place / size.name)
+            for parent, own in zip(parents, sizes, strict=True)
+            for size in own
+        ]
+        for place in _folder_names(targets)
     ]
     console = Console(stderr=True)
     with connect_or_start(settings, console.print, checked_features(features)) as service:
@@ -309,27 +353,60 @@ def run_job(
         except OSError as error:
             raise InputError(f"{error.filename}, of the model, can't be read ({error.strerror})") from error
         request = _in_sizes(request, uploaded, sizes)
-        job = _interrupted_job(service, request)
-        if job is not None:
-            console.print(f"resuming job {job.id}, which was interrupted after {job.trials_done} trials")
-        else:
-            job = client.submit(request)
+        started = _start(service, [replace(request, target=target) for target in targets], console.print)
         try:
             with display(console, silent=silent) as shown:
-                jobs = [follow_job(service, one, shown) for one in job.members or (job.id,)]
+                groups = [
+                    [follow_job(service, one, shown) for one in job.members or (job.id,)] for job in started
+                ]
         except KeyboardInterrupt as interrupt:
             if service.embedded:
                 hint = "give the same command to continue"
             else:
-                hint = f"the job goes on; follow it with `tunefarm watch {job.id}` or cancel it"
+                watching = ", ".join(f"`tunefarm watch {job.id}`" for job in started)
+                hint = f"the service goes on; follow it with {watching} or cancel it"
             raise CommandError(f"interrupted: {hint}", ExitCode.INTERRUPTED) from interrupt
         models = [file for file, own in zip(files, sizes, strict=True) for _ in own]
         results = [
             _fetch(service, job, file, folder, bundle)
-            for job, file, folder in zip(jobs, models, folders, strict=True)
+            for jobs, own_folders in zip(groups, folders, strict=True)
+            for job, file, folder in zip(jobs, models, own_folders, strict=True)
             if job.state is JobState.DONE
         ]
-        return jobs, results
+        return [job for jobs in groups for job in jobs], results
+
+
+def _folder_names(targets: Sequence[str]) -> list[str]:
+    """Return a folder's name for each target; empty for one alone. Raises CommandError for equal ones."""
+    if len(targets) == 1:
+        return [""]
+    names = [re.sub(r"[^\w.-]+", "-", target).strip(".") or "target" for target in targets]
+    for name, target in zip(names, targets, strict=True):
+        if names.count(name) > 1:
+            raise CommandError(
+                f"two targets would write to the folder {name}: leave --target {target!r} out", ExitCode.USAGE
+            )
+    return names
+
+
+def _start(service: Service, requests: Sequence[JobRequest], say: Callable[[str], None]) -> list[Job]:
+    """Submit the requests, or find their interrupted jobs. If one is refused, cancel those before it."""
+    started: list[Job] = []
+    submitted: list[Job] = []
+    for request in requests:
+        job = _interrupted_job(service, request)
+        if job is not None:
+            say(f"resuming job {job.id}, which was interrupted after {job.trials_done} trials")
+        else:
+            try:
+                job = service.client.submit(request)
+            except ClientError:
+                for other in submitted:
+                    service.client.cancel(other.id)
+                raise
+            submitted.append(job)
+        started.append(job)
+    return started
 
 
 def _checked_sizes(files: Sequence[Path], request: JobRequest) -> list[list[Size]]:

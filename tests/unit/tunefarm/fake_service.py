@@ -7,7 +7,7 @@ import json
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from core.job import JobState
@@ -72,10 +72,16 @@ class FakeService:
             return self.workers[0]
         if (method, path) == ("POST", "/v1/jobs"):
             self.requests.append(json.loads(body))
-            return asdict(job(state=JobState.QUEUED, members=self.members))
+            return asdict(replace(job(state=JobState.QUEUED, members=self.members), **self._submitted()))
         if path.startswith("/v1/jobs?"):
             return {"items": [asdict(job(id=one)) for one in self.job_ids], "next": None}
-        return asdict(self._job())
+        return asdict(replace(self._job(), **self._submitted(path.rpartition("/j")[2])))
+
+    def _submitted(self, number: str = "") -> dict[str, Any]:
+        """Return the id and the target of the job with this number, or of the last one."""
+        at = int(number) if number.isdigit() else len(self.requests)
+        target = self.requests[at - 1].get("target", "native") if 0 < at <= len(self.requests) else "native"
+        return {"id": f"j{max(at, 1)}", "target": target}
 
     def _listed(self) -> dict[str, Any]:
         return {

@@ -78,6 +78,7 @@ def failure(capsys: pytest.CaptureFixture[str]) -> str:
         ("compile named.onnx --shape n=2,3", 2, "'m' open: give its size too"),
         ("tune net.onnx b.onnx --model-weight 2", 2, "--model-weight is given 1 times for 2 models"),
         ("tune net.onnx --shape x", 2, "NAME=1,3,224,224"),
+        ("tune net.onnx --target a --target a", 2, "two targets would write to the folder a"),
         ("tune net.onnx --weight 0", 2, "--weight must be between"),
         ("tune net.onnx --weight nan", 2, "--weight must be between"),
         ("tune net.onnx --features avx2", 2, "--features is wrong: instruction sets are given up like this"),
@@ -138,6 +139,34 @@ def test_tune_follows_the_job_and_unpacks_its_artifact(
     assert {file.name for file in Path("net-tuned").iterdir()} == {"model.so", "manifest.json"}
     (sent,) = fake.requests
     assert (sent["model"], sent["trials"], sent["shapes"], sent["seed"]) == ("ab", 7, {"x": [1, 3]}, 5)
+
+
+def test_each_target_gets_a_job_and_a_folder_and_all_a_table(
+    fake: FakeService, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--server", fake.url, "--target", "pi", "--target", "Jetson Orin"]
+    assert run(app, ["tune", str(model), *flags]) == ExitCode.OK
+    assert [sent.get("target") for sent in fake.requests] == ["pi", "Jetson Orin"]
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        "target model untuned tuned gain artifact or error job",
+        "pi net 800 ms 20 ms 40.0x faster than untuned net-tuned/pi j1",
+        "Jetson Orin net 800 ms 20 ms 40.0x faster than untuned net-tuned/Jetson-Orin j2",
+    ]
+    for place in ("pi", "Jetson-Orin"):
+        assert (Path("net-tuned") / place / "model.so").exists()
+    assert run(app, ["tune", str(model), *flags, "--json"]) == ExitCode.OK
+    found = json.loads(capsys.readouterr().out)
+    assert [one["job"]["target"] for one in found] == ["pi", "Jetson Orin"]
+
+
+def test_a_target_that_fails_is_in_the_table(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(FakeService(end=JobState.FAILED, error="no such board")) as failing:
+        flags = ["--server", failing.url, "--target", "pi", "--target", "orin"]
+        assert run(app, ["tune", str(model), *flags]) == ExitCode.JOB_FAILED
+    shown = capsys.readouterr()
+    assert shown.out.count("failed") == shown.out.count("no such board") == 2
+    assert "tunefarm: job j1 failed: no such board" in shown.err
 
 
 def test_watch_ends_with_the_message(fake: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
