@@ -18,7 +18,7 @@ sh PREFIX/install --update
   --unit     have systemd run the worker (root only); asked for by default
   --updates  with --unit: let the administrators of the service update this worker; asked for by default
   --server   where workers reach the service, if not at the port that it listens on
-  --ca       the authority of the service's certificate; --cert and --key for mutual TLS
+  --ca       the authority that signed the certificate of the service; --cert and --key for mutual TLS
   --update   install the version that the service has now'
 set -eu
 

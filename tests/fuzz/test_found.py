@@ -57,7 +57,7 @@ def test_no_schedule_takes_a_million_years(service: Service) -> None:
 def test_a_tensor_of_negative_extent_is_our_own_error() -> None:
     b = Builder()
     less = b.op("Tile", b.constant(np.ones(1, np.float32)), b.constant(np.array([-5])))
-    with pytest.raises(ModelError, match=r"operator Tile .* of node 'tile0' can't be imported: negative"):
+    with pytest.raises(ModelError, match=r"operator Tile .* of node 'tile0' can't be imported: .*negative"):
         read_onnx(b.model({"input": [1]}, {less: [5], b.op("Relu", "input"): [1]}), {})
 
 
