@@ -236,7 +236,8 @@ class _ServerClock:
             self._has_warned = True
             side = "ahead of" if ahead_s > 0 else "behind"
             sentence = (
-                "this machine's clock is %.0f s %s the database's %s, which counts: correct this machine's"
+                "this machine's clock is %.0f s %s the clock of the database server (%s), which counts: "
+                "set this machine's clock"
             )
             log.warning(sentence, abs(ahead_s), side, database)
 

@@ -283,7 +283,7 @@ class TestClock:
             assert [lease.id for lease in leases.held(session, other.now())] == ["long"]
         other.close()
         side = "ahead of" if ahead_s > 0 else "behind"
-        assert f"this machine's clock is 3600 s {side} the one of the database" in caplog.text
+        assert f"this machine's clock is 3600 s {side} the clock of the database server" in caplog.text
 
     def test_nobody_who_sets_the_clock_of_this_machine_changes_the_time(
         self, pg: Database, monkeypatch: pytest.MonkeyPatch
