@@ -72,7 +72,11 @@ def run_child(
         with (
             tempfile.TemporaryDirectory(prefix="tunefarm-compile-", ignore_cleanup_errors=True) as scratch,
             tempfile.TemporaryFile() as report,
+            tempfile.TemporaryFile() as given,
         ):
+            # A file, not a pipe: a child may begin to read after more than a pipe holds was written.
+            given.write(request)
+            given.seek(0)
             # TVM starts a thread for each core, whose stacks would count as memory.
             settings = {"TVM_NUM_THREADS": "1", "HOME": scratch, "TMPDIR": scratch}
             settings["PYTHONPATH"] = python_path(os.environ)
@@ -84,7 +88,7 @@ def run_child(
             command += map(str, (os.getpid(), report.fileno(), scratch))
             child = subprocess.Popen(
                 command,
-                stdin=subprocess.PIPE,
+                stdin=given,
                 stdout=reply,
                 stderr=subprocess.DEVNULL,
                 env=allowed_variables(os.environ) | settings,
@@ -95,7 +99,7 @@ def run_child(
             with child:
                 status: int | None = None
                 try:
-                    status = _finish(child, request, timeout_s, most_bytes(memory_bytes))
+                    status = _finish(child, timeout_s, most_bytes(memory_bytes))
                 finally:
                     _end(child)
             if seed is not None and fills_seed and status == 0:
@@ -111,16 +115,14 @@ def run_child(
         yield reply, status
 
 
-def _finish(child: subprocess.Popen[bytes], request: bytes, timeout_s: float, family_most: int) -> int | None:
-    """Give a child its request, and wait for its end. Return its exit status; None once its time is over."""
+def _finish(child: subprocess.Popen[bytes], timeout_s: float, family_most: int) -> int | None:
+    """Wait for a child's end. Return its exit status; None once its time is over."""
     deadline = time.monotonic() + timeout_s
-    given: bytes | None = request
     while (left_s := deadline - time.monotonic()) > 0:
         try:
-            child.communicate(given, timeout=min(left_s, INTERVAL_S))
-            return child.returncode
+            return child.wait(min(left_s, INTERVAL_S))
         except subprocess.TimeoutExpired:
-            given = None  # the rest of it is given later
+            pass
         if (taken := family_bytes(child.pid)) > family_most:
             _log.warning("a child's processes have %d bytes of memory, more than %d", taken, family_most)
             return -signal.SIGKILL

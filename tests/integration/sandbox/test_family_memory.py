@@ -41,6 +41,14 @@ def test_a_compile_child_is_ended(how: str) -> None:
         assert status == -signal.SIGKILL
 
 
+def test_a_child_that_reads_late_gets_its_whole_request() -> None:
+    """Requests with the traces of a network are larger than a pipe."""
+    traces = "x" * (1 << 20)
+    request = json.dumps({"traces": traces}).encode()
+    with run_child("late_reader", request, 120.0, LIMIT_BYTES) as (reply, status):
+        assert (status, reply.read()) == (0, b"%d\n" % len(traces))
+
+
 @HOW
 def test_a_measuring_child_is_ended_and_says_why(how: str) -> None:
     limits = Limits(build_timeout_s=120.0, run_timeout_s=120.0, memory_bytes=LIMIT_BYTES)
