@@ -31,9 +31,9 @@ def test_figures_of_a_small_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     late = values.pop("results that came too late to count")
     assert late == 0
     assert all(value >= 0 if name.startswith("cores used") else value > 0 for name, value in values.items())
-    assert values["cores used: server 1"] > 0
-    assert values["cores used: PostgreSQL"] > 0
-    assert any(name.startswith("trials stored by two servers") for name in values)
+    assert values["cores used, server 1"] > 0
+    assert values["cores used, PostgreSQL"] > 0
+    assert any(name.startswith("two servers: trials stored") for name in values)
 
 
 def test_who_never_gets_work_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
