@@ -91,7 +91,7 @@ def test_one_operator_from_command_to_figures(tmp_path: Path, monkeypatch: pytes
     assert space.main([*small, "--json", str(file)]) == 0
     names = [figure.name for figure in figures.read(file).figures]
     assert [name for name in names if name.startswith("NRM") and "failed" not in name] == [
-        "NRM: median over best of 3 random programs",
+        "NRM: median over best latency, of 3 random programs",
         "NRM: latency relative to MetaSchedule, of the best of 3 random programs",
         "NRM: latency relative to MetaSchedule, after 4 trials",
     ]

@@ -33,7 +33,7 @@ def test_it_is_whole_on_a_stand_in(stand_in: StandIn, tmp_path: Path) -> None:
     assert all(one.name.startswith(MEANINGLESS) and one.aim is None for one in results.figures)
     names = [one.name.removeprefix(MEANINGLESS) for one in results.figures]
     assert "GMM: speed-up over MetaSchedule, after 2 trials" in names
-    assert "operators of 1 that never were as fast" in names
+    assert any(name.startswith("searches that never reached MetaSchedule's result") for name in names)
     assert "float16 matrix product of 32: share of the measured peak" in names
     assert "bfloat16 matrix product of 32: share of the measured peak" in names
     assert "tf32 matrix product of 32: share of the measured peak" in names
