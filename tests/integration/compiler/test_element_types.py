@@ -33,5 +33,6 @@ def test_some_operators_with_every_element_type() -> None:
 
 
 @pytest.mark.slow_lane
+@pytest.mark.timeout(1800)  # 1,662 cells
 def test_every_operator_with_every_element_type() -> None:
     assert mistakes(()) == []
