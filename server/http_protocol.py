@@ -31,7 +31,7 @@ class HalfSent(Protocol):
         """End the connection."""
 
 
-# Those of this process, oldest first: a dict keeps its order.
+# The half-sent requests of this process, oldest first: a dict keeps its order.
 half_sent: dict[HalfSent, None] = {}
 
 

@@ -35,10 +35,10 @@ AMPLIFYING = (tirx.Div, tirx.Min, tirx.Select)
 # A sum of n terms may be off by this many epsilons times the root of n; a third of one is usual.
 SUM_FACTOR = 4.0
 # Tensor cores add up the products of DEPTH terms and the sum so far in one step. Products are exact. All are
-# aligned to the largest exponent among them. Bits below the last bit of a float32 of that exponent are cut
-# off, and so is the result (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores",
-# 2021). So a step loses less than DEPTH + 2 epsilons of the largest, always towards zero: these errors add
-# up. An H100 keeps two more bits of each term, and adds 8 terms of 16 bits in a step.
+# aligned to the largest exponent among them. Each loses the bits that a float32 of that exponent lacks, and
+# the result is cut off likewise (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor
+# cores", 2021). So a step loses less than DEPTH + 2 epsilons of the largest, always towards zero: these
+# errors add up. An H100 keeps two more bits of each term, and adds 8 terms of 16 bits in a step.
 DEPTH = 4
 TRUNCATIONS = (DEPTH + 2) / DEPTH  # for each term of a sum
 # exp, tanh and the like are approximations. Ours differ from a library's by up to ten epsilons of float32, a

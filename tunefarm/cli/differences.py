@@ -75,7 +75,7 @@ class Subgraph:
 
 @dataclass(frozen=True)
 class Difference:
-    """Two jobs that are done, with their subgraphs, those of the greatest difference first."""
+    """Two finished jobs and their subgraphs, sorted by difference, the largest first."""
 
     jobs: tuple[Job, Job]
     subgraphs: Sequence[Subgraph]

@@ -56,8 +56,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_blocks_compute_what_the_convolution_is(case: Case) -> None:
-    """With a bias, a residual sum and an activation behind it, of which the residual is as large as the
-    result."""
+    """A bias, a residual of the result's shape and an activation follow the convolution."""
     tile, data, outputs, expected = case
     edge, depth = tile + 2, (3,) * (len(data) - 4)
     x = te.placeholder(data, name="x")

@@ -282,7 +282,7 @@ def test_order_of_zeros(kind: str) -> None:
 
 @pytest.mark.parametrize("key", ["stablehlo.abs {}", "stablehlo.multiply {0}, {0}", "stablehlo.floor {}"])
 def test_orders_of_something_else_are_refused(key: str) -> None:
-    """Their results for 1 and 2 are those of the numbers themselves."""
+    """Such a comparator orders 1 and 2 as the plain comparison does, but not other numbers."""
     with pytest.raises(
         ModelError, match=r"operation stablehlo.sort at line .* its comparator does more than"
     ):

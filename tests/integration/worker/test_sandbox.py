@@ -78,7 +78,7 @@ def test_measured_code_of_a_worker_of_root_is_another_users() -> None:
     assert set(facts["Groups"].split()) == set(map(str, account.groups))
     assert wrote == "written"
     assert found["sandbox_gaps"] == []
-    # The limit of processes, or that of their memory together, whichever comes first.
+    # Either limit may end it first: the number of processes, or their memory together.
     ends = ("Resource temporarily unavailable", "GB of memory together")
     assert any(end in processes for end in ends), "there is an end to forking"
 
