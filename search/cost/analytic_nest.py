@@ -27,7 +27,7 @@ from search.programs.compute_location import (
 )
 from search.programs.nest import Floats, Nest, region, vector_instructions
 from search.programs.program import Population
-from search.sketches.stage import Stage, StageKind
+from search.sketches.stage import Rfactor, Stage, StageKind
 from search.sketches.variables import transposed_axis
 
 
@@ -101,22 +101,27 @@ def _nest_seconds(population: Population, stage: Stage, parameters: CostParamete
     node = sketch.dag.node[stage.node]
     inlined = is_inlined(population, stage.node)
     cycles = _compute_cycles(population, stage, parameters)
-    if stage.rfactor:
-        results = extent_of(node, node.spatial) * population.chosen(stage.node, "lanes")
-        cycles = cycles + results * parameters.factors.row_cycles
     cycles = np.where(inlined, _inlined_cycles(population, node, parameters), cycles)
     # A nest that is computed at a loop of its consumer runs in the consumer's parallel chunks.
-    elsewhere = (location_depth(population, stage.node) > 0) | inlined
+    is_elsewhere = (location_depth(population, stage.node) > 0) | inlined
     chunks_of_consumer = parallel_chunks(population, sketch.compute_at.get(stage.node, node))
-    chunks = np.where(elsewhere, chunks_of_consumer, parallel_chunks(population, node))
-    own_s = cycles / parameters.hertz / parameters.cores / balance_of(chunks, parameters.cores)
+    chunks = np.where(is_elsewhere, chunks_of_consumer, parallel_chunks(population, node))
+    launches = (~is_elsewhere & (chunks > 1)).astype(np.float64)
+    balance = balance_of(chunks, parameters.cores)
+    if stage.rfactor:
+        lanes = population.chosen(stage.node, "lanes")
+        sums = extent_of(node, node.spatial) * lanes * parameters.factors.row_cycles
+        if stage.rfactor is Rfactor.OUTER:  # the partial results have a parallel loop of their own
+            cycles = cycles / balance_of(lanes, parameters.cores) + sums / balance
+            balance, launches = np.ones(len(population)), launches + 1
+        else:
+            cycles = cycles + sums
+            launches = launches * (2 if stage.rfactor.has_own_nest else 1)
+    own_s = cycles / parameters.hertz / parameters.cores / balance
     memory_s = np.where(inlined, 0.0, _memory_seconds(population, stage, parameters))
     longest = np.maximum(own_s, memory_s)
-    is_launched = ~inlined & (location_depth(population, stage.node) == 0) & (chunks > 1)
     return np.asarray(
-        longest
-        + parameters.factors.overlap * (own_s + memory_s - longest)
-        + np.where(is_launched, parameters.launch_s, 0.0)
+        longest + parameters.factors.overlap * (own_s + memory_s - longest) + launches * parameters.launch_s
     )
 
 

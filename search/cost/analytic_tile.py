@@ -50,7 +50,7 @@ def tile_terms(population: Population, stage: Stage, parameters: CostParameters)
         "balance": balance,
         "compute_s": compute_s,
         "node_s": node_s,
-        "epilogue_s": _epilogue_seconds(nest, dag, parameters) + (0.0 if stage.epilogue_level else launch_s),
+        "epilogue_s": _epilogue_seconds(nest, dag, parameters),
         "epilogue_level": np.full(len(chunks), float(stage.epilogue_level)),
         "unroll": population.column(stage.node, "unroll").astype(np.float64),
     }

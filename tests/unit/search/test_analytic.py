@@ -210,6 +210,28 @@ def test_the_quantities_of_a_program_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "settings", "loops"),
+    [
+        pytest.param("tile matmul SSRSRS", {"i": (8, 1, 1, 4), "j": (2, 1, 1, 24)}, 1, id="a tile"),
+        pytest.param(
+            "tile matmul SSRSRS", {"i": (1, 8, 1, 4), "j": (1, 2, 1, 24)}, 0, id="a tile of one chunk"
+        ),
+        pytest.param("nest matmul rfactor outer", {"parallel": 0}, 1, id="partial results"),
+        pytest.param("nest matmul rfactor outer", {"parallel": 1}, 2, id="partial results, and their sums"),
+        pytest.param("nest matmul rfactor inner", {"parallel": 1}, 1, id="vectors of partial results"),
+    ],
+)
+def test_every_parallel_loop_starts_the_threads_once(
+    key: str, settings: dict[str, object], loops: int
+) -> None:
+    graph = dags.matmul() if "tile" in key else dags.matmul(8, 8, 64)
+    programs = gather([program_of(sketch_of(graph, key), matmul=settings)])
+    slower = replace(FITTED, launch=FITTED.launch + 1)
+    started = estimate(programs, DEVICE, slower).seconds - estimate(programs, DEVICE).seconds
+    assert started == pytest.approx(loops * DEVICE.speeds.launch_s)
+
+
+@pytest.mark.parametrize(
     ("unroll", "of_data"),
     [
         pytest.param(0, 2.0, id="a loop over steps of two rows"),
