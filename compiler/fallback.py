@@ -64,7 +64,7 @@ def _schedule_nests(mod: tvm.IRModule, min_iterations: int) -> Schedule | None:
         names = [
             current.get(block).name_hint for block in current.get_child_blocks(current.get_sblock("root"))
         ]
-    except Exception:  # TVM raises whatever class its C++ side names
+    except Exception:  # TVM's C++ code may raise any exception class
         return None
     for name in names:
         trial = current.copy()

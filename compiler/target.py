@@ -82,7 +82,7 @@ def parse_target(text: str) -> tvm.target.Target:
     """Raises ValueError when TVM doesn't know the target."""
     try:
         return tvm.target.Target(json.loads(text))
-    except Exception as error:  # TVM raises whatever class its C++ side names
+    except Exception as error:  # TVM's C++ code may raise any exception class
         raise ValueError(f"not a target that TVM knows: {text[:200]}") from error
 
 

@@ -73,7 +73,7 @@ def from_json(text: str) -> tvm.IRModule:
         mod = None if foreign else graph.load()
     except GraphRefused as error:
         raise ValueError(f"not a TVM module: {error}") from error
-    except Exception as error:  # TVM raises whatever class its C++ side names
+    except Exception as error:  # TVM's C++ code may raise any exception class
         raise ValueError(f"not a TVM module: {type(error).__name__}") from error
     if foreign:
         raise ValueError(f"not a workload, which only computes: it has {describe(foreign)}")

@@ -66,7 +66,7 @@ def compiled(case: Case, program: Program) -> Candidate | Failure:
         module = apply_trace(case.module(), lower(case.module(), program, GPU))
         library, _ = compile_scheduled(module, TARGET)
         return Candidate(case, program, module, library, library.mod.imports[0].inspect_source())
-    except Exception as error:  # TVM raises whatever class its C++ side names
+    except Exception as error:  # TVM's C++ code may raise any exception class
         stage = "lowering" if isinstance(error, LoweringError) else "code generation"
         return Failure(case, program, f"{stage}: {str(error)[-500:]}")
 

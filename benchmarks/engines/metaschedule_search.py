@@ -87,7 +87,7 @@ def tune(
             num_tuning_cores=cores or device.cores,
             seed=seed + 1,  # it takes 0 for a random seed
         )
-    except Exception as failure:  # TVM raises whatever class its C++ side names
+    except Exception as failure:  # TVM's C++ code may raise any exception class
         error = str(failure)[-500:]
     return timeline.tuned(error)
 

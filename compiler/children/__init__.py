@@ -1,1 +1,1 @@
-"""Child processes with limits, in which TVM works on strangers' models and traces."""
+"""Child processes with limits, in which TVM processes untrusted models and traces."""

@@ -1,7 +1,6 @@
-"""Find the shapes that a batch gives a model's inputs, in a child process (`compiler.children.child` says
-why).
+"""Find a model's input shapes for a batch size, in a child process (`compiler.children.child` says why).
 
-The child replies with a line of JSON: the shapes, or why there are none.
+The child replies with one line of JSON: the shapes, or the reason why there are none.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Run the compiler on strangers' input in a child process, under limits.
+"""Run the compiler on untrusted input in a child process, under limits.
 
 TVM is native code that trusts its input: a file can crash it, hang it, fill the memory, and perhaps take the
-process over. So a stranger's model (`compiler.children.models`) or trace (`compiler.children.traces`) goes to
-a child process. The sandbox keeps it from the network and from files, and it ends after one request.
+process over. So untrusted models (`compiler.children.models`) and traces (`compiler.children.traces`) go to a
+child process. Its sandbox blocks the network and the file system, and it ends after one request.
 """
 
 from __future__ import annotations
@@ -31,13 +31,12 @@ from system.packages import python_path
 
 _log = logging.getLogger(__name__)
 
-# What LLVM and the reference of a comparison may take, however small the model's file is.
+# The memory that LLVM and a reference runtime may take for a model of any size.
 BASE_MEMORY_BYTES = 8 << 30
-# An import may take this much on top of what a process with TVM has anyway. Weights are in memory several
-# times over.
+# The memory that an import may take on top of a process with TVM. It holds several copies of the weights.
 WORKING_BYTES = 1 << 30
 MEMORY_PER_MODEL_BYTE = 16
-# A reply without a library in it.
+# The largest reply without a library.
 MAX_REPLY_BYTES = 256 << 20
 MAX_REPORT_BYTES = 65536
 TOO_MUCH_MEMORY = "it takes too much memory"
@@ -56,17 +55,13 @@ def run_child(
     seed: CacheSeed | None = None,
     fills_seed: bool = False,
 ) -> Iterator[tuple[IO[bytes], int | None]]:
-    """Run `python -m module` on a request; yield its reply and its exit status.
+    """Run `python -m module` on a request; yield the reply's file and the exit status.
 
-    The reply is a file, which may hold a library of gigabytes. Read no more of it than a reply can have: a
-    child that was taken over writes as much as it likes. The status is None for a child that took longer than
-    `timeout_s` and was killed. It is -SIGKILL if its processes together had more memory than
-    `sandbox.family_memory` allows where each may have `memory_bytes`.
-
-    The child has the `files` under the same descriptors, and a copy of the `seed` as the linker's cache. With
-    `fills_seed`, a child that succeeds fills the seed.
-
-    Raises ModelError where the child can't be started.
+    The reply may hold a library of gigabytes. Limit how much of it you read, because a compromised child may
+    write any amount. The status is None if the child was killed after `timeout_s`. It is -SIGKILL if its
+    processes together exceeded the limit that `sandbox.family_memory` derives from `memory_bytes`. The child
+    inherits the descriptors of `files`, and gets a copy of `seed` as the linker's cache. With `fills_seed`, a
+    child that succeeds fills the seed. Raises ModelError if the child can't be started.
     """
     with tempfile.TemporaryFile() as reply:
         with (
@@ -74,10 +69,10 @@ def run_child(
             tempfile.TemporaryFile() as report,
             tempfile.TemporaryFile() as given,
         ):
-            # A file, not a pipe: a child may begin to read after more than a pipe holds was written.
+            # A file, not a pipe: a request may exceed a pipe's buffer before the child reads it.
             given.write(request)
             given.seek(0)
-            # TVM starts a thread for each core, whose stacks would count as memory.
+            # TVM starts a thread for each core, and their stacks would count as memory.
             settings = {"TVM_NUM_THREADS": "1", "HOME": scratch, "TMPDIR": scratch}
             settings["PYTHONPATH"] = python_path(os.environ)
             if seed is not None:
@@ -93,7 +88,7 @@ def run_child(
                 stderr=subprocess.DEVNULL,
                 env=allowed_variables(os.environ) | settings,
                 pass_fds=[report.fileno(), *(file.fileno() for file in files)],
-                # Signals to this process's group are not for the child.
+                # The child doesn't get signals that are sent to this process's group.
                 start_new_session=True,
             )
             with child:
@@ -116,7 +111,7 @@ def run_child(
 
 
 def _finish(child: subprocess.Popen[bytes], timeout_s: float, family_most: int) -> int | None:
-    """Wait for a child's end. Return its exit status; None once its time is over."""
+    """Wait until a child ends. Return its exit status; None if it exceeded its time limit."""
     deadline = time.monotonic() + timeout_s
     while (left_s := deadline - time.monotonic()) > 0:
         try:
@@ -124,13 +119,15 @@ def _finish(child: subprocess.Popen[bytes], timeout_s: float, family_most: int) 
         except subprocess.TimeoutExpired:
             pass
         if (taken := family_bytes(child.pid)) > family_most:
-            _log.warning("a child's processes have %d bytes of memory, more than %d", taken, family_most)
+            _log.warning(
+                "a child's processes use %d bytes of memory, more than the limit of %d", taken, family_most
+            )
             return -signal.SIGKILL
     return None
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End a child and every process that it started."""
+    """Kill a child and every process that it started."""
     child.send_signal(END_SIGNAL)
     try:
         child.wait(END_TIMEOUT_S)
@@ -147,7 +144,7 @@ def run_on_model(
     memory_bytes: int,
     seed: CacheSeed | None = None,
 ) -> Iterator[tuple[IO[bytes], int | None]]:
-    """Run a child as `run_child` does, on a request and a model, whose descriptor it finds as `model`."""
+    """Run a child as `run_child` does. The request's field `model` is the descriptor of the model's file."""
     with _as_file(model) as file:
         message = json.dumps({**request, "model": file.fileno()}).encode()
         with run_child(module, message, timeout_s, memory_bytes, (file,), seed) as replied:
@@ -172,7 +169,7 @@ def size_of(data: bytes | IO[bytes]) -> int:
 
 
 def import_memory_bytes(model_bytes: int) -> int:
-    """Return the memory that the import of a model of this size may take, on top of a process with TVM."""
+    """Return the bytes of memory that importing a model may take, on top of a process with TVM."""
     return WORKING_BYTES + MEMORY_PER_MODEL_BYTE * model_bytes
 
 
@@ -182,7 +179,9 @@ def _warn_once(gap: str) -> None:
 
 
 def describe_exit(status: int) -> str:
-    """Return a predicate for a child that exited with this status before it had replied."""
+    """Describe the end of a child that exited before it replied, as a predicate such as "crashed the
+    compiler".
+    """
     if status < 0:
         return f"crashed the compiler ({signal.Signals(-status).name})"
     return f"ended the compiler (exit status {status})"
@@ -192,10 +191,9 @@ def describe_exit(status: int) -> str:
 
 
 def serve(answer: Callable[[dict[str, Any], BinaryIO], None]) -> NoReturn:
-    """Answer the request on standard input, with at most `memory_bytes` more memory, and end this process.
-
-    `answer` gets the request's other fields, and a stream for the reply. What TVM prints goes to standard
-    error.
+    """Answer the request on standard input with at most `memory_bytes` more memory, then exit. `answer` gets
+    the request's other fields, and a stream for the reply. Standard output is redirected to standard error,
+    because TVM prints.
     """
     with os.fdopen(os.dup(1), "wb") as reply:
         os.dup2(2, 1)
@@ -207,11 +205,11 @@ def serve(answer: Callable[[dict[str, Any], BinaryIO], None]) -> NoReturn:
 
 
 def write_line(reply: BinaryIO, fields: Mapping[str, Any]) -> None:
-    """Write a line of JSON. What was written stays written if the process dies later."""
+    """Write a line of JSON and flush it, so that it survives a later crash."""
     reply.write(json.dumps(fields).encode() + b"\n")
     reply.flush()
 
 
 def describe_error(error: Exception) -> str:
-    """Return one line about an error of any library, because strangers' input may raise any exception."""
+    """Return one line about any exception: untrusted input may raise any class."""
     return TOO_MUCH_MEMORY if is_out_of_memory(error) else first_line(error)

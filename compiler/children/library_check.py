@@ -1,7 +1,7 @@
-"""Compare a stranger's library with its model (`compiler.verifying.library`), in a child process that is kept
-from the network and from files (`compiler.children.child` says how).
+"""Compare an untrusted library with its model (`compiler.verifying.library`), in a sandboxed child process
+(`compiler.children.child`).
 
-The child's reply has a line of JSON for each set of inputs, and one for a model that can't be compared.
+The child replies with a line of JSON for each set of inputs, or with one line if the model can't be compared.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ Array = NDArray[Any]
 def check_library(
     model: IO[bytes], library: IO[bytes], manifest: Manifest, own: Sequence[Mapping[str, Array]]
 ) -> list[Check]:
-    """Return how a library compares with its model. Raises ModelError and NoReference."""
+    """Compare a library's outputs with its model's. Raises ModelError; NoReference without a reference
+    runtime.
+    """
     with tempfile.TemporaryFile() as inputs:
         for arrays in own:
             buffer = io.BytesIO()
@@ -97,7 +99,7 @@ def _answer(request: dict[str, Any], reply: BinaryIO) -> None:
 def check_here(
     model: IO[bytes], library: IO[bytes], manifest: Manifest, own: Sequence[Mapping[str, Array]]
 ) -> Iterator[Check]:
-    """Compare a library in this process, which it can take over. Raises ModelError and NoReference."""
+    """Compare a library in this process, which it can compromise. Raises ModelError and NoReference."""
     file = read_model(model, {spec.name: spec.shape for spec in manifest.inputs})
     with tempfile.TemporaryDirectory(prefix="tunefarm-") as folder:
         path = Path(folder) / LIBRARY

@@ -1,4 +1,4 @@
-"""Fill the cache of the linker for another machine, in a child process without strangers' input."""
+"""Fill a cross linker's cache in a child process without untrusted input."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ _log = logging.getLogger(__name__)
 
 
 def linker_seed(target: str) -> CacheSeed | None:
-    """Return the seed of linkers' caches for a target; None if no linker needs a cache.
-
-    The first call for a machine takes half a minute. If it fails, each link does the work again.
+    """Return the folder from which linkers' caches for a target are copied; None if no linker needs a cache.
+    The first call for an architecture takes half a minute. If it fails, each link repeats that work.
     """
     arch = _arch(target)
     try:
@@ -38,12 +37,12 @@ def linker_seed(target: str) -> CacheSeed | None:
         with filler as (_, status):
             if status != 0:
                 end = "took too long" if status is None else describe_exit(status)
-                _log.warning("the linker for %s %s: its cache was not filled", arch, end)
+                _log.warning("the linker for %s %s: each link will take longer", arch, end)
     return seed
 
 
 def _arch(target: str) -> str:
-    """Return the machine of a target's LLVM triple, "" without one."""
+    """Return the architecture in a target's LLVM triple; "" without a triple."""
     fields: Any = json.loads(target)
     host = fields.get("host", fields)
     return str(host.get("mtriple", "")).partition("-")[0]

@@ -1,7 +1,7 @@
-"""Import and compile a stranger's model in a child process (`compiler.children.child` says why).
+"""Import and compile an untrusted model in a child process (`compiler.children.child` says why).
 
-The child's reply is a line of JSON about the imported model, a line with the size of the library, and the
-library. A child that dies after the first line died while it compiled.
+The child replies with a line of JSON about the imported model, a line with the library's size, and the
+library. A child that dies after the first line died during compilation.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ from core.library_check import SymbolError, check_library
 from sandbox.limits import data_bytes, limit_memory
 from system.memory import usable_memory_bytes
 
-# LLVM's memory grows with the number of kernels, however small the model's file is.
+# LLVM's memory grows with the number of kernels, not with the size of the file.
 BUILD_MEMORY_BYTES = 8 << 30
-# Libraries hold the weights, some of them twice.
+# Libraries hold the weights, and some weights twice.
 LIBRARY_PER_MODEL_BYTE = 4
 MAX_PROBLEM_CHARS = 8192
 MAX_MODEL_BYTES = 16 << 30
@@ -67,8 +67,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CompileLimits:
-    """Seconds for an import and for a compilation. `memory_bytes` limits the memory of each, on top of a
-    process with TVM; by default the limit follows from the model's size."""
+    """Time limits of an import and of a compilation in seconds. `memory_bytes` limits the memory of each, on
+    top of a process with TVM; the default depends on the model's size.
+    """
 
     import_s: float = 300.0
     build_s: float = 1200.0
@@ -89,8 +90,9 @@ class CompileLimits:
 
 
 class LibraryKind(StrEnum):
-    """The library to compile: none, the untuned model, or its kernels under schedules. The untuned model is
-    TVM's default, except for slow loop nests."""
+    """The library to compile: none, the untuned model, or kernels with schedules. The untuned model is TVM's
+    default, except for slow loop nests.
+    """
 
     NONE = "none"
     UNTUNED = "untuned"
@@ -101,9 +103,8 @@ class LibraryKind(StrEnum):
 class CompileRequest:
     """A model's file, the shapes of its dynamic inputs, a target, and the library to compile.
 
-    `schedules` maps workload hashes to traces. A workload without a trace gets the fallback schedule; a
-    variant with a trace replaces the workload that it is a variant of. With `tf32`, there are variants that
-    compute in TF32.
+    `schedules` maps workload hashes to traces. A workload without a trace gets the fallback schedule. A
+    variant with a trace replaces its base workload. `tf32` adds variants that compute in TF32.
     """
 
     data: bytes | IO[bytes]
@@ -122,8 +123,8 @@ class CompileRequest:
 class ImportedModel:
     """The inputs, outputs and tuning tasks of a model that was imported and fused for a target.
 
-    `computed_in` is as in `OnnxFile`; `is_onnx` tells whether its file is an ONNX model. Raises ValueError
-    for what no model has, because a child that was taken over may say anything.
+    `computed_in` is as in `OnnxFile`; `is_onnx` tells whether the file is an ONNX model. Raises ValueError
+    for impossible values, because a compromised child may send anything.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -140,10 +141,10 @@ class ImportedModel:
         for task in self.tasks:
             is_place = all(0 <= index < MAX_OPERANDS for index in task.constants)
             if not 0 < task.weight <= MAX_CALLS or not is_place:
-                raise ValueError(f"the numbers of the subgraph {task.name} make no sense")
+                raise ValueError(f"the subgraph {task.name} has invalid numbers")
             if task.variant and task.variant_of not in own:
                 raise ValueError(
-                    f"the model lacks the subgraph {task.variant_of}, and {task.name} is its variant"
+                    f"{task.name} is a variant of {task.variant_of}, which is no subgraph of the model"
                 )
 
     @classmethod
@@ -160,8 +161,9 @@ def import_model(
     *,
     tf32: bool = False,
 ) -> ImportedModel:
-    """Import a model. Raises ModelError when the file is wrong, or when the import crashes, takes too long or
-    needs too much memory."""
+    """Import a model. Raises ModelError if the file is invalid, or if the import crashes, times out or
+    exceeds its memory limit.
+    """
     request = CompileRequest(data, shapes, target, tf32=tf32)
     return compile_in_child(request, limits or CompileLimits())
 
@@ -175,18 +177,16 @@ def compile_untuned(
     *,
     tf32: bool = False,
 ) -> ImportedModel:
-    """Import a model and compile it as TVM does by default, with slow loop nests under their fallback
-    schedule.
-
-    If TVM can't, compile our kernels under fallback schedules. The library is written to a file. Raises
-    ModelError, ArtifactError.
+    """Import a model and compile it as TVM does by default, except that slow loop nests get their fallback
+    schedule. If TVM can't compile it, compile our kernels with fallback schedules. Writes the library to a
+    file. Raises ModelError, ArtifactError.
     """
     limits = limits or CompileLimits()
     request = CompileRequest(data, shapes, target, LibraryKind.UNTUNED, tf32=tf32)
     try:
         return compile_in_child(request, limits, library)
     except ArtifactError as error:
-        _log.warning("TVM can't compile a model by default, fallback schedules are tried: %s", error)
+        _log.warning("TVM can't compile a model by default, trying fallback schedules: %s", error)
         return compile_in_child(replace(request, library=LibraryKind.TUNED), limits, library)
 
 
@@ -200,8 +200,9 @@ def compile_tuned(
     *,
     tf32: bool = False,
 ) -> None:
-    """Compile a model with its kernels under these schedules into a library, which is written to a file.
-    Raises ModelError, ArtifactError."""
+    """Compile a model with these schedules into a library, and write it to a file. Raises ModelError,
+    ArtifactError.
+    """
     request = CompileRequest(data, shapes, target, LibraryKind.TUNED, schedules, tf32)
     compile_in_child(request, limits or CompileLimits(), library)
 
@@ -209,11 +210,9 @@ def compile_tuned(
 def compile_in_child(
     request: CompileRequest, limits: CompileLimits, library: IO[bytes] | None = None
 ) -> ImportedModel:
-    """Return the imported model; write the library that the request asks for, which may have gigabytes, to an
-    empty file that can also be read.
-
-    The library is checked there, after the child has ended: a model may have taken the child over. Raises
-    ModelError, ArtifactError; then the file is empty.
+    """Return the imported model, and write the requested library to `library`, an empty file open for reading
+    and writing. A library may have gigabytes. It is checked in the file after the child ended, because the
+    model may have compromised the child. Raises ModelError, ArtifactError; then the file is empty.
     """
     if request.size > MAX_MODEL_BYTES:
         raise ModelError(f"the model file has {request.size} bytes; the limit is {MAX_MODEL_BYTES}")
@@ -243,7 +242,7 @@ def compile_in_child(
             try:
                 imported = ImportedModel.from_json(model)
             except msgspec.ValidationError as error:
-                raise ModelError(f"what the compiler said of the model makes no sense: {error}") from error
+                raise ModelError(f"the compiler's reply about the model is invalid: {error}") from error
         except (ModelError, ArtifactError) as error:
             needed, usable = import_memory_bytes(request.size), usable_memory_bytes()
             ran_out = status == -signal.SIGKILL or TOO_MUCH_MEMORY in str(error)
@@ -259,7 +258,9 @@ def compile_in_child(
 
 
 def _keep_library(reply: IO[bytes], library: IO[bytes]) -> None:
-    """Copy the rest of a reply to a file. Raises ArtifactError for code that no compiled program has."""
+    """Copy the rest of a reply to a file. Raises ArtifactError if the library has symbols that compiled
+    programs never use.
+    """
     shutil.copyfileobj(reply, library)
     try:
         check_library(library)
@@ -271,8 +272,9 @@ def _keep_library(reply: IO[bytes], library: IO[bytes]) -> None:
 
 
 def _read_line(line: bytes, error: type[Exception], otherwise: str) -> Mapping[str, Any]:
-    """Parse a line of the child's reply. Raises `error` with the problem that the child names, or with
-    `otherwise` if the line is malformed."""
+    """Parse a line of the child's reply. Raises `error` with the child's problem, or with `otherwise` for a
+    malformed line.
+    """
     try:
         fields: dict[str, Any] = json.loads(line)
         problem = fields.get("problem")
@@ -288,7 +290,7 @@ def _read_line(line: bytes, error: type[Exception], otherwise: str) -> Mapping[s
 
 @dataclass(frozen=True)
 class FusedModel:
-    """A model as it was imported, and as calls of the fused kernels that are tuned."""
+    """An imported model, and the same model as calls of fused kernels."""
 
     model: RelaxModel
     fused: VariantModel
@@ -299,7 +301,7 @@ class FusedModel:
         """Raises ModelError."""
         file = read_model(request.data, request.shapes)
         model, is_onnx = file.to_relax(), isinstance(file, OnnxModel)
-        del file  # its weights are the model's now
+        del file  # `model` now holds its weights
         try:
             variants = VariantModel.of(model, request.target, request.tf32)
         except CompileError as error:
@@ -316,10 +318,9 @@ class FusedModel:
         return ImportedModel(model.inputs, model.outputs, tasks, model.computed_in, self.is_onnx)
 
     def prepare(self, request: CompileRequest) -> Callable[[Path], None]:
-        """Return a function that compiles the library that the request asks for into a file. It doesn't need
-        this model any more, so weights that the library packs in another order can be freed.
-
-        Raises ModelError, ArtifactError; the function raises ArtifactError.
+        """Return a function that compiles the requested library into a file. It holds no reference to this
+        model, so weights that the library packs can be freed. Raises ModelError, ArtifactError; the returned
+        function raises ArtifactError.
         """
         if request.library is LibraryKind.UNTUNED:
             try:

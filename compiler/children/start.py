@@ -2,9 +2,9 @@
 
     python -P -m compiler.children.start MODULE PARENT_PID REPORT_FD SCRATCH
 
-The sandbox is entered before the module is loaded: libraries start threads, and a process with threads can't
-enter namespaces. A report in JSON goes to the descriptor REPORT_FD: `gaps` lists what the sandbox lacks on
-this machine, `failure` says why the module can't be started.
+Enter the sandbox before loading the module: libraries start threads, and a process with threads can't enter
+namespaces. Write a JSON report to the descriptor REPORT_FD: `gaps` lists missing parts of the sandbox,
+`failure` says why the module can't be started.
 """
 
 from __future__ import annotations

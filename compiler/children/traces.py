@@ -1,7 +1,7 @@
-"""Try strangers' traces in a child process (`compiler.children.child` says why).
+"""Try untrusted traces in a child process (`compiler.children.child` says why).
 
-The child replays and compiles one trace after the other, and reports on each. If it dies, the first trace
-without a report killed it. Only traces that pass are replayed in other processes.
+The child replays and compiles the traces in order, and reports on each. If it dies, the first trace without a
+report killed it. Other processes replay only traces that passed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from compiler.children.child import (
 
 @dataclass(frozen=True)
 class ReplayLimits:
-    """Seconds for the start of the child and TVM, seconds for each trace, and bytes of memory."""
+    """Limits: seconds to start the child and TVM, seconds for each trace, bytes of memory."""
 
     start_s: float = 60.0
     each_s: float = 30.0
@@ -40,7 +40,7 @@ class ReplayLimits:
 def check_traces(
     pairs: Sequence[tuple[str, str]], target: str, limits: ReplayLimits | None = None
 ) -> list[str]:
-    """Return the problem of each pair of a workload and a trace (JSON texts); empty for a good one."""
+    """Return the problem of each pair of a workload and a trace (JSON texts); "" for a valid one."""
     limits = limits or ReplayLimits()
     problems: list[str] = []
     while len(problems) < len(pairs):
@@ -57,11 +57,11 @@ def check_traces(
             try:
                 problems.append(str(json.loads(line)["problem"]))
             except (ValueError, TypeError, KeyError, RecursionError):
-                break  # the child has been taken over, or died while it wrote
+                break  # the child is compromised, or died while writing
         if len(problems) < len(pairs):
-            # The child died of the next trace. Another child goes on after it.
+            # The next trace killed the child. Another child continues after it.
             problems.append(
-                "it keeps the compiler busy for too long" if status is None else f"it {describe_exit(status)}"
+                "compiling it takes too long" if status is None else f"it {describe_exit(status)}"
             )
     return problems
 
@@ -70,7 +70,7 @@ def check_traces(
 
 
 def _answer(request: dict[str, Any], reply: BinaryIO) -> None:
-    from compiler.target import parse_target  # loads TVM, which has to come after the limits
+    from compiler.target import parse_target  # loads TVM: after setting the limits
 
     target = parse_target(request["target"])
     for module_json, trace in request["pairs"]:
@@ -78,7 +78,7 @@ def _answer(request: dict[str, Any], reply: BinaryIO) -> None:
 
 
 def _problem(module_json: str, trace: str, target: Any) -> str:
-    """Replay and compile one trace; return its problem, empty for a good trace."""
+    """Replay and compile one trace; return its problem, "" for a valid trace."""
     from compiler.codegen.steps import compile_scheduled
     from compiler.lowering.trace import apply_trace
     from compiler.workload import from_json
@@ -86,9 +86,9 @@ def _problem(module_json: str, trace: str, target: Any) -> str:
     try:
         executable, _ = compile_scheduled(apply_trace(from_json(module_json), trace), target)
         with tempfile.TemporaryDirectory(prefix="tunefarm-") as folder:
-            # LLVM emits machine code only when it is asked for.
+            # LLVM emits machine code only on request.
             executable.mod.write_to_file(str(Path(folder) / "kernel.o"))
-    except Exception as error:  # TVM raises whatever class its C++ side names
+    except Exception as error:  # TVM's C++ code may raise any exception class
         return describe_error(error)
     return ""
 

@@ -1,8 +1,6 @@
 """Compare an imported model with another runtime of its format (`compiler.verifying`), in a child process
-(`compiler.children.child` says why).
-
-The child replies with lines of JSON. Every set of inputs whose outputs agree has a line. A last line says
-what is wrong, or why nothing can be compared.
+(`compiler.children.child` says why). The child replies with a line of JSON for every set of inputs whose
+outputs agree. A last line names a difference, or the reason why the model can't be compared.
 """
 
 from __future__ import annotations
@@ -30,15 +28,16 @@ from compiler.target import detect_device
 from compiler.verifying.imported import verify_file
 
 VERIFY_S = 300.0
-# The untuned build, and every value of the model when the first that differs is looked for.
+# For the untuned build, and for all intermediate values during the search for the first that differs.
 MEMORY_BYTES = BASE_MEMORY_BYTES + (8 << 30)
 MAX_PROBLEM_CHARS = 8192
 
 
 @dataclass(frozen=True)
 class Verification:
-    """Why an imported model could not be compared with its file, empty if it was. A `note` says where the two
-    differ though the standard leaves the result open."""
+    """`unverified` says why an imported model could not be compared with its file; "" if it was. `note` names
+    a difference that the standard allows.
+    """
 
     unverified: str = ""
     note: str = ""
@@ -47,9 +46,7 @@ class Verification:
 def verify_import(
     data: bytes | IO[bytes], shapes: Mapping[str, Shape], target: str, timeout_s: float = VERIFY_S
 ) -> Verification:
-    """Compare an imported model, which is tuned for a target, with its file. Raises ModelError if the outputs
-    differ.
-    """
+    """Compare a model, imported for a target, with its file. Raises ModelError if the outputs differ."""
     memory_bytes = MEMORY_BYTES + MEMORY_PER_MODEL_BYTE * size_of(data)
     request = {"shapes": dict(shapes), "memory_bytes": memory_bytes, "target": target}
     with run_on_model("compiler.children.verification", data, request, timeout_s, memory_bytes) as (
@@ -64,7 +61,7 @@ def verify_import(
             fields: dict[str, Any] = json.loads(line)
             wrong, reason, note = (str(fields.get(name, "")) for name in ("wrong", "reason", "note"))
         except (ValueError, AttributeError, RecursionError):
-            break  # the child has been taken over, or died while it wrote
+            break  # the child is compromised, or died while writing
         if wrong:
             raise ModelError(wrong[:MAX_PROBLEM_CHARS])
         if reason and not is_verified:

@@ -1,7 +1,7 @@
-"""Broadcast bfloat16 to lanes as the bits that it is stored in.
+"""Broadcast bfloat16 values to vector lanes as uint16 bits.
 
-TVM's last pass stores bfloat16 as uint16. If a vectorized loop broadcasts a value, such as the first one of a
-maximum, it changes the value but not the lanes. Then it refuses the store, because the types differ.
+TVM's last pass stores bfloat16 as uint16. It converts the scalar of a broadcast, such as a maximum's initial
+value, but not the broadcast itself. The types then differ, and TVM rejects the store.
 """
 
 from __future__ import annotations

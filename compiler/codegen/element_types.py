@@ -1,4 +1,4 @@
-"""Compute what TVM's code generators lack for an element type in another type that has it."""
+"""Compute operations that TVM's code generators lack for an element type in a wider type."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TRIGONOMETRY = (
 )
 _OTHERS = ("copysign", "erf", "exp", "exp10", "exp2", "fmod", "log", "log10", "log1p", "log2", "pow", "tanh")
 _FUNCTIONS = frozenset((*_TRIGONOMETRY, *_OTHERS))
-# TVM's own formulas for these are zero for small numbers.
+# TVM's own formulas for these functions return zero for small arguments.
 _LIBM = {
     **{(name, "float32"): f"{name}f" for name in ("atanh", "tanh")},
     **{(name, "float64"): name for name in ("atanh", "tanh")},
@@ -37,8 +37,8 @@ _LIBM = {
 
 
 def compute_in_known_types(module: tvm.IRModule) -> tvm.IRModule:
-    """Compare booleans as bytes, and compute functions of float16 in float32. Where LLVM generates the code,
-    call libm for functions that TVM expands into inaccurate formulas.
+    """Compare booleans as bytes, and compute functions of float16 in float32. If LLVM generates the code,
+    call libm for the functions that TVM expands into inaccurate formulas.
 
         T.sinh(x) == y                                   # x, y: float16
     ->
@@ -75,10 +75,10 @@ def _widened(call: Call) -> Any:
 
 
 def _dtype(expr: Any) -> str:
-    """Return the type of an expression; empty for a handle."""
+    """Return an expression's element type; "" for a handle."""
     return str(getattr(expr.ty, "dtype", ""))
 
 
 def _name(call: Call) -> str:
-    """Return the name of a function, which may belong to the dialect prim or to tirx."""
+    """Return the name of the called function without its dialect (prim or tirx)."""
     return str(getattr(call.op, "name", "")).removeprefix("prim.").removeprefix("tirx.")

@@ -28,9 +28,9 @@ template <typename T> __device__ __forceinline__ T tunefarm_min(T a, T b) { retu
 
 
 def propagate_nan(module: tvm.IRModule) -> tvm.IRModule:
-    """Have the maxima and minima of floats in host functions return NaN if either operand is NaN.
+    """Make the maxima and minima of floats in host functions return NaN if either operand is NaN.
 
-    It runs after TVM's simplifications, which take `x == x` for true.
+    Run this after TVM's simplifications, which replace `x == x` by true.
 
         max(x, 0)        # relu
         max(s, x)        # the step of a reduction
@@ -52,7 +52,9 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
 
 
 def _differs(comparison: Any) -> Any:
-    """Compare floats by `not a == b`, which is true of NaN. TVM gives LLVM an `a != b` that is false."""
+    """Compare floats by `not a == b`, which is true for NaN. TVM translates `a != b` to an LLVM comparison
+    that is false.
+    """
     if "float" not in str(comparison.a.ty.dtype):
         return comparison
     return tirx.Not(tirx.EQ(comparison.a, comparison.b))
@@ -72,7 +74,7 @@ def _by_operand_order(extreme: Any) -> Any:
         return extreme
     if _is_number(second):
         return type(extreme)(second, first)
-    # The comparison of a loaded value doesn't wait for the accumulator.
+    # Compare the loaded value: that doesn't wait for the accumulator.
     tested, other = (second, first) if isinstance(second, TensorLoad) else (first, second)
     if isinstance(tested, TensorLoad | tirx.Var):
         return _chosen(type(extreme), tested, other)
@@ -89,11 +91,11 @@ def _is_float(expr: Any) -> bool:
 
 
 def _is_number(expr: Any) -> bool:
-    """Return whether this is a constant other than NaN."""
+    """Return whether the expression is a constant other than NaN."""
     value = expr.value if isinstance(expr, Broadcast) else expr
     return isinstance(value, FloatImm) and not math.isnan(float(value.value))
 
 
 def propagate_nan_in_kernels(source: str) -> str:
-    """Have `max` and `min` in CUDA C propagate NaN; CUDA's own return the number."""
+    """Make `max` and `min` in CUDA C propagate NaN. CUDA's own functions return the other operand."""
     return source.replace(KERNELS_START, _CUDA + KERNELS_START, 1)

@@ -1,7 +1,8 @@
-"""Operands of float32 on tensor cores, which multiply them in TF32.
+"""Load float32 operands into tensor-core fragments in TF32.
 
-TVM has no type for TF32, and refuses fragments of float32. So these fragments are declared as halves in units
-of 16 x 16 x 8, which halves don't have. In the code that TVM writes, they become fragments in TF32.
+TVM has no TF32 type and rejects float32 fragments. So these fragments are declared as float16 fragments of
+shape 16 x 16 x 8, which float16 itself doesn't have. In the CUDA C that TVM generates, they are replaced by
+TF32 fragments.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ OPERANDS = ("wmma.matrix_a", "wmma.matrix_b")
 _DECLARED = re.compile(
     r"nvcuda::wmma::fragment<nvcuda::wmma::(matrix_[ab]), 16, 16, 8, half, nvcuda::wmma::(\w+)>"
 )
-# What tensor cores compute of values that aren't rounded is not defined.
+# The result of tensor cores is undefined for operands that aren't rounded to TF32.
 _ROUNDED = """\
 namespace nvcuda {
 namespace wmma {
@@ -39,7 +40,7 @@ __device__ inline void load_matrix_sync(rounded<Use, Layout>& loaded, const floa
 
 
 def declare_as_halves(module: tvm.IRModule) -> tvm.IRModule:
-    """Declare fragments of float32 operands in a type that TVM can write fragments in."""
+    """Declare the fragments of float32 operands as float16, which TVM can generate."""
     return rewrite_prim_funcs(module, _declare)
 
 
@@ -56,7 +57,7 @@ def _declare(function: PrimFunc) -> PrimFunc:
 
 
 def round_operands(source: str) -> str:
-    """Have CUDA C load the fragments that `declare_as_halves` declared in TF32, and round them.
+    """Make CUDA C load the fragments that `declare_as_halves` declared as TF32, rounding each element.
 
         nvcuda::wmma::fragment<nvcuda::wmma::matrix_a, 16, 16, 8, half, nvcuda::wmma::row_major> a[2];
     ->

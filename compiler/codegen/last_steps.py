@@ -1,8 +1,8 @@
-"""Keep TVM's partitioning of loops whose last step is shorter.
+"""Make TVM partition loops whose last iteration is shorter.
 
-TVM (0.27) narrows loop variables of int64 by making new ones, but leaves the old variable in a loop's hint.
-The loop isn't partitioned then, and evaluates the condition of its last step for every lane of every step.
-Shapes of imported models are int64.
+TVM 0.27 replaces int64 loop variables by new int32 ones, but a loop's partition hint keeps the old variable.
+TVM then doesn't partition the loop, and every lane of every iteration evaluates the condition of the last
+one. Shapes of imported models are int64.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HINT = "pragma_loop_partition_hint"
 
 
 def count_in_int32(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
-    """Count the loops that TVM is to partition in int32, where LLVM generates the code.
+    """Give the loops that TVM should partition int32 variables, if LLVM generates the code.
 
         for k in T.serial(T.int64(7), annotations={"pragma_loop_partition_hint": 1}):
             C[k]

@@ -1,8 +1,8 @@
-"""Compile CUDA C to machine code of a GPU, which need not be in this machine: by nvcc, or else by NVRTC.
+"""Compile CUDA C to a GPU's machine code by nvcc, or else by NVRTC. No GPU is needed.
 
-nvcc comes from the packages of the extra `cuda` or from a toolkit of the host. TVM calls it through a
-function of its registry, which `register` replaces. The result is a cubin for the target's capability. The
-compiler's report on its kernels is kept.
+nvcc comes from the packages of the extra `cuda` or from a CUDA toolkit on the machine. TVM calls it through a
+function of its registry, which `register` replaces. The result is a cubin for the target's compute
+capability. The compiler's report on registers and spills is kept.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from compiler.codegen import nvrtc
 from core.measurement import Resources
 from system.nvcc import find_nvcc, find_nvrtc
 
-# The compute capability, times ten, of the oldest GPUs that CUDA 13 compiles for.
+# Ten times the lowest compute capability that CUDA 13 supports.
 OLDEST = 75
-# As TVM calls nvcc.
+# The flags that TVM itself passes to nvcc.
 FLAGS = (
     *("--cubin", "-O3", "--use_fast_math", "--expt-relaxed-constexpr", "-diag-suppress=177"),
     *("-U__CUDA_NO_HALF_OPERATORS__", "-U__CUDA_NO_HALF_CONVERSIONS__"),
@@ -39,9 +39,9 @@ class NvccError(RuntimeError):
 
 
 def compile_cubin(source: str, arch: str) -> tuple[bytes, Resources | None]:
-    """Compile CUDA C for an architecture such as sm_80; return the cubin, and what its kernels take.
+    """Compile CUDA C for an architecture such as sm_80; return the cubin and the resources of its kernels.
 
-    Raises NvccError, whose message ends with what the compiler says.
+    Raises NvccError, whose message ends with the compiler's output.
     """
     nvcc = find_nvcc()
     if nvcc is None:
@@ -78,7 +78,7 @@ def compile_cubin(source: str, arch: str) -> tuple[bytes, Resources | None]:
 
 
 def too_old(arch: str) -> str:
-    """Return the sentence that says why there is no code for an architecture such as sm_53."""
+    """Return the error message for an architecture that CUDA doesn't support, such as sm_53."""
     return (
         f"CUDA 13 compiles nothing for {arch}, only for compute capability {OLDEST / 10} and newer: "
         "leave out --gpu, and measure the cores of the GPU's host"
@@ -86,7 +86,7 @@ def too_old(arch: str) -> str:
 
 
 def compiler_version() -> str:
-    """Return the version of nvcc or NVRTC, such as 13.0; empty where there is none."""
+    """Return the version of nvcc or NVRTC, such as "13.0"; "" if neither is installed."""
     nvcc = find_nvcc()
     if nvcc is None:
         library = find_nvrtc()
@@ -97,18 +97,20 @@ def compiler_version() -> str:
 
 
 def read_report(text: str) -> Resources | None:
-    """Return what ptxas says of the kernels with -v; None when it says nothing."""
+    """Parse the output of `ptxas -v`; None if it reports no kernel."""
     registers, spilled = (max(map(int, found.findall(text)), default=0) for found in (_USED, _SPILLED))
     return Resources(registers, spilled) if registers else None
 
 
 def last_resources() -> Resources | None:
-    """Return what the kernels take that this thread compiled last; None where the compiler didn't say."""
+    """Return the resources of the kernels that this thread compiled last; None if the compiler didn't report
+    them.
+    """
     return getattr(_of_thread, "resources", None)
 
 
 def register() -> None:
-    """Have TVM compile CUDA C by this module."""
+    """Make TVM compile CUDA C by this module."""
     tvm_ffi.register_global_func("tvm_callback_cuda_compile", _compile, override=True)
 
 
@@ -116,6 +118,6 @@ _of_thread = threading.local()
 
 
 def _compile(source: str) -> bytes:
-    """Compile for the current target, as TVM asks for."""
+    """Compile for the current target. TVM calls this function."""
     cubin, _of_thread.resources = compile_cubin(source, str(Target.current().attrs["arch"]))
     return cubin

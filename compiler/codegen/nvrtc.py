@@ -1,4 +1,4 @@
-"""Compile CUDA C by NVRTC, the library that has nvcc's compiler without its programs."""
+"""Compile CUDA C by NVRTC, NVIDIA's compiler as a library."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from pathlib import Path
 
 from system.nvcc import find_headers
 
-# What nvcc includes by itself, and what its host has.
+# Headers that nvcc includes by itself, and a macro that its host compiler defines.
 _PREAMBLE = """\
 #include <cuda/std/cstdint>
 #include <cuda/std/limits>
 #define INFINITY (::cuda::std::numeric_limits<float>::infinity())
 """
-# Functions that don't say so are the device's: there is no host.
+# Functions without a qualifier are device functions, because there is no host code.
 FLAGS = ("-default-device", "--use_fast_math", "--ptxas-options=-v")
 
 
 class NvrtcError(RuntimeError):
-    """NVRTC refuses CUDA C, or lacks CUDA's headers. The message says why."""
+    """NVRTC can't compile the CUDA C, or CUDA's headers are missing. The message says why."""
 
 
 def compile_source(library: Path, source: str, arch: str) -> tuple[bytes, str]:
-    """Compile CUDA C for an architecture such as sm_80; return the cubin, and what the compiler says.
+    """Compile CUDA C for an architecture such as sm_80; return the cubin and the compiler's log.
 
-    `library` is NVRTC's. Raises NvrtcError.
+    `library` is the loaded NVRTC. Raises NvrtcError.
     """
     headers = find_headers()
     if not headers:
@@ -55,7 +55,7 @@ def version(library: Path) -> str:
 
 
 def _load(library: Path) -> ctypes.CDLL:
-    # NVRTC opens it by its name, which the linker knows once it is loaded.
+    # NVRTC opens this library by name. The dynamic linker finds it once it is loaded.
     for builtins in library.parent.glob("libnvrtc-builtins.so*"):
         ctypes.CDLL(str(builtins))
     return ctypes.CDLL(str(library))

@@ -1,6 +1,6 @@
-"""TVM's pipelines for functions, with our passes in them.
+"""TVM's lowering pipelines with our passes added.
 
-`PIPELINE` is for scheduled functions. `UNTUNED` adds only what is needed for right results.
+`PIPELINE` is for scheduled functions. `UNTUNED` adds only the passes that correct results need.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _untuned() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
 
 register_tir_pipeline(PIPELINE, _pipeline)
 register_tir_pipeline(UNTUNED, _untuned)
-# TVM passes its CUDA C and the target to the function of this name. The function may exist already.
+# TVM passes the CUDA C and the target to the registered function of this name, which may exist already.
 _POSTPROCESS = "tvm_callback_cuda_postproc"
 _before = tvm_ffi.get_global_func(_POSTPROCESS, allow_missing=True)
 

@@ -1,7 +1,7 @@
 """Prefetch the operands that loops stream.
 
-A processor prefetches by itself, but only to the end of a page. The first rows of the next page come from
-memory while a core waits. The weights of a network aren't in a cache when their layer begins.
+Hardware prefetching stops at the end of a page, so the core waits for the first rows of the next page. A
+network's weights aren't in a cache when their layer begins.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from tvm.tirx import (
 
 from compiler.codegen.rewrite import rewrite_prim_funcs
 
-# How far ahead of a load its address is prefetched: what a core multiplies while memory answers.
+# How far ahead of a load to prefetch: the bytes that a core multiplies during one memory access.
 AHEAD_BYTES = 8192
 LINE_BYTES = 64
-# Smaller operands stay in the first cache.
+# Smaller operands stay in the L1 cache.
 LEAST_BYTES = 32768
 
 _NAME = "tunefarm_prefetch"
-# LLVM believes that its prefetch may write into accumulators, and then stores them in every iteration. A call
-# that is declared to touch only what the program can't reach lets it keep them in registers.
+# LLVM assumes that its prefetch intrinsic may write into accumulators, and stores them in every iteration.
+# This wrapper is declared to touch only inaccessible memory, so accumulators stay in registers.
 _FUNCTION = f"""
 declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
 define linkonce_odr hidden i32 @{_NAME}(ptr %address) alwaysinline nounwind {{
@@ -49,7 +49,7 @@ define linkonce_odr hidden i32 @{_NAME}(ptr %address) alwaysinline nounwind {{
 
 
 def prefetch_operands(module: tvm.IRModule) -> tvm.IRModule:
-    """Prefetch the vectors of large parameters that loops add up, in the innermost loop moving along them.
+    """Prefetch large parameters that loops accumulate, in the innermost loop that moves along them.
 
         for k in range(512):
             c[0:16] = c[0:16] + broadcast(a[k]) * b[k * 16 : k * 16 + 16]
@@ -58,7 +58,7 @@ def prefetch_operands(module: tvm.IRModule) -> tvm.IRModule:
             c[0:16] = c[0:16] + broadcast(a[k]) * b[k * 16 : k * 16 + 16]
             prefetch(b[k * 16 + 2048])
 
-    What is packed ahead of time is read in the order of its addresses, so these rows are the next ones.
+    Packed operands are read in address order, so these are the next rows.
     """
     return rewrite_prim_funcs(module, _rewrite)
 
@@ -71,7 +71,7 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
         function.body,
         [
             (AllocBuffer, lambda each: own.append(each.buffer)),
-            (For, loops.append),  # inner ones come first
+            (For, loops.append),  # inner loops come first
             (BufferStore, stores.append),
         ],
     )
@@ -90,7 +90,7 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
         if at not in rows:
             return loop
         calls = [Evaluate(tirx.call_extern("int32", _NAME, tirx.address_of(row))) for row in rows[at]]
-        # At the end of the body, where what it binds is known.
+        # At the end of the body, its variables are bound.
         statements = loop.body.seq if isinstance(loop.body, SeqStmt) else [loop.body]
         body = SeqStmt([*statements, *calls])
         return For(
@@ -109,8 +109,9 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
 
 
 def _streamed(stores: list[BufferStore], own: list[Any]) -> Iterable[TensorLoad]:
-    """Return the different loads of vectors, from large buffers other than the function's `own`, that are
-    added to what is stored."""
+    """Return the distinct vector loads that are added to stored values, from large buffers other than the
+    function's `own`.
+    """
     found = {}
     for store in stores:
         loads: list[TensorLoad] = []
@@ -132,7 +133,7 @@ def _is_vector(load: TensorLoad) -> bool:
 
 
 def _rows(load: TensorLoad) -> Iterator[Any]:
-    """Yield the first element of each cache line that the same load reads AHEAD_BYTES later."""
+    """Yield the first element of each cache line that lies AHEAD_BYTES after this load."""
     *outer, last = load.indices
     item = _item_bytes(load)
     for offset in range(0, int(last.lanes) * item, LINE_BYTES):
@@ -141,7 +142,7 @@ def _rows(load: TensorLoad) -> Iterator[Any]:
 
 
 def _bytes(load: TensorLoad) -> int:
-    """Return the bytes of a load's buffer, none if its shape isn't known."""
+    """Return the size of a load's buffer in bytes; 0 if its shape isn't constant."""
     shape = load.source.ty.shape
     if not all(isinstance(extent, IntImm) for extent in shape):
         return 0

@@ -1,4 +1,4 @@
-"""Add up partial results as a tree: in a loop, every addition waits for the one before."""
+"""Sum partial results as a tree. In a loop, every addition waits for the previous one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LENGTHS = (2, 4, 8, 16, 32, 64)
 
 
 def add_as_trees(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
-    """Unroll the loops that reduce rows of partial results, where LLVM generates the code.
+    """Unroll the loops that reduce rows of partial results, if LLVM generates the code.
 
         for k in range(4):
             s[i] = s[i] + p[i, k]
@@ -35,7 +35,7 @@ def add_as_trees(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModul
 
 
 def _as_tree(loop: For) -> For:
-    """Return a loop of one iteration that adds up all terms; any other loop unchanged."""
+    """Return a loop of one iteration that sums all terms. Return any other loop unchanged."""
     realize = loop.body
     if not isinstance(realize, SBlockRealize) or loop.kind != tirx.ForKind.SERIAL:
         return loop
@@ -56,7 +56,7 @@ def _as_tree(loop: For) -> For:
 
 
 def _terms(loop: For, realize: Any) -> list[Any]:
-    """Return the elements of a row that the loop adds to one value; none if it does anything else."""
+    """Return the elements of a row that the loop adds to one value; [] if it does anything else."""
     block = realize.block
     store = block.body
     if block.init is not None or not isinstance(store, BufferStore) or type(store.value) not in REDUCERS:

@@ -1,8 +1,8 @@
 """Keep small buffers on the stack.
 
-TVM takes every buffer of 1,024 bytes or more from a pool, each time a tile begins. LLVM doesn't always keep
-such a buffer in registers: it stores the accumulators of a loop with branches, such as for padding, in every
-iteration. Buffers on the stack become registers wherever they fit.
+TVM allocates buffers of 1,024 bytes or more from a pool, at the start of every tile. LLVM doesn't always keep
+such a buffer in registers: if a loop has branches, such as for padding, it stores the accumulators in every
+iteration. LLVM promotes buffers on the stack to registers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tvm.tirx import AllocBuffer, IntImm, PrimFunc
 
 from compiler.codegen.rewrite import rewrite_prim_funcs
 
-# All of a core's registers are 2 KiB at most; a thread's stack has megabytes.
+# A core has at most 2 KiB of vector registers, and a thread megabytes of stack.
 MOST_BYTES = 8192
 
 

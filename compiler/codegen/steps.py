@@ -1,4 +1,4 @@
-"""Compile scheduled modules: our passes first, then TVM's pipeline and our passes in it."""
+"""Compile scheduled modules: our passes first, then TVM's pipeline with our passes added."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from compiler.constants.packing import PackedWorkload, split_packing
 from compiler.target import capability_of
 from core.device import ASYNC_COPIES_SINCE
 
-# TVM's passes that take time and do nothing for CPUs: they are about threads of GPUs, or LLVM does the same.
+# TVM passes to skip on CPUs: they concern GPU threads, or LLVM does the same work.
 _NOT_FOR_CPUS = (
     "s_tir.InferFragment",
     "s_tir.InjectDoubleBuffer",
@@ -38,12 +38,12 @@ _NOT_FOR_CPUS = (
 
 
 def apply_passes(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
-    """Apply our passes. Candidates and whole models share them, so what is timed is what is deployed."""
+    """Apply our passes. Candidates and whole models share them, so the timed code is the deployed code."""
     return expand_math(add_as_trees(count_in_int32(module, target), target), target)
 
 
 def pass_context(target: tvm.target.Target, **options: object) -> tvm.transform.PassContext:
-    """Return the options of TVM's pipeline for a target, and others that the caller wants."""
+    """Return TVM's PassContext for a target, with the caller's additional options."""
     if target.kind.name == "cuda":
         options["tirx.use_async_copy"] = capability_of(target) >= ASYNC_COPIES_SINCE
         return tvm.transform.PassContext(config=options)
@@ -55,12 +55,12 @@ def compile_scheduled(
 ) -> tuple[Any, PackedWorkload | None]:
     """Compile a candidate to a tvm.runtime.Executable, without machine code yet.
 
-    Checks of types and shapes at each call are a third of a small kernel's code. A caller that makes the
-    arguments from the same workload needs none. The second value describes what the candidate packs ahead of
-    time; None when it packs nothing. Raises whatever class TVM's C++ side names.
+    Checking types and shapes at each call takes a third of a small kernel's code. A caller that makes the
+    arguments from the same workload doesn't need these checks. The second value describes the constants that
+    the candidate packs ahead of time; None if it packs none. TVM's C++ code may raise any exception class.
     """
     parts = split_packing(scheduled)
     options = {} if check_arguments else {"tirx.disable_assert": True}
-    with target, pass_context(target, **options):  # nvcc is called for the target
+    with target, pass_context(target, **options):  # nvcc is called for the current target
         module = apply_passes(parts.module if parts else scheduled, target)
         return tvm.compile(module, target=target, tir_pipeline=PIPELINE), parts

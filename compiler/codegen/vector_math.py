@@ -1,10 +1,10 @@
-"""Compute exp, log, tanh and the like with arithmetic that LLVM vectorizes; libm computes lane by lane.
+"""Compute exp, log, tanh and similar functions with arithmetic that LLVM vectorizes. libm computes lane by
+lane.
 
 Errors against the true value are at most 2 ulp for exp, exp2, log and log2, and 4 ulp for log10, log1p,
-sigmoid and rsqrt. For tanh and erf they are at most 4 ulp or 1e-6, whichever is more. Infinities and nan give
-what libm gives. Results of exp and exp2 below float32's smallest normal number are 0: such numbers slow many
-CPUs down. float16 is computed in float32. float64 stays with libm, and so does bfloat16, which TVM widens
-only later.
+sigmoid and rsqrt. For tanh and erf they are at most 4 ulp or 1e-6, whichever is more. Infinities and NaN give
+the same results as libm. exp and exp2 return 0 instead of subnormal numbers, which slow many CPUs down.
+float16 is computed in float32. float64 and bfloat16 stay with libm: TVM widens bfloat16 only later.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SMALLEST_NORMAL = 2.0**-126
 LARGEST = (2.0 - 2.0**-23) * 2.0**127
 # Adding this to a small number leaves the nearest integer in the lowest bits of the mantissa.
 ROUNDER = 1.5 * 2.0**MANTISSA_BITS
-# ln 2 in two parts, the first so short that its products with exponents are exact (Cephes, expf.c).
+# ln 2 in two parts. The first has so few bits that its products with exponents are exact (Cephes, expf.c).
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
 SQRT_HALF_BITS = 0x3F3504F3
 
@@ -71,8 +71,8 @@ ERF_Q = (
     1.0,
 )
 
-# TVM's analyzer substitutes the values of `Let`s, in a time exponential in their depth. log1p of exp compiles
-# in 0.03 s, tanh of log1p of exp in 4 s. So the third of three nested functions stays a call.
+# TVM's analyzer substitutes the values of `Let`s, which takes time exponential in their depth. log1p(exp(x))
+# compiles in 0.03 s, tanh(log1p(exp(x))) in 4 s. So the third of three nested functions stays a call.
 MAX_LETS = 7
 
 
@@ -102,7 +102,8 @@ def _expand_call(call: Call) -> Expr:
     tvm_ffi.structural_walk(call.args[0], [(Let, lets.append)])
     if len(lets) > MAX_LETS:
         return call
-    # TVM widens bfloat16 later, repeats what it rounds, and refuses or confuses a repeated `Let`.
+    # TVM widens bfloat16 later and duplicates the rounded expressions. A duplicated `Let` makes it fail or
+    # miscompile.
     if any(str(value.ty.dtype) == "bfloat16" for value in find_all(call.args[0], TensorLoad, Cast)):
         return call
     return function(call.args[0].astype("float32")).astype(dtype)
@@ -199,18 +200,18 @@ def _odd_rational(x: Expr, limit: float, p: Sequence[float], q: Sequence[float])
 
 
 def _clamp(x: Expr, limit: float) -> Expr:
-    """Clamp to [-limit, limit]; unlike minimum and maximum, this keeps nan."""
+    """Clamp to [-limit, limit]. Unlike minimum and maximum, this keeps NaN."""
     low, high = _f32(-limit), _f32(limit)
     return _share(x, lambda x: Select(x > high, high, Select(x < low, low, x)))
 
 
 def _rsqrt(x: Expr) -> Expr:
-    """1 / sqrt(x). TVM's own expansion comes after its vectorizer has split the loop into lanes."""
+    """1 / sqrt(x). TVM expands rsqrt only after its vectorizer has split the loop into lanes."""
     return _f32(1.0) / tirx.sqrt(x)
 
 
 def _power(call: Call) -> Expr:
-    """Expand the powers that networks have and LLVM doesn't expand by itself; others stay calls.
+    """Expand the exponents that networks use and that LLVM doesn't expand by itself. Others stay calls.
 
         T.pow(A[i], 3.0)
     ->
@@ -224,7 +225,7 @@ def _power(call: Call) -> Expr:
 
 
 def _three_quarters(x: Expr) -> Expr:
-    """x^0.75, as in local response normalization. For minus infinity it is infinity."""
+    """x^0.75, as in local response normalization. pow(-inf, 0.75) is infinity."""
     power = _share(tirx.sqrt(x), lambda root: root * tirx.sqrt(root))
     return Select(x == _f32(-math.inf), _f32(math.inf), power)
 
@@ -249,7 +250,7 @@ FUNCTIONS: dict[str, _Function] = {
 
 
 def _share(value: Expr, body: _Function) -> Expr:
-    """let v = value in body(v): the value is computed once."""
+    """Return `let v = value in body(v)`, which computes the value once."""
     variable = tirx.Var("v", value.ty)
     return Let(variable, value, body(variable))
 

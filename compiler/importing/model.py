@@ -306,7 +306,7 @@ def _apply(passes: list[Any], module: tvm.IRModule, target: str) -> tvm.IRModule
         with parsed, tvm.transform.PassContext(opt_level=3):
             for step in passes:
                 module = step(module)
-    except Exception as error:  # TVM raises whatever class its C++ side names
+    except Exception as error:  # TVM's C++ code may raise any exception class
         if is_out_of_memory(error):
             raise
         _log.warning("a model can't be compiled: %s: %s", type(error).__name__, first_line(error))

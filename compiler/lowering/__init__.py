@@ -1,1 +1,2 @@
-"""Lower programs to TVM schedules: every decision becomes schedule primitives, recorded as a trace."""
+"""Lower programs to TVM schedules. Each decision becomes schedule primitives, which are recorded as a
+trace."""

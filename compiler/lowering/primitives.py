@@ -1,4 +1,4 @@
-"""Schedule primitives as lowering needs them: splits, vectors with tails, loops by tile level."""
+"""Helpers on schedule primitives: splits, vectors with tails, loops by tile level."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from search.dag import AxisKind, Node
 
 
 class Primitives:
-    """Schedule primitives on one schedule. `vector_bytes` is the device's longest vector; `buffers` are the
-    workload's, by their names in the dag."""
+    """Schedule primitives on one schedule. `vector_bytes` is the device's longest vector; `buffers` maps
+    names in the dag to the workload's buffers.
+    """
 
     def __init__(self, schedule: Schedule, vector_bytes: int, buffers: Mapping[str, Any]) -> None:
         self.schedule = schedule
         self.vector_bytes = vector_bytes
-        # TVM can't partition loops around buffers that share a name: those loops keep their conditions.
+        # TVM can't partition loops around buffers that share a name; such loops keep their conditions.
         self.can_partition = all(buffer.name == name for name, buffer in buffers.items())
         self._later: list[Callable[[], None]] = []
 
     def finish(self) -> None:
-        """Apply the `..._later` primitives. They come last: blocks of partitioned loops lose their names."""
+        """Apply the `..._later` primitives. They come last, because partitioning renames blocks."""
         for step in self._later:
             step()
 
@@ -32,21 +33,22 @@ class Primitives:
         return int(self.schedule.get(loop).extent)
 
     def is_fixed(self, loop: Any) -> bool:
-        """Return whether the loop's extent is constant. Parts of a quotient's axis may have another extent in
-        every tile."""
+        """Return whether the loop's extent is constant. If a stage computes quotients of an axis, tiles may
+        have different extents.
+        """
         return isinstance(self.schedule.get(loop).extent, tirx.IntImm)
 
     def split(self, loop: Any, factors: Sequence[int]) -> list[Any]:
         return list(self.schedule.split(loop, [int(factor) for factor in factors]))
 
     def lanes(self, block: Any) -> int:
-        """Return how many elements of the block's result the device's longest vector holds."""
+        """Return how many elements of the block's result fit the device's longest vector."""
         buffer = self.schedule.get(block).writes[0].source
         return self.vector_bytes // max(tvm.DataType(str(buffer.ty.dtype)).bits // 8, 1)
 
     def vectorize_later(self, block: Any, lanes: int = 0) -> None:
-        """Vectorize the block's innermost loop by `lanes`, by default the device's longest vector, and the
-        rest of it by shorter ones.
+        """Vectorize the block's innermost loop by `lanes`, by default the device's longest vector. Vectorize
+        the remainder by shorter vectors.
 
             for j in range(45): B[j] = A[j]
         ->
@@ -65,7 +67,7 @@ class Primitives:
             for part in self._partition(loop, vector_parts(self.extent(loop), most)):
                 extent = self.extent(part)
                 length = min(most, power_of_two(extent))
-                # A part that starts behind the full vectors can't be split; its extent is a power of two.
+                # A part behind the full vectors can't be split, but its extent is a power of two.
                 inner = part if length == extent else self.split(part, [extent // length, length])[-1]
                 if length > 1:
                     self.schedule.vectorize(inner)
@@ -83,8 +85,8 @@ class Primitives:
                 for j1 in range(16): C[j0 * 16 + j1] += ...
             for j1 in range(2): C[48 + j1] += ...
 
-        The innermost `tile` iterations may be two loops, over vectors and in a vector. They become one loop
-        where they are peeled.
+        The innermost `tile` iterations may be two loops, over vectors and over lanes. The peeled part has one
+        loop.
         """
 
         def peel() -> None:
@@ -101,7 +103,7 @@ class Primitives:
             self._later.append(peel)
 
     def peel_vectors_later(self, block: Any) -> None:
-        """Partition the block's innermost loop into loops that fill vectors; LLVM vectorizes them.
+        """Partition the block's innermost loop into loops whose extents LLVM can vectorize.
 
             for j in range(12): C[j] += ...
         ->
@@ -130,7 +132,7 @@ def unroll_up_to(schedule: Schedule, loop: Any, steps: int) -> None:
 
 
 def vector_parts(width: int, lanes: int) -> list[int]:
-    """Split a width into full vectors, in one part, and a power of two for each bit of the rest.
+    """Split a width into one part of full vectors, and a power of two for each bit of the remainder.
 
     45 by 16 lanes -> 32, 8, 4, 1
     """

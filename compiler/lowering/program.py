@@ -1,4 +1,4 @@
-"""Lower programs to schedule primitives, each stage as its kind says."""
+"""Lower programs to schedule primitives. The kind of a stage selects its lowering."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from search.stages.inlined import Fused, Inlined
 
 LOWERINGS: Mapping[type[Stage], Callable[[Lowering, Stage], StageLowering]] = {
     Inlined: InlinedLowering,
-    Fused: StageLowering,  # its producer's tiles attach it
+    Fused: StageLowering,  # its producer's lowering attaches it
     Tiled: tile_lowering,
     LoopNest: nest_lowering,
     Unrolled: UnrolledLowering,
@@ -61,8 +61,8 @@ def lower_program(schedule: Schedule, program: Program, device: Device, buffers:
                 for k1, i3, j3, k2, i4, j4: C_local[...] += A_shared[...] * B_shared[...]
             for ...: D[...] = C_local[...] + E[...]
 
-    `buffers` are the workload's, by their names in the dag. Raises ValueError for a nest that has no threads
-    on a GPU.
+    `buffers` maps names in the dag to the workload's buffers. Raises ValueError for a nest without threads on
+    a GPU.
     """
     primitives = Primitives(schedule, device.vector_bytes, buffers)
     lowering = Lowering(schedule, program, device, buffers, primitives)
@@ -89,7 +89,9 @@ def lower_program(schedule: Schedule, program: Program, device: Device, buffers:
 
 
 def _check_bound(schedule: Schedule) -> None:
-    """Raise ValueError for a nest without threads: TVM would run it on the host, on the device's memory."""
+    """Raise ValueError for a nest without threads: TVM would run it on the host, with pointers to device
+    memory.
+    """
     for block in schedule.get_child_blocks(schedule.get_sblock("root")):
         bindings = [schedule.get(loop).thread_binding for loop in schedule.get_loops(block)]
         tags = " ".join(str(binding.thread_tag) for binding in bindings if binding is not None)

@@ -1,4 +1,4 @@
-"""The base of the lowerings of all kinds of stages: the steps that they take together."""
+"""The base class of all stage lowerings, and the steps of lowering."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from search.sketches.stage import Stage
 
 @dataclass
 class Lowering:
-    """A program that is being applied to the schedule of its workload. `buffers` are the workload's, by their
-    names in the dag; `stages` are the lowerings of all stages, by node."""
+    """The state of lowering a program. `buffers` maps names in the dag to the workload's buffers; `stages`
+    maps nodes to the lowerings of their stages.
+    """
 
     schedule: Schedule
     program: Program
@@ -28,10 +29,10 @@ class Lowering:
 
 
 class StageLowering:
-    """Lower one stage of a program to schedule primitives. A kind of stage does its part in the steps that
-    concern it.
+    """Lower one stage of a program to schedule primitives. A subclass overrides the steps that it needs.
 
-    Every stage takes a step before any takes the next one. The steps have the order of the methods here.
+    A step runs for all stages before the next step begins. The order of the methods is the order of the
+    steps.
     """
 
     def __init__(self, lowering: Lowering, stage: Stage) -> None:
@@ -45,10 +46,10 @@ class StageLowering:
         self.stages = lowering.stages
 
     def fetch(self) -> None:
-        """Copy operands. Nodes that are inlined after it are computed while copying, not in inner loops."""
+        """Copy operands. Nodes inlined after this step are computed during the copy, not in inner loops."""
 
     def inline(self) -> None:
-        """Compute the stage wherever its value is read."""
+        """Inline the stage into its consumers."""
 
     def tile(self) -> None:
         """Split and order the loops, and bind them to a GPU's blocks and threads."""
@@ -65,8 +66,9 @@ class StageLowering:
         """Vectorize, unroll and initialize the innermost tiles."""
 
     def decompose(self) -> None:
-        """Initialize accumulators in a nest of their own. This comes last: TVM can neither vectorize nor
-        parallelize the loops after that."""
+        """Initialize accumulators in a separate nest. This step comes last: afterwards TVM can neither
+        vectorize nor parallelize the loops.
+        """
 
     def loop_around(self, inner: Stage) -> Any:
         """Return the loop of this stage inside which another stage is computed."""
@@ -78,12 +80,12 @@ class StageLowering:
         return self.stages[self.stage.compute_at].loop_around(self.stage)
 
     def choice(self, kind: str) -> int:
-        """Return the chosen number. Raises KeyError if the stage leaves no such choice open."""
+        """Return the value of a choice. Raises KeyError if the stage has no choice of this kind."""
         return int(self.program.choice(self.stage.node, kind))
 
 
 class InlinedLowering(StageLowering):
-    """A node computed wherever its value is read.
+    """A node that is inlined into its consumers.
 
         for i, j: B[i, j] = f(A[i, j])
         for i, j: C[i, j] = g(B[i, j])

@@ -1,7 +1,7 @@
-"""Register TVM's intrinsics of special instructions when a schedule needs them.
+"""Register TVM's tensor intrinsics when a schedule needs them.
 
-`tvm.s_tir.tensor_intrin` imports the intrinsics of all kinds of devices, which takes ten seconds. One of its
-files takes a tenth of a second.
+Importing `tvm.s_tir.tensor_intrin` loads the intrinsics of all devices and takes ten seconds. Importing one
+of its files takes a tenth of a second.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ FILES = {
 
 @dataclass(frozen=True)
 class PluginIntrinsic:
-    """An intrinsic that a plug-in adds: what the search knows of it, what it computes, and the code that
-    computes it. Its name is replaced by one that says which plug-in it takes."""
+    """An intrinsic of a plug-in: its description for the search, the computation that it replaces, and its
+    implementation. Its name is prefixed with the plug-in's name.
+    """
 
     intrinsic: Intrinsic
     description: PrimFunc
@@ -52,19 +53,20 @@ _registered: set[str] = set()
 
 
 def offer_plugins() -> None:
-    """Have the search use the intrinsics of plug-ins. Raises PluginError."""
+    """Offer the intrinsics of installed plug-ins to the search. Raises PluginError."""
     for one in extensions(INTRINSICS):
         offer(replace(one.value.intrinsic, name=one.full_name))
 
 
 def register(name: str) -> None:
-    """Register an intrinsic with TVM. For one that the search doesn't use, all of TVM's are imported. Raises
-    PluginError for one of a plug-in that isn't installed."""
+    """Register an intrinsic with TVM. If the search doesn't know the name, import all of TVM's intrinsics.
+    Raises PluginError if the intrinsic belongs to a plug-in that isn't installed.
+    """
     with _lock:
         if name in _registered:
             return
-        # For each function that is defined in TVMScript, TVM reads the source of every frame of the stack. A
-        # thread of its own has a short stack.
+        # For each TVMScript function, TVM reads the source of every frame on the stack. A new thread has a
+        # short stack.
         with ThreadPoolExecutor(1) as thread:
             thread.submit(_register, name).result()
         _registered.add(name)
@@ -88,7 +90,7 @@ def _register(name: str) -> None:
 
 
 def register_used(trace: Sequence[Any]) -> list[PrimFunc]:
-    """Register the intrinsics that a parsed trace tensorizes with; return what implements them."""
+    """Register the intrinsics that a parsed trace uses; return their implementations."""
     instructions, _ = trace
     names = {attributes[0] for kind, _, attributes, _ in instructions if kind == "Tensorize"}
     for name in sorted(names):
@@ -97,9 +99,9 @@ def register_used(trace: Sequence[Any]) -> list[PrimFunc]:
 
 
 def _import(files: tuple[str, ...]) -> None:
-    """Import these files of TVM's package, or the whole package if they aren't where they are expected.
+    """Import these files of TVM's package, or the whole package if the files aren't found.
 
-    They get their usual module names, so that importing the package later doesn't run them again.
+    Each gets its usual module name, so a later import of the package doesn't run it again.
     """
     folder = Path(tvm.__file__).parent / "s_tir" / "tensor_intrin"
     if not files or not all((folder / f"{file}.py").exists() for file in files):

@@ -19,24 +19,26 @@ from core.device import Device
 from core.trace import parse_trace
 from search.programs.program import Program
 
-# The trace of a workload as TVM lowers it by itself.
+# The empty trace, which leaves a workload unscheduled.
 UNSCHEDULED = "[[],[]]"
 
 
 class LoweringError(Exception):
-    """TVM refuses a program or a trace. The message is the last line of TVM's, which names the cause."""
+    """TVM can't apply a program or a trace. The message is the last line of TVM's message, which names the
+    cause.
+    """
 
 
 def lower(module: tvm.IRModule, program: Program, device: Device) -> str:
     """Return the trace, as JSON text, that turns a workload into the program. Raises LoweringError.
 
-    `lower_program` shows what it does to loops.
+    `lower_program` shows its effect on loops.
     """
     schedule = Schedule(module, debug_mask="none")
     try:
         lower_program(schedule, program, device, named_buffers(module["main"]))
         return trace_of(schedule)
-    except Exception as error:  # TVM raises whatever class its C++ side names
+    except Exception as error:  # TVM's C++ code may raise any exception class
         raise LoweringError(_last_line(error)) from error
 
 
@@ -46,25 +48,23 @@ def trace_of(schedule: Schedule) -> str:
 
 
 def apply_trace(module: tvm.IRModule, trace: str) -> tvm.IRModule:
-    """Schedule a workload as a trace says. One without steps leaves the workload as it is, even if TVM can't
-    schedule it.
-
-    Raises LoweringError for a text that isn't a trace, and for a trace of another workload.
+    """Apply a trace to a workload and return the scheduled module. An empty trace returns the workload
+    unchanged, even if TVM can't schedule it. Raises LoweringError for a text that isn't a trace, and for
+    another workload's trace.
     """
     return module if trace == UNSCHEDULED else replay(module, trace).mod
 
 
 def replay(module: tvm.IRModule, trace: str) -> Schedule:
-    """Return the schedule instead of the module. TVM can't create a schedule from a module with partitioned
-    loops, because the blocks of the parts share variables.
+    """Apply a trace to a workload and return the schedule. TVM can't create a schedule from the scheduled
+    module, because the blocks of partitioned loops share variables.
 
         [["GetSBlock", [], ["C", "main"], ["b0"]], ["GetLoops", ["b0"], [], ["l1", "l2"]], ["Parallel", ...]]
     ->
         for i in T.parallel(64): for j in range(64): C[i, j] = ...
 
-    Raises LoweringError, also for a trace that does more than schedule loops (core.trace). It is raised too
-    if the scheduled workload has anything that the workload lacks and schedules don't add
-    (compiler.vocabulary).
+    Raises LoweringError if the trace doesn't apply, if it does more than schedule loops (core.trace), or if
+    it adds operations to the workload that no schedule needs (compiler.vocabulary).
     """
     schedule = Schedule(module, debug_mask="none")
     try:
@@ -86,7 +86,7 @@ def _parts(module: tvm.IRModule) -> frozenset[Named]:
 
 
 def _plain(value: Any) -> Any:
-    """Convert TVM's containers to Python's, for json."""
+    """Convert TVM's containers to Python's, for `json`."""
     if isinstance(value, (str, int, float)) or value is None:
         return value
     if hasattr(value, "items"):

@@ -1,7 +1,7 @@
 """AVX-512's dot products of unsigned and signed bytes, for vectors of 16 and of 8 sums.
 
-TVM's own form of the first fits LLVM before version 22, in which its operands became vectors of bytes. Ours
-replaces it under the same name, so that traces stay the same for all versions. TVM has none of the second.
+TVM's intrinsic for 16 sums works with LLVM before version 22, which changed the operands to vectors of bytes.
+Ours replaces it under the same name, so traces don't depend on the version. TVM has no intrinsic for 8 sums.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def narrow_description(a: T.handle, b: T.handle, c: T.handle) -> None:
 
 
 def dot_product(sums: int) -> Any:
-    """Return what computes c[sums] += a[4] . b[sums, 4] by one instruction: unsigned times signed bytes."""
+    """Return the implementation of c[sums] += a[4] . b[sums, 4] (unsigned times signed bytes) by one
+    instruction.
+    """
     instruction = f"llvm.x86.avx512.vpdpbusd.{32 * sums}"
     int32s, uint8s, int8s = f"int32x{sums}", f"uint8x{4 * sums}", f"int8x{4 * sums}"
 
@@ -61,7 +63,7 @@ def register_narrow(name: str) -> None:
 
 
 def replace(name: str) -> None:
-    """Replace TVM's intrinsic `name` if LLVM wants vectors of bytes."""
+    """Replace TVM's intrinsic `name` if this LLVM expects vectors of bytes."""
     if tvm.get_global_func("target.llvm_version_major")() >= BYTES_SINCE_LLVM:
         known: Any = TensorIntrin.get(name)
         TensorIntrin.register(name, known.desc, dot_product(16), override=True)

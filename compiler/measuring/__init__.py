@@ -1,1 +1,1 @@
-"""Building, verifying and timing candidates and whole models, and measuring what a device can do."""
+"""Build, verify and time candidates and whole models; measure the profiles of devices."""

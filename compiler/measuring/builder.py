@@ -1,4 +1,4 @@
-"""Build candidates: replay a trace on a workload and compile it, for this machine or another one."""
+"""Build candidates: replay a trace on a workload and compile it for this machine or another one."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from compiler.target import host_triple, parse_target
 from compiler.workload import from_json
 from core.measurement import Measurement, Outcome, Resources
 
-# An error is reported by the end of its message, where TVM names the cause.
+# Errors are cut to the end of their message, where TVM names the cause.
 ERROR_CHARS = 2000
 REGISTER_BYTES = 4
-# An architecture that every CUDA compiles for.
+# An architecture that every supported CUDA version compiles for.
 ANY_ARCH = "sm_80"
 
 
 @dataclass(frozen=True)
 class BuiltKernel:
-    """A compiled candidate, machine code emitted, ready to run. `packed_constants` describes what its
-    `pack` function lays out ahead of time; None when it packs nothing. `resources` are what a GPU's compiler
-    reports."""
+    """A candidate compiled to machine code. `packed_constants` describes the constants that its `pack`
+    function packs ahead of time; None if it packs none. `resources` is the GPU compiler's report.
+    """
 
     library: Any
     function: Any
@@ -46,8 +46,9 @@ class BuiltKernel:
 
 
 class LocalBuilder:
-    """Builds candidates for one target. A candidate that can't be built comes back as a measurement, never as
-    an exception. Several threads may build at the same time."""
+    """Builds candidates for one target. A failed build is returned as a measurement, never raised. Several
+    threads may build at the same time.
+    """
 
     def __init__(self, target: str) -> None:
         """Raises ValueError when TVM doesn't know the target, and CudaError."""
@@ -59,26 +60,26 @@ class LocalBuilder:
     def build(self, module_json: str, trace: str) -> BuiltKernel | Measurement:
         """Replay a trace on a workload and compile it to run in this process.
 
-        What is built doesn't check its arguments: they have to be of this workload.
+        The code doesn't check its arguments: types and shapes have to be the workload's.
         """
         start = time.perf_counter()
         try:
             scheduled = apply_trace(self._workload(module_json), trace)
             library, packed = compile_scheduled(scheduled, self._target, check_arguments=False)
             check_llvm(library.mod.inspect_source("ll"))
-            # TVM emits machine code on the first look-up, which belongs to the building time.
+            # TVM emits machine code on the first look-up, so the build time includes it.
             function = library["main"]
             if self._target.kind.name == "cuda" and not library.mod.imports:
-                # Host code that reads the device's memory would bring this process down.
+                # Host code that reads device memory would crash this process.
                 return Measurement(Outcome.BUILD_ERROR, error="nothing is bound to the GPU's threads")
-        except Exception as error:  # TVM raises whatever class its C++ side names
+        except Exception as error:  # TVM's C++ code may raise any exception class
             return Measurement(Outcome.BUILD_ERROR, error=str(error)[-ERROR_CHARS:])
         build_s, resources = time.perf_counter() - start, self._resources()
         spilled = _spilled(resources, build_s)
         return spilled or BuiltKernel(library, function, build_s, packed, resources)
 
     def export(self, module_json: str, trace: str) -> KernelLibrary | Measurement:
-        """Replay a trace on a workload and compile it to a library that the target's machine loads."""
+        """Replay a trace on a workload and compile it to a library for the target's machine."""
         start = time.perf_counter()
         try:
             triple = host_triple(self._target)
@@ -94,28 +95,26 @@ class LocalBuilder:
         return _spilled(resources, build_s) or KernelLibrary(data, packed, build_s, resources)
 
     def _resources(self) -> Resources | None:
-        """Return what the compiler reported of the kernels that this thread has just built; None for CPUs."""
+        """Return the compiler's report on the kernels that this thread just built; None for CPUs."""
         return last_resources() if self._target.kind.name == "cuda" else None
 
 
 def _spilled(resources: Resources | None, build_s: float) -> Measurement | None:
-    """Return the end of a trial whose threads keep more values in memory than in registers.
-
-    Such a program waits for memory at every step, and its tile is too large on any GPU.
+    """Return a failed measurement if threads spill more values to memory than they keep in registers; else
+    None. Such a program waits for memory at every step: its tile is too large for any GPU.
     """
     if resources is None or resources.spilled_bytes <= REGISTER_BYTES * resources.registers:
         return None
     error = (
-        f"a thread keeps {resources.spilled_bytes} bytes in memory, more than in its "
-        f"{resources.registers} registers: the program wasn't run"
+        f"a thread spills {resources.spilled_bytes} bytes to memory, more than its {resources.registers} "
+        "registers hold: the program wasn't run"
     )
     return Measurement(Outcome.SPILLED, build_s=build_s, error=error, resources=resources)
 
 
 def check_export(arch: str, on_gpu: bool = False) -> None:
-    """Link a tiny kernel for a machine, named as in an LLVM triple, and with `on_gpu` for its GPU.
-
-    Raises LinkerError, CudaError, or whatever TVM raises, when that fails.
+    """Build and link a tiny kernel for an architecture of LLVM triples, with `on_gpu` also for its GPU.
+    Raises LinkerError, CudaError or any exception of TVM's if that fails.
     """
     triple = f"{arch}-linux-gnu"
     host = {"kind": "llvm", "mtriple": triple}
@@ -129,7 +128,7 @@ def check_export(arch: str, on_gpu: bool = False) -> None:
 
 
 def bind(doubling: tvm.IRModule) -> tvm.IRModule:
-    """Bind the tiny kernel to a GPU's threads."""
+    """Bind the tiny kernel's loop to a GPU's threads."""
     schedule = Schedule(doubling, debug_mask="none")
     (loop,) = schedule.get_loops(schedule.get_sblock("doubled"))
     grid, thread = schedule.split(loop, [None, 32])
@@ -139,7 +138,7 @@ def bind(doubling: tvm.IRModule) -> tvm.IRModule:
 
 
 def doubling_kernel() -> tvm.IRModule:
-    """Return the tiny kernel that shows whether a toolchain or a device works: doubled[i] = source[i] * 2."""
+    """Return a tiny kernel that tests a toolchain or a device: doubled[i] = source[i] * 2."""
     source = te.placeholder((64,), name="source")
     doubled = te.compute(source.shape, lambda i: source[i] * 2.0, name="doubled")
     return tvm.IRModule({"main": te.create_prim_func([source, doubled])})

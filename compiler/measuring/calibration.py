@@ -1,15 +1,15 @@
 """Measure a device's `Profile` with small kernels that TVM compiles for the device's target.
 
-The kernels are compiled as candidates are, so they show what LLVM's code reaches on this machine, also where
-the device gives up instruction sets. An instruction that LLVM doesn't use for a kernel isn't measured.
+The kernels are compiled like candidates, so they measure the rates that LLVM's code reaches. They use only
+the instruction sets of the target.
 
-A chain of dependent integer operations counts cycles: each operation takes one cycle on every processor that
-we know. Virtual machines seldom have performance counters, and the time stamp counter doesn't follow the
-core's clock. The chain is timed right after every call of a kernel. So both run at the same clock rate, which
-wide vectors may lower, and the clock may change from call to call.
+A chain of dependent integer operations counts cycles: each operation takes one cycle on all known processors.
+Virtual machines seldom have performance counters, and the time stamp counter doesn't follow the core's clock.
+The chain is timed right after every call of a kernel, so both run at the same clock rate. Wide vectors may
+lower that rate, and it may change from call to call.
 
-Other processes only ever add time, so the fastest of many short calls counts. The launch of threads and the
-rate of the second cache are medians instead.
+Other processes only add time, so the fastest of many short calls counts. The launch of threads and the L2
+cache's rate are medians instead.
 """
 
 from __future__ import annotations
@@ -50,23 +50,24 @@ from core.profile import FLOAT32, Profile, assumed_profile
 _log = logging.getLogger(__name__)
 
 BUDGET_S = 20.0
-# In each round a kernel is called for REPEAT_S, in calls of CALL_S, each followed by a chain of CHAIN_S.
+# In each round, a kernel is called for REPEAT_S. A call takes CALL_S, and a chain of CHAIN_S follows it.
 ROUNDS, REPEAT_S, FAR_REPEAT_S, CALL_S, CHAIN_S = 4, 0.06, 0.15, 1e-3, 2e-4
 LAUNCHES = 100
 OTHER_TYPES = ("float16", "bfloat16", "int32", "float64")
-# The working set that lies in memory is TIMES_L3 times the last cache, between LEAST_BYTES and MOST_BYTES,
-# and at most FREE_SHARE of the free memory. One of less than LEAST_TIMES_L3 times the last cache is no use.
+# The working set for memory's rate has TIMES_L3 times the size of the L3 cache, between LEAST_BYTES and
+# MOST_BYTES, and at most FREE_SHARE of the free memory. Below LEAST_TIMES_L3 times the L3 cache, memory isn't
+# measured.
 TIMES_L3, LEAST_TIMES_L3 = 4.0, 1.5
 LEAST_BYTES, MOST_BYTES, FREE_SHARE = 64 << 20, 512 << 20, 0.25
 MEMORY_INFO, MEMORY_LIMIT = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
-# From the nearest level to the farthest.
+# The levels of the memory hierarchy, from the nearest to the core to the farthest.
 RATES = ("l1_rate", "l2_rate", "l3_rate", "memory_rate")
 
-Call = Callable[[int], None]  # calls a kernel, which takes this number of steps
+Call = Callable[[int], None]  # calls a kernel for a number of steps
 
 
 class CalibrationError(RuntimeError):
-    """No kernel of the calibration compiles and runs on this machine."""
+    """No calibration kernel compiles and runs on this machine."""
 
 
 def calibrate(
@@ -74,21 +75,21 @@ def calibrate(
 ) -> Profile:
     """Measure this machine with code for the device's target, in about five seconds.
 
-    No measurement begins after `budget_s`: fields without one follow from others or are assumed, and are
-    listed in `derived`. `TVM_NUM_THREADS` in the environment must equal the device's cores. Raises ValueError
-    for a target that TVM doesn't know, and CalibrationError.
+    No measurement begins after `budget_s`. Fields that weren't measured are derived or assumed, and listed in
+    `derived`. `TVM_NUM_THREADS` in the environment must equal the device's cores. Raises ValueError for a
+    target that TVM doesn't know, and CalibrationError.
     """
     return complete_profile(_Calibration(device, clock).measure(budget_s), device)
 
 
 def complete_profile(measured: Mapping[str, Any], device: Device) -> Profile:
-    """Return a profile of the measured fields; the other fields follow from these or are assumed."""
+    """Return a profile of the measured fields. Derive or assume the others."""
     base = assumed_profile(device.arch, device.features, device.cores)
     values = {f.name: getattr(base, f.name) for f in fields(base)} | dict(measured)
     values |= _complete_rates(measured, base)
     if "memory_rate_all" not in measured:
         values["memory_rate_all"] *= values["memory_rate"] / base.memory_rate
-    # All cores together load at least as fast as one of them.
+    # All cores together load at least as fast as one core.
     values["memory_rate_all"] = max(values["memory_rate_all"], values["memory_rate"])
     if "l1_rate" in measured:
         loads = values["l1_rate"] / device.vector_bytes
@@ -103,9 +104,9 @@ def complete_profile(measured: Mapping[str, Any], device: Device) -> Profile:
 def _complete_rates(measured: Mapping[str, Any], base: Profile) -> dict[str, float]:
     """Return the load rates of all caches and of memory.
 
-    A rate that wasn't measured has the same ratio to the nearest measured rate as in `base`. It is at most
-    the rate of a measured level nearer to the core. No level is slower than one farther out: noise only ever
-    makes a level slower.
+    A rate that wasn't measured gets the same ratio to the nearest measured rate as in `base`, and at most the
+    rate of a measured level closer to the core. Each level is at least as fast as the levels behind it,
+    because noise only makes a level slower.
     """
     known = [i for i, name in enumerate(RATES) if name in measured]
     rates = [float(measured.get(name, getattr(base, name))) for name in RATES]
@@ -121,12 +122,10 @@ def _complete_rates(measured: Mapping[str, Any], base: Profile) -> dict[str, flo
 
 @dataclass
 class _Microbenchmark:
-    """A kernel that is called for `repeat_s` in each round.
-
-    `record` takes the cycles of one step and the clock rate in hertz. A kernel on `all_cores` keeps the
-    calling thread off the pool's cores. `fastest_s` holds the seconds of each round's fastest call. The
-    fastest of them counts or, with `use_median`, the median. `chain_s` is the fastest call of the cycle
-    chain.
+    """A kernel that is called for `repeat_s` in each round. `record` takes the cycles of one step and the
+    clock rate in hertz. With `all_cores`, the calling thread keeps off the pool's cores. `fastest_s` holds
+    the seconds of each round's fastest call. The fastest of them counts; with `use_median`, the median.
+    `chain_s` is the fastest call of the cycle chain.
     """
 
     call: Call
@@ -140,8 +139,8 @@ class _Microbenchmark:
 
 
 class _Calibration:
-    """Measures one quantity after the other, the most important ones first, then all of them again. A
-    disturbance of the machine lasts longer than one round of a kernel.
+    """Measures the quantities in order of importance, then all of them again, because a disturbance of the
+    machine lasts longer than one round of a kernel.
     """
 
     def __init__(self, device: Device, clock: Callable[[], float]) -> None:
@@ -149,8 +148,8 @@ class _Calibration:
         self._device = device
         self._clock = clock
         self._target = parse_target(device.target)
-        # Three quarters of the vector registers hold accumulators, the others operands. These are enough
-        # chains to hide the latency.
+        # Three quarters of the vector registers hold accumulators, the others operands. So many chains hide
+        # the latency.
         self._chains = assumed_profile(device.arch, device.features, device.cores).registers * 3 // 4
         self._measured: dict[str, Any] = {}
         self._launches_s: list[float] = []
@@ -160,7 +159,7 @@ class _Calibration:
         self._chain_steps = 1
 
     def measure(self, budget_s: float) -> dict[str, Any]:
-        """Return the fields of a profile that there was time for. Raises CalibrationError."""
+        """Return the fields that were measured within the budget. Raises CalibrationError."""
         end_s = self._clock() + budget_s
         if budget_s <= 0:
             return {}
@@ -169,7 +168,7 @@ class _Calibration:
             self._chain = partial(main, _tensor(2, "uint32"), _tensor(1, "uint32"))
             self._overhead_s = min(self._time(self._chain, 0) for _ in range(20))
             self._chain_steps = self._steps_for(self._chain, CHAIN_S)
-        except Exception as error:  # TVM raises whatever class its C++ side names
+        except Exception as error:  # TVM's C++ code may raise any exception class
             problem = f"no kernel compiles and runs for {self._device.target}: {_tail(error)}"
             raise CalibrationError(problem) from error
         quantities: dict[str, Callable[[], Iterator[_Microbenchmark]]] = {
@@ -185,7 +184,7 @@ class _Calibration:
         begun = []
         for name, benchmarks in quantities.items():
             if self._clock() >= end_s:
-                _log.info("the calibration's %g s were spent when it came to %s", budget_s, name)
+                _log.info("the calibration's %g s were over before it measured %s", budget_s, name)
                 return self._measured
             try:
                 for benchmark in benchmarks():
@@ -204,7 +203,7 @@ class _Calibration:
     def _multiply_adds(self, dtype: str) -> Iterator[_Microbenchmark]:
         size = np.dtype(dtype).itemsize
         lanes = self._device.vector_bytes // size
-        # TVM accumulates types of less than 32 bits in 32 bits.
+        # TVM accumulates types narrower than 32 bits in 32 bits.
         chains = self._chains * min(size, 4) // 4
         step = microkernels.multiply_add
         main = self._compile(partial(microkernels.multiply_adds, dtype, dtype, lanes, lanes, chains, step))
@@ -219,7 +218,7 @@ class _Calibration:
         )
 
     def _byte_multiply_adds(self) -> Iterator[_Microbenchmark]:
-        """Use the dot product of bytes if the device has one that the search would use."""
+        """Measure the dot product of bytes if the device has one that the search uses."""
         size, lanes, chains = self._device.vector_bytes, self._device.vector_bytes // 4, self._chains
         known = microkernels.DOT_PRODUCTS
         dot_product = next((step for feature, step in known if feature in self._device.features), None)
@@ -281,7 +280,7 @@ class _Calibration:
         timer = library.mod.time_evaluator("main", tvm.cpu(), number=1, repeat=LAUNCHES)
 
         def launch(steps: int) -> None:
-            # TVM's timer calls the kernel: a call from Python takes as long as the threads do.
+            # TVM's timer calls the kernel, because a call from Python takes as long as launching the threads.
             self._launches_s += timer(result).results
             self._measured["launch_s"] = statistics.median(self._launches_s)
 
@@ -294,7 +293,7 @@ class _Calibration:
         self._measured.setdefault("multiply_adds", {})[dtype] = rate
 
     def _recorder(self, name: str, value: Callable[[float], float]) -> Callable[[float, float], None]:
-        """Return a function that records a field of the profile, computed from the cycles of a step."""
+        """Return a function that records a field of the profile from the cycles of a step."""
 
         def record(cycles: float, hertz: float) -> None:
             self._measured[name] = value(cycles)
@@ -303,40 +302,43 @@ class _Calibration:
 
     def _stream(self, name: str, main: Any, size: int, cores: int = 1, unit: int = 1) -> _Microbenchmark:
         """Return a benchmark in which `cores` cores read a working set of `size` bytes. The field `name` is
-        their rate, in `unit` bytes a cycle."""
+        their rate in bytes per cycle, divided by `unit`.
+        """
         block = self._device.vector_bytes * SIDE_BY_SIDE * cores
         read = size // block * block
         if size not in self._working_sets:
             self._working_sets[size] = _tensor(size // 4, "int32")
         call = partial(main, self._working_sets[size], _tensor(block // 4, "int32"))
         record = self._recorder(name, lambda cycles: read / cycles / unit)
-        # The last cache and memory are shared with other cores, which disturb the measurement more often.
+        # Other cores share the L3 cache and memory, and disturb their measurement more often.
         repeat_s = REPEAT_S if read <= self._device.l2_bytes else FAR_REPEAT_S
-        # Zen 5 loads 512-bit vectors from its second cache at two rates, seldom at the higher one.
+        # Zen 5 loads 512-bit vectors from its L2 cache at two rates, seldom at the higher one.
         return _Microbenchmark(call, record, cores > 1, repeat_s, use_median=name == "l2_rate")
 
     @cached_property
     def _memory_bytes(self) -> int:
-        """Size of the working set that lies in memory. Raises MemoryError when the caches would hold too much
-        of what may be allocated."""
+        """Return the size in bytes of the working set for memory's rate. Raises MemoryError if the caches
+        would hold too much of it.
+        """
         l3_bytes = self._device.l3_bytes
         wanted = min(max(int(TIMES_L3 * l3_bytes), LEAST_BYTES), MOST_BYTES)
         size = min(wanted, int(FREE_SHARE * free_bytes()))
         if size < LEAST_TIMES_L3 * l3_bytes:
-            raise MemoryError(f"{size >> 20} MiB may be used, too few beside a cache of {l3_bytes >> 20} MiB")
+            raise MemoryError(
+                f"{size >> 20} MiB of memory may be used, too little for an L3 cache of {l3_bytes >> 20} MiB"
+            )
         return size
 
     def _compile(self, kernel: Callable[[], None]) -> Any:
         return tvm.compile(microkernels.build_module(kernel), target=self._target)["main"]
 
     def _run_round(self, benchmark: _Microbenchmark) -> None:
-        """Call a kernel and the chain for one round, and record what is known of the kernel by then.
+        """Call a kernel and the chain for one round, and record the kernel's result so far.
 
-        The fastest call of the chain counts as well: a clock that is fast during the one is fast during the
-        other.
+        The chain's fastest call counts too: the clock is as fast during the kernel's fastest call.
         """
         if not benchmark.steps:
-            # The first calls start the pool's threads as well, which `off_pool_cores` looks at.
+            # The first calls also start the pool's threads, and `off_pool_cores` needs these.
             benchmark.steps = self._steps_for(benchmark.call, CALL_S)
         with off_pool_cores() if benchmark.all_cores else nullcontext():
             end_s = self._clock() + benchmark.repeat_s
@@ -350,7 +352,7 @@ class _Calibration:
         benchmark.record(secs / benchmark.steps * hertz, hertz)
 
     def _steps_for(self, call: Call, secs: float) -> int:
-        """Return a number of steps that takes at least `secs`."""
+        """Return a number of steps that takes at least `secs` seconds."""
         steps = 1
         while (took_s := self._time(call, steps)) < secs:
             steps = math.ceil(steps * min(max(1.2 * secs / took_s, 2.0), 64.0))
@@ -363,7 +365,7 @@ class _Calibration:
 
 
 def free_bytes() -> int:
-    """Return the memory that is available, or a container's limit if that is less; 0 if Linux doesn't say."""
+    """Return the available memory in bytes, at most the container's limit; 0 if Linux doesn't report it."""
     lines = _read(MEMORY_INFO).splitlines()
     available = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
     free = int(next(available, "0")) << 10
@@ -379,7 +381,7 @@ def _read(path: Path) -> str:
 
 
 def _tensor(length: int, dtype: str) -> Any:
-    """Return a tensor whose pages are all in memory, of numbers whose products and sums stay normal."""
+    """Return a tensor whose pages are all allocated, with numbers whose products and sums stay normal."""
     if length * np.dtype(dtype).itemsize < LEAST_BYTES:
         value = 0.5 if "float" in dtype else 1
         return tvm.runtime.tensor(np.full(length, value).astype(dtype))

@@ -1,4 +1,4 @@
-"""The clocks of a GPU while kernels are timed: what is measured while heat holds them back says nothing."""
+"""Watch a GPU's clocks while kernels are timed. A measurement on a throttled GPU is worthless."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import pynvml
 
-# How often a measurement is tried, and the pause before it is repeated, in which the GPU may cool down.
+# How often to try a measurement, and the pause between tries in which the GPU cools down.
 TRIES, PAUSE_S = 3, 1.0
-# A clock that falls by more than this share during a measurement was held back for part of it.
+# If the clock falls by more than this fraction during a measurement, the GPU was throttled.
 FALL = 0.1
-# NVML's reasons for lower clocks, except an idle GPU and the power limit, which limits the clocks of heavy
-# kernels at all times.
+# NVML's throttle reasons, except an idle GPU and the power limit, which applies to heavy kernels at all
+# times.
 REASONS = {
     8: "the hardware slows it down",
     32: "it is too hot",
@@ -27,16 +27,16 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True)
 class Reading:
-    """Megahertz of the multiprocessors, and what holds them back; empty when nothing does."""
+    """The clock of the multiprocessors in megahertz, and the throttle reason; "" without one."""
 
     megahertz: int
     held_back: str
 
 
 class GpuClocks:
-    """Reads the clocks of the GPU that CUDA_VISIBLE_DEVICES names, or else of the first one.
+    """Reads the clocks of the first GPU in CUDA_VISIBLE_DEVICES, by default of the first GPU.
 
-    A GPU whose clocks can't be read, as on a Jetson and on slices of some GPUs, counts as steady.
+    A GPU whose clocks can't be read counts as steady. Jetsons and some MIG slices are such GPUs.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class GpuClocks:
             )
 
     def read(self) -> Reading | None:
-        """Return None where NVML doesn't say."""
+        """Return the current clocks; None if NVML doesn't report them."""
         if self._handle is None:
             return None
         try:
@@ -64,8 +64,9 @@ class GpuClocks:
     def steady(
         self, measure: Callable[[], tuple[float, ...]], sleep: Callable[[float], None] = time.sleep
     ) -> tuple[tuple[float, ...], str]:
-        """Measure, again if something held the clocks back. Return the measurement, and what held the clocks
-        back at the last try too; empty when nothing did."""
+        """Measure, and repeat while the GPU is throttled. Return the last measurement and its throttle
+        reason; "" without one.
+        """
         for attempt in range(TRIES):
             before = self.read()
             measured = measure()

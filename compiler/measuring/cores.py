@@ -11,7 +11,7 @@ from pathlib import Path
 
 import tvm
 
-# TVM's number for the mode that binds each thread of the pool to one core of a list, the caller's first.
+# TVM's affinity mode that binds each thread of the pool to one core of a list, starting with the caller's.
 ONE_CORE_EACH = -2
 THREADS = Path("/proc/self/task")
 
@@ -19,8 +19,8 @@ THREADS = Path("/proc/self/task")
 def bind_thread_pool(threads: int) -> None:
     """Bind the calling thread's pool of `threads` to cores that this process may use.
 
-    By itself TVM takes the machine's first cores, also where `taskset` or a container allows others only.
-    Does nothing on other systems than Linux.
+    TVM's default is the machine's first cores, even if `taskset` or a container allows only others. Does
+    nothing on systems other than Linux.
     """
     if sys.platform != "linux":
         return
@@ -32,11 +32,11 @@ def bind_thread_pool(threads: int) -> None:
 
 @contextmanager
 def off_pool_cores() -> Iterator[None]:
-    """Keep the calling thread off the cores that threads of the pool are bound to.
+    """Keep the calling thread off the cores of the pool's threads.
 
-    The calling thread does its share of a kernel's work, and TVM doesn't bind it. Linux may put it on the
-    core of a bound thread and leave it there for the whole timing. On two cores, everything then seems to
-    take twice as long.
+    The calling thread does its share of a kernel's work, but TVM doesn't bind it. Linux may put it on a bound
+    thread's core and leave it there for the whole timing. On two cores, every kernel then seems to take twice
+    as long.
     """
     if sys.platform != "linux":
         yield
@@ -51,7 +51,7 @@ def off_pool_cores() -> Iterator[None]:
 
 
 def _cores_of_bound_threads() -> set[int]:
-    """Return the cores that other threads of this process are bound to, each thread to a single core."""
+    """Return the cores of this process's other threads that are bound to a single core."""
     cores: set[int] = set()
     for thread in map(int, os.listdir(THREADS)):
         if thread == threading.get_native_id():
@@ -59,7 +59,7 @@ def _cores_of_bound_threads() -> set[int]:
         try:
             affinity = os.sched_getaffinity(thread)
         except ProcessLookupError:
-            continue  # the thread has ended since
+            continue  # the thread ended meanwhile
         if len(affinity) == 1:
             cores |= affinity
     return cores

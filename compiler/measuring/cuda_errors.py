@@ -1,11 +1,11 @@
-"""The failures of a GPU, by the messages of CUDA in the exceptions that TVM raises."""
+"""Recognize GPU failures by CUDA's messages in TVM's exceptions."""
 
 from __future__ import annotations
 
 from core.measurement import Outcome
 
-# TVM gives the text of an error of CUDA's runtime, and the name of one of the driver. The first that is found
-# counts: a launch fails also for the reasons before it.
+# TVM's message has the text of an error of CUDA's runtime, or the name of an error of the driver. The first
+# match counts: a failed launch comes last, because the causes before it also make launches fail.
 _SAID = {
     Outcome.OUT_OF_MEMORY: ("out of memory", "CUDA_ERROR_OUT_OF_MEMORY"),
     Outcome.ILLEGAL_ACCESS: (
@@ -25,15 +25,14 @@ _SAID = {
         *("CUDA_ERROR_NO_DEVICE", "CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA_ERROR_ECC_UNCORRECTABLE"),
         *("CUDA_ERROR_UNKNOWN", "CUDA_ERROR_SYSTEM_NOT_READY", "CUDA_ERROR_NVLINK_UNCORRECTABLE"),
     ),
-    Outcome.LAUNCH_ERROR: ("CUDA Runtime Error", "CUDALaunch Error", "CUDA_ERROR_"),  # whatever else
+    Outcome.LAUNCH_ERROR: ("CUDA Runtime Error", "CUDALaunch Error", "CUDA_ERROR_"),  # any other error
 }
 MAX_CHARS = 500
 
 
 def explain(error: BaseException) -> tuple[Outcome, str] | None:
-    """Return how a trial ended that raised this, and the line that says so; None when it isn't CUDA's error.
-
-    TVM appends a kernel's source to the message, whose end therefore says nothing.
+    """Return a trial's outcome and the line that explains it; None if the error isn't CUDA's. The end of the
+    message doesn't help, because TVM appends the kernel's source to it.
     """
     lines = str(error).splitlines()
     for outcome, texts in _SAID.items():

@@ -1,4 +1,4 @@
-"""Capture calls in a CUDA graph, and time its launches by CUDA's events."""
+"""Capture calls in a CUDA graph, and time its launches with CUDA events."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import tvm_ffi
 
 from compiler.packaging.cuda import RUNTIME
 
-# Numbers of <driver_types.h>. With the relaxed mode, a call may still allocate memory while it is captured.
+# Constants of <driver_types.h>. In relaxed mode, a call may allocate memory during capture.
 CAPTURE_RELAXED = 2
 STREAM_NON_BLOCKING = 1
 
 
 class CudaGraph:
-    """The kernels that some calls launched, in their order. A launch of the graph runs all of them.
+    """The kernels that calls launched, in order. Launching the graph runs all of them.
 
     TVM submits kernels to the stream that `tvm_ffi` names, so any call of a TVM function can be captured.
     """
@@ -30,7 +30,7 @@ class CudaGraph:
         self._stream, self._graph = ctypes.c_void_p(), ctypes.c_void_p()
         self._executable = ctypes.c_void_p()
         self._events = [ctypes.c_void_p(), ctypes.c_void_p()]
-        device.sync()  # the operands are copied on another stream
+        device.sync()  # operands are copied on another stream
         self._check("cudaStreamCreateWithFlags", ctypes.byref(self._stream), STREAM_NON_BLOCKING)
         for event in self._events:
             self._check("cudaEventCreate", ctypes.byref(event))
@@ -40,7 +40,9 @@ class CudaGraph:
         self._check("cudaGraphInstantiate", ctypes.byref(self._executable), self._graph, flags)
 
     def launch_s(self) -> float:
-        """Launch the graph once; return the seconds from its first kernel's start to its last one's end."""
+        """Launch the graph once; return the seconds from the start of its first kernel to the end of its last
+        one.
+        """
         start, end = self._events
         self._check("cudaEventRecord", start, self._stream)
         self._check("cudaGraphLaunch", self._executable, self._stream)
@@ -51,7 +53,7 @@ class CudaGraph:
         return ms.value / 1e3
 
     def close(self) -> None:
-        """Free what CUDA keeps of the graph. After a failed launch CUDA refuses, which changes nothing."""
+        """Free the graph. CUDA reports an error after a failed launch, which is ignored."""
         for name, handle in (
             ("cudaGraphExecDestroy", self._executable),
             ("cudaGraphDestroy", self._graph),

@@ -1,7 +1,7 @@
-"""Arguments that a workload is tried with: several draws, because one random input hides many mistakes.
+"""Random arguments for verifying a workload. There are several draws, because a single one hides many errors.
 
-Integers that are positions in a tensor are drawn from the tensor's range. Others are drawn from all that
-their type holds, unless the workload calculates with them: what overflows may differ from program to program.
+Indices are drawn from the range of their tensor. Other integers are drawn from the whole range of their type,
+or from a range without overflow if the workload calculates with them: overflows may differ between programs.
 """
 
 from __future__ import annotations
@@ -21,36 +21,37 @@ from tvm.sym import Analyzer
 
 from compiler.tir_nodes import find_all
 
-# Large floats are these multiples of normally distributed ones. Types of few bits would overflow, and so
-# would integers that floats are converted to.
+# Large floats are these multiples of normally distributed floats. Narrow types would overflow, and so would
+# integers converted from floats.
 LARGE, LARGE_OF_FEW_BITS = 128.0, 4.0
-ZEROS = 0.125  # this share of large floats is zero instead
+ZEROS = 0.125  # the fraction of zeros among large floats
 CALCULATIONS = (tirx.Add, tirx.Sub, tirx.Mul)
-# Not every integer may be a divisor or the width of a shift.
+# Divisors and shift widths must not be arbitrary: no zeros, no shifts beyond the type's width.
 DIVISORS_AND_SHIFTS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod, tirx.LShift, tirx.RShift)
-# Integers that could be positions of anything.
+# The range of integers if their use is unknown: they could index anything.
 ANYWHERE = (0, 1)
 
 
 class InputKind(StrEnum):
-    """A kind of arguments. Ordinary ones are normally distributed floats and integers of all sizes. Large
-    ones are large floats, some zeros, and the ends of integers' ranges. Subnormal ones are floats below full
-    precision."""
+    """A kind of arguments. Ordinary: normally distributed floats and integers of all sizes. Large: large
+    floats, some zeros, and the ends of integers' ranges. Subnormal: floats below full precision.
+    """
 
     ORDINARY = "ordinary values"
     LARGE = "large values"
     SUBNORMAL = "subnormal values"
 
     def arrays(self, parameters: Sequence[Parameter]) -> list[NDArray[Any]]:
-        """Return random values for parameters, the same at every call."""
+        """Return random values for the parameters, the same at every call."""
         rng = np.random.default_rng(list(InputKind).index(self))
         return [parameter.draw(self, rng) for parameter in parameters]
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a workload or a model. Integers are in `range`, whose ends are included; floats that are
-    converted to integers are kept small."""
+    """A parameter of a workload or a model. Integers lie in `range`, both ends included. Floats that are
+    converted to integers stay small.
+    """
 
     shape: tuple[int, ...]
     dtype: str
@@ -81,7 +82,7 @@ class Parameter:
 
 
 def nudge(floats: NDArray[Any], by: float) -> NDArray[Any]:
-    """Change floats by a share of them, one half up, the other half down, as the signs of others have it."""
+    """Multiply each float by 1 + `by` or 1 - `by`, depending on the sign of its neighbour."""
     signs = np.copysign(by, np.roll(floats.astype(np.float32), 1))
     return (floats * (1 + signs)).astype(floats.dtype)
 
@@ -92,7 +93,7 @@ def limits(dtype: Any) -> Any:
 
 
 def parameters(function: tirx.PrimFunc) -> list[Parameter]:
-    """Return the parameters of a workload, with what they may hold."""
+    """Return the parameters of a workload and the ranges of their values."""
     is_converted = any(
         _is_integer(cast.ty.dtype) and not _is_integer(cast.value.ty.dtype)
         for cast in find_all(function.body, tirx.Cast)
@@ -109,7 +110,9 @@ def parameters(function: tirx.PrimFunc) -> list[Parameter]:
 
 
 def _range(function: tirx.PrimFunc, param: Any) -> tuple[int, int]:
-    """Return the least and the greatest integer that a parameter may hold, as far as the workload shows."""
+    """Return the least and the greatest integer that a parameter may hold, judged by its uses in the
+    workload.
+    """
     dtype = str(param.ty.dtype)
     if dtype == "bool":
         return 0, 1
@@ -132,12 +135,12 @@ def _range(function: tirx.PrimFunc, param: Any) -> tuple[int, int]:
     least, most = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
     if bits is None:
         return least, most
-    moderate = 1 << (bits // 2 - 2)  # its square is a sixteenth of what the type holds
+    moderate = 1 << (bits // 2 - 2)  # its square is a sixteenth of the type's range
     return max(least, -moderate), moderate
 
 
 def _indices(function: tirx.PrimFunc) -> Iterator[tuple[Any, int]]:
-    """Yield every index that depends on data, and the extent that it is an index of."""
+    """Yield every index that depends on data, with the extent of the indexed dimension."""
     for access in find_all(function.body, ir.TensorLoad, tirx.BufferStore):
         buffer = access.buffer if isinstance(access, tirx.BufferStore) else access.source
         for index, extent in zip(access.indices, buffer.ty.shape, strict=True):
@@ -146,7 +149,7 @@ def _indices(function: tirx.PrimFunc) -> Iterator[tuple[Any, int]]:
 
 
 def _traced(function: tirx.PrimFunc, expression: Any, param: Any, value: Any) -> Any:
-    """Return an expression with `value` for the elements of a parameter, also where they come by way of
+    """Return an expression with `value` substituted for the elements of a parameter, also through
     intermediate results.
 
         less[i] = ids[i] < 0; moved[i] = select(less[i], ids[i] + 50, ids[i]); table[moved[i]]
@@ -169,8 +172,9 @@ def _uses(expression: Any, variable: Any) -> bool:
 
 
 def _calculated_bits(function: tirx.PrimFunc, bits: int) -> int | None:
-    """Return the least bits of what is calculated with integers of at most `bits`: None where nothing is, 0
-    where they are divided or shifted."""
+    """Return the narrowest type, in bits, of calculations with integers of at most `bits`: None without
+    calculations, 0 for divisions and shifts.
+    """
     least = None
     for node in find_all(function.body, *CALCULATIONS, *DIVISORS_AND_SHIFTS):
         dtype = str(node.ty.dtype)

@@ -1,8 +1,7 @@
-"""Measure a GPU's `Profile` with small kernels, timed by CUDA's events.
+"""Measure a GPU's `Profile` with small kernels, timed by CUDA events.
 
-A kernel does more and more steps until it takes long enough to be timed. The fastest of a few calls counts,
-because other work only adds time. Rates are per cycle of the clock that the device names as its own, whatever
-it runs at.
+A kernel's number of steps grows until a call takes long enough to be timed. The fastest of a few calls
+counts, because other work only adds time. Rates are per cycle of the device's nominal clock.
 """
 
 from __future__ import annotations
@@ -33,41 +32,42 @@ from search.sketches.tensor_core import SIDE, TENSOR_SINCE, depth_of
 
 _log = logging.getLogger(__name__)
 
-# A call that takes this long is timed well by events, whose resolution is half a microsecond.
+# The least time of a call that events measure well: their resolution is half a microsecond.
 LONG_S, CALLS = 1e-3, 5
 MOST_STEPS = 1 << 20
-# The launches of two graphs; what the second one takes longer is the time of the launches that it has more.
+# The launches of two graphs. Their difference in time is that of the additional launches.
 GRAPHS = (8, 72)
 WARP, THREADS, BLOCKS_PER_CORE = 32, 256, 4
-# Independent sums of a thread, which hide the latency of the arithmetic, and the multiply-adds of one step.
+# Independent sums of each thread, enough to hide the latency of arithmetic, and the multiply-adds of one
+# step.
 CHAINS, UNROLLED = 4, 8
 TYPES = (FLOAT32, "float16", "int32", "float64")
-# The types that tensor cores multiply (float32 in TF32), and the types of their sums. Each multiprocessor has
-# WARPS, and each warp adds up FRAGMENTS of SIDE x SIDE.
+# The operand types of tensor cores (float32 stands for TF32) and their accumulator types. Each multiprocessor
+# runs WARPS, and each warp accumulates FRAGMENTS of SIDE x SIDE.
 SUMS = {"float16": FLOAT32, "bfloat16": FLOAT32, "int8": "int32", FLOAT32: FLOAT32}
 WARPS, FRAGMENTS = 8, 4
-# The working set that lies in memory, in sizes of the cache that all multiprocessors share.
+# The working set for memory's rate, in multiples of the L2 cache.
 TIMES_CACHE = 8
-# Elements of 4 bytes from one load of a chain of loads to the next one: another row of the memory's.
+# The distance of dependent loads, in elements of 4 bytes: each load hits another DRAM row.
 STRIDE = 4099 * 16
 LANES = 4
 
 
 def calibrate_gpu(device: Device, budget_s: float, clock: Callable[[], float] = time.perf_counter) -> Profile:
-    """Measure the first GPU that CUDA shows this process, with code for the device's target.
+    """Measure the first visible CUDA GPU with code for the device's target.
 
-    No measurement begins after `budget_s`. Fields without one are assumed, and are listed in `derived`.
-    Raises CalibrationError when no kernel compiles and runs.
+    No measurement begins after `budget_s`. Fields that weren't measured are assumed, and listed in `derived`.
+    Raises CalibrationError if no kernel compiles and runs.
     """
     measured: dict[str, Any] = {}
     end_s = clock() + budget_s
     try:
         calibration = _GpuCalibration(device)
-    except Exception as error:  # TVM raises whatever class its C++ side names
+    except Exception as error:  # TVM's C++ code may raise any exception class
         raise CalibrationError(f"no kernel compiles: {str(error)[-500:]}") from error
     for name, quantity in calibration.quantities().items():
         if clock() >= end_s:
-            _log.info("the calibration's %g s were spent when it came to %s", budget_s, name)
+            _log.info("the calibration's %g s were over before it measured %s", budget_s, name)
             break
         try:
             measured |= quantity()
@@ -80,7 +80,7 @@ def calibrate_gpu(device: Device, budget_s: float, clock: Callable[[], float] = 
 
 
 def complete_gpu_profile(measured: Mapping[str, Any], device: Device) -> Profile:
-    """Return a profile of the measured fields; the others are assumed, relative to what was measured."""
+    """Return a profile of the measured fields. Assume the others, scaled by the measured ones."""
     base = assumed_gpu_profile(device.cores)
     multiply_adds = measured.get("multiply_adds", {})
     faster = multiply_adds.get(FLOAT32, base.multiply_adds[FLOAT32]) / base.multiply_adds[FLOAT32]
@@ -96,7 +96,7 @@ def complete_gpu_profile(measured: Mapping[str, Any], device: Device) -> Profile
 
 
 class _GpuCalibration:
-    """Measures one quantity after the other, the most important ones first."""
+    """Measures the quantities in order of importance."""
 
     def __init__(self, device: Device) -> None:
         """Raises ValueError when TVM doesn't know the device's target, and CudaError."""
@@ -128,7 +128,7 @@ class _GpuCalibration:
                 f"tensor{dtype}": partial(matrix_products, dtype, self._cores) for dtype in self._tensor_types
             },
         }
-        # Together they take the compiler little longer than one.
+        # Compiling all of them together takes little longer than compiling one.
         functions = {
             name: build_module(body)["main"].with_attr("global_symbol", name)
             for name, body in kernels.items()
@@ -153,7 +153,7 @@ class _GpuCalibration:
         }
 
     def _launch(self) -> dict[str, float]:
-        """Measure the time that one more kernel adds to a CUDA graph, and what a call of its own costs."""
+        """Measure the time that one more kernel adds to a CUDA graph, and the time of a separate call."""
         timer, arguments = self._timer("waits"), (self._full(2, FLOAT32), self._full(WARP, FLOAT32), 0)
         self._call_s = min(timer(*arguments))
         kernel = self._library["waits"]
@@ -162,7 +162,7 @@ class _GpuCalibration:
         return {"launch_s": launch_s, "hertz": self._hertz}
 
     def _graph_s(self, kernel: Callable[..., object], arguments: Sequence[Any], launches: int) -> float:
-        """Return the seconds of the fastest of a few launches of a graph."""
+        """Return the seconds of a graph's fastest launch among a few."""
         graph = CudaGraph(self._device, lambda: [kernel(*arguments) for _ in range(launches)])
         try:
             return min(graph.launch_s() for _ in range(CALLS + 1))
@@ -187,7 +187,7 @@ class _GpuCalibration:
         return {"latency_cycles": step_s * self._hertz / UNROLLED}
 
     def _rate(self, name: str, kernel: str, cores: int) -> dict[str, float]:
-        """Measure the bytes per cycle that all multiprocessors together read, divided by `cores`."""
+        """Measure the read rate of all multiprocessors in bytes per cycle, divided by `cores`."""
         vectors = self._cores * BLOCKS_PER_CORE * THREADS
         read = self._turns[kernel] * vectors * LANES
         step_s = self._step_s(kernel, self._full(read, "int32"), self._full(vectors * LANES, "int32"))
@@ -210,7 +210,7 @@ class _GpuCalibration:
         return lambda *arguments: list(evaluator(*arguments).results)
 
     def _step_s(self, kernel: str, *tensors: Any) -> float:
-        """Return the seconds of a step of a kernel whose last argument is the number of steps."""
+        """Return the seconds per step of a kernel whose last argument is the number of steps."""
         timer = self._timer(kernel)
         steps, taken_s = 1, min(timer(*tensors, 1))
         while taken_s < LONG_S and steps < MOST_STEPS:
@@ -227,7 +227,7 @@ class _GpuCalibration:
 
 @contextmanager
 def _threads(blocks: int, threads: int) -> Iterator[Any]:
-    """Bind loops to blocks and threads; yield the number of the thread among all."""
+    """Bind loops to blocks and threads; yield the thread's index in the grid."""
     with (
         T.thread_binding(blocks, thread="blockIdx.x") as block,
         T.thread_binding(threads, thread="threadIdx.x") as thread,
@@ -255,7 +255,7 @@ def multiply_adds(dtype: str, blocks: int, threads: int, chains: int) -> None:
 
 
 def stream(turns: int, blocks: int, threads: int) -> None:
-    """Read the whole source once per step, neighbouring threads neighbouring vectors."""
+    """Read the whole source once per step. Neighbouring threads read neighbouring vectors."""
     everyone = blocks * threads
     source = T.arg("source", T.buffer((turns * everyone * LANES,), "int32"))
     result = T.arg("result", T.buffer((everyone * LANES,), "int32"))
@@ -264,7 +264,7 @@ def stream(turns: int, blocks: int, threads: int) -> None:
         total = T.alloc_buffer((LANES,), "int32", scope="local")
         T.buffer_store(total, T.broadcast(T.int32(0), LANES), [T.ramp(0, 1, LANES)])
         with T.serial(steps) as step, T.serial(turns) as turn:
-            # Another vector in each step, or the compiler would load it once.
+            # Each step reads another vector, or the compiler would hoist the load.
             place = T.truncmod(turn * everyone + number + step * threads, turns * everyone)
             loaded = source[T.ramp(place * LANES, 1, LANES)]
             T.buffer_store(total, total[T.ramp(0, 1, LANES)] + loaded, [T.ramp(0, 1, LANES)])
@@ -272,7 +272,7 @@ def stream(turns: int, blocks: int, threads: int) -> None:
 
 
 def shared_loads(blocks: int, threads: int) -> None:
-    """Read vectors from a block's shared memory, neighbouring threads neighbouring ones."""
+    """Read vectors from a block's shared memory. Neighbouring threads read neighbouring vectors."""
     source = T.arg("source", T.buffer((threads * LANES,), "int32"))
     result = T.arg("result", T.buffer((blocks * threads * LANES,), "int32"))
     steps = T.arg("steps", T.int64())
@@ -288,7 +288,7 @@ def shared_loads(blocks: int, threads: int) -> None:
         T.buffer_store(total, T.broadcast(T.int32(0), LANES), [every])
         with T.serial(steps) as step:
             for number in range(UNROLLED):
-                # Another vector each time, or the compiler would load it once.
+                # Each load reads another vector, or the compiler would load only once.
                 place = T.truncmod(thread + step * UNROLLED + number, threads)
                 loaded = shared[T.ramp(place * LANES, 1, LANES)]
                 T.buffer_store(total, total[every] + loaded, [every])
@@ -296,7 +296,7 @@ def shared_loads(blocks: int, threads: int) -> None:
 
 
 def chase(count: int) -> None:
-    """Load the place of the next load, in one thread."""
+    """Chase pointers in one thread: each load returns the index of the next."""
     source = T.arg("source", T.buffer((count,), "int32"))
     result = T.arg("result", T.buffer((1,), "int32"))
     steps = T.arg("steps", T.int64())
@@ -309,12 +309,12 @@ def chase(count: int) -> None:
 
 
 def operand_of(dtype: str) -> str:
-    """Return the type in which tensor cores multiply values of a type."""
+    """Return the type to which tensor cores convert an operand type."""
     return TF32 if dtype == FLOAT32 else dtype
 
 
 def matrix_products(dtype: str, blocks: int) -> None:
-    """Multiply matrices by tensor cores, into FRAGMENTS sums of every warp."""
+    """Multiply matrices with tensor cores. Each warp accumulates FRAGMENTS fragments."""
     source = T.arg("source", T.buffer((SIDE * SIDE,), dtype))
     result = T.arg("result", T.buffer((blocks * WARPS * FRAGMENTS * SIDE * SIDE,), SUMS[dtype]))
     steps = T.arg("steps", T.int64())

@@ -1,5 +1,5 @@
-"""TIR kernels that calibration times. Each does `steps` steps and stores its result: otherwise LLVM would
-remove the computation."""
+"""TIR kernels that calibration times. Each does `steps` steps and stores its result, or LLVM would remove the
+computation."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from core.profile import FLOAT32
 
 # Dependent operations in one iteration of the loops of `cycle_chain` and `dependent_multiply_adds`.
 CHAINED, WAITED = 64, 8
-# This many vectors are loaded without depending on each other.
+# The number of independent vector loads in one iteration.
 SIDE_BY_SIDE = 8
-# A working set that a core loads from its first cache at the highest rate.
+# A working set that fits the L1 cache and reaches its highest rate.
 SMALL_BYTES = 4 << 10
-# Lanes are gathered from rows of this many elements. It is no power of two: the rows would share cache sets.
+# Lanes are gathered from rows of this many elements. With a power of two, the rows would share cache sets.
 ROW_ELEMENTS, ROW_COLUMNS, GATHERED = 68, 64, 4
 # The tile of the kernel that multiplies bytes as 32-bit integers.
 WIDENED_STEPS, WIDENED_ROWS, WIDENED_COLUMNS = 64, 4, 2
@@ -43,8 +43,9 @@ def _vector(buffer: Any, start: Any, lanes: int) -> Any:
 
 
 def _accumulators(result: Any, dtype: str, lanes: int, count: int) -> list[Any]:
-    """Load `count` accumulators into registers. They hold different values: LLVM would compute equal ones
-    once."""
+    """Load `count` accumulators into registers. Their values differ, because LLVM would compute equal ones
+    once.
+    """
     sums = [T.alloc_buffer((lanes,), dtype, scope="local") for _ in range(count)]
     for i, one in enumerate(sums):
         T.buffer_store(one, _vector(result, i * lanes, lanes), [T.ramp(0, 1, lanes)])
@@ -57,7 +58,7 @@ def _store(result: Any, sums: Sequence[Any], lanes: int, start: Any = 0) -> None
 
 
 def cycle_chain() -> None:
-    """Add and exclusive-or integers, each operation depending on the one before: CHAINED cycles per step."""
+    """Add and xor integers. Each operation depends on the previous one, so a step takes CHAINED cycles."""
     source = T.arg("source", T.buffer((2,), "uint32"))
     result = T.arg("result", T.buffer((1,), "uint32"))
     steps = _steps_argument()
@@ -74,7 +75,7 @@ def cycle_chain() -> None:
 def multiply_adds(
     factor: str, total: str, lanes: int, total_lanes: int, chains: int, step: Callable[[Any, Any, Any], Any]
 ) -> None:
-    """Multiply and add in `chains` independent accumulators, all operands in registers."""
+    """Multiply and add in `chains` independent accumulators, with all operands in registers."""
     source = T.arg("source", T.buffer((2 * lanes,), factor))
     result = T.arg("result", T.buffer((chains * total_lanes,), total))
     steps = _steps_argument()
@@ -152,7 +153,7 @@ def gathers(lanes: int) -> None:
 
 
 def stream(lanes: int, cores: int) -> None:
-    """Read the whole source once per step, each core its own part."""
+    """Read the whole source once per step. Each core reads its own part."""
     length = T.int64()
     handle = T.arg("source", T.handle())
     result = T.arg("result", T.buffer((cores * SIDE_BY_SIDE * lanes,), "int32"))
@@ -172,7 +173,7 @@ def stream(lanes: int, cores: int) -> None:
 
 
 def parallel_stores(cores: int) -> None:
-    """Store one number per core, which takes as long as launching the threads."""
+    """Store one number per core: this times the launch of the threads."""
     result = T.arg("result", T.buffer((cores * 16,), "int32"))
     with T.parallel(cores) as core:
         T.buffer_store(result, core, [core * 16])

@@ -1,4 +1,4 @@
-"""Arguments for the candidates of a workload, and the outputs that are expected of them."""
+"""The arguments and expected outputs for a workload's candidates."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from compiler.measuring.draws import InputKind, nudge, parameters
 from compiler.measuring.rounding import NUDGE_FACTOR, STEPPED_SHARE, Rounding, is_float, reduced, widened
 from compiler.tir_nodes import find_all
 
-# Outputs hold this before a candidate runs. A correct kernel overwrites it.
+# The initial value of outputs. A correct kernel overwrites it.
 GARBAGE = 113
 
 
 @dataclass(frozen=True)
 class ReferencePrograms:
-    """Trusted programs of a workload that take tensors on the CPU: one, and one whose values in between are
-    changed (`nudge_recomputed`). `rounding` is the effect of the workload's roundings."""
+    """Trusted programs of a workload for tensors on the CPU: the workload itself, and a copy with nudged
+    intermediate values (`nudge_recomputed`). `rounding` is the effect of the workload's rounding errors.
+    """
 
     compute: Callable[..., object]
     compute_nudged: Callable[..., object]
@@ -32,8 +33,9 @@ class ReferencePrograms:
 
 
 class Operands:
-    """A workload's arguments on a device, one set for each of its `draws`. Candidates share them: creating
-    them takes longer than most candidates run."""
+    """A workload's arguments on a device, one set for each draw. Candidates share them, because creating them
+    takes longer than running most candidates.
+    """
 
     def __init__(self, function: tirx.PrimFunc, device: Any, reference: ReferencePrograms) -> None:
         self._parameters = parameters(function)
@@ -42,7 +44,7 @@ class Operands:
         self._outputs = [
             i for i, param in enumerate(function.params) if any(param.same_as(buffer) for buffer in written)
         ]
-        # Nothing is left of sums and products of subnormal numbers.
+        # Sums and products of subnormal numbers may be flushed to zero, so they test nothing.
         is_sum = any(reduced(block) > 1 for block in find_all(function.body, SBlock))
         self.draws = (InputKind.ORDINARY, InputKind.LARGE) if is_sum else tuple(InputKind)
         self._tensors: dict[InputKind, list[Any]] = {}
@@ -61,11 +63,11 @@ class Operands:
         return list(self._tensors[draw])
 
     def forget(self) -> None:
-        """Have `place` create new tensors: a wrong candidate may have written into the inputs."""
+        """Make `place` create new tensors, because a wrong candidate may have written into the inputs."""
         self._tensors = {}
 
     def difference(self, draw: InputKind, arguments: Sequence[Any]) -> str:
-        """Return the first output that is wrong and how; empty when all are right."""
+        """Describe the first wrong output; "" if all are right."""
         for i, expected in zip(self._outputs, self._expected[draw], strict=True):
             if wrong := expected.difference(arguments[i].numpy()):
                 return f"output {i} of {draw}: {wrong}"
@@ -95,8 +97,9 @@ class Operands:
 
 @dataclass(frozen=True)
 class Expected:
-    """The expected values of one output, by how much each may differ (None: not at all), and how many may
-    differ by more than that."""
+    """The expected values of one output, the allowed difference of each (None: exact), and how many values
+    may differ by more.
+    """
 
     values: NDArray[Any]
     bounds: NDArray[Any] | None
@@ -104,7 +107,7 @@ class Expected:
 
     @classmethod
     def of(cls, values: NDArray[Any], nudged: NDArray[Any] | None, rounding: Rounding) -> Expected:
-        """`nudged` are the values for inputs that were changed by as much as the roundings."""
+        """Derive the tolerances. `nudged` are the outputs for inputs nudged by the size of rounding errors."""
         rounds = rounding.relative > 0.0 and is_float(values.dtype)
         return cls(
             values,
@@ -113,13 +116,13 @@ class Expected:
         )
 
     def difference(self, actual: NDArray[Any]) -> str:
-        """Return how many values differ too much and by how much; empty when no more do than may."""
+        """Describe how many values differ too much and by how much; "" if not more than allowed."""
         with np.errstate(all="ignore"):
             far = np.asarray(actual != self.values)
             if self.bounds is not None:
                 error = np.abs(widened(actual) - widened(self.values))
                 far &= ~((error <= self.bounds) | np.isinf(self.bounds))
-            # Square roots and logarithms of negative numbers are nan: two values agree when both are.
+            # Two NaNs agree: square roots and logarithms of negative numbers are NaN.
             if far.any():
                 far &= ~(np.isnan(actual) & np.isnan(self.values))
             if np.count_nonzero(far) <= self.exceptions:

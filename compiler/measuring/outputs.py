@@ -1,7 +1,7 @@
 """Compare the outputs of two builds of one model, with a tolerance for rounding errors.
 
-Every kernel has been compared with a reference already. Comparing whole models finds what goes wrong between
-kernels: a wrong constant, a wrong layout, a buffer that is used twice.
+Every kernel was compared with a reference before. Comparing whole models finds errors between kernels: a
+wrong constant, a wrong layout, a buffer that is used twice.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from numpy.typing import NDArray
 
 from compiler.importing.spec import NARROW
 
-# By type of values; "quantized" is what passes through bytes, where a rounding error may become a whole step.
+# Tolerances by type. "quantized" are values that pass through bytes, where a rounding error may become a
+# whole quantization step.
 MODEL_TOLERANCE = {"float32": 1e-3, "float64": 1e-6, "float16": 2e-2, "bfloat16": 5e-2, "quantized": 2e-2}
 QUANTIZED = ("int8", "uint8", "int16", "uint16", *NARROW)
 
-# Rounding errors add up through a network, and become steps where it quantizes or takes a maximum. So the
-# root mean square of the error may be (SPREAD_FACTOR * spread + SIZE_FACTOR * size) times a kernel's relative
+# Rounding errors accumulate through a network, and become steps at quantizations and maxima. So the root mean
+# square of the error may be (SPREAD_FACTOR * spread + SIZE_FACTOR * size) times a kernel's relative
 # tolerance. Spread is the standard deviation of the expected values, size their root mean square.
 SPREAD_FACTOR, SIZE_FACTOR = 10.0, 0.1
 MIN_TOLERANCE = 1e-3
-# This share of integers may differ, and this share of floats may be finite in one output only.
+# The fraction of integers that may differ, and of floats that may be finite in only one output.
 MAX_DIFFERENT = 0.01
-# Fewer values have no meaningful standard deviation: their size replaces it.
+# Fewer values have no meaningful standard deviation, so their size replaces it.
 MIN_VALUES = 16
 
 Arrays = Sequence[NDArray[Any]]
@@ -37,11 +38,12 @@ def compare_outputs(
     computed_in: str = "float64",
     padded_axes: Sequence[int | None] = (),
 ) -> str:
-    """Return the first output that differs and how; empty when all outputs agree.
+    """Describe the first output that differs; "" if all outputs agree.
 
     `computed_in` is the coarsest type of intermediate values (`OnnxFile.computed_in`). An output of wider
     floats is no more precise, and bytes that stand for floats may be off as much as floats. Rounding errors
-    change the order of what is selected: outputs with one of the `padded_axes` are compared in any order.
+    change the order of selected elements, so outputs with one of the `padded_axes` are compared regardless of
+    order.
     """
     if len(expected) != len(actual):
         return f"there are {len(actual)} outputs instead of {len(expected)}"
@@ -62,7 +64,7 @@ def _compare(wanted: NDArray[Any], found: NDArray[Any], computed_in: str) -> str
     if tolerance is None:
         unordered = (wanted != wanted) & (found != found)
         return _count_different((wanted != found) & ~unordered)
-    # Random inputs may lead to nan and infinity, then in the same places of both outputs.
+    # Random inputs may produce NaN and infinity, but at the same positions of both outputs.
     a, b = found.astype(np.float64), wanted.astype(np.float64)
     if wrong := _count_different(np.isfinite(a) != np.isfinite(b)):
         return wrong

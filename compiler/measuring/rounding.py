@@ -1,10 +1,10 @@
-"""Bounds of how far the outputs of two right programs of one workload may lie apart.
+"""Bound the difference between the outputs of two correct programs of a workload.
 
 A schedule changes the order of sums, and which multiplications and additions are fused. So right programs
 differ by roundings, each of at most half an epsilon of its type. The roundings of a sum of n terms are a
 random walk: its length grows with sqrt(n) (Higham and Mary, "A New Approach to Probabilistic Rounding Error
-Analysis", 2019). What follows the sum may make an error larger. How much, the reference shows: its inputs and
-the values that a program may compute twice are changed by as much as the roundings.
+Analysis", 2019). Later operations may amplify an error. To measure by how much, the reference also runs with
+nudged inputs and nudged recomputed values.
 """
 
 from __future__ import annotations
@@ -30,35 +30,36 @@ from compiler.reading.blocks import is_expensive, op_name
 from compiler.tir_nodes import find_all
 
 ROUNDED = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div)
-# The divisor may be small; of a large value, whose error is large, a limit or a choice may leave little.
+# Operations that may amplify the relative error: a divisor may be small, and a limit or a choice may shrink a
+# large value but not its error.
 AMPLIFYING = (tirx.Div, tirx.Min, tirx.Select)
-# A sum of n terms may be off by this many epsilons times the root of n; a third of one is usual.
+# A sum of n terms may be off by this many epsilons times sqrt(n). A third of an epsilon is usual.
 SUM_FACTOR = 4.0
 # Tensor cores add up the products of DEPTH terms and the sum so far in one step. Products are exact. All are
 # aligned to the largest exponent among them. Each loses the bits that a float32 of that exponent lacks, and
-# the result is cut off likewise (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor
-# cores", 2021). So a step loses less than DEPTH + 2 epsilons of the largest, always towards zero: these
-# errors add up. An H100 keeps two more bits of each term, and adds 8 terms of 16 bits in a step.
+# the result is truncated too (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor
+# cores", 2021). So a step loses less than DEPTH + 2 epsilons of the largest, always towards zero, and these
+# errors accumulate. An H100 keeps two more bits of each term, and adds 8 terms of 16 bits in a step.
 DEPTH = 4
 TRUNCATIONS = (DEPTH + 2) / DEPTH  # for each term of a sum
 # exp, tanh and the like are approximations. Ours differ from a library's by up to ten epsilons of float32, a
 # GPU's by a hundred.
 FUNCTION_EPSILONS = 200.0
-# Where values are rounded to whole numbers, this share of them may be rounded to the other side.
+# The fraction of values that may round to the other neighbour when rounded to integers.
 STEPPED_SHARE = 1e-3
-# The reference's inputs are changed by this many times the error that is allowed, because changes of inputs
-# may cancel each other out by chance.
+# Inputs of the reference are nudged by this multiple of the allowed error, because nudges may cancel each
+# other out.
 NUDGE_FACTOR = 2.0
 STEPS = ("floor", "ceil", "round", "trunc", "nearbyint")
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """The effect of a workload's roundings on its outputs.
+    """The effect of a workload's rounding errors on its outputs.
 
     `relative` is the error relative to the outputs. Values below `floor` times their type's smallest number
-    have no precision left. With `amplified` the outputs may have larger errors for their size than what they
-    are computed of; with `has_steps` a few values may be others.
+    have no precision left. `amplified`: outputs may have larger relative errors than their operands.
+    `has_steps`: a few values may differ by a step.
     """
 
     relative: float = 0.0
@@ -68,7 +69,7 @@ class Rounding:
 
     @classmethod
     def of(cls, function: tirx.PrimFunc) -> Rounding:
-        """Add up the roundings of all blocks.
+        """Sum the rounding errors of all blocks.
 
             conv[...] += data[...] * weight[...]      # 4608 times, float32
             out[...] = max(conv[...] + bias[...], 0)
@@ -92,9 +93,9 @@ class Rounding:
         calls = [call for call in find_all(function.body, ir.Call) if is_float(call.ty.dtype)]
         functions = {str(call.ty.dtype) for call in calls if is_expensive(call)}
         for dtype in functions:
-            # Functions of smaller types are computed in float32.
+            # Functions of narrower types are computed in float32.
             relative += FUNCTION_EPSILONS * min(epsilon(dtype), epsilon("float32"))
-            # Results below the smallest number of full precision may be 0 (compiler.codegen.vector_math).
+            # Subnormal results may be 0 (compiler.codegen.vector_math).
             floor = 1.0 / epsilon(dtype)
         has_steps = any(op_name(call) in STEPS for call in calls) or any(
             is_float(cast.value.ty.dtype) and not is_float(cast.ty.dtype)
@@ -104,7 +105,7 @@ class Rounding:
         return cls(relative, floor, bool(functions) or amplifies, has_steps)
 
     def bounds(self, values: NDArray[Any], nudged: NDArray[Any] | None) -> NDArray[Any]:
-        """Return by how much each output may differ. `nudged` are the outputs for the changed inputs."""
+        """Return the allowed difference of each output. `nudged` are the outputs for nudged inputs."""
         with np.errstate(all="ignore"):
             size = np.abs(widened(values))
             error = np.asarray(self.relative * (size + _root_mean_square(size)))
@@ -115,17 +116,17 @@ class Rounding:
                 error += change + np.max(change, initial=0.0, where=np.isfinite(change))
             error[~is_finite] = 0.0
             if nudged is not None:
-                # A value that is finite in one of the two only may be either.
+                # A value that is finite in only one of the two may be either.
                 error[is_finite != np.isfinite(widened(nudged))] = np.inf
         return error
 
 
 def nudge_recomputed(module: tvm.IRModule) -> tvm.IRModule:
-    """Compute values anew wherever the workload `main` uses them. Each time, their operands are changed by as
-    much as their roundings, up and down in turns.
+    """Recompute intermediate values at each use in the workload `main`. Each copy nudges its operands by the
+    size of their rounding errors, alternately up and down.
 
-    A program may do so, and may fuse a multiplication with what comes next in one place only. Then two uses
-    see two roundings of one value, which no change of the inputs shows.
+    A program may recompute values, and may fuse a multiplication into only one of the uses. Two uses then see
+    two roundings of one value, which no nudge of the inputs shows.
 
         exp[i] = T.exp(scores[i] * 0.35 - largest[0])
         sum[0] += exp[i]
@@ -134,14 +135,14 @@ def nudge_recomputed(module: tvm.IRModule) -> tvm.IRModule:
         sum[0] += T.exp(scores[i] * (1 + a) * 0.35 - largest[0] * (1 - a))
         norm[i] = T.exp(scores[i] * (1 - b) * 0.35 - largest[0] * (1 + b)) / (sum[0] * (1 - b))
 
-    Results of reductions are computed once. The module is returned as it is where no value is used twice, and
-    where TVM can't schedule it.
+    Results of reductions are computed once. Returns the module unchanged if no value is used twice, or if TVM
+    can't schedule it.
     """
     loads = Counter(load.source for load in find_all(module["main"].body, ir.TensorLoad))
     try:
         schedule = Schedule(module, debug_mask="none")
         blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
-    except Exception:  # TVM raises whatever class its C++ side names
+    except Exception:  # TVM's C++ code may raise any exception class
         return module
     is_changed = False
     for block in blocks:
@@ -158,7 +159,7 @@ def nudge_recomputed(module: tvm.IRModule) -> tvm.IRModule:
     first_signs = itertools.cycle((1.0, -1.0))
 
     def nudge_operands(store: Any) -> Any:
-        # Booleans and integers have no roundings.
+        # Booleans and integers have no rounding errors.
         if not find_all(store.value, ir.TensorLoad) or not is_float(store.buffer.ty.dtype):
             return store
         first = next(first_signs)
@@ -179,15 +180,14 @@ def nudge_recomputed(module: tvm.IRModule) -> tvm.IRModule:
 
 
 def reduced(block: SBlock) -> int:
-    """Return how many values a block combines into each of its results; 1 if it is no reduction."""
+    """Return the number of terms that a block reduces into each result; 1 without a reduction."""
     axes = [axis for axis in block.iter_vars if axis.iter_type == tirx.IterVar.CommReduce]
     return math.prod(int(axis.dom.extent) for axis in axes)
 
 
 def _may_be_truncated(block: SBlock) -> bool:
-    """Return whether tensor cores may compute a block's sum.
-
-    Its factors must have at most 16 bits or be rounded to TF32, and their products must be float32.
+    """Return whether tensor cores may compute a block's sum: its factors have at most 16 bits or are rounded
+    to TF32, and its products are float32.
     """
     values = [store.value for store in find_all(block.body, tirx.BufferStore)]
     products = [one for value in values for one in find_all(value, tirx.Mul) if _is_float32(one)]
@@ -203,7 +203,7 @@ def _is_float32(value: Any) -> bool:
 
 
 def _operations(store: Any) -> int:
-    """Return how many roundings of floats a store's value has."""
+    """Return how often a stored value is rounded."""
     rounded = [node for node in find_all(store.value, *ROUNDED) if is_float(node.ty.dtype)]
     casts = [cast for cast in find_all(store.value, tirx.Cast) if is_float(cast.value.ty.dtype)]
     return len(rounded) + len(casts)
@@ -218,7 +218,7 @@ def epsilon(dtype: str) -> float:
 
 
 def widened(values: NDArray[Any]) -> NDArray[Any]:
-    """Convert floats to a type whose rounding errors are far below the tolerance."""
+    """Convert floats to a type whose rounding errors are far below the tolerances."""
     return values.astype(np.float64 if values.dtype == np.float64 else np.float32, copy=False)
 
 

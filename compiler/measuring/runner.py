@@ -1,8 +1,8 @@
-"""Verify and time candidates and whole modules: what a worker's child does with what was built.
+"""Verify and time built candidates and whole models in a worker's child.
 
-A candidate is timed as it will be deployed: its constants are packed before. A network streams its constants
-(weights) through the caches, while its activations stay there. So on a CPU, constants are flushed from the
-caches between the repeats. On a GPU, the candidate is launched from a CUDA graph, with another copy of the
+A candidate is timed as it will be deployed, so its constants are packed first. A network streams its
+constants (weights) through the caches, while its activations stay there. So on a CPU, constants are flushed
+from the caches between repeats. On a GPU, a CUDA graph launches the candidate with another copy of the
 constants each time.
 """
 
@@ -52,15 +52,14 @@ from compiler.workload import from_json
 from core.library_check import check_library
 from core.measurement import Measurement, Outcome
 
-# What a whole model is compared with; it is timed with the last.
+# The inputs with which whole models are compared. The last ones are also used for timing.
 MODULE_DRAWS = (InputKind.LARGE, InputKind.ORDINARY)
 
 
 class LocalRunner:
-    """Verifies and times on this machine's CPU, or on its GPU for a CUDA target. A bad candidate comes back
-    as a measurement, never as an exception.
-
-    `TVM_NUM_THREADS` in the environment sets how many threads candidates run on; TVM reads it once.
+    """Verifies and times on this machine's CPU, or on its GPU for a CUDA target. A failed candidate is
+    returned as a measurement, never raised. The environment variable `TVM_NUM_THREADS` sets the number of
+    threads; TVM reads it once.
     """
 
     def __init__(self, target: str) -> None:
@@ -76,7 +75,9 @@ class LocalRunner:
         self._operands = lru_cache(maxsize=64)(self._make_operands)
 
     def load(self, packed: bytes) -> BuiltKernel | Measurement:
-        """Load a packed KernelLibrary that was exported for this machine; build_s are the exporter's."""
+        """Load a packed KernelLibrary that was exported for this machine. `build_s` is the exporter's build
+        time.
+        """
         try:
             found = KernelLibrary.unpack(packed)
             library = found.load(platform.machine())
@@ -85,14 +86,13 @@ class LocalRunner:
             )
         except LibraryError as error:
             return Measurement(Outcome.BUILD_ERROR, error=str(error))
-        except Exception as error:  # TVM raises whatever class its C++ side names
+        except Exception as error:  # TVM's C++ code may raise any exception class
             problem = f"the library can't be loaded: {str(error)[-ERROR_CHARS:]}"
             return Measurement(Outcome.BUILD_ERROR, error=problem)
 
     def prepare(self, module_json: str) -> None:
-        """Compile the reference of a workload ahead of `run`. If that fails, so does `run`.
-
-        Several threads may do so at the same time.
+        """Compile a workload's reference before `run`. If that fails, `run` fails too. Several threads may
+        call this at the same time.
         """
         with contextlib.suppress(Exception):
             self._reference(module_json)
@@ -105,10 +105,10 @@ class LocalRunner:
         best_s: float | None = None,
         model_bytes: int = 0,
     ) -> Measurement:
-        """Compare a candidate's outputs with the reference's, then time it.
+        """Compare a candidate's outputs with the reference's outputs, then time it.
 
-        The closer it comes to `best_s`, the best latency known of the workload, the longer it is timed. The
-        constants of its model have `model_bytes`; 0 if that is unknown.
+        The closer it comes to `best_s`, the workload's best known latency, the longer it is timed.
+        `model_bytes` is the size of the model's constants; 0 if unknown.
         """
         try:
             if self._on_gpu:
@@ -116,12 +116,12 @@ class LocalRunner:
             operands = self._operands(module_json)
             kernel, first_s, wrong = self._first_calls(built, operands, constants)
             if wrong:
-                # An earlier candidate may have written into the operands: try again with new ones.
+                # An earlier candidate may have written into the operands, so try again with new ones.
                 operands.forget()
                 kernel, first_s, wrong = self._first_calls(built, operands, constants)
             if not wrong:
                 secs, doubt = self._steady(lambda: kernel.timed(first_s, best_s))
-                # Whatever the calls left behind: the last of them has to be right, too.
+                # The last call has to be right, too: earlier calls may have left state behind.
                 if wrong := operands.difference(InputKind.ORDINARY, kernel.arguments):
                     wrong = f"after several calls, {wrong}"
             if wrong:
@@ -132,19 +132,17 @@ class LocalRunner:
         return Measurement(Outcome.OK, secs, built.build_s, doubt, built.resources)
 
     def measure_module(self, artifact: IO[bytes], compare: bool) -> Measurement:
-        """Time a packed module end to end with random inputs, as a user's process runs it: the operating
-        system chooses the calling thread's core.
-
-        With `compare`, it is timed only if its outputs agree with the reference in the artifact. They are
-        compared again afterwards.
+        """Time a packed model end to end with random inputs. As in a user's process, the operating system
+        chooses the calling thread's core. With `compare`, the model is timed only if its outputs agree with
+        the artifact's reference. They are compared again afterwards.
         """
         try:
             library, manifest = open_artifact(artifact)
             specs = [Parameter(spec.shape, spec.storage) for spec in manifest.inputs]
             draws = MODULE_DRAWS if compare else MODULE_DRAWS[-1:]
             inputs = [[self._tensor(array) for array in draw.arrays(specs)] for draw in draws]
-            # The reference runs and is freed before the library is even loaded: a small device has no room
-            # for both.
+            # The reference runs and is freed before the library is loaded, because a small device has no
+            # memory for both.
             reference = open_reference(artifact) if compare else None
             expected = [] if reference is None else self._reference_outputs(reference, inputs)
             main = self._load_machine(library)["main"]
@@ -161,7 +159,7 @@ class LocalRunner:
         return Measurement(Outcome.OK, secs, error=doubt)
 
     def self_check(self) -> None:
-        """Compile, run and verify a tiny kernel. Raises RuntimeError when it computes a wrong result."""
+        """Compile, run and verify a tiny kernel. Raises RuntimeError if its result is wrong."""
         module = bind(doubling_kernel()) if self._on_gpu else doubling_kernel()
         source = np.arange(64, dtype="float32")
         arguments = [self._tensor(source), self._tensor(np.zeros(64, dtype="float32"))]
@@ -171,8 +169,9 @@ class LocalRunner:
             raise RuntimeError("the probe kernel computed a wrong result on this machine")
 
     def _load_machine(self, library: IO[bytes], allocator: str = "pooled") -> relax.VirtualMachine:
-        """Load a model's library. Its memory is freed with the machine, except for what the pooled allocator
-        keeps for the next one. Raises SymbolError for a library that calls what no compiled program needs."""
+        """Load a model's library. Its memory is freed with the virtual machine, except for the pooled
+        allocator's reserve. Raises SymbolError if the library calls functions that no compiled program needs.
+        """
         check_library(library)
         library.seek(0)
         with tempfile.TemporaryDirectory() as folder:
@@ -191,8 +190,7 @@ class LocalRunner:
     def _reference_outputs(
         self, reference: IO[bytes], inputs: Sequence[Sequence[Any]]
     ) -> list[list[NDArray[Any]]]:
-        """Run the reference with each set of inputs, with an allocator that returns its memory. Raises
-        RuntimeError."""
+        """Run the reference with each set of inputs. Its allocator frees its memory. Raises RuntimeError."""
         try:
             main = self._load_machine(reference, "naive")["main"]
             return [_arrays(main(*each)) for each in inputs]
@@ -212,21 +210,19 @@ class LocalRunner:
         return ReferencePrograms(compute, compute_nudged, rounding)
 
     def _compile_trusted(self, module: tvm.IRModule) -> Any:
-        # The fallback's few safe steps share nothing with the search, and take a tenth of plain loops' time.
-        # It runs on the CPU, also for a GPU's candidates.
+        # The fallback schedule's few safe steps are independent of the search, and take a tenth of the time
+        # of unscheduled loops. The reference runs on the CPU, also for GPU candidates.
         target = (self._target.host or "llvm") if self._on_gpu else self._target
         try:
             return tvm.compile(fallback.schedule(module), target=target, tir_pipeline=UNTUNED)["main"]
-        except Exception:  # TVM raises whatever class its C++ side names
+        except Exception:  # TVM's C++ code may raise any exception class
             return tvm.compile(module, target=target, tir_pipeline=UNTUNED)["main"]
 
     def _first_calls(
         self, built: BuiltKernel, operands: Operands, constants: Sequence[int]
     ) -> tuple[TimedKernel, float, str]:
-        """Call the candidate once with each draw of arguments, ordinary ones last.
-
-        Return it with these, the seconds of its last call, and what is wrong with its outputs (empty when
-        nothing is).
+        """Call the candidate once with each draw of arguments, ordinary ones last. Return the candidate with
+        these arguments, the seconds of its last call, and the error in its outputs ("" if they are right).
         """
         for draw in sorted(operands.draws, key=InputKind.ORDINARY.__eq__):
             kernel = self._placed(built, operands.place(draw), constants)
@@ -236,7 +232,7 @@ class LocalRunner:
         return kernel, first_s, wrong
 
     def _placed(self, built: BuiltKernel, arguments: list[Any], constants: Sequence[int]) -> TimedKernel:
-        """Return the candidate with arguments, constants packed."""
+        """Return the candidate with arguments, after packing constants."""
         constants_to_pack = built.packed_constants
         if constants_to_pack is not None:
             packed = [
@@ -263,19 +259,19 @@ class LocalRunner:
         return WorkingSet(self._device, read_attributes()["l2_bytes"])
 
     def _steady(self, measure: Callable[[], tuple[float, ...]]) -> tuple[tuple[float, ...], str]:
-        """Measure; return also what makes the result doubtful, empty when nothing does."""
+        """Measure. Also return the reason to doubt the result; "" without one."""
         if not self._on_gpu:
             return measure(), ""
         measured, held_back = self._clocks.steady(measure)
         return measured, f"the GPU's clocks were held back: {held_back}" if held_back else ""
 
     def _failure(self, error: Exception, build_s: float = 0.0) -> Measurement:
-        """Return what a trial that raised has come to."""
+        """Return the measurement of a trial that raised an error."""
         explained = explain(error) if self._on_gpu else None
         if explained is None:
             return Measurement(Outcome.RUN_ERROR, build_s=build_s, error=str(error)[-ERROR_CHARS:])
-        # After an error CUDA refuses to free memory, and TVM would end this process. So nothing that the
-        # failed call refers to is freed before the agent has the answer and replaces this process.
+        # After an error, CUDA can't free memory, and TVM would abort this process. So keep everything that
+        # the failed call refers to, until the agent has the reply and replaces this process.
         self._failed.append(error)
         outcome, line = explained
         return Measurement(outcome, build_s=build_s, error=line)
@@ -290,7 +286,7 @@ def _difference(
     expected: Sequence[Sequence[NDArray[Any]]],
     manifest: Manifest,
 ) -> str:
-    """Return what is wrong with a model's outputs, of the first inputs for which anything is."""
+    """Describe the first wrong output of a model; "" if all are right for all inputs."""
     padded_axes = [spec.padded_axis for spec in manifest.outputs]
 
     def typed(outputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
@@ -305,7 +301,7 @@ def _difference(
 
 
 def _arrays(outputs: Any) -> list[NDArray[Any]]:
-    """Return a model's outputs: TVM gives a single one as it is, several in a sequence."""
+    """Return a model's outputs as arrays. TVM returns a single output bare, several in a sequence."""
     if hasattr(outputs, "numpy"):
         return [outputs.numpy()]
     return [array for one in outputs for array in _arrays(one)]

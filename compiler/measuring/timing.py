@@ -1,7 +1,5 @@
-"""Time a candidate for as long as it takes to rank it.
-
-A candidate that is clearly slower than the best known one is timed once, one that may be the new best is
-timed longest.
+"""Time a candidate for as long as ranking it takes. A candidate that is clearly slower than the best known
+one is timed once, and a possible new best is timed longest.
 """
 
 from __future__ import annotations
@@ -26,45 +24,45 @@ REPEAT_MS = 1
 TIMING_S = 0.02
 MIN_REPEATS, MAX_REPEATS = 3, 20
 # A candidate whose median is then at most CLOSE times the best latency may become the best. It is repeated
-# until its timing has taken CLOSE_TIMING_S, even if its repeats agree: disturbances of the machine last
-# longer than a few repeats.
+# until its timing has taken CLOSE_TIMING_S, even if its repeats agree, because disturbances of the machine
+# last longer than a few repeats.
 CLOSE = 1.1
 CLOSE_TIMING_S = 0.1
 MAX_CLOSE_REPEATS = 100
 # Two calls are enough for a candidate whose faster one takes more than SLOW times the best latency. Noise
-# only ever adds time and seldom doubles the faster of two calls. A change of the clock rate or the load since
-# the best latency was measured makes less of a difference, too.
+# only adds time, and seldom doubles the faster of two calls. Changes of clock rate or load since the best
+# latency was measured make less difference, too.
 SLOW = 2.0
-# A first call may have to wake threads and to load code into the caches, which takes up to this long.
+# The most time that a first call needs to wake threads and to load code into the caches.
 COLD_S = 1e-3
 
 
-# A graph has at least this many launches of the candidate, so that its own launch, about 5 us, counts for
-# little. It has at most MAX_LAUNCHES, which take milliseconds to capture. Long candidates have fewer, as many
-# as take GRAPH_S.
+# A graph launches the candidate at least this often, so that the graph's own launch, about 5 us, hardly
+# counts. Capturing MAX_LAUNCHES takes milliseconds. A graph of a slow candidate takes about GRAPH_S.
 MIN_LAUNCHES, MAX_LAUNCHES = 16, 256
 GRAPH_S = 4e-3
 
 
 class Timer(Protocol):
-    """Times a kernel. A repeat takes `min_repeat_s` at least."""
+    """Times a kernel. A repeat takes at least `min_repeat_s`."""
 
     min_repeat_s: float
 
     def prepare(self, first_s: float) -> float:
-        """Get ready to time a kernel whose first call took `first_s` seconds. Return the seconds that a
-        repeat will take beside a call."""
+        """Prepare to time a kernel whose first call took `first_s` seconds. Return the overhead of a repeat
+        in seconds.
+        """
 
     def repeat(self, repeats: int) -> tuple[float, ...]:
         """Return the seconds of a call, one value per repeat."""
 
     def close(self) -> None:
-        """Free what timing needed."""
+        """Free the timer's resources."""
 
 
 @dataclass(frozen=True)
 class TimedKernel:
-    """A built candidate with its arguments on the device, and what times it."""
+    """A built candidate with its arguments on the device, and its timer."""
 
     function: Any
     device: Any
@@ -72,7 +70,7 @@ class TimedKernel:
     timer: Timer
 
     def call(self) -> float:
-        """Return the seconds of one call, whatever the caches hold."""
+        """Return the seconds of one call, with any state of the caches."""
         start = time.perf_counter()
         self.function(*self.arguments)
         self.device.sync()
@@ -80,10 +78,8 @@ class TimedKernel:
 
     @off_pool_cores()
     def timed(self, first_s: float, best_s: float | None) -> tuple[float, ...]:
-        """Return the seconds of a call, one value per repeat.
-
-        The closer a candidate comes to `best_s`, the best latency known of the workload, the more repeats it
-        gets. `first_s` is what an earlier first call took.
+        """Return the seconds per call, one value per repeat. The closer a candidate comes to `best_s`, the
+        workload's best known latency, the more repeats it gets. `first_s` are the seconds of the first call.
         """
         try:
             return self._timed(first_s, best_s)
@@ -93,7 +89,7 @@ class TimedKernel:
     def _timed(self, first_s: float, best_s: float | None) -> tuple[float, ...]:
         beside_s = self.timer.prepare(first_s)
         once_s = self.call()
-        # A repeat takes longer than what it times: flushing takes longer than many a kernel.
+        # A repeat takes longer than the timed calls: flushing may take longer than the kernel.
         cost_s = max(beside_s + once_s, self.timer.min_repeat_s)
         if best_s is None:
             return self._repeat(_repeats(TIMING_S / cost_s, MAX_REPEATS))
@@ -102,13 +98,13 @@ class TimedKernel:
             return (once_s,)
         secs: tuple[float, ...] = ()
         if fastest_s > SLOW * best_s:
-            # Perhaps the calls were slow only because threads and caches were cold.
+            # The calls may be slow only because threads and caches were cold.
             secs = self._repeat(MIN_REPEATS)
             if min(secs) > SLOW * best_s:
                 return secs
         secs += self._repeat(_repeats(TIMING_S / cost_s, MAX_REPEATS) - len(secs))
         if statistics.median(secs) <= CLOSE * best_s:
-            # Interruptions make repeats take longer than they should.
+            # Interruptions lengthen repeats.
             cost_s = max(cost_s, statistics.fmean(secs))
             secs += self._repeat(_repeats(CLOSE_TIMING_S / cost_s, MAX_CLOSE_REPEATS) - len(secs))
         return secs
@@ -118,10 +114,9 @@ class TimedKernel:
 
 
 class CallTimer:
-    """Times single calls on a CPU, with TVM's timer.
-
-    Before every timed call `flush`, which is given the arguments, takes from the caches what a network would
-    not find there. With `is_cold`, a second call would find it there, so a repeat is one call.
+    """Times single calls on a CPU with TVM's timer. Before every timed call, `flush` evicts from the caches
+    the arguments that a network wouldn't find there. With `is_cold`, a second call would find them there, so
+    a repeat is one call.
     """
 
     def __init__(
@@ -135,7 +130,8 @@ class CallTimer:
         self.min_repeat_s = self._repeat_ms / 1e3
 
     def prepare(self, first_s: float) -> float:
-        # TVM's timer finds the function by its name, and keeps it: it must not keep this kernel alive.
+        # TVM's timer looks the function up by name, and keeps it for ever. It must not keep this kernel
+        # alive.
         tvm_ffi.register_global_func(FLUSH, self._flush, override=True)
         start = time.perf_counter()
         self._flush(*self._arguments)
@@ -159,9 +155,9 @@ class CallTimer:
 class GraphTimer:
     """Times launches inside a CUDA graph, as a published model runs its kernels.
 
-    The launches use one copy of the `constants` after the other. All copies together fill the working set, so
-    a launch finds as much of its constants in the cache as it would in the model. The other operands stay the
-    same, because in a model the kernel before has just written them.
+    Successive launches use successive copies of the `constants`. The copies fill the working set, so a launch
+    finds as much of its constants in the cache as it would in the model. The other operands stay the same,
+    because in a model the previous kernel has just written them.
     """
 
     min_repeat_s = 0.0
@@ -200,7 +196,7 @@ class GraphTimer:
 
     def repeat(self, repeats: int) -> tuple[float, ...]:
         assert self._graph is not None, "prepared"
-        # The clock of an event ticks every half a microsecond: two events may show the same time.
+        # CUDA events have a resolution of half a microsecond, so two events may show the same time.
         return tuple(max(self._graph.launch_s(), 1e-9) / self._launches for _ in range(repeats))
 
     def close(self) -> None:
@@ -209,9 +205,8 @@ class GraphTimer:
 
 
 class WorkingSet:
-    """Copies of constants on a GPU, as many as the constants of a model have bytes.
-
-    More than `TIMES_CACHE` times the cache makes no difference: nothing of it stays in the cache.
+    """Copies of constants on a GPU, with as many bytes as a model's constants, but at most `TIMES_CACHE`
+    times the cache, which evicts all of them.
     """
 
     TIMES_CACHE = 3
@@ -220,22 +215,22 @@ class WorkingSet:
         self._device = device
         self._most_bytes = self.TIMES_CACHE * cache_bytes
         self._bytes = self._most_bytes
-        # Tensors for copies of constants of one signature. Candidates of one workload share them.
+        # Tensors by the signature of the constants. A workload's candidates share them.
         self._signature: tuple[tuple[tuple[int, ...], str], ...] = ()
         self._tensors: list[list[Any]] = []
 
     def resize(self, model_bytes: int) -> None:
-        """Set the bytes of a model's constants; 0 if they are unknown, which counts as many."""
+        """Set the size of a model's constants in bytes; 0, for unknown, counts as large."""
         self._bytes = min(model_bytes or self._most_bytes, self._most_bytes)
 
     def copies(self, constants: Sequence[Any]) -> list[list[Any]]:
-        """Return the constants, then copies of them, as many as the working set holds."""
+        """Return the constants and as many copies as the working set holds."""
         size = sum(map(_num_bytes, constants))
         count = min(self._bytes // size, MAX_LAUNCHES) - 1 if size else 0
         signature = tuple((tuple(map(int, tensor.shape)), str(tensor.dtype)) for tensor in constants)
         if signature != self._signature:
             self._signature, self._tensors = signature, []
-        # Each copy is an allocation of its own: kernels don't look at a view's offset.
+        # Each copy is a separate allocation, because kernels ignore a view's offset.
         while len(self._tensors) < count:
             self._tensors.append([tvm.runtime.empty(*each, self._device) for each in signature])
         copies = self._tensors[: max(count, 0)]
@@ -246,8 +241,9 @@ class WorkingSet:
 
 
 def flushes_constants(constants: Sequence[int]) -> Callable[..., None]:
-    """Return a function that flushes the arguments at these positions from a CPU's caches: a network streams
-    its weights, while the activations stay."""
+    """Return a function that flushes the arguments at these positions from a CPU's caches, because a network
+    streams its weights.
+    """
     flush = tvm.get_global_func("cache_flush_cpu_non_first_arg")
 
     def flush_constants(*arguments: Any) -> None:

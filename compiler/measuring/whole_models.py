@@ -21,16 +21,17 @@ from compiler.measuring.draws import InputKind, Parameter
 from core.measurement import Measurement, Outcome
 from core.model_format import ModelFormat, recognise
 
-# A model is called for WARM_UP_S until it is warm, then timed for TURN_S. It gets at most MAX_TURN_REPEATS
-# repeats: where there were more calls, a repeat is the median of several.
+# A model is called for WARM_UP_S to warm up, then timed for TURN_S. It gets at most MAX_TURN_REPEATS repeats.
+# With more calls, a repeat is the median of several.
 WARM_UP_S, TURN_S = 0.1, 0.3
 MAX_TURN_REPEATS = 40
-# A model that takes this long is called once: cold caches and sleeping threads don't matter then.
+# A model that takes at least this long is called once, because cold caches and sleeping threads don't matter
+# then.
 LONG_S = 1.0
 
 
 def time_calls(call: Callable[[], object]) -> tuple[float, ...]:
-    """Return wall-clock seconds of calls, after a warm-up."""
+    """Return the wall-clock seconds of calls after a warm-up."""
 
     def timed() -> float:
         start = time.perf_counter()
@@ -54,8 +55,8 @@ def time_in_onnx_runtime(model: IO[bytes], shapes: Mapping[str, Shape], threads:
     """Time a user's ONNX model on the CPU in ONNX Runtime, with all optimizations and the inputs of the
     compiled model.
 
-    `model` is the opened .onnx file, or the archive of one with its weights. `shapes` are those that the user
-    gave. A model that ONNX Runtime can't run is a RUN_ERROR, whose text begins with the cause.
+    `model` is the opened .onnx file, or an archive of the file and its weights. `shapes` are the user's input
+    shapes. If ONNX Runtime can't run the model, the result is a RUN_ERROR whose text begins with the cause.
     """
     try:
         runtime = importlib.import_module("onnxruntime")
@@ -74,13 +75,13 @@ def time_in_onnx_runtime(model: IO[bytes], shapes: Mapping[str, Shape], threads:
         with _onnx_path(model) as path:
             session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
             return Measurement(Outcome.OK, time_calls(lambda: session.run(None, feed)))
-    except Exception as error:  # ONNX Runtime has classes of its own
+    except Exception as error:  # ONNX Runtime has its own exception classes
         return Measurement(Outcome.RUN_ERROR, error=first_line(error))
 
 
 @contextmanager
 def _onnx_path(model: IO[bytes]) -> Iterator[str]:
-    """Yield the path of the .onnx file, unpacked from its archive where the model is one."""
+    """Yield the path of the .onnx file, unpacked if the model is an archive."""
     if recognise(model) is ModelFormat.ONNX:
         yield str(model.name)
         return

@@ -1,1 +1,1 @@
-"""Compiled code as files: shared libraries, artifacts of whole models, MetaSchedule databases."""
+"""Compiled code in files: shared libraries, artifacts of whole models, MetaSchedule databases."""

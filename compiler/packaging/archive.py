@@ -1,4 +1,4 @@
-"""Pack a few files into an uncompressed .tar and unpack it: compiled models and candidates travel so."""
+"""Pack and unpack uncompressed .tar archives, the format of compiled models and candidates."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from compiler.importing.spec import first_line
 
 
 class ArchiveError(ValueError):
-    """The bytes are not such an archive. The message is one sentence for the user."""
+    """The bytes are not such an archive. The message is one sentence for users."""
 
 
 def write(file: IO[bytes], entries: Sequence[tuple[str, IO[bytes]]]) -> None:
-    """Write an archive of whole files, in this order; equal contents give equal bytes. The header of a short
-    name has 512 bytes."""
+    """Write an archive of files in this order. Equal contents give equal bytes. A file with a short name has
+    a header of 512 bytes.
+    """
     with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for name, content in entries:
             entry = tarfile.TarInfo(name)
@@ -28,17 +29,16 @@ def write(file: IO[bytes], entries: Sequence[tuple[str, IO[bytes]]]) -> None:
 
 
 def pack(entries: Sequence[tuple[str, bytes]]) -> bytes:
-    """Return what `write` writes."""
+    """Return an archive as `write` writes it."""
     buffer = io.BytesIO()
     write(buffer, [(name, io.BytesIO(data)) for name, data in entries])
     return buffer.getvalue()
 
 
 def open_entries(file: IO[bytes], limits: Mapping[str, int], what: str) -> dict[str, IO[bytes]]:
-    """Return the files named in `limits`, which maps them to their maximal size in bytes.
-
-    They are parts of the archive, which stays open while they are read. Raises ArchiveError, whose message
-    calls the archive `what`, when a file is missing, too large or damaged.
+    """Open the files that `limits` names with their maximum sizes in bytes. Keep the archive open while you
+    read them. Raises ArchiveError if a file is missing, too large or damaged; its message calls the archive
+    `what`.
     """
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
@@ -50,9 +50,8 @@ def open_entries(file: IO[bytes], limits: Mapping[str, int], what: str) -> dict[
 
 
 def unpack(data: bytes, limits: Mapping[str, int], what: str) -> dict[str, bytes]:
-    """Return the contents of the files that `open_entries` returns.
-
-    Nothing is written to disk, so no name in the archive can lead out of a folder.
+    """Return the contents of the files in `limits`, as `open_entries` reads them. Nothing is written to disk,
+    so no name in the archive can escape a folder.
     """
     return {name: file.read() for name, file in open_entries(io.BytesIO(data), limits, what).items()}
 
@@ -72,7 +71,7 @@ def _open_entry(tar: tarfile.TarFile, name: str, limit: int, size: int, what: st
         entry = tar.getmember(name)
     except KeyError as error:
         raise ArchiveError(f"the {what} holds no {name}") from error
-    # What a sparse file has is not where its header says.
+    # A sparse file's data doesn't follow its header.
     file = tar.extractfile(entry) if entry.isreg() and not entry.issparse() else None
     if file is None or entry.size > limit:
         raise ArchiveError(f"{name} in the {what} is no plain file of at most {limit} bytes")

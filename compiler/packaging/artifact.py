@@ -32,7 +32,7 @@ LIBRARY = "model.so"
 MANIFEST = "manifest.json"
 SIGNATURE = "manifest.sig"
 REFERENCE = "reference.so"
-# An error that begins like this is about the reference, not about the library that is compared with it.
+# The prefix of errors of the reference, not of the library under test.
 REFERENCE_FAILED = "the untuned model, to compare with: "
 MAX_LIBRARY_BYTES = 4 << 30
 MAX_MANIFEST_BYTES = 16 << 20
@@ -41,17 +41,16 @@ _log = logging.getLogger(__name__)
 
 
 class ArtifactError(ValueError):
-    """A library can't be built, or bytes are not an artifact. The message is one sentence for the user."""
+    """A library can't be built, or bytes are not an artifact. The message is one sentence for users."""
 
 
 @dataclass(frozen=True)
 class TaskEntry:
     """One workload in an artifact. The `source` of its `trace` is "trial", "import", or "fallback" for the
-    fallback schedule; `trace` and `latency_s` are None for what no device has measured.
-
-    `share` is its fraction of the time of all workloads that were measured. `reason` says why the workload
-    isn't tuned, or doesn't use its best schedule; it is empty otherwise. `variant` names the variant that the
-    workload is computed by, if it is one (`compiler.variants`).
+    fallback schedule; `trace` and `latency_s` are None if no device measured it. `share` is its fraction of
+    the time of all measured workloads. `reason` says why the workload isn't tuned or doesn't use its best
+    schedule; "" otherwise. `variant` names the variant that computes the workload, if any
+    (`compiler.variants`).
     """
 
     workload: str
@@ -67,12 +66,12 @@ class TaskEntry:
 
 @dataclass(frozen=True)
 class Verification:
-    """What is known of a published library's outputs and speed.
+    """The checks of a published library's outputs and speed.
 
     `import_unverified` says why the imported model was not compared with its file in another runtime.
     `outputs_unverified` says why the library's outputs were not compared with the untuned library's. Both are
-    empty after a comparison. `worker` and `device` name where it was timed. `noise` is the spread of its
-    timings, from the 10th to the 90th percentile, as a part of their median; None for a single one.
+    empty after a comparison. `worker` and `device` timed it. `noise` is the range from the 10th to the 90th
+    percentile of its timings, as a fraction of their median; None for a single timing.
     """
 
     import_unverified: str
@@ -84,12 +83,12 @@ class Verification:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Description of a compiled model: enough to run it, to compare it and to build it again.
+    """The description of a compiled model: enough to run it, to compare it and to rebuild it.
 
-    `untuned_s`, `tuned_s` and `published_s` are seconds of calls of the whole model, timed in turns on the
-    device. `published_s` is of what an earlier job published. `instructions` are the instruction sets that
-    the target allows, as /proc/cpuinfo names them: tunefarm-runtime refuses a machine that lacks one.
-    `computed_in` is the coarsest type that it computes in, as in `OnnxFile`. Published manifests have
+    `untuned_s`, `tuned_s` and `published_s` are the seconds per call of the whole model, timed alternately on
+    the device. `published_s` is the time of an earlier job's artifact. `instructions` are the instruction
+    sets that the target allows, as /proc/cpuinfo names them: tunefarm-runtime rejects a machine that lacks
+    one. `computed_in` is the coarsest type of intermediate values, as in `OnnxFile`. Published manifests have
     a `verification` and the digest `library_sha256`, because the signature covers the manifest alone.
     """
 
@@ -120,7 +119,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
-        """Raises ArtifactError when the text is not a manifest."""
+        """Parse a manifest. Raises ArtifactError for any other text."""
         try:
             data = json.loads(text)
             # Manifests of older versions lack some of these fields.
@@ -147,10 +146,10 @@ _NESTED: Mapping[str, Callable[[Any], object]] = {
 
 
 def schedule_module(fused: tvm.IRModule, schedules: Mapping[str, str], target: str) -> tvm.IRModule:
-    """Return a fused module with its functions scheduled and its constants packed as these read them.
+    """Schedule the functions of a fused module, and pack its constants as the schedules read them.
 
     `schedules` maps workload hashes to traces; functions without one get the fallback schedule. Raises
-    ArtifactError when a trace doesn't apply.
+    ArtifactError if a trace doesn't apply.
     """
     on_gpu = parse_target(target).kind.name == "cuda"
     functions = {
@@ -161,14 +160,13 @@ def schedule_module(fused: tvm.IRModule, schedules: Mapping[str, str], target: s
     }
     try:
         return prepack(tvm.IRModule(functions, attrs=fused.attrs, global_infos=fused.global_infos))
-    except Exception as error:  # TVM raises whatever class its C++ side names
+    except Exception as error:  # TVM's C++ code may raise any exception class
         raise ArtifactError(f"the model's constants can't be packed: {first_line(error)}") from error
 
 
 def build_scheduled(scheduled: tvm.IRModule, target: str, library: Path) -> None:
-    """Compile what `schedule_module` returns into a shared library that TVM's runtime alone can load.
-
-    Raises ArtifactError when the code can't be generated or there is no linker.
+    """Compile a module from `schedule_module` into a shared library that needs only TVM's runtime. Raises
+    ArtifactError if code generation fails or no linker is found.
     """
     parsed = parse_target(target)
     with pass_context(parsed):
@@ -185,7 +183,7 @@ def build_library(module: tvm.IRModule, target: str, library: Path, pipeline: st
     constants = LargeConstants()
 
     def graph_pipeline(module: tvm.IRModule) -> tvm.IRModule:
-        # TVM's pipeline for GPUs would fuse functions again that have schedules.
+        # TVM's GPU pipeline would fuse scheduled functions again.
         return constants.set_aside(relax.get_pipeline("default")(module))
 
     try:
@@ -193,7 +191,7 @@ def build_library(module: tvm.IRModule, target: str, library: Path, pipeline: st
         if parsed.kind.name == "cuda":
             load_cuda()
             module = fallback.schedule_for_gpu(module, parsed)
-            # What is called with the same shapes every time becomes a CUDA graph.
+            # Calls with static shapes become a CUDA graph.
             with parsed, pass_context(parsed, **{"relax.backend.use_cuda_graph": True}):
                 built = relax.build(module, parsed, relax_pipeline=graph_pipeline, tir_pipeline=pipeline)
         else:
@@ -201,7 +199,7 @@ def build_library(module: tvm.IRModule, target: str, library: Path, pipeline: st
         link_library(built, triple, link, library, constants)
     except (LinkerError, CudaError) as error:
         raise ArtifactError(str(error)) from error
-    except Exception as error:  # TVM raises whatever class its C++ side names
+    except Exception as error:  # TVM's C++ code may raise any exception class
         if is_out_of_memory(error):
             raise
         _log.warning("a model can't be compiled: %s: %s", type(error).__name__, first_line(error))
@@ -231,11 +229,11 @@ def write(
     reference: IO[bytes] | None = None,
     sign: Callable[[bytes], str] | None = None,
 ) -> None:
-    """Write a library and its manifest as an uncompressed .tar; equal contents give equal bytes.
+    """Write a library and its manifest as an uncompressed .tar. Equal contents give equal bytes.
 
-    A `reference` is another library of the same model. A worker with `compare` set times the artifact only if
-    both libraries compute the same. `sign` returns the signature of the manifest's text,
-    which is added.
+    A `reference` is another library of the same model. A worker with `compare` times the artifact only if
+    both libraries' outputs agree. `sign` returns a signature of the manifest's text, which is added to the
+    archive.
     """
     text = manifest.to_json().encode()
     entries: list[tuple[str, IO[bytes]]] = [(MANIFEST, io.BytesIO(text))]
@@ -246,15 +244,16 @@ def write(
 
 
 def pack(library: bytes, manifest: Manifest, reference: bytes | None = None) -> bytes:
-    """Return what `write` writes."""
+    """Return an artifact as `write` writes it."""
     buffer = io.BytesIO()
     write(buffer, io.BytesIO(library), manifest, None if reference is None else io.BytesIO(reference))
     return buffer.getvalue()
 
 
 def open_artifact(file: IO[bytes]) -> tuple[IO[bytes], Manifest]:
-    """Return the library, as a part of the file, and the manifest of an artifact. Raises ArtifactError for
-    another file."""
+    """Return an artifact's library, as a part of the file, and its manifest. Raises ArtifactError for any
+    other file.
+    """
     limits = {MANIFEST: MAX_MANIFEST_BYTES, LIBRARY: MAX_LIBRARY_BYTES}
     try:
         entries = archive.open_entries(file, limits, "artifact")
@@ -266,14 +265,13 @@ def open_artifact(file: IO[bytes]) -> tuple[IO[bytes], Manifest]:
 
 
 def unpack(data: bytes) -> tuple[bytes, Manifest]:
-    """Return the library and the manifest of a packed artifact. Raises ArtifactError for other bytes."""
+    """Return the library and the manifest of a packed artifact. Raises ArtifactError for any other bytes."""
     library, manifest = open_artifact(io.BytesIO(data))
     return library.read(), manifest
 
 
 def open_reference(file: IO[bytes]) -> IO[bytes] | None:
-    """Return the reference that was packed with an artifact, as a part of the file; None if there is none.
-    Raises ArtifactError."""
+    """Return an artifact's reference library, as a part of the file; None without one. Raises ArtifactError."""
     try:
         if REFERENCE not in archive.names(file, "artifact"):
             return None

@@ -1,7 +1,7 @@
-"""TVM's CUDA runtime: it runs kernels, and packs machine code for GPUs into libraries.
+"""Load TVM's CUDA runtime, which runs kernels and packs GPU code into libraries.
 
-It needs NVIDIA's driver, and a runtime library that may come from the packages of the extra `cuda`. Where
-there is no driver, as on machines that only build, a library whose functions fail takes its place.
+It needs NVIDIA's driver, and a runtime library that may come from the packages of the extra `cuda`. On
+machines without the driver, such as builders, a stub library whose functions fail replaces it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from compiler.codegen import nvcc
 from compiler.packaging.linker import LinkerError, find_linker
 
 DRIVER, RUNTIME, TVM_RUNTIME = "libcuda.so.1", "libcudart.so.13", "libtvm_runtime_cuda.so"
-# What TVM's runtime calls of the driver by itself. Without a GPU none of it is called.
+# The driver functions that TVM's runtime links to. Without a GPU it calls none of them.
 _CALLED = (
     *("cuDeviceGetName", "cuFuncSetAttribute", "cuGetErrorName", "cuGetErrorString", "cuLaunchKernelEx"),
     *("cuModuleGetFunction", "cuModuleLoadData", "cuModuleUnload", "cuTensorMapEncodeTiled"),
 )
-_STUB_LIBRARY = 34  # the error of NVIDIA's own stubs
+_STUB_LIBRARY = 34  # the error code of NVIDIA's own stubs
 
 
 class CudaError(RuntimeError):
@@ -34,7 +34,7 @@ class CudaError(RuntimeError):
 
 @functools.cache
 def load_cuda() -> None:
-    """Load TVM's CUDA runtime into this process, and have it compile by our nvcc. Raises CudaError."""
+    """Load TVM's CUDA runtime into this process, and make it compile with our nvcc. Raises CudaError."""
     nvcc.register()
     if tvm.get_global_func("ffi.Module.create.cuda", allow_missing=True) is not None:
         return
@@ -66,7 +66,7 @@ def _packaged_runtime() -> Path:
 
 
 def _load_stub() -> None:
-    """Load a library under the driver's name whose functions fail. Raises CudaError."""
+    """Load a stub library under the driver's name; its functions fail. Raises CudaError."""
     functions = "".join(f"int {name}() {{ return {_STUB_LIBRARY}; }}\n" for name in _CALLED)
     text = f'#ifdef __cplusplus\nextern "C" {{\n#endif\n{functions}#ifdef __cplusplus\n}}\n#endif\n'
     with tempfile.TemporaryDirectory(prefix="tunefarm-") as folder:

@@ -1,7 +1,7 @@
-"""What a library holds beside machine code: TVM's bytecode of a model with its constants, kernels of a GPU.
+"""Write the parts of a library besides host code: TVM's bytecode with a model's constants, and GPU kernels.
 
-TVM packs it into bytes, which its runtime finds in the library under a name. Left to itself, it would hold
-constants five times meanwhile: as tensors, as bytes, as parts of more bytes, of LLVM's code, of an object.
+TVM serializes them into bytes, which its runtime finds in the library under a symbol. TVM alone would hold
+five copies of the constants: as tensors, in two byte strings, in LLVM's code and in an object file.
 """
 
 from __future__ import annotations
@@ -22,28 +22,29 @@ from tvm.ir import GenericConst
 
 from compiler.packaging.elf import write_object
 
-# The name in tvm/ffi/extra/module.h.
+# The symbol of tvm/ffi/extra/module.h.
 SYMBOL = "__tvm_ffi__library_bin"
-# Smaller constants are left to TVM.
+# TVM keeps smaller constants.
 MIN_BYTES = 64 << 10
 _SIZE = struct.Struct("<Q")
-# A tensor of one axis: their number, its type, the shape, the number of bytes. Then the elements follow.
+# The header of a tensor: the number of axes (one), the type, the shape, the number of bytes. The elements
+# follow.
 _DESCRIBED = struct.Struct("<i4sqq")
 
 
 class LargeConstants:
-    """The large constants of a model that TVM compiles. A small tensor stands for each, whose elements are
-    the constant's digest; they themselves are written straight from memory into an object file."""
+    """The large constants of a model during compilation. A small tensor with the constant's digest replaces
+    each one. The constants themselves are written from memory to an object file.
+    """
 
     def __init__(self) -> None:
         self._by_digest: dict[bytes, Any] = {}
-        # A model could hold the plain digest of one of its constants elsewhere.
+        # Salted, because a model could contain the plain digest of one of its constants.
         self._salt = secrets.token_bytes(32)
 
     def set_aside(self, module: tvm.IRModule) -> tvm.IRModule:
-        """Put small tensors in the place of large constants; equal ones become equal ones.
-
-        The module is as TVM turns it into bytecode: nothing looks at the shapes of its constants any more.
+        """Replace large constants with small tensors. Equal constants get equal tensors. At this point, right
+        before TVM generates bytecode, nothing reads the shapes of constants any more.
         """
 
         def replace(const: GenericConst) -> GenericConst:
@@ -66,14 +67,15 @@ class LargeConstants:
         return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
 
     def write_imports(self, module: Any, arch: str, path: Path) -> None:
-        """Write the parts of a compiled module beside machine code to an object file for one of `elf.ARCHS`.
-        They include the constants that were set aside."""
+        """Write the parts of a compiled module besides host code to an object file for one of `elf.ARCHS`,
+        including the constants that were set aside.
+        """
         packed = tvm_ffi.get_global_func("runtime.ModulePackImportsToTensor")(module)
         with path.open("wb") as file:
             write_object(file, arch, SYMBOL, self._put_back(np.from_dlpack(packed).tobytes()))
 
     def _put_back(self, packed: bytes) -> list[bytes | memoryview]:
-        """Return, in parts, what TVM packed with the constants in it again.
+        """Return TVM's serialized bytes in parts, with the constants restored.
 
             size, [number, ...], [number, ...], "relax.VMExecutable", size of what follows, ...,
             (head, 1, type, 8, 32, digest), ...
@@ -109,7 +111,7 @@ class LargeConstants:
 
 
 def _is_large(tensor: Any) -> bool:
-    """Return whether a constant is large, of elements that are whole bytes."""
+    """Return whether a constant is large and its elements are whole bytes."""
     return tensor.dtype.bits % 8 == 0 and tensor.dtype.lanes == 1 and _num_bytes(tensor) >= MIN_BYTES
 
 
@@ -118,5 +120,5 @@ def _num_bytes(tensor: Any) -> int:
 
 
 def _content(tensor: Any) -> memoryview:
-    """Return the bytes of a tensor where they are."""
+    """Return a tensor's bytes without a copy."""
     return np.from_dlpack(tensor._create_view((_num_bytes(tensor),), "uint8")).data

@@ -1,7 +1,7 @@
-"""Candidates as shared libraries: compiled on one machine, loaded and timed on another.
+"""Pack candidates as shared libraries, which are compiled on one machine and timed on another.
 
-A packed library is an archive of two files. The shared library comes first, so that its ELF header, which
-names the machine, stands at a fixed place. The manifest tells how its functions are called.
+A packed library is an archive of two files. The shared library comes first, so the architecture in its ELF
+header has a fixed offset. The manifest describes how to call its functions.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ MAX_MANIFEST_BYTES = 1 << 20
 
 
 class LibraryError(ValueError):
-    """The bytes are not a candidate that can run here. The message is one sentence that says why."""
+    """The bytes are not a candidate that can run here. The message says why in one sentence."""
 
 
 @dataclass(frozen=True)
 class KernelLibrary:
-    """A candidate's shared library, the constants that it packs (None for none), the seconds of building, and
-    what the compiler reported of its kernels."""
+    """A candidate's shared library, the constants that it packs (None if none), the seconds of its build, and
+    the GPU compiler's report on its kernels.
+    """
 
     data: bytes
     packed_constants: PackedConstants | None
@@ -73,9 +74,8 @@ class KernelLibrary:
             raise LibraryError(f"the library's {MANIFEST} is damaged: {error}") from error
 
     def load(self, arch: str) -> Any:
-        """Load the library as a tvm.runtime.Executable; it is unloaded when nothing refers to it any more.
-
-        Raises LibraryError when it is not for this `arch`, or calls what no compiled program needs.
+        """Load the library as a tvm.runtime.Executable. It is unloaded with its last reference. Raises
+        LibraryError if it is for another `arch`, or calls functions that no compiled program needs.
         """
         made_for = elf_arch(self.data)
         if made_for != arch:
@@ -87,5 +87,5 @@ class KernelLibrary:
         with tempfile.TemporaryDirectory(prefix="tunefarm-") as folder:
             path = Path(folder) / LIBRARY
             path.write_bytes(self.data)
-            # tvm.runtime.load_module would keep the library for the life of the process.
+            # tvm.runtime.load_module would keep the library until the process exits.
             return tvm.runtime.Executable(tvm_ffi.load_module(str(path), keep_module_alive=False))

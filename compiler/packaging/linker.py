@@ -1,4 +1,4 @@
-"""Link shared libraries for this machine and for others."""
+"""Link shared libraries for this machine and for other architectures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from core.library_check import check_library
 from sandbox.cache_seed import ZIG_CACHE, seed_name
 from system.host_compiler import find_compiler, find_cross_compiler
 
-# Libraries linked for another machine run with this C library and later ones: Debian 10's, Ubuntu 18.10's.
+# The oldest glibc that cross-linked libraries support, as in Debian 10 and Ubuntu 18.10.
 GLIBC = "2.28"
 LINK_TIMEOUT_S = 300
 ZIG = "ziglang"
@@ -27,14 +27,12 @@ Link = Callable[..., None]
 
 
 class LinkerError(Exception):
-    """Nothing can be linked. The message says why, or what to install."""
+    """A library can't be linked. The message says why, or what to install."""
 
 
 def find_linker(triple: str) -> Link:
-    """Return a function that links objects into a shared library, for TVM's `fcompile`.
-
-    The library is for the machine of an LLVM triple. Raises LinkerError when there is no linker for it; the
-    returned function raises it when the linker fails.
+    """Return a function that links objects into a shared library for an LLVM triple, for TVM's `fcompile`.
+    Raises LinkerError without a suitable linker; the returned function raises it if linking fails.
     """
     arch = triple.partition("-")[0]
     compiler = _native_compiler() if arch == platform.machine() else _cross_compiler(arch)
@@ -58,9 +56,8 @@ def find_linker(triple: str) -> Link:
 
 
 def zig_cache_folder(arch: str) -> Path | None:
-    """Return where zig's cache for a machine is kept. None where another linker links for it.
-
-    Raises LinkerError.
+    """Return the folder of zig's cache for an architecture; None if another linker serves it. Raises
+    LinkerError.
     """
     found = importlib.util.find_spec(ZIG)
     if found is None or arch in ("", platform.machine()) or find_cross_compiler(arch):
@@ -73,10 +70,9 @@ def zig_cache_folder(arch: str) -> Path | None:
 def link_library(
     executable: Any, triple: str, link: Link, library: Path, constants: LargeConstants | None = None
 ) -> None:
-    """Link what TVM compiled for the machine of an LLVM triple into a shared library of that machine.
-
-    `constants` were set aside before it was compiled. Raises LinkerError, SymbolError for a library that
-    calls what no compiled program needs, and whatever TVM raises when it can't generate the code.
+    """Link a compiled module into a shared library for an LLVM triple. `constants` were set aside before
+    compilation. Raises LinkerError; SymbolError if the library calls functions that no compiled program
+    needs; any exception of TVM's if code generation fails.
     """
     arch = triple.partition("-")[0]
 
@@ -100,7 +96,7 @@ def link_library(
 
 
 def _native_compiler() -> list[str]:
-    """Return the environment's CXX or CC, or else the first compiler on the path. Raises LinkerError."""
+    """Return CXX or CC from the environment, or else the first compiler on the PATH. Raises LinkerError."""
     found = find_compiler()
     if found is None:
         raise LinkerError("no C compiler to link the model with: install gcc or clang, or set CC")
@@ -108,7 +104,7 @@ def _native_compiler() -> list[str]:
 
 
 def _cross_compiler(arch: str) -> list[str]:
-    """Return a cross compiler on the path, or the one in the package ziglang. Raises LinkerError."""
+    """Return a cross compiler on the PATH, or zig from the package ziglang. Raises LinkerError."""
     found = find_cross_compiler(arch)
     if found:
         return [found]
@@ -121,16 +117,15 @@ def _cross_compiler(arch: str) -> list[str]:
 
 
 def _private_folder(name: str) -> Path:
-    """Create a folder for temporary files that lasts and that only this user can write into.
-
-    It replaces one in the home folder, which may not be writable. Raises LinkerError.
+    """Create a permanent folder below the one for temporary files, writable only by this user. The home
+    folder may not be writable. Raises LinkerError.
     """
     folder = Path(tempfile.gettempdir()) / f"{name}-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         owner = folder.lstat().st_uid
     except OSError as error:
-        raise LinkerError(f"{folder} can't be made: {error.strerror}: set {ZIG_CACHE}") from error
+        raise LinkerError(f"can't create {folder} ({error.strerror}): set {ZIG_CACHE}") from error
     if folder.is_symlink() or owner != os.getuid():
         raise LinkerError(f"{folder} is not this user's own: remove it, or set {ZIG_CACHE}")
     return folder

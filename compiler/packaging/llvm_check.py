@@ -1,4 +1,4 @@
-"""Check LLVM's code before it is compiled into this process."""
+"""Check LLVM IR before it is compiled into this process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ASSEMBLER = re.compile(
 
 
 def check_llvm(source: str) -> None:
-    """Check the names that LLVM's code refers to, and that it has no assembler. Raises SymbolError."""
+    """Check the symbols that LLVM IR refers to, and that it has no inline assembly. Raises SymbolError."""
     if _ASSEMBLER.search(source):
-        raise SymbolError("the program has assembler in it")
+        raise SymbolError("the program has inline assembly in it")
     check_names(name for name in _DECLARED.findall(source) if not name.startswith("llvm."))

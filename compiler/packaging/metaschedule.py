@@ -24,7 +24,7 @@ from core.trace import TraceRefused, parse_trace, write_trace
 WORKLOAD_FILE = "database_workload.json"
 RECORD_FILE = "database_tuning_record.json"
 MAX_FILE_CHARS = 1 << 30
-# MetaSchedule stores a candidate that failed as one that took this long or longer.
+# MetaSchedule stores failed candidates with this run time or a longer one.
 FAILED_S = 1e9
 # The JSON of a module follows its length: eight bytes, little-endian.
 LENGTH_BYTES = 8
@@ -35,8 +35,9 @@ class DatabaseFormatError(ValueError):
 
 
 class ScheduleRecord(Protocol):
-    """The part of a stored record that export needs. `trace` and `target` are JSON texts; `run_s` has one
-    value per repeat."""
+    """The fields of a stored record that export needs. `trace` and `target` are JSON texts; `run_s` has one
+    value per repeat.
+    """
 
     @property
     def workload_hash(self) -> str: ...
@@ -64,7 +65,7 @@ def export_database(records: Iterable[ScheduleRecord], workloads: Mapping[str, s
 
     `workloads` maps hashes to module texts; workloads without a record are left out. Raises KeyError for a
     record whose workload is missing. Raises ValueError for texts that are damaged or do more than compute and
-    schedule, because other programs of TVM read the files.
+    schedule, because other TVM programs read the files.
     """
     lines: dict[str, int] = {}
     arguments: dict[str, Any] = {}
@@ -87,9 +88,9 @@ def export_database(records: Iterable[ScheduleRecord], workloads: Mapping[str, s
 def import_database(workload_text: str, record_text: str) -> Iterator[ImportedRecord]:
     """Yield the records that have timings, in the order of the file.
 
-    Hashes are computed anew: another version of TVM may hash differently. Candidates that failed and records
-    without timings are left out. Raises DatabaseFormatError, also for a workload or a trace that does more
-    than compute and schedule.
+    Hashes are recomputed, because another version of TVM may hash differently. Candidates that failed and
+    records without timings are left out. Raises DatabaseFormatError, also for a workload or a trace that does
+    more than compute and schedule.
     """
     workloads = [_parse_workload(number, value) for number, value in _values(WORKLOAD_FILE, workload_text)]
     for number, value in _values(RECORD_FILE, record_text):
@@ -103,7 +104,7 @@ def _line(value: object) -> str:
 
 
 def _describe_arguments(module: tvm.IRModule) -> list[Any]:
-    """Return kind, element type and shape of every argument, as MetaSchedule stores them (args_info)."""
+    """Return the kind, element type and shape of every argument, in MetaSchedule's format (args_info)."""
     infos = ArgInfo.from_prim_func(module["main"])
     return [
         [str(kind), str(dtype), [int(n) for n in shape]] for kind, dtype, shape in map(ArgInfo.as_json, infos)
@@ -111,7 +112,7 @@ def _describe_arguments(module: tvm.IRModule) -> list[Any]:
 
 
 def _values(file: str, text: str) -> Iterator[tuple[int, Any]]:
-    """Yield the number of every line that isn't empty, from 1, and the value on it."""
+    """Yield the number (from 1) and the value of every line that isn't empty."""
     if len(text) > MAX_FILE_CHARS:
         raise DatabaseFormatError(f"{file} has more than {MAX_FILE_CHARS} characters")
     for number, line in enumerate(text.splitlines(), 1):
@@ -161,7 +162,7 @@ def _parse_record(number: int, value: Any, workloads: Sequence[tuple[str, str]])
 
 
 def _parse_run_s(number: int, secs: Any) -> tuple[float, ...] | None:
-    """Return the seconds; None when there are none or the candidate failed."""
+    """Return the seconds; None if there are none or the candidate failed."""
     if secs is None or secs == []:
         return None
     if not isinstance(secs, list) or any(isinstance(s, bool) or not isinstance(s, int | float) for s in secs):

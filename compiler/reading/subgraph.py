@@ -126,7 +126,7 @@ def _check_bindings(module: tvm.IRModule, nodes: Sequence[Node]) -> None:
     """Refuse blocks whose loops TVM can't reorder, because it doesn't recognize their bindings as affine."""
     try:
         schedule = Schedule(module, debug_mask="none")
-    except Exception as error:  # TVM raises whatever class its C++ side names
+    except Exception as error:  # TVM's C++ code may raise any exception class
         raise UnsupportedSubgraph(
             f"TVM can't schedule the function: {str(error).strip().splitlines()[-1]}"
         ) from error

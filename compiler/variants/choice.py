@@ -81,7 +81,7 @@ class VariantModel:
             try:
                 rewritten = variant.rewrite(operators)
                 changed = None if rewritten is None else fuse_operators(rewritten, target)
-            except Exception:  # TVM raises whatever class its C++ side names; the model does without
+            except Exception:  # TVM's C++ code may raise any exception class; the model does without
                 changed = None
             if changed is not None and _is_comparable(fused, changed):
                 variants[variant.name] = changed

@@ -55,7 +55,7 @@ class Library:
             machine = tvm_ffi.load_module(str(file))["vm_load_executable"]()
             machine["vm_initialization"](*devices)
             self._main: Callable[..., Any] = machine["main"]
-        except Exception as error:  # TVM raises whatever class its C++ side names
+        except Exception as error:  # TVM's C++ code may raise any exception class
             raise LoadError(f"{file} can't be loaded: {str(error).strip().splitlines()[-1]}") from error
         self._device = tvm_ffi.device("cuda" if self._is_cuda else "cpu", 0)
         self._inputs = [_Input(spec, self._device) for spec in manifest.inputs]

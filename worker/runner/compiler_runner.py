@@ -91,7 +91,7 @@ class CompilerRunner:
                 if cuda:
                     check_export(arch, on_gpu=True)
                     names.append(cuda_platform(arch, cuda))
-            except Exception as error:  # TVM raises whatever class its C++ side names
+            except Exception as error:  # TVM's C++ code may raise any exception class
                 problems.append(str(error)[-500:])
         return Platforms(tuple(names), tuple(problems))
 

@@ -81,7 +81,7 @@ def read(content: Content, shapes: Mapping[str, Shape]) -> TvmModule:
         relax.analysis.well_formed(module)
     except ModelError:
         raise
-    except Exception as error:  # TVM raises whatever class its C++ side names
+    except Exception as error:  # TVM's C++ code may raise any exception class
         raise ModelError(
             f"the TVM module can't be read ({first_line(error)}): write it with TVM {tvm.__version__}, "
             "by tvm.ir.save_json"

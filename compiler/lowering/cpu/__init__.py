@@ -1,1 +1,1 @@
-"""Programs for CPUs: parallel chunks outside, vectors and register tiles inside."""
+"""Lower programs for CPUs: parallel outer loops, vectorized and unrolled register tiles inside."""

@@ -1,5 +1,5 @@
-"""Lower the nests of CPU programs: on their own or inside their reader's loops, with vectors and partial
-results."""
+"""Lower the loop nests of CPU programs: standalone or inside their consumer's loops, with vectors and
+rfactor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from search.sketches.variables import transposed_axis, vector_loops
 
 @dataclass
 class _NestLoops:
-    """A nest's own loops: spatial loops in the order of the axes, then the loops of its reduction."""
+    """A nest's own loops: its spatial loops in the order of the axes, then its reduction loops."""
 
     spatial: list[Any]
     reduction: list[Any]
@@ -24,8 +24,8 @@ class _NestLoops:
 class _PartialNest:
     """The nest of partial results that rfactor makes.
 
-    It has a block, loops over results, over the steps of the reduction, and over the partial results of one
-    result (`lanes`).
+    `spatial` are its loops over results, `steps` its reduction loops, and `lanes` its loops over the partial
+    results of one result.
     """
 
     block: Any
@@ -35,7 +35,7 @@ class _PartialNest:
 
 
 def nest_lowering(lowering: Lowering, stage: Stage) -> StageLowering:
-    """Return the lowering of a nest, which a program may have inlined."""
+    """Return the lowering of a nest: inlined if the program inlines it."""
     is_inlined = lowering.program.location(stage.node) == "inline"
     return (InlinedLowering if is_inlined else NestLowering)(lowering, stage)
 
@@ -47,7 +47,7 @@ class NestLowering(StageLowering):
     partial: _PartialNest
 
     def place(self) -> None:
-        """Compute a nest inside the loops of its reader, as deep as the program says.
+        """Compute a nest inside its consumer's loops, at the program's depth.
 
             for i, j: B[i, j] = f(A[i, j])
             for i, j: C[i, j] = g(B[i, j])
@@ -91,7 +91,7 @@ class NestLowering(StageLowering):
             self._parallelize(self.loops.spatial)
 
     def decompose(self) -> None:
-        """Initialize the accumulators in a nest of their own.
+        """Initialize the accumulators in a separate nest.
 
             for i, k:
                 with T.init(): s[i] = 0
@@ -108,7 +108,8 @@ class NestLowering(StageLowering):
             return
         partial = self.partial
         if rfactor is Rfactor.UNEVEN:
-            # TVM can't decompose under the condition of a shorter last step. It partitions the loop there.
+            # TVM can't decompose a reduction under the condition of a shorter last iteration. It partitions
+            # the loop instead.
             self.schedule.annotate(partial.steps[-1], "pragma_loop_partition_hint", 1)
             return
         init = self.schedule.decompose_reduction(partial.block, partial.steps[0])
@@ -121,7 +122,7 @@ class NestLowering(StageLowering):
         return self.loops.spatial[self._depth(inner) - 1]
 
     def _depth(self, stage: Stage) -> int:
-        """Return the number of loops of its consumer around a nest; 0 for a nest of its own."""
+        """Return how many loops of its consumer surround a nest; 0 for a standalone nest."""
         location = self.program.location(stage.node)
         return int(location) if location.isdigit() else 0
 
@@ -129,7 +130,7 @@ class NestLowering(StageLowering):
         return self.stages[self.program.sketch.compute_at[self.node.name].name].loop_around(self.stage)
 
     def _rfactor(self, block: Any) -> Any:
-        """Make one half of the last reduction loop an axis of partial results, their last one.
+        """Split the last reduction loop, and make one half the last axis of partial results.
 
             for i, k: s[i] += A[i, k]
         ->
@@ -146,7 +147,7 @@ class NestLowering(StageLowering):
         return self.schedule.rfactor(inner if is_inner else outer, len(self.node.spatial))
 
     def _place_partial(self, block: Any, depth: int) -> _PartialNest:
-        """Compute partial results right before they are added up.
+        """Compute partial results right before they are summed.
 
             for i, k0, k1: p[i, k1] += A[i, k0 * 16 + k1]
             for i, k1: s[i] += p[i, k1]
@@ -155,7 +156,7 @@ class NestLowering(StageLowering):
                 for k1, k0: p[i, k1] += A[i, k0 * 16 + k1]
                 for k1: s[i] += p[i, k1]
 
-        Partial results that have a nest of their own stay where they are.
+        Partial results of a standalone nest stay where they are.
         """
         node, own, rfactor = self.node, self.loops, self.stage.rfactor
         is_moved = not rfactor.has_own_nest and bool(own.spatial or depth)
@@ -173,7 +174,7 @@ class NestLowering(StageLowering):
         return _PartialNest(block, [loops[axis] for axis in node.spatial], steps, lanes)
 
     def _vectorize_partial(self) -> None:
-        """Make the partial results of one result a vector.
+        """Vectorize over the partial results of one result.
 
             for k1, i, k0: p[i, k1] += A[i, k0 * 16 + k1]
         ->
@@ -203,14 +204,14 @@ class NestLowering(StageLowering):
             self.schedule.vectorize(loop)
 
     def _fuse_inner(self, spatial: list[Any]) -> tuple[int, int]:
-        """Fuse the inner loops that are contiguous in the result, as many as the program says. A loop inside
-        which another nest is computed is not fused.
+        """Fuse the program's number of inner loops that are contiguous in the result. A loop with another
+        nest computed inside it is not fused.
 
             for n, h, w, c: B[n, h, w, c] = ...
         ->
             for n, h, wc: B[n, h, wc // C, wc % C] = ...
 
-        Returns the position of the fused loop in `spatial`, which changes, and the lanes of its vectors.
+        Changes `spatial`. Returns the position of the fused loop in it, and the lanes of its vectors.
         """
         axes = vector_loops(self.node)
         if not axes:
@@ -229,7 +230,9 @@ class NestLowering(StageLowering):
         return place, min(self.choice("vector"), longest)
 
     def _split_vector(self, spatial: list[Any], place: int, lanes: int) -> list[Any]:
-        """Split a vector off the loop at `place` and return its loop; none unless lanes divide the extent."""
+        """Split a vector off the loop at `place`. Return its loop in a list; [] unless `lanes` divides the
+        extent.
+        """
         extent = self.primitives.extent(spatial[place]) if lanes > 1 else 1
         if lanes == 1 or extent % lanes:
             return []
@@ -237,7 +240,7 @@ class NestLowering(StageLowering):
         return [inner]
 
     def _vectorize(self) -> None:
-        """Vectorize the loops that are contiguous in the result, innermost.
+        """Vectorize the loops that are contiguous in the result, as the innermost loop.
 
             for j, i, k: C[j, i] += A[k, j] * B[k, i]
         ->
@@ -259,14 +262,14 @@ class NestLowering(StageLowering):
             self.primitives.vectorize_later(self.schedule.get_sblock(self.node.name), lanes)
 
     def _split_row(self, spatial: list[Any]) -> list[Any]:
-        """Split the part of an operand's row that a transposition reads together off as the innermost loop
-        outside the vector. Elsewhere, its cache line would be gone before its next element is read.
+        """Split off the elements that a transposition reads from one cache line, as the innermost loop around
+        the vector. Farther outside, the cache line would be evicted before its next element is read.
 
             for i, j: B[i, j] = A[j, i]
         ->
             for i0, j, i1: B[i0 * 16 + i1, j] = A[j, i0 * 16 + i1]
 
-        Returns its loop; none where the nest isn't split so.
+        Returns a list of that loop; an empty list if the program doesn't split the nest this way.
         """
         if (self.node.name, "row") not in self.program.sketch.variable:
             return []
@@ -284,7 +287,7 @@ class NestLowering(StageLowering):
         return [inner]
 
     def _compute_at_depths(self) -> list[int]:
-        """Return how many of the nest's loops are around each nest that is computed inside it; 0 for none."""
+        """Return the depth of every nest that is computed inside this one; [0] if there is none."""
         compute_at = self.program.sketch.compute_at
         return [
             self._depth(other)
@@ -293,8 +296,8 @@ class NestLowering(StageLowering):
         ] or [0]
 
     def _parallelize(self, spatial: list[Any]) -> None:
-        """Fuse outer loops and run them in parallel, as many as the program says. A loop inside which another
-        nest is computed is not fused.
+        """Fuse the program's number of outer loops and run them in parallel. A loop with another nest
+        computed inside it is not fused.
 
             for i, j, k: C[i, j] += A[i, k] * B[k, j]
         ->
@@ -314,17 +317,17 @@ class NestLowering(StageLowering):
 
 
 class UnrolledLowering(StageLowering):
-    """A nest around small constant matrices."""
+    """A nest that multiplies by small constant matrices."""
 
     def place(self) -> None:
-        """Compute a nest of a chain in blocks inside the loop over the blocks."""
+        """Compute a nest of a blocked chain inside the loop over the blocks."""
         if self.stage.blocks:
             block = self.schedule.get_sblock(self.node.name)
             self.schedule.compute_at(block, self.block_loop(), preserve_unit_loops=True)
 
     def annotate(self) -> None:
-        """Unroll the loops over small constant matrices, such as winograd's M, inside two levels of tiles of
-        the other spatial axes.
+        """Unroll the loops over small constant matrices, such as Winograd's M. Tile the other spatial axes by
+        two levels around them.
 
             for p, c, i, j, r, s:
                 B[i, j, p, c] += D[r, s, p, c] * M[r, i] * M[s, j]
@@ -363,7 +366,9 @@ class UnrolledLowering(StageLowering):
 
 
 class RowBlockLowering(StageLowering):
-    """The last nest of a chain that is computed some rows at a time. `place` sets `loop`, over the blocks."""
+    """The last nest of a chain that is computed in blocks of rows. `place` sets `loop`, the loop over the
+    blocks.
+    """
 
     loop: Any
 
@@ -383,7 +388,7 @@ class RowBlockLowering(StageLowering):
             axis: self.primitives.split(loops[axis], [count, self.node.axes[axis].extent // count])
             for axis, count in counts.items()
         }
-        # A core keeps its part of the weights.
+        # Each core keeps its part of the weights in its cache.
         around = [parts[axis][0] for axis in self.stage.channels]
         around += [*(loops[axis] for axis in images), parts[rows][0]]
         inner = {axis: part[1] for axis, part in parts.items()}

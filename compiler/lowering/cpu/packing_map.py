@@ -1,4 +1,4 @@
-"""Index maps that lay a packed operand out in the order in which a tiled node's loops read it."""
+"""Index maps of packed operands: the layout in which a tiled node's loops read them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from search.sketches.stage import Stage
 
 @dataclass(frozen=True)
 class _Part:
-    """One factor of a dimension: (index // stride) % factor. The outermost factor needs no remainder."""
+    """One factor of a dimension: (index // stride) % factor. The outermost factor needs no modulo."""
 
     dim: int
     stride: int
@@ -24,13 +24,14 @@ class _Part:
 
 @dataclass(frozen=True)
 class PackingMap:
-    """The place of each element: its dimensions are split as the loops are, and in their order.
+    """The index of each element in the packed operand. Its dimensions are split and ordered like the loops.
 
         B[k, j], read by loops j0, k0, j1, k1, j2 with factors (.., 4, 16) of j and (.., 8) of k
     ->
         B1[j // 64, k // 8, j // 16 % 4, k % 8, j % 16]
 
-    `is_padded` says whether some places have no element, because the factors' product exceeds an extent.
+    `is_padded` tells whether some packed indices hold no element, because a product of factors exceeds the
+    extent.
     """
 
     parts: tuple[_Part, ...]
@@ -67,7 +68,7 @@ class PackingMap:
         return cls(tuple(part for part in parts if part.factor > 1), is_padded)
 
     def place(self, *indices: Any) -> list[Any]:
-        """Map the index variables of an element to the index variables of its place."""
+        """Map the index variables of an element to its packed indices."""
         places = []
         for part in self.parts:
             index = indices[part.dim] // part.stride if part.stride > 1 else indices[part.dim]

@@ -19,8 +19,9 @@ def tile_lowering(lowering: Lowering, stage: Stage) -> StageLowering:
 
 
 class IntrinsicTileLowering(TileLowering):
-    """A tiled node whose innermost loops, over lanes and depth, are an intrinsic's. Its operand `columns` has
-    to be laid out as the instruction reads it."""
+    """A tiled node whose innermost loops, over lanes and depth, become an intrinsic. The operand `columns`
+    needs the layout that the instruction reads.
+    """
 
     def __init__(self, lowering: Lowering, stage: Stage) -> None:
         super().__init__(lowering, stage)
@@ -49,7 +50,7 @@ class IntrinsicTileLowering(TileLowering):
         outer = self.schedule.blockize(lanes)
         init = self.schedule.decompose_reduction(outer, self._first_reduction())
         self.schedule.vectorize(self._loops_inside(init)[-1])
-        # The outer block keeps the condition of a partial tile: an intrinsic's loops have no condition.
+        # The outer block keeps the condition of a partial tile, because an intrinsic's loops can't have one.
         self.schedule.tensorize(self._loops_inside(outer)[0], self.stage.intrinsic)
 
     def _loops_inside(self, block: Any) -> list[Any]:
@@ -57,7 +58,7 @@ class IntrinsicTileLowering(TileLowering):
         return list(self.schedule.get_loops(inner))
 
     def _copy(self, block: Any, choice: Choice) -> tuple[Any, int] | None:
-        """Copy an operand as in other tiles, but leave an unpacked copy of the columns to `tile`."""
+        """Copy an operand as in other tiles. `tile` copies the columns if they aren't packed."""
         chosen = str(self.program.choice(self.node.name, choice.kind))
         if chosen == "packed" or choice.kind != read_kind(self._columns):
             return super()._copy(block, choice)
@@ -67,7 +68,7 @@ class IntrinsicTileLowering(TileLowering):
         return None
 
     def _arrange_columns(self, copy: Any) -> None:
-        """Compute the copy of the columns at the chosen level, laid out as the intrinsic reads it.
+        """Compute the copy of the columns at the chosen level, in the intrinsic's layout.
 
             for k, j: B1[k, j] = B[k, j]
         ->

@@ -52,7 +52,7 @@ class TileLowering(StageLowering):
             self.primitives.vectorize_later(epilogue)
 
     def place(self) -> None:
-        """Compute the tiles of a chain in blocks inside the loop over the blocks."""
+        """Compute the tiles of a blocked chain inside the loop over the blocks."""
         if self.stage.blocks:
             block = self.schedule.get_sblock(self.node.name)
             self.schedule.compute_at(block, self.block_loop(), preserve_unit_loops=True)
@@ -89,7 +89,7 @@ class TileLowering(StageLowering):
         if self.primitives.extent(outermost) > 1 and not self.stage.blocks:
             self.schedule.parallel(outermost)
         unroll_up_to(self.schedule, outermost, self.choice("unroll"))
-        # The register tile is unrolled whatever the choice is: only then do accumulators stay in registers.
+        # The register tile is always unrolled: only then do accumulators stay in registers.
         for loop in rows:
             if self.primitives.extent(loop) > 1:
                 self.schedule.unroll(loop)
@@ -104,7 +104,7 @@ class TileLowering(StageLowering):
         ->                                                  # structure SRS
             for i0_j0, k0, i1, j1
 
-        The loops of an intrinsic are split off as well, inside all levels. The vectorized axis comes last.
+        The loops of an intrinsic are also split off, inside all levels. The vectorized axis comes last.
         """
         node = self.node
         intrinsic = intrinsic_extents(self.program.sketch.dag, self.stage)
@@ -131,12 +131,12 @@ class TileLowering(StageLowering):
             for k, j: B1[j // 16, k, j % 16] = B[k, j]      # marked as packing, if it is packed
             for i, j, k: C[i, j] += A[i, k] * B1[j // 16, k, j % 16]
 
-        Returns the copy and the tile level at which it is computed; None if it stays on its own.
+        Returns the copy and the tile level at which it is computed; None if it isn't computed at a level.
         """
         chosen = str(self.program.choice(self.node.name, choice.kind))
         name = choice.kind.removeprefix(read_kind(""))
         index = self._operand(block, name)
-        if chosen == "direct" or index is None:  # the block doesn't read an operand that was inlined
+        if chosen == "direct" or index is None:  # an inlined operand is not read by the block
             return None
         copy = self.schedule.cache_read(block, index, "global")
         dag, node = self.program.sketch.dag, self.node
@@ -160,13 +160,14 @@ class TileLowering(StageLowering):
         return next((i for i, s in enumerate(sources) if s.same_as(self.buffers[name])), None)
 
     def _vectorize(self, loop: Any) -> list[Any]:
-        """Vectorize the innermost loop of the register tile; return the loop that is left, to be unrolled.
+        """Vectorize the innermost loop of the register tile; return the remaining loop, to be unrolled.
 
             for j3 in range(48)
         ->
             for j3 in range(3): for j4 in T.vectorized(16)
 
-        A loop whose largest power of two is less than a vector is vectorized whole; `_peel_tail` handles it.
+        If the largest power of two that divides the extent is less than a vector, the whole loop is
+        vectorized; `_peel_tail` handles it.
         """
         extent = self.primitives.extent(loop)
         length = power_of_two(extent)

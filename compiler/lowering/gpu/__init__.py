@@ -1,1 +1,1 @@
-"""Programs for CUDA GPUs: every nest becomes a kernel, bound to blocks and threads."""
+"""Lower programs for CUDA GPUs. Every nest becomes a kernel, bound to blocks and threads."""

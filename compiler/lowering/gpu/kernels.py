@@ -1,4 +1,5 @@
-"""Lower the untiled nodes of GPU programs: results spread over threads, rows reduced by threads."""
+"""Lower the untiled nodes of GPU programs: one thread for each result, or the threads of a block for each
+row."""
 
 from __future__ import annotations
 
@@ -14,16 +15,17 @@ from search.sketches.stage import Stage
 
 
 class ThreadKernelLowering(StageLowering):
-    """A kernel whose threads compute some results each. `tile` sets the block, its loop over threads, and its
-    loops of the reduction."""
+    """A kernel whose threads compute a few results each. `tile` sets the block, its loop over threads, and
+    its reduction loops.
+    """
 
     _block: Any
     _thread: Any
     _reduced: list[Any]
 
     def tile(self) -> None:
-        """Spread the results of a node over threads. Each thread reduces in registers and stores once; loops
-        over constant matrices are unrolled.
+        """Distribute the results of a node over threads. Each thread reduces in registers and stores once;
+        loops over constant matrices are unrolled.
 
             for i, j, k: C[i, j] += A[i, j, k]
         ->
@@ -57,7 +59,7 @@ class ThreadKernelLowering(StageLowering):
         return self._thread
 
     def _keep_in_registers(self, block: Any) -> list[Any]:
-        """Reduce in registers; return the blocks that copy the results out."""
+        """Reduce in registers; return the blocks that copy the results to memory."""
         if self.stage.epilogue is not None:
             self.schedule.set_scope(block, 0, "local")
             return [self.schedule.get_sblock(self.stage.epilogue)]
@@ -65,14 +67,15 @@ class ThreadKernelLowering(StageLowering):
         return [self.schedule.cache_write(block, index, "local") for index in writes]
 
     def _bind(self, fused: Any) -> Any:
-        """Split a loop into blocks, threads and a vector if the program has one; return the threads' loop.
+        """Split a loop into blocks, threads and, if the program has one, a vector. Return the loop over
+        threads.
 
             for n: C[n] = ...
         ->
             for blockIdx.x, threadIdx.x: for v in T.vectorized(lanes): C[n] = ...
         """
         lanes = self.choice("lanes") if self.program.sketch.choice(self.node.name, "lanes") else 1
-        # Surplus threads would store what they never computed when there is one result.
+        # With a single result, surplus threads would store values that they never computed.
         extent = int(self.schedule.get(fused).extent) // lanes
         threads = min(self.choice("threads"), extent)
         if lanes > 1:
@@ -85,12 +88,12 @@ class ThreadKernelLowering(StageLowering):
 
 
 class RowKernelLowering(StageLowering):
-    """A kernel whose blocks take some rows each. `tile` sets the loop over a block's rows."""
+    """A kernel whose blocks compute a few rows each. `tile` sets the loop over a block's rows."""
 
     _row: Any
 
     def tile(self) -> None:
-        """Compute the last node of a chain over rows, each row by the threads of a block.
+        """Compute the last node of a chain over rows. The threads of a block share each row.
 
             for i, k: B[i, k] = exp(A[i, k] - m[i]) / s[i]
         ->
@@ -104,7 +107,7 @@ class RowKernelLowering(StageLowering):
         summed = [loops[axis] for axis in node.reduction]
         rows = rows or [self.schedule.add_unit_loop(loops[0] if loops else block)]
         if not beside and not summed:
-            # The row has one element, which the first thread stores.
+            # The row has one element, and the first thread stores it.
             beside = [self.schedule.add_unit_loop(block)]
         self.schedule.reorder(*rows, *beside, *summed)
         self._row = self.schedule.fuse(*rows)
@@ -125,10 +128,10 @@ class _GuestLowering(StageLowering):
     """A node computed inside the kernel of its consumer."""
 
     def _compute_in_host(self) -> Any:
-        """Compute the node inside a loop of its consumer, with its results in registers; return its block.
+        """Compute the node inside a loop of its consumer, with results in registers. Return its block.
 
-        TVM broadcasts the result of a reduction across threads to all of them. (For results in shared memory
-        it would leave out barriers between rows.)
+        TVM broadcasts the result of a reduction across threads to all of them. (If results were in shared
+        memory, it would omit barriers between rows.)
         """
         assert self.stage.compute_at is not None
         block = self.schedule.get_sblock(self.node.name)
@@ -140,7 +143,7 @@ class _GuestLowering(StageLowering):
 
 
 class ThreadLocalLowering(_GuestLowering):
-    """A node that every thread of its reader computes for itself."""
+    """A node that every thread of its consumer computes for itself."""
 
     def place(self) -> None:
         """Compute the node inside the loop over threads.
@@ -181,6 +184,6 @@ class BlockReductionLowering(_GuestLowering):
 
 
 def _bind_across(schedule: Schedule, loops: Sequence[Any], threads: int) -> None:
-    """Spread fused loops over the threads of a row: for k -> for k0: for threadIdx.x."""
+    """Distribute fused loops over the threads of a row: for k -> for k0: for threadIdx.x."""
     _, inner = schedule.split(schedule.fuse(*loops), [None, threads])
     schedule.bind(inner, "threadIdx.x")

@@ -1,4 +1,4 @@
-"""Software pipelines: a block fetches the next tiles of its operands while it computes with some."""
+"""Software pipelines: a block fetches the next tiles of its operands while it computes the current ones."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from core.device import ASYNC_COPIES_SINCE
 
 
 def pipeline(lowering: StageLowering, loop: Any, operands: Sequence[str], stages: int) -> None:
-    """Pipeline a loop whose first children copy `operands` to shared memory, with room for `stages` tiles of
-    each. With one stage, leave it as it is.
+    """Pipeline a loop whose first children copy `operands` to shared memory, which holds `stages` tiles of
+    each operand. One stage leaves the loop unchanged.
 
         for k0: fetch(k0); compute(k0)
     ->                                           # 2 stages
@@ -19,8 +19,8 @@ def pipeline(lowering: StageLowering, loop: Any, operands: Sequence[str], stages
         for k0: fetch(k0 + 1); compute(k0)
         compute(last)
 
-    The device copies by itself, if it can, what memory has as it is fetched. TVM would copy wrong values
-    where a fetch computes them, as in an inlined transposition.
+    Plain copies become asynchronous copies if the device has them. If a fetch also computes or transposes,
+    TVM's asynchronous copies would be wrong, so it stays synchronous.
     """
     if stages == 1:
         return

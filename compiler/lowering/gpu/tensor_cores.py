@@ -16,7 +16,7 @@ from search.sketches.stage import Stage
 from search.sketches.tensor_core import BANKS, SIDE, SKEW, MatrixProduct, match_product
 from search.sketches.variables import fetch_kind
 
-# Types as they are abbreviated in the names of TVM's intrinsics.
+# Abbreviations of types in the names of TVM's intrinsics.
 SHORT = {
     "float16": "f16",
     "bfloat16": "bf16",
@@ -25,7 +25,7 @@ SHORT = {
     "int8": "s8",
     "int32": "s32",
 }
-# Shared memory whose size is said at the launch, which may be more than what a kernel can declare.
+# Dynamic shared memory: the launch sets its size, which may exceed the limit of static shared memory.
 SHARED = "shared.dyn"
 
 
@@ -41,8 +41,8 @@ class TensorTileLowering(StageLowering):
         self._product = product
 
     def fetch(self) -> None:
-        """Give the block the axes of a matrix product, and copies of its operands and its result that have
-        these axes.
+        """Rewrite the block to the axes of a matrix product, with copies of its operands and its result that
+        have these axes.
 
             for n, h, w, o, c: C[n, h, w, o] += A[n, h, w, c] * B[c, o]
         ->
@@ -150,7 +150,7 @@ class TensorTileLowering(StageLowering):
         return outer, grid, warp, k0, k1
 
     def _fetch(self, fetch: Any, k0: Any, name: str) -> None:
-        """Fetch a tile of an operand by all threads of the block, into rows that begin in different banks.
+        """Fetch a tile of an operand with all threads of the block, into rows that start in different banks.
 
             for i, k: A_shared[i, k] = A[i, k]
         ->
@@ -170,7 +170,7 @@ class TensorTileLowering(StageLowering):
         self.schedule.vectorize(vector)
 
     def _inline_producers(self, block: Any) -> None:
-        """Inline all that is computed between memory, or another kernel, and a fetch.
+        """Inline everything computed between global memory and a fetch.
 
             for i, k: A1[i, k] = relu(A[i, k])
             for i, k: A_shared[i, k] = A1[i, k]
@@ -188,7 +188,7 @@ class TensorTileLowering(StageLowering):
                 self.schedule.compute_inline(producer)
 
     def _copy_out(self, copy: Any) -> None:
-        """Copy the result out of shared memory, and inline the elementwise consumers into that.
+        """Copy the result out of shared memory, and inline the elementwise consumers into the copy.
 
             for i, j: C1[i, j] = C_shared[i, j]
             for i, j: D[i, j] = C1[i, j] + E[j]
@@ -209,7 +209,7 @@ class TensorTileLowering(StageLowering):
         self.schedule.vectorize(vector)
 
     def _replace(self, block: Any, sides: tuple[int, int], intrinsic: str) -> None:
-        """Replace a copy of fragments by an intrinsic: for i, j -> for i0, j0: wmma_load(16 x 16)."""
+        """Replace a copy of fragments with an intrinsic: for i, j -> for i0, j0: wmma_load(16 x 16)."""
         i, j = self.schedule.get_loops(block)[-2:]
         i, ii = self.schedule.split(i, [None, sides[0]])
         j, jj = self.schedule.split(j, [None, sides[1]])
@@ -218,7 +218,7 @@ class TensorTileLowering(StageLowering):
 
 
 def _instructions(found: MatrixProduct) -> Mapping[str, str]:
-    """Register the instructions with TVM, and return TVM's names of them by what they do."""
+    """Register the instructions with TVM. Return TVM's name of each by its role."""
     operand, sums = SHORT[found.operand], SHORT[found.sums]
     transposed = "" if found.second_by_rows else "_trans"
     shape = f"{SIDE}x{SIDE}x{found.depth}"

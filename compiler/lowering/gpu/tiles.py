@@ -22,7 +22,7 @@ class GpuTileLowering(StageLowering):
         self._copies: list[tuple[Any, int]] = []
 
     def fetch(self) -> None:
-        """Copy the operands to shared memory, in nests that `tile` moves into the kernel.
+        """Copy the operands to shared memory in nests that `tile` moves into the kernel.
 
             for i, j, k: C[i, j] += A[i, k] * B[k, j]
         ->
@@ -75,7 +75,7 @@ class GpuTileLowering(StageLowering):
             pipeline(self, levels[FETCH][-1], stage.shared, self.choice("stages"))
 
     def _attach(self, copy: Any, fetch: list[Any], threads: int, lanes: int) -> None:
-        """Compute a copy inside the fetching loop, by all threads of the block.
+        """Compute a copy inside the loop that fetches tiles, with all threads of the block.
 
             for i, k: A_shared[i, k] = A[i, k]
         ->

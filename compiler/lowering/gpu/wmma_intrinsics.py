@@ -1,4 +1,4 @@
-"""The instructions of tensor cores that TVM has none of, for bfloat16 and TF32: its generators make them."""
+"""Tensor-core intrinsics for bfloat16 and TF32, which TVM doesn't define. TVM's own generators make them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from search.sketches.tensor_core import SIDE, TF32_DEPTH
 SHARED = "shared.dyn"
 SIDES = (SIDE, SIDE, SIDE)
 TF32_SIDES = (SIDE, SIDE, TF32_DEPTH)
-# What the names of instructions have that add up sums of products in TF32.
+# The suffix in the names of TF32 intrinsics.
 _TF32_NAMES = f"_{SIDE}x{SIDE}x{TF32_DEPTH}_"
 
 
 def is_missing(name: str) -> bool:
-    """Return whether TVM has no instruction of this name, but this module has."""
+    """Return whether this module defines the intrinsic and TVM doesn't."""
     return name.startswith("wmma_") and ("_bf16" in name or _TF32_NAMES in name)
 
 
 def register(name: str, generators: Any) -> None:
-    """Register an instruction under a name like TVM's own instructions. `generators` is the module that makes
-    these."""
+    """Register an intrinsic under a name like TVM's own. `generators` is the TVM module that makes those."""
     transposed, is_second = "_trans" in name, "_b_" in name
     is_tf32 = _TF32_NAMES in name
     sides, operand = (TF32_SIDES, "float32") if is_tf32 else (SIDES, "bfloat16")
@@ -44,8 +43,9 @@ def register(name: str, generators: Any) -> None:
 
 
 def _rounded_products(transposed: bool) -> PrimFunc:
-    """Describe a product in TF32. Fragments are rounded as they are loaded (compiler.codegen.fragments);
-    rounding them again changes nothing."""
+    """Describe a product in TF32. Loading already rounds fragments (compiler.codegen.fragments); rounding
+    again changes nothing.
+    """
     m, n, k = TF32_SIDES
     rows, columns = (n, k) if transposed else (k, n)
 

@@ -84,7 +84,7 @@ class _Workload:
         placed = [tvm.runtime.tensor(array, device=tvm.cpu()) for array in self.arguments]
         try:
             built.function(*placed)
-        except Exception as error:  # TVM raises whatever class its C++ side names
+        except Exception as error:  # TVM's C++ code may raise any exception class
             return f"running: {error}"
         if wrong := self.case.difference(placed[-1].numpy(), self.expected):
             return wrong

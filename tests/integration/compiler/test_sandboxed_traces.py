@@ -80,7 +80,7 @@ def test_a_trace_that_never_ends_is_killed() -> None:
     limits = ReplayLimits(start_s=2.0, each_s=0.1)
     assert check_traces([("", "good"), ("", "hang"), ("", "good")], TARGET, limits) == [
         "",
-        "it keeps the compiler busy for too long",
+        "compiling it takes too long",
         "",
     ]
     assert time.monotonic() - began < 60
