@@ -1,1 +1,2 @@
-"""The search, pure: numbers in, programs out. No TVM, network, database, clock or global randomness."""
+"""The search as pure functions from numbers to programs: no TVM, network, database, clock or global
+randomness."""

@@ -1,4 +1,4 @@
-"""The task scheduler of the paper (section 6): gradient descent on end-to-end latency shares out trials."""
+"""The paper's task scheduler (section 6): allocate trials by gradient descent on end-to-end latency."""
 
 from __future__ import annotations
 
@@ -9,29 +9,28 @@ from dataclasses import dataclass
 import numpy as np
 
 ALPHA = 0.2
-# A task is expected to become as fast as the fastest similar one; the paper expects half of that.
+# The expected speed of a task relative to the fastest similar task; the paper uses 0.5.
 BETA = 1.0
-# The slope of a task's latency is that over its latest picks.
+# The number of latest picks over which the slope of a task's latency is taken.
 WINDOW_PICKS = 3
-# After this many trials, a task that lags behind similar ones is judged alone, and a task without a working
-# program comes after all others.
+# After this many trials, a task that lags behind similar tasks is judged alone, and a task without a working
+# program comes last.
 PATIENCE = 32
-# A task whose latency has fallen by less than the first over the second number of trials has stalled.
+# A task has stalled if its latency fell by less than STALLED_GAIN over its latest STALLED_TRIALS trials.
 STALLED_GAIN, STALLED_TRIALS = 0.01, 64
-# The first pick of a task has at most this many trials: what it may gain is known soon.
+# The most trials of a task's first pick, because a few trials show what it may gain.
 FIRST_PICK = 2
-# The largest share of the trials that one task gets while others are open.
+# The largest fraction of the trials that one task gets while others are open.
 MAX_SHARE = 0.25
 
 
 @dataclass(frozen=True)
 class TaskProgress:
-    """A task as the allocator sees it.
-
-    `weight` is what the objective gains for each second that the task saves; in a single network it is how
-    often the task occurs. `history` is the best latency in seconds after each finished trial, inf until one
-    works. `issued` counts finished and unfinished trials. Tasks of one `tag` are expected to reach similar
-    speeds. `best_alternative_s` is the best latency of another task that can take this one's place.
+    """A task's state for the allocator. `weight` is the objective's gain for each second that the task saves;
+    in a single network, it is the number of the task's occurrences. `history` is the best latency in seconds
+    after each finished trial, inf until one works. `issued` counts finished and unfinished trials. Tasks of
+    one `tag` are expected to reach similar speeds. `best_alternative_s` is the best latency of a task that
+    can replace this one.
     """
 
     weight: float
@@ -52,13 +51,16 @@ class TaskProgress:
 
     @property
     def has_stalled(self) -> bool:
-        """Whether the latest trials gained next to nothing, so that early stopping (f4 of the paper) ends
-        it."""
+        """Whether the latest trials gained almost nothing, so that early stopping (f4 of the paper) ends the
+        task.
+        """
         before = self.history[-STALLED_TRIALS - 1 :]
         return len(before) > STALLED_TRIALS and before[-1] >= before[0] * (1 - STALLED_GAIN)
 
     def slope(self, trials: int) -> float:
-        """Return the seconds that each of the latest `trials` gained, counted from the first that worked."""
+        """Return the seconds gained per trial over the latest `trials`, counted from the first trial that
+        worked.
+        """
         recent = self.history[-trials - 1 :]
         worked = [seconds for seconds in recent if math.isfinite(seconds)]
         return (worked[0] - worked[-1]) / (len(worked) - 1) if len(worked) > 1 else 0.0
@@ -71,11 +73,11 @@ def next_tasks(
     rng: np.random.Generator,
     epsilon: float,
 ) -> list[tuple[int, int]]:
-    """Return the index of a task and a number of trials for every pick, until `trials` are shared out.
+    """Return picks of (task index, number of trials) until `trials` are allocated.
 
-    Picks have `trials_per_pick` trials, a task's first pick at most FIRST_PICK, and the last pick what is
-    left. So no task loses its first trials to another's later ones. Tasks without trials come first, the ones
-    with the most work before others. Then come tasks with the largest expected gain per trial, or with
+    A pick has `trials_per_pick` trials, a task's first pick at most FIRST_PICK, and the last pick the
+    remainder. So no task loses its first trials to another task's later ones. Tasks without trials come
+    first, ordered by their work. Then come tasks with the largest expected gain per trial, or with
     probability `epsilon` any task. One task gets at most MAX_SHARE of the trials while others are open,
     because their results aren't known yet. The result is empty if every task is exhausted.
     """
@@ -120,7 +122,7 @@ def _priority(
     if issued == 0:
         return True, task.flops * task.weight
     if math.isinf(task.best_s):
-        # Nothing has worked yet: the expected gain falls with every trial, at last below the gains of all
+        # No trial has worked yet. The expected gain falls with every trial, at last below the gains of all
         # other tasks.
         gave_up = len(task.history) >= PATIENCE
         return False, -float(issued) if gave_up else task.flops * task.weight / issued * 1e-9
@@ -130,10 +132,10 @@ def _priority(
 def gain_per_trial(tasks: Sequence[TaskProgress], index: int, issued: int, trials_per_pick: int) -> float:
     """Return the seconds of end-to-end latency that the next trial of a task is expected to save.
 
-    This is the paper's |df/dt| for f1 = sum of weight * latency. It mixes, by alpha, the slope over the
-    latest picks with an optimistic guess. The guess is the larger of best / trials and best - beta * C_i /
-    max V_k. V_k are the speeds of similar tasks. A task that stays behind them for long is judged alone. A
-    task that is slower than its rival saves only what it gains beyond catching up.
+    This is the paper's |df/dt| for f1 = sum of weight * latency. It weights the slope over the latest picks
+    by alpha, and an optimistic guess by 1 - alpha. The guess is the larger of best / trials and best - beta *
+    C_i / max V_k. V_k are the speeds of similar tasks. A task that lags behind them for long is judged alone.
+    A task that is slower than its best alternative saves only what it gains beyond that.
     """
     task = tasks[index]
     guess = task.best_s / issued

@@ -1,7 +1,7 @@
 """The computation of one subgraph as a small graph of loop nests over buffers.
 
-A `Node` is one loop nest: a box of axes, its stores and its loads. Indices are affine in the axes wherever
-possible, so that the rest of the search can reason with numbers alone.
+A `Node` is one loop nest: axes, stores and loads. Indices are affine in the axes if possible, so the rest of
+the search is arithmetic.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Term(NamedTuple):
 class Index:
     """One dimension of an access: the sum of its terms and an offset.
 
-    The quotient of a sum is written as the sum of its terms' quotients, which is smaller by at most one a
+    The quotient of a sum is written as the sum of its terms' quotients, which is smaller by at most one per
     term. An index of another form (data dependent, a remainder, a product of axes) has `affine=False`. Its
     terms name the axes that it depends on, and it counts as touching its whole dimension.
     """
@@ -129,7 +129,7 @@ class Node:
 
     @cached_property
     def vector_axis(self) -> int | None:
-        """The axis whose innermost factor becomes a vector: the contiguous one of the result."""
+        """The axis whose innermost factor becomes a vector: the result's contiguous axis."""
         last = self.write.indices[-1] if self.write.indices else None
         if last is None or not last.is_single_axis or not last.terms:
             return None
@@ -145,7 +145,7 @@ class Node:
 
     @property
     def looped_spatial(self) -> tuple[int, ...]:
-        """The spatial axes that keep their loops; those over small constant matrices are unrolled."""
+        """The spatial axes with loops. Axes over small constant matrices are unrolled."""
         return tuple(axis for axis in self.spatial if axis not in self.constant_axes)
 
     @property
@@ -194,12 +194,12 @@ class Dag:
 
     @cached_property
     def producer(self) -> Mapping[str, Node]:
-        """By buffer, the node that writes it; inputs have none."""
+        """Map each buffer to the node that writes it; inputs have none."""
         return {write.buffer: n for n in self.nodes for write in n.writes}
 
     @property
     def signature(self) -> str:
-        """Types and shapes of the inputs and outputs: "float32[1,8], float32[8,4] -> float32[1,4]"."""
+        """The types and shapes of the inputs and outputs: "float32[1,8], float32[8,4] -> float32[1,4]"."""
 
         def operands(role: BufferRole) -> str:
             found = (buffer for buffer in self.buffers if buffer.role is role)
@@ -209,7 +209,7 @@ class Dag:
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of all inputs and outputs: what must be moved at least."""
+        """The bytes of all inputs and outputs, a lower bound on the traffic."""
         return sum(one.num_bytes for one in self.buffers if one.role is not BufferRole.INTERMEDIATE)
 
     def is_output(self, node: Node) -> bool:

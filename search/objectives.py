@@ -1,9 +1,9 @@
-"""The objectives that jobs minimize: functions of the latencies of its networks, from the paper (table 2) or
-from a user.
+"""The objectives that jobs minimize: functions of their networks' latencies, from the paper (table 2) or from
+users.
 
-The allocator needs only an objective's slopes: how much it falls when a network becomes faster. Those of the
-paper's f3, the geometric mean of speed-ups, don't depend on the latencies that it compares with, so these
-need not be known. f4 stops tasks rather than weighing networks: `TaskProgress.has_stalled` says which.
+The allocator needs only an objective's slopes: how much it falls when a network becomes faster. The slopes of
+the paper's f3, the geometric mean of speed-ups, don't depend on the reference latencies, so f3 needs none. f4
+stops tasks rather than weighing networks: `TaskProgress.has_stalled` says which.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-# A network's latency is varied by this fraction to see what an objective gains.
+# The fraction by which a network's latency is varied to compute a slope.
 STEP = 1e-3
 
 
 class ObjectiveError(ValueError):
-    """An objective that can't be used; the message says why."""
+    """An objective is unusable. The message says why."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Network:
     required_s: float = 0.0
 
 
-# Returns what is to be minimized.
+# Returns the value to minimize.
 Objective: TypeAlias = Callable[[Sequence[Network]], float]
 
 
@@ -43,7 +43,7 @@ def weighted_sum(networks: Sequence[Network]) -> float:
 
 
 def requirements(networks: Sequence[Network]) -> float:
-    """f2: a network that is as fast as required is left alone."""
+    """f2: networks count only as far as they exceed their required latency."""
     return sum(network.weight * max(network.latency_s, network.required_s) for network in networks)
 
 
@@ -66,7 +66,7 @@ OBJECTIVES: Mapping[str, Objective] = {
 def slopes(objective: Objective, networks: Sequence[Network]) -> list[float]:
     """Return how much the objective falls for each second that a network saves, 1 on average.
 
-    Raises ObjectiveError when the objective fails or isn't finite.
+    Raises ObjectiveError if the objective fails or isn't finite.
     """
     try:
         now = float(objective(networks))
@@ -79,7 +79,7 @@ def slopes(objective: Objective, networks: Sequence[Network]) -> list[float]:
         raise ObjectiveError(f"the objective failed ({type(error).__name__}: {error})") from error
     if not all(map(math.isfinite, (now, *gains))):
         raise ObjectiveError("the objective is not finite")
-    # An objective that rises when a network becomes faster asks for nothing.
+    # If an objective rises when a network becomes faster, its slope counts as 0.
     gains = [max(gain, 0.0) for gain in gains]
     mean = sum(gains) / len(gains)
     return [gain / mean for gain in gains] if mean else [1.0] * len(networks)

@@ -21,13 +21,13 @@ from search.programs.nest import Floats, Nest
 from search.programs.program import Population, Program, gather
 from search.sketches.sketch import Sketch
 
-# The share of a batch that is random.
+# The fraction of a batch that is random.
 RANDOM_SHARE = 0.05
 RANDOM_DRAWS = 64
 MIN_POPULATION = 32
-# How many programs are sampled for each one that is drawn from them by weight.
+# How many programs are sampled for each one that `draw` selects by weight.
 OVERSAMPLING = 8
-# A program estimated to be twice as fast is drawn with 2 ** SAMPLING_EXPONENT times the weight.
+# A program with half the estimated time has 2 ** SAMPLING_EXPONENT times the weight.
 SAMPLING_EXPONENT = 3.0
 
 
@@ -40,7 +40,7 @@ class TuneContext:
     device: Device
 
     def describe(self, population: Population) -> tuple[NDArray[np.float32], Estimate]:
-        """Return the features of programs, and the analytic estimate that they come from."""
+        """Return the features of programs, and the analytic estimate from which they are computed."""
         estimated = estimate(population, self.device)
         return extract(self.dag, estimated), estimated
 
@@ -59,16 +59,14 @@ class Proposal:
 class SearchConfig:
     """The rules for picking a batch.
 
-    `max_share_per_tile` is the largest share of a batch that has one innermost tile. The `max_sketches`
-    sketches that are predicted to be fastest evolve. Their populations together are at most
+    `max_share_per_tile` is the largest fraction of a batch with the same innermost tile. Only the
+    `max_sketches` sketches with the fastest predictions evolve. Their populations together are at most
     `max_total_population` times the population of one sketch. With a learned model, a batch smaller than
     `full_batch_size` gets a proportionally smaller population. A job asks for a few programs of a task at a
-    time, and the next evolution continues from the best of them. After `trusted_after` programs ran, programs
-    that the learned model predicts to take more than `max_slowdown` times as long as the best are left out.
-
-    Without a learned model, `untrained_evolution` is shorter: a longer one exploits errors of the analytic
-    model. For C2D, the best of the first 8 takes 543 us after 4 generations of 512, and 2539 us after 8 of
-    1024.
+    time, and the next evolution continues from the best. Once `trusted_after` programs ran, programs
+    predicted to take more than `max_slowdown` times the best time are omitted. Without a learned model,
+    `untrained_evolution` is shorter, because a longer one exploits errors of the analytic model. For C2D, the
+    best of the first 8 takes 543 us after 4 generations of 512, and 2539 us after 8 of 1024.
     """
 
     evolution: EvolutionConfig = field(default_factory=EvolutionConfig)
@@ -83,7 +81,7 @@ class SearchConfig:
     trusted_after: int = 64
 
     def evolution_of_one(self, sketches: int, count: int, model: CostModel) -> EvolutionConfig:
-        """Return the evolution of one of several sketches, for a batch of `count` programs."""
+        """Return the evolution's sizes for one of several sketches and a batch of `count` programs."""
         whole, part = self.untrained_evolution, 1.0
         if model.is_learned:
             whole, part = self.evolution, min(count / self.full_batch_size, 1.0)
@@ -137,11 +135,10 @@ def propose(
     config: SearchConfig | None = None,
     initial_programs: Sequence[Program] = (),
 ) -> list[Proposal]:
-    """Return up to `count` new programs, predicted fastest first, then a few random ones.
-
-    They are fewer when the space ends or nothing else is worth measuring. `measured` pairs programs with
-    their seconds (inf for a failure); neither they nor `exclude` are proposed. Evolution starts from
-    the best of them, then from `initial_programs`, such as programs transferred from similar workloads.
+    """Return up to `count` new programs, predicted fastest first, then a few random ones. There are fewer if
+    the space is exhausted or nothing else is worth measuring. `measured` pairs programs with their seconds
+    (inf for a failure); these programs and `exclude` are not proposed again. Evolution starts from the best
+    of them, then from `initial_programs`, such as programs transferred from similar workloads.
     """
     settings = config or SearchConfig()
     excluded = {program for program, _ in measured} | set(exclude)
@@ -166,7 +163,7 @@ def propose(
     limit = max(1, round(settings.max_share_per_tile * count))
     picked = _pick(_merge(ranked, excluded), count - num_random, limit)
     excluded |= {proposal.program for proposal in picked}
-    # Random programs, whatever their prediction, teach the model where it is wrong.
+    # Random programs correct the model where it is wrong, so their predictions don't matter.
     for program in draw(task, RANDOM_DRAWS, rng) if len(picked) < count else ():
         if len(picked) < count and program not in excluded:
             picked.append(Proposal(program, float(task.predict(gather([program]), model)[0])))
@@ -177,8 +174,9 @@ def propose(
 def _merge(
     ranked: Sequence[tuple[Population, Floats]], excluded: Collection[Program], depth: int = 256
 ) -> Iterator[tuple[Proposal, object]]:
-    """Yield the best `depth` new programs of every sketch and their innermost tiles, predicted fastest
-    first."""
+    """Yield the best `depth` new programs of every sketch with their innermost tiles, predicted fastest
+    first.
+    """
     heads = [
         population.take(np.arange(min(len(population), depth + len(excluded)))) for population, _ in ranked
     ]
@@ -219,11 +217,10 @@ def _promising_sketches(
 
 
 def draw(task: TuneContext, count: int, rng: np.random.Generator) -> list[Program]:
-    """Return up to `count` random programs of all sketches, those that are estimated to be fast with the
-    larger weight."""
+    """Return up to `count` random programs of all sketches, weighted by estimated speed."""
     drawn = [sample(sketch, -(-OVERSAMPLING * count // len(task.sketches)), rng) for sketch in task.sketches]
     seconds = np.concatenate([estimate(population, task.device).seconds for population in drawn])
     places = [(population, row) for population in drawn for row in range(len(population))]
-    # The largest log-weights with Gumbel noise are a weighted draw without replacement.
+    # Taking the largest log-weights with Gumbel noise is weighted sampling without replacement.
     keys = rng.gumbel(size=len(places)) - SAMPLING_EXPONENT * np.log(seconds)
     return [places[at][0].program(places[at][1]) for at in np.argsort(-keys)[:count]]

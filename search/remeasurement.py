@@ -1,4 +1,4 @@
-"""Selection of programs to time again, because the fastest of many noisy measurements was lucky."""
+"""Select programs to measure again, because the fastest of many noisy measurements was lucky."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 
 Key = TypeVar("Key")
 
-# The share of a batch's trials that time programs again. It is larger in the last batch: afterwards, nothing
-# can show that the fastest program was lucky.
+# The fraction of a batch's trials that measure programs again. It is larger in the last batch, the last
+# chance to notice that the fastest program was lucky.
 SHARE, LAST_SHARE = 1 / 16, 1 / 4
 # The relative error of one measurement. For several measurements it is divided by the square root of their
 # number.
 NOISE = 0.1
-# A program that was measured so often isn't measured again.
+# The most measurements of one program.
 MAX_MEASUREMENTS = 4
 
 
@@ -36,12 +36,12 @@ class MeasuredProgram(Generic[Key]):
 
     @property
     def optimistic_s(self) -> float:
-        """The seconds that the program takes if its measurements were unlucky: a lower confidence bound."""
+        """The program's seconds if its measurements were unlucky: a lower confidence bound."""
         return self.seconds * (1 - NOISE / math.sqrt(self.times))
 
 
 def select_for_remeasurement(measured: Sequence[MeasuredProgram[Key]], count: int) -> list[Key]:
-    """Return up to `count` programs that may be the fastest and were measured too seldom to tell.
+    """Return up to `count` programs that may be the fastest but have too few measurements to tell.
 
     Programs of the lowest confidence bound come first, as in the bandits of Auer et al. (2002).
     """
@@ -53,5 +53,5 @@ def select_for_remeasurement(measured: Sequence[MeasuredProgram[Key]], count: in
 
 
 def remeasurement_count(count: int, rng: np.random.Generator, *, is_last: bool) -> int:
-    """Draw how many of a batch of `count` trials time programs again, on average a fixed share."""
+    """Draw how many trials of a batch of `count` measure programs again; on average a fixed fraction."""
     return int(rng.binomial(count, LAST_SHARE if is_last else SHARE))

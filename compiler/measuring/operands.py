@@ -107,7 +107,7 @@ class Expected:
 
     @classmethod
     def of(cls, values: NDArray[Any], nudged: NDArray[Any] | None, rounding: Rounding) -> Expected:
-        """Derive the tolerances. `nudged` are the outputs for inputs nudged by the size of rounding errors."""
+        """Derive the tolerances. `nudged` are the outputs for inputs changed by rounding errors."""
         rounds = rounding.relative > 0.0 and is_float(values.dtype)
         return cls(
             values,

@@ -54,7 +54,7 @@ class Timer(Protocol):
         """
 
     def repeat(self, repeats: int) -> tuple[float, ...]:
-        """Return the seconds of a call, one value per repeat."""
+        """Return the seconds per call, one value per repeat."""
 
     def close(self) -> None:
         """Free the timer's resources."""

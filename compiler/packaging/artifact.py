@@ -271,7 +271,7 @@ def unpack(data: bytes) -> tuple[bytes, Manifest]:
 
 
 def open_reference(file: IO[bytes]) -> IO[bytes] | None:
-    """Return an artifact's reference library, as a part of the file; None without one. Raises ArtifactError."""
+    """Return an artifact's reference, as a part of the file; None without one. Raises ArtifactError."""
     try:
         if REFERENCE not in archive.names(file, "artifact"):
             return None

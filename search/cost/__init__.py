@@ -1,1 +1,1 @@
-"""Cost models: the analytic estimate, the features taken from it, and the trees that correct it."""
+"""Cost models: the analytic estimate, its features, and the trees that correct it."""

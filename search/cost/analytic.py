@@ -1,4 +1,4 @@
-"""An analytic estimate of a program's run time, before anything was measured.
+"""Estimate a program's run time analytically, without measurements.
 
 It orders the first candidates, and the learned cost model starts from it.
 """
@@ -27,8 +27,7 @@ def stage_seconds(population: Population, device: Device) -> dict[str, Floats]:
 def estimate(population: Population, device: Device, factors: ShapeFactors = FITTED) -> Estimate:
     """Estimate programs as the sum of their stages.
 
-    The quantities belong to the largest tiled stage and, numbered by rank, to the nests that do the most
-    work.
+    The quantities describe the largest tiled stage and, numbered by rank, the nests with the most work.
     """
     sketch, parameters = population.sketch, CostParameters(device, factors)
 

@@ -1,11 +1,11 @@
-"""The analytic estimate of nests, which read data from the cache that the nest before left it in.
+"""The analytic estimate of nests. They read data from the cache in which the previous nest left it.
 
-An iteration takes, in cycles (speeds and factors in search.cost.cost_parameters),
+The cycles of an iteration are (speeds and factors: search.cost.cost_parameters)
     max(operations / issue, accesses / loads) / parallel + gathers,    at least latency / (parallel * chains)
-where `parallel` lanes are computed together and a reduction has `chains` accumulators. Adding up a partial
-result takes a little more. Moving the data takes its size over the rate of the cache that holds the part of
-it which an iteration of the shared outer loops touches. The nest takes the longer of both and a share of the
-other.
+where `parallel` lanes are computed together and a reduction has `chains` accumulators. Summing a partial
+result takes a little more. Moving data takes its size divided by the rate of a cache. That cache holds the
+part that an iteration of the shared outer loops touches. The nest takes the longer of both times and a
+fraction of the other.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from search.sketches.variables import transposed_axis
 
 
 def nest_terms(population: Population, stage: Stage, parameters: CostParameters) -> dict[str, Floats]:
-    """Return the quantities of a nest, wherever it is computed, each [programs]; `s` is its seconds."""
+    """Return the quantities of a nest at any compute location, each [programs]; `s` is its seconds."""
     compute_at = population.sketch.compute_at.get(stage.node)
     if compute_at is not None and population.sketch.stage[compute_at.name].placement is StageKind.TILED:
         seconds = _seconds_in_tiles(population, stage, compute_at, parameters)
@@ -66,7 +66,7 @@ def unrolled_seconds(population: Population, stage: Stage, parameters: CostParam
     touched = sum(dag.buffer[access.buffer].num_bytes for access in (*node.reads, node.write))
     rate = parameters.rate_of(touched / chunks) if stage.blocks else parameters.l3_rate
     cycles = np.maximum(node.iterations * max(node.flops, 1.0) / lanes, touched / rate)
-    # Without channels of its own, the nest is computed again for each block of them.
+    # A nest without a channel axis is recomputed for each block of channels.
     repeats = 1 if stage.channels else stage.channel_blocks
     return np.asarray(
         repeats * cycles / parameters.hertz / parameters.cores / balance_of(chunks, parameters.cores)
@@ -142,18 +142,19 @@ def _compute_cycles(population: Population, stage: Stage, parameters: CostParame
     )
     step = step + np.where(used > 1, parameters.gather_cycles * gathers, 0.0)
     if transposed_axis(node) is not None:
-        # A line of the operand's rows comes from the second cache for each part that is read together.
+        # Each part that is read together loads a line of the operand's rows from the L2 cache.
         step = step + LINE_BYTES / parameters.l2_rate / row_parts(population, stage)
     if node.reduction:
-        # There is one accumulator for each vector, and every step waits for the one before.
+        # There is one accumulator for each vector, and every step waits for the previous one.
         chains = np.maximum(used / lanes, 1.0)
         step = np.maximum(step, parameters.latency_cycles / (parallel * chains))
     return np.asarray(node.iterations * step)
 
 
 def _inlined_cycles(population: Population, node: Node, parameters: CostParameters) -> Floats:
-    """Return the cycles on one core of a node that is computed again for every iteration that reads it, in
-    the reader's vectors."""
+    """Return the cycles on one core of an inlined node, which is recomputed in the consumer's vectors at each
+    read.
+    """
     sketch = population.sketch
     written = sketch.dag.buffer[node.write.buffer]
     lanes, issue = parameters.device.lanes(written.item_bytes), parameters.issue(written)
@@ -171,7 +172,7 @@ def _inlined_cycles(population: Population, node: Node, parameters: CostParamete
 def _memory_seconds(population: Population, stage: Stage, parameters: CostParameters) -> Floats:
     """Return the seconds of reading every operand and writing the result once.
 
-    They are in the cache that holds their part for one iteration of the consumer's loops around the nest.
+    The data is in the cache that fits its part for one iteration of the consumer's loops around the nest.
     """
     sketch = population.sketch
     node = sketch.dag.node[stage.node]

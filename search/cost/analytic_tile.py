@@ -1,8 +1,8 @@
 """The analytic estimate of a tiled node: a roofline over registers, caches and cores.
 
-search.cost.tile_registers has the costs of its steps, search.cost.tile_traffic the costs of moving what they
-touch. The node takes as long as the longest of computing and the transfers between levels of memory, and a
-share of the others. The parallel chunks are distributed over the cores.
+search.cost.tile_registers has the costs of its steps, search.cost.tile_traffic the costs of their data
+movement. The node takes the longest of the times of computing and of the transfers between memory levels, and
+a fraction of the others. The parallel chunks are distributed over the cores.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def tile_terms(population: Population, stage: Stage, parameters: CostParameters)
     ]
     every = [compute_s, *memory_s]
     longest = np.maximum.reduce(every)
-    # A single chunk is no parallel loop. The last nest of a chain in blocks has its parallel loop.
+    # A single chunk needs no parallel loop. In a blocked chain, the last nest has the parallel loop.
     launch_s = np.where((chunks > 1) & (not stage.blocks), parameters.launch_s, 0.0)
     node_s = longest + parameters.factors.overlap * (np.sum(every, axis=0) - longest) + launch_s
     return {
@@ -57,7 +57,7 @@ def tile_terms(population: Population, stage: Stage, parameters: CostParameters)
 
 
 def _epilogue_seconds(nest: Nest, dag: Dag, parameters: CostParameters) -> Floats:
-    """Return the seconds of writing the result and reading it again from the cache that holds a tile."""
+    """Return the seconds of writing the result and rereading it from the cache that holds a tile."""
     buffer = dag.buffer[nest.node.write.buffer]
     level = nest.stage.epilogue_level
     tile = footprint_bytes(nest.node.write, nest.inside[level], buffer, LINE_BYTES)

@@ -1,4 +1,4 @@
-"""Parameters of the analytic cost model: measured speeds, and the share of them that programs reach."""
+"""Parameters of the analytic cost model: measured speeds, and the fraction of them that programs reach."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ PAGE_BYTES = 4096
 
 @dataclass(frozen=True)
 class ShapeFactors:
-    """The share of a core's speeds that loops reach, and the costs of their shape, whatever the processor is.
+    """The fraction of a core's speeds that loops reach, and the costs of loop shapes, for all processors.
 
     `python -m benchmarks.fit` fits them to measured programs of several device classes. Speeds are relative
-    to those that the calibration measured (`core.profile`), `..._share` to a cache's size; `..._cycles` are
-    cycles of a core.
+    to the measured profile (`core.profile`), `..._share` to a cache's size; `..._cycles` are cycles of a
+    core.
     """
 
     # Speeds, relative to the profile's.
@@ -35,38 +35,38 @@ class ShapeFactors:
     memory_rate: float = 0.45
     launch: float = 3.75
     gather: float = 3.5
-    # The share of each cache that a tile can use.
+    # The fraction of each cache that a tile can use.
     l1_share: float = 0.93
     l2_share: float = 0.49
     l3_share: float = 0.44
-    # How far rows that fall into the same cache sets evict each other: 0 not at all, 1 completely.
+    # How much rows in the same cache sets evict each other, from 0 (not at all) to 1 (completely).
     crowding: float = 0.08
     branch_cycles: float = 4.8
-    # A load of an inlined value, such as one of a padded operand.
+    # A load of an inlined value, such as an element of a padded operand.
     inline_cycles: float = 0.59
     # A partial result that is added to a sum.
     row_cycles: float = 2.8
     # An iteration of a loop around a register tile, without its body.
     loop_cycles: float = 0.041
-    # A jump to another row, in bytes that would have streamed in meanwhile.
+    # A jump to another row, in bytes that could be streamed in that time.
     stall_bytes: float = 120.0
-    # Cycles of an accumulator that is kept in memory, and the number of missing registers that puts all of
-    # them there.
+    # The cycles of an accumulator in memory, and the number of missing registers at which all accumulators
+    # are in memory.
     spill_cycles: float = 1.0
     spill_all: float = 6.25
-    # A vector that is copied: loaded, stored, and loaded again.
+    # A copied vector: it is loaded, stored, and loaded again.
     copy_cycles: float = 1.6
-    # Instructions in the reorder buffer of a core.
+    # Instructions in a core's reorder buffer.
     window: float = 225.0
-    # The share of the shorter of several overlapping times that adds to the longest.
+    # The fraction of the shorter overlapping times that is added to the longest.
     overlap: float = 0.3
-    # The same of a GPU's, and the warps that keep a multiprocessor's tensor cores busy.
+    # The same fraction for GPUs, and the number of warps that keep a multiprocessor's tensor cores busy.
     gpu_overlap: float = 0.76
     tensor_warps: float = 8.0
-    # The course of one thread of a GPU, fitted to the programs of two networks on an H200. First the cycles
-    # of a multiply-add and of a load from shared memory in an unrolled step. Then an iteration of a loop that
-    # isn't unrolled, in latencies of the arithmetic, because the next iteration needs its results. Then how
-    # many unrolled steps hide that latency.
+    # The time of one GPU thread, fitted to the programs of two networks on an H200. Cycles of a multiply-add
+    # and of a shared-memory load in an unrolled step; an iteration of a loop that isn't unrolled, in
+    # arithmetic latencies, because the next iteration needs its results; the number of unrolled steps that
+    # hide that latency.
     gpu_step_cycles: float = 2.4
     gpu_load_cycles: float = 1.4
     gpu_loop_latencies: float = 3.2
@@ -76,7 +76,7 @@ class ShapeFactors:
     gpu_fetch_wait: float = 3.2
     gpu_unrolled_load: float = 0.036
     gpu_serial_load: float = 0.4
-    # Bytes of a cycle that a multiprocessor reads from the shared cache at most.
+    # The most bytes per cycle that a multiprocessor reads from the L2 cache.
     gpu_cache_bytes: float = 20.0
 
 
@@ -87,7 +87,7 @@ FITTED = ShapeFactors()
 class CostParameters:
     """A device, and the speeds that loops reach on it.
 
-    Rates are in bytes per cycle of one core; only `memory_rate` is of all cores together.
+    Rates are in bytes per cycle of one core; `memory_rate` is the rate of all cores together.
     """
 
     device: Device
@@ -128,7 +128,7 @@ class CostParameters:
 
     @property
     def l1_room(self) -> float:
-        """Bytes of the first cache that a tile can use."""
+        """Bytes of the L1 cache that a tile can use."""
         return self.device.l1_bytes * self.factors.l1_share
 
     @property
@@ -162,7 +162,7 @@ class CostParameters:
     def rate_of(self, size: Floats) -> Floats:
         """Return the rate at which one core reads `size` bytes that were just written.
 
-        They are in the first cache that is at least twice as large.
+        The data is in the smallest cache that is at least twice as large.
         """
         device = self.device
         return np.select(
@@ -173,6 +173,6 @@ class CostParameters:
 
 
 def balance_of(chunks: Floats | Ints, cores: int) -> Floats:
-    """Return the share of the cores' time that is used when they compute `chunks` equal pieces of work."""
+    """Return the fraction of the cores' time that is used if they compute `chunks` equal pieces of work."""
     rounds = np.ceil(chunks / cores)
     return np.asarray(chunks / (rounds * cores))

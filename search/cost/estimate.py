@@ -16,7 +16,9 @@ from search.sketches.stage import Stage
 
 @dataclass(frozen=True)
 class Estimate:
-    """The `seconds` that programs or one of their stages take, and the quantities behind them: [programs]."""
+    """The `seconds` of programs or of one stage, and the quantities that they are computed from, each
+    [programs].
+    """
 
     seconds: NDArray[np.float64]
     quantities: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
@@ -24,8 +26,7 @@ class Estimate:
 
 @singledispatch
 def estimate_stage(stage: Stage, population: Population, parameters: CostParameters) -> Estimate:
-    """Estimate the seconds of a stage. A stage that others compute takes none by itself.
-
-    A kind of stage registers its own estimate in `search.stages`.
+    """Estimate the seconds of a stage; 0 by default, for stages that others compute. The kinds of stages
+    register their estimates in `search.stages`.
     """
     return Estimate(np.zeros(len(population)))

@@ -1,4 +1,4 @@
-"""The features of programs for the learned model: the quantities behind the analytic estimate."""
+"""The features of programs for the learned model: the quantities of the analytic estimate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from search.cost.estimate import Estimate
 from search.dag import Dag
 
-# The number of nests that have features: those that do the most work.
+# The number of nests that have features. They are the nests with the most work.
 NESTS = 4
 QUANTITIES = (
     "vector_width",
@@ -52,13 +52,12 @@ QUANTITIES = (
     "registers",
 )
 NUM_FEATURES = len(QUANTITIES) + 3
-# Stored with every model. Count up when a feature comes to mean another thing.
+# Stored with every model. Increase the number if the meaning of a feature changes.
 FEATURES_VERSION = f"4:{zlib.crc32(' '.join(QUANTITIES).encode()):08x}"
 
 
 def extract(dag: Dag, estimate: Estimate) -> NDArray[np.float32]:
-    """Return [programs, NUM_FEATURES]; quantities that a program lacks are nan, which trees treat as
-    missing."""
+    """Return [programs, NUM_FEATURES]. Quantities that a program lacks are NaN, which trees treat as missing."""
     length = len(estimate.seconds)
     missing = np.full(length, np.nan)
     columns = [estimate.quantities.get(name, missing) for name in QUANTITIES]
@@ -67,6 +66,6 @@ def extract(dag: Dag, estimate: Estimate) -> NDArray[np.float32]:
     constants = (dag.flops, moved_bytes, float(widest))
     columns.extend(np.full(length, constant) for constant in constants)
     values = np.stack(columns, axis=1)
-    # Logarithms of magnitudes; small values are seconds, and become nanoseconds so that they stay above one.
+    # Logarithms of magnitudes. Small values are seconds, converted to nanoseconds to be above one.
     scaled = np.where(np.abs(values) < 1e-1, values * 1e9, values)
     return (np.sign(scaled) * np.log2(np.abs(scaled) + 1)).astype(np.float32)

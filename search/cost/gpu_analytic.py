@@ -1,10 +1,10 @@
 """The analytic estimate of programs for GPUs: a roofline for every kernel.
 
-A tiled kernel runs in waves. A wave has as many blocks as the multiprocessors hold at once, which a block's
-threads, registers and shared memory limit. A wave takes as long as one thread, whose steps, iterations and
-fetches come one after another. Or it takes as long as a multiprocessor issues the instructions of all its
-warps, if that is longer. The kernel takes at least as long as its traffic with the cache and with memory.
-Other kernels move their operands once; each thread or block waits for one load after another.
+A tiled kernel runs in waves of as many blocks as fit the multiprocessors at once. A block's threads,
+registers and shared memory limit that number. A wave takes the longer of two times: the serial steps,
+iterations and fetches of one thread, or the issue of all warps' instructions. The kernel takes at least as
+long as its traffic with the cache and with memory. Other kernels move their operands once, and each thread or
+block waits for its loads in turn.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ from search.sketches.variables import fetch_kind
 LOAD_BYTES = 4
 # Global memory is read in sectors.
 SECTOR_BYTES = 32
-# Buffers in turn hide that much of the wait: it is divided by their number to this power.
+# Multiple buffering divides the wait for a fetch by the number of buffers to this power.
 STAGES_POWER = 0.75
 # Loads that a thread of an untiled kernel has in flight.
 LOADS_IN_FLIGHT = 8
-# What halves the partial results of a block: a load, an addition and a store, one after another.
+# The serial operations that halve a block's partial results: a load, an addition and a store.
 COMBINE_INSTRUCTIONS = 3
 
 
 @dataclass(frozen=True)
 class GpuSpeeds:
     """The rates of one multiprocessor per cycle, from the device's profile: loads from shared memory, bytes
-    from the cache that all share and from memory. `load_cycles` is the latency of a load from memory."""
+    from the L2 cache and from memory. `load_cycles` is the latency of a load from memory.
+    """
 
     hertz: float
     launch_s: float
@@ -72,7 +73,7 @@ def tiled_terms(population: Population, stage: Stage, parameters: CostParameters
     assert gpu is not None
     tile, speeds, factors = GpuTile.of(population, stage), GpuSpeeds.of(parameters), parameters.factors
     fma_lanes = multiply_adds(parameters, tile.dag.buffer[tile.nest.node.write.buffer])
-    issued = fma_lanes / gpu.warp_size  # warps' instructions in a cycle
+    issued = fma_lanes / gpu.warp_size  # warp instructions per cycle
     blocks = tile.blocks.astype(np.float64)
     resident = np.minimum(_resident(tile, gpu), np.ceil(blocks / parameters.cores))
     waves = np.ceil(blocks / (resident * parameters.cores))
@@ -123,7 +124,7 @@ def tiled_terms(population: Population, stage: Stage, parameters: CostParameters
 
 
 def _unrolled_steps(tile: GpuTile, unroll: Ints) -> Floats:
-    """Return the steps of the reduction that follow one another without a loop.
+    """Return the number of reduction steps that are unrolled together.
 
     TVM unrolls loops from the innermost outwards as long as their body has at most `unroll` statements.
     """
@@ -149,7 +150,7 @@ def _resident(tile: GpuTile, gpu: Gpu) -> Floats:
 
 
 def _loads(tile: GpuTile) -> Floats:
-    """Return a thread's loads from shared memory for one step of the reduction in all of its results."""
+    """Return a thread's loads from shared memory in one step of the reduction."""
     nest = tile.nest
     own = nest.inside[FETCH] * nest.extents[VTHREAD]
     own[list(nest.node.reduction)] = 1
@@ -234,8 +235,9 @@ def thread_seconds(population: Population, stage: Stage, parameters: CostParamet
 
 
 def _traffic(population: Population, node: Node, neighbours: int | None) -> float:
-    """Return the bytes that move if neighbouring threads are neighbours along one axis: a whole sector for
-    each element if these aren't adjacent in memory."""
+    """Return the bytes of traffic if neighbouring threads are neighbours along one axis: a whole sector for
+    each element if the elements aren't adjacent in memory.
+    """
     dag = population.sketch.dag
     total = 0.0
     for access in (*node.reads, *node.writes):
@@ -247,7 +249,7 @@ def _traffic(population: Population, node: Node, neighbours: int | None) -> floa
 
 
 def row_seconds(population: Population, stage: Stage, parameters: CostParameters) -> Floats:
-    """Return the seconds of a kernel whose blocks compute some rows each, their threads along the rows."""
+    """Return the seconds of a kernel whose blocks compute a few rows each, with threads along the rows."""
     speeds, gpu = GpuSpeeds.of(parameters), _gpu_of(parameters)
     dag = population.sketch.dag
     node = dag.node[stage.node]

@@ -19,13 +19,13 @@ TOP = 30
 
 @dataclass(frozen=True)
 class ModelMetrics:
-    """Metrics of `records` records; None where they are undefined: all are equally fast, no two belong to one
+    """Metrics over `records` records. A metric is None if all records are equally fast, no two belong to one
     task, or there are too few.
 
-    `r2` is the share of the throughputs' variance that is predicted. Below 0, predictions are worse than the
-    mean; they are cut off at the best known throughput. `pairwise` is the share of pairs of a task that are
-    predicted in the right order. `recall` is the share of the TOP fastest programs that are among the TOP
-    fastest predictions.
+    `r2` is the explained fraction of the throughputs' variance, with predictions cut off at the best known
+    throughput. Below 0, predictions are worse than the mean. `pairwise` is the fraction of pairs within a
+    task that are predicted in the right order. `recall` is the fraction of the TOP fastest programs among the
+    TOP fastest predictions.
     """
 
     records: int
@@ -36,7 +36,7 @@ class ModelMetrics:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Predicted and measured seconds; every array is [records].
+    """Predicted and measured seconds. Every array is [records].
 
     `measured_s` is inf for failures. `task` is the task of each record, and `best_s` the seconds of that
     task's fastest known program, inf if none ran.
@@ -75,7 +75,7 @@ def _r2(predicted: Floats, actual: Floats) -> float | None:
 
 
 def _pairwise(predicted_s: Floats, measured_s: Floats, task: NDArray[np.int64]) -> float | None:
-    """Return the share of pairs in the right order; equal predictions of unequal programs count half."""
+    """Return the fraction of pairs in the right order. Equal predictions of unequal programs count half."""
     right = pairs = 0.0
     for number in np.unique(task):
         rows = np.flatnonzero(task == number)

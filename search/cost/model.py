@@ -1,7 +1,7 @@
 """The learned cost model: gradient-boosted trees that correct the analytic estimate.
 
 The trees predict log(measured / analytic seconds), the error of the estimate. So a few records already help,
-and without any the model is the estimate itself.
+and without records the model is the estimate.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from search.cost.estimate import Estimate
 from search.cost.features import FEATURES_VERSION
 from search.programs.nest import Floats
 
-# Stands for the digest of a device profile that was assumed, not measured.
+# Replaces the digest of a profile that was assumed, not measured.
 ASSUMED = "assumed"
 MIN_RECORDS = 16
 DIGEST_BYTES = hashlib.sha256().digest_size
@@ -34,7 +34,7 @@ PARAMETERS = {
     "seed": 0,
     "nthread": 1,
 }
-# A failed trial counts as this times the best of its task, and so ranks behind every one that ran.
+# A failed trial counts as this multiple of its task's best latency, slower than any trial that ran.
 FAILURE_FACTOR = 20.0
 
 
@@ -50,14 +50,16 @@ class Examples:
 
 
 class CostModel:
-    """Predicts seconds; without a booster it is the analytic model."""
+    """Predicts seconds. Without a booster, the predictions are the analytic estimates."""
 
     def __init__(self, booster: xgboost.Booster | None = None) -> None:
         self._booster = booster
 
     @classmethod
     def train(cls, examples: Examples) -> CostModel:
-        """Train a model, examples weighted by throughput as in the paper; the analytic one if too few ran."""
+        """Train a model on examples weighted by throughput, as in the paper. Return the analytic model if too
+        few ran.
+        """
         if np.isfinite(examples.measured_s).sum() < MIN_RECORDS:
             return cls()
         best = _best_of_task(examples)
@@ -74,13 +76,12 @@ class CostModel:
 
     @property
     def is_learned(self) -> bool:
-        """Whether the model is more than the analytic one."""
+        """Whether the model has trees."""
         return self._booster is not None
 
     def to_bytes(self, profile: str = ASSUMED) -> bytes:
-        """Return a digest and XGBoost's binary JSON; empty for the analytic model.
-
-        `profile` is the digest of the device's profile, which the estimate and so the features depend on.
+        """Return a digest and XGBoost's binary JSON; b"" for the analytic model. `profile` is the digest of
+        the device's profile, on which the estimate and the features depend.
         """
         if self._booster is None:
             return b""
@@ -90,12 +91,13 @@ class CostModel:
 
     @classmethod
     def from_bytes(cls, data: bytes, profile: str = ASSUMED) -> CostModel:
-        """Return the model that `to_bytes` wrote. Raises ValueError for other bytes, and for models of other
-        features or another profile."""
+        """Return the model that `to_bytes` wrote. Raises ValueError for other bytes, other features or
+        another profile.
+        """
         if not data:
             return cls()
         digest, saved = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
-        # XGBoost may crash the process on bytes that were cut off.
+        # XGBoost may crash the process on truncated bytes.
         if hashlib.sha256(saved).digest() != digest:
             raise ValueError("these bytes hold no model")
         booster = xgboost.Booster(PARAMETERS, model_file=bytearray(saved))
@@ -114,7 +116,7 @@ class CostModel:
 
 
 def _best_of_task(examples: Examples) -> Floats:
-    """Return, for every record, the best seconds of its task; the median of all if none of the task ran."""
+    """Return the best seconds of each record's task; the median of all if no program of the task ran."""
     ran = np.isfinite(examples.measured_s)
     best = np.full(examples.task.max() + 1, np.inf)
     np.minimum.at(best, examples.task[ran], examples.measured_s[ran])

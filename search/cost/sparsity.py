@@ -1,4 +1,4 @@
-"""Summands that the compiler knows to be zero and leaves out.
+"""Terms that the compiler knows to be zero and omits.
 
 They lie between the elements of a dilated operand (transposed convolutions): where loops are unrolled, their
 condition is a constant.
@@ -16,7 +16,7 @@ from search.sketches.factors import Ints
 
 
 def remaining_share(nest: Nest, unrolled: Ints) -> Floats:
-    """Return [programs]: the share of the sum that is computed.
+    """Return [programs]: the fraction of the sum that is computed.
 
     `unrolled` are the steps of the innermost reduction level that are unrolled. An access at (h + kernel) / d
     reads an element where d divides h + kernel, and zero elsewhere.
@@ -31,7 +31,7 @@ def remaining_share(nest: Nest, unrolled: Ints) -> Floats:
 
 
 def _dilations(node: Node) -> Iterator[tuple[int, int, int]]:
-    """Yield every spatial axis that is divided together with a reduction axis, that axis, and the divisor."""
+    """Yield (spatial axis, reduction axis, divisor) for every quotient of their sum."""
     if not node.has_branch:
         return
     for read in node.reads:

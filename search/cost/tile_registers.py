@@ -11,7 +11,7 @@ with
     K  steps until the accumulators are stored
     U  steps that are unrolled
     spills: the cost of accumulators beyond the registers
-The node takes as many steps as it has iterations, less those that add known zeros (search.cost.sparsity).
+The node takes as many steps as it has iterations, minus those that add known zeros (search.cost.sparsity).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def register_terms(population: Population, nest: Nest, parameters: CostParameter
     body = _Body.of(population, nest, parameters)
     factors, issue, latency = parameters.factors, body.issue, parameters.latency_cycles
     loads = _loads_of_all(population, nest, body, parameters)
-    # Short reductions of neighbouring tiles run side by side, as far as the reorder buffer reaches.
+    # Short reductions of neighbouring tiles overlap within the reorder buffer.
     neighbours = factors.window / (body.chain * (body.accumulators + body.instructions))
     chains = body.accumulators * np.maximum(neighbours, 1.0)
     chained = body.accumulators * latency / np.minimum(chains, issue * latency)
@@ -54,7 +54,7 @@ def register_terms(population: Population, nest: Nest, parameters: CostParameter
     spills = factors.spill_cycles * body.accumulators * np.clip(missing / factors.spill_all, 0.0, 1.0)
     # Accumulators are loaded and stored once for every run through the reduction.
     step = step + spills + 2 * body.accumulators / issue / body.kept + factors.loop_cycles / body.unrolled
-    # A partial last tile takes as long as a full one.
+    # A partial tile takes as long as a full one.
     steps = nest.inside[0].prod(axis=0, dtype=np.float64) / body.tile.prod(axis=0, dtype=np.float64)
     steps = steps / body.depth * remaining_share(nest, body.unrolled)
     return {
@@ -116,7 +116,7 @@ class _Body:
             lanes=lanes,
             instructions=instructions,
             accumulators=accumulators,
-            # Either a row's vectors stay in registers while scalars are loaded one by one, or the reverse.
+            # Either a row's vectors stay in registers while scalars are loaded, or the reverse.
             operands=np.minimum(instructions, rows) + 1,
             chain=steps * np.where(between == 1, outer, 1),
             kept=steps * np.where(stays, outer, 1),

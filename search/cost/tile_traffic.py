@@ -1,4 +1,4 @@
-"""The traffic of a tiled node between levels of memory, and its copies of operands into the order of loops.
+"""The traffic of a tiled node between memory levels, and its copies of operands into loop order.
 
 For a cache of capacity C, take the outermost loop inside which all touched lines fit into C. The cache then
 loads the sum over accesses of footprint * visits. Rows that are a large power of two apart fall into the same
@@ -26,7 +26,7 @@ def traffic_terms(population: Population, nest: Nest, parameters: CostParameters
     accesses = [*nest.node.reads, nest.node.write]
     loops = nest.by_loop()
     levels = np.array([*(level for level, _ in nest.loops), nest.depth])
-    # [boundaries, programs]: whether an access reads a copy there, which is in the order of the loops.
+    # [boundaries, programs]: whether an access reads a copy in loop order there.
     copied = [levels[:, None] >= copied_at(population, nest, access) for access in accesses]
     sizes = [
         _footprint(population, access, loops.inside, is_copy)
@@ -43,7 +43,7 @@ def traffic_terms(population: Population, nest: Nest, parameters: CostParameters
         for access in accesses
     ]
     stalled = [load * stall for load, stall in zip(loads, stalls, strict=True)]
-    # If everything fits into the last cache, only the weights come from memory.
+    # If everything fits into the L3 cache, only the weights come from memory.
     fits = total[0] <= parameters.l3_room
     is_cold = [dag.buffer[access.buffer].constant for access in accesses]
     cold = sum((s[0] for s, constant in zip(stalled, is_cold, strict=True) if constant), start=np.zeros(1))
@@ -84,10 +84,12 @@ def _footprint(population: Population, access: Access, inside: Ints, is_copy: ND
 
 
 def _crowding(access: Access, inside: Ints, dag: Dag) -> Floats:
-    """Return [boundaries, programs]: the share of a cache's sets that a region falls into, inverted.
+    """Return [boundaries, programs]: the number of a cache's sets divided by the number of sets that a region
+    uses.
 
-    The address within PAGE_BYTES chooses the set. (Larger caches have more sets, but the address of a page is
-    random.) For example, 128 rows of one line each, 4096 bytes apart, are all in one of 64 sets: 64.
+    The address within PAGE_BYTES chooses the set. (Larger caches have more sets, but the physical address of
+    a page is random.) For example, 128 rows of one line each, 4096 bytes apart, use one of 64 sets: the
+    result is 64.
     """
     buffer = dag.buffer[access.buffer]
     *rows, row = region(access, inside, buffer.shape) or [np.ones_like(inside[..., 0, :])]
@@ -101,8 +103,7 @@ def _crowding(access: Access, inside: Ints, dag: Dag) -> Floats:
 
 
 def copy_cycles(population: Population, nest: Nest, parameters: CostParameters) -> Floats:
-    """Return [programs]: the cycles of copying operands into the order of the loops, each time their part
-    changes."""
+    """Return [programs]: the cycles of copying operands into loop order whenever the touched part changes."""
     cycles = np.zeros(len(population))
     for access in dict.fromkeys(nest.node.reads):
         place = copied_at(population, nest, access)

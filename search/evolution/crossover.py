@@ -10,7 +10,7 @@ from search.programs.nest import Floats
 from search.programs.program import Population
 from search.sketches.sketch import Sketch
 
-# The seconds of every stage, by node: [programs] each.
+# Returns the seconds of every stage, [programs] each, by node.
 StageSeconds = Callable[[Population], Mapping[str, Floats]]
 
 
@@ -44,9 +44,9 @@ def cross(first: Population, second: Population, stage_seconds: StageSeconds) ->
 
 
 def node_groups(sketch: Sketch) -> tuple[frozenset[str], ...]:
-    """Return the nodes with variables, those together that may be computed in each other's loops."""
+    """Return groups of nodes with variables. A group's nodes may be computed in each other's loops."""
     group = {stage.node: {stage.node} for stage in sketch.stages}
-    # Locations in blocks are no variables: those stages don't depend on each other.
+    # Compute locations in blocks are not variables, so those stages don't depend on each other.
     around = {s.node: s.compute_at for s in sketch.stages if s.compute_at and not s.blocks}
     around |= {name: node.name for name, node in sketch.compute_at.items()}
     for inner, outer in around.items():

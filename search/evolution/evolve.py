@@ -14,7 +14,7 @@ from search.programs.nest import Floats
 from search.programs.program import Population, Program, gather
 from search.sketches.sketch import Sketch
 
-# How often a population is drawn again if none of it is valid.
+# How often to redraw a population without a valid program.
 DRAWS = 8
 
 Predict = Callable[[Population], Floats]
@@ -24,8 +24,8 @@ Predict = Callable[[Population], Floats]
 class EvolutionConfig:
     """Sizes of the evolution of one sketch.
 
-    `measured_fraction` is the largest share of measured programs in the initial population. `crossover` is
-    the share of a generation that combines two parents; the others mutate one.
+    `measured_fraction` is the largest fraction of measured programs in the initial population. `crossover` is
+    the fraction of a generation that combines two parents; the others mutate one.
     """
 
     population: int = 1024
@@ -37,7 +37,7 @@ class EvolutionConfig:
         if self.population < 2 or self.generations < 0:
             raise ValueError("evolution needs at least two programs and no negative generations")
         if not 0.0 <= self.crossover <= 1.0:
-            raise ValueError(f"crossover is a share of a generation, not {self.crossover}")
+            raise ValueError(f"crossover must be a fraction from 0 to 1, not {self.crossover}")
 
 
 def evolve(
@@ -93,7 +93,7 @@ def _next_generation(
     # Roulette over predicted throughput: twice as fast is twice as likely to have children.
     share = 1.0 / seconds
     share /= share.sum()
-    # A program of a single group has nothing to combine.
+    # A sketch with a single group of nodes has nothing to combine.
     count = round(config.crossover * config.population) if len(node_groups(population.sketch)) > 1 else 0
     parents = population.take(rng.choice(len(population), size=config.population, p=share))
     children = mutate(parents.take(np.arange(count, config.population)), rng).values

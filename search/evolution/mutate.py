@@ -10,12 +10,12 @@ from search.sketches.factors import Ints, prime_factors
 from search.sketches.variables import Choice, Split
 
 TILE_PROBABILITY = 0.85
-# How often a split is drawn anew instead of moving one of its factors.
+# The probability to redraw a split instead of moving one of its factors.
 REDRAW_PROBABILITY = 0.1
 
 
 def mutate(population: Population, rng: np.random.Generator) -> Population:
-    """Change one variable of every program: mostly a split (see `move_factor`), now and then a choice.
+    """Change one variable of every program: usually a split (see `move_factor`), sometimes a choice.
 
         parallel for i0 in 8:
           for i1 in 4: b[i] = a[i]
@@ -43,8 +43,8 @@ def mutate(population: Population, rng: np.random.Generator) -> Population:
 
 
 def _mutate_split(factors: Ints, split: Split, rng: np.random.Generator) -> Ints:
-    """Mutate factors [programs, parts]: exact factors mostly exchange a prime, factors of partial tiles are
-    drawn anew.
+    """Mutate factors [programs, parts]: exact factors usually exchange a prime, and factors of partial tiles
+    are redrawn.
 
         for i0 in 3:
           for i1 in 16: if 16 * i0 + i1 < 42: b[i] = a[i]

@@ -1,4 +1,4 @@
-"""Transfer of programs from one workload to another one of the same structure."""
+"""Transfer programs from one workload to another with the same structure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from search.sketches.factors import Ints
 from search.sketches.sketch import Sketch
 from search.sketches.variables import Choice, Split, Variable
 
-# How much more a change of a factor weighs than one of the factor outside of it.
+# The weight of a factor's change relative to the next outer factor's.
 INWARD = 4.0
 
 
 def transfer_programs(programs: Sequence[Program], sketches: Sequence[Sketch]) -> list[Program]:
-    """Return the programs, fitted to the sketches of the same structure, in their order and each once.
+    """Fit programs to the sketches of the same structure. Return the distinct results in order.
 
         for i0 in 8:                                 # an axis of 32
           for i1 in 4: b[i] = a[i]
@@ -87,7 +87,7 @@ def _position(sketch: Sketch, variable: Variable) -> tuple[int, int | str]:
 
 
 def nearest_factors(wanted: Sequence[int], split: Split) -> list[int]:
-    """Return the legal factors with the smallest ratios to those wanted; the innermost weigh the most."""
+    """Return the legal factors with the smallest ratios to the given ones. The innermost weigh the most."""
     table = split.table
     if len(wanted) != split.parts:
         return [int(factor) for factor in table[0]]
@@ -97,7 +97,7 @@ def nearest_factors(wanted: Sequence[int], split: Split) -> list[int]:
 
 
 def _nearest_option(wanted: int | str | None, choice: Choice) -> int:
-    """Return the position of the wanted option, else of the closest number, else of the first option."""
+    """Return the position of the given option, else of the closest number, else of the first option."""
     for at, option in enumerate(choice.options):
         if option == wanted:
             return at

@@ -1,1 +1,1 @@
-"""Programs, as whole populations: their values, loops and resources, and which of them are valid."""
+"""Populations of programs: their values, loops, resources and validity."""

@@ -1,4 +1,4 @@
-"""Random annotation: values for a sketch's variables (paper section 4.2), and which of them are legal."""
+"""Random annotation: draw legal values for a sketch's variables (paper section 4.2)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from search.programs.program import Population
 from search.programs.validity import is_valid, valid
 from search.sketches.sketch import Sketch
 
-# How often invalid stages are drawn again on GPUs.
+# How often to redraw invalid stages on GPUs.
 REDRAWS = 48
 
 
 def sample(sketch: Sketch, count: int, rng: np.random.Generator) -> Population:
-    """Draw `count` programs uniformly, variable by variable, and return those that are legal."""
+    """Draw `count` programs, each variable uniformly, and return the legal ones."""
     drawn = np.zeros((count, sketch.num_columns), dtype=np.int64)
     for variable in sketch.variables:
         drawn[:, sketch.columns[variable.key]] = variable.draw(count, rng)
@@ -23,16 +23,16 @@ def sample(sketch: Sketch, count: int, rng: np.random.Generator) -> Population:
 
 
 def legal(population: Population) -> Population:
-    """Return every distinct valid program; variables without effect have their first value."""
+    """Return the distinct valid programs. Variables without effect get their first value."""
     distinct = _canonical(population).distinct()
     return distinct.take(np.flatnonzero(valid(distinct)))
 
 
 def _redraw(population: Population, rng: np.random.Generator) -> Population:
-    """Draw stages that aren't valid again, a few times.
+    """Redraw invalid stages a few times.
 
-    On GPUs few random programs are valid. Nearly all are afterwards, and the valid values of a stage are as
-    likely as each other.
+    On GPUs, few random programs are valid. After redrawing nearly all are, and all valid values of a stage
+    are equally likely.
     """
     sketch, values = population.sketch, population.values.copy()
     for stage in sketch.stages:
@@ -49,8 +49,8 @@ def _redraw(population: Population, rng: np.random.Generator) -> Population:
 def _canonical(population: Population) -> Population:
     """Set variables without effect to their first value.
 
-    A nest computed at a loop of its consumer has no parallel or unrolled loops of its own. An inlined nest
-    has no loops at all. Loops are fused only for vectors.
+    A nest at a loop of its consumer has no parallel or unrolled loops, and an inlined nest has no loops.
+    Loops are fused only for vectors.
     """
     sketch, values = population.sketch, population.values.copy()
     for stage in sketch.nests:

@@ -1,4 +1,4 @@
-"""Limits on the code of programs: programs that take the compiler long never run well."""
+"""Limits on code size: programs that compile slowly never run well."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from search.sketches.predicates import is_arranged, is_strided
 from search.sketches.stage import Stage
 from search.sketches.variables import MAX_INNERMOST, read_kind
 
-# Larger unrolled bodies only spill registers, and take the compiler seconds.
+# Larger unrolled bodies spill registers, and compile for seconds.
 MAX_TILE_INSTRUCTIONS = 64
 MAX_UNROLLED_INSTRUCTIONS = 512
 MAX_NEST_INSTRUCTIONS = 4096
 # The longest vectors of any CPU.
 VECTOR_BYTES = 64
-# A lane of a gather is loaded and inserted; a mathematical function is a polynomial.
+# Instructions of a gathered lane (load and insert) and of a mathematical function (a polynomial).
 GATHER_INSTRUCTIONS = 2
 FUNCTION_INSTRUCTIONS = 16
 
@@ -43,13 +43,12 @@ def tile_compiles_quickly(population: Population, nest: Nest) -> NDArray[np.bool
 
 
 def nest_compiles_quickly(population: Population, stage: Stage) -> NDArray[np.bool_]:
-    """[programs]: whether a vectorized nest, unrolled as its own loops or its consumer's are, compiles
-    quickly."""
+    """[programs]: whether a vectorized nest, with its unrolled loops or its consumer's, compiles quickly."""
     sketch = population.sketch
     node = sketch.dag.node[stage.node]
     lanes, longest = vector_lanes(population, stage), lanes_of_longest(sketch.dag, node)
     gathered = GATHER_INSTRUCTIONS * count_gathers(population, stage) * lanes
-    # LLVM takes eight times as long for a gather of twice as many lanes, if they fill more than a register.
+    # Twice as many gathered lanes take LLVM eight times as long if they exceed a register.
     gathered = gathered * np.maximum(lanes / longest, 1.0) ** 2
     work = gathered + -(-lanes // longest) * max(node.flops, 1.0)
     unrolled = np.minimum(
@@ -70,7 +69,7 @@ def _unroll_of(population: Population, node: str) -> Ints:
 def unrolled_steps(population: Population, nest: Nest) -> Ints:
     """[programs]: how many steps around the register tile the compiler may unroll; at least 1.
 
-    The chosen limit counts rows of vectors: a tile that consists of several takes up more of it.
+    The unroll limit counts rows of vectors, so a tile of several rows uses more of it.
     """
     elements, width = _tile_shape(nest)
     rows = elements // width * vector_instructions(width, MAX_INNERMOST)
@@ -78,20 +77,21 @@ def unrolled_steps(population: Population, nest: Nest) -> Ints:
 
 
 def lanes_of_longest(dag: Dag, node: Node) -> int:
-    """Return how many of a node's results the longest vectors of any CPU hold."""
+    """Return how many of a node's results fit the longest vector of any CPU."""
     return VECTOR_BYTES // dag.buffer[node.write.buffer].item_bytes
 
 
 def _tile_shape(nest: Nest) -> tuple[Ints, Ints]:
-    """Return the elements of the register tile, and those along the vectorized axis: [programs] each."""
+    """Return the elements of the register tile in all, and along the vectorized axis: [programs] each."""
     axis = nest.node.vector_axis
     elements = nest.tile.prod(axis=0)
     return elements, nest.tile[axis] if axis is not None else np.ones_like(elements)
 
 
 def _instructions_a_step(population: Population, node: Node) -> Ints:
-    """[programs]: instructions for each vector of a tile: more than one where mathematical functions are
-    inlined."""
+    """[programs]: instructions for each vector of a tile; more than one if mathematical functions are
+    inlined.
+    """
     dag = population.sketch.dag
     count = np.ones(len(population), dtype=np.int64)
     for stage in population.sketch.nests:
@@ -102,7 +102,7 @@ def _instructions_a_step(population: Population, node: Node) -> Ints:
 
 
 def _gathers_a_step(population: Population, nest: Nest) -> Floats:
-    """[programs]: instructions that gather operands whose lanes aren't adjacent and that aren't copied."""
+    """[programs]: instructions that gather uncopied operands with non-adjacent lanes."""
     dag, node = population.sketch.dag, nest.node
     total = np.zeros(len(population))
     for read in node.reads:

@@ -16,9 +16,7 @@ from search.sketches.variables import vector_loops
 
 
 def location_depth(population: Population, node: str) -> Ints:
-    """[programs]: the number of the consumer's loops inside which a nest is computed; 0 for a nest of its own
-    and for an inlined one.
-    """
+    """[programs]: the number of the consumer's loops around a nest; 0 for a standalone or an inlined nest."""
     variable = population.sketch.choice(node, "location")
     if variable is None:
         return np.zeros(len(population), dtype=np.int64)
@@ -35,7 +33,7 @@ def is_inlined(population: Population, node: str) -> NDArray[np.bool_]:
 
 
 def encloses_readers(population: Population, stage: Stage) -> NDArray[np.bool_]:
-    """[programs]: whether the loops in which a nest is computed enclose all of its readers."""
+    """[programs]: whether the loops around a nest enclose all of its readers."""
     sketch = population.sketch
     compute_at = sketch.compute_at.get(stage.node)
     depth = location_depth(population, stage.node)
@@ -46,7 +44,7 @@ def encloses_readers(population: Population, stage: Stage) -> NDArray[np.bool_]:
 
 
 def _readers_depth(population: Population, node: str, compute_at: str) -> Ints:
-    """[programs]: the smallest depth in these loops at which a reader of `node` is computed."""
+    """[programs]: the smallest depth of a reader of `node` in these loops."""
     dag = population.sketch.dag
     least = np.full(len(population), np.iinfo(np.int64).max)
     for consumer in dag.consumers(dag.node[node]):
@@ -84,8 +82,9 @@ def vector_extent(population: Population, stage: Stage) -> Ints:
 
 
 def row_parts(population: Population, stage: Stage) -> Ints:
-    """[programs]: elements of an operand's row that a transposition's innermost loops read together; 1 for
-    other nests."""
+    """[programs]: elements of an operand's row that the innermost loops of a transposition read together; 1
+    for other nests.
+    """
     if (stage.node, "row") not in population.sketch.columns:
         return np.ones(len(population), dtype=np.int64)
     return population.chosen(stage.node, "row")
@@ -108,8 +107,9 @@ def count_gathers(population: Population, stage: Stage) -> Ints:
 
 
 def _inlined_gathers(population: Population, node: Node) -> Ints:
-    """[programs]: accesses of inlined producers whose lanes aren't adjacent, though the lanes of their
-    results are, along the node's contiguous axis."""
+    """[programs]: accesses of inlined producers with non-adjacent lanes, although their results have adjacent
+    lanes along the node's contiguous axis.
+    """
     dag, total = population.sketch.dag, np.zeros(len(population), dtype=np.int64)
     for read in node.reads:
         producer = dag.producer.get(read.buffer)
@@ -130,7 +130,7 @@ def _vector_axes(population: Population, stage: Stage) -> list[tuple[int, ...]]:
 
 
 def _by_loops(population: Population, stage: Stage, values: Sequence[int]) -> Ints:
-    """[programs]: the one of `values` for the number of loops that are fused."""
+    """[programs]: the element of `values` for the number of fused loops."""
     if len(values) == 1:
         return np.full(len(population), values[0])
     return np.array(values)[population.column(stage.node, "fused")]

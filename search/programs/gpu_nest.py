@@ -1,4 +1,4 @@
-"""The resources that a tiled kernel of a GPU takes, for every program of a population."""
+"""The resources of tiled GPU kernels, for every program of a population."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from search.sketches.factors import Ints
 from search.sketches.stage import Stage
 
 BLOCK, VTHREAD, THREAD, FETCH = range(4)
-# Registers of a thread for addresses, loop counters and values on their way.
+# A thread's registers for addresses, loop counters and temporaries.
 OTHER_REGISTERS = 40
 
 
 @dataclass(frozen=True)
 class GpuTile:
-    """One tiled stage; every quantity is [programs]. `stages` counts the tiles of an operand that a block has
-    in shared memory."""
+    """One tiled stage; every quantity is [programs]. `stages` is the number of an operand's tiles in a
+    block's shared memory.
+    """
 
     nest: Nest
     dag: Dag
@@ -60,7 +61,7 @@ class GpuTile:
 
     @cached_property
     def accumulators(self) -> Ints:
-        """Results that a thread holds in registers."""
+        """The results that a thread holds in registers."""
         nest = self.nest
         inner = nest.inside[FETCH][list(nest.node.spatial)].prod(axis=0)
         return np.asarray(inner * self.vthreads)
@@ -73,7 +74,7 @@ class GpuTile:
 
     @property
     def fetched(self) -> Ints:
-        """[axes, programs]: the part of each axis that a block covers between two fetches."""
+        """[axes, programs]: the extent of each axis that a block covers between two fetches."""
         extents = self.nest.extents
         return np.asarray(self.nest.inside[FETCH + 1] * extents[VTHREAD] * extents[THREAD])
 
@@ -88,8 +89,9 @@ class GpuTile:
         return parts[-1] if parts else np.ones_like(self.blocks)
 
     def keeps_its_shape(self, access: Access) -> NDArray[np.bool_]:
-        """[programs]: whether every fetch of an operand has the same extents. (Where an index has a quotient,
-        they change when tiles straddle multiples of the divisor.)"""
+        """[programs]: whether every fetch of an operand has the same extents. (With a quotient in an index,
+        they change when tiles straddle multiples of the divisor.)
+        """
         keep = np.ones(len(self.blocks), dtype=bool)
         outside = self.nest.extents[BLOCK] * self.nest.extents[FETCH]
         for index in access.indices:
@@ -99,7 +101,7 @@ class GpuTile:
 
     @cached_property
     def shared_bytes(self) -> Ints:
-        """The shared memory of a block, for all tiles that it has there at once."""
+        """The bytes of shared memory for all tiles that a block holds at once."""
         total = np.zeros_like(self.blocks)
         for read in self.nest.node.reads:
             if read.buffer in self.stage.shared:

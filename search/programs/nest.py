@@ -25,8 +25,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Nest:
-    """`extents` [levels, axes, programs] are the trips of each axis's loop in each level, 1 without a loop.
-    The extents of an intrinsic count in the innermost levels of its axes."""
+    """`extents` [levels, axes, programs] are the iterations of each axis's loop in each level, 1 without a
+    loop. The extents of an intrinsic count in the innermost levels of its axes.
+    """
 
     node: Node
     stage: Stage
@@ -62,7 +63,7 @@ class Nest:
 
     @cached_property
     def inside(self) -> Ints:
-        """[boundaries, axes, programs]: the part of each axis that the loops inside a boundary cover."""
+        """[boundaries, axes, programs]: the extent of each axis that the loops inside a boundary cover."""
         outward = np.cumprod(self.extents[::-1], axis=0)
         return np.concatenate([outward[::-1], np.ones_like(self.extents[:1])])
 
@@ -104,7 +105,7 @@ class Nest:
         changes.
 
         Loops right outside the boundary that the access doesn't depend on reuse the region. The iterations of
-        the innermost loop that it does depend on, and of all loops around that, count.
+        the innermost loop outside the boundary on which it depends, and of all loops around that one, count.
         """
         used = sorted(access.axes)
         moves = np.where(self.extents[:, used] > 1, self._iterations[:, used], 1)
@@ -114,7 +115,7 @@ class Nest:
 
     @cached_property
     def _iterations(self) -> Ints:
-        """[levels, axes, programs]: the iterations of a loop together with all loops around it."""
+        """[levels, axes, programs]: the iterations of a loop times those of all loops around it."""
         levels, axes, programs = self.extents.shape
         flat = self.extents.reshape(levels * axes, programs)
         return np.cumprod(flat, axis=0).reshape(self.extents.shape)
@@ -135,8 +136,9 @@ def region(access: Access, inner: Ints, shape: Sequence[int]) -> list[Ints]:
     for index, size in zip(access.indices, shape, strict=True):
         span = np.ones((*inner.shape[:-2], inner.shape[-1]), dtype=np.int64)
         for axis, coefficient, divisor in index.terms:
-            # Tiles start at multiples of their size; within one shorter than the divisor, the quotient is the
-            # same. Divisions by 1, nearly all, are left out: they would take most of the time.
+            # Tiles start at multiples of their size, so the quotient is constant in a tile shorter than the
+            # divisor. Nearly all divisors are 1 and are skipped, because dividing would take most of the
+            # time.
             values = inner[..., axis, :]
             quotients = values if divisor == 1 else (values + divisor - 1) // divisor
             span += abs(coefficient) * (quotients - 1)

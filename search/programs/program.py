@@ -1,4 +1,4 @@
-"""Programs, which are a sketch with a value for every variable, and populations of programs."""
+"""Programs (a sketch with a value for every variable), and populations of programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from search.sketches.variables import Choice, Variable
 @dataclass(frozen=True)
 class Program:
     """A sketch with values for its variables. Raises ValueError if they don't fit: factors must cover their
-    extents, and chosen options exist."""
+    extents, and chosen options must exist.
+    """
 
     sketch: Sketch
     values: tuple[int, ...]
@@ -32,7 +33,7 @@ class Program:
         return self.values[self.sketch.columns[variable.key]]
 
     def factors(self, node: str, axis: int) -> tuple[int, ...]:
-        """Return the tile factors of an axis, outermost first; ones for an axis of extent 1."""
+        """Return the tile factors of an axis, outermost first; all 1 for an axis of extent 1."""
         columns = self.sketch.columns.get((node, axis))
         if columns is not None:
             return self.values[columns]
@@ -46,7 +47,9 @@ class Program:
         return variable.options[self.values_of(variable)[0]]
 
     def location(self, node: str) -> str:
-        """Return where a nest is computed: "inline", "root", or a number of its consumer's loops."""
+        """Return the compute location of a nest: "inline", "root", or the number of its consumer's loops
+        around it.
+        """
         return str(self.choice(node, "location")) if (node, "location") in self.sketch.variable else "root"
 
     def to_json(self) -> dict[str, Any]:
@@ -65,9 +68,8 @@ class Program:
 
 
 def from_json(sketches: Sequence[Sketch], data: Mapping[str, Any]) -> Program:
-    """Return the program that `Program.to_json` wrote, its sketch taken from `sketches`.
-
-    Raises ValueError if the sketch is not among them (the space has changed since) or the values don't fit.
+    """Return the program that `Program.to_json` wrote. Raises ValueError if its sketch is not among
+    `sketches`, because the space changed, or if the values don't fit.
     """
     for sketch in sketches:
         if sketch.key == data.get("sketch"):
@@ -97,11 +99,11 @@ class Population:
         return np.ones((len(self), self.sketch.stage[node].structure.count(kind)), dtype=np.int64)
 
     def column(self, node: str, kind: str) -> Ints:
-        """Return [programs]: the chosen positions among the options of a choice."""
+        """Return [programs]: the positions of the chosen options."""
         return self.values[:, self.sketch.columns[node, kind].start]
 
     def chosen(self, node: str, kind: str) -> Ints:
-        """Return [programs]: the chosen options of a choice between numbers."""
+        """Return [programs]: the chosen options, if they are numbers."""
         variable = self.sketch.variable[node, kind]
         assert isinstance(variable, Choice)
         return np.array(variable.options, dtype=np.int64)[self.column(node, kind)]
@@ -110,7 +112,7 @@ class Population:
         return Population(self.sketch, self.values[rows])
 
     def distinct(self) -> Population:
-        """Return every program once, ordered by values."""
+        """Return the distinct programs, ordered by values."""
         return self.take(self.distinct_rows())
 
     def distinct_rows(self) -> Ints:

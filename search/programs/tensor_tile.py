@@ -1,4 +1,4 @@
-"""The resources that a matrix product on tensor cores takes, for every program of a population."""
+"""The resources of matrix products on tensor cores, for every program of a population."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TensorTile:
         return self.population.chosen(self.stage.node, kind)
 
     def tile(self, part: str) -> Ints:
-        """Return the extent of a part that a block covers between two fetches."""
+        """Return the extent of an axis part (s, i, j or k) that a block covers between two fetches."""
         fragments = self.chosen(f"fragments {part}")
         return (
             self.product.depth * fragments if part == "k" else SIDE * fragments * self.chosen(f"warps {part}")
@@ -56,7 +56,7 @@ class TensorTile:
 
     @property
     def fragments(self) -> Ints:
-        """The fragments of sums that a warp holds."""
+        """The accumulator fragments that a warp holds."""
         return np.asarray(self.chosen("fragments i") * self.chosen("fragments j"))
 
     @property
@@ -65,7 +65,7 @@ class TensorTile:
 
     @property
     def stages(self) -> Ints:
-        """The tiles of an operand that a block has in shared memory."""
+        """The number of an operand's tiles in a block's shared memory."""
         return self.chosen("stages")
 
     @property
@@ -78,7 +78,7 @@ class TensorTile:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether the operands are stored in another type than the results."""
+        """Whether the operands' type differs from the results' type."""
         return self.population.sketch.dag.buffer[self.node.reads[0].buffer].dtype != self.product.sums
 
     @property
@@ -92,5 +92,5 @@ class TensorTile:
         return np.asarray(np.sum(self.operand_bytes, axis=0) * self.stages + self.result_bytes)
 
     def _row(self, length: Ints) -> Ints:
-        """Return the length of a padded row: the next ones begin `SKEW` elements further among the banks."""
+        """Return the length of a padded row: each row starts `SKEW` elements further among the banks."""
         return length + (SKEW[self.product.operand] - length) % BANKS

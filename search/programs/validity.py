@@ -13,9 +13,8 @@ from search.sketches.stage import Stage
 
 @singledispatch
 def is_valid(stage: Stage, population: Population) -> NDArray[np.bool_]:
-    """[programs]: whether the device can run the stage and the compiler builds it quickly.
-
-    A kind of stage registers its own conditions in `search.stages`; others are always valid.
+    """[programs]: whether the device can run the stage and it compiles quickly. The kinds of stages register
+    their conditions in `search.stages`. Others are always valid.
     """
     return np.ones(len(population), dtype=bool)
 

@@ -24,14 +24,14 @@ from search.stages.inlined import Fused, Inlined
 TILING = "SSRSRS"
 REDUCTION = "SRS"
 UNROLLED = "SS"
-# With fewer results for each core, the cores share a reduction.
+# With fewer results per core, the cores share a reduction.
 RESULTS_PER_CORE = 16
-# A number of partial results that this divides fills vectors; then no uneven rfactor is tried.
+# If the number of partial results is a multiple of this, they fill vectors, and no uneven rfactor is tried.
 FULL_VECTOR = 8
 
 
 def always_inline(state: State) -> list[State]:
-    """Compute a cheap node wherever it is read.
+    """Inline a cheap node into its consumers.
 
         for i: b[i] = a[i] + 1
         for i: c[i] = 2 * b[i]
@@ -54,7 +54,7 @@ def simplify_const_tensor(state: State) -> list[State]:
 
 
 def add_rfactor(state: State) -> list[State]:
-    """Reduce into partial results, and these in a second nest.
+    """Reduce into partial results, and reduce these in a second nest.
 
         for i, k: s[i] += a[i, k]
     ->
@@ -128,7 +128,7 @@ def add_cache_write(state: State) -> list[State]:
 
 
 def skip(state: State) -> list[State]:
-    """Leave a node as a nest, which a variable inlines or moves into the loops that read it.
+    """Leave a node as a nest. A variable inlines it or moves it into its consumer's loops.
 
         for i: m[i] = max(x[i, 0], ..., x[i, 9])
         for i, j: e[i, j] = exp(x[i, j] - m[i])
@@ -141,7 +141,7 @@ def skip(state: State) -> list[State]:
 
 
 def compute_in_blocks(state: State) -> list[State]:
-    """Take some rows through transform, product and inverse transform at a time.
+    """Compute transform, product and inverse transform for a block of rows at a time.
 
         parallel for p, q: t[.., p, q] = transform(d[p, q])
         parallel for p, q: m[.., p, q] = t[.., p, q] * w
@@ -170,14 +170,14 @@ def compute_in_blocks(state: State) -> list[State]:
 
 
 def follow_blocks(state: State) -> list[State]:
-    """Put a node into the blocks in which its chain is computed."""
+    """Compute a node in the blocks of its chain."""
     stage = _stage_in_blocks(state)
     assert stage is not None
     return [state.put(stage)]
 
 
 def _stage_in_blocks(state: State) -> Stage | None:
-    """Return the stage of a node whose chain is computed in blocks; None for other nodes."""
+    """Return the stage of a node in a blocked chain; None for other nodes."""
     for last in state.stages:
         if last.placement is not StageKind.BLOCKS:
             continue
@@ -202,7 +202,9 @@ def _stage_in_blocks(state: State) -> Stage | None:
 
 
 def _tiles(node: Node, epilogue: str | None) -> list[Stage]:
-    """Return a tiled stage for every spatial level before the first reduction that an epilogue can follow."""
+    """Return a tiled stage for every spatial level before the first reduction level at which an epilogue can
+    be computed.
+    """
     structure = _structure(node)
     levels = range(1, structure.index("R") + 1)
     return [Tiled(node.name, structure, epilogue, level) for level in levels]
@@ -222,16 +224,14 @@ def _needs_cache_write(state: State) -> bool:
 
 
 def _should_tile(state: State) -> bool:
-    """Return whether tiles reuse data or, in a plain reduction, have an axis to vectorize. (Where rfactor
-    applies, its partial results fill the vectors instead.)
+    """Return whether tiles reuse data or, in a plain reduction, have an axis to vectorize. (With rfactor, the
+    partial results fill the vectors instead.)
     """
     return is_tileable(state.current) and (needs_tiling(state.current) or not _should_rfactor(state))
 
 
 def _should_skip(state: State) -> bool:
-    """Return whether a node isn't tiled, or the nests that read a plain reduction may compute it in their
-    loops.
-    """
+    """Return whether a node isn't tiled, or is a plain reduction that its readers may compute in their loops."""
     may_move = (
         not needs_tiling(state.current) and compute_at_of(state.dag, state.stage, state.current) is not None
     )

@@ -1,4 +1,4 @@
-"""The derivation of sketches by rules, from the last node to the first (paper section 4.1)."""
+"""Derive sketches by rules, from the last node to the first (paper section 4.1)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from search.sketches.stage import Stage, StageKind
 
 
 class ConditionKind(Enum):
-    """Whether a rule applies to a state, and whether the rules after it are still tried."""
+    """Whether a rule applies to a state, and whether later rules are still tried."""
 
     SKIP = "skip"
     APPLY = "apply"
@@ -44,15 +44,16 @@ class State:
         return {stage.node: stage for stage in self.stages}
 
     def epilogue(self) -> Node | None:
-        """Return the elementwise consumer that the current node's tile can compute; None without one, and
-        where another tile computes it."""
+        """Return the elementwise consumer that the current node's tile can compute; None without one, or if
+        another tile computes it.
+        """
         inlined = frozenset(stage.node for stage in self.stages if stage.placement is StageKind.INLINE)
         consumer = elementwise_consumer(self.dag, self.current, inlined)
         taken = {stage.epilogue for stage in self.stages}
         return consumer if consumer is not None and consumer.name not in taken else None
 
     def put(self, *stages: Stage) -> State:
-        """Return the state after the current node. Stages of later nodes replace those they have."""
+        """Return the state after the current node. Stages of later nodes replace their current stages."""
         new = {stage.node: stage for stage in stages}
         kept = tuple(new.pop(stage.node, stage) for stage in self.stages)
         return State(self.dag, self.device, self.position - 1, (*new.values(), *kept))
@@ -60,7 +61,7 @@ class State:
 
 @dataclass(frozen=True)
 class Rule:
-    """`apply` returns the states that follow where `condition` holds."""
+    """`apply` returns the next states if `condition` holds."""
 
     name: str
     condition: Callable[[State], ConditionKind]
@@ -72,7 +73,7 @@ def when(holds: bool, kind: ConditionKind = ConditionKind.APPLY_AND_SKIP_REST) -
 
 
 def derive(dag: Dag, device: Device, rules: Sequence[Rule]) -> tuple[Sketch, ...]:
-    """Return all sketches of `dag`, the same ones in the same order on every call."""
+    """Return all sketches of `dag`, in the same order on every call."""
     open_states = [State(dag, device, len(dag.nodes) - 1)]
     found: dict[str, Sketch] = {}
     while open_states:

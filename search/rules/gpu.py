@@ -1,7 +1,7 @@
 """The derivation rules for CUDA GPUs, in the order in which they are tried.
 
-AddCacheRead has no rule of its own: a tiled node always reads its operands from shared memory. In the
-examples `blocks`, `vthreads` and `threads` say what loops are bound to.
+There is no separate AddCacheRead rule: a tiled node always reads its operands from shared memory. In the
+examples, `blocks`, `vthreads` and `threads` are the bindings of loops.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from search.stages.gpu import BlockReduction, GpuTiled, RowKernel, TensorTiled, 
 from search.stages.inlined import Fused, Inlined
 
 TILING = "SSSRRSRS"
-# The threads that computed a tile compute its epilogue, too.
+# The threads of a tile also compute its epilogue.
 THREAD_LEVEL = 3
 
 
 def special_compute_location(state: State) -> list[State]:
-    """Let every thread of a sum over a small constant matrix compute what it reads.
+    """Let every thread of a sum over a small constant matrix compute its operands.
 
         for r, p: t[r, p] = d[2 * p + r]
         for x, p, r: v[x, p] += t[r, p] * B[r, x]    # B is constant
@@ -38,7 +38,7 @@ def special_compute_location(state: State) -> list[State]:
 
 
 def always_inline(state: State) -> list[State]:
-    """Compute a node wherever it is read.
+    """Inline a node into its consumers.
 
         for i: b[i] = a[i] + 1
         for i: c[i] = 2 * b[i]
@@ -49,8 +49,8 @@ def always_inline(state: State) -> list[State]:
 
 
 def cross_thread_reduction(state: State) -> list[State]:
-    """Reduce rows with all threads of a block together, in the kernel of the node that reads the rows'
-    results. Without such a node, the reduction gets its own kernel.
+    """Reduce rows with all threads of a block, in the kernel of the node that reads the results. Without such
+    a node, the reduction gets its own kernel.
 
         for i, k: m[i] = max(m[i], x[i, k])
         for i, j: y[i, j] = x[i, j] - m[i]
@@ -68,7 +68,7 @@ def cross_thread_reduction(state: State) -> list[State]:
 
 
 def tensor_cores(state: State) -> list[State]:
-    """Compute a matrix product by tensor cores, and the elementwise consumer while copying it out.
+    """Compute a matrix product with tensor cores, and its elementwise consumer during the copy to memory.
 
         for i, j, k: c[i, j] += a[i, k] * b[k, j]    # a and b float16, bfloat16, int8, or rounded to TF32
         for i, j: d[i, j] = max(c[i, j], 0)
@@ -116,7 +116,7 @@ def multi_level_tiling_with_fusion(state: State) -> list[State]:
 
 
 def spread_over_threads(state: State) -> list[State]:
-    """Make a node a kernel of its own, which computes the elementwise consumer of a reduction, too.
+    """Make a node a separate kernel. A reduction's kernel also computes the elementwise consumer.
 
         for i, j: b[i, j] = exp(a[i, j])
     ->
@@ -136,7 +136,7 @@ def _tile(node: Node) -> Stage:
 
 
 def _constant_reader(state: State) -> Node | None:
-    """Return the only reader of a node if it is a sum over a small constant matrix."""
+    """Return a node's only reader if that is a sum over a small constant matrix."""
     node = state.current
     consumers = state.dag.consumers(node)
     if not can_inline(state.dag, node) or not node.reads or len(consumers) != 1:
@@ -158,8 +158,8 @@ def _should_reduce_across_threads(state: State) -> bool:
 def _can_combine(dag: Dag, node: Node) -> bool:
     """Return whether TVM can combine the partial results of threads.
 
-    It knows its own reducers, and pairs of position and value. Their types must be ones that the lanes of a
-    warp can exchange: others it combines in shared memory, without barriers.
+    It supports its own reducers, and pairs of position and value. The lanes of a warp must be able to
+    exchange their types: TVM combines others in shared memory without barriers.
     """
     types = [dag.buffer[write.buffer] for write in node.writes]
     exchangeable = all(buffer.item_bytes >= 4 or buffer.dtype == "float16" for buffer in types)
@@ -167,8 +167,9 @@ def _can_combine(dag: Dag, node: Node) -> bool:
 
 
 def _row_host(state: State) -> Node | None:
-    """Return the node in whose rows the current reduction can be computed; None unless all readers of its
-    results belong to that node's kernel."""
+    """Return the row kernel's node that can compute the current reduction; None unless all readers of its
+    results belong to that kernel.
+    """
     if state.is_output:
         return None
     stages = state.stage
@@ -207,7 +208,7 @@ def _same_rows(target: Node, first: tuple[int, ...], second: tuple[int, ...]) ->
 
 
 def _for_tensor_cores(state: State) -> ConditionKind:
-    """Products in TF32 exist for tensor cores alone: other cores multiply float32 as fast as it is."""
+    """TF32 products exist only for tensor cores: other cores multiply float32 just as fast."""
     gpu = state.device.gpu
     found = match_product(state.dag, state.current, gpu) if gpu is not None else None
     return when(
@@ -217,14 +218,14 @@ def _for_tensor_cores(state: State) -> ConditionKind:
 
 
 def _should_tile(node: Node) -> bool:
-    """Return whether tiles reuse data, and each writes a box that its threads copy from their registers."""
+    """Return whether tiles reuse data and write boxes, which threads can copy from registers."""
     return needs_tiling(node) and writes_boxes(node)
 
 
 def _fusible_epilogue(state: State) -> Node | None:
     """Return the elementwise consumer that the current node's kernel can compute.
 
-    It must still be a kernel of its own, and read no kernel that comes later.
+    The consumer must still be a separate kernel, and read no later kernel.
     """
     consumer = state.epilogue()
     stages = state.stage

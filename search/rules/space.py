@@ -1,4 +1,4 @@
-"""The search space of a subgraph on a device: all sketches that the rules derive."""
+"""Generate the search space of a subgraph on a device: all sketches that the rules derive."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from search.sketches.sketch import Sketch
 
 
 def generate(dag: Dag, device: Device, user_rules: Sequence[Rule] = ()) -> tuple[Sketch, ...]:
-    """Return all sketches of `dag` on `device`, the same ones in the same order on every call.
+    """Return all sketches of `dag` on `device`, in the same order on every call.
 
     `user_rules` are tried before the built-in ones.
     """

@@ -1,4 +1,4 @@
-"""The derivation rule for nodes that a CPU has dot-product instructions for."""
+"""The derivation rule for nodes that match a CPU's dot-product instructions."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ EPILOGUE_LEVELS = (1, 2)
 
 
 def feeds_intrinsic(state: State) -> bool:
-    """Return whether a tensorized node reads the current one, which then can't be inlined: instructions read
-    memory."""
+    """Return whether a tensorized node reads the current one. It can't be inlined then, because instructions
+    read memory.
+    """
     readers = {node.name for node in state.dag.consumers(state.current)}
     return any(stage.intrinsic and stage.node in readers for stage in state.stages)
 
 
 def tensorize(state: State) -> list[State]:
-    """Tile a node, its innermost tiles counted in instructions.
+    """Tile a node whose innermost tiles consist of instructions.
 
         for i, j, k: c[i, j] += a[i, k] * b[j, k]    # c int32, a uint8, b int8
     ->
         parallel for i0, j0:
           for i1, j1, k0, i2, j2, k1, i3, j3: dot_16x4(c[i, j:j+16], a[i, k:k+4], b[j:j+16, k:k+4])
 
-    An elementwise consumer, or without one a copy out of a small buffer, may follow each tile of the first or
-    second level.
+    An elementwise consumer, or else a copy out of a small buffer, may follow each tile of the first or second
+    level.
     """
     intrinsic = best_intrinsic(state.dag, state.current, state.device)
     assert intrinsic is not None

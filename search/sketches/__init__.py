@@ -1,1 +1,1 @@
-"""Sketches: the structure of programs, and the variables that it leaves open."""
+"""Sketches: the structure of programs, and their variables."""

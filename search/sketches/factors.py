@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 
-# Innermost factors that make good rows of a register tile, and those that fill vectors.
+# Good innermost factors for rows of a register tile, and for vectors.
 GOOD_ROWS = range(4, 17)
 GOOD_VECTORS = (16, 32, 48, 64)
-# What partial tiles may cover, relative to the extent.
+# The most that partial tiles may cover, relative to the extent.
 MAX_WASTE = 1.25
 
 
 class Tail(StrEnum):
     """Whether factors may multiply to more than the extent, so that the last tile is partial.
 
-    `ANY`: with any outer factors. `INNER`: with outer factors of 1 but for the last two factors, so that the
-    compiler can peel the partial tile off.
+    `ANY`: with any outer factors. `INNER`: only if all but the last two factors are 1, so that the compiler
+    can peel the partial tile.
     """
 
     NONE = "none"
@@ -53,7 +53,7 @@ def prime_factors(number: int) -> tuple[int, ...]:
 def factorizations(extent: int, parts: int, max_last: int) -> Ints:
     """Return all ordered ways to write `extent` as a product of `parts` factors, the last at most `max_last`.
 
-    The result [ways, parts] is never empty, because everything may go into the first factor.
+    The result [ways, parts] is never empty, because the first factor may be the whole extent.
     """
     rows: list[tuple[int, ...]] = [(d,) for d in divisors(extent) if d <= max_last]
     for _ in range(parts - 2):
@@ -66,8 +66,7 @@ def factorizations(extent: int, parts: int, max_last: int) -> Ints:
 
 @lru_cache(maxsize=4096)
 def tilings(extent: int, parts: int, max_last: int, tail: Tail) -> Ints:
-    """Return [ways, parts]: exact factorizations, and those with a partial last tile where no divisor makes a
-    good tile."""
+    """Return [ways, parts]: exact factorizations, and partial last tiles if no divisor makes a good tile."""
     tables = [factorizations(extent, parts, max_last)]
     if parts > 1:
         for last in _partial_tiles(extent, max_last, tail):
@@ -95,7 +94,7 @@ def covers(factors: Sequence[int], extent: int, tail: Tail) -> bool:
 
 
 def _partial_tiles(extent: int, max_last: int, tail: Tail) -> list[int]:
-    """Return the last factors to try that don't divide the extent; none where a good divisor exists."""
+    """Return the last factors to try that don't divide the extent; none if a good divisor exists."""
     if tail is Tail.ANY and extent > GOOD_ROWS.stop and not any(extent % rows == 0 for rows in GOOD_ROWS):
         limit = min(max_last, GOOD_ROWS.stop - 1)
         return [t for t in range(2, limit + 1) if extent % t and -(-extent // t) * t <= MAX_WASTE * extent]

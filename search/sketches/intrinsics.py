@@ -1,12 +1,12 @@
-"""Dot-product instructions of CPUs, and the matching of nodes to them.
+"""The dot-product instructions of CPUs, and how nodes match them.
 
 An instruction adds to each of its lanes the products of a few neighbours along the reduction:
     sums[lane] += rows[0] * columns[lane, 0] + ... + rows[depth - 1] * columns[lane, depth - 1]
-No operand lies in the order of `columns` by itself, so it is packed or copied. `rows` is read from where it
-lies, so the reduction must be contiguous in it.
+The operand `columns` needs a special layout, so it is packed or copied. The operand `rows` is read in place,
+so the reduction must be contiguous in it.
 
-Two are left out: AVX-512's pmaddubsw saturates sums of two products at 16 bits, and x86 has no instruction
-for int8 times int8. Shifting one side by 128 would be another computation.
+Two are missing: AVX-512's pmaddubsw saturates sums of two products at 16 bits, and x86 has no instruction for
+int8 times int8. Shifting one side by 128 would change the computation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from search.sketches.stage import Stage
 
 @dataclass(frozen=True)
 class Intrinsic:
-    """`name` is TVM's; a device needs all `features`, as the Linux kernel calls them."""
+    """`name` is TVM's name. A device needs all `features`, in the Linux kernel's spelling."""
 
     name: str
     lanes: int
@@ -33,7 +33,7 @@ class Intrinsic:
     features: tuple[str, ...]
 
 
-# The better ones first.
+# Faster intrinsics come first.
 INTRINSICS = [
     Intrinsic("dot_16x4_vnni", 16, 4, "uint8", "int8", "int32", ("avx512_vnni",)),
     Intrinsic("dot_8x4_vnni", 8, 4, "uint8", "int8", "int32", ("avx512_vnni", "avx512vl")),
@@ -46,7 +46,7 @@ BY_NAME = {intrinsic.name: intrinsic for intrinsic in INTRINSICS}
 
 
 def offer(intrinsic: Intrinsic) -> None:
-    """Let the search also use this intrinsic, after the built-in ones. Offering it again changes nothing."""
+    """Add an intrinsic to the search, after the built-in ones. Adding it again has no effect."""
     if intrinsic.name not in BY_NAME:
         BY_NAME[intrinsic.name] = intrinsic
         INTRINSICS.append(intrinsic)
@@ -54,7 +54,7 @@ def offer(intrinsic: Intrinsic) -> None:
 
 @dataclass(frozen=True)
 class Roles:
-    """The axes (by position) and operands (by name) of a node that are the intrinsic's."""
+    """The axes (by position) and operands (by name) of a node that an intrinsic takes."""
 
     lane: int
     depth: int
@@ -63,9 +63,8 @@ class Roles:
 
 
 def dot_product(features: Collection[str], lanes: int, columns: str) -> Intrinsic | None:
-    """Return the best intrinsic that adds products with `columns` of this type to `lanes` sums of int32.
-
-    It is None if a device with these features has none.
+    """Return the best intrinsic for `columns` of this type and `lanes` sums of int32; None if a device with
+    these features has none.
     """
     for intrinsic in INTRINSICS:
         fits = lanes > 0 and lanes % intrinsic.lanes == 0 and intrinsic.columns == columns
@@ -75,7 +74,7 @@ def dot_product(features: Collection[str], lanes: int, columns: str) -> Intrinsi
 
 
 def best_intrinsic(dag: Dag, node: Node, device: Device) -> Intrinsic | None:
-    """Return the best intrinsic that the device has and the node matches."""
+    """Return the device's best intrinsic that matches the node."""
     for intrinsic in INTRINSICS:
         if set(intrinsic.features) <= set(device.features) and match_roles(dag, node, intrinsic):
             return intrinsic
@@ -83,7 +82,7 @@ def best_intrinsic(dag: Dag, node: Node, device: Device) -> Intrinsic | None:
 
 
 def match_roles(dag: Dag, node: Node, intrinsic: Intrinsic) -> Roles | None:
-    """Return how `node` is a sum of the intrinsic's products; None if it isn't, or extents don't divide."""
+    """Return the intrinsic's roles in `node`; None if the node doesn't match or the extents don't divide."""
     lane = node.vector_axis
     is_dot = node.reducer == "sum" and len(node.reads) == 2 and node.flops == 2
     if (
@@ -102,7 +101,7 @@ def match_roles(dag: Dag, node: Node, intrinsic: Intrinsic) -> Roles | None:
 
 def intrinsic_extents(dag: Dag, stage: Stage) -> Mapping[int, int]:
     """Return the extents of a stage's intrinsic by the positions of the axes that it covers, lanes first;
-    none without an intrinsic.
+    empty without an intrinsic.
 
     Raises ValueError if the intrinsic doesn't match the node.
     """

@@ -1,7 +1,7 @@
-"""Possible compute locations of a nest: of its own, inlined, or inside the loops of its consumer.
+"""The possible compute locations of a nest: standalone, inlined, or inside its consumer's loops.
 
 The consumer is the nest that reads it. A location counts the consumer's loops from the outside: tile levels
-of a tiled consumer, axes of a nest. 0 is a nest of its own.
+of a tiled consumer, axes of a nest. 0 is a standalone nest.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ def readers(dag: Dag, stages: Stages, node: Node) -> tuple[Node, ...]:
 
 
 def compute_at_of(dag: Dag, stages: Stages, node: Node) -> Node | None:
-    """Return the node inside whose loops `node` may be computed.
-
-    It is the only reader if that is tiled, or the nest in which all readers are or may be computed.
+    """Return the consumer inside whose loops `node` may be computed: the only reader if that is tiled, or the
+    nest in which all readers may be computed.
     """
     stage = stages.get(node.name)
     if dag.is_output(node) or (stage is not None and stage.rfactor.has_own_nest):
@@ -74,8 +73,9 @@ def can_inline(dag: Dag, node: Node) -> bool:
 
 
 def _nest_of(dag: Dag, stages: Stages, node: Node) -> str | None:
-    """Return the nest that `node` is or may be computed in; None for partial results, which have one of their
-    own."""
+    """Return the nest in which `node` is or may be computed; None for partial results, which have their own
+    nest.
+    """
     if stages[node.name].placement is not StageKind.NEST or stages[node.name].rfactor.has_own_nest:
         return None
     outer = compute_at_of(dag, stages, node)

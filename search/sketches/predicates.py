@@ -1,4 +1,4 @@
-"""Predicates on nodes and accesses, on which the derivation rules depend (paper table 1)."""
+"""The derivation rules' predicates on nodes and accesses (paper table 1)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from search.dag import Access, Dag, Node
 
 
 def is_strictly_inlineable(node: Node) -> bool:
-    """Return whether a node is cheap enough to be computed again wherever it is read.
-
-    Its loads are at axes plus constants, in the order of the axes, each axis at most once. It has no
-    expensive calls, and branches only if it reads nothing, because unrolling removes those.
+    """Return whether a node is cheap enough to recompute at every read. Its loads are at axes plus constants,
+    in the order of the axes, each axis at most once. It has no expensive calls. It has branches only if it
+    reads nothing, because unrolling removes these.
     """
     if node.reduction or node.extra_writes or node.is_expensive or (node.has_branch and node.reads):
         return False
@@ -25,8 +24,8 @@ def is_strictly_inlineable(node: Node) -> bool:
 def needs_tiling(node: Node) -> bool:
     """Return whether a reduction reuses data: some input is read again for every value of an output axis.
 
-    The paper's rule also tiles nodes without a reduction. What they read again is a vector or two, which
-    stays in the caches whatever the loops are.
+    The paper's rule also tiles nodes without a reduction. But these reread only a vector or two, which stay
+    in the caches with any loops.
     """
     if not is_tileable(node) or not all(i.affine for read in node.reads for i in read.indices):
         return False
@@ -35,14 +34,14 @@ def needs_tiling(node: Node) -> bool:
 
 
 def is_tileable(node: Node) -> bool:
-    """Return whether a node has loops to run in parallel, and in them a reduction with one result."""
+    """Return whether a node has parallel loops around a reduction with one result."""
     return bool(node.spatial and node.reduction and not node.extra_writes)
 
 
 def writes_boxes(node: Node) -> bool:
     """Return whether every tile of the axes writes a box of the result that no other tile writes to.
 
-    Otherwise an epilogue, which reads a box, would read values that other tiles have yet to write.
+    Otherwise an epilogue, which reads a box, would read values before other tiles write them.
     """
     return all(index.is_single_axis for index in node.write.indices)
 
@@ -100,7 +99,7 @@ def is_arranged(dag: Dag, node: Node, read: Access) -> bool:
 def elementwise_consumer(dag: Dag, node: Node, inlined: Collection[str]) -> Node | None:
     """Return the elementwise node that consumes `node`, through inlined nodes.
 
-    None unless every node on the way there has one reader, of the same output shape, which reads the value at
+    None unless every node on the way has one reader, which has the same output shape and reads the value at
     its own position.
     """
     if not writes_boxes(node):

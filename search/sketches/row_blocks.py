@@ -1,8 +1,8 @@
 """Chains of transform, product and inverse transform that can be computed a block of rows at a time.
 
-Winograd's convolutions are such chains. If nests are computed one after another, each shares its loops
-between the cores in its own way. Half of its data then lies in another core's cache. In blocks, a core takes
-some rows through the whole chain, and what lies between the nests stays in its own cache.
+Winograd's convolutions are such chains. If nests run one after another, each distributes its loops over the
+cores in its own way, and half of its data is in another core's cache. In blocks, a core computes a few rows
+of the whole chain, and intermediate data stays in its own cache.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from search.dag import Access, Dag, Node, extent_of
 from search.sketches.factors import divisors
 
-# Blocks of channels have at least a vector.
+# Blocks of channels have at least one vector.
 MIN_CHANNELS = 16
-# Cores that are busy for this share of the time share blocks evenly enough.
+# Blocks are even enough if the cores are busy for this fraction of the time.
 EVEN = 0.95
 
 
 @dataclass(frozen=True)
 class RowBlocks:
-    """The nodes of a chain and, by node, the axes that are cut.
+    """The nodes of a chain and the axes of each node that are cut into blocks.
 
     Of `rows`, the last axis is cut into blocks, and images of a batch into single ones. `channels` are the
     axes of the results' channels; empty if they don't align. `inlined` are the nodes between the inverse and
@@ -38,8 +38,8 @@ class RowBlocks:
         """Yield the numbers of blocks of rows and of channels that are worth trying.
 
         Blocks of rows, in each image of a batch: the fewest that give each core one, the most, and one
-        between. Where the cores can't share them evenly, such as seven rows between two cores, blocks of
-        channels are tried too. Each of these transforms the data again.
+        between. If the cores can't share them evenly, such as seven rows on two cores, blocks of channels are
+        tried too. Each block of channels repeats the transform.
         """
         *images, rows = self.rows[self.inverse.name]
         extent, outer = self.inverse.axes[rows].extent, extent_of(self.inverse, images)
@@ -51,8 +51,9 @@ class RowBlocks:
                 yield count, by_channels
 
     def _channel_blocks(self, blocks: int, cores: int) -> int:
-        """Return the smallest number of blocks of channels with which cores share all blocks evenly enough,
-        else the one with which they do it best."""
+        """Return the smallest number of channel blocks with which the cores are busy enough, else the number
+        with which they are busiest.
+        """
         extent = extent_of(self.inverse, self.channels.get(self.inverse.name, ()))
         best = 1
         for count in divisors(extent):
@@ -64,11 +65,11 @@ class RowBlocks:
 
 
 def row_blocks(dag: Dag, output: Node) -> RowBlocks | None:
-    """Return the chain that ends at an output; None where there is none.
+    """Return the chain that ends at an output; None without one.
 
         transform[.., p, q, c] -> products[.., p, q, o] -> inverse[p, h, q, w, o] -> output[4 * p + h, ..., o]
 
-    Every node but the output has one reader. The nodes behind the inverse are elementwise or gather tiles,
+    Every node except the output has one reader. The nodes behind the inverse are elementwise or gather tiles,
     and the output's rows are whole tiles.
     """
     if output.reduction or output.extra_writes or output.vector_axis != len(output.axes) - 1:
@@ -87,9 +88,8 @@ def row_blocks(dag: Dag, output: Node) -> RowBlocks | None:
 
 
 def _elementwise_behind(dag: Dag, output: Node) -> Iterator[Node]:
-    """Yield the output and the nodes before it that read and write at the same position, the last one first.
-
-    The last node yielded reads the inverse.
+    """Yield the output and the elementwise nodes before it, last first. The last node yielded reads the
+    inverse.
     """
     node = output
     while True:
@@ -139,7 +139,7 @@ def _rows(
                     output.name: of_output,
                 }
             )
-    # Columns of tiles aren't cut: a product needs some pixels, and the innermost axes have the others.
+    # Columns of tiles aren't cut, because a product needs enough pixels.
     rows = found[:-1] or found
     return {name: tuple(each[name] for each in rows) for name in rows[0]} if rows else None
 
@@ -157,7 +157,7 @@ def _channels(products: Node, inverse: Node, gather: Node, output: Node) -> dict
 
 
 def _balance(blocks: int, cores: int) -> float:
-    """Return the share of their time that cores are busy."""
+    """Return the fraction of their time that cores are busy."""
     return blocks / (-(-blocks // cores) * cores)
 
 

@@ -1,7 +1,7 @@
-"""Sketches: the structure of a program, everything but its numbers (paper section 4.1).
+"""Sketches: the structure of a program without its numbers (paper section 4.1).
 
 A sketch has a stage for every node: inlined, tiled over several levels, fused into its producer's tile, a
-loop nest, and so on. It leaves integer variables open. A program is a sketch with values for its variables.
+loop nest, and so on. It has integer variables. A program is a sketch with values for its variables.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from search.sketches.variables import Choice, Variable
 
 @dataclass(frozen=True)
 class Sketch:
-    """A stage for every node of `dag`, in the dag's order; `gpu` has the device's limits, None for CPUs."""
+    """A stage for every node of `dag`, in the dag's order. `gpu` has the GPU's limits; None for CPUs."""
 
     dag: Dag
     stages: tuple[Stage, ...]
@@ -26,7 +26,7 @@ class Sketch:
 
     @cached_property
     def key(self) -> str:
-        """The name of the sketch among the sketches of its dag; the same in every process."""
+        """A name that identifies the sketch among its dag's sketches, the same in every process."""
         return "; ".join(str(stage) for stage in self.stages)
 
     @cached_property
@@ -65,7 +65,7 @@ class Sketch:
 
     @cached_property
     def compute_at(self) -> dict[str, Node]:
-        """The node inside whose loops a nest can be computed, by nest; nests without one are left out."""
+        """Map nests to the consumer in whose loops they can be computed. Other nests are omitted."""
         found = {
             stage.node: compute_at_of(self.dag, self.stage, self.dag.node[stage.node]) for stage in self.nests
         }
@@ -85,7 +85,7 @@ class Sketch:
 
     @cached_property
     def materialized(self) -> frozenset[str]:
-        """The buffers that lie whole in memory, whatever values the variables have."""
+        """The buffers that every program stores whole in memory."""
         movable = {
             s.node
             for s in self.stages

@@ -1,4 +1,4 @@
-"""The base of all stages. A stage is the way in which one node of a subgraph is computed.
+"""The base class of stages. A stage is the way in which one node of a subgraph is computed.
 
 Each kind of stage is a class in `search.stages`, which also registers its validity
 (`search.programs.validity`) and its estimate (`search.cost.estimate`).
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class StageKind(StrEnum):
-    """The names of the kinds of stages, as they stand in a sketch's key."""
+    """The kinds of stages, named as in a sketch's key."""
 
     INLINE = "inline"
     TILED = "tile"
@@ -33,10 +33,9 @@ class StageKind(StrEnum):
 
 
 class Rfactor(StrEnum):
-    """The half of the last reduction loop that becomes an axis of partial results, reduced by a second nest.
-
-    `INNER` partial results fill vectors; `OUTER` ones are computed by several cores side by side. `UNEVEN` is
-    the inner half of a loop that it doesn't divide: the last step is shorter.
+    """The half of the last reduction loop that becomes an axis of partial results, which a second nest
+    reduces. `INNER` partial results fill vectors. Several cores compute `OUTER` ones in parallel. `UNEVEN` is
+    an inner half that doesn't divide the loop, so the last step is shorter.
     """
 
     NONE = ""
@@ -50,24 +49,25 @@ class Rfactor(StrEnum):
 
     @property
     def has_own_nest(self) -> bool:
-        """Whether the partial results have loops of their own, ahead of those that add them up. (TVM forgets
-        the condition of a shorter last step when it moves a nest.)"""
+        """Whether the partial results have a separate nest before the nest that sums them. (TVM drops the
+        condition of a shorter last step when it moves a nest.)
+        """
         return self in (Rfactor.UNEVEN, Rfactor.OUTER)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The way in which `node` is computed. Fields that don't apply to a kind keep their defaults.
+    """How `node` is computed. Fields that don't apply to a kind keep their defaults.
 
     A tiled stage has a `structure` such as `SSRSRS`: spatial and reduction levels, outermost first. It may
     have an `epilogue`: the elementwise consumer or, with `cache_write`, the copy out of the cache. The
     epilogue is computed inside the first `epilogue_level` spatial levels (0: not fused). Its innermost tile
-    may be counted in instructions of an `intrinsic` (`search.sketches.intrinsics`). Operands named in
-    `shared` are fetched into shared memory, at the innermost loop of the outermost reduction level.
+    may be counted in instructions of an `intrinsic` (`search.sketches.intrinsics`). Operands in `shared` are
+    fetched into shared memory at the innermost loop of the outermost reduction level.
 
     A nest that reduces may have an `rfactor`. `compute_at` is the node in whose loops this one is computed.
-    `rows` are the axes that number the rows of a kernel that takes some rows a block. On CPUs, the last of
-    these axes is cut into `blocks` in all nests of a chain, and the axes of `channels` into `channel_blocks`
+    `rows` are the row axes of a kernel whose blocks compute a few rows each. On CPUs, the last of these axes
+    is cut into `blocks` in all nests of a chain, and the axes of `channels` into `channel_blocks`
     (search.sketches.row_blocks).
     """
 
@@ -88,7 +88,7 @@ class Stage:
     channel_blocks: int = 1
 
     def variables(self, sketch: Sketch) -> Iterator[Variable]:
-        """Yield the variables that the stage leaves open; none unless a kind says so."""
+        """Yield the stage's variables; none by default."""
         return iter(())
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Matching of nodes to the matrix products of 16 x 16 x 16, or 8 in TF32, that tensor cores compute.
+"""Match nodes to the matrix products of tensor cores: 16 x 16 x 16, or 16 x 16 x 8 in TF32.
 
     C[s, i, j] += A[s, i, k] * B[s, j, k]
 Every axis of the node belongs to one of the parts s, i, j, k. The axes of a part are fused and padded to
@@ -15,8 +15,8 @@ from search.dag import Access, Axis, AxisKind, Dag, Node, extent_of
 
 SIDE = 16
 TF32_DEPTH = 8
-# Since which compute capability tensor cores multiply operands of a type into sums of a type. Tensor cores of
-# 7.2 also multiply bytes, but CUDA 13 has no code for them.
+# The lowest compute capability for (operand type, accumulator type). Tensor cores of 7.2 also multiply bytes,
+# but CUDA 13 doesn't support them.
 TENSOR_SINCE = {
     ("float16", "float32"): 70,
     ("float16", "float16"): 70,
@@ -24,7 +24,7 @@ TENSOR_SINCE = {
     ("bfloat16", "float32"): 80,
     (TF32, "float32"): 80,
 }
-# Rows in shared memory are padded so that each begins SKEW elements further among the BANKS.
+# Rows in shared memory are padded so that each starts SKEW elements further among the BANKS.
 BANKS = 32
 SKEW = {"float16": 8, "bfloat16": 8, "int8": 16, TF32: 4}
 # Smaller parts would mostly be padding.
@@ -36,7 +36,7 @@ class MatrixProduct:
     """A node as a matrix product.
 
     `parts` has a letter for each axis of the node. `first` and `second` are the positions of A and B among
-    its reads. `operand` is the type that they are multiplied in, and `sums` is the type of C.
+    its reads. `operand` is the type of the multiplication, and `sums` the type of C.
     """
 
     parts: str
@@ -52,12 +52,12 @@ class MatrixProduct:
 
 
 def depth_of(operand: str) -> int:
-    """Return the extent of k in a unit of the tensor cores; the extents of i and j are SIDE."""
+    """Return the extent of k in one tensor-core instruction. The extents of i and j are SIDE."""
     return TF32_DEPTH if operand == TF32 else SIDE
 
 
 def match_product(dag: Dag, node: Node, gpu: Gpu) -> MatrixProduct | None:
-    """Return the node as a matrix product for tensor cores; None where they can't compute it."""
+    """Return the node as a matrix product for tensor cores; None if they can't compute it."""
     is_dot = node.reducer == "sum" and len(node.reads) == 2 and node.flops == 2
     if not is_dot or node.has_branch or node.extra_writes:
         return None
@@ -67,7 +67,7 @@ def match_product(dag: Dag, node: Node, gpu: Gpu) -> MatrixProduct | None:
     is_known = (operand, sums) in TENSOR_SINCE and gpu.capability >= TENSOR_SINCE[operand, sums]
     if not is_known or node.reads[0].buffer == node.reads[1].buffer:
         return None
-    # What the rows of the result run along belongs to the second operand.
+    # The axes along the result's rows belong to the second operand.
     swapped = node.vector_axis is not None and node.vector_axis not in node.reads[1].axes
     first, second = (1, 0) if swapped else (0, 1)
     is_read = [(a in node.reads[first].axes, a in node.reads[second].axes) for a in range(len(node.axes))]

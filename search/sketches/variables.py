@@ -12,7 +12,7 @@ from search.sketches.factors import Ints, Tail, covers, tilings
 
 MAX_INNERMOST = 64
 VECTOR_LANES = (1, 4, 8, 16, 32, 64)
-# Elements of an operand's row that a transposition reads together: as many as a cache line has, or half.
+# Elements of an operand's row that a transposition reads together: a cache line, or half of one.
 ROW_PARTS = (1, 8, 16)
 
 
@@ -20,7 +20,7 @@ ROW_PARTS = (1, 8, 16)
 class Split:
     """The tile factors of one axis, outermost first.
 
-    Their product is `extent`, or a little more where `tail` allows a partial last tile.
+    Their product is `extent`, or a little more if `tail` allows a partial last tile.
     """
 
     node: str
@@ -39,7 +39,7 @@ class Split:
 
     @property
     def table(self) -> Ints:
-        """[ways, parts]: the factors that random programs are drawn from."""
+        """[ways, parts]: the factors from which random programs are drawn."""
         return tilings(self.extent, self.parts, MAX_INNERMOST, self.tail)
 
     def draw(self, count: int, rng: np.random.Generator) -> Ints:
@@ -82,20 +82,20 @@ Variable = Split | Choice
 
 
 def read_kind(buffer: str) -> str:
-    """Return the kind of the choice how a tiled node reads a buffer."""
+    """Return the `kind` of the choice of how a tiled node reads a buffer."""
     return f"read {buffer}"
 
 
 def fetch_kind(buffer: str) -> str:
-    """Return the kind of the choice how many values of a buffer a thread of a GPU fetches at once."""
+    """Return the `kind` of the choice of how many values of a buffer a GPU thread fetches at once."""
     return f"lanes {buffer}"
 
 
 def vector_loops(node: Node) -> tuple[int, ...]:
     """Return the axes that can be fused into one vectorized loop, innermost first.
 
-    They are the contiguous axis of the result and, if it is the last axis, the axes around it. Together they
-    are longer than any vector.
+    They are the result's contiguous axis and, if that is the last axis, the axes around it until their
+    product exceeds any vector.
     """
     if node.vector_axis is None:
         return ()
@@ -112,7 +112,7 @@ def vector_loops(node: Node) -> tuple[int, ...]:
 def transposed_axis(node: Node) -> int | None:
     """Return the axis along which a nest without a reduction reads rows while it writes across them.
 
-    It is None for other nests, and if the axis can be fused into the vectorized loop.
+    Return None for other nests, and if the axis can be fused into the vectorized loop.
     """
     if node.reduction or node.vector_axis is None:
         return None

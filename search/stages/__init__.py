@@ -1,1 +1,1 @@
-"""The kinds of stages: their variables, which values of these are valid, and the estimate of their cost."""
+"""The kinds of stages: their variables, validity and cost estimates."""

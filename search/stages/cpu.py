@@ -1,4 +1,4 @@
-"""The kinds of stages of programs for CPUs."""
+"""The kinds of stages of CPU programs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ UNROLL_STEPS = (0, 16, 64, 512)
 
 
 class Tiled(Stage):
-    """A node tiled over several levels, its innermost tile in registers."""
+    """A node tiled over several levels, with the innermost tile in registers."""
 
     placement = StageKind.TILED
 
@@ -67,20 +67,17 @@ class Tiled(Stage):
         return f"tile {self.node} {self.structure}{intrinsic}{cache}{fused}{blocks}"
 
     def _tail(self, node: Node, axis: int) -> Tail:
-        """Return where tiles of an axis may be partial.
-
-        Partial tiles of rows cost little. Tails of vectors are peeled off the inner levels. Otherwise a
-        condition would be evaluated for every lane.
+        """Return which tiles of an axis may be partial. Partial tiles of rows cost little. Tails of vectors
+        are peeled off the inner levels, because otherwise every lane would evaluate a condition.
         """
         if node.axes[axis].kind is AxisKind.REDUCTION or self.structure.count("R") < 2:
             return Tail.NONE
         return Tail.INNER if axis == node.vector_axis else Tail.ANY
 
     def _ways_to_read(self, dag: Dag, node: Node, buffer: str) -> tuple[str, ...]:
-        """Return how an operand can be read.
-
-        `direct`: from where it lies. `packed`: from a constant that is put into the order of the loops ahead
-        of time. A number of tile levels: from a copy of what is read inside these levels.
+        """Return the ways to read an operand. `direct`: in place. `packed`: from a constant that is packed
+        into loop order ahead of time. A number of tile levels: from a copy of the part that is read inside
+        these levels.
         """
         reads = [read for read in node.reads if read.buffer == buffer]
         if self.structure.count("R") < 2 or len(reads) > 1 or not all(i.affine for i in reads[0].indices):
@@ -92,8 +89,9 @@ class Tiled(Stage):
         return ("direct", *whole, str(inner), str(inner + 1))
 
     def _ways_to_arrange(self, dag: Dag, buffer: str) -> tuple[str, ...]:
-        """Return how the columns of an intrinsic get into its order: `packed` ahead of time if they are
-        constant, else copied inside a number of tile levels."""
+        """Return the ways to lay out an intrinsic's columns: `packed` ahead of time if they are constant,
+        else copied inside a number of tile levels.
+        """
         if dag.buffer[buffer].constant:
             return ("packed",)
         inner = self.structure.index("R")
@@ -112,8 +110,9 @@ def _(stage: Tiled, population: Population, parameters: CostParameters) -> Estim
 
 
 class LoopNest(Stage):
-    """A nest of plain loops. A variable says whether it is computed on its own, inside the loops that read
-    it, or inlined."""
+    """A nest of plain loops. A variable selects its compute location: standalone, inside its consumer's
+    loops, or inlined.
+    """
 
     placement = StageKind.NEST
 
@@ -139,7 +138,7 @@ class LoopNest(Stage):
             if len(parts) > 1:
                 yield Choice("row", node.name, parts)
         if node.spatial:
-            # Numbers of outer loops that run in parallel together; loops of one iteration add nothing.
+            # Numbers of outer loops that are fused and run in parallel. Loops of one iteration add nothing.
             sizes = [node.axes[axis].extent for axis in node.spatial]
             parallel = (depth for depth, size in enumerate(sizes, start=1) if size > 1)
             yield Choice("parallel", node.name, (0, *parallel))
@@ -161,7 +160,7 @@ def _(stage: LoopNest, population: Population, parameters: CostParameters) -> Es
 
 
 class Unrolled(Stage):
-    """A nest around small constant matrices, whose axes are unrolled; the others are tiled."""
+    """A nest over small constant matrices, whose axes are unrolled. The other axes are tiled."""
 
     placement = StageKind.UNROLLED
 
@@ -182,8 +181,9 @@ def _(stage: Unrolled, population: Population, parameters: CostParameters) -> Es
 
 
 class RowBlock(Stage):
-    """The last nest of a chain that is computed some rows at a time. Its outermost loop, over the blocks, is
-    around the whole chain."""
+    """The last nest of a chain that is computed in blocks of rows. Its outermost loop, over the blocks,
+    surrounds the whole chain.
+    """
 
     placement = StageKind.BLOCKS
 
@@ -198,7 +198,7 @@ def _(stage: RowBlock, population: Population, parameters: CostParameters) -> Es
 
 
 def extent_in_block(node: Node, stage: Stage, axis: int) -> int:
-    """Return the iterations of an axis, in a block where the stage is computed in blocks."""
+    """Return the iterations of an axis; within a block if the stage is computed in blocks."""
     extent = node.axes[axis].extent
     if axis in stage.channels:
         return extent // stage.channel_blocks
@@ -208,10 +208,8 @@ def extent_in_block(node: Node, stage: Stage, axis: int) -> int:
 
 
 def rfactor_lanes(node: Node, half: Rfactor) -> tuple[int, ...]:
-    """Return the sizes that the axis of partial results may have.
-
-    They are divisors of the last reduction axis, those that fill vectors where there are any; full vectors
-    where they needn't divide.
+    """Return the possible sizes of the axis of partial results: divisors of the last reduction axis, if
+    possible ones that fill vectors. If they needn't divide, sizes of full vectors.
     """
     extent = node.axes[node.reduction[-1]].extent
     if half is Rfactor.UNEVEN:

@@ -1,4 +1,4 @@
-"""The kinds of stages of programs for CUDA GPUs: kernels, and nodes computed inside the kernel of another."""
+"""The kinds of stages of CUDA GPU programs: kernels, and nodes inside another node's kernel."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from search.sketches.variables import Choice, Split, Variable, fetch_kind
 UNROLL_STEPS = (0, 16, 64, 512, 1024)
 LANES = (1, 2, 4, 8, 16)
 ROWS = (1, 2, 4, 8, 16)
-# Tiles of tensor cores, in units of 16: warps of a block, fragments of a warp, fragments along k a fetch.
+# Tiles of tensor cores in units of 16: warps per block, fragments per warp, fragments along k per fetch.
 TENSOR_KINDS = ("warps i", "warps j", "fragments i", "fragments j", "fragments k")
 TENSOR_TILES = (1, 2, 4)
 # The widest load of a thread.
@@ -33,18 +33,19 @@ MAX_VECTOR_BYTES = 16
 # TVM can't generate guarded loads of more values of eight bits.
 MAX_BYTE_LANES = 4
 MAX_VTHREADS = 8
-# With more accumulators a thread's registers spill, whatever the number of threads.
+# With more accumulators, a thread's registers spill at any number of threads.
 MAX_ACCUMULATORS = 128
-# With more fragments of sums in a warp of tensor cores, they spill too.
+# With more accumulator fragments per warp, registers spill too.
 MAX_FRAGMENTS = 8
-# The tiles of an operand that a block has in shared memory: while it computes with one, the next ones come.
+# The number of an operand's tiles in shared memory: while a block computes with one, it fetches the next
+# ones.
 STAGES = (1, 2, 3)
-# The compiler takes seconds for more statements in the unrolled loops of a tile.
+# With more statements in a tile's unrolled loops, compilation takes seconds.
 MAX_UNROLLED = 2048
 
 
 class GpuTiled(Stage):
-    """A kernel tiled over blocks, virtual threads and threads, its operands fetched into shared memory."""
+    """A kernel tiled over blocks, virtual threads and threads, with operands fetched into shared memory."""
 
     placement = StageKind.TILED
 
@@ -79,9 +80,9 @@ def _(stage: GpuTiled, population: Population) -> NDArray[np.bool_]:
     keep &= tile.accumulators <= MAX_ACCUMULATORS
     for read in node.reads:
         lanes = population.chosen(stage.node, fetch_kind(read.buffer))
-        # Vectors over the end of a row would be loaded one by one.
+        # Vectors that cross the end of a row would be loaded element by element.
         keep &= tile.keeps_its_shape(read) & (tile.run(read) % lanes == 0)
-    # Registers are given out to whole warps.
+    # Registers are allocated to whole warps.
     warps = -(-tile.threads // gpu.warp_size)
     keep &= warps * gpu.warp_size * tile.registers <= gpu.registers
     steps = tile.nest.inside[FETCH + 1].prod(axis=0)
@@ -117,7 +118,7 @@ def _(stage: TensorTiled, population: Population) -> NDArray[np.bool_]:
     tile = TensorTile.of(population, stage)
     keep = (tile.warps * gpu.warp_size <= gpu.max_threads) & (tile.fragments <= MAX_FRAGMENTS)
     for part in "ijk":
-        # No more than half of a tile is padding.
+        # At most half of a tile is padding.
         least = tile.product.depth if part == "k" else SIDE
         keep &= (tile.tile(part) == least) | (tile.tile(part) <= 2 * tile.extent(part))
     keep &= (tile.stages == 1) | (tile.stages <= tile.count("k"))
@@ -133,7 +134,7 @@ def _(stage: TensorTiled, population: Population, parameters: CostParameters) ->
 
 
 class ThreadKernel(Stage):
-    """A kernel whose iterations are spread over threads. Each thread computes some results by itself."""
+    """A kernel whose iterations are distributed over threads. Each thread computes a few results."""
 
     placement = StageKind.THREADS
 
@@ -158,7 +159,7 @@ def _(stage: ThreadKernel, population: Population, parameters: CostParameters) -
 
 
 class RowKernel(Stage):
-    """A kernel whose blocks take some rows each, of its own node and of all nodes computed at its loops."""
+    """A kernel whose blocks compute a few rows each of its node, and of all nodes computed at its loops."""
 
     placement = StageKind.ROWS
 
@@ -184,7 +185,7 @@ def _(stage: RowKernel, population: Population, parameters: CostParameters) -> E
 
 
 class BlockReduction(Stage):
-    """A reduction inside a row kernel, by all threads of a block together."""
+    """A reduction inside a row kernel, computed by all threads of a block."""
 
     placement = StageKind.ACROSS
 
@@ -193,7 +194,7 @@ class BlockReduction(Stage):
 
 
 class ThreadLocal(Stage):
-    """Computed by every thread of its reader for itself."""
+    """A node that every thread of its reader computes for itself."""
 
     placement = StageKind.LOCAL
 
@@ -215,7 +216,7 @@ def _fetch_lanes(dag: Dag, stage: Stage) -> Iterator[Variable]:
 
 
 def _thread_counts(extent: int, gpu: Gpu) -> tuple[int, ...]:
-    """Return numbers of threads: whole warps, no more than have something to do."""
+    """Return the possible numbers of threads: whole warps, each with work."""
     counts = [gpu.warp_size << doublings for doublings in range(gpu.max_threads.bit_length())]
     return tuple(n for n in counts if n <= gpu.max_threads and (n == gpu.warp_size or n < 2 * extent))
 

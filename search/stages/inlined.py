@@ -1,4 +1,4 @@
-"""Stages without loops of their own, on every device."""
+"""Stages without their own loops, on every device."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from search.sketches.stage import Stage, StageKind
 
 
 class Inlined(Stage):
-    """Computed wherever its value is read."""
+    """A node that is inlined into its consumers."""
 
     placement = StageKind.INLINE
 
 
 class Fused(Stage):
-    """Computed inside the tiles of its producer, whose epilogue it is."""
+    """An epilogue, computed inside its producer's tiles."""
 
     placement = StageKind.FUSED
