@@ -54,8 +54,8 @@ def make(
 ) -> onnx.ModelProto:
     """Build a network as a checked ONNX model; the same arguments give the same bytes.
 
-    A `batch` that is a string names a dynamic dimension. `size` is the side of the input image in pixels.
-    Raises KeyError for an unknown network, ValueError for sizes below one and for a size or a batch that the
+    If `batch` is a string, it names a dynamic dimension. `size` is the side of the input image in pixels.
+    Raises KeyError for an unknown network; ValueError for a size or a batch that is below 1 or that the
     network doesn't support.
     """
     scale = TINY if tiny else FULL
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         model = make(args.network, batch=batch, tiny=args.tiny, size=args.size, seed=args.seed)
         if args.quantized:
-            from examples.quantization import quantize  # loads ONNX Runtime, which nothing else here needs
+            from examples.quantization import quantize  # loads ONNX Runtime, which only quantization needs
 
             model = quantize(model)
         args.out.parent.mkdir(parents=True, exist_ok=True)

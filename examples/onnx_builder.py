@@ -13,21 +13,19 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 OPSET = 17
-IR_VERSION = 8  # came with opset 17; every runtime of recent years reads it
+IR_VERSION = 8  # the version of opset 17, which all runtimes of recent years read
 
-# An extent of a shape; a string names a dynamic dimension.
+# An extent in a shape. A string names a dynamic dimension.
 Extent = int | str
 
-# The size or the stride of a convolution's window: of a square in an image, or along each axis.
+# The size or stride of a convolution's window: one number for a square, or one for each axis.
 Window = int | tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A value in the graph: its name and its number of channels, or features.
-
-    `moment` is its mean square relative to the variance before its activation. The weights of the next layer
-    make up for what the activation took away.
+    """A value in the graph: its name and its number of channels or features. `moment` is its mean square
+    relative to the variance before its activation. The weights of the next layer compensate for it.
     """
 
     name: str
@@ -43,7 +41,7 @@ GELU = 0.425
 
 @dataclass
 class Graph:
-    """Nodes and weights of a model. Weights are He-initialised, so that activations keep their scale."""
+    """The nodes and weights of a model. Weights are He-initialized, so activations keep their scale."""
 
     rng: np.random.Generator
     batch: Extent = 1
@@ -53,7 +51,7 @@ class Graph:
     outputs: list[onnx.ValueInfoProto] = field(default_factory=list)
 
     def input(self, name: str, *shape: Extent, element_type: int = TensorProto.FLOAT) -> str:
-        """Add an input of the model, of shape (batch, *shape)."""
+        """Add a model input of shape (batch, *shape)."""
         self.inputs.append(helper.make_tensor_value_info(name, element_type, [self.batch, *shape]))
         return name
 
@@ -61,7 +59,7 @@ class Graph:
         return Tensor(self.input("input", 3, size, size), 3)
 
     def output(self, name: str, *shape: Extent) -> str:
-        """Declare an output of the model, of shape (batch, *shape). A node has to write it."""
+        """Declare a model output of shape (batch, *shape). A node has to write it."""
         self.outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [self.batch, *shape]))
         return name
 
@@ -159,7 +157,7 @@ class Graph:
         return Tensor(self.node("Mul", name, [x.name, gate]), x.channels, SILU)
 
     def gelu(self, x: Tensor, name: str) -> Tensor:
-        """Add x/2 (1 + erf(x / sqrt 2)), in the five operators that exporters write."""
+        """Add x/2 (1 + erf(x / sqrt 2)) as the five operators that exporters write."""
         scaled = self.node("Div", f"{name}.div", [x.name, self.scalar(f"{name}.sqrt2", math.sqrt(2.0))])
         erf = self.node("Erf", f"{name}.erf", [scaled])
         gate = self.node("Add", f"{name}.add", [erf, self.scalar(f"{name}.one", 1.0)])
@@ -182,7 +180,7 @@ class Graph:
         return Tensor(self.node("Add", name, [a.name, b.name]), a.channels)
 
     def max_pool(self, x: Tensor, name: str, pad: int = 1, ceil: bool = False) -> Tensor:
-        """Add a maximum over 3x3 pixels with stride 2; with `ceil` the last window may cross the edge."""
+        """Add a maximum over 3x3 pixels with stride 2. With `ceil`, the last window may cross the edge."""
         y = self.node(
             "MaxPool",
             name,
@@ -195,7 +193,7 @@ class Graph:
         return Tensor(y, x.channels, x.moment)
 
     def global_average_pool(self, x: Tensor, name: str) -> Tensor:
-        """Add the mean over all pixels; the result is an image of one pixel."""
+        """Add the mean over all pixels. The result has one pixel."""
         return Tensor(self.node("GlobalAveragePool", name, [x.name]), x.channels)
 
     def flatten(self, x: Tensor, name: str, output: str | None = None) -> Tensor:
@@ -252,14 +250,14 @@ class Graph:
         return self.weight(name, np.array(value, np.float32))
 
     def integers(self, name: str, values: int | Sequence[int] | npt.NDArray[Any]) -> str:
-        """Add a constant of int64: indices, axes or a shape."""
+        """Add an int64 constant: indices, axes or a shape."""
         return self.weight(name, np.array(values, np.int64))
 
     def normal(self, shape: tuple[int, ...], deviation: float) -> npt.NDArray[np.float32]:
         return self.rng.standard_normal(shape, dtype=np.float32) * np.float32(deviation)
 
     def build(self, name: str) -> onnx.ModelProto:
-        """Return the model, checked by ONNX."""
+        """Return the model after ONNX's checker accepted it."""
         graph = helper.make_graph(self.nodes, name, self.inputs, self.outputs, self.weights)
         opsets = [helper.make_opsetid("", OPSET)]
         model = helper.make_model(

@@ -1,7 +1,5 @@
-"""Write a network in narrower types, as its users do.
-
-Bytes come from ONNX Runtime's static quantization, calibrated with random inputs; float16 and bfloat16 from
-converting every weight.
+"""Convert a network to narrower types, as users do: to int8 by ONNX Runtime's static quantization, calibrated
+with random inputs, and to float16 or bfloat16 by converting every weight.
 """
 
 from __future__ import annotations
@@ -22,8 +20,9 @@ NUM_SAMPLES = 4
 
 
 def quantize(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with bytes between its operators: unsigned activations, signed weights with a scale
-    for each output channel. The same model gives the same bytes."""
+    """Quantize a model to 8 bits: unsigned activations, signed weights with a scale for each output channel.
+    The same model gives the same bytes.
+    """
     with tempfile.TemporaryDirectory() as folder:
         exported, prepared, quantized = (str(Path(folder) / name) for name in ("a.onnx", "b.onnx", "c.onnx"))
         onnx.save(model, exported)
@@ -40,19 +39,18 @@ def quantize(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def narrowed(model: onnx.ModelProto, element_type: int) -> onnx.ModelProto:
-    """Return the model with all of its floats in another type, and its inputs and outputs as they were.
-
-    Raises ValueError for a model with float constants elsewhere than among its weights.
+    """Return the model with all floats in another type, except its inputs and outputs. Raises ValueError for
+    float constants that are not weights.
     """
     narrow, graph = onnx.ModelProto(), model.graph
     narrow.CopyFrom(model)
     if any(attribute.HasField("t") for node in graph.node for attribute in node.attribute):
-        raise ValueError("only weights are converted, not constants in nodes")
+        raise ValueError("only weights can be converted, not constants in nodes")
     dtype = helper.tensor_dtype_to_np_dtype(element_type)
     largest = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
     for weight in narrow.graph.initializer:
         if weight.data_type == TensorProto.FLOAT:
-            # Masks are made of numbers that the narrower type may not have.
+            # Masks contain numbers beyond the narrower type's range.
             values = numpy_helper.to_array(weight).clip(-largest, largest)
             weight.CopyFrom(numpy_helper.from_array(values.astype(dtype), weight.name))
     floats = {

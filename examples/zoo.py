@@ -1,7 +1,7 @@
-"""Tiny networks of the kinds that people bring, with seeded random weights.
+"""Tiny networks like those that users submit, with seeded random weights.
 
-They hold what exporters write and the well-known networks of `examples.networks` don't: several inputs and
-outputs, integers and masks, control flow, bytes and halves. Each is small enough to be tuned in seconds.
+They have features that exporters write but that `examples.networks` lacks: several inputs and outputs,
+integers and masks, control flow, 8-bit and 16-bit types. Each can be tuned in seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DIM = 32
 
 
 def detector(graph: Graph) -> None:
-    """A head over two scales, and the ten best boxes of each of four classes that don't overlap."""
+    """A detection head over two scales, and non-maximum suppression: ten boxes for each of four classes."""
     x = graph.relu(graph.conv_bn(graph.image(16), "stem", 16, 3, 2), "stem.relu")
     found = []
     for scale, side in enumerate((8, 4)):
@@ -29,7 +29,7 @@ def detector(graph: Graph) -> None:
     rows = graph.node("Concat", "all", found, axis=1)
     sizes = graph.integers("sizes", [4, 4])
     graph.nodes.append(helper.make_node("Split", [rows, sizes], ["boxes", "logits"], axis=2))
-    # The data decides how many boxes are selected.
+    # The number of selected boxes depends on the data.
     scores = graph.transpose(graph.node("Sigmoid", "score", ["logits"]), "by_class", 0, 2, 1)
     limits = [graph.integers("limit", [10])]
     limits += [graph.scalar(name, value) for name, value in (("overlap", 0.5), ("least", 0.8))]
@@ -70,7 +70,7 @@ def speech(graph: Graph) -> None:
 
 
 def recurrent(graph: Graph) -> None:
-    """Four steps of a gated recurrent cell, unrolled as exporters do."""
+    """Four steps of a gated recurrent cell, unrolled as by exporters."""
     x = graph.input("frames", 4, DIM)
     state = graph.input("state", DIM)
     for step in range(4):
@@ -117,7 +117,7 @@ def decoder(graph: Graph) -> None:
 
 
 def windows(graph: Graph) -> None:
-    """A vision transformer's shifted windows: rolled by slices, cut by reshapes, attended to one by one."""
+    """A vision transformer's shifted windows: rolled by slices, split by reshapes, with attention in each."""
     x = graph.input("tokens", 8, 8, DIM)
     parts = []
     for name, start, end in (("rest", 2, 8), ("first", 0, 2)):
@@ -147,7 +147,7 @@ def diffusion(graph: Graph) -> None:
 
 
 def super_resolution(graph: Graph) -> None:
-    """Channels become pixels."""
+    """Two convolutions and a pixel shuffle, which turns channels into pixels."""
     x = graph.relu(graph.conv(graph.image(8), "in", 16, 3, bias=True), "relu")
     graph.node(
         "DepthToSpace",
@@ -179,7 +179,7 @@ def points(graph: Graph) -> None:
 
 
 def neighbours(graph: Graph) -> None:
-    """A graph network: messages along edges, added up where they arrive."""
+    """A graph network: messages along edges, summed at each node."""
     nodes = Tensor(graph.input("nodes", 12, 16), 16)
     sources = graph.integers("sources", np.arange(24) * 5 % 12)
     arriving = np.zeros((12, 24), np.float32)
@@ -220,7 +220,7 @@ def forecaster(graph: Graph) -> None:
 
 
 def branches(graph: Graph) -> None:
-    """Control flow whose condition is a constant, as an exporter leaves it behind."""
+    """Control flow with a constant condition, as exporters leave it behind."""
     x = graph.relu(graph.gemm(Tensor(graph.input("features", DIM), DIM), "hidden", DIM), "relu")
     arms = []
     for name, op in (("then", "Tanh"), ("else", "Sigmoid")):

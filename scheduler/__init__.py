@@ -1,1 +1,1 @@
-"""The tuning process: rounds of the search, driven by short steps that Celery wakes."""
+"""The tuning process: Celery tasks run the short steps of jobs, such as rounds of the search."""

@@ -1,7 +1,7 @@
 """The Celery application, and the wake-ups that other processes send to the scheduler.
 
-The database holds the truth; a wake-up only names a step and the job to look at. One that is lost costs a few
-seconds, until the next sweep; a superfluous one costs a look at the job.
+The database holds the truth. A wake-up only names a step and a job. A lost wake-up costs a few seconds, until
+the next sweep. A superfluous one costs a query.
 """
 
 from __future__ import annotations
@@ -28,30 +28,28 @@ log = logging.getLogger(__name__)
 
 _MAX_UNSENT = 1000
 _REDIS_OPTIONS = {
-    # Sending fails at once while Redis is away. The consumer's own settings make it retry for ever.
+    # Sending fails at once while Redis is unavailable. The consumer's settings make it retry for ever.
     "max_retries": 0,
     "socket_connect_timeout": 3,
-    # Bounds the wait for a Redis that vanished without closing its connection; kombu polls every second.
+    # The longest wait for a Redis that vanished without closing its connection. kombu polls every second.
     "socket_timeout": 10,
     "socket_keepalive": True,
-    # Seconds after which Redis delivers a message again that a killed scheduler had taken. A step that took
-    # longer would run twice, which changes nothing.
+    # Seconds after which Redis redelivers a message that a killed scheduler had received. A step that takes
+    # longer runs twice, which is harmless.
     "visibility_timeout": 3600,
 }
 
 
 @cache
 def make_app(broker: str) -> Celery:
-    """Return the Celery application for a broker, given as a folder or a URL.
-
-    Raises OSError if the folder can't be made, and ValueError for an unknown kind of broker or if Redis's
-    client isn't installed.
+    """Return the Celery application for a broker, given as a folder or a URL. Raises OSError if the folder
+    can't be created; ValueError for an unknown kind of broker, or without Redis's client.
     """
     app = Celery("tunefarm", set_as_current=False)
     app.conf.update(
         **_broker_settings(broker),
         task_default_queue=QUEUE,
-        # kombu's filesystem transport keeps the bindings of a named exchange in a file, with races.
+        # kombu's filesystem transport has a race in the file of a named exchange's bindings.
         task_default_exchange="",
         task_serializer="json",
         accept_content=["json"],
@@ -71,8 +69,8 @@ def make_app(broker: str) -> Celery:
 class Waker:
     """Asks the scheduler to look at a job soon: `intake`, `round` or `publish`.
 
-    A thread of its own sends the wake-ups, so no request ever waits for the broker. A broker that is away
-    raises nothing, because the next sweep finds the job anyway.
+    A separate thread sends the wake-ups, so no request waits for the broker. If the broker is unavailable,
+    nothing is raised, because the next sweep finds the job anyway.
     """
 
     def __init__(self, app: Celery) -> None:
@@ -98,7 +96,7 @@ class Waker:
 
 
 def send(app: Celery, step: str, *args: str, expires_s: float | None = None) -> None:
-    """Send the message of a step. Raises kombu's errors or OSError when the broker can't be reached."""
+    """Send a step's message. Raises OSError or an exception of kombu's if the broker can't be reached."""
     app.send_task(f"scheduler.{step}", args=list(args), expires=expires_s, ignore_result=True)
 
 

@@ -16,18 +16,16 @@ from scheduler.settings import SchedulerSettings
 from scheduler.spaces import Spaces
 from system.signing import SigningKey
 
-# Another scheduler may end a job that this one has noted.
+# Bounds the jobs noted here, because another scheduler may end them.
 MAX_EXHAUSTED = 1000
 
 
 @dataclass
 class Context:
-    """The settings, the database and the caches of a scheduler's process.
-
-    `now` returns epoch seconds, `wake` asks for a step of a job, and `scheduler_name` holds the claims on
-    jobs. The caches only save time: all of them can be built again from the database. `exhausted_at` maps
-    the ids of jobs whose search proposed nothing new to the number of trials that were done by then.
-    `signing_key` signs published artifacts, where one is set.
+    """The settings, database and caches of a scheduler's process. `now` returns epoch seconds, `wake` sends a
+    wake-up for a job's step, and `scheduler_name` is the holder of claims. The caches only save time, and can
+    be rebuilt from the database. `exhausted_at` maps ids of jobs whose search proposed nothing new to the
+    number of trials done at that time. `signing_key` signs published artifacts, if it is set.
     """
 
     settings: SchedulerSettings

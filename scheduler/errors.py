@@ -1,4 +1,4 @@
-"""Failures that trying again won't mend."""
+"""Failures that a retry can't fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A message broker that is a folder: there is no server to install, and messages survive a restart.
+"""A message broker in a folder: it needs no server, and messages survive a restart.
 
 It is kombu's filesystem transport without two faults. kombu writes a message under its final name, so a
 reader may find it half written. And it moves a message through the system's temporary folder, so the message
@@ -24,7 +24,7 @@ MAX_DRAIN_S = 0.2
 
 
 class Channel(filesystem.Channel):
-    """Messages are files, complete when they appear, and taken by the reader that removes them."""
+    """Messages are files. Each appears complete, and belongs to the reader that removes it."""
 
     # kombu's own classes disagree on the name of the second argument.
     def _put(self, queue: str, payload: dict[str, Any], **kwargs: Any) -> None:  # type: ignore[override]
@@ -49,15 +49,14 @@ class Transport(filesystem.Transport):
     Channel = Channel
 
     def drain_events(self, connection: Any, timeout: float | None = None, **_: Any) -> None:
-        # Celery checks between two calls whether it should stop, and would let each of them take two seconds.
+        # Celery checks between two calls whether to stop, and allows each call two seconds.
         timeout_s = min(timeout or MAX_DRAIN_S, MAX_DRAIN_S)
         super().drain_events(connection, timeout=timeout_s)  # type: ignore[no-untyped-call]
 
 
 def _take(path: Path) -> dict[str, Any] | None:
-    """Remove a message and return it; None when another reader was first, or when it is damaged.
-
-    The next sweep makes up for a damaged one.
+    """Remove a message and return it; None if another reader was faster or the message is damaged. The next
+    sweep replaces a damaged one.
     """
     try:
         text = path.read_text()

@@ -1,7 +1,6 @@
-"""The name under which a scheduler claims jobs: unique on its host, and used again after a crash.
-
-A killed scheduler leaves claims behind that hold for a minute. Its successor goes on at once if it has the
-same name; two schedulers that run side by side must not share one.
+"""The name under which a scheduler claims jobs: unique on its host, and reused after a crash. The claims of a
+killed scheduler stay valid for a minute. A successor with the same name continues at once. Schedulers that
+run at the same time must not share a name.
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def unique_name(database: str) -> Iterator[str]:
-    """Yield the first of HOST-1, HOST-2... that no other scheduler of this host holds for the named database.
-
-    The name is held until the context ends or the process does, in whatever way.
+    """Yield the first of HOST-1, HOST-2... that no other scheduler on this host holds for the named database.
+    The name is held until the context or the process ends, even by a crash.
     """
     host = socket.gethostname()
     for number in itertools.count(1):
@@ -26,7 +24,7 @@ def unique_name(database: str) -> Iterator[str]:
         digest = hashlib.sha256(f"{name}\n{database}".encode()).hexdigest()
         with socket.socket(socket.AF_UNIX) as lock:
             try:
-                # An abstract address belongs to the process: the kernel frees it with the process.
+                # The kernel frees an abstract socket address when the process ends.
                 lock.bind(f"\0tunefarm-scheduler-{digest}".encode())
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:

@@ -1,4 +1,4 @@
-"""The scheduler's process: a Celery worker that runs one step at a time; a thread sweeps."""
+"""The scheduler's process: a Celery worker that runs one step at a time, and a thread that sweeps."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _work(
     signing_key: SigningKey | None,
 ) -> int:
     """Run a Celery worker until it is stopped. Return its exit code."""
-    # These load TVM, which takes seconds: after the settings were checked, before the first step.
+    # These modules load TVM, which takes seconds, so import them after the settings are checked.
     from scheduler.context import Context
     from scheduler.steps.celery_tasks import register
     from scheduler.upkeep.deliveries import Deliverer
@@ -106,7 +106,7 @@ def _work(
     worker.start()
     is_stopping.set()
     deliverer.stop()
-    # A sweep whose database is away is left alone.
+    # A sweep without a database ends without a result.
     sweeps.join(5.0)
     return int(worker.exitcode or ExitCode.OK)
 
@@ -123,9 +123,8 @@ def serve_metrics(metrics: SchedulerMetrics, host: str, port: int) -> None:
 
 
 def _sweep_until(celery: Celery, sweeper: Sweeper, interval_s: float, is_stopping: threading.Event) -> None:
-    """Sweep at every interval: repair, and send the message that wakes all jobs.
-
-    Celery's beat would send it, but logs a stack trace for every message that it can't send.
+    """At every interval, run repairs and send the message that wakes all jobs. Celery's beat could send it,
+    but logs a stack trace for every message that it can't send.
     """
     is_away = False
     while not is_stopping.is_set():
@@ -134,12 +133,12 @@ def _sweep_until(celery: Celery, sweeper: Sweeper, interval_s: float, is_stoppin
         except Exception:
             log.exception("a sweep failed; the next one begins anew")
         try:
-            # One that waited behind a long step is not worth taking when the next one is there.
+            # A message that waited behind a long step expires when the next one arrives.
             send(celery, "wake_jobs", expires_s=interval_s)
             if is_away:
                 log.info("the broker is back")
             is_away = False
-        except Exception as error:  # sweeps go on, whatever the broker's library raises
+        except Exception as error:  # sweeps continue after any exception of the broker's library
             if not is_away:
                 log.error("no job is woken while the broker is away: %s", error)
             is_away = True
@@ -147,9 +146,9 @@ def _sweep_until(celery: Celery, sweeper: Sweeper, interval_s: float, is_stoppin
 
 
 def _touch(file: Path, **_: Any) -> None:
-    with suppress(OSError):  # the old age of the file tells whoever watches it
+    with suppress(OSError):  # the file's age shows watchers that this process hangs
         file.touch()
 
 
 def _keep_logging(**_: Any) -> None:
-    """Celery sets up logging of its own unless a function is connected to this signal."""
+    """Celery configures logging itself unless a function is connected to this signal."""

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-# Planning takes a tenth of a second to seconds, compiling a model minutes.
+# Planning takes 0.1 s to seconds, and compiling a model minutes.
 _BUCKETS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000)
 
 
 class SchedulerMetrics:
-    """The metrics of one scheduler, in a registry of its own."""
+    """The metrics of one scheduler, in their own registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -34,7 +34,7 @@ class SchedulerMetrics:
 
     @contextlib.contextmanager
     def timed(self, step: str) -> Iterator[None]:
-        """Count a step of a job and how long it takes."""
+        """Count a job's step and measure its duration."""
         began = time.perf_counter()
         try:
             yield

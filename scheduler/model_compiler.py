@@ -1,4 +1,4 @@
-"""Imports and compiles the models of jobs, in child processes, from the files in the database."""
+"""Import and compile the stored models of jobs in child processes."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from scheduler.errors import PermanentError
 from system import tracing
 from system.memory import usable_memory_bytes
 
-# Returns what is wrong with each pair of a workload and a trace, for a target.
+# Returns the problem of each pair of a workload and a trace for a target; "" for a valid pair.
 CheckTraces = Callable[[Sequence[tuple[str, str]], str], list[str]]
 
 
 @dataclass(frozen=True)
 class CompilerChildren:
-    """The functions that run the compiler in child processes; tests pass their own."""
+    """The functions that run the compiler in child processes. Tests replace them."""
 
     import_model: Callable[..., ImportedModel] = models.import_model
     compile_untuned: Callable[..., ImportedModel] = models.compile_untuned
@@ -44,11 +44,9 @@ class CompilerChildren:
 
 
 class ModelCompiler:
-    """Imports and compiles the models of jobs for device classes.
-
-    Every method raises ModelError when the model can't be imported and PermanentError when its file is gone;
-    those that compile raise ArtifactError when that fails. The last model that was imported is kept, because
-    publishing needs it again.
+    """Imports and compiles the models of jobs for device classes. Every method raises ModelError if the model
+    can't be imported, and PermanentError if its file is gone. Methods that compile raise ArtifactError if
+    that fails. The last imported model is cached, because publishing needs it again.
     """
 
     def __init__(self, database: Database, children: CompilerChildren) -> None:
@@ -57,8 +55,9 @@ class ModelCompiler:
         self._last: tuple[object, ImportedModel] | None = None
 
     def batch_shapes(self, request: JobRequest) -> dict[str, Shape]:
-        """Return the shapes of the inputs with the request's batch. Raises ModelError where it has no
-        place."""
+        """Return the shapes of the inputs with the request's batch size. Raises ModelError if the inputs have
+        no batch dimension.
+        """
         assert request.batch is not None, "it was asked for"
         with self._file(request) as file:
             return self._children.find_batch_shapes(file, request.shapes, request.batch)
@@ -74,10 +73,8 @@ class ModelCompiler:
     def compile_untuned(
         self, request: JobRequest, device: Device, library: IO[bytes]
     ) -> tuple[ImportedModel, Verification]:
-        """Return the imported model, and what its comparison with the file says. Write the library that TVM
-        makes of it by default to a file.
-
-        Raises ModelError also when the imported model computes something else than its file defines.
+        """Return the imported model, and the result of its comparison with the file. Write the untuned
+        library to a file. Raises ModelError also if the imported model's outputs differ from the file's.
         """
 
         def compile_and_keep(file: IO[bytes]) -> ImportedModel:
@@ -96,7 +93,7 @@ class ModelCompiler:
             size = os.fstat(file.fileno()).st_size
             if 2 * import_memory_bytes(size) > usable_memory_bytes():
                 return compile_and_keep(file), verify(file)
-        # Both processes keep to one core. A descriptor of its own gives each a position in the file.
+        # Each of the two processes uses one core, and has its own descriptor and so its own file position.
         with self._file(request) as file, self._file(request) as other, ThreadPoolExecutor(1) as beside:
             verifying = beside.submit(copy_context().run, verify, other)
             return compile_and_keep(file), verifying.result()
@@ -104,8 +101,7 @@ class ModelCompiler:
     def compile_tuned(
         self, request: JobRequest, device: Device, traces: Mapping[str, str], library: IO[bytes]
     ) -> None:
-        """Write the library whose workloads are scheduled by `traces`, which are by workload hash, to a
-        file."""
+        """Write the library with schedules from `traces`, which maps workload hashes to traces, to a file."""
         with tracing.span("compile tuned"), self._file(request) as file:
             self._children.compile_tuned(
                 file, request.shapes, device.target, traces, library, tf32=request.tf32
@@ -113,7 +109,7 @@ class ModelCompiler:
 
     @contextmanager
     def _file(self, request: JobRequest) -> Iterator[IO[bytes]]:
-        """Yield the model's file, written to disk a chunk at a time."""
+        """Yield the model as a file, copied to disk in chunks."""
         with tempfile.TemporaryFile() as file:
             try:
                 with self._database.reading() as session:

@@ -1,4 +1,4 @@
-"""The search spaces of workloads, cached: to read one takes milliseconds, and a round needs many."""
+"""Cache the search spaces of workloads: reading one takes milliseconds, and a round needs many."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from search.sketches.sketch import Sketch
 from system import plugins
 
 MAX_SPACES = 512
-# Workloads of one tag differ in their number of operations by less than this factor.
+# The numbers of operations of workloads with one tag differ by less than this factor.
 WORK_RATIO = 1.618
 
 log = logging.getLogger(__name__)
@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 class SearchSpace:
     """The search space of one workload on one device class; `module` is TVM's.
 
-    `rejected` holds programs that aren't proposed again though nobody measured them: TVM refused to lower
-    them, or they lower to the trace of another program.
+    `rejected` holds unmeasured programs that aren't proposed again: TVM couldn't lower them, or their trace
+    equals another program's.
     """
 
     module: Any
@@ -52,9 +52,8 @@ class SearchSpace:
         return tag_of(self.search_task.dag)
 
     def program(self, trace: str, program_json: Mapping[str, Any] | None) -> Program | None:
-        """Return the program that a trace was lowered from.
-
-        None when nothing is stored of it, or when it no longer fits the space.
+        """Return the program from which a trace was lowered; None if it isn't stored or no longer fits the
+        space.
         """
         if trace not in self._programs:
             self._programs[trace] = None
@@ -64,9 +63,8 @@ class SearchSpace:
         return self._programs[trace]
 
     def transfer(self, programs: Mapping[str, Program]) -> tuple[Program, ...]:
-        """Return programs of similar workloads, given by trace, fitted to this space.
-
-        They are fitted anew only when the traces have changed.
+        """Fit programs of similar workloads, given by trace, to this space. The result is cached until the
+        traces change.
         """
         traces, fitted = self._transferred
         if traces != programs.keys():
@@ -76,9 +74,8 @@ class SearchSpace:
 
 
 def tag_of(dag: Dag) -> str:
-    """Return the tag that similar workloads share.
-
-    It names the kinds of axes and the number of reads of the heaviest node, and the order of all work.
+    """Return the tag that similar workloads share: the axis kinds and the number of reads of the heaviest
+    node, and the logarithm of the amount of work.
     """
     heaviest = max(dag.nodes, key=lambda node: node.flops * node.iterations)
     nest = "".join(axis.kind for axis in heaviest.axes)
@@ -92,15 +89,17 @@ def sketches_of(dag: Dag, device: Device) -> tuple[Sketch, ...]:
 
 
 class Spaces:
-    """The search spaces of the workloads that were used last, by hash and device class."""
+    """The search spaces of recently used workloads, by hash and device class."""
 
     def __init__(self, database: Database, max_spaces: int = MAX_SPACES) -> None:
         self._database = database
-        # None for a workload that the search doesn't cover.
+        # None marks a workload that the search doesn't cover.
         self._cache: LRUCache[tuple[str, str], SearchSpace | None] = LRUCache(max_spaces)
 
     def load(self, hashes: Collection[str], device: Device) -> dict[str, SearchSpace]:
-        """Return the spaces of those workloads that are stored and covered by the search, by hash."""
+        """Return the spaces of the given workloads by hash, without workloads that aren't stored or covered
+        by the search.
+        """
         found = {name: self._cache[name, device.key] for name in hashes if self._is_fresh(name, device)}
         missing = [name for name in dict.fromkeys(hashes) if name not in found]
         if missing:
@@ -122,7 +121,8 @@ def _read(name: str, module_json: str, device: Device) -> SearchSpace | None:
     try:
         module = workload.from_json(module_json)
         if workload.workload_hash(module) != name:
-            # An import stored it under a wrong hash: measurements of it would say nothing about `name`.
+            # An import stored the module under a wrong hash, so its measurements would belong to another
+            # workload.
             raise ValueError("the stored module has another hash")
         dag = read_dag(module)
         return SearchSpace(module, TuneContext(dag, sketches_of(dag, device), device))

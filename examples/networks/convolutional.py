@@ -1,5 +1,5 @@
-"""Networks of convolutions: ResNet for images and videos, MobileNet-V2, EfficientNet-B0, ConvNeXt-T,
-SqueezeNet 1.1, DCGAN's generator."""
+"""Convolutional networks: ResNet for images and videos, MobileNet-V2, EfficientNet-B0, ConvNeXt-T, SqueezeNet
+1.1, DCGAN's generator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from examples.networks.scale import Scale
 from examples.onnx_builder import Graph, Tensor
 
-# Each residual branch adds little, or the sums would grow with every block.
+# Residual branches are scaled down, or the sums would grow with every block.
 BRANCH_GAIN = 0.25
 
 Block = Callable[[Graph, Tensor, str, int, int], Tensor]
@@ -29,8 +29,8 @@ EFFICIENTNET_B0 = (
 SQUEEZENET = (((16, 64), (16, 64)), ((32, 128), (32, 128)), ((48, 192), (48, 192), (64, 256), (64, 256)))
 # (channels, blocks) of every stage
 CONVNEXT_T = ((96, 3), (192, 3), (384, 9), (768, 3))
-# Channels after each layer of the generator but the last, which has an image's three. These are the channels
-# of PyTorch's example; the paper has twice as many.
+# Channels after each layer of the generator; the last layer has an image's three. They are those of PyTorch's
+# example; the paper's are twice as many.
 DCGAN = (512, 256, 128, 64)
 LATENT = 100
 
@@ -178,7 +178,7 @@ def _squeeze_excitation(graph: Graph, x: Tensor, name: str, squeezed: int) -> Te
     y = graph.conv(graph.global_average_pool(x, f"{name}.pool"), f"{name}.fc1", squeezed, 1, bias=True)
     y = graph.conv(graph.silu(y, f"{name}.silu"), f"{name}.fc2", x.channels, 1, bias=True)
     gate = graph.node("Sigmoid", f"{name}.sigmoid", [y.name])
-    # A gate halves the values, roughly.
+    # A gate roughly halves the values.
     return Tensor(graph.node("Mul", f"{name}.scale", [gate, x.name]), x.channels, x.moment / 4)
 
 
@@ -206,12 +206,12 @@ def _fire(graph: Graph, x: Tensor, name: str, squeezed: int, expanded: int) -> T
 
 
 def dcgan(graph: Graph, scale: Scale) -> None:
-    """DCGAN's generator: an image of 64x64 pixels from a random vector, by doubling 4x4 four times."""
+    """DCGAN's generator: turns a random vector into 4x4 pixels, and doubles these four times to 64x64."""
     x = Tensor(graph.input("input", LATENT, 1, 1), LATENT)
     for index, channels in enumerate(DCGAN):
         name = f"main.{3 * index}"
         if index == 0:
-            # A pixel gets one product per channel here, and four in the other layers.
+            # Here each pixel sums one product per channel, in the other layers four.
             x = graph.conv_transposed(x, name, scale.channels(channels), 4, 1, 0, gain=16.0)
         else:
             x = graph.conv_transposed(x, name, scale.channels(channels), 4, 2, 1)

@@ -1,4 +1,4 @@
-"""Networks of attention: the vision transformer ViT-B/16, BERT-base, and GPT-2 small."""
+"""Transformers: the vision transformer ViT-B/16, BERT-base, and GPT-2 small."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from onnx import TensorProto
 from examples.networks.scale import Scale
 from examples.onnx_builder import Graph, Tensor
 
-BLOCKS, FEATURES, HEADS, HIDDEN = 12, 768, 12, 3072  # of ViT-B and BERT-base alike
+BLOCKS, FEATURES, HEADS, HIDDEN = 12, 768, 12, 3072  # the same for ViT-B and BERT-base
 PATCH = 16
 POSITIONS = 512
 GPT2_POSITIONS, GPT2_WORDS = 1024, 50257
-# Each residual branch adds little, or the sums would grow with every block.
+# Residual branches are scaled down, or the sums would grow with every block.
 BRANCH_GAIN = 0.25
 
 
 def vit_b16(graph: Graph, scale: Scale) -> None:
     """ViT-B/16: patches of 16x16 pixels and a class token, normalized before attention and perceptron.
 
-    Raises ValueError when the image isn't a whole number of patches wide, or the batch is dynamic.
+    Raises ValueError if the image size isn't a multiple of the patch size, or if the batch is dynamic.
     """
     if scale.size % PATCH:
         raise ValueError(f"vit_b16 cuts the image into patches: its size must be a multiple of {PATCH}")
@@ -50,7 +50,7 @@ def _vit_block(graph: Graph, x: Tensor, name: str, tokens: int, hidden: int) -> 
 
 
 def _joint_attention(graph: Graph, x: Tensor, name: str, tokens: int, mask: str | None = None) -> Tensor:
-    """Attention that computes queries, keys and values in one product; `mask` is added to the scores."""
+    """Attention with one matrix product for queries, keys and values. `mask` is added to the scores."""
     width = x.channels // HEADS
     joint = graph.linear(x, f"{name}.qkv", 3 * x.channels)
     parts = graph.reshape(joint.name, f"{name}.reshape", tokens, 3, HEADS, width)
@@ -69,7 +69,7 @@ def _joint_attention(graph: Graph, x: Tensor, name: str, tokens: int, mask: str 
 
 
 def bert_base(graph: Graph, scale: Scale) -> None:
-    """BERT-base: the encoder with its pooler, normalized after attention and after the perceptron."""
+    """BERT-base: the encoder with its pooler. Normalization follows attention and perceptron."""
     features, tokens = scale.channels(FEATURES), scale.tokens
     words = graph.input("input_ids", tokens, element_type=TensorProto.INT64)
     mask = graph.input("attention_mask", tokens, element_type=TensorProto.INT64)
@@ -86,7 +86,9 @@ def bert_base(graph: Graph, scale: Scale) -> None:
 
 
 def gpt2(graph: Graph, scale: Scale) -> None:
-    """GPT-2 small on a prompt of a fixed length: scores of every next token, without a cache."""
+    """GPT-2 small without a cache: the scores of the next token at every position of a prompt of fixed
+    length.
+    """
     features, tokens = scale.channels(FEATURES), scale.tokens
     words = graph.input("input_ids", tokens, element_type=TensorProto.INT64)
     count = GPT2_WORDS if scale.divisor == 1 else scale.words
@@ -111,7 +113,7 @@ def gpt2(graph: Graph, scale: Scale) -> None:
 
 
 def encoder(graph: Graph, scale: Scale) -> None:
-    """BERT-base's encoder alone, for any number of tokens: the dimension `tokens` of its inputs is open."""
+    """BERT-base's encoder alone. The dimension `tokens` of its inputs is dynamic."""
     features, tokens = scale.channels(FEATURES), "tokens"
     x = Tensor(graph.input("embeddings", tokens, features), features)
     masked = _additive_mask(graph, graph.input("attention_mask", tokens, element_type=TensorProto.INT64))

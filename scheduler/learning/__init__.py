@@ -1,1 +1,1 @@
-"""The cost models of device classes: trained, evaluated and kept up to date."""
+"""Train and evaluate the cost models of device classes."""

@@ -1,4 +1,4 @@
-"""The accuracy of the cost model on records that it was not trained on, beside the analytic estimate's."""
+"""Compare the accuracy of the learned and the analytic cost model on records outside the training set."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def evaluate(examples: Sequence[Example]) -> dict[str, Any]:
     """Return, as JSON, the metrics of the learned and the analytic model on a random fifth of the examples.
 
     `learned` and `analytic` hold the metrics over all workloads, `tasks` both of them for each workload. The
-    learned model is one trained on the other examples; `trained_on` is their number.
+    learned model is trained on the other examples; `trained_on` is their number.
     """
     held = np.random.default_rng(0).random(len(examples)) < HELD_OUT
     seen = [example for example, is_held in zip(examples, held, strict=True) if not is_held]
@@ -52,7 +52,7 @@ def evaluate(examples: Sequence[Example]) -> dict[str, Any]:
 
 
 def _predict(examples: Sequence[Example], model: CostModel, best_s: Mapping[str, float]) -> Predictions:
-    """Return the model's predictions; workloads are numbered as `_workloads` lists them."""
+    """Return the model's predictions. Workloads are numbered in the order of `_workloads`."""
     # The model predicts all programs of a sketch at once.
     rows_of_sketch: dict[tuple[str, str], list[int]] = defaultdict(list)
     for row, example in enumerate(examples):

@@ -1,6 +1,5 @@
-"""The cost model of each device class, trained on what all jobs have measured there.
-
-Every training is stored as a version, so a scheduler that starts goes on with the newest one.
+"""Train the cost model of each device class on the measurements of all jobs. Every training is stored as a
+version, so a new scheduler continues with the newest one.
 """
 
 from __future__ import annotations
@@ -22,14 +21,15 @@ from scheduler.spaces import Spaces
 from search.cost.model import ASSUMED, CostModel
 from search.policy import train
 
-# More would take too long to read and to describe; the newest records say most about what is searched now.
+# Reading more records and computing their features would take too long. The newest records matter most for
+# the current search.
 HISTORY_LIMIT = 5_000
-# While training has taken less than CHEAP_SHARE of the time, the model is trained on any new record at once.
-# Up to MOST_SHARE, it is trained when there are a batch and GROWTH times as many new records as learned ones.
+# While training has taken less than CHEAP_SHARE of the time, any new record triggers a training. Up to
+# MOST_SHARE, a training needs a batch of new records that is at least GROWTH times the learned records.
 CHEAP_SHARE = 0.03
 MOST_SHARE = 0.06
 GROWTH = 0.05
-# The model is evaluated when there are this many times as many records as at the last evaluation.
+# The model is evaluated when the number of records has grown by this factor since the last evaluation.
 EVALUATION_GROWTH = 1.5
 MIN_EVALUATED = 100
 
@@ -61,7 +61,7 @@ class TrainedModel:
         return self.model.is_learned
 
     def is_due(self, num_new: int, now: float, batch_size: int) -> bool:
-        """Return whether to train again on `num_new` more records, so that training costs next to nothing."""
+        """Return whether to train again with `num_new` new records, so that training costs little."""
         elapsed_s = max(now - self.started_at, 0.0)
         if num_new == 0:
             return False
@@ -74,8 +74,8 @@ class TrainedModel:
 class Trainer:
     """Keeps the cost models of device classes up to date: `models`, by the key of the class.
 
-    `now` returns epoch seconds; `batch_size` is the smallest number of new records that a training waits for
-    once training has become expensive.
+    `now` returns epoch seconds; `batch_size` is the least number of new records for a training once training
+    is expensive.
     """
 
     def __init__(self, database: Database, spaces: Spaces, now: Callable[[], float], batch_size: int) -> None:
@@ -86,9 +86,8 @@ class Trainer:
         self._batch_size = batch_size
 
     def up_to_date(self, device: Device) -> TrainedModel:
-        """Return the model of a device class, trained again first if that is due.
-
-        When training fails, that is the model before.
+        """Return the model of a device class, after training it again if that is due. If training fails,
+        return the previous model.
         """
         profile = device.profile
         digest = ASSUMED if profile is None else hashlib.sha256(profile.to_json().encode()).hexdigest()[:16]
@@ -96,7 +95,7 @@ class Trainer:
         if trained is None or trained.profile_digest != digest:
             trained = self.models[device.key] = self._resume(device, digest)
         if self._now() < trained.started_at:
-            # The clock was set back: the share of the time that training took can't be told any more.
+            # The clock was set back, so training's share of the time is unknown.
             trained.started_at, trained.training_s = self._now(), 0.0
         with self._database.begin() as session:
             num_new = schedules.count_after(session, device.key, trained.newest_id)
@@ -123,7 +122,7 @@ class Trainer:
         trained.records = version.records
         with self._database.begin() as session:
             trained.newest_id = schedules.last_until(session, device.key, version.newest_record_at)
-        # Counted as if this process had trained it, so that a restart doesn't train at once.
+        # Count it as a training of this process, so that a restart doesn't train at once.
         trained.training_s = version.train_s
         return trained
 
@@ -137,7 +136,7 @@ class Trainer:
         try:
             model = train([example.sample for example in examples])
         except Exception:
-            # Whatever the learner raises must not stop a job: the model before is still there.
+            # No exception of the learner may stop a job: the previous model is still there.
             log.exception("the cost model of class %s can't be trained: the last one stays", device.key)
             trained.training_s += max(self._now() - started_at, 0.0)
             return
@@ -157,7 +156,7 @@ class Trainer:
                 cost_models.add(session, version, model.to_bytes(trained.profile_digest))
 
     def _examples(self, device: Device, newest_first: Sequence[Record]) -> list[Example]:
-        """Return the examples, oldest first, of the records whose program is one of the current spaces."""
+        """Return the examples of records whose program belongs to a current space, oldest first."""
         spaces = self._spaces.load([record.workload_hash for record in newest_first], device)
         examples = []
         for record in reversed(newest_first):

@@ -1,1 +1,1 @@
-"""The planning of a round: the budget, what is known of each task, and the batch of trials."""
+"""Plan a round: the budget, the history of each task, and the batch of trials."""

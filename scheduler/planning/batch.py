@@ -29,7 +29,7 @@ from search.policy import Proposal, propose
 from search.programs.program import Program, gather
 from search.remeasurement import remeasurement_count
 
-# The search is asked again for programs in place of those that TVM refuses, or whose traces are known.
+# How often to ask the search for replacements of programs that TVM can't lower or whose traces are known.
 ASKS_PER_TASK = 3
 
 log = logging.getLogger(__name__)
@@ -37,10 +37,8 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class TaskRound:
-    """The search of one task during a round.
-
-    `history` and `progress` count the trials that the round has already given to the task. `initial_programs`
-    are programs of similar workloads.
+    """The search of one task during a round. `history` and `progress` include the trials that this round has
+    already allocated to the task. `initial_programs` are programs of similar workloads.
     """
 
     task: Task
@@ -50,7 +48,7 @@ class TaskRound:
     initial_programs: Sequence[Program] = ()
 
     def remeasure(self, count: int) -> list[NewTrial]:
-        """Return up to `count` trials of traces that may be the fastest, but were measured too seldom."""
+        """Return up to `count` trials that measure possibly fastest traces again."""
         chosen = self.history.to_remeasure(count)
         for one in chosen:
             self.history = self.history.issue(one.trace, one.program)
@@ -67,7 +65,7 @@ class TaskRound:
         ]
 
     def explore(self, model: CostModel, rng: np.random.Generator, count: int) -> list[NewTrial]:
-        """Return up to `count` trials of new programs. A task that has fewer to offer is exhausted."""
+        """Return up to `count` trials of new programs. If there are fewer, mark the task as exhausted."""
         found: list[NewTrial] = []
         for _ in range(ASKS_PER_TASK):
             missing = count - len(found)
@@ -84,7 +82,7 @@ class TaskRound:
                     initial_programs=self.initial_programs,
                 )
             except Exception:
-                # A subgraph that the search stumbles over must not take the others down with it.
+                # An error in one subgraph's search must not stop the others.
                 log.exception("%s: the search failed", self.task.name)
                 break
             lowered = [self._lower(proposal) for proposal in proposals]
@@ -96,7 +94,7 @@ class TaskRound:
         return found
 
     def _lower(self, proposal: Proposal) -> NewTrial | None:
-        """Return the trial of a program; None when TVM refuses it, or its trace was issued before."""
+        """Return the trial of a program; None if TVM can't lower it or its trace was issued before."""
         program = proposal.program
         try:
             trace = lower(self.space.module, program, self.space.search_task.device)
@@ -118,9 +116,8 @@ class TaskRound:
 
 
 def fallback_trials(session: Session, device: Device, listed: Sequence[Task]) -> list[NewTrial]:
-    """Return a trial of each task's fallback schedule: it shows whether that one runs, and how long.
-
-    There is none on GPUs, where TVM's own rules schedule what has no better schedule.
+    """Return a trial of each task's fallback schedule, to verify and time it. GPUs have none, because TVM's
+    own rules schedule untuned subgraphs there.
     """
     if device.gpu is not None:
         return []
@@ -147,9 +144,8 @@ def task_searches(
 ) -> list[TaskRound]:
     """Return the searches of the tasks that have a space.
 
-    `spaces`, `initial_programs` and `weights` are by workload hash.
-
-    With `stop_early`, tasks that have stalled are exhausted.
+    `spaces`, `initial_programs` and `weights` have workload hashes as keys. With `stop_early`, stalled tasks
+    count as exhausted.
     """
     found = []
     for task in snapshot.tasks:
@@ -179,11 +175,9 @@ def plan_batch(
     *,
     is_last: bool,
 ) -> list[NewTrial]:
-    """Return up to `trials` trials, at most `trials_per_pick` for each pick of the allocator, which picks any
-    task with probability `epsilon`.
-
-    They are fewer when the spaces are exhausted. Some of them remeasure traces that may be the fastest, more
-    in the last batch than in others.
+    """Return up to `trials` trials, at most `trials_per_pick` for each pick of the allocator, which picks a
+    random task with probability `epsilon`. There are fewer if the spaces are exhausted. Some trials remeasure
+    possibly fastest traces, more of them in the last batch.
     """
     batch: list[NewTrial] = []
     while len(batch) < trials:

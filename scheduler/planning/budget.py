@@ -1,4 +1,4 @@
-"""The trials that a job, or the jobs of a group together, may still issue."""
+"""The trials that a job or a group of jobs may still issue."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scheduler.planning.group import Group
 
 @dataclass(frozen=True)
 class RemainingBudget:
-    """The part of a job's budget of trials that is left.
+    """The rest of a job's budget of trials.
 
     trials    trials left of those that the job asked for
     issued    the trials issued so far, by state
@@ -50,12 +50,12 @@ class RemainingBudget:
 
     @property
     def num_open(self) -> int:
-        """The number of trials that are issued and not yet measured."""
+        """The number of issued trials that aren't measured yet."""
         return self.issued.pending + self.issued.leased
 
 
 def read_remaining(session: Session, group: Group) -> RemainingBudget:
-    """Read what is left of the budget that the jobs of a group share."""
+    """Read the rest of the budget that the jobs of a group share."""
     counted = [trials.counts(session, job.id) for job in group.jobs]
     issued = TrialCounts(*(sum(column) for column in zip(*map(astuple, counted), strict=True)))
     guessed = set[int]().union(*(trials.guessed_tasks(session, job.id) for job in group.jobs))

@@ -1,8 +1,7 @@
-"""Forecast a job's next minutes: how much faster its networks become, and when it will be finished.
-
-Both follow from the trials that are done. Latency falls about as the logarithm of the time spent. So its fall
-in the second half of the search predicts the gain of the next minute. The speed of the search is measured in
-its second half, because the first trials are of the largest subgraphs and of the slowest programs.
+"""Forecast a job's next minutes from its finished trials: how much faster its networks become, and when it
+ends. Latency falls roughly with the logarithm of the time spent, so its fall in the second half of the search
+predicts the gain of the next minute. The speed of the search is measured in its second half, because the
+first trials are of the largest subgraphs and of the slowest programs.
 """
 
 from __future__ import annotations
@@ -17,30 +16,28 @@ from core.model_latency import base_workload
 from records.jobs.tasks import Task
 from records.jobs.trials import MeasuredTrial
 
-# The expected gain of the next minute is known after this time.
+# The time after which the next minute's gain is predicted.
 JUDGED_AFTER_S = 60.0
 MINUTE_S = 60.0
-# The speed of the search is known after this many trials.
+# The number of trials after which the search's speed is known.
 FEWEST_TRIALS = 8
 
 
 class Point(NamedTuple):
-    """The latency that had been reached at a time, in epoch seconds."""
+    """The latency reached at a time in epoch seconds."""
 
     at: float
     latency_s: float
 
 
 def curve(networks: Sequence[tuple[float, Sequence[Task]]], measured: Sequence[MeasuredTrial]) -> list[Point]:
-    """Return how the weighted sum of the networks' latencies fell, from the moment when all of them were
-    known.
-
-    `networks` are the weight and the tasks of each, `measured` all their trials in the order in which they
+    """Return the weighted sum of the networks' latencies over time, starting when all latencies are known.
+    `networks` are pairs of weight and tasks. `measured` are all their trials in the order in which they
     ended.
     """
     tasks = {task.id: task for _, listed in networks for task in listed}
     worked = {tasks[trial.task_id].workload_hash for trial in measured if trial.latency_s is not None}
-    # What other jobs have measured counts from the beginning.
+    # Measurements by other jobs count from the beginning.
     best = {
         task.workload_hash: task.best_s or math.inf
         for task in tasks.values()
@@ -69,7 +66,7 @@ def _latency_s(tasks: Sequence[Task], best: Mapping[str, float]) -> float:
 
 
 def gain_of_next_minute(points: Sequence[Point], began_at: float, now: float) -> float | None:
-    """Return the part of the latency that the next minute is expected to gain; None while it is too early.
+    """Return the expected gain of the next minute as a fraction of the latency; None while it is too early.
 
     `began_at` is when the search began.
     """
@@ -78,8 +75,8 @@ def gain_of_next_minute(points: Sequence[Point], began_at: float, now: float) ->
 
 
 def _fall(points: Sequence[Point], began_at: float, now: float) -> float | None:
-    """Return by how many seconds the latency fell whenever the search's duration grew e-fold; None while it
-    is too early.
+    """Return the fall of the latency in seconds per e-fold growth of the search's duration; None while it is
+    too early.
     """
     half = began_at + (now - began_at) / 2
     before = [point for point in points if point.at <= half]
@@ -98,7 +95,7 @@ def seconds_left(
     began_at: float,
     now: float,
 ) -> float | None:
-    """Return the seconds until the search will end by one of the budget's goals; None while nobody knows.
+    """Return the seconds until the search reaches one of the budget's goals; None while that is unknown.
 
     The job started at `started_at` and its search at `began_at`; `finished_at` are the times at which its
     trials ended, oldest first.
@@ -106,7 +103,7 @@ def seconds_left(
     limits = []
     if len(finished_at) >= FEWEST_TRIALS:
         since = finished_at[len(finished_at) // 2 - 1]
-        # Trials are reported together, so trials of the same moment don't count.
+        # Trials are reported in batches, so trials of the same moment don't count.
         if recent := len(finished_at) - bisect_right(finished_at, since):
             limits.append(trials_left * (now - since) / recent)
     if budget.minutes is not None:

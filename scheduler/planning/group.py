@@ -1,4 +1,4 @@
-"""Jobs that share their trials, which are planned as one; a job alone is a group of one."""
+"""Groups of jobs that share trials and are planned together. A single job is a group of one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from search.objectives import Network, ObjectiveError, slopes
 
 @dataclass(frozen=True)
 class Group:
-    """The jobs of a group in the order of the request, with the tasks of each by the job's id."""
+    """The jobs of a group in the order of the request, and the tasks of each by job id."""
 
     jobs: tuple[Job, ...]
     tasks_of: Mapping[str, Sequence[Task]]
@@ -33,7 +33,7 @@ class Group:
 
     @property
     def tuning(self) -> tuple[Job, ...]:
-        """The jobs that take part in the rounds: one that failed or was cancelled leaves the others alone."""
+        """The jobs that take part in rounds. Failed and cancelled jobs don't stop the others."""
         return tuple(job for job in self.jobs if job.state is JobState.TUNING)
 
     @property
@@ -62,15 +62,14 @@ class Group:
         return network_s(self.tasks_of[job.id])
 
     def weights(self) -> dict[str, float]:
-        """Return what the objective gains for each second that a workload saves, by its hash.
-
-        Raises PermanentError when the objective can't be used.
+        """Return the objective's gain for each second that a workload saves, by workload hash. Raises
+        PermanentError if the objective can't be used.
         """
         networks = []
         for job in self.tuning:
             known = sum(task.weight * (task.best_s or 0.0) for task in fastest_tasks(self.tasks_of[job.id]))
             required_s = job.request.budget.latency_s or 0.0
-            # Before anything was measured, all networks count alike.
+            # Before any measurement, all networks count alike.
             networks.append(
                 Network(job.request.model_name, known or 1.0, job.request.model_weight, required_s)
             )

@@ -1,4 +1,4 @@
-"""Programs of similar workloads, which start the search of a task that has few records."""
+"""Find programs of similar workloads, which initialize the search of a task with few records."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from search.programs.program import Program
 
 MAX_WORKLOADS = 4
 PROGRAMS_PER_WORKLOAD = 4
-# A task that has this many successful records of its own needs no initial programs.
+# A task with this many successful records needs no initial programs.
 ENOUGH_RECORDS = 16
 
 
 def find_initial_programs(
     database: Database, spaces: Spaces, snapshot: JobSnapshot, task_spaces: Mapping[str, SearchSpace]
 ) -> dict[str, tuple[Program, ...]]:
-    """Return, by workload hash, the best programs of the nearest workloads, fitted to the task's space.
+    """Return the best programs of the nearest workloads, fitted to the task's space, by workload hash.
 
     `task_spaces` are the spaces of the snapshot's workloads, by hash.
     """
@@ -56,9 +56,8 @@ def find_initial_programs(
 
 
 def nearest(name: str, tag: str, tags: Mapping[str, str]) -> list[str]:
-    """Return the hashes of workloads of the same kind, the ones with the most similar amount of work first.
-
-    `tags` has the tags of all workloads, by hash; `name` is the one to leave out.
+    """Return the hashes of workloads of the same kind, ordered by similarity of their amount of work. `tags`
+    maps the hashes of all workloads to tags. The workload `name` is excluded.
     """
     kind, _, work = tag.partition(":")
     distances = []

@@ -1,4 +1,4 @@
-"""A job in the middle of its tuning, read from the database in one transaction."""
+"""The state of a tuning job, read in one transaction."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROUND = "round"
 
 @dataclass(frozen=True)
 class JobSnapshot:
-    """The tasks to plan a round for, with what has been measured of them.
+    """The tasks to plan a round for, and their measurements.
 
     trials   the job's own trials, by the task's id
     records  what any job has measured on the device class, by workload hash
@@ -40,7 +40,7 @@ class JobSnapshot:
 def read_snapshot(
     session: Session, job: Job, tasks: Sequence[Task], record_cache: RecordCache
 ) -> JobSnapshot:
-    """Raises RuntimeError when the job has no device class yet."""
+    """Read the snapshot of a job. Raises RuntimeError if the job has no device class yet."""
     if job.device_class is None:
         raise RuntimeError(f"job {job.id} is tuning without a device class")
     hashes = [task.workload_hash for task in tasks]

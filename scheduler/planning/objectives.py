@@ -1,8 +1,8 @@
-"""The objectives that jobs may name: the paper's, and objectives of plug-ins.
+"""The objectives that jobs may name: the paper's objectives, and those of plug-ins.
 
-A package offers its own as an entry point of the group `tunefarm.objectives`: a function of
-`search.objectives.Network`s that returns what is to be minimized. A request only names one, so no code comes
-over the network.
+A package adds an objective as an entry point of the group `tunefarm.objectives`: a function of
+`search.objectives.Network`s that returns the value to minimize. A request only names an objective, so no code
+comes over the network.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from system import plugins
 
 
 def load_objective(name: str) -> Objective:
-    """Return the objective of this name. Raises PermanentError when there is none that can be used."""
+    """Return the objective of this name. Raises PermanentError if it is missing or unusable."""
     if name in OBJECTIVES:
         return OBJECTIVES[name]
-    # Only the one that is named is loaded: others may be broken.
+    # Load only the named plug-in, because others may be broken.
     offered = {one.name: one for one in plugins.extensions(plugins.OBJECTIVES)}
     if name not in offered:
         known = ", ".join(sorted({*OBJECTIVES, *offered}))

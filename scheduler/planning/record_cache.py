@@ -1,8 +1,8 @@
-"""The records of workloads, cached: a round reads only the new ones, however many there are.
+"""Cache the records of workloads, so that a round reads only new records.
 
-New records are told by their ids, because clocks may be set back. A transaction that ends late adds records
-with lower ids than records that were already read. So the records of the last `OVERLAP_S` seconds are read
-again, by a monotonic clock.
+Ids identify new records, because clocks may be set back. A transaction that ends late adds records with lower
+ids than records already read. So the records of the last `OVERLAP_S` seconds of a monotonic clock are read
+again.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from sqlalchemy.orm import Session
 from records.schedules import schedules
 from records.schedules.schedules import Record
 
-# Each has a trace of a few kilobytes. When a job's workloads have more, some are read whole in every round.
+# The most cached records. Each has a trace of a few kilobytes. If a job's workloads have more records, every
+# round reads some workloads completely.
 MAX_RECORDS = 100_000
-# Transactions that store records hardly ever take longer. A record that is missed may be measured again.
+# Transactions that store records hardly ever take longer. A missed record may be measured again.
 OVERLAP_S = 20.0
-# Workloads that were read longer ago are read whole: too many records of others may have come in since.
+# Workloads read longer ago are read completely, because too many records of others may have arrived since.
 STALE_S = 600.0
 
 
@@ -36,7 +37,7 @@ class _Entry:
     read_at: float = -math.inf
 
     def __len__(self) -> int:
-        """An entry without records takes up memory, too."""
+        """An entry without records takes memory, too."""
         return max(len(self.records), 1)
 
 
@@ -52,7 +53,7 @@ class _NewestIds:
         self.readings.append((now, record_id))
 
     def complete_at(self, read_at: float) -> int | None:
-        """Return an id such that a reader at `read_at` saw all records up to it; None if no reading tells."""
+        """Return an id up to which a reader at `read_at` saw all records; None if unknown."""
         return max((newest for at, newest in self.readings if at <= read_at - OVERLAP_S), default=None)
 
 
@@ -69,9 +70,9 @@ class RecordCache:
     ) -> dict[str, list[Record]]:
         """Return all records of each workload on the device class, at most one for each trace."""
         newest_ids = self._newest_ids.setdefault(device_class, _NewestIds())
-        # Taken before the records are read: those that come in meanwhile are read the next time.
+        # Read the newest id before the records: records that arrive meanwhile are read next time.
         now, (newest_id, _) = self._clock(), schedules.newest(session, device_class)
-        # Taken out, because their sizes change.
+        # Remove the entries, because their sizes change.
         entries = {name: self._entries.pop((name, device_class), _Entry()) for name in dict.fromkeys(hashes)}
         complete = {
             name: newest_ids.complete_at(entry.read_at) if entry.read_at >= now - STALE_S else None
@@ -87,6 +88,6 @@ class RecordCache:
         newest_ids.add(now, newest_id)
         for name, entry in entries.items():
             entry.read_at = now
-            with suppress(ValueError):  # a workload that alone has more records than are kept
+            with suppress(ValueError):  # a single workload with more records than the cache holds
                 self._entries[name, device_class] = entry
         return {name: list(entry.records.values()) for name, entry in entries.items()}

@@ -1,4 +1,4 @@
-"""The measurements of one task, by earlier jobs and by this one."""
+"""The measurements of one task by earlier jobs and by this job."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ from search.remeasurement import MeasuredProgram, select_for_remeasurement
 
 @dataclass(frozen=True)
 class MeasuredTrace:
-    """A trace and the median seconds of all its measurements, inf where it failed.
-
-    `program_json` is its program as stored; `program` is None where that isn't a program of the space. The
-    job has remeasured the trace `repeat` times.
+    """A trace and the median seconds of all its measurements, inf if it failed. `program_json` is the stored
+    program; `program` is None if the stored program isn't in the space. The job has remeasured the trace
+    `repeat` times.
     """
 
     trace: str
@@ -63,7 +62,7 @@ class TaskHistory:
             seconds = _seconds(trial.outcome, trial.latency_s)
             before = found.get(trial.trace)
             if before is not None and math.isinf(seconds) and trial.outcome is not Outcome.WRONG_RESULT:
-                # It ran before: only a wrong result says that it never should have counted.
+                # It ran before, so only a wrong result invalidates the earlier measurements.
                 seconds = before.seconds
             program = space.program(trial.trace, trial.program)
             found[trial.trace] = MeasuredTrace(trial.trace, trial.program, program, seconds, trial.repeat)
@@ -79,7 +78,7 @@ class TaskHistory:
 
     @property
     def measured_programs(self) -> list[tuple[Program, float]]:
-        """The measured programs of the space, with their seconds."""
+        """The space's measured programs and their seconds."""
         return [(one.program, one.seconds) for one in self.measured if one.program is not None]
 
     @property
@@ -96,7 +95,7 @@ class TaskHistory:
         return replace(self, open_programs=programs, open_traces=(*self.open_traces, trace))
 
     def to_remeasure(self, count: int) -> list[MeasuredTrace]:
-        """Return up to `count` traces that may be the fastest, but were measured too seldom to tell."""
+        """Return up to `count` traces that may be the fastest but have too few measurements to tell."""
         idle = [one for one in self.measured if one.trace not in self.open_traces]
         timed = [MeasuredProgram(number, one.seconds, one.repeat + 1) for number, one in enumerate(idle)]
         return [idle[number] for number in select_for_remeasurement(timed, count)]

@@ -1,1 +1,1 @@
-"""The steps of a job, taken by Celery tasks: intake, rounds of the search, publishing."""
+"""The steps of a job, run by Celery tasks: intake, rounds of the search, publishing."""

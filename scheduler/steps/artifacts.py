@@ -1,4 +1,4 @@
-"""Packs the compiled model as an artifact, and sorts out schedules that can't be compiled into it."""
+"""Pack the compiled model as an artifact, and exclude schedules that can't be compiled."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from scheduler.model_compiler import CheckTraces
 from scheduler.steps.selection import AssemblyHistory, ScheduleId, Selection, next_selection, schedule_id
 
 PACKAGES = ("apache-tvm", "apache-tvm-ffi")
-# The fastest schedules of a task that other searches made and that are tried; each may cost a process.
+# The most imported schedules to try for a task, fastest first: each may cost a process.
 MAX_FOREIGN = 4
-# The subgraphs without their best schedule that a message names.
+# The most subgraphs that a message names.
 MAX_NAMED = 3
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 def write_untuned(
     file: IO[bytes], job: Job, device: Device, imported: ImportedModel, library: IO[bytes], now: float
 ) -> None:
-    """Write the artifact of the library that TVM makes of the model by default."""
+    """Write the artifact of the untuned library."""
     write(file, library, _manifest(job, device, imported, (), now))
 
 
@@ -53,11 +53,9 @@ def write_tuned(
     reasons: Mapping[str, str],
     now: float,
 ) -> None:
-    """Write the artifact of the library that was assembled with the selection; other workloads have their
-    fallback schedule.
-
-    Its outputs will be compared with the outputs of the library `reference`, if there is one. `reasons` say,
-    by workload, why subgraphs aren't tuned.
+    """Write the artifact of a library with the selected schedules. Other workloads have their fallback
+    schedule. A device will compare its outputs with those of the library `reference`, if given. `reasons`
+    maps workloads to the reasons why they aren't tuned.
     """
     tasks = {task.workload_hash: task for task in imported.tasks}
     entries = []
@@ -87,9 +85,8 @@ def select_applicable(
     history: AssemblyHistory,
     check_traces: CheckTraces,
 ) -> Selection | None:
-    """Return the next selection whose traces all apply to their workloads; None when there is none.
-
-    `records` of a workload come fastest first.
+    """Return the next selection whose traces all apply to their workloads; None if there is none. A
+    workload's `records` are ordered fastest first.
     """
     modules = {task.workload_hash: task.module_json for task in tasks}
     bases = {task.workload_hash: base_workload(task) for task in tasks}
@@ -100,7 +97,7 @@ def select_applicable(
         is_surplus = record.is_foreign and num_foreign[record.workload_hash] > MAX_FOREIGN
         if record.workload_hash in modules and not is_surplus:
             usable.append(record)
-    # Where one schedule turned out not to compile, the next may not either.
+    # If one of a workload's schedules doesn't compile, the next may not compile either.
     suspicious = {workload for workload, _ in history.refused}
     while (selection := next_selection(usable, history, bases)) is not None:
         refused = _refused(modules, selection.chosen, target, suspicious, check_traces)
@@ -113,7 +110,9 @@ def select_applicable(
 def find_uncompilable(
     tasks: Sequence[ExtractedTask], selection: Selection, target: str, check_traces: CheckTraces
 ) -> dict[ScheduleId, str]:
-    """Compile each schedule of a selection alone, in a child process; return those that fail, and why."""
+    """Compile each schedule of a selection alone in a child process. Return the failing ones with the
+    reasons.
+    """
     modules = {task.workload_hash: task.module_json for task in tasks}
     return _refused(modules, selection.chosen, target, selection.traces.keys(), check_traces)
 
@@ -135,7 +134,7 @@ def find_unschedulable(
 
 
 def describe_replaced(manifest: Manifest) -> str:
-    """Return which subgraphs run something else than their best schedule, and why; empty when none does."""
+    """Describe which subgraphs don't run their best schedule, and why; "" if all do."""
     listed = [entry for entry in manifest.tasks if entry.reason]
     if not listed:
         return ""
@@ -159,10 +158,8 @@ def write_timed(
     verification: Verification,
     sign: Callable[[bytes], str] | None,
 ) -> Manifest:
-    """Write the artifact again with its end-to-end seconds and what was verified in its manifest, which is
-    returned, and without its reference library. `sign` signs the manifest.
-
-    Raises ArtifactError.
+    """Rewrite the artifact without its reference library, adding end-to-end seconds and verification to its
+    manifest. Return the manifest, which `sign` signs. Raises ArtifactError.
     """
     library, manifest = open_artifact(artifact)
     if manifest.verification is not None:  # it was compared when it was published first
@@ -188,10 +185,9 @@ def _refused(
     suspicious: Collection[str],
     check_traces: CheckTraces,
 ) -> dict[ScheduleId, str]:
-    """Return the schedules whose traces don't apply, and why.
-
-    Imported schedules, and schedules of `suspicious` workloads, may crash the compiler or keep it busy. They
-    are applied and compiled only in a child process.
+    """Return the schedules whose traces don't apply, and why. Imported schedules and schedules of
+    `suspicious` workloads may crash or hang the compiler, so they are applied and compiled only in a child
+    process.
     """
     records = {record.workload_hash: record for record in chosen.values()}
     risky = [name for name, record in records.items() if record.is_foreign or name in suspicious]

@@ -1,7 +1,7 @@
-"""Failed attempts at a job's steps: they are retried with exponential backoff, and given up in the end.
+"""Retry a job's failed steps with exponential backoff, up to a limit.
 
-An attempt is stored as an event before the heavy work begins. So it counts even if a fault, such as one in
-native code, kills the whole process.
+An attempt is stored as an event before the heavy work begins, so it counts even if a fault in native code
+kills the process.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ class Attempts:
 
     @property
     def retry_at(self) -> float:
-        """When to try again, in epoch seconds: the first retry comes at once, each later one after twice the
-        time."""
+        """The time of the next attempt in epoch seconds. The first retry is immediate; each later delay
+        doubles.
+        """
         return self.last_at + FIRST_DELAY_S * (2 ** max(self.count - 1, 0) - 1)
 
 
 def read(session: Session, job_id: str, limit: int) -> Attempts:
-    """Return the attempts since the last progress; more than `limit` count as that many."""
+    """Return the attempts since the last progress, at most `limit`."""
     newest_first = events.latest(session, job_id, limit)
     failed = list(takewhile(lambda event: event.kind == ATTEMPT, newest_first))
     return Attempts(len(failed), failed[0].at if failed else 0.0)
@@ -44,7 +45,7 @@ def read(session: Session, job_id: str, limit: int) -> Attempts:
 def count_failure(session: Session, job_id: str, step: str, newest_id: int, now: float, limit: int) -> int:
     """Count a failure of a step that began when `newest_id` was the job's newest event; return the attempts.
 
-    An attempt that the step itself began isn't counted again. More than `limit` count as that many.
+    If the step itself counted the attempt, don't count it again. Counts at most `limit`.
     """
     newest = events.latest(session, job_id, 1)
     if not newest or newest[0].kind != ATTEMPT or newest[0].id <= newest_id:
@@ -53,15 +54,14 @@ def count_failure(session: Session, job_id: str, step: str, newest_id: int, now:
 
 
 def begin(session: Session, job: Job, step: str, now: float, max_attempts: int) -> bool:
-    """Store that an attempt begins; False when it is too early to try again.
-
-    Raises PermanentError after `max_attempts` attempts without progress.
+    """Store the beginning of an attempt; return False if it is too early for a retry. Raises PermanentError
+    after `max_attempts` attempts without progress.
     """
     failed = read(session, job.id, max_attempts)
     if failed.count >= max_attempts:
         cause = job.message.rstrip(".") or "the scheduler's process died"
         raise PermanentError(f"gave up after {failed.count} attempts: {cause}")
-    # An attempt in the future was made before the clock was set back.
+    # An attempt in the future means that the clock was set back.
     if failed.last_at <= now < failed.retry_at:
         return False
     events.append(session, job.id, ATTEMPT, {"step": step}, now)

@@ -1,6 +1,5 @@
-"""The Celery tasks: one for each step of a job, one for messages of webhooks, and one that wakes all jobs.
-
-They are closures, not `shared_task`s of a module, because all of them work with the context of their process.
+"""The Celery tasks: one for each step of a job, one for webhook messages, and one that wakes all jobs. They
+are closures, not `shared_task`s, because they use the context of their process.
 """
 
 from __future__ import annotations

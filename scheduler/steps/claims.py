@@ -1,7 +1,7 @@
-"""Claims on jobs: one scheduler at a time takes a step of a job.
+"""Claims on jobs: only one scheduler at a time runs a job's step.
 
-A claim lapses within a minute, so that the jobs of a scheduler that died with its host are soon taken up. But
-a step may take longer: a compilation has twenty minutes. So a thread renews the claim while the step runs.
+A claim lapses within a minute, so other schedulers soon continue the jobs of a dead host. But a step may take
+longer (a compilation up to twenty minutes), so a thread renews the claim while the step runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from records.jobs import jobs
 from records.storage.database import StorageError
 from scheduler.context import Context
 
-# A claim is renewed several times before it would lapse, because the database may be away now and then.
+# Renewals per lifetime of a claim. There are several, because the database may be unavailable for a while.
 RENEWALS_PER_TTL = 4
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ def renewed(context: Context, job_id: str) -> Iterator[None]:
         yield
     finally:
         is_over.set()
-        # A renewal after the release would not revive the claim, but may wait for the database.
+        # A renewal after the release doesn't revive the claim, but may wait for the database.
         thread.join(1.0)
 
 
@@ -42,7 +42,7 @@ def _renew_until(context: Context, job_id: str, is_over: threading.Event) -> Non
         try:
             with context.database.begin() as session:
                 if not jobs.renew_claim(session, job_id, name, context.now(), ttl_s):
-                    # What both schedulers store is stored once: steps are safe to run twice.
+                    # Steps are idempotent, so two schedulers may run the same one.
                     log.warning("the claim on job %s has passed to another scheduler", job_id)
                     return
         except StorageError as error:

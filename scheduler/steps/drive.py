@@ -1,4 +1,4 @@
-"""The steps of a job: which state needs which step, and how one scheduler at a time takes it."""
+"""Map the states of jobs to steps, and run a step under a claim."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from system import logs
 
 @dataclass(frozen=True)
 class Step:
-    """What a job in one of `states` needs next. The step is the Celery task `scheduler.NAME`."""
+    """The next step of jobs in one of `states`. The step is the Celery task `scheduler.NAME`."""
 
     name: str
     states: frozenset[JobState]
@@ -56,7 +56,7 @@ def wake_jobs(context: Context) -> None:
 
 
 def drive(context: Context, name: str, job_id: str) -> None:
-    """Take the step of this name if the job needs it next; otherwise wake the step that it needs."""
+    """Run the step of this name if the job needs it next. Otherwise wake the step that the job needs."""
     job = _claim(context, job_id)
     if job is None:
         return
@@ -68,14 +68,16 @@ def drive(context: Context, name: str, job_id: str) -> None:
                 _take(context, step, job)
     finally:
         state = _release(context, job_id)
-    # A job that has come to another state goes on at once, without waiting for the next sweep.
+    # A job in a new state continues at once, without waiting for the next sweep.
     next_step = step_of(state) if state is not None else None
     if next_step is not None and next_step.name != name:
         context.wake(next_step.name, job_id)
 
 
 def _claim(context: Context, job_id: str) -> Job | None:
-    """Return the job, claimed for this scheduler; None when it is finished, or claimed by another one."""
+    """Claim the job for this scheduler and return it; None if it is finished or another scheduler has claimed
+    it.
+    """
     ttl_s = context.settings.claim_ttl_s
     try:
         with context.database.begin() as session:
@@ -92,7 +94,9 @@ def _claim(context: Context, job_id: str) -> Job | None:
 
 
 def _release(context: Context, job_id: str) -> JobState | None:
-    """Return the job's state now; None if it was deleted or the database fails."""
+    """Release the claim and return the job's current state; None if the job was deleted or the database
+    fails.
+    """
     try:
         with context.database.begin() as session:
             jobs.release_claim(session, job_id, context.scheduler_name)
@@ -124,7 +128,7 @@ def _take(context: Context, step: Step, job: Job) -> None:
             failure, most = f"{type(error).__name__}: {cause}", context.settings.max_failures
             newest_id, now = newest[0].id if newest else 0, context.now()
             with context.database.begin() as session:
-                # A step that counts its attempts itself has given up before there are more.
+                # Steps that count their attempts themselves give up before this limit.
                 count = attempts.count_failure(session, job.id, step.name, newest_id, now, most + 1)
                 if count <= most:
                     jobs.set_message(session, job.id, f"trying again after {failure}")

@@ -34,14 +34,14 @@ from system import tracing
 
 log = logging.getLogger(__name__)
 
-# The kinds of events that a job's message also mentions, while the search begins and at the end. Why nobody
-# knows whether the model was imported rightly.
+# Kinds of events that the job's message also mentions, at the beginning of the search and at the end. The
+# import could not be verified.
 UNVERIFIED = "unverified"
-# Where the model computes something else than ONNX Runtime, and the standard leaves the result open.
+# The model's outputs differ from ONNX Runtime's in a way that the standard allows.
 OPEN = "open"
-# The outputs that are padded, because the data decides how many rows are valid.
+# Outputs are padded, because the number of valid rows depends on the data.
 PADDED = "padded"
-# Why a job that asks for TF32 computes nothing in it.
+# The job asks for TF32, but no subgraph can use it.
 NOT_IN_TF32 = "not_in_tf32"
 NOTES = (UNVERIFIED, OPEN, PADDED, NOT_IN_TF32)
 
@@ -76,7 +76,7 @@ def _import(context: Context, job: Job, device: Device) -> None:
             notes = _notes(job, device, imported, subgraphs, verification)
             for kind, note in notes.items():
                 events.append(session, job.id, kind, {"message": note}, context.now())
-            # All jobs store in one order, so that two with the same workloads never wait for each other.
+            # All jobs store workloads in one order, so that two jobs can't deadlock.
             for subgraph in sorted(subgraphs, key=lambda subgraph: subgraph.task.workload_hash):
                 task, tag = subgraph.task, tag_of(subgraph.dag) if subgraph.dag is not None else None
                 text, has_hash = task.module_json, subgraph.has_hash
@@ -90,7 +90,7 @@ def _import(context: Context, job: Job, device: Device) -> None:
 
 
 def _begin(context: Context, job: Job) -> Device | None:
-    """Return the device class to tune for; None when there is none yet, or it is too early to try again."""
+    """Return the device class to tune for; None if there is none yet, or if it is too early for a retry."""
     now = context.now()
     with context.database.begin() as session:
         if job.device_class is not None:
@@ -99,7 +99,7 @@ def _begin(context: Context, job: Job) -> Device | None:
             group = jobs.group(session, job)
             found = next((one.device_class for one in group if one.device_class is not None), None)
             if found is None and next(one for one in group if not one.state.finished).id != job.id:
-                return None  # the first job of a group finds the device for all
+                return None  # the first job of a group chooses the device for all
             device = devices.resolve_class(session, found or job.request.target, now)
             for other in group:
                 if device is not None and other.state is JobState.QUEUED and other.id != job.id:
@@ -115,10 +115,9 @@ def _begin(context: Context, job: Job) -> Device | None:
 
 @dataclass(frozen=True)
 class _Subgraph:
-    """A task of the model in the search's form; without one, `dag` is None and `reason` says why.
-
-    `has_hash`: the workload has the hash that the child reported. Otherwise a child that was taken over could
-    replace another model's workload.
+    """A task of the model as a dag; if the search doesn't cover it, `dag` is None and `reason` says why.
+    `has_hash` tells whether the workload has the hash that the child reported. Otherwise a compromised child
+    could replace another model's workload.
     """
 
     task: ExtractedTask
@@ -128,7 +127,7 @@ class _Subgraph:
 
     @classmethod
     def read(cls, task: ExtractedTask, device: Device) -> _Subgraph:
-        """Raises ModelError if the workload's hash isn't the one that the child reported."""
+        """Read a task. Raises ModelError if the workload's hash differs from the child's."""
         has_hash = False
         try:
             module = from_json(task.module_json)
@@ -139,11 +138,11 @@ class _Subgraph:
         except UnsupportedSubgraph as error:
             read = cls(task, None, str(error) or "the search doesn't cover it", has_hash)
         except Exception as error:
-            # Whatever it is about this subgraph, the others are tuned.
+            # Any error concerns this subgraph only: the others are still tuned.
             log.exception("the search can't read the subgraph %s", task.name)
             return cls(task, None, f"the search can't read it ({first_line(error)})", has_hash)
         if not has_hash:
-            raise ModelError(f"the compiler gave the subgraph {task.name} another name than it has")
+            raise ModelError(f"the compiler reported a wrong hash of the subgraph {task.name}")
         return read
 
     def spec(self, job: Job) -> TaskSpec:
@@ -170,7 +169,7 @@ def _notes(
     subgraphs: Sequence[_Subgraph],
     verification: Verification,
 ) -> dict[str, str]:
-    """Return what the user should know of the import, by kind of event."""
+    """Return notes on the import for the user, by kind of event."""
     notes = {}
     if verification.unverified:
         compared = "the import could not be compared with what the model's file defines"
@@ -187,7 +186,7 @@ def _notes(
 
 
 def _why_not_in_tf32(device: Device, subgraphs: Sequence[_Subgraph]) -> str:
-    """Return why no subgraph of a model is tried in TF32; empty if one is."""
+    """Return why no subgraph of a model is tried in TF32; "" if one is."""
     if any(subgraph.task.variant == TF32 for subgraph in subgraphs):
         return ""
     since = TENSOR_SINCE[TF32, "float32"]
@@ -199,7 +198,7 @@ def _why_not_in_tf32(device: Device, subgraphs: Sequence[_Subgraph]) -> str:
 
 
 def _next_state(session: Session, job: Job, subgraphs: Sequence[_Subgraph]) -> tuple[JobState, str]:
-    """Return the state that follows, and its message."""
+    """Return the next state and its message."""
     own = [subgraph for subgraph in subgraphs if not subgraph.task.variant]
     num_variants = len(subgraphs) - len(own)
     variants = f", and {num_variants} variant{'s'[: num_variants > 1]}" if num_variants else ""

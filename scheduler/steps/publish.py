@@ -49,7 +49,7 @@ from scheduler.steps.intake import NOTES, UNVERIFIED
 from scheduler.steps.selection import AssemblyHistory, failure_of, next_selection, read_history
 from system import tracing
 
-# The models that may be published, by their names in messages; of equally fast ones, the first is published.
+# The names of publishable models in messages. Of equally fast models, the first is published.
 NAMES: Mapping[ModuleKind, str] = {
     "tuned": "the tuned model",
     "published": "the one published before",
@@ -58,22 +58,22 @@ NAMES: Mapping[ModuleKind, str] = {
 NOT_ONNX = "ONNX Runtime runs ONNX models only"
 ON_A_GPU = "ONNX Runtime is timed on CPUs only, and this device is a GPU"
 NOT_TIMED = "the model was not timed in ONNX Runtime"
-# A model is slower than the untuned one if its median is larger by this many standard errors. It is also
-# slower if its median is larger by this share, however noisy the timings are.
+# A model is slower than another if its median is larger by this many standard errors, or by this fraction in
+# spite of any noise.
 MAX_STANDARD_ERRORS = 2.0
 MAX_SLOWER = 0.02
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The timed model to publish, and the sentence that tells the user why."""
+    """The timed model to publish, and a sentence for the user that says why."""
 
     run: StoredModuleRun
     message: str
 
 
 def run(context: Context, job: Job) -> None:
-    """Compile the next model and request its timing; if none is left to try, publish the fastest. Raises
+    """Compile the next model and request its timing. If none is left to try, publish the fastest. Raises
     PermanentError if no compiled model runs on the device.
     """
     with context.database.begin() as session:
@@ -111,10 +111,8 @@ def run(context: Context, job: Job) -> None:
 
 
 def judge(runs: Sequence[StoredModuleRun], not_compiled: str = "") -> Verdict:
-    """Choose the fastest model that runs; `not_compiled` says why there is no tuned one. If timings can't
-    tell them apart, the tuned model is chosen over the untuned one.
-
-    Raises PermanentError if none runs.
+    """Choose the fastest model that runs. `not_compiled` says why there is no tuned model. If timings can't
+    distinguish them, prefer the tuned model. Raises PermanentError if no model runs.
     """
     working = sorted((run for run in runs if not run.failed), key=_rank)
     tuned = next((run for run in [*working, *runs] if run.kind == "tuned"), None)
@@ -159,8 +157,8 @@ def _compared(ratio: float) -> str:
 
 
 def _timed_together(runs: Sequence[StoredModuleRun]) -> bool:
-    """Return whether the working models were timed interleaved, in one lease, so that they can be compared.
-    After a lost device, each model gets its own lease, and separate timings count.
+    """Return whether one lease timed all working models in turns, so that they can be compared. After a lost
+    device, each model gets its own lease, and separate timings count.
     """
     working = [run for run in runs if not run.failed]
     return len({run.lease_id for run in working}) < 2 or any(run.attempts for run in working)
@@ -173,7 +171,8 @@ def _untuned_fails(runs: Sequence[StoredModuleRun]) -> bool:
 def _compile_next(
     context: Context, job: Job, runs: Sequence[StoredModuleRun], history: AssemblyHistory
 ) -> bool:
-    """Compile the model with the next selection of schedules, and ask for its timing; False if there is none.
+    """Compile the model with the next selection of schedules, and request its timing. Return False if no
+    selection is left.
 
     Raises PermanentError, ModelError, ArtifactError.
     """
@@ -219,7 +218,7 @@ def _compile_next(
         with context.database.begin() as session:
             reasons = _untuned(session, listed, records) | unschedulable
         peers = {} if runs else _peers(context, job, _digest(library))
-        # The tuned model must give the untuned one's outputs, unless that one is known not to run.
+        # The tuned model's outputs must equal the untuned model's, unless the untuned model doesn't run.
         compares = not history.uncompared and not _untuned_fails(runs)
         with _stored(context, _untuned_sha(job)) as untuned:
             reference = open_artifact(untuned)[0] if compares else None
@@ -236,7 +235,7 @@ def _compile_next(
 
 
 def _untuned(session: Session, listed: Sequence[Task], records: Sequence[Record]) -> dict[str, str]:
-    """Return why subgraphs of the model have no schedule but their fallback, by workload."""
+    """Return the reasons why subgraphs have only their fallback schedule, by workload."""
     bases = {task.workload_hash: base_workload(task) for task in listed}
     tuned = {bases[record.workload_hash] for record in records if record.program != FALLBACK}
     reasons = {}
@@ -252,7 +251,7 @@ def _untuned(session: Session, listed: Sequence[Task], records: Sequence[Record]
 def _request_timings(
     session: Session, job: Job, artifacts: Mapping[ModuleKind, str], message: str, now: float
 ) -> bool:
-    """Ask for the timings of artifacts; False if the job has moved on meanwhile."""
+    """Request the timings of artifacts. Return False if the job's state has changed meanwhile."""
     if jobs.get(session, job.id).state is not JobState.PUBLISHING:
         return False
     for kind, sha in artifacts.items():
@@ -262,17 +261,15 @@ def _request_timings(
 
 
 def _peers(context: Context, job: Job, tuned: bytes = b"") -> dict[ModuleKind, str]:
-    """Return the artifacts that a tuned library, with this SHA-256, is timed against.
-
-    They are the untuned one, and the one that the model's last job published for the device class. The latter
-    is left out if its library is one of the other two.
+    """Return the artifacts to time beside a tuned library: the untuned artifact, and the artifact that the
+    model's last job published for the device class. Omit the latter if its library is one of the other two.
     """
     peers: dict[ModuleKind, str] = {"untuned": _untuned_sha(job)}
     with context.database.begin() as session:
         sha = jobs.published_before(session, job)
     if sha is None:
         return peers
-    # An artifact that this version can't read is no peer, nor one that was deleted since.
+    # Omit artifacts that were deleted or that this version can't read.
     with suppress(ArtifactError, BlobNotFound):
         if _library_digest(context, sha) not in (tuned, _library_digest(context, _untuned_sha(job))):
             peers["published"] = sha
@@ -282,8 +279,9 @@ def _peers(context: Context, job: Job, tuned: bytes = b"") -> dict[ModuleKind, s
 def _onnx_runtime(
     session: Session, job: Job, runs: Sequence[StoredModuleRun], imported: ImportedModel, device: Device
 ) -> dict[ModuleKind, str]:
-    """Return the user's model, to be timed in ONNX Runtime beside the first compiled one. Where it can't be,
-    store why."""
+    """Return the user's model, to be timed in ONNX Runtime beside the first compiled model. If it can't be
+    timed, store the reason.
+    """
     if runs:
         return {}
     if imported.is_onnx and device.gpu is None:
@@ -294,7 +292,7 @@ def _onnx_runtime(
 
 
 def _compare_with_onnx_runtime(runs: Sequence[StoredModuleRun], published: StoredModuleRun) -> OnnxRuntime:
-    """Return how fast the user's model is in ONNX Runtime, compared with the published one."""
+    """Compare the user's model in ONNX Runtime with the published model."""
     peer = next((run for run in runs if run.kind == "onnxruntime"), None)
     if peer is None:
         return OnnxRuntime(note=NOT_TIMED)
@@ -321,7 +319,7 @@ def _digest(library: IO[bytes]) -> bytes:
 
 @contextmanager
 def _stored(context: Context, sha: str) -> Iterator[IO[bytes]]:
-    """Yield a stored artifact as a file: with its weights it may have gigabytes."""
+    """Yield a stored artifact as a file, because weights may have gigabytes."""
     with tempfile.TemporaryFile() as file:
         with context.database.reading() as session:
             file.writelines(blobs.chunks(session, sha))
@@ -331,14 +329,14 @@ def _stored(context: Context, sha: str) -> Iterator[IO[bytes]]:
 def _outputs_unverified(
     run: StoredModuleRun, runs: Sequence[StoredModuleRun], history: AssemblyHistory
 ) -> str:
-    """Return why the outputs of a model were not compared with the untuned one's; empty if they were."""
+    """Return why a model's outputs were not compared with the untuned model's; "" if they were."""
     if run.kind != "tuned":
-        return ""  # it is the untuned one, or was compared when it was published first
+        return ""  # the untuned model itself, or compared when first published
     return "the untuned model does not run" if _untuned_fails(runs) else history.uncompared
 
 
 def _verified(session: Session, job: Job, run: StoredModuleRun, outputs_unverified: str) -> Verification:
-    """Return what is known of a timed model."""
+    """Return the verification of a timed model."""
     assert job.device_class is not None, "it was timed on a device"
     unverified = events.of_kinds(session, job.id, [UNVERIFIED])
     return Verification(
@@ -357,13 +355,13 @@ def _publish(
     runs: Sequence[StoredModuleRun],
     outputs_unverified: str,
 ) -> None:
-    """Store the artifact of the verdict with all timings, signed, and end the job."""
+    """Sign and store the chosen artifact with all timings, and end the job."""
     working = [run for run in runs if run.kind != "onnxruntime" and not run.failed]
     slowest_first = sorted(working, key=_rank, reverse=True)
     peer = job.onnxruntime or _compare_with_onnx_runtime(runs, verdict.run)
     secs = {run.kind: run.run_s for run in slowest_first}
     if verdict.run.kind == "published":
-        # It is this job's tuned model now, as if the search had found the same.
+        # The earlier model becomes this job's tuned model, as if the search had found it.
         secs["tuned"] = secs.pop("published")
     with context.database.reading() as session:
         verification = _verified(session, job, verdict.run, outputs_unverified)
@@ -393,7 +391,7 @@ def _publish(
 
 
 def _describe_ratio(timing: OnnxRuntime) -> str:
-    """Return how the published model compares with ONNX Runtime; empty where that wasn't timed."""
+    """Compare the published model with ONNX Runtime; "" if that wasn't timed."""
     if timing.ratio is None:
         return ""
     latency_ms = statistics.median(timing.run_s) * 1e3
@@ -402,7 +400,7 @@ def _describe_ratio(timing: OnnxRuntime) -> str:
 
 
 def _describe_noise(run: StoredModuleRun) -> str:
-    """Return how much the calls of a model differed; empty if they differed little."""
+    """Describe the noise in a model's timings; "" if there is little."""
     if not is_noisy(run.run_s):
         return ""
     low, high = (f"{secs * 1e3:.3g}" for secs in spread(run.run_s))
@@ -425,9 +423,7 @@ def _is_slower(run: StoredModuleRun, than: StoredModuleRun) -> bool:
 
 
 def _standard_error(run: StoredModuleRun) -> float:
-    """Return the standard error of the median of the seconds, as if they were normally distributed; 0 for a
-    single one.
-    """
+    """Return the standard error of the median, assuming normally distributed timings; 0 for a single timing."""
     if len(run.run_s) < 2:
         return 0.0
     lower, _, upper = statistics.quantiles(run.run_s)

@@ -26,13 +26,13 @@ from scheduler.steps import attempts, tvmscripts, waiting
 from search.objectives import EARLY_STOPPING
 from system import tracing
 
-# To compile and time the model at the end takes about this many times as long as to import it.
+# The time to compile and time the model at the end, in multiples of the import's time.
 PUBLISHING_RATIO = 1.3
 
 
 def run(context: Context, job: Job) -> None:
-    """Issue the next batch when it is due; end the tuning when a goal is reached or nothing is left to try.
-    The first job of a group does so for all. Raises PermanentError if their objective can't be used.
+    """Issue the next batch when it is due. End the tuning when a goal is reached or nothing is left to try.
+    The first job of a group does this for all jobs. Raises PermanentError if their objective can't be used.
     """
     max_attempts = context.settings.max_failures
     with context.database.begin() as session:
@@ -49,7 +49,7 @@ def run(context: Context, job: Job) -> None:
         with tracing.span("round", job.trace_parent, job=job.id, trials=plan.trials):
             issued = _issue_batch(context, group, plan)
     if issued:
-        # Now, because devices are busy with the batch.
+        # Do this now, while devices are busy with the batch.
         for one in group.tuning:
             tvmscripts.store_missing(context, one)
         return
@@ -80,7 +80,7 @@ class RoundPlan:
 
     @property
     def is_last(self) -> bool:
-        """Whether no trial will be left after this round."""
+        """Whether this round issues the last trials."""
         return self.trials == self.issuable
 
 
@@ -93,7 +93,7 @@ def _plan_round(session: Session, context: Context, group: Group) -> RoundPlan:
     settings = context.settings
     budget = read_remaining(session, group)
     is_time = budget.num_open <= _plan_ahead(session, context, group) * settings.batch_size
-    # A search that found nothing new finds nothing until another result is in.
+    # A search that found nothing new finds nothing until the next result arrives.
     is_exhausted = budget.num_open > 0 and context.exhausted_at.get(group.tuning[0].id) == budget.issued.done
     num_trials = min(budget.issuable, settings.batch_size) if is_time and not is_exhausted else 0
     first = {trial.task_id: trial for trial in reversed(budget.imported)}
@@ -119,7 +119,7 @@ def _plan_ahead(session: Session, context: Context, group: Group) -> int:
 
 
 def _reached(session: Session, group: Group, now: float) -> EndReason | None:
-    """Return the goal that the group has reached, other than the number of trials."""
+    """Return the goal (other than the number of trials) that the group has reached."""
     budget = group.tuning[0].request.budget
     started_at = group.started_at
     if budget.minutes is not None and started_at is not None and now >= started_at + 60 * budget.minutes:
@@ -137,7 +137,7 @@ def _reached(session: Session, group: Group, now: float) -> EndReason | None:
 
 
 def _measured(session: Session, group: Group) -> list[MeasuredTrial]:
-    """Return the trials of a group that are done, in the order in which they ended."""
+    """Return a group's finished trials in the order in which they ended."""
     found = [trial for job in group.tuning for trial in trials.measured(session, job.id)]
     return sorted(found, key=lambda trial: trial.finished_at)
 
@@ -158,7 +158,7 @@ def _issue_batch(context: Context, group: Group, plan: RoundPlan) -> int:
     initial_programs = find_initial_programs(context.database, context.spaces, snapshot, spaces)
     stop_early = job.request.objective == EARLY_STOPPING
     searches = task_searches(snapshot, spaces, initial_programs, group.weights(), stop_early=stop_early)
-    # A small budget is shared among all tasks.
+    # Divide a small budget among all tasks.
     share = max(job.request.budget.trials // max(len(searches), 1), 1)
     with tracing.span("search"):
         batch = plan_batch(
@@ -179,11 +179,11 @@ def _issue_batch(context: Context, group: Group, plan: RoundPlan) -> int:
 
 
 def _store(session: Session, context: Context, planner: Job, batch: Sequence[NewTrial]) -> int:
-    """Issue the batch unless the planner has moved on meanwhile; return the number of trials issued."""
+    """Issue the batch unless the planner's state has changed meanwhile. Return the number of issued trials."""
     group = Group.read(session, planner)
     if group.planner is None or group.planner.id != planner.id:
         return 0
-    # If planning outlived the claim, another scheduler may have used a part of the budget.
+    # If the claim lapsed during planning, another scheduler may have used a part of the budget.
     remaining = read_remaining(session, group)
     return _issue(session, context, group, batch[: remaining.issuable])
 
@@ -195,7 +195,7 @@ def _issue(session: Session, context: Context, group: Group, batch: Sequence[New
     tasks = {task.id: task for task in group.tasks}
     owned: dict[str, list[NewTrial]] = {}
     for trial in batch:
-        if trial.task_id in tasks:  # its job may have been cancelled since the round was planned
+        if trial.task_id in tasks:  # the job may have been cancelled during planning
             owned.setdefault(tasks[trial.task_id].job_id, []).append(trial)
     issued = sum(
         len(trials.add(session, job.id, number, owned[job.id], now))
@@ -224,7 +224,7 @@ def _expected_end(session: Session, group: Group, now: float) -> float | None:
     importing_s = tuning - began_at.get(JobState.IMPORTING, tuning)
     remaining, budget = read_remaining(session, group), job.request.budget
     if len(group.tuning) > 1:
-        budget = replace(budget, latency_s=None)  # each model has its own: nothing is foretold of all
+        budget = replace(budget, latency_s=None)  # each model has its own goal: no common forecast
     left = forecast.seconds_left(
         budget,
         remaining.trials + remaining.num_open,

@@ -27,13 +27,13 @@ from records.jobs.trials import Trial
 from records.schedules.schedules import Record
 from records.storage.statements import digest
 
-# One with all schedules, five to find one of 32 suspects, and one with all the others.
+# One assembly with all schedules, five to find one of 32 suspects, and one with all the others.
 MAX_ASSEMBLIES = 7
-# A subgraph gets the fallback schedule when this many of its schedules have broken the model.
+# A subgraph gets the fallback schedule after this many of its schedules broke the model.
 MAX_HARMFUL = 2
-# Outcomes of a module run that say nothing about schedules.
+# Outcomes of a module run that schedules don't cause.
 INCONCLUSIVE = frozenset({Outcome.DEVICE_LOST, Outcome.UNKNOWN})
-# Kinds of events.
+# The kinds of events that store assemblies and failures.
 ASSEMBLED, REFUSED, UNSCHEDULABLE = "assembled", "refused", "unschedulable"
 
 # A workload's hash and the digest of a trace.
@@ -42,7 +42,7 @@ ScheduleId: TypeAlias = tuple[str, str]
 
 @dataclass(frozen=True)
 class Assembly:
-    """A model that was assembled with some schedules. `failure` is empty if it works.
+    """A model assembled with a selection of schedules. `failure` is empty if it works.
 
     `run` is its timing on a device, None if it couldn't be compiled.
     """
@@ -71,10 +71,9 @@ class AssemblyHistory:
 
 @dataclass(frozen=True)
 class Selection:
-    """The records to assemble a model with, by the workload of the model.
-
-    The record of a variant has another workload than the one whose place it takes. `reasons` say, by the
-    workload of the model, why it gets something else than its best record.
+    """The records to assemble a model with, by the model's workload. A variant's record has another workload
+    than the base workload that it replaces. `reasons` maps workloads to the reasons why they don't get their
+    best record.
     """
 
     chosen: Mapping[str, Record]
@@ -86,7 +85,7 @@ class Selection:
 
     @property
     def traces(self) -> dict[str, str]:
-        """The chosen traces, by the workload that they schedule."""
+        """The chosen traces by the workload that they schedule."""
         return {record.workload_hash: record.trace for record in self.chosen.values()}
 
 
@@ -97,7 +96,7 @@ def schedule_id(record: Record) -> ScheduleId:
 def store_timed(
     session: Session, job_id: str, selection: Selection, artifact_sha: str, compared: bool, now: float
 ) -> None:
-    """Store an assembly that is about to be timed, and whether it is `compared` with the untuned model."""
+    """Store an assembly that will be timed, and whether it is `compared` with the untuned model."""
     about = {"artifact_sha": artifact_sha, "compared": compared}
     _store_assembly(session, job_id, selection, about, now)
 
@@ -135,7 +134,7 @@ def read_unschedulable(session: Session, job_id: str) -> dict[str, str]:
 
 
 def read_history(session: Session, job_id: str, runs: Sequence[StoredModuleRun]) -> AssemblyHistory:
-    """Return the history of the job whose module runs are `runs`."""
+    """Return a job's history of assemblies; `runs` are its module runs."""
     timed = {run.artifact_sha: run for run in runs if run.kind == "tuned"}
     untuned_fails = any(run.kind == "untuned" and run.failed for run in runs)
     assemblies: list[Assembly] = []
@@ -150,7 +149,7 @@ def read_history(session: Session, job_id: str, runs: Sequence[StoredModuleRun])
         elif event.kind == ASSEMBLED and (run := timed.get(data["artifact_sha"])) and run.state == "done":
             if run.error.startswith(REFERENCE_FAILED):
                 uncompared = failure_of(run)
-            # A failure beside an untuned model that fails too says nothing about schedules.
+            # If the untuned model fails too, the failure isn't the schedules'.
             elif not (run.failed and untuned_fails and data["compared"]):
                 assemblies.append(Assembly(frozenset(data["schedules"].items()), failure_of(run), run))
     last = assemblies[-1].run if assemblies else None
@@ -159,7 +158,7 @@ def read_history(session: Session, job_id: str, runs: Sequence[StoredModuleRun])
 
 
 def failure_of(run: StoredModuleRun | Trial) -> str:
-    """Return how a module run or a trial failed, in one line; empty if it succeeded."""
+    """Describe the failure of a module run or a trial in one line; "" if it succeeded."""
     if run.outcome in (Outcome.OK, None):
         return ""
     lines = run.error.strip().splitlines()
@@ -169,15 +168,13 @@ def failure_of(run: StoredModuleRun | Trial) -> str:
 def next_selection(
     records: Sequence[Record], history: AssemblyHistory, bases: Mapping[str, str]
 ) -> Selection | None:
-    """Return the schedules to assemble the next model with.
-
-    None if no assembly is left, or another one would find out nothing. `records` are the successful ones;
-    `bases` maps the workloads of tasks to their base workloads.
+    """Return the next selection to try; None if no assembly is left or another would add no information.
+    `records` are the successful records. `bases` maps the workloads of tasks to their base workloads.
     """
     left = MAX_ASSEMBLIES - len(history.assemblies)
     works = [assembly.schedules for assembly in history.assemblies if not assembly.failure]
     good = frozenset[ScheduleId]().union(*works)
-    # Each failed assembly, with the schedules that may have broken it.
+    # Each failed assembly with the schedules that may have broken it.
     failed = [(assembly.schedules - good, assembly) for assembly in history.assemblies if assembly.failure]
     harmful = {
         one: assembly.failure for suspects, assembly in failed for one in suspects if len(suspects) == 1
@@ -190,12 +187,12 @@ def next_selection(
     if not unexplained:
         return wanted
     suspects, assembly = min(unexplained, key=lambda pair: len(pair[0]))
-    # The last assembly leaves all suspects out, if that leaves anything that isn't known to work already.
+    # The last assembly leaves out all suspects, unless the rest is already known to work.
     schedules = wanted.schedules - suspects
     if left > 1 or schedules <= good:
         schedules = wanted.schedules & good.union(sorted(suspects)[: len(suspects) // 2])
     if schedules <= good:
-        return None  # schedules that fail together have all worked apart: none of them is to blame
+        return None  # schedules that fail together but work separately: none is to blame
     chosen = {name: record for name, record in wanted.chosen.items() if schedule_id(record) in schedules}
     reason = f"one of {len(suspects)} with which the model fails: {assembly.failure}"
     left_out = dict.fromkeys(wanted.chosen.keys() - chosen.keys(), reason)
@@ -209,9 +206,8 @@ def _best(
     refused: Mapping[ScheduleId, str],
     may_replace: Callable[[ScheduleId], bool],
 ) -> Selection:
-    """Select the best record of each workload that is neither harmful nor refused.
-
-    It must be one that `may_replace` another if a better record of the workload is harmful or refused.
+    """Select the best record of each workload that is neither harmful nor refused. If a better record is
+    harmful or refused, its substitute must satisfy `may_replace`.
     """
     chosen: dict[str, Record] = {}
     reasons: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The TVMScripts of a job: each subgraph before it is scheduled, and its best known program."""
+"""Store the TVMScripts of a job: each subgraph unscheduled, and its best known program."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 def store_missing(context: Context, job: Job) -> None:
     """Store the missing TVMScripts of the job's workloads and of their best programs.
 
-    A schedule of another search gets none: this process replays no foreign trace.
+    Imported schedules get none, because this process replays no foreign trace.
     """
     if job.device_class is None:
         return

@@ -1,4 +1,4 @@
-"""The message of a job that waits for a device, or for a worker that builds for it."""
+"""The messages of jobs that wait for a device or a builder."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from records.fleet.workers import WorkerInfo
 from records.jobs import jobs
 from records.jobs.jobs import Job
 
-# Workers report every few seconds; one that is silent for this long is away.
+# A worker that is silent for this long is disconnected. Workers report every few seconds.
 AWAY_AFTER_S = 30.0
 
 
 def note_no_device(session: Session, job: Job, now: float, *, has_local_worker: bool) -> None:
-    """Set the message of a job whose device class isn't known yet.
-
-    `has_local_worker`: a worker starts together with this scheduler, so the user needn't start one.
+    """Set the message of a job whose device class isn't known yet. `has_local_worker` means that a worker
+    starts together with this scheduler, so the user needn't start one.
     """
     native = job.request.target == "native"
     which = "a device" if native else f"a device of class {job.request.target}"
@@ -47,7 +46,7 @@ def note_missing_device(session: Session, job: Job, now: float) -> None:
         if job.request.build is Build.BUILDER:
             _note_missing_builder(session, job, now)
         return
-    # A worker that was just started has no class until its device is checked.
+    # A new worker has no device class until its device is checked.
     classless = [worker for worker in measuring if worker.device_class is None]
     _set_message(session, job, start + _remedy(of_class, classless, "start a worker on it", now))
 
@@ -60,7 +59,7 @@ def _note_missing_builder(session: Session, job: Job, now: float) -> None:
         return
     assert job.device_class is not None, "one of its devices is there"
     code = f"{devices.get_class(session, job.device_class).platform} code: "
-    # A builder names its platforms only once it can build.
+    # A builder reports its platforms once it can build.
     probing = [
         worker
         for worker in workers.list_workers(session)
@@ -73,8 +72,8 @@ def _note_missing_builder(session: Session, job: Job, now: float) -> None:
 def _remedy(
     suitable: Sequence[WorkerInfo], classless: Sequence[WorkerInfo], otherwise: str, now: float
 ) -> str:
-    """Return what to wait for, or what to do, while none of the `suitable` workers takes work. A probe may
-    show that one of the `classless` workers is suitable.
+    """Return what the job waits for, or what the user should do, if no `suitable` worker takes work. A probe
+    may show that a `classless` worker is suitable.
     """
     probing = [
         worker
@@ -86,7 +85,7 @@ def _remedy(
             return f"worker {worker.id} is probing its device"
     for worker in suitable:
         is_there = _was_seen(worker, now) and not worker.has_left
-        # The calls of an evicted worker are refused, so it may be there though it wasn't seen.
+        # An evicted worker's calls are rejected, so it may be running without being seen.
         if worker.desired_state is DesiredState.EVICTED or (
             worker.desired_state in (DesiredState.DRAIN, DesiredState.UPDATE) and is_there
         ):

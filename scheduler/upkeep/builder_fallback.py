@@ -1,6 +1,6 @@
-"""The builder fallback: when builders build nothing for a job, its devices build for themselves.
+"""The builder fallback: if builders build nothing for a job, its devices build themselves.
 
-This holds for jobs that leave it open who builds for them.
+It applies to jobs that don't say who builds for them.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from records.storage.database import Database
 
 log = logging.getLogger(__name__)
 
-# Longer than any candidate takes to build, and than a builder takes to find out which of several hangs.
+# Longer than building any candidate takes, and than a builder needs to find a hanging candidate in a batch.
 PATIENCE_S = 180.0
 
 
 class BuilderFallback:
-    """Notes how long each job has waited for builders; a scheduler that starts begins anew."""
+    """Tracks how long each job has waited for builders. A new scheduler starts from zero."""
 
     def __init__(self) -> None:
         self._since: dict[WaitingJob, float] = {}
@@ -27,7 +27,7 @@ class BuilderFallback:
         """Let the devices build for jobs that have waited longer than `PATIENCE_S`. Raises StorageError."""
         with database.begin() as session:
             waiting = builder_fallback.waiting_jobs(session, now)
-        # If the clock was set back, the wait begins anew.
+        # If the clock was set back, the wait restarts.
         self._since = {job: min(self._since.get(job, now), now) for job in waiting}
         for job, since in self._since.items():
             if now - since >= PATIENCE_S:

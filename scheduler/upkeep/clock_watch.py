@@ -1,4 +1,4 @@
-"""Notices when an administrator sets the clock that leases lapse by, so that no device is blamed for it."""
+"""Detect when an administrator sets the clock by which leases lapse, so that no device is blamed for it."""
 
 from __future__ import annotations
 
@@ -13,22 +13,20 @@ from system.linux import boot_id
 
 log = logging.getLogger(__name__)
 
-# A clock that is adjusted slowly differs less between two sweeps.
+# The least jump between two sweeps. A slow adjustment of the clock differs less.
 JUMP_S = 10.0
-# After a jump, other processes may go by the old time until they look at PostgreSQL's clock, and devices call
-# again within a minute.
+# After a jump, other processes may use the old time until they read PostgreSQL's clock. Devices call again
+# within a minute.
 PATIENCE_S = 120.0
-# A clock that was set by more than a day may be wrong now: nothing is deleted by its age for a day.
+# A clock that was set by more than a day may be wrong, so nothing is deleted by its age for a day.
 FAR_S = 86400.0
 # A smaller difference isn't stored.
 STORED_S = 1.0
 
 
 class ClockWatch:
-    """Compares the clock with a timer, which nobody can set.
-
-    The difference is stored, so that a scheduler also notices what happened while none was running, unless
-    its machine has booted since.
+    """Compares the clock with a monotonic timer. The difference is stored, so a scheduler also detects jumps
+    while none was running, unless its machine has rebooted since.
     """
 
     def __init__(self, database: Database, timer: Callable[[], float] = time.monotonic) -> None:
@@ -39,7 +37,7 @@ class ClockWatch:
         self._jumped_at = float("-inf")
 
     def look(self, now: Callable[[], float]) -> None:
-        """Compare the clock with the timer, and store what is new. Raises StorageError."""
+        """Compare the clock with the timer, and store a changed difference. Raises StorageError."""
         if self._stored is None and self._boot_id:
             with self._database.begin() as session:
                 self._stored = clock.read(session, self._boot_id)

@@ -1,4 +1,4 @@
-"""Delivers messages to webhooks from threads of their own, so that a slow receiver delays no step."""
+"""Deliver webhook messages from separate threads, so that a slow receiver delays no step."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from records.storage.database import StorageError
 from scheduler.context import Context
 from system.outbound import Network, OutboundError, parse_networks, post
 
-# Messages sent at once, and those that wait for a thread; the others are found by a later sweep.
+# Messages sent in parallel, and messages that wait for a thread. A later sweep finds the others.
 THREADS = 4
 MAX_WAITING = 100
 TIMEOUT_S = 10.0
-# Ended deliveries are listed for so long.
+# How long ended deliveries are listed.
 KEPT_S = 7 * 86400.0
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class Deliverer:
         self._taken: set[int] = set()
 
     def start(self, delivery_id: int) -> None:
-        """Let a thread attempt a delivery soon, unless it is queued already or too many wait."""
+        """Queue a delivery for a thread, unless it is already queued or too many wait."""
         with self._lock:
             if delivery_id in self._taken or len(self._taken) >= MAX_WAITING:
                 return
@@ -42,7 +42,7 @@ class Deliverer:
         self._threads.submit(self._attempt, delivery_id)
 
     def stop(self) -> None:
-        """Wait for the attempts that have begun, and drop the others."""
+        """Wait for running attempts, and drop the others."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _attempt(self, delivery_id: int) -> None:
@@ -58,7 +58,7 @@ class Deliverer:
 
 
 def attempt(context: Context, delivery_id: int, allowed: Sequence[Network]) -> None:
-    """Send a message once if that is due, and store how it went. Raises StorageError."""
+    """Send a message once if it is due, and store the result. Raises StorageError."""
     with context.database.begin() as session:
         delivery = webhooks.begin_attempt(session, delivery_id, context.now())
     if delivery is None:

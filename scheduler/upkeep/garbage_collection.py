@@ -1,4 +1,4 @@
-"""Deletes unneeded models and files, and workers that haven't called for a long time, every few minutes."""
+"""Delete unneeded models and files, and workers that haven't called for a long time, every few minutes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from records.storage.database import Database
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 600.0
-# Files deleted in one transaction: few, so that nobody waits for its locks for long.
+# Files deleted in one transaction: few, so that its locks are short.
 FILES = 10
 TRANSACTIONS = 100
-# A worker that was silent for so long is forgotten, and so is a session that was fenced off then.
+# Workers that were silent for this long are deleted, and sessions that were fenced this long ago.
 WORKER_KEPT_S = 30 * 86400.0
 WORKERS = 100
-# A file of the blob store gets its row within a transaction; clocks of hosts differ.
+# The time from writing a file to committing its row, and the difference between hosts' clocks.
 UNNAMED_KEPT_S = 3600.0
 
 
@@ -29,11 +29,10 @@ class GarbageCollector:
         self._collected_at = float("-inf")
 
     def collect(self, database: Database, now: float, by_age: bool) -> None:
-        """Delete what is due if `INTERVAL_S` have passed since the last time; too much is left for the next.
-
-        Without `by_age`, only delete what needs no clock to be found. Raises StorageError.
+        """Collect garbage if `INTERVAL_S` have passed since the last collection. The next collection deletes
+        any excess. Without `by_age`, delete nothing by its age. Raises StorageError.
         """
-        # The elapsed time is negative after the clock was set back, which must not end the collection.
+        # After the clock was set back, the elapsed time is negative. That must not stop the collection.
         if 0.0 <= now - self._collected_at < INTERVAL_S:
             return
         self._collected_at = now

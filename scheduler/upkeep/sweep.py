@@ -1,7 +1,6 @@
-"""The sweep: every few seconds, it repairs what a lost message or a lost device left behind.
-
-Repairs are made in a thread of their own, so that no step, however long, holds up the jobs of lost devices.
-Jobs are woken by a message, which is taken between two steps: a scheduler that is busy needs no wake-ups.
+"""The sweep: every few seconds, repair the effects of lost messages and lost devices. Repairs run in a
+separate thread, so that no long step delays the jobs of lost devices. A Celery message wakes the jobs between
+two steps, because a busy scheduler needs no wake-ups.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from scheduler.upkeep.token_reminder import TokenReminder
 
 log = logging.getLogger(__name__)
 
-# Ended messages of webhooks that one sweep deletes.
+# The most ended webhook messages that one sweep deletes.
 MAX_PRUNED = 1000
 
 

@@ -1,4 +1,4 @@
-"""Warns in the log of tokens that expire soon: once a day, from 14 days before the end."""
+"""Log a warning for tokens that expire within 14 days, once a day."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TokenReminder:
 
     def remind(self, database: Database, now: float) -> None:
         """Warn of each token that expires soon, if `INTERVAL_S` have passed. Raises StorageError."""
-        # The elapsed time is negative after the clock was set back, which must not end the reminders.
+        # After the clock was set back, the elapsed time is negative. That must not stop the reminders.
         if 0.0 <= now - self._reminded_at < INTERVAL_S:
             return
         self._reminded_at = now

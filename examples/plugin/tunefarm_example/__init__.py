@@ -1,1 +1,1 @@
-"""An example of a plug-in: docs/plugins.md explains it."""
+"""An example plug-in, explained in docs/plugins.md."""

@@ -1,4 +1,5 @@
-"""An intrinsic: eight sums of four products of floats. A real one calls an instruction of the device."""
+"""A tensor intrinsic: eight sums of four products of floats. A real intrinsic calls an instruction of the
+device."""
 
 from tvm.script import tirx as T  # noqa: N812 - TVM's parser wants this name
 

@@ -1,4 +1,4 @@
-"""A derivation rule: small products are tiled over fewer levels, so that fewer trials find good tiles."""
+"""A derivation rule: tile small matrix products over fewer levels, so that fewer trials find good tiles."""
 
 from search.dag import extent_of
 from search.rules.derive import ConditionKind, Rule, State

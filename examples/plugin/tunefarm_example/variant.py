@@ -1,4 +1,4 @@
-"""A graph variant: products with constant weights read them by rows of their transpose, one an output."""
+"""A graph variant: matrix products read constant weights from their transpose, one row per output column."""
 
 import numpy as np
 import tvm
@@ -10,7 +10,7 @@ from compiler.variants.rewriting import Kernel, rewrite_calls
 
 
 class Transposed:
-    """Computes products with transposed weights.
+    """Computes matrix products with transposed weights.
 
     c[i, j] = sum(a[i, k] * b[k, j])    ->    c[i, j] = sum(a[i, k] * b'[j, k])
     """

@@ -99,7 +99,7 @@ def test_impossible_sizes_are_refused(population: int, generations: int) -> None
 
 @pytest.mark.parametrize("crossover", [-0.1, 1.1, float("nan")])
 def test_an_impossible_share_of_crossover_is_refused(crossover: float) -> None:
-    with pytest.raises(ValueError, match="crossover is a share of a generation"):
+    with pytest.raises(ValueError, match="crossover must be a fraction from 0 to 1"):
         EvolutionConfig(crossover=crossover)
 
 

@@ -1,4 +1,4 @@
-"""Runs a compiled model in Triton Inference Server: `model.so` and `manifest.json` lie beside this file.
+"""Run a compiled model in Triton Inference Server. `model.so` and `manifest.json` are beside this file.
 
 Triton's Python needs `tunefarm-runtime`, or `tunefarm-runtime[trusted]` to check signatures.
 """
@@ -7,22 +7,24 @@ import json
 from pathlib import Path
 from typing import Any
 
-import triton_python_backend_utils as pb_utils  # Triton brings it along
+import triton_python_backend_utils as pb_utils  # Triton provides this module
 import tunefarm_runtime
 
 
 class TritonPythonModel:
-    """One instance of the model, in a process of its own."""
+    """One instance of the model, in its own process."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Load the compiled model. Triton shows what is raised as the reason why the model isn't ready."""
+        """Load the compiled model. If this raises, Triton shows the error as the reason why the model isn't
+        ready.
+        """
         folder = Path(args["model_repository"]) / args["model_version"]
         parameters = json.loads(args["model_config"]).get("parameters", {})
         trusted = parameters.get("trusted", {}).get("string_value") or None
         self.model = tunefarm_runtime.load(folder, trusted=trusted)
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Return a response for each request; what is wrong with one doesn't fail the others."""
+        """Return a response for each request. An error in one request doesn't fail the others."""
         return [self._respond(request) for request in requests]
 
     def _respond(self, request: Any) -> Any:
