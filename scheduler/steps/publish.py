@@ -423,7 +423,7 @@ def _is_slower(run: StoredModuleRun, than: StoredModuleRun) -> bool:
 
 
 def _standard_error(run: StoredModuleRun) -> float:
-    """Return the standard error of the median, assuming normally distributed timings; 0 for a single timing."""
+    """Return the standard error of the median, assuming a normal distribution; 0 for a single timing."""
     if len(run.run_s) < 2:
         return 0.0
     lower, _, upper = statistics.quantiles(run.run_s)

@@ -179,7 +179,7 @@ def _issue_batch(context: Context, group: Group, plan: RoundPlan) -> int:
 
 
 def _store(session: Session, context: Context, planner: Job, batch: Sequence[NewTrial]) -> int:
-    """Issue the batch unless the planner's state has changed meanwhile. Return the number of issued trials."""
+    """Issue the batch unless the planner's state has changed. Return the number of issued trials."""
     group = Group.read(session, planner)
     if group.planner is None or group.planner.id != planner.id:
         return 0

@@ -57,7 +57,7 @@ FEATURES_VERSION = f"4:{zlib.crc32(' '.join(QUANTITIES).encode()):08x}"
 
 
 def extract(dag: Dag, estimate: Estimate) -> NDArray[np.float32]:
-    """Return [programs, NUM_FEATURES]. Quantities that a program lacks are NaN, which trees treat as missing."""
+    """Return [programs, NUM_FEATURES]. Missing quantities are NaN, which trees treat as missing."""
     length = len(estimate.seconds)
     missing = np.full(length, np.nan)
     columns = [estimate.quantities.get(name, missing) for name in QUANTITIES]

@@ -231,7 +231,7 @@ def _should_tile(state: State) -> bool:
 
 
 def _should_skip(state: State) -> bool:
-    """Return whether a node isn't tiled, or is a plain reduction that its readers may compute in their loops."""
+    """Return whether a node isn't tiled, or is a plain reduction that readers may compute in their loops."""
     may_move = (
         not needs_tiling(state.current) and compute_at_of(state.dag, state.stage, state.current) is not None
     )

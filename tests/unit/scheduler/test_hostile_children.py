@@ -37,7 +37,7 @@ def test_a_workload_with_another_hash_ends_the_job(farm: Farm) -> None:
     farm.submit()
     job = farm.finish()
     assert job.state is JobState.FAILED
-    assert "the compiler gave the subgraph conv another name than it has" in str(job.error)
+    assert "the compiler reported a wrong hash of the subgraph conv" in str(job.error)
     with pytest.raises(tasks.WorkloadNotFound):
         stored(farm, "123")
 
