@@ -13,7 +13,7 @@ SLOW_LANE ?= none
 
 install: $(VENV)/.installed
 
-# What runs the service and its examples; tests need more.
+# The packages of the service and its examples; tests need more.
 $(VENV)/.service: pyproject.toml runtime/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("tunefarm needs Python 3.11 or newer: run make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
@@ -61,7 +61,7 @@ proto: install
 runtime: install
 	$(BIN)/python runtime/build.py
 
-# The documentation site, in build/site; what isn't in order there is an error.
+# The documentation site, in build/site; warnings are errors.
 docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 

@@ -1,25 +1,25 @@
 #!/bin/sh
-# Installs a tunefarm worker on this machine, for the service that this script came from. Read it first. It needs
-# Python 3.11 or newer with venv, and changes nothing but:
+# Installs a tunefarm worker on this machine for the service that served this script. Read it first. It needs
+# Python 3.11 or newer with venv, and changes only:
 #
 #   PREFIX: /opt/tunefarm, or ~/.local/share/tunefarm without root    a virtual environment, this script
 #   /etc/tunefarm/worker.env, or ~/.config/tunefarm/worker.env without root    settings, with the token
 #   /etc/systemd/system/tunefarm-worker.service    with --unit
 #
-# tunefarm comes from the service, as wheels what it needs from the index that pip is configured for. The
-# token is asked for, or taken from TUNEFARM_WORKER_TOKEN.
+# It downloads tunefarm from the service, and its dependencies as wheels from pip's package index. It reads
+# the token from TUNEFARM_WORKER_TOKEN, or asks for it.
 usage='sh install [--name NAME] [--gpu [INDEX] | --build] [--unit | --no-unit] [--updates | --no-updates]
            [--server HOST:PORT] [--ca FILE] [--cert FILE --key FILE] [--prefix DIR]
 sh PREFIX/install --update
 
-  --name     what the worker is called in the service; the name of this machine by default
-  --gpu      measure a GPU of NVIDIA, the only one or that of an index
-  --build    measure nothing, compile for slower devices
-  --unit     have systemd run the worker (root only); asked for by default
-  --updates  with --unit: let the administrators of the service update this worker; asked for by default
-  --server   where workers reach the service, if not at the port that it listens on
-  --ca       the authority that signed the certificate of the service; --cert and --key for mutual TLS
-  --update   install the version that the service has now'
+  --name     the name of the worker in the service; by default the name of this machine
+  --gpu      measure an NVIDIA GPU: the only one, or the one with this index
+  --build    compile for slower devices, and measure nothing
+  --unit     let systemd run the worker (needs root); by default the script asks
+  --updates  with --unit: let the administrators of the service update this worker; by default the script asks
+  --server   the address at which workers reach the service, if it is not the default
+  --ca       the authority that signed the certificate of the service; --cert and --key are for mutual TLS
+  --update   install the current version of the service'
 set -eu
 
 service=@service@ workers=@workers@ tls=@tls@ token_needed=@token_needed@ version=@version@
@@ -29,7 +29,7 @@ fail() {
     exit "${2:-8}"
 }
 
-# Ask on the terminal; without one, the answer is empty.
+# Ask a question on the terminal. Without a terminal, the answer is empty.
 ask() {
     answer=
     if { true </dev/tty; } 2>/dev/null; then
@@ -46,7 +46,7 @@ wants() {
 work=$(mktemp -d)
 trap 'rm -rf "$work"; stty echo 2>/dev/null </dev/tty || true' EXIT
 
-# Fetch a file of the service.
+# Download a file from the service.
 fetch() {
     "$python" - "$service/$1" "$2" "$ca" "$cert" "$key" <<'END'
 import shutil, ssl, sys, urllib.request
@@ -163,7 +163,8 @@ fi
 # Settings
 printf "extras='%s' ca='%s' cert='%s' key='%s'\n" "$extras" "$ca" "$cert" "$key" >"$prefix/installed"
 fetch install "$prefix/install"
-# Measured code may see the prefix, so the token is kept elsewhere. A worker in another prefix has its own file.
+# Measured code may read the prefix, so the token is stored elsewhere. A worker in another prefix has its own
+# file.
 settings=$config/worker.env
 [ -n "$unit" ] || [ "$prefix" = "$(realpath -m "$usual_prefix")" ] ||
     settings=$config/worker$(printf %s "$prefix" | tr / -).env

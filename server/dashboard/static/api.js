@@ -1,12 +1,12 @@
-// The service's HTTP API, and the same answers where a report brings them along.
+// A client of the service's HTTP API. In a report, it returns answers embedded in the document.
 
 const embedded = document.getElementById("answers");
 const answers = embedded && JSON.parse(embedded.textContent);
 
-// A report shows one job: nothing can be asked, changed or signed in to.
+// Whether this is a report: it shows one job, without requests, changes or sign-in.
 export const isReport = answers !== null;
 
-// A problem document of the service (RFC 9457), or a service that doesn't answer.
+// A problem document of the service (RFC 9457), or the error of an unreachable service.
 export class Problem extends Error {
   constructor(status, kind, detail) {
     super(detail);
@@ -15,7 +15,7 @@ export class Problem extends Error {
   }
 }
 
-// What the document has asked for already, each answer to be taken once.
+// Requests that the document started early. Each answer is used once.
 const asked = globalThis.asked ?? new Map();
 
 function take(path) {
@@ -26,7 +26,7 @@ function take(path) {
 
 let onSignedOut = () => {};
 
-// Have `callback` called whenever the service asks for a token.
+// Call `callback` whenever the service asks for a token.
 export function whenSignedOut(callback) {
   onSignedOut = callback;
 }
@@ -37,7 +37,7 @@ export async function get(path) {
   throw new Problem(404, "not-in-report", "This report doesn't have that: open the service's dashboard.");
 }
 
-// Call the service; `body` is sent as JSON unless it is a file. Throws Problem.
+// Send a request. `body` is sent as JSON unless it is a file. Throws Problem.
 export async function call(method, path, body, headers = {}) {
   const isFile = body instanceof Blob;
   const request = () =>
@@ -60,7 +60,7 @@ export async function call(method, path, body, headers = {}) {
   throw new Problem(response.status, kind, problem.detail ?? `${response.status} ${response.statusText}`);
 }
 
-// Listen to a job's events, from its first one, until it is finished. Returns a function that stops.
+// Listen to a job's events, from the first one until the job ends. Returns a function that stops listening.
 export function watchJob(jobId, onEvent) {
   if (isReport) return () => {};
   const source = new EventSource(`v1/jobs/${encodeURIComponent(jobId)}/events`);

@@ -1,4 +1,4 @@
-// The frame of all pages: who is here, where one can go, and the page of the address after #.
+// The frame of all pages: the signed-in user, the menu, and the page that the address after # selects.
 import { render } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { call, get, isReport, whenSignedOut } from "tunefarm/api.js";
@@ -14,8 +14,8 @@ import { SchedulesPage } from "tunefarm/pages/schedules.js";
 import { SignIn } from "tunefarm/pages/sign_in.js";
 import { SubgraphPage } from "tunefarm/pages/subgraph.js";
 
-// Each address with its page; a part in braces is given to the page. Those with a title are in the menu, for callers
-// with the `scope` if there is one.
+// Addresses and their pages. A part in braces is passed to the page. Routes with a title are in the menu, for
+// users with the `scope`, if there is one.
 const ROUTES = [
   { path: "jobs", title: "Jobs", page: JobsPage },
   { path: "jobs/{id}", page: JobPage },
@@ -64,18 +64,19 @@ function App() {
     else look();
   }, []);
   useEffect(() => {
-    // Whoever reads with a keyboard or a screen reader goes on at the new page.
+    // Move the focus to the new page, for keyboards and screen readers.
     if (!isFirst.current) main.current?.focus();
     isFirst.current = false;
     scrollTo(0, 0);
   }, [path]);
   const route = routeOf(address);
-  // Before the effects of the page, which may know a better title already.
+  // Set the title before the page's effects, which may set a better one.
   useLayoutEffect(() => {
     document.title = [route?.title, "tunefarm"].filter(Boolean).join(" · ");
   }, [path]);
   const signOut = () => call("DELETE", "v1/session").then(() => setSession(null), look);
-  // A page asks for its answers while the session is still unknown; what needs a scope appears with it.
+  // A page sends its requests before the session is known. Elements that need a scope appear with the
+  // session.
   let content = null;
   if (session === null) content = html`<${SignIn} onDone=${look} />`;
   else if (session?.problem) content = html`<p class="alert" role="alert">${session.problem.message}</p>`;

@@ -1,4 +1,5 @@
-// Charts: lines and points by uPlot, treemaps by d3-hierarchy. Each has a title, a sentence, and its numbers as a table.
+// Charts: lines and points by uPlot, treemaps by d3-hierarchy. Each chart has a title, a sentence and a table
+// of its numbers.
 import { hierarchy, treemap } from "d3-hierarchy";
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { html } from "tunefarm/html.js";
@@ -8,13 +9,13 @@ import uPlot from "uplot";
 const COLOURS = 8;
 const TABLE_ROWS = 40;
 
-// The CSS colour of the series or subgraph with this number; all beyond the palette share the last one.
+// The CSS colour of series or subgraph number `n`. Numbers beyond the palette share the last colour.
 export function colour(number) {
   return `var(--series-${Math.min(number, COLOURS - 1)})`;
 }
 
-// What colours of the style sheet are on the page now; a canvas doesn't know the style sheet's names. All at once: each
-// time, the browser goes over the page's styles.
+// The current values of the style sheet's colours, because a canvas doesn't know their names. Read all at
+// once, because each read makes the browser compute the page's styles.
 function resolved(colours) {
   const probes = colours.map((css) => {
     const probe = document.createElement("i");
@@ -27,11 +28,11 @@ function resolved(colours) {
   return found;
 }
 
-// The width in pixels of the element that gets the ref; 0 until it is on the page.
+// The width in pixels of the element with the ref; 0 until it is on the page.
 function useWidth() {
   const box = useRef(null);
   const [width, setWidth] = useState(0);
-  // Before the browser paints: a chart that waits for the next frame is late by one.
+  // Draw before the browser paints, or the chart appears one frame late.
   useLayoutEffect(() => {
     setWidth(Math.floor(box.current.getBoundingClientRect().width));
     const observer = new ResizeObserver(([entry]) => setWidth(Math.floor(entry.contentRect.width)));
@@ -41,10 +42,9 @@ function useWidth() {
   return [box, width];
 }
 
-// A chart of one x and several series of numbers (null where there is none).
-//   title, note   what it shows, in a few words and in a sentence
-//   x, series     { label, format, values, log }; a series has a `kind` as well: line, step, points or area
-// Areas are stacked, the first one at the top.
+// A chart of several series of numbers (or nulls) over one x.
+// title, note   a few words and a sentence about the chart
+// x, series     { label, format, values, log }; a series also has a `kind`: line, step, points or area
 export function Chart({ title, note, x, y, series, height = 260 }) {
   const [box, width] = useWidth();
   const { colours } = useTheme();
@@ -103,8 +103,8 @@ function scale({ log, range }, fromZero = false) {
   return { time: false, range: range ?? ((_, low, high) => [fromZero ? 0 : low, high > low ? high : low + 1]) };
 }
 
-// Where an axis has ticks, and their texts. On a logarithmic one they are at 1, 2 and 5 times powers of ten, at powers of
-// ten alone where these are many, and closer on an axis of few.
+// The positions and labels of an axis's ticks. On a logarithmic axis, ticks are at 1, 2 and 5 times powers of
+// ten. On a long axis, they are at powers of ten only, and on a short one closer.
 function ticks({ log, format }) {
   const values = (_, splits) => splits.map(format);
   if (!log) return { values };
@@ -120,10 +120,10 @@ function ticks({ log, format }) {
   return { values, splits, filter: (_, found) => found };
 }
 
-// The options by which uPlot draws a series in colours: of its line, of the area below, and of the page.
+// uPlot's options for a series, with the colours of its line, of the area below and of the page.
 function drawn({ kind, label, values }, stroke, fill, surface) {
   const isSingle = values.filter((value) => value !== null).length === 1;
-  // A line through a single point is invisible.
+  // A line through a single point would be invisible.
   const points = isSingle ? { show: true, size: 7, stroke, fill: stroke } : { show: false };
   const plain = { label, stroke, width: 2, spanGaps: true, points };
   if (kind === "points") {
@@ -134,7 +134,7 @@ function drawn({ kind, label, values }, stroke, fill, surface) {
   return plain;
 }
 
-// The values to draw: each area goes on top of those after it.
+// The values to draw: each area is stacked on the areas after it.
 function stacked(series) {
   const values = series.map((one) => one.values);
   for (let number = series.length - 2; number >= 0; number--) {
@@ -145,7 +145,7 @@ function stacked(series) {
   return values;
 }
 
-// The numbers of a chart, at most TABLE_ROWS of them, for those who can't see it.
+// A table of a chart's numbers, with at most TABLE_ROWS rows, for users who can't see the chart.
 function Numbers({ title, x, y, series }) {
   const [isOpen, setOpen] = useState(false);
   const every = Math.max(1, Math.ceil(x.values.length / TABLE_ROWS));
@@ -168,9 +168,9 @@ function Numbers({ title, x, y, series }) {
   </details>`;
 }
 
-// A rectangle in which each item has an area as its `value`.
+// A rectangle in which each item's area is proportional to its `value`.
 //   items   { key, label, detail, value, colour, href }
-//   whole   the value that the full rectangle stands for: a map of a smaller total is smaller
+// whole   the value of the full rectangle: a smaller total gives a smaller map
 export function Treemap({ title, note, items, whole, height = 220 }) {
   const [box, full] = useWidth();
   const total = items.reduce((sum, item) => sum + item.value, 0);

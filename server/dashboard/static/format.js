@@ -1,8 +1,8 @@
-// Numbers as people read them.
+// Format numbers for people.
 
 const LATENCIES = [["s", 1], ["ms", 1e-3], ["µs", 1e-6], ["ns", 1e-9]];
 
-// Three digits in seconds to nanoseconds: 14.2 ms. A dash when unknown.
+// Seconds with three digits, in s to ns: 14.2 ms. A dash if unknown.
 export function latency(secs) {
   if (secs === null || secs === undefined || !Number.isFinite(secs)) return "–";
   if (secs === 0) return "0";
@@ -32,7 +32,7 @@ export function time(at) {
   return new Date(at * 1e3).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
 }
 
-// Three digits: 1234 stays, 0.01234 is 0.0123.
+// Three significant digits: 0.01234 becomes 0.0123, but 1234 stays.
 export function digits(number) {
   if (Math.abs(number) >= 1000) return Math.round(number).toLocaleString("en");
   return String(Number(number.toPrecision(3)));
@@ -40,13 +40,13 @@ export function digits(number) {
 
 const PREFIXES = [["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3], ["", 1]];
 
-// With the prefix of a thousand: 2.5 G.
+// A number with a metric prefix: 2.5 G.
 export function scaled(number, unit) {
   const [prefix, size] = PREFIXES.find(([, size]) => number >= size) ?? PREFIXES.at(-1);
   return `${digits(number / size)} ${prefix}${unit}`;
 }
 
-// Floating-point operations a second. What only moves data has none.
+// Floating-point operations per second; a dash for subgraphs that only move data.
 export function speed(flops, secs) {
   return flops ? scaled(flops / secs, "FLOP/s") : "–";
 }
@@ -55,7 +55,7 @@ export function bytes(number) {
   return scaled(number, "B");
 }
 
-// Caches have powers of two: 32 KiB, 1 MiB.
+// Bytes with binary prefixes: 32 KiB, 1 MiB.
 export function cacheSize(number) {
   return number >= 1 << 20 ? `${digits(number / (1 << 20))} MiB` : `${digits(number / 1024)} KiB`;
 }

@@ -1,15 +1,15 @@
-// What pages share: answers that stay fresh, a job's events, the theme.
+// Hooks that pages share: refreshed answers, a job's events, the theme.
 import { useCallback, useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 
 import { get, isReport, watchJob } from "tunefarm/api.js";
 
-// The service's answer to GET `path`, asked for again every `everyS` seconds while somebody looks (0: once).
-// Returns { value, problem, refresh }; `value` is the last good answer, undefined before the first. A path that is
-// null is not asked for.
+// The answer to GET `path`, refreshed every `everyS` seconds while the page is visible (0: never). Returns {
+// value, problem, refresh }; `value` is the last good answer, undefined before the first. With a null path,
+// no request is sent.
 export function useAnswer(path, everyS = 0) {
   const [answer, setAnswer] = useState({ path });
   const [turn, setTurn] = useState(0);
-  // The request leaves before the browser paints, not after.
+  // Send the request before the browser paints.
   useLayoutEffect(() => {
     if (path === null) return undefined;
     let isCurrent = true;
@@ -33,7 +33,7 @@ export function useAnswer(path, everyS = 0) {
   return { value, problem, refresh };
 }
 
-// Call `onChange` soon after a job's events, at most every `everyS` seconds.
+// Call `onChange` after a job's events, at most every `everyS` seconds.
 export function useJobEvents(job, onChange, everyS = 1) {
   const callback = useRef(onChange);
   callback.current = onChange;
@@ -55,7 +55,7 @@ export function useJobEvents(job, onChange, everyS = 1) {
   }, [job?.id, isWatched]);
 }
 
-// Name the browser's tab after what the page shows, once that is known.
+// Set the browser tab's title once the page knows it.
 export function useTitle(title) {
   useEffect(() => {
     if (title) document.title = `${title} · tunefarm`;
@@ -77,7 +77,8 @@ function readTheme() {
   }
 }
 
-// The theme (auto, light or dark), a function that goes to the next one, and a value that changes with the colours.
+// The theme (auto, light or dark), a function that selects the next one, and a value that changes with the
+// colours.
 export function useTheme() {
   const [colours, tell] = useState({});
   useEffect(() => {
@@ -90,7 +91,7 @@ export function useTheme() {
     try {
       localStorage.setItem("theme", theme);
     } catch {
-      // The choice holds until the page is closed.
+      // Without storage, the choice lasts until the page is closed.
     }
     listeners.forEach((one) => one({}));
   };

@@ -1,4 +1,4 @@
-// Templates: html`<p class="x">${text}</p>` makes elements of Preact, which escapes whatever is put in.
+// Templates: html`<p class="x">${text}</p>` makes Preact elements. Preact escapes all values.
 import htm from "htm";
 import { h } from "preact";
 

@@ -1,16 +1,16 @@
-// What charts show, computed from what the service answers. Nothing here touches the page.
+// Compute the charts' data from the service's answers, without touching the page.
 
-// The workload of the model that a task computes; the fastest task of a place is compiled in.
+// The base workload that a task computes. The model is compiled with its fastest task.
 export function placeOf(task) {
   return task.variant_of || task.workload;
 }
 
-// The subgraphs of a job's model: the tasks of each place together, the costliest first.
-//   name, weight, flops   of the place's own task
-//   tasks                 its own task and its variants
+// The subgraphs of a job's model, costliest first. Each combines the tasks of one base workload.
+// name, weight, flops   of the base task
+// tasks                 the base task and its variants
 //   best                  the fastest measured task, null without one
-//   first_s, best_s       seconds of one call: of the first program among `trials`, and of the best known
-//   network_s             seconds that it takes in one run of the model
+// first_s, best_s       seconds per call of the first program among `trials`, and of the best known program
+// network_s             its seconds in one run of the model
 export function subgraphs(tasks, trials = { task: [], latency_s: [] }) {
   const first = new Map();
   trials.task.forEach((id, index) => {
@@ -37,10 +37,10 @@ export function subgraphs(tasks, trials = { task: [], latency_s: [] }) {
   return found.sort((a, b) => (b.network_s ?? -1) - (a.network_s ?? -1) || a.name.localeCompare(b.name));
 }
 
-// What a job's trials did to the network:
-//   steps       the first trial, the last, and each that made the network faster: columns trial (from 1), at_s and
-//               network_s, its seconds, null until every subgraph has been measured
-//   snapshots   at most `limit` moments: at_s, and by place the seconds in one run and the number of trials
+// The network's latency in the course of a job's trials:
+// steps       the first and the last trial, and each that made the network faster: columns trial (from 1),
+// at_s and network_s, the network's seconds, null until every subgraph is measured
+// snapshots   at most `limit` moments: at_s, and for each base workload its seconds in one run and its trials
 export function progress(tasks, trials, limit = 240) {
   const byId = new Map(tasks.map((task) => [task.id, task]));
   const measuredHere = new Set(trials.task.filter((_, index) => trials.latency_s[index] !== null));
@@ -52,7 +52,7 @@ export function progress(tasks, trials, limit = 240) {
     const place = placeOf(task);
     if (!spent.has(place)) spent.set(place, 0);
     if (task.covered) covered.add(place);
-    // What other jobs have measured counts from the beginning.
+    // Measurements by other jobs count from the beginning.
     if (!measuredHere.has(task.id) && task.best_s !== null) bestOf.set(task.id, task.best_s);
   }
   const settle = (task) => {
@@ -90,7 +90,7 @@ export function progress(tasks, trials, limit = 240) {
   return { steps, snapshots };
 }
 
-// Spearman's rank correlation of two lists of numbers, null for fewer than three.
+// Spearman's rank correlation of two lists of numbers; null for fewer than three.
 export function rankCorrelation(left, right) {
   if (left.length < 3) return null;
   const [a, b] = [ranks(left), ranks(right)];
@@ -103,7 +103,7 @@ export function rankCorrelation(left, right) {
   return aa && bb ? ab / Math.sqrt(aa * bb) : null;
 }
 
-// Ranks from 0; equal numbers share the mean of theirs.
+// Ranks from 0. Equal numbers get the mean of their ranks.
 function ranks(numbers) {
   const order = numbers.map((_, index) => index).sort((a, b) => numbers[a] - numbers[b]);
   const found = new Array(numbers.length);
@@ -122,22 +122,22 @@ export function sum(numbers) {
   return total;
 }
 
-// How near a measured task comes to what its machine can do, in words. A task whose operands come from memory is bound
-// by the rate of memory or by that of arithmetic, whichever needs more time; operands in a cache come faster.
+// A sentence on how close a task's speed is to its device's limit. If its operands come from memory, the
+// limit is the memory rate or the arithmetic rate, whichever takes longer. Operands in a cache are faster.
 export function verdict(limits, task, best_s) {
   if (!limits || !task || !best_s || !(task.flops > 0 || task.num_bytes > 0)) return "–";
   const [, memory] = limits.bytes[0];
   const times = [["peak arithmetic", task.flops / limits.flops], ["memory's rate", task.num_bytes / memory]];
   const [name, least_s] = times[0][1] >= times[1][1] ? times[0] : times[1];
   const share = least_s / best_s;
-  // Variants such as Winograd's convolution need fewer operations than the task counts.
+  // Variants such as Winograd's convolution need fewer operations than their task's count.
   if (share > 1.05) return name === "memory's rate" ? "faster than memory: its operands stay in a cache" : "above the calibrated peak";
   const advice = share >= 0.9 ? "little is left" : share >= 0.6 ? "more trials may help" : "try more trials";
   return `${Math.round(100 * share)} % of ${name}: ${advice}`;
 }
 
-// The limits of a device class's machine: floating-point operations a second, and bytes a second from each level
-// of memory, with all cores at work. Null until a device of the class was calibrated.
+// A device class's limits with all cores: floating-point operations per second, and bytes per second from
+// each memory level. Null until a device of the class is calibrated.
 export function machineLimits(device) {
   const { profile } = device;
   if (!profile) return null;

@@ -1,4 +1,4 @@
-// Tokens and the audit log, for administrators.
+// The administrators' page of tokens and the audit log.
 import { useState } from "preact/hooks";
 import { call } from "tunefarm/api.js";
 import { ago, time } from "tunefarm/format.js";
@@ -9,7 +9,7 @@ import { Alert, Answer, State } from "tunefarm/pages/parts.js";
 const SCOPES = [["read", "see everything"], ["submit", "start and cancel jobs"], ["worker", "be a worker"], ["admin", "everything"]];
 const DAY_S = 86400;
 
-// People are warned so long before a token expires.
+// How long before a token's expiry the page warns.
 const WARNED_BEFORE_S = 14 * DAY_S;
 
 function endsSoon(token) {

@@ -1,4 +1,4 @@
-// The machines that measure and build: what they do now, how well they are, what they can do at most.
+// The workers: their current work, their health, and their devices' limits.
 import { useState } from "preact/hooks";
 import { call } from "tunefarm/api.js";
 import { ago, bytes, cacheSize, digits, latency, percent, plural, scaled } from "tunefarm/format.js";
@@ -28,7 +28,7 @@ function isLoopback(host) {
   return host === "localhost" || host === "[::1]" || host.startsWith("127.");
 }
 
-// How to attach a machine, which then appears above.
+// The instructions to attach a device, which then appears above.
 function Attach({ isOpen }) {
   const script = new URL("install", location.href.split("#")[0]);
   if (isLoopback(script.hostname)) {
@@ -93,7 +93,7 @@ function Worker({ worker, isAdmin, onChange }) {
   </section>`;
 }
 
-// What a worker does now.
+// A worker's current activity.
 function now(worker) {
   if (!worker.connected) return `was last seen ${ago(worker.last_seen_at)}`;
   if (worker.lease !== null) {

@@ -1,4 +1,4 @@
-// One job: what it has gained, how it spends its trials, where the network's time goes, what failed.
+// One job: its speed-up, its trials, the network's time by subgraph, and its failures.
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { isReport } from "tunefarm/api.js";
 import { Chart, colour, Treemap } from "tunefarm/charts.js";
@@ -10,9 +10,9 @@ import { Roofline } from "tunefarm/pages/roofline.js";
 import { Alert, Answer, Fact, Gain, State, Trials } from "tunefarm/pages/parts.js";
 import { machineLimits, progress, subgraphs, sum, verdict } from "tunefarm/series.js";
 
-// So many subgraphs have a colour of their own; the others share one.
+// The number of subgraphs with their own colour. The others share one.
 const NAMED = 7;
-// What ended the search.
+// Why the search ended.
 const ENDS = {
   trials: "all trials were spent",
   minutes: "the minutes were up",
@@ -20,7 +20,7 @@ const ENDS = {
   gain: "the next minute was expected to gain too little",
   exhausted: "there was nothing new to try",
 };
-// The charts of a job that runs are drawn again so often.
+// How often the charts of a running job are redrawn.
 const CHARTS_EVERY_S = 5;
 
 export function JobPage({ id, scopes }) {
@@ -104,7 +104,7 @@ function Details({ job, classes, tasks, trials }) {
   `;
 }
 
-// The whole model's repeats on the device, in ONNX Runtime, untuned and tuned, on one scale.
+// The whole model's timings on the device (ONNX Runtime, untuned, tuned) on one scale.
 function WholeModel({ job }) {
   const peer = job.onnxruntime?.run_s ?? [];
   const models = [["ONNX Runtime", peer], ["untuned", job.untuned_s], ["tuned", job.tuned_s]].filter(([, secs]) => secs.length);
@@ -156,7 +156,7 @@ function Progress({ job, steps }) {
   </section>`;
 }
 
-// How the allocator spends trials on the subgraphs, and what that does to their times.
+// The trials of each subgraph over time, and its latency.
 function Allocation({ parts, snapshots }) {
   const groups = useMemo(() => grouped(parts), [parts]);
   const x = useMemo(() => ({ label: "after", format: duration, values: snapshots.map((one) => one.at_s) }), [snapshots]);
@@ -175,7 +175,7 @@ function Allocation({ parts, snapshots }) {
   </section>`;
 }
 
-// The costliest subgraphs each with a colour, the others together.
+// The costliest subgraphs each get a colour, the others share one.
 function grouped(parts) {
   const named = parts.slice(0, NAMED).map((part, number) => ({ label: part.name, places: [part.workload], colour: colour(number) }));
   const rest = parts.slice(NAMED);
@@ -185,7 +185,7 @@ function grouped(parts) {
 
 function Maps({ job, parts }) {
   const seconds = (part, key) => (part[key] === null ? 0 : part[key] * part.weight);
-  // A subgraph that this job hasn't measured has no first program: it is in neither map.
+  // A subgraph that this job hasn't measured has no first program, so neither map shows it.
   const both = parts.filter((part) => part.first_s !== null && part.best_s !== null);
   const missing = parts.filter((part) => part.own.covered).length - both.length;
   const items = (key) =>

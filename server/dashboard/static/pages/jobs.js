@@ -1,4 +1,4 @@
-// All jobs, and the form that starts one.
+// The list of jobs, and the form that starts one.
 import { useEffect, useState } from "preact/hooks";
 import { call, get } from "tunefarm/api.js";
 import { ago, duration, latency, time } from "tunefarm/format.js";
@@ -6,15 +6,15 @@ import { useAnswer, useJobEvents } from "tunefarm/hooks.js";
 import { html } from "tunefarm/html.js";
 import { Alert, Answer, Gain, State, Trials } from "tunefarm/pages/parts.js";
 
-// A browser has six connections to a server: so many rows follow their job's events, the others are asked for.
+// A browser opens six connections to a server, so only this many rows listen to events. The others poll.
 const FOLLOWED = 3;
 const LOOK_EVERY_S = 5;
-// The ends of names of models, which their jobs go without.
+// File extensions, which job names omit.
 const MODEL_FILE = /\.(onnx|pt2|mlir|mlirbc|tflite|json|tar)$/i;
 
 const STATES = ["queued", "importing", "tuning", "publishing", "done", "failed", "cancelled"];
 
-// `query` is the part of the address after the question mark: words in the model's name, and a state.
+// `query` is the address after the question mark: words in the model's name, and a state.
 export function JobsPage({ scopes, query }) {
   const wanted = new URLSearchParams(query);
   const words = wanted.get("words") ?? "";
@@ -61,7 +61,7 @@ export function JobsPage({ scopes, query }) {
   `;
 }
 
-// What it is set to stands in the address, so that a list can be kept and sent.
+// The filter is stored in the address, so that users can bookmark and share it.
 function Filter({ words, state, onChange }) {
   const apply = (event) => {
     event.preventDefault();
@@ -104,7 +104,7 @@ function Row({ job: listed, isFollowed, maySubmit, onChange }) {
   </tr>`;
 }
 
-// What one may do with a job: cancel it while it runs, start it again afterwards.
+// A job's buttons: cancel it while it runs, restart it afterwards.
 export function Actions({ job, onChange }) {
   const [problem, setProblem] = useState(null);
   const attempt = (act) => async () => {
@@ -127,7 +127,7 @@ export function Actions({ job, onChange }) {
   `;
 }
 
-// The request of a job, to be made again.
+// A job's request, for a restart.
 function repeated(job) {
   const { model, shapes, target, trials, minutes, latency_s, min_gain, objective } = job;
   const { batch, seed, priority, weight, build, exact, tf32 } = job;
@@ -169,7 +169,7 @@ function Submit({ onStarted }) {
       setDoing("");
     }
   };
-  // A file that misses the form would otherwise replace the page.
+  // A file dropped beside the form would otherwise replace the page.
   useEffect(() => {
     const keep = (event) => event.preventDefault();
     for (const kind of ["dragover", "drop"]) addEventListener(kind, keep);

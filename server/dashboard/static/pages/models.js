@@ -1,4 +1,4 @@
-// The learned cost models: how well each version predicts records that it was not trained on.
+// The learned cost models: each version's accuracy on records outside its training set.
 import { useMemo } from "preact/hooks";
 import { Chart } from "tunefarm/charts.js";
 import { ago, digits, latency, percent } from "tunefarm/format.js";

@@ -1,11 +1,11 @@
-// Pieces that several pages have.
+// Components that several pages use.
 import { useState } from "preact/hooks";
 import { html } from "tunefarm/html.js";
 
-// As many as a job may ask for: it has another goal.
+// The most trials of a job: such a job has another goal.
 const MAX_TRIALS = 10_000_000;
 
-// What an answer is: its value drawn by `children`, the problem in its place, or a word while it is on its way.
+// An answer: its value rendered by `children`, or a problem, or a word while it is loading.
 export function Answer({ answer, children }) {
   const { value, problem } = answer;
   return html`${problem && html`<${Alert} problem=${problem} />`}
@@ -20,23 +20,23 @@ export function State({ state }) {
   return html`<span class=${`state ${state}`}>${state}</span>`;
 }
 
-// A workload's hash, by which the command line finds its schedules, with a button that copies it.
+// A workload's hash, for the command line, with a button that copies it.
 export function Hash({ workload }) {
   const [isCopied, setCopied] = useState(false);
   const copy = async () => {
     await navigator.clipboard.writeText(workload);
     setCopied(true);
   };
-  // Browsers have a clipboard only over https and on this machine.
+  // Browsers allow the clipboard only over https and on localhost.
   return html`<code>${workload}</code>${navigator.clipboard && html` <button type="button" class="small" onClick=${copy} aria-label=${`Copy the hash ${workload}`}>${isCopied ? "copied" : "copy"}</button>`}`;
 }
 
-// A figure with its name below.
+// A figure with its name below it.
 export function Fact({ name, children }) {
   return html`<div class="fact"><dd>${children}</dd><dt>${name}</dt></div>`;
 }
 
-// The progress of a job's trials, with what is left of its time.
+// The progress of a job's trials.
 export function Trials({ job, leftS }) {
   const isEndless = job.trials === MAX_TRIALS;
   const whole = Math.max(job.trials, job.trials_done);
@@ -47,7 +47,7 @@ export function Trials({ job, leftS }) {
   </span>`;
 }
 
-// How much faster the tuned model is.
+// The tuned model's speed-up.
 export function Gain({ job }) {
   const { untuned_latency_s: untuned, tuned_latency_s: tuned } = job;
   return untuned && tuned ? html`<b class="gain">${(untuned / tuned).toPrecision(3)}×</b>` : "–";

@@ -1,4 +1,4 @@
-// Names that point to artifacts; administrators set, move and delete them.
+// Names of artifacts, which administrators set, move and delete.
 import { useState } from "preact/hooks";
 import { call } from "tunefarm/api.js";
 import { ago, latency } from "tunefarm/format.js";

@@ -1,4 +1,4 @@
-// Subgraphs under the limits of their machine: operations a second, and bytes a second from memory and from caches.
+// Subgraphs under their device's limits: operations per second, and bytes per second from memory and caches.
 import { useMemo } from "preact/hooks";
 import { Chart } from "tunefarm/charts.js";
 import { digits, scaled } from "tunefarm/format.js";
@@ -7,8 +7,8 @@ import { machineLimits } from "tunefarm/series.js";
 
 const STEPS = 60;
 
-// `parts` are the subgraphs of a job, of which `here`, a workload, is set off if it is given; `classes` are all device
-// classes, undefined before they are known.
+// `parts` are a job's subgraphs. `here`, if given, is the workload to highlight. `classes` are all device
+// classes, undefined until they are loaded.
 export function Roofline({ job, classes, parts, here }) {
   const device = classes?.items.find((one) => one.key === job.device_class);
   const limits = device && machineLimits(device);
@@ -24,7 +24,7 @@ function series(limits, parts, here) {
   const points = parts
     .filter((part) => part.best && part.best.num_bytes > 0 && part.best.flops > 0)
     .map((part, number) => ({
-      // A chart has one point at each x: equal ones are moved by less than anybody sees.
+      // A chart has one point for each x, so points with equal x are moved by an invisible amount.
       intensity: (part.best.flops / part.best.num_bytes) * (1 + number * 1e-6),
       speed: part.best.flops / part.best_s,
       isHere: part.tasks.some((task) => task.workload === here),

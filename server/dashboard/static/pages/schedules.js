@@ -1,11 +1,11 @@
-// The best schedules known, found by operator and shape.
+// The best known schedules, searchable by operator and shape.
 import { useState } from "preact/hooks";
 import { ago, latency, speed } from "tunefarm/format.js";
 import { useAnswer } from "tunefarm/hooks.js";
 import { html } from "tunefarm/html.js";
 import { Answer, Hash } from "tunefarm/pages/parts.js";
 
-// Rows that a button adds, and the most that the service answers with.
+// Rows that the button adds, and the most rows of an answer.
 const PAGE = 50;
 const MOST = 200;
 

@@ -1,4 +1,4 @@
-// Where a service asks for a token: the browser keeps it in a cookie that no script can read.
+// The form that asks for a token. The browser keeps it in a cookie that no script can read.
 import { useState } from "preact/hooks";
 import { call } from "tunefarm/api.js";
 import { html } from "tunefarm/html.js";

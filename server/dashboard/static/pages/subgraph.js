@@ -1,4 +1,4 @@
-// One subgraph of a job: its best program beside the one it began as, and the predictions of its times.
+// One subgraph of a job: its best program beside the unscheduled one, and the cost model's predictions.
 import { useMemo } from "preact/hooks";
 import { Chart } from "tunefarm/charts.js";
 import { ago, bytes, digits, latency, scaled, speed } from "tunefarm/format.js";
@@ -39,7 +39,7 @@ export function SubgraphPage({ id, workload }) {
   <//>`;
 }
 
-// Other ways to compute the same, of which the fastest is compiled in.
+// Variants that compute the same. The model is compiled with the fastest.
 function Variants({ id, task, tasks }) {
   const place = task.variant_of || task.workload;
   const others = tasks.filter((one) => one.workload !== task.workload && (one.variant_of || one.workload) === place);
@@ -61,7 +61,7 @@ function Programs({ tvmscript, best }) {
   </section>`;
 }
 
-// Each program's predicted latency against its measured one.
+// Predicted against measured latency of each program.
 function Predictions({ trials }) {
   const rows = useMemo(
     () =>
