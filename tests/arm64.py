@@ -1,4 +1,4 @@
-"""A small arm64 Debian that runs here under qemu, with our worker installed: made once, kept in the cache.
+"""A small arm64 Debian under qemu with our worker installed, built once and cached.
 
 Needs root, because it makes a root file system and registers an interpreter for its programs.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from tests import debian
 from tests.debian import CHECKOUT, PYTHON, Unavailable
 
-PACKAGES = "/opt/tunefarm"  # where ours and what it needs lie in the root
+PACKAGES = "/opt/tunefarm"  # where our packages and their dependencies are in the root
 QEMU = "/usr/bin/qemu-aarch64-static"
 BINFMT = Path("/proc/sys/fs/binfmt_misc")
 # 64-bit little-endian ELF programs and libraries for machine 183. F: opened now, so it works in a chroot too.
@@ -28,7 +28,7 @@ FORMAT = (
 
 
 def obstacle() -> str | None:
-    """Return why no such root can be made here, None when it can."""
+    """Return why no such root can be made here; None if it can."""
     if platform.machine() != "x86_64" or os.geteuid() != 0:
         return "needs root on an x86-64 machine"
     missing = [tool for tool in ("debootstrap", "unshare", QEMU) if shutil.which(tool) is None]
@@ -38,13 +38,13 @@ def obstacle() -> str | None:
 
 
 def bare() -> Path:
-    """The root, without our packages in Python's path. Raises Unavailable."""
+    """Return the root without our packages on Python's path. Raises Unavailable."""
     _register()
     return debian.make("arm64")
 
 
 def make() -> Path:
-    """The root with our worker; our own code in it is always the checkout's. Raises Unavailable."""
+    """Return the root with our worker; its code is always the checkout's. Raises Unavailable."""
     root = bare()
     pinned, pins = Path(f"{root}{PACKAGES}/pinned"), (CHECKOUT / "constraints.txt").read_text()
     if not pinned.exists() or pinned.read_text() != pins:
@@ -74,7 +74,7 @@ def _register() -> None:
 
 
 def _install(root: Path) -> None:
-    """Install the worker's dependencies as wheels for arm64: nothing is built, nothing runs emulated."""
+    """Install the worker's dependencies as wheels for arm64, without building or emulation."""
     found = debian.wheels("aarch64", "worker")
     platforms = [
         option

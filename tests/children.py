@@ -1,4 +1,4 @@
-"""Find and kill children of the compiler, as the kernel does when memory runs out."""
+"""Find and kill the compiler's child processes, as the kernel does when memory runs out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PATIENCE_S = 60.0
 
 
 def kill_the_child() -> None:
-    """Kill the first child of the compiler that this process has."""
+    """Kill this process's first compiler child."""
     child_of(os.getpid()).kill()
 
 

@@ -1,4 +1,4 @@
-"""Models that are compiled at once, as a job's last step does it in two."""
+"""Compile models in one call; a job's last step needs two."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def compile_model(model: bytes, folder: Path, threads: int = 1, scheduled: bool 
 
 
 def elementwise(kind: str, dtype: int, shape: tuple[int, ...] = (2, 3), outputs: int = 1) -> bytes:
-    """A model that computes `kind` of its input `x` once for each of its outputs."""
+    """Return a model that computes the operator `kind` of its input `x` for each output."""
     nodes = [helper.make_node(kind, ["x"], [f"y{index}"]) for index in range(outputs)]
     values = [helper.make_tensor_value_info(f"y{index}", dtype, shape) for index in range(outputs)]
     graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", dtype, shape)], values)

@@ -21,14 +21,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("no clock", deadline=None)
 settings.load_profile("no clock")
 
-# Where tests are started in the background of a shell they ignore SIGINT, and so would what they interrupt.
+# Tests in the background of a shell ignore SIGINT, and the processes that they interrupt would too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let every process begin with slow tests: what worksteal shares out in the end is short."""
+    """Start with slow tests, so that the last tests, which worksteal distributes, are short."""
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     slow = [item for item in items if item.get_closest_marker("slow")]
     quick = [item for item in items if not item.get_closest_marker("slow")]
@@ -60,5 +60,5 @@ def redis_server() -> Iterator[services.Redis]:
 
 @pytest.fixture(scope="session")
 def emptied(postgresql: services.Postgresql) -> services.Emptied:
-    """Return a PostgreSQL database to empty before each test."""
+    """Return a PostgreSQL database that is emptied before each test."""
     return services.Emptied(postgresql.create("emptied"))

@@ -18,22 +18,21 @@ import platformdirs
 from server.install.bundle import wheel_of
 
 CHECKOUT = Path(__file__).parents[1]
-# Not in the checkout: tools that walk it had better not meet another system's root.
+# Not in the checkout, whose tools should not find another system's root.
 CACHE = platformdirs.user_cache_path("tunefarm")
 PYTHON = "3.11"
-SUITE = "bookworm"  # whose Python that is
+SUITE = "bookworm"  # the release's Python
 INCLUDED = "python3-venv,base-passwd"
 OPTIONS = ("--variant=minbase", f"--include={INCLUDED}")
 
 
 class Unavailable(Exception):
-    """This machine doesn't allow such a root; the message says why."""
+    """This machine doesn't allow such a root. The message says why."""
 
 
 def make(architecture: str, *, configured: bool = False) -> Path:
-    """A root of Debian's architecture, made now unless an earlier run left it. Raises Unavailable.
-
-    Only in one that is `configured` apt-get installs more; it has to be of this machine's architecture.
+    """Return a root of this Debian architecture, made now unless it is cached. Raises Unavailable. apt-get
+    works only in a `configured` root, which must have this machine's architecture.
     """
     root = CACHE / f"debian-{architecture}{'-configured' if configured else ''}"
     finished = root / "finished"
@@ -49,8 +48,9 @@ def make(architecture: str, *, configured: bool = False) -> Path:
 
 
 def wheels(machine: str, extras: str, *others: str) -> Path:
-    """A folder with the wheels that extras and others need on a machine, as Linux names it: fetched now
-    unless an earlier run left it."""
+    """Return a folder with the wheels of extras and other packages for an architecture. Download them unless
+    they are cached.
+    """
     folder = CACHE / f"wheels-{machine}-{extras}"
     pins = CHECKOUT / "constraints.txt"
     needed = "\n".join([*others, *(requires("tunefarm") or ()), pins.read_text()])
@@ -131,7 +131,7 @@ def run(command: Sequence[str]) -> None:
 
 
 def _unpack(root: Path, architecture: str) -> None:
-    """Install Python without configuring packages, which would run emulated scripts for minutes."""
+    """Install Python without configuring packages: emulated, their scripts would take minutes."""
     try_(["debootstrap", f"--arch={architecture}", *OPTIONS, "--foreign", SUITE, str(root)])
     for package in sorted((root / "var/cache/apt/archives").glob("*.deb")):
         with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(package)], stdout=subprocess.PIPE) as files:

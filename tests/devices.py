@@ -1,4 +1,4 @@
-"""Devices for databases, jobs and searches; nothing is measured on them."""
+"""Devices for databases, jobs and searches. Nothing is measured on them."""
 
 from __future__ import annotations
 

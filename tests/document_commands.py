@@ -1,6 +1,5 @@
-"""The commands in the documents, and what each is checked against.
-
-Those that aren't PARSED are run as well, in tests/acceptance/test_tutorial.py."""
+"""The commands in the documents, and how each is checked. Commands outside PARSED are also run, in
+tests/acceptance/test_tutorial.py."""
 
 from __future__ import annotations
 
@@ -47,14 +46,14 @@ DOCUMENTS = sorted(
 )
 
 
-# Each process parses what `tunefarm` passes on to it.
+# Each process parses the arguments that `tunefarm` passes to it.
 PROCESSES: dict[str, Callable[..., object]] = {"server": server, "scheduler": scheduler, "worker": worker}
 
 
 SETTINGS: Sequence[type[BaseSettings]] = (CommandSettings, ServerSettings, SchedulerSettings, WorkerSettings)
 
 
-# Commands of other programs, of which nothing can be held against this checkout, and why.
+# Commands of other programs, which can't be checked here, and why.
 EXCEPTED = {
     "sudo apt install python3-venv curl": "what /install needs; tests/acceptance/test_install.py",
     "sudo apt install python3.11-venv curl": "the same on a Jetson",
@@ -71,7 +70,7 @@ EXCEPTED = {
 }
 
 
-# Commands, by how they begin, that are only parsed, and why. tests/acceptance/test_tutorial.py runs the rest.
+# Beginnings of commands that are only parsed, and why. tests/acceptance/test_tutorial.py runs the rest.
 PARSED = {
     ".ci/run": "continuous integration itself",
     "make": "continuous integration runs these targets",
@@ -111,7 +110,7 @@ PARSED = {
 }
 
 
-# Modules that don't read arguments by argparse: that they exist is all that is checked.
+# Modules without argparse: the test only checks that they exist.
 WITHOUT_PARSER = {"benchmarks", "examples.run_artifact", "tests.unit.search.test_goldens"}
 
 
@@ -121,7 +120,7 @@ BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`\n]+)`")
 
 
-# Words that begin a command where they are followed by another one; `tunefarm.tune` is none.
+# Words that begin a command if another word follows. `tunefarm.tune` is not a command.
 PROGRAMS = (
     "tunefarm",
     "python",
@@ -152,7 +151,7 @@ class Command:
 
 
 def commands(document: Path) -> Iterator[Command]:
-    """Yield the commands of all blocks for a shell, and those in lines."""
+    """Yield the commands in shell blocks and in inline code."""
     text = document.read_text()
     for language, block in BLOCK.findall(text):
         if language.partition(" ")[0] in ("", "sh"):
@@ -160,7 +159,7 @@ def commands(document: Path) -> Iterator[Command]:
                 yield from _of_line(line)
     for quoted in INLINE.findall(BLOCK.sub("", text)):
         if quoted.partition(" ")[0] in PROGRAMS and " " in quoted:
-            # In a sentence, a command without anything else is only named.
+            # A bare command in a sentence is only a name.
             yield from _of_line(quoted + " --help" * bool(NAMED.fullmatch(quoted)))
 
 
@@ -178,7 +177,7 @@ def _of_line(line: str) -> Iterator[Command]:
 
 
 def commands_to_run() -> list[str]:
-    """Return the commands of all documents that are neither PARSED nor names in a sentence, each once."""
+    """Return the distinct commands of all documents that are neither PARSED nor names in a sentence."""
     texts = {command.text: None for document in DOCUMENTS for command in commands(document)}
     return [text for text in texts if not text.startswith(tuple(PARSED)) and not text.endswith(" --help")]
 

@@ -1,4 +1,4 @@
-"""Random programs for a GPU: compiled by CUDA's tools, run on a GPU or emulated."""
+"""Random GPU programs: compile them with CUDA's tools, and run them on a GPU or an emulator."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.suite import Case
 CAPABILITY = 80
 FACTS = {"kind": "cuda", "arch": "sm_80", "max_threads_per_block": 1024, "max_shared_memory_per_block": 49152}
 TARGET = tvm.target.Target({**FACTS, "thread_warp_size": 32}, host={"kind": "llvm"})
-# This many kernels together take a compiler little longer than one.
+# A compiler needs hardly more time for this many kernels than for one.
 BATCH = 20
 DRAWN_AT_ONCE = 64
 
@@ -72,7 +72,7 @@ def compiled(case: Case, program: Program) -> Candidate | Failure:
 
 
 def failures(candidates: Sequence[Candidate]) -> list[Failure]:
-    """Return the programs that CUDA's compilers refuse or that compute wrong results."""
+    """Return the programs that don't compile or that compute wrong results."""
     found: list[Failure] = []
     for batch in _batches(candidates):
         with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,5 @@
-"""Builds images without a builder: each stage of a Dockerfile is a Debian root, its steps are done by chroot.
-
-Needs root. Knows the instructions that deploy/Dockerfile has, and refuses others.
+"""Build images without Docker: each stage of a Dockerfile is a Debian root, in which chroot runs the steps.
+Needs root. Supports only the instructions of deploy/Dockerfile.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _WITHOUT_EFFECT = ("COMMENT", "EXPOSE")
 
 
 def obstacle() -> str | None:
-    """Return why no image can be made here, None when it can."""
+    """Return why no image can be built here; None if it can."""
     if os.geteuid() != 0:
         return "needs root"
     missing = [tool for tool in ("debootstrap", "unshare", "nsenter") if shutil.which(tool) is None]
@@ -38,7 +37,7 @@ def obstacle() -> str | None:
 
 @dataclass
 class Image:
-    """A root, and how a container of it is started."""
+    """A root, and how to start a container from it."""
 
     root: Path
     environment: dict[str, str] = field(default_factory=lambda: {"PATH": _PATH})
@@ -47,7 +46,7 @@ class Image:
     entrypoint: tuple[str, ...] = ()
 
     def derived(self, root: Path) -> Image:
-        """Return an image that begins as this one, in a new root."""
+        """Return a copy of this image in a new root."""
         debian.run(["cp", "--archive", "--reflink=auto", str(self.root), str(root)])
         return Image(root, dict(self.environment), self.folder, self.user, self.entrypoint)
 
@@ -64,7 +63,7 @@ class Image:
         return Container(process, of_container, self._as_user())
 
     def run(self, command: str, environment: Mapping[str, str], bound: Mapping[str, Path]) -> None:
-        """Run a command of a shell, which may change the root."""
+        """Run a shell command, which may change the root."""
         words = [*self._as_user(), "/bin/sh", "-c", command]
         step = debian.start(
             self.root, self._in_folder(words), {**self.environment, **environment}, bound=bound
@@ -73,7 +72,7 @@ class Image:
         assert step.returncode == 0, f"RUN {command}: {output[-3000:]}"
 
     def path(self, named: str) -> Path:
-        """Return where a path of the image is here."""
+        """Return the path on this machine of a path in the image."""
         return self.root / str(self.folder / named).lstrip("/")
 
     def _as_user(self) -> list[str]:
@@ -87,14 +86,14 @@ class Image:
 
 @dataclass(frozen=True)
 class Container:
-    """A started entry point, whose process is `process` itself."""
+    """A running entry point. `process` is the container's own process."""
 
     process: subprocess.Popen[str]
     environment: Mapping[str, str]
     as_user: Sequence[str]
 
     def succeeds(self, check: Sequence[str]) -> bool:
-        """Run a health check as a composition writes it, beside the entry point."""
+        """Run a composition's health check beside the entry point."""
         how, *words = check
         command = words if how == "CMD" else ["/bin/sh", "-c", *words]
         enter = ["nsenter", "--target", str(self.process.pid), "--mount", "--root", "--wd"]
@@ -104,16 +103,15 @@ class Container:
         return done.returncode == 0
 
     def stop(self) -> tuple[int, str]:
-        """End it as a composition does; return the exit code and what it said."""
+        """Stop it as a composition does; return the exit code and the output."""
         self.process.terminate()
         output, _ = self.process.communicate(timeout=120)
         return self.process.returncode, output
 
 
 def build(dockerfile: Path, context: Path, targets: Sequence[str], folder: Path) -> dict[str, Image]:
-    """Return the images of some stages, by their names. Raises Unavailable.
-
-    pip finds what it installs in a folder that this machine's own pip has filled; no image keeps any of that.
+    """Build and return the images of some stages, by name. pip installs from a folder that this machine's pip
+    filled; no image keeps the folder. Raises Unavailable.
     """
     with dockerfile.open("rb") as file:
         steps = DockerfileParser(fileobj=file).structure
@@ -122,7 +120,7 @@ def build(dockerfile: Path, context: Path, targets: Sequence[str], folder: Path)
     extras = {extra for listed in re.findall(r"'\.\[([\w,]+)\]'", text) for extra in listed.split(",")}
     # Debian's Python is 3.11.2, for which redis wants async-timeout; the image's own is newer, as ours.
     wheels = debian.wheels(os.uname().machine, ",".join(sorted(extras)), "setuptools", "async-timeout")
-    # The server's bundles hold libraries for other machines, too.
+    # The server's bundles also have libraries for other architectures.
     others = debian.wheels("aarch64", "worker,verify")
     outside = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/mnt /srv", "PIP_NO_COMPILE": "1"}
     outside |= {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
@@ -161,7 +159,7 @@ def build(dockerfile: Path, context: Path, targets: Sequence[str], folder: Path)
 
 
 def _needed(steps: Sequence[Mapping[str, str]], targets: Sequence[str]) -> set[str]:
-    """Return the names of the stages that the targets are made of."""
+    """Return the names of the stages that the targets depend on."""
     sources: dict[str, set[str]] = {}
     for step in steps:
         if step["instruction"] == "FROM":

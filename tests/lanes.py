@@ -1,4 +1,4 @@
-"""A pytest plugin that chooses how much of the slow lane runs.
+"""A pytest plugin that selects how much of the slow lane runs.
 
 A test marked `slow_lane` always runs when pytest is called without `--slow-lane`. `make test` leaves these
 tests out. `.ci/run` runs one of PARTS parts of them, which the hash of the commit chooses: the parts of all

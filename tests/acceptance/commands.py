@@ -1,4 +1,4 @@
-"""The command line as a process of its own."""
+"""Run the command line as a separate process."""
 
 from __future__ import annotations
 

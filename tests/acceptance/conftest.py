@@ -1,4 +1,4 @@
-"""Fixtures of tests of the whole stack: an environment of its own, and a model of few subgraphs."""
+"""Fixtures for tests of the whole stack: a separate environment, and a model with few subgraphs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""An arm64 worker, emulated, attached to an x86 service: a convolution is tuned for it and runs on it, built
-by a worker of this machine."""
+"""An emulated arm64 worker of an x86 service: a convolution is built by a worker on this machine, then tuned
+and run on arm64."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def farm(tmp_path: Path) -> Iterator[Service]:
 
 
 def well_built(farm: Service) -> list[bool]:
-    """Return, for each trial that went well, whether a builder built it."""
+    """Return whether a builder built it, for each successful trial."""
     database = Database(farm.database_url)
     with database.begin() as session:
         (job,) = jobs.list_jobs(session, 10, None)
@@ -75,7 +75,7 @@ def test_a_convolution_is_tuned_for_arm64_and_runs_there(farm: Service, tmp_path
     board = arm64.start(
         root,
         ["/usr/bin/python3", "-m", "worker", "--server", farm.address, "--name", NAME, "--threads", "1"],
-        # Emulated code takes its time.
+        # Emulated code is slow.
         {"TUNEFARM_WORKER_START_TIMEOUT_S": "600", "TUNEFARM_WORKER_BUILD_TIMEOUT_S": "300"},
     )
     try:

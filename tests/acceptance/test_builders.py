@@ -1,4 +1,4 @@
-"""One worker builds and another measures: real processes, real code, also when the builder is killed."""
+"""One worker builds and another measures, with real processes and code, even if the builder is killed."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_builder_that_is_killed_and_comes_back_costs_nothing(farm: Service, mo
     assert all(trial.library_sha for trial in well), "the device built nothing"
     assert kept == 0
     assert built >= 8
-    # Beside the trials, the whole model is timed, untuned and tuned.
+    # The whole model is timed too, untuned and tuned.
     assert measured >= len(well)
     assert published_faster(farm.folder)
 
@@ -90,7 +90,7 @@ def test_a_builder_that_is_killed_and_comes_back_costs_nothing(farm: Service, mo
 def test_devices_go_on_alone_when_the_builder_is_gone(farm: Service, model: Path) -> None:
     with ExitStack() as workers:
         workers.enter_context(worker(farm, "device", "--threads", "1"))
-        # It has twice the cores of the device, so it builds for it without being asked to.
+        # A builder with twice the device's cores builds for it by default.
         builder = workers.enter_context(worker(farm, "builder", "--build", "--threads", "2"))
         tuning = farm.start_tuning(model, "--trials", "16")
         until(lambda: tuning.poll() is not None or holds_a_lease(farm), 400.0)

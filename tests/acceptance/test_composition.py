@@ -1,5 +1,5 @@
-"""The composition of docker-compose.yml as plain processes, and more of them: two servers, two schedulers and
-two workers over one PostgreSQL and one Redis."""
+"""The composition of docker-compose.yml as plain processes, doubled: two servers, two schedulers and two
+workers over one PostgreSQL and one Redis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes of the real stack are killed while it tunes with TVM; the job must not notice."""
+"""Kill processes of the real stack while it tunes with TVM. The job must finish all the same."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def kill_one(of: subprocess.Popen[bytes], module: str, errors: Path) -> None:
 def test_a_job_survives_the_death_of_each_of_its_processes(
     model: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    # Of more subgraphs than the model that other tests have: it has to last.
+    # A model with more subgraphs than other tests use, because the job has to last.
     onnx.save(make("resnet18", tiny=True), model)
     command = [sys.executable, "-m", "tunefarm", "tune", str(model), "--trials", str(TRIALS)]
     errors = tmp_path / "errors"

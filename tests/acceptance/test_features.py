@@ -1,4 +1,4 @@
-"""A worker that gives instruction sets up: a device class of its own, whose code doesn't use them."""
+"""A worker with disabled instruction sets has its own device class, whose code doesn't use them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tunefarm up` on a disk that fills up: it says so, loses nothing, and goes on when there is room."""
+"""`tunefarm up` on a disk that fills up: it reports that, loses nothing, and continues when space is free."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_stack_goes_on_after_its_disk_was_full(
             with full(tmp_path / "data"):
                 answer = http.post("/v1/models", content=b"\x3a" + bytes([200, 1]) + bytes(200))
                 assert (answer.status_code, "full" in answer.json()["detail"]) == (507, True)
-                # It can't start on a full disk, and is given up after some tries.
+                # It can't start on a full disk, and supervision gives up after some tries.
                 family(up.pid, "server")[-1].kill()
                 time.sleep(20.0)
                 assert up.poll() is None, errors.read_text()

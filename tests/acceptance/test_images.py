@@ -1,5 +1,5 @@
-"""The images of deploy/Dockerfile, made without a builder: their containers pass the health checks of the
-composition and tune a model together."""
+"""The images of deploy/Dockerfile, built without Docker: their containers pass the composition's health
+checks and tune a model together."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ USER = 10001
 
 
 class Composition:
-    """Containers by their role, which end with it."""
+    """Containers by role, which stop with the composition."""
 
     def __init__(self, made: dict[str, Image], folder: Path, settings: dict[str, str]) -> None:
         self.images = made

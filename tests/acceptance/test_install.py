@@ -20,7 +20,7 @@ pytestmark = [
 ]
 PREFIX = "/opt/worker"
 WHEELS = "/var/tmp/wheels"
-# The device has packages from an index of its own, and nothing of a checkout.
+# The device has a package index, and no checkout.
 ENVIRONMENT = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": WHEELS, "PIP_NO_COMPILE": "1"}
 
 
@@ -49,7 +49,7 @@ def test_a_fresh_device_becomes_a_worker(machine: str, tmp_path: Path) -> None:
         finally:
             board.terminate()
             board.communicate(timeout=60)
-        # Told to update, it fetches tunefarm again from the service; all else is there.
+        # An update downloads only tunefarm from the service again.
         again = finished(debian.start(root, ["/bin/sh", f"{PREFIX}/install", "--update"], ENVIRONMENT), 1500)
         assert "updated to tunefarm" in again
     shutil.rmtree(f"{root}{PREFIX}")

@@ -1,5 +1,5 @@
-"""A real Prometheus, configured as in deploy/monitoring, scrapes a service that tunes: the Grafana board, the
-alert rules and the scaling of schedulers ask for what is there."""
+"""A real Prometheus, configured as in deploy/monitoring, scrapes a tuning service. All metrics of the Grafana
+board, the alert rules and the scaling rule exist."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.slow_lane, pytest.mark.timeout(300)]
 DEPLOY = Path(__file__).parents[2] / "deploy"
 MONITORING = DEPLOY / "monitoring"
 TOKEN = "the bootstrap token"
-# What is counted only where something went wrong.
+# Metrics that exist only after a failure.
 OF_TROUBLE = re.compile(r'status=~"5\.\."|outcome!="ok"')
 
 
@@ -48,7 +48,7 @@ class Prometheus:
         return answer.json()["data"]
 
     def series(self, expression: str) -> list[dict[str, str]]:
-        """Return the labels of all series that a panel of the test's time would draw."""
+        """Return the labels of all series that a panel would draw."""
         now = time.time()
         asked = self.ask("query_range", query=expression, start=self.since, end=now, step=1)
         return [one["metric"] for one in asked["result"]]
@@ -63,7 +63,7 @@ class Prometheus:
 
 @contextmanager
 def prometheus(folder: Path, ports: dict[str, int]) -> Iterator[Prometheus]:
-    """Run Prometheus with deploy's configuration, but for the hosts, the token's file and its pace."""
+    """Run Prometheus with deploy's configuration, except for hosts, token file and intervals."""
     program = shutil.which("prometheus")
     if program is None:
         pytest.skip("Prometheus is not installed: apt-get install prometheus")
@@ -99,7 +99,7 @@ def prometheus(folder: Path, ports: dict[str, int]) -> Iterator[Prometheus]:
 
 
 def refused_model() -> bytes:
-    """A model that is taken and then can't be imported: a step of its job fails."""
+    """A model that is accepted but can't be imported, so a step of its job fails."""
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in "xy"]
     node = helper.make_node("Unheard", ["x"], ["y"], domain="of.nobody")
     graph = helper.make_graph([node], "refused", values[:1], values[1:])
@@ -142,7 +142,7 @@ def scraped(model: Path, environment: dict[str, str], tmp_path: Path) -> Iterato
             _, errors = refused.communicate()
             assert refused.returncode != 0
             assert "Unheard" in errors
-            # A rate takes two scrapes.
+            # A rate needs two scrapes.
             time.sleep(3.0)
             yield running
     finally:
@@ -151,7 +151,7 @@ def scraped(model: Path, environment: dict[str, str], tmp_path: Path) -> Iterato
 
 
 def store_an_evaluated_model(folder: Path, device_class: str) -> None:
-    """As the scheduler does when it has hundreds of records."""
+    """Store an evaluated cost model, as the scheduler does after hundreds of records."""
     database = Database(f"sqlite:///{next((folder / 'data').rglob('*.db'))}")
     metrics = {"learned": {"records": 9, "r2": 0.8, "pairwise": 0.9, "recall": 0.7}}
     with database.begin() as session:
@@ -176,7 +176,7 @@ def test_what_is_asked_for_is_there(scraped: Prometheus) -> None:
 
 
 def odd_panels(scraped: Prometheus) -> list[tuple[str, str, object]]:
-    """Return the board's queries that get nothing, or series without the labels that they are grouped by."""
+    """Return the board's queries that return no series, or series without the labels of their grouping."""
     odd: list[tuple[str, str, object]] = []
     for panel in json.loads((MONITORING / "grafana.json").read_text())["panels"]:
         for target in panel["targets"]:

@@ -1,4 +1,5 @@
-"""`tunefarm up` over mutual TLS with a token: its own worker gets in, a token of less scope does less."""
+"""`tunefarm up` over mutual TLS with a token: its own worker connects, and a token can do only what its scope
+allows."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Networks whose inputs have no fixed size, on the real stack: tuned in several sizes, and run between
-them."""
+"""Networks with dynamic input sizes on the real stack: tuned for several sizes, run at sizes between them."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ def test_a_transformer_is_tuned_in_several_sizes_and_padded_between_them(
         (wanted,) = reference.run(None, {"input": inputs, "mask": mask})
         np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4)
 
-    # What was measured serves later sizes and jobs.
+    # Later sizes and jobs reuse the measurements.
     again = ["compile", "net.onnx", "--shape", "tokens=8,32", "--batch", 2, "--output", "again", "--json"]
     compiled = json.loads(done(tunefarm(again, environment, tmp_path)))
     assert [result["job"]["trials_done"] for result in compiled] == [0, 0]

@@ -1,4 +1,4 @@
-"""Traces: a collector that speaks OTLP hears of one job from every process, in one trace."""
+"""An OTLP collector receives one trace of a job, with spans of every process."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def over_http(collector: Collector) -> Iterator[dict[str, str]]:
             self.wfile.write(answer)
 
         def log_message(self, *_: Any) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)

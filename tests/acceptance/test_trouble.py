@@ -1,4 +1,4 @@
-"""A machine on which the measuring process dies of an instruction that its processor lacks."""
+"""A machine whose processor lacks an instruction of the measuring process."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.acceptance.commands import done, tunefarm
 
 pytestmark = [pytest.mark.slow_lane, pytest.mark.timeout(300)]
 
-# Python runs it first in every process, and the child's environment has the PYTHONPATH of the user: only the
-# measuring process dies, as it would of TVM's code for another processor.
+# Python runs this file first in every process. Only the measuring process dies, as TVM's code for another
+# processor would.
 SITECUSTOMIZE = """
 import os, signal, sys
 if "worker.runner.child" in sys.orig_argv and os.path.exists({broken!r}):
@@ -23,7 +23,7 @@ if "worker.runner.child" in sys.orig_argv and os.path.exists({broken!r}):
 
 @pytest.fixture
 def broken(environment: dict[str, str], tmp_path: Path) -> Path:
-    """A file during whose existence no measuring process starts."""
+    """A file: while it exists, no measuring process starts."""
     file = tmp_path / "broken"
     file.touch()
     folder = tmp_path / "site"

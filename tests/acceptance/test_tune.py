@@ -68,7 +68,7 @@ def test_a_model_is_tuned_compiled_again_and_computes_the_same(
     (expected,) = reference.run(None, {"input": image})
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, rtol=1e-3, atol=1e-4)
 
-    # The bundle that came with it builds and runs by itself.
+    # The bundle builds and runs without anything else.
     again = tmp_path / "again"
     sources = [str(again / name) for name in ("main.c", "tunefarm.c")]
     flags = ["-I", str(again), "-I", str(again / "include"), f"-L{again / 'lib'}", "-l:libtvm_ffi.so", "-ldl"]

@@ -1,5 +1,5 @@
-"""The tutorial's commands, one after the other, with this machine as the board and a small network;
-then, on the same service, those of all other documents."""
+"""Run the tutorial's commands in order, with this machine as the board and a small network. Then run the
+commands of all other documents on the same service."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from tunefarm.client.values import JobRequest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 BLOCK = re.compile(r'^```sh title="([^"]+)"\n(.*?)^```', re.MULTILINE | re.DOTALL)
-# What documents call models is a small one here, whose job gets few trials.
+# All models of the documents are one small model here, whose job gets few trials.
 MODEL = re.compile(r"\b(tune|compile) \S+")
 TRIALS = re.compile(r" --trials \d+")
-# A worker's name where it is given an order.
+# A worker's name in a command to it.
 ORDERED = re.compile(r"\b(workers (?:drain|resume|evict)|calibrate) \S+")
-# `delete` comes long after `cancel`, because a scheduler may be at work on the job for a while; the others
-# would keep the worker from its work.
+# `delete` comes long after `cancel`, because a scheduler may still work on the job. The others stop the
+# worker.
 FIRST, LAST, STOPPED = ("cancel",), ("delete", "calibrate", "revoke", "evict"), ("restore", "migrate")
 
 
 class Shell:
-    """Runs blocks of the tutorial with what they leave open filled in."""
+    """Runs blocks of the tutorial with their placeholders filled in."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -67,7 +67,7 @@ class Shell:
         self._started: list[subprocess.Popen[bytes]] = []
 
     def filled_in(self, command: str) -> str:
-        """Return a command of any document with the model, the worker and the job that there are."""
+        """Return a document's command with an existing model, worker and job."""
         command = ORDERED.sub(r"\1 board", MODEL.sub(r"\1 model.onnx", TRIALS.sub("", command)))
         for text, value in self.values.items():
             command = command.replace(text, value)
@@ -83,7 +83,7 @@ class Shell:
         return done.stdout
 
     def start(self, block: str) -> None:
-        """Run a block whose last command goes on."""
+        """Run a block whose last command keeps running."""
         for text, value in self.values.items():
             block = block.replace(text, value)
         *first, last = block.strip().splitlines()
@@ -112,7 +112,7 @@ def test_the_tutorial_and_every_command_of_the_documents_work(
 ) -> None:
     done = follow_tutorial(shell)
     fill_in(shell)
-    # To start a process takes longer than most of our commands do.
+    # Starting a process takes longer than most commands.
     for name in (name for name in os.environ if name.startswith("TUNEFARM_")):
         monkeypatch.delenv(name)
     for name, value in shell.environment.items():
@@ -132,13 +132,13 @@ def test_the_tutorial_and_every_command_of_the_documents_work(
 
 
 def turn(command: str) -> int:
-    """Return when a command is run: a greater number is later."""
+    """Return the order in which a command runs: greater numbers are later."""
     words = command.split()
     return next((at for at, group in ((0, FIRST), (2, LAST), (3, STOPPED)) if {*group} & {*words}), 1)
 
 
 def fill_in(shell: Shell) -> None:
-    """Set what words in capitals stand for on this service, with a job to cancel and to delete."""
+    """Set the values of words in capitals for this service, with a job to cancel and to delete."""
     (shell.folder / "model.onnx").write_bytes(transposed())
     (done,) = json.loads(shell.run("tunefarm jobs --json"))
     with Client(f"http://127.0.0.1:{shell.environment['TUNEFARM_PORT']}", "secret") as client:
@@ -159,7 +159,7 @@ def fill_in(shell: Shell) -> None:
 
 
 def follow_tutorial(shell: Shell) -> list[str]:
-    """Tune a model as the tutorial says; return its commands that did it."""
+    """Tune a model as the tutorial says; return the commands that did."""
     blocks = BLOCK.findall((CHECKOUT / "docs/tutorial.md").read_text())
     serve = next(block for title, block in blocks if title == "machine: serve")
     # The commands share the token that the machine has set.

@@ -1,4 +1,4 @@
-"""Small networks of the kinds that people bring are tuned and published, and compute what ONNX says."""
+"""Small networks like those of users are tuned and published, and their outputs are those of ONNX."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tunefarm.client import Client, JobRequest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 TRIALS = 12
-# Each exercises other operators; the slow lane has the rest.
+# Each has other operators; the slow lane runs the rest.
 EVERY_PUSH = ("decoder", "quantized")
 
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """One stack for all networks: what it learns of one helps the next."""
+    """One stack for all networks, so that each uses the cost model of the others."""
     with (
         service(tmp_path_factory.mktemp("zoo")) as farm,
         worker(farm, "own", "--threads", "2"),

@@ -1,6 +1,5 @@
-"""A stand-in for a GPU: libraries that take the place of NVIDIA's, and an nvcc whose cubins they can run.
-
-TVM's own CUDA runtime runs on it. Its times mean nothing: no figure comes from it.
+"""A stand-in for a GPU: libraries that replace NVIDIA's, and an nvcc whose cubins they can run. TVM's own
+CUDA runtime runs on it. Its times are meaningless, so no figure comes from it.
 """
 
 from __future__ import annotations
@@ -22,8 +21,9 @@ VERSIONS = "libcudart.so.13 { global: cuda*; local: *; };"
 
 
 class StandIn:
-    """A stand-in in a folder of its own. Processes with `environment` see its GPU; `behave` says how it
-    behaves for those that start from then on (see `cuda.cc` and `nvml.cc`)."""
+    """A stand-in in its own folder. Processes with `environment` see its GPU. `behave` sets its behaviour for
+    processes that start later (see `cuda.cc` and `nvml.cc`).
+    """
 
     def __init__(self, home: Path, libraries: Path) -> None:
         """`home` has the folder `bin` of nvcc."""
@@ -42,7 +42,7 @@ class StandIn:
         (self._libraries / "behaviour").write_text("".join(f"{line}\n" for line in lines))
 
     def copy(self, folder: Path) -> StandIn:
-        """Return one that behaves by itself."""
+        """Return a copy with its own behaviour."""
         shutil.copytree(self._libraries, folder)
         return StandIn(self._home, folder)
 

@@ -1,4 +1,4 @@
-"""CUDA programs run on the CPU: TVM's CUDA C compiled under device.h, launched as by TVM's host code."""
+"""Run CUDA programs on the CPU: compile TVM's CUDA C with device.h, and launch it like TVM's host code."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ STATUSES = {1: "too many threads", 2: "some threads of a block wait at a barrier
 
 
 class EmulationError(Exception):
-    """The program can't be launched, or its threads part ways at a barrier."""
+    """The program can't be launched, or its threads diverge at a barrier."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel call; `buffers` are its arguments: names of workspaces, positions of parameters."""
+    """One kernel call. `buffers` are its arguments: names of workspaces or positions of parameters."""
 
     kernel: str
     buffers: tuple[str | int, ...]
@@ -46,7 +46,7 @@ class HostCode:
 
 
 def host_code(module: tvm.IRModule, target: tvm.target.Target) -> HostCode:
-    """Raises EmulationError when nothing is launched."""
+    """Raises EmulationError if nothing is launched."""
     passes, *_ = default_s_tir_pipeline()
     lowered = passes(tirx.transform.BindTarget(target)(module))
     host = next(f for f in lowered.functions.values() if int(f.attrs["calling_conv"]) == HOST_CONVENTION)
@@ -72,7 +72,7 @@ def host_code(module: tvm.IRModule, target: tvm.target.Target) -> HostCode:
 
 
 def _viewed(data: Any) -> Any:
-    """The buffer whose data an expression is, if it is that of a buffer."""
+    """Return the buffer whose data pointer an expression is, if any."""
     return data.args[0] if isinstance(data, tvm.ir.Call) and len(data.args) else data
 
 
@@ -117,7 +117,7 @@ class Emulated:
 
 
 def compile_batch(programs: Sequence[tuple[str, HostCode]], folder: Path) -> list[Emulated]:
-    """Programs as (CUDA source, host code). Raises EmulationError when g++ refuses one."""
+    """Compile pairs of (CUDA source, host code). Raises EmulationError if g++ fails."""
     library = folder / "batch.so"
     refusal = compile_for_cpu(for_cpu(merged([source for source, _ in programs])), headers(), library)
     if refusal:
@@ -127,7 +127,7 @@ def compile_batch(programs: Sequence[tuple[str, HostCode]], folder: Path) -> lis
 
 
 def headers() -> Path:
-    """CUDA's include folder, of the extra 'cuda'."""
+    """Return CUDA's include folder from the extra 'cuda'."""
     nvcc = find_nvcc()
     assert nvcc is not None, "the extra 'cuda' is installed"
     return nvcc.parents[1] / "include"

@@ -1,5 +1,5 @@
-"""The nvcc of the stand-in: NVIDIA's, which accepts or refuses the source and reports on it. Behind its cubin
-then stand the same kernels for this CPU, as `cuda.cc` loads them.
+"""The stand-in's nvcc: it calls NVIDIA's nvcc, which checks the source and reports on it. It appends the same
+kernels for this CPU to the cubin, where `cuda.cc` loads them.
 
     python nvcc.py NVCC HEADERS ARGUMENTS...    NVIDIA's nvcc, CUDA's headers, what nvcc was called with
 """

@@ -1,4 +1,4 @@
-"""CUDA's compilers as tests call them: many programs at once."""
+"""Call CUDA's compilers for many programs at once."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from compiler.codegen.nvcc import NvccError, compile_cubin
 
 
 def preamble(source: str) -> str:
-    """Return what stands before the kernels: sources with the same one can be compiled together."""
+    """Return the text before the kernels. Sources with the same preamble can be compiled together."""
     return source[: source.index(KERNELS_START)]
 
 
 def merged(sources: Sequence[str]) -> str:
-    """Programs with one preamble as one source, the kernels of each named after its number."""
+    """Join programs with the same preamble to one source. Kernel names get the program's number."""
     bodies = [source[source.index(KERNELS_START) :] for source in sources]
     renamed = [
         re.sub(r"\bmain_kernel", f"program_{number}_main_kernel", body) for number, body in enumerate(bodies)
@@ -24,7 +24,7 @@ def merged(sources: Sequence[str]) -> str:
 
 
 def compile_error(sources: Sequence[str], capability: int) -> str:
-    """Compile programs with one preamble; return what the compilers say, empty when they accept them."""
+    """Compile programs with the same preamble; return the compilers' errors, "" if there are none."""
     try:
         compile_cubin(merged(sources), f"sm_{capability}")
     except NvccError as error:

@@ -1,4 +1,4 @@
-"""TVM's CUDA C as C++ for the CPU: compiled under device.h, with a launcher for every kernel.
+"""Translate TVM's CUDA C to C++ for the CPU, with device.h and a launcher for every kernel.
 
 The launcher of a kernel K is a C function, whose `arguments` point to the arguments' values:
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).parent
-# What a block of any GPU may have.
+# The limits of a block on all GPUs.
 MOST_SHARED_BYTES = 227 << 10
 _KERNEL = re.compile(r"__global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(([^)]*)\)")
 
@@ -50,8 +50,9 @@ def for_cpu(source: str) -> str:
 
 
 def compile_for_cpu(source: str, headers: Path, library: Path) -> str:
-    """Compile what `for_cpu` gives to a shared library, beside which the text stays. Return what g++ says of
-    errors; empty when there is none."""
+    """Compile the result of `for_cpu` to a shared library, and keep the text beside it. Return g++'s errors;
+    "" if there are none.
+    """
     text = library.with_suffix(".cc")
     text.write_text(source)
     command = ["g++", *_flags(HERE, headers), "-shared", str(text), "-o", str(library)]
@@ -62,7 +63,7 @@ def compile_for_cpu(source: str, headers: Path, library: Path) -> str:
 
 
 def precompile(folder: Path, headers: Path) -> None:
-    """Compile the device.h of a folder ahead: CUDA's headers take g++ longer than most kernels."""
+    """Precompile a folder's device.h, because CUDA's headers take g++ longer than most kernels."""
     header = str(folder / "device.h")
     subprocess.run(["g++", *_flags(folder, headers), "-x", "c++-header", header], check=True)
 

@@ -1,5 +1,4 @@
-"""Environments of a rig: the machine as it is, a small disk of its own, a network cable that can be
-unplugged."""
+"""Environments of a rig: the plain machine, a separate small disk, or a cable that can be unplugged."""
 
 from __future__ import annotations
 
@@ -24,13 +23,13 @@ DISK_BYTES = 48 << 20
 NAMESPACE = f"tunefarm-{os.getpid()}"
 # Interfaces have names of 15 characters at most.
 CABLE = f"tf{os.getpid()}"
-# A subnet of this process's own: another one that was killed may have left its network behind.
+# A subnet for this process only, because a killed process may have left its network behind.
 SUBNET = f"10.{211 + os.getpid() % 32}.{os.getpid() // 32 % 256}"
 SERVER, WORKERS = f"{SUBNET}.1", f"{SUBNET}.2"
 
 
 class Unsupported(Exception):
-    """This machine doesn't allow what an environment needs; the message says what is missing."""
+    """This machine lacks something that an environment needs. The message says what."""
 
 
 @contextlib.contextmanager
@@ -88,7 +87,7 @@ def replicated() -> Iterator[Rig]:
 
 @contextlib.contextmanager
 def contained() -> Iterator[Rig]:
-    """Yield a rig whose scheduler imports and compiles models in children, as a service does."""
+    """Yield a rig whose scheduler imports and compiles models in child processes, as a service does."""
     with (
         tempfile.TemporaryDirectory(prefix="tunefarm-rig-") as folder,
         running(Rig(Path(folder), settings={CHILDREN_VARIABLE: "1"})) as rig,
@@ -98,7 +97,7 @@ def contained() -> Iterator[Rig]:
 
 @contextlib.contextmanager
 def encrypted() -> Iterator[Rig]:
-    """Yield a rig whose clients and workers speak TLS with the server."""
+    """Yield a rig whose clients and workers use TLS."""
     with tempfile.TemporaryDirectory(prefix="tunefarm-rig-") as name:
         folder = Path(name)
         authority = trustme.CA()
@@ -137,7 +136,7 @@ def unplugged() -> Iterator[None]:
 
 @contextlib.contextmanager
 def half_open() -> Iterator[None]:
-    """Drop the server's answers; what workers send still arrives."""
+    """Drop the server's answers. Messages of workers still arrive."""
     _run("ip", "route", "add", "blackhole", f"{WORKERS}/32")
     try:
         yield

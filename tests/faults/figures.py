@@ -1,4 +1,4 @@
-"""Figures made from the results of fault scenarios."""
+"""Make figures from the results of fault scenarios."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ ALL = "all faults"
 
 @dataclass(frozen=True)
 class ScenarioResult:
-    """All runs of one scenario: results of those that finished, reasons of those that `failed`.
-
-    `unsupported` is the reason why this machine can't run the scenario; None when it can.
+    """All runs of one scenario: the results of finished runs, and the reasons of `failed` ones. `unsupported`
+    says why this machine can't run the scenario; None if it can.
     """
 
     scenario: Scenario

@@ -1,4 +1,4 @@
-"""Model files that attack a service: each is refused when it is sent, or fails its own job with a reason."""
+"""Model files that attack a service. Each upload is rejected, or fails its own job with a reason."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from onnx import TensorProto, helper
 
 from tests.tar_blocks import DIGITS
 
-# What code of a model says where it runs.
+# The text that a model's code would write if it ran.
 CODE_RAN = "code of a model ran"
 _MIB = 1 << 20
 
 
 class _Command:
-    """Runs a command where it is unpickled."""
+    """Runs a command when it is unpickled."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return (exec, (f"raise RuntimeError({CODE_RAN!r})",))
@@ -37,7 +37,7 @@ def _onnx(
 
 
 def _elsewhere() -> bytes:
-    """Return a model whose weights are a file of the machine that reads it."""
+    """Return a model whose weights refer to a file on the service's machine."""
     weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4])
     weight.data_location = TensorProto.EXTERNAL
     weight.external_data.add(key="location", value="../../../../etc/passwd")

@@ -1,4 +1,4 @@
-"""One run of a scenario on a rig: a job, its workers, and what the database says of both."""
+"""One run of a scenario on a rig: a job, its workers, and their state in the database."""
 
 from __future__ import annotations
 
@@ -34,11 +34,9 @@ _RUN_LIMIT_S = 3.0
 
 @dataclass(frozen=True)
 class Ledger:
-    """Mistakes in a job's trials, from the database.
-
-    `lost` trials were issued and have no result. A counter counts `twice` trials more often than the table
-    has them. `wrong` schedules were published though no trial verified them. Trials `given_up` took devices
-    down.
+    """Errors in a job's trials, from the database. `lost` trials were issued but have no result. `twice` is
+    how much a counter exceeds the table's number of trials. `wrong` schedules were published without a
+    verifying trial. `given_up` trials took devices down.
     """
 
     state: str
@@ -49,7 +47,7 @@ class Ledger:
 
 
 class JobRun:
-    """A job and its workers. A device class of their own keeps them apart from other runs on the rig."""
+    """A job and its workers. Their own device class separates them from other runs on the rig."""
 
     def __init__(self, rig: Rig) -> None:
         rig.runs += 1
@@ -63,7 +61,7 @@ class JobRun:
         self.job_id = ""
 
     def submit(self, trials: int = TRIALS, build: Build = Build.AUTO) -> None:
-        """Submit the job for the device class of this run, which a worker has registered."""
+        """Submit the job for this run's device class, which a worker has registered."""
         with self.rig.http() as http:
             sha = http.post("/v1/models", content=product(64)).raise_for_status().json()["sha256"]
             body = {"model": sha, "trials": trials, "target": self.faults.device.key, "build": build}
@@ -241,5 +239,5 @@ def product(width: int) -> bytes:
 
 
 def processes_left_behind(notes: Path) -> list[bool]:
-    """Return of each process that a candidate left behind and noted whether it lives."""
+    """Return whether each process that a candidate left behind and noted is alive."""
     return [not is_unlocked(path) for path in sorted(notes.glob("left-*"))]

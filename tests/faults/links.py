@@ -1,7 +1,8 @@
-"""Network links between processes, which can be cut and can fall silent, without root's rights.
+"""Network links between processes that can be cut or silenced, without root privileges.
 
-A link is a port of this machine that forwards every connection to one of several addresses. Cut, it ends all
-connections and takes no new ones; silent, it keeps them and forwards nothing, as a cable that was pulled.
+A link is a port of this machine that forwards every connection to one of several addresses. A cut link closes
+all connections and accepts no new ones. A silent link keeps them but forwards nothing, like an unplugged
+cable.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Links:
         self._links: list[Link] = []
 
     def add(self, *targets: Address) -> Link:
-        """Return a new link. A connection goes to the next target that takes it."""
+        """Return a new link. A connection goes to the next target that accepts it."""
         link = Link(self._loop, targets)
         link.await_ready()
         self._links.append(link)

@@ -1,4 +1,4 @@
-"""Runs the real server, scheduler or worker, with a few replacements that no scenario is about.
+"""Run the real server, scheduler or worker with a few replacements that don't affect the scenarios.
 
     python -m tests.faults.process server|scheduler|worker [FLAG]...
 
@@ -90,7 +90,7 @@ def _worker(flags: Sequence[str]) -> int:
 
 
 class _FaultyDatabase(Database):
-    """A database that gives up waiting soon, and whose clock goes by the clock file."""
+    """A database with a short lock timeout, whose clock follows the clock file."""
 
     def __init__(self, url: str, *, blob_store: BlobStore | None = None) -> None:
         super().__init__(url, busy_timeout_s=BUSY_TIMEOUT_S, blob_store=blob_store)
@@ -100,7 +100,7 @@ class _FaultyDatabase(Database):
 
 
 def _step_host_clock(file: Path) -> None:
-    """Let this process's clock go by the file."""
+    """Make this process's clock follow the file."""
     real = time.time
     time.time = lambda: real() + float(file.read_text())
 

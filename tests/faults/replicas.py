@@ -1,4 +1,4 @@
-"""A rig of several servers and schedulers on PostgreSQL and Redis, every link of which can fail."""
+"""A rig of several servers and schedulers on PostgreSQL and Redis, with links that can fail."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ DATABASE = "tunefarm"
 
 @dataclass(kw_only=True)
 class ReplicatedRig(Rig):
-    """Links lead from every server and scheduler to the database and the broker, and from every worker to a
-    server: whichever takes the connection, as behind a load balancer."""
+    """Links connect every server and scheduler to the database and the broker, and every worker to any server
+    that accepts the connection, as behind a load balancer.
+    """
 
     postgresql: Postgresql
     redis: Redis

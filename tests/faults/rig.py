@@ -1,4 +1,4 @@
-"""A service of real processes over one folder, whose processes can be killed and started again."""
+"""A service of real processes on one folder. Its processes can be killed and restarted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TimedOut(Exception):
 
 
 class ActiveTime:
-    """Seconds since it was made, without those in which this machine stood still, as when suspended."""
+    """Seconds since its creation, without the time in which this machine was suspended."""
 
     _LONGEST_S = 1.0
 
@@ -44,7 +44,7 @@ class ActiveTime:
         self._last = time.monotonic()
 
     def __call__(self) -> float:
-        """Return the seconds; to be called often, because of a longer pause only one second counts."""
+        """Return the seconds. Call it often: a longer pause counts as one second."""
         now = time.monotonic()
         self._total_s += min(now - self._last, self._LONGEST_S)
         self._last = now
@@ -174,7 +174,7 @@ class Rig:
         return f"{host}:{port}"
 
     def backends(self, name: str) -> Backends:
-        """Return the way of the process with this name to the database and the broker."""
+        """Return how the process with this name connects to the database and the broker."""
         return Backends(sqlite(self.database_file), str(self.data / "broker"))
 
     def program(self, kind: str, *flags: str, name: str = "", **more: str) -> Program:
@@ -184,7 +184,7 @@ class Rig:
         return Program((*prefix, *command), environment, self.folder / f"{name or kind}.log")
 
     def start(self) -> None:
-        """Start all and return when the servers answer. Raises TimedOut."""
+        """Start all processes and wait until the servers answer. Raises TimedOut."""
         for program in (*self.servers, *self.schedulers):
             program.start()
         self.wait_ready()

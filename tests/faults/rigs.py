@@ -1,4 +1,4 @@
-"""Runs scenarios one after the other on rigs that are reused as long as nothing fails."""
+"""Run scenarios in order on rigs that are reused until something fails."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from tests.faults.scenarios import RunResult, Scenario
 
 
 class Rigs(AbstractContextManager["Rigs"]):
-    """One rig for each environment, set up for the first scenario that needs it: that takes as long as a
-    scenario."""
+    """One rig for each environment, set up on first use, because that takes as long as a scenario."""
 
     def __init__(self) -> None:
         self._open: dict[str, tuple[Rig, contextlib.ExitStack]] = {}

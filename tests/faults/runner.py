@@ -1,7 +1,7 @@
-"""A runner whose candidates are quick, and one of which misbehaves as the variable `TVM_FAULTS` says.
+"""A runner with quick candidates, of which one misbehaves as the variable `TVM_FAULTS` says.
 
-The worker's child imports it by name. A folder of notes holds which candidate was chosen and how often it has
-misbehaved, so that the next child and the next worker know it too.
+The worker's child imports it by name. A folder of notes stores which candidate was chosen and how often it
+has misbehaved, for the next child and the next worker.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ LIBRARY = shared_library()
 
 @dataclass(frozen=True)
 class Faults:
-    """The action of FaultyRunner that the chosen candidate `does` in a `phase`, once or `always`.
+    """The chosen candidate `does` an action of FaultyRunner in a `phase`, once or `always`.
 
-    Every candidate takes `nap_s` to run, or to build on a worker that only builds. `device_class` makes
-    the devices of one run a class of their own. `notes` is a folder that every user may write to.
+    Every candidate takes `nap_s` to run, or to build on a worker that only builds. `device_class` gives the
+    devices of one run their own class. `notes` is a folder that every user may write to.
     """
 
     notes: str
@@ -122,7 +122,7 @@ class FaultyRunner(FaultRunner):
         return Measurement(Outcome.OK, (IMPOSSIBLE_S,) * 3)
 
     def do_fork(self, request: BuildRequest | None) -> None:
-        """Leave processes in sessions of their own behind, each of which locks a note, and exit."""
+        """Leave processes behind, each in its own session and with a lock on a note, and exit."""
         for number in range(8):
             if os.fork() == 0:
                 os.setsid()

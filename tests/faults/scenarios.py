@@ -29,7 +29,7 @@ LONG = 40
 REPLICATED = 120
 HOUR_S = 3600.0
 MANY, MANY_S = 200, 900.0
-# What the service answers while its database is locked: clients call again.
+# The service's answer while its database is locked. Clients retry.
 BUSY = 503
 
 
@@ -52,7 +52,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class RunResult:
-    """The database's account of one run, and the seconds until the job went on."""
+    """The errors of one run, from the database, and the seconds until the job went on."""
 
     ledger: Ledger
     recovery_s: float
@@ -74,7 +74,7 @@ def _kill_worker(run: JobRun, phase: str) -> float:
 
 
 def _kill_worker_while_reporting(run: JobRun) -> float:
-    """Kill the worker after its report reached the server's socket and before the server read it."""
+    """Kill the worker after its report reached the server's socket, before the server reads it."""
     worker = run.begin()
     run.until_misbehaved()
     run.rig.servers[0].send(signal.SIGSTOP)
@@ -100,7 +100,7 @@ def _kill_every_worker_of_a_candidate(run: JobRun) -> float:
 
 
 def _kill_builder(run: JobRun) -> float:
-    """Kill the builder while a part of its lease is stored and the rest is not built yet."""
+    """Kill the builder when only a part of its lease is built and stored."""
     builder = run.begin_with_builder(BUILD_NAP_S)
     run.until(lambda: run.trials_built() > 0, "nothing was built")
     builder.kill()
@@ -251,7 +251,7 @@ def _damage_database(run: JobRun) -> float:
 
 
 def _send_hostile_models(run: JobRun) -> float:
-    """Send files that attack the service, and start a job of each that it takes."""
+    """Upload files that attack the service, and start a job of each that it accepts."""
     run.begin(LONG, nap_s=NAP_S)
     run.until(lambda: run.done() >= 4, "there were no results", MANY_S)
     started: dict[str, str] = {}
@@ -307,7 +307,7 @@ def _submit_many(run: JobRun) -> float:
 
 
 def _stop_postgresql(run: JobRun) -> float:
-    """Let PostgreSQL crash in the middle of the job, and stay away for a while."""
+    """Crash PostgreSQL in the middle of the job, and restart it later."""
     rig = run.rig
     assert isinstance(rig, ReplicatedRig), "the environment is replicated"
     worker = run.begin(REPLICATED, nap_s=NAP_S)
@@ -322,8 +322,9 @@ def _stop_postgresql(run: JobRun) -> float:
 
 
 def _restart_all(run: JobRun) -> float:
-    """Restart both servers and both schedulers one after the other, as an upgrade does; flush Redis, and
-    let PostgreSQL crash."""
+    """Restart both servers and both schedulers in turn, as an upgrade does. Flush Redis, and crash
+    PostgreSQL.
+    """
     rig = run.rig
     assert isinstance(rig, ReplicatedRig), "the environment is replicated"
     run.begin(REPLICATED, nap_s=NAP_S)

@@ -1,4 +1,4 @@
-"""A worker whose calls a scenario makes one by one: it may report twice, too late, or impossible times."""
+"""A worker whose calls a scenario makes singly, to report twice, too late, or with impossible times."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.faults.rig import POLL_S
 
 @dataclass
 class ScriptedWorker:
-    """Reports `run_s` for every candidate, unchanged, however impossible they are."""
+    """Reports `run_s` for every candidate, even if the times are impossible."""
 
     run: JobRun
     stub: FleetStub
@@ -33,7 +33,7 @@ class ScriptedWorker:
     numbers: int = 0
 
     def lease(self) -> Lease:
-        """Ask until the server answers with a lease."""
+        """Call until the server answers with a lease."""
         found: list[Lease] = []
 
         def ask() -> bool:

@@ -1,4 +1,4 @@
-"""Figures made from the results of fault scenarios, and what the command does where one can't run."""
+"""The figures of fault scenarios, and the command's behaviour if a scenario can't run."""
 
 from __future__ import annotations
 

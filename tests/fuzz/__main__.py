@@ -1,9 +1,9 @@
-"""Sends invalid messages in great number, and looks for 5xx answers, crashes and leaks.
+"""Send many invalid messages, and look for 5xx answers, crashes and leaks.
 
     python -m tests.fuzz --quick --json FILE
 
-Raw bytes go to every gRPC method of a real server process, files to its upload route and to the ONNX importer
-in a process of its own. All of them are drawn from a seed.
+Raw bytes go to every gRPC method of a real server process. Files go to its upload route and to the ONNX
+importer in a separate process. All of them are drawn from a seed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ QUICK_SHARE = 20
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return the exit code: 1 when an answer was wrong, or a process can't be started."""
+    """Return the exit code: 1 if an answer was wrong or a process can't be started."""
     args = _parser().parse_args(argv)
     output = Output("tests.fuzz", argv, args.json, usable_cores())
     share = QUICK_SHARE if args.quick else 1
@@ -64,7 +64,7 @@ def fuzz(counts: Mapping[str, int], seed: int, failures: Failures) -> FuzzResult
 
 
 def _fuzz_service(service: Service, found: FuzzResult, seed: int, failures: Failures) -> None:
-    """Send one kind after the other, until the server ends."""
+    """Send the kinds of messages in order, until the server ends."""
     for batch, (kind, make) in enumerate(SENDERS.items(), 2):
         growth = found.growth[kind] = Growth()
         sender = make(service, failures, growth)

@@ -1,4 +1,4 @@
-"""Messages with wrong answers, kept so that they can be sent again."""
+"""Keep messages with wrong answers, so that they can be sent again."""
 
 from __future__ import annotations
 

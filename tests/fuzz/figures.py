@@ -10,11 +10,11 @@ from benchmarks.results.figures import Figure, at_least, at_most, figure
 from tests.fuzz import fleet, imports, uploads
 from tests.fuzz.service import Growth
 
-# One object kept for each message takes that much; the noise of allocators is less.
+# One object leaked per message takes this much. The noise of allocators is less.
 MAX_GROWTH_KIB = 256.0
 # Database connections come and go, with three files each. A leak of a file a thousand messages is more.
 MAX_NEW_FILES = 64
-# For the importing process, besides TVM: the limit that it gets for a small file.
+# The importing process's limit for a small file, besides TVM.
 MAX_IMPORT_MIB = 1024.0
 MIB = 1 << 20
 
@@ -23,9 +23,9 @@ MIB = 1 << 20
 class FuzzResult:
     """The outcome of a fuzzing run.
 
-    By kind of message: `asked` is how many were to be sent, `answers` counts the answers, `growth` is the
-    server's. `failures` are counted by kind of failure. `served` of the `tried` valid workers got work after
-    each kind.
+    By kind of message: `asked` is the requested number of messages, `answers` counts the answers, `growth` is
+    the server's growth. `failures` counts by kind of failure. After each kind, `served` of the `tried` valid
+    workers got work.
     """
 
     asked: Mapping[str, int]

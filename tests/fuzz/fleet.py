@@ -1,4 +1,4 @@
-"""Sends raw bytes to every method of the Fleet service, with and without credentials."""
+"""Send raw bytes to every method of the Fleet service, with and without credentials."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tests.fuzz.service import Growth, Service
 KIND = "gRPC"
 AT_ONCE = 16
 SAMPLES = 40
-# Calls that were cancelled a moment ago may still get some of the trials.
+# Recently cancelled calls may still get some of the trials.
 SPARE = 64
-# No answer takes this long, unless the message asks to wait for work: such calls are cancelled soon.
+# No answer takes this long unless the message waits for work. Such calls are cancelled soon.
 TIMEOUT_S, WAITING_TIMEOUT_S = 60.0, 0.05
 Code = grpc.StatusCode
 # The statuses that fleet.proto names, without UNAVAILABLE and RESOURCE_EXHAUSTED, which can't occur here.
@@ -37,7 +37,7 @@ EXPECTED: Mapping[str, frozenset[grpc.StatusCode]] = {
     "wrong": frozenset({Code.UNAUTHENTICATED}),
     "nobody": frozenset({Code.UNAUTHENTICATED}),
 }
-# Most calls have a token with which their message is parsed.
+# Most calls have a valid token, so that the server parses their message.
 SENDERS = {"worker": 94, "reader": 2, "wrong": 2, "nobody": 2}
 
 

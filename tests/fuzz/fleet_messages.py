@@ -1,4 +1,4 @@
-"""Generates messages to the Fleet service: valid ones, and ones with values that no worker would send."""
+"""Generate messages to the Fleet service: valid ones, and ones with values that no worker would send."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ SERVICE = _FLEET.full_name
 METHODS = {method.name: method for method in _FLEET.methods}
 SYNCHRONIZE, GET_WORKLOAD, GET_BLOB, PUT_LIBRARY = "Synchronize", "GetWorkload", "GetBlob", "PutLibrary"
 WORKERS, SESSIONS = 20, 40
-# Shares of a message's fields that are changed. It has a few dozen, and most messages should be understood.
+# The fraction of a message's fields to change. A message has a few dozen, and most should be understood.
 SHARES = (0.01, 0.03, 0.1, 0.3)
 TEXTS = (
     *("", "a", "board", "a b", "\0", "a\nb", "€" * 200, "\U0001f600" * 100, "x" * 129, "x" * 9000),
     *('{"kind":"llvm"}', '{"kind":', "[" * 5000, '{"a":NaN}', "9" * 5000, "../../etc/passwd", "' OR 1=1 --"),
 )
-# The part that the server reads: a tar's header and that of a shared library for x86-64.
+# The part that the server reads: the headers of a tar and of a shared library for x86-64.
 LIBRARY = bytes(512) + b"\x7fELF\x02\x01".ljust(16, b"\0") + struct.pack("<HH", 3, 62) + bytes(64)
 _MASKS = {FieldDescriptor.TYPE_UINT32: 2**32 - 1, FieldDescriptor.TYPE_UINT64: 2**64 - 1}
 
@@ -47,7 +47,7 @@ class HeldLease:
 
 @dataclass
 class ServiceState:
-    """Return what the service holds, so that some messages get further than NOT_FOUND."""
+    """Ids that the service knows, so that some messages get further than NOT_FOUND."""
 
     devices: Sequence[Device]
     workload: str
@@ -55,7 +55,7 @@ class ServiceState:
     leases: deque[HeldLease] = field(default_factory=lambda: deque(maxlen=20))
 
     def learn(self, sent: bytes, answer: bytes) -> None:
-        """Note the lease that an answer gave a worker."""
+        """Remember the lease in an answer to a worker."""
         request = pb.SynchronizeRequest.FromString(sent)
         lease = pb.SynchronizeResponse.FromString(answer).lease
         if lease.candidates:

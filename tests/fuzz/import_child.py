@@ -1,4 +1,4 @@
-"""Imports ONNX files from standard input one by one, as the scheduler's child imports a user's model.
+"""Import ONNX files from standard input in order, as the scheduler's child imports a user's model.
 
     python -m tests.fuzz.import_child
 
@@ -23,7 +23,7 @@ TARGET = '{"kind":"llvm","num-cores":2}'
 
 
 def main() -> int:
-    # TVM prints to standard output, which is for answers: its prints go to standard error.
+    # Standard output is for answers, so TVM's prints go to standard error.
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,4 +1,4 @@
-"""Gives invalid models to the ONNX importer, which runs in a process of its own."""
+"""Send invalid models to the ONNX importer in a separate process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tunefarm.embedded.supervision import DIE_WITH_PARENT
 KIND = "import"
 # For hangs only: an import takes milliseconds, loading TVM seconds.
 TIMEOUT_S, START_TIMEOUT_S = 120.0, 120.0
-# TVM keeps some memory of each model, which must not add up.
+# TVM leaks some memory for each model, which must not accumulate.
 FILES_OF_A_CHILD = 1000
 # Fusing takes ten times as long as reading.
 FUSED_EVERY = 8
@@ -41,7 +41,7 @@ class Ending:
 
 
 class ImporterError(Exception):
-    """The importing process can't be started; the message is one sentence for people."""
+    """The importing process can't be started. The message is one sentence for users."""
 
 
 class Importer:

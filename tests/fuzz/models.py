@@ -1,4 +1,4 @@
-"""Generates invalid ONNX files: small models with defects in their graph, and ones with changed bytes."""
+"""Generate invalid ONNX files: small models with defects in their graph, or with changed bytes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _weight(model: Model, rng: Random) -> TensorProto:
 
 
 def _name(model: Model, rng: Random) -> str:
-    """Return the name of something in the graph, or of nothing."""
+    """Return the name of a value in the graph, or an unknown name."""
     names = [name for node in model.graph.node for name in (*node.input, *node.output)]
     return rng.choice([*names, *NAMES])
 

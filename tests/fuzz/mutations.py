@@ -1,4 +1,4 @@
-"""Mutates messages: flips, cuts and splices bytes, and changes single fields of protobuf messages."""
+"""Mutate messages: flip, cut and splice bytes, and change single fields of protobuf messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.fuzz.wire import BYTES, FIXED64, VARINT, Field
 
 # Mostly one: a message broken in several places is refused for the first.
 CHANGED = (1, 1, 1, 2, 4)
-# Longer messages only take longer.
+# Longer messages only take more time.
 MAX_BYTES = 256 << 10
 NUMBERS = (
     *(0, 1, 127, 128, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**53, 2**63 - 1, 2**63),

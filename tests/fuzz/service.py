@@ -1,4 +1,4 @@
-"""Runs a real server process with work to lease, and samples its memory and open files."""
+"""Run a real server process with work to lease, and sample its memory and open files."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ HOST = "127.0.0.1"
 CLASSES = 4
 TRIALS = 1000
 WORKLOAD = "workload"
-# Share of the messages in which a process fills its caches, which is no leak.
+# The fraction of messages during which a process fills its caches, which is no leak.
 WARM_UP = 0.25
 
 
 class ServiceError(Exception):
-    """The server can't be started; the message is one sentence for people."""
+    """The server can't be started. The message is one sentence for users."""
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Growth:
 
 @dataclass
 class Service:
-    """A running server. `worker` is a token for everything, `reader` one with the scope read."""
+    """A running server. `worker` is a token with all scopes, `reader` one with the scope read."""
 
     program: Program
     database: Database
@@ -125,7 +125,7 @@ class Service:
             tasks.add_tasks(session, job_id, [spec])
 
     def offer(self, number: int, batch: int, count: int) -> None:
-        """Store more trials for the devices of this number; each batch has other ones."""
+        """Store more trials for the devices of this number. Batches have different trials."""
         with self.database.begin() as session:
             (task,) = tasks.for_job(session, _job_id(number))
             new = [NewTrial(task.id, WORKLOAD, {"n": n}, f"[{batch},{n}]", 1e-3) for n in range(count)]

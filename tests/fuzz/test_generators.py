@@ -1,4 +1,4 @@
-"""The parts of the fuzzer: its generators, its judgement of answers, its figures."""
+"""The fuzzer's parts: its generators, its checks of answers, its figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real processes answer invalid messages properly, don't crash and don't grow."""
+"""Real processes answer invalid messages correctly, and neither crash nor leak."""
 
 from __future__ import annotations
 

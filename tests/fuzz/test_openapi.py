@@ -1,4 +1,4 @@
-"""The OpenAPI document is true: requests that schemathesis makes up from it are answered as it says."""
+"""Requests that schemathesis generates from the OpenAPI document are answered as the document says."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ CHECKS = (
 )
 SECRET = "the bootstrap token"
 JOB, WORKER, TOKEN, WORKLOAD = "job-1", "board", "token-1", "abc"
-# h11 refuses these characters before there is a request.
+# h11 rejects these characters before the application sees a request.
 CONTROLS = "".join(map(chr, (*range(32), 127)))
 
 
@@ -118,7 +118,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, session: requests.Session)
 
 
 def filled(service: Service) -> str:
-    """Store a finished job, and one of everything else. Return the model's digest."""
+    """Store a finished job, and one row of everything else. Return the model's digest."""
     worker = Worker(service.fleet, id=WORKER)
     worker.call(WorkerState.PROBING)
     worker.call()
@@ -171,9 +171,8 @@ of_every_operation = pytest.mark.parametrize("label", OPERATIONS)
 def request_all(
     of: schemathesis.BaseSchema, label: str, request: Callable[[schemathesis.Case[Any]], object]
 ) -> None:
-    """Call `request` with every case that schemathesis makes up for one operation.
-
-    Its own decorator would make up the cases while tests are collected, which takes twenty seconds.
+    """Call `request` with every case that schemathesis generates for one operation. Its own decorator would
+    generate the cases during collection, which takes twenty seconds.
     """
 
     def test(case: schemathesis.Case[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Uploads invalid models to the server."""
+"""Upload invalid models to the server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AT_ONCE = 8
 SAMPLES = 40
 TIMEOUT_S = 60.0
 PROBLEM = "application/problem+json"
-# A server may close an idle connection just when the next request is on its way.
+# A server may close an idle connection just as the next request arrives.
 ONE_REQUEST_EACH = httpx.Limits(max_keepalive_connections=0)
 
 
@@ -71,7 +71,7 @@ class Uploader:
 
 
 def fault_of(answer: httpx.Response, data: bytes) -> str:
-    """Return what is wrong with the answer to an upload; "" when it is right."""
+    """Return the error in the answer to an upload; "" if it is right."""
     status = answer.status_code
     try:
         body = answer.json()

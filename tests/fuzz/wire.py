@@ -1,4 +1,4 @@
-"""Protobuf's wire format, as far as is needed to write it wrongly."""
+"""Enough of protobuf's wire format to write it wrongly."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def written(fields: Iterable[Field]) -> bytes:
 
 
 def read(data: bytes) -> list[Field]:
-    """Return the fields of a message; none when the bytes are no message."""
+    """Return the fields of a message; none if the bytes are no message."""
     found, at = [], 0
     while at < len(data):
         head, at = _varint(data, at)
@@ -55,7 +55,7 @@ def read(data: bytes) -> list[Field]:
 
 
 def _extent(data: bytes, at: int, kind: int) -> tuple[int, int]:
-    """Return where the value at `at` begins and ends; its end is beyond the data when it is cut short."""
+    """Return the start and the end of the value at `at`. The end of a truncated value is beyond the data."""
     if kind == VARINT:
         return at, _varint(data, at)[1]
     if kind == BYTES:
@@ -65,7 +65,7 @@ def _extent(data: bytes, at: int, kind: int) -> tuple[int, int]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number at `at` and where it ends, beyond the data when it is cut short."""
+    """Return the number at `at` and its end, which is beyond the data if it is truncated."""
     number = 0
     for shift, byte in enumerate(data[at : at + 10]):
         number |= (byte & 0x7F) << 7 * shift

@@ -45,6 +45,7 @@ function useWidth() {
 // A chart of several series of numbers (or nulls) over one x.
 // title, note   a few words and a sentence about the chart
 // x, series     { label, format, values, log }; a series also has a `kind`: line, step, points or area
+// (stacked, the first on top)
 export function Chart({ title, note, x, y, series, height = 260 }) {
   const [box, width] = useWidth();
   const { colours } = useTheme();

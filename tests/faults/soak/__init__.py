@@ -1,1 +1,1 @@
-"""The soak: a fleet and its service under faults for hours, in compressed time; what is lost, what grows."""
+"""The soak: a fleet and its service under faults for hours of compressed time. It finds losses and growth."""

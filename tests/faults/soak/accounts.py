@@ -1,4 +1,4 @@
-"""Check what must be true of a service after a soak, kept apart from the service's own counters."""
+"""Check the invariants of a service after a soak, independently of the service's counters."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.faults.runner import run_s
 
 # A device may be lost twice before a trial is given up.
 MAX_ATTEMPTS = 2
-# Wake-ups that may wait at a moment: sweeps send one each, and they expire.
+# The most wake-ups in the queue: each sweep sends one, and they expire.
 MAX_WAKE_UPS = 20
 SETTLE_S = 60.0
 
@@ -59,10 +59,10 @@ class Accounts:
         self.mistakes.append(sentence)
 
     def close(self, session: Session, job: Job) -> None:
-        """Check a job that has ended, before anybody deletes it."""
+        """Check an ended job before it is deleted."""
         found = [one for task in tasks.for_job(session, job.id) for one in trials.for_task(session, task.id)]
         unfinished = sum(one.state != "done" for one in found)
-        # A search that finds nothing more that is worth a trial ends earlier, and says so.
+        # A search without promising candidates ends earlier, and says so.
         is_short = job.end_reason is EndReason.EXHAUSTED
         budget = job.request.budget.trials
         if unfinished or len(found) > budget or is_short != (len(found) < budget):
@@ -102,10 +102,7 @@ class Accounts:
                 self.wrong(f"job {job.id} published a schedule that nothing verified")
 
     def settle(self, database: Database, acknowledged: set[str], deleted: set[str], broker: str) -> None:
-        """Check the database and the broker after the last job has ended.
-
-        What is cleaned up by and by has SETTLE_S to go.
-        """
+        """Check the database and the broker after the last job ended. Delayed cleanup has SETTLE_S to finish."""
         with database.begin() as session:
             kept = set(session.scalars(select(JobRow.id)))
             if doubled := kept - acknowledged:

@@ -1,7 +1,6 @@
-"""Shorter waits: what a service waits for in hours, it waits for in minutes here; clocks go as they go.
-
-Durations are divided by one factor, but not below what a loaded machine needs to keep: a call between two
-processes, or the start of one. What is kept for days is kept for KEPT_HOURS, so that the soak sees it go.
+"""Compress time: a service's waits of hours become minutes, while clocks run normally. Durations are divided
+by one factor, but stay long enough for a loaded machine to call or start a process. Data kept for days is
+kept for KEPT_HOURS, so that the soak sees its deletion.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 HOUR_S = 3600.0
 KEPT_HOURS = 2.0
-# The durations that wait for others, by the module that defines them, and the shortest that each may be.
+# Durations by the module that defines them, each with its lower limit.
 DURATIONS: Mapping[str, Mapping[str, float]] = {
     "core.worker": {"LOST_AFTER_S": 4.0},
     "records.fleet.fair_queue": {"LEASE_S": 1.0},
@@ -31,12 +30,12 @@ DURATIONS: Mapping[str, Mapping[str, float]] = {
     "scheduler.upkeep.builder_fallback": {"PATIENCE_S": 5.0},
     "worker.agent.service": {"ANSWER_TIMEOUT_S": 3.0},
 }
-# How long what nobody needs any more is kept.
+# How long unneeded data is kept.
 RETENTIONS: Mapping[str, str] = {
     "records.jobs.deletion": "MODEL_GRACE_S",
     "scheduler.upkeep.garbage_collection": "WORKER_KEPT_S",
 }
-# What caches hold that would not be full within the soak.
+# The sizes of caches that otherwise would not fill up within the soak.
 HISTORY, CACHED_RECORDS, LISTED = 500, 1000, 20
 PROGRAMS: Mapping[str, tuple[str, ...]] = {
     "server": ("server.main",),
@@ -57,7 +56,7 @@ def settings(speed_up: float) -> dict[str, str]:
 
 
 def compress(program: str, speed_up: float) -> None:
-    """Shorten the durations of this process, which is to be a server, a scheduler or a worker."""
+    """Shorten the durations of this process, which will be a server, a scheduler or a worker."""
     for name in PROGRAMS[program]:
         importlib.import_module(name)
     for home, durations in DURATIONS.items():
@@ -79,7 +78,7 @@ def compress(program: str, speed_up: float) -> None:
 
 
 def _replace(home: str, name: str, change: Any) -> None:
-    """Change a constant wherever this process has it: modules keep copies of what they import."""
+    """Change a constant in all modules of this process, because modules copy imported constants."""
     if home not in sys.modules:
         return
     before = getattr(sys.modules[home], name)

@@ -1,4 +1,4 @@
-"""The faults of a soak. Each one ends with everything back in place."""
+"""The faults of a soak. Each repairs what it broke before it ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Fault = Callable[[SoakRig, random.Random], str]
 
 
 def inject(rig: SoakRig, name: str, draw: random.Random) -> str:
-    """Inject a fault, and mend it; return what it struck."""
+    """Inject a fault, and repair it. Return its target."""
     return FAULTS[name](rig, draw)
 
 
@@ -55,7 +55,7 @@ def _stop(kind: str) -> Fault:
 
 
 def _pause(rig: SoakRig, draw: random.Random) -> str:
-    """Let a process stand still for longer than a lease."""
+    """Stop a process for longer than a lease."""
     name = draw.choice(list(rig.programs))
     rig.programs[name].send(signal.SIGSTOP)
     time.sleep(draw.uniform(1.0, 6.0))
@@ -110,14 +110,14 @@ def _fill_disk(rig: SoakRig, draw: random.Random) -> str:
     assert rig.disk is not None, "it was asked before"
     with environments.full(rig.disk):
         time.sleep(draw.uniform(1.0, 4.0))
-    # It may have ended because it could not write its log.
+    # The process may have ended because it couldn't write its log.
     rig.postgresql.stop()
     rig.postgresql.start()
     return "postgresql"
 
 
 def _step_database_clock(rig: SoakRig, draw: random.Random) -> str:
-    """Set the clock by which leases are judged, by as much as an hour is here."""
+    """Set the clock that leases use by a compressed hour."""
     seconds = draw.choice((-1, 1)) * HOUR_S / rig.speed_up
     rig.step_clock(seconds)
     return f"by {seconds:+.0f} s"

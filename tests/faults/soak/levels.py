@@ -1,4 +1,4 @@
-"""Watch a soak: memory, threads, descriptors, rows and disk, and whether each levels off."""
+"""Sample memory, threads, descriptors, rows and disk usage during a soak, and check that each levels off."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ GROWING = "records"
 
 @dataclass(frozen=True)
 class Bound:
-    """The most by which something may grow in the second half: a share of its mean, or `least` if that is
-    more. `because` says why not less."""
+    """The most growth in the second half: a fraction of the mean, or `least` if that is more. `because` gives
+    the reason.
+    """
 
     share: float
     least: float
@@ -49,7 +50,7 @@ OF_JOBS = ("trials", "leases", "events")
 
 @dataclass(frozen=True)
 class Level:
-    """A series that was watched: its `kind` is a key of BOUNDS."""
+    """A sampled series. Its `kind` is a key of BOUNDS."""
 
     name: str
     kind: str
@@ -84,7 +85,7 @@ class Level:
 
     @property
     def verdict(self) -> str:
-        """A sentence that says how it doesn't level off; empty when it does."""
+        """Describe how the series fails to level off; "" if it levels off."""
         if self.growth <= self.most:
             return ""
         unit = self.bound.unit
@@ -115,7 +116,7 @@ class Level:
 
 
 class Watch:
-    """Samples everything that a soak watches."""
+    """Takes the samples of a soak."""
 
     def __init__(self, rig: SoakRig) -> None:
         self._rig = rig
@@ -124,7 +125,7 @@ class Watch:
         self._processes: dict[str, psutil.Process] = {}
 
     def sample(self, hour: float) -> None:
-        """Take one sample. Raises StorageError, RedisError when a backend is away: it is left out then."""
+        """Take one sample. Raises StorageError or RedisError if a backend is unavailable."""
         found = self._of_processes() | self._of_database() | self._of_redis() | self._of_files()
         self._hours.append(hour)
         self._samples.append(found)

@@ -1,4 +1,4 @@
-"""The users of a soak: they submit jobs, ask for best schedules, and delete jobs that ended long ago."""
+"""The users of a soak: they submit jobs, look up best schedules, and delete old jobs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tests.faults.soak.rig import SoakRig
 WIDTHS = (32, 48, 64)
 UNFINISHED = 3
 TRIALS = 48
-# A job is deleted this many simulated hours after it was seen to be finished.
+# Simulated hours after which a finished job is deleted.
 KEPT_HOURS = 1.0
 
 
 @dataclass
 class Submitted:
-    """A job that was asked for; `id` is empty until a server has acknowledged it."""
+    """A submitted job. `id` is "" until a server acknowledges it."""
 
     key: str
     model: bytes
@@ -42,8 +42,9 @@ class Submitted:
 
 @dataclass
 class Load:
-    """`tick` does what is due. Whatever fails because the service is away is tried again, at another
-    server."""
+    """`tick` does the work that is due. Requests that fail because a server is unavailable are repeated at
+    another server.
+    """
 
     rig: SoakRig
     draw: random.Random
@@ -98,7 +99,7 @@ class Load:
 
     def _ask_for_job(self) -> None:
         device = self.draw.choice(self.rig.devices)
-        # The builder's toolchain is that of one class.
+        # The builder has the toolchain of one class only.
         builds = [Build.BUILDER, Build.DEVICE] if device == self.rig.devices[0] else [Build.DEVICE]
         body = {
             "trials": TRIALS,
@@ -113,7 +114,7 @@ class Load:
         for one in self.submitted:
             if not one.id:
                 client = self._client()
-                # A model that no job was of for long has been deleted.
+                # A model without recent jobs has been deleted.
                 stored = client.post("/v1/models", content=one.model).raise_for_status().json()
                 body = one.body | {"model": stored["sha256"]}
                 answer = client.post("/v1/jobs", json=body, headers={"Idempotency-Key": one.key})
@@ -137,7 +138,7 @@ class Load:
                     one.ended_at = time.monotonic()
 
     def _look_up(self) -> None:
-        """Ask for every best schedule known: it is one that was measured, and never slower than before."""
+        """Look up every best schedule: it must be a measured one, and never slower than before."""
         for workload, device_class in list(self.accounts.traces):
             query = {"workload": workload, "target": device_class}
             answer = self._client().get("/v1/schedules/best", params=query).raise_for_status().json()
@@ -154,7 +155,7 @@ class Load:
             if one.ended_at is None or one.deleted or time.monotonic() < one.ended_at + self.kept_s:
                 continue
             answer = self._client().delete(f"/v1/jobs/{one.id}")
-            # A deletion whose answer was lost has happened; one may have to wait for a scheduler.
+            # A deletion with a lost answer has happened. Others may have to wait for a scheduler.
             if answer.status_code == 409:
                 continue
             if answer.status_code != 404:

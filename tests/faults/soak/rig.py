@@ -1,5 +1,5 @@
 """The soak's service: two servers, two schedulers and four workers on PostgreSQL and Redis, with compressed
-waits and a disk of its own for the database."""
+waits and a separate disk for the database."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ from tests.faults.soak import compression
 
 DISK_BYTES = 640 << 20
 TRIAL_S = 0.03
-# Workers: the class of each one's device; that without one builds.
+# The device class of each worker; the worker without one builds.
 WORKERS = {"worker-1": "soak-a", "worker-2": "soak-a", "worker-3": "soak-b", "worker-4": ""}
-# These are never ended, so that what grows in them is seen.
+# These are never killed, so that growth in them is visible.
 ELDERS = ("server-1", "scheduler-1", "worker-1")
 
 
 @dataclass(kw_only=True)
 class SoakRig(ReplicatedRig):
-    """`disk` is the folder of the database's own disk; None where this machine allows none.
-
-    `down` names the processes that a fault has ended.
+    """`disk` is the folder of the database's disk; None if this machine allows none. `down` names the
+    processes that a fault stopped.
     """
 
     disk: Path | None

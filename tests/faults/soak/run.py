@@ -1,4 +1,4 @@
-"""Runs a soak: the load, the faults and the watch beside each other, and then the accounts."""
+"""Run a soak: load, faults and sampling in parallel, then the checks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SAY_EVERY_S = 10.0
 # Simulated hours between two samples, and on average between the end of a fault and the next one.
 SAMPLE_HOURS = 0.05
 QUIET_HOURS = 0.05
-# Jobs that run when the time is up have so long to end.
+# How long the last jobs may take after the time is over.
 LAST_JOBS_S = 180.0
 
 
@@ -50,7 +50,7 @@ class Plan:
 
 @dataclass
 class SoakResult:
-    """The events of a soak, the `mistakes` found, and what was watched."""
+    """The events of a soak, the `mistakes` found, and the samples."""
 
     plan: Plan
     accounts: Accounts
@@ -102,9 +102,8 @@ def run(plan: Plan, say: Callable[[str], None]) -> SoakResult:
 
 
 class Faulter:
-    """Injects faults one after the other, in a thread of its own.
-
-    Processes end with the thread that started them, so that it stays until `close`.
+    """Injects faults in a separate thread. Processes end with the thread that started them, so the thread
+    lives until `close`.
     """
 
     def __init__(self, rig: SoakRig, plan: Plan, draw: random.Random, accounts: Accounts) -> None:
@@ -119,7 +118,7 @@ class Faulter:
         self._thread.start()
 
     def stop(self) -> None:
-        """Return when everything is back in place."""
+        """Stop after the last fault is repaired."""
         self._is_over.set()
         self._at_rest.wait()
 
@@ -170,7 +169,7 @@ def _drive(
         for name, program in rig.programs.items():
             code = program.exit_code()
             if code is not None and name not in rig.down:
-                # One that finds the database away when it starts ends, and whatever runs it starts it again.
+                # A process that starts without its database ends, and its supervisor restarts it.
                 if code != ExitCode.LOCAL:
                     accounts.wrong(f"{name} ended by itself with {code}:\n{program.output()[-2000:]}")
                 program.start()

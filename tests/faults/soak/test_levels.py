@@ -1,4 +1,4 @@
-"""Series that level off, and series that don't."""
+"""Which series level off, and which don't."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ HOUR, QUARTER = 1.0, 0.25
 
 
 @pytest.mark.slow_lane
-# A loaded machine stretches the end, in which the last jobs finish.
+# On a loaded machine, the last jobs take longer.
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("hours", [QUARTER, HOUR])
 def test_faults_cost_nothing(hours: float) -> None:

@@ -1,4 +1,4 @@
-"""Contestants in processes of their own: a real ONNX Runtime and a real TVM build of the same model."""
+"""Contestants in separate processes: a real ONNX Runtime and a real TVM build of the same model."""
 
 from __future__ import annotations
 

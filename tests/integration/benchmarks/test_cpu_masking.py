@@ -45,7 +45,7 @@ def library(tmp_path: Path) -> Path:
 
 
 def _shown(library: Path, handler: Path | None, masks_avx: bool) -> tuple[set[tuple[int, ...]], int]:
-    """Return the features that the library sees, and its decoy's result, from a process of its own."""
+    """Return the features that the library sees, and its decoy's result, from a separate process."""
     if handler is not None:
         assert ctypes.CDLL(str(handler)).tunefarm_hide(int(masks_avx)) == 0
     asks = ctypes.CDLL(str(library))
@@ -79,7 +79,7 @@ def test_a_library_that_never_asks_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow_lane
 @pytest.mark.skipif("avx512f" not in machine.flags(), reason="the processor has no AVX-512 to hide")
 def test_onnxruntime_uses_other_kernels_where_avx512_is_hidden(tmp_path: Path) -> None:
-    """Other kernels add up in another order: outputs are close, but not equal."""
+    """Other kernels sum in another order, so outputs are close but not equal."""
     file, inputs = tmp_path / "resnet18.onnx", random_inputs([((1, 3, 224, 224), "float32")], 0)
     onnx.save(make_models.make("resnet18"), file)
     masked = mask("onnxruntime", ("avx512f",), tmp_path)
@@ -95,7 +95,7 @@ def test_onnxruntime_uses_other_kernels_where_avx512_is_hidden(tmp_path: Path) -
 
 
 def _capabilities(masked: MaskedPackage | None) -> list[str]:
-    """Return the types that OpenVINO says it computes in, in a process of its own."""
+    """Return the types in which OpenVINO computes, from a separate process."""
     if masked is not None:
         masked.prepare()
     sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]

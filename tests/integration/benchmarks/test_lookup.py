@@ -1,4 +1,4 @@
-"""The load on look-ups runs, very small, on both databases."""
+"""The benchmark of look-ups runs with a small load on both databases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of networks for real: stacks, peers and turns, with networks that take seconds."""
+"""The benchmark of networks with real stacks, peers and turns, on networks that take seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both engines' searches of small workloads, for real."""
+"""Real searches of both engines on small workloads."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_limited_space_has_one_sketch_whose_operands_are_read_as_they_lie() 
 def test_every_variant_searches(name: str) -> None:
     measurer = ProgramMeasurer(CASE.module(), DEVICE)
     space = TunefarmSearch(CASE.module(), DEVICE, VARIANTS[name])
-    # Two rounds: what the first has measured is learned from and evolved, or not.
+    # Two rounds, so that the second learns from the first and evolves its programs, or doesn't.
     found = space.tune(10, measurer.timed, np.random.default_rng(0))
     assert len(found.trials) == 10
     assert all(0 < trial.secs < 1 for trial in found.trials)

@@ -1,4 +1,4 @@
-"""Both engines' spaces of small workloads, sampled, searched and timed for real."""
+"""Sample, search and time both engines' spaces of small workloads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stands in for a module of `compiler.children` that a model has taken over, and attacks linkers' caches."""
+"""Replaces a module of `compiler.children` that a model has compromised, and attacks linkers' caches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sandbox.cache_seed import ZIG_CACHE
 
 
 def poison(folder: Path) -> int:
-    """Overwrite every object and archive below a folder; return how many could be."""
+    """Overwrite every object and archive below a folder; return the number of successes."""
     poisoned = 0
     for file in folder.rglob("*"):
         try:

@@ -1,4 +1,4 @@
-"""TVM's own pass compiles a model with the schedules that we export."""
+"""TVM's own pass compiles a model with our exported schedules."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_every_function_with_a_record_is_scheduled(
     assert len(tasks) >= 3
     names = [name for task in tasks for name in task.functions]
     assert all(applied[name].attrs["tirx.is_scheduled"] for name in names)
-    # The best schedule of a small transposition may be none at all.
+    # The best schedule of a small transposition may be the empty one.
     same = [name for name in names if tvm_ffi.structural_equal(applied[name].body, fused[name].body)]
     assert all("transpose" in name for name in same)
 

@@ -1,4 +1,4 @@
-"""This machine is calibrated, with all of its instruction sets and with fewer."""
+"""Calibrate this machine, with all of its instruction sets and with fewer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from compiler.target import detect_device
 from core.device import Device
 from core.profile import Profile
 
-# The calling thread and TVM's pool have been told elsewhere how many there are, if at all.
+# Restores the number of threads for the calling thread and TVM's pool.
 CORES = int(os.environ.get("TVM_NUM_THREADS", "2"))
 RATES = ("l1_rate", "l2_rate", "l3_rate", "memory_rate")
 

@@ -1,4 +1,4 @@
-"""Compiled models give what ONNX Runtime gives, whatever schedules they are compiled with."""
+"""Compiled models agree with ONNX Runtime under any schedules."""
 
 from __future__ import annotations
 

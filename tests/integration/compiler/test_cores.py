@@ -1,4 +1,5 @@
-"""Threads of a kernel run on the right cores; in processes of their own, because TVM's pool lives on."""
+"""A kernel's threads run on the right cores. Each test uses a separate process, because TVM's pool is
+permanent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The emulator runs kernels written by hand, and finds what a GPU would compute wrongly."""
+"""The emulator runs handwritten kernels, and finds errors that a GPU would make."""
 
 from __future__ import annotations
 

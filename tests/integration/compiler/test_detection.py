@@ -1,4 +1,4 @@
-"""Boxes that the data selects: as many rows as there can be, of which the first are those that ONNX gives."""
+"""Selected boxes: outputs have the maximum number of rows, and the first rows are ONNX's."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def model(outputs: str, nodes: str) -> onnx.ModelProto:
 
 
 def inputs(seed: int) -> dict[str, NDArray[np.float32]]:
-    """Boxes of which many overlap; many have equal scores."""
+    """Return boxes: many overlap, and many have equal scores."""
     rng = np.random.default_rng(seed)
     corners = rng.uniform(0, 1, (BATCHES, BOXES, 2))
     boxes = np.concatenate([corners, corners + rng.uniform(0.2, 0.6, corners.shape)], axis=2)
@@ -51,7 +51,7 @@ def read(proto: onnx.ModelProto) -> OnnxFile:
 
 
 def check(file: OnnxFile) -> dict[str, int]:
-    """Compare the valid rows exactly, for several inputs; return how many there are of each output."""
+    """Compare the valid rows exactly for several inputs; return their number for each output."""
     reference, imported = Reference(file.proto, file.output_names), Imported(import_file(file), TARGET)
     counts: dict[str, int] = {}
     for seed in range(3):

@@ -122,7 +122,7 @@ def test_a_quantized_tflite_model() -> None:
 
 
 def test_what_litert_bounds_or_rounds_goes_on() -> None:
-    """LiteRT's sum of infinities is the greatest number, and it rounds data beside weights of bytes."""
+    """LiteRT's sum of infinities is the greatest number, and it rounds data to bytes if weights are bytes."""
     builder = TfliteBuilder()
     x, y = builder.input((1, 6)), builder.input((1, 6))
     total, result = builder.tensor((1, 6)), builder.tensor((1, 3))
@@ -224,7 +224,7 @@ def test_onnx_models_that_round_or_select(graph: str) -> None:
 
 @pytest.mark.parametrize("reduction", ["max", "min"])
 def test_a_scatter_that_spreads_nan_is_right(reduction: str) -> None:
-    """ONNX Runtime keeps a number that NaN is compared with, numpy and ONNX's text don't."""
+    """ONNX Runtime keeps the number that is compared with NaN. numpy and ONNX's text return NaN."""
     text = f"""<ir_version: 8, opset_import: ["" : 18]> g (float[5, 3] x, float[2, 3] u) => (float[5, 3] y)
     <int64[2, 1] places = {{1, 3}}> {{ y = ScatterND <reduction = "{reduction}"> (x, places, u) }}"""
     assert set(kinds(parser.parse_model(text).SerializeToString())) == {*EDGES}

@@ -1,4 +1,4 @@
-"""Operators compute NaN, infinities, extremes of types and long sums of halves as ONNX Runtime does."""
+"""Operators agree with ONNX Runtime on NaN, infinities, extremes of types and long sums of float16."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ CASES = [(name, kind) for name in ELEMENTWISE for kind in TYPES if (name, kind) 
 
 @pytest.mark.parametrize("case", slow_lane_except(CASES, *CASES[::3]))
 def test_an_elementwise_operator(case: tuple[str, str]) -> None:
-    """ONNX Runtime has no kernel of some types: then it computes in float32."""
+    """ONNX Runtime has no kernels for some types, and computes them in float32."""
     name, dtype = case
     attributes = dict(ELEMENTWISE[name])
     kind = name.partition(" ")[0]

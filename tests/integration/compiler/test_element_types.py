@@ -1,4 +1,4 @@
-"""Operators with every element type that ONNX allows are right or refused, and never end the process."""
+"""Operators with every element type of ONNX are right or rejected, and never crash the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example networks are imported whole: every subgraph is a task, and their outputs are right."""
+"""The example networks are imported completely: every subgraph is a task, and the outputs are right."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ put = torch.ops.aten.index_put
 
 
 class UNet(nn.Module):  # type: ignore[name-defined]
-    """What is joined was upsampled in floats."""
+    """It concatenates tensors that were upsampled in floats."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class UNet(nn.Module):  # type: ignore[name-defined]
 
 
 class Decoder(nn.Module):  # type: ignore[name-defined]
-    """A token, whose key and value are written into caches."""
+    """It writes the key and the value of a token into caches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Decoder(nn.Module):  # type: ignore[name-defined]
 
 
 class CachingDecoder(Decoder):
-    """Its caches are buffers of its own."""
+    """Its caches are its own buffers."""
 
     def __init__(self) -> None:
         super().__init__()

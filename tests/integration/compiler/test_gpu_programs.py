@@ -1,6 +1,6 @@
 """Random programs for GPUs, from the operators of the suite: lowered, compiled, run and compared.
 
-Where there is no GPU, CUDA's compilers check the code, and it runs on an emulator of threads and barriers.
+Without a GPU, CUDA's compilers check the code, and an emulator of threads and barriers runs it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ FEW, MANY = 2, int(os.environ.get("TUNEFARM_GPU_PROGRAMS", "8"))
 
 
 def check(operator: str, count: int) -> list[Failure]:
-    """Try as many programs, spread over an operator's cases."""
+    """Try `count` programs, distributed over an operator's cases."""
     rng = np.random.default_rng(0)
     choices = cases(operator)
     drawn = [

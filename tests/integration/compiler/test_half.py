@@ -1,4 +1,4 @@
-"""Products of halves are added up in float32, except where the device computes in halves."""
+"""Products of float16 are summed in float32, unless the device computes in float16."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exported programs and StableHLO that bring code: nothing of it runs, whatever reads it."""
+"""Exported programs and StableHLO that contain code: no reader runs it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Change = Callable[[Any], Any]
 
 @pytest.fixture
 def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A file that code of a model makes; so does a module `a_canary` where it is imported."""
+    """A file that a model's code would create, or the module `a_canary` when it is imported."""
     path = tmp_path / "canary"
     (tmp_path / "a_canary.py").write_text(f"open({str(path)!r}, 'w').close()\nclass A:\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -48,7 +48,7 @@ def changed(change: Change) -> bytes:
 
 
 def renamed(old: str, new: str) -> Change:
-    """Rename a value wherever it is named, as a key too."""
+    """Rename a value everywhere, also as a key."""
 
     def rename(part: Any) -> Any:
         if isinstance(part, dict):
@@ -132,7 +132,7 @@ def test_no_code_of_an_exported_program_runs(name: str, canary: Path) -> None:
 
 
 def zipped(graph: object) -> bytes:
-    """Return an archive of nothing but a graph, as it is refused where PyTorch isn't installed."""
+    """Return an archive that holds only a graph."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as archive:
         archive.writestr(f"m/{MODEL}", graph if isinstance(graph, bytes) else json.dumps(graph))
@@ -168,7 +168,7 @@ def test_code_is_refused_before_pytorch_is_loaded(graph: object, says: str) -> N
 
 
 def test_an_archive_has_one_directory() -> None:
-    """A reader that takes the directory's place from its end finds another archive than this one."""
+    """A reader that searches the directory from the end finds another archive."""
     with pytest.raises(ModelError, match="directory is damaged"):
         read_model(zipped({}) + zipped({}), {})
 

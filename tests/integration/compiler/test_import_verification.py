@@ -1,4 +1,4 @@
-"""An imported model is compared with what its file defines."""
+"""An imported model is compared with the computation that its file defines."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_reference_evaluator_serves_where_there_is_no_runtime(monkeypatch: p
 
 
 def test_the_file_is_compared_as_it_was_before_its_functions_were_inlined() -> None:
-    """What rewrites a model before both sides see it would make them wrong together."""
+    """A rewrite before both sides read the model would make both wrong."""
     model = leaky("x")
     right = read_file(model.SerializeToString(), {})
     assert _verify(right) == EDGES

@@ -1,4 +1,4 @@
-"""Operators are imported as ONNX Runtime computes them, where ONNX's own tests say nothing."""
+"""Imported operators agree with ONNX Runtime where ONNX's own tests have no case."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_an_operator(name: str) -> None:
 
 
 def test_a_slope_for_each_channel_before_opset_7() -> None:
-    """ONNX Runtime has no such version any more."""
+    """ONNX Runtime no longer has this version."""
     slopes = random(3)
     file = read_file(single("PRelu", [(2, 3, 4), slopes], opset=6).SerializeToString(), {})
     data = random(2, 3, 4)

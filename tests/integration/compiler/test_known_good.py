@@ -1,4 +1,4 @@
-"""Programs that are known to be fast compile and compute the right results."""
+"""Known fast programs compile and compute right results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large constants are written into a library as TVM would pack them, without copies of them in memory."""
+"""Large constants are written into a library as TVM would pack them, without copies in memory."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_large_constants_are_not_what_tvm_packs() -> None:
 
 
 def test_a_constant_with_the_digest_of_another_stays(tmp_path: Path) -> None:
-    """A model that could put its weights elsewhere would write bytecode of its own."""
+    """A model that could redirect its weights could write its own bytecode."""
     weight, library = MIXED[6], tmp_path / "model.so"
     forged = hashlib.sha256(f"float32 {weight.shape} ".encode() + weight.tobytes()).digest()
     module = adder(weight, np.resize(np.frombuffer(forged, "uint8"), (1, EXTENT)))

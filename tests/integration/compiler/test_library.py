@@ -1,4 +1,4 @@
-"""Candidates are compiled here, linked, packed, loaded again and measured; or linked for another machine."""
+"""Candidates are compiled, linked, packed, loaded and measured here, or linked for another architecture."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ THIS = platform.machine()
 OTHER = "aarch64" if THIS == "x86_64" else "x86_64"
 DEVICE = detect_device(1)
 BUILDER = LocalBuilder(DEVICE.target)
-# The trace that leaves a workload as it is.
+# The trace that leaves a workload unchanged.
 UNTOUCHED = "[[],[]]"
 PACKED = PackedConstants((1,), ((4, 8), (2,)), ("float32", "int8"))
 
@@ -57,7 +57,7 @@ def test_an_exported_candidate_is_loaded_verified_and_timed(
 
 
 def test_a_loaded_candidate_checks_its_arguments(runner: LocalRunner, exported: KernelLibrary) -> None:
-    """It comes from another machine; what is built in the process that runs it does without checks."""
+    """It comes from another machine. Code built in the process that runs it needs no checks."""
     built = runner.load(exported.pack())
     assert isinstance(built, BuiltKernel)
     measurement = runner.run(built, to_json(matmul(8, 8, 16)), ())

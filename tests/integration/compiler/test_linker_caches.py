@@ -1,4 +1,4 @@
-"""A model that takes the compiler over leaves nothing in the cache of the linker for later models."""
+"""A model that compromises the compiler can't change the linker's cache for later models."""
 
 from __future__ import annotations
 

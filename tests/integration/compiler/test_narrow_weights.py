@@ -1,4 +1,4 @@
-"""Weights of less than a byte, as language models are quantized, in the model's file or in another one."""
+"""Weights of less than a byte, as in quantized language models, in the model's file or in another one."""
 
 from __future__ import annotations
 

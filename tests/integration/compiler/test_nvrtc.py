@@ -1,4 +1,4 @@
-"""Compiling for GPUs where there is no nvcc."""
+"""Compile for GPUs without nvcc."""
 
 from __future__ import annotations
 

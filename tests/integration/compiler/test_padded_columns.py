@@ -1,4 +1,4 @@
-"""Matrix products whose columns no vector divides are also computed with columns of zeros."""
+"""Matrix products whose width is not a multiple of the vector width are also tried padded."""
 
 from __future__ import annotations
 

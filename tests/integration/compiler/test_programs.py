@@ -1,4 +1,4 @@
-"""Programs of all sketches of all workloads become schedules that compute the right result."""
+"""Programs of all sketches of all workloads become schedules that compute right results."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _runner() -> LocalRunner:
 def _measure(module: tvm.IRModule, trace: str) -> Measurement:
     text = to_json(module)
     built = BUILDER.build(text, trace)
-    # Far from the best known, so that none is timed for long.
+    # Far slower than the best known latency, so that none is timed for long.
     return _runner().run(built, text, (), best_s=1e-12) if isinstance(built, BuiltKernel) else built
 
 
@@ -179,7 +179,7 @@ def test_a_text_that_is_not_a_trace_is_refused(trace: str) -> None:
 
 
 def test_a_trace_that_carries_code_is_refused() -> None:
-    """TVM would replay it like any other, and link the code in the pragma into the library."""
+    """TVM would replay it, and link the code in the pragma into the library."""
     workload = WORKLOADS["matmul"]()
     schedule = Schedule(workload)
     block = next(iter(schedule.get_child_blocks(schedule.get_sblock("root"))))

@@ -46,7 +46,7 @@ needs_vnni = pytest.mark.skipif(
 
 
 class Quantized:
-    """A graph as quantizers write it: every operand and every result passes through bytes."""
+    """A graph like a quantizer's: every operand and every result passes through bytes."""
 
     def __init__(self, dtype: str, zero: int) -> None:
         self.dtype, self.zero = dtype, zero
@@ -55,7 +55,7 @@ class Quantized:
         self.weights: list[onnx.TensorProto] = []
 
     def bytes_of(self, x: str) -> str:
-        """Return what `x` becomes when it is stored as bytes and read again."""
+        """Quantize `x` to bytes and dequantize it."""
         stored = self.node("QuantizeLinear", x, *self._parameters(np.array(SCALE), self.zero, self.dtype))
         return self.node("DequantizeLinear", *stored_with(stored, self.nodes[-1]))
 
@@ -137,7 +137,7 @@ def test_quantized_operators_reach_the_instructions(case: str, dtype: str, zero:
 @pytest.mark.parametrize(("dtype", "zero"), [("uint8", 121), ("int8", -7)])
 @pytest.mark.parametrize(("case", "count"), [("convolution", 1), ("three channels", 1), ("dense", 0)])
 def test_quantized_operators_reach_tensor_cores(case: str, count: int, dtype: str, zero: int) -> None:
-    """They want sixteen rows, which the dense layer hasn't."""
+    """They need sixteen rows, more than the dense layer has."""
     model, _ = CASES[case](Quantized(dtype, zero))
     tasks = extract_tasks(fuse(read_onnx(model, {}), GPU.target))
     dags = [read_dag(from_json(task.module_json)) for task in tasks]

@@ -1,12 +1,12 @@
-"""Random programs of every operator of the suite compile and compute what a float64 reference says; the
-verification of trials doesn't refuse them.
+"""Random programs of every operator of the suite compile and agree with a float64 reference, and pass the
+verification of trials.
 
-A sketch is drawn uniformly, then one row of a sample of it, good or bad. An operator's programs are spread
-over its small shapes and element types.
+A sketch is drawn uniformly, then one row of a sample of its programs. An operator's programs are spread over
+its small shapes and element types.
 
 A push tries eight programs of every operator, seeded by the commit; the slow lane tries forty.
 `python -m tests.integration.compiler.test_random_programs 640` tries that many of every operator, and counts;
-TUNEFARM_PROGRAMS=200 has the slow lane try that many.
+TUNEFARM_PROGRAMS=200 sets the slow lane's number.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ RUNNER = LocalRunner(DEVICE.target)
 
 @dataclass(frozen=True)
 class Tried:
-    """One program and its error, if any: that of building it or that of its result."""
+    """One program and its error in building or in the result, if any."""
 
     case: Case
     program: Program
@@ -116,7 +116,7 @@ def _told(failed: Sequence[Tried]) -> str:
 
 @pytest.mark.parametrize("operator", slow_lane_except(OPERATORS, "GMM", "C2D", "DEP", "T2D", "softmax"))
 def test_random_programs_compute_the_right_result(operator: str, commit_seed: int) -> None:
-    """No result is wrong, and at most one program doesn't compile."""
+    """All results are right, and at most one program doesn't compile."""
     tried = _try(operator, FEW, commit_seed)
     wrong = [one for one in tried if one.wrong]
     assert not wrong, _told(wrong)

@@ -1,4 +1,4 @@
-"""What can't be imported or compiled is refused in plain words: which node, why, and what to do."""
+"""Errors of import and compilation are plain: which node, why, and what to do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from compiler.packaging.artifact import ArtifactError
 
 Array = NDArray[Any]
 TARGET = '{"kind":"llvm","num-cores":1}'
-# What TVM and Python call things, and how TVM dumps its objects.
+# Internal names of TVM and Python, and TVM's dumps of objects.
 FOREIGN = re.compile(
     r"TVM|tvm|relax|PrimType|StructInfo|NoneType|InternalError|Check failed|datatype|operator\(s\)"
     r"|\blv\d|\bR\.|\bT\.|\bir\.|span=|dtype=|object has no|not iterable|0x[0-9a-f]{6}"

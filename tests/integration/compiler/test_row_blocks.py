@@ -1,4 +1,4 @@
-"""Winograd's convolutions, computed a block of rows at a time."""
+"""Winograd's convolutions in blocks of rows."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def _measure(
     constants: tuple[int, ...] = (),
     best_s: float | None = None,
 ) -> Measurement:
-    """Run the code of one workload as if it were a candidate for another."""
+    """Run one workload's code as a candidate for another."""
     built = BUILDER.build(to_json(candidate), UNSCHEDULED)
     assert isinstance(built, BuiltKernel)
     return runner.run(built, to_json(workload), constants, best_s)

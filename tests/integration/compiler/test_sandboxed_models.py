@@ -1,4 +1,4 @@
-"""Strangers' models are imported and compiled in a child process."""
+"""Untrusted models are imported and compiled in a child process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.shared_libraries import shared_library
 
 ROOT = Path(__file__).parents[3]
 TARGET = '{"kind":"llvm","num-cores":2}'
-# Stands in for the child once it has imported the model.
+# Replaces the child after it has imported the model.
 IMPORTED = b'{"inputs": [], "outputs": [], "tasks": [], "computed_in": "float32", "is_onnx": true}'
 
 
@@ -234,7 +234,7 @@ sys.stdout.buffer.write({library!r} + bytes({zeros}))
 def test_the_library_of_a_child_that_was_taken_over_is_refused(
     library: bytes, message: str, acts: Path
 ) -> None:
-    """The child leaves out its own check, and answers with what it likes."""
+    """The child skips its own check, and replies with anything."""
     acts.write_text(writes(library))
     kept = io.BytesIO()
     with pytest.raises(ArtifactError, match=f"^the compiled library is refused: .*{message}"):

@@ -1,4 +1,4 @@
-"""Strangers' traces are tried in a child process."""
+"""Untrusted traces are tried in a child process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.workloads import matmul
 TARGET = '{"kind":"llvm","num-cores":2}'
 UNSCHEDULED = "[[],[]]"
 MISSING_BLOCK = '[[["GetSBlock",[],["no","main"],["b0"]]],[]]'
-# Stands in for the child, and dies as the trace says.
+# Replaces the child, and dies as the trace says.
 ACTOR = """
 import json, os, signal, sys, time
 for _, trace in json.load(sys.stdin)["pairs"]:

@@ -1,4 +1,4 @@
-"""Three checks keep a trace's code out of a library; each is tried with the ones before it taken away."""
+"""Three checks keep a trace's code out of a library. Each is tested with the earlier ones removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matrix products and convolutions whose long sums are computed in parts."""
+"""Matrix products and convolutions with long sums that are split into parts."""
 
 from __future__ import annotations
 

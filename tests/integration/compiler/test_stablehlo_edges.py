@@ -1,4 +1,4 @@
-"""StableHLO programs compute what XLA does where numbers are NaN, infinite, extreme, or out of range."""
+"""StableHLO programs agree with XLA on NaN, infinities, extremes, and numbers out of range."""
 
 from __future__ import annotations
 

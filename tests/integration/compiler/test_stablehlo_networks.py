@@ -1,4 +1,4 @@
-"""Networks of JAX are imported, verified in a child and compiled, with the layouts that are tuned."""
+"""JAX networks are imported, verified in a child and compiled, with the tuned layouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations of StableHLO are imported as JAX computes them."""
+"""Imported StableHLO operations agree with JAX."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TARGET = '{"kind":"llvm","num-cores":1}'
 
 
 def check(function: Callable[..., Any], *inputs: Array, export: Callable[..., bytes] = exported) -> None:
-    """Compare what an imported function computes with what JAX does, and with what XLA makes of the file."""
+    """Compare an imported function with JAX, and with XLA's result for the file."""
     file = read(export(function, *inputs), {})
     model = file.to_relax()
     by_name = {spec.name: array for spec, array in zip(file.inputs, inputs, strict=True)}

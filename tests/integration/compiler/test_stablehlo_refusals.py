@@ -1,4 +1,4 @@
-"""What isn't read of StableHLO is refused in one line that says what and where; damaged files are, too."""
+"""Unsupported StableHLO and damaged files are rejected in one line that says what and where."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_what_is_not_read_is_refused_by_name(name: str) -> None:
 
 @pytest.mark.parametrize("form", [exported, exported_text, serialized])
 def test_a_damaged_program_is_a_model_error(form: Callable[..., bytes]) -> None:
-    """What jax.export writes behind the program isn't read."""
+    """The data that jax.export writes after the program isn't read."""
     data = form(lambda x: jnp.tanh(x @ X), X)
     for end in range(40, len(data) // 2, len(data) // 20):
         with pytest.raises(ModelError):

@@ -1,4 +1,4 @@
-"""TVM's workloads are read into the search's own form."""
+"""TVM workloads become dags of the search."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.workloads import WORKLOADS, module
 
 
 def _shape(graph: Dag) -> object:
-    """Return all that the search looks at, with names replaced by positions."""
+    """Return everything that the search reads, with names replaced by positions."""
     number = {buffer.name: i for i, buffer in enumerate(graph.buffers)}
     buffers = [(b.shape, b.dtype, b.role) for b in graph.buffers]
     nodes = [

@@ -1,4 +1,4 @@
-"""Transposed convolutions by phases."""
+"""Transposed convolutions as sub-pixel convolutions."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _model(case: dict[str, Any]) -> tuple[bytes, NDArray[np.float32]]:
 
 
 def _expected(case: dict[str, Any], data: NDArray[Any], weight: NDArray[Any]) -> NDArray[Any]:
-    """Add up what each pixel of the input gives to the output, by the operator's definition."""
+    """Sum the contributions of each input pixel to the output, by the operator's definition."""
     groups, (sh, sw), (top, left, bottom, right) = case["group"], case["strides"], case["pads"]
     (n, channels, height, width), (_, outputs, kh, kw) = data.shape, weight.shape
     (eh, ew), inputs = case["output_padding"], channels // groups

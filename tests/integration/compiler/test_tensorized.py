@@ -1,4 +1,4 @@
-"""Programs that use dot product instructions are right for every byte, in this process and in others."""
+"""Programs with dot-product instructions are right for all bytes, in this process and in others."""
 
 from __future__ import annotations
 
@@ -235,6 +235,6 @@ def test_a_trace_replays_in_another_process(tmp_path: Any) -> None:
 @needs_vnni
 @pytest.mark.slow_lane
 def test_a_trace_with_an_unknown_instruction_is_refused_once_all_of_tvms_are_imported(tmp_path: Any) -> None:
-    """In a process of its own: each of them looks through all loaded modules, of which this one has many."""
+    """Uses a separate process, because each import searches all loaded modules, and this process has many."""
     replayed = _replay(tmp_path, "abacus")
     assert replayed.returncode == 0, replayed.stderr

@@ -146,8 +146,7 @@ def test_only_the_truncation_of_tensor_cores_is_allowed_beyond_what_is_of_float3
 
 @dataclass(frozen=True)
 class TensorCores:
-    """Tensor cores that add `depth` products in one step, and keep so many `more_bits` of each of them than
-    a float32 has."""
+    """Tensor cores that add `depth` products in one step, each with `more_bits` more bits than float32."""
 
     depth: int
     more_bits: int
@@ -159,8 +158,9 @@ AMPERE, HOPPER = TensorCores(4, 2), TensorCores(8, 2)
 def truncating_product(
     left: NDArray[np.float32], right: NDArray[np.float32], cores: TensorCores = HOPPER
 ) -> NDArray[np.float32]:
-    """Multiply matrices as tensor cores do: exact products and the sum so far are aligned to the largest
-    exponent and cut off, and so is their sum."""
+    """Multiply matrices like tensor cores: align exact products and the sum so far to the largest exponent,
+    and truncate them and their sum.
+    """
     depth = cores.depth
     sums = np.zeros((len(left), right.shape[1]))
     for k in range(0, left.shape[1], depth):

@@ -1,4 +1,4 @@
-"""TFLite operators are imported as LiteRT computes them, or are refused by name."""
+"""Imported TFLite operators agree with LiteRT, or are rejected by name."""
 
 from __future__ import annotations
 
@@ -600,7 +600,7 @@ def test_operator_computes_what_litert_does(name: str) -> None:
 
 
 def test_integers_are_divided_by_zero_without_a_crash() -> None:
-    """LiteRT refuses to; a library must not end its process."""
+    """LiteRT refuses. A library must not crash its process."""
     case = Case("DIV", [ints(7, -(2**31), -7), ints(0, -1, 2)], [((3,), "int32")], "DivOptions")
     data, inputs = case.model()
     file = read(data, {})
@@ -619,7 +619,7 @@ def test_places_outside_read_no_foreign_memory() -> None:
 
 
 def test_places_outside_write_no_foreign_memory() -> None:
-    """LiteRT refuses them. TVM's scatter writes wherever they point to."""
+    """LiteRT rejects them. TVM's scatter would write anywhere."""
     indices = np.array([[-1], [1], [2**30]], np.int32)
     case = _one("SCATTER_ND", [indices, np.ones((3, 2), np.float32), ints(4, 2)], (4, 2), 2)
     data, inputs = case.model()

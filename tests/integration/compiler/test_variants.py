@@ -1,4 +1,4 @@
-"""Variants of a model: other kernels that compute the same."""
+"""A model's variants: other kernels for the same computation."""
 
 from __future__ import annotations
 

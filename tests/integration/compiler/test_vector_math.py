@@ -1,4 +1,4 @@
-"""Compiled kernels with mathematical functions contain no call of libm, and their results are right."""
+"""Compiled kernels with mathematical functions don't call libm, and their results are right."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Programs that are wrong in ways that one random input doesn't show are caught, each by another part of the
-verification; tests/integration/compiler/test_random_programs.py holds right ones against it."""
+"""Each part of the verification catches a program whose error one random input doesn't show.
+tests/integration/compiler/test_random_programs.py checks that right programs pass."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def runner() -> LocalRunner:
 
 
 def measured(runner: LocalRunner, candidate: tvm.IRModule, workload: tvm.IRModule) -> Measurement:
-    """Run the code of one workload as if it were a candidate for another."""
+    """Run one workload's code as a candidate for another."""
     built = BUILDER.build(to_json(candidate), UNSCHEDULED)
     assert isinstance(built, BuiltKernel)
     return runner.run(built, to_json(workload), (), best_s=1e-12)
@@ -44,7 +44,7 @@ def elementwise(compute: Callable[[Any], Any], dtype: str = "float32") -> tvm.IR
 
 
 def added(terms: int, used: Callable[[Any], Any] = lambda k: k, count: int | None = None) -> tvm.IRModule:
-    """Eight sums of products of `terms` terms, of which the first `count` are added up."""
+    """Eight sums of products of `terms` terms, with only the first `count` summed."""
     a, b = te.placeholder((8, terms), name="a"), te.placeholder((terms,), name="b")
     k = te.reduce_axis((0, count or terms), name="k")
     return module([a, b, te.compute((8,), lambda i: te.sum(a[i, used(k)] * b[used(k)], axis=k), name="sum")])
@@ -56,7 +56,7 @@ def looked_up(row: Callable[[Any], Any]) -> tvm.IRModule:
 
 
 def looked_up_from_the_end() -> tvm.IRModule:
-    """As ONNX's Gather is imported: negative ids count from the end, by way of intermediate results."""
+    """Like an imported Gather: intermediate results make negative ids count from the end."""
     table, ids = te.placeholder((5000, 4), name="table"), te.placeholder((16,), "int64", name="ids")
     negative = te.compute((16,), lambda i: ids[i] < tirx.const(0, "int64"), name="negative")
     moved = te.compute((16,), lambda i: ids[i] + tirx.const(5000, "int64"), name="moved")
@@ -65,7 +65,7 @@ def looked_up_from_the_end() -> tvm.IRModule:
 
 
 def accumulating() -> tvm.IRModule:
-    """Right only where nothing but garbage was stored before."""
+    """Right only if the output held only garbage before."""
 
     @T.prim_func(s_tir=True)
     def main(data: T.Buffer((64,), "float32"), result: T.Buffer((64,), "float32")):

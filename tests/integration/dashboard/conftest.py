@@ -1,4 +1,4 @@
-"""A server with jobs in every state, and Chromium to look at it."""
+"""A server with jobs in every state, and Chromium."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tests.integration.server.conftest import Service, launch
 CALIBRATED = replace(
     DEVICE, profile=assumed_profile(DEVICE.arch, DEVICE.features, DEVICE.cores), name="EPYC, 2 cores"
 )
-# Anyone who may upload a model chooses its name.
+# Any user who may upload a model chooses its name.
 EVIL = "<img src=x onerror=alert(1)>"
 SIGNATURE = "float32[1,56,56,64], float32[3,3,64,64] -> float32[1,56,56,64]"
 ADMIN, READER = (TOKEN_PREFIX + name.ljust(43, "_") for name in ("admin", "reader"))
@@ -62,7 +62,7 @@ SUBGRAPHS = [
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """An open server on this machine, with jobs."""
+    """A server with jobs, without tokens."""
     service, stop = launch(tmp_path_factory.mktemp("dashboard"))
     with service.database.begin() as session:
         fill(session, time.time())
@@ -84,7 +84,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    # For one module: until it is closed, an event loop runs in this thread, and others' tests want their own.
+    # Scoped to a module, because an event loop runs in this thread until it is closed, and other tests need
+    # their own.
     program = shutil.which("chromium")
     if program is None:
         pytest.skip("Chromium is not installed: apt-get install chromium")
@@ -96,7 +97,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture
 def page(chromium: Browser) -> Iterator[Page]:
-    """A page of a fresh session. What its scripts complain of fails the test."""
+    """A page in a fresh session. Errors of its scripts fail the test."""
     context = chromium.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
     opened = context.new_page()
     opened.set_default_timeout(15_000)
@@ -162,7 +163,7 @@ def fill(session: Session, now: float) -> None:
 
 
 def measure(session: Session, job_id: str, begun: float, count: int) -> None:
-    """Store finished trials of ten subgraphs, each nearer to its best; every twentieth fails."""
+    """Store finished trials of ten subgraphs, each faster than the last; every twentieth fails."""
     rng = random.Random(job_id)
     specs = [
         TaskSpec(
@@ -230,7 +231,7 @@ def measure(session: Session, job_id: str, begun: float, count: int) -> None:
 
 
 def add_schedules(session: Session, count: int) -> None:
-    """Store one measured trial of each of so many subgraphs named `many`."""
+    """Store one measured trial for each of `count` subgraphs named `many`."""
     job_id, now = "job-cancelled", time.time()
     specs = [
         TaskSpec(job_id, f"many-{number}", f"many {number}", 1, 1e6, True, "", ()) for number in range(count)

@@ -1,4 +1,4 @@
-"""Modules that are joined to one do in a browser what they did."""
+"""JavaScript modules that are bundled into one work as before in a browser."""
 
 from __future__ import annotations
 

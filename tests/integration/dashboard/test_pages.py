@@ -1,4 +1,4 @@
-"""The dashboard's pages in Chromium: what they show, by mouse and by keyboard, on a screen and on a phone."""
+"""The dashboard's pages in Chromium: their content, and use by mouse, by keyboard and on a phone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAGES = [
     *("#/jobs", "#/jobs/job-done", "#/jobs/job-done/tasks/w0"),
     *("#/devices", "#/schedules", "#/releases", "#/models", "#/access"),
 ]
-# All that a visitor loads before the first answer of the API.
+# The most bytes that a visitor loads before the API's first answer.
 MAX_PAGE_BYTES = 500_000
 
 
@@ -61,7 +61,7 @@ def test_nothing_comes_from_elsewhere_and_pages_are_light(page: Page, site: Serv
     # Streams of events have no end.
     whole = [answer for answer in answers if not answer.url.endswith("/events")]
     assert 0 < sum(len(answer.body()) for answer in whole) < MAX_PAGE_BYTES
-    # The trials of a job may be many thousands; the longest answer of this service is compressed likewise.
+    # A job may have thousands of trials. This service compresses its longest answer too.
     document = page.request.get(f"{site.url}/openapi.json")
     assert document.headers["content-encoding"] == "gzip"
 
@@ -290,7 +290,7 @@ def test_a_model_is_dropped_watched_and_cancelled(page: Page, site: Service, tmp
     with site.database.begin() as session:
         [job] = [job for job in jobs.list_jobs(session, 50, None) if job.request.model_name == "little"]
         jobs.advance(session, job.id, {JobState.QUEUED}, JobState.TUNING, 5.0, message="searching")
-    # The page hears of it by an event.
+    # The page learns of it from an event.
     expect(page.get_by_role("heading", level=1)).to_contain_text("tuning")
     page.once("dialog", lambda dialog: dialog.dismiss())
     page.get_by_role("button", name="Cancel little").click()

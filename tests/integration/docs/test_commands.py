@@ -1,6 +1,5 @@
-"""Every command in the documents is one that there is: parsed by the program that it names, if that is ours.
-
-Those that aren't PARSED are run as well, in tests/acceptance/test_tutorial.py.
+"""Every command in the documents exists: the program that it names, if it is ours, parses it. Commands
+outside PARSED are also run, in tests/acceptance/test_tutorial.py.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def test_every_exception_is_of_a_command_in_the_documents() -> None:
 
 
 class Parsed(Exception):
-    """The arguments were understood."""
+    """Raised after the arguments were parsed."""
 
 
 @pytest.mark.parametrize(

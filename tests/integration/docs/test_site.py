@@ -15,7 +15,7 @@ from server.access.scopes import ROUTES
 from worker.settings import WorkerSettings
 
 ROOT = Path(__file__).parents[3]
-# What a browser loads by itself; links for people may lead anywhere.
+# Tags whose addresses a browser loads by itself. Links may lead anywhere.
 LOADED = re.compile(
     r"""<(?:script|img|iframe|source)[^>]* src=["']?(?:https?:)?//|<link[^>]* href=["']?https?://"""
 )

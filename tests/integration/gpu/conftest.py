@@ -14,5 +14,5 @@ def built_stand_in(tmp_path_factory: pytest.TempPathFactory) -> StandIn:
 
 @pytest.fixture
 def stand_in(built_stand_in: StandIn, tmp_path: Path) -> StandIn:
-    """A stand-in that behaves as the test tells it."""
+    """A stand-in GPU whose behaviour the test sets."""
     return built_stand_in.copy(tmp_path / "stand-in")

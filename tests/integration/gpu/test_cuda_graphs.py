@@ -1,4 +1,4 @@
-"""What a model calls with the same shapes every time is captured as a CUDA graph, and runs again from it."""
+"""A model's calls with static shapes are captured as a CUDA graph, which later calls launch."""
 
 from __future__ import annotations
 

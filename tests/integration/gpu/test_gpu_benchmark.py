@@ -1,4 +1,4 @@
-"""The benchmark for GPUs, whole with tiny shapes on the stand-in, where its figures mean nothing."""
+"""The complete GPU benchmark with tiny shapes on the stand-in, whose figures are meaningless."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPUs and slices as NVML tells of them, and the choice among them; in processes that see the stand-in."""
+"""GPUs and MIG slices as NVML reports them, and the choice among them, in processes that see the stand-in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bundle builds with a C or C++ compiler alone, runs, and says what is wrong."""
+"""A bundle needs only a C or C++ compiler, runs, and reports errors."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_cpp_runs_several_outputs_and_throws(tmp_path: Path) -> None:
 
 
 def test_a_program_runs_several_bundles(bundle: Path, tmp_path: Path) -> None:
-    """Each has the runtime libraries, and a process has them once."""
+    """Each has the runtime libraries, but a process loads them once."""
     make_bundle(compile_model(two_outputs(), tmp_path / "model"), tmp_path / "other")
     (tmp_path / "main.cpp").write_text(SEVERAL)
     main = build(bundle, tmp_path / "main", [tmp_path / "main.cpp"], "g++", "-std=c++17", "-Wno-unused")

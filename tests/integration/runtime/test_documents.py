@@ -1,4 +1,4 @@
-"""The snippets of the documents that run a compiled model, executed as they are."""
+"""Run the documents' snippets that use a compiled model, unchanged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def snippets(page: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """The folders that the documents name, and the names that they leave open."""
+    """The folders that the documents name, and values for their placeholders."""
     folder = tmp_path_factory.mktemp("workplace")
     model = make("resnet18", tiny=True, size=224).SerializeToString()
     tuned = compile_model(model, folder / "resnet18-tuned")

@@ -1,4 +1,4 @@
-"""tunefarm-runtime runs what the compiler built, and refuses what it can't run."""
+"""tunefarm-runtime runs compiled models, and rejects what it can't run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Array = NDArray[Any]
 
 
 def subtraction() -> bytes:
-    """a - b, with inputs whose names Python could mistake for its own."""
+    """a - b, with inputs named like Python parameters."""
     nodes = [helper.make_node("Sub", ["self", "b"], ["y"])]
     values = {
         name: helper.make_tensor_value_info(name, TensorProto.FLOAT, (4, 8)) for name in ("self", "b", "y")
@@ -51,7 +51,7 @@ def by_onnxruntime(model: bytes, feed: dict[str, Array]) -> list[Array]:
 
 
 def shifted(array: Array) -> Array:
-    """The same values at an address that no vector is aligned to."""
+    """The same values at an unaligned address."""
     buffer = np.empty(array.nbytes + 128, np.uint8)
     start = -buffer.ctypes.data % 64 + 4
     moved = buffer[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
@@ -166,7 +166,7 @@ def test_a_benchmark_has_a_time_for_each_call(folder: Path) -> None:
 
 
 def test_tvms_compiler_is_never_loaded(folder: Path) -> None:
-    """In a process of its own, since the tests have loaded TVM."""
+    """Uses a separate process, because the tests have loaded TVM."""
     program = f"""
 import sys, numpy, tunefarm_runtime
 model = tunefarm_runtime.load({str(folder)!r}, threads=1)

@@ -69,7 +69,7 @@ def test_several_outputs_are_chosen_by_name(tmp_path: Path) -> None:
 def test_a_program_for_onnxruntime_needs_another_import_and_path(
     runtime: Any, folder: Path, image: Array, tmp_path: Path
 ) -> None:
-    """What programs in the wild call, run by both."""
+    """Run a typical program with both libraries."""
     model = tmp_path / "residual.onnx"
     model.write_bytes(residual())
     options = runtime.SessionOptions()

@@ -1,4 +1,4 @@
-"""A model is loaded with `trusted` only if a trusted key has signed it and nothing was changed since."""
+"""With `trusted`, a model is loaded only if a trusted key signed it and it is unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that was compiled in several sizes runs for the sizes between them, where that is right."""
+"""A model compiled in several sizes runs for the sizes between them, if that is correct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many threads a model computes with, in processes of several models, threads and forks."""
+"""The number of threads of a model, in processes with several models, threads and forks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tunefarm_runtime import RunError, load
 
 from tests.compiled_models import compile_model, elementwise
 
-# Prepended to programs of their own, since the tests' process has a pool already.
+# Prepended to separate programs, because the tests' process already has a pool.
 PRELUDE = """
 import os, signal, sys
 import numpy as np, tunefarm_runtime, tvm_ffi

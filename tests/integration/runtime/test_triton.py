@@ -1,7 +1,7 @@
 """The example for Triton Inference Server runs a compiled model.
 
-Triton brings the module `triton_python_backend_utils` along, and no package index has it. A stand-in has the
-classes and the function of it that the example calls, with the signatures of Triton's Python backend.
+Triton provides the module `triton_python_backend_utils`, which no package index has. A stand-in has the
+classes and the function that the example calls, with the signatures of Triton's Python backend.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Attacks that a taken-over child tries. It runs in a child of any kind, and in nothing else.
-
-`try_all` returns what each attack has reached: "" where the sandbox holds.
+"""The attacks of a compromised child. Run this only in a child. `try_all` returns the result of each attack;
+"" if the sandbox prevents it.
 """
 
 from __future__ import annotations
@@ -133,7 +132,7 @@ def gain_rights(told: Mapping[str, str]) -> str:
 
 
 def load_torch(told: Mapping[str, str]) -> str:
-    """PyTorch, which every test has beside it, has to stay out until the child lets it in."""
+    """Import PyTorch, which must fail until the child allows it."""
     try:
         import torch  # type: ignore[import-not-found, unused-ignore]
     except ImportError:

@@ -1,4 +1,4 @@
-"""A runner whose candidates have taken the child over."""
+"""A runner whose candidates have compromised the child."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts a child of a kind as its real parent does, on a system that allows more or less. Prints JSON.
+"""Start a kind of child like its real parent does, on a system with more or fewer restrictions. Print JSON.
 
 python child.py KIND SYSTEM JSON
 """

@@ -1,4 +1,4 @@
-"""Stands in for a module of `compiler.children` that was taken over."""
+"""Replaces a module of `compiler.children` that was compromised."""
 
 import json
 import sys

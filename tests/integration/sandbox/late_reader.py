@@ -1,4 +1,4 @@
-"""Reads its request after a parent has looked at its memory several times, and says how long it is.
+"""Read the request after the parent has checked the memory several times, and report its length.
 
 It stands in for a module of `compiler.children` whose imports take seconds.
 """

@@ -1,4 +1,4 @@
-"""Takes more memory than its limit: by several processes, or as memory that a limit of data leaves out.
+"""Take more memory than the limit: by several processes, or as memory that RLIMIT_DATA doesn't count.
 
 It stands in for a module of `compiler.children`, and for a runner, that was taken over.
 """

@@ -1,4 +1,4 @@
-"""What the sandbox promises, tried by each kind of child on each kind of system."""
+"""The sandbox's promises, tested by each kind of child on each kind of system."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.integration.sandbox import attacker
 from tests.integration.worker.sandboxed import COMMANDS, ROOT, works
 
 HERE = Path(__file__).parent
-# The gaps of each system. Every other system contains its children wholly.
+# The gaps of each system. Other systems have none.
 SEES_PROCESSES, RUNS_AS_ROOT = "sees the other processes of its user", "runs as root"
 SYSTEMS = {
     "as it is": (),
@@ -42,7 +42,7 @@ pytestmark = [
 
 @dataclass(frozen=True)
 class Machine:
-    """What an attacker may look for on a machine: files, a terminal, a service."""
+    """An attacker's targets on a machine: files, a terminal, a service."""
 
     environment: dict[str, str]
     told: dict[str, str]

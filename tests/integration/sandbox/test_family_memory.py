@@ -1,4 +1,4 @@
-"""The processes of a child have no more memory together than the parent allows."""
+"""The processes of a child together get no more memory than the parent allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packages that are links, compilers outside of /usr, and closed folders: what a child needs is visible."""
+"""A child sees what it needs: linked packages, compilers outside /usr, and files in closed folders."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_packages_that_are_links_are_found(system: str, home: Path) -> None:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_a_compiler_outside_of_usr_links(system: str, home: Path) -> None:
-    """Its `bin` is on the path; it finds a library of its own beside it, as it says itself."""
+    """Its `bin` is on the PATH. It finds its own library beside it."""
     parts, compiler = home / "gcc/lib/parts", home / "gcc/bin/g++"
     parts.mkdir(parents=True)
     (home / "empty.c").touch()

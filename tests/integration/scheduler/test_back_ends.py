@@ -1,4 +1,4 @@
-"""The scheduler as a process on PostgreSQL and Redis, and what happens when Redis goes away."""
+"""The scheduler process on PostgreSQL and Redis, also while Redis is unavailable."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_scheduler_lives_through_a_restart_of_redis(
 def test_the_successor_of_a_killed_scheduler_goes_on_at_once(
     farm: Farm, emptied: Emptied, broker: str, tmp_path: Path
 ) -> None:
-    """With the claim that the killed one left behind still in force."""
+    """The killed scheduler's claim is still valid."""
     log = tmp_path / "log"
     with scheduler(emptied.url, broker, log):
         farm.submit("job")

@@ -1,4 +1,4 @@
-"""Models some of whose schedules are broken, with the real compiler: the others are published tuned."""
+"""If some schedules of a model are broken, the other subgraphs are published tuned (real compiler)."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ Breaks = Callable[[Schedule], None]
 
 
 def binds_a_thread(schedule: Schedule) -> None:
-    """No CPU has such threads: it applies, and no code can be generated."""
+    """A schedule that applies but can't be compiled, because no CPU has such threads."""
     schedule.bind(schedule.get_loops(_blocks(schedule)[-1])[0], "threadIdx.x")
 
 
 def rounds_to_integers(schedule: Schedule) -> None:
-    """It can be compiled, and computes something else."""
+    """A schedule that compiles but computes something else."""
     block = _blocks(schedule)[-1]
     schedule.cache_write(block, 0, "global")
     schedule.unsafe_set_dtype(block, 0, "int8")
@@ -142,7 +142,7 @@ def test_the_search_goes_on_where_a_killed_scheduler_was(
 
 
 def _check(database: Database, subgraph: str, reason: str) -> None:
-    """That all but this subgraph are published tuned, and why it isn't."""
+    """Assert that all other subgraphs are published tuned, and this one isn't for this reason."""
     job = _job(database)
     assert (job.state, job.error) == (JobState.DONE, None)
     assert job.artifact_sha is not None

@@ -57,7 +57,7 @@ def test_a_real_model_is_tuned_and_published(database: Database, tmp_path: Path)
         listed = tasks.for_job(session, "job")
         best = schedules.best_many(session, [t.workload_hash for t in listed], str(job.device_class))
         texts = {name: tvmscripts.of_workload(session, name) for name in best}
-        # Those that were measured again to settle which is the best have been estimated before.
+        # Remeasured programs were estimated before.
         estimated = session.scalars(select(TrialRow.estimated_s).where(TrialRow.repeat == 0)).all()
     assert library.startswith(b"\x7fELF")
     assert {spec.name: spec.shape for spec in manifest.inputs} == {"data": (1, 3, 16, 16)}
@@ -101,7 +101,7 @@ def test_a_model_that_computes_something_else_than_untuned_is_not_published(
     def compile_another(
         _data: bytes, _shapes: object, target: str, _schedules: object, library: IO[bytes], *, tf32: bool
     ) -> None:
-        """As if kernels that are right by themselves were put together wrongly."""
+        """Simulate right kernels that are combined wrongly."""
         real(small_network(seed=1), {}, target, {}, library, tf32=tf32)
 
     submit(database)

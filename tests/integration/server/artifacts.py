@@ -20,7 +20,7 @@ def repr_digest(content: bytes) -> str:
 
 
 def artifact(machine: str = "x86_64", kind: str = "llvm") -> bytes:
-    """An artifact as jobs publish it, with a library that no machine runs."""
+    """An artifact like a job's, with a library that no machine runs."""
     tensor = {"name": "x", "shape": [2, 3], "dtype": "float32"}
     target = {"kind": kind, "mtriple": f"{machine}-linux-gnu"}
     manifest = {"model_sha": "sha", "target": json.dumps(target), "threads": 2}
@@ -29,7 +29,7 @@ def artifact(machine: str = "x86_64", kind: str = "llvm") -> bytes:
 
 
 def publish(service: Service, worker: Worker, data: bytes, secs: float, **request: Any) -> str:
-    """Submit a job and end it as if it had published an artifact; return its id."""
+    """Submit a job, and end it as if it had published an artifact. Return its id."""
     job_id = service.submit(**request)
     with service.database.begin() as session:
         jobs.set_device_class(session, job_id, worker.device.key)

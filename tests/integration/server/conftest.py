@@ -52,7 +52,7 @@ def onnx_model(size: int = 4) -> bytes:
 
 @dataclass
 class Service:
-    """A running server, seen from outside and from its database."""
+    """A running server with its clients and its database."""
 
     context: ServerContext
     url: str
@@ -80,7 +80,7 @@ class Service:
 
 @dataclass
 class Worker:
-    """A worker's side of the protocol, without a device."""
+    """A protocol client for workers, without a device."""
 
     fleet: FleetStub
     id: str = "board"
@@ -132,7 +132,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def start(tmp_path: Path, database_url: str) -> Iterator[Start]:
-    """Start servers with settings other than the usual."""
+    """Start servers with special settings."""
     stops: list[Callable[[], None]] = []
 
     def start_one(**changes: Any) -> Service:
@@ -193,7 +193,7 @@ def launch(
     channel = channel_to(settings.grpc_port, trust)
 
     def stop() -> None:
-        # Closed first: a server that shuts TLS down waits for the client.
+        # Close the client first: a TLS server waits for it at shutdown.
         client.close()
         channel.close()
         loops[0].call_soon_threadsafe(context.stopping.set)

@@ -1,4 +1,4 @@
-"""What tests of several subjects send to a server."""
+"""Requests that tests of several subjects send to a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The best compiled model, asked for by the model."""
+"""Look-ups of a model's best artifact."""
 
 from __future__ import annotations
 

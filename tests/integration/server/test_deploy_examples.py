@@ -1,4 +1,4 @@
-"""The examples of deployment, in C++ and with curl, fetch a model from a real server once and no more."""
+"""The deployment examples, in C++ and with curl, download a model from a real server only once."""
 
 from __future__ import annotations
 

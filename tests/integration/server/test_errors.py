@@ -1,4 +1,4 @@
-"""Invalid input of every kind gets a problem document, stores nothing and does the service no harm."""
+"""Invalid input of every kind gets a problem document, stores nothing and doesn't harm the service."""
 
 from __future__ import annotations
 

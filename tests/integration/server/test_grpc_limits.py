@@ -1,4 +1,4 @@
-"""What strangers and builders can make the gRPC server hold in memory is bounded."""
+"""The gRPC server bounds the memory that strangers and builders can fill."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CountingProxy:
     def _run(self) -> None:
         try:
             inner = self._listening.accept()[0]
-        except OSError:  # closed before anybody came
+        except OSError:  # closed before any connection
             return
         outer = socket.create_connection(("127.0.0.1", self._port))
         threading.Thread(target=self._pump, args=(outer, inner, False), daemon=True).start()

@@ -1,4 +1,4 @@
-"""Requests that are half sent are ended: their heads, their bodies, and workers' messages."""
+"""The server ends incomplete requests: heads, bodies, and workers' messages."""
 
 from __future__ import annotations
 

@@ -12,12 +12,12 @@ from records.storage import blobs
 from .artifacts import artifact, publish
 from .conftest import Service, Worker
 
-# They hold times, or count these very requests.
+# Their answers hold times, or count these requests.
 CHANGING = ("/metrics", "/v1/workers")
 
 
 def addresses(service: Service, job_id: str) -> list[str]:
-    """Every address of the service that GET has, with values for its parameters."""
+    """Return every address with GET, with values for its parameters."""
     document = service.http.get("/openapi.json").json()
     given = {"job_id": job_id, "worker_id": "board"}
 

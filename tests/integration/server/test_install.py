@@ -1,4 +1,4 @@
-"""What the service hands out to a device that is to become a worker."""
+"""The files that the service serves to install a worker."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_archive_installs_the_tunefarm_that_serves(guarded: Service, tmp_pat
 
 
 def installing(script: Path, folder: Path, **options: object) -> subprocess.Popen[str]:
-    """Run the script, with an index that has nothing."""
+    """Run the script with an empty package index."""
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "PIP_NO_INDEX": "1"}
     command = ["sh", str(script), "--prefix", str(folder / "there"), "--no-unit"]
     return subprocess.Popen(command, env=environment, text=True, start_new_session=True, **options)  # type: ignore[call-overload]
@@ -123,7 +123,7 @@ def test_a_service_that_is_away_is_named(guarded: Service, tmp_path: Path) -> No
 def test_the_token_is_kept_where_measured_code_does_not_look(
     guarded: Service, variables: dict[str, str], prefix: str | None, file: str
 ) -> None:
-    """A user without root installs where pip has nothing to do. An older token lies in the prefix."""
+    """A user without root installs with nothing left for pip. The prefix holds an older token."""
     home = Path(tempfile.mkdtemp(dir="/var/tmp"))
     there = home / (prefix or ".local/share/tunefarm")
     for name, text in (

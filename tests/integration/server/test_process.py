@@ -62,9 +62,8 @@ def run(environment: dict[str, str]) -> Iterator[Run]:
 def refuse(
     environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Refuse]:
-    """Call a server's command that must not start serving; return the one line that it says.
-
-    It runs in this process: one of its own would import for seconds.
+    """Run a server's command that must fail to start; return its one line. It runs in this process, because a
+    new one would import for seconds.
     """
 
     def refused(code: ExitCode, *flags: str, **changes: str) -> str:

@@ -330,7 +330,7 @@ def test_a_large_import_holds_no_lock_for_long(ready: Service) -> None:
 def test_a_flood_of_faults_is_refused_by_the_first(
     ready: Service, path: str, begin: str, end: str, unit: str
 ) -> None:
-    """Each fault had a document of its own, of a kilobyte: 4 MiB of them took 6 GiB and 88 s."""
+    """Each fault once had its own problem document of a kilobyte: 4 MiB of faults took 6 GiB and 88 s."""
     body = begin + (unit * 60_000).rstrip(",") + end
     tracemalloc.start()
     try:

@@ -1,4 +1,4 @@
-"""Many clients that send or read slowly, or all at once: workers are answered, and each client is bounded."""
+"""With many slow or simultaneous clients, workers still get answers, and each client is limited."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MANY = 12
 
 
 class Stuck:
-    """Holds whoever calls a function, as a slow disk does, until it is released."""
+    """Blocks callers of a function, like a slow disk, until it is released."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
         self._real = getattr(module, name)
@@ -67,7 +67,7 @@ def fetch(service: Service) -> bool:
     return bool(chunk.data == b"an artifact")
 
 
-# In SQLite, whoever is in a transaction keeps the others waiting.
+# In SQLite, a transaction makes the others wait.
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 @pytest.mark.parametrize(
     ("client", "module", "name"),

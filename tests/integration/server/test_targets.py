@@ -1,4 +1,4 @@
-"""`tunefarm tune` for several targets, where the service refuses one of them."""
+"""`tunefarm tune` for several targets, one of which the service rejects."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ def test_the_workers_own_client_gets_through(tls: Service, folder: Path) -> None
 
 @pytest.fixture
 def speaks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give no service time to start before anything is said."""
+    """Log a failed connection at once."""
     monkeypatch.setattr("worker.agent.service.START_GRACE_S", 0.0)
 
 

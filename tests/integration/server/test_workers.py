@@ -1,4 +1,4 @@
-"""Workers as people see and steer them over HTTP, while they call over gRPC."""
+"""List and control workers over HTTP, while they call over gRPC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes are started again, given up in the end, and never outlive the command that started them."""
+"""Processes are restarted, given up after some tries, and never outlive the command that started them."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.slow
 def test_supervisord_outlives_a_full_disk(small_disk: Path, scratch: Path) -> None:
-    """What can't be logged is lost; processes are started again, and logs go on when there is room."""
+    """Log lines without space are lost. Processes are restarted, and logs continue when there is space."""
     folder = DataFolder(small_disk / "data")
     folder.prepare()
     programs = (SupervisedProcess("chatty", CHATTY, 5, 1), SupervisedProcess("one", SLEEPER, 5, 1))

@@ -1,4 +1,4 @@
-"""TVM's own passes find the service's schedules, and its files carry them both ways."""
+"""TVM's own passes find the service's schedules, and schedules are exported and imported as TVM's files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SHAPES = (("x", (32, 16)), ("w", (16, 8)))
 
 
 class Service:
-    """Knows one workload, and keeps what it is asked; it can be away, or refuse."""
+    """A service that knows one workload and records requests. It can be unavailable, or reject them."""
 
     def __init__(self) -> None:
         self.asked: list[list[str]] = []

@@ -1,4 +1,4 @@
-"""An agent with a real child, attached to a service in memory."""
+"""An agent with a real child, connected to an in-memory service."""
 
 from __future__ import annotations
 

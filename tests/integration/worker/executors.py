@@ -18,7 +18,7 @@ from worker.runner.executor import ChildConfig, Executor
 from worker.runner.interface import BuildRequest
 
 HERE = Path(__file__).parent
-# Candidates of these tests write what the tests read.
+# Candidates write files here that the tests read.
 SHARED = (Path(tempfile.gettempdir()),)
 # Children that share it are this user's.
 OWNER = getpass.getuser()
@@ -83,7 +83,7 @@ def gone(pid: int) -> bool:
 
 
 def is_unlocked(file: Path) -> bool:
-    """Return whether the process that has locked a file is gone."""
+    """Return whether the process that locked a file has ended."""
     with file.open("r+") as opened:
         try:
             fcntl.lockf(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""A service in memory: real gRPC that follows the comments of fleet.proto."""
+"""An in-memory service: real gRPC, as fleet.proto specifies."""
 
 from __future__ import annotations
 

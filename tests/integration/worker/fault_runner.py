@@ -1,4 +1,4 @@
-"""A runner whose candidates do what their traces say: real faults, in a real child process.
+"""A runner whose traces name faults: real ones, in a real child process.
 
 A trace is "FAULT" or "PHASE FAULT", and may go on with any text that makes it unique. PHASES has the phases.
 A measurement without a fault has a number that names the child for its build time. The child imports this
@@ -139,7 +139,7 @@ class FaultRunner:
         return Measurement(Outcome.BUILD_ERROR, error="bad_alloc") if self._building > 1 else None
 
     def do_plant(self, request: BuildRequest | None) -> None:
-        """Run well, and leave behind what ends the child at the next `trip`."""
+        """Run well, and plant a fault that kills the child at the next `trip`."""
         self._planted = True
 
     def do_trip(self, request: BuildRequest | None) -> None:
@@ -259,7 +259,7 @@ class FaultRunner:
         return reported("written")
 
     def do_processes(self, request: BuildRequest | None) -> Measurement:
-        """Fork until the system refuses."""
+        """Fork until the system call fails."""
         begun: list[int] = []
         try:
             while len(begun) < 20_000:
@@ -317,7 +317,7 @@ class FaultRunner:
             return reported(str(error))
 
     def do_look(self, request: BuildRequest | None) -> Measurement:
-        """Report of each path that the workload names whether it is seen, can be read and can be written."""
+        """Report whether each path that the workload names exists, is readable and is writable."""
         assert request is not None
         found = []
         for name in request.module_json.split():
@@ -392,7 +392,7 @@ def lock(file: str) -> None:
 
 
 class LyingRunner(FaultRunner):
-    """Reports a candidate that it was not asked to build."""
+    """Reports a candidate that was not requested."""
 
     def build(self, requests: Mapping[int, BuildRequest], begun: Notify, ended: Notify) -> list[int]:
         begun(min(requests) + 1000)

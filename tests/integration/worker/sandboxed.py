@@ -1,6 +1,5 @@
-"""Measures candidates of `fault_runner` in a process of its own, on a system that allows more or less.
-
-    python sandboxed.py JSON       prints JSON
+"""Measure candidates of `fault_runner` in a separate process, on a system with more or fewer restrictions.
+python sandboxed.py JSON prints JSON
 
 `COMMANDS` make the systems.
 """
@@ -25,7 +24,7 @@ from sandbox.kinds import GPU_GROUPS
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 LIMITS: dict[str, Any] = {"build_timeout_s": 60.0, "run_timeout_s": 60.0, "memory_bytes": 1 << 28}
-# Within a user namespace its own limits hold: here the kernel really refuses to make another PID namespace.
+# A user namespace has its own limits, so the kernel really refuses another PID namespace here.
 REFUSING = 'echo 0 > /proc/sys/user/max_pid_namespaces && exec "$0" "$@"'
 COMMANDS = {
     "as it is": (),
@@ -82,7 +81,7 @@ def measured(
 
 
 def works(system: str) -> bool:
-    """Return whether this machine allows to make such a system."""
+    """Return whether this machine can make such a system."""
     tried = [*COMMANDS[system], "true"]
     if "unprivileged" in system:
         tried = [
@@ -177,7 +176,7 @@ async def _measure(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def enter_system(system: str) -> None:
-    """Make this process one of such a system; `COMMANDS[system]` has started it."""
+    """Make this process part of such a system. `COMMANDS[system]` has started it."""
     if system in ("readable", "root, only Landlock") or "unprivileged" in system or "GPU" in system:
         _make_readable()
     if "GPU" in system:

@@ -1,4 +1,4 @@
-"""The agent with a real child, talking real gRPC to a service in memory."""
+"""The agent with a real child and real gRPC to an in-memory service."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_faults_of_a_batch_that_is_built_together_cost_their_own_candidate_only(
 
 def test_candidates_are_held_against_the_best_that_is_known_of_their_workload() -> None:
     async def work(fleet: FakeFleet) -> None:
-        # What is measured on the way counts: every good candidate takes 1 ms.
+        # Results before the failure count: every good candidate takes 1 ms.
         fleet.offer("best", "best 2", best_s=0.5)
         fleet.offer("best", "ok", "best 2")
         fleet.offer("ok", "best", best_s=0.0005)
@@ -194,7 +194,7 @@ def test_a_server_that_comes_back_finds_the_worker_and_its_results(tmp_path: Pat
             await fleet.until(lambda: len(fleet.stored) == 1)
             await fleet.stop()
             (tmp_path / "gate").touch()
-            # All is measured while nobody listens.
+            # Everything is measured while the service is down.
             while worker.agent.state is not WorkerState.READY:
                 await asyncio.sleep(0.01)
             await fleet.start()

@@ -1,4 +1,4 @@
-"""Candidates that a child builds together, and those among them that take it down."""
+"""Candidates that a child builds in parallel, some of which crash it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real agent that builds, and one that measures what was built, with a service in memory."""
+"""A real agent that builds and one that measures the builds, with an in-memory service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibration by a real agent with a real child: when it happens, how often, what is reported and cached."""
+"""Calibration by a real agent with a real child: when, how often, and what is reported and cached."""
 
 from __future__ import annotations
 

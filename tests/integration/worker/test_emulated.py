@@ -1,4 +1,4 @@
-"""A worker's child on emulated processors, which execute less than this one or than LLVM expects."""
+"""A worker's child on emulated processors, with fewer instruction sets than this one or than LLVM expects."""
 
 from __future__ import annotations
 

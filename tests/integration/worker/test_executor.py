@@ -1,4 +1,4 @@
-"""The executor with a real child process, and faults that really happen in it."""
+"""The executor with a real child process and real faults in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The executor of a builder, and one that loads what a builder made: real children, real faults."""
+"""A builder's executor, and an executor that loads a builder's libraries, with real children and faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A child that was taken over says anything to the agent: it costs its own candidate, and nothing else."""
+"""A compromised child may send anything to the agent. Only its own candidate fails."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OK = fleet_pb2.Outcome.OUTCOME_OK
 
 
 def once(reply: ChildReply) -> str:
-    """Return what `FaultRunner.do_reply` reads: how many times the bytes are sent, and the bytes."""
+    """Return a workload for `FaultRunner.do_reply`: a number of repetitions, and the bytes."""
     return f"1 {reply.SerializeToString().hex()}"
 
 
@@ -73,7 +73,7 @@ def test_a_hostile_reply_to_an_export_costs_its_own_candidate() -> None:
 
 @pytest.mark.slow
 def test_a_message_of_72_megabytes_costs_its_own_candidate() -> None:
-    """It used to be sent to the service, which takes 64 MiB, again and again."""
+    """It was once sent again and again to the service, which accepts 64 MiB."""
 
     async def work(fleet: FakeFleet) -> None:
         fleet.offer("ok", "run flood", "ok 2")

@@ -1,4 +1,4 @@
-"""`python -m worker` as it is deployed: a process of its own, its child measuring with TVM."""
+"""`python -m worker` as deployed: a separate process whose child measures with TVM."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def with_worker(
     *flags: str,
     **settings: str,
 ) -> tuple[int | None, str]:
-    """The exit code, and what it wrote on standard error."""
+    """Return the exit code and standard error."""
 
     async def run() -> tuple[int | None, str]:
         await fleet.start()
@@ -226,7 +226,7 @@ def test_a_fenced_worker_has_an_exit_code_of_its_own() -> None:
 def test_a_wrong_setting_is_one_clear_line(
     flags: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command runs in this process: one of its own would import for longer than all else takes."""
+    """The command runs in this process, because imports in a new one would take most of the time."""
     monkeypatch.delenv("TUNEFARM_WORKER_SERVER", raising=False)
     assert main(flags) == ExitCode.USAGE
     (line,) = capsys.readouterr().err.splitlines()
@@ -237,7 +237,7 @@ def test_a_wrong_setting_is_one_clear_line(
 def test_a_builder_makes_the_folder_of_the_linkers_cache(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sandbox could not let the child write to a folder that isn't there."""
+    """The sandbox can't give the child access to a missing folder."""
     flags = ["--server", "farm:1", "--build", "--ca", "/gone.pem"]  # a mistake, so that it ends
     folder = tmp_path / "caches" / "zig"
     monkeypatch.setenv("ZIG_GLOBAL_CACHE_DIR", str(folder))

@@ -1,4 +1,4 @@
-"""A worker's child times users' ONNX models in ONNX Runtime, as contained as any candidate."""
+"""A worker's child times users' ONNX models in ONNX Runtime, in the same sandbox as candidates."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _measured(model: Path, **shapes: list[int]) -> Measurement:
 
 
 def _archive(folder: Path) -> bytes:
-    """A model whose weights are in another file, as the client sends it."""
+    """A model with its weights in another file, archived as by the client."""
     b = Builder()
     result = b.op("MatMul", "input", b.constant(np.ones((64, 64), np.float32)))
     proto = onnx.load_from_string(b.model({"input": [1, 64]}, {result: [1, 64]}))

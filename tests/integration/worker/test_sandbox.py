@@ -1,4 +1,4 @@
-"""Measured code tries what its sandbox must keep it from."""
+"""Measured code tries what its sandbox must prevent."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_worker_without_root_has_a_sandbox_as_well() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("system", ["with a GPU", "with a GPU, unprivileged"])
 def test_the_nodes_of_gpus_stay_in_reach(system: str) -> None:
-    """They are so for a worker of root's, and for one that belongs to their groups."""
+    """For a root worker, and for a worker in their groups."""
     found = measured(system, ["open", "status"], " ".join(f"/dev/{name}" for name in NODES), user="nobody")
     opened, status = found["errors"]
     facts = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)

@@ -1,4 +1,4 @@
-"""Measured code looks for the files and sockets of the machine, and for a way into its packages."""
+"""Measured code looks for the machine's files and sockets, and tries to change its packages."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_what_measured_code_needs_is_there(system: str) -> None:
 
 @pytest.mark.parametrize("system", systems(BARE))
 def test_where_the_kernel_refuses_the_gap_is_named(system: str, home: Path) -> None:
-    """And the tests above would see what they look for."""
+    """Without isolation, the tests above would find the files."""
     found = measured(system, ["look"], f"{home} {home / 'secret'}")
     assert found["errors"][0].count("seen read written") == 2
     assert any("sees the files of its user" in gap and "5.13" in gap for gap in found["sandbox_gaps"])

@@ -1,4 +1,4 @@
-"""A real agent at a real server: trials that a device gives back are queued again at once."""
+"""A real agent and a real server: trials that a device returns are queued again at once."""
 
 from __future__ import annotations
 
