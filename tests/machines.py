@@ -1,5 +1,4 @@
-"""Descriptions of machines by their system and LLVM, as `compiler.target` reads them, and the expected
-device."""
+"""Machines as their system and LLVM describe them to `compiler.target`, with the expected devices."""
 
 from __future__ import annotations
 
@@ -16,8 +15,9 @@ from core.instruction_sets import instruction_sets
 
 @dataclass(frozen=True)
 class Machine:
-    """`cpu_info` is of /proc/cpuinfo; `mcpu` and `llvm` are what LLVM, asked on it, calls the processor and
-    finds that it executes. The others are what a probe should say."""
+    """`cpu_info` is from /proc/cpuinfo; `mcpu` and `llvm` are LLVM's name and features of the processor. The
+    other fields are the expected result of a probe.
+    """
 
     architecture: str
     cpu_info: str
@@ -30,7 +30,7 @@ class Machine:
     intrinsics: tuple[str, ...] = ()
 
     def stand_in(self, patch: pytest.MonkeyPatch, folder: Any) -> None:
-        """Replace the machine that the tests run on until the patch is undone."""
+        """Simulate this machine until the patch is undone."""
         (folder / "cpuinfo").write_text(self.cpu_info)
         patch.setattr(compiler.target, "CPU_INFO", folder / "cpuinfo")
         patch.setattr(compiler.target, "CACHES", folder / "nowhere")
@@ -136,7 +136,7 @@ MACHINES = {
         16,
         ("-avx512f",),
     ),
-    # And more, each of which brings nothing else along.
+    # And more features, which imply no others.
     "zen4-without-bmi": Machine(
         "x86_64",
         ZEN4_CPU_INFO.format(avx512="").replace("bmi1", "").replace("bmi2", "").replace("gfni", ""),
@@ -149,7 +149,7 @@ MACHINES = {
     ),
     "haswell": Machine("x86_64", HASWELL_CPU_INFO, "haswell", AVX2, "avx avx2 fma sse4_1 sse4_2", 32, 16),
     "nehalem": Machine("x86_64", NEHALEM_CPU_INFO, "nehalem", SSE, "sse4_1 sse4_2", 16, 16),
-    # A processor that LLVM is too old for.
+    # A processor newer than LLVM.
     "unknown-with-avx2": Machine(
         "x86_64",
         HASWELL_CPU_INFO,
@@ -160,7 +160,7 @@ MACHINES = {
         16,
         ("+avx2", "+bmi", "+bmi2", "+f16c", "+fma", "+lzcnt", "+movbe", "+popcnt"),
     ),
-    # The kernel was told to leave AVX-512 alone, so its registers aren't kept.
+    # The kernel was configured without AVX-512, so it doesn't save these registers.
     "zen4-kernel-without-avx512": Machine(
         "x86_64",
         ZEN4_CPU_INFO.format(avx512=""),
@@ -225,7 +225,7 @@ MACHINES = {
         ("+dotprod", "+fullfp16", "+rdm"),
         DOT,
     ),
-    # As KVM makes one by default.
+    # KVM's default processor.
     "neoverse-v1-without-sve": Machine(
         "aarch64",
         ARM_CPU_INFO.format(

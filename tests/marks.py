@@ -1,4 +1,4 @@
-"""Marks for tests that repeat over many values: a few always run, the others belong to a slower lane."""
+"""Marks for parametrized tests with many values: a few always run, the others in a slower lane."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One small model in every format that is read, with its inputs' shapes and what it computes."""
+"""One small model in every supported format, with its input shapes and its function."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WEIGHT = (np.arange(SIZE * SIZE, dtype=np.float32).reshape(SIZE, SIZE) % 7 - 3) 
 
 @dataclass(frozen=True)
 class Sample:
-    """A file, and whether something else than TVM can say what it computes: relu(x @ WEIGHT)."""
+    """A file that computes relu(x @ WEIGHT), and whether another runtime can verify it."""
 
     data: bytes
     verified: bool = True

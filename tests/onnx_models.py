@@ -16,7 +16,7 @@ Extent = int | str
 
 @dataclass
 class Builder:
-    """Collects nodes; every method gives back the name of what it computes."""
+    """Collects nodes. Every method returns the name of its result."""
 
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
     nodes: list[onnx.NodeProto] = field(default_factory=list)
@@ -91,7 +91,7 @@ def transposed() -> bytes:
 
 
 def decoder() -> bytes:
-    """A U-Net's decoder: a transposed convolution beside others, joined with what came before it."""
+    """A U-Net's decoder: a transposed convolution, concatenated with an earlier tensor."""
     b = Builder()
     first = b.op("Relu", b.conv("input", 3, 8, 3))
     low = b.op("Relu", b.conv(b.op("MaxPool", first, kernel_shape=[2, 2], strides=[2, 2]), 8, 16, 3))
@@ -101,7 +101,7 @@ def decoder() -> bytes:
 
 
 def pooled() -> bytes:
-    """A convolution between poolings with padding; the channels are as many as partial sums may be."""
+    """A convolution between padded poolings, with as many channels as partial sums allow."""
     b = Builder()
     x = b.op("MaxPool", b.conv("input", 3, 8, 3), kernel_shape=[3, 3], pads=[1] * 4)
     x = b.op("AveragePool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
@@ -119,7 +119,7 @@ def attention() -> bytes:
 
 
 def masked_attention(batch: Extent = 1, tokens: Extent = 8) -> bytes:
-    """An attention layer that leaves out the tokens that the input `mask` doesn't have."""
+    """An attention layer that ignores the tokens outside the input `mask`."""
     b = Builder()
     query, key, value = (b.op("MatMul", "input", b.weight(16, 16)) for _ in range(3))
     scores = b.op("MatMul", query, b.op("Transpose", key, perm=[0, 2, 1]))
@@ -132,7 +132,7 @@ def masked_attention(batch: Extent = 1, tokens: Extent = 8) -> bytes:
 
 
 def fully_convolutional(size: Extent = 8) -> bytes:
-    """Two convolutions that halve an image of any size, with a map as large as the image beside."""
+    """Two convolutions that halve an image of any size, and a map of the image's size."""
     b = Builder()
     first = b.op("Relu", b.conv("input", 3, 8, 3))
     second = b.op("Relu", b.op("Conv", first, b.weight(4, 8, 2, 2), b.weight(4), strides=[2, 2]))
@@ -192,7 +192,7 @@ def rectifier(*external: str) -> bytes:
 
 
 def leaky(*inputs: str, version: int = 17, **given: Any) -> onnx.ModelProto:
-    """Return a model that calls a function of its own, whose attribute `alpha` is 0.3 by default."""
+    """Return a model that calls its own function, whose attribute `alpha` is 0.3 by default."""
     body = helper.make_node("LeakyRelu", ["x"], ["y"])
     reference = body.attribute.add(name="alpha", ref_attr_name="alpha", type=onnx.AttributeProto.FLOAT)
     assert reference.ref_attr_name

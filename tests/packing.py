@@ -1,4 +1,4 @@
-"""Traces that pack constants, written by hand."""
+"""Handwritten traces that pack constants."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def with_constants(mod: tvm.IRModule, constants: Sequence[int]) -> tvm.IRModule:
 
 
 def pack(sch: Schedule, block: Any, param: Any, width: int) -> None:
-    """The innermost axis of `param` in pieces of `width`, pieces outermost, the last filled with zeros."""
+    """Pack the innermost axis of `param` in pieces of `width`, pieces outermost, the last zero-padded."""
     reads = [region.source for region in sch.get(block).reads]
     index = next(i for i, source in enumerate(reads) if source.same_as(param))
     copy = sch.cache_read(block, index, "global")
@@ -33,7 +33,7 @@ def pack(sch: Schedule, block: Any, param: Any, width: int) -> None:
 
 
 def tile(sch: Schedule, block: Any, axis: int, width: int) -> None:
-    """Vectors of `width` along an axis, innermost; the sums are set ahead."""
+    """Vectorize an axis by `width`, innermost, and decompose the reduction."""
     loops = sch.get_loops(block)
     outer, inner = sch.split(loops[axis], [None, width])
     rest = loops[axis + 1 :]
@@ -53,7 +53,7 @@ def packed_twice(workload: tvm.IRModule, block: str, operand: int) -> str:
 
 
 def packed_everywhere(mod: tvm.IRModule, width: int, operands: Sequence[int] | None = None) -> str | None:
-    """A trace that packs the constant operands, or those at `operands`; None when there are none."""
+    """Return a trace that packs the constant operands, or those at `operands`; None if there are none."""
     func = mod["main"]
     sch = Schedule(mod, debug_mask="none")
     blocks = sch.get_child_blocks(sch.get_sblock("root"))

@@ -18,7 +18,7 @@ import platformdirs
 from tests.services import free_port
 
 CHECKOUT = Path(__file__).parents[1]
-# What a worker measures beside other tests, other workers of tests go on with, and nobody else.
+# Test workers share one calibration, measured beside other tests, which deployed workers don't see.
 OWN_PROFILES = {
     "TUNEFARM_WORKER_PROFILES": str(platformdirs.user_cache_path("tunefarm") / "profiles of tests")
 }
@@ -38,7 +38,7 @@ class Service:
         return f"sqlite:///{self.folder}/tunefarm.db"
 
     def shown(self, worker: str) -> dict[str, Any]:
-        """Return what is known of a worker; nothing before it was there."""
+        """Return the service's description of a worker; {} before it connects."""
         workers = httpx.get(f"{self.url}/v1/workers", trust_env=False).json()["items"]
         return next((one for one in workers if one["id"] == worker), {})
 
@@ -67,7 +67,7 @@ def service(folder: Path) -> Iterator[Service]:
         "TUNEFARM_BROKER": str(folder / "broker"),
         "TUNEFARM_PORT": str(http),
         "TUNEFARM_GRPC_PORT": str(grpc),
-        # To fill a linker's cache takes half a minute: what one test has filled, others use.
+        # Filling a linker's cache takes half a minute, so tests share it.
         "ZIG_GLOBAL_CACHE_DIR": str(platformdirs.user_cache_path("tunefarm") / "zig"),
         "TUNEFARM_WORKER_CHILD_USER": "root",
         "TUNEFARM_WORKER_START_TIMEOUT_S": "300",
@@ -81,7 +81,7 @@ def service(folder: Path) -> Iterator[Service]:
 
 @contextmanager
 def running(of: Service, package: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """One of its processes, whose output is in its folder."""
+    """Run one of the service's processes, with its output in the service's folder."""
     with (of.folder / f"{package}.log").open("a") as log:
         command = [sys.executable, "-m", package, *arguments]
         process = subprocess.Popen(command, env=of.environment, stdout=log, stderr=log)
@@ -94,9 +94,9 @@ def running(of: Service, package: str, *arguments: str) -> Iterator[subprocess.P
 
 @contextmanager
 def worker(of: Service, name: str, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Once it is ready."""
+    """Start a worker and wait until it is ready."""
     with running(of, "worker", "--server", of.address, "--name", name, *flags) as process:
-        # One of the same name may have been there before.
+        # An earlier worker may have had the same name.
         began = time.time()
         until(lambda: process.poll() is not None or _is_ready(of.shown(name), began), 300.0)
         assert process.poll() is None, (of.folder / "worker.log").read_text()

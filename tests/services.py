@@ -1,4 +1,4 @@
-"""Databases and Redis for tests and benchmarks: private servers end with what started them."""
+"""Databases and Redis for tests and benchmarks. Private servers end with the process that started them."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _PATIENCE_S = 30.0
 
 
 class Missing(Exception):
-    """A server's program is not installed here; the message says which and how to get it."""
+    """A server's program is not installed here. The message says which one and how to install it."""
 
 
 class Process:
     """A server's process, which can be stopped and started again."""
 
-    # Ends it at once, as in a crash. Who was started in the background of a shell may ignore SIGQUIT.
+    # Ends it at once, as in a crash. Background processes of a shell may ignore SIGQUIT.
     crash = signal.SIGKILL
 
     def __init__(
@@ -50,7 +50,7 @@ class Process:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Returns when the server answers."""
+        """Start the server and wait until it answers."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
@@ -100,7 +100,7 @@ class Postgresql(Process):
             "unix_socket_directories": folder,
         }
         if not durable:
-            # What was committed outlives the server's crash all the same, if not the machine's.
+            # Commits still survive the server's crash, but not the machine's.
             flags |= {"fsync": "off", "full_page_writes": "off"}
             flags |= {"shared_buffers": "64MB"}
         words = [
@@ -117,7 +117,7 @@ class Postgresql(Process):
         return f"postgresql+psycopg://{_ACCESS}@127.0.0.1:{port or self.port}/{database}"
 
     def create(self, database: str) -> str:
-        """The URL of a new and empty database."""
+        """Create an empty database; return its URL."""
         self.execute(f"CREATE DATABASE {database}")
         return self.url(database)
 
@@ -126,13 +126,13 @@ class Postgresql(Process):
             connection.execute(statement)
 
     def settle(self, database: str) -> None:
-        """Do at once what is done in the background after much was written."""
+        """Run the background work of many writes now."""
         for statement in ("VACUUM (ANALYZE)", "CHECKPOINT"):
             self.execute(statement, database)
 
 
 class Redis(Process):
-    """A Redis that keeps nothing."""
+    """A Redis without persistence."""
 
     def __init__(self, program: str, folder: Path) -> None:
         self.port = free_port()
@@ -167,7 +167,7 @@ def sqlite(file: Path) -> str:
 
 
 def renewed_sqlite(file: Path) -> str:
-    """Return the URL of a database in a file, which is emptied. Nobody is connected to it."""
+    """Empty a database in a file without connections; return its URL."""
     for suffix in ("", "-wal", "-shm"):
         Path(f"{file}{suffix}").unlink(missing_ok=True)
     return sqlite(file)
@@ -175,7 +175,7 @@ def renewed_sqlite(file: Path) -> str:
 
 @cache
 def _empty_sqlite() -> bytes:
-    """Migrate once: a copy takes a hundredth of the time."""
+    """Migrate once, because a copy takes a hundredth of the time."""
     with tempfile.TemporaryDirectory(prefix="tunefarm-sqlite-") as folder:
         file = Path(folder) / "empty.db"
         with closing(Database(f"sqlite:///{file}")) as database:
@@ -184,7 +184,7 @@ def _empty_sqlite() -> bytes:
 
 
 class Emptied:
-    """A migrated database that is emptied for every test, which costs milliseconds."""
+    """A migrated database that is emptied for every test, in milliseconds."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -203,9 +203,8 @@ class Emptied:
 def postgresql(
     *, durable: bool = False, parent: Path = Path("/tmp"), settings: Mapping[str, object] | None = None
 ) -> Iterator[Postgresql]:
-    """One that is `durable` works as it was installed; the others flush nothing to disk.
-
-    Its folder is made in `parent`, and `settings` are more of PostgreSQL's. Raises Missing.
+    """With `durable`, PostgreSQL keeps its defaults; otherwise it flushes nothing to disk. Its folder is in
+    `parent`, and `settings` are further settings of PostgreSQL's. Raises Missing.
     """
     programs = _postgresql_programs()
     # Short, because a socket's path may not be long, and where the server's user may go.
@@ -244,7 +243,7 @@ def free_port() -> int:
 
 
 def _postgresql_programs() -> Path:
-    # Debian keeps them out of the way, by version.
+    # Debian installs them outside the PATH, by version.
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parent.name))
     named = [Path(found).resolve().parent for found in [shutil.which("initdb")] if found]
     for folder in (*reversed(folders), *named):
@@ -267,7 +266,7 @@ def _unprivileged() -> Mapping[str, Any]:
 def _initialize(programs: Path, folder: Path, user: Mapping[str, Any]) -> None:
     secret = folder / "password"
     secret.write_text(PASSWORD)
-    secret.chmod(0o644)  # its folder is closed to others
+    secret.chmod(0o644)  # its folder is inaccessible to other users
     command = [str(programs / "initdb"), "-D", str(folder / "data"), "-U", "tunefarm", f"--pwfile={secret}"]
     cluster = ["--no-sync", "--encoding=UTF8", "--no-locale", "--auth=scram-sha-256"]
     done = subprocess.run([*command, *cluster], cwd=folder, capture_output=True, text=True, **user)

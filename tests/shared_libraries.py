@@ -1,4 +1,4 @@
-"""Small shared libraries, written by hand, that loaders of 64-bit machines would read."""
+"""Small handwritten shared libraries for 64-bit loaders."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ def shared_library(
     needed: Sequence[str] = (),
     relocations: Sequence[tuple[int, int, int]] | None = None,
 ) -> bytes:
-    """Return a library that takes functions of these names from elsewhere.
-
-    Its dynamic section has more `tags` and `needed` libraries; `relocations` replaces one for each name.
+    """Return a library that imports functions of these names. Its dynamic section also has `tags` and
+    `needed` libraries. `relocations` replaces the default of one for each name.
     """
     if relocations is None:
         relocations = [(0x100000 + 8 * number, number << 32 | 6, 0) for number in range(1, len(names) + 1)]

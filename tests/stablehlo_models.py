@@ -1,4 +1,4 @@
-"""Functions of JAX as files of StableHLO."""
+"""JAX functions as StableHLO files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def polymorphic(function: Callable[..., Any], *shapes: str) -> bytes:
 
 
 def serialized(function: Callable[..., Any], *inputs: Any) -> bytes:
-    """Return what jax.export.deserialize reads."""
+    """Return the input of jax.export.deserialize."""
     return bytes(_exported(function, *inputs).serialize())
 
 

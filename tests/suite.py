@@ -17,14 +17,14 @@ from benchmarks.suite import OPERATORS, SUMMED_IN, Shape
 Array = NDArray[Any]
 Reference = Callable[..., Array]
 
-# Allowed errors relative to the value and to the greatest value, by the type that is computed in. A float64
-# reference is given inputs already rounded to the workload's types, so only sums and results are rounded.
+# Allowed errors relative to the value and to the greatest value, by computing type. A float64 reference gets
+# inputs rounded to the workload's types, so only sums and results are rounded.
 TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 6e-2, "int32": 0.0}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One operator at one shape: its workload, seeded inputs and what must come out."""
+    """One operator at one shape: its workload, seeded inputs and expected result."""
 
     operator: str
     shape: Shape
@@ -39,18 +39,18 @@ class Case:
         return OPERATORS[self.operator].module(self.shape, self.batch, self.dtype)
 
     def arguments(self, seed: int = 0) -> list[Array]:
-        """Random inputs and, last, an output full of garbage that no correct kernel leaves behind."""
+        """Return random inputs and, last, an output full of garbage, which a correct kernel overwrites."""
         rng = np.random.default_rng(seed)
         *inputs, output = (_described(parameter) for parameter in self.module()["main"].params)
         return [*(_random(rng, *one) for one in inputs), np.full(output[0], 113, dtype=output[1])]
 
     def reference(self, inputs: Sequence[Array]) -> Array:
-        """The result in float64, or exactly in int64 for integers."""
+        """Return the result in float64, or in int64 for integers."""
         wide = np.int64 if self.dtype == "int8" else np.float64
         return REFERENCES[self.operator](self.shape, *(one.astype(wide) for one in inputs))
 
     def difference(self, actual: Array, expected: Array) -> str:
-        """Empty when a result agrees with the reference's, else where it doesn't."""
+        """Return where a result differs from the reference's; "" if they agree."""
         computed_in = str(actual.dtype) if actual.dtype.itemsize < 4 else SUMMED_IN[self.dtype]
         tolerance = TOLERANCE[computed_in]
         scale = float(np.max(np.abs(expected), initial=0.0))
@@ -85,7 +85,7 @@ def _convolve(data: Array, weight: Array, stride: int, padding: int, dilation: i
 def _windows(
     space: Sequence[int], kernel: Sequence[int], offsets: Sequence[int], stride: int, dilation: int
 ) -> list[slice]:
-    """Return what the kernel's element at `offsets` meets, as a slice of every spatial axis."""
+    """Return the inputs of the kernel's element at `offsets`, as a slice of every spatial axis."""
     found = []
     for extent, size, offset in zip(space, kernel, offsets, strict=False):
         positions = (extent - dilation * (size - 1) - 1) // stride + 1
@@ -184,7 +184,7 @@ REFERENCES: Mapping[str, Reference] = {
     "attention": _attention,
 }
 
-# Extents that vectors and tiles divide, and odd ones (7, 13, 49, 1000) that they don't.
+# Extents that are multiples of vectors and tiles, and odd ones (7, 13, 49, 1000).
 SHAPES: Mapping[str, tuple[Shape, ...]] = {
     "C1D": ((16, 8, 16, 3, 2, 1), (49, 7, 13, 5, 1, 2)),
     "C2D": ((14, 14, 8, 16, 3, 1, 1), (7, 7, 16, 32, 1, 1, 0), (13, 7, 3, 13, 7, 2, 3)),
@@ -206,7 +206,7 @@ SHAPES: Mapping[str, tuple[Shape, ...]] = {
 
 
 def cases(name: str) -> list[Case]:
-    """Every shape in float32, the first one also with a batch, and the odd one in the other element types."""
+    """Return every shape in float32, the first one also with a batch, and the odd one in other types."""
     shapes = SHAPES[name]
     others = [Case(name, shapes[1], dtype=dtype) for dtype in OPERATORS[name].dtypes if dtype != "float32"]
     return [*(Case(name, shape) for shape in shapes), Case(name, shapes[0], batch=2), *others]

@@ -1,4 +1,4 @@
-"""Tar archives that are written block by block, as no library would write them."""
+"""Tar archives written block by block, unlike any library's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small TFLite models, written operator by operator."""
+"""Build small TFLite models operator by operator."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class TfliteBuilder:
         return position
 
     def signature(self, position: int, shape: Sequence[int]) -> None:
-        """Leave dimensions of a tensor open, as -1."""
+        """Make dimensions of a tensor dynamic (-1)."""
         self._graph.tensors[position].shapeSignature = list(shape)
 
     def rename(self, position: int, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Small networks of PyTorch with the parts of those of torchvision and transformers. Needs PyTorch."""
+"""Small PyTorch networks with the building blocks of torchvision and transformers. Needs PyTorch."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Dense(nn.Module):
 
 
 class Inception(nn.Module):
-    """Branches of different kernels beside each other."""
+    """Parallel branches of different kernels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -258,7 +258,7 @@ def _ids(count: int) -> Any:
     return torch.randint(0, count, (2, 12))
 
 
-# Each with its inputs.
+# Each network with its inputs.
 MODELS: Mapping[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Any, ...]]]] = {
     "residual": (Residual, _image),
     "inverted residual": (InvertedResidual, _image),

@@ -1,4 +1,4 @@
-"""Traces for tests: those that schedules need, and those with which a stranger would run code."""
+"""Traces for tests: valid ones, and ones with which an attacker would run code."""
 
 from __future__ import annotations
 

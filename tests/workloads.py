@@ -1,4 +1,4 @@
-"""Small workloads of every kind of operator, as TE makes them."""
+"""Small workloads of every kind of operator, made by TE."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def layer_norm(rows: int, columns: int) -> tvm.IRModule:
 
 
 def scale_shift(rows: int, columns: int) -> tvm.IRModule:
-    """Two vectors read again for every row."""
+    """Two vectors that are read again for every row."""
     data = te.placeholder((rows, columns), name="data")
     scale, shift = te.placeholder((columns,), name="scale"), te.placeholder((columns,), name="shift")
     shape = (rows, columns)
@@ -208,7 +208,7 @@ def tiled_by_hand() -> tvm.IRModule:
 
 
 def guarded() -> tvm.IRModule:
-    """Loops that run past the end, and a condition that stops them there."""
+    """Loops that exceed the extent, with a condition that guards it."""
 
     @T.prim_func(s_tir=True)
     def main(x: T.Buffer((30,), "float32"), y: T.Buffer((30,), "float32")):

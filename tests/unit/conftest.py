@@ -1,4 +1,4 @@
-"""A clock for what is given one."""
+"""A fake clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The slow lane: who runs it, and that its parts make a whole."""
+"""The slow lane: which commands run it, and its parts are complete."""
 
 from __future__ import annotations
 

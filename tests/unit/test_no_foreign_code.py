@@ -1,6 +1,5 @@
-"""The service and the worker's agent never turn data into code: no pickle, no evaluation, no shell.
-
-What does so nevertheless is listed with its reason.
+"""The service and the worker's agent never execute data: no pickle, no evaluation, no shell. Exceptions are
+listed with their reasons.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""No test imports another test: what several need stands in a module of its own."""
+"""No test imports another test. Shared code is in separate modules."""
 
 from __future__ import annotations
 

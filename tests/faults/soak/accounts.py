@@ -102,7 +102,7 @@ class Accounts:
                 self.wrong(f"job {job.id} published a schedule that nothing verified")
 
     def settle(self, database: Database, acknowledged: set[str], deleted: set[str], broker: str) -> None:
-        """Check the database and the broker after the last job ended. Delayed cleanup has SETTLE_S to finish."""
+        """Check the database and the broker after the last job. Delayed cleanup has SETTLE_S to finish."""
         with database.begin() as session:
             kept = set(session.scalars(select(JobRow.id)))
             if doubled := kept - acknowledged:

@@ -89,7 +89,7 @@ def test_what_a_thread_has_no_registers_for_is_not_run(monkeypatch: pytest.Monke
             assert isinstance(built, Measurement) is not runs
             if isinstance(built, Measurement):
                 assert built.outcome is Outcome.SPILLED
-                assert built.error.startswith("a thread keeps 260 bytes in memory, more than in its 64")
+                assert built.error.startswith("a thread spills 260 bytes to memory, more than its 64")
 
 
 def test_loops_without_threads_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Measurements of a network, made up."""
+"""Invented measurements of a network."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ def task(
 
 
 def recording(*tasks: RecordedTask, each_s: float = 0.5) -> Recording:
-    """A job whose tasks took turns, a trial each `each_s`."""
+    """Return a job whose tasks took turns, with a trial every `each_s`."""
     rounds = max(len(one.seconds) for one in tasks)
     order = [
         (at, one.seconds[count])

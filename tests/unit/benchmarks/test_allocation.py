@@ -1,4 +1,4 @@
-"""Ways to share trials, replayed on recorded jobs."""
+"""Replay allocation strategies on recorded jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Coverage of ONNX's operators: what is counted, what a crash does, what the document tells."""
+"""Coverage of ONNX's operators: the counts, crashes, and the document."""
 
 from __future__ import annotations
 

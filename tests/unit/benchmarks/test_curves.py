@@ -1,4 +1,4 @@
-"""Tuning curves are kept one a line, and settle where they stay low."""
+"""Tuning curves are stored one per line, and settle where they stay low."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deviations, which agree with numpy's allclose where a network amplifies no roundings."""
+"""Deviations agree with numpy's allclose if a network doesn't amplify rounding errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.timing.deviation import deviation as deviation_with_moved
 
 
 def deviation(actual: Arrays, expected: Arrays) -> Deviation:
-    """Return a deviation of outputs that don't move with their inputs."""
+    """Return the deviation of outputs that don't depend on nudged inputs."""
     return deviation_with_moved(actual, expected, expected)
 
 

@@ -1,4 +1,4 @@
-"""Device classes that give features up, and how results name them."""
+"""Device classes with disabled features, and their names in results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The best programs of several searches: which are timed in turns, and the milestones made of them."""
+"""The best programs of several searches: which are timed in turns, and their milestones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECONDS = {"a": 2e-3, "b": 1e-3}
 
 
 class FakeMeasurer:
-    """Builds candidates into their names; `ran` counts how often each was run."""
+    """Builds a candidate into its name. `ran` counts the runs of each."""
 
     def __init__(self) -> None:
         self.ran: Counter[str] = Counter()
@@ -58,7 +58,7 @@ def test_the_best_after_every_milestone_is_timed_in_turns() -> None:
 
 
 def test_what_was_measured_again_counts_by_the_median() -> None:
-    """The first program was lucky; its second measurement takes the lead from it."""
+    """The first program was lucky, and loses the lead with its second measurement."""
     tried = Trials(_trials((A, 1e-3), (B, 2e-3), (A, 4e-3)), (2, 3))
     results, _, _ = _time(ours=tried)
     assert [one.timings.blocks[0] for one in results["ours"].milestones] == [SECONDS["a"], SECONDS["b"]]

@@ -1,4 +1,4 @@
-"""The fit of shape factors, on programs whose seconds are computed from known factors."""
+"""Fit shape factors to programs whose seconds are computed from known factors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.unit.search.dags import DEVICE
 
 CALIBRATED = replace(DEVICE, profile=PROFILE)
 SHAPE = (32, 32, 64)
-# Spilling costs far more than what is assumed, and launching threads far less.
+# Spilling costs far more than assumed, and launching threads far less.
 TRUE = replace(FITTED, spill_cycles=FITTED.spill_cycles * 3, launch=FITTED.launch / 4)
 
 

@@ -1,5 +1,4 @@
-"""Parts of a run of a fixed number of seconds: what is done, what is left out, and what a part that fails
-costs."""
+"""The parts of a run with a fixed time: which run, which are omitted, and the cost of a failed part."""
 
 from __future__ import annotations
 

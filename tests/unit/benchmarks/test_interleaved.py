@@ -1,4 +1,4 @@
-"""Contestants take turns, and what slows a whole round cancels out of their ratio."""
+"""Contestants take turns, so a slow round cancels out of their ratio."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Libraries that operators are compared with: which are installed, what they compute, their threads."""
+"""Libraries that operators are compared with: which are installed, their results, their threads."""
 
 from __future__ import annotations
 

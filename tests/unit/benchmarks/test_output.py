@@ -1,4 +1,4 @@
-"""What a benchmark of several networks writes after each of them."""
+"""The output that a benchmark of several networks writes after each network."""
 
 from __future__ import annotations
 

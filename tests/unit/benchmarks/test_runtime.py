@@ -1,4 +1,4 @@
-"""Figures of what deploying a model costs."""
+"""Figures of the cost of deploying a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparison on unseen layers goes on with the results that it has."""
+"""The comparison on unseen layers continues with existing results."""
 
 from __future__ import annotations
 

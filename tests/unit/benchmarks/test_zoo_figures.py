@@ -1,4 +1,4 @@
-"""Figures of the zoo: what is right, and which share of the time is tuned."""
+"""Figures of the zoo: right networks, and the tuned fraction of the time."""
 
 from __future__ import annotations
 

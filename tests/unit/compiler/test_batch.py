@@ -1,4 +1,4 @@
-"""A batch fixes what a model leaves open, and nothing else."""
+"""A batch size sets a model's dynamic batch dimension, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fields of a profile that weren't measured follow from others or are assumed."""
+"""Unmeasured fields of a profile are derived or assumed."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_target_that_tvm_does_not_know() -> None:
 def test_too_little_memory_for_a_working_set_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     measuring = calibration._Calibration(DEVICE, clock=lambda: 0.0)
     monkeypatch.setattr(calibration, "free_bytes", lambda: 4 * DEVICE.l3_bytes)
-    with pytest.raises(MemoryError, match="too few beside a cache of 32"):
+    with pytest.raises(MemoryError, match="too little for an L3 cache of 32"):
         _ = measuring._memory_bytes
     monkeypatch.setattr(calibration, "free_bytes", lambda: 8 * DEVICE.l3_bytes)
     assert measuring._memory_bytes == 2 * DEVICE.l3_bytes

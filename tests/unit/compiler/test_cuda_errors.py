@@ -1,4 +1,4 @@
-"""CUDA's errors, as TVM's runtime words them."""
+"""CUDA errors in the messages of TVM's runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects that hold bytes under a name are linked by every linker, behind the code."""
+"""Every linker places objects with data behind the code."""
 
 from __future__ import annotations
 

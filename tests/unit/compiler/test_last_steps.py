@@ -1,4 +1,4 @@
-"""Loops whose last step is shorter have a condition in that step alone, whatever type shapes are of."""
+"""Loops with a shorter last iteration have a condition only there, with shapes of any type."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_only_the_last_step_has_a_condition(dtype: str) -> None:
 
 
 def test_without_the_pass_every_step_has_the_condition() -> None:
-    """When this fails, TVM has learned to narrow hints, and the pass can go."""
+    """If this fails, TVM narrows hints itself, and the pass can be removed."""
     assert _conditions(_maxima("int64")) == 1
 
 

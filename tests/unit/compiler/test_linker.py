@@ -1,4 +1,4 @@
-"""Linkers are chosen by machine, libraries name their machine, and failures say what to do."""
+"""Linkers are chosen by architecture, libraries name their architecture, and errors say what to do."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ def test_a_bad_record_names_its_file_and_line(tmp_path: Path, line: str) -> None
 
 
 def test_what_does_more_than_schedule_is_not_exported() -> None:
-    """Other programs of TVM read the files: a service or a cache that was taken over must not reach them."""
+    """Other TVM programs read the files, so a compromised service or cache must not attack them."""
     mod = _workload()
     name = workload_hash(mod)
     for stored in (

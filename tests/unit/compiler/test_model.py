@@ -69,8 +69,9 @@ def test_equal_subgraphs_are_one_task_with_their_number_as_weight() -> None:
     ids=["squeeze", "permute_dims", "stack", "stack_from_the_end"],
 )
 def test_axes_may_be_counted_from_the_end(rearranged: Callable[[relax.Expr], relax.Expr]) -> None:
-    """Multi-head attention is exported by PyTorch with the first; TVM filled the memory. Behind a convolution
-    it failed at stacks, from either end."""
+    """Multi-head attention is exported by PyTorch with the first; TVM's importer exhausted memory on it.
+    After a convolution, stacks also failed.
+    """
     x, kernel = (relax.Var(name, relax.TensorType((2, 2, 1, 4), "float32")) for name in ("x", "kernel"))
     builder = relax.BlockBuilder()
     with builder.function("main", [x, kernel]):

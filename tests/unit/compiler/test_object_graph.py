@@ -1,4 +1,4 @@
-"""TVM objects as text: what TVM would crash on or run is refused before TVM sees it."""
+"""TVM objects as text: input that would crash TVM or run code is rejected before TVM reads it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_workloads_come_back_as_they_were(name: str) -> None:
 
 
 def test_a_function_with_loops_of_its_own_is_a_workload() -> None:
-    """TVM writes cumulative sums so, with layouts of their buffers."""
+    """TVM serializes cumulative sums like this, with buffer layouts."""
     data = te.placeholder((3, 5), name="data")
     module = workload_of([data, topi.cumsum(data, axis=1)])
     assert tvm_ffi.structural_equal(from_json(to_json(module)), module)

@@ -1,4 +1,4 @@
-"""A candidate's outputs are compared with the expected ones, for several draws of arguments."""
+"""A candidate's outputs are compared with expected ones, for several draws of arguments."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_of_what_is_rounded_to_whole_numbers_a_thousandth_may_be_the_next() -> N
     seed=st.integers(0, 1 << 30),
 )
 def test_a_sum_in_any_order_is_within_the_bounds(terms: int, blocks: int, mean: float, seed: int) -> None:
-    """One after the other, as the reference adds; in blocks and from the end, as a schedule might."""
+    """In order, like the reference; in blocks and from the end, like a schedule."""
     rng = np.random.default_rng(seed)
     a, b = (rng.normal(mean, 1, (4, terms)).astype("float32") for _ in range(2))
     products = a * b

@@ -1,4 +1,4 @@
-"""Packing is split from the computation, if it packs constants of the workload."""
+"""Packing of a workload's constants is split from the computation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Maxima and minima that begin with infinity can be split as other reductions."""
+"""Maxima and minima that start with infinity can be split like other reductions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Partial results are added up as trees; other code stays as it is."""
+"""Partial results are summed as trees, and other code is unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A candidate gets as many repeats as it takes to rank it, on a clock that only its calls advance."""
+"""A candidate gets as many repeats as its ranking needs, on a clock that only its calls advance."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BEST_S = 2e-3
 
 @dataclass
 class Machine:
-    """The calls of a candidate take `secs`, one after the other; further calls take the last of them."""
+    """The calls of a candidate take the times of `secs` in order, then always the last one."""
 
     secs: list[float]
     constants: tuple[int, ...] = ()
@@ -45,7 +45,7 @@ class Machine:
     def time_evaluator(
         self, _name: str, _device: object, number: int, repeat: int, min_repeat_ms: int, f_preproc: str
     ) -> Any:
-        """Return a timer that warms up first, as TVM's does."""
+        """Return a timer that warms up first, like TVM's."""
         assert (number, f_preproc) == (1, timing.FLUSH)
 
         def evaluate(*_: object) -> Any:

@@ -1,4 +1,4 @@
-"""Operators that only move elements read from what was computed, and each becomes a kernel of its own."""
+"""Operators that only move elements become separate kernels that read computed tensors."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _gate(b: relax.BlockBuilder, x: relax.Var) -> list[relax.Expr]:
 
 
 def _takes_of_results(b: relax.BlockBuilder, x: relax.Var) -> list[relax.Expr]:
-    """What is taken from a computed tensor, or at several places, is no slice of a view."""
+    """A take from a computed tensor, or at several places, is no slice of a view."""
     rows = b.emit(relax.op.exp(x))
     columns = b.emit(relax.op.permute_dims(rows, [0, 2, 1]))
     several = relax.const(np.array([3, 0], dtype=np.int64), "int64")

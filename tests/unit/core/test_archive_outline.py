@@ -1,4 +1,4 @@
-"""Names in archives are read by hand: as the standard library reads them, and in bounded steps."""
+"""Names in archives are parsed like the standard library does, but in bounded time."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def outcome(function: Callable[[IO[bytes]], object], data: bytes) -> object:
 
 
 def test_random_damage_is_refused_or_read() -> None:
-    """Nothing but the named exceptions comes out, whatever the bytes."""
+    """Any bytes raise only the documented exceptions."""
     rng = random.Random(34)
     for data in (tarred(LONG, tarfile.PAX_FORMAT), tarred(LONG, tarfile.GNU_FORMAT), zipped(["m/a", "m/b"])):
         for _ in range(2000):

@@ -1,4 +1,4 @@
-"""What instruction sets are called, and how a device is told to give some up."""
+"""The names of instruction sets, and how to disable some on a device."""
 
 from __future__ import annotations
 

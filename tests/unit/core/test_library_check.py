@@ -1,4 +1,4 @@
-"""A library's tables are read by hand: as the loader reads them, and in bounded steps."""
+"""A library's tables are parsed like the loader does, but in bounded time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Counted(io.BytesIO):
 
 
 def refusal(data: bytes) -> str:
-    """Return why a library is refused, "" if it isn't. It is read a bounded number of times."""
+    """Return why a library is rejected; "" if it is accepted. Assert that the number of reads is bounded."""
     file = Counted(data)
     try:
         check_library(file)
@@ -124,7 +124,7 @@ def test_what_a_compiler_links_is_read(linked: bytes) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_mutated_libraries_are_read_in_bounded_steps(seed: int, linked: bytes) -> None:
-    """Whatever the tables say, there is an answer, and the file is read a few times at most."""
+    """For any tables, there is an answer after a few reads of the file."""
     rng = random.Random(seed)
     sources = [linked, shared_library(["expf"] * 40, tags=[(30, 0)], needed=["libm.so.6"]), cubin()]
     for _ in range(1500):

@@ -1,4 +1,4 @@
-"""The formats that models come in are told by their content."""
+"""The format of a model is recognized by its content."""
 
 from __future__ import annotations
 

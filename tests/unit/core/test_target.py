@@ -1,4 +1,4 @@
-"""What a target may say: which machine code is for, and nothing that changes how the compiler works."""
+"""A target may name the machine of the code, and nothing that changes the compiler's behaviour."""
 
 from __future__ import annotations
 

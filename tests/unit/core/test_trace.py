@@ -1,4 +1,4 @@
-"""What a trace may say, and what it may not: code, calls, objects of other kinds."""
+"""Valid traces, and rejected ones: with code, calls or other objects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def annotated(key: Any, value: Any) -> str:
     return trace(BLOCK, LOOPS, ["Annotate", ["l1", value], [key], []])
 
 
-# Nothing but a number, which a layout is padded with.
+# Only a number, the padding of a layout.
 PADDING = [
     *NODES[:4],
     {"type": "ffi.Array", "data": [3]},
@@ -219,7 +219,7 @@ def test_a_changed_trace_is_refused_or_written_anew_within_the_schema(text: str,
 
 
 def _mutate(value: Any, data: st.DataObject) -> None:
-    """Change one place of nested lists: put something strange there, copy another place, or remove it."""
+    """Change one element of nested lists: insert a strange value, copy another element, or remove it."""
     places = []
     lists = [value]
     while lists:

@@ -1,4 +1,4 @@
-"""Addresses that webhooks may have, and the signatures of their messages."""
+"""Valid addresses of webhooks, and the signatures of messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manifests: Kubernetes' schemas accept them, and they fit the images, the settings and each other."""
+"""The manifests are valid by Kubernetes' schemas, and consistent with images, settings and each other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VERSION = "1.36"
 
 
 def manifests() -> Iterator[dict[str, Any]]:
-    """All that kustomize would apply."""
+    """Return all objects that kustomize would apply."""
     yaml = YAML(typ="safe")
     for name in yaml.load(FOLDER / "kustomization.yaml")["resources"]:
         yield from yaml.load_all(FOLDER / name)

@@ -1,7 +1,5 @@
-"""Alert rules and the Grafana board: they load, and ask only for metrics that the processes have.
-
-The board is loaded by the model of dashboards that Grafana publishes; `tests/acceptance/test_monitoring.py`
-asks a real Prometheus what it asks.
+"""The alert rules and the Grafana board load, and use only existing metrics. Grafana's published model of
+dashboards loads the board. `tests/acceptance/test_monitoring.py` sends its queries to a real Prometheus.
 """
 
 from __future__ import annotations
@@ -77,7 +75,7 @@ def test_grafana_keeps_every_word_of_the_board() -> None:
 
 
 def lost(written: object, loaded: object, at: str = "board") -> list[str]:
-    """Return where `written` has something that `loaded` hasn't: a word that isn't of Grafana's model."""
+    """Return the paths in `written` that `loaded` lacks, because Grafana's model doesn't know them."""
     if isinstance(written, dict) and isinstance(loaded, dict):
         missing = [f"{at}.{key}" for key in written.keys() - loaded.keys()]
         shared = written.keys() & loaded.keys()

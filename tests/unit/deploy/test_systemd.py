@@ -1,4 +1,4 @@
-"""The unit that runs a worker: systemd understands it, and it promises what it should."""
+"""The worker's unit: systemd accepts it, and it has the promised settings."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_it_is_started_again_for_ever(service: configparser.SectionProxy) -> Non
 def test_it_is_updated_after_it_ended_for_that(
     service: configparser.SectionProxy, tmp_path: Path, code: str, updates: bool
 ) -> None:
-    """Runs the unit's commands as systemd would, in a folder of their own."""
+    """Run the unit's commands like systemd, in a separate folder."""
     (tmp_path / "install").write_text('echo "$@" >>"$(dirname "$0")/said"\n')
     for key in ("ExecStopPost", "ExecStartPre", "ExecStartPre"):
         prefix, quoted = service[key].split("/bin/sh -c ")

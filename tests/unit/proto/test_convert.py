@@ -1,4 +1,4 @@
-"""The wire <-> value mapping: what is valid survives, what is not becomes a clear refusal."""
+"""Conversion between messages and values: valid ones survive, invalid ones raise clear errors."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class Farm:
         )
 
     def snapshot(self) -> object:
-        """Return everything that a report may change."""
+        """Return all rows that a report may change."""
         return (
             self.trials(),
             module_runs.of_job(self.session, self.job_id),
@@ -110,7 +110,7 @@ def make_job(
 
 
 def put_measured(session: Session, *records: schedules.Record) -> None:
-    """Store records by way of finished trials, one after the other."""
+    """Store records as finished trials, in order."""
     for each in records:
         job_id = f"of {each.device_class}"
         if session.get(JobRow, job_id) is None:
@@ -153,7 +153,7 @@ def task_spec(job_id: str, workload_hash: str = "w1") -> tasks.TaskSpec:
 
 
 def all_at_once(acts: Sequence[Callable[[], object]]) -> None:
-    """Run each in a thread of its own; when all have ended, raise the error of the first that raised one."""
+    """Run each in its own thread. After all ended, raise the first error."""
     with ThreadPoolExecutor(len(acts)) as pool:
         started = [pool.submit(act) for act in acts]
     for each in started:

@@ -1,4 +1,4 @@
-"""The database goes into a file and comes back, and goes back through all revisions and forward again."""
+"""Back up and restore the database, and downgrade and upgrade it through all revisions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def filled(url: str) -> Iterator[Database]:
-    """A database with something in most tables, two trials of a job done."""
+    """A database with rows in most tables, and a job with two finished trials."""
     database = Database(url)
     with database.begin() as session:
         farm = make_job(session, "job")

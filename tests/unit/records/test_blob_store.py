@@ -1,4 +1,4 @@
-"""The contract of blobs, wherever they lie: in the database, in a folder, in a bucket of moto's S3."""
+"""The contract of blob stores: the database, a folder, a bucket of moto's S3."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def enrol(
 def take(
     farm: Farm, lease_id: str, now: float = 20.0, limit: int = 8, name: str = "builder"
 ) -> StoredLease | None:
-    """As the builder does."""
+    """Take a lease like a builder."""
     return leases.acquire_lease(
         farm.session, lease_id, WorkerSession(name, "session", WorkerState.READY), limit, now, 60.0
     )
@@ -73,7 +73,7 @@ def store(farm: Farm, lease_id: str, trial_id: int, sha: str = SHA) -> bool:
 
 
 def build(farm: Farm, lease_id: str, now: float = 20.0) -> list[int]:
-    """All that waits to be built, well."""
+    """Build all waiting candidates successfully."""
     ids = [trial.id for trial in leased(farm, lease_id, now).trials]
     assert all(store(farm, lease_id, trial_id) for trial_id in ids)
     report(farm, lease_id, [(trial_id, Built(SHA, 0.25)) for trial_id in ids], now + 1.0)

@@ -1,4 +1,4 @@
-"""Finished jobs are deleted with all that is their own; files go when nothing refers to them any more."""
+"""Deleting a finished job deletes its rows, and files without references."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rows(session: Session) -> dict[str, int]:
 
 
 def full(session: Session, job_id: str = "job") -> Farm:
-    """A job with some of everything."""
+    """Return a job with rows in every table."""
     farm = make_job(session, job_id)
     first, _ = farm.issue("t1", "t2")
     farm.leased(f"lease of {job_id}")
@@ -60,7 +60,7 @@ class TestJobs:
         assert tasks.workload(session, "w1") == "{}"
 
     def test_every_table_that_refers_to_jobs_is_emptied(self, session: Session) -> None:
-        """A new one must not be forgotten."""
+        """So no new table is forgotten."""
         found = inspect(session.connection())
         referring = {
             name

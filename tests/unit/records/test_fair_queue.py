@@ -30,7 +30,7 @@ _NUMBERS = itertools.count()
 
 @dataclass
 class Queue:
-    """The shares of a few jobs, served lease by lease without a database."""
+    """Simulates the shares of a few jobs, lease by lease, without a database."""
 
     shares: list[JobShare]
 
@@ -271,7 +271,7 @@ class TestQuota:
             ([Board("me"), Board("a", 1.0), Board("b", 1.0)], 8, 1 / 3),
             ([Board("me", 1.0), Board("other")], 20, 0.5),
             ([Board("me"), Board("other")], 8, 0.5),
-            # Workers that aren't there or may not work don't count.
+            # Absent or paused workers don't count.
             ([Board("me", 1.0), Board("gone", 1.0, seen_at=10.0)], 20, 1.0),
             ([Board("me", 1.0), Board("leaving", 1.0, WorkerState.DRAINING)], 20, 1.0),
             ([Board("me", 1.0), Board("drained", 1.0, desired_state=DesiredState.DRAIN)], 20, 1.0),

@@ -1,4 +1,4 @@
-"""A disk that is full while a database is brought up to date: small disks of their own, really full."""
+"""The disk fills up during a migration: separate small disks that are really full."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def prepare(url: str) -> None:
 
 
 def fill(disk: Path, free_bytes: int) -> Path:
-    """Fill the disk but for a number of bytes; return the file that does."""
+    """Fill the disk except for a number of bytes; return the file."""
     filler = disk / "filler"
     with filler.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(disk).free - free_bytes)

@@ -1,4 +1,4 @@
-"""Leases that are taken, told again and renewed, and the pace of workers that follows from them."""
+"""Acquire, repeat and renew leases, and derive the speed of workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leases that expire or are given back, and what jobs are told of lost devices."""
+"""Leases that expire or are returned, and jobs' events about lost devices."""
 
 from __future__ import annotations
 

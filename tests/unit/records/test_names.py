@@ -1,4 +1,4 @@
-"""Whose a worker's name is: one token's, and one machine's at a time."""
+"""A worker's name belongs to one token, and to one machine at a time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def register(
     now: float = 1.0,
     state: WorkerState = WorkerState.READY,
 ) -> str | None:
-    """Register a session; return the one that it fenced off."""
+    """Register a session; return the session that it fenced."""
     return workers.register(session, WorkerSession(name, session_id, state, DEVICE, claim=claim), now)
 
 
@@ -158,7 +158,7 @@ def test_a_session_goes_on_under_a_new_token_when_the_old_one_ends(
 
 
 def test_another_workers_session_is_known_as_such(session: Session) -> None:
-    """Leases name a session: its id would let another worker report for them."""
+    """Leases name a session, so its id would let another worker report for them."""
     register(session, OURS)
     assert workers.is_anothers(session, "neighbour", "first")
     assert not workers.is_anothers(session, "board", "first")

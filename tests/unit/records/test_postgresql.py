@@ -1,5 +1,4 @@
-"""What only a database server can do: refuse, restart, lose connections. And: two jobs never stand in each
-other's way."""
+"""Failures of a database server: rejected or lost connections, restarts. Two jobs never block each other."""
 
 from __future__ import annotations
 
@@ -70,7 +69,7 @@ def test_finding_pending_trials_reads_no_done_ones(pg: Database) -> None:
     with pg.begin() as session:
         farm = make_job(session, "job")
         ids = farm.issue(*(f"t{number}" for number in range(2000)))
-        # What PostgreSQL knows of the table is always a little old.
+        # PostgreSQL's statistics of the table are always slightly old.
         session.execute(text("ANALYZE trials"))
         session.execute(text(f"UPDATE trials SET state = 'done' WHERE id < {ids[1500]}"))
     read = "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = 'trials'"
@@ -202,7 +201,7 @@ def test_keys_that_no_database_can_hold_are_of_nothing(database: Database, key: 
 
 
 class TestTwoJobsOfOneWorkload:
-    """Their records are the same rows: whoever writes several must do so in one order."""
+    """Their records are the same rows, so all transactions must write them in one order."""
 
     def test_reports_of_both_at_once(self, database: Database) -> None:
         traces = [f"t{number}" for number in range(24)]
@@ -258,7 +257,7 @@ def test_a_report_stores_many_results_in_the_order_given(farm: Farm) -> None:
 
 
 class TestClock:
-    """Hosts disagree about the time, so leases are judged by the server's clock."""
+    """Hosts disagree about the time, so leases use the database server's clock."""
 
     @pytest.mark.parametrize("ahead_s", [3600.0, -3600.0])
     def test_a_host_with_a_wrong_clock_neither_ends_leases_nor_keeps_them(

@@ -1,4 +1,4 @@
-"""Messages of webhooks: stored with what they tell of, claimed once, tried again later, and bounded."""
+"""Webhook messages are stored in the transaction of their event, claimed once, retried, and limited."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a child's limit of memory holds, and what it doesn't."""
+"""What a child's memory limit covers, and what it doesn't."""
 
 from __future__ import annotations
 

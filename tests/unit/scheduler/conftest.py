@@ -1,4 +1,4 @@
-"""A service whose compiler and device are quick: real records, real spaces, real lowering, no real code."""
+"""A service with a fake compiler and device: real records, spaces and lowering, but no machine code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def database_file(database: Database) -> Path:
 
 @pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch) -> FakeCompiler:
-    """A compiler that is quick, beside a search that draws programs at random."""
+    """A fake compiler, and a search that draws programs at random."""
     monkeypatch.setattr(batch, "propose", propose_at_random)
     return FakeCompiler()
 

@@ -1,4 +1,4 @@
-"""The world around the scheduler, played by the test: clock, queue of wake-ups, compiler and device."""
+"""The scheduler's environment, simulated by the test: clock, wake-ups, compiler and device."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def extracted(name: str, module: Any, weight: int) -> ExtractedTask:
 
 
 def _cumsum() -> Any:
-    """One piece of code without a block for each value: the search doesn't cover it."""
+    """A workload that the search doesn't cover, because its code isn't one block per value."""
     data = te.placeholder((4, 8), name="data")
     return workloads.module([data, topi.cumsum(data, axis=1)])
 
@@ -73,8 +73,8 @@ CUMSUM = extracted("cumsum", _cumsum(), 1)
 class FakeCompiler:
     """Imports every file as the same `tasks`; raises `import_error` and `build_error` while they are set.
 
-    It can't compile traces that are `uncompilable`, nor the `unschedulable` task under any schedule; traces
-    that are `harmful` make a library that fails.
+    It can't compile `uncompilable` traces, or the `unschedulable` task with any schedule. Libraries with
+    `harmful` traces fail.
     """
 
     tasks: Sequence[ExtractedTask] = (MATMUL, CONV)
@@ -180,7 +180,7 @@ def propose_at_random(
 
 @dataclass
 class Farm:
-    """`tick` lets five seconds pass: a sweep, the steps it leads to, one lease worked off by the device."""
+    """`tick` simulates five seconds: a sweep, the steps that it wakes, and one lease of the device."""
 
     database: Database
     device: Device = DEVICE
@@ -228,7 +228,7 @@ class Farm:
         return job_id
 
     def plug_in(self, state: WorkerState = WorkerState.READY, health_error: str = "") -> None:
-        """Have the worker call; before it is ready for the first time, its device isn't known."""
+        """Make the worker call. Before it is ready for the first time, its device is unknown."""
         device = None if state is WorkerState.PROBING else self.device
         vitals = Vitals(health_error=health_error)
         with self.database.begin() as session:
@@ -262,7 +262,7 @@ class Farm:
         return job
 
     def work(self, limit: int = 64) -> StoredLease | None:
-        """Have the device take a lease and report it at once."""
+        """Make the device acquire a lease and report it at once."""
         lease = self.lease(limit)
         if lease is not None:
             self.report(lease)

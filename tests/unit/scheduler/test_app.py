@@ -1,4 +1,4 @@
-"""Other processes wake the scheduler, whether the broker is there or not."""
+"""Other processes send wake-ups, whether the broker is available or not."""
 
 from __future__ import annotations
 

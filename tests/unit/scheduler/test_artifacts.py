@@ -42,7 +42,7 @@ def foreign(task: ExtractedTask, trace: str) -> Record:
 
 @dataclass
 class FakeChild:
-    """Plays the child process: notes the traces that it is given, and refuses the `faulty` ones."""
+    """Simulates the child process: records its traces, and rejects the `faulty` ones."""
 
     faulty: frozenset[str] = frozenset()
     tried: list[list[str]] = field(default_factory=list)

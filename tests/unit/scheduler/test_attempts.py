@@ -1,4 +1,4 @@
-"""Attempts without progress are counted, retried later and later, and given up."""
+"""Attempts without progress are counted, retried with growing delays, and given up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices build for themselves when builders build nothing, whatever else these do."""
+"""Devices build themselves if builders build nothing, even if these do other things."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def hold(farm: Farm, turn: int) -> None:
 
 
 def come_and_go(farm: Farm, turn: int) -> None:
-    """Take everything and give it back, under another name each time."""
+    """Lease everything and return it, with another name each time."""
     report_ready(farm, f"builder {turn}")
     with farm.database.begin() as session:
         leases.acquire_lease(

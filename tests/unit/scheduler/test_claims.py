@@ -1,4 +1,4 @@
-"""A step keeps its job for as long as it takes, and no step holds up a sweep."""
+"""A step keeps its claim until it ends, and no step delays a sweep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A clock that is set makes leases lapse, and no device is to blame."""
+"""If setting the clock makes leases lapse, no device is blamed."""
 
 from __future__ import annotations
 

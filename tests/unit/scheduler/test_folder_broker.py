@@ -1,4 +1,4 @@
-"""The broker that is a folder: messages arrive whole, once, and survive what goes wrong."""
+"""The folder broker: messages arrive complete and once, and survive failures."""
 
 from __future__ import annotations
 

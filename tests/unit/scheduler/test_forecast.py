@@ -1,4 +1,4 @@
-"""What the next minutes bring, from what the last ones brought."""
+"""Forecast the next minutes from the last ones."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_networks_share_what_they_have_in_common() -> None:
     assert [point.latency_s for point in found] == pytest.approx([10e-3, 5e-3])
 
 
-# Latency falls by a second each time that the search has taken e times as long.
+# Latency falls by a second whenever the search's duration grows e-fold.
 LOGARITHMIC = [Point(100.0 + at, 20.0 - math.log(at)) for at in range(1, 201)]
 
 
@@ -95,7 +95,7 @@ def test_goals_of_latency_and_gain_follow_the_logarithm() -> None:
     assert left(Budget(10_000, latency_s=sooner), 9_800) == pytest.approx(50.0)
     gain = math.log1p(60 / 240) / now_s
     assert left(Budget(10_000, min_gain=gain), 9_800) == pytest.approx(40.0)
-    # Never, as far as anybody knows: the trials end it.
+    # Never, by the forecast: the trials end it.
     assert left(Budget(300, latency_s=1e-9)) == pytest.approx(100.0)
 
 

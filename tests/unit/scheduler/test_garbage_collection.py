@@ -1,4 +1,4 @@
-"""Sweeps delete what nobody needs any more, now and then."""
+"""Sweeps delete unneeded data from time to time."""
 
 from __future__ import annotations
 

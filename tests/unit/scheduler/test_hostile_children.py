@@ -1,4 +1,4 @@
-"""A model that has taken the compiler over says what it likes, and harms only its own job."""
+"""A model that compromised the compiler may send anything, but harms only its own job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedulers of one host: each has a name of its own, and a killed one's successor takes it over."""
+"""Schedulers on one host have different names, and a killed scheduler's successor gets its name."""
 
 from __future__ import annotations
 

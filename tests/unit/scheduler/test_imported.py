@@ -1,4 +1,4 @@
-"""Imported schedules are measured first, and nothing is decided by what was said of them."""
+"""Imported schedules are measured first. Their claimed times decide nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.scheduler.farm import CONV, CUMSUM, DEVICE, MATMUL, FakeCompiler
 
 
 def traces(count: int, *, works: bool) -> list[str]:
-    """Return traces that do nothing, of which `measure` says that they work or that they don't."""
+    """Return traces without effect that `measure` lets succeed or fail."""
     spaced = (f"[[],[]]{' ' * number}" for number in range(200))
     return [trace for trace in spaced if (zlib.crc32(trace.encode()) % 5 > 0) == works][:count]
 

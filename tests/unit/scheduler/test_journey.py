@@ -1,4 +1,4 @@
-"""A job goes from the queue to its artifact, through all that can go wrong."""
+"""A job from the queue to its artifact, with every failure on the way."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ def test_an_unexpected_error_is_tried_again_and_then_given_up(farm: Farm, compil
     assert job.state is JobState.FAILED
     assert job.error == "gave up after 5 attempts: trying again after RuntimeError: the moon"
     assert compiler.imported == 5
-    # With growing pauses: a fault that passes by itself gets the time to do so.
+    # With growing pauses, so that a temporary fault can pass.
     assert farm.now - 1000 >= 55
 
 

@@ -1,4 +1,4 @@
-"""What a round costs does not depend on how many events its job has, and their number is bounded."""
+"""The cost of a round is independent of the number of events, which is bounded."""
 
 from __future__ import annotations
 

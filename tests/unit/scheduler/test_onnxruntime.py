@@ -1,4 +1,4 @@
-"""Where the device has ONNX Runtime, the user's model is timed there in turns with the compiled ones."""
+"""If the device has ONNX Runtime, the user's model is timed in it, in turns with the compiled models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scheduler killed after any commit: the next one finishes the job, nothing is lost or done twice."""
+"""If a scheduler is killed after any commit, the next one finishes the job. Nothing is lost or done twice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRIALS = 4
 
 
 class Killed(BaseException):
-    """Stands for the end of the process, so no handler of the scheduler may catch it."""
+    """Simulates the end of the process, so no handler of the scheduler may catch it."""
 
 
 class MortalDatabase(Database):

@@ -1,4 +1,4 @@
-"""Rounds issue trials when it is time, within the budget, and end when none are left."""
+"""Rounds issue trials when they are due, within the budget, and end when none are left."""
 
 from __future__ import annotations
 
@@ -320,7 +320,7 @@ def test_measured_records_of_imported_schedules_are_part_of_the_history(farm: Fa
 
 
 class TestRemeasurement:
-    """A program that was timed too fast by chance must not be published for that."""
+    """A lucky measurement must not get a program published."""
 
     def test_a_program_that_was_timed_too_fast_is_corrected(
         self, farm: Farm, monkeypatch: pytest.MonkeyPatch

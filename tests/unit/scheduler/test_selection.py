@@ -1,4 +1,4 @@
-"""A model that fails loses only the schedules to blame, which are found by few assemblies."""
+"""A failing model loses only its harmful schedules, which few assemblies find."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cost model of a device class: when it is trained, what is stored of it, what happens when it fails."""
+"""The cost model of a device class: when it is trained, what is stored, and failures."""
 
 from __future__ import annotations
 

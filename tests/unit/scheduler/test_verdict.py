@@ -1,4 +1,4 @@
-"""Of the models that were timed, the fastest is published; a tie with the untuned one is the tuned one's."""
+"""The fastest timed model is published. In a tie with the untuned model, the tuned one is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Webhooks are told when a job ends and when it has published a faster artifact."""
+"""Webhooks get messages when a job ends and when it publishes a faster artifact."""
 
 from __future__ import annotations
 

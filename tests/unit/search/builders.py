@@ -23,7 +23,7 @@ def node(
 ) -> Node:
     """Return a node that writes a buffer of its own name at its spatial axes, in order. A read is a text such
     as "data[n, 2*y + ry - 1, 3*f//4, ?i]", where ? marks an index that is not affine. `also` are further
-    buffers that it writes at the same place.
+    buffers that it writes at the same position.
     """
     axes = [Axis(axis, extent, AxisKind.SPATIAL) for axis, extent in spatial.items()]
     axes += [Axis(axis, extent, AxisKind.REDUCTION) for axis, extent in (reduction or {}).items()]

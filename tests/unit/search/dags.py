@@ -1,4 +1,4 @@
-"""Small subgraphs of every kind, written by hand as the compiler reads them from TVM's operators."""
+"""Small handwritten subgraphs of every kind, as the compiler reads them from TVM's operators."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def softmax(rows: int = 16, columns: int = 40) -> Dag:
 
 
 def log_softmax(rows: int = 6, columns: int = 40) -> Dag:
-    """The sum reads the data and the greatest value itself, so no exponentials are stored."""
+    """The sum reads the data and the maximum directly, so no exponentials are stored."""
     return dag(
         {"data": (rows, columns)},
         [
@@ -215,7 +215,7 @@ def norm(rows: int = 6, columns: int = 40) -> Dag:
 
 
 def argmax(rows: int = 12, columns: int = 20) -> Dag:
-    """Position and value are found together, then the position is copied out."""
+    """Reduce position and value together, then copy the position."""
     found = node(
         "found",
         {"i": rows},
@@ -232,7 +232,7 @@ def argmax(rows: int = 12, columns: int = 20) -> Dag:
 
 
 def winograd(tiles: int = 4, inputs: int = 4, outputs: int = 8) -> Dag:
-    """Tiles of 4 x 4, transformed by constant matrices before and after a product for each position."""
+    """Tiles of 4 x 4. Constant matrices transform them before and after a product for each position."""
     place = {"e": 4, "v": 4, "p": tiles}
     both = {"r": 4, "s": 4}
     return dag(
@@ -269,7 +269,7 @@ def winograd(tiles: int = 4, inputs: int = 4, outputs: int = 8) -> Dag:
 
 
 def winograd_image(tiles: int = 4, inputs: int = 16, outputs: int = 16) -> Dag:
-    """An image in rows and columns of such tiles, put together from them and activated."""
+    """An image in rows and columns of such tiles, assembled from them and activated."""
     transform, product, inverse = (
         {"e": 4, "v": 4},
         {"p": tiles, "q": tiles},
@@ -329,7 +329,7 @@ def grouped(size: int = 8, channels: int = 16, groups: int = 4) -> Dag:
 
 
 def transposed(size: int = 4, inputs: int = 8, outputs: int = 16) -> Dag:
-    """4 x 4, stride 2: the gaps between the inputs are asked for in the sum itself."""
+    """4 x 4, stride 2: conditions inside the sum skip the gaps between the inputs."""
     reads = ["pad[n, y//2 + ry//2, x//2 + rx//2, c]", "weight[3 + -1*ry, 3 + -1*rx, c, f]"]
     return dag(
         {"data": (1, size, size, inputs), "weight": (4, 4, inputs, outputs)},
@@ -396,7 +396,7 @@ def take(rows: int = 50, columns: int = 16, count: int = 12) -> Dag:
 
 
 def scale_shift(rows: int = 16, columns: int = 32) -> Dag:
-    """The end of every normalisation: two vectors are read again for every row, without a reduction."""
+    """The end of every normalization: two vectors are read again for every row, without a reduction."""
     return dag(
         {"data": (rows, columns), "scale": (columns,), "shift": (columns,)},
         [node("affine", {"i": rows, "j": columns}, ["data[i, j]", "scale[j]", "shift[j]"], flops=2.0)],
@@ -409,14 +409,14 @@ def total(count: int = 64) -> Dag:
 
 
 def scalar() -> Dag:
-    """One value, which leaves no variables open."""
+    """One value, without variables."""
     return dag({"data": ()}, [node("squared", {}, ["data"], flops=2.0)])
 
 
 DAGS: dict[str, Callable[[], Dag]] = {
     "conv2d": conv2d,
     "matmul": matmul,
-    # A row, and extents that no tile divides.
+    # A row, and extents that are multiples of no tile.
     "gemv": lambda: matmul(1, 40, 128),
     "prime_matmul": lambda: matmul(19, 101, 7),
     "two_matmuls": two_matmuls,

@@ -1,4 +1,4 @@
-"""Programs that are known to be fast, written by hand: the space must contain every one of them."""
+"""Known fast programs, written by hand. The space must contain all of them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tests.unit.search import dags
 from tests.unit.search.builders import dag, node
 from tests.unit.search.programs import program_of, sketch_of
 
-# Of a node's axes the factors, outermost first, and of its choices the option.
+# The factors of a node's axes, outermost first, and the options of its choices.
 Settings = Mapping[str, tuple[int, ...] | int | str]
 
 
 @dataclass(frozen=True)
 class Known:
-    """A program of `graph`, given by its sketch and the values of all variables that have an effect."""
+    """A program of `graph`: its sketch and the values of all variables with an effect."""
 
     graph: Dag
     sketch: str
@@ -177,7 +177,7 @@ KNOWN_GOOD: dict[str, Known] = {
             },
         },
     ),
-    # Nobody stores the zeros between the inputs.
+    # The zeros between the inputs are never stored.
     "transposed convolution without a dilated copy": Known(
         dilated_and_padded(),
         "nest dilate; nest pad; tile conv SSRSRS",
@@ -205,7 +205,7 @@ KNOWN_GOOD: dict[str, Known] = {
             "length": {"vector": 16, "parallel": 0, "unroll": 0},
         },
     ),
-    # Rows of four fill no vector, a whole capsule does.
+    # Rows of four are shorter than a vector, but a whole capsule fills one.
     "capsules in full vectors": Known(
         capsules(),
         "nest doubled",

@@ -16,14 +16,14 @@ from tests.unit.search.dags import DAGS, DEVICE
 
 DEVICES = {"cpu": DEVICE}
 
-# By the name of the dag; only those that leave something open.
+# Sketches with variables, by the name of the dag.
 OPEN_SKETCHES = {
     name: found
     for name, make in DAGS.items()
     if (found := [sketch for sketch in generate(make(), DEVICE) if sketch.num_columns])
 }
 
-# Every dag as often as any other, however many sketches it has.
+# All dags are equally likely, regardless of their number of sketches.
 sketches = st.sampled_from(sorted(OPEN_SKETCHES)).flatmap(lambda name: st.sampled_from(OPEN_SKETCHES[name]))
 seeds = st.integers(0, 2**32 - 1)
 
@@ -87,7 +87,7 @@ def described(graph: Dag, device: Device) -> str:
 
 
 def drawn(sketch: Sketch, seed: int, count: int = 32) -> Population:
-    """Draw valid programs, at least one."""
+    """Draw at least one valid program."""
     rng = np.random.default_rng(seed)
     population = sample(sketch, count, rng)
     while not len(population):

@@ -124,7 +124,7 @@ def test_the_papers_formula_on_a_worked_example() -> None:
 
 
 def test_an_improvement_counts_wherever_in_a_pick_it_was_found() -> None:
-    """The first of the four trials of the latest pick halved the latency; the pick before gained nothing."""
+    """The first of the latest pick's four trials halved the latency. The previous pick gained nothing."""
     found = gain_per_trial([_task(*[8e-3] * 4, *[4e-3] * 4)], 0, 8, 4)
     assert found == pytest.approx(0.2 * 4e-3 / 7 + 0.8 * 4e-3 / 8)
     long_ago = gain_per_trial([_task(*[8e-3] * 4, *[4e-3] * 13)], 0, 17, 4)
@@ -236,7 +236,7 @@ def test_a_task_far_behind_its_rival_gets_nothing_and_one_close_to_it_a_chance()
 
 
 def test_of_several_rivals_the_fastest_gets_the_trials() -> None:
-    """Three variants take one place; each trial of the fastest gains, those of the others can't catch up."""
+    """Three variants of one base workload: each trial of the fastest gains, and the others can't catch up."""
     finals = {"first": 1e-3, "second": 1.5e-3, "third": 4e-3, "elsewhere": 1e-3}
     names = list(finals)
     histories: dict[str, tuple[float, ...]] = dict.fromkeys(names, ())

@@ -1,4 +1,4 @@
-"""Random programs: which are drawn, which are valid, and which values have no effect."""
+"""Random programs: drawing, validity, and values without effect."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_failures_rank_behind_every_program_that_ran() -> None:
     measured = np.where(fails, np.inf, examples.measured_s)
     model = CostModel.train(Examples(examples.features, examples.analytic_s, measured, examples.task))
     unseen = _examples(200, lambda feature: np.exp(0.1 * feature))
-    # The same analytic estimate for all: only what was learned tells them apart.
+    # All have the same analytic estimate, so only the learned part distinguishes them.
     predicted = model.predict(unseen.features, _estimate(np.full(200, np.exp(-7.0))))
     far = np.abs(unseen.features[:, 3] - 0.5) > 0.2
     assert (

@@ -1,4 +1,4 @@
-"""Children of two programs: every node as in the parent where it scores better."""
+"""Children of two programs: every node comes from the parent in which it scores better."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def _is_cover(factors: tuple[int, ...], extent: int, tail: Tail) -> bool:
         return False
     if last == factors[-1]:
         return True
-    # A single tile that is not full would be nothing but waste.
+    # A single partial tile would only waste work.
     allowed = {Tail.NONE: False, Tail.ANY: True, Tail.INNER: all(f == 1 for f in factors[:-2])}
     return last > 0 and bool(full) and allowed[tail]
 

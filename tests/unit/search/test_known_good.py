@@ -1,4 +1,4 @@
-"""The space contains the programs that are known to be good."""
+"""The space contains the known good programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arithmetic of nests, compared with loops that are run."""
+"""The arithmetic of nests agrees with executed loops."""
 
 from __future__ import annotations
 

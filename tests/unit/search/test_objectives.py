@@ -1,4 +1,4 @@
-"""Objectives, by what they gain when a network becomes faster."""
+"""The slopes of objectives."""
 
 from __future__ import annotations
 

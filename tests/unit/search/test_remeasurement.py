@@ -42,7 +42,7 @@ def test_only_programs_that_may_be_the_fastest_are_timed_again(
 def test_the_fastest_comes_first_until_it_was_timed_often_enough() -> None:
     measured = [MeasuredProgram("a", 1.0), MeasuredProgram("b", 0.99), MeasuredProgram("c", 2.0)]
     assert select_for_remeasurement(measured, 3) == ["b", "a"]
-    # One that was measured seldom may still be faster than one that is well known.
+    # A program with few measurements may still be faster than a well-measured one.
     measured = [MeasuredProgram("a", 1.0), MeasuredProgram("b", 0.99, MAX_MEASUREMENTS)]
     assert select_for_remeasurement(measured, 3) == ["a"]
     assert select_for_remeasurement([MeasuredProgram("b", 0.99, MAX_MEASUREMENTS)], 3) == []

@@ -1,4 +1,4 @@
-"""What every kind of stage has: variables, validity, and an estimate."""
+"""Every kind of stage has variables, validity and an estimate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sampled programs against the limits of a GPU, counted again with plain integers."""
+"""Sampled programs keep a GPU's limits, recounted with plain integers."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tests.services import sqlite
 
 
 class CountingDatabase(Database):
-    """Counts transactions and reads, and fails while it is told to."""
+    """Counts transactions and reads, and fails on request."""
 
     transactions = 0
     failing = False

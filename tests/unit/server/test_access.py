@@ -1,4 +1,4 @@
-"""Limits, the table of scopes and the bounds of the audit log, each by itself."""
+"""Rate limits, the table of scopes, and the bounds of the audit log."""
 
 from __future__ import annotations
 

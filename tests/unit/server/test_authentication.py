@@ -1,4 +1,4 @@
-"""Wrong tokens: limited by address, cheap for the database, and no harm to valid tokens."""
+"""Wrong tokens are limited by address, cost the database little, and don't affect valid tokens."""
 
 from __future__ import annotations
 

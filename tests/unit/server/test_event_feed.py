@@ -1,4 +1,4 @@
-"""Watching jobs: one poll for all who watch, whatever they have seen already."""
+"""One poll serves all subscribers, whatever event they wait for."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ NOT_SUCH = "no archive of candidate.so and manifest.json"
         (pack([MANIFEST, LIBRARY]), NOT_SUCH),
         (pack([LIBRARY]), NOT_SUCH),
         (pack([LIBRARY, MANIFEST])[:520], NOT_SUCH),
-        # Readers may find another library than the first one.
+        # Readers may find a library other than the first.
         (pack([LIBRARY, MANIFEST, ("candidate.so", shared_library(["system"]))]), NOT_SUCH),
         (pack([LIBRARY, MANIFEST]) + pack([("candidate.so", shared_library(["system"]))]), NOT_SUCH),
         (other_tar(type=tarfile.GNUTYPE_SPARSE), NOT_SUCH),

@@ -1,4 +1,4 @@
-"""What can't be joined to one module is refused; tests/integration/dashboard joins what can."""
+"""Modules that can't be bundled are rejected. tests/integration/dashboard tests bundling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Implausible results and profiles are rejected, and no others."""
+"""Only implausible results and profiles are rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions are cached while their workers call, and the more workers, the less often each calls."""
+"""Sessions are cached while their workers call. With more workers, each calls less often."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting for work: one poll for all who wait, then one try after the other until nothing is left."""
+"""One poll serves all workers that wait, then they try in turn until no work is left."""
 
 from __future__ import annotations
 

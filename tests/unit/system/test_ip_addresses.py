@@ -1,4 +1,4 @@
-"""Addresses of this machine are told from those of others."""
+"""Recognize the addresses of this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests to addresses that users name stay outside of private networks, and end in time."""
+"""Requests to users' addresses avoid private networks, and time out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOOPBACK = parse_networks("127.0.0.0/8")
         # IPv4 addresses inside of IPv6 addresses.
         *("::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "2002:7f00:1::"),
         *("2001:0:0:0:0:0:80ff:fffe", "2606:4700::5efe:a00:1", "2606:4700::200:5efe:a00:1"),
-        # Networks that Python takes for public ones.
+        # Networks that Python considers public.
         *("fec0::1", "64:ff9b:1:a00:1:808:808:808", "3fff::1", "192.0.0.8", "::ffff:192.0.0.8"),
     ],
 )
@@ -65,7 +65,7 @@ def test_a_request_goes_where_it_is_allowed(monkeypatch: pytest.MonkeyPatch) -> 
         assert seen == []
         asked.clear()
         assert post(f"{url}/x?y=z", b"{}", {"webhook-id": "1"}, LOOPBACK, 5.0) == 202
-    # Who resolved the name twice could be given another address than the one that was checked.
+    # Resolving the name twice could return an address other than the checked one.
     assert asked == ["127.0.0.1"]
     (request,) = seen
     assert (request.method, request.path, request.content) == ("POST", "/x?y=z", b"{}")

@@ -1,4 +1,4 @@
-"""Wrong settings are explained in one sentence, which says where each of them comes from."""
+"""Errors in settings are one sentence that names the source of each setting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of TLS: what is wrong with them is said in one sentence."""
+"""TLS files: each error is one sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces: nothing is traced unless a job's trace is there; what goes below what."""
+"""Traces: only jobs with a trace are traced, and spans have the right parents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An HTTP server on loopback that answers each request with what a test's function says."""
+"""An HTTP server on loopback that answers each request with the result of a test's function."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """`is_cut`: the connection breaks after the content, which is announced to be longer."""
+    """With `is_cut`, the connection breaks after the content, although the header announces more."""
 
     status: int = 200
     content: bytes = b""
@@ -37,7 +37,7 @@ class Reply:
     is_cut: bool = False
 
 
-# Nothing: the connection breaks before there is a status.
+# None: the connection breaks before the status.
 BROKEN = Reply(status=0)
 
 
@@ -49,7 +49,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up early is no error, and must not write into the next test's stderr."""
+        """Ignore clients that hang up early, so that nothing is written to the next test's stderr."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
@@ -75,7 +75,7 @@ def answering(answer: Callable[[Request], Reply]) -> Iterator[str]:
         do_GET = do_POST = do_DELETE = _respond  # noqa: N815
 
         def log_message(self, *_args: object) -> None:
-            """Says nothing."""
+            """Log nothing."""
 
     with _Server(("127.0.0.1", 0), Handler) as http:
         thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})

@@ -1,4 +1,4 @@
-"""A service over real HTTP whose only job goes from queued to an end that the test chose."""
+"""A service over real HTTP whose only job goes from queued to an end that the test chooses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tunefarm.client.values import OnnxRuntime, Schedule
 
 @dataclass
 class FakeService:
-    """`looks` counts how often the job was looked at: it is done the third time."""
+    """`looks` counts reads of the job, which is done at the third."""
 
     end: JobState = JobState.DONE
     error: str | None = None
@@ -128,6 +128,6 @@ def _artifact() -> bytes:
 
 @contextmanager
 def serving(service: FakeService) -> Iterator[FakeService]:
-    """Serves on a free loopback port, given as the service's `url`."""
+    """Serve on a free loopback port, which the service's `url` names."""
     with answering(service.answer) as service.url:
         yield service

@@ -1,4 +1,4 @@
-"""Artifacts are unpacked member by member; nothing else in the archive is trusted."""
+"""Artifacts are unpacked member by member, and nothing else in the archive is trusted."""
 
 from __future__ import annotations
 

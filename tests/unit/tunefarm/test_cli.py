@@ -1,4 +1,4 @@
-"""The command: its exit codes, its one line for every failure, and what it prints when all goes well."""
+"""The command: its exit codes, its one line for every failure, and its output on success."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ JOB = asdict(job()) | {"finished": False, "a field of tomorrow": 1}
 
 
 class Script:
-    """Answers request after request with what was planned, and remembers what was asked."""
+    """Answers requests with planned answers in order, and records the requests."""
 
     def __init__(self, *replies: Reply) -> None:
         self._replies = iter(replies)

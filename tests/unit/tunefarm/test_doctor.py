@@ -1,4 +1,4 @@
-"""What the doctor finds, and the next step that it gives for each problem."""
+"""The doctor's findings, and the next step for each problem."""
 
 from __future__ import annotations
 

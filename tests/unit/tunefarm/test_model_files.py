@@ -1,4 +1,4 @@
-"""What the client uploads of a model."""
+"""The files that the client uploads for a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked for is kept, and answers while the service is away."""
+"""Answers are cached, and used while the service is unavailable."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tunefarm.client.values import Schedule
 
 
 class Service:
-    """Knows schedules; the ETag is how often they have changed."""
+    """A service with schedules. Its ETag counts their changes."""
 
     def __init__(self) -> None:
         self.known: dict[str, Schedule] = {}

@@ -1,4 +1,4 @@
-"""The monitor of a stack: the conditions under which it fails."""
+"""The conditions under which a stack's monitor fails."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BROKEN = replace(WORKER, health_error=WHY)
 
 
 class Played:
-    """A stack whose server knows `workers`, each of which has called again at every look."""
+    """A simulated stack whose server knows `workers`. Each calls again before every check."""
 
     def __init__(self, *workers: Worker) -> None:
         self.known = list(workers)

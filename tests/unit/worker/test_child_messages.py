@@ -1,4 +1,4 @@
-"""Requests and results survive as messages; the agent refuses what a broken child sends."""
+"""Requests and results survive conversion to messages. The agent rejects a broken child's messages."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ FAILED = Measurement(Outcome.BUILD_ERROR, error="no")
 
 @contextlib.contextmanager
 def own_logging() -> Iterator[None]:
-    """Set up logging as in a process of its own, without pytest's handlers."""
+    """Set up logging as in a separate process, without pytest's handlers."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     root.handlers.clear()

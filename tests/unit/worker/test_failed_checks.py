@@ -1,4 +1,4 @@
-"""A device that can't measure is checked again ever more seldom, and people are told why."""
+"""A device that can't measure is checked again with growing pauses, and users are told why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames arrive as they were sent; what is no frame is an error."""
+"""Frames arrive unchanged. Other bytes are errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interleaved timing of models that take as long as the test says."""
+"""Interleaved timing of models with simulated durations."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_machine_that_slows_down_slows_all_of_them() -> None:
 
 
 def test_a_disturbed_machine_times_longer() -> None:
-    """Until the disturbance is a small part of the repeats, or the rounds are spent."""
+    """Until the disturbance is a small part of the repeats, or all rounds are used."""
     machine = Machine({"a": 0.01}, disturbed=6)
     assert machine.run()["a"].latency_s == 0.01
     assert ROUNDS < len(machine.turns) < 2 * MAX_ROUNDS

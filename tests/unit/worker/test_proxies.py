@@ -1,4 +1,4 @@
-"""A worker reaches the service on its own machine whatever proxies the environment names."""
+"""A worker reaches the service on its own machine in spite of any proxies in the environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The line that people read when no child starts: its cause and the next step."""
+"""The line for users if no child starts: the cause and the next step."""
 
 from __future__ import annotations
 
