@@ -50,6 +50,18 @@ class Build(StrEnum):
     BUILDER = "builder"
 
 
+class Quantize(StrEnum):
+    """What a job quantizes before it tunes a model of floats.
+
+    INT8 quantizes weights and values where there is calibration data, else weights alone. INT4 quantizes
+    weights alone.
+    """
+
+    NONE = "none"
+    INT8 = "int8"
+    INT4 = "int4"
+
+
 class EndReason(StrEnum):
     """The reason why a job's tuning ended."""
 
@@ -146,6 +158,16 @@ class JobOptions:
         default=False,
         metadata=_about("Let tensor cores of GPUs round factors of float32 to 10 bits of fraction."),
     )
+    quantize: Quantize = field(
+        default=Quantize.NONE,
+        metadata=_about("Quantize the model first: int8, or int4 for the weights of matrix products."),
+    )
+    calibration: str | None = field(
+        default=None,
+        metadata=_about(
+            "Calibration data: an .npz file (over HTTP, its SHA-256) with an array for each input."
+        ),
+    )
 
     def __post_init__(self) -> None:
         for option in fields(JobOptions):
@@ -156,6 +178,8 @@ class JobOptions:
                 raise ValueError(f"{option.name} must be between {least} and {most}, not {value}")
         if self.exact and self.tf32:
             raise ValueError("tf32 is not exact: leave exact or tf32 out")
+        if self.calibration is not None and self.quantize is Quantize.NONE:
+            raise ValueError("calibration is used to quantize a model: add quantize, such as int8")
 
 
 def options_of(source: object) -> dict[str, Any]:

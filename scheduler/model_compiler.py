@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass
 from typing import IO
@@ -15,10 +15,13 @@ from compiler.children import models
 from compiler.children.batch import find_batch_shapes
 from compiler.children.child import import_memory_bytes
 from compiler.children.models import ImportedModel
+from compiler.children.quantization import quantize_model
 from compiler.children.traces import check_traces
 from compiler.children.verification import Verification, verify_import
 from compiler.importing.spec import Shape
 from core.device import Device
+from core.quantization import Quantization
+from records.jobs import quantized
 from records.jobs.jobs import JobRequest
 from records.storage import blobs
 from records.storage.blobs import BlobNotFound
@@ -27,6 +30,8 @@ from scheduler.errors import PermanentError
 from system import tracing
 from system.memory import usable_memory_bytes
 
+MODEL_GONE = "the model's file is no longer stored: upload it again"
+DATA_GONE = "the calibration data is no longer stored: upload it again"
 # Returns the problem of each pair of a workload and a trace for a target; "" for a valid pair.
 CheckTraces = Callable[[Sequence[tuple[str, str]], str], list[str]]
 
@@ -41,12 +46,14 @@ class CompilerChildren:
     find_batch_shapes: Callable[[IO[bytes], Mapping[str, Shape], int], dict[str, Shape]] = find_batch_shapes
     verify_import: Callable[[IO[bytes], Mapping[str, Shape], str], Verification] = verify_import
     check_traces: CheckTraces = check_traces
+    quantize_model: Callable[..., Quantization] = quantize_model
 
 
 class ModelCompiler:
-    """Imports and compiles the models of jobs for device classes. Every method raises ModelError if the model
-    can't be imported, and PermanentError if its file is gone. Methods that compile raise ArtifactError if
-    that fails. The last imported model is cached, because publishing needs it again.
+    """Imports and compiles the models of jobs, or their quantized forms, for device classes. Every method
+    raises ModelError if the model can't be imported, and PermanentError if its file is gone. Methods that
+    compile raise ArtifactError if that fails. The last imported model is cached, because publishing needs it
+    again.
     """
 
     def __init__(self, database: Database, children: CompilerChildren) -> None:
@@ -59,8 +66,15 @@ class ModelCompiler:
         no batch dimension.
         """
         assert request.batch is not None, "it was asked for"
-        with self._file(request) as file:
+        with self._stored(request.model_sha, MODEL_GONE) as file:
             return self._children.find_batch_shapes(file, request.shapes, request.batch)
+
+    def quantize(self, request: JobRequest, into: IO[bytes]) -> Quantization:
+        """Write the quantized form of the model that a request asks for to an empty file; return how accurate
+        it is."""
+        data = nullcontext() if request.calibration is None else self._stored(request.calibration, DATA_GONE)
+        with tracing.span("quantize"), self._stored(request.model_sha, MODEL_GONE) as file, data as samples:
+            return self._children.quantize_model(file, request.shapes, request.quantize, samples, into)
 
     def import_model(self, request: JobRequest, device: Device) -> ImportedModel:
         key = _key(request, device)
@@ -109,17 +123,26 @@ class ModelCompiler:
 
     @contextmanager
     def _file(self, request: JobRequest) -> Iterator[IO[bytes]]:
-        """Yield the model as a file, copied to disk in chunks."""
+        """Yield the file of the model that is compiled."""
+        with self._database.reading() as session:
+            sha = quantized.file_sha(session, request)
+        with self._stored(sha, MODEL_GONE) as file:
+            yield file
+
+    @contextmanager
+    def _stored(self, sha: str, when_gone: str) -> Iterator[IO[bytes]]:
+        """Yield a stored file, written to disk a chunk at a time. Raises PermanentError when it is gone."""
         with tempfile.TemporaryFile() as file:
             try:
                 with self._database.reading() as session:
-                    for chunk in blobs.chunks(session, request.model_sha):
+                    for chunk in blobs.chunks(session, sha):
                         file.write(chunk)
             except BlobNotFound as error:
-                raise PermanentError("the model's file is no longer stored: upload it again") from error
+                raise PermanentError(when_gone) from error
             file.flush()
             yield file
 
 
 def _key(request: JobRequest, device: Device) -> object:
-    return request.model_sha, tuple(sorted(request.shapes.items())), device.target, request.tf32
+    form = (request.model_sha, request.quantize, request.calibration)
+    return form, tuple(sorted(request.shapes.items())), device.target, request.tf32

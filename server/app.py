@@ -81,6 +81,7 @@ def create_app(context: ServerContext) -> FastAPI:
     settings = context.settings
     max_bytes = {
         "/v1/models": settings.max_upload_bytes,
+        "/v1/datasets": settings.max_upload_bytes,
         "/v1/schedules/import": import_body.MAX_BYTES,
         "/v1/schedules:query": _MAX_QUERY_BYTES,
     }
@@ -95,11 +96,12 @@ def create_app(context: ServerContext) -> FastAPI:
     app.add_middleware(
         BodySizeMiddleware,
         max_bytes=lambda path: max_bytes.get(path, _MAX_BODY_BYTES),
-        uploads=("/v1/models", "/v1/schedules/import"),
+        uploads=("/v1/models", "/v1/datasets", "/v1/schedules/import"),
     )
     uploads = OpenCalls("uploads", settings.max_uploads)
     open_calls = {
         "POST /v1/models": uploads,
+        "POST /v1/datasets": uploads,
         "POST /v1/schedules/import": uploads,
         "GET /v1/jobs/{job_id}/events": OpenCalls("event streams", settings.max_event_streams),
     }

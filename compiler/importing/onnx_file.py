@@ -44,9 +44,9 @@ FunctionKey = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class OnnxFile:
-    """A checked model. The static shapes of `inputs` are written into `proto` as well; `opsets` are the
-    versions of its operators, by domain. `weights` were in other files; to `proto` they are inputs.
-    `original` is the model before its functions were inlined."""
+    """A checked model. The static shapes of `inputs` are written into `proto` as well; `declared` are its
+    inputs as the file has them. `opsets` are the versions of its operators, by domain. `weights` were in
+    other files; to `proto` they are inputs. `original` is the model before its functions were inlined."""
 
     proto: onnx.ModelProto
     inputs: tuple[TensorSpec, ...]
@@ -54,6 +54,7 @@ class OnnxFile:
     opsets: Mapping[str, int]
     weights: Mapping[str, NDArray[Any]]
     original: onnx.ModelProto
+    declared: tuple[onnx.ValueInfoProto, ...]
 
     @cached_property
     def types(self) -> frozenset[str]:
@@ -184,6 +185,7 @@ def _checked(
 ) -> OnnxFile:
     _check_self_contained(proto)
     levels = _check_functions(proto)
+    before = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in proto.graph.input]
     inputs = _fix_inputs(proto.graph, shapes, weights)
     for output in proto.graph.output:
         kind = output.type.optional_type.elem_type if output.type.HasField("optional_type") else output.type
@@ -210,7 +212,9 @@ def _checked(
     if "" not in opsets and any(plain_domain(node.domain) == "" for node in _nodes(proto.graph.node)):
         raise ModelError("the model names no version of the ONNX operators (opset_import): export it again")
     output_names = tuple(output.name for output in proto.graph.output)
-    return OnnxFile(proto, inputs, output_names, opsets, weights, original)
+    names = {spec.name for spec in inputs}
+    declared = tuple(value for value in before if value.name in names)
+    return OnnxFile(proto, inputs, output_names, opsets, weights, original, declared)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
 import tvm
 from tvm import relax, tirx
 
@@ -27,6 +28,7 @@ from compiler.packaging.imports import LargeConstants
 from compiler.packaging.linker import LinkerError, find_linker, link_library
 from compiler.target import host_triple, parse_target
 from compiler.workload import normalise, workload_hash
+from core.quantization import Quantization
 
 LIBRARY = "model.so"
 MANIFEST = "manifest.json"
@@ -89,7 +91,8 @@ class Manifest:
     the device. `published_s` is the time of an earlier job's artifact. `instructions` are the instruction
     sets that the target allows, as /proc/cpuinfo names them: tunefarm-runtime rejects a machine that lacks
     one. `computed_in` is the coarsest type of intermediate values, as in `OnnxFile`. Published manifests have
-    a `verification` and the digest `library_sha256`, because the signature covers the manifest alone.
+    a `verification` and the digest `library_sha256`, because the signature covers the manifest alone. If the
+    service quantized the model, `quantization` says how, without its layers.
     """
 
     model_name: str
@@ -109,6 +112,7 @@ class Manifest:
     instructions: tuple[str, ...] = ()
     library_sha256: str = ""
     verification: Verification | None = None
+    quantization: Quantization | None = None
 
     def __post_init__(self) -> None:
         if self.threads < 1:
@@ -127,6 +131,8 @@ class Manifest:
                 data[key] = tuple(make(item) for item in data[key])
             if data.get("verification") is not None:
                 data["verification"] = Verification(**data["verification"])
+            if data.get("quantization") is not None:
+                data["quantization"] = msgspec.convert(data["quantization"], Quantization)
             return cls(**data)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ArtifactError(

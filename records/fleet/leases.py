@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, TypeAlias, TypeVar
 
-from sqlalchemy import Row, Select, Update, bindparam, func, insert, or_, select, update
+from sqlalchemy import Row, Select, Update, and_, bindparam, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from core.job import JobState
@@ -31,6 +31,7 @@ from records.storage.tables import (
     JobRow,
     LeaseRow,
     ModuleRunRow,
+    QuantizedModelRow,
     RecordRow,
     TaskRow,
     TrialRow,
@@ -341,8 +342,15 @@ def _select_candidates() -> Select[*tuple[Any, ...]]:
         # Imported records were measured under unknown conditions.
         RecordRow.source == "trial",
     )
-    model = select(JobRow.model_sha).where(JobRow.id == bindparam("job_id")).scalar_subquery()
-    model_bytes = select(BlobRow.size).where(BlobRow.sha == model)
+    is_its_form = and_(
+        QuantizedModelRow.model_sha == JobRow.model_sha,
+        QuantizedModelRow.quantize == JobRow.quantize,
+        QuantizedModelRow.calibration == func.coalesce(JobRow.calibration, ""),
+    )
+    model = select(func.coalesce(QuantizedModelRow.sha, JobRow.model_sha))
+    model = model.select_from(JobRow).outerjoin(QuantizedModelRow, is_its_form)
+    own_model = model.where(JobRow.id == bindparam("job_id")).scalar_subquery()
+    model_bytes = select(BlobRow.size).where(BlobRow.sha == own_model)
     # Subqueries for each row: with joins, PostgreSQL may choose to read all pending trials.
     looked_up = (
         constants.scalar_subquery().label("constants"),

@@ -1,14 +1,15 @@
-"""Deletion of finished jobs, and of models and blobs that nothing refers to any more.
+"""Deletion of finished jobs, and of models, datasets and blobs that nothing refers to any more.
 
 Workloads and records outlive the jobs that made them: other jobs use them too.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, delete, exists, select, tuple_, update
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from core.job import JobState
 from records.jobs import jobs, releases
@@ -16,18 +17,20 @@ from records.storage.statements import changed, table_of
 from records.storage.tables import (
     BlobRow,
     ChunkRow,
+    DatasetRow,
     EventRow,
     JobRow,
     LeaseRow,
     ModelRow,
     ModuleRunRow,
+    QuantizedModelRow,
     ShareRow,
     TaskRow,
     TrialRow,
 )
 
-# A model without a job is kept this long after its last upload.
-MODEL_GRACE_S = 7 * 86400.0
+# A model or a dataset without a job is kept this long after its last upload.
+UPLOAD_GRACE_S = 7 * 86400.0
 # Rows of a table that are deleted in one transaction: few, so that nobody waits for its locks for long.
 ROWS = 5000
 # Chunks of files that are deleted in one transaction; each has up to 4 MiB.
@@ -75,15 +78,30 @@ def delete_job(session: Session, job_id: str, now: float, limit: int = ROWS) -> 
     return True
 
 
-def drop_models(session: Session, now: float, limit: int) -> int:
-    """Delete up to `limit` models without jobs that were uploaded long ago; return their number."""
-    unused = (ModelRow.created_at < now - MODEL_GRACE_S, ~exists().where(JobRow.model_sha == ModelRow.sha))
-    found = select(ModelRow.sha).where(*unused).order_by(ModelRow.sha).limit(limit)
+def drop_uploads(session: Session, now: float, limit: int) -> int:
+    """Delete up to `limit` models and `limit` datasets without jobs that were uploaded long ago, and the
+    quantized forms of the models. Return the number of deleted uploads."""
+    models = _unused_uploads(session, ModelRow, JobRow.model_sha, now, limit)
+    session.execute(delete(QuantizedModelRow).where(QuantizedModelRow.model_sha.in_(models)))
+    session.execute(delete(ModelRow).where(ModelRow.sha.in_(models)))
+    datasets = _unused_uploads(session, DatasetRow, JobRow.calibration, now, limit)
+    session.execute(delete(DatasetRow).where(DatasetRow.sha.in_(datasets)))
+    return len(models) + len(datasets)
+
+
+def _unused_uploads(
+    session: Session,
+    table: type[ModelRow] | type[DatasetRow],
+    used: InstrumentedAttribute[Any],
+    now: float,
+    limit: int,
+) -> Sequence[str]:
+    """Lock old rows that no job uses, by its column `used`; return their shas."""
+    unused = (table.created_at < now - UPLOAD_GRACE_S, ~exists().where(used == table.sha))
+    found = select(table.sha).where(*unused).order_by(table.sha).limit(limit)
     # Once they are locked, no job of them can be made; one may have been made just before.
     locked = session.scalars(found.with_for_update(skip_locked=True)).all()
-    shas = session.scalars(select(ModelRow.sha).where(ModelRow.sha.in_(locked), *unused)).all()
-    session.execute(delete(ModelRow).where(ModelRow.sha.in_(shas)))
-    return len(shas)
+    return session.scalars(select(table.sha).where(table.sha.in_(locked), *unused)).all()
 
 
 class DroppedFiles(NamedTuple):
@@ -114,6 +132,8 @@ def _unused() -> ColumnElement[bool]:
     """A condition on BlobRow: nothing refers to the blob."""
     # One set of all that are referred to, because the tables have no index to look each blob up by.
     used = select(ModelRow.sha).union(
+        select(DatasetRow.sha),
+        select(QuantizedModelRow.sha),
         select(ModuleRunRow.artifact_sha),
         select(JobRow.artifact_sha).where(JobRow.artifact_sha.is_not(None)),
         select(JobRow.untuned_artifact_sha).where(JobRow.untuned_artifact_sha.is_not(None)),

@@ -23,11 +23,13 @@ from core.job import (
     EndReason,
     JobOptions,
     JobState,
+    Quantize,
     options_of,
 )
 from core.webhook import WebhookEvent
 from records import devices, webhooks
 from records.jobs import events, models
+from records.jobs.models import UploadKind
 from records.storage.database import NotFound
 from records.storage.statements import changed, insert_into, table_of
 from records.storage.tables import ArtifactCountRow, JobRow, ModuleRunRow, TaskRow, TrialRow
@@ -130,7 +132,7 @@ def create_group(
     made.
 
     The ids of those after the first are its id with -2, -3, ... appended; one alone is no group. Raises
-    ModelNotFound and IdempotencyConflict.
+    ModelNotFound, DatasetNotFound and IdempotencyConflict.
     """
     group_id = first_id if len(requests) > 1 else None
     first = create(session, first_id, requests[0], idempotency_key, now, group_id, trace_parent)
@@ -157,9 +159,11 @@ def create(
 ) -> Job:
     """Store a new job, or return the one that an equal request with the same key has made.
 
-    Raises ModelNotFound, and IdempotencyConflict when the key was used with another request.
+    Raises ModelNotFound, DatasetNotFound, and IdempotencyConflict when the key was used with another request.
     """
     models.get(session, request.model_sha)
+    if request.calibration is not None:
+        models.get(session, request.calibration, UploadKind.DATASET)
     row = asdict(request)
     row |= {**row.pop("budget"), "id": job_id, "idempotency_key": idempotency_key, "created_at": now}
     row |= {"group_id": group_id, "end_reason": "", "trace_parent": trace_parent}
@@ -283,16 +287,23 @@ def queues(session: Session) -> list[Queue]:
 
 
 def published(
-    session: Session, model_sha: str, device_class: str, *, exact: bool = False, tf32: bool = False
+    session: Session,
+    model_sha: str,
+    device_class: str,
+    *,
+    exact: bool = False,
+    tf32: bool = False,
+    quantize: Quantize = Quantize.NONE,
 ) -> list[Job]:
     """Return the jobs of a model that published an artifact for a device class, newest first.
 
     With `exact`, only jobs without variants are returned. Jobs that may compute in TF32 are returned only
-    with `tf32`.
+    with `tf32`. Jobs that quantized the model are returned only for the same `quantize`.
     """
     of_model = (JobRow.model_sha == model_sha, JobRow.device_class == device_class)
+    form = JobRow.quantize == quantize
     done = (JobRow.state == JobState.DONE, JobRow.artifact_sha.is_not(None))
-    query = select(JobRow).where(*of_model, *done)
+    query = select(JobRow).where(*of_model, form, *done)
     if exact:
         query = query.where(JobRow.exact)
     if not tf32:
@@ -302,12 +313,21 @@ def published(
 
 
 def published_before(session: Session, job: Job) -> str | None:
-    """Return the artifact of the last other job that is DONE for the same model, shapes and device class."""
+    """Return the artifact of the last other job that is DONE for the same model, quantized alike, in the same
+    shapes on the same device class."""
     request = job.request
     assert job.device_class is not None, "the job has been tuned on a device"
-    precision = {"exact": request.exact, "tf32": request.tf32}
-    for other in published(session, request.model_sha, job.device_class, **precision):
-        if other.id != job.id and other.request.shapes == request.shapes:
+    found = published(
+        session,
+        request.model_sha,
+        job.device_class,
+        exact=request.exact,
+        tf32=request.tf32,
+        quantize=request.quantize,
+    )
+    alike = (request.shapes, request.calibration)
+    for other in found:
+        if other.id != job.id and (other.request.shapes, other.request.calibration) == alike:
             return other.artifact_sha
     return None
 

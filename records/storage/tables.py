@@ -83,6 +83,27 @@ class ModelRow(Base):
     created_at: Mapped[float]
 
 
+class DatasetRow(Base):
+    """The arrays of an .npz file, by the names of a model's inputs."""
+
+    __tablename__ = "datasets"
+    sha: Mapped[str] = mapped_column(ForeignKey("blobs.sha"), primary_key=True)
+    name: Mapped[str]
+    created_at: Mapped[float]
+
+
+class QuantizedModelRow(Base):
+    """A model that was quantized. `calibration` is the dataset's sha, empty without one. `accuracy` has the
+    fields of core.quantization.Quantization."""
+
+    __tablename__ = "quantized_models"
+    model_sha: Mapped[str] = mapped_column(ForeignKey("models.sha"), primary_key=True)
+    quantize: Mapped[str] = mapped_column(primary_key=True)
+    calibration: Mapped[str] = mapped_column(primary_key=True)
+    sha: Mapped[str] = mapped_column(ForeignKey("blobs.sha"))
+    accuracy: Mapped[dict[str, Any]]
+
+
 class DeviceClassRow(Base):
     __tablename__ = "device_classes"
     key: Mapped[str] = mapped_column(primary_key=True)
@@ -175,6 +196,10 @@ class JobRow(Base):
     build: Mapped[str] = mapped_column(default="auto")
     exact: Mapped[bool] = mapped_column(default=False)
     tf32: Mapped[bool] = mapped_column(default=False)
+    # Whether the model is quantized first, to int8 or int4, and the dataset that calibrates it. It is no
+    # foreign key, because SQLite can't add one to a table.
+    quantize: Mapped[str] = mapped_column(default="none")
+    calibration: Mapped[str | None]
     # The numbers of its trials and of those that are done: counting them takes longer the more there are.
     trials_issued: Mapped[int] = mapped_column(default=0)
     trials_done: Mapped[int] = mapped_column(default=0)

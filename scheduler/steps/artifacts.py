@@ -20,6 +20,7 @@ from compiler.workload import from_json
 from core.device import Device
 from core.lease import ModuleKind
 from core.model_latency import base_workload
+from core.quantization import Quantization
 from records.jobs.jobs import Job
 from records.jobs.trials import FALLBACK
 from records.schedules.schedules import Record
@@ -156,10 +157,11 @@ def write_timed(
     artifact: IO[bytes],
     secs: Mapping[ModuleKind, tuple[float, ...]],
     verification: Verification,
+    quantization: Quantization | None,
     sign: Callable[[bytes], str] | None,
 ) -> Manifest:
-    """Rewrite the artifact without its reference library, adding end-to-end seconds and verification to its
-    manifest. Return the manifest, which `sign` signs. Raises ArtifactError.
+    """Rewrite the artifact without its reference library, adding end-to-end seconds, verification and
+    quantization to its manifest. Return the manifest, which `sign` signs. Raises ArtifactError.
     """
     library, manifest = open_artifact(artifact)
     if manifest.verification is not None:  # it was compared when it was published first
@@ -173,6 +175,7 @@ def write_timed(
         published_s=secs.get("published", ()),
         library_sha256=digest,
         verification=verification,
+        quantization=None if quantization is None else replace(quantization, layers=()),
     )
     write(file, library, timed, sign=sign)
     return timed

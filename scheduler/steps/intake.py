@@ -1,4 +1,5 @@
-"""A job's first step: choose a device class, import the model, compile it untuned, and verify the import."""
+"""A job's first step: choose a device class, quantize the model if the job asks for it, import it, compile it
+untuned, and verify the import."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ from compiler.importing.spec import ModelError, first_line
 from compiler.reading.subgraph import UnsupportedSubgraph, read_dag
 from compiler.workload import from_json, workload_hash
 from core.device import Device
-from core.job import TF32, JobState
+from core.job import TF32, JobState, Quantize
 from records import devices
-from records.jobs import events, jobs, tasks
+from records.jobs import events, jobs, quantized, tasks
 from records.jobs.jobs import Job
 from records.jobs.tasks import TaskSpec
 from records.storage import blobs
@@ -43,7 +44,9 @@ OPEN = "open"
 PADDED = "padded"
 # The job asks for TF32, but no subgraph can use it.
 NOT_IN_TF32 = "not_in_tf32"
-NOTES = (UNVERIFIED, OPEN, PADDED, NOT_IN_TF32)
+# What was quantized, and how accurate it is.
+QUANTIZED = "quantized"
+NOTES = (UNVERIFIED, OPEN, PADDED, NOT_IN_TF32, QUANTIZED)
 
 
 def run(context: Context, job: Job) -> None:
@@ -63,6 +66,8 @@ def _import(context: Context, job: Job, device: Device) -> None:
         with context.database.begin() as session:
             jobs.set_shapes(session, job.id, shapes)
         job = replace(job, request=replace(job.request, shapes=shapes))
+    if job.request.quantize is not Quantize.NONE:
+        _quantize(context, job)
     with tempfile.TemporaryFile() as artifact:
         with tempfile.TemporaryFile() as library:
             imported, verification = context.model_compiler.compile_untuned(job.request, device, library)
@@ -74,6 +79,8 @@ def _import(context: Context, job: Job, device: Device) -> None:
         with context.database.begin() as session:
             blobs.put_file(session, artifact, sha, size)
             notes = _notes(job, device, imported, subgraphs, verification)
+            if (form := quantized.find(session, job.request)) is not None:
+                notes[QUANTIZED] = form.accuracy.text
             for kind, note in notes.items():
                 events.append(session, job.id, kind, {"message": note}, context.now())
             # All jobs store workloads in one order, so that two jobs can't deadlock.
@@ -87,6 +94,21 @@ def _import(context: Context, job: Job, device: Device) -> None:
             before = {JobState.QUEUED, JobState.IMPORTING}
             jobs.advance(session, job.id, before, state, context.now(), message=message)
             jobs.set_artifacts(session, job.id, untuned_sha=sha)
+
+
+def _quantize(context: Context, job: Job) -> None:
+    """Store the quantized form of the model that the job asks for, unless another job has. Raises
+    ModelError."""
+    with context.database.begin() as session:
+        if quantized.find(session, job.request) is not None:
+            return
+        jobs.set_message(session, job.id, "quantizing the model")
+    with tempfile.TemporaryFile() as file:
+        accuracy = context.model_compiler.quantize(job.request, file)
+        sha, size = blobs.stage(context.database, file)
+        with context.database.begin() as session:
+            blobs.put_file(session, file, sha, size)
+            quantized.put(session, job.request, sha, accuracy)
 
 
 def _begin(context: Context, job: Job) -> Device | None:

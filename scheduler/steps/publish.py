@@ -26,7 +26,7 @@ from core.webhook import WebhookEvent
 from records import devices, webhooks
 from records.fleet import module_runs
 from records.fleet.module_runs import StoredModuleRun
-from records.jobs import events, jobs, tasks, trials
+from records.jobs import events, jobs, quantized, tasks, trials
 from records.jobs.jobs import Job, OnnxRuntime
 from records.jobs.tasks import Task
 from records.jobs.trials import FALLBACK
@@ -279,13 +279,13 @@ def _peers(context: Context, job: Job, tuned: bytes = b"") -> dict[ModuleKind, s
 def _onnx_runtime(
     session: Session, job: Job, runs: Sequence[StoredModuleRun], imported: ImportedModel, device: Device
 ) -> dict[ModuleKind, str]:
-    """Return the user's model, to be timed in ONNX Runtime beside the first compiled model. If it can't be
-    timed, store the reason.
+    """Return the model that was compiled, to be timed in ONNX Runtime beside the first library. If it can't
+    be timed, store the reason.
     """
     if runs:
         return {}
     if imported.is_onnx and device.gpu is None:
-        return {"onnxruntime": job.request.model_sha}
+        return {"onnxruntime": quantized.file_sha(session, job.request)}
     note = NOT_ONNX if device.gpu is None else ON_A_GPU
     jobs.set_onnxruntime(session, job.id, OnnxRuntime(note=note))
     return {}
@@ -365,9 +365,10 @@ def _publish(
         secs["tuned"] = secs.pop("published")
     with context.database.reading() as session:
         verification = _verified(session, job, verdict.run, outputs_unverified)
+        form = quantized.find(session, job.request)
     sign = None if context.signing_key is None else context.signing_key.sign
     with _stored(context, verdict.run.artifact_sha) as timed, tempfile.TemporaryFile() as published:
-        manifest = write_timed(published, timed, secs, verification, sign)
+        manifest = write_timed(published, timed, secs, verification, form and form.accuracy, sign)
         sha, size = blobs.stage(context.database, published)
         with context.database.begin() as session:
             blobs.put_file(session, published, sha, size)

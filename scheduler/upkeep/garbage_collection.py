@@ -1,4 +1,4 @@
-"""Delete unneeded models and files, and workers that haven't called for a long time, every few minutes."""
+"""Delete unneeded uploads and files, and workers that haven't called for a long time, every few minutes."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class GarbageCollector:
         files = 0
         for _ in range(TRANSACTIONS):
             with database.begin() as session:
-                models = deletion.drop_models(session, now, FILES) if by_age else 0
+                uploads = deletion.drop_uploads(session, now, FILES) if by_age else 0
                 dropped = deletion.drop_blobs(session, FILES)
             files += dropped.blobs
-            if not models and not any(dropped):
+            if not uploads and not any(dropped):
                 break
         if by_age:
             with database.begin() as session:

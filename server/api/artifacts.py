@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
+from core.job import Quantize
 from records.jobs import jobs
 from records.jobs.jobs import Job
 from records.storage import blobs
@@ -44,6 +45,7 @@ async def best(
     shape: Annotated[list[Name] | None, Query(description=_SHAPE)] = None,
     exact: Annotated[bool, Query(description="without variants that round differently")] = False,
     tf32: Annotated[bool, Query(description="also models that may compute in TF32")] = False,
+    quantize: Annotated[Quantize, Query(description="as the job quantized it")] = Quantize.NONE,
     bundle: Bundled = False,
 ) -> Response:
     """Return the fastest compiled model as a tar file of `model.so` and `manifest.json`.
@@ -58,7 +60,7 @@ async def best(
     def find() -> Job:
         with context.database.reading() as session:
             key = device_class(session, target, context.now())
-            found = jobs.published(session, model, key, exact=exact, tf32=tf32)
+            found = jobs.published(session, model, key, exact=exact, tf32=tf32, quantize=quantize)
         shapes = {tuple(sorted(job.request.shapes.items())) for job in found}
         if asked_shapes is not None:
             found = [job for job in found if job.request.shapes == asked_shapes]

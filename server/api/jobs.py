@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -33,12 +34,13 @@ from core.job import (
     EndReason,
     JobOptions,
     JobState,
+    Quantize,
     options_of,
 )
-from records.jobs import deletion, jobs, models, tasks, trials
+from records.jobs import deletion, jobs, models, quantized, tasks, trials
 from records.jobs.deletion import JobInUse
 from records.jobs.jobs import Job, JobNotFound, JobRequest, OnnxRuntime
-from records.jobs.models import ModelNotFound
+from records.jobs.models import DatasetNotFound, ModelNotFound, UploadKind
 from records.jobs.tasks import Task, WorkloadNotFound
 from records.jobs.trials import Failures, MeasuredTrial
 from records.schedules import schedules, tvmscripts
@@ -113,6 +115,10 @@ class JobRequestBody(JobModelBody):
     its `latency_s`; it is the default if a model has one. "speedup" is the geometric mean. "early-stopping"
     is the sum, without subgraphs whose latest trials gained nothing. A plug-in of the scheduler may add
     others.
+
+    `quantize` has the service quantize an ONNX model of floats first. "int8" with `calibration`, the sha256
+    of an uploaded dataset, quantizes weights and values. Without it, and for "int4", only the weights of
+    matrix products are. Layers that lose too much stay in float32.
 
     `build` says who compiles the candidates. "device": the devices that measure them. "builder": workers that
     only build; the job waits for them. "auto": a builder that isn't of the device's kind or has at least
@@ -361,6 +367,45 @@ class SubgraphBody(BaseModel):
     predictions: PredictionsBody
 
 
+class LayerAccuracyBody(BaseModel):
+    """A layer of a quantized model, with signal-to-noise ratios in decibels; null where nothing is lost.
+
+    `own_db` is for inputs as float32 computes them, `total_db` for those that the quantized model computes. A
+    layer that is `kept` computes in float32.
+    """
+
+    name: str
+    operator: str
+    kept: bool
+    own_db: float | None
+    total_db: float | None
+
+
+class OutputAccuracyBody(BaseModel):
+    """An output of a quantized model, with its signal-to-noise ratio in decibels; null where it is equal."""
+
+    name: str
+    db: float | None
+
+
+class QuantizationBody(BaseModel):
+    """What the service quantized of the job's model, and how accurate that is against float32.
+
+    With `weights_only`, values between layers stay floats. `samples` counts those that set the ranges of
+    values, `compared` those that the accuracy is from. Without calibration data, `samples` is 0, and random
+    inputs were compared. `kept` counts the layers that were kept in float32. `text` sums it up.
+    """
+
+    quantize: Quantize
+    weights_only: bool
+    samples: int
+    compared: int
+    kept: int
+    outputs: list[OutputAccuracyBody]
+    layers: list[LayerAccuracyBody]
+    text: str
+
+
 class FailuresBody(BaseModel):
     """The number of trials that failed alike: with this outcome and message."""
 
@@ -528,6 +573,18 @@ def show_trials(job_id: str, context: ContextDep) -> TrialsBody:
     return TrialsBody.of(job.created_at, measured, failures)
 
 
+@router.get("/{job_id}/quantization", responses=problems(404))
+def show_quantization(job_id: str, context: ContextDep) -> QuantizationBody:
+    """Return what the service quantized of the job's model, layer by layer."""
+    with context.database.begin() as session:
+        job = jobs.get(session, job_id)
+        found = quantized.find(session, job.request)
+    if found is None:
+        detail = f"Job {job_id} has no quantized model: it doesn't ask for one, or hasn't made it yet."
+        raise Problem(404, "not-quantized", detail)
+    return QuantizationBody.model_validate(asdict(found.accuracy) | {"text": found.accuracy.text})
+
+
 @router.get(
     "/{job_id}/artifact",
     response_class=StreamingResponse,
@@ -576,6 +633,12 @@ def _job_requests(session: Session, body: JobRequestBody, now: float) -> list[Jo
             raise Problem(
                 422, "unknown-model", f"No model is stored as {one.model}: upload it first."
             ) from error
+    if (calibration := options_of(body)["calibration"]) is not None:
+        try:
+            models.get(session, calibration, UploadKind.DATASET)
+        except DatasetNotFound as error:
+            detail = f"No dataset is stored as {calibration}: upload it first."
+            raise Problem(422, "unknown-dataset", detail) from error
     if body.target != NATIVE:
         device_class(session, body.target, now)  # raises a Problem for an unknown one
     has_latencies = all(one.latency_s for one in asked)

@@ -1,4 +1,4 @@
-"""`/v1/models`: uploads of models."""
+"""`/v1/models` and `/v1/datasets`: uploads of models, and of inputs for them."""
 
 from __future__ import annotations
 
@@ -7,56 +7,86 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel
 
+from core.archive_outline import MalformedArchive, zip_names
 from core.model_format import UnknownFormat, recognise
 from records.jobs import models
-from records.jobs.models import ModelInfo
+from records.jobs.models import UploadInfo, UploadKind
 from records.storage import blobs
 from server.api.fields import Name
 from server.api.uploads import Upload, received
 from server.context import ContextDep, ServerContext
 from server.problems import Problem, problems
 
-router = APIRouter(prefix="/v1/models", tags=["models"])
+router = APIRouter(prefix="/v1", tags=["models"])
 
 _CONTENT = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _BODY = {"requestBody": {"required": True, "content": _CONTENT}}
 
 
-class ModelBody(BaseModel):
-    """A stored model; `size` is bytes."""
+class UploadBody(BaseModel):
+    """A stored model or dataset; `size` is bytes."""
 
     sha256: str
     name: str
     size: int
 
     @classmethod
-    def of(cls, model: ModelInfo) -> ModelBody:
-        return cls(sha256=model.sha, name=model.name, size=model.size)
+    def of(cls, stored: UploadInfo) -> UploadBody:
+        return cls(sha256=stored.sha, name=stored.name, size=stored.size)
 
 
-@router.post("", status_code=201, openapi_extra=_BODY, responses=problems(400, 408, 415))
+@router.post("/models", status_code=201, openapi_extra=_BODY, responses=problems(400, 408, 415))
 async def upload(
     request: Request, context: ContextDep, name: Annotated[Name, Query()] = "model"
-) -> ModelBody:
+) -> UploadBody:
     """Store the model's file, which is the request's body.
 
     It is ONNX, a tar of a .onnx file and its weights' files, a PyTorch exported program (.pt2), StableHLO,
     TFLite, or a TVM module as JSON. Sending the same file again changes nothing.
     """
+    return await _receive(request, context, name, UploadKind.MODEL)
+
+
+@router.post("/datasets", status_code=201, openapi_extra=_BODY, responses=problems(400, 408, 415))
+async def upload_dataset(
+    request: Request, context: ContextDep, name: Annotated[Name, Query()] = "data"
+) -> UploadBody:
+    """Store inputs of a model: an .npz file, which is the request's body, with an array for each input.
+
+    Samples lie along the first axis. Sending the same file again changes nothing.
+    """
+    return await _receive(request, context, name, UploadKind.DATASET)
+
+
+async def _receive(request: Request, context: ServerContext, name: str, kind: UploadKind) -> UploadBody:
     if request.headers.get("content-type", "").startswith("multipart/"):
-        raise Problem(415, "not-a-form", "Send the model's file itself as the request's body, not as a form.")
+        raise Problem(415, "not-a-form", "Send the file itself as the request's body, not as a form.")
     async with received(request, context.transfers) as upload:
-        stored = await context.transfers.run(_store, context, upload, name)
+        stored = await context.transfers.run(_store, context, upload, name, kind)
     request.state.audited = stored.sha256
     return stored
 
 
-def _store(context: ServerContext, upload: Upload, name: str) -> ModelBody:
-    try:
-        recognise(upload.file)
-    except UnknownFormat as error:
-        raise Problem(422, "not-onnx", str(error)) from error
+def _store(context: ServerContext, upload: Upload, name: str, kind: UploadKind) -> UploadBody:
+    if kind is UploadKind.DATASET:
+        _check_dataset(upload)
+    else:
+        try:
+            recognise(upload.file)
+        except UnknownFormat as error:
+            raise Problem(422, "not-onnx", str(error)) from error
     blobs.upload(context.database, upload.file, upload.sha, upload.size)
     with context.database.begin() as session:
         blobs.put_file(session, upload.file, upload.sha, upload.size)
-        return ModelBody.of(models.add(session, upload.sha, name, context.now()))
+        return UploadBody.of(models.add(session, upload.sha, name, context.now(), kind))
+
+
+def _check_dataset(upload: Upload) -> None:
+    """Raise Problem for a file that can't be an .npz file. Its arrays are read in a child process later."""
+    try:
+        names = [*zip_names(upload.file)]
+    except MalformedArchive as error:
+        raise Problem(422, "not-npz", f"This is no .npz file: {error}. Save it by numpy.savez.") from error
+    if not names or not all(name.endswith(".npy") for name in names):
+        detail = "This zip archive holds other files than arrays: save the inputs by numpy.savez."
+        raise Problem(422, "not-npz", detail)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from urllib.parse import quote
 
 from fastapi import APIRouter
@@ -11,7 +12,7 @@ from pydantic import BaseModel
 from server.api import jobs, workers
 from server.context import ContextDep
 from server.dashboard import page
-from server.problems import problems
+from server.problems import Problem, problems
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -27,6 +28,8 @@ def report(job_id: str, context: ContextDep) -> HTMLResponse:
         f"{path}/trials": jobs.show_trials(job_id, context),
         "v1/device-classes": workers.show_device_classes(context),
     }
+    with suppress(Problem):
+        answers[f"{path}/quantization"] = jobs.show_quantization(job_id, context)
     if job.device_class is not None:
         for task in tasks.items:
             answers[f"{path}/tasks/{task.workload}"] = jobs.show_task(job_id, task.workload, context)

@@ -7,6 +7,7 @@ import math
 import os
 import platform
 import sys
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -76,6 +77,15 @@ def checked_model(path: Path) -> Path:
         raise InputError(f"{path} can't be read ({error.strerror}): check its permissions") from error
     if empty:
         raise InputError(f"{path} is empty: export the model again")
+    return path
+
+
+def checked_npz(path: Path) -> Path:
+    """Return the path of a file that looks like numpy's .npz. Raises InputError for any other."""
+    if not path.exists():
+        raise InputError(f"there is no file {path}: check the path")
+    if not zipfile.is_zipfile(path):
+        raise InputError(f"{path} is no .npz file: write one with numpy.savez, an array for each input")
     return path
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,11 +19,13 @@ from rich.text import Text
 from core.durations import duration_text, latency_text
 from core.job import MAX_TRIALS, JobState
 from core.model_latency import fastest_tasks, network_s
+from core.quantization import Quantization
 from tunefarm.client.values import Job, Task
 
 RATE_WINDOW_S = 60.0
 PLAIN_EVERY_S = 10.0
 ROWS_BESIDE_TASKS = 8
+ROWS_OF_LAYERS = 10
 
 
 @dataclass
@@ -171,4 +174,25 @@ def task_table(tasks: Sequence[Task], rows: int | None = None) -> Table:
         )
     if len(shown) < len(tasks):
         table.add_row(f"and {len(tasks) - len(shown)} more", style="dim")
+    return table
+
+
+def layer_table(quantization: Quantization) -> Table:
+    """Return a row for each of the layers that lose most by themselves, with signal-to-noise ratios in
+    decibels."""
+    table = Table(box=None, pad_edge=False)
+    for name, justify in (("layer", "left"), ("operator", "left"), ("computes in", "left")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    table.add_column("by itself", justify="right")
+    table.add_column("in the model", justify="right")
+    worst = sorted(quantization.layers, key=lambda layer: math.inf if layer.own_db is None else layer.own_db)
+    for layer in worst[:ROWS_OF_LAYERS]:
+        table.add_row(
+            escape(layer.name),
+            escape(layer.operator),
+            "float32" if layer.kept else str(quantization.quantize),
+            *("exact" if db is None else f"{db:.1f} dB" for db in (layer.own_db, layer.total_db)),
+        )
+    if len(worst) > ROWS_OF_LAYERS:
+        table.add_row(f"and {len(worst) - ROWS_OF_LAYERS} more that lose less", style="dim")
     return table

@@ -19,8 +19,9 @@ from rich.table import Table
 
 from core.durations import latency_text
 from core.exit_code import ExitCode
-from core.job import MAX_TRIALS, MAX_WEIGHT, MIN_WEIGHT, JobOptions, JobState, options_of
+from core.job import MAX_TRIALS, MAX_WEIGHT, MIN_WEIGHT, JobOptions, JobState, Quantize, options_of
 from core.model_latency import network_s
+from core.quantization import Quantization
 from system.command import CommandError
 from tunefarm.cli.compiled import fetch_artifact
 from tunefarm.cli.follow import follow_job, require_done
@@ -39,12 +40,13 @@ from tunefarm.cli.options import (
     checked_features,
     checked_minutes,
     checked_model,
+    checked_npz,
     parsed_shapes,
     prepared_output,
     print_json,
     stdout,
 )
-from tunefarm.cli.progress import display, task_table
+from tunefarm.cli.progress import display, layer_table, task_table
 from tunefarm.client.client import Client, ClientError
 from tunefarm.client.sizes import IncompleteShape, Size, SizesError, sizes_of
 from tunefarm.client.values import Job, JobRequest, ModelRequest, OnnxRuntime, Task
@@ -195,6 +197,7 @@ class TuneResult:
     model: Path
     page: str | None = None
     sizes: Sequence[TuneResult] = ()
+    quantization: Quantization | None = None
 
     @property
     def speedup(self) -> float | None:
@@ -220,6 +223,7 @@ class TuneResult:
             "tasks": [asdict(task) for task in self.tasks],
             "artifact": str(self.output),
             "page": self.page,
+            "quantization": None if self.quantization is None else asdict(self.quantization),
         }
 
     def print(self, console: Console) -> None:
@@ -236,6 +240,9 @@ class TuneResult:
             ("compare", shlex.join(["tunefarm", "bench", str(self.output), *self._against])),
         ]
         console.print(task_table(self.tasks))
+        if self.quantization is not None:
+            console.print()
+            console.print(layer_table(self.quantization))
         console.print()
         console.print(self._comparison, highlight=False, markup=False, soft_wrap=True)
         for name, text in lines:
@@ -323,8 +330,8 @@ def run_job(
 ) -> tuple[list[Job], list[TuneResult]]:
     """Upload the models, start or resume their job, follow it, and unpack the artifacts.
 
-    The request's `shapes` come from `tunefarm.client.sizes.sizes_of`, for all models. Several `targets`, in
-    place of the request's, get a job each at the same time.
+    The request's `shapes` come from `tunefarm.client.sizes.sizes_of`, for all models. Its `calibration` is
+    the path of a file. Several `targets`, in place of the request's, get a job each at the same time.
 
     Return a job for each size of each model on each target, and what those that are done made.
 
@@ -336,6 +343,7 @@ def run_job(
     sizes = _checked_sizes(files, request)
     root = output or Path()
     parents = [root / name for name in names] if len(files) > 1 else [output or Path(names[0])]
+    calibration = None if request.calibration is None else checked_npz(Path(request.calibration))
     targets = targets or (request.target,)
     folders = [
         [
@@ -352,6 +360,11 @@ def run_job(
             uploaded = [client.upload(file).sha256 for file in files]
         except OSError as error:
             raise InputError(f"{error.filename}, of the model, can't be read ({error.strerror})") from error
+        if calibration is not None:
+            try:
+                request = replace(request, calibration=client.upload_dataset(calibration).sha256)
+            except OSError as error:
+                raise InputError(f"{calibration} can't be read ({error.strerror})") from error
         request = _in_sizes(request, uploaded, sizes)
         started = _start(service, [replace(request, target=target) for target in targets], console.print)
         try:
@@ -442,7 +455,8 @@ def _fetch(service: Service, job: Job, model: Path, folder: Path, bundle: bool) 
     client = service.client
     fetch_artifact(folder, lambda archive: client.download(job.id, archive, bundle=bundle), bundle=bundle)
     page = None if service.embedded else f"{client.url}/#/jobs/{quote(job.id)}"
-    return TuneResult(job, client.tasks(job.id), folder, model, page)
+    form = None if job.quantize is Quantize.NONE else client.quantization(job.id)
+    return TuneResult(job, client.tasks(job.id), folder, model, page, quantization=form)
 
 
 def _interrupted_job(service: Service, request: JobRequest) -> Job | None:

@@ -4,7 +4,6 @@ from."""
 from __future__ import annotations
 
 import tempfile
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Annotated, Any
@@ -15,7 +14,7 @@ from rich.table import Table
 from core.exit_code import ExitCode
 from system.command import CommandError
 from tunefarm.cli.compiled import check_runtime
-from tunefarm.cli.options import AsJson, checked_model, print_json, print_plain, say, stdout
+from tunefarm.cli.options import AsJson, checked_model, checked_npz, print_json, print_plain, say, stdout
 from tunefarm.client.metaschedule_files import load_compiler
 from tunefarm.client.model_files import ModelFiles
 from tunefarm.errors import InputError
@@ -124,10 +123,8 @@ def _packed(model: Path) -> IO[bytes]:
 def _read_inputs(file: Path) -> dict[str, Any]:
     import numpy as np
 
-    if not zipfile.is_zipfile(file):
-        raise InputError(f"{file} is no .npz file: write one with numpy.savez, an array for each input")
     try:
-        with np.load(file, allow_pickle=False) as arrays:
+        with np.load(checked_npz(file), allow_pickle=False) as arrays:
             return dict(arrays)
     except (OSError, ValueError) as error:
         raise InputError(f"{file} can't be read as .npz: {error}") from error

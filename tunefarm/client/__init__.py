@@ -1,6 +1,7 @@
 """The Python client of a tunefarm service. Needs neither TVM nor a server installed."""
 
-from core.job import Build, JobState
+from core.job import Build, JobState, Quantize
+from core.quantization import LayerAccuracy, OutputAccuracy, Quantization
 from core.tokens import Scope
 from core.webhook import WebhookEvent
 from system.tls import TlsError, TlsFiles
@@ -25,6 +26,7 @@ from tunefarm.client.values import (
     Release,
     Schedule,
     ScheduleDatabase,
+    StoredDataset,
     StoredModel,
     StoredToken,
     StoredWebhook,
@@ -51,14 +53,19 @@ __all__ = [
     "JobEvent",
     "JobRequest",
     "JobState",
+    "LayerAccuracy",
     "NewToken",
     "NewWebhook",
+    "OutputAccuracy",
     "ProblemError",
+    "Quantization",
+    "Quantize",
     "Release",
     "Schedule",
     "ScheduleCache",
     "ScheduleDatabase",
     "Scope",
+    "StoredDataset",
     "StoredModel",
     "StoredToken",
     "StoredWebhook",

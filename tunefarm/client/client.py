@@ -30,12 +30,13 @@ import urllib3
 from sseclient import SSEClient
 from urllib3.exceptions import HTTPError
 
-from core.job import JobState
+from core.job import JobState, Quantize
+from core.quantization import Quantization
 from core.tokens import Scope
 from core.webhook import WebhookEvent
 from system.ip_addresses import is_loopback
 from system.tls import TlsFiles
-from tunefarm.client.model_files import ModelFiles
+from tunefarm.client.model_files import ModelFiles, chunks_of
 from tunefarm.client.values import (
     BestSchedules,
     CostModelReport,
@@ -50,6 +51,7 @@ from tunefarm.client.values import (
     Release,
     Schedule,
     ScheduleDatabase,
+    StoredDataset,
     StoredModel,
     StoredToken,
     StoredWebhook,
@@ -138,6 +140,14 @@ class Client:
         answer = self._call(lambda: self._send("POST", path, headers, body=files.chunks()))
         return _parse(StoredModel, self._object(answer))
 
+    def upload_dataset(self, file: Path) -> StoredDataset:
+        """Store an .npz file with inputs of a model. The same bytes are the same dataset. Raises OSError when
+        it can't be read."""
+        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(file.stat().st_size)}
+        path = _path("/v1/datasets", {"name": file.stem})
+        answer = self._call(lambda: self._send("POST", path, headers, body=chunks_of(file)))
+        return _parse(StoredDataset, self._object(answer))
+
     def submit(self, request: JobRequest, idempotency_key: str | None = None) -> Job:
         """Start a job. The same key with the same request is the same job."""
         # Defaults are left out: an older service refuses a field that it doesn't know.
@@ -185,6 +195,10 @@ class Client:
 
     def tasks(self, job_id: str) -> list[Task]:
         return _parse(list[Task], self._get(f"/v1/jobs/{job_id}/tasks").get("items"))
+
+    def quantization(self, job_id: str) -> Quantization:
+        """Return what the service quantized of a job's model, layer by layer."""
+        return _parse(Quantization, self._get(f"/v1/jobs/{quote(job_id, safe='')}/quantization"))
 
     def workload(self, workload: str) -> str:
         """Return the module of a workload, as TVM's JSON."""
@@ -266,6 +280,7 @@ class Client:
         shapes: Mapping[str, Sequence[int]] | None = None,
         exact: bool = False,
         tf32: bool = False,
+        quantize: Quantize = Quantize.NONE,
         bundle: bool = False,
         etag: str | None = None,
     ) -> str | None:
@@ -273,13 +288,14 @@ class Client:
 
         If that is `etag`, nothing is written and the answer is None. `shapes` are needed if the model was
         tuned for several. With `exact`, the model has no variants that round differently. Only with `tf32`
-        may it compute in TF32. With `bundle`, it comes with everything that C and C++ programs need. Raises
-        OSError when `into` can't be written.
+        may it compute in TF32. `quantize` is as its job quantized it. With `bundle`, it comes with everything
+        that C and C++ programs need. Raises OSError when `into` can't be written.
         """
         query: dict[str, Any] = {"model": model, "target": target}
         query["shape"] = [f"{name}={','.join(map(str, shape))}" for name, shape in (shapes or {}).items()]
         flags = {"exact": exact, "tf32": tf32, "bundle": bundle}
         query |= {name: "true" for name, asked in flags.items() if asked}
+        query |= {} if quantize is Quantize.NONE else {"quantize": quantize}
         return self._fetch_unless(etag, _path("/v1/artifacts/best", query), into)
 
     def export(self, *, target: str | None = None, job_id: str | None = None) -> ScheduleDatabase:

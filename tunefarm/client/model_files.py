@@ -46,11 +46,11 @@ class ModelFiles:
     def chunks(self) -> Iterator[bytes]:
         """Yield what is uploaded: the same bytes for the same files. Raises OSError."""
         if len(self.files) == 1:
-            yield from _read(self.files[0][1])
+            yield from chunks_of(self.files[0][1])
             return
         for header, _, padding, path in self._entries():
             yield header
-            yield from _read(path)
+            yield from chunks_of(path)
             yield bytes(padding)
 
     def _entries(self) -> Iterator[tuple[bytes, int, int, Path]]:
@@ -64,7 +64,8 @@ class ModelFiles:
             yield entry.tobuf(tarfile.GNU_FORMAT), entry.size, -entry.size % tarfile.BLOCKSIZE + end, path
 
 
-def _read(path: Path) -> Iterator[bytes]:
+def chunks_of(path: Path) -> Iterator[bytes]:
+    """Yield the bytes of a file. Raises OSError."""
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):
             yield chunk

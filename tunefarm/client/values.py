@@ -24,6 +24,15 @@ class StoredModel:
 
 
 @dataclass(frozen=True)
+class StoredDataset:
+    """Stored inputs of a model, an .npz file; jobs name it by its `sha256`."""
+
+    sha256: str
+    name: str
+    size: int
+
+
+@dataclass(frozen=True)
 class ModelRequest:
     """A model that shares a job's trials: its SHA-256, the shapes of its dynamic inputs, its weight in the
     objective, and its required latency.

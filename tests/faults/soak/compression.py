@@ -32,7 +32,7 @@ DURATIONS: Mapping[str, Mapping[str, float]] = {
 }
 # How long unneeded data is kept.
 RETENTIONS: Mapping[str, str] = {
-    "records.jobs.deletion": "MODEL_GRACE_S",
+    "records.jobs.deletion": "UPLOAD_GRACE_S",
     "scheduler.upkeep.garbage_collection": "WORKER_KEPT_S",
 }
 # The sizes of caches that otherwise would not fill up within the soak.

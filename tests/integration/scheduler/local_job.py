@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from compiler.measuring.builder import LocalBuilder
@@ -20,6 +22,7 @@ from records.fleet.results import LeaseResult
 from records.fleet.workers import WorkerSession
 from records.jobs import jobs, models, tasks
 from records.jobs.jobs import Job, JobRequest
+from records.jobs.models import UploadKind
 from records.storage import blobs
 from records.storage.database import Database
 from scheduler.context import Context
@@ -103,13 +106,23 @@ def artifact(database: Database, sha: str | None) -> tuple[bytes, Manifest]:
         return unpack(blobs.get(session, sha))
 
 
-def submit(database: Database, model: bytes | None = None) -> None:
-    """Queue a job of `model`, or of a small network."""
+def submit(database: Database, model: bytes | None = None, **options: Any) -> None:
+    """Queue a job of `model`, or of a small network, with some options."""
     with database.begin() as session:
         sha = blobs.put(session, model or small_network())
         models.add(session, sha, "small", NOW)
-        request = JobRequest(sha, "small", {}, "native", Budget(8), seed=0)
+        request = JobRequest(sha, "small", {}, "native", Budget(8), seed=0, **options)
         jobs.create(session, "job", request, None, NOW)
+
+
+def dataset(database: Database, **arrays: NDArray[Any]) -> str:
+    """Store an .npz file of arrays; return its SHA-256."""
+    file = io.BytesIO()
+    np.savez(file, **arrays)  # type: ignore[arg-type]
+    with database.begin() as session:
+        sha = blobs.put(session, file.getvalue())
+        models.add(session, sha, "data", NOW, UploadKind.DATASET)
+    return sha
 
 
 def context(

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
+import numpy as np
+import onnx
 import pytest
 import tunefarm_runtime
 from sqlalchemy import select
 
-from core.job import JobState
-from records.jobs import jobs, tasks
+from core.job import JobState, Quantize
+from records.fleet import module_runs
+from records.jobs import jobs, quantized, tasks
 from records.schedules import schedules, tvmscripts
 from records.schedules.tvmscripts import UNSCHEDULED
 from records.storage import blobs
@@ -25,9 +29,11 @@ from scheduler.steps.drive import drive
 from system.signing import make_key, read_key
 from tests.children import kill_the_child
 from tests.integration.scheduler.local_job import (
+    NOW,
     Device,
     artifact,
     context,
+    dataset,
     finish,
     small_network,
     submit,
@@ -90,6 +96,53 @@ def test_a_real_model_is_tuned_and_published(database: Database, tmp_path: Path)
     assert (verified.import_unverified, verified.outputs_unverified) == ("", "")
     assert verified.noise is not None
     assert all(isinstance(json.loads(entry.trace), list) for entry in manifest.tasks if entry.trace)
+
+
+@pytest.mark.slow
+def test_a_model_is_quantized_before_it_is_tuned(database: Database) -> None:
+    images = np.random.default_rng(0).standard_normal((6, 3, 16, 16), np.float32)
+    calibration = dataset(database, data=images)
+    submit(database, quantize=Quantize.INT8, calibration=calibration)
+    job = finish(database, Device(database))
+    assert (job.state, job.error) == (JobState.DONE, None)
+    library, manifest = artifact(database, job.artifact_sha)
+    with database.begin() as session:
+        form = quantized.find(session, job.request)
+        assert form is not None
+        compiled = blobs.get(session, form.sha)
+        runs = {run.kind: run.artifact_sha for run in module_runs.of_job(session, "job")}
+    assert form.accuracy.text in job.message
+    assert form.accuracy.worst_db is not None
+    assert form.accuracy.worst_db > 20
+    assert manifest.quantization == replace(form.accuracy, layers=())
+    assert manifest.verification is not None
+    assert manifest.verification.import_unverified == ""
+    assert (manifest.computed_in, manifest.model_sha) == ("quantized", job.request.model_sha)
+    # What is compiled, verified and timed beside it in ONNX Runtime is the quantized model.
+    assert runs["onnxruntime"] == form.sha
+    assert onnx.load_from_string(compiled).graph.input[0].name == "data"
+    assert library.startswith(b"\x7fELF")
+    # A second job with the same data finds the quantized model.
+    with database.begin() as session:
+        jobs.create(session, "again", job.request, None, NOW)
+    refuse = CompilerChildren(quantize_model=lambda *_: pytest.fail("it is quantized again"))
+    drive(context(database, [], refuse), "intake", "again")
+    with database.begin() as session:
+        assert jobs.get(session, "again").state is JobState.TUNING
+
+
+def test_bad_calibration_data_fails_the_job_at_once(database: Database) -> None:
+    Device(database)
+    calibration = dataset(database, image=np.ones((2, 3, 16, 16), np.float32))
+    submit(database, quantize=Quantize.INT8, calibration=calibration)
+    drive(context(database, []), "intake", "job")
+    with database.begin() as session:
+        job = jobs.get(session, "job")
+    assert job.state is JobState.FAILED
+    assert job.error == (
+        "the calibration data has no array 'data', which is an input of the model; its arrays are: image. "
+        "Save it by numpy.savez, with an array for each input"
+    )
 
 
 @pytest.mark.slow_lane

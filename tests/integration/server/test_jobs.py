@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from typing import Any
 
+import numpy as np
 import pytest
 
-from core.job import MAX_TRIALS, EndReason, JobState
-from records.jobs import jobs, tasks
+from core.job import MAX_TRIALS, EndReason, JobState, Quantize
+from core.quantization import LayerAccuracy, OutputAccuracy, Quantization
+from records.jobs import jobs, quantized, tasks
 from records.jobs.tasks import TaskSpec
 from records.storage import blobs
 
@@ -258,3 +262,64 @@ def test_what_ended_a_search_and_what_is_left_is_shown(service: Service) -> None
     job = service.http.get(f"/v1/jobs/{job_id}").json()
     assert job["end_reason"] == "gain"
     assert 0 < job["seconds_left"] <= 100
+
+
+def test_a_job_quantizes_its_model_with_a_dataset(service: Service) -> None:
+    file = io.BytesIO()
+    np.savez(file, x=np.ones((4, 3), np.float32))
+    stored = service.http.post("/v1/datasets?name=images", content=file.getvalue())
+    assert stored.status_code == 201
+    assert (stored.json()["name"], stored.json()["size"]) == ("images", len(file.getvalue()))
+    sha = stored.json()["sha256"]
+    body = {"model": service.upload(), "trials": 1, "quantize": "int8", "calibration": sha}
+    job = service.http.post("/v1/jobs", json=body).json()
+    assert (job["quantize"], job["calibration"]) == ("int8", sha)
+    early = service.http.get(f"/v1/jobs/{job['id']}/quantization")
+    assert (early.status_code, early.json()["type"]) == (404, "urn:tunefarm:problem:not-quantized")
+    layer = LayerAccuracy("conv\x1b[31m", "Conv", kept=True, own_db=None, total_db=31.5)
+    found = Quantization(Quantize.INT8, False, 4, 4, 1, (OutputAccuracy("y", 30.0),), (layer,))
+    with service.database.begin() as session:
+        quantized.put(session, jobs.get(session, job["id"]).request, blobs.put(session, b"bytes"), found)
+    shown = service.http.get(f"/v1/jobs/{job['id']}/quantization").json()
+    assert shown["layers"] == [
+        {"name": "conv\ufffd[31m", "operator": "Conv", "kept": True, "own_db": None, "total_db": 31.5}
+    ]
+    assert shown["text"] == (
+        "quantized (int8): 30.0 dB signal to noise against float32 on 4 calibration samples, "
+        "1 layer kept in float32"
+    )
+    assert '"own_db": null' in service.http.get(f"/v1/jobs/{job['id']}/report").text
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"quantize": "int8", "calibration": "0" * 64},
+            f"No dataset is stored as {'0' * 64}: upload it first.",
+        ),
+        ({"quantize": "int8", "calibration": "\x00"}, "No dataset is stored as"),
+        ({"calibration": "0" * 64}, "calibration is used to quantize a model: add quantize"),
+        ({"quantize": "int2"}, "quantize"),
+    ],
+)
+def test_a_job_that_cannot_be_quantized_is_refused(
+    service: Service, changes: dict[str, str], said: str
+) -> None:
+    answer = service.http.post("/v1/jobs", json={"model": service.upload(), "trials": 1} | changes)
+    assert answer.status_code == 422
+    assert said in answer.text
+
+
+def test_only_npz_files_are_datasets(service: Service) -> None:
+    other = io.BytesIO()
+    with zipfile.ZipFile(other, "w") as archive:
+        archive.writestr("run.py", "")
+    for content, said in (
+        (b"", "This is no .npz file"),
+        (onnx_model(), "This is no .npz file"),
+        (other.getvalue(), "holds other files than arrays: save the inputs by numpy.savez"),
+    ):
+        answer = service.http.post("/v1/datasets", content=content)
+        assert (answer.status_code, answer.json()["type"]) == (422, "urn:tunefarm:problem:not-npz")
+        assert said in answer.json()["detail"]

@@ -65,13 +65,13 @@ class TestModels:
     def test_round_trip(self, session: Session) -> None:
         sha = blobs.put(session, b"a model")
         added = models.add(session, sha, "resnet", now=5.0)
-        assert added == models.ModelInfo(sha, "resnet", 7, 5.0)
+        assert added == models.UploadInfo(sha, "resnet", 7, 5.0)
         assert models.get(session, sha) == added
 
     def test_adding_again_changes_nothing_but_its_age(self, session: Session) -> None:
         sha = blobs.put(session, b"a model")
         models.add(session, sha, "resnet", now=5.0)
-        again = models.ModelInfo(sha, "resnet", 7, 6.0)
+        again = models.UploadInfo(sha, "resnet", 7, 6.0)
         assert models.add(session, sha, "another name", now=6.0) == again
 
     def test_the_bytes_come_first(self, session: Session) -> None:

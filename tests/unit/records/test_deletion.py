@@ -5,22 +5,25 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import func, inspect, select
 from sqlalchemy.orm import Session
 
-from core.job import JobState
+from core.job import JobState, Quantize
+from core.quantization import OutputAccuracy, Quantization
 from records.fleet import leases, module_runs
-from records.jobs import deletion, jobs, models, tasks
-from records.jobs.deletion import MODEL_GRACE_S, JobInUse, delete_job, drop_blobs, drop_models
+from records.jobs import deletion, jobs, models, quantized, tasks
+from records.jobs.deletion import UPLOAD_GRACE_S, JobInUse, delete_job, drop_blobs, drop_uploads
+from records.jobs.models import UploadKind
 from records.schedules import schedules
 from records.storage import blobs
 from records.storage.database import Database
 from records.storage.tables import Base, BlobRow, ChunkRow
-from tests.unit.records.farm import Farm, make_job
+from tests.unit.records.farm import Farm, make_job, request
 
-LATER = 2.0 + MODEL_GRACE_S
+LATER = 2.0 + UPLOAD_GRACE_S
 
 
 def finish(session: Session, job_id: str = "job", state: JobState = JobState.DONE) -> None:
@@ -121,20 +124,37 @@ class TestJobs:
 class TestFiles:
     def test_blobs_of_a_job_stay_until_it_is_deleted(self, session: Session) -> None:
         full(session)
-        assert (drop_models(session, LATER, 10), drop_blobs(session, 10).blobs) == (0, 0)
+        assert (drop_uploads(session, LATER, 10), drop_blobs(session, 10).blobs) == (0, 0)
         finish(session)
         delete_job(session, "job", now=50.0)
-        assert (drop_models(session, 50.0, 10), drop_blobs(session, 10).blobs) == (0, 3)
+        assert (drop_uploads(session, 50.0, 10), drop_blobs(session, 10).blobs) == (0, 3)
         assert [row.sha for row in session.scalars(select(BlobRow))] == [blobs.put(session, b"a model")]
-        assert (drop_models(session, LATER, 10), drop_blobs(session, 10).blobs) == (1, 1)
+        assert (drop_uploads(session, LATER, 10), drop_blobs(session, 10).blobs) == (1, 1)
         assert not {"blobs", "blob_chunks", "models"} & set(rows(session))
 
     def test_a_model_that_is_handed_in_again_is_new(self, session: Session) -> None:
         sha = blobs.put(session, b"a model")
         models.add(session, sha, "resnet", now=1.0)
         models.add(session, sha, "resnet", now=LATER)
-        assert drop_models(session, LATER + 1.0, 10) == 0
+        assert drop_uploads(session, LATER + 1.0, 10) == 0
         assert drop_blobs(session, 10).blobs == 0
+
+    def test_a_dataset_stays_as_long_as_a_job_needs_it_and_a_quantized_model_as_its_model(
+        self, session: Session
+    ) -> None:
+        sha = blobs.put(session, b"samples")
+        models.add(session, sha, "samples", 1.0, UploadKind.DATASET)
+        asked = replace(request(session), quantize=Quantize.INT8, calibration=sha)
+        jobs.create(session, "job", asked, None, now=1.0)
+        accuracy = Quantization(Quantize.INT8, False, 1, 1, 0, (OutputAccuracy("y", 30.0),), ())
+        quantized.put(session, asked, blobs.put(session, b"in bytes"), accuracy)
+        assert (drop_uploads(session, LATER, 10), drop_blobs(session, 10).blobs) == (0, 0)
+        assert quantized.find(session, asked) == (blobs.put(session, b"in bytes"), accuracy)
+        assert quantized.file_sha(session, asked) == blobs.put(session, b"in bytes")
+        jobs.cancel(session, "job", now=2.0)
+        delete_job(session, "job", now=50.0)
+        assert (drop_uploads(session, LATER, 10), drop_blobs(session, 10).blobs) == (2, 3)
+        assert not {"blobs", "datasets", "models", "quantized_models"} & set(rows(session))
 
     def test_only_so_many_at_once(self, session: Session) -> None:
         for number in range(5):

@@ -138,7 +138,7 @@ def test_a_clock_that_was_set_far_ahead_makes_nothing_old(farm: Farm) -> None:
     farm.now += FAR_S + INTERVAL_S
     farm.sweep()
     assert is_stored()
-    farm.now += deletion.MODEL_GRACE_S
+    farm.now += deletion.UPLOAD_GRACE_S
     farm.sweep()
     assert not is_stored()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from records.jobs import deletion
-from records.jobs.deletion import MODEL_GRACE_S
+from records.jobs.deletion import UPLOAD_GRACE_S
 from records.storage import blobs
 from scheduler.upkeep.garbage_collection import FILES, INTERVAL_S
 from tests.unit.scheduler.farm import Farm
@@ -37,7 +37,7 @@ def test_the_files_of_a_job_go_when_it_was_deleted(farm: Farm) -> None:
     assert not stored(farm, job.artifact_sha)
     assert not stored(farm, job.untuned_artifact_sha)
     assert stored(farm, job.request.model_sha)
-    farm.now += MODEL_GRACE_S
+    farm.now += UPLOAD_GRACE_S
     farm.sweep()
     assert not stored(farm, job.request.model_sha)
     assert len(farm.records()) == measured > 0

@@ -95,6 +95,7 @@ function Details({ job, classes, tasks, trials }) {
   const found = useMemo(() => progress(tasks, trials), [tasks, trials]);
   return html`
     <${WholeModel} job=${job} />
+    ${job.quantize !== "none" && ["tuning", "publishing", "done"].includes(job.state) && html`<${Quantized} job=${job} />`}
     <${Progress} job=${job} steps=${found.steps} />
     <${Allocation} parts=${parts} snapshots=${found.snapshots} />
     <${Maps} job=${job} parts=${parts} />
@@ -121,6 +122,35 @@ function WholeModel({ job }) {
             <span>${latency(median)}<span class="muted"> · ${latency(sorted[0])} to ${latency(sorted.at(-1))}, ${plural(secs.length, "repeat")}</span></span></dd>`;
       })}
     </dl>
+  </section>`;
+}
+
+// What was quantized, and how much each layer loses: signal to noise of its values, in decibels.
+function Quantized({ job }) {
+  const found = useAnswer(`v1/jobs/${encodeURIComponent(job.id)}/quantization`);
+  const ratio = (db) => (db === null ? "exact" : `${db.toFixed(1)} dB`);
+  return html`<section class="card">
+    <h2>Accuracy of the quantized model</h2>
+    <${Answer} answer=${found}>
+      ${(value) => html`<p>${value.text}.</p>
+        <table class="cards">
+          <caption class="hidden">Signal to noise of each layer</caption>
+          <thead>
+            <tr><th scope="col">Layer</th><th scope="col">Operator</th><th scope="col">Computes in</th><th scope="col">By itself</th><th scope="col">In the model</th></tr>
+          </thead>
+          <tbody>
+            ${value.layers.map(
+              (layer) => html`<tr key=${layer.name}>
+                <th scope="row" data-label="Layer">${layer.name}</th>
+                <td data-label="Operator">${layer.operator}</td>
+                <td data-label="Computes in">${layer.kept ? "float32" : value.quantize}</td>
+                <td data-label="By itself">${ratio(layer.own_db)}</td>
+                <td data-label="In the model">${ratio(layer.total_db)}</td>
+              </tr>`,
+            )}
+          </tbody>
+        </table>`}
+    <//>
   </section>`;
 }
 

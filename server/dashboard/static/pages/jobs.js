@@ -130,9 +130,9 @@ export function Actions({ job, onChange }) {
 // A job's request, for a restart.
 function repeated(job) {
   const { model, shapes, target, trials, minutes, latency_s, min_gain, objective } = job;
-  const { batch, seed, priority, weight, build, exact, tf32 } = job;
+  const { batch, seed, priority, weight, build, exact, tf32, quantize, calibration } = job;
   const goals = trials ? { trials, minutes, latency_s, min_gain, objective } : { compile_only: true, minutes };
-  return { model, shapes, target, batch, seed, priority, weight, build, exact, tf32, ...goals };
+  return { model, shapes, target, batch, seed, priority, weight, build, exact, tf32, quantize, calibration, ...goals };
 }
 
 function Submit({ onStarted }) {
@@ -155,12 +155,20 @@ function Submit({ onStarted }) {
       setDoing(`Sending ${file.name} …`);
       const name = encodeURIComponent(file.name.replace(MODEL_FILE, "") || "model");
       const model = await call("POST", `v1/models?name=${name}`, file, { "Content-Type": "application/octet-stream" });
+      const data = form.get("calibration");
+      const quantize = form.get("quantize");
+      let calibration = null;
+      if (data.size && quantize !== "none") {
+        setDoing(`Sending ${data.name} …`);
+        const place = `v1/datasets?name=${encodeURIComponent(data.name.replace(/\.npz$/i, "") || "data")}`;
+        calibration = (await call("POST", place, data, { "Content-Type": "application/octet-stream" })).sha256;
+      }
       setDoing("Starting the job …");
       const number = (name, unit = 1) => (form.get(name) ? Number(form.get(name)) * unit : null);
       const goals = { minutes: number("minutes"), latency_s: number("latency", 1e-3), min_gain: number("gain", 1e-2) };
       if (form.get("trials")) goals.trials = number("trials");
       const request = { model: model.sha256, target: form.get("target"), shapes, batch: number("batch"), ...goals };
-      const job = await call("POST", "v1/jobs", { ...request, exact: form.has("exact"), tf32: form.has("tf32") });
+      const job = await call("POST", "v1/jobs", { ...request, exact: form.has("exact"), tf32: form.has("tf32"), quantize, calibration });
       setFile(null);
       onStarted(job);
     } catch (refused) {
@@ -194,6 +202,14 @@ function Submit({ onStarted }) {
         </select>
       </label>
       <label>Shapes of dynamic inputs <input name="shapes" placeholder="input=1,3,224,224" autocomplete="off" /></label>
+      <label>Quantize
+        <select name="quantize">
+          <option value="none">nothing</option>
+          <option value="int8">to int8</option>
+          <option value="int4">weights to int4</option>
+        </select>
+      </label>
+      <label>Calibration data, .npz <input name="calibration" type="file" accept=".npz" /></label>
       <label class="check"><input name="exact" type="checkbox" /> Exact: no variants that round differently</label>
       <label class="check"><input name="tf32" type="checkbox" /> TF32: float32 is multiplied with 10 bits of fraction on GPUs</label>
       <button class="main" disabled=${Boolean(doing)}>Tune</button>

@@ -1,0 +1,1 @@
+"""Quantize models of floats, and measure how much every layer loses by it."""

@@ -1,0 +1,158 @@
+"""Quantize a model of floats, and keep the layers that lose too much in floats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import IO, Any
+
+import onnx
+from numpy.typing import NDArray
+
+from compiler.importing.formats.model_file import ModelFile
+from compiler.importing.formats.onnx_model import OnnxModel
+from compiler.importing.spec import ModelError, first_line
+from compiler.quantizing.accuracy import Accuracy, FloatModel, Layer, measure
+from compiler.quantizing.activations import quantize_values
+from compiler.quantizing.graph import prepared
+from compiler.quantizing.samples import Samples
+from compiler.quantizing.weights import quantize_weights
+from compiler.verifying.inputs import input_sets
+from core.job import Quantize
+from core.quantization import MAX_LAYERS, LayerAccuracy, OutputAccuracy, Quantization
+
+Array = NDArray[Any]
+# Samples that set the ranges of values, and those that the accuracy is measured on.
+MAX_SAMPLES, MAX_COMPARED = 256, 4
+# The signal-to-noise ratio that a layer needs by itself, and an output, in decibels.
+MIN_LAYER_DB: Mapping[Quantize, float] = {Quantize.INT8: 25.0, Quantize.INT4: 12.0}
+MIN_OUTPUT_DB: Mapping[Quantize, float] = {Quantize.INT8: 20.0, Quantize.INT4: 10.0}
+# Each round keeps more layers in floats.
+MAX_ROUNDS = 6
+# The share of the layers that a round keeps where none loses too much, but an output does.
+KEPT_SHARE = 0.25
+CALIBRATION = "the calibration data"
+
+
+def quantize(
+    model: ModelFile, kind: Quantize, data: IO[bytes] | None
+) -> tuple[onnx.ModelProto, Quantization]:
+    """Return a quantized form of a model, and how accurate it is on the samples of an .npz file.
+
+    Without one, the accuracy is for random inputs, and INT8 quantizes weights alone. Raises ModelError.
+    """
+    if not isinstance(model, OnnxModel):
+        raise ModelError("only ONNX models are quantized: export the model to ONNX, or quantize it yourself")
+    file = model.file
+    if file.computed_in == "quantized":
+        raise ModelError("the model is quantized already: tune it as it is")
+    samples = None if data is None else Samples.read(data, file, CALIBRATION).first(MAX_SAMPLES)
+    compared = [*islice(input_sets(file) if samples is None else samples, MAX_COMPARED)]
+    floats = FloatModel(_attempt(prepared, file))
+    weights_only = samples is None or kind is Quantize.INT4
+
+    def make(kept: Collection[str]) -> onnx.ModelProto:
+        if samples is None or weights_only:
+            return quantize_weights(floats.proto, 8 if kind is Quantize.INT8 else 4, kept)
+        return quantize_values(floats.proto, samples, kept)
+
+    kept: set[str] = set() if weights_only else floats.unbounded(compared)
+    for number in range(MAX_ROUNDS):
+        quantized = _attempt(make, kept)
+        accuracy = measure(floats, quantized, compared)
+        if not any(layer.is_quantized for layer in accuracy.layers):
+            raise ModelError(_why_nothing(kind, weights_only, bool(number)))
+        more = _lossy(floats, kind, accuracy, kept)
+        if not more:
+            break
+        if number < MAX_ROUNDS - 1:
+            kept |= more
+    return quantized, _report(floats, kind, weights_only, samples, len(compared), accuracy, kept)
+
+
+def _attempt(make: Callable[[Any], onnx.ModelProto], given: object) -> onnx.ModelProto:
+    """Return a model that ONNX Runtime's tools make. Raises ModelError for whatever they raise."""
+    try:
+        return make(given)
+    except (ModelError, MemoryError):
+        raise
+    except Exception as error:
+        raise ModelError(f"ONNX Runtime can't quantize the model: {first_line(error)}") from error
+
+
+def _why_nothing(kind: Quantize, weights_only: bool, had_some: bool) -> str:
+    if had_some:
+        return f"no layer of the model can be quantized to {kind} without losing too much: tune it in floats"
+    if weights_only:
+        advice = ": give calibration data" if kind is Quantize.INT8 else ""
+        return f"the model has no product with a constant matrix, whose weights could be quantized{advice}"
+    return "the model has no layer that ONNX Runtime quantizes: tune it in floats"
+
+
+def _lossy(floats: FloatModel, kind: Quantize, accuracy: Accuracy, kept: Collection[str]) -> set[str]:
+    """Return the names of further nodes to keep in floats, because a layer or an output loses too much."""
+    own = {place: accuracy.own[place].db for place in range(len(accuracy.layers))}
+    worst = {place: db for place, db in own.items() if db is not None and accuracy.layers[place].is_quantized}
+    found: set[str] = set()
+    for place, db in worst.items():
+        if db < MIN_LAYER_DB[kind]:
+            layer = accuracy.layers[place]
+            more = {*layer.nodes} - {*kept}
+            # What is kept already still reads bytes that others make or need.
+            found |= more or (_neighbours(floats, layer) - {*kept})
+    if found:
+        return found
+    outputs = [power.db for power in accuracy.outputs.values()]
+    if all(db is None or db >= MIN_OUTPUT_DB[kind] for db in outputs):
+        return set()
+    left = [place for place in worst if not {*accuracy.layers[place].nodes} <= {*kept}]
+    left.sort(key=lambda place: worst[place])
+    chosen = left[: max(1, round(KEPT_SHARE * len(left)))]
+    return {name for place in chosen for name in accuracy.layers[place].nodes}
+
+
+def _neighbours(floats: FloatModel, layer: Layer) -> set[str]:
+    """Return the names of the nodes that make or read what a layer reads."""
+    read = {name for own in layer.nodes for name in floats.nodes[own].input if name}
+    return {node.name for node in floats.nodes.values() if read.intersection([*node.input, *node.output])}
+
+
+def _report(
+    floats: FloatModel,
+    kind: Quantize,
+    weights_only: bool,
+    samples: Samples | None,
+    compared: int,
+    accuracy: Accuracy,
+    kept: Collection[str],
+) -> Quantization:
+    layers = [
+        LayerAccuracy(
+            layer.node.name,
+            layer.node.op_type,
+            bool({*layer.nodes} & {*kept}),
+            accuracy.own[place].db,
+            accuracy.total[place].db,
+        )
+        for place, layer in enumerate(accuracy.layers)
+    ]
+    return Quantization(
+        quantize=kind,
+        weights_only=weights_only,
+        samples=0 if samples is None else samples.count,
+        compared=compared,
+        kept=sum(layer.kept for layer in layers),
+        outputs=tuple(OutputAccuracy(name, accuracy.outputs[name].db) for name in floats.outputs),
+        layers=tuple(_shown(layers)),
+    )
+
+
+def _shown(layers: Sequence[LayerAccuracy]) -> Iterable[LayerAccuracy]:
+    """Return at most MAX_LAYERS layers, those that lose most, in their order."""
+
+    def loss(place: int) -> float:
+        db = layers[place].own_db
+        return float("inf") if db is None else db
+
+    chosen = sorted(sorted(range(len(layers)), key=loss)[:MAX_LAYERS])
+    return (layers[place] for place in chosen)

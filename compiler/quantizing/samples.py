@@ -1,0 +1,139 @@
+"""Samples of a model's inputs, from an .npz file of a stranger: read it in a child process only."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from compiler.importing.onnx_file import OnnxFile
+from compiler.importing.spec import ModelError, TensorSpec, first_line, is_out_of_memory
+
+Array = NDArray[Any]
+MAX_DATA_BYTES = 4 << 30
+# So many arrays of a file are named in a message.
+_NAMED = 8
+
+
+def read_arrays(file: IO[bytes], names: Collection[str], what: str) -> dict[str, Array]:
+    """Return the arrays of these names from an .npz file; others are left unread. `what` begins messages.
+
+    Raises ModelError.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
+            for name in names:
+                if name not in entries:
+                    found = ", ".join(list(entries)[:_NAMED]) or "none"
+                    raise ModelError(
+                        f"{what} has no array '{name}', which is an input of the model; its arrays are: "
+                        f"{found}. Save it by numpy.savez, with an array for each input"
+                    )
+            total = sum(entries[name].file_size for name in names)
+            if total > MAX_DATA_BYTES:
+                raise ModelError(
+                    f"{what} has arrays of {total} bytes; the limit is {MAX_DATA_BYTES}: give fewer samples"
+                )
+            arrays = {}
+            for name in names:
+                with archive.open(entries[name]) as stream:
+                    arrays[name] = np.asarray(np.lib.format.read_array(stream, allow_pickle=False))
+            return arrays
+    except ModelError:
+        raise
+    except Exception as error:  # damaged archives and headers raise whatever they like
+        if is_out_of_memory(error):
+            raise ModelError(f"{what} doesn't fit into memory: give fewer samples") from error
+        raise ModelError(
+            f"{what} can't be read: {first_line(error)}. Save it by numpy.savez, without pickled objects"
+        ) from error
+
+
+def check_type(array: Array, spec: TensorSpec, what: str) -> None:
+    """Raise ModelError for an array of another type than the input's, or with NaN or an infinity."""
+    if str(array.dtype) != spec.dtype:
+        raise ModelError(
+            f"array '{spec.name}' of {what} is {array.dtype}, and the model's input is {spec.dtype}: convert "
+            "the array"
+        )
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ModelError(f"array '{spec.name}' of {what} has NaN or an infinity: leave such samples out")
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples of a model's inputs: a slice of each array for each sample.
+
+    A slice has `extents[name]` rows of the array. Where that is 0, it is one row without its axis.
+    """
+
+    arrays: Mapping[str, Array]
+    extents: Mapping[str, int]
+    count: int
+
+    @classmethod
+    def read(cls, file: IO[bytes], model: OnnxFile, what: str) -> Samples:
+        """Read the samples of an .npz file. Raises ModelError for data that doesn't fit the model's inputs.
+
+        The arrays have the shapes of the inputs, with the samples along their first axis, or all of them have
+        an axis in front for the samples.
+        """
+        arrays = read_arrays(file, [spec.name for spec in model.inputs], what)
+        declared = {value.name: _declared(value) for value in model.declared}
+        specs = {spec.name: spec for spec in model.inputs}
+        if not specs:
+            raise ModelError("the model has no inputs, so there is nothing to calibrate")
+        for name, array in arrays.items():
+            check_type(array, specs[name], what)
+        is_stacked = all(arrays[name].ndim == len(spec.shape) + 1 for name, spec in specs.items())
+        extents, counts = {}, {}
+        for name, spec in specs.items():
+            shape = declared[name] or [None] * len(spec.shape)
+            array = arrays[name]
+            own = array.shape[1:] if is_stacked else (*shape[:1], *array.shape[1:])
+            extents[name] = 0 if is_stacked else (shape[0] or 1) if shape else 1
+            if len(own) != len(shape) or any(
+                want not in (None, found) for want, found in zip(shape, own, strict=True)
+            ):
+                wanted = "(" + ", ".join("?" if extent is None else str(extent) for extent in shape) + ")"
+                raise ModelError(
+                    f"array '{name}' of {what} has the shape {array.shape}, and the model's input {wanted}: "
+                    "stack samples along the first axis, or along an axis of their own in front"
+                )
+            rows = array.shape[0] if array.ndim else 0
+            if array.size == 0 or rows % max(extents[name], 1):
+                raise ModelError(
+                    f"array '{name}' of {what} has {rows} rows, and a sample takes {max(extents[name], 1)}: "
+                    "give whole samples, at least one"
+                )
+            counts[name] = rows // max(extents[name], 1)
+        if len({*counts.values()}) > 1:
+            listed = ", ".join(f"{count} of '{name}'" for name, count in counts.items())
+            raise ModelError(f"{what} has different numbers of samples: {listed}. Give as many of each input")
+        return cls(arrays, extents, next(iter(counts.values())))
+
+    def first(self, most: int) -> Samples:
+        return Samples(self.arrays, self.extents, min(self.count, most))
+
+    def __iter__(self) -> Iterator[dict[str, Array]]:
+        for number in range(self.count):
+            yield {
+                name: array[number : number + 1].reshape(array.shape[1:])
+                if not (extent := self.extents[name])
+                else array[number * extent : (number + 1) * extent]
+                for name, array in self.arrays.items()
+            }
+
+
+def _declared(value: onnx.ValueInfoProto) -> Sequence[int | None] | None:
+    """Return the extents of an input, None for those that it leaves open; None without a shape."""
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        return None
+    return [dim.dim_value if dim.dim_value > 0 else None for dim in tensor.shape.dim]

@@ -1,0 +1,100 @@
+"""How much a quantized model differs from the model of floats that it was made of."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from core.job import Quantize
+from core.plain_text import without_controls
+
+# Of a larger model, a report lists the layers that lose most.
+MAX_LAYERS = 2000
+_MAX_CHARS = 200
+_MAX_DB = 1000.0
+
+
+def _check_db(name: str, db: float | None) -> None:
+    if db is not None and not -_MAX_DB <= db <= _MAX_DB:
+        raise ValueError(f"the signal-to-noise ratio of {name} must be within {_MAX_DB:g} dB, not {db}")
+
+
+@dataclass(frozen=True)
+class LayerAccuracy:
+    """A layer's signal-to-noise ratios in decibels: the power of its float32 values over the error's power.
+
+    `own_db` is for inputs as float32 computes them, so that only this layer loses. `total_db` is for the
+    inputs that the quantized model computes. None means no error. A layer that is `kept` computes in float32.
+    """
+
+    name: str
+    operator: str
+    kept: bool
+    own_db: float | None
+    total_db: float | None
+
+    def __post_init__(self) -> None:
+        for name in ("name", "operator"):
+            object.__setattr__(self, name, without_controls(getattr(self, name))[:_MAX_CHARS])
+        _check_db(self.name, self.own_db)
+        _check_db(self.name, self.total_db)
+
+
+@dataclass(frozen=True)
+class OutputAccuracy:
+    """The signal-to-noise ratio of an output of the quantized model, in decibels; None without an error."""
+
+    name: str
+    db: float | None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", without_controls(self.name)[:_MAX_CHARS])
+        _check_db(self.name, self.db)
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """What was quantized, and how accurate the result is against the model of floats.
+
+    `weights_only`: values between layers stay floats. `samples` counts those of the calibration data that set
+    the ranges of values, `compared` those that the accuracy is from. Without calibration data, `samples` is 0
+    and random inputs were compared. `layers` are in the order of the model. `kept` counts those that were
+    kept in float32.
+    """
+
+    quantize: Quantize
+    weights_only: bool
+    samples: int
+    compared: int
+    kept: int
+    outputs: tuple[OutputAccuracy, ...]
+    layers: tuple[LayerAccuracy, ...]
+
+    def __post_init__(self) -> None:
+        if not (self.kept >= 0 and self.samples >= 0 and self.compared > 0 and self.outputs):
+            raise ValueError("a quantized model has outputs, which were compared")
+        if len(self.layers) > MAX_LAYERS:
+            raise ValueError(f"{len(self.layers)} layers are more than {MAX_LAYERS}")
+
+    @property
+    def worst_db(self) -> float | None:
+        """The ratio of the output that loses most; None without an error."""
+        return min((one.db for one in self.outputs if one.db is not None), default=None)
+
+    @property
+    def text(self) -> str:
+        """Say in one clause what was done and what it costs."""
+        what = f"weights in {self.quantize}" if self.weights_only else str(self.quantize)
+        inputs = f"{self.compared} calibration samples" if self.samples else "random inputs"
+        worst = "exactly as" if self.worst_db is None else f"{self.worst_db:.1f} dB signal to noise against"
+        kept = f", {self.kept} layer{'s'[: self.kept > 1]} kept in float32" if self.kept else ""
+        return f"quantized ({what}): {worst} float32 on {inputs}{kept}"
+
+
+def decibels(signal: float, noise: float) -> float | None:
+    """Return the ratio of two powers in decibels, within 1000; None without noise."""
+    if noise == 0.0:
+        return None
+    if not (math.isfinite(signal) and math.isfinite(noise)) or signal == 0.0:
+        return -_MAX_DB
+    return max(-_MAX_DB, min(_MAX_DB, 10.0 * math.log10(signal / noise)))
