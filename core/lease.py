@@ -17,8 +17,8 @@ SECS_PER_ARTIFACT_BYTE = 1e-7
 MEMORY_PER_ARTIFACT_BYTE = 6
 MAX_MODULE_RUNS = 16
 # A job's module compiled by TVM's defaults, with its best schedules, or as an earlier job published it; or
-# the user's ONNX model in ONNX Runtime.
-ModuleKind: TypeAlias = Literal["untuned", "tuned", "published", "onnxruntime"]
+# the user's ONNX model in ONNX Runtime; or an artifact with the user's inputs, to be called once.
+ModuleKind: TypeAlias = Literal["untuned", "tuned", "published", "onnxruntime", "inference"]
 
 
 @dataclass(frozen=True)

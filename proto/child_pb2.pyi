@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ChildRequest(_message.Message):
-    __slots__ = ("memory_bytes", "cpu_s", "build", "run", "export", "measure_module", "measure_onnx", "calibrate_budget_s")
+    __slots__ = ("memory_bytes", "cpu_s", "build", "run", "export", "measure_module", "measure_onnx", "calibrate_budget_s", "infer_path")
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     CPU_S_FIELD_NUMBER: _ClassVar[int]
     BUILD_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,7 @@ class ChildRequest(_message.Message):
     MEASURE_MODULE_FIELD_NUMBER: _ClassVar[int]
     MEASURE_ONNX_FIELD_NUMBER: _ClassVar[int]
     CALIBRATE_BUDGET_S_FIELD_NUMBER: _ClassVar[int]
+    INFER_PATH_FIELD_NUMBER: _ClassVar[int]
     memory_bytes: int
     cpu_s: float
     build: BuildCandidates
@@ -25,7 +26,8 @@ class ChildRequest(_message.Message):
     measure_module: MeasureModule
     measure_onnx: MeasureOnnx
     calibrate_budget_s: float
-    def __init__(self, memory_bytes: _Optional[int] = ..., cpu_s: _Optional[float] = ..., build: _Optional[_Union[BuildCandidates, _Mapping]] = ..., run: _Optional[_Union[RunCandidate, _Mapping]] = ..., export: _Optional[int] = ..., measure_module: _Optional[_Union[MeasureModule, _Mapping]] = ..., measure_onnx: _Optional[_Union[MeasureOnnx, _Mapping]] = ..., calibrate_budget_s: _Optional[float] = ...) -> None: ...
+    infer_path: str
+    def __init__(self, memory_bytes: _Optional[int] = ..., cpu_s: _Optional[float] = ..., build: _Optional[_Union[BuildCandidates, _Mapping]] = ..., run: _Optional[_Union[RunCandidate, _Mapping]] = ..., export: _Optional[int] = ..., measure_module: _Optional[_Union[MeasureModule, _Mapping]] = ..., measure_onnx: _Optional[_Union[MeasureOnnx, _Mapping]] = ..., calibrate_budget_s: _Optional[float] = ..., infer_path: _Optional[str] = ...) -> None: ...
 
 class BuildCandidates(_message.Message):
     __slots__ = ("candidates",)
@@ -78,7 +80,7 @@ class MeasureOnnx(_message.Message):
     def __init__(self, path: _Optional[str] = ..., shapes: _Optional[str] = ...) -> None: ...
 
 class ChildReply(_message.Message):
-    __slots__ = ("grown_bytes", "ready", "unusable", "begun", "ended", "refused", "measurement", "exported", "profile", "failed")
+    __slots__ = ("grown_bytes", "ready", "unusable", "begun", "ended", "refused", "measurement", "exported", "profile", "failed", "inferred")
     GROWN_BYTES_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     UNUSABLE_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +91,7 @@ class ChildReply(_message.Message):
     EXPORTED_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    INFERRED_FIELD_NUMBER: _ClassVar[int]
     grown_bytes: int
     ready: Ready
     unusable: str
@@ -99,7 +102,8 @@ class ChildReply(_message.Message):
     exported: ExportedCandidate
     profile: str
     failed: str
-    def __init__(self, grown_bytes: _Optional[int] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., unusable: _Optional[str] = ..., begun: _Optional[int] = ..., ended: _Optional[int] = ..., refused: _Optional[_Union[RefusedCandidates, _Mapping]] = ..., measurement: _Optional[_Union[_fleet_pb2.Measurement, _Mapping]] = ..., exported: _Optional[_Union[ExportedCandidate, _Mapping]] = ..., profile: _Optional[str] = ..., failed: _Optional[str] = ...) -> None: ...
+    inferred: Inferred
+    def __init__(self, grown_bytes: _Optional[int] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., unusable: _Optional[str] = ..., begun: _Optional[int] = ..., ended: _Optional[int] = ..., refused: _Optional[_Union[RefusedCandidates, _Mapping]] = ..., measurement: _Optional[_Union[_fleet_pb2.Measurement, _Mapping]] = ..., exported: _Optional[_Union[ExportedCandidate, _Mapping]] = ..., profile: _Optional[str] = ..., failed: _Optional[str] = ..., inferred: _Optional[_Union[Inferred, _Mapping]] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("device", "sandbox_gaps", "platforms", "platform_problems")
@@ -118,6 +122,14 @@ class RefusedCandidates(_message.Message):
     NUMBERS_FIELD_NUMBER: _ClassVar[int]
     numbers: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, numbers: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Inferred(_message.Message):
+    __slots__ = ("data", "run_s")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    RUN_S_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    run_s: float
+    def __init__(self, data: _Optional[bytes] = ..., run_s: _Optional[float] = ...) -> None: ...
 
 class ExportedCandidate(_message.Message):
     __slots__ = ("data", "build_s")

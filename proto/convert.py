@@ -21,11 +21,13 @@ from core.worker import MAX_HEALTH_ERROR_CHARS, DesiredState, Role, Vitals, Work
 from proto import fleet_pb2 as pb
 from proto.messages import (
     MAX_LIBRARY_BYTES,
+    MAX_OUTPUTS_BYTES,
     MAX_PROFILE_CHARS,
     MAX_RESULTS,
     MAX_WAIT_S,
     PROTOCOL,
     LibraryUpload,
+    OutputsUpload,
     Result,
     SyncResponse,
     WorkerReport,
@@ -373,7 +375,7 @@ def _vitals_from_wire(message: pb.Vitals) -> Vitals:
     for name, (least, most) in _VITAL_RANGES.items():
         if message.HasField(name) and least <= (number := getattr(message, name)) <= most:
             valid[name] = number
-    return Vitals(**valid)
+    return Vitals(**valid, infers=message.infers)
 
 
 def library_to_wire(library: LibraryUpload) -> pb.Library:
@@ -394,6 +396,26 @@ def library_from_wire(message: pb.Library) -> LibraryUpload:
         raise WireError("the library arrived damaged: its SHA-256 differs")
     lease = lease_id_from_wire(message.lease)
     return LibraryUpload(message.session_id, lease, _id(message.trial_id), message.data)
+
+
+def outputs_to_wire(outputs: OutputsUpload) -> pb.Outputs:
+    return pb.Outputs(
+        session_id=outputs.session_id,
+        lease=lease_id_to_wire(outputs.lease),
+        module_run_id=outputs.module_run_id,
+        sha256=outputs.sha,
+        data=outputs.data,
+    )
+
+
+def outputs_from_wire(message: pb.Outputs) -> OutputsUpload:
+    """Raises WireError, also if the data doesn't have the message's digest."""
+    if len(message.data) > MAX_OUTPUTS_BYTES:
+        raise WireError(f"outputs have at most {MAX_OUTPUTS_BYTES} bytes, not {len(message.data)}")
+    if hashlib.sha256(message.data).hexdigest() != message.sha256:
+        raise WireError("the outputs arrived damaged: their SHA-256 differs")
+    lease = lease_id_from_wire(message.lease)
+    return OutputsUpload(message.session_id, lease, _id(message.module_run_id), message.data)
 
 
 def lease_id_to_wire(lease: LeaseId) -> pb.LeaseId:

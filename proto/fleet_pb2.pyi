@@ -102,7 +102,7 @@ class SynchronizeRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., session_id: _Optional[str] = ..., starting: _Optional[bool] = ..., state: _Optional[_Union[WorkerState, str]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., held: _Optional[_Union[LeaseId, _Mapping]] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping]]] = ..., slots: _Optional[int] = ..., wait_s: _Optional[float] = ..., vitals: _Optional[_Union[Vitals, _Mapping]] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., builds_for: _Optional[_Iterable[str]] = ..., calibrated: _Optional[bool] = ..., boot_id: _Optional[str] = ...) -> None: ...
 
 class Vitals(_message.Message):
-    __slots__ = ("tunefarm_version", "tvm_version", "load", "temperature_c", "memory_free_bytes", "candidates", "candidates_done", "sandbox_gaps", "health_error", "power_w", "driver", "onnxruntime_version")
+    __slots__ = ("tunefarm_version", "tvm_version", "load", "temperature_c", "memory_free_bytes", "candidates", "candidates_done", "sandbox_gaps", "health_error", "power_w", "driver", "onnxruntime_version", "infers")
     TUNEFARM_VERSION_FIELD_NUMBER: _ClassVar[int]
     TVM_VERSION_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +115,7 @@ class Vitals(_message.Message):
     POWER_W_FIELD_NUMBER: _ClassVar[int]
     DRIVER_FIELD_NUMBER: _ClassVar[int]
     ONNXRUNTIME_VERSION_FIELD_NUMBER: _ClassVar[int]
+    INFERS_FIELD_NUMBER: _ClassVar[int]
     tunefarm_version: str
     tvm_version: str
     load: float
@@ -127,7 +128,8 @@ class Vitals(_message.Message):
     power_w: float
     driver: str
     onnxruntime_version: str
-    def __init__(self, tunefarm_version: _Optional[str] = ..., tvm_version: _Optional[str] = ..., load: _Optional[float] = ..., temperature_c: _Optional[float] = ..., memory_free_bytes: _Optional[int] = ..., candidates: _Optional[int] = ..., candidates_done: _Optional[int] = ..., sandbox_gaps: _Optional[str] = ..., health_error: _Optional[str] = ..., power_w: _Optional[float] = ..., driver: _Optional[str] = ..., onnxruntime_version: _Optional[str] = ...) -> None: ...
+    infers: bool
+    def __init__(self, tunefarm_version: _Optional[str] = ..., tvm_version: _Optional[str] = ..., load: _Optional[float] = ..., temperature_c: _Optional[float] = ..., memory_free_bytes: _Optional[int] = ..., candidates: _Optional[int] = ..., candidates_done: _Optional[int] = ..., sandbox_gaps: _Optional[str] = ..., health_error: _Optional[str] = ..., power_w: _Optional[float] = ..., driver: _Optional[str] = ..., onnxruntime_version: _Optional[str] = ..., infers: _Optional[bool] = ...) -> None: ...
 
 class SynchronizeResponse(_message.Message):
     __slots__ = ("fenced", "lease", "acknowledged", "call_again_after_s", "desired_state", "calibrate", "service_version")
@@ -338,6 +340,26 @@ class Library(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., lease: _Optional[_Union[LeaseId, _Mapping]] = ..., trial_id: _Optional[int] = ..., sha256: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class LibraryStored(_message.Message):
+    __slots__ = ("refused",)
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    refused: str
+    def __init__(self, refused: _Optional[str] = ...) -> None: ...
+
+class Outputs(_message.Message):
+    __slots__ = ("session_id", "lease", "module_run_id", "sha256", "data")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    MODULE_RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    lease: LeaseId
+    module_run_id: int
+    sha256: str
+    data: bytes
+    def __init__(self, session_id: _Optional[str] = ..., lease: _Optional[_Union[LeaseId, _Mapping]] = ..., module_run_id: _Optional[int] = ..., sha256: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class OutputsStored(_message.Message):
     __slots__ = ("refused",)
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     refused: str

@@ -54,6 +54,11 @@ class FleetStub:
                 request_serializer=proto_dot_fleet__pb2.Library.SerializeToString,
                 response_deserializer=proto_dot_fleet__pb2.LibraryStored.FromString,
                 _registered_method=True)
+        self.PutOutputs = channel.unary_unary(
+                '/tunefarm.v1.Fleet/PutOutputs',
+                request_serializer=proto_dot_fleet__pb2.Outputs.SerializeToString,
+                response_deserializer=proto_dot_fleet__pb2.OutputsStored.FromString,
+                _registered_method=True)
 
 
 class FleetServicer:
@@ -134,6 +139,14 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PutOutputs(self, request, context):
+        """Stores the outputs of a ModuleRun of the kind "inference" of a lease that the session holds, before the run is
+        reported. Storing them twice keeps the second.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -156,6 +169,11 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.PutLibrary,
                     request_deserializer=proto_dot_fleet__pb2.Library.FromString,
                     response_serializer=proto_dot_fleet__pb2.LibraryStored.SerializeToString,
+            ),
+            'PutOutputs': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutOutputs,
+                    request_deserializer=proto_dot_fleet__pb2.Outputs.FromString,
+                    response_serializer=proto_dot_fleet__pb2.OutputsStored.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -266,6 +284,33 @@ class Fleet:
             '/tunefarm.v1.Fleet/PutLibrary',
             proto_dot_fleet__pb2.Library.SerializeToString,
             proto_dot_fleet__pb2.LibraryStored.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutOutputs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tunefarm.v1.Fleet/PutOutputs',
+            proto_dot_fleet__pb2.Outputs.SerializeToString,
+            proto_dot_fleet__pb2.OutputsStored.FromString,
             options,
             channel_credentials,
             insecure,

@@ -16,6 +16,7 @@ class FleetStub:
     GetWorkload: grpc.UnaryUnaryMultiCallable[fleet_pb2.WorkloadRequest, fleet_pb2.Workload]
     GetBlob: grpc.UnaryStreamMultiCallable[fleet_pb2.BlobRequest, fleet_pb2.Chunk]
     PutLibrary: grpc.UnaryUnaryMultiCallable[fleet_pb2.Library, fleet_pb2.LibraryStored]
+    PutOutputs: grpc.UnaryUnaryMultiCallable[fleet_pb2.Outputs, fleet_pb2.OutputsStored]
 
     def __init__(self, channel: grpc.Channel) -> None: ...
 
@@ -34,5 +35,8 @@ class FleetServicer:
     def PutLibrary(
         self, request: fleet_pb2.Library, context: Any
     ) -> fleet_pb2.LibraryStored | Awaitable[fleet_pb2.LibraryStored]: ...
+    def PutOutputs(
+        self, request: fleet_pb2.Outputs, context: Any
+    ) -> fleet_pb2.OutputsStored | Awaitable[fleet_pb2.OutputsStored]: ...
 
 def add_FleetServicer_to_server(servicer: FleetServicer, server: grpc.Server | grpc.aio.Server) -> None: ...

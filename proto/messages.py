@@ -20,6 +20,7 @@ MAX_MESSAGE_BYTES = 64 << 20
 MAX_RESULTS = 1000
 MAX_WAIT_S = 30.0
 MAX_LIBRARY_BYTES = 32 << 20
+MAX_OUTPUTS_BYTES = 32 << 20
 MAX_PLATFORMS = 16
 MAX_PROFILE_CHARS = 4096
 _PLATFORM = re.compile("[A-Za-z0-9_]{1,32}")
@@ -32,6 +33,20 @@ class LibraryUpload:
     session_id: str
     lease: LeaseId
     trial_id: int
+    data: bytes
+
+    @property
+    def sha(self) -> str:
+        return hashlib.sha256(self.data).hexdigest()
+
+
+@dataclass(frozen=True)
+class OutputsUpload:
+    """The outputs of a module run that a session made under its lease: an .npz file."""
+
+    session_id: str
+    lease: LeaseId
+    module_run_id: int
     data: bytes
 
     @property

@@ -14,12 +14,14 @@ from typing import IO
 from compiler.children import models
 from compiler.children.batch import find_batch_shapes
 from compiler.children.child import import_memory_bytes
+from compiler.children.inference import check_inputs, compare_outputs
 from compiler.children.models import ImportedModel
 from compiler.children.quantization import quantize_model
 from compiler.children.traces import check_traces
 from compiler.children.verification import Verification, verify_import
 from compiler.importing.spec import Shape
 from core.device import Device
+from core.inference import Comparison
 from core.quantization import Quantization
 from records.jobs import quantized
 from records.jobs.jobs import JobRequest
@@ -47,6 +49,8 @@ class CompilerChildren:
     verify_import: Callable[[IO[bytes], Mapping[str, Shape], str], Verification] = verify_import
     check_traces: CheckTraces = check_traces
     quantize_model: Callable[..., Quantization] = quantize_model
+    check_inputs: Callable[..., None] = check_inputs
+    compare_outputs: Callable[..., Comparison] = compare_outputs
 
 
 class ModelCompiler:
@@ -66,14 +70,14 @@ class ModelCompiler:
         no batch dimension.
         """
         assert request.batch is not None, "it was asked for"
-        with self._stored(request.model_sha, MODEL_GONE) as file:
+        with self.stored(request.model_sha, MODEL_GONE) as file:
             return self._children.find_batch_shapes(file, request.shapes, request.batch)
 
     def quantize(self, request: JobRequest, into: IO[bytes]) -> Quantization:
         """Write the quantized form of the model that a request asks for to an empty file; return how accurate
         it is."""
-        data = nullcontext() if request.calibration is None else self._stored(request.calibration, DATA_GONE)
-        with tracing.span("quantize"), self._stored(request.model_sha, MODEL_GONE) as file, data as samples:
+        data = nullcontext() if request.calibration is None else self.stored(request.calibration, DATA_GONE)
+        with tracing.span("quantize"), self.stored(request.model_sha, MODEL_GONE) as file, data as samples:
             return self._children.quantize_model(file, request.shapes, request.quantize, samples, into)
 
     def import_model(self, request: JobRequest, device: Device) -> ImportedModel:
@@ -126,11 +130,11 @@ class ModelCompiler:
         """Yield the file of the model that is compiled."""
         with self._database.reading() as session:
             sha = quantized.file_sha(session, request)
-        with self._stored(sha, MODEL_GONE) as file:
+        with self.stored(sha, MODEL_GONE) as file:
             yield file
 
     @contextmanager
-    def _stored(self, sha: str, when_gone: str) -> Iterator[IO[bytes]]:
+    def stored(self, sha: str, when_gone: str) -> Iterator[IO[bytes]]:
         """Yield a stored file, written to disk a chunk at a time. Raises PermanentError when it is gone."""
         with tempfile.TemporaryFile() as file:
             try:

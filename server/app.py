@@ -15,6 +15,7 @@ from server.api import (
     events,
     health,
     import_body,
+    inferences,
     jobs,
     metrics,
     models,
@@ -71,7 +72,10 @@ def create_app(context: ServerContext) -> FastAPI:
         responses=EVERYWHERE,
     )
     app.state.context = context
-    of_jobs, of_schedules = (models, jobs, events, artifacts, releases), (schedules, workloads, cost_models)
+    of_jobs, of_schedules = (
+        (models, jobs, inferences, events, artifacts, releases),
+        (schedules, workloads, cost_models),
+    )
     for guarded in (*of_jobs, *of_schedules, workers, tokens, webhooks, session, metrics, report):
         app.include_router(guarded.router, responses=GUARDED)
     app.include_router(health.router)

@@ -17,8 +17,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from records.access import TokenNotFound
 from records.fleet.workers import WorkerNotFound
+from records.jobs.inferences import InferenceNotFound
 from records.jobs.jobs import IdempotencyConflict, JobNotFound
-from records.jobs.models import ModelNotFound
+from records.jobs.models import DatasetNotFound, ModelNotFound
 from records.jobs.releases import ReleaseNotFound
 from records.jobs.tasks import WorkloadNotFound
 from records.storage.blobs import BlobNotFound
@@ -31,6 +32,8 @@ MEDIA_TYPE = "application/problem+json"
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _MISSING: dict[type[Exception], str] = {
     JobNotFound: "job",
+    InferenceNotFound: "inference",
+    DatasetNotFound: "dataset",
     ModelNotFound: "model",
     ReleaseNotFound: "release",
     BlobNotFound: "file",

@@ -103,6 +103,7 @@ PARSED = {
     "tunefarm check": "the same",
     "tunefarm webhook": "tests/integration/server/test_webhooks.py",
     "tunefarm verify": "tests/integration/tunefarm/test_verify.py",
+    "tunefarm infer": "tests/acceptance/test_tune.py",
     "cmake": "tests/integration/runtime/test_bundle.py",
     "resnet18-bundle": "the same",
     "tunefarm tune a.onnx b.onnx": "tests/acceptance/test_tune.py",

@@ -12,6 +12,7 @@ import contextlib
 import platform
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -27,6 +28,7 @@ from tvm import relax
 from compiler import fallback
 from compiler.codegen.pipeline import UNTUNED
 from compiler.gpus import read_attributes
+from compiler.importing.spec import NARROW
 from compiler.importing.values import from_storage
 from compiler.measuring.builder import ERROR_CHARS, BuiltKernel, bind, doubling_kernel
 from compiler.measuring.clocks import GpuClocks
@@ -44,7 +46,14 @@ from compiler.measuring.timing import (
     flushes_constants,
 )
 from compiler.measuring.whole_models import time_calls
-from compiler.packaging.artifact import REFERENCE_FAILED, Manifest, open_artifact, open_reference
+from compiler.packaging.arrays import as_npz, inputs_of
+from compiler.packaging.artifact import (
+    REFERENCE_FAILED,
+    Manifest,
+    open_artifact,
+    open_inputs,
+    open_reference,
+)
 from compiler.packaging.cuda import load_cuda
 from compiler.packaging.library import KernelLibrary, LibraryError
 from compiler.target import parse_target
@@ -157,6 +166,36 @@ class LocalRunner:
         except Exception as error:
             return self._failure(error)
         return Measurement(Outcome.OK, secs, error=doubt)
+
+    def infer(self, packed: IO[bytes], max_bytes: int) -> tuple[bytes, float] | Measurement:
+        """Call a packed module once with the inputs that are packed with it. Return its outputs, an .npz file
+        of at most `max_bytes`, and the seconds of the call."""
+        try:
+            library, manifest = open_artifact(packed)
+            file = open_inputs(packed)
+            if file is None:
+                return Measurement(Outcome.RUN_ERROR, error="no inputs are packed with the artifact")
+            arrays = inputs_of(file, manifest.inputs, "the file of inputs")
+            inputs = [
+                self._tensor(array.view(spec.storage) if spec.dtype in NARROW else array)
+                for spec, array in zip(manifest.inputs, arrays, strict=True)
+            ]
+            main = self._load_machine(library)["main"]
+            start = time.perf_counter()
+            computed = main(*inputs)
+            self._device.sync()
+            secs = time.perf_counter() - start
+            outputs = [
+                from_storage(array, spec.dtype)
+                for spec, array in zip(manifest.outputs, _arrays(computed), strict=True)
+            ]
+            data = as_npz(manifest.outputs, outputs)
+        except Exception as error:
+            return self._failure(error)
+        if len(data) > max_bytes:
+            problem = f"the outputs have {len(data)} bytes; the limit is {max_bytes}"
+            return Measurement(Outcome.RUN_ERROR, error=problem)
+        return data, secs
 
     def self_check(self) -> None:
         """Compile, run and verify a tiny kernel. Raises RuntimeError if its result is wrong."""

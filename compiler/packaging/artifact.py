@@ -34,6 +34,7 @@ LIBRARY = "model.so"
 MANIFEST = "manifest.json"
 SIGNATURE = "manifest.sig"
 REFERENCE = "reference.so"
+INPUTS = "inputs.npz"
 # The prefix of errors of the reference, not of the library under test.
 REFERENCE_FAILED = "the untuned model, to compare with: "
 MAX_LIBRARY_BYTES = 4 << 30
@@ -278,9 +279,26 @@ def unpack(data: bytes) -> tuple[bytes, Manifest]:
 
 def open_reference(file: IO[bytes]) -> IO[bytes] | None:
     """Return an artifact's reference, as a part of the file; None without one. Raises ArtifactError."""
+    return _open_more(file, REFERENCE)
+
+
+def open_inputs(file: IO[bytes]) -> IO[bytes] | None:
+    """Return the .npz file of inputs packed with an artifact, as a part of the file; None without one. Raises
+    ArtifactError."""
+    return _open_more(file, INPUTS)
+
+
+def write_with_inputs(file: IO[bytes], artifact: IO[bytes], inputs: IO[bytes]) -> None:
+    """Write an artifact to be called with inputs, an .npz file. Raises ArtifactError."""
+    library, manifest = open_artifact(artifact)
+    text = io.BytesIO(manifest.to_json().encode())
+    archive.write(file, [(MANIFEST, text), (LIBRARY, library), (INPUTS, inputs)])
+
+
+def _open_more(file: IO[bytes], name: str) -> IO[bytes] | None:
     try:
-        if REFERENCE not in archive.names(file, "artifact"):
+        if name not in archive.names(file, "artifact"):
             return None
-        return archive.open_entries(file, {REFERENCE: MAX_LIBRARY_BYTES}, "artifact")[REFERENCE]
+        return archive.open_entries(file, {name: MAX_LIBRARY_BYTES}, "artifact")[name]
     except ArchiveError as error:
         raise ArtifactError(str(error)) from error

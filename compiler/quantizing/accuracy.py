@@ -25,7 +25,7 @@ from compiler.verifying.reference import Reference
 from core.quantization import decibels
 
 Array = NDArray[Any]
-QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
+QUANTIZE, DEQUANTIZE, PACKED = "QuantizeLinear", "DequantizeLinear", "MatMulNBits"
 # What ONNX Runtime's tools append to the name of a value that is quantized behind an output of the model.
 _BEFORE = "_QuantizeLinear_Input"
 
@@ -127,8 +127,11 @@ class FloatModel:
         constants = {tensor.name: tensor for tensor in quantized.graph.initializer}
         rounders = {node.input[0]: node for node in nodes if node.op_type == QUANTIZE}
         restored = {node.input[0]: node.output[0] for node in nodes if node.op_type == DEQUANTIZE}
-        # Weights in bytes have a DequantizeLinear alone, and MatMulNBits packs them.
+        # Weights in bytes have a DequantizeLinear alone. Packed ones are read by a product, perhaps without a
+        # counterpart in the float model, because its bias is added later.
         rounded = {*restored.values()}
+        products = {node.output[0] for node in nodes if node.op_type == PACKED}
+        rounded |= products - self.values.keys()
         found = []
         for node in nodes:
             if node.op_type in (QUANTIZE, DEQUANTIZE):
@@ -143,7 +146,7 @@ class FloatModel:
                 if rounder is not None and rounder.output[0] in restored:
                     value, rounding = restored[rounder.output[0]], _rounding(rounder, constants)
                 own = node.name if node.name in self.nodes else maker
-                reads = bool(rounded.intersection(node.input)) or node.op_type == "MatMulNBits"
+                reads = bool(rounded.intersection(node.input)) or node.op_type == PACKED
                 names = tuple({own, maker})
                 found.append(Layer(self.nodes[own], names, value, name, rounding, reads))
         return found

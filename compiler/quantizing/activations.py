@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 from numpy.typing import NDArray
 
@@ -24,15 +25,17 @@ def quantize_values(proto: onnx.ModelProto, samples: Samples, kept: Collection[s
     with tempfile.TemporaryDirectory(prefix="tunefarm-quantize-") as folder:
         source, target = Path(folder) / "float.onnx", Path(folder) / "quantized.onnx"
         onnx.save(proto, source)
-        tools.quantize_static(
-            source,
-            target,
-            _Reader(samples),
-            activation_type=tools.QuantType.QUInt8,
-            weight_type=tools.QuantType.QInt8,
-            per_channel=True,
-            nodes_to_exclude=list(kept),
-        )
+        # It also computes scales of values that stay floats, which may have infinities.
+        with np.errstate(all="ignore"):
+            tools.quantize_static(
+                source,
+                target,
+                _Reader(samples),
+                activation_type=tools.QuantType.QUInt8,
+                weight_type=tools.QuantType.QInt8,
+                per_channel=True,
+                nodes_to_exclude=list(kept),
+            )
         return onnx.load(target)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import zipfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -12,58 +11,10 @@ import onnx
 from numpy.typing import NDArray
 
 from compiler.importing.onnx_file import OnnxFile
-from compiler.importing.spec import ModelError, TensorSpec, first_line, is_out_of_memory
+from compiler.importing.spec import ModelError
+from compiler.packaging.arrays import check_type, read_arrays
 
 Array = NDArray[Any]
-MAX_DATA_BYTES = 4 << 30
-# So many arrays of a file are named in a message.
-_NAMED = 8
-
-
-def read_arrays(file: IO[bytes], names: Collection[str], what: str) -> dict[str, Array]:
-    """Return the arrays of these names from an .npz file; others are left unread. `what` begins messages.
-
-    Raises ModelError.
-    """
-    try:
-        with zipfile.ZipFile(file) as archive:
-            entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
-            for name in names:
-                if name not in entries:
-                    found = ", ".join(list(entries)[:_NAMED]) or "none"
-                    raise ModelError(
-                        f"{what} has no array '{name}', which is an input of the model; its arrays are: "
-                        f"{found}. Save it by numpy.savez, with an array for each input"
-                    )
-            total = sum(entries[name].file_size for name in names)
-            if total > MAX_DATA_BYTES:
-                raise ModelError(
-                    f"{what} has arrays of {total} bytes; the limit is {MAX_DATA_BYTES}: give fewer samples"
-                )
-            arrays = {}
-            for name in names:
-                with archive.open(entries[name]) as stream:
-                    arrays[name] = np.asarray(np.lib.format.read_array(stream, allow_pickle=False))
-            return arrays
-    except ModelError:
-        raise
-    except Exception as error:  # damaged archives and headers raise whatever they like
-        if is_out_of_memory(error):
-            raise ModelError(f"{what} doesn't fit into memory: give fewer samples") from error
-        raise ModelError(
-            f"{what} can't be read: {first_line(error)}. Save it by numpy.savez, without pickled objects"
-        ) from error
-
-
-def check_type(array: Array, spec: TensorSpec, what: str) -> None:
-    """Raise ModelError for an array of another type than the input's, or with NaN or an infinity."""
-    if str(array.dtype) != spec.dtype:
-        raise ModelError(
-            f"array '{spec.name}' of {what} is {array.dtype}, and the model's input is {spec.dtype}: convert "
-            "the array"
-        )
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise ModelError(f"array '{spec.name}' of {what} has NaN or an infinity: leave such samples out")
 
 
 @dataclass(frozen=True)
@@ -91,6 +42,8 @@ class Samples:
             raise ModelError("the model has no inputs, so there is nothing to calibrate")
         for name, array in arrays.items():
             check_type(array, specs[name], what)
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise ModelError(f"array '{name}' of {what} has NaN or an infinity: leave such samples out")
         is_stacked = all(arrays[name].ndim == len(spec.shape) + 1 for name, spec in specs.items())
         extents, counts = {}, {}
         for name, spec in specs.items():

@@ -52,6 +52,7 @@ _CLOSED_AT_ONCE = 50
 # `trials_per_minute` looks back this far.
 PACE_WINDOW_S = 300.0
 WITHOUT_ONNX_RUNTIME = "its worker has no onnxruntime: install tunefarm[worker,verify] on the device"
+WITHOUT_INFERENCE = "its worker is older than the service: update it with `tunefarm workers update`"
 # The kind of the event of a lost device.
 DEVICE_LOST = "device_lost"
 _LOST = Measurement(Outcome.DEVICE_LOST, error="every device that held it was lost before it reported")
@@ -118,7 +119,7 @@ def acquire_lease(
 
     A builder, which has no device class, gets trials of any class that it builds for. A trial or a module run
     that a lost device held is leased alone: if this device is lost too, it is the cause. Timings in ONNX
-    Runtime fail on a worker without it.
+    Runtime fail on a worker without it, and inferences on an older one.
     """
     if limit <= 0:
         return None
@@ -302,11 +303,14 @@ def _pending_runs(session: Session, job_id: str, worker: WorkerSession, now: flo
     runs = session.scalars(pending.order_by(ModuleRunRow.id).with_for_update()).all()
     onnxruntime = worker.vitals.onnxruntime_version if worker.vitals is not None else ""
     for run in runs:
-        if run.kind == "onnxruntime" and onnxruntime:
+        problem = ""
+        if run.kind == "onnxruntime":
             run.onnxruntime = onnxruntime
-        elif run.kind == "onnxruntime":
-            run.state, run.outcome, run.finished_at = "done", Outcome.UNKNOWN, now
-            run.error = WITHOUT_ONNX_RUNTIME
+            problem = "" if onnxruntime else WITHOUT_ONNX_RUNTIME
+        elif run.kind == "inference" and (worker.vitals is None or not worker.vitals.infers):
+            problem = WITHOUT_INFERENCE
+        if problem:
+            run.state, run.outcome, run.finished_at, run.error = "done", Outcome.UNKNOWN, now, problem
     runs = [run for run in runs if run.state == "pending"]
     suspects = [run for run in runs if run.attempts]
     return suspects[:1] or runs

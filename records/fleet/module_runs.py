@@ -15,7 +15,7 @@ from records.jobs import jobs
 from records.jobs.trials import TrialState
 from records.storage import blobs
 from records.storage.statements import insert_missing
-from records.storage.tables import LeaseRow, ModuleRunRow
+from records.storage.tables import LeaseRow, ModuleRunRow, WorkerRow
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,26 @@ def time_again(session: Session, run_ids: Sequence[int]) -> None:
     """Let module runs that are done be timed once more, together."""
     done = update(ModuleRunRow).where(ModuleRunRow.id.in_(run_ids), ModuleRunRow.state == "done")
     session.execute(done.values(state="pending", lease_id=None, outcome=None, run_s=None, error=""))
+
+
+def leased_job(
+    session: Session, lease_id: str, session_id: str, run_id: int, now: float, token_id: str | None
+) -> str | None:
+    """Return the job of an inference that this session holds under the lease; None if it doesn't. The lease
+    is locked.
+
+    With `token_id`, the lease's worker must belong to this token.
+    """
+    live = (LeaseRow.closed_at.is_(None), LeaseRow.expires_at > now)
+    own = (LeaseRow.id == lease_id, LeaseRow.session_id == session_id, *live)
+    held = select(LeaseRow.job_id).join(ModuleRunRow, ModuleRunRow.lease_id == LeaseRow.id)
+    held = held.where(*own, ModuleRunRow.id == run_id, ModuleRunRow.kind == "inference")
+    if token_id is not None:
+        worker = select(WorkerRow.id).where(
+            WorkerRow.id == LeaseRow.worker_id, WorkerRow.token_id == token_id
+        )
+        held = held.where(worker.exists())
+    return session.scalar(held.with_for_update(of=LeaseRow))
 
 
 def worker_of(session: Session, run: StoredModuleRun) -> str:

@@ -19,6 +19,7 @@ from records.storage.tables import (
     ChunkRow,
     DatasetRow,
     EventRow,
+    InferenceRow,
     JobRow,
     LeaseRow,
     ModelRow,
@@ -36,7 +37,7 @@ ROWS = 5000
 # Chunks of files that are deleted in one transaction; each has up to 4 MiB.
 CHUNKS = 16
 # Rows are deleted before those that they refer to. Libraries are deleted with their trials.
-_OF_A_JOB = (TrialRow, ModuleRunRow, LeaseRow, TaskRow, EventRow, ShareRow)
+_OF_A_JOB = (TrialRow, ModuleRunRow, LeaseRow, TaskRow, EventRow, ShareRow, InferenceRow)
 
 
 class JobInUse(Exception):
@@ -81,10 +82,11 @@ def delete_job(session: Session, job_id: str, now: float, limit: int = ROWS) -> 
 def drop_uploads(session: Session, now: float, limit: int) -> int:
     """Delete up to `limit` models and `limit` datasets without jobs that were uploaded long ago, and the
     quantized forms of the models. Return the number of deleted uploads."""
-    models = _unused_uploads(session, ModelRow, JobRow.model_sha, now, limit)
+    models = _unused_uploads(session, ModelRow, [JobRow.model_sha], now, limit)
     session.execute(delete(QuantizedModelRow).where(QuantizedModelRow.model_sha.in_(models)))
     session.execute(delete(ModelRow).where(ModelRow.sha.in_(models)))
-    datasets = _unused_uploads(session, DatasetRow, JobRow.calibration, now, limit)
+    used = [JobRow.calibration, InferenceRow.inputs]
+    datasets = _unused_uploads(session, DatasetRow, used, now, limit)
     session.execute(delete(DatasetRow).where(DatasetRow.sha.in_(datasets)))
     return len(models) + len(datasets)
 
@@ -92,12 +94,15 @@ def drop_uploads(session: Session, now: float, limit: int) -> int:
 def _unused_uploads(
     session: Session,
     table: type[ModelRow] | type[DatasetRow],
-    used: InstrumentedAttribute[Any],
+    used: Sequence[InstrumentedAttribute[Any]],
     now: float,
     limit: int,
 ) -> Sequence[str]:
-    """Lock old rows that no job uses, by its column `used`; return their shas."""
-    unused = (table.created_at < now - UPLOAD_GRACE_S, ~exists().where(used == table.sha))
+    """Lock old rows that no job uses, by the columns `used`; return their shas."""
+    unused = (
+        table.created_at < now - UPLOAD_GRACE_S,
+        *(~exists().where(column == table.sha) for column in used),
+    )
     found = select(table.sha).where(*unused).order_by(table.sha).limit(limit)
     # Once they are locked, no job of them can be made; one may have been made just before.
     locked = session.scalars(found.with_for_update(skip_locked=True)).all()
@@ -134,6 +139,7 @@ def _unused() -> ColumnElement[bool]:
     used = select(ModelRow.sha).union(
         select(DatasetRow.sha),
         select(QuantizedModelRow.sha),
+        select(InferenceRow.outputs_sha).where(InferenceRow.outputs_sha.is_not(None)),
         select(ModuleRunRow.artifact_sha),
         select(JobRow.artifact_sha).where(JobRow.artifact_sha.is_not(None)),
         select(JobRow.untuned_artifact_sha).where(JobRow.untuned_artifact_sha.is_not(None)),

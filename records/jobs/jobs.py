@@ -50,7 +50,7 @@ class JobRequest(JobOptions):
     """A request for a job, as stored; clients send it as `tunefarm.client.values.JobRequest`.
 
     `objective` names what is minimized. The model counts in it with `model_weight`, beside the models of the
-    other jobs of its group.
+    other jobs of its group. An inference job `infers` with the artifact of the job of this id.
     """
 
     model_sha: str
@@ -60,6 +60,7 @@ class JobRequest(JobOptions):
     budget: Budget
     objective: str = "sum"
     model_weight: float = 1.0
+    infers: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -527,6 +528,7 @@ def _jobs(session: Session, query: Select[JobRow]) -> list[Job]:
                 budget=Budget(row.trials, row.minutes, row.latency_s, row.min_gain),
                 objective=row.objective,
                 model_weight=row.model_weight,
+                infers=row.infers,
                 **options_of(row),
             ),
             state=JobState(row.state),

@@ -200,6 +200,8 @@ class JobRow(Base):
     # foreign key, because SQLite can't add one to a table.
     quantize: Mapped[str] = mapped_column(default="none")
     calibration: Mapped[str | None]
+    # The job whose artifact an inference job runs. That job may have been deleted since.
+    infers: Mapped[str | None]
     # The numbers of its trials and of those that are done: counting them takes longer the more there are.
     trials_issued: Mapped[int] = mapped_column(default=0)
     trials_done: Mapped[int] = mapped_column(default=0)
@@ -221,6 +223,17 @@ class JobRow(Base):
     trace_parent: Mapped[str] = mapped_column(default="")
     # Counts the artifacts of the model on the device class, from 1; null without an artifact.
     artifact_version: Mapped[int | None]
+
+
+class InferenceRow(Base):
+    """What an inference job runs an artifact with, and what came of it: the fields of
+    core.inference.Comparison."""
+
+    __tablename__ = "inferences"
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    inputs: Mapped[str] = mapped_column(ForeignKey("datasets.sha"))
+    outputs_sha: Mapped[str | None] = mapped_column(ForeignKey("blobs.sha"))
+    comparison: Mapped[dict[str, Any] | None]
 
 
 class ArtifactCountRow(Base):

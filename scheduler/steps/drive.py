@@ -14,13 +14,16 @@ from records.jobs.jobs import Job, JobNotFound
 from records.storage.database import StorageError
 from scheduler.context import Context
 from scheduler.errors import PermanentError
-from scheduler.steps import attempts, claims, intake, publish, rounds
+from scheduler.steps import attempts, claims, inference, intake, publish, rounds
 from system import logs
 
 
 @dataclass(frozen=True)
 class Step:
-    """The next step of jobs in one of `states`. The step is the Celery task `scheduler.NAME`."""
+    """The next step of jobs in one of `states`. The step is the Celery task `scheduler.NAME`.
+
+    An inference job runs `inference.run` in its place.
+    """
 
     name: str
     states: frozenset[JobState]
@@ -113,7 +116,8 @@ def _take(context: Context, step: Step, job: Job) -> None:
         with context.database.begin() as session:
             newest = events.latest(session, job.id, 1)
         try:
-            step.run(context, job)
+            take = step.run if job.request.infers is None else inference.run
+            take(context, job)
         except PERMANENT as error:
             log.warning("job %s failed: %s", job.id, error)
             context.metrics.step_failures.labels(step.name, "final").inc()

@@ -186,7 +186,8 @@ class JobBody(BaseModel):
     `end_reason` says which goal ended the search: trials, minutes, latency, gain, or exhausted where nothing
     was left to try. `seconds_left` is an estimate, null while nobody knows. Jobs that share their trials are
     listed in `members`, which is empty for a job alone. `onnxruntime` is null until a model is published.
-    `artifact_version` counts the artifacts of the model on the device class.
+    `artifact_version` counts the artifacts of the model on the device class. An inference job `infers` with
+    the artifact of the job of this id.
     """
 
     id: str
@@ -219,6 +220,7 @@ class JobBody(BaseModel):
     tuned_s: list[float]
     onnxruntime: OnnxRuntimeBody | None
     artifact_version: int | None
+    infers: str | None
 
     @classmethod
     def of(cls, job: Job, now: float, members: Sequence[str] = ()) -> JobBody:
@@ -253,6 +255,7 @@ class JobBody(BaseModel):
             untuned_s=list(job.untuned_s or ()),
             tuned_s=list(job.tuned_s or ()),
             artifact_version=job.artifact_version,
+            infers=request.infers,
             **options_of(request),
             onnxruntime=None if job.onnxruntime is None else OnnxRuntimeBody.of(job.onnxruntime),
         )
@@ -453,9 +456,7 @@ def create(
 
     Each token has keys of its own.
     """
-    token_id = request.state.caller.token_id
-    if idempotency_key is not None and token_id is not None:
-        idempotency_key = f"{token_id} {idempotency_key}"
+    idempotency_key = own_key(request, idempotency_key)
     with context.database.begin() as session:
         wanted = _job_requests(session, body, context.now())
         args = (session, context.new_id(), wanted, idempotency_key, context.now(), tracing.current())
@@ -595,11 +596,11 @@ async def artifact(job_id: str, request: Request, context: ContextDep, bundle: B
 
     Repr-Digest has the SHA-256 of the tar file.
     """
-    job = await run_in_threadpool(_published, context, job_id)
+    job = await run_in_threadpool(published_job, context, job_id)
     return await artifact_answer(context, job, request, bundle)
 
 
-def _published(context: ServerContext, job_id: str) -> Job:
+def published_job(context: ServerContext, job_id: str) -> Job:
     """Return a job that has published an artifact. Raises JobNotFound and Problem."""
     with context.database.begin() as session:
         job = jobs.get(session, job_id)
@@ -611,6 +612,14 @@ def _published(context: ServerContext, job_id: str) -> Job:
             detail = f"Job {job.id} is {job.state}: its tuned model can be fetched when it is done."
         raise Problem(409, "no-artifact", detail, state=job.state.value)
     return job
+
+
+def own_key(request: Request, idempotency_key: str | None) -> str | None:
+    """Return the idempotency key as it is stored: each token has keys of its own."""
+    token_id = request.state.caller.token_id
+    if idempotency_key is None or token_id is None:
+        return idempotency_key
+    return f"{token_id} {idempotency_key}"
 
 
 def _short(number: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,14 +22,15 @@ from proto.convert import (
     ProtocolMismatchError,
     WireError,
     library_from_wire,
+    outputs_from_wire,
     report_from_wire,
     response_to_wire,
 )
 from proto.fleet_pb2_grpc import FleetServicer
 from proto.messages import SyncResponse, WorkerReport
-from records.fleet import building, workers
+from records.fleet import building, module_runs, workers
 from records.fleet.names import NameInUse, NameTaken
-from records.jobs import tasks
+from records.jobs import inferences, tasks
 from records.jobs.tasks import WorkloadNotFound
 from records.storage import blobs
 from records.storage.blobs import BlobNotFound
@@ -96,6 +98,12 @@ class FleetService(FleetServicer):
             token_id = current_caller.get().token_id
             reason = await self._context.transfers.run(self._store_library, request, token_id)
         return pb.LibraryStored(refused=reason)
+
+    async def PutOutputs(self, request: pb.Outputs, context: Any) -> pb.OutputsStored:  # noqa: N802
+        async with _abort_on_error(context):
+            token_id = current_caller.get().token_id
+            reason = await self._context.transfers.run(self._store_outputs, request, token_id)
+        return pb.OutputsStored(refused=reason)
 
     def _held_back(self, report: WorkerReport) -> WorkerReport:
         """Return the report. If the service requires a sandbox and this one has gaps, make the worker unable.
@@ -231,6 +239,26 @@ class FleetService(FleetServicer):
             if building.put_library(session, lease_id, library.trial_id, library.sha, library.data):
                 return ""
             return "the lease doesn't hold its trial"
+
+    def _store_outputs(self, request: pb.Outputs, token_id: str | None) -> str:
+        """Store the outputs of an inference. Return why they are not stored; "" when they are."""
+        try:
+            outputs = outputs_from_wire(request)
+        except WireError as error:
+            return _details(error)
+        held = (outputs.lease.id, outputs.session_id, outputs.module_run_id)
+        with self._context.database.reading() as session:
+            if module_runs.leased_job(session, *held, self._context.now(), token_id) is None:
+                return "the lease is over"
+        file = io.BytesIO(outputs.data)
+        blobs.upload(self._context.database, file, outputs.sha, len(outputs.data))
+        with self._context.database.begin() as session:
+            job_id = module_runs.leased_job(session, *held, self._context.now(), token_id)
+            if job_id is None:
+                return "the lease is over"
+            blobs.put_file(session, file, outputs.sha, len(outputs.data))
+            inferences.set_outputs(session, job_id, outputs.sha)
+        return ""
 
 
 @asynccontextmanager

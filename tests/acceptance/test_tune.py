@@ -110,6 +110,46 @@ def test_two_models_of_a_batch_are_tuned_together_and_right_on_any_number_of_thr
 
 
 @pytest.mark.slow_lane
+def test_a_model_is_quantized_and_its_artifact_runs_with_own_inputs(
+    model: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    import numpy as np
+
+    images = np.random.default_rng(1).standard_normal((8, 3, 8, 8), np.float32)
+    np.savez(tmp_path / "data.npz", input=images)
+    np.savez(tmp_path / "one.npz", input=images[:1])
+    flags = ["--trials", 8, "--quantize", "int8", "--calibration", "data.npz", "--json"]
+    result = json.loads(done(tunefarm(["tune", model, *flags], environment, tmp_path)))
+    assert (result["job"]["quantize"], len(result["job"]["calibration"])) == ("int8", 64)
+    assert result["quantization"]["samples"] == 8
+    assert {layer["operator"] for layer in result["quantization"]["layers"]} >= {"Conv", "Gemm"}
+    assert "quantized (int8): " in result["job"]["message"]
+    manifest = json.loads((tmp_path / "tiny-tuned" / "manifest.json").read_text())
+    assert manifest["quantization"]["outputs"] == result["quantization"]["outputs"]
+
+    run = ["infer", result["job"]["id"], "--inputs", "one.npz", "--out", "out.npz", "--json"]
+    inferred = json.loads(done(tunefarm(run, environment, tmp_path)))
+    [difference] = inferred["inference"]["comparison"]["outputs"]
+    session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
+    [wanted] = session.run(None, {"input": images[:1]})
+    found = np.load(tmp_path / "out.npz")[difference["name"]]
+    assert difference["largest"] == pytest.approx(np.abs(found - wanted).max(), rel=1e-3)
+    [computed] = tunefarm_runtime.load(tmp_path / "tiny-tuned")(images[:1])
+    np.testing.assert_allclose(found, computed, rtol=1e-5)
+
+    # A file that fits nothing fails the job, and one that is no archive isn't sent.
+    np.savez(tmp_path / "bad.npz", input=images)
+    bad = tunefarm(
+        ["infer", result["job"]["id"], "--inputs", "bad.npz", "--out", "o.npz"], environment, tmp_path
+    )
+    assert "has the shape (8, 3, 8, 8), and the model's input (1, 3, 8, 8)" in bad.communicate()[1]
+    assert bad.returncode == 6
+    wrong = tunefarm(["tune", model, "--quantize", "int8", "--calibration", model], environment, tmp_path)
+    assert "is no .npz file" in wrong.communicate()[1]
+    assert wrong.returncode == 3
+
+
+@pytest.mark.slow_lane
 def test_an_interrupted_job_goes_on_and_nothing_runs_meanwhile(
     model: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:

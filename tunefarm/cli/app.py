@@ -18,6 +18,7 @@ from tunefarm.cli import (
     cost_models,
     differences,
     doctor,
+    infer,
     init,
     jobs,
     processes,
@@ -37,8 +38,8 @@ NAME = "tunefarm"
 BAD_INPUT_STATUSES = (400, 413, 415, 422)
 
 app = typer.Typer(
-    epilog="Also: init, top, diff, check, verify, release, webhook, server, scheduler, backup, restore, "
-    "delete, delete-imported, migrate, calibrate. docs/commands.md lists the exit codes.",
+    epilog="Also: init, top, diff, check, verify, infer, release, webhook, server, scheduler, backup, "
+    "restore, delete, delete-imported, migrate, calibrate. docs/commands.md lists the exit codes.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -77,6 +78,7 @@ app.command(hidden=True)(cost_models.model)
 app.command(hidden=True)(differences.diff)
 app.command(hidden=True)(differences.check)
 app.command(hidden=True)(verify.verify)
+app.command(hidden=True)(infer.infer)
 app.command()(schedules.best)
 app.command()(schedules.show)
 app.command()(schedules.export)

@@ -465,7 +465,12 @@ def _interrupted_job(service: Service, request: JobRequest) -> Job | None:
         return None
     for job in service.client.jobs():
         is_first = not job.members or job.members[0] == job.id
-        if not job.state.finished and is_first and _asked(service.client, job, request) == request:
+        if (
+            not job.state.finished
+            and is_first
+            and job.infers is None
+            and _asked(service.client, job, request) == request
+        ):
             return job
     return None
 

@@ -1,5 +1,6 @@
 """The Python client of a tunefarm service. Needs neither TVM nor a server installed."""
 
+from core.inference import Comparison, OutputDifference
 from core.job import Build, JobState, Quantize
 from core.quantization import LayerAccuracy, OutputAccuracy, Quantization
 from core.tokens import Scope
@@ -18,6 +19,7 @@ from tunefarm.client.values import (
     HeldOutAccuracy,
     ImportResult,
     ImportsDeleted,
+    Inference,
     Job,
     JobEvent,
     JobRequest,
@@ -42,6 +44,7 @@ __all__ = [
     "Build",
     "Client",
     "ClientError",
+    "Comparison",
     "CostModelReport",
     "DeviceClass",
     "ExportedRecord",
@@ -49,6 +52,7 @@ __all__ = [
     "HeldOutAccuracy",
     "ImportResult",
     "ImportsDeleted",
+    "Inference",
     "Job",
     "JobEvent",
     "JobRequest",
@@ -57,6 +61,7 @@ __all__ = [
     "NewToken",
     "NewWebhook",
     "OutputAccuracy",
+    "OutputDifference",
     "ProblemError",
     "Quantization",
     "Quantize",

@@ -43,6 +43,7 @@ from tunefarm.client.values import (
     DeviceClass,
     ImportResult,
     ImportsDeleted,
+    Inference,
     Job,
     JobEvent,
     JobRequest,
@@ -199,6 +200,21 @@ class Client:
     def quantization(self, job_id: str) -> Quantization:
         """Return what the service quantized of a job's model, layer by layer."""
         return _parse(Quantization, self._get(f"/v1/jobs/{quote(job_id, safe='')}/quantization"))
+
+    def infer(self, job_id: str, inputs: str, target: str | None = None) -> Job:
+        """Start a job that runs the artifact of a job with a dataset, by its SHA-256. It runs on a device of
+        the class `target`, by default the artifact's own."""
+        body = {"inputs": inputs} | ({} if target is None else {"target": target})
+        headers = {"Idempotency-Key": uuid.uuid4().hex}
+        return _parse(Job, self._post(f"/v1/jobs/{quote(job_id, safe='')}/inferences", body, headers))
+
+    def inference(self, job_id: str) -> Inference:
+        """Return what an inference job came to."""
+        return _parse(Inference, self._get(f"/v1/jobs/{quote(job_id, safe='')}/inference"))
+
+    def download_outputs(self, job_id: str, into: Path) -> None:
+        """Write the outputs of an inference job, an .npz file. Raises OSError when it can't be written."""
+        self._fetch_unless(None, f"/v1/jobs/{quote(job_id, safe='')}/outputs", into)
 
     def workload(self, workload: str) -> str:
         """Return the module of a workload, as TVM's JSON."""

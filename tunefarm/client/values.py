@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from core.inference import Comparison
 from core.job import MAX_TRIALS, EndReason, JobOptions, JobState
 from core.tokens import Scope
 from core.webhook import WebhookEvent
@@ -94,7 +95,8 @@ class Job(JobOptions):
 
     `untuned_latency_s` is the latency of the whole model as TVM compiles it by default, except that slow
     loops get a plain parallel schedule. `tuned_latency_s` is its latency with the best schedules. Both are
-    measured on the device. `onnxruntime` is None until a model is published.
+    measured on the device. `onnxruntime` is None until a model is published. An inference job `infers` with
+    the artifact of the job of this id.
     """
 
     id: str
@@ -123,6 +125,7 @@ class Job(JobOptions):
     seconds_left: float | None = None
     onnxruntime: OnnxRuntime | None = None
     artifact_version: int | None = None
+    infers: str | None = None
 
     @property
     def published_latency_s(self) -> float | None:
@@ -136,6 +139,19 @@ class Job(JobOptions):
         if self.trials == MAX_TRIALS:
             return str(self.trials_done)
         return f"{self.trials_done}/{max(self.trials, self.trials_done)}"
+
+
+@dataclass(frozen=True)
+class Inference:
+    """An inference job: it ran the artifact of the job `infers` with the dataset `inputs`.
+
+    `comparison` is None until the job is done.
+    """
+
+    infers: str
+    inputs: str
+    has_outputs: bool
+    comparison: Comparison | None
 
 
 @dataclass(frozen=True)

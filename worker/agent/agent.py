@@ -13,10 +13,10 @@ from pathlib import Path
 import grpc
 
 from core.device import Device
-from core.lease import Candidate, Limits, ModuleRun
+from core.lease import Candidate, LeaseId, Limits, ModuleRun
 from core.measurement import Built, Measurement, Outcome
 from core.worker import DesiredState, Role, Vitals, WorkerState
-from proto.messages import LibraryUpload, SyncResponse, WorkerReport
+from proto.messages import LibraryUpload, OutputsUpload, SyncResponse, WorkerReport
 from system import logs, tracing
 from worker.agent.build_ahead import BuiltBatch, build_ahead
 from worker.agent.display import Display, LeaseProgress, LogDisplay
@@ -381,7 +381,10 @@ class Agent:
         """Put a result of everything that the lease holds into the outbox."""
         lease = held.lease
         if lease.module_runs:
-            timed = await self._time_modules(lease.module_runs, limits)
+            if lease.module_runs[0].kind == "inference":
+                timed = [await self._infer(lease.id, run, limits) for run in lease.module_runs]
+            else:
+                timed = await self._time_modules(lease.module_runs, limits)
             for run, measurement in zip(lease.module_runs, timed, strict=True):
                 self._outbox.add_module_run(lease.id, run.id, measurement)
                 held.note(measurement)
@@ -488,6 +491,22 @@ class Agent:
         """Return the candidates that are built, or loaded, together with the one at this index."""
         following = (request for _, request in batch[index + 1 : index + self._config.build_together])
         return [request for request in following if isinstance(request, BuildRequest)]
+
+    async def _infer(self, lease: LeaseId, run: ModuleRun, limits: Limits) -> Measurement:
+        """Call an artifact with the inputs packed with it, and store its outputs."""
+        with tempfile.TemporaryDirectory(prefix="tunefarm-modules-") as folder:
+            path = Path(folder) / str(run.id)
+            try:
+                await self._fleet.fetch_blob(run.artifact_sha, path)
+            except (NotStored, OSError) as error:
+                return Measurement(Outcome.UNKNOWN, error=f"the module could not be fetched: {error}")
+            inferred = await self._executor.infer(path, limits)
+        if isinstance(inferred, Measurement):
+            return inferred
+        refused = await self._fleet.put_outputs(OutputsUpload(self._session_id, lease, run.id, inferred.data))
+        if refused:
+            return Measurement(Outcome.RUN_ERROR, error=f"the service refused the outputs: {refused}")
+        return Measurement(Outcome.OK, (inferred.run_s,))
 
     async def _time_modules(self, runs: Sequence[ModuleRun], limits: Limits) -> list[Measurement]:
         with tempfile.TemporaryDirectory(prefix="tunefarm-modules-") as folder:

@@ -48,6 +48,7 @@ def read_vitals() -> Vitals:
         tunefarm_version=installed_version(),
         tvm_version=installed_version("apache-tvm"),
         onnxruntime_version=installed_version("onnxruntime"),
+        infers=True,
         load=_read(lambda: psutil.getloadavg()[0]),
         temperature_c=_read(lambda: hottest(psutil.sensors_temperatures())),
         memory_free_bytes=_read(lambda: int(psutil.virtual_memory().available)),

@@ -14,9 +14,17 @@ import grpc.aio
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_random_exponential
 
 from proto import fleet_pb2 as pb
-from proto.convert import WireError, library_to_wire, report_to_wire, response_from_wire
+from proto.convert import WireError, library_to_wire, outputs_to_wire, report_to_wire, response_from_wire
 from proto.fleet_pb2_grpc import FleetStub
-from proto.messages import MAX_LIBRARY_BYTES, MAX_MESSAGE_BYTES, LibraryUpload, SyncResponse, WorkerReport
+from proto.messages import (
+    MAX_LIBRARY_BYTES,
+    MAX_MESSAGE_BYTES,
+    MAX_OUTPUTS_BYTES,
+    LibraryUpload,
+    OutputsUpload,
+    SyncResponse,
+    WorkerReport,
+)
 from system import tracing
 from system.ip_addresses import is_loopback
 from system.tls import TlsFiles
@@ -168,6 +176,20 @@ class FleetClient:
         async def call() -> str:
             wire = await self._stub.PutLibrary(  # type: ignore[misc]
                 library_to_wire(library), timeout=BLOB_TIMEOUT_S, metadata=self._metadata
+            )
+            return str(wire.refused)
+
+        return await self._retry(call)
+
+    async def put_outputs(self, outputs: OutputsUpload) -> str:
+        """Store the outputs of a module run. Return a sentence on why the service refuses them, or an empty
+        one."""
+        if len(outputs.data) > MAX_OUTPUTS_BYTES:
+            return f"they have {len(outputs.data)} bytes, and {MAX_OUTPUTS_BYTES} are allowed"
+
+        async def call() -> str:
+            wire = await self._stub.PutOutputs(  # type: ignore[misc]
+                outputs_to_wire(outputs), timeout=BLOB_TIMEOUT_S, metadata=self._metadata
             )
             return str(wire.refused)
 

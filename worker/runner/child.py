@@ -91,6 +91,9 @@ class ChildServer:
                     with Path(request.measure_module.path).open("rb") as artifact:
                         measurement = self._runner.measure_module(artifact, request.measure_module.compare)
                     reply = child_messages.measurement_to_wire(measurement)
+                case "infer_path":
+                    with Path(request.infer_path).open("rb") as packed:
+                        reply = child_messages.inferred_to_wire(self._runner.infer(packed))
                 case "measure_onnx":
                     with Path(request.measure_onnx.path).open("rb") as model:
                         measurement = self._runner.measure_onnx(model, request.measure_onnx.shapes)

@@ -18,15 +18,16 @@ from core.worker import MAX_HEALTH_ERROR_CHARS
 from proto import child_pb2 as pb
 from proto import convert
 from proto.convert import WireError
-from proto.messages import MAX_LIBRARY_BYTES, MAX_PLATFORMS
+from proto.messages import MAX_LIBRARY_BYTES, MAX_OUTPUTS_BYTES, MAX_PLATFORMS
 from worker.runner.frames import MAX_REPLY_BYTES, FrameError
-from worker.runner.interface import BuildRequest, Exported, Platforms
+from worker.runner.interface import BuildRequest, Exported, Inferred, Platforms
 
 # Ten times as many as the runner makes; a call that carries MAX_RESULTS measurements stays small.
 MAX_REPEATS = 1000
 MAX_SANDBOX_GAPS = 16
 # A library, and the rest of its reply.
 MAX_EXPORT_REPLY_BYTES = MAX_LIBRARY_BYTES + MAX_REPLY_BYTES
+MAX_OUTPUTS_REPLY_BYTES = MAX_OUTPUTS_BYTES + MAX_REPLY_BYTES
 
 
 def build_to_wire(number: int, request: BuildRequest) -> pb.CandidateBuild:
@@ -75,6 +76,12 @@ def export_to_wire(exported: Exported | Measurement) -> pb.ChildReply:
     return pb.ChildReply(exported=library)
 
 
+def inferred_to_wire(inferred: Inferred | Measurement) -> pb.ChildReply:
+    if isinstance(inferred, Measurement):
+        return measurement_to_wire(inferred)
+    return pb.ChildReply(inferred=pb.Inferred(data=inferred.data, run_s=inferred.run_s))
+
+
 def parse_reply(body: bytes) -> pb.ChildReply:
     try:
         return pb.ChildReply.FromString(body)
@@ -97,6 +104,15 @@ def export_of(reply: pb.ChildReply) -> Exported | Measurement:
     if not 0.0 <= build_s < math.inf:
         raise FrameError(f"not a library: it can't be built in {build_s} s")
     return Exported(reply.exported.data, build_s)
+
+
+def inferred_of(reply: pb.ChildReply) -> Inferred | Measurement:
+    if reply.WhichOneof("reply") != "inferred":
+        return measurement_of(reply)
+    run_s = reply.inferred.run_s
+    if not 0.0 < run_s < math.inf:
+        raise FrameError(f"not outputs: no call takes {run_s} s")
+    return Inferred(reply.inferred.data, run_s)
 
 
 def profile_of(reply: pb.ChildReply) -> Profile:

@@ -26,7 +26,8 @@ from compiler.target import detect_device
 from core.device import Device, cuda_platform
 from core.measurement import Measurement, Outcome
 from core.profile import Profile
-from worker.runner.interface import BuildRequest, Exported, Notify, Platforms
+from proto.messages import MAX_OUTPUTS_BYTES
+from worker.runner.interface import BuildRequest, Exported, Inferred, Notify, Platforms
 
 
 class CompilerRunner:
@@ -113,6 +114,10 @@ class CompilerRunner:
 
     def measure_module(self, artifact: IO[bytes], compare: bool) -> Measurement:
         return self._runner(self._device.target).measure_module(artifact, compare)
+
+    def infer(self, packed: IO[bytes]) -> Inferred | Measurement:
+        found = self._runner(self._device.target).infer(packed, MAX_OUTPUTS_BYTES)
+        return found if isinstance(found, Measurement) else Inferred(*found)
 
     def measure_onnx(self, model: IO[bytes], shapes: str) -> Measurement:
         given = {name: tuple(shape) for name, shape in json.loads(shapes).items()}

@@ -37,7 +37,7 @@ from worker.runner.child_process import ChildDied, ChildProcess
 from worker.runner.child_protocol import BuildCall, UnaryCall
 from worker.runner.file_transfer import FileTransfer
 from worker.runner.frames import MAX_REPLY_BYTES, FrameError
-from worker.runner.interface import BuildRequest, Exported, Phase
+from worker.runner.interface import BuildRequest, Exported, Inferred, Phase
 from worker.runner.start_failure import ChildStartError, died, start_failure, timed_out
 
 _log = logging.getLogger(__name__)
@@ -174,7 +174,9 @@ class Executor:
         if failure is not None:
             return failure
         run = pb.RunCandidate(number=self._built.pop(request), best_s=best_s)
-        return await self._run(pb.ChildRequest(run=run), limits.run_timeout_s, limits.memory_bytes)
+        return await self._run(
+            pb.ChildRequest(run=run), child_messages.measurement_of, limits.run_timeout_s, limits.memory_bytes
+        )
 
     async def export(
         self, request: BuildRequest, limits: Limits, ahead: Sequence[BuildRequest] = ()
@@ -198,7 +200,8 @@ class Executor:
         def request(path: str) -> pb.ChildRequest:
             return pb.ChildRequest(measure_module=pb.MeasureModule(path=path, compare=compare))
 
-        return _explain_memory(await self._run_on_file(request, artifact, limits), limits.memory_bytes)
+        measured = await self._run_on_file(request, artifact, limits, child_messages.measurement_of)
+        return _explain_memory(measured, limits.memory_bytes)
 
     async def measure_onnx(self, model: Path, limits: Limits, shapes: str) -> Measurement:
         """Time an ONNX model in ONNX Runtime for one turn; see `worker.runner.interface.Runner`."""
@@ -206,7 +209,16 @@ class Executor:
         def request(path: str) -> pb.ChildRequest:
             return pb.ChildRequest(measure_onnx=pb.MeasureOnnx(path=path, shapes=shapes))
 
-        return await self._run_on_file(request, model, limits)
+        return await self._run_on_file(request, model, limits, child_messages.measurement_of)
+
+    async def infer(self, packed: Path, limits: Limits) -> Inferred | Measurement:
+        """Call the packed module in a file with its inputs; see `worker.runner.interface.Runner`."""
+        most = child_messages.MAX_OUTPUTS_REPLY_BYTES
+
+        def request(path: str) -> pb.ChildRequest:
+            return pb.ChildRequest(infer_path=path)
+
+        return await self._run_on_file(request, packed, limits, child_messages.inferred_of, most)
 
     async def calibrate(self, memory_bytes: int) -> Profile | None:
         """Measure the device's speeds. Return None, and log the reason, when that fails.
@@ -405,17 +417,28 @@ class Executor:
 
     # Calling the child
 
-    async def _run(self, request: pb.ChildRequest, timeout_s: float, memory_bytes: int) -> Measurement:
+    async def _run(
+        self,
+        request: pb.ChildRequest,
+        decode: Callable[[pb.ChildReply], _T],
+        timeout_s: float,
+        memory_bytes: int,
+        max_reply_bytes: int = MAX_REPLY_BYTES,
+    ) -> _T | Measurement:
         await self._present_child()
         self._has_run = True
         with tracing.span("run"):
-            measurement_of = child_messages.measurement_of
-            return await self._call(Phase.RUN, request, measurement_of, timeout_s, memory_bytes)
+            return await self._call(Phase.RUN, request, decode, timeout_s, memory_bytes, max_reply_bytes)
 
     async def _run_on_file(
-        self, request: Callable[[str], pb.ChildRequest], file: Path, limits: Limits
-    ) -> Measurement:
-        """Time the whole model in a file in the child."""
+        self,
+        request: Callable[[str], pb.ChildRequest],
+        file: Path,
+        limits: Limits,
+        decode: Callable[[pb.ChildReply], _T],
+        max_reply_bytes: int = MAX_REPLY_BYTES,
+    ) -> _T | Measurement:
+        """Run the whole model in a file in the child."""
         await self._replace_dead_child()
         await self._present_child()
         assert self._transfer is not None, "made together with the child"
@@ -424,7 +447,9 @@ class Executor:
         except OSError as error:
             return Measurement(Outcome.UNKNOWN, error=f"the model can't be given to the child: {error}")
         try:
-            return await self._run(request(str(path)), limits.module_timeout_s, limits.memory_bytes)
+            return await self._run(
+                request(str(path)), decode, limits.module_timeout_s, limits.memory_bytes, max_reply_bytes
+            )
         finally:
             path.unlink(missing_ok=True)
 

@@ -47,6 +47,14 @@ class Exported:
 
 
 @dataclass(frozen=True)
+class Inferred:
+    """The outputs of a model as an .npz file, and the seconds of the call."""
+
+    data: bytes
+    run_s: float
+
+
+@dataclass(frozen=True)
 class Platforms:
     """The platforms that candidates can be exported for, and a sentence about each other one."""
 
@@ -104,6 +112,10 @@ class Runner(Protocol):
         With `compare`, first compare its outputs with the outputs of the untuned library that is packed with
         it.
         """
+        ...
+
+    def infer(self, packed: IO[bytes]) -> Inferred | Measurement:
+        """Call a packed module once with the inputs that are packed with it, and unload it."""
         ...
 
     def measure_onnx(self, model: IO[bytes], shapes: str) -> Measurement:

@@ -100,7 +100,7 @@ def test_infinities_of_masks_stay_in_floats() -> None:
     model = b.model({"x": [32, 32]}, {b.op("MatMul", shares, b.weight(32, 16)): [32, 16]})
     data = RNG.standard_normal((4, 32, 32), np.float32)
     quantized, report = made(model, Quantize.INT8, npz(x=data))
-    assert {layer.operator for layer in report.layers if layer.kept} >= {"Add", "Softmax"}
+    assert {layer.operator for layer in report.layers if layer.kept} >= {"Softmax"}
     assert report.worst_db is not None
     assert report.worst_db > 20
     wanted, found = (run(one, {"x": data[0]}) for one in (model, quantized))
@@ -138,7 +138,7 @@ def test_a_bias_stays_a_float() -> None:
     ("arrays", "message"),
     [
         ({"y": IMAGES}, "has no array 'input', which is an input of the model; its arrays are: y"),
-        ({"input": IMAGES.astype(np.float64)}, "is float64, and the model's input is float32"),
+        ({"input": IMAGES.astype(np.float64)}, "is float64, and the model's input takes float32"),
         ({"input": IMAGES[:, :2]}, r"has the shape \(12, 2, 8, 8\), and the model's input \(2, 3, 8, 8\)"),
         ({"input": IMAGES[:3]}, "has 3 rows, and a sample takes 2: give whole samples"),
         ({"input": IMAGES[:0]}, "has 0 rows, and a sample takes 2: give whole samples, at least one"),
@@ -198,5 +198,7 @@ def test_a_child_quantizes_and_says_what_is_wrong() -> None:
         assert any(node.op_type == "QuantizeLinear" for node in proto.graph.node)
         assert report.samples == 12
         assert report.layers
+        data.seek(0)
+        data.truncate()
         with pytest.raises(ModelError, match=r"^the calibration data can't be read: File is not a zip"):
-            quantize_model(model, {}, Quantize.INT8, model, into)
+            quantize_model(model, {}, Quantize.INT8, data, into)

@@ -14,13 +14,13 @@ from compiler.measuring.runner import LocalRunner
 from compiler.packaging.artifact import Manifest, unpack
 from compiler.target import detect_device
 from core.job import Budget
-from core.measurement import Measurement
-from core.worker import WorkerState
+from core.measurement import Measurement, Outcome
+from core.worker import Vitals, WorkerState
 from records.fleet import leases, workers
 from records.fleet.leases import StoredLease
 from records.fleet.results import LeaseResult
 from records.fleet.workers import WorkerSession
-from records.jobs import jobs, models, tasks
+from records.jobs import inferences, jobs, models, tasks
 from records.jobs.jobs import Job, JobRequest
 from records.jobs.models import UploadKind
 from records.storage import blobs
@@ -65,7 +65,8 @@ class Device:
         self._database = database
         self._builder = LocalBuilder(self.fingerprint.target)
         self._runner = LocalRunner(self.fingerprint.target)
-        self._session = WorkerSession("worker", "session", WorkerState.READY, self.fingerprint)
+        able = Vitals(infers=True)
+        self._session = WorkerSession("worker", "session", WorkerState.READY, self.fingerprint, able)
         with database.begin() as session:
             workers.register(session, self._session, NOW)
 
@@ -83,6 +84,8 @@ class Device:
         with self._database.begin() as session:
             texts = tasks.workloads(session, {trial.workload_hash for trial in lease.trials})
             artifacts = {run.id: blobs.get(session, run.artifact_sha) for run in lease.module_runs}
+        if lease.module_runs and lease.module_runs[0].kind == "inference":
+            return [self._infer(lease, run_id, packed) for run_id, packed in artifacts.items()]
         if artifacts:
             return [
                 LeaseResult(
@@ -94,6 +97,15 @@ class Device:
             LeaseResult(self._trial(texts[t.workload_hash], t.trace, lease.constants[t.workload_hash]), t.id)
             for t in lease.trials
         ]
+
+    def _infer(self, lease: StoredLease, run_id: int, packed: bytes) -> LeaseResult:
+        found = self._runner.infer(io.BytesIO(packed), 1 << 20)
+        if isinstance(found, Measurement):
+            return LeaseResult(found, module_run_id=run_id)
+        data, secs = found
+        with self._database.begin() as session:
+            inferences.set_outputs(session, lease.job_id, blobs.put(session, data))
+        return LeaseResult(Measurement(Outcome.OK, (secs,)), module_run_id=run_id)
 
     def _trial(self, module_json: str, trace: str, constants: tuple[int, ...]) -> Measurement:
         built = self._builder.build(module_json, trace)
@@ -141,6 +153,7 @@ def finish(
     device: Device,
     children: CompilerChildren | None = None,
     signing_key: SigningKey | None = None,
+    job_id: str = "job",
 ) -> Job:
     wakes: list[tuple[str, str]] = []
     made = context(database, wakes, children, signing_key)
@@ -150,9 +163,9 @@ def finish(
         wake_jobs(made)
         while wakes:
             drive(made, *wakes.pop(0))
-        device.work(f"lease {turn}")
+        device.work(f"lease {turn} of {job_id}")
         with database.begin() as session:
-            job = jobs.get(session, "job")
+            job = jobs.get(session, job_id)
         if job.state.finished:
             return job
     raise AssertionError(f"{job.state}: {job.message}")

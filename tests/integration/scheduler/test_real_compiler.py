@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import onnx
 import pytest
 import tunefarm_runtime
+from numpy.typing import NDArray
 from sqlalchemy import select
 
+from compiler.importing.onnx_runtime import load_session
 from core.job import JobState, Quantize
 from records.fleet import module_runs
-from records.jobs import jobs, quantized, tasks
+from records.jobs import inferences, jobs, quantized, tasks
+from records.jobs.jobs import Job
 from records.schedules import schedules, tvmscripts
 from records.schedules.tvmscripts import UNSCHEDULED
 from records.storage import blobs
@@ -98,7 +102,7 @@ def test_a_real_model_is_tuned_and_published(database: Database, tmp_path: Path)
     assert all(isinstance(json.loads(entry.trace), list) for entry in manifest.tasks if entry.trace)
 
 
-@pytest.mark.slow
+@pytest.mark.slow_lane
 def test_a_model_is_quantized_before_it_is_tuned(database: Database) -> None:
     images = np.random.default_rng(0).standard_normal((6, 3, 16, 16), np.float32)
     calibration = dataset(database, data=images)
@@ -122,6 +126,31 @@ def test_a_model_is_quantized_before_it_is_tuned(database: Database) -> None:
     assert runs["onnxruntime"] == form.sha
     assert onnx.load_from_string(compiled).graph.input[0].name == "data"
     assert library.startswith(b"\x7fELF")
+    # It runs with a user's inputs, and is compared with the model of floats.
+    inferred = run_with(database, "infer", data=images[:1])
+    assert inferred.state is JobState.DONE
+    assert inferred.message.startswith(
+        "worker worker ran it; the outputs differ from ONNX Runtime's for the orig"
+    )
+    with database.begin() as session:
+        found = inferences.get(session, "infer")
+        outputs = blobs.get(session, str(found.outputs_sha))
+    assert found.comparison is not None
+    [difference] = found.comparison.outputs
+    [wanted] = load_session(onnx.load_from_string(small_network()), ["pool"])({"data": images[:1]})
+    computed = np.load(io.BytesIO(outputs))["pool"]
+    assert computed.shape == (1, 8, 1, 1)
+    assert difference.largest == pytest.approx(np.abs(computed - wanted).max(), rel=1e-3)
+    assert difference.db is not None
+    assert difference.db > 15
+    # Inputs that don't fit fail before a device has them.
+    for name, bad, said in (
+        ("none", {"image": images[:1]}, "the file of inputs has no array 'data'"),
+        ("many", {"data": images}, "array 'data' of the file of inputs has the shape (6, 3, 16, 16)"),
+    ):
+        failed = run_with(database, name, **bad)
+        assert failed.state is JobState.FAILED
+        assert said in str(failed.error)
     # A second job with the same data finds the quantized model.
     with database.begin() as session:
         jobs.create(session, "again", job.request, None, NOW)
@@ -129,6 +158,20 @@ def test_a_model_is_quantized_before_it_is_tuned(database: Database) -> None:
     drive(context(database, [], refuse), "intake", "again")
     with database.begin() as session:
         assert jobs.get(session, "again").state is JobState.TUNING
+
+
+def run_with(database: Database, job_id: str, **arrays: NDArray[Any]) -> Job:
+    """Run the artifact of the job "job" with these inputs, in a job of its own."""
+    with database.begin() as session:
+        own = jobs.get(session, "job")
+        asked = replace(
+            own.request, target=str(own.device_class), infers="job", quantize=Quantize.NONE, calibration=None
+        )
+        jobs.create(session, job_id, asked, None, NOW)
+    inputs = dataset(database, **arrays)
+    with database.begin() as session:
+        inferences.add(session, job_id, inputs)
+    return finish(database, Device(database), job_id=job_id)
 
 
 def test_bad_calibration_data_fails_the_job_at_once(database: Database) -> None:

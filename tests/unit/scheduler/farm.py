@@ -20,15 +20,17 @@ from compiler.lowering.trace import UNSCHEDULED
 from compiler.packaging.artifact import REFERENCE_FAILED, ArtifactError, Manifest, open_reference, unpack
 from compiler.workload import to_json, workload_hash
 from core.device import Device
-from core.job import Budget
+from core.inference import Comparison, OutputDifference
+from core.job import Budget, Quantize
 from core.measurement import Measurement, Outcome
+from core.quantization import OutputAccuracy, Quantization
 from core.worker import Vitals, WorkerState
 from records.fleet import leases, module_runs, workers
 from records.fleet.leases import StoredLease
 from records.fleet.module_runs import StoredModuleRun
 from records.fleet.results import LeaseResult
 from records.fleet.workers import WorkerSession
-from records.jobs import jobs, models, tasks, trials
+from records.jobs import inferences, jobs, models, tasks, trials
 from records.jobs.jobs import Job, JobRequest
 from records.jobs.trials import Trial
 from records.schedules import schedules
@@ -86,7 +88,9 @@ class FakeCompiler:
     harmful: Callable[[str], bool] = lambda trace: False
     unschedulable: ExtractedTask | None = None
     tuned: bytes = TUNED
+    inputs_error: Exception | None = None
     imported: int = 0
+    quantized: int = 0
     tf32: bool = False
     is_onnx: bool = False
     schedules: list[Mapping[str, str]] = field(default_factory=list)
@@ -100,7 +104,22 @@ class FakeCompiler:
             find_batch_shapes=lambda file, shapes, batch: {"x": (batch, 3)},
             verify_import=self._verify,
             check_traces=self._check_traces,
+            quantize_model=self._quantize,
+            check_inputs=self._check_inputs,
+            compare_outputs=lambda *_: Comparison((OutputDifference("data", 3, 1, 0.5, 20.0),)),
         )
+
+    def _check_inputs(self, inputs: IO[bytes], specs: Sequence[TensorSpec]) -> None:
+        if self.inputs_error is not None:
+            raise self.inputs_error
+
+    def _quantize(
+        self, model: IO[bytes], shapes: object, kind: Quantize, data: IO[bytes] | None, into: IO[bytes]
+    ) -> Quantization:
+        self.quantized += 1
+        into.write(b"quantized model")
+        samples = 0 if data is None else 4
+        return Quantization(kind, data is None, samples, 2, 1, (OutputAccuracy("y", 30.0),), ())
 
     def import_model(
         self, file: IO[bytes], shapes: Mapping[str, tuple[int, ...]], target: str, *, tf32: bool = False
@@ -194,6 +213,8 @@ class Farm:
     uncomparable: bool = False
     onnxruntime: str = "1.31.1"
     in_onnx_runtime: Measurement = IN_ONNX_RUNTIME
+    inferred: Measurement = IN_ONNX_RUNTIME
+    sends_outputs: bool = True
     measured: list[int] = field(default_factory=list)
     leased: int = 0
     compiler: FakeCompiler = field(default_factory=FakeCompiler)
@@ -271,7 +292,7 @@ class Farm:
     def lease(self, limit: int = 64) -> StoredLease | None:
         self.leased += 1
         with self.database.begin() as session:
-            vitals = Vitals(onnxruntime_version=self.onnxruntime)
+            vitals = Vitals(onnxruntime_version=self.onnxruntime, infers=True)
             worker = WorkerSession("worker", "session", WorkerState.READY, self.device, vitals)
             workers.heartbeat(session, worker, self.now)
             return leases.acquire_lease(
@@ -290,6 +311,8 @@ class Farm:
     def _time(self, run: StoredModuleRun) -> Measurement:
         if run.kind == "onnxruntime":
             return self.in_onnx_runtime
+        if run.kind == "inference":
+            return self._infer(run)
         artifact = self.blob(run.artifact_sha)
         library, _ = unpack(artifact)
         reference = open_reference(io.BytesIO(artifact))
@@ -300,6 +323,12 @@ class Farm:
         if library in self.broken:
             return Measurement(Outcome.WRONG_RESULT, error="first line\nthe outputs differ")
         return Measurement(Outcome.OK, tuple(self.latency_s[library] * by for by in self.slowdowns))
+
+    def _infer(self, run: StoredModuleRun) -> Measurement:
+        if self.sends_outputs:
+            with self.database.begin() as session:
+                inferences.set_outputs(session, run.job_id, blobs.put(session, b"outputs"))
+        return self.inferred
 
     def blob(self, sha: str | None) -> bytes:
         assert sha is not None

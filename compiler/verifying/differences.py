@@ -1,0 +1,69 @@
+"""Compare the outputs of a user's inputs with the reference's for the original model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.importing.formats.onnx_model import OnnxModel
+from compiler.importing.formats.reading import read_model
+from compiler.importing.spec import NoReference, Shape, TensorSpec
+from compiler.packaging.arrays import inputs_of, read_arrays
+from compiler.verifying.reference import Reference
+from core.inference import Comparison, OutputDifference
+from core.quantization import decibels
+
+Array = NDArray[Any]
+
+
+def compare(
+    model: IO[bytes],
+    shapes: Mapping[str, Shape],
+    inputs: IO[bytes],
+    input_specs: Sequence[TensorSpec],
+    outputs: IO[bytes],
+    output_specs: Sequence[TensorSpec],
+) -> Comparison:
+    """Return how the outputs in an .npz file differ from ONNX Runtime's. Raises ModelError for files that
+    can't be read."""
+    found = read_arrays(outputs, [spec.name for spec in output_specs], "the file of outputs")
+    file = read_model(model, shapes)
+    if not isinstance(file, OnnxModel):
+        return Comparison(note="only ONNX models have a reference")
+    own = [spec.name for spec in file.inputs]
+    if own != [spec.name for spec in input_specs]:
+        return Comparison(note="the original model has other inputs than the artifact")
+    arrays = dict(zip(own, inputs_of(inputs, input_specs, "the file of inputs"), strict=True))
+    try:
+        wanted = Reference(file.file.proto, file.file.output_names).compute({**file.file.weights, **arrays})
+    except NoReference as error:
+        return Comparison(note=str(error))
+    return Comparison(
+        tuple(
+            difference(spec, wanted[name], found[spec.name])
+            for spec, name in zip(output_specs, file.file.output_names, strict=True)
+        )
+    )
+
+
+def difference(spec: TensorSpec, wanted: Array, found: Array) -> OutputDifference:
+    """Return how an output differs from the reference's. Of rows that the data selects, the valid ones are
+    compared."""
+    if spec.padded_axis is not None and wanted.ndim == found.ndim:
+        found = found.take(range(wanted.shape[spec.padded_axis]), spec.padded_axis, mode="clip")
+    if wanted.shape != found.shape:
+        return OutputDifference(spec.name, wanted.size, wanted.size, None, decibels(1.0, float("inf")))
+    a, b = wanted.astype(np.float64), found.astype(np.float64)
+    differs = ~((a == b) | (np.isnan(a) & np.isnan(b)))
+    if not differs.any():
+        return OutputDifference(spec.name, wanted.size, 0, 0.0, None)
+    numbers = np.isfinite(a) & np.isfinite(b)
+    error = np.where(numbers, a - b, 0.0)
+    is_bounded = not (differs & ~numbers).any()
+    noise = float(np.sum(error * error)) if is_bounded else float("inf")
+    signal = float(np.sum(np.where(numbers, a * a, 0.0)))
+    largest = float(np.abs(error).max()) if is_bounded else None
+    return OutputDifference(spec.name, wanted.size, int(differs.sum()), largest, decibels(signal, noise))

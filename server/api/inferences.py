@@ -1,0 +1,166 @@
+"""Inference jobs: an artifact runs on a device with a user's inputs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Request, Response
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
+
+from core.compatibility import nearest
+from core.job import Budget
+from records import devices
+from records.jobs import inferences, jobs
+from records.jobs.jobs import JobRequest
+from records.jobs.models import DatasetNotFound
+from records.storage import blobs
+from records.storage.blobs import BlobNotFound
+from server.api.fields import Name, RequestBody, Sha256
+from server.api.jobs import JobBody, own_key, published_job
+from server.api.targets import device_class
+from server.blob_stream import stream_blob
+from server.context import ContextDep
+from server.problems import Problem, problems
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+NPZ_ANSWER = {"content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}}}
+
+
+class InferenceRequestBody(RequestBody):
+    """`inputs` is the sha256 of an uploaded dataset: one array for each input, of its type and shape.
+
+    `target` is a device class whose devices run the artifact's code, by default the artifact's own.
+    """
+
+    inputs: Sha256
+    target: Name | None = None
+
+
+class OutputDifferenceBody(BaseModel):
+    """The difference of an output from the reference's. `differing` of its `elements` are not equal.
+
+    `largest` is the largest absolute difference; null where only one of two elements is NaN or infinite.
+    `db` is the signal-to-noise ratio in decibels, null where all elements are equal.
+    """
+
+    name: str
+    elements: int
+    differing: int
+    largest: float | None
+    db: float | None
+
+
+class ComparisonBody(BaseModel):
+    """The differences of all outputs from ONNX Runtime's for the original model.
+
+    Where there is no reference, `note` says why. `text` sums it up.
+    """
+
+    outputs: list[OutputDifferenceBody]
+    note: str
+    text: str
+
+
+class InferenceBody(BaseModel):
+    """What an inference job came to: it ran the artifact of the job `infers` with the dataset `inputs`.
+
+    `comparison` is null until the job is done.
+    """
+
+    infers: str
+    inputs: str
+    has_outputs: bool
+    comparison: ComparisonBody | None
+
+
+@router.post("/{job_id}/inferences", status_code=202, responses=problems(400, 404, 409))
+def create(
+    job_id: str,
+    body: InferenceRequestBody,
+    request: Request,
+    response: Response,
+    context: ContextDep,
+    idempotency_key: Annotated[Name | None, Header()] = None,
+) -> JobBody:
+    """Start a job that runs the artifact of a job on a device, once, with a dataset.
+
+    The outputs come back as an .npz file, and are compared with ONNX Runtime's for the original model. The
+    same Idempotency-Key returns the job that it started before.
+    """
+    idempotency_key = own_key(request, idempotency_key)
+    source, now = published_job(context, job_id), context.now()
+    assert source.device_class is not None, "it has published"
+    with context.database.begin() as session:
+        key = source.device_class if body.target is None else device_class(session, body.target, now)
+        own, asked = (devices.get_class(session, one) for one in (source.device_class, key))
+        if key != own.key and not nearest(asked, [own]):
+            detail = (
+                f"The artifact of job {job_id} is for {own.name}, whose code doesn't run on {asked.name}."
+            )
+            raise Problem(409, "other-device", detail)
+        wanted = JobRequest(
+            model_sha=source.request.model_sha,
+            model_name=source.request.model_name,
+            shapes=source.request.shapes,
+            target=key,
+            budget=Budget(0),
+            infers=source.id,
+        )
+        job = jobs.create(session, context.new_id(), wanted, idempotency_key, now)
+        try:
+            inferences.add(session, job.id, body.inputs)
+        except DatasetNotFound as error:
+            detail = f"No dataset is stored as {body.inputs}: upload it first."
+            raise Problem(422, "unknown-dataset", detail) from error
+    context.wake("intake", job.id)
+    request.state.audited = job.id
+    response.headers["Location"] = f"/v1/jobs/{job.id}"
+    return JobBody.of(job, now)
+
+
+@router.get("/{job_id}/inference", responses=problems(404))
+def show(job_id: str, context: ContextDep) -> InferenceBody:
+    """Return what an inference job came to."""
+    with context.database.reading() as session:
+        job, found = jobs.get(session, job_id), inferences.get(session, job_id)
+    comparison = None
+    if found.comparison is not None:
+        listed = [OutputDifferenceBody(**vars(one)) for one in found.comparison.outputs]
+        comparison = ComparisonBody(outputs=listed, note=found.comparison.note, text=found.comparison.text)
+    return InferenceBody(
+        infers=job.request.infers or "",
+        inputs=found.inputs,
+        has_outputs=found.outputs_sha is not None,
+        comparison=comparison,
+    )
+
+
+@router.get(
+    "/{job_id}/outputs",
+    response_class=StreamingResponse,
+    responses={200: NPZ_ANSWER, **problems(404, 409)},
+)
+async def outputs(job_id: str, context: ContextDep) -> Response:
+    """Return the outputs of an inference job: an .npz file with an array for each output."""
+
+    def find() -> tuple[str | None, int | None]:
+        with context.database.reading() as session:
+            sha = inferences.get(session, job_id).outputs_sha
+            return sha, None if sha is None else blobs.size(session, sha)
+
+    sha, size = await run_in_threadpool(find)
+    if sha is None:
+        detail = f"Job {job_id} has no outputs yet: the device hasn't sent them."
+        raise Problem(409, "no-outputs", detail)
+    if size is None:
+        raise BlobNotFound(f"the outputs of job {job_id} were deleted just now")
+    headers = {
+        "Content-Disposition": f'attachment; filename="{job_id}.npz"',
+        "Content-Length": str(size),
+        "ETag": f'"{sha}"',
+    }
+    chunks = stream_blob(context.database, context.transfers, sha, size)
+    return StreamingResponse(chunks, media_type="application/zip", headers=headers)
