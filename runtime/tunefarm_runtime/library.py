@@ -103,8 +103,6 @@ class _Input:
         self._place = (CUDA if self._is_cuda else CPU, 0)
         self._shape, self._dtype = tvm_ffi.Shape(spec.shape), tvm_ffi.dtype(spec.storage)
         self._is_narrow = spec.storage != spec.dtype
-        # Whether the last array was not aligned: programs tend to pass arrays of one kind.
-        self._was_copied = self._is_cuda
         # Memory of TVM's, and the array that writes into it.
         self._stage: tuple[Any, Array] | None = None
 
@@ -113,15 +111,13 @@ class _Input:
         if self._is_narrow:
             return self._copied(np.asarray(value))
         if isinstance(value, np.ndarray):
-            if self._was_copied and (self._is_cuda or value.ctypes.data % ALIGNMENT):
+            if self._is_cuda:
                 return self._copied(value)
             try:
-                tensor = tvm_ffi.from_dlpack(value, require_alignment=ALIGNMENT, require_contiguous=True)
-            except Exception:  # not aligned, contiguous or writable, or of a type that DLPack lacks
-                self._was_copied = True
+                tensor = tvm_ffi.from_dlpack(value)
+            except Exception:  # not writable, or of a type that DLPack lacks
                 return self._copied(value)
-            self._was_copied = False
-            return tensor
+            return tensor if _is_aligned(tensor) and tensor.is_contiguous() else self._copied(value)
         try:
             place = tuple(map(int, value.__dlpack_device__()))
         except AttributeError:
@@ -137,19 +133,19 @@ class _Input:
 
     def _shared(self, value: Any) -> Any:
         """Return another library's array as TVM takes it. Raises RunError."""
+        reason = ""
         try:
-            return tvm_ffi.from_dlpack(value, require_alignment=ALIGNMENT, require_contiguous=True)
-        except Exception:  # tvm_ffi raises several classes
-            pass
-        try:
-            unaligned = tvm_ffi.from_dlpack(value, require_contiguous=True)
-        except Exception as error:
-            if self._is_cuda or self._spec.numpy_dtype.isbuiltin != 1:
-                raise RunError(
-                    f"input {self._spec.name} can't be shared with the model: make it contiguous ({error})"
-                ) from error
-            return self._copied(np.from_dlpack(value))
-        return _copy_of(unaligned, self._device)
+            tensor = tvm_ffi.from_dlpack(value)
+        except Exception as error:  # tvm_ffi raises several classes
+            reason = f" ({error})"
+        else:
+            if tensor.is_contiguous():
+                return tensor if _is_aligned(tensor) else _copy_of(tensor, self._device)
+        if self._is_cuda or self._spec.numpy_dtype.isbuiltin != 1:
+            raise RunError(
+                f"input {self._spec.name} can't be shared with the model: make it contiguous{reason}"
+            )
+        return self._copied(np.from_dlpack(value))
 
     def _copied(self, value: Array) -> Any:
         if self._is_cuda:
@@ -166,6 +162,11 @@ class _Input:
         tensor, array = self._stage
         np.copyto(array, value)
         return tensor
+
+
+def _is_aligned(tensor: Any) -> bool:
+    """Checked here: where TVM checks it, its error reads symbols of all libraries, for 200 ms."""
+    return bool(tensor.data_ptr() % ALIGNMENT == 0)
 
 
 def _allocate(shape: Any, dtype: Any, device: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+import tvm_ffi
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from tunefarm_runtime import LoadError, NoSuchSize, RunError, load, manifest
@@ -83,6 +84,26 @@ def test_outputs_are_onnxruntimes_wherever_inputs_are(
 ) -> None:
     (found,) = load(folder)(placed(image))
     np.testing.assert_allclose(found, by_onnxruntime(residual(), {"input": image})[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("placed", [shifted, np.asfortranarray, lambda array: OnlyDLPack(shifted(array))])
+def test_tvm_raises_nothing_for_an_input_that_is_copied(
+    placed: Callable[[Array], Any], folder: Path, image: Array, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of TVM's reads the symbols of all loaded libraries, which takes longer than most models."""
+    raised: list[Exception] = []
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return from_dlpack(*args, **kwargs)
+        except Exception as error:
+            raised.append(error)
+            raise
+
+    from_dlpack = tvm_ffi.from_dlpack
+    monkeypatch.setattr(tvm_ffi, "from_dlpack", watched)
+    load(folder)(placed(image))
+    assert not raised
 
 
 def test_an_input_on_a_gpu_is_refused(folder: Path, image: Array) -> None:
