@@ -147,6 +147,14 @@ def shared_convolution() -> bytes:
     return b.model({"input": [1, 3, 6, 6]}, {x: [1, 8, 6, 6]})
 
 
+def products(rows: Extent = 1, extent: int = 128, layers: int = 1) -> bytes:
+    """Products one after the other; `extent` decides how large their weights are."""
+    b, name = Builder(), "input"
+    for _ in range(layers):
+        name = b.op("Tanh", b.op("MatMul", name, b.weight(extent, extent)))
+    return b.model({"input": [rows, extent]}, {name: [rows, extent]})
+
+
 def two_outputs() -> bytes:
     """Two inputs, and two outputs of which one is an intermediate value of the other."""
     b = Builder()

@@ -47,11 +47,13 @@ class TvmLibrary:
         from tvm import relax
 
         from compiler.packaging.cuda import load_cuda
+        from compiler.packaging.weights import bind_weights
 
         if self.gpu:
             load_cuda()
         device = tvm.cuda(0) if self.gpu else tvm.cpu()
-        run = relax.VirtualMachine(tvm.runtime.load_module(str(self.path)), device)["main"]
+        machine = relax.VirtualMachine(tvm.runtime.load_module(str(self.path)), device)
+        run = bind_weights(machine["main"], self.path)
 
         def bind(inputs: Arrays) -> Callable[[], Any]:
             placed = [tvm.runtime.tensor(array, device=device) for array in inputs]

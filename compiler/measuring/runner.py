@@ -56,6 +56,7 @@ from compiler.packaging.artifact import (
 )
 from compiler.packaging.cuda import load_cuda
 from compiler.packaging.library import KernelLibrary, LibraryError
+from compiler.packaging.weights import bind_weights
 from compiler.target import parse_target
 from compiler.workload import from_json
 from core.library_check import check_library
@@ -154,7 +155,7 @@ class LocalRunner:
             # memory for both.
             reference = open_reference(artifact) if compare else None
             expected = [] if reference is None else self._reference_outputs(reference, inputs)
-            main = self._load_machine(library)["main"]
+            main = self._load_main(library)
             wrong = _difference(main, inputs, expected, manifest)
             if not wrong:
                 secs, doubt = self._steady(lambda: time_calls(lambda: self._call(main, inputs[-1])))
@@ -180,7 +181,7 @@ class LocalRunner:
                 self._tensor(array.view(spec.storage) if spec.dtype in NARROW else array)
                 for spec, array in zip(manifest.inputs, arrays, strict=True)
             ]
-            main = self._load_machine(library)["main"]
+            main = self._load_main(library)
             start = time.perf_counter()
             computed = main(*inputs)
             self._device.sync()
@@ -207,9 +208,11 @@ class LocalRunner:
         if not np.array_equal(arguments[1].numpy(), source * 2):
             raise RuntimeError("the probe kernel computed a wrong result on this machine")
 
-    def _load_machine(self, library: IO[bytes], allocator: str = "pooled") -> relax.VirtualMachine:
-        """Load a model's library. Its memory is freed with the virtual machine, except for the pooled
-        allocator's reserve. Raises SymbolError if the library calls functions that no compiled program needs.
+    def _load_main(self, library: IO[bytes], allocator: str = "pooled") -> Callable[..., Any]:
+        """Return the function that runs a model's library. Its memory is freed with the function, except for
+        the pooled allocator's reserve.
+
+        Raises WeightsError, and SymbolError if the library calls functions that no compiled program needs.
         """
         check_library(library)
         library.seek(0)
@@ -219,7 +222,8 @@ class LocalRunner:
                 shutil.copyfileobj(library, file)
             # tvm.runtime.load_module would keep the library for the life of the process.
             loaded = tvm_ffi.load_module(str(path), keep_module_alive=False)
-            return relax.VirtualMachine(loaded, self._device, memory_cfg=allocator)
+            machine = relax.VirtualMachine(loaded, self._device, memory_cfg=allocator)
+            return bind_weights(machine["main"], path)
 
     def _call(self, function: Callable[..., object], inputs: Sequence[Any]) -> None:
         """Call a function and wait until the device has computed its outputs."""
@@ -231,7 +235,7 @@ class LocalRunner:
     ) -> list[list[NDArray[Any]]]:
         """Run the reference with each set of inputs. Its allocator frees its memory. Raises RuntimeError."""
         try:
-            main = self._load_machine(reference, "naive")["main"]
+            main = self._load_main(reference, "naive")
             return [_arrays(main(*each)) for each in inputs]
         except Exception as error:
             raise RuntimeError(f"{REFERENCE_FAILED}{str(error)[-ERROR_CHARS:]}") from error

@@ -1,4 +1,4 @@
-"""Compiled models: a shared library that contains the weights, and a manifest that describes it."""
+"""Compiled models: a shared library with the weights behind it, and a manifest that describes it."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from compiler.packaging.archive import ArchiveError
 from compiler.packaging.cuda import CudaError, load_cuda
 from compiler.packaging.imports import LargeConstants
 from compiler.packaging.linker import LinkerError, find_linker, link_library
+from compiler.packaging.weights import Weights
 from compiler.target import host_triple, parse_target
 from compiler.workload import normalise, workload_hash
 from core.quantization import Quantization
@@ -187,15 +188,17 @@ def build_library(module: tvm.IRModule, target: str, library: Path, pipeline: st
     """
     parsed = parse_target(target)
     triple = host_triple(parsed)
-    constants = LargeConstants()
+    constants, weights = LargeConstants(), Weights()
+    on_gpu = parsed.kind.name == "cuda"
 
     def graph_pipeline(module: tvm.IRModule) -> tvm.IRModule:
         # TVM's GPU pipeline would fuse scheduled functions again.
-        return constants.set_aside(relax.get_pipeline("default")(module))
+        lowered = relax.get_pipeline("default")(module)
+        return constants.set_aside(lowered) if on_gpu else weights.lift(lowered)
 
     try:
         link = find_linker(triple)
-        if parsed.kind.name == "cuda":
+        if on_gpu:
             load_cuda()
             module = fallback.schedule_for_gpu(module, parsed)
             # Calls with static shapes become a CUDA graph.
@@ -204,6 +207,7 @@ def build_library(module: tvm.IRModule, target: str, library: Path, pipeline: st
         else:
             built = relax.build(module, parsed, relax_pipeline=graph_pipeline, tir_pipeline=pipeline)
         link_library(built, triple, link, library, constants)
+        weights.append(library)
     except (LinkerError, CudaError) as error:
         raise ArtifactError(str(error)) from error
     except Exception as error:  # TVM's C++ code may raise any exception class

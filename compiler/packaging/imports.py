@@ -33,8 +33,8 @@ _DESCRIBED = struct.Struct("<i4sqq")
 
 
 class LargeConstants:
-    """The large constants of a model during compilation. A small tensor with the constant's digest replaces
-    each one. The constants themselves are written from memory to an object file.
+    """The large constants of a GPU's model during compilation. A small tensor with the constant's digest
+    replaces each one. The constants themselves are written from memory to an object file.
     """
 
     def __init__(self) -> None:
@@ -49,10 +49,10 @@ class LargeConstants:
 
         def replace(const: GenericConst) -> GenericConst:
             tensor = const.value
-            if not isinstance(tensor, tvm.runtime.Tensor) or not _is_large(tensor):
+            if not isinstance(tensor, tvm.runtime.Tensor) or not is_large(tensor):
                 return const
             digest = hashlib.sha256(self._salt + f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
-            digest.update(_content(tensor))
+            digest.update(content_of(tensor))
             self._by_digest[digest.digest()] = tensor
             elements = tvm.runtime.tensor(np.frombuffer(digest.digest(), "uint8"))
             shape = (digest.digest_size // tensor.dtype.itemsize,)
@@ -99,7 +99,7 @@ class LargeConstants:
         for (start, end), tensor in places:
             described_at = start - _DESCRIBED.size
             _, dtype, _, _ = _DESCRIBED.unpack_from(packed, described_at)
-            content, axes = _content(tensor), tensor.ndim
+            content, axes = content_of(tensor), tensor.ndim
             described = struct.pack(f"<i4s{axes}qq", axes, dtype, *tensor.shape, len(content))
             parts += [packed[done:described_at], described, content]
             done = end
@@ -110,7 +110,7 @@ class LargeConstants:
         return [bytes(sizes), *parts]
 
 
-def _is_large(tensor: Any) -> bool:
+def is_large(tensor: Any) -> bool:
     """Return whether a constant is large and its elements are whole bytes."""
     return tensor.dtype.bits % 8 == 0 and tensor.dtype.lanes == 1 and _num_bytes(tensor) >= MIN_BYTES
 
@@ -119,6 +119,6 @@ def _num_bytes(tensor: Any) -> int:
     return math.prod(tensor.shape) * int(tensor.dtype.itemsize)
 
 
-def _content(tensor: Any) -> memoryview:
+def content_of(tensor: Any) -> memoryview:
     """Return a tensor's bytes without a copy."""
     return np.from_dlpack(tensor._create_view((_num_bytes(tensor),), "uint8")).data

@@ -21,6 +21,7 @@ from compiler.importing.values import from_storage, to_storage
 from compiler.measuring.outputs import compare_outputs
 from compiler.packaging.artifact import Manifest
 from compiler.packaging.cuda import load_cuda
+from compiler.packaging.weights import bind_weights
 from compiler.target import parse_target
 from compiler.verifying.edges import compare_edges, edge_sets, is_open_at_edge
 from compiler.verifying.inputs import USUAL, drawn, index_extents
@@ -141,10 +142,11 @@ def _load(library: Path, manifest: Manifest) -> Callable[[Mapping[str, Array]], 
         load_cuda()
     device = tvm.cuda() if on_gpu else tvm.cpu()
     machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), device)
+    main = bind_weights(machine["main"], library)
 
     def run(inputs: Mapping[str, Array]) -> list[Array]:
         arrays = [np.asarray(to_storage(inputs[spec.name]), order="C") for spec in manifest.inputs]
-        result = machine["main"](*(tvm.runtime.tensor(array, device) for array in arrays))
+        result = main(*(tvm.runtime.tensor(array, device) for array in arrays))
         fields = [result] if len(manifest.outputs) == 1 else list(result)
         pairs = zip(manifest.outputs, fields, strict=True)
         return [from_storage(field.numpy(), spec.dtype) for spec, field in pairs]

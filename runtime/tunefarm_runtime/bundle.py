@@ -11,12 +11,13 @@ from tunefarm_runtime.errors import LoadError
 from tunefarm_runtime.library import RUNTIME_LIBRARIES, library_folder
 from tunefarm_runtime.manifest import Manifest, Tensor
 from tunefarm_runtime.signature import SIGNATURE
+from tunefarm_runtime.weights import whole
 
 FFI_LIBRARY = "libtvm_ffi.so"
 SOURCES = Path(__file__).parent / "c"
 LICENSES = Path(__file__).parent / "licenses"
 DESCRIPTION = "model.txt"
-MODEL_FILES = ("model.so", "manifest.json")
+LIBRARY, MANIFEST = "model.so", "manifest.json"
 # The headers that tunefarm.c includes.
 HEADERS = ("tvm/ffi/c_api.h", "dlpack/dlpack.h")
 
@@ -31,8 +32,10 @@ def make_bundle(model: Path, folder: Path) -> None:
     files = companions(manifest)
     if folder.exists() and any(folder.iterdir()):
         raise LoadError(f"{folder} isn't empty: name a new folder for the bundle")
-    for name in MODEL_FILES:
-        _copy(model / name, folder / name)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LIBRARY).open("wb") as library:
+        library.writelines(whole(model / LIBRARY))
+    _copy(model / MANIFEST, folder / MANIFEST)
     if (model / SIGNATURE).exists():
         _copy(model / SIGNATURE, folder / SIGNATURE)
     for name, source in files.items():

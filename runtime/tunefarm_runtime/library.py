@@ -22,6 +22,7 @@ from tunefarm_runtime.errors import LoadError, RunError
 from tunefarm_runtime.manifest import Manifest, Tensor
 from tunefarm_runtime.signature import check_library
 from tunefarm_runtime.threads import Runner, choose_threads
+from tunefarm_runtime.weights import MappedWeights
 
 Array = NDArray[Any]
 # The runtime of this release of TVM: libraries are compiled by it.
@@ -38,9 +39,13 @@ CPU, CUDA, POOLED = 1, 2, 2
 class Library:
     """A compiled model of one shape. Calls from several threads take turns."""
 
-    def __init__(self, manifest: Manifest, threads: int | None = None) -> None:
-        """Load the library of a manifest, for a number of threads. Raises LoadError, and RunError for a wrong
-        number."""
+    def __init__(
+        self, manifest: Manifest, threads: int | None = None, weights: MappedWeights | None = None
+    ) -> None:
+        """Load the library of a manifest, for a number of threads. `weights` are shared with other sizes.
+
+        Raises LoadError, and RunError for a wrong number.
+        """
         manifest.check_machine()
         self.manifest = manifest
         self._is_cuda = manifest.device == "cuda"
@@ -57,6 +62,7 @@ class Library:
             self._main: Callable[..., Any] = machine["main"]
         except Exception as error:  # TVM's C++ code may raise any exception class
             raise LoadError(f"{file} can't be loaded: {str(error).strip().splitlines()[-1]}") from error
+        self._weights = (weights or MappedWeights()).of(file)
         self._device = tvm_ffi.device("cuda" if self._is_cuda else "cpu", 0)
         self._inputs = [_Input(spec, self._device) for spec in manifest.inputs]
 
@@ -78,7 +84,7 @@ class Library:
         """Run the model as `__call__` does; all outputs have DLPack."""
         with self._lock:
             tensors = [each.tensor(value) for each, value in zip(self._inputs, inputs, strict=True)]
-            result = self._runner(self._main, *tensors)
+            result = self._runner(self._main, *tensors, *self._weights)
             # TVM returns a single output by itself, and several as an array.
             outputs = [result] if len(self.manifest.outputs) == 1 else list(result)
             given = [tensor.data_ptr() for tensor in tensors]

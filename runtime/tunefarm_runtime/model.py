@@ -18,6 +18,7 @@ from tunefarm_runtime.errors import LoadError, NoSuchSize, RunError
 from tunefarm_runtime.library import Library, to_numpy
 from tunefarm_runtime.manifest import Manifest, Shape, Tensor
 from tunefarm_runtime.threads import choose_threads
+from tunefarm_runtime.weights import MappedWeights
 
 Array = NDArray[Any]
 # The lengths that an axis has in all sizes. Axes with the same lengths are one dimension of the model.
@@ -121,6 +122,7 @@ class Model:
         self._sizes = sorted(sizes, key=lambda size: sum(math.prod(one.shape) for one in size.inputs))
         self._by_shapes = {_shapes(size): index for index, size in enumerate(self._sizes)}
         self._libraries: dict[int, Library] = {}
+        self._weights = MappedWeights()
         self._padding = padding
         self._fallback = fallback
         if len(self._sizes) == 1:
@@ -262,7 +264,7 @@ class Model:
 
     def _library(self, index: int) -> Library:
         if index not in self._libraries:
-            self._libraries[index] = Library(self._sizes[index], self.threads)
+            self._libraries[index] = Library(self._sizes[index], self.threads, self._weights)
         return self._libraries[index]
 
     def _run(self, inputs: Sequence[Any]) -> list[Any]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tunefarm_runtime.errors import LoadError
+from tunefarm_runtime.weights import whole
 
 SIGNATURE = "manifest.sig"
 PREFIX = "ed25519:"
@@ -58,13 +59,14 @@ def signed_digest(manifest: bytes) -> str:
 
 
 def check_library(library: Path, signed: str) -> None:
-    """Raise LoadError unless a library has the digest that was signed."""
+    """Raise LoadError unless a library, with its weights, has the digest that was signed."""
+    found = hashlib.sha256()
     try:
-        with library.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+        for piece in whole(library):
+            found.update(piece)
     except OSError as error:
         raise LoadError(f"{library} can't be read: {error.strerror}") from error
-    if found != signed:
+    if found.hexdigest() != signed:
         raise LoadError(f"{library} isn't the library that was signed: download the model again")
 
 

@@ -23,10 +23,9 @@ from tests.onnx_models import residual
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 RUN = """
 import sys
-import numpy as np, tvm
-from tvm import relax
-model = relax.VirtualMachine(tvm.runtime.load_module(sys.argv[1] + "/model.so"), tvm.cpu())
-np.save(sys.argv[3], model["main"](tvm.runtime.tensor(np.load(sys.argv[2]))).numpy())
+import numpy as np, tunefarm_runtime
+(output,) = tunefarm_runtime.load(sys.argv[1])(np.load(sys.argv[2]))
+np.save(sys.argv[3], output)
 """
 
 

@@ -27,12 +27,15 @@ RUNTIME = "tunefarm_runtime"
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder that `tunefarm tune` has written.")]
 
 
-def fetch_artifact(folder: Path, download: Callable[[Path], object], *, bundle: bool) -> None:
-    """Download an archive and unpack it into the folder. Raises CommandError, and what `download` raises."""
+def fetch_artifact(
+    folder: Path, download: Callable[[Path], object], *, bundle: bool, weights: Path | None = None
+) -> None:
+    """Download an archive and unpack it into the folder, its `weights` into another. Raises CommandError, and
+    what `download` raises."""
     archive = folder / ".artifact.tar"
     try:
         download(archive)
-        unpack(archive, folder, bundle=bundle)
+        unpack(archive, folder, bundle=bundle, weights=weights)
     except OSError as error:
         raise CommandError(f"{archive} can't be written ({error.strerror})", ExitCode.LOCAL) from error
     finally:

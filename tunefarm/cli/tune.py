@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from core import library_weights
 from core.durations import latency_text
 from core.exit_code import ExitCode
 from core.job import MAX_TRIALS, MAX_WEIGHT, MIN_WEIGHT, JobOptions, JobState, Quantize, options_of
@@ -379,13 +380,15 @@ def run_job(
                 watching = ", ".join(f"`tunefarm watch {job.id}`" for job in started)
                 hint = f"the service goes on; follow it with {watching} or cancel it"
             raise CommandError(f"interrupted: {hint}", ExitCode.INTERRUPTED) from interrupt
-        models = [file for file, own in zip(files, sizes, strict=True) for _ in own]
+        models = [(file, bool(size.name)) for file, own in zip(files, sizes, strict=True) for size in own]
         results = [
-            _fetch(service, job, file, folder, bundle)
+            _fetch(service, job, file, folder, bundle, is_size)
             for jobs, own_folders in zip(groups, folders, strict=True)
-            for job, file, folder in zip(jobs, models, own_folders, strict=True)
+            for job, (file, is_size), folder in zip(jobs, models, own_folders, strict=True)
             if job.state is JobState.DONE
         ]
+        for shared in {result.output.parent / library_weights.FOLDER for result in results}:
+            library_weights.remove_unused(shared)
         return [job for jobs in groups for job in jobs], results
 
 
@@ -450,10 +453,14 @@ def _in_sizes(request: JobRequest, uploaded: Sequence[str], sizes: Sequence[Sequ
     return replace(request, model=first.model, shapes=first.shapes, objective=objective, others=others)
 
 
-def _fetch(service: Service, job: Job, model: Path, folder: Path, bundle: bool) -> TuneResult:
-    """Unpack the artifact or the bundle of a job that is done. Raises CommandError, ClientError."""
+def _fetch(service: Service, job: Job, model: Path, folder: Path, bundle: bool, is_size: bool) -> TuneResult:
+    """Unpack the artifact or the bundle of a job that is done. Several sizes share the files of their
+    weights, but a bundle holds its own. Raises CommandError, ClientError."""
     client = service.client
-    fetch_artifact(folder, lambda archive: client.download(job.id, archive, bundle=bundle), bundle=bundle)
+    shared = folder.parent / library_weights.FOLDER if is_size and not bundle else None
+    fetch_artifact(
+        folder, lambda archive: client.download(job.id, archive, bundle=bundle), bundle=bundle, weights=shared
+    )
     page = None if service.embedded else f"{client.url}/#/jobs/{quote(job.id)}"
     form = None if job.quantize is Quantize.NONE else client.quantization(job.id)
     return TuneResult(job, client.tasks(job.id), folder, model, page, quantization=form)

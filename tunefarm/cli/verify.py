@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 
 from core.exit_code import ExitCode
+from core.library_weights import WeightsError, open_whole
 from system.command import CommandError
 from tunefarm.cli.compiled import check_runtime
 from tunefarm.cli.options import AsJson, checked_model, checked_npz, print_json, print_plain, say, stdout
@@ -136,7 +137,7 @@ def _compare(folder: Path, model: IO[bytes], own: Mapping[str, Any]) -> list[dic
     library_check = load_compiler("compiler.children.library_check")
     try:
         manifest = artifact.Manifest.from_json((folder / artifact.MANIFEST).read_text())
-        with (folder / artifact.LIBRARY).open("rb") as library:
+        with open_whole(folder / artifact.LIBRARY) as library:
             given = [own] if _fits(manifest.inputs, own) else []
             if '"cuda"' in manifest.target:
                 say("the library of a GPU runs in this process, with your rights")
@@ -145,7 +146,7 @@ def _compare(folder: Path, model: IO[bytes], own: Mapping[str, Any]) -> list[dic
                 checks = library_check.check_library(model, library, manifest, given)
     except OSError as error:
         raise InputError(f"{error.filename} can't be read ({error.strerror})") from error
-    except artifact.ArtifactError as error:
+    except (artifact.ArtifactError, WeightsError) as error:
         raise InputError(f"{folder}: {error}") from error
     except spec.ModelError as error:
         raise InputError(f"the library can't be compared with the model: {error}") from error

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from core.exit_code import ExitCode
+from core.library_weights import set_apart
 from system.command import CommandError
 from tunefarm.client.values import PublishedTask
 
@@ -18,8 +19,10 @@ MEMBERS = ("model.so", _MANIFEST)
 SIGNATURE = "manifest.sig"
 
 
-def unpack(archive: Path, folder: Path, *, bundle: bool = False) -> None:
+def unpack(archive: Path, folder: Path, *, bundle: bool = False, weights: Path | None = None) -> None:
     """Write `model.so`, `manifest.json` and its signature into a folder, and the rest for a `bundle` only.
+
+    The large weights of one of several sizes go into the folder `weights`, which all sizes share.
 
     Raises CommandError when a member is missing, leads out of the folder or can't be written.
     """
@@ -42,8 +45,14 @@ def unpack(archive: Path, folder: Path, *, bundle: bool = False) -> None:
                 fresh = target.with_name(f".{target.name}.new")
                 with stream, fresh.open("wb") as file:
                     shutil.copyfileobj(stream, file)
+                if weights is not None and name == MEMBERS[0]:
+                    set_apart(fresh, weights)
                 fresh.replace(target)  # processes that use the old library keep its pages
-    except (tarfile.TarError, KeyError, ValueError) as error:  # a name may have a null byte
+    except (
+        tarfile.TarError,
+        KeyError,
+        ValueError,
+    ) as error:  # a name with a null byte, damaged weights
         raise _damaged(error) from error
     except OSError as error:
         raise CommandError(

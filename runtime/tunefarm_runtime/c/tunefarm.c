@@ -3,11 +3,15 @@
 #include "tunefarm.h"
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <tvm/ffi/c_api.h>
+#include <unistd.h>
 
 enum { ALIGNMENT = 64, MAX_DIMS = 16, MAX_TENSORS = 1024, MAX_LINE = 4096, POOLED_ALLOCATOR = 2 };
 
@@ -21,8 +25,11 @@ typedef struct {
 struct tunefarm_model {
   tensor_list inputs, outputs;
   TVMFFIObjectHandle library, machine, main;
-  TVMFFIAny* arguments;
+  TVMFFIAny* arguments; /* the inputs, then the weights */
   DLManagedTensor* managed;
+  size_t weights;
+  void* file; /* model.so with the weights, mapped into memory */
+  size_t file_bytes;
 };
 
 /* An object's own fields come right after the header that all objects share. */
@@ -162,6 +169,79 @@ static tunefarm_status read_description(tunefarm_model* model, const char* folde
 
 static void keep_memory(DLManagedTensor* tensor) { (void)tensor; /* it belongs to the caller */ }
 
+static tunefarm_status make_arguments(tunefarm_model* model, size_t weights) {
+  size_t count = model->inputs.count + weights + 1;
+  model->arguments = calloc(count, sizeof *model->arguments);
+  model->managed = calloc(count, sizeof *model->managed);
+  if (model->arguments == NULL || model->managed == NULL) return status(TUNEFARM_NO_MEMORY, "there is no memory for the arguments");
+  for (size_t i = 0; i < model->inputs.count; ++i) {
+    DLTensor tensor = {NULL, {kDLCPU, 0}, model->inputs.tensors[i].ndim, model->inputs.types[i],
+                       (int64_t*)model->inputs.tensors[i].shape, NULL, 0};
+    model->managed[i].dl_tensor = tensor;
+    model->managed[i].deleter = keep_memory;
+  }
+  return ok();
+}
+
+/* Make an argument of a weight in the mapped file. A line of the index is "SHA256 DTYPE OFFSET SIZE LENGTH...". */
+static tunefarm_status add_weight(tunefarm_model* model, char* line, const char* path) {
+  char *state = NULL, *word;
+  int64_t numbers[MAX_DIMS + 2];
+  int count = 0;
+  strtok_r(line, " ", &state);
+  char* dtype = strtok_r(NULL, " ", &state);
+  while (count < MAX_DIMS + 2 && (word = strtok_r(NULL, " ", &state)) != NULL) numbers[count++] = strtoll(word, NULL, 10);
+  if (count < 2 || numbers[0] < 0 || numbers[1] < 0 || (uint64_t)numbers[0] + (uint64_t)numbers[1] > model->file_bytes)
+    return status(TUNEFARM_BAD_FOLDER, "%.400s is damaged: make the bundle again", path);
+  size_t at = model->inputs.count + model->weights;
+  DLManagedTensor* managed = &model->managed[at];
+  TVMFFIByteArray type_name = bytes_of(dtype);
+  if (TVMFFIDataTypeFromString(&type_name, &managed->dl_tensor.dtype) != 0) return tvm_error(dtype);
+  int64_t* shape = calloc((size_t)count, sizeof *shape);
+  if (shape == NULL) return status(TUNEFARM_NO_MEMORY, "there is no memory for the weights");
+  memcpy(shape, numbers + 2, (size_t)(count - 2) * sizeof *shape);
+  managed->dl_tensor.data = (char*)model->file + numbers[0];
+  managed->dl_tensor.device.device_type = kDLCPU;
+  managed->dl_tensor.ndim = count - 2;
+  managed->dl_tensor.shape = shape;
+  managed->deleter = keep_memory;
+  TVMFFIObjectHandle tensor = NULL;
+  ++model->weights;
+  if (TVMFFITensorFromDLPack(managed, ALIGNMENT, 1, &tensor) != 0) return tvm_error("a weight");
+  model->arguments[at] = object_argument(tensor);
+  return ok();
+}
+
+/* Map the weights behind the library, if it has some: the file ends with their index, its mark and its length. */
+static tunefarm_status load_weights(tunefarm_model* model, const char* path) {
+  struct stat file;
+  int descriptor = open(path, O_RDONLY);
+  if (descriptor < 0 || fstat(descriptor, &file) != 0) {
+    if (descriptor >= 0) close(descriptor);
+    return status(TUNEFARM_BAD_FOLDER, "%.400s can't be read", path);
+  }
+  model->file_bytes = (size_t)file.st_size;
+  void* mapped = mmap(NULL, model->file_bytes, PROT_READ, MAP_PRIVATE, descriptor, 0);
+  close(descriptor);
+  if (mapped == MAP_FAILED) return status(TUNEFARM_NO_MEMORY, "%.400s can't be mapped into memory", path);
+  model->file = mapped;
+  const char* end = (char*)model->file + model->file_bytes;
+  uint64_t length = 0;
+  if (model->file_bytes < 16 || memcmp(end - 16, "TFWHOLE1", 8) != 0) return make_arguments(model, 0);
+  memcpy(&length, end - 8, sizeof length);
+  char* text = length <= model->file_bytes - 16 ? strndup(end - 16 - length, (size_t)length) : NULL;
+  if (text == NULL) return status(TUNEFARM_BAD_FOLDER, "%.400s is damaged: make the bundle again", path);
+  size_t lines = 0;
+  for (const char* at = text; *at != 0; ++at) lines += *at == '\n';
+  tunefarm_status result = make_arguments(model, lines);
+  char* state = NULL;
+  strtok_r(text, "\n", &state); /* the length of the library */
+  for (char* line; result.code == TUNEFARM_OK && (line = strtok_r(NULL, "\n", &state)) != NULL;)
+    result = add_weight(model, line, path);
+  free(text);
+  return result;
+}
+
 static tunefarm_status load(tunefarm_model* model, const char* folder, int threads) {
   char path[MAX_LINE], count[32];
   tunefarm_status result = read_description(model, folder, &threads);
@@ -191,16 +271,7 @@ static tunefarm_status load(tunefarm_model* model, const char* folder, int threa
   release(function);
   if (code == 0) code = module_function(model->machine, "main", &model->main);
   if (code != 0) return tvm_error(path);
-  model->arguments = calloc(model->inputs.count + 1, sizeof *model->arguments);
-  model->managed = calloc(model->inputs.count + 1, sizeof *model->managed);
-  if (model->arguments == NULL || model->managed == NULL) return status(TUNEFARM_NO_MEMORY, "there is no memory for the arguments");
-  for (size_t i = 0; i < model->inputs.count; ++i) {
-    DLTensor tensor = {NULL, {kDLCPU, 0}, model->inputs.tensors[i].ndim, model->inputs.types[i],
-                       (int64_t*)model->inputs.tensors[i].shape, NULL, 0};
-    model->managed[i].dl_tensor = tensor;
-    model->managed[i].deleter = keep_memory;
-  }
-  return ok();
+  return load_weights(model, path);
 }
 
 tunefarm_status tunefarm_load(const char* folder, int threads, tunefarm_model** model) {
@@ -269,7 +340,7 @@ tunefarm_status tunefarm_run(tunefarm_model* model, const void* const* inputs, v
     if (result.code != TUNEFARM_OK) break;
     model->arguments[made] = object_argument(tensor);
   }
-  if (result.code == TUNEFARM_OK && call(model->main, model->arguments, (int)model->inputs.count, &returned) != 0)
+  if (result.code == TUNEFARM_OK && call(model->main, model->arguments, (int)(model->inputs.count + model->weights), &returned) != 0)
     result = tvm_error("the model failed");
   for (size_t i = 0; i < made; ++i) release(model->arguments[i].v_obj);
   for (size_t i = 0; result.code == TUNEFARM_OK && i < model->outputs.count; ++i) {
@@ -299,6 +370,11 @@ static void free_list(tensor_list* list) {
 
 void tunefarm_free(tunefarm_model* model) {
   if (model == NULL) return;
+  for (size_t i = 0; i < model->weights; ++i) {
+    release(model->arguments[model->inputs.count + i].v_obj);
+    free(model->managed[model->inputs.count + i].dl_tensor.shape);
+  }
+  if (model->file != NULL) munmap(model->file, model->file_bytes);
   release(model->main);
   release(model->machine);
   release(model->library);

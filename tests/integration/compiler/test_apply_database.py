@@ -24,6 +24,7 @@ from compiler.workload import from_json
 from search.cost.model import CostModel
 from search.policy import TuneContext, propose
 from search.rules.space import generate
+from tests.compiled import load_main
 from tests.onnx_models import residual, transposed
 from tunefarm.tvm_database import tuned_model
 
@@ -103,8 +104,7 @@ def test_the_applied_module_computes_the_same(
     for index, module in enumerate((fused, _applied(fused, traces, tmp_path))):
         path = tmp_path / f"model{index}.so"
         build_library(module, DEVICE.target, path)
-        machine = relax.VirtualMachine(tvm.runtime.load_module(str(path)), tvm.cpu())
-        outputs.append(machine["main"](tvm.runtime.tensor(data)).numpy())
+        outputs.append(load_main(path)(tvm.runtime.tensor(data)).numpy())
     np.testing.assert_allclose(outputs[1], outputs[0], rtol=1e-4, atol=1e-5)
 
 

@@ -13,13 +13,12 @@ import onnxruntime
 import pytest
 import tvm
 from numpy.typing import NDArray
-from tvm import relax
 from tvm.tirx import PrimFunc
 
 from compiler import fallback
 from compiler.importing.model import RelaxModel, fuse, fuse_untuned, read_onnx
 from compiler.packaging.artifact import build_library
-from tests.compiled import build_module
+from tests.compiled import build_module, load_main
 from tests.marks import slow_lane_except
 from tests.onnx_models import MODELS, Builder
 
@@ -32,8 +31,7 @@ def _inputs(model: RelaxModel) -> list[NDArray[Any]]:
 
 
 def _run(library: Path, inputs: list[NDArray[Any]]) -> list[NDArray[Any]]:
-    machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
-    result = machine["main"](*(tvm.runtime.tensor(value) for value in inputs))
+    result = load_main(library)(*(tvm.runtime.tensor(value) for value in inputs))
     return [result.numpy()] if isinstance(result, tvm.runtime.Tensor) else [part.numpy() for part in result]
 
 

@@ -9,7 +9,6 @@ import onnxruntime
 import pytest
 import tvm
 from onnx import TensorProto
-from tvm import relax
 
 from benchmarks.timing.deviation import random_inputs
 from compiler.importing.model import extract_tasks, fuse, import_file, read_onnx
@@ -17,7 +16,7 @@ from compiler.importing.onnx_file import read_file
 from compiler.verifying.imported import verify
 from examples import make_models
 from examples.quantization import narrowed
-from tests.compiled import build_module
+from tests.compiled import build_module, load_main
 from tests.marks import slow_lane_except
 
 TARGET = '{"kind":"llvm","num-cores":2}'
@@ -34,8 +33,7 @@ def test_a_tiny_network_gives_what_onnx_runtime_gives(network: str, tmp_path: Pa
     path = tmp_path / "model.so"
     build_module(fused, {}, TARGET, path)
     inputs = random_inputs([(spec.shape, spec.dtype) for spec in model.inputs], seed=1)
-    machine = relax.VirtualMachine(tvm.runtime.load_module(str(path)), tvm.cpu())
-    result = machine["main"](*(tvm.runtime.tensor(array) for array in inputs))
+    result = load_main(path)(*(tvm.runtime.tensor(array) for array in inputs))
     outputs = [result] if len(model.outputs) == 1 else list(result)
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     named = {spec.name: array for spec, array in zip(model.inputs, inputs, strict=True)}

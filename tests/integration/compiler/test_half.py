@@ -32,7 +32,7 @@ from compiler.workload import from_json
 from search.programs.annotate import sample
 from search.rules.space import generate
 from search.sketches.stage import StageKind
-from tests.compiled import build_module
+from tests.compiled import build_module, load_main
 from tests.devices import GPU
 from tests.gpu_programs import Failure, compiled, failures
 from tests.marks import slow_lane_except
@@ -117,8 +117,7 @@ def test_sums_of_halves_are_rounded_once(file: bytes, model: RelaxModel, tmp_pat
     library = tmp_path / "model.so"
     build_module(fuse(model, DEVICE.target), {}, DEVICE.target, library)
     image = RNG.normal(0, 1, IMAGE).astype(np.float16)
-    machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
-    computed = machine["main"](tvm.runtime.tensor(image)).numpy()
+    computed = load_main(library)(tvm.runtime.tensor(image)).numpy()
     (expected,) = onnxruntime.InferenceSession(file).run(None, {"image": image})
     assert np.abs(computed - expected).max() < 2e-3 * np.abs(expected).max()
 
@@ -185,6 +184,5 @@ def test_products_of_bfloat16_are_added_up_in_floats(
     build_library(
         rewrite(read_onnx(file.SerializeToString(), {}), DEVICE.target), DEVICE.target, tmp_path / "model.so"
     )
-    machine = relax.VirtualMachine(tvm.runtime.load_module(str(tmp_path / "model.so")), tvm.cpu())
     ones = [tvm.runtime.tensor(np.ones(shape, ml_dtypes.bfloat16)) for shape in shapes.values()]
-    assert np.unique(machine["main"](*ones).numpy().astype(np.float32)) == [2000]
+    assert np.unique(load_main(tmp_path / "model.so")(*ones).numpy().astype(np.float32)) == [2000]

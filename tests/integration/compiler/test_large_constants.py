@@ -19,8 +19,9 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 from compiler.packaging import imports
-from compiler.packaging.artifact import build_library
 from compiler.packaging.imports import LargeConstants
+from compiler.packaging.linker import find_linker, link_library
+from compiler.target import host_triple
 from tests.integration.compiler.constant_models import EXTENT, adder
 
 TARGET = '{"kind":"llvm","num-cores":2}'
@@ -50,10 +51,21 @@ MIXED: tuple[NDArray[Any], ...] = (
 )
 
 
+def _build_as_for_a_gpu(module: tvm.IRModule, library: Path) -> None:
+    constants, target = LargeConstants(), tvm.target.Target(TARGET)
+
+    def pipeline(module: tvm.IRModule) -> tvm.IRModule:
+        return constants.set_aside(relax.get_pipeline("default")(module))
+
+    triple = host_triple(target)
+    built = relax.build(module, target, relax_pipeline=pipeline)
+    link_library(built, triple, find_linker(triple), library, constants)
+
+
 @pytest.mark.parametrize("weights", [MIXED, (MIXED[6],) * 2, MIXED[7:]], ids=["mixed", "equal", "small"])
 def test_a_library_holds_what_tvm_would_pack(weights: tuple[NDArray[Any], ...], tmp_path: Path) -> None:
     library, module = tmp_path / "model.so", adder(*weights)
-    build_library(module, TARGET, library)
+    _build_as_for_a_gpu(module, library)
     assert _packed_in(library) == _packed_by_tvm(module)
     data = RNG.standard_normal((EXTENT, EXTENT)).astype("float32")
     machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
@@ -75,7 +87,7 @@ def test_a_constant_with_the_digest_of_another_stays(tmp_path: Path) -> None:
     weight, library = MIXED[6], tmp_path / "model.so"
     forged = hashlib.sha256(f"float32 {weight.shape} ".encode() + weight.tobytes()).digest()
     module = adder(weight, np.resize(np.frombuffer(forged, "uint8"), (1, EXTENT)))
-    build_library(module, TARGET, library)
+    _build_as_for_a_gpu(module, library)
     assert _packed_in(library) == _packed_by_tvm(module)
 
 

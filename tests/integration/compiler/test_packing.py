@@ -31,7 +31,7 @@ from compiler.packaging.metaschedule import export_database, import_database
 from compiler.target import detect_device
 from compiler.workload import from_json, to_json
 from core.measurement import Measurement, Outcome
-from tests.compiled import build_module
+from tests.compiled import build_module, load_main
 from tests.marks import slow_lane_except
 from tests.onnx_models import MODELS, Builder, residual
 from tests.packing import pack, packed_everywhere, packed_twice, tile, with_constants
@@ -52,8 +52,7 @@ def _packing(fused: tvm.IRModule, width: int = WIDTH) -> dict[str, str]:
 
 
 def _run(library: Path, inputs: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
-    machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
-    result = machine["main"](*(tvm.runtime.tensor(value) for value in inputs.values()))
+    result = load_main(library)(*(tvm.runtime.tensor(value) for value in inputs.values()))
     return [result.numpy()] if isinstance(result, tvm.runtime.Tensor) else [part.numpy() for part in result]
 
 

@@ -12,7 +12,6 @@ import onnx
 import onnxruntime
 import pytest
 import tvm
-import tvm_ffi
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
@@ -33,7 +32,7 @@ from examples.make_models import make
 from examples.quantization import quantize
 from search.rules.space import generate
 from search.sketches.stage import StageKind
-from tests.compiled import build_module
+from tests.compiled import build_module, load_main
 from tests.devices import GPU
 from tests.marks import slow_lane_except
 
@@ -242,5 +241,4 @@ def _run(fused: tvm.IRModule, inputs: Sequence[Array]) -> Array:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.so"
         build_module(fused, {}, DEVICE.target, path)
-        machine = relax.VirtualMachine(tvm_ffi.load_module(str(path)), tvm.cpu())
-        return np.asarray(machine["main"](*map(tvm.runtime.tensor, inputs)).numpy())
+        return np.asarray(load_main(path)(*map(tvm.runtime.tensor, inputs)).numpy())

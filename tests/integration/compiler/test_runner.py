@@ -314,7 +314,7 @@ def test_a_model_is_called_for_as_long_as_needed(
 
     clock = SimpleNamespace(perf_counter=lambda: made * call_s)
     monkeypatch.setattr(compiler.measuring.whole_models, "time", clock)
-    monkeypatch.setattr(runner, "_load_machine", lambda _library: {"main": call})
+    monkeypatch.setattr(runner, "_load_main", lambda _library: call)
     measurement = runner.measure_module(_artifact(library=b"none"), compare=False)
     assert measurement.outcome is Outcome.OK, measurement.error
     assert abs(made - calls) <= 1  # sums of fractions
@@ -334,7 +334,7 @@ def test_interruptions_do_not_count(runner: LocalRunner, monkeypatch: pytest.Mon
 
     clock = SimpleNamespace(perf_counter=lambda: now)
     monkeypatch.setattr(compiler.measuring.whole_models, "time", clock)
-    monkeypatch.setattr(runner, "_load_machine", lambda _library: {"main": call})
+    monkeypatch.setattr(runner, "_load_main", lambda _library: call)
     measurement = runner.measure_module(_artifact(library=b"none"), compare=False)
     assert measurement.latency_s == pytest.approx(1e-4)
 
@@ -397,7 +397,7 @@ def test_a_model_that_is_wrong_after_many_calls_is_refused(
         return tvm.runtime.tensor(right if calls < 5 else right * 2)
 
     monkeypatch.setattr(runner, "_reference_outputs", lambda _, inputs: [[right] for _ in inputs])
-    monkeypatch.setattr(runner, "_load_machine", lambda _library: {"main": call})
+    monkeypatch.setattr(runner, "_load_main", lambda _library: call)
     measurement = runner.measure_module(_artifact(reference=b"some"), compare=True)
     assert measurement.outcome is Outcome.WRONG_RESULT
     assert "after several calls" in measurement.error

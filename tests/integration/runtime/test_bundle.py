@@ -13,7 +13,7 @@ from tunefarm_runtime import LoadError, load
 from tunefarm_runtime.bundle import SOURCES, make_bundle
 
 from tests.compiled_models import compile_model
-from tests.onnx_models import residual
+from tests.onnx_models import products, residual
 
 WARNINGS = ("-Wall", "-Wextra", "-Werror", "-pedantic")
 COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)]
@@ -141,10 +141,14 @@ def test_a_program_runs_several_bundles(bundle: Path, tmp_path: Path) -> None:
     make_bundle(compile_model(two_outputs(), tmp_path / "model"), tmp_path / "other")
     (tmp_path / "main.cpp").write_text(SEVERAL)
     main = build(bundle, tmp_path / "main", [tmp_path / "main.cpp"], "g++", "-std=c++17", "-Wno-unused")
-    code, text = output_of(main, str(bundle), str(tmp_path / "other"), str(bundle))
-    first, other, again = text.split()
+    make_bundle(compile_model(products(), tmp_path / "large"), tmp_path / "weights")
+    folders = [bundle, tmp_path / "other", tmp_path / "weights", bundle]
+    code, text = output_of(main, *map(str, folders))
+    first, other, weighted, again = text.split()
     (expected,) = load(bundle)(np.ones((1, 3, 8, 8), np.float32))
     np.testing.assert_allclose(float(first), expected[0, 0], rtol=1e-4)
+    (expected,) = load(tmp_path / "weights")(np.ones((1, 128), np.float32))
+    np.testing.assert_allclose(float(weighted), expected[0, 0], rtol=1e-4)
     assert (code, other, again) == (0, "-1", first)
 
 

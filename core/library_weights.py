@@ -1,0 +1,203 @@
+"""The large weights of a compiled model, at the end of its library's file or in files of their own.
+
+    ELF library, (zeros, weight) ..., index, WHOLE, length of the index    as the service stores it
+    ELF library, index, APART, length of the index                         several sizes share the weights
+
+The library's `main` takes the weights after the inputs, in the order of the index. In the whole file, each
+begins at a multiple of ALIGNMENT bytes. Weights that are apart are files of a folder, named by their SHA-256.
+A library without this end holds all of its constants.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import re
+import struct
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO
+
+# The folder beside the folders of sizes.
+FOLDER = "weights"
+ALIGNMENT = 64
+MAX_INDEX_BYTES = 16 << 20
+MAX_RANK = 16
+WHOLE, APART = b"TFWHOLE1", b"TFAPART1"
+_END = struct.Struct("<8sQ")
+_CHUNK_BYTES = 1 << 20
+
+
+class WeightsError(ValueError):
+    """The end of a library's file is damaged. The message is one sentence for the user."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A weight of `size` bytes, at `offset` in the whole file. `dtype` is TVM's name of the element type."""
+
+    sha256: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    size: int
+
+    def __post_init__(self) -> None:
+        is_named = re.fullmatch("[0-9a-f]{64}", self.sha256) and re.fullmatch("[a-z][a-z0-9_]*", self.dtype)
+        numbers = (*self.shape, self.offset, self.size)
+        if not is_named or len(self.shape) > MAX_RANK or not all(0 <= n < 1 << 62 for n in numbers):
+            raise ValueError("a weight's description makes no sense")
+
+
+@dataclass(frozen=True)
+class Index:
+    """The weights of a library, and how many bytes of its file are the ELF library."""
+
+    library_bytes: int
+    weights: tuple[Weight, ...]
+    is_apart: bool = False
+
+    def to_bytes(self) -> bytes:
+        """Return the end of the file: the library's length, a line for each weight, and where they begin."""
+        rows = [(one.sha256, one.dtype, one.offset, one.size, *one.shape) for one in self.weights]
+        lines = [str(self.library_bytes), *(" ".join(map(str, row)) for row in rows)]
+        text = "".join(f"{line}\n" for line in lines).encode()
+        return text + _END.pack(APART if self.is_apart else WHOLE, len(text))
+
+
+def read_index(file: IO[bytes]) -> Index:
+    """Return the index of a library; without weights where the file has none. Raises WeightsError."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(size - _END.size, 0))
+    end = file.read(_END.size)
+    if end[:8] not in (WHOLE, APART):
+        return Index(size, ())
+    magic, length = _END.unpack(end)
+    start = size - _END.size - length
+    try:
+        if length > MAX_INDEX_BYTES or start < 0:
+            raise ValueError("its length is wrong")
+        file.seek(start)
+        first, *lines = file.read(length).decode().splitlines()
+        weights = []
+        for line in lines:
+            sha256, dtype, *numbers = line.split(" ")
+            offset, weight_bytes, *shape = map(int, numbers)
+            weights.append(Weight(sha256, dtype, tuple(shape), offset, weight_bytes))
+        index = Index(int(first), tuple(weights), magic == APART)
+        _check_places(index, start)
+    except ValueError as error:
+        raise WeightsError(f"the index of the library's weights is damaged ({error})") from error
+    return index
+
+
+def _check_places(index: Index, end: int) -> None:
+    """Raise ValueError unless the weights lie one after the other between the library and the index."""
+    at = index.library_bytes
+    for weight in index.weights:
+        if weight.offset != aligned(at):
+            raise ValueError("a weight isn't where the one before ends")
+        at = weight.offset + weight.size
+    if not 0 < index.library_bytes <= end or at != (end if not index.is_apart else at):
+        raise ValueError("the file has another length")
+
+
+def aligned(offset: int) -> int:
+    """Return the next multiple of ALIGNMENT."""
+    return math.ceil(offset / ALIGNMENT) * ALIGNMENT
+
+
+def append(library: Path, weights: Sequence[tuple[str, tuple[int, ...], memoryview]]) -> None:
+    """Write weights, with their types and shapes, behind an ELF library."""
+    with library.open("r+b") as file:
+        library_bytes = file.seek(0, os.SEEK_END)
+        described = []
+        for dtype, shape, content in weights:
+            file.write(bytes(aligned(file.tell()) - file.tell()))
+            digest = hashlib.sha256(content).hexdigest()
+            described.append(Weight(digest, dtype, shape, file.tell(), content.nbytes))
+            file.write(content)
+        file.write(Index(library_bytes, tuple(described)).to_bytes())
+
+
+def set_apart(library: Path, folder: Path) -> None:
+    """Move the weights of a library to files of a folder, where those of other sizes may be already.
+
+    Raises WeightsError for damaged ones, and OSError.
+    """
+    with library.open("rb") as file:
+        index = read_index(file)
+        if index.is_apart or not index.weights:
+            return
+        folder.mkdir(exist_ok=True)
+        for weight in index.weights:
+            file.seek(weight.offset)
+            _keep(file, weight, folder)
+        file.seek(0)
+        fresh = library.with_name(f".{library.name}.new")
+        with fresh.open("wb") as apart:
+            _copy(file, index.library_bytes, apart)
+            apart.write(Index(index.library_bytes, index.weights, is_apart=True).to_bytes())
+    fresh.replace(library)
+
+
+def remove_unused(folder: Path) -> None:
+    """Delete the weights in a folder that no library of the sizes beside it has any more."""
+    used = set()
+    for library in folder.parent.glob("*/model.so"):
+        with library.open("rb") as file:
+            used |= {weight.sha256 for weight in read_index(file).weights}
+    for file_path in folder.glob("*"):
+        if file_path.name not in used:
+            file_path.unlink(missing_ok=True)
+
+
+def open_whole(library: Path) -> IO[bytes]:
+    """Open a library's file for reading, or a temporary copy of it with the weights that are apart. Raises
+    WeightsError, OSError."""
+    file = library.open("rb")
+    index = read_index(file)
+    file.seek(0)
+    if not index.is_apart:
+        return file
+    copy = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+    with file:
+        _copy(file, index.library_bytes, copy)
+    for weight in index.weights:
+        copy.write(bytes(weight.offset - copy.tell()))
+        with (library.parent.parent / FOLDER / weight.sha256).open("rb") as kept:
+            _copy(kept, weight.size, copy)
+    copy.write(replace(index, is_apart=False).to_bytes())
+    copy.flush()
+    copy.seek(0)
+    return copy
+
+
+def _keep(file: IO[bytes], weight: Weight, folder: Path) -> None:
+    """Write a weight to its file in a folder, unless it is there."""
+    kept = folder / weight.sha256
+    if kept.exists() and kept.stat().st_size == weight.size:
+        return
+    fresh = folder / f".{weight.sha256}.new"
+    with fresh.open("wb") as copy:
+        digest = _copy(file, weight.size, copy)
+    if digest != weight.sha256:
+        fresh.unlink()
+        raise WeightsError("a weight isn't what the index of the library's weights says")
+    fresh.replace(kept)
+
+
+def _copy(source: IO[bytes], size: int, target: IO[bytes]) -> str:
+    """Copy bytes, and return their SHA-256."""
+    digest = hashlib.sha256()
+    while size:
+        chunk = source.read(min(size, _CHUNK_BYTES))
+        if not chunk:
+            raise WeightsError("the library's file is cut short")
+        digest.update(chunk)
+        target.write(chunk)
+        size -= len(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,145 @@
+"""The weights of a library: behind it in its file, or in the folder that all sizes of the model share.
+
+`core/library_weights.py` of the service describes the file.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+
+from tunefarm_runtime.errors import LoadError
+
+FOLDER = "weights"
+ALIGNMENT = 64
+_WHOLE, _APART = b"TFWHOLE1", b"TFAPART1"
+_END = struct.Struct("<8sQ")
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A weight of `size` bytes at the `offset` of a file."""
+
+    file: Path
+    offset: int
+    size: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Index:
+    """The weights of a library with their offsets in the whole file, `library_bytes` of which are the ELF
+    library. `text` is the index itself."""
+
+    library_bytes: int
+    weights: tuple[tuple[Weight, int], ...]
+    text: bytes
+
+
+def read_index(library: Path) -> Index:
+    """Return the index of a library. It is empty if the library holds all its constants. Raises LoadError."""
+    try:
+        with library.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - _END.size, 0))
+            end = file.read()
+            if end[:8] not in (_WHOLE, _APART):
+                return Index(size, (), b"")
+            magic, length = _END.unpack(end)
+            file.seek(size - _END.size - length)
+            text = file.read(length)
+        first, *lines = text.decode().splitlines()
+        library_bytes = at = int(first)
+        weights = []
+        for line in lines:
+            name, dtype, *numbers = line.split(" ")
+            offset, weight_bytes, *shape = map(int, numbers)
+            if not 0 <= offset - at < ALIGNMENT or weight_bytes < 0:
+                raise ValueError(f"the weight {name} has no place")
+            file_offset = (library, offset) if magic == _WHOLE else (_folder(library) / Path(name).name, 0)
+            weights.append((Weight(*file_offset, weight_bytes, dtype, tuple(shape)), offset))
+            at = offset + weight_bytes
+        return Index(library_bytes, tuple(weights), text)
+    except OSError as error:
+        raise LoadError(f"{library} can't be read: {error.strerror}") from error
+    except ValueError as error:
+        raise LoadError(f"{library} is damaged: download the model again") from error
+
+
+def whole(library: Path) -> Iterator[bytes]:
+    """Yield the bytes of a library's file with its weights in it, as the service has signed it. Raises
+    LoadError, OSError."""
+    index = read_index(library)
+    yield from _pieces(library, 0, index.library_bytes)
+    at = index.library_bytes
+    for weight, offset in index.weights:
+        yield bytes(offset - at)
+        yield from _pieces(weight.file, weight.offset, weight.size)
+        at = offset + weight.size
+    if index.weights:
+        yield index.text + _END.pack(_WHOLE, len(index.text))
+
+
+def _folder(library: Path) -> Path:
+    return library.parent.parent / FOLDER
+
+
+def _pieces(path: Path, start: int, size: int) -> Iterator[bytes]:
+    try:
+        file = path.open("rb")
+    except FileNotFoundError as error:
+        raise _missing(path) from error
+    with file:
+        file.seek(start)
+        while size:
+            piece = file.read(min(size, _CHUNK_BYTES))
+            if not piece:
+                raise LoadError(f"{path} is cut short: download the model again")
+            yield piece
+            size -= len(piece)
+
+
+def _missing(path: Path) -> LoadError:
+    return LoadError(f"{path} is missing: keep the folder {FOLDER} beside the folders of the sizes")
+
+
+class MappedWeights:
+    """Maps each file of weights into memory once, for all sizes of a model."""
+
+    def __init__(self) -> None:
+        self._files: dict[Path, Any] = {}
+
+    def of(self, library: Path) -> list[Any]:
+        """Return the weights of a library as its `main` takes them after the inputs. Raises LoadError."""
+        view = tvm_ffi.get_global_func("runtime.TVMTensorCreateView")
+        return [
+            view(self._content(weight), tvm_ffi.Shape(weight.shape), tvm_ffi.dtype(weight.dtype), 0)
+            for weight, _ in read_index(library).weights
+        ]
+
+    def _content(self, weight: Weight) -> Any:
+        mapped = self._files.get(weight.file)
+        if mapped is None:
+            try:
+                with weight.file.open("rb") as file:
+                    # DLPack lends no memory that can't be written. Private pages are shared until then.
+                    mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8)
+            except FileNotFoundError as error:
+                raise _missing(weight.file) from error
+            except (OSError, ValueError) as error:
+                raise LoadError(f"{weight.file} can't be read: {error}") from error
+            self._files[weight.file] = mapped
+        if weight.offset < 0 or weight.offset + weight.size > mapped.size:
+            raise LoadError(f"{weight.file} is cut short: download the model again")
+        content = mapped[weight.offset : weight.offset + weight.size]
+        return tvm_ffi.from_dlpack(content, require_alignment=ALIGNMENT)

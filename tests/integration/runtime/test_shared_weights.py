@@ -1,0 +1,204 @@
+"""The sizes of a model store their weights once, and a process maps them once."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import tvm
+from tunefarm_runtime import LoadError, load
+from tunefarm_runtime.bundle import make_bundle
+from tvm import relax
+
+from compiler.importing.model import fuse_untuned, read_onnx
+from compiler.packaging.artifact import Manifest, build_library, write
+from compiler.packaging.linker import find_linker, link_library
+from compiler.target import detect_device, host_triple
+from core.library_weights import FOLDER, WeightsError, open_whole, read_index, remove_unused, set_apart
+from system.signing import SigningKey, make_key, read_key
+from tests.onnx_models import products
+from tunefarm.client.artifact import unpack
+from tunefarm.client.sizes import sizes_of
+
+EXTENT, LAYERS, SIZES = 1024, 4, (1, 2, 3, 4)
+WEIGHT_BYTES = LAYERS * EXTENT * EXTENT * 4
+MAPPED = """
+import sys
+from pathlib import Path
+import numpy as np, tunefarm_runtime
+
+def resident():
+    # The number in /proc/self/status leaves out what each processor has yet to add to it.
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Rss:"))
+
+found = {}
+for folder, sizes in (("warm", [1]), ("net", [1]), ("more", [1, 2, 3, 4])):
+    model, before = tunefarm_runtime.load(Path(sys.argv[1]) / folder), resident()
+    for rows in sizes:
+        model(np.ones((rows, model.inputs[0].shape[1]), "float32"))
+    found[folder] = model, resident() - before
+print(found["net"][1], found["more"][1])
+"""
+
+
+def write_size(model: bytes, folder: Path, shapes: dict[str, tuple[int, ...]], key: SigningKey) -> None:
+    """Compile, sign and unpack a size, as publishing and the client do."""
+    device, imported = detect_device(1), read_onnx(model, shapes)
+    library, archive = folder / ".built.so", folder / ".artifact.tar"
+    folder.mkdir(parents=True)
+    build_library(fuse_untuned(imported, device.target), device.target, library)
+    manifest = Manifest("net", "sha", device.target, "cafe", imported.inputs, imported.outputs, 1, {}, 0.0)
+    with library.open("rb") as file, archive.open("wb") as packed:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        write(packed, file, dataclasses.replace(manifest, library_sha256=digest), sign=key.sign)
+    unpack(archive, folder, weights=folder.parent / FOLDER)
+    library.unlink()
+    archive.unlink()
+
+
+@pytest.fixture(scope="module")
+def key(tmp_path_factory: pytest.TempPathFactory) -> SigningKey:
+    file = tmp_path_factory.mktemp("key") / "key.pem"
+    make_key(file)
+    return read_key(file)
+
+
+@pytest.fixture(scope="module")
+def sizes(tmp_path_factory: pytest.TempPathFactory, key: SigningKey) -> Path:
+    """A model in one size in the folders `warm` and `net`, and in four sizes in `more`."""
+    root = tmp_path_factory.mktemp("sizes")
+    data = products("rows", EXTENT, LAYERS)
+    (root / "net.onnx").write_bytes(data)
+    for folder, extents in (("net", SIZES[:1]), ("more", SIZES)):
+        [chosen] = sizes_of([root / "net.onnx"], {"rows": extents})
+        for size in chosen:
+            write_size(data, root / folder / f"rows={size.shapes['input'][0]}", size.shapes, key)
+    small = products()
+    write_size(small, root / "warm" / "only", {"input": (1, 128)}, key)
+    return root
+
+
+@pytest.fixture
+def copied(sizes: Path, tmp_path: Path) -> Path:
+    """The model in four sizes, to be damaged."""
+    return Path(shutil.copytree(sizes / "more", tmp_path / "copied"))
+
+
+def bytes_in(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def test_four_sizes_store_the_weights_once(sizes: Path, key: SigningKey) -> None:
+    one, four = bytes_in(sizes / "net"), bytes_in(sizes / "more")
+    assert WEIGHT_BYTES < one < 1.1 * WEIGHT_BYTES
+    assert four < 1.1 * WEIGHT_BYTES
+    assert len(list((sizes / "more" / FOLDER).iterdir())) == LAYERS
+    model = load(sizes / "more", trusted=key.public)
+    session = onnxruntime.InferenceSession(
+        products("rows", EXTENT, LAYERS), providers=["CPUExecutionProvider"]
+    )
+    for rows in SIZES:
+        data = np.random.default_rng(rows).standard_normal((rows, EXTENT), dtype=np.float32)
+        (found,) = model(data)
+        np.testing.assert_allclose(found, session.run(None, {"input": data})[0], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how much memory a process has taken")
+def test_four_sizes_take_the_memory_of_one(sizes: Path) -> None:
+    command = [sys.executable, "-c", MAPPED, str(sizes)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    one, four = (int(word) / WEIGHT_BYTES for word in done.stdout.split())
+    assert 0.9 < one < 1.3
+    assert four < 1.3  # a copy for each size: 8
+
+
+def test_a_size_is_whole_again_in_a_bundle_and_to_be_verified(copied: Path, tmp_path: Path) -> None:
+    size = copied / "rows=2"
+    make_bundle(size, tmp_path / "bundle")
+    with open_whole(size / "model.so") as whole, (tmp_path / "bundle" / "model.so").open("rb") as bundled:
+        content = whole.read()
+        assert content == bundled.read()
+        index = read_index(bundled)
+    assert not index.is_apart
+    assert (
+        hashlib.sha256(content).hexdigest()
+        == json.loads((size / "manifest.json").read_text())["library_sha256"]
+    )
+    ones = np.ones((2, EXTENT), np.float32)
+    np.testing.assert_array_equal(load(tmp_path / "bundle")(ones)[0], load(copied)(ones)[0])
+
+
+def test_weights_that_are_damaged_are_refused(copied: Path, key: SigningKey) -> None:
+    weight = next((copied / FOLDER).iterdir())
+    content = bytearray(weight.read_bytes())
+    content[0] ^= 1
+    weight.write_bytes(content)
+    with pytest.raises(LoadError, match="isn't the library that was signed"):
+        load(copied, trusted=key.public)
+    weight.write_bytes(content[:4096])
+    ones = np.ones((1, EXTENT), np.float32)
+    with pytest.raises(LoadError, match=f"{weight.name} is cut short: download the model again"):
+        load(copied)(ones)
+    weight.unlink()
+    with pytest.raises(
+        LoadError, match="is missing: keep the folder weights beside the folders of the sizes"
+    ):
+        load(copied)(ones)
+
+
+def test_unused_weights_are_removed(copied: Path) -> None:
+    remove_unused(copied / FOLDER)
+    assert len(list((copied / FOLDER).iterdir())) == LAYERS
+    for size in copied.glob("rows=*"):
+        shutil.rmtree(size)
+    remove_unused(copied / FOLDER)
+    assert not list((copied / FOLDER).iterdir())
+
+
+def test_a_damaged_end_of_a_library_is_refused(copied: Path, tmp_path: Path) -> None:
+    with open_whole(copied / "rows=1" / "model.so") as file:
+        right = file.read()
+        [first, *_] = read_index(file).weights
+    damaged = {
+        "length": right[:-8] + (1 << 40).to_bytes(8, "little"),
+        "name": right.replace(first.sha256.encode(), b"../" + first.sha256.encode()[3:]),
+        "place": right.replace(f" {first.offset} ".encode(), f" {first.offset + 64} ".encode()),
+        "cut": right[:4096] + right[8192:],
+    }
+    for name, content in damaged.items():
+        library = tmp_path / f"{name}.so"
+        library.write_bytes(content)
+        with pytest.raises(WeightsError, match="the index of the library's weights is damaged"):
+            set_apart(library, tmp_path / name)
+    other = tmp_path / "other.so"
+    other.write_bytes(right[: first.offset] + bytes(64) + right[first.offset + 64 :])
+    with pytest.raises(WeightsError, match="a weight isn't what the index"):
+        set_apart(other, tmp_path / "other")
+    assert not list((tmp_path / "other").iterdir())
+
+
+def test_a_library_that_holds_its_constants_still_runs(tmp_path: Path) -> None:
+    """As the versions before have built them."""
+    device, imported = detect_device(1), read_onnx(products(), {})
+    target = tvm.target.Target(json.loads(device.target))
+    built = relax.build(fuse_untuned(imported, device.target), target)
+    link_library(built, host_triple(target), find_linker(host_triple(target)), tmp_path / "model.so")
+    manifest = Manifest("net", "sha", device.target, "cafe", imported.inputs, imported.outputs, 1, {}, 0.0)
+    (tmp_path / "manifest.json").write_text(manifest.to_json())
+    with (tmp_path / "model.so").open("rb") as file:
+        assert not read_index(file).weights
+    data = np.random.default_rng(0).standard_normal((1, 128), dtype=np.float32)
+    session = onnxruntime.InferenceSession(products(), providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(
+        load(tmp_path)(data)[0], session.run(None, {"input": data})[0], rtol=1e-4, atol=1e-5
+    )
