@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tvm_ffi
 from numpy.typing import NDArray
 
 from tunefarm_runtime.errors import LoadError, RunError
+from tunefarm_runtime.ffi import tvm_ffi
 from tunefarm_runtime.manifest import Manifest, Tensor
 from tunefarm_runtime.signature import check_library
 from tunefarm_runtime.threads import Runner, choose_threads

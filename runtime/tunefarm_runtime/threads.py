@@ -12,9 +12,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import tvm_ffi
-
 from tunefarm_runtime.errors import RunError
+from tunefarm_runtime.ffi import tvm_ffi
 
 THREADS_VARIABLE = "TVM_NUM_THREADS"
 BINDING_VARIABLE = "TVM_BIND_THREADS"

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tvm_ffi
 
 from tunefarm_runtime.errors import LoadError
+from tunefarm_runtime.ffi import tvm_ffi
 
 FOLDER = "weights"
 ALIGNMENT = 64

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -311,3 +312,17 @@ def test_an_input_that_is_returned_is_copied(placed: Callable[[Array], Array], t
 def test_outputs_can_be_written(folder: Path, image: Array) -> None:
     (found,) = load(folder)(image)
     found += 1
+
+
+def test_an_installed_pytorch_is_imported_by_the_program_alone(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("__version__ = '2.13.0'\n")
+    program = "\n".join(
+        [
+            "import sys, tunefarm_runtime",
+            "assert 'torch' not in sys.modules",
+            "import torch",
+            "assert torch.__version__ == '2.13.0'",
+        ]
+    )
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
