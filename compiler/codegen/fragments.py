@@ -1,13 +1,15 @@
-"""Load float32 operands into tensor-core fragments in TF32.
+"""Fragments of matrices on tensor cores.
+
+TVM writes them for CUDA's WMMA. Here they become registers of `mma.sync` (fragments.cuh).
 
 TVM has no TF32 type and rejects float32 fragments. So these fragments are declared as float16 fragments of
-shape 16 x 16 x 8, which float16 itself doesn't have. In the CUDA C that TVM generates, they are replaced by
-TF32 fragments.
+shape 16 x 16 x 8, which float16 itself doesn't have.
 """
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import tvm
 import tvm_ffi
@@ -19,24 +21,10 @@ from compiler.tir_nodes import find_all
 
 KERNELS_START = 'extern "C"'
 OPERANDS = ("wmma.matrix_a", "wmma.matrix_b")
-_DECLARED = re.compile(
-    r"nvcuda::wmma::fragment<nvcuda::wmma::(matrix_[ab]), 16, 16, 8, half, nvcuda::wmma::(\w+)>"
-)
-# The result of tensor cores is undefined for operands that aren't rounded to TF32.
-_ROUNDED = """\
-namespace nvcuda {
-namespace wmma {
-template <class Use, class Layout>
-struct rounded : fragment<Use, 16, 16, 8, precision::tf32, Layout> {};
-template <class Use, class Layout>
-__device__ inline void load_matrix_sync(rounded<Use, Layout>& loaded, const float* source, unsigned stride) {
-  fragment<Use, 16, 16, 8, precision::tf32, Layout>& operand = loaded;
-  load_matrix_sync(operand, source, stride);
-  for (int i = 0; i < operand.num_elements; ++i) operand.x[i] = __float_to_tf32(operand.x[i]);
-}
-}  // namespace wmma
-}  // namespace nvcuda
-"""
+# What TVM calls for fragments, and the file that has the same functions for `mma.sync`.
+_WMMA, _OURS = "nvcuda::wmma::", "tensor_cores::"
+_WMMA_HEADER = re.compile(r"#include <mma\.h>\n")
+_FUNCTIONS = Path(__file__).with_name("fragments.cuh").read_text()
 
 
 def declare_as_halves(module: tvm.IRModule) -> tvm.IRModule:
@@ -56,12 +44,14 @@ def _declare(function: PrimFunc) -> PrimFunc:
     return function.with_body(tvm_ffi.structural_map(function.body, rename))
 
 
-def round_operands(source: str) -> str:
-    """Make CUDA C load the fragments that `declare_as_halves` declared as TF32, rounding each element.
+def use_mma_sync(source: str) -> str:
+    """Make CUDA C compute fragments by `ldmatrix` and `mma.sync`, with the functions of fragments.cuh.
 
-        nvcuda::wmma::fragment<nvcuda::wmma::matrix_a, 16, 16, 8, half, nvcuda::wmma::row_major> a[2];
+        nvcuda::wmma::mma_sync(c[0], a[0], b[0], c[0]);
     ->
-        nvcuda::wmma::rounded<nvcuda::wmma::matrix_a, nvcuda::wmma::row_major> a[2];
+        tensor_cores::mma_sync(c[0], a[0], b[0], c[0]);
     """
-    written, found = _DECLARED.subn(r"nvcuda::wmma::rounded<nvcuda::wmma::\1, nvcuda::wmma::\2>", source)
-    return written.replace(KERNELS_START, _ROUNDED + KERNELS_START, 1) if found else source
+    if _WMMA not in source:
+        return source
+    without_header = _WMMA_HEADER.sub("", source).replace(_WMMA, _OURS)
+    return without_header.replace(KERNELS_START, _FUNCTIONS + KERNELS_START, 1)

@@ -15,7 +15,7 @@ from tvm.tirx.compilation_pipeline import get_tir_pipeline, register_tir_pipelin
 from compiler.codegen.broadcasts import store_bfloat16
 from compiler.codegen.element_types import compute_in_known_types
 from compiler.codegen.extremes import propagate_nan, propagate_nan_in_kernels
-from compiler.codegen.fragments import declare_as_halves, round_operands
+from compiler.codegen.fragments import declare_as_halves, use_mma_sync
 from compiler.codegen.prefetch import prefetch_operands
 from compiler.codegen.stack import keep_on_stack
 
@@ -59,7 +59,7 @@ _before = tvm_ffi.get_global_func(_POSTPROCESS, allow_missing=True)
 
 
 def _postprocess(source: str, target: Any) -> str:
-    written = round_operands(propagate_nan_in_kernels(source))
+    written = use_mma_sync(propagate_nan_in_kernels(source))
     return written if _before is None else str(_before(written, target))
 
 

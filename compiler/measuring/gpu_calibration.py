@@ -322,15 +322,18 @@ def matrix_products(dtype: str, blocks: int) -> None:
     with (
         T.thread_binding(blocks, thread="blockIdx.x") as block,
         T.thread_binding(WARPS, thread="threadIdx.y") as warp,
-        T.thread_binding(WARP, thread="threadIdx.x"),
+        T.thread_binding(WARP, thread="threadIdx.x") as lane,
     ):
+        shared = T.alloc_buffer((SIDE * SIDE,), dtype, scope="shared")
+        own = warp * WARP + lane  # as many threads as elements
+        T.buffer_store(shared, source[own], [own])
         factors = [
             T.alloc_buffer(sides, dtype, scope=f"wmma.matrix_{which}")
             for which, sides in (("a", (SIDE, shape[2])), ("b", (shape[2], SIDE)))
         ]
         sums = T.alloc_buffer((FRAGMENTS * SIDE, SIDE), SUMS[dtype], scope="wmma.accumulator")
         for factor in factors:
-            loaded = source.access_ptr("r")
+            loaded = shared.access_ptr("r")
             T.evaluate(T.tvm_load_matrix_sync(factor.data, *shape, 0, loaded, SIDE, "row_major"))
         for i in range(FRAGMENTS):
             T.evaluate(T.tvm_fill_fragment(sums.data, *shape, i, T.float32(0)))

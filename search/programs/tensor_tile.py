@@ -10,7 +10,7 @@ from search.dag import Node, extent_of
 from search.programs.program import Population
 from search.sketches.factors import Ints
 from search.sketches.stage import Stage
-from search.sketches.tensor_core import BANKS, SIDE, SKEW, MatrixProduct, axes_of, match_product
+from search.sketches.tensor_core import BANKS, SIDE, WIDE_SKEW, MatrixProduct, axes_of, match_product
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,9 @@ class TensorTile:
         """The shared memory of both operands' tiles, with padded rows."""
         item = self.population.sketch.dag.buffer[self.node.reads[0].buffer].item_bytes
         i, j, k = self.tile("i"), self.tile("j"), self.tile("k")
-        second = k * self._row(j) if self.product.second_by_rows else j * self._row(k)
-        return i * self._row(k) * item, second * item
+        first, second = self.product.skews
+        rows, row = (k, j) if self.product.second_by_rows else (j, k)
+        return i * _padded(k, first) * item, rows * _padded(row, second) * item
 
     @property
     def is_narrow(self) -> bool:
@@ -83,14 +84,15 @@ class TensorTile:
 
     @property
     def result_bytes(self) -> Ints:
-        """The shared memory of the results' tile."""
+        """The shared memory of the results' tile, with padded rows."""
         item = self.population.sketch.dag.buffer[self.node.write.buffer].item_bytes
-        return np.asarray(self.tile("i") * self.tile("j") * item)
+        return np.asarray(self.tile("i") * _padded(self.tile("j"), WIDE_SKEW) * item)
 
     @property
     def shared_bytes(self) -> Ints:
         return np.asarray(np.sum(self.operand_bytes, axis=0) * self.stages + self.result_bytes)
 
-    def _row(self, length: Ints) -> Ints:
-        """Return the length of a padded row: each row starts `SKEW` elements further among the banks."""
-        return length + (SKEW[self.product.operand] - length) % BANKS
+
+def _padded(length: Ints, skew: int) -> Ints:
+    """Return the length of a padded row: each row starts `skew` elements further among the banks."""
+    return length + (skew - length) % BANKS

@@ -24,9 +24,11 @@ TENSOR_SINCE = {
     ("bfloat16", "float32"): 80,
     (TF32, "float32"): 80,
 }
-# Rows in shared memory are padded so that each starts SKEW elements further among the BANKS.
+# Rows in shared memory are padded so that each starts some elements further among the BANKS: those that
+# `ldmatrix` reads SKEW elements, others WIDE_SKEW.
 BANKS = 32
 SKEW = {"float16": 8, "bfloat16": 8, "int8": 16, TF32: 4}
+WIDE_SKEW = 8
 # Smaller parts would mostly be padding.
 MIN_EXTENTS = {"i": 16, "j": 16, "k": 8}
 
@@ -49,6 +51,12 @@ class MatrixProduct:
     @property
     def depth(self) -> int:
         return depth_of(self.operand)
+
+    @property
+    def skews(self) -> tuple[int, int]:
+        """The elements by which rows of both operands in shared memory are shifted among the banks."""
+        skew = SKEW[self.operand]
+        return skew, WIDE_SKEW if self.operand == TF32 and self.second_by_rows else skew
 
 
 def depth_of(operand: str) -> int:

@@ -1,7 +1,8 @@
 // Runs the CUDA C that TVM writes on a CPU: a fiber for each thread, one block at a time.
 //
 // Threads run until they come to a barrier or exchange values with other lanes. `launch` runs them in the order
-// of their numbers or, with a seed, shuffled, so that a missing barrier shows in the results.
+// of their numbers. With a seed, their order is shuffled and each warp takes its own time, so that a missing
+// barrier shows in the results.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -14,6 +15,7 @@
 #include <deque>
 #include <memory>
 #include <numeric>
+#include <string>
 #include <type_traits>
 #include <ucontext.h>
 #include <vector>
@@ -39,7 +41,7 @@ namespace emulator {
 constexpr int kMaxThreads = 1024;
 constexpr size_t kStackBytes = 256 << 10;
 enum State { kReady, kAtBarrier, kDone };
-enum Status { kOk, kTooManyThreads, kDivergedAtBarrier };
+enum Status { kOk, kTooManyThreads, kDivergedAtBarrier, kMisaligned, kUnknownInstruction };
 
 struct Copy {
   void* target;
@@ -60,12 +62,21 @@ static ucontext_t scheduler;
 static std::vector<Fiber> fibers;
 static int running;  // the number of the thread that runs, within its block
 static uint64_t slots[kMaxThreads];  // what each thread gives to the others
+static uint32_t registers[kMaxThreads][8];  // what instructions of PTX take from the others
+static bool warps_drift;  // whether each warp takes its own time
+static Status fault;
 static void (*body)();
 static dim3 thread_index, block_index, block_size;
 
 static void leave(State state) {
   fibers[running].state = state;
   swapcontext(&fibers[running].context, &scheduler);
+}
+
+// A thread that can't go on ends; its kernel has failed.
+static void fail(Status status) {
+  fault = status;
+  leave(kDone);
 }
 
 static void enter() {
@@ -111,8 +122,11 @@ static void prepare(Fiber& fiber, int number) {
 }
 
 static void run_ready(const std::vector<int>& order) {
+  bool rests[kMaxThreads / 32] = {};
+  if (warps_drift)
+    for (bool& one : rests) one = std::rand() % 2;
   for (int number : order) {
-    if (fibers[number].state != kReady) continue;
+    if (fibers[number].state != kReady || rests[number / 32]) continue;
     running = number;
     thread_index = fibers[number].index;
     swapcontext(&scheduler, &fibers[number].context);
@@ -129,6 +143,7 @@ static Status run_block(const std::vector<int>& order) {
       waiting += fibers[number].state == kAtBarrier;
       done += fibers[number].state == kDone;
     }
+    if (fault != kOk) return fault;
     if (done == count) return kOk;
     if (waiting == count) {
       for (int number = 0; number < count; ++number) fibers[number].state = kReady;
@@ -147,6 +162,8 @@ static Status launch(dim3 grid, dim3 block, void (*kernel)(), int seed) {
   std::vector<int> order(count);
   for (int number = 0; number < count; ++number) order[number] = number;
   std::srand(seed);
+  warps_drift = seed != 0;
+  fault = kOk;
   for (int number = count - 1; seed && number > 0; --number)
     std::swap(order[number], order[std::rand() % (number + 1)]);
   for (unsigned z = 0; z < grid.z; ++z)
@@ -232,71 +249,34 @@ T __ldg(const T* pointer) {
   return *pointer;
 }
 
-// Matrix fragments. Every thread of a warp holds a whole one, and computes it by itself.
-namespace nvcuda {
-namespace wmma {
+// Instructions that kernels have as PTX. All lanes of a warp execute one together.
+namespace emulator {
 
-struct row_major {};
-struct col_major {};
-struct matrix_a {};
-struct matrix_b {};
-struct accumulator {};
-enum layout_t { mem_row_major, mem_col_major };
+// Addresses of shared memory have 32 bits: they count from here.
+static char shared_origin;
 
-// float32 whose last 13 bits of fraction are 0. CUDA keeps it as float, too.
-namespace precision {
-struct tf32;
+struct Operand {
+  void* place;  // null for an input
+  uint32_t value;
+};
+
+template <class T>
+Operand output(T& place) {
+  static_assert(sizeof(T) == 4, "registers have four bytes");
+  Operand operand{&place, 0};
+  std::memcpy(&operand.value, &place, 4);
+  return operand;
 }
 
 template <class T>
-struct stored {
-  typedef T type;
-};
-template <>
-struct stored<precision::tf32> {
-  typedef float type;
-};
-
-static inline float __float_to_tf32(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  bits = (bits + 0x1000) & 0xffffe000;
-  std::memcpy(&value, &bits, 4);
-  return value;
+Operand input(const T& value) {
+  static_assert(sizeof(T) == 4, "registers have four bytes");
+  Operand operand{nullptr, 0};
+  std::memcpy(&operand.value, &value, 4);
+  return operand;
 }
 
-template <class Kind, int M, int N, int K, class T, class Layout = void>
-struct fragment {
-  typedef T type;
-  static constexpr int rows = std::is_same<Kind, matrix_b>::value ? K : M;
-  static constexpr int columns = std::is_same<Kind, matrix_a>::value ? K : N;
-  static constexpr int num_elements = rows * columns;
-  typename stored<T>::type x[num_elements];
-};
-
-// What tensor cores make of values that weren't rounded to TF32 isn't defined.
-template <class Fragment>
-double factor(const Fragment& fragment, int i) {
-  float value = float(fragment.x[i]);
-  bool in_tf32 = std::is_same<typename Fragment::type, precision::tf32>::value;
-  return in_tf32 && __float_to_tf32(value) != value ? NAN : value;
-}
-
-template <class Kind, int M, int N, int K, class T, class Layout, class Value>
-void fill_fragment(fragment<Kind, M, N, K, T, Layout>& filled, Value value) {
-  for (auto& element : filled.x) element = T(value);
-}
-
-template <class Kind, int M, int N, int K, class T, class Layout, class Source>
-void load_matrix_sync(fragment<Kind, M, N, K, T, Layout>& loaded, const Source* source, unsigned stride) {
-  __syncwarp();
-  bool by_columns = std::is_same<Layout, col_major>::value;
-  for (int i = 0; i < loaded.rows; ++i)
-    for (int j = 0; j < loaded.columns; ++j)
-      loaded.x[i * loaded.columns + j] =
-          typename stored<T>::type(source[by_columns ? j * stride + i : i * stride + j]);
-  __syncwarp();
-}
+static uint32_t rounded_to_tf32(uint32_t bits) { return (bits + 0x1000) & 0xffffe000; }
 
 // Adds up terms as an H100's tensor cores do: all are aligned to the largest exponent, and what lies more than two
 // bits below the last bit of a float32 of that exponent is cut off. The sum is cut off below its own last bit.
@@ -314,33 +294,146 @@ static inline float truncating_sum(const double* terms, int count) {
   return std::fabs(rounded) > std::fabs(sum) ? std::nextafterf(rounded, 0) : rounded;
 }
 
-template <class A, class B, class C, class D>
-void mma_sync(D& result, const A& a, const B& b, const C& c) {
-  typedef typename std::remove_reference<decltype(result.x[0])>::type Element;
-  // The products that are added in one step: an H100 computes a fragment of TF32 in two steps.
-  constexpr int kDepth = std::is_same<typename A::type, precision::tf32>::value ? 4 : 8;
-  for (int i = 0; i < A::rows; ++i)
-    for (int j = 0; j < B::columns; ++j) {
-      double terms[kDepth + 1] = {double(c.x[i * B::columns + j])};
-      for (int k = 0; k < A::columns; k += kDepth) {
-        for (int l = 0; l < kDepth; ++l)
-          terms[l + 1] = factor(a, i * A::columns + k + l) * factor(b, (k + l) * B::columns + j);
-        bool whole = std::is_integral<Element>::value;
-        terms[0] = whole ? std::accumulate(terms, terms + kDepth + 1, 0.0) : truncating_sum(terms, kDepth + 1);
-      }
-      result.x[i * B::columns + j] = Element(terms[0]);
+class Instruction {
+ public:
+  explicit Instruction(const std::string& text) : name_(text.substr(0, text.find(' '))) {
+    for (size_t at = name_.size(); at < text.size(); ++at) {
+      if (text[at] == '{') groups_.emplace_back();
+      if (text[at] == '%' && !groups_.empty()) groups_.back().push_back(std::atoi(&text[at + 1]));
     }
-}
+    if (std::sscanf(name_.c_str(), "mma.sync.aligned.m%dn8k%d.row.col.", &rows_, &depth_) != 2) return;
+    operand_ = name_.find(".f16.f16.") != std::string::npos   ? kHalf
+               : name_.find(".bf16.bf16.") != std::string::npos ? kBfloat
+               : name_.find(".tf32.tf32.") != std::string::npos ? kTf32
+                                                                 : kByte;
+    has_half_sums_ = name_.find(".col.f16.") != std::string::npos;
+  }
 
-template <class Kind, int M, int N, int K, class T, class Layout, class Target>
-void store_matrix_sync(Target* target, const fragment<Kind, M, N, K, T, Layout>& stored, unsigned stride,
-                       layout_t layout) {
-  __syncwarp();
-  for (int i = 0; i < M; ++i)
-    for (int j = 0; j < N; ++j)
-      target[layout == mem_row_major ? i * stride + j : j * stride + i] = stored.x[i * N + j];
-  __syncwarp();
-}
+  void execute(const std::vector<Operand>& operands) const {
+    if (name_.compare(0, 9, "ldmatrix.") == 0)
+      load_matrices(operands);
+    else if (depth_)
+      multiply(operands);
+    else if (name_ == "cvt.rna.tf32.f32")
+      set(operands[0], rounded_to_tf32(operands[1].value));
+    else
+      fail(kUnknownInstruction);
+  }
 
-}  // namespace wmma
-}  // namespace nvcuda
+ private:
+  enum Type { kHalf, kBfloat, kTf32, kByte };
+
+  static void set(const Operand& operand, uint32_t value) { std::memcpy(operand.place, &value, 4); }
+
+  // Lanes 8 i to 8 i + 7 name the rows of 16 bytes of matrix i.
+  void load_matrices(const std::vector<Operand>& operands) const {
+    registers[running][0] = operands.back().value;
+    leave(kReady);
+    size_t count = operands.size() - 1;
+    uint32_t loaded[4];
+    for (size_t i = 0; i < count; ++i)
+      if (name_.find(".trans") == std::string::npos) {
+        std::memcpy(&loaded[i], row(8 * i + lane() / 4) + lane() % 4 * 4, 4);
+      } else {
+        for (int j = 0; j < 2; ++j)
+          std::memcpy((char*)&loaded[i] + 2 * j, row(8 * i + lane() % 4 * 2 + j) + lane() / 4 * 2, 2);
+      }
+    leave(kReady);
+    for (size_t i = 0; i < count; ++i) set(operands[i], loaded[i]);
+  }
+
+  static const char* row(int of_lane) {
+    const char* address = &shared_origin + int32_t(registers[warp_start() + of_lane][0]);
+    if (reinterpret_cast<uintptr_t>(address) % 16) fail(kMisaligned);
+    return address;
+  }
+
+  // Lane 4 g + t has, of rows g and g + 8, the elements t * n to t * n + n - 1 of every 4 n along k, where n fill
+  // a register; of the sums, columns 2 t and 2 t + 1 of these rows.
+  void multiply(const std::vector<Operand>& operands) const {
+    const auto &d = groups_[0], &a = groups_[1], &b = groups_[2], &c = groups_[3];
+    for (size_t i = 0; i < a.size(); ++i) registers[running][i] = operands[a[i]].value;
+    for (size_t i = 0; i < b.size(); ++i) registers[running][a.size() + i] = operands[b[i]].value;
+    leave(kReady);
+    int each = operand_ == kTf32 ? 1 : operand_ == kByte ? 4 : 2;
+    // The products that are added in one step: an H100 adds up four in TF32.
+    int step = operand_ == kTf32 ? 4 : 8;
+    uint32_t sums[4];
+    for (size_t i = 0; i < c.size(); ++i) sums[i] = operands[c[i]].value;
+    for (int i = 0; i < rows_ / 4; ++i) {
+      int row = lane() / 4 + i / 2 * 8, column = lane() % 4 * 2 + i % 2;
+      double terms[9] = {sum(sums, i)};
+      for (int k = 0; k < depth_; k += step) {
+        for (int l = 0; l < step; ++l) {
+          int from = (k + l) % (4 * each) / each, part = (k + l) / (4 * each), within = (k + l) % each;
+          double left = factor(row % 8 * 4 + from, row / 8 + rows_ / 8 * part, within);
+          terms[l + 1] = left * factor(column * 4 + from, a.size() + part, within);
+        }
+        terms[0] = operand_ == kByte ? std::accumulate(terms, terms + step + 1, 0.0)
+                                     : truncating_sum(terms, step + 1);
+      }
+      set_sum(sums, i, terms[0]);
+    }
+    leave(kReady);
+    for (size_t i = 0; i < d.size(); ++i) set(operands[d[i]], sums[i]);
+  }
+
+  double factor(int of_lane, int number, int within) const {
+    uint32_t value = registers[warp_start() + of_lane][number];
+    float number_in_tf32;
+    switch (operand_) {
+      case kByte:
+        return int8_t(value >> 8 * within);
+      case kBfloat:
+        value = within ? value & 0xffff0000 : value << 16;
+        break;
+      case kHalf: {
+        __half_raw half_bits;
+        half_bits.x = value >> 16 * within;
+        return float(half(half_bits));
+      }
+      case kTf32:
+        // What tensor cores make of values that weren't rounded isn't defined.
+        if (value != rounded_to_tf32(value)) return NAN;
+    }
+    std::memcpy(&number_in_tf32, &value, 4);
+    return number_in_tf32;
+  }
+
+  double sum(const uint32_t* sums, int i) const {
+    if (operand_ == kByte) return int32_t(sums[i]);
+    if (has_half_sums_) {
+      __half_raw half_bits;
+      half_bits.x = sums[i / 2] >> 16 * (i % 2);
+      return float(half(half_bits));
+    }
+    float value;
+    std::memcpy(&value, &sums[i], 4);
+    return value;
+  }
+
+  void set_sum(uint32_t* sums, int i, double value) const {
+    float single = value;
+    if (operand_ == kByte) {
+      sums[i] = uint32_t(int64_t(value));
+    } else if (has_half_sums_) {
+      uint32_t half_bits = __half_raw(half(single)).x;
+      sums[i / 2] = i % 2 ? (sums[i / 2] & 0xffff) | half_bits << 16 : (sums[i / 2] & 0xffff0000) | half_bits;
+    } else {
+      std::memcpy(&sums[i], &single, 4);
+    }
+  }
+
+  std::string name_;
+  std::vector<std::vector<int>> groups_;  // the operands, by braces
+  int rows_ = 0, depth_ = 0;
+  Type operand_ = kHalf;
+  bool has_half_sums_ = false;
+};
+
+}  // namespace emulator
+
+static inline unsigned __cvta_generic_to_shared(const void* pointer) {
+  return unsigned((const char*)pointer - &emulator::shared_origin);
+}
+static inline unsigned __float_as_uint(float value) { return emulator::input(value).value; }

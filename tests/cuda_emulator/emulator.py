@@ -20,7 +20,12 @@ from tests.cuda_emulator.toolchain import merged
 from tests.cuda_emulator.translate import compile_for_cpu, for_cpu
 
 HOST_CONVENTION = 1
-STATUSES = {1: "too many threads", 2: "some threads of a block wait at a barrier that others don't reach"}
+STATUSES = {
+    1: "too many threads",
+    2: "some threads of a block wait at a barrier that others don't reach",
+    3: "a row of a matrix isn't aligned to 16 bytes",
+    4: "an instruction is unknown",
+}
 
 
 class EmulationError(Exception):

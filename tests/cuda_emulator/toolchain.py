@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+import subprocess
+from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 from compiler.codegen.fragments import KERNELS_START
 from compiler.codegen.nvcc import NvccError, compile_cubin
+from system.nvcc import find_nvcc
 
 
 def preamble(source: str) -> str:
@@ -30,3 +34,18 @@ def compile_error(sources: Sequence[str], capability: int) -> str:
     except NvccError as error:
         return str(error)
     return ""
+
+
+def find_nvdisasm() -> Path | None:
+    """Return the disassembler beside nvcc."""
+    nvcc = find_nvcc()
+    found = nvcc.with_name("nvdisasm") if nvcc is not None else None
+    return found if found is not None and found.exists() else None
+
+
+def instructions(cubin: Path) -> Counter[str]:
+    """Count the machine instructions of a cubin, by name without modifiers: HMMA, LDSM, LDGSTS."""
+    nvdisasm = find_nvdisasm()
+    assert nvdisasm is not None, "nvidia-cuda-nvdisasm is installed"
+    text = subprocess.run([nvdisasm, "-c", cubin], capture_output=True, text=True, check=True).stdout
+    return Counter(re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9]+)", text, re.MULTILINE))

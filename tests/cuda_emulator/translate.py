@@ -35,18 +35,34 @@ _ASYNCHRONOUS = (
     (re.compile(r'asm volatile\("cp\.async\.commit_group;"[^;]*;'), "emulator::commit_copies();"),
     (re.compile(r'asm volatile\("cp\.async\.wait_group (\d+);"[^;]*;'), r"emulator::await_copies(\1);"),
 )
+# Other instructions, as objects of device.h.
+_ASSEMBLY = re.compile(r'asm volatile\(\s*((?:"[^"]*"\s*)+):([^;]*?):([^;]*)\);')
+_OPERAND = re.compile(r'"[=+]*[rf]"\((.*?)\)(?=\s*(?:,\s*"|$))', re.DOTALL)
 
 
-def for_cpu(source: str) -> str:
-    """The source and its launchers."""
+def for_cpu(source: str, capability: int = 80) -> str:
+    """The source and its launchers, for GPUs of a compute capability."""
     source = re.sub(r"#include <(cuda|mma)\.h>", "", source)
     # Fragments are classes, which g++ aligns by itself.
-    source = re.sub(r"alignas\(64\) (?=nvcuda)", "", source)
+    source = re.sub(r"alignas\(64\) (?=tensor_cores)", "", source)
     source = source.replace("alignas(64)", "__attribute__((aligned(64)))").replace("half_t", "half")
     source = re.sub(r"extern __shared__ (.*?)(\w+)\[\];", rf"static \1\2[{MOST_SHARED_BYTES}];", source)
     for instruction, call in _ASYNCHRONOUS:
         source = instruction.sub(call, source)
-    return "\n".join(['#include "device.h"', source, *_launchers(source)])
+    source = _ASSEMBLY.sub(_executed, source)
+    begin = ['#include "device.h"', f"#define __CUDA_ARCH__ {capability}0"]
+    return "\n".join([*begin, source, *_launchers(source)])
+
+
+def _executed(assembly: re.Match[str]) -> str:
+    """Return the call that executes an instruction on its operands."""
+    text, outputs, inputs = assembly.groups()
+    operands = [f"emulator::output({one})" for one in _OPERAND.findall(outputs.strip())]
+    operands += [f"emulator::input({one})" for one in _OPERAND.findall(inputs.strip())]
+    return (
+        f"{{ static const emulator::Instruction instruction({text.strip()}); "
+        f"instruction.execute({{{', '.join(operands)}}}); }}"
+    )
 
 
 def compile_for_cpu(source: str, headers: Path, library: Path) -> str:

@@ -13,7 +13,7 @@ from compiler.lowering.primitives import unroll_up_to
 from compiler.lowering.stage import Lowering, StageLowering
 from compiler.lowering.tensor_intrinsics import register
 from search.sketches.stage import Stage
-from search.sketches.tensor_core import BANKS, SIDE, SKEW, MatrixProduct, match_product
+from search.sketches.tensor_core import BANKS, SIDE, WIDE_SKEW, MatrixProduct, match_product
 from search.sketches.variables import fetch_kind
 
 # Abbreviations of types in the names of TVM's intrinsics.
@@ -91,8 +91,8 @@ class TensorTileLowering(StageLowering):
         outer, grid, warp, k0, k1 = self._bind(inner)
         fetches = [self.schedule.cache_read(outer, index, SHARED) for index in (found.first, found.second)]
         operands = [self.node.reads[index].buffer for index in (found.first, found.second)]
-        for operand, fetch in zip(operands, fetches, strict=True):
-            self._fetch(fetch, k0, operand)
+        for operand, fetch, skew in zip(operands, fetches, found.skews, strict=True):
+            self._fetch(fetch, k0, operand, skew)
         for fetch in fetches:
             self._inline_producers(fetch)
         fragments = [
@@ -108,7 +108,8 @@ class TensorTileLowering(StageLowering):
             self._replace(fragment, sides, load)
         for block in (store, copy):
             self.schedule.reverse_compute_at(block, warp, preserve_unit_loops=True)
-        self._replace(store, (SIDE, SIDE), group["store"])
+        stored = self._replace(store, (SIDE, SIDE), group["store"])
+        self.schedule.storage_align(stored, 0, -2, BANKS, WIDE_SKEW)
         unroll_up_to(self.schedule, grid, self.choice("unroll"))
         start = self.schedule.decompose_reduction(outer, k0)
         (initial,) = self.schedule.get_child_blocks(start)
@@ -149,7 +150,7 @@ class TensorTileLowering(StageLowering):
         self.schedule.bind(warp, "threadIdx.y")
         return outer, grid, warp, k0, k1
 
-    def _fetch(self, fetch: Any, k0: Any, name: str) -> None:
+    def _fetch(self, fetch: Any, k0: Any, name: str, skew: int) -> None:
         """Fetch a tile of an operand with all threads of the block, into rows that start in different banks.
 
             for i, k: A_shared[i, k] = A[i, k]
@@ -158,7 +159,7 @@ class TensorTileLowering(StageLowering):
                 for n, threadIdx.y, threadIdx.x: for v in T.vectorized(lanes): A_shared[...] = A[...]
         """
         self.schedule.compute_at(fetch, k0, preserve_unit_loops=True)
-        self.schedule.storage_align(fetch, 0, -2, BANKS, SKEW[self._product.operand])
+        self.schedule.storage_align(fetch, 0, -2, BANKS, skew)
         loops = self.schedule.get_loops(fetch)[-2:]
         warps = self.choice("warps i") * self.choice("warps j")
         lanes = self.choice(fetch_kind(name))
@@ -208,13 +209,18 @@ class TensorTileLowering(StageLowering):
         self.schedule.bind(thread, "threadIdx.x")
         self.schedule.vectorize(vector)
 
-    def _replace(self, block: Any, sides: tuple[int, int], intrinsic: str) -> None:
-        """Replace a copy of fragments with an intrinsic: for i, j -> for i0, j0: wmma_load(16 x 16)."""
+    def _replace(self, block: Any, sides: tuple[int, int], intrinsic: str) -> Any:
+        """Replace a copy of fragments with an intrinsic, and return the block that has it.
+
+        for i, j -> for i0, j0: wmma_load(16 x 16)
+        """
         i, j = self.schedule.get_loops(block)[-2:]
         i, ii = self.schedule.split(i, [None, sides[0]])
         j, jj = self.schedule.split(j, [None, sides[1]])
         self.schedule.reorder(i, j, ii, jj)
         self.schedule.tensorize(ii, intrinsic)
+        (replaced,) = self.schedule.get_child_blocks(j)
+        return replaced
 
 
 def _instructions(found: MatrixProduct) -> Mapping[str, str]:
