@@ -9,12 +9,8 @@ from tvm.s_tir import Schedule
 
 from compiler.lowering.cpu.nests import RowBlockLowering, UnrolledLowering, nest_lowering
 from compiler.lowering.cpu.tensor_tiles import tile_lowering
-from compiler.lowering.gpu.kernels import (
-    BlockReductionLowering,
-    RowKernelLowering,
-    ThreadKernelLowering,
-    ThreadLocalLowering,
-)
+from compiler.lowering.gpu.kernels import ThreadKernelLowering, ThreadLocalLowering
+from compiler.lowering.gpu.rows import BlockReductionLowering, KeptLowering, RowKernelLowering
 from compiler.lowering.gpu.tensor_cores import TensorTileLowering
 from compiler.lowering.gpu.tiles import GpuTileLowering
 from compiler.lowering.primitives import Primitives
@@ -23,7 +19,15 @@ from core.device import Device
 from search.programs.program import Program
 from search.sketches.stage import Stage
 from search.stages.cpu import LoopNest, RowBlock, Tiled, Unrolled
-from search.stages.gpu import BlockReduction, GpuTiled, RowKernel, TensorTiled, ThreadKernel, ThreadLocal
+from search.stages.gpu import (
+    BlockReduction,
+    GpuTiled,
+    Kept,
+    RowKernel,
+    TensorTiled,
+    ThreadKernel,
+    ThreadLocal,
+)
 from search.stages.inlined import Fused, Inlined
 
 LOWERINGS: Mapping[type[Stage], Callable[[Lowering, Stage], StageLowering]] = {
@@ -38,6 +42,7 @@ LOWERINGS: Mapping[type[Stage], Callable[[Lowering, Stage], StageLowering]] = {
     ThreadKernel: ThreadKernelLowering,
     RowKernel: RowKernelLowering,
     BlockReduction: BlockReductionLowering,
+    Kept: KeptLowering,
     ThreadLocal: ThreadLocalLowering,
 }
 

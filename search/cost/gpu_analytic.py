@@ -21,6 +21,7 @@ from search.programs.nest import Floats, region
 from search.programs.program import Population
 from search.programs.tensor_tile import TensorTile
 from search.sketches.factors import Ints
+from search.sketches.row_registers import row_registers
 from search.sketches.stage import Stage
 from search.sketches.variables import fetch_kind
 
@@ -263,8 +264,19 @@ def row_seconds(population: Population, stage: Stage, parameters: CostParameters
     for member in members:
         beside = [axis for axis in node.spatial if axis not in stage.rows]
         along: Ints = -(-extent_of(member, member.reduction or beside) // threads)
-        wait = wait + speeds.load_cycles * (1 + along / 4) + combine
-        traffic += _traffic(population, member, len(member.axes) - 1 if member.axes else None)
+        if stage.in_registers:
+            wait = wait + parameters.speeds.latency_cycles * along + (combine if member.reduction else 0)
+        else:
+            wait = wait + speeds.load_cycles * (1 + along / 4) + combine
+            traffic += _traffic(population, member, len(member.axes) - 1 if member.axes else None)
+    if stage.in_registers:
+        kept = row_registers(population.sketch, stage)
+        vectors = kept.length / threads / population.chosen(stage.node, "lanes")
+        # The row and what the last node reads beside it.
+        wait = wait + 2 * speeds.load_cycles * (1 + vectors / LOADS_IN_FLIGHT)
+        moved = {*kept.operands, *(access.buffer for access in (*node.reads, *node.writes))}
+        written = {write.buffer for member in members[1:] for write in member.writes}
+        traffic = float(sum(dag.buffer[name].num_bytes for name in moved - written))
     memory = (
         traffic / speeds.memory_bytes / parameters.cores / balance_of(blocks / resident, parameters.cores)
     )

@@ -12,9 +12,18 @@ from search.dag import Dag, Node, extent_of
 from search.rules.derive import ConditionKind, Rule, State, when
 from search.sketches.location import aligned_axes, can_inline, readers
 from search.sketches.predicates import needs_tiling, writes_boxes
+from search.sketches.row_registers import along_row, fills_row, readers_of_buffer
 from search.sketches.stage import Stage, StageKind
 from search.sketches.tensor_core import match_product
-from search.stages.gpu import BlockReduction, GpuTiled, RowKernel, TensorTiled, ThreadKernel, ThreadLocal
+from search.stages.gpu import (
+    BlockReduction,
+    GpuTiled,
+    Kept,
+    RowKernel,
+    TensorTiled,
+    ThreadKernel,
+    ThreadLocal,
+)
 from search.stages.inlined import Fused, Inlined
 
 TILING = "SSSRRSRS"
@@ -58,13 +67,45 @@ def cross_thread_reduction(state: State) -> list[State]:
         blocks for i:
           threads for k: m[i] = max(m[i], x[i, k])
           threads for j: y[i, j] = x[i, j] - m[i]
+
+    Rows that threads share evenly may also lie in their registers:
+
+        blocks for i:
+          threads for k: r[k] = x[i, k]              # in vectors
+          threads for k: m[i] = max(m[i], r[k])
+          threads for j: y[i, j] = r[j] - m[i]       # in vectors
     """
     node = state.current
     target = _row_host(state)
     if target is None:
-        return [state.put(RowKernel(node.name, rows=node.spatial))]
-    across = BlockReduction(node.name, compute_at=target.name)
-    return [state.put(across, RowKernel(target.name, rows=_rows(state, target)))]
+        kernel, inside = RowKernel(node.name, rows=node.spatial), list[Stage]()
+    else:
+        kernel = RowKernel(target.name, rows=_rows(state, target))
+        inside = [BlockReduction(node.name, compute_at=target.name)]
+        before = state.stage[target.name]
+        if before.placement is StageKind.ROWS:
+            return [state.put(*inside)]
+    placed = state.put(*inside, kernel)
+    if not _fits_registers(placed, node, kernel):
+        return [placed]
+    return [state.put(*inside, replace(kernel, in_registers=True)), placed]
+
+
+def keep_in_registers(state: State) -> list[State]:
+    """Compute a node once for all nodes of a row kernel that read it.
+
+        blocks for i:
+          threads for k: s[i] += exp(x[i, k])
+          threads for j: y[i, j] = exp(x[i, j]) / s[i]
+    ->
+        blocks for i:
+          threads for k: e[k] = exp(x[i, k])         # in registers
+          threads for k: s[i] += e[k]
+          threads for j: y[i, j] = e[j] / s[i]
+    """
+    (kernel,) = _kernels_of_readers(state)
+    assert kernel is not None
+    return [state.put(Kept(state.current.name, compute_at=kernel))]
 
 
 def tensor_cores(state: State) -> list[State]:
@@ -173,13 +214,7 @@ def _row_host(state: State) -> Node | None:
     if state.is_output:
         return None
     stages = state.stage
-    kernels: set[str | None] = set()
-    for reader in readers(state.dag, stages, state.current):
-        stage = stages[reader.name]
-        is_kernel = stage.placement in (StageKind.ROWS, StageKind.THREADS)
-        kernels.add(
-            stage.compute_at if stage.placement is StageKind.ACROSS else stage.node if is_kernel else None
-        )
+    kernels = _kernels_of_readers(state)
     name = kernels.pop() if len(kernels) == 1 else None
     if name is None:
         return None
@@ -187,6 +222,48 @@ def _row_host(state: State) -> Node | None:
     if stage.placement is StageKind.THREADS and not target.reduction and not target.extra_writes:
         return target if rows or extent_of(target, target.spatial) == 1 else None
     return target if stage.placement is StageKind.ROWS and _same_rows(target, rows, stage.rows) else None
+
+
+def _kernels_of_readers(state: State) -> set[str | None]:
+    """Return the nodes in whose kernels the current node's readers are computed: kernels of rows or threads,
+    None for others."""
+    found: set[str | None] = set()
+    for reader in readers(state.dag, state.stage, state.current):
+        stage = state.stage[reader.name]
+        is_inside = stage.placement in (StageKind.ACROSS, StageKind.KEPT)
+        is_kernel = stage.placement in (StageKind.ROWS, StageKind.THREADS)
+        found.add(stage.compute_at if is_inside else stage.node if is_kernel else None)
+    return found
+
+
+def _fits_registers(placed: State, node: Node, kernel: Stage) -> bool:
+    """Return whether threads can share the rows of a kernel evenly, in vectors along memory. `node` is the
+    reduction that the kernel was made for."""
+    dag, gpu, host = placed.dag, placed.device.gpu, placed.dag.node[kernel.node]
+    assert gpu is not None
+    along, of_host = (along_row(dag, host, kernel.rows, one) for one in (node, host))
+    length = extent_of(node, along)
+    stores_rows = fills_row(dag, host, host.write, of_host) and extent_of(host, of_host) == length
+    if length % gpu.warp_size or not (host is node or not of_host or stores_rows):
+        return False
+    rows = {read.buffer for read in node.reads if fills_row(dag, node, read, along)}
+    inside = {host.name, *(stage.node for stage in placed.stages if stage.compute_at == host.name)}
+    return any(readers_of_buffer(dag, placed.stage, buffer) <= inside for buffer in rows)
+
+
+def _can_be_kept(state: State) -> bool:
+    """Return whether several nodes of one kernel, which has its rows in registers, read the current one."""
+    dag, node = state.dag, state.current
+    if not can_inline(dag, node) or not node.reads or len(readers(dag, state.stage, node)) < 2:
+        return False
+    kernels = _kernels_of_readers(state)
+    name = kernels.pop() if len(kernels) == 1 else None
+    if name is None or not state.stage[name].in_registers:
+        return False
+    host, rows = dag.node[name], state.stage[name].rows
+    along = along_row(dag, host, rows, node)
+    longest = max(extent_of(one, along_row(dag, host, rows, one)) for one in readers(dag, state.stage, node))
+    return extent_of(node, along) == longest and fills_row(dag, node, node.write, along)
 
 
 def _rows(state: State, target: Node) -> tuple[int, ...]:
@@ -242,6 +319,7 @@ GPU_RULES: tuple[Rule, ...] = (
         lambda s: when(_constant_reader(s) is not None),
         special_compute_location,
     ),
+    Rule("KeepInRegisters", lambda s: when(_can_be_kept(s)), keep_in_registers),
     Rule("AlwaysInline", lambda s: when(can_inline(s.dag, s.current)), always_inline),
     Rule("SimplifyConstTensor", lambda s: when(bool(s.current.constant_axes)), spread_over_threads),
     Rule(

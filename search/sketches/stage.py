@@ -27,6 +27,7 @@ class StageKind(StrEnum):
     THREADS = "threads"
     ROWS = "rows"
     ACROSS = "across"
+    KEPT = "keep"
     LOCAL = "local"
     TENSOR = "tensor cores"
     BLOCKS = "blocks"
@@ -66,8 +67,9 @@ class Stage:
     fetched into shared memory at the innermost loop of the outermost reduction level.
 
     A nest that reduces may have an `rfactor`. `compute_at` is the node in whose loops this one is computed.
-    `rows` are the row axes of a kernel whose blocks compute a few rows each. On CPUs, the last of these axes
-    is cut into `blocks` in all nests of a chain, and the axes of `channels` into `channel_blocks`
+    `rows` are the row axes of a kernel whose blocks compute a few rows each. With `in_registers`, the kernel
+    reads each row once (search.sketches.row_registers). On CPUs, the last of these axes is cut into `blocks`
+    in all nests of a chain, and the axes of `channels` into `channel_blocks`
     (search.sketches.row_blocks).
     """
 
@@ -83,6 +85,7 @@ class Stage:
     shared: tuple[str, ...] = ()
     compute_at: str | None = None
     rows: tuple[int, ...] = ()
+    in_registers: bool = False
     blocks: int = 0
     channels: tuple[int, ...] = ()
     channel_blocks: int = 1

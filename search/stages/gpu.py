@@ -17,6 +17,7 @@ from search.programs.program import Population
 from search.programs.tensor_tile import TensorTile
 from search.programs.validity import is_valid
 from search.sketches.factors import Tail
+from search.sketches.row_registers import row_registers
 from search.sketches.sketch import Sketch
 from search.sketches.stage import Stage, StageKind
 from search.sketches.tensor_core import SIDE
@@ -33,10 +34,12 @@ MAX_VECTOR_BYTES = 16
 # TVM can't generate guarded loads of more values of eight bits.
 MAX_BYTE_LANES = 4
 MAX_VTHREADS = 8
+# A thread of a row kernel keeps at most this many bytes of rows in registers, a quarter of all registers.
+MAX_KEPT_BYTES = 256
 # With more accumulators, a thread's registers spill at any number of threads.
 MAX_ACCUMULATORS = 128
 # With more accumulator fragments per warp, registers spill too.
-MAX_FRAGMENTS = 8
+MAX_FRAGMENTS = 16
 # The number of an operand's tiles in shared memory: while a block computes with one, it fetches the next
 # ones.
 STAGES = (1, 2, 3)
@@ -171,12 +174,25 @@ class RowKernel(Stage):
         longest = max(beside, *(extent_of(member, member.reduction) for member in members))
         yield Choice("threads", node.name, _thread_counts(longest, gpu))
         yield Choice("rows", node.name, tuple(rows for rows in ROWS if rows <= extent_of(node, self.rows)))
+        if self.in_registers:
+            kept = row_registers(sketch, self)
+            moved = (*kept.buffers, *(access.buffer for access in (*node.reads, *node.writes)))
+            yield Choice("lanes", node.name, _lanes(sketch.dag, moved, kept.length))
+
+    def __str__(self) -> str:
+        return f"{self.placement} {self.node}" + (" in registers" if self.in_registers else "")
 
 
 @is_valid.register
 def _(stage: RowKernel, population: Population) -> NDArray[np.bool_]:
-    threads = population.chosen(stage.node, "threads") * population.chosen(stage.node, "rows")
-    return np.asarray(threads <= _gpu_of(population).max_threads)
+    threads = population.chosen(stage.node, "threads")
+    keep = threads * population.chosen(stage.node, "rows") <= _gpu_of(population).max_threads
+    if stage.in_registers:
+        kept, buffers = row_registers(population.sketch, stage), population.sketch.dag.buffer
+        together = threads * population.chosen(stage.node, "lanes")
+        row_bytes = kept.length * sum(buffers[name].item_bytes for name in kept.buffers)
+        keep &= (kept.length % together == 0) & (row_bytes <= MAX_KEPT_BYTES * threads)
+    return np.asarray(keep)
 
 
 @estimate_stage.register
@@ -188,6 +204,15 @@ class BlockReduction(Stage):
     """A reduction inside a row kernel, computed by all threads of a block."""
 
     placement = StageKind.ACROSS
+
+    def __str__(self) -> str:
+        return f"{self.placement} {self.node} in {self.compute_at}"
+
+
+class Kept(Stage):
+    """An elementwise node inside a row kernel, computed once, with its rows in the threads' registers."""
+
+    placement = StageKind.KEPT
 
     def __str__(self) -> str:
         return f"{self.placement} {self.node} in {self.compute_at}"

@@ -1,13 +1,8 @@
-"""Lower the untiled nodes of GPU programs: one thread for each result, or the threads of a block for each
-row."""
+"""Lower the untiled nodes of GPU programs that compute each result with one thread."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
-
-from tvm.s_tir import Schedule
-from tvm.tirx import IterVar
 
 from compiler.lowering.primitives import unroll_up_to
 from compiler.lowering.stage import StageLowering
@@ -87,44 +82,7 @@ class ThreadKernelLowering(StageLowering):
         return thread
 
 
-class RowKernelLowering(StageLowering):
-    """A kernel whose blocks compute a few rows each. `tile` sets the loop over a block's rows."""
-
-    _row: Any
-
-    def tile(self) -> None:
-        """Compute the last node of a chain over rows. The threads of a block share each row.
-
-            for i, k: B[i, k] = exp(A[i, k] - m[i]) / s[i]
-        ->
-            for blockIdx.x, threadIdx.y:                                 # i
-                for k0, threadIdx.x: B[i, k] = exp(A[i, k] - m[i]) / s[i]
-        """
-        node, block = self.node, self.schedule.get_sblock(self.node.name)
-        loops = self.schedule.get_loops(block)
-        rows = [loops[axis] for axis in self.stage.rows]
-        beside = [loops[axis] for axis in node.spatial if axis not in self.stage.rows]
-        summed = [loops[axis] for axis in node.reduction]
-        rows = rows or [self.schedule.add_unit_loop(loops[0] if loops else block)]
-        if not beside and not summed:
-            # The row has one element, and the first thread stores it.
-            beside = [self.schedule.add_unit_loop(block)]
-        self.schedule.reorder(*rows, *beside, *summed)
-        self._row = self.schedule.fuse(*rows)
-        count = self.choice("rows")
-        if count == 1:
-            self.schedule.bind(self._row, "blockIdx.x")
-        else:
-            outer, self._row = self.schedule.split(self._row, [None, count])
-            self.schedule.bind(outer, "blockIdx.x")
-            self.schedule.bind(self._row, "threadIdx.y")
-        _bind_across(self.schedule, summed or beside, self.choice("threads"))
-
-    def loop_around(self, inner: Stage) -> Any:
-        return self._row
-
-
-class _GuestLowering(StageLowering):
+class GuestLowering(StageLowering):
     """A node computed inside the kernel of its consumer."""
 
     def _compute_in_host(self) -> Any:
@@ -142,7 +100,7 @@ class _GuestLowering(StageLowering):
         return block
 
 
-class ThreadLocalLowering(_GuestLowering):
+class ThreadLocalLowering(GuestLowering):
     """A node that every thread of its consumer computes for itself."""
 
     def place(self) -> None:
@@ -157,33 +115,3 @@ class ThreadLocalLowering(_GuestLowering):
                 for x, r: v[x, p] += t_local[r] * B[r, x]
         """
         self._compute_in_host()
-
-
-class BlockReductionLowering(_GuestLowering):
-    """A reduction in a chain over rows (softmax, layer norm), inside the kernel of the chain's last node."""
-
-    def place(self) -> None:
-        """Compute the reduction inside the loop over rows, across the row's threads.
-
-            for i, k: s[i] += E[i, k]
-            for blockIdx.x, threadIdx.y:                                 # i
-                for k0, threadIdx.x: B[i, k] = E[i, k] / s[i]
-        ->
-            for blockIdx.x, threadIdx.y:
-                for k0, threadIdx.x: s += E[i, k]
-                for k0, threadIdx.x: B[i, k] = E[i, k] / s
-        """
-        block = self._compute_in_host()
-        axes = self.schedule.get(block).iter_vars
-        own = list(zip(self.schedule.get_loops(block)[-len(axes) :], axes, strict=True))
-        summed = [loop for loop, axis in own if axis.iter_type == IterVar.CommReduce]
-        beside = [loop for loop, axis in own if axis.iter_type != IterVar.CommReduce]
-        self.schedule.reorder(*beside, *summed)
-        assert self.stage.compute_at is not None
-        _bind_across(self.schedule, summed, int(self.program.choice(self.stage.compute_at, "threads")))
-
-
-def _bind_across(schedule: Schedule, loops: Sequence[Any], threads: int) -> None:
-    """Distribute fused loops over the threads of a row: for k -> for k0: for threadIdx.x."""
-    _, inner = schedule.split(schedule.fuse(*loops), [None, threads])
-    schedule.bind(inner, "threadIdx.x")

@@ -14,9 +14,9 @@ import pytest
 from compiler.codegen.fragments import use_mma_sync
 from compiler.codegen.nvcc import compile_cubin
 from compiler.reading.subgraph import read_dag
-from search.programs.program import Program
 from search.rules.space import generate
 from search.sketches.stage import StageKind
+from tests.choices import choose
 from tests.cuda_emulator.emulator import Emulated, EmulationError, HostCode, Launch, headers
 from tests.cuda_emulator.toolchain import compile_error, find_nvdisasm, instructions, merged
 from tests.cuda_emulator.translate import compile_for_cpu, for_cpu
@@ -158,13 +158,8 @@ MULTIPLY = [
 def test_kernels_have_the_instructions_that_were_meant(product: tuple[Case, str], tmp_path: Path) -> None:
     case, multiply = product
     (sketch,) = (one for one in generate(read_dag(case.module()), GPU) if one.placed(StageKind.TENSOR))
-    wanted = {"warps i": 2, "warps j": 2, "fragments i": 2, "fragments j": 4, "fragments k": 2, "stages": 3}
-    values = []
-    for variable in sketch.variables:
-        kind = str(variable.key[1])
-        widest = len(variable.options) - 1
-        values.append(variable.options.index(wanted[kind]) if kind in wanted else widest * ("lanes" in kind))
-    found = compiled(case, Program(sketch, tuple(values)))
+    tile = {"warps i": 2, "warps j": 2, "fragments i": 2, "fragments j": 4, "fragments k": 2, "stages": 3}
+    found = compiled(case, choose(sketch, tile | {"unroll": 0}))
     assert isinstance(found, Candidate), str(found)
     assert "nvcuda::wmma::" not in found.source
     assert "mma.h" not in found.source

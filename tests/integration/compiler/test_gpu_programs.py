@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,18 @@ import tvm
 from numpy.typing import NDArray
 from tvm import te
 
+from compiler.codegen.nvcc import compile_cubin
 from compiler.reading.subgraph import read_dag
 from compiler.variants import tf32
 from search.programs.annotate import sample
 from search.rules.space import generate
 from search.sketches.stage import StageKind
+from tests.choices import choose
+from tests.cuda_emulator.toolchain import find_nvdisasm, instructions
 from tests.devices import GPU
 from tests.floats import in_tf32
-from tests.gpu_programs import Failure, compiled, draw, failures
+from tests.gpu_programs import CAPABILITY, Candidate, Failure, compiled, draw, failures
+from tests.marks import slow_lane_except
 from tests.suite import SHAPES, Case, cases
 
 
@@ -62,6 +67,15 @@ TENSOR_CASES = (
     Tf32Case("GMM", (50, 70, 44), batch=2),
     Tf32Case("C2D", (14, 14, 12, 32, 3, 2, 1)),
 )
+# Rows that lie in registers: in one step and in several, in two types.
+ROW_CASES = (
+    Case("softmax", (6, 128)),
+    Case("layer_norm", (5, 768)),
+    Case("NRM", (16, 32)),
+    Case("softmax", (6, 1024)),
+    Case("softmax", (6, 128), dtype="float16"),
+    Case("layer_norm", (5, 768), dtype="float16"),
+)
 # The emulator takes a second for each: all 200 of an operator are too many for every run.
 FEW, MANY = 2, int(os.environ.get("TUNEFARM_GPU_PROGRAMS", "8"))
 
@@ -97,6 +111,37 @@ def test_tensor_cores_compute_what_the_reference_does(case: Case) -> None:
     wrong = [one for one in results if isinstance(one, Failure)]
     wrong += failures([one for one in results if not isinstance(one, Failure)])
     assert not wrong, "\n\n".join(map(str, wrong))
+
+
+@pytest.mark.parametrize("case", slow_lane_except(ROW_CASES, *ROW_CASES[:2]), ids=str)
+def test_rows_in_registers_compute_what_the_reference_does(case: Case) -> None:
+    rng = np.random.default_rng(0)
+    found = generate(read_dag(case.module()), GPU)
+    sketches = [one for one in found if any(stage.in_registers for stage in one.stages)]
+    drawn = [sample(sketches[0], 64, rng).program(row) for row in (0, -1)]
+    results = [compiled(case, program) for program in drawn]
+    wrong = [one for one in results if isinstance(one, Failure)]
+    wrong += failures([one for one in results if not isinstance(one, Failure)])
+    assert not wrong, "\n\n".join(map(str, wrong))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_nvdisasm() is None, reason="nvidia-cuda-nvdisasm isn't installed")
+def test_a_row_is_loaded_once_in_vectors_and_stays_in_registers(tmp_path: Path) -> None:
+    case = Case("layer_norm", (5, 768))
+    sketch = next(s for s in generate(read_dag(case.module()), GPU) if s.stages[-1].in_registers)
+    found = compiled(case, choose(sketch, {"threads": 32, "rows": 1, "lanes": 4}))
+    assert isinstance(found, Candidate), str(found)
+    code, resources = compile_cubin(found.source, f"sm_{CAPABILITY}")
+    assert resources is not None
+    assert resources.spilled_bytes == 0
+    cubin = tmp_path / "kernel.cubin"
+    cubin.write_bytes(code)
+    counts = instructions(cubin)
+    vectors = 768 // 32 // 4
+    assert counts["LDG"] == 3 * vectors, "the row, the scale and the shift"
+    assert counts["STG"] == vectors
+    assert counts["LDL"] + counts["STL"] == 0, "nothing lies in local memory"
 
 
 @pytest.mark.slow_lane

@@ -1,0 +1,101 @@
+"""Rows that lie in the registers of a GPU's threads, so that a row kernel reads memory once.
+
+Of every `threads * lanes` elements of a row, each thread has `lanes`, which it loads as one vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from search.dag import Access, Dag, Node, extent_of
+from search.sketches.location import Stages, aligned_axes, readers
+from search.sketches.sketch import Sketch
+from search.sketches.stage import Stage, StageKind
+
+
+@dataclass(frozen=True)
+class RowRegisters:
+    """What a row kernel has in registers: rows of `length` elements of each buffer in `operands`, which are
+    fetched, and in `computed`. `operands` maps each buffer to the nodes that read it."""
+
+    length: int
+    operands: Mapping[str, tuple[str, ...]]
+    computed: tuple[str, ...]
+
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        return (*self.operands, *self.computed)
+
+
+def row_registers(sketch: Sketch, kernel: Stage) -> RowRegisters:
+    """Return what a row kernel has in registers.
+
+    It fetches a buffer that another kernel wrote if a reduction reads it, or several nodes do.
+    """
+    dag, host = sketch.dag, sketch.dag.node[kernel.node]
+    members = [stage for stage in sketch.stages if stage.compute_at == kernel.node or stage is kernel]
+    nodes = [dag.node[stage.node] for stage in members]
+    length = max(extent_of(node, along_row(dag, host, kernel.rows, node)) for node in nodes)
+    inside = {node.name for node in nodes}
+    inlined = {stage.node for stage in sketch.placed(StageKind.INLINE)}
+    found = {}
+    for buffer in dag.buffer:
+        producer = dag.producer.get(buffer)
+        if producer is not None and producer.name in inside | inlined:
+            continue
+        final = readers_of_buffer(dag, sketch.stage, buffer)
+        reduces = any(dag.node[name].reduction for name in final)
+        if not final <= inside or not (reduces or len(final) > 1):
+            continue
+        direct = _direct_readers(dag, buffer)
+        if all(_reads_row(dag, host, kernel, node, buffer, length) for node in direct):
+            found[buffer] = tuple(node.name for node in direct)
+    kept = (stage.node for stage in members if stage.placement is StageKind.KEPT)
+    computed = tuple(dag.node[name].write.buffer for name in kept)
+    return RowRegisters(length, found, computed)
+
+
+def along_row(dag: Dag, host: Node, rows: tuple[int, ...], node: Node) -> tuple[int, ...]:
+    """Return the axes of a node that run along the rows of the kernel of `host`. Axes of extent 1 don't."""
+    if node.reduction:
+        axes = node.reduction
+    else:
+        aligned = aligned_axes(dag, host, node)
+        axes = tuple(axis for axis in node.spatial if aligned.get(axis) not in rows)
+    return tuple(axis for axis in axes if node.axes[axis].extent > 1)
+
+
+def fills_row(dag: Dag, node: Node, access: Access, along: tuple[int, ...]) -> bool:
+    """Return whether the axes along a row run over the last dimensions of a buffer, each over one of them,
+    in their order."""
+    shape = dag.buffer[access.buffer].shape
+    long = [(index, size) for index, size in zip(access.indices, shape, strict=True) if size > 1]
+    if not along or len(long) < len(along) or not all(index.affine for index, _ in long):
+        return False
+    outer, inner = long[: -len(along)], long[-len(along) :]
+    runs = all(
+        index.is_single_axis and index.offset == 0 and index.axes == {axis} and node.axes[axis].extent == size
+        for (index, size), axis in zip(inner, along, strict=True)
+    )
+    return runs and not any(index.axes & set(along) for index, _ in outer)
+
+
+def readers_of_buffer(dag: Dag, stages: Stages, buffer: str) -> set[str]:
+    """Return the nodes that read a buffer after inlining. Nodes without a stage yet don't count."""
+    found: set[str] = set()
+    for node in _direct_readers(dag, buffer):
+        if node.name in stages:
+            is_inlined = stages[node.name].placement is StageKind.INLINE
+            found |= {reader.name for reader in readers(dag, stages, node)} if is_inlined else {node.name}
+    return found
+
+
+def _direct_readers(dag: Dag, buffer: str) -> list[Node]:
+    return [node for node in dag.nodes if any(read.buffer == buffer for read in node.reads)]
+
+
+def _reads_row(dag: Dag, host: Node, kernel: Stage, node: Node, buffer: str, length: int) -> bool:
+    along = along_row(dag, host, kernel.rows, node)
+    reads = (read for read in node.reads if read.buffer == buffer)
+    return extent_of(node, along) == length and all(fills_row(dag, node, read, along) for read in reads)
