@@ -15,8 +15,6 @@ from records.storage.tables import AuditRow, TokenRow
 
 # `last_used_at` is only this exact, so that a token in use isn't written with every call.
 LAST_USED_PRECISION_S = 600.0
-# Lines of the audit log that are deleted in one transaction.
-PRUNED_LINES = 1000
 
 
 class TokenNotFound(NotFound):
@@ -148,7 +146,7 @@ def audit(session: Session, limit: int, before: int | None = None) -> list[Audit
     ]
 
 
-def prune_audit(session: Session, before_at: float, limit: int = PRUNED_LINES) -> int:
+def prune_audit(session: Session, before_at: float, limit: int) -> int:
     """Delete up to `limit` lines older than `before_at`, oldest first; return their number."""
     old = select(AuditRow.id).where(AuditRow.at < before_at).order_by(AuditRow.id).limit(limit)
     return changed(session, delete(AuditRow).where(AuditRow.id.in_(old)))

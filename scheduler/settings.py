@@ -17,6 +17,7 @@ class SchedulerSettings(BaseSettings):
     signing_key      a file with the private key, in PEM, that signs artifacts; none are signed without it
     blob_store       where models and artifacts are stored, as the servers are told; the database by default
     webhook_allow    networks that aren't public and webhooks may be in, such as "10.0.0.0/8,192.168.1.5"
+    audit_days       how long lines of the audit log are kept
     scheduler_name   names the claims on jobs, so a scheduler goes on at once after a crash; by default the
                      first free one of HOST-1, HOST-2..., see `scheduler.identity`
     alive_file       is touched after every step, for whatever watches the process
@@ -40,6 +41,7 @@ class SchedulerSettings(BaseSettings):
     blob_store: str | None = None
     signing_key: Path | None = None
     webhook_allow: str = ""
+    audit_days: float = Field(default=90, gt=0, le=36500)
     scheduler_name: str | None = Field(default=None, min_length=1)
     alive_file: Path | None = None
     metrics_host: str = "127.0.0.1"

@@ -20,7 +20,7 @@ from server.look_ups import LookUps
 from server.metrics import ServerMetrics
 from server.settings import ServerSettings
 from server.threads import Threads
-from system.signing import read_key
+from system.signing import SigningKey, read_key
 from system.version import installed_version
 
 
@@ -53,10 +53,10 @@ class ServerContext:
         return Authenticator(self.settings, self.database, self.now)
 
     @cached_property
-    def signing_key(self) -> str | None:
-        """The public key of artifacts, None where they aren't signed. Raises SettingsError."""
+    def signing_key(self) -> SigningKey | None:
+        """The key that signs artifacts and bundles, None where they aren't signed. Raises SettingsError."""
         file = self.settings.signing_key
-        return None if file is None else read_key(file).public
+        return None if file is None else read_key(file)
 
     @cached_property
     def look_ups(self) -> LookUps:
@@ -64,7 +64,7 @@ class ServerContext:
 
     @cached_property
     def audit(self) -> AuditLog:
-        return AuditLog(self.database, self.now, self.settings.audit_days * 86400)
+        return AuditLog(self.database, self.now)
 
     @cached_property
     def event_feed(self) -> EventFeed:

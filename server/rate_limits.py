@@ -1,51 +1,77 @@
-"""Rate limits for clients, counted in this process's memory by the library `limits`."""
+"""Rate limits for clients, counted in this process's memory, by a timer that nobody can set."""
 
 from __future__ import annotations
 
 import functools
 import ipaddress
 import math
+import re
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from limits import RateLimitItem, parse
-from limits.aio.storage import MemoryStorage
-from limits.aio.strategies import FixedWindowRateLimiter
+from cachetools import TTLCache
 
 OFF = "off"
+# If more clients than this call within a window, the windows that began first are forgotten.
+MAX_CLIENTS = 100_000
+_LIMIT = re.compile(r"(\d{1,9}) ?(?:/|per) ?(\d{1,4})? ?(second|minute|hour|day)s?")
+_SECS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
 
 
-def parse_limit(text: str) -> RateLimitItem | None:
-    """Parse a limit such as "600/minute" or "10 per second"; None for "off" or "". Raises ValueError."""
+@dataclass(frozen=True)
+class Limit:
+    """At most `calls` in `window_s` seconds."""
+
+    calls: int
+    window_s: int
+
+
+@dataclass
+class _Window:
+    """The calls of a client since `began_s`, on the timer."""
+
+    began_s: float
+    calls: int = 0
+
+
+def parse_limit(text: str) -> Limit | None:
+    """Parse a limit such as "600/minute" or "10 per 2 hours"; None for "off" or "". Raises ValueError."""
     if text in ("", OFF):
         return None
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise ValueError(f'a limit is like "600/minute", or "{OFF}", not {text!r}') from error
+    found = _LIMIT.fullmatch(text.strip().lower())
+    window_s = int(found[2] or 1) * _SECS[found[3]] if found else 0
+    if found is None or window_s == 0:
+        raise ValueError(f'a limit is like "600/minute", or "{OFF}", not {text!r}')
+    return Limit(int(found[1]), window_s)
 
 
 class RateLimiter:
     """One limit, held for each client by itself. A window begins with a client's first call in it."""
 
-    def __init__(self, text: str) -> None:
-        self._item = parse_limit(text)
-        self._windows = FixedWindowRateLimiter(MemoryStorage())
+    def __init__(self, text: str, timer: Callable[[], float] = time.monotonic) -> None:
+        self._limit = parse_limit(text)
+        window_s = self._limit.window_s if self._limit else 0
+        self._timer = timer
+        self._windows: TTLCache[str, _Window] = TTLCache(MAX_CLIENTS, window_s, timer=timer)
 
-    async def hit(self, client: str) -> int | None:
+    def hit(self, client: str) -> int | None:
         """Count a call. Return the seconds to wait if it exceeds the limit, otherwise None."""
-        if self._item is None or await self._windows.hit(self._item, client):
-            return None
-        return await self._wait_s(self._item, client)
+        wait_s = self.test(client)
+        if self._limit is not None and wait_s is None:
+            window = self._windows.get(client)
+            if window is None:
+                self._windows[client] = window = _Window(self._timer())
+            window.calls += 1
+        return wait_s
 
-    async def test(self, client: str) -> int | None:
+    def test(self, client: str) -> int | None:
         """Return the seconds to wait when no further call is allowed now, otherwise None. Counts nothing."""
-        if self._item is None or await self._windows.test(self._item, client):
+        window = self._windows.get(client)
+        if self._limit is None or (window.calls if window else 0) < self._limit.calls:
             return None
-        return await self._wait_s(self._item, client)
-
-    async def _wait_s(self, item: RateLimitItem, client: str) -> int:
-        window = await self._windows.get_window_stats(item, client)
-        return max(1, math.ceil(window.reset_time - time.time()))
+        begin_s = window.began_s if window else self._timer()
+        return max(1, math.ceil(begin_s + self._limit.window_s - self._timer()))
 
 
 @functools.lru_cache(maxsize=10_000)

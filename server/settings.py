@@ -22,8 +22,8 @@ class ServerSettings(BaseSettings):
     `require_sandbox`, workers whose measured code isn't contained get no work. `max_uploads` and
     `max_event_streams` bound how many are open at once. Models and artifacts are stored in `blob_store`,
     `file:///FOLDER` or `s3://BUCKET/PREFIX`, or else in the database. `signing_key` is the file with the
-    private key that schedulers sign artifacts with; the server shows its public key. `audit_days` is how long
-    the audit log is kept.
+    private key that schedulers sign artifacts with. The server signs bundles with it, and shows the public
+    key.
     """
 
     model_config = SettingsConfigDict(env_prefix="TUNEFARM_", env_ignore_empty=True, extra="ignore")
@@ -43,7 +43,6 @@ class ServerSettings(BaseSettings):
     max_event_streams: int = Field(default=1000, ge=1)
     rate_limit: str = "600/minute"
     failure_limit: str = "30/minute"
-    audit_days: float = Field(default=90, gt=0, le=36500)
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_client_ca: Path | None = None

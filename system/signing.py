@@ -1,4 +1,4 @@
-"""Ed25519 keys, which sign published artifacts. Keys and signatures are texts that begin with `ed25519:`."""
+"""Ed25519 keys that sign artifacts and bundles. Keys and signatures are texts that begin with `ed25519:`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from cryptography.hazmat.primitives.serialization import (
 from system.errors import SettingsError
 
 PREFIX = "ed25519:"
-# Precedes what is signed, so that a signature fits nothing else. tunefarm-runtime has the same.
+# Precede what is signed, so that a signature fits nothing else. tunefarm-runtime has the same.
 CONTEXT = b"tunefarm manifest\n"
+BUNDLE_CONTEXT = b"tunefarm bundle\n"
 VARIABLE = "TUNEFARM_SIGNING_KEY"
 
 
 @dataclass(frozen=True)
 class SigningKey:
-    """The private key that a service signs manifests of artifacts with."""
+    """The private key that a service signs manifests of artifacts and lists of bundles with."""
 
     private: Ed25519PrivateKey
 
@@ -39,6 +40,10 @@ class SigningKey:
     def sign(self, manifest: bytes) -> str:
         """Return the signature of a manifest as text."""
         return _text(self.private.sign(CONTEXT + manifest))
+
+    def sign_bundle(self, listed: bytes) -> str:
+        """Return the signature of the list of a bundle's files as text."""
+        return _text(self.private.sign(BUNDLE_CONTEXT + listed))
 
 
 def read_key(file: Path) -> SigningKey:

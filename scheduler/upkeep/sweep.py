@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from records import clock, webhooks
+from records import access, clock, webhooks
 from records.fleet import leases
 from records.jobs import events, jobs
 from records.storage.database import StorageError
@@ -22,7 +22,7 @@ from scheduler.upkeep.token_reminder import TokenReminder
 
 log = logging.getLogger(__name__)
 
-# The most ended webhook messages that one sweep deletes.
+# The most ended webhook messages, and the most lines of the audit log, that one sweep deletes.
 MAX_PRUNED = 1000
 
 
@@ -59,6 +59,7 @@ class Sweeper:
             with database.begin() as session:
                 if not self._clock_watch.may_be_wrong:
                     webhooks.prune(session, now() - KEPT_S, MAX_PRUNED)
+                    access.prune_audit(session, now() - 86400 * self.context.settings.audit_days, MAX_PRUNED)
                 due = webhooks.due(session, now(), MAX_WAITING)
             for delivery_id in due:
                 self.context.wake("deliver", str(delivery_id))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
@@ -27,18 +28,19 @@ _OTHERS = AuditEntry("nobody", "any", "", "refused", "many addresses")
 
 
 class AuditLog:
-    """Keeps lines for `keep_s` seconds. `now` returns epoch seconds.
+    """`now` returns epoch seconds, and `timer` the seconds of a timer, which nobody can set.
 
     If the line can't be written, the server's own log says so and the call continues, because the action has
     already happened.
     """
 
-    def __init__(self, database: Database, now: Callable[[], float], keep_s: float) -> None:
+    def __init__(
+        self, database: Database, now: Callable[[], float], timer: Callable[[], float] = time.monotonic
+    ) -> None:
         self._database = database
         self._now = now
-        self._keep_s = keep_s
         self._refused: Counter[AuditEntry] = Counter()
-        self._written_today: TTLCache[AuditEntry, None] = TTLCache(_MAX_DAILY, DAILY_S, timer=now)
+        self._written_today: TTLCache[AuditEntry, None] = TTLCache(_MAX_DAILY, DAILY_S, timer=timer)
 
     async def write(self, act: AuditEntry) -> None:
         """Store one line before this returns."""
@@ -56,9 +58,9 @@ class AuditLog:
         self._count(_shortened(act), 1)
 
     async def flush(self) -> None:
-        """Store the refusals counted so far, and delete lines that are too old."""
+        """Store the refusals counted so far."""
         waiting, self._refused = self._refused, Counter()
-        if not await asyncio.to_thread(self._store, waiting, prune=True):
+        if not await asyncio.to_thread(self._store, waiting):
             for act, times in waiting.items():
                 self._count(act, times)
 
@@ -79,15 +81,12 @@ class AuditLog:
         fits = act in self._refused or len(self._refused) < MAX_REFUSED
         self._refused[act if fits else _OTHERS] += times
 
-    def _store(self, acts: Mapping[AuditEntry, int], *, prune: bool = False) -> bool:
+    def _store(self, acts: Mapping[AuditEntry, int]) -> bool:
         """Append one line for each action, with the number of times that it was seen. Return whether that
         worked."""
-        now = self._now()
         try:
             with self._database.begin() as session:
-                access.append_audit(session, acts, now)
-                if prune:
-                    access.prune_audit(session, now - self._keep_s)
+                access.append_audit(session, acts, self._now())
         except Exception as error:
             _log.error("the audit log can't be written: %s", error)
             return False

@@ -99,7 +99,7 @@ class Authenticator:
         network, sha = network_of(address), token_digest(secret)
         token = self._tokens.get(sha)
         if token is None:
-            wait_s = await self._failures.test(network)
+            wait_s = self._failures.test(network)
             if wait_s is not None and not await self._is_valid(sha):
                 raise _too_many("too many wrong tokens came from this address", wait_s)
             if _SECRET.fullmatch(secret):
@@ -109,7 +109,7 @@ class Authenticator:
         try:
             return self._valid_caller(secret, token)
         except AccessDenied:
-            await self._failures.hit(network)
+            self._failures.hit(network)
             raise
 
     def client_of(self, caller: Caller | None, address: str) -> str | None:
@@ -122,10 +122,10 @@ class Authenticator:
         # The tokens in the settings are shared by many.
         return f"{caller.who} {network}" if caller in (BOOTSTRAP, WORKER) else caller.who
 
-    async def count_call(self, caller: Caller | None, address: str) -> None:
+    def count_call(self, caller: Caller | None, address: str) -> None:
         """Count a call of a client. Raises AccessDenied."""
         client = self.client_of(caller, address)
-        wait_s = None if client is None else await self._calls.hit(client)
+        wait_s = None if client is None else self._calls.hit(client)
         if wait_s is not None:
             who = NOBODY if caller is None else caller.who
             raise _too_many("too many requests came from this client", wait_s, who)

@@ -84,7 +84,7 @@ def show_signing_key(context: ContextDep) -> SigningKeyBody:
     if context.signing_key is None:
         detail = "This service signs no artifacts: set TUNEFARM_SIGNING_KEY of its servers and schedulers."
         raise Problem(404, "no-signing-key", detail)
-    return SigningKeyBody(key=context.signing_key)
+    return SigningKeyBody(key=context.signing_key.public)
 
 
 @router.get("/releases")

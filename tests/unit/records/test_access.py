@@ -86,9 +86,9 @@ class TestAudit:
         access.append_audit(session, {PUSH: 1}, 1.0)
         access.append_audit(session, {PUSH: 1}, 2.0)
         newest = access.audit(session, 1)[0].id
-        assert access.prune_audit(session, 2.0) == 1
+        assert access.prune_audit(session, 2.0, limit=9) == 1
         assert [line.at for line in access.audit(session, 9)] == [2.0]
-        assert access.prune_audit(session, 9.0) == 1
+        assert access.prune_audit(session, 9.0, limit=9) == 1
         access.append_audit(session, {PUSH: 1}, 3.0)
         assert access.audit(session, 1)[0].id > newest
 

@@ -13,7 +13,8 @@ import pytest
 
 from core.measurement import Outcome
 from core.webhook import WebhookEvent
-from records import webhooks
+from records import access, webhooks
+from records.access import AuditEntry
 from records.fleet import names, workers
 from records.fleet.names import NameClaim
 from records.jobs import deletion, jobs, models
@@ -141,6 +142,32 @@ def test_a_clock_that_was_set_far_ahead_makes_nothing_old(farm: Farm) -> None:
     farm.now += deletion.UPLOAD_GRACE_S
     farm.sweep()
     assert not is_stored()
+
+
+def test_a_clock_that_was_set_far_ahead_deletes_no_line_of_the_audit_log(farm: Farm) -> None:
+    act = AuditEntry("t1", "POST /v1/jobs", "", "202", "10.0.0.7")
+    kept_s = farm.settings.audit_days * DAY_S
+
+    def lines() -> int:
+        with farm.database.begin() as session:
+            return len(access.audit(session, 10))
+
+    for later_s in (kept_s + 1.0, 0.0):
+        with farm.database.begin() as session:
+            access.append_audit(session, {act: 1}, farm.now)
+        farm.now += later_s
+        farm.sweep()
+    assert lines() == 1, "the first line is old"
+    jump(farm, 2 * kept_s)
+    for restarts in (False, True):
+        if restarts:
+            farm.restart()
+        farm.sweep()
+        assert lines() == 1
+    jump(farm, -3 * kept_s)
+    farm.now += FAR_S
+    farm.sweep()
+    assert lines() == 1
 
 
 def test_a_file_that_is_being_stored_is_no_garbage_after_a_jump(
