@@ -24,7 +24,7 @@ from typing import IO, Any, BinaryIO, NoReturn
 from compiler.importing.spec import ModelError, first_line, is_out_of_memory
 from sandbox.cache_seed import CACHE_FOLDER, ZIG_CACHE, CacheSeed
 from sandbox.environment import allowed_variables
-from sandbox.family_memory import INTERVAL_S, family_bytes, most_bytes
+from sandbox.family_memory import INTERVAL_S, bytes_above, most_bytes
 from sandbox.limits import limit_memory
 from sandbox.reaper import END_SIGNAL, END_TIMEOUT_S
 from system.packages import python_path
@@ -118,7 +118,7 @@ def _finish(child: subprocess.Popen[bytes], timeout_s: float, family_most: int) 
             return child.wait(min(left_s, INTERVAL_S))
         except subprocess.TimeoutExpired:
             pass
-        if (taken := family_bytes(child.pid)) > family_most:
+        if taken := bytes_above(child.pid, family_most):
             _log.warning(
                 "a child's processes use %d bytes of memory, more than the limit of %d", taken, family_most
             )

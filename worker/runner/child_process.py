@@ -131,8 +131,7 @@ class ChildProcess:
             most = self._family_most
             if most is None:
                 continue
-            taken = await asyncio.to_thread(family_memory.family_bytes, self.pid)
-            if taken > most:
+            if taken := await asyncio.to_thread(family_memory.bytes_above, self.pid, most):
                 self._memory_error = (
                     f"the child's processes took {taken / 1e9:.3g} GB of memory together, "
                     f"more than {most / 1e9:.3g} GB"

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 
+from sandbox.family_memory import INTERVAL_S
 from sandbox.limits import limit_memory
 from tests.integration.worker.fault_runner import FaultRunner
 from worker.runner.interface import BuildRequest
@@ -20,11 +21,20 @@ PARTS = 4
 
 
 def take(how: str) -> None:
-    """Take the memory, and keep it for as long as this process lives."""
+    """Take the memory, and keep it for as long as this process lives: two seconds if it is no more than one
+    process may have."""
     if how == "shared":
         mapped = mmap.mmap(-1, PARTS * PART_BYTES)
         for start in range(0, len(mapped), mmap.PAGESIZE):
             mapped[start] = 1
+    elif how == "shared by many":
+        filled = b"x" * PART_BYTES
+        for _ in range(PARTS):
+            if os.fork() == 0:
+                time.sleep(600)
+                os._exit(len(filled) % 2)
+        time.sleep(4 * INTERVAL_S)
+        return
     else:
         for _ in range(PARTS):
             if os.fork() == 0:
