@@ -118,18 +118,20 @@ class Manifest:
                 )
                 for kind in ("inputs", "outputs")
             )
-            host = target.get("host", target)
+            host, threads = target.get("host", target), int(data["threads"])
+            if threads < 1 or any(extent < 0 for one in (*inputs, *outputs) for extent in one.shape):
+                raise ValueError("a number is too small")
             return cls(
                 folder=folder,
                 model_sha=str(data["model_sha"]),
                 device=str(target["kind"]),
                 arch=str(host.get("mtriple", platform.machine())).partition("-")[0],
                 instructions=tuple(map(str, data.get("instructions", ()))),
-                threads=int(data["threads"]),
+                threads=threads,
                 inputs=inputs,
                 outputs=outputs,
             )
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             raise LoadError(
                 f"{folder / 'manifest.json'} is damaged or of another version: download the model again"
             ) from error

@@ -45,19 +45,14 @@ class ScheduleCache:
         folder = folder or platformdirs.user_cache_path("tunefarm")
         folder.mkdir(parents=True, exist_ok=True)
         self._file = folder / "schedules.sqlite"
-        try:
-            with self._open() as database:
-                database.executescript(_SCHEMA)
-        except sqlite3.Error as error:
-            raise OSError(
-                f"the schedules kept in {self._file} can't be used ({error}): delete the file"
-            ) from error
+        with self._open() as database:
+            database.executescript(_SCHEMA)
 
     def best_of(self, workloads: Sequence[str]) -> dict[str, Schedule]:
         """Return the best schedules of those workloads that have one, by workload.
 
-        Raises ProblemError; UnreachableError if the service is away and none of the workloads was asked for
-        before. If only some of them were, a warning is logged.
+        Raises ProblemError; OSError if the folder can't be used; UnreachableError if the service is away and
+        none of the workloads was asked for before. If only some of them were, a warning is logged.
         """
         digest = hashlib.sha256(json.dumps(sorted(set(workloads))).encode()).hexdigest()
         with self._open() as database:
@@ -102,6 +97,11 @@ class ScheduleCache:
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
-        """One transaction."""
-        with contextlib.closing(sqlite3.connect(self._file, timeout=_BUSY_S)) as database, database:
-            yield database
+        """One transaction. Raises OSError for a file that can't be read or written, or is damaged."""
+        try:
+            with contextlib.closing(sqlite3.connect(self._file, timeout=_BUSY_S)) as database, database:
+                yield database
+        except (sqlite3.Error, msgspec.DecodeError) as error:
+            raise OSError(
+                f"the schedules kept in {self._file} can't be used ({error}): delete the file"
+            ) from error

@@ -106,15 +106,19 @@ class CompiledGraph:
         return self._libraries[size]
 
     def _compiled(self, size: tuple[int, ...], args: Sequence[Any]) -> Any:
+        from torch import Tensor
+
         from tunefarm.torch_backend.graph import CannotCompile, export
         from tunefarm.torch_backend.libraries import compile_with_known, tune_in_background, tune_now
 
         try:
             exported = export(self._graph, args, self._weights)
             if self._options.background:
+                # The program may write into its tensors meanwhile.
+                inputs = [value.detach().clone() if isinstance(value, Tensor) else value for value in args]
 
-                def swap(better: Any) -> None:
-                    self._libraries[size] = better
+                def swap(folder: Any) -> None:
+                    self._libraries[size] = exported.checked(folder, self._graph, inputs)
 
                 tune_in_background(exported, self._options.trials, swap)
             elif self._options.trials is not None:

@@ -94,15 +94,19 @@ class Exported:
     def checked(self, folder: TemporaryDirectory[str], graph: Any, args: Sequence[Any]) -> TorchLibrary:
         """Load a compiled library, and compare it with the graph on its arguments.
 
-        Raises CannotCompile if it can't be loaded or computes something else.
+        Raises CannotCompile if it can't be loaded, fails, or computes something else.
         """
         from compiler.measuring.outputs import compare_outputs
 
         library = TorchLibrary(self, folder)
+        try:
+            results = library(args)
+        except Exception as error:  # TVM raises whatever class its C++ side names
+            raise CannotCompile(f"the library fails: {first_line(error)}") from error
         with torch.no_grad():
             pairs = [
                 (wanted, found)
-                for wanted, found in zip(graph(*args), library(args), strict=True)
+                for wanted, found in zip(graph(*args), results, strict=True)
                 if isinstance(wanted, torch.Tensor)
             ]
         for wanted, found in pairs:

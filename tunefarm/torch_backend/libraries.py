@@ -31,7 +31,7 @@ from tunefarm.client.schedule_cache import ScheduleCache
 from tunefarm.client.values import JobRequest
 from tunefarm.embedded.folder import DataFolder
 from tunefarm.settings import CommandSettings, load
-from tunefarm.torch_backend.graph import CannotCompile, Exported, TorchLibrary
+from tunefarm.torch_backend.graph import CannotCompile, Exported
 from tunefarm.tuning import tune
 
 _log = logging.getLogger(__name__)
@@ -97,17 +97,21 @@ def _move_up(folder: Path) -> None:
         file.rename(folder / file.name)
 
 
-def tune_in_background(exported: Exported, trials: int | None, swap: Callable[[TorchLibrary], None]) -> None:
-    """Submit a graph to the service, and hand its library to `swap` once it is tuned.
+# Takes the folder of a library; raises CannotCompile.
+Swap = Callable[[TemporaryDirectory[str]], None]
 
-    Where there is no service, or the job fails, one line is logged.
+
+def tune_in_background(exported: Exported, trials: int | None, swap: Swap) -> None:
+    """Submit a graph to the service, and hand the folder of its library to `swap` once it is tuned.
+
+    Where there is no service, the job fails, or its library is refused, one line is logged.
     """
     threading.Thread(
         target=_tune_and_swap, args=(exported, trials, swap), name="tunefarm", daemon=True
     ).start()
 
 
-def _tune_and_swap(exported: Exported, trials: int | None, swap: Callable[[TorchLibrary], None]) -> None:
+def _tune_and_swap(exported: Exported, trials: int | None, swap: Swap) -> None:
     try:
         settings = load()
         url = _service(settings)
@@ -127,7 +131,7 @@ def _tune_and_swap(exported: Exported, trials: int | None, swap: Callable[[Torch
             archive = Path(folder.name, "artifact.tar")
             client.download(job.id, archive)
         unpack(archive, Path(folder.name))
-        swap(TorchLibrary(exported, folder))
+        swap(folder)
         _log.info("job %s: the program uses its library from now on", job.id)
     except (CannotCompile, CommandError, ClientError, OSError, ValueError) as error:
         _log.warning("torch.compile: a graph was not tuned in the background: %s", error)

@@ -232,6 +232,10 @@ def test_what_is_not_for_this_machine_is_refused(folder: Path, tmp_path: Path) -
         ("no inputs", {"inputs": None}),
         ("no target", {"target": "{"}),
         ("words", {"threads": "two"}),
+        ("none", {"threads": 0}),
+        ("endless", {"threads": float("inf")}),
+        ("long", {"outputs": [{"name": "y", "shape": [float("inf")], "dtype": "float32"}]}),
+        ("negative", {"inputs": [{"name": "x", "shape": [-1], "dtype": "float32"}]}),
     ):
         with pytest.raises(LoadError, match="is damaged or of another version"):
             load(changed(folder, tmp_path / name, **fields))

@@ -21,7 +21,7 @@ from compiler.workload import from_json  # noqa: E402
 from tests import torch_models  # noqa: E402
 from tests.unit.records.farm import make_job, put_measured  # noqa: E402
 from tunefarm.embedded import stack  # noqa: E402
-from tunefarm.torch_backend import MAX_SIZES, graph  # noqa: E402
+from tunefarm.torch_backend import MAX_SIZES, graph, libraries  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 LOGGER = "tunefarm.torch_backend"
@@ -279,6 +279,28 @@ def test_without_a_service_nothing_is_tuned_in_the_background(lines: pytest.LogC
     for thread in [one for one in threading.enumerate() if one.name == "tunefarm"]:
         thread.join()
     assert any("no service is running here: set TUNEFARM_SERVER" in line for line in _messages(lines))
+
+
+@pytest.mark.parametrize(
+    ("other", "says"), [(torch.relu, "computes something else"), (torch.add, "the library fails")]
+)
+def test_a_service_that_sends_another_library_changes_nothing(
+    other: Any, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        libraries, "tune_in_background", lambda exported, _, swap: asked.append((exported, swap))
+    )
+    x = torch.randn(4, 8)
+    inputs = (x, x) if other is torch.add else (x,)
+    with torch.no_grad():
+        compiled = _compiled(torch.neg, background=True)
+        compiled(x)
+        _compiled(other, background=True)(*inputs)
+        [(_, swap), (exported, _)] = asked
+        with pytest.raises(graph.CannotCompile, match=says):
+            swap(libraries.compile_with_known(exported))
+        _agree(compiled(x), torch.neg(x))
 
 
 def _small() -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
-from collections.abc import Iterator
+import sqlite3
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -87,7 +89,32 @@ def test_nothing_known_is_an_error_and_other_targets_are_others(service: Service
             service.cache(tmp_path, target).best_of(names)
 
 
-def test_a_damaged_file_is_named(service: Service, tmp_path: Path) -> None:
-    (tmp_path / "schedules.sqlite").write_bytes(b"no database" * 100)
+def _overwritten(file: Path) -> None:
+    file.write_bytes(b"no database" * 100)
+
+
+def _executed(*statements: str) -> Callable[[Path], None]:
+    def damage(file: Path) -> None:
+        with contextlib.closing(sqlite3.connect(file)) as database, database:
+            for statement in statements:
+                database.execute(statement)
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _overwritten,
+        _executed("DROP TABLE answers", "CREATE TABLE answers (something)"),
+        _executed("UPDATE schedules SET schedule = '{'"),
+        _executed('UPDATE schedules SET schedule = \'{"latency_s": "soon"}\''),
+        _executed("UPDATE schedules SET schedule = x'ff00'"),
+    ],
+)
+def test_a_damaged_file_is_named(service: Service, tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    service.knows("a")
+    service.cache(tmp_path).best_of(["a"])
+    damage(tmp_path / "schedules.sqlite")
     with pytest.raises(OSError, match="delete the file"):
-        service.cache(tmp_path)
+        service.cache(tmp_path).best_of(["a"])
