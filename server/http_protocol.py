@@ -21,6 +21,9 @@ ACCEPT_AGAIN_S = 1.0
 # Connections without a whole TLS handshake or head; the one that has waited longest makes room for one more.
 MAX_HALF_SENT = 1000
 
+_TOO_LARGE = "431 Request Header Fields Too Large"
+_ADVICE = f"A request's head has at most {MAX_HEAD_BYTES} bytes: send fewer or shorter headers."
+
 _log = logging.getLogger(__name__)
 
 
@@ -112,10 +115,12 @@ class _Handshake:
 class BoundedHttpProtocol(HttpToolsProtocol):
     """Ends a connection whose request has no whole head after HEAD_S, or within MAX_HEAD_BYTES.
 
-    Connections that wait for their next request are uvicorn's: it closes them after a few seconds.
+    The same holds for the rest of a body that was answered early, and for what frames the parts of a body:
+    lengths, extensions and trailers. Connections that wait for their next request are uvicorn's: it closes
+    them after a few seconds.
     """
 
-    _in_head = _in_body = False
+    _in_head = _in_body = _has_body = _is_too_large = False
     _head_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
 
@@ -128,31 +133,59 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        was_in_head = self._in_head
+        was_in_head, was_in_body, self._has_body = self._in_head, self._in_body, False
         super().data_received(data)
-        if self.transport.is_closing() or self._in_body:
+        if self.transport.is_closing():
             return
-        if was_in_head and self._in_head:
-            self._head_bytes += len(data)
-        is_answering = self.cycle is not None and not self.cycle.response_complete
+        if (was_in_head and self._in_head) or (was_in_body and self._in_body):
+            self._head_bytes = 0 if self._has_body else self._head_bytes + len(data)
         if self._head_bytes > MAX_HEAD_BYTES:
-            detail = f"A request's head has at most {MAX_HEAD_BYTES} bytes: send fewer or shorter headers."
-            self._end("431 Request Header Fields Too Large", detail)
-        elif self._head_timer is None and not is_answering:
+            self._end(_TOO_LARGE, _ADVICE)
+        elif self._head_timer is None and not self._in_body and not self._is_answering:
             self._await_head()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what can't be parsed, or has too large a head."""
+        if self._is_too_large:
+            self._end(_TOO_LARGE, _ADVICE)
+        else:
+            super().send_400_response(msg)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head, self._head_bytes = True, 0
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_body:  # nothing needs trailers
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
+        # A large head may come in one piece.
+        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > MAX_HEAD_BYTES:
+            self._is_too_large = True
+            raise ValueError("the head is too large")  # which ends the parser
         self._in_head, self._in_body, self._head_bytes = False, True, 0
         self._forget_head()
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        self._has_body = True
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         self._in_body = False
+        self._forget_head()
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        # Else the body is of a request that was sent ahead.
+        if self._in_body and not self._is_answering:
+            self._await_head()
+        super().on_response_complete()
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
 
     def _await_head(self) -> None:
         self._head_timer = self.loop.call_later(HEAD_S, self._on_late_head)
@@ -171,9 +204,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._end("408 Request Timeout", f"The request's head took longer than {HEAD_S:g} s: send it again.")
 
     def _end(self, status: str, detail: str) -> None:
-        """Answer with a status, and close the connection."""
+        """Answer with a status unless the request has its answer, and close the connection."""
         self._forget_head()
         if self.transport.is_closing():
+            return
+        if self._in_body:
+            self.transport.close()
             return
         body = f"{detail}\n".encode()
         head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n"

@@ -113,8 +113,11 @@ async def serve(context: ServerContext, http: socket.socket) -> None:
         uvicorn.Config(
             create_app(context),
             log_config=None,
+            # Below this are lines that strangers cause: one for each request that isn't HTTP.
+            log_level="error",
             access_log=False,
             lifespan="off",
+            ws="none",
             # Without it, a request belongs to the trace of the one before it on its connection.
             reset_contextvars=True,
             timeout_graceful_shutdown=_STOP_GRACE_S,

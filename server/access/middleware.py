@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,6 +22,8 @@ from system.ip_addresses import is_loopback
 
 # Within this time the body of a request arrives, unless it is an upload.
 BODY_S = 60.0
+# A name or an IPv4 address, or an IPv6 address in brackets, and perhaps a port.
+_HOST = re.compile(r"([\w.-]+|\[[\da-fA-F:.]+\])(?::\d+)?", re.ASCII)
 
 
 class AccessMiddleware:
@@ -81,13 +83,13 @@ class AccessMiddleware:
     async def _check_access(self, scope: Scope, operation: Operation, address: str) -> Caller | None:
         """Return the caller, None where none is asked for. Raises AccessDenied, StorageError."""
         if is_open(scope["path"]):
-            await self._authenticator.count_call(None, address)
+            self._authenticator.count_call(None, address)
             return None
         headers = Headers(scope=scope)
         caller = await self._authenticator.authenticate(credentials_of(scope["method"], headers), address)
         if caller is LOOPBACK:
             _require_local(headers)
-        await self._authenticator.count_call(caller, address)
+        self._authenticator.count_call(caller, address)
         require_scope(caller, operation.scope)
         scope.setdefault("state", {})["caller"] = caller
         return caller
@@ -166,11 +168,10 @@ def _require_local(headers: Headers) -> None:
     """Raise AccessDenied for a browser's request from a page of another origin. Another port is another
     origin.
     """
-    host, origin = headers.get("host", ""), headers.get("origin")
-    try:
-        is_local = is_loopback(urlsplit(f"//{host}").hostname or "")
-    except ValueError:
-        is_local = False
+    hosts, origin = headers.getlist("host"), headers.get("origin")
+    host = hosts[0] if len(hosts) == 1 else ""
+    named = _HOST.fullmatch(host)
+    is_local = named is not None and is_loopback(named[1].lower().strip("[]"))
     if not is_local or (origin is not None and not is_own_origin(origin, host)):
         cause = "without tokens, this service accepts requests only from its own machine"
         remedy = "call it as 127.0.0.1 or localhost, or set TUNEFARM_TOKEN"

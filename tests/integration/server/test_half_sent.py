@@ -7,6 +7,7 @@ import select
 import socket
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -78,6 +79,71 @@ def test_a_head_without_end_is_not_kept(service: Service) -> None:
             while sent < 64 << 20 and not select.select([client], [], [], 0)[0]:
                 sent += client.send(b"X-Header: %s\r\n" % (b"y" * 1000))
         assert sent < 32 << 20, "what the sockets' buffers hold"
+
+
+CHUNKED = b"Host: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("target", [b"POST /healthz", b"POST /v1/jobs"])  # answered early, and read
+@pytest.mark.parametrize(
+    ("begin", "more"),
+    [
+        (b"0\r\n", b"a: b\r\n" * 10_000),
+        (b"0\r\nx: ", b"a" * 50_000),
+        (b"5;x=", b"a" * 50_000),
+        (b"0\r\n", b"a" * 50_000),
+    ],
+    ids=["trailers", "a long trailer", "an extension", "a long name"],
+)
+def test_what_frames_a_body_without_end_is_not_kept(
+    service: Service, target: bytes, begin: bytes, more: bytes
+) -> None:
+    tracemalloc.start()
+    try:
+        with connection(service) as client:
+            client.sendall(target + b" HTTP/1.1\r\n" + CHUNKED + begin)
+            sent = 0
+            with contextlib.suppress(ConnectionError):
+                while sent < 32 << 20:
+                    sent += client.send(more)
+        assert sent < 16 << 20, "what the sockets' buffers hold"
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_trailers_are_no_headers(service: Service) -> None:
+    body = b'{"workloads":[],"target":"toaster"}'
+    chunk = b"%x\r\n%s\r\n" % (len(body), body)
+    with connection(service) as client:
+        head = b"POST /v1/schedules:query HTTP/1.1\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        client.sendall(head + CHUNKED + chunk)
+        client.sendall(b"0\r\nOrigin: http://evil.example\r\n\r\n")
+        assert answer(client).startswith("HTTP/1.1 422 ")
+
+
+def test_the_rest_of_a_body_that_was_answered_is_waited_for_no_longer(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_protocol, "HEAD_S", 3 * SOON_S)
+    with connection(service) as client:
+        client.sendall(b"POST /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.1 405 ")
+        sent = 0
+        with contextlib.suppress(ConnectionError):
+            while sent < 1000:
+                sent += client.send(b"a")
+                time.sleep(SOON_S / 10)
+        assert sent < 1000
+    assert not http_protocol.half_sent
+
+
+def test_the_rest_of_a_body_that_comes_is_followed_by_another_request(service: Service) -> None:
+    with connection(service) as client:
+        client.sendall(b"POST /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\na")
+        assert client.recv(65536).startswith(b"HTTP/1.1 405 ")
+        client.sendall(b"bcGET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
 def test_the_oldest_of_too_many_half_sent_requests_makes_room(
