@@ -72,7 +72,7 @@ def read_index(library: Path) -> Index:
         return Index(library_bytes, tuple(weights), text)
     except OSError as error:
         raise LoadError(f"{library} can't be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, struct.error) as error:
         raise LoadError(f"{library} is damaged: download the model again") from error
 
 

@@ -44,13 +44,19 @@ def bundle_of(context: ServerContext, job: Job) -> Bundle:
     from tunefarm_runtime.bundle import DESCRIPTION, companions, describe
     from tunefarm_runtime.errors import LoadError
     from tunefarm_runtime.manifest import Manifest
+    from tunefarm_runtime.signature import BUNDLE, BUNDLE_SIGNATURE, list_files
 
     try:
-        manifest = Manifest.parse(_manifest_text(context, job.artifact_sha), Path(f"job {job.id}"))
+        text = _manifest_text(context, job.artifact_sha)
+        manifest = Manifest.parse(text, Path(f"job {job.id}"))
         files = {name: source.read_bytes() for name, source in companions(manifest).items()}
     except (LoadError, tarfile.TarError) as error:
         raise Problem(409, "no-bundle", f"The artifact can't be bundled: {error}.") from error
-    beginning = _tar_beginning(files | {DESCRIPTION: describe(manifest)})
+    files[DESCRIPTION] = describe(manifest)
+    if context.signing_key is not None:
+        listed = list_files(files, text)
+        files |= {BUNDLE: listed, BUNDLE_SIGNATURE: context.signing_key.sign_bundle(listed).encode()}
+    beginning = _tar_beginning(files)
     digest = context.bundle_digests.get(job.artifact_sha)
     if digest is None:
         digest = _digest(context, beginning, job.artifact_sha)

@@ -96,13 +96,13 @@ def _parts(folder: Path) -> dict[str, Path]:
 
 
 def _check_signature(folder: Path, trusted: Sequence[str]) -> None:
-    """Raise InputError unless one of the keys has signed the compiled model."""
+    """Raise InputError unless one of the keys has signed every file of the compiled model."""
     check_runtime()
     from tunefarm_runtime.errors import LoadError
-    from tunefarm_runtime.signature import check_signature
+    from tunefarm_runtime.signature import check_folder
 
     try:
-        check_signature(folder, trusted)
+        check_folder(folder, trusted)
     except LoadError as error:
         raise InputError(str(error)) from error
 

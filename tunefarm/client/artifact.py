@@ -17,6 +17,8 @@ from tunefarm.client.values import PublishedTask
 _MANIFEST = "manifest.json"
 MEMBERS = ("model.so", _MANIFEST)
 SIGNATURE = "manifest.sig"
+# The signed list of a bundle's files.
+_BUNDLE_LIST = ("bundle.json", "bundle.sig")
 
 
 def unpack(archive: Path, folder: Path, *, bundle: bool = False, weights: Path | None = None) -> None:
@@ -27,12 +29,12 @@ def unpack(archive: Path, folder: Path, *, bundle: bool = False, weights: Path |
     Raises CommandError when a member is missing, leads out of the folder or can't be written.
     """
     try:
-        with tarfile.open(archive) as tar:
+        with tarfile.open(archive, "r:") as tar:
             others = [
                 name for name in tar.getnames() if name not in MEMBERS and (bundle or name == SIGNATURE)
             ]
-            if SIGNATURE not in others:  # of what was there before
-                (folder / SIGNATURE).unlink(missing_ok=True)
+            for name in {SIGNATURE, *_BUNDLE_LIST}.difference(others):  # of what was there before
+                (folder / name).unlink(missing_ok=True)
             for name in (*MEMBERS, *others):
                 stream = tar.extractfile(name)
                 if stream is None:
@@ -63,7 +65,7 @@ def unpack(archive: Path, folder: Path, *, bundle: bool = False, weights: Path |
 def published_tasks(archive: Path) -> list[PublishedTask]:
     """Return the subgraphs that an artifact's manifest lists. Raises CommandError for a damaged one."""
     try:
-        with tarfile.open(archive) as tar:
+        with tarfile.open(archive, "r:") as tar:
             stream = tar.extractfile(_MANIFEST)
             if stream is None:
                 raise KeyError(f"{_MANIFEST} is not a regular file")

@@ -46,6 +46,9 @@ def test_a_signed_model_runs(signed: Path, key: SigningKey, other: str, tmp_path
     for folder in (signed, tmp_path / "bundle"):
         model = load(folder, trusted=[other, key.public])
         assert model(np.ones((1, 3, 8, 8), np.float32))[0].shape == (1, 10)
+    # A bundle's runtime libraries are for C. Python's come with the package.
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    assert {path for path in mapped if path.startswith(str(tmp_path))} == {f"{tmp_path}/bundle/model.so"}
     with pytest.raises(LoadError, match="isn't signed by a trusted key"):
         load(signed, trusted=other)
 
@@ -67,7 +70,7 @@ def redirect(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (flip("model.so"), "isn't the library that was signed"),
+        (flip("model.so"), "isn't the file that was signed"),
         (flip("manifest.json"), "isn't signed by a trusted key, or was changed since"),
         (redirect, "isn't signed by a trusted key, or was changed since"),
         (flip("manifest.sig"), "isn't"),
@@ -102,7 +105,7 @@ def test_a_size_that_is_changed_after_the_check_is_not_loaded(key: SigningKey, t
     model = load(tmp_path, trusted=key.public)
     assert model(np.ones((1, 3, 8, 8), np.float32))[0].shape == (1, 10)
     shutil.copyfile(tmp_path / "batch1/model.so", tmp_path / "batch2/model.so")
-    with pytest.raises(LoadError, match="isn't the library that was signed"):
+    with pytest.raises(LoadError, match="isn't the file that was signed"):
         model(np.ones((2, 3, 8, 8), np.float32))
 
 

@@ -112,6 +112,50 @@ def test_the_public_key_is_shown(service: Service, start: Start, tmp_path: Path)
         assert client.signing_key() == read_key(tmp_path / "key.pem").public
 
 
+def test_a_fetched_bundle_is_signed_to_the_last_file(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_key(tmp_path / "key.pem")
+    key = read_key(tmp_path / "key.pem")
+    service = start(signing_key=tmp_path / "key.pem")
+    monkeypatch.setenv("TUNEFARM_SERVER", service.url)
+    worker = Worker(service.fleet)
+    worker.call()
+    job_id = publish(service, worker, artifact(key=key), 1e-3)
+    assert run(app, ["release", "set", "production", job_id]) == ExitCode.OK
+    out = tmp_path / "out"
+    assert run(app, ["release", "fetch", "production", "--bundle", "--output", str(out)]) == ExitCode.OK
+    verify = ["verify", str(out), "--trusted", key.public]
+    assert run(app, verify) == ExitCode.OK
+    capsys.readouterr()
+    files = [file for file in sorted(out.rglob("*")) if file.is_file()]
+    assert len(files) > 15
+
+    def says() -> str:
+        assert run(app, verify) == ExitCode.BAD_INPUT
+        return capsys.readouterr().err
+
+    for file in files:
+        content = file.read_bytes()
+        file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]) if content else b"x")
+        assert file.name in says()
+        file.unlink()
+        says()
+        file.write_bytes(content)
+    for added in ("include/stdio.h", "lib/libm.so.6", "CMakePresets.json", ".hidden"):
+        (out / added).touch()
+        assert f"{added} isn't signed" in says()
+        (out / added).unlink()
+    (out / "include" / "linked").symlink_to(tmp_path)
+    assert "linked isn't signed" in says()
+    (out / "include" / "linked").unlink()
+    (out / "bundle.sig").write_text(key.sign((out / "bundle.json").read_bytes()))
+    assert "bundle.json isn't signed by a trusted key" in says()
+    # The model alone, in the folder of the old bundle: no list is left that may be of another.
+    assert run(app, ["release", "fetch", "production", "--output", str(out)]) == ExitCode.OK
+    assert "isn't signed: move it elsewhere" in says()
+
+
 def test_the_command_names_lists_fetches_and_deletes(
     service: Service,
     worker: Worker,
