@@ -197,7 +197,8 @@ _copy_at = _Instruction((_loop, _block), (_integer, _scope), "b")
 _decompose = _Instruction((_block, _loop), (), "b")
 _neighbours = _Instruction((_block,), (), "b+")
 # TVM's schedule primitives, except the ones that it calls unsafe because they may change the result.
-# AnnotateBufferAccess is left out too: it lets a block state other accesses than it makes.
+# AnnotateBufferAccess is left out too: it lets a block state other accesses than it makes. CacheInplace uses
+# a block's variable outside of the block.
 INSTRUCTIONS: Mapping[str, _Instruction] = {
     "GetSBlock": _Instruction((), (_name, _name), "b"),
     "GetLoops": _Instruction((_block,), (), "l+"),
@@ -228,7 +229,6 @@ INSTRUCTIONS: Mapping[str, _Instruction] = {
     "CacheRead": _cache,
     "CacheWrite": _cache,
     "CacheIndex": _Instruction((_block,), (_scope, _integer), "b+"),
-    "CacheInplace": _Instruction((_block,), (_integer, _scope), "b+"),
     "ReindexCacheRead": _reindex_cache,
     "ReindexCacheWrite": _reindex_cache,
     "ReIndex": _Instruction((_block,), (_integer, _integer), "b"),
