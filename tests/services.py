@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 import psycopg
 import redis
+import trustme
 
 from records.storage.database import Database
 from records.storage.tables import Base
@@ -85,14 +86,21 @@ class Process:
 
 
 class Postgresql(Process):
-    """A cluster that asks for PASSWORD, by its Unix socket and by TCP."""
+    """A cluster that asks for PASSWORD, by its Unix socket and by TCP. With `tls`, TCP is encrypted."""
 
     crash = signal.SIGQUIT  # SIGKILL would leave its children
 
     def __init__(
-        self, programs: Path, folder: Path, durable: bool, settings: Mapping[str, object], **popen: Any
+        self,
+        programs: Path,
+        folder: Path,
+        durable: bool,
+        settings: Mapping[str, object],
+        tls: bool = False,
+        **popen: Any,
     ) -> None:
         self._folder = folder
+        self._tls = tls
         self.port = free_port()
         flags: dict[str, object] = {
             "listen_addresses": "127.0.0.1",
@@ -103,6 +111,12 @@ class Postgresql(Process):
             # Commits still survive the server's crash, but not the machine's.
             flags |= {"fsync": "off", "full_page_writes": "off"}
             flags |= {"shared_buffers": "64MB"}
+        if tls:
+            flags |= {
+                "ssl": "on",
+                "ssl_cert_file": folder / "server.pem",
+                "ssl_key_file": folder / "server.key",
+            }
         words = [
             word for name, value in (flags | dict(settings)).items() for word in ("-c", f"{name}={value}")
         ]
@@ -114,7 +128,8 @@ class Postgresql(Process):
 
     def tcp_url(self, database: str = "postgres", port: int | None = None) -> str:
         """Return the URL by TCP; `port` is that of a link to it."""
-        return f"postgresql+psycopg://{_ACCESS}@127.0.0.1:{port or self.port}/{database}"
+        options = f"?sslmode=verify-full&sslrootcert={self._folder}/ca.pem" if self._tls else ""
+        return f"postgresql+psycopg://{_ACCESS}@127.0.0.1:{port or self.port}/{database}{options}"
 
     def create(self, database: str) -> str:
         """Create an empty database; return its URL."""
@@ -201,10 +216,15 @@ class Emptied:
 
 @contextmanager
 def postgresql(
-    *, durable: bool = False, parent: Path = Path("/tmp"), settings: Mapping[str, object] | None = None
+    *,
+    durable: bool = False,
+    parent: Path = Path("/tmp"),
+    settings: Mapping[str, object] | None = None,
+    tls: bool = False,
 ) -> Iterator[Postgresql]:
     """With `durable`, PostgreSQL keeps its defaults; otherwise it flushes nothing to disk. Its folder is in
-    `parent`, and `settings` are further settings of PostgreSQL's. Raises Missing.
+    `parent`, and `settings` are further settings of PostgreSQL's. With `tls`, clients that use TCP check its
+    certificate. Raises Missing.
     """
     programs = _postgresql_programs()
     # Short, because a socket's path may not be long, and where the server's user may go.
@@ -213,7 +233,9 @@ def postgresql(
         if user:
             os.chown(folder, user["user"], user["group"])
         _initialize(programs, folder, user)
-        server = Postgresql(programs, folder, durable, settings or {}, **user)
+        if tls:
+            _certify(folder, user)
+        server = Postgresql(programs, folder, durable, settings or {}, tls, **user)
         server.start()
         try:
             yield server
@@ -271,6 +293,19 @@ def _initialize(programs: Path, folder: Path, user: Mapping[str, Any]) -> None:
     cluster = ["--no-sync", "--encoding=UTF8", "--no-locale", "--auth=scram-sha-256"]
     done = subprocess.run([*command, *cluster], cwd=folder, capture_output=True, text=True, **user)
     assert done.returncode == 0, done.stderr
+
+
+def _certify(folder: Path, user: Mapping[str, Any]) -> None:
+    """Make a certificate for the address of a server, and the key that only the server may read."""
+    authority = trustme.CA()
+    made = authority.issue_cert("127.0.0.1")
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    made.cert_chain_pems[0].write_to_path(folder / "server.pem")
+    key = folder / "server.key"
+    made.private_key_pem.write_to_path(key)
+    key.chmod(0o600)
+    if user:
+        os.chown(key, user["user"], user["group"])
 
 
 def _conninfo(url: str) -> str:

@@ -72,10 +72,10 @@ def behind_a_cable() -> Iterator[Rig]:
 
 @contextlib.contextmanager
 def replicated() -> Iterator[Rig]:
-    """Yield a ReplicatedRig. Raises Unsupported."""
+    """Yield a ReplicatedRig, which reaches PostgreSQL by TLS. Raises Unsupported."""
     with contextlib.ExitStack() as stack:
         try:
-            postgresql = stack.enter_context(services.postgresql())
+            postgresql = stack.enter_context(services.postgresql(tls=True))
             redis = stack.enter_context(services.redis_server())
         except services.Missing as missing:
             raise Unsupported(str(missing)) from missing
