@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import select
-import socket
 import threading
 import time
 import tracemalloc
-from collections.abc import Iterator
 from typing import Any
 
 import grpc
-import httpx
 import pytest
 
 from records.jobs import events
@@ -20,24 +17,9 @@ from server import http_protocol
 from server.access import interceptor, middleware
 
 from .conftest import Service, Start, onnx_model
+from .raw_http import answer, connection
 
 SOON_S = 0.3
-
-
-@contextlib.contextmanager
-def connection(service: Service) -> Iterator[socket.socket]:
-    port = httpx.URL(service.url).port
-    with contextlib.closing(socket.create_connection(("127.0.0.1", port), timeout=30)) as client:
-        yield client
-
-
-def answer(client: socket.socket) -> str:
-    """Return all that the server sends until it closes the connection."""
-    received = b""
-    with contextlib.suppress(ConnectionResetError):
-        while data := client.recv(65536):
-            received += data
-    return received.decode()
 
 
 @pytest.mark.parametrize(

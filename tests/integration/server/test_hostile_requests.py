@@ -10,7 +10,7 @@ import pytest
 
 from .artifacts import artifact, publish, repr_digest
 from .conftest import Service, Worker, launch
-from .test_half_sent import answer, connection
+from .raw_http import answer, connection
 
 JOBS = "GET /v1/jobs HTTP/1.1"
 LOCAL = "Host: localhost"
