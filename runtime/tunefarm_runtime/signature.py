@@ -46,7 +46,7 @@ def check_folder(folder: Path, trusted: str | Sequence[str]) -> None:
         listed = _signed_text(folder / BUNDLE, folder / BUNDLE_SIGNATURE, BUNDLE_CONTEXT, trusted)
         digests = json.loads(listed)
         for name, digest in digests.items():
-            _check_digest(folder / name, [_read(folder / name)], digest)
+            _check_digest(folder / name, map(Path.read_bytes, [folder / name]), digest)
     checked = {MANIFEST, LIBRARY, SIGNATURE, *((BUNDLE, BUNDLE_SIGNATURE) if digests else ()), *digests}
     for file in _files_below(folder):
         if file.relative_to(folder).as_posix() not in checked:
