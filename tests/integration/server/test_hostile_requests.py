@@ -101,7 +101,7 @@ def test_a_strange_head_is_refused_or_answered(
 
 @pytest.mark.parametrize("key", ["", "a" * 257, "\xa0", "\xad"])
 def test_a_strange_idempotency_key_is_refused(service: Service, key: str) -> None:
-    headers = {"Idempotency-Key": key.encode("latin-1")}
+    headers = {b"Idempotency-Key": key.encode("latin-1")}
     refused = service.http.post("/v1/jobs", json={"model": "0" * 64, "trials": 1}, headers=headers)
     assert (refused.status_code, refused.json()["errors"][0]["where"]) == (422, "idempotency-key")
 
@@ -168,7 +168,7 @@ def test_headers_of_a_download_are_those_that_are_meant(service: Service, worker
         (",,,", 200),
         ("\xff", 200),
     ):
-        kept = service.http.get(path, headers={"If-None-Match": tags.encode("latin-1")})
+        kept = service.http.get(path, headers={b"If-None-Match": tags.encode("latin-1")})
         assert kept.status_code == status, tags[:80]
     assert whole.headers["content-disposition"] == f'attachment; filename="{job_id}.tar"'
 
