@@ -25,7 +25,7 @@ from benchmarks.device_class import NATIVE
 from benchmarks.networks.plan import SEEDS
 from benchmarks.networks.session import session
 from benchmarks.results import machine
-from benchmarks.results.figures import Aim, Figure, at_most, figure, number
+from benchmarks.results.figures import Aim, Figure, at_most, figure, number, ratio_figure
 from benchmarks.results.metrics import LARGEST_DIFFERENCE, LATENCY
 from benchmarks.results.output import Output
 from benchmarks.timing.contestants import Arrays, OnnxFile, ProcessContestant, TvmLibrary
@@ -193,34 +193,11 @@ def figures_of(label: str, measured: Mapping[str, Measured]) -> list[Figure]:
             ratio = each.ours.ratio_to(plain)
             aim: Aim | None = INT8_AIM if name == "int8" and has_dot_products else None
             note = f"tunefarm's float32: {number(plain.latency_s.value * 1e3)} ms"
-            found.append(
-                figure(
-                    LATENCY,
-                    ratio.value,
-                    "x",
-                    peer=FLOAT32,
-                    subject=label,
-                    condition=name,
-                    aim=aim,
-                    spread=ratio.spread,
-                    note=note,
-                )
-            )
+            found.append(ratio_figure(LATENCY, ratio, FLOAT32, label, condition=name, aim=aim, note=note))
         if each.theirs is not None:
             ratio = each.ours.ratio_to(each.theirs)
             note = f"ONNX Runtime on the same file: {number(each.theirs.latency_s.value * 1e3)} ms"
-            found.append(
-                figure(
-                    LATENCY,
-                    ratio.value,
-                    "x",
-                    peer="ONNX Runtime",
-                    subject=label,
-                    condition=name,
-                    spread=ratio.spread,
-                    note=note,
-                )
-            )
+            found.append(ratio_figure(LATENCY, ratio, "ONNX Runtime", label, condition=name, note=note))
         reference = "" if each.theirs is not None else "outputs of ONNX Runtime in float32"
         found.append(
             figure(

@@ -41,11 +41,11 @@ def write(session: Session, boot_id: str, reading: ClockReading) -> None:
         session.execute(update(ClockRow).where(ClockRow.boot_id == boot_id).values(values))
 
 
-def end_future(session: Session, now: float, claim_s: float) -> None:
-    """Set times that lie too far in the future to `now`, because the clock was set back.
+def correct_future_times(session: Session, now: float, claim_s: float) -> None:
+    """Set times too far in the future to `now`, because the clock was set back.
 
-    Otherwise claims of `claim_s`, lost workers, time limits of jobs, and messages of webhooks would wait
-    until the clock reaches these times. `records.fleet.leases.expire` does the same for leases.
+    Otherwise claims of `claim_s`, lost workers, time limits of jobs and webhook messages would wait until the
+    clock reaches these times. `records.fleet.leases.expire` does the same for leases.
     """
     latest = now + MAX_SKEW_S
     # Workers are locked before jobs everywhere.

@@ -27,8 +27,8 @@ class Page(NamedTuple):
     finished: bool
 
 
-class Place(NamedTuple):
-    """The position of a job's subscriber: after the event with this id."""
+class EventCursor(NamedTuple):
+    """A subscriber's position in a job's events: after the event with this id."""
 
     job_id: str
     after: int
@@ -38,7 +38,7 @@ class Place(NamedTuple):
 class _Watcher:
     """A subscriber waiting for events after a given id."""
 
-    place: Place
+    cursor: EventCursor
     page: asyncio.Future[Page] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def answer(self, answer: Page | Exception) -> None:
@@ -59,19 +59,21 @@ class EventFeed:
         self._watchers: set[_Watcher] = set()
         self._polling: asyncio.Task[None] | None = None
 
-    async def read(self, place: Place) -> Page:
-        """Return at once the job's events after a place, maybe none. Raises JobNotFound, StorageError."""
-        pages = await run_in_threadpool(self._read, {place})
-        if place not in pages:
-            raise jobs.JobNotFound(f"there is no job {place.job_id!r}")
-        return pages[place]
+    async def read(self, cursor: EventCursor) -> Page:
+        """Return the job's events after a cursor without waiting, maybe none. Raises JobNotFound,
+        StorageError.
+        """
+        pages = await run_in_threadpool(self._read, {cursor})
+        if cursor not in pages:
+            raise jobs.JobNotFound(f"there is no job {cursor.job_id!r}")
+        return pages[cursor]
 
-    async def wait(self, place: Place) -> Page:
+    async def wait(self, cursor: EventCursor) -> Page:
         """Return the job's next events as soon as there are any, none when the job or the server has ended.
 
         Raises StorageError.
         """
-        watcher = _Watcher(place)
+        watcher = _Watcher(cursor)
         self._watchers.add(watcher)
         if self._polling is None or self._polling.done():
             self._polling = asyncio.create_task(self._poll_while_watched())
@@ -85,30 +87,30 @@ class EventFeed:
             await sleep_unless_stopping(self._stopping, POLL_S)
             waiting = list(self._watchers)
             try:
-                pages = await run_in_threadpool(self._read, {watcher.place for watcher in waiting})
+                pages = await run_in_threadpool(self._read, {watcher.cursor for watcher in waiting})
             except Exception as error:
                 # It is theirs; the next poll is for others.
                 for watcher in waiting:
                     watcher.answer(error)
             else:
                 for watcher in waiting:
-                    page = pages.get(watcher.place, Page([], finished=True))
+                    page = pages.get(watcher.cursor, Page([], finished=True))
                     if page.events or page.finished or self._stopping.is_set():
                         watcher.answer(page)
             self._watchers = {watcher for watcher in self._watchers if not watcher.page.done()}
 
-    def _read(self, places: Collection[Place]) -> dict[Place, Page]:
+    def _read(self, cursors: Collection[EventCursor]) -> dict[EventCursor, Page]:
         """Return the events after each position; none if its job is unknown."""
         pages, left = {}, _MAX_IN_POLL
         with self._database.reading() as session:
-            ends = events.ends(session, {place.job_id for place in places})
-            for place in places:
-                if place.job_id not in ends:
+            ends = events.ends(session, {cursor.job_id for cursor in cursors})
+            for cursor in cursors:
+                if cursor.job_id not in ends:
                     continue
-                found, end = [], ends[place.job_id]
-                if end.last_id > place.after:
-                    found = events.since(session, place.job_id, place.after, min(PAGE, left))
+                found, end = [], ends[cursor.job_id]
+                if end.last_id > cursor.after:
+                    found = events.since(session, cursor.job_id, cursor.after, min(PAGE, left))
                     left -= len(found)
-                is_last = end.last_id <= place.after or (bool(found) and found[-1].id >= end.last_id)
-                pages[place] = Page(found, end.finished and is_last)
+                is_last = end.last_id <= cursor.after or (bool(found) and found[-1].id >= end.last_id)
+                pages[cursor] = Page(found, end.finished and is_last)
         return pages

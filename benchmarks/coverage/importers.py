@@ -19,7 +19,7 @@ from tvm import relax
 from tvm.relax.frontend.onnx import from_onnx
 
 from benchmarks.coverage.cases import Array, Case
-from benchmarks.coverage.tried import Answer, Outcome
+from benchmarks.coverage.tried import Outcome, Verdict
 from compiler.codegen.pipeline import UNTUNED
 from compiler.importing.model import fuse_untuned, read_onnx
 from compiler.importing.padding import valid_part
@@ -56,7 +56,7 @@ IMPORTERS: dict[str, Callable[[Case], Imported]] = {OURS: _ours, TVM_FRONTEND_OP
 PIPELINES = {OURS: UNTUNED, TVM_FRONTEND_OPS: "default"}
 
 
-def attempt(importer: str, case: Case) -> Answer:
+def attempt(importer: str, case: Case) -> Verdict:
     """Import, compile and run a case, and compare its outputs as ONNX does."""
     try:
         # TVM prints what fails and warns of names.
@@ -68,9 +68,9 @@ def attempt(importer: str, case: Case) -> Answer:
             )
             found = run(executable, list(case.inputs.values()), types)
     except ModelError as error:
-        return Answer(Outcome.REFUSED, str(error))
+        return Verdict(Outcome.REFUSED, str(error))
     except Exception as error:
-        return Answer(Outcome.REFUSED, f"{type(error).__name__}: {first_line(error)}")
+        return Verdict(Outcome.REFUSED, f"{type(error).__name__}: {first_line(error)}")
     try:
         if len(found) != len(case.outputs):
             raise AssertionError(f"{len(found)} outputs instead of {len(case.outputs)}")
@@ -81,8 +81,8 @@ def attempt(importer: str, case: Case) -> Answer:
             absolute = max(case.absolute_tolerance, ROUNDING_ERRORS * _rounding_error(wanted))
             Runner.assert_similar_outputs([wanted], [output], case.relative_tolerance, absolute, case.name)
     except Exception as error:
-        return Answer(Outcome.WRONG, " ".join(str(error).split())[:300])
-    return Answer(Outcome.RIGHT)
+        return Verdict(Outcome.WRONG, " ".join(str(error).split())[:300])
+    return Verdict(Outcome.RIGHT)
 
 
 def _rounding_error(values: Array) -> float:
@@ -117,7 +117,7 @@ class Attempts:
     def __exit__(self, *_: object) -> None:
         self._stop()
 
-    def attempt(self, case: Case) -> Answer:
+    def attempt(self, case: Case) -> Verdict:
         if self._process is None:
             context = multiprocessing.get_context("spawn")
             self._connection, theirs = context.Pipe()
@@ -127,14 +127,14 @@ class Attempts:
         try:
             self._connection.send(case)
             if self._connection.poll(CASE_S):
-                answer: Answer = self._connection.recv()
+                answer: Verdict = self._connection.recv()
                 return answer
             why = f"it takes longer than {CASE_S:g} s"
         except (EOFError, OSError):
             self._process.join()
             why = f"the process ended with status {self._process.exitcode}"
         self._stop()
-        return Answer(Outcome.CRASHED, why)
+        return Verdict(Outcome.CRASHED, why)
 
     def _stop(self) -> None:
         if self._process is not None:

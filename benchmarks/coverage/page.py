@@ -6,7 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
-from benchmarks.coverage.tried import TYPES, Answer, Outcome, Tried, TypedAnswer
+from benchmarks.coverage.tried import TYPES, Outcome, Tried, TypedVerdict, Verdict
 from benchmarks.report import markdown
 from benchmarks.results.figures import HEADERS, Figure, Results, at_least, at_most, cells, figure
 
@@ -46,7 +46,7 @@ def figures_of(tried: Sequence[Tried]) -> list[Figure]:
     return found
 
 
-def figures_of_types(answers: Sequence[TypedAnswer]) -> list[Figure]:
+def figures_of_types(answers: Sequence[TypedVerdict]) -> list[Figure]:
     """Count the cases of operators with element types; those without expected values are counted apart."""
     known = [each.answer for each in answers if each.answer is not None]
     counts = Counter(answer.outcome for answer in known)
@@ -60,7 +60,7 @@ def figures_of_types(answers: Sequence[TypedAnswer]) -> list[Figure]:
     return found
 
 
-def types_table(answers: Sequence[TypedAnswer]) -> str:
+def types_table(answers: Sequence[TypedVerdict]) -> str:
     """Return a row for each operator and a column for each element type; an empty cell isn't in ONNX."""
     found: defaultdict[str, defaultdict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for each in answers:
@@ -114,13 +114,13 @@ def _not_right(tried: Iterable[Tried]) -> str:
     return markdown.table(["case", "outcome", "message"], rows)
 
 
-def _ours(tried: Tried) -> Answer:
+def _ours(tried: Tried) -> Verdict:
     return tried.ours
 
 
-def _tvms(tried: Tried) -> Answer:
+def _tvms(tried: Tried) -> Verdict:
     return tried.tvms
 
 
-def _counts(tried: Iterable[Tried], answer: Callable[[Tried], Answer]) -> Counter[Outcome]:
+def _counts(tried: Iterable[Tried], answer: Callable[[Tried], Verdict]) -> Counter[Outcome]:
     return Counter(answer(each).outcome for each in tried)

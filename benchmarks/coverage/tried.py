@@ -18,7 +18,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True)
-class Answer:
+class Verdict:
     """An outcome, and what the importer or the comparison said of it."""
 
     outcome: Outcome
@@ -32,8 +32,8 @@ class Tried:
     case: str
     operator: str
     left_out: str
-    ours: Answer
-    tvms: Answer
+    ours: Verdict
+    tvms: Verdict
 
 
 TRIED = Sidecar(Tried, "cases")
@@ -49,14 +49,14 @@ TYPES = (
 
 
 @dataclass(frozen=True)
-class TypedAnswer:
+class TypedVerdict:
     """An operator with an element type, and the importer's answer; None if ONNX Runtime computes nothing to
     compare with."""
 
     case: str
     operator: str
     dtype: str
-    answer: Answer | None
+    answer: Verdict | None
 
 
-TYPED = Sidecar(TypedAnswer, "types")
+TYPED = Sidecar(TypedVerdict, "types")

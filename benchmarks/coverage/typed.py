@@ -17,7 +17,7 @@ from onnx import numpy_helper
 
 from benchmarks.coverage.cases import Array, Case
 from benchmarks.coverage.importers import Attempts
-from benchmarks.coverage.tried import TYPES, TypedAnswer
+from benchmarks.coverage.tried import TYPES, TypedVerdict
 from compiler.importing.values import numpy_dtype
 
 # Types in which ONNX Runtime may have a kernel instead, the first that has one counts.
@@ -47,18 +47,18 @@ def typed_cases(cases: Iterable[Case]) -> Iterator[tuple[str, str, Case]]:
                 yield case.operator, dtype, replace(typed, name=f"{case.name} {variable}={dtype}")
 
 
-def attempt(operator: str, dtype: str, case: Case, attempts: Attempts) -> TypedAnswer:
+def attempt(operator: str, dtype: str, case: Case, attempts: Attempts) -> TypedVerdict:
     """Compare the import of a case with ONNX Runtime."""
     expected = _expected(case, dtype)
     if expected is None:
-        return TypedAnswer(case.name, operator, dtype, None)
+        return TypedVerdict(case.name, operator, dtype, None)
     bound = TOLERANCES.get(dtype, 1e-4)
     sizes = [np.abs(each.astype(np.float64)) for each in expected]
     largest = max((float(size[np.isfinite(size)].max(initial=0)) for size in sizes), default=0.0)
     known = replace(
         case, outputs=expected, relative_tolerance=bound, absolute_tolerance=bound * max(largest, 1e-6)
     )
-    return TypedAnswer(case.name, operator, dtype, attempts.attempt(known))
+    return TypedVerdict(case.name, operator, dtype, attempts.attempt(known))
 
 
 def _differs(case: Case) -> bool:

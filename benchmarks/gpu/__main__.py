@@ -24,7 +24,7 @@ from pathlib import Path
 
 from benchmarks.arguments import add_operator, command_parser, positive
 from benchmarks.gpu import networks, operators, parts
-from benchmarks.gpu.device import STORED, describe, detect, is_stand_in, marked
+from benchmarks.gpu.device import STORED, describe, detect, is_stand_in, without_aims
 from benchmarks.gpu.networks import NetworkResult
 from benchmarks.gpu.operators import PRODUCT_TYPES, PRODUCTS, OperatorResult, Plan, product_figure
 from benchmarks.gpu.peers import missing
@@ -132,7 +132,7 @@ class _Run:
 
     def _figures(self) -> list[Figure]:
         found = operators.figures_of(self._operators, self._plan.trials)
-        return marked([*found, *self._products, *networks.figures_of(self._networks)], self._device)
+        return without_aims([*found, *self._products, *networks.figures_of(self._networks)], self._device)
 
     def _write(self) -> None:
         """Replace both files, so that a run that is interrupted leaves what it has measured."""

@@ -40,7 +40,7 @@ def describe(device: Device) -> str:
     return f"{device.gpu.model}, {device.cores} multiprocessors, {capability}, CUDA {device.gpu.cuda}"
 
 
-def marked(figures: Sequence[Figure], device: Device) -> list[Figure]:
+def without_aims(figures: Sequence[Figure], device: Device) -> list[Figure]:
     """Return figures that say of themselves, and reach no aim, if they are of a stand-in."""
     if not is_stand_in(device):
         return list(figures)

@@ -14,11 +14,11 @@ from tvm import te
 from benchmarks.engines import metaschedule_search
 from benchmarks.engines.tunefarm_search import TunefarmSearch
 from benchmarks.gpu.peers import missing, operator_peer, time_by_events
-from benchmarks.operators.figures import quality, time_to_match
+from benchmarks.operators.figures import quality, quality_figures, time_to_match
 from benchmarks.operators.libraries import OURS as OUR_TURN
 from benchmarks.operators.libraries import TORCH
 from benchmarks.operators.run import OURS, THEIRS
-from benchmarks.results.figures import Figure, at_least, figure, mean_figure, number
+from benchmarks.results.figures import Figure, at_least, figure, mean_figure, number, ratio_figure
 from benchmarks.results.metrics import NEVER_REACHED, SPEED_UP, TUNING_SPEED_UP, after_trials, to_reach
 from benchmarks.results.searches import Search
 from benchmarks.suite import OPERATORS, Shape
@@ -171,40 +171,12 @@ def figures_of(results: Sequence[OperatorResult], trials: int) -> list[Figure]:
 
 
 def _figures_of_operator(result: OperatorResult, trials: int) -> list[Figure]:
-    figures = []
-    for count in milestones_up_to(trials, AFTER):
-        ratio = quality(result, count)
-        ours, theirs = result.ours.after(count), result.theirs.after(count)
-        if ratio and ours and theirs:
-            own_us, other_us = (side.timings.latency_s.value * 1e6 for side in (ours, theirs))
-            figures.append(
-                figure(
-                    SPEED_UP,
-                    ratio.value,
-                    "x",
-                    peer=THEIRS,
-                    subject=result.operator,
-                    condition=after_trials(count),
-                    spread=ratio.spread,
-                    note=f"{THEIRS}: {number(other_us)} us, ours: {number(own_us)} us",
-                )
-            )
-    if result.library is not None:
-        ratio = result.library.theirs.ratio_to(result.library.ours)
-        own_us, other_us = (
-            side.latency_s.value * 1e6 for side in (result.library.ours, result.library.theirs)
-        )
-        figures.append(
-            figure(
-                SPEED_UP,
-                ratio.value,
-                "x",
-                peer=TORCH,
-                subject=result.operator,
-                spread=ratio.spread,
-                note=f"{TORCH}: {number(other_us)} us, ours: {number(own_us)} us",
-            )
-        )
+    figures = quality_figures(result, result.operator, milestones_up_to(trials, AFTER))
+    if (pair := result.library) is not None:
+        own_us, other_us = (side.latency_s.value * 1e6 for side in (pair.ours, pair.theirs))
+        note = f"{TORCH}: {number(other_us)} us, ours: {number(own_us)} us"
+        ratio = pair.theirs.ratio_to(pair.ours)
+        figures.append(ratio_figure(SPEED_UP, ratio, TORCH, result.operator, note=note))
     return figures
 
 

@@ -12,7 +12,16 @@ from benchmarks.networks.peers import METASCHEDULE, ONNXRUNTIME, Peer
 from benchmarks.networks.plan import EXPORTED, SEEDS, TUNED, UNTUNED
 from benchmarks.networks.session import Tuning
 from benchmarks.networks.tuned import TunedNetwork
-from benchmarks.results.figures import Aim, Figure, at_least, at_most, figure, mean_figure, number
+from benchmarks.results.figures import (
+    Aim,
+    Figure,
+    at_least,
+    at_most,
+    figure,
+    mean_figure,
+    number,
+    ratio_figure,
+)
 from benchmarks.results.metrics import (
     ALL_SUBGRAPHS,
     BANDWIDTH,
@@ -29,7 +38,7 @@ from benchmarks.results.metrics import (
     WITHOUT_TRIALS,
 )
 from benchmarks.timing.deviation import ABSOLUTE, RELATIVE, Deviation
-from benchmarks.timing.interleaved import Median, Timings
+from benchmarks.timing.interleaved import Timings
 
 
 @dataclass(frozen=True)
@@ -99,17 +108,17 @@ def _figures_of_tuned(network: TunedNetwork) -> Iterator[Figure]:
     aims = AIMS.get(label, Aims())
     gain = network.untuned.ours.ratio_to(network.untuned.theirs)
     note = f"{UNTUNED}: {_ms(network.untuned.ours)}"
-    yield _ratio(SPEED_UP, gain, UNTUNED, label, aim=aims.speedup, note=note)
+    yield ratio_figure(SPEED_UP, gain, UNTUNED, label, aim=aims.speedup, note=note)
     if len(network.peers) > 1:
         fastest = _fastest(network)
         *others, last = (peer.name for peer in network.peers)
         among = f"{fastest.words}: {_ms(timings[fastest.name])}; of {', '.join(others)} and {last}"
         ratio = timings[TUNED].ratio_to(timings[fastest.name])
-        yield _ratio(LATENCY, ratio, FASTEST_PEER, label, aim=aims.of_fastest, note=among)
+        yield ratio_figure(LATENCY, ratio, FASTEST_PEER, label, aim=aims.of_fastest, note=among)
     yield from _relative_to_peers(label, "", TUNED, timings, network.peers)
     same, note = timings[EXPORTED].ratio_to(timings[TUNED]), f"{TUNED}: {_ms(timings[TUNED])}"
     exported = "latency of the exported database in TVM"
-    yield _ratio(exported, same, "the artifact", label, aim=aims.of_artifact, note=note)
+    yield ratio_figure(exported, same, "the artifact", label, aim=aims.of_artifact, note=note)
     yield from _latencies(label, {**timings, UNTUNED: network.untuned.ours})
     yield from _published_latency(label, tuning, network.alone)
     yield from _deviations(label, network.deviation)
@@ -148,7 +157,7 @@ def _relative_to_peers(
     for peer in peers:
         ratio = timings[contestant].ratio_to(timings[peer.name])
         note = f"{peer.words}: {_ms(timings[peer.name])}"
-        yield _ratio(LATENCY, ratio, peer.name, label, condition=when, note=note)
+        yield ratio_figure(LATENCY, ratio, peer.name, label, condition=when, note=note)
 
 
 def _latencies(label: str, timings: Mapping[str, Timings]) -> Iterator[Figure]:
@@ -165,7 +174,7 @@ def _published_latency(label: str, tuning: Tuning, measured: Timings, when: str 
     if published_s is not None:
         ratios = Timings(tuple(published_s / block for block in measured.blocks)).latency_s
         note = f"published: {number(published_s * 1e3)} ms, seen: {_ms(measured)}"
-        yield _ratio("published latency", ratios, "a user's process", label, condition=when, note=note)
+        yield ratio_figure("published latency", ratios, "a user's process", label, condition=when, note=note)
 
 
 def _published_latencies(pairs: Sequence[tuple[Tuning, Timings]]) -> list[Figure]:
@@ -237,29 +246,6 @@ def _trial_rates(network: TunedNetwork, aims: Aims) -> Iterator[Figure]:
         times = tuning.trials_per_s / theirs
         yield figure(TRIALS_A_SECOND, times, "x", peer=METASCHEDULE, subject=label, note=note)
         yield figure(TRIALS_A_SECOND, theirs, "/s", subject=label, condition=METASCHEDULE)
-
-
-def _ratio(
-    metric: str,
-    ratio: Median,
-    peer: str,
-    subject: str,
-    *,
-    condition: str = "",
-    aim: Aim | None = None,
-    note: str = "",
-) -> Figure:
-    return figure(
-        metric,
-        ratio.value,
-        "x",
-        peer=peer,
-        subject=subject,
-        condition=condition,
-        aim=aim,
-        spread=ratio.spread,
-        note=note,
-    )
 
 
 def _ms(timings: Timings) -> str:

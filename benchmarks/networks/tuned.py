@@ -79,7 +79,7 @@ def run(plan: TuningPlan, folder: Path, console: Console) -> TunedNetwork:
     rate, tuned_by_tvm = _metaschedule(model, target, plan, folder, console)
     inputs = inputs_of(tuning.manifest)
     installed = peers_of(model, plan.device_class, plan.masked, plan.every_peer)
-    peers = _that_load([*installed, *tuned_by_tvm], inputs, plan, console)
+    peers = _loadable([*installed, *tuned_by_tvm], inputs, plan, console)
     console.print(f"{plan.label}: {plan.rounds} rounds of interleaved blocks")
     ours = {TUNED: TvmLibrary(tuning.library), EXPORTED: TvmLibrary(folder / "exported.so")}
     files = ours | {peer.name: peer.file for peer in peers}
@@ -93,7 +93,7 @@ def run(plan: TuningPlan, folder: Path, console: Console) -> TunedNetwork:
     return TunedNetwork(plan.label, tuning, timings, alone, pair, peers, deviation, rate)
 
 
-def _that_load(
+def _loadable(
     peers: Sequence[Peer], inputs: list[list[NDArray[Any]]], plan: TuningPlan, console: Console
 ) -> list[Peer]:
     """Return the peers that can run the model; print why others can't."""

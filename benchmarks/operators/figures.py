@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from benchmarks.operators.run import THEIRS, OperatorResult, Plan
-from benchmarks.results.figures import Aim, Figure, at_least, at_most, figure, mean_figure, number
+from benchmarks.results.figures import (
+    Aim,
+    Figure,
+    at_least,
+    at_most,
+    figure,
+    mean_figure,
+    number,
+    ratio_figure,
+)
 from benchmarks.results.metrics import (
     LOWEST_SPEED_UP,
     NEVER_REACHED,
@@ -180,7 +189,7 @@ def _median_spread(results: Sequence[OperatorResult]) -> list[Figure]:
 
 
 def _figures_of_operator(result: OperatorResult, plan: Plan) -> list[Figure]:
-    figures = [each for trials in plan.milestones for each in _quality(result, trials)]
+    figures = quality_figures(result, result.operator, plan.milestones, aims=True)
     for known, search, _ in SOONER:
         figures += _time_to_match(result, search(result), plan, known)
     ours, theirs = result.ours.curve, result.theirs.curve
@@ -217,38 +226,35 @@ def _figures_of_operator(result: OperatorResult, plan: Plan) -> list[Figure]:
         ratio = compared.theirs[compared.fastest].ratio_to(compared.ours)
         latencies = [f"{name}: {_ms(timings)}" for name, timings in compared.theirs.items()]
         absent = [f"{name} is not installed" for name in compared.missing]
-        figures.append(
-            figure(
-                SPEED_UP,
-                ratio.value,
-                "x",
-                peer=compared.fastest,
-                subject=f"{result.operator} {shape}",
-                aim=at_least(1.0),
-                spread=ratio.spread,
-                note="; ".join([f"ours: {_ms(compared.ours)}", *latencies, *absent]),
-            )
-        )
+        note = "; ".join([f"ours: {_ms(compared.ours)}", *latencies, *absent])
+        subject = f"{result.operator} {shape}"
+        figures.append(ratio_figure(SPEED_UP, ratio, compared.fastest, subject, aim=at_least(1.0), note=note))
     return figures
 
 
-def _quality(result: OperatorResult, trials: int) -> list[Figure]:
-    ratio = quality(result, trials)
-    ours, theirs = result.ours.after(trials), result.theirs.after(trials)
-    if ratio is None or ours is None or theirs is None:
-        return []
-    found = figure(
-        SPEED_UP,
-        ratio.value,
-        "x",
-        peer=THEIRS,
-        subject=result.operator,
-        condition=after_trials(trials),
-        aim=NEVER_BELOW if trials == NEVER_BELOW_AFTER else None,
-        spread=ratio.spread,
-        note=f"{THEIRS}: {_ms(theirs.timings)}, ours: {_ms(ours.timings)}",
-    )
-    return [found]
+def quality_figures(
+    result: Searched, subject: str, after: Sequence[int], *, device_class: str = "", aims: bool = False
+) -> list[Figure]:
+    """Return MetaSchedule's latency over ours after each number of trials at which both have a program."""
+    figures = []
+    for trials in after:
+        ratio = quality(result, trials)
+        ours, theirs = result.ours.after(trials), result.theirs.after(trials)
+        if ratio is None or ours is None or theirs is None:
+            continue
+        figures.append(
+            ratio_figure(
+                SPEED_UP,
+                ratio,
+                THEIRS,
+                subject,
+                condition=after_trials(trials),
+                device_class=device_class,
+                aim=NEVER_BELOW if aims and trials == NEVER_BELOW_AFTER else None,
+                note=f"{THEIRS}: {_ms(theirs.timings)}, ours: {_ms(ours.timings)}",
+            )
+        )
+    return figures
 
 
 def _time_to_match(result: OperatorResult, search: SearchResult, plan: Plan, known: str) -> list[Figure]:

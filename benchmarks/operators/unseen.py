@@ -12,9 +12,9 @@ import numpy as np
 from benchmarks.engines import metaschedule_search
 from benchmarks.engines.tunefarm_search import TunefarmSearch
 from benchmarks.layers import LAYERS
-from benchmarks.operators.figures import quality, time_to_match
+from benchmarks.operators.figures import quality, quality_figures, time_to_match
 from benchmarks.operators.run import OURS, THEIRS
-from benchmarks.results.figures import Figure, at_least, figure, mean_figure, number
+from benchmarks.results.figures import Figure, at_least, figure, mean_figure
 from benchmarks.results.metrics import NEVER_REACHED, SPEED_UP, TUNING_SPEED_UP, after_trials, to_reach
 from benchmarks.results.sidecar import Sidecar
 from benchmarks.timing.finals import SearchResult, Trials, milestones_up_to, time_best_programs
@@ -70,7 +70,10 @@ def figures_of(results: Sequence[LayerResult], trials: int) -> list[Figure]:
     for name in dict.fromkeys(result.device_class for result in results):
         of_class = [result for result in results if result.device_class == name]
         figures += _means(name, of_class, trials)
-    return figures + [each for result in results for each in _figures_of_layer(result, trials)]
+    after = milestones_up_to(trials, AFTER)
+    for each in results:
+        figures += quality_figures(each, each.layer, after, device_class=each.device_class)
+    return figures
 
 
 def _means(device_class: str, results: Sequence[LayerResult], trials: int) -> list[Figure]:
@@ -108,26 +111,3 @@ def _means(device_class: str, results: Sequence[LayerResult], trials: int) -> li
         note=", ".join(never),
     )
     return [*figures, exceptions]
-
-
-def _figures_of_layer(result: LayerResult, trials: int) -> list[Figure]:
-    figures = []
-    for count in milestones_up_to(trials, AFTER):
-        ratio = quality(result, count)
-        ours, theirs = result.ours.after(count), result.theirs.after(count)
-        if ratio is None or ours is None or theirs is None:
-            continue
-        own_ms, other_ms = (side.timings.latency_s.value * 1e3 for side in (ours, theirs))
-        single = figure(
-            SPEED_UP,
-            ratio.value,
-            "x",
-            peer=THEIRS,
-            subject=result.layer,
-            condition=after_trials(count),
-            device_class=result.device_class,
-            spread=ratio.spread,
-            note=f"{THEIRS}: {number(other_ms)} ms, ours: {number(own_ms)} ms",
-        )
-        figures.append(single)
-    return figures

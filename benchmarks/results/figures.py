@@ -13,6 +13,8 @@ from typing import ClassVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from rich.table import Table
 
+from benchmarks.timing.interleaved import Median
+
 
 class FiguresError(ValueError):
     """A file does not hold a benchmark's figures; the message is one sentence."""
@@ -173,6 +175,32 @@ def figure(
         bound=aim.bound if aim else None,
         reached=aim.kept(value) if aim else None,
         spread=spread,
+        note=note,
+    )
+
+
+def ratio_figure(
+    metric: str,
+    ratio: Median,
+    peer: str,
+    subject: str,
+    *,
+    condition: str = "",
+    device_class: str = "",
+    aim: Aim | None = None,
+    note: str = "",
+) -> Figure:
+    """Return the figure of a ratio to a peer, with the ratio's spread."""
+    return figure(
+        metric,
+        ratio.value,
+        "x",
+        peer=peer,
+        subject=subject,
+        condition=condition,
+        device_class=device_class,
+        aim=aim,
+        spread=ratio.spread,
         note=note,
     )
 

@@ -150,9 +150,9 @@ def run_torch(label: str, plan: Plan, folder: Path, inputs: Arrays) -> list[Figu
         (folder / cache).mkdir(exist_ok=True)
         return TorchCompiled(backend, plan.scale, folder / "data", folder / cache, tuned)
 
-    compile_secs: dict[str, list[float]] = {"tunefarm": [], "inductor": []}
+    compile_times: dict[str, list[float]] = {"tunefarm": [], "inductor": []}
     for round_ in range(plan.compilations):
-        for backend, secs in compile_secs.items():
+        for backend, secs in compile_times.items():
             with spawn_process() as process:
                 # Empty, so that inductor compiles everything.
                 model = contestant(backend, f"cache-{round_}")
@@ -174,7 +174,7 @@ def run_torch(label: str, plan: Plan, folder: Path, inputs: Arrays) -> list[Figu
         wanted = outputs["artifact"]
         if np.abs(found - wanted).max() > TOLERANCE * np.abs(wanted).max():
             raise RuntimeError(f"{name} computes something else than the artifact")
-    return torch_figures(label, compile_secs, timings)
+    return torch_figures(label, compile_times, timings)
 
 
 def size_figures(packages: Mapping[str, int], bundle: Path) -> list[Figure]:
@@ -231,9 +231,9 @@ def kernel_figures(timings: Mapping[str, Timings]) -> list[Figure]:
 
 
 def torch_figures(
-    label: str, compile_secs: Mapping[str, Sequence[float]], timings: Mapping[str, Timings]
+    label: str, compile_times: Mapping[str, Sequence[float]], timings: Mapping[str, Timings]
 ) -> list[Figure]:
-    compiled, other = _median(compile_secs["tunefarm"]), statistics.median(compile_secs["inductor"])
+    compiled, other = _median(compile_times["tunefarm"]), statistics.median(compile_times["inductor"])
     return [
         figure(
             "time of torch.compile",

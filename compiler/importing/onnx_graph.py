@@ -227,7 +227,7 @@ class Graph:
         return Value(constant=array)
 
     def emit(self, expr: relax.Expr) -> Value:
-        """Raises Refused unless the expression computes a tensor of a static shape and a possible size."""
+        """Emit an expression. Raises UnsupportedOperator unless it is a tensor of static and sane shape."""
         if isinstance(expr, tvm.ir.GenericConst):
             return Value(constant=expr.value.numpy())
         if isinstance(expr, relax.ShapeExpr):
@@ -403,7 +403,7 @@ TVM_FRONTEND_OPS: Mapping[str, frozenset[str]] = {
 
 
 def check_size(shape: Shape, dtype: str) -> None:
-    """Raises Refused for a tensor of a negative or absurdly large shape."""
+    """Raises UnsupportedOperator for a tensor of a negative or absurdly large shape."""
     if any(extent < 0 for extent in shape):
         raise UnsupportedOperator(f"it computes a tensor of shape {shape}: no extent can be negative")
     size = math.prod(shape) * max(tvm.DataType(dtype).bits // 8, 1)

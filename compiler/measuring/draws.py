@@ -29,7 +29,7 @@ CALCULATIONS = (tirx.Add, tirx.Sub, tirx.Mul)
 # Divisors and shift widths must not be arbitrary: no zeros, no shifts beyond the type's width.
 DIVISORS_AND_SHIFTS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod, tirx.LShift, tirx.RShift)
 # The range of integers if their use is unknown: they could index anything.
-ANYWHERE = (0, 1)
+ANY_INDEX = (0, 1)
 
 
 class InputKind(StrEnum):
@@ -55,7 +55,7 @@ class Parameter:
 
     shape: tuple[int, ...]
     dtype: str
-    range: tuple[int, int] = ANYWHERE
+    range: tuple[int, int] = ANY_INDEX
     is_converted: bool = False
 
     @property
@@ -102,7 +102,7 @@ def parameters(function: tirx.PrimFunc) -> list[Parameter]:
         Parameter(
             tuple(int(extent) for extent in param.ty.shape),
             str(param.ty.dtype),
-            _range(function, param) if _is_integer(param.ty.dtype) else ANYWHERE,
+            _range(function, param) if _is_integer(param.ty.dtype) else ANY_INDEX,
             is_converted,
         )
         for param in function.params
@@ -125,13 +125,13 @@ def _range(function: tirx.PrimFunc, param: Any) -> tuple[int, int]:
         analyzer = Analyzer()
         analyzer.bind(value, ir.Range(tirx.const(0, dtype), tirx.const(extent, dtype)))
         if not analyzer.can_prove(tirx.all(position >= 0, position < extent)):
-            return ANYWHERE
+            return ANY_INDEX
         extents.append(extent)
     if extents:
         return 0, min(extents) - 1
     bits = _calculated_bits(function, tvm.DataType(dtype).bits)
     if bits == 0:
-        return ANYWHERE
+        return ANY_INDEX
     least, most = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
     if bits is None:
         return least, most

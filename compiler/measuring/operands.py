@@ -53,7 +53,7 @@ class Operands:
         }
         self._expected = {draw: self._compute(draw, reference) for draw in self.draws}
 
-    def place(self, draw: InputKind) -> list[Any]:
+    def arguments(self, draw: InputKind) -> list[Any]:
         """Return the tensors of all arguments, with garbage in the outputs."""
         if draw not in self._tensors:
             arrays = self._arrays(draw)
@@ -63,7 +63,7 @@ class Operands:
         return list(self._tensors[draw])
 
     def forget(self) -> None:
-        """Make `place` create new tensors, because a wrong candidate may have written into the inputs."""
+        """Make `arguments` create new tensors, because a wrong candidate may have written into the inputs."""
         self._tensors = {}
 
     def difference(self, draw: InputKind, arguments: Sequence[Any]) -> str:

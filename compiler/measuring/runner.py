@@ -268,13 +268,15 @@ class LocalRunner:
         these arguments, the seconds of its last call, and the error in its outputs ("" if they are right).
         """
         for draw in sorted(operands.draws, key=InputKind.ORDINARY.__eq__):
-            kernel = self._placed(built, operands.place(draw), constants)
+            kernel = self._with_arguments(built, operands.arguments(draw), constants)
             first_s = kernel.call()
             if wrong := operands.difference(draw, kernel.arguments):
                 break
         return kernel, first_s, wrong
 
-    def _placed(self, built: BuiltKernel, arguments: list[Any], constants: Sequence[int]) -> TimedKernel:
+    def _with_arguments(
+        self, built: BuiltKernel, arguments: list[Any], constants: Sequence[int]
+    ) -> TimedKernel:
         """Return the candidate with arguments, after packing constants."""
         constants_to_pack = built.packed_constants
         if constants_to_pack is not None:

@@ -63,7 +63,7 @@ def build_on_devices(session: Session, job_id: str, waited_s: float, now: float)
 
 def holding_builders(session: Session) -> list[tuple[str, str]]:
     """Return the workers, each with its session, that hold leases to build for jobs whose devices build."""
-    return [(row.worker_id, row.session_id) for row in session.execute(_select_let_down())]
+    return [(row.worker_id, row.session_id) for row in session.execute(_select_holding_builders())]
 
 
 def end_builder_lease(session: Session, worker_id: str, session_id: str, now: float) -> list[str]:
@@ -74,12 +74,12 @@ def end_builder_lease(session: Session, worker_id: str, session_id: str, now: fl
     """
     session.execute(select(WorkerRow.id).where(WorkerRow.id == worker_id).with_for_update())
     own = (LeaseRow.worker_id == worker_id, LeaseRow.session_id == session_id)
-    if session.execute(_select_let_down().where(*own)).first() is None:
+    if session.execute(_select_holding_builders().where(*own)).first() is None:
         return []
     return leases.give_back(session, worker_id, session_id, now)
 
 
-def _select_let_down() -> Select[str, str]:
+def _select_holding_builders() -> Select[str, str]:
     return (
         select(LeaseRow.worker_id, LeaseRow.session_id)
         .join(JobRow, JobRow.id == LeaseRow.job_id)

@@ -48,7 +48,7 @@ _RESULTS_PER_WAKE = 32
 # Work that took so many devices down is given up.
 MAX_ATTEMPTS = 2
 # Lapsed leases that are closed in one transaction.
-_CLOSED_AT_ONCE = 50
+_CLOSE_BATCH = 50
 # `trials_per_minute` looks back this far.
 PACE_WINDOW_S = 300.0
 WITHOUT_ONNX_RUNTIME = "its worker has no onnxruntime: install tunefarm[worker,verify] on the device"
@@ -219,7 +219,7 @@ def report(
 
 
 def expire(
-    session: Session, now: float, max_attempts: int | None = MAX_ATTEMPTS, limit: int = _CLOSED_AT_ONCE
+    session: Session, now: float, max_attempts: int | None = MAX_ATTEMPTS, limit: int = _CLOSE_BATCH
 ) -> list[str]:
     """Close up to `limit` leases whose time is up, because their devices are lost; return their jobs' ids.
 

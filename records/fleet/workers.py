@@ -233,18 +233,18 @@ def instructions(session: Session, worker_id: str) -> Instructions:
 
 
 def desired_state(session: Session, worker_id: str) -> DesiredState:
-    """Return what people want a worker to do; WORK for an unknown worker."""
+    """Return a worker's desired state; WORK for an unknown worker."""
     return instructions(session, worker_id).desired_state
 
 
-def is_anothers(session: Session, worker_id: str, session_id: str) -> bool:
-    """Return whether another worker has this session, so that this one could report for its leases."""
+def has_other_session(session: Session, worker_id: str, session_id: str) -> bool:
+    """Return whether the session belongs to another worker, whose leases this one could report for."""
     others = select(WorkerRow.id).where(WorkerRow.session_id == session_id, WorkerRow.id != worker_id)
     return session.scalar(others.limit(1)) is not None
 
 
 def not_taking_work(session: Session) -> list[str]:
-    """Return the ids of the workers that people don't want to work, or want to calibrate first."""
+    """Return the ids of workers whose desired state isn't WORK, or that must calibrate first."""
     withheld = or_(WorkerRow.desired_state != DesiredState.WORK, WorkerRow.calibrate)
     return list(session.scalars(select(WorkerRow.id).where(withheld)))
 

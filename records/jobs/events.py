@@ -19,7 +19,7 @@ PROGRESS = "progress"
 # The kind of an event that says which state the job has come to.
 STATE = "state"
 # Events deleted in one transaction.
-_DELETED_AT_ONCE = 1000
+_DELETE_BATCH = 1000
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def drop_old_progress(session: Session, job_ids: Collection[str]) -> None:
     old = (EventRow.kind == PROGRESS, EventRow.id < last.correlate(EventRow).scalar_subquery())
     found = select(EventRow.id).where(EventRow.job_id.in_(job_ids), *old).order_by(EventRow.id)
     # Those that are locked are being deleted by another scheduler.
-    locked = found.limit(_DELETED_AT_ONCE).with_for_update(skip_locked=True, of=EventRow)
+    locked = found.limit(_DELETE_BATCH).with_for_update(skip_locked=True, of=EventRow)
     ids = session.scalars(locked).all()
     session.execute(delete(EventRow).where(EventRow.id.in_(ids)))
 

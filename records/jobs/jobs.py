@@ -139,7 +139,7 @@ def create_group(
     first = create(session, first_id, requests[0], idempotency_key, now, group_id, trace_parent)
     if first.id != first_id:
         found = group(session, first)
-        if len(found) != len(requests) or not all(map(_asks_for, found[1:], requests[1:])):
+        if len(found) != len(requests) or not all(map(_is_same_request, found[1:], requests[1:])):
             raise _conflict(idempotency_key)
         return found
     others = enumerate(requests[1:], start=2)
@@ -176,12 +176,12 @@ def create(
         events.append(session, job_id, events.STATE, _state_data(JobState.QUEUED, None, ""), now)
         return get(session, job_id)
     [job] = _jobs(session, select(JobRow).where(JobRow.idempotency_key == idempotency_key))
-    if not _asks_for(job, request) or (job.group is None) != (group_id is None):
+    if not _is_same_request(job, request) or (job.group is None) != (group_id is None):
         raise _conflict(idempotency_key)
     return job
 
 
-def _asks_for(job: Job, request: JobRequest) -> bool:
+def _is_same_request(job: Job, request: JobRequest) -> bool:
     """Return whether the job was made by an equal request."""
     # A job with `build` AUTO may have been decided to build on its devices since.
     asked = replace(request, build=job.request.build) if request.build is Build.AUTO else request
@@ -383,12 +383,12 @@ def advance(
         events.drop_old_progress(session, [job_id])
     events.append(session, job_id, events.STATE, _state_data(to, error, message), now)
     if to.finished:
-        webhooks.emit(session, WebhookEvent.JOB_FINISHED, told_of(get(session, job_id)), now)
+        webhooks.emit(session, WebhookEvent.JOB_FINISHED, webhook_data(get(session, job_id)), now)
     return True
 
 
-def told_of(job: Job) -> dict[str, Any]:
-    """Return a job's data for messages of webhooks."""
+def webhook_data(job: Job) -> dict[str, Any]:
+    """Return a job's data for webhook messages."""
     return {
         "job": job.id,
         "state": job.state.value,

@@ -177,7 +177,7 @@ def counts(session: Session, job_id: str) -> TrialCounts:
     return TrialCounts(**{"pending": 0, "leased": 0, "done": 0} | by_state)
 
 
-def guessed_tasks(session: Session, job_id: str) -> set[int]:
+def attempted_tasks(session: Session, job_id: str) -> set[int]:
     """Return the ids of the job's tasks that have an open trial, or a trial of the search or of the fallback
     schedule.
     """

@@ -58,7 +58,7 @@ def read_remaining(session: Session, group: Group) -> RemainingBudget:
     """Read the rest of the budget that the jobs of a group share."""
     counted = [trials.counts(session, job.id) for job in group.jobs]
     issued = TrialCounts(*(sum(column) for column in zip(*map(astuple, counted), strict=True)))
-    guessed = set[int]().union(*(trials.guessed_tasks(session, job.id) for job in group.jobs))
+    guessed = set[int]().union(*(trials.attempted_tasks(session, job.id) for job in group.jobs))
     ids = {task.id for task in group.tasks}
     imported = [trial for job in group.jobs for trial in imports.trials_of(session, job.id)]
     untried = tuple(task for task in group.tasks if task.best_s is None and task.id not in guessed)

@@ -43,7 +43,7 @@ class Sweeper:
         try:
             self._clock_watch.look(now)
             with database.begin() as session:
-                clock.end_future(session, now(), self.context.settings.claim_ttl_s)
+                clock.correct_future_times(session, now(), self.context.settings.claim_ttl_s)
             max_attempts = None if self._clock_watch.has_jumped else leases.MAX_ATTEMPTS
             lapsed = True
             while lapsed:

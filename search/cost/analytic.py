@@ -41,7 +41,7 @@ def estimate(population: Population, device: Device, factors: ShapeFactors = FIT
     for stage in sorted(sketch.stages, key=work, reverse=True):
         part = estimate_stage(stage, population, parameters)
         seconds = seconds + part.seconds
-        if stage.placement is StageKind.NEST:
+        if stage.kind is StageKind.NEST:
             quantities |= {f"nest_{rank}_{name}": term for name, term in part.quantities.items()}
             rank += 1
         elif "node_s" not in quantities:

@@ -34,7 +34,7 @@ from search.sketches.variables import transposed_axis
 def nest_terms(population: Population, stage: Stage, parameters: CostParameters) -> dict[str, Floats]:
     """Return the quantities of a nest at any compute location, each [programs]; `s` is its seconds."""
     compute_at = population.sketch.compute_at.get(stage.node)
-    if compute_at is not None and population.sketch.stage[compute_at.name].placement is StageKind.TILED:
+    if compute_at is not None and population.sketch.stage[compute_at.name].kind is StageKind.TILED:
         seconds = _seconds_in_tiles(population, stage, compute_at, parameters)
     else:
         seconds = _nest_seconds(population, stage, parameters)
@@ -161,7 +161,7 @@ def _inlined_cycles(population: Population, node: Node, parameters: CostParamete
     cycles = np.zeros(len(population))
     for reader in sketch.dag.consumers(node):
         stage = sketch.stage[reader.name]
-        if stage.placement is not StageKind.NEST:  # the loads of tiles count it
+        if stage.kind is not StageKind.NEST:  # the loads of tiles count it
             continue
         is_vector = (vector_lanes(population, stage) > 1) | (not reader.reduction)
         parallel = np.where(is_vector, lanes, 1)

@@ -217,7 +217,7 @@ def _slots_of_load(
         loads = gathers if is_strided(read, producer.vector_axis) else one
         slots = slots + loads * _slots_of_load(population, read.buffer, conditions, one, parameters)
     stage = sketch.stage[producer.name]
-    inlined = (stage.placement is StageKind.INLINE) | is_inlined(population, producer.name)
+    inlined = (stage.kind is StageKind.INLINE) | is_inlined(population, producer.name)
     return np.where(inlined, slots, 1.0)
 
 

@@ -14,7 +14,7 @@ from search.sketches.sketch import Sketch
 from search.sketches.variables import Choice, Split, Variable
 
 # The weight of a factor's change relative to the next outer factor's.
-INWARD = 4.0
+INNER_WEIGHT = 4.0
 
 
 def transfer_programs(programs: Sequence[Program], sketches: Sequence[Sketch]) -> list[Program]:
@@ -91,7 +91,7 @@ def nearest_factors(wanted: Sequence[int], split: Split) -> list[int]:
     table = split.table
     if len(wanted) != split.parts:
         return [int(factor) for factor in table[0]]
-    weights = INWARD ** np.arange(split.parts)
+    weights = INNER_WEIGHT ** np.arange(split.parts)
     ratios: Ints = np.abs(np.log2(table) - np.log2(np.array(wanted)))
     return [int(factor) for factor in table[np.argmin(ratios @ weights)]]
 

@@ -179,7 +179,7 @@ def follow_blocks(state: State) -> list[State]:
 def _stage_in_blocks(state: State) -> Stage | None:
     """Return the stage of a node in a blocked chain; None for other nodes."""
     for last in state.stages:
-        if last.placement is not StageKind.BLOCKS:
+        if last.kind is not StageKind.BLOCKS:
             continue
         chain = row_blocks(state.dag, state.dag.node[last.node])
         node = state.current

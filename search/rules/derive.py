@@ -47,7 +47,7 @@ class State:
         """Return the elementwise consumer that the current node's tile can compute; None without one, or if
         another tile computes it.
         """
-        inlined = frozenset(stage.node for stage in self.stages if stage.placement is StageKind.INLINE)
+        inlined = frozenset(stage.node for stage in self.stages if stage.kind is StageKind.INLINE)
         consumer = elementwise_consumer(self.dag, self.current, inlined)
         taken = {stage.epilogue for stage in self.stages}
         return consumer if consumer is not None and consumer.name not in taken else None

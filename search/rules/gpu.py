@@ -76,14 +76,14 @@ def cross_thread_reduction(state: State) -> list[State]:
           threads for j: y[i, j] = r[j] - m[i]       # in vectors
     """
     node = state.current
-    target = _row_host(state)
+    target = _row_kernel_of(state)
     if target is None:
         kernel, inside = RowKernel(node.name, rows=node.spatial), list[Stage]()
     else:
         kernel = RowKernel(target.name, rows=_rows(state, target))
         inside = [BlockReduction(node.name, compute_at=target.name)]
         before = state.stage[target.name]
-        if before.placement is StageKind.ROWS:
+        if before.kind is StageKind.ROWS:
             return [state.put(*inside)]
     placed = state.put(*inside, kernel)
     if not _fits_registers(placed, node, kernel):
@@ -207,7 +207,7 @@ def _can_combine(dag: Dag, node: Node) -> bool:
     return exchangeable and (node.reducer != "other" or len(node.extra_writes) == 1)
 
 
-def _row_host(state: State) -> Node | None:
+def _row_kernel_of(state: State) -> Node | None:
     """Return the row kernel's node that can compute the current reduction; None unless all readers of its
     results belong to that kernel.
     """
@@ -219,9 +219,9 @@ def _row_host(state: State) -> Node | None:
     if name is None:
         return None
     target, stage, rows = state.dag.node[name], stages[name], _rows(state, state.dag.node[name])
-    if stage.placement is StageKind.THREADS and not target.reduction and not target.extra_writes:
+    if stage.kind is StageKind.THREADS and not target.reduction and not target.extra_writes:
         return target if rows or extent_of(target, target.spatial) == 1 else None
-    return target if stage.placement is StageKind.ROWS and _same_rows(target, rows, stage.rows) else None
+    return target if stage.kind is StageKind.ROWS and _same_rows(target, rows, stage.rows) else None
 
 
 def _kernels_of_readers(state: State) -> set[str | None]:
@@ -230,8 +230,8 @@ def _kernels_of_readers(state: State) -> set[str | None]:
     found: set[str | None] = set()
     for reader in readers(state.dag, state.stage, state.current):
         stage = state.stage[reader.name]
-        is_inside = stage.placement in (StageKind.ACROSS, StageKind.KEPT)
-        is_kernel = stage.placement in (StageKind.ROWS, StageKind.THREADS)
+        is_inside = stage.kind in (StageKind.ACROSS, StageKind.KEPT)
+        is_kernel = stage.kind in (StageKind.ROWS, StageKind.THREADS)
         found.add(stage.compute_at if is_inside else stage.node if is_kernel else None)
     return found
 
@@ -306,9 +306,9 @@ def _fusible_epilogue(state: State) -> Node | None:
     """
     consumer = state.epilogue()
     stages = state.stage
-    if consumer is None or stages[consumer.name].placement is not StageKind.THREADS:
+    if consumer is None or stages[consumer.name].kind is not StageKind.THREADS:
         return None
-    later = (s for s in state.stages if s.placement is not StageKind.INLINE and s.node != consumer.name)
+    later = (s for s in state.stages if s.kind is not StageKind.INLINE and s.node != consumer.name)
     reads_later = any(consumer in readers(state.dag, stages, state.dag.node[s.node]) for s in later)
     return None if reads_later else consumer
 

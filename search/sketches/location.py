@@ -20,7 +20,7 @@ def readers(dag: Dag, stages: Stages, node: Node) -> tuple[Node, ...]:
 
     def names(read: Node) -> Iterator[str]:
         for consumer in dag.consumers(read):
-            if stages[consumer.name].placement is StageKind.INLINE:
+            if stages[consumer.name].kind is StageKind.INLINE:
                 yield from names(consumer)
             else:
                 yield consumer.name
@@ -37,7 +37,7 @@ def compute_at_of(dag: Dag, stages: Stages, node: Node) -> Node | None:
     if dag.is_output(node) or (stage is not None and stage.rfactor.has_own_nest):
         return None
     reading = readers(dag, stages, node)
-    if len(reading) == 1 and stages[reading[0].name].placement is StageKind.TILED:
+    if len(reading) == 1 and stages[reading[0].name].kind is StageKind.TILED:
         return None if node.reduction else reading[0]
     nests = {_nest_of(dag, stages, reader) for reader in reading}
     return dag.node[name] if len(nests) == 1 and (name := nests.pop()) else None
@@ -76,12 +76,12 @@ def _nest_of(dag: Dag, stages: Stages, node: Node) -> str | None:
     """Return the nest in which `node` is or may be computed; None for partial results, which have their own
     nest.
     """
-    if stages[node.name].placement is not StageKind.NEST or stages[node.name].rfactor.has_own_nest:
+    if stages[node.name].kind is not StageKind.NEST or stages[node.name].rfactor.has_own_nest:
         return None
     outer = compute_at_of(dag, stages, node)
     if outer is None:
         return node.name
-    return outer.name if stages[outer.name].placement is StageKind.NEST else None
+    return outer.name if stages[outer.name].kind is StageKind.NEST else None
 
 
 def aligned_axes(dag: Dag, outer: Node, node: Node) -> dict[int, int]:

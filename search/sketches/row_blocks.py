@@ -16,7 +16,7 @@ from search.sketches.factors import divisors
 # Blocks of channels have at least one vector.
 MIN_CHANNELS = 16
 # Blocks are even enough if the cores are busy for this fraction of the time.
-EVEN = 0.95
+MIN_BALANCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class RowBlocks:
         extent = extent_of(self.inverse, self.channels.get(self.inverse.name, ()))
         best = 1
         for count in divisors(extent):
-            if extent // count < MIN_CHANNELS or _balance(blocks * best, cores) >= EVEN:
+            if extent // count < MIN_CHANNELS or _balance(blocks * best, cores) >= MIN_BALANCE:
                 break
             if _balance(blocks * count, cores) > _balance(blocks * best, cores):
                 best = count

@@ -38,7 +38,7 @@ def row_registers(sketch: Sketch, kernel: Stage) -> RowRegisters:
     nodes = [dag.node[stage.node] for stage in members]
     length = max(extent_of(node, along_row(dag, host, kernel.rows, node)) for node in nodes)
     inside = {node.name for node in nodes}
-    inlined = {stage.node for stage in sketch.placed(StageKind.INLINE)}
+    inlined = {stage.node for stage in sketch.of_kind(StageKind.INLINE)}
     found = {}
     for buffer in dag.buffer:
         producer = dag.producer.get(buffer)
@@ -51,7 +51,7 @@ def row_registers(sketch: Sketch, kernel: Stage) -> RowRegisters:
         direct = _direct_readers(dag, buffer)
         if all(_reads_row(dag, host, kernel, node, buffer, length) for node in direct):
             found[buffer] = tuple(node.name for node in direct)
-    kept = (stage.node for stage in members if stage.placement is StageKind.KEPT)
+    kept = (stage.node for stage in members if stage.kind is StageKind.KEPT)
     computed = tuple(dag.node[name].write.buffer for name in kept)
     return RowRegisters(length, found, computed)
 
@@ -86,7 +86,7 @@ def readers_of_buffer(dag: Dag, stages: Stages, buffer: str) -> set[str]:
     found: set[str] = set()
     for node in _direct_readers(dag, buffer):
         if node.name in stages:
-            is_inlined = stages[node.name].placement is StageKind.INLINE
+            is_inlined = stages[node.name].kind is StageKind.INLINE
             found |= {reader.name for reader in readers(dag, stages, node)} if is_inlined else {node.name}
     return found
 

@@ -33,12 +33,12 @@ class Sketch:
     def stage(self) -> dict[str, Stage]:
         return {stage.node: stage for stage in self.stages}
 
-    def placed(self, placement: StageKind) -> tuple[Stage, ...]:
-        return tuple(stage for stage in self.stages if stage.placement is placement)
+    def of_kind(self, kind: StageKind) -> tuple[Stage, ...]:
+        return tuple(stage for stage in self.stages if stage.kind is kind)
 
     @cached_property
     def tiled(self) -> tuple[Stage, ...]:
-        return self.placed(StageKind.TILED)
+        return self.of_kind(StageKind.TILED)
 
     @cached_property
     def variables(self) -> tuple[Variable, ...]:
@@ -73,7 +73,7 @@ class Sketch:
 
     @cached_property
     def nests(self) -> tuple[Stage, ...]:
-        return self.placed(StageKind.NEST)
+        return self.of_kind(StageKind.NEST)
 
     @cached_property
     def nest_names(self) -> frozenset[str]:
@@ -89,7 +89,7 @@ class Sketch:
         movable = {
             s.node
             for s in self.stages
-            if s.placement is StageKind.INLINE or s.node in self.compute_at or (s.blocks and s.compute_at)
+            if s.kind is StageKind.INLINE or s.node in self.compute_at or (s.blocks and s.compute_at)
         }
         produced = {write.buffer for name in movable for write in self.dag.node[name].writes}
         return frozenset(self.dag.buffer) - produced

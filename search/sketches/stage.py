@@ -73,7 +73,7 @@ class Stage:
     (search.sketches.row_blocks).
     """
 
-    placement: ClassVar[StageKind]
+    kind: ClassVar[StageKind]
 
     node: str
     structure: str = ""
@@ -95,4 +95,4 @@ class Stage:
         return iter(())
 
     def __str__(self) -> str:
-        return f"{self.placement} {self.node}"
+        return f"{self.kind} {self.node}"

@@ -41,7 +41,7 @@ UNROLL_STEPS = (0, 16, 64, 512)
 class Tiled(Stage):
     """A node tiled over several levels, with the innermost tile in registers."""
 
-    placement = StageKind.TILED
+    kind = StageKind.TILED
 
     def variables(self, sketch: Sketch) -> Iterator[Variable]:
         dag, node = sketch.dag, sketch.dag.node[self.node]
@@ -114,7 +114,7 @@ class LoopNest(Stage):
     loops, or inlined.
     """
 
-    placement = StageKind.NEST
+    kind = StageKind.NEST
 
     def variables(self, sketch: Sketch) -> Iterator[Variable]:
         dag, node = sketch.dag, sketch.dag.node[self.node]
@@ -162,7 +162,7 @@ def _(stage: LoopNest, population: Population, parameters: CostParameters) -> Es
 class Unrolled(Stage):
     """A nest over small constant matrices, whose axes are unrolled. The other axes are tiled."""
 
-    placement = StageKind.UNROLLED
+    kind = StageKind.UNROLLED
 
     def variables(self, sketch: Sketch) -> Iterator[Variable]:
         node = sketch.dag.node[self.node]
@@ -172,7 +172,7 @@ class Unrolled(Stage):
                 yield Split(node.name, axis, extent, len(self.structure))
 
     def __str__(self) -> str:
-        return f"{self.placement} {self.node}" + (" in blocks" if self.blocks else "")
+        return f"{self.kind} {self.node}" + (" in blocks" if self.blocks else "")
 
 
 @estimate_stage.register
@@ -185,11 +185,11 @@ class RowBlock(Stage):
     surrounds the whole chain.
     """
 
-    placement = StageKind.BLOCKS
+    kind = StageKind.BLOCKS
 
     def __str__(self) -> str:
         channels = f" by {self.channel_blocks}" if self.channel_blocks > 1 else ""
-        return f"nest {self.node} in {self.blocks}{channels} {self.placement}"
+        return f"nest {self.node} in {self.blocks}{channels} {self.kind}"
 
 
 @estimate_stage.register

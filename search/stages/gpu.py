@@ -50,7 +50,7 @@ MAX_UNROLLED = 2048
 class GpuTiled(Stage):
     """A kernel tiled over blocks, virtual threads and threads, with operands fetched into shared memory."""
 
-    placement = StageKind.TILED
+    kind = StageKind.TILED
 
     def variables(self, sketch: Sketch) -> Iterator[Variable]:
         node = sketch.dag.node[self.node]
@@ -102,7 +102,7 @@ def _(stage: GpuTiled, population: Population, parameters: CostParameters) -> Es
 class TensorTiled(Stage):
     """A matrix product tiled over blocks and warps, computed by tensor cores."""
 
-    placement = StageKind.TENSOR
+    kind = StageKind.TENSOR
 
     def variables(self, sketch: Sketch) -> Iterator[Variable]:
         for kind in TENSOR_KINDS:
@@ -112,7 +112,7 @@ class TensorTiled(Stage):
         yield from _fetch_lanes(sketch.dag, self)
 
     def __str__(self) -> str:
-        return f"{self.placement} {self.node}" + (f", {self.epilogue}" if self.epilogue else "")
+        return f"{self.kind} {self.node}" + (f", {self.epilogue}" if self.epilogue else "")
 
 
 @is_valid.register
@@ -139,7 +139,7 @@ def _(stage: TensorTiled, population: Population, parameters: CostParameters) ->
 class ThreadKernel(Stage):
     """A kernel whose iterations are distributed over threads. Each thread computes a few results."""
 
-    placement = StageKind.THREADS
+    kind = StageKind.THREADS
 
     def variables(self, sketch: Sketch) -> Iterator[Variable]:
         node, gpu = sketch.dag.node[self.node], sketch.gpu
@@ -153,7 +153,7 @@ class ThreadKernel(Stage):
             yield Choice("lanes", node.name, _lanes(sketch.dag, touched, node.axes[axes[-1]].extent))
 
     def __str__(self) -> str:
-        return f"{self.placement} {self.node}" + (f", {self.epilogue}" if self.epilogue else "")
+        return f"{self.kind} {self.node}" + (f", {self.epilogue}" if self.epilogue else "")
 
 
 @estimate_stage.register
@@ -164,7 +164,7 @@ def _(stage: ThreadKernel, population: Population, parameters: CostParameters) -
 class RowKernel(Stage):
     """A kernel whose blocks compute a few rows each of its node, and of all nodes computed at its loops."""
 
-    placement = StageKind.ROWS
+    kind = StageKind.ROWS
 
     def variables(self, sketch: Sketch) -> Iterator[Variable]:
         node, gpu = sketch.dag.node[self.node], sketch.gpu
@@ -180,7 +180,7 @@ class RowKernel(Stage):
             yield Choice("lanes", node.name, _lanes(sketch.dag, moved, kept.length))
 
     def __str__(self) -> str:
-        return f"{self.placement} {self.node}" + (" in registers" if self.in_registers else "")
+        return f"{self.kind} {self.node}" + (" in registers" if self.in_registers else "")
 
 
 @is_valid.register
@@ -203,28 +203,28 @@ def _(stage: RowKernel, population: Population, parameters: CostParameters) -> E
 class BlockReduction(Stage):
     """A reduction inside a row kernel, computed by all threads of a block."""
 
-    placement = StageKind.ACROSS
+    kind = StageKind.ACROSS
 
     def __str__(self) -> str:
-        return f"{self.placement} {self.node} in {self.compute_at}"
+        return f"{self.kind} {self.node} in {self.compute_at}"
 
 
 class Kept(Stage):
     """An elementwise node inside a row kernel, computed once, with its rows in the threads' registers."""
 
-    placement = StageKind.KEPT
+    kind = StageKind.KEPT
 
     def __str__(self) -> str:
-        return f"{self.placement} {self.node} in {self.compute_at}"
+        return f"{self.kind} {self.node} in {self.compute_at}"
 
 
 class ThreadLocal(Stage):
     """A node that every thread of its reader computes for itself."""
 
-    placement = StageKind.LOCAL
+    kind = StageKind.LOCAL
 
     def __str__(self) -> str:
-        return f"{self.placement} {self.node} in {self.compute_at}"
+        return f"{self.kind} {self.node} in {self.compute_at}"
 
 
 def _gpu_of(population: Population) -> Gpu:

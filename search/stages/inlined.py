@@ -8,10 +8,10 @@ from search.sketches.stage import Stage, StageKind
 class Inlined(Stage):
     """A node that is inlined into its consumers."""
 
-    placement = StageKind.INLINE
+    kind = StageKind.INLINE
 
 
 class Fused(Stage):
     """An epilogue, computed inside its producer's tiles."""
 
-    placement = StageKind.FUSED
+    kind = StageKind.FUSED

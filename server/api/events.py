@@ -10,7 +10,7 @@ from fastapi import APIRouter, Header, Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from server.context import ContextDep, ServerContext
-from server.event_feed import PAGE, Page, Place
+from server.event_feed import PAGE, EventCursor, Page
 from server.problems import problems
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -43,15 +43,15 @@ async def watch(
     Each event's data is JSON, with `at` in epoch seconds. When a finished job has no more events, the answer
     is 204, which tells a browser to stop asking.
     """
-    place = Place(job_id, last_event_id)
-    page = await context.event_feed.read(place)
+    cursor = EventCursor(job_id, last_event_id)
+    page = await context.event_feed.read(cursor)
     if page.finished and not page.events:
         return Response(status_code=204)
-    return EventSourceResponse(_stream(context, place, page))
+    return EventSourceResponse(_stream(context, cursor, page))
 
 
-async def _stream(context: ServerContext, place: Place, page: Page) -> AsyncIterator[ServerSentEvent]:
-    """Yield the events of the page that comes after the place, and of all pages after it."""
+async def _stream(context: ServerContext, cursor: EventCursor, page: Page) -> AsyncIterator[ServerSentEvent]:
+    """Yield the events of a page, which starts at the cursor, and of all later pages."""
     feed = context.event_feed
     while True:
         for event in page.events:
@@ -60,6 +60,6 @@ async def _stream(context: ServerContext, place: Place, page: Page) -> AsyncIter
         if page.finished or context.stopping.is_set():
             return
         if page.events:
-            place = Place(place.job_id, page.events[-1].id)
+            cursor = EventCursor(cursor.job_id, page.events[-1].id)
         # Whoever comes late doesn't wait for a poll with every page.
-        page = await (feed.read(place) if len(page.events) == PAGE else feed.wait(place))
+        page = await (feed.read(cursor) if len(page.events) == PAGE else feed.wait(cursor))

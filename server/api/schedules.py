@@ -39,10 +39,10 @@ _BEST_PATH = f"{router.prefix}/best"
 _KEPT_ANSWERS = 2000
 # For this long, a 304 may not know yet what was stored.
 HELD_S = 1.0
-_EXPORTED_AT_ONCE = 20
+_EXPORT_BATCH = 20
 # Rows of one transaction: few, so that nobody waits for its locks for long.
-_DELETED_AT_ONCE = 1000
-_IMPORTED_AT_ONCE = 200
+_DELETE_BATCH = 1000
+_IMPORT_BATCH = 200
 _EXPORT_ANSWER = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/ExportBody"}}}}
 _NEAREST = "without a schedule on the target, take one of the nearest device class whose code runs there"
 _IMPORT_BODY = {"requestBody": {"required": True, **_EXPORT_ANSWER}}
@@ -367,9 +367,9 @@ def delete_imported(
     deleted, last_id, is_done = 0, 0, False
     while not is_done:
         with context.database.begin() as session:
-            ids = imports.drop(session, key, workload, last_id, _DELETED_AT_ONCE)
+            ids = imports.drop(session, key, workload, last_id, _DELETE_BATCH)
         deleted += len(ids)
-        last_id, is_done = max(ids, default=0), len(ids) < _DELETED_AT_ONCE
+        last_id, is_done = max(ids, default=0), len(ids) < _DELETE_BATCH
     return ImportsDeletedBody(device_class=key, deleted=deleted)
 
 
@@ -378,9 +378,9 @@ def _export(context: ServerContext, records: list[Record]) -> Iterator[str]:
     hashes = list(dict.fromkeys(record.workload_hash for record in records))
     separator = ""
     yield '{"workloads":['
-    for start in range(0, len(hashes), _EXPORTED_AT_ONCE):
+    for start in range(0, len(hashes), _EXPORT_BATCH):
         with context.database.begin() as session:
-            found = tasks.workloads(session, hashes[start : start + _EXPORTED_AT_ONCE])
+            found = tasks.workloads(session, hashes[start : start + _EXPORT_BATCH])
         for name, module_json in found.items():
             yield separator + ExportedWorkloadBody(hash=name, module_json=module_json).model_dump_json()
             separator = ",\n"
@@ -421,12 +421,12 @@ def _import(context: ServerContext, upload: Upload, target: str) -> ImportedBody
         )
         for one in wanted.values()
     ]
-    for start in range(0, len(body.workloads), _IMPORTED_AT_ONCE):
+    for start in range(0, len(body.workloads), _IMPORT_BATCH):
         with context.database.begin() as session:
-            for workload in body.workloads[start : start + _IMPORTED_AT_ONCE]:
+            for workload in body.workloads[start : start + _IMPORT_BATCH]:
                 tasks.put_workload(session, workload.hash, workload.module_json)
     added = 0
-    for start in range(0, len(records), _IMPORTED_AT_ONCE):
+    for start in range(0, len(records), _IMPORT_BATCH):
         with context.database.begin() as session:
-            added += imports.add(session, records[start : start + _IMPORTED_AT_ONCE], now)
+            added += imports.add(session, records[start : start + _IMPORT_BATCH], now)
     return ImportedBody(device_class=key, records=len(body.records), added=added)

@@ -170,13 +170,13 @@ def show_noise(worker_id: str, context: ContextDep) -> NoiseBody:
 @router.post("/workers/{worker_id:path}:drain", responses=problems(404))
 def drain(worker_id: str, context: ContextDep) -> WorkerBody:
     """Let the worker finish its lease and take no other until it is resumed."""
-    return _want(context, worker_id, DesiredState.DRAIN)
+    return _set_desired_state(context, worker_id, DesiredState.DRAIN)
 
 
 @router.post("/workers/{worker_id:path}:resume", responses=problems(404))
 def resume(worker_id: str, context: ContextDep) -> WorkerBody:
     """Let a drained or evicted worker work again."""
-    return _want(context, worker_id, DesiredState.WORK)
+    return _set_desired_state(context, worker_id, DesiredState.WORK)
 
 
 @router.post("/workers/{worker_id:path}:evict", responses=problems(404))
@@ -218,7 +218,7 @@ def show_device_classes(context: ContextDep) -> DeviceClassesBody:
     return DeviceClassesBody(items=items)
 
 
-def _want(context: ContextDep, worker_id: str, what: DesiredState) -> WorkerBody:
+def _set_desired_state(context: ContextDep, worker_id: str, what: DesiredState) -> WorkerBody:
     with context.database.begin() as session:
         workers.set_desired_state(session, worker_id, what)
         return _body(session, worker_id, context)

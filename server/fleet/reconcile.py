@@ -25,7 +25,7 @@ from system import tracing
 IDLE_S = 1.0
 EVICTED_S = 5.0
 _MAX_LEASE = 256
-_GIVES_BACK = (WorkerState.PROBING, WorkerState.DRAINING, WorkerState.OFFLINE)
+_LEASELESS_STATES = (WorkerState.PROBING, WorkerState.DRAINING, WorkerState.OFFLINE)
 
 Wake = tuple[str, str]
 
@@ -89,7 +89,7 @@ def reconcile(session: Session, call: WorkerCall, version: str = "") -> Reconcil
         workers.set_desired_state(session, report.worker_id, DesiredState.WORK)
         instructions = instructions._replace(desired_state=DesiredState.WORK)
     wakes, closed = _store_results(session, report, now)
-    if report.state in _GIVES_BACK and report.held is None:
+    if report.state in _LEASELESS_STATES and report.held is None:
         leases.give_back(session, report.worker_id, report.session_id, now)
     if report.state is WorkerState.READY and not call.registered:
         # These jobs may have waited for a device like this one.
@@ -144,7 +144,7 @@ def _note_call(session: Session, call: WorkerCall) -> Instructions | None:
     is_new = report.starting or (report.device is not None and (report.calibrated or not call.registered))
     if not is_new:
         return workers.heartbeat(session, call.session, call.now)
-    if workers.is_anothers(session, report.worker_id, report.session_id):
+    if workers.has_other_session(session, report.worker_id, report.session_id):
         return None
     if report.role is Role.MEASURE:
         call = replace(call, report=reject_implausible_profile(report))

@@ -18,7 +18,7 @@ from tunefarm.client.values import Job, JobEvent
 from tunefarm.embedded.service import Service
 
 LOOK_EVERY_S = 1.0
-REST_S = 0.2
+PAUSE_S = 0.2
 PATIENCE_S = 30.0
 
 
@@ -62,7 +62,7 @@ def follow_job(
         # Look again at the next event, or soon; events that come in a burst count as one.
         with contextlib.suppress(queue.Empty):
             events.get(timeout=LOOK_EVERY_S)
-            time.sleep(REST_S)
+            time.sleep(PAUSE_S)
             while True:
                 events.get_nowait()
 

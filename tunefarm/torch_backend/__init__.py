@@ -52,9 +52,9 @@ def compile_graph(
     Raises ValueError for wrong options.
     """
     wanted = Options.of(options)
-    from tunefarm.torch_backend.graph import why_not
+    from tunefarm.torch_backend.graph import reason_to_reject
 
-    reason = why_not(graph, example_inputs)
+    reason = reason_to_reject(graph, example_inputs)
     if reason:
         _log.warning("torch.compile: a graph runs in PyTorch: %s", reason)
         forward: Callable[..., Any] = graph.forward

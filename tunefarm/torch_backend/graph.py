@@ -23,7 +23,7 @@ def is_size(value: Any) -> bool:
     return isinstance(value, int | torch.SymInt) and not isinstance(value, bool)
 
 
-def why_not(graph: Any, example_inputs: Sequence[Any]) -> str:
+def reason_to_reject(graph: Any, example_inputs: Sequence[Any]) -> str:
     """Return why a graph isn't worth an export; empty if it is."""
     tensors = [value for value in example_inputs if isinstance(value, torch.Tensor)]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):

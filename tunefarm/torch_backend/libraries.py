@@ -88,11 +88,11 @@ def tune_now(exported: Exported, trials: int) -> TemporaryDirectory[str]:
         tune(exported.program, trials=trials, output=Path(folder.name, "tuned"))
     except (CommandError, ClientError) as error:
         raise CannotCompile(f"it could not be tuned: {error}") from error
-    _move_up(Path(folder.name))
+    _move_library(Path(folder.name))
     return folder
 
 
-def _move_up(folder: Path) -> None:
+def _move_library(folder: Path) -> None:
     for file in Path(folder, "tuned").iterdir():
         file.rename(folder / file.name)
 

@@ -40,12 +40,12 @@ async def time_interleaved(
         measurements.append(await first(model, measurements))
     started_s = now()
     for number in range(1, MAX_ROUNDS):
-        rivals = _rivals(measurements)
-        if number >= ROUNDS and not any(is_noisy(measurements[index].run_s) for index in rivals):
+        contenders = _contenders(measurements)
+        if number >= ROUNDS and not any(is_noisy(measurements[index].run_s) for index in contenders):
             break
         # Each round begins with another model.
         for index in [*range(number % len(models), len(models)), *range(number % len(models))]:
-            if now() - started_s >= MAX_S or index not in _rivals(measurements):
+            if now() - started_s >= MAX_S or index not in _contenders(measurements):
                 continue
             before = measurements[index]
             after = await again(models[index])
@@ -55,7 +55,7 @@ async def time_interleaved(
     return measurements
 
 
-def _rivals(measurements: Sequence[Measurement]) -> set[int]:
+def _contenders(measurements: Sequence[Measurement]) -> set[int]:
     """Return the positions of the models that run and are not clearly slower than the fastest."""
     latencies = {
         index: each.latency_s for index, each in enumerate(measurements) if each.outcome is Outcome.OK

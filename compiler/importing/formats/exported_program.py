@@ -201,7 +201,7 @@ def _convert(node: Any, importer: Any) -> Any:
 
 
 def _as_recorded(builder: relax.BlockBuilder, result: Any, value: Any) -> Any:
-    """Return a result in the type that PyTorch recorded for it. Raises Refused if it can't be the same."""
+    """Return a result in the type that PyTorch recorded. Raises UnsupportedOperator if that's impossible."""
     if not isinstance(getattr(result, "ty", None), relax.TensorType) or not hasattr(value, "dtype"):
         return result
     wanted, dtype = str(value.dtype).removeprefix("torch."), str(result.ty.dtype)

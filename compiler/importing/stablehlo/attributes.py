@@ -31,7 +31,7 @@ def mlir(name: str) -> Any:
 
 
 def tensor_type(kind: Any) -> tuple[Shape, str]:
-    """Return the shape and the element type of a tensor. Raises Refused for what isn't one of those read."""
+    """Return the shape and the element type of a tensor. Raises UnsupportedOperator for any other type."""
     if not isinstance(kind, mlir("ir").RankedTensorType):
         raise UnsupportedOperator(f"values of the type {kind} aren't supported; only tensors are")
     if not kind.has_static_shape:

@@ -63,7 +63,7 @@ class NestLowering(StageLowering):
         partial = self._rfactor(block) if self.stage.rfactor else None
         depth = self._depth(self.stage)
         if depth:
-            self.schedule.compute_at(block, self._host_loop(), preserve_unit_loops=True)
+            self.schedule.compute_at(block, self._compute_at_loop(), preserve_unit_loops=True)
         if partial is None:
             own = self.schedule.get_loops(block)[-len(node.axes) :] if node.axes else []
             nest = _NestLoops([own[axis] for axis in node.spatial], [own[axis] for axis in node.reduction])
@@ -126,7 +126,7 @@ class NestLowering(StageLowering):
         location = self.program.location(stage.node)
         return int(location) if location.isdigit() else 0
 
-    def _host_loop(self) -> Any:
+    def _compute_at_loop(self) -> Any:
         return self.stages[self.program.sketch.compute_at[self.node.name].name].loop_around(self.stage)
 
     def _rfactor(self, block: Any) -> Any:
@@ -161,7 +161,7 @@ class NestLowering(StageLowering):
         node, own, rfactor = self.node, self.loops, self.stage.rfactor
         is_moved = not rfactor.has_own_nest and bool(own.spatial or depth)
         if is_moved:
-            target = own.spatial[-1] if own.spatial else self._host_loop()
+            target = own.spatial[-1] if own.spatial else self._compute_at_loop()
             self.schedule.compute_at(block, target, preserve_unit_loops=True)
         loops = self.schedule.get_loops(block)[-len(node.axes) - 1 :]
         if is_moved:

@@ -82,10 +82,10 @@ class ThreadKernelLowering(StageLowering):
         return thread
 
 
-class GuestLowering(StageLowering):
+class ComputeAtLowering(StageLowering):
     """A node computed inside the kernel of its consumer."""
 
-    def _compute_in_host(self) -> Any:
+    def _compute_at_consumer(self) -> Any:
         """Compute the node inside a loop of its consumer, with results in registers. Return its block.
 
         TVM broadcasts the result of a reduction across threads to all of them. (If results were in shared
@@ -100,7 +100,7 @@ class GuestLowering(StageLowering):
         return block
 
 
-class ThreadLocalLowering(GuestLowering):
+class ThreadLocalLowering(ComputeAtLowering):
     """A node that every thread of its consumer computes for itself."""
 
     def place(self) -> None:
@@ -114,4 +114,4 @@ class ThreadLocalLowering(GuestLowering):
                 for r: t_local[r] = d[2 * p + r]
                 for x, r: v[x, p] += t_local[r] * B[r, x]
         """
-        self._compute_in_host()
+        self._compute_at_consumer()

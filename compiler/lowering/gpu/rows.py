@@ -8,7 +8,7 @@ from typing import Any
 
 from tvm.tirx import IterVar
 
-from compiler.lowering.gpu.kernels import GuestLowering
+from compiler.lowering.gpu.kernels import ComputeAtLowering
 from compiler.lowering.stage import Lowering, StageLowering
 from search.sketches.row_registers import row_registers
 from search.sketches.stage import Stage
@@ -130,7 +130,7 @@ class RowKernelLowering(StageLowering):
         return split
 
 
-class BlockReductionLowering(GuestLowering):
+class BlockReductionLowering(ComputeAtLowering):
     """A reduction in a chain over rows (softmax, layer norm), inside the kernel of the chain's last node."""
 
     def place(self) -> None:
@@ -144,7 +144,7 @@ class BlockReductionLowering(GuestLowering):
                 for k0, threadIdx.x: s += E[i, k]
                 for k0, threadIdx.x: B[i, k] = E[i, k] / s
         """
-        block = self._compute_in_host()
+        block = self._compute_at_consumer()
         axes = self.schedule.get(block).iter_vars
         own = list(zip(self.schedule.get_loops(block)[-len(axes) :], axes, strict=True))
         summed = [loop for loop, axis in own if axis.iter_type == IterVar.CommReduce]
@@ -153,7 +153,7 @@ class BlockReductionLowering(GuestLowering):
         row_kernel(self).bind_along(summed, vectorize=False)
 
 
-class KeptLowering(GuestLowering):
+class KeptLowering(ComputeAtLowering):
     """An elementwise node in a chain over rows that several of its nodes read."""
 
     def place(self) -> None:
@@ -169,10 +169,10 @@ class KeptLowering(GuestLowering):
                 for k0, threadIdx.x: for v: s += E_local[i, k0, v]
                 for k0, threadIdx.x: for v: B[i, k] = E_local[i, k0, v] / s
         """
-        row_kernel(self).keep(self._compute_in_host())
+        row_kernel(self).keep(self._compute_at_consumer())
 
 
-def row_kernel(guest: GuestLowering) -> RowKernelLowering:
+def row_kernel(guest: ComputeAtLowering) -> RowKernelLowering:
     """Return the lowering of the kernel that a node is computed in."""
     assert guest.stage.compute_at is not None
     kernel = guest.stages[guest.stage.compute_at]

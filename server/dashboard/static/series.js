@@ -1,7 +1,7 @@
 // Compute the charts' data from the service's answers, without touching the page.
 
 // The base workload that a task computes. The model is compiled with its fastest task.
-export function placeOf(task) {
+export function baseWorkload(task) {
   return task.variant_of || task.workload;
 }
 
@@ -16,7 +16,7 @@ export function subgraphs(tasks, trials = { task: [], latency_s: [] }) {
   trials.task.forEach((id, index) => {
     if (trials.latency_s[index] !== null && !first.has(id)) first.set(id, trials.latency_s[index]);
   });
-  const places = Map.groupBy(tasks, placeOf);
+  const places = Map.groupBy(tasks, baseWorkload);
   const found = [...places].map(([workload, members]) => {
     const own = members.find((task) => task.workload === workload) ?? members[0];
     const measured = members.filter((task) => task.best_s !== null).sort((a, b) => a.best_s - b.best_s);
@@ -49,16 +49,16 @@ export function progress(tasks, trials, limit = 240) {
   const spent = new Map();
   const covered = new Set();
   for (const task of tasks) {
-    const place = placeOf(task);
+    const place = baseWorkload(task);
     if (!spent.has(place)) spent.set(place, 0);
     if (task.covered) covered.add(place);
     // Measurements by other jobs count from the beginning.
     if (!measuredHere.has(task.id) && task.best_s !== null) bestOf.set(task.id, task.best_s);
   }
   const settle = (task) => {
-    const members = tasks.filter((one) => placeOf(one) === placeOf(task) && bestOf.has(one.id));
+    const members = tasks.filter((one) => baseWorkload(one) === baseWorkload(task) && bestOf.has(one.id));
     const fastest = Math.min(...members.map((one) => bestOf.get(one.id)));
-    if (Number.isFinite(fastest)) network.set(placeOf(task), fastest * task.weight);
+    if (Number.isFinite(fastest)) network.set(baseWorkload(task), fastest * task.weight);
   };
   const wholeNetwork = () => ([...covered].every((one) => network.has(one)) ? sum(network.values()) : null);
   tasks.forEach(settle);
@@ -70,7 +70,7 @@ export function progress(tasks, trials, limit = 240) {
   trials.task.forEach((id, index) => {
     const task = byId.get(id);
     if (!task) return;
-    const place = placeOf(task);
+    const place = baseWorkload(task);
     spent.set(place, spent.get(place) + 1);
     const latency = trials.latency_s[index];
     if (latency !== null && latency < (bestOf.get(id) ?? Infinity)) {

@@ -157,7 +157,7 @@ MULTIPLY = [
 )
 def test_kernels_have_the_instructions_that_were_meant(product: tuple[Case, str], tmp_path: Path) -> None:
     case, multiply = product
-    (sketch,) = (one for one in generate(read_dag(case.module()), GPU) if one.placed(StageKind.TENSOR))
+    (sketch,) = (one for one in generate(read_dag(case.module()), GPU) if one.of_kind(StageKind.TENSOR))
     tile = {"warps i": 2, "warps j": 2, "fragments i": 2, "fragments j": 4, "fragments k": 2, "stages": 3}
     found = compiled(case, choose(sketch, tile | {"unroll": 0}))
     assert isinstance(found, Candidate), str(found)

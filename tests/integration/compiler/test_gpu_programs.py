@@ -105,7 +105,7 @@ def test_random_programs_compute_what_the_reference_does() -> None:
 def test_tensor_cores_compute_what_the_reference_does(case: Case) -> None:
     rng = np.random.default_rng(0)
     found = generate(read_dag(case.module()), GPU)
-    (sketch,) = (sketch for sketch in found if sketch.placed(StageKind.TENSOR))
+    (sketch,) = (sketch for sketch in found if sketch.of_kind(StageKind.TENSOR))
     population = sample(sketch, 64, rng)
     results = [compiled(case, population.program(row)) for row in (0, 20)]
     wrong = [one for one in results if isinstance(one, Failure)]

@@ -150,7 +150,7 @@ def test_tensor_cores_add_up_products_of_halves_in_floats(dtype: str) -> None:
     dag = read_dag(case.module())
     product = next(node for node in dag.nodes if node.reduction)
     assert dag.buffer[product.write.buffer].dtype == "float32"
-    sketch = next(one for one in generate(dag, GPU) if one.placed(StageKind.TENSOR))
+    sketch = next(one for one in generate(dag, GPU) if one.of_kind(StageKind.TENSOR))
     population = sample(sketch, 64, np.random.default_rng(0))
     results = [compiled(case, population.program(row)) for row in (0, 20)]
     wrong = [one for one in results if isinstance(one, Failure)]

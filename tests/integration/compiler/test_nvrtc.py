@@ -58,7 +58,7 @@ def test_without_headers_it_names_the_packages(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.slow_lane
 def test_it_compiles_what_tvm_writes_for_tensor_cores() -> None:
     case = Case("GMM", (64, 64, 64), dtype="float16")
-    sketch = next(one for one in generate(read_dag(case.module()), GPU) if one.placed(StageKind.TENSOR))
+    sketch = next(one for one in generate(read_dag(case.module()), GPU) if one.of_kind(StageKind.TENSOR))
     candidate = compiled(case, sample(sketch, 64, np.random.default_rng(0)).program(20))
     assert isinstance(candidate, Candidate), candidate
     assert compile_cubin(candidate.source, "sm_80")[0]

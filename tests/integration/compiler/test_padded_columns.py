@@ -65,5 +65,5 @@ def test_the_columns_are_tiled_without_a_partial_tile() -> None:
     [task] = (task for task in variants.tasks() if task.variant)
     dag = read_dag(from_json(task.module_json))
     for sketch in generate(dag, DEVICE):
-        [tiled] = sketch.placed(StageKind.TILED)
+        [tiled] = sketch.of_kind(StageKind.TILED)
         assert dag.node[tiled.node].axes[-2].extent == 1152

@@ -140,7 +140,7 @@ def test_quantized_operators_reach_tensor_cores(case: str, count: int, dtype: st
     model, _ = CASES[case](Quantized(dtype, zero))
     tasks = extract_tasks(fuse(read_onnx(model, {}), GPU.target))
     dags = [read_dag(from_json(task.module_json)) for task in tasks]
-    assert count == sum(any(one.placed(StageKind.TENSOR) for one in generate(dag, GPU)) for dag in dags)
+    assert count == sum(any(one.of_kind(StageKind.TENSOR) for one in generate(dag, GPU)) for dag in dags)
     file = read_file(model, {})
     assert len(list(verify(file, import_file(file), DEVICE.target, GPU.target))) >= 2
 

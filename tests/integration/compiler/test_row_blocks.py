@@ -32,7 +32,7 @@ WEIGHTS = 1
 
 def _blocks(sketch: Sketch) -> list[tuple[int, int]]:
     """Return the numbers of blocks of rows and of channels."""
-    return [(stage.blocks, stage.channel_blocks) for stage in sketch.placed(StageKind.BLOCKS)]
+    return [(stage.blocks, stage.channel_blocks) for stage in sketch.of_kind(StageKind.BLOCKS)]
 
 
 class Case(NamedTuple):

@@ -128,8 +128,8 @@ def test_the_parts_are_tiled_and_added_up_by_a_kernel_of_their_own() -> None:
     model = read_onnx(_model((8, 256), (256, 12)), {})
     [task] = (task for task in VariantModel.of(model, GPU.target).tasks() if task.variant)
     [sketch] = generate(read_dag(from_json(task.module_json)), GPU)
-    assert sketch.placed(StageKind.TILED)
-    assert sketch.placed(StageKind.THREADS)
+    assert sketch.of_kind(StageKind.TILED)
+    assert sketch.of_kind(StageKind.THREADS)
 
 
 @pytest.mark.parametrize(

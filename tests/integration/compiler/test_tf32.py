@@ -82,7 +82,7 @@ def test_a_product_of_rounded_factors_is_a_variant(name: str) -> None:
     assert task.name.startswith("tf32_")
     dag = read_dag(from_json(task.module_json))
     assert [node.rounds_to for node in dag.nodes if node.reduction] == ["tf32"]
-    assert all(sketch.placed(StageKind.TENSOR) for sketch in generate(dag, GPU))
+    assert all(sketch.of_kind(StageKind.TENSOR) for sketch in generate(dag, GPU))
 
     rng = np.random.default_rng(0)
     arguments = [rng.uniform(-1, 1, spec.shape).astype(np.float32) for spec in model.inputs]
@@ -251,7 +251,7 @@ def test_a_model_in_tf32_is_compiled_with_its_other_kernels(
     variants = VariantModel.of(read_onnx(model, {}), GPU.target, tf32=True)
     [task] = (task for task in variants.tasks() if task.variant == "tf32")
     workload = from_json(task.module_json)
-    sketch = next(one for one in generate(read_dag(workload), GPU) if one.placed(StageKind.TENSOR))
+    sketch = next(one for one in generate(read_dag(workload), GPU) if one.of_kind(StageKind.TENSOR))
     program = sample(sketch, 64, np.random.default_rng(0)).program(0)
     compiled = []
 

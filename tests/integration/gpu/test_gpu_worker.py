@@ -112,7 +112,7 @@ def test_products_of_bytes_on_tensor_cores_are_right(stand_in: StandIn) -> None:
         tasks = extract_tasks(fuse(read_onnx(model.SerializeToString(), {}), device.target))
         [task] = (task for task in tasks if task.name.startswith("matmul"))
         workload = from_json(task.module_json)
-        sketch = next(s for s in generate(read_dag(workload), device) if s.placed(StageKind.TENSOR))
+        sketch = next(s for s in generate(read_dag(workload), device) if s.of_kind(StageKind.TENSOR))
         population = sample(sketch, 64, np.random.default_rng(0))
         for row in (0, 20):
             trace = lower(workload, population.program(row), device)

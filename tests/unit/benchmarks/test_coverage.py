@@ -11,14 +11,14 @@ import pytest
 from benchmarks.coverage import importers, page
 from benchmarks.coverage.cases import Case
 from benchmarks.coverage.importers import OURS, Attempts, attempt
-from benchmarks.coverage.tried import TRIED, Answer, Outcome, Tried, TypedAnswer
+from benchmarks.coverage.tried import TRIED, Outcome, Tried, TypedVerdict, Verdict
 from benchmarks.results import figures
 from docs.site.figures import COVERAGE
 from tests.onnx_models import Builder
 
 RIGHT, REFUSED = (
-    Answer(Outcome.RIGHT),
-    Answer(Outcome.REFUSED, "operator Foo of node 'bar' can't be imported"),
+    Verdict(Outcome.RIGHT),
+    Verdict(Outcome.REFUSED, "operator Foo of node 'bar' can't be imported"),
 )
 
 
@@ -65,14 +65,14 @@ def _deadly() -> Any:
 def test_a_case_that_hangs_has_crashed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importers, "CASE_S", 0.0)
     with Attempts(OURS) as attempts:
-        assert attempts.attempt(case("Relu", [0, 2])) == Answer(Outcome.CRASHED, "it takes longer than 0 s")
+        assert attempts.attempt(case("Relu", [0, 2])) == Verdict(Outcome.CRASHED, "it takes longer than 0 s")
 
 
 def test_ordinary_operators_are_counted_apart() -> None:
     tried = [
         Tried("a", "Add", "", RIGHT, RIGHT),
         Tried("b", "Foo", "", REFUSED, RIGHT),
-        Tried("c", "Adam", "training", Answer(Outcome.REFUSED, "no"), REFUSED),
+        Tried("c", "Adam", "training", Verdict(Outcome.REFUSED, "no"), REFUSED),
     ]
     found = {each.name: each for each in page.figures_of(tried)}
     right = found[f"{page.ORDINARY}: right"]
@@ -96,10 +96,10 @@ def test_operators_have_a_row_each_and_failures_their_message() -> None:
 
 def test_a_cell_of_types_shows_the_worst_outcome() -> None:
     answers = [
-        TypedAnswer("a", "Add", "int8", RIGHT),
-        TypedAnswer("b", "Add", "int8", REFUSED),
-        TypedAnswer("c", "Add", "bool", None),
-        TypedAnswer("d", "Sub", "int8", Answer(Outcome.WRONG, "0 instead of 1")),
+        TypedVerdict("a", "Add", "int8", RIGHT),
+        TypedVerdict("b", "Add", "int8", REFUSED),
+        TypedVerdict("c", "Add", "bool", None),
+        TypedVerdict("d", "Sub", "int8", Verdict(Outcome.WRONG, "0 instead of 1")),
     ]
     table = page.types_table(answers)
     assert "| operator | bool | int8 |" in table

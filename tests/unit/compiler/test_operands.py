@@ -37,15 +37,15 @@ def difference(given: Operands, outputs: Any, dtype: str = "float32") -> str:
 @pytest.mark.parametrize("draw", InputKind)
 def test_arguments_are_the_same_every_time_and_outputs_garbage(draw: InputKind) -> None:
     made = operands(np.zeros(SIZE))
-    first, output = made.place(draw)
+    first, output = made.arguments(draw)
     before = first.numpy()
     output.copyfrom(np.ones(SIZE, "float32"))
-    again, output = made.place(draw)
+    again, output = made.arguments(draw)
     assert again.same_as(first)
     assert np.array_equal(output.numpy(), np.full(SIZE, GARBAGE, "float32"))
     first.copyfrom(np.zeros(SIZE, "float32"))
     made.forget()
-    assert np.array_equal(made.place(draw)[0].numpy(), before)
+    assert np.array_equal(made.arguments(draw)[0].numpy(), before)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_only_times_that_the_clock_has_not_written_are_replaced(farm: Farm, sess
         session.execute(update(JobRow).values(held))
         due_at = latest + webhooks.ATTEMPT_S + DELAYS_S[2] + late_s
         session.execute(update(DeliveryRow).values(attempts=3, due_at=due_at))
-        clock.end_future(session, NOW, CLAIM_S)
+        clock.correct_future_times(session, NOW, CLAIM_S)
         assert workers.get(session, "w").last_seen_at == (NOW if is_replaced else latest + late_s)
         assert jobs.claim_job(session, farm.job_id, "here", NOW, CLAIM_S) == is_replaced
         assert jobs.get(session, farm.job_id).started_at == (NOW if is_replaced else latest + late_s)

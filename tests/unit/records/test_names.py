@@ -160,8 +160,8 @@ def test_a_session_goes_on_under_a_new_token_when_the_old_one_ends(
 def test_another_workers_session_is_known_as_such(session: Session) -> None:
     """Leases name a session, so its id would let another worker report for them."""
     register(session, OURS)
-    assert workers.is_anothers(session, "neighbour", "first")
-    assert not workers.is_anothers(session, "board", "first")
+    assert workers.has_other_session(session, "neighbour", "first")
+    assert not workers.has_other_session(session, "board", "first")
 
 
 def test_an_evicted_worker_does_not_come_back_under_another_name(session: Session) -> None:

@@ -123,16 +123,16 @@ class TestTrials:
             trials.add(farm.session, "x", 0, [], now=1.0)
 
     def test_a_task_of_which_only_an_import_was_measured_has_no_guess_yet(self, farm: Farm) -> None:
-        assert trials.guessed_tasks(farm.session, "job") == set()
+        assert trials.attempted_tasks(farm.session, "job") == set()
         imported = trials.NewTrial(farm.task_id, "w1", None, "t0", 1e-3)
         trials.add(farm.session, "job", 0, [imported], now=1.0)
-        assert trials.guessed_tasks(farm.session, "job") == {farm.task_id}, "it waits for a device"
+        assert trials.attempted_tasks(farm.session, "job") == {farm.task_id}, "it waits for a device"
         farm.report("first", [trial.id for trial in farm.leased("first").trials])
-        assert trials.guessed_tasks(farm.session, "job") == set()
+        assert trials.attempted_tasks(farm.session, "job") == set()
         farm.issue("t1", "t2")
         farm.report("second", [trial.id for trial in farm.leased("second").trials])
-        assert trials.guessed_tasks(farm.session, "job") == {farm.task_id}
-        assert trials.guessed_tasks(farm.session, "other") == set()
+        assert trials.attempted_tasks(farm.session, "job") == {farm.task_id}
+        assert trials.attempted_tasks(farm.session, "other") == set()
 
     def test_dropping_leaves_what_a_device_holds(self, farm: Farm) -> None:
         farm.issue("t1", "t2", "t3")

@@ -77,7 +77,7 @@ def _is_small(program: Program, name: str) -> bool:
 def _computes_more(program: Program) -> bool:
     """Return whether code grows by more than its tiles: by vectorized nests, gathers or inlined functions."""
     stages = program.sketch.stages
-    return any(program.sketch.dag.node[s.node].flops > 1 or s.placement is StageKind.NEST for s in stages)
+    return any(program.sketch.dag.node[s.node].flops > 1 or s.kind is StageKind.NEST for s in stages)
 
 
 def _instructions(width: int, lanes: int) -> int:
@@ -111,7 +111,7 @@ def _depth(program: Program, name: str) -> int:
 
 def _readers(program: Program, name: str) -> Iterator[str]:
     for consumer in program.sketch.dag.consumers(program.sketch.dag.node[name]):
-        placed = program.sketch.stage[consumer.name].placement
+        placed = program.sketch.stage[consumer.name].kind
         if placed is StageKind.INLINE or program.location(consumer.name) == "inline":
             yield from _readers(program, consumer.name)
         else:

@@ -203,7 +203,7 @@ def test_a_producer_of_an_operand_is_not_inlined() -> None:
         ],
         {**U8_S8, "raw": "uint8"},
     )
-    placed = {bool(s.stage["matmul"].intrinsic): s.stage["a"].placement for s in generate(graph, SERVER)}
+    placed = {bool(s.stage["matmul"].intrinsic): s.stage["a"].kind for s in generate(graph, SERVER)}
     assert placed == {True: StageKind.NEST, False: StageKind.INLINE}
 
 

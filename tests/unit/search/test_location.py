@@ -121,7 +121,7 @@ def test_a_nest_finds_its_reader_through_inlined_ones() -> None:
         ],
     )
     sketch = generate(graph, DEVICE)[0]
-    assert sketch.stage["scale"].placement is StageKind.INLINE
+    assert sketch.stage["scale"].kind is StageKind.INLINE
     assert sketch.compute_at["pad"].name == "matmul"
 
 

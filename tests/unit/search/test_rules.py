@@ -36,7 +36,7 @@ def test_a_product_without_a_reader_is_tiled_with_and_without_a_cache() -> None:
 
 def test_an_elementwise_reader_is_computed_in_the_tile() -> None:
     placed = [
-        (sketch.stage["conv"].epilogue_level, sketch.stage["relu"].placement)
+        (sketch.stage["conv"].epilogue_level, sketch.stage["relu"].kind)
         for sketch in generate(dags.conv2d(), DEVICE)
     ]
     assert placed == [(1, StageKind.FUSED), (2, StageKind.FUSED), (0, StageKind.NEST)]
@@ -58,13 +58,13 @@ def test_an_epilogue_is_fused_into_one_of_its_producers_only() -> None:
 
 def test_sums_over_constant_matrices_are_unrolled() -> None:
     for sketch in generate(dags.winograd(), DEVICE):
-        assert [stage.node for stage in sketch.placed(StageKind.UNROLLED)] == ["packed", "inverse"]
-        assert [stage.node for stage in sketch.placed(StageKind.INLINE)] == ["B", "A"]
+        assert [stage.node for stage in sketch.of_kind(StageKind.UNROLLED)] == ["packed", "inverse"]
+        assert [stage.node for stage in sketch.of_kind(StageKind.INLINE)] == ["B", "A"]
 
 
 def test_a_chain_of_transforms_is_also_computed_in_blocks_of_rows() -> None:
     few = replace(DEVICE, cores=2)
-    chains = [s.stages for s in generate(dags.winograd_image(12), few) if s.placed(StageKind.BLOCKS)]
+    chains = [s.stages for s in generate(dags.winograd_image(12), few) if s.of_kind(StageKind.BLOCKS)]
     assert [stages[-1].blocks for stages in chains] == [2, 4, 12]
     for stages in chains:
         in_blocks = {stage.node: stage.compute_at for stage in stages if stage.blocks}

@@ -46,7 +46,7 @@ def test_a_stage_without_loops_leaves_nothing_open_and_takes_no_time(stage: Inli
 
 def test_every_kind_of_stage_is_derived_for_some_subgraph() -> None:
     derived = {
-        stage.placement
+        stage.kind
         for make in DAGS.values()
         for device in (DEVICE, GPU)
         for sketch in generate(make(), device)

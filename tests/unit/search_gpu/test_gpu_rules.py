@@ -56,7 +56,7 @@ def test_rows_may_be_any_axes_of_the_reader() -> None:
             node("next", {"i": 64, "j": 48}, ["data[i, j]", "sum[j]"], flops=1.0),
         ],
     )
-    (rows,) = (s for s in generate(graph, GPU)[0].stages if s.placement is StageKind.ROWS)
+    (rows,) = (s for s in generate(graph, GPU)[0].stages if s.kind is StageKind.ROWS)
     assert rows.rows == (1,)
 
 

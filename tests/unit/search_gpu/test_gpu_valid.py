@@ -69,7 +69,7 @@ def test_sampled_programs_are_within_the_limits(sketch: Sketch, seed: int) -> No
             assert threads * product_of(program, stage, 1, 3, 4) <= LIMITS.registers
             if all(term.divisor == 1 for read in node.reads for i in read.indices for term in i.terms):
                 assert shared_bytes(program, stage) <= LIMITS.shared_bytes
-        for stage in sketch.placed(StageKind.ROWS):
+        for stage in sketch.of_kind(StageKind.ROWS):
             sizes = [program.choice(stage.node, kind) for kind in ("threads", "rows")]
             assert math.prod(map(int, sizes)) <= LIMITS.max_threads
 

@@ -73,7 +73,7 @@ def test_other_cores_compute_no_product_in_tf32() -> None:
 
 def test_tiles_in_tf32_are_half_as_deep_and_may_be_larger_than_the_result() -> None:
     sketch = generate(in_tf32(dags.matmul(1000, 1000, 1000)), GPU)[0]
-    (stage,) = sketch.placed(StageKind.TENSOR)
+    (stage,) = sketch.of_kind(StageKind.TENSOR)
     population = sample(sketch, 256, np.random.default_rng(0))
     tile = TensorTile.of(population, stage)
     assert set(tile.tile("k").tolist()) == {8, 16, 32}
@@ -115,7 +115,7 @@ def test_tensor_cores_are_one_sketch_more() -> None:
 @pytest.mark.parametrize("size", [16, 64, 1000])
 def test_drawn_tiles_are_within_the_limits(size: int) -> None:
     sketch = generate(typed(dags.matmul(size, size, size)), GPU)[0]
-    (stage,) = sketch.placed(StageKind.TENSOR)
+    (stage,) = sketch.of_kind(StageKind.TENSOR)
     population = sample(sketch, 256, np.random.default_rng(0))
     assert len(population) > 12
     tile = TensorTile.of(population, stage)
@@ -132,7 +132,7 @@ def test_drawn_tiles_are_within_the_limits(size: int) -> None:
 def test_rows_in_shared_memory_are_padded() -> None:
     sketch = generate(typed(dags.matmul(64, 64, 64)), GPU)[0]
     population = sample(sketch, 256, np.random.default_rng(0))
-    tile = TensorTile.of(population, sketch.placed(StageKind.TENSOR)[0])
+    tile = TensorTile.of(population, sketch.of_kind(StageKind.TENSOR)[0])
     first, _ = tile.operand_bytes
     # 16 halves take 40, 32 take 40, 64 take 72.
     rows = {1: 40, 2: 40, 4: 72}

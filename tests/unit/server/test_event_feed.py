@@ -13,7 +13,7 @@ from records.jobs.jobs import JobRequest
 from records.storage import blobs
 from records.storage.database import StorageError
 from server import event_feed
-from server.event_feed import EventFeed, Page, Place
+from server.event_feed import EventCursor, EventFeed, Page
 
 from .conftest import CountingDatabase
 
@@ -45,7 +45,7 @@ def numbers(page: Page) -> list[object]:
     return [event.data["number"] for event in page.events if event.kind == "note"]
 
 
-async def waiting(feed: EventFeed, *places: Place) -> list[asyncio.Task[Page]]:
+async def waiting(feed: EventFeed, *places: EventCursor) -> list[asyncio.Task[Page]]:
     """Start to wait at each place, and return when the polls that found nothing there have begun."""
     tasks = [asyncio.create_task(feed.wait(place)) for place in places]
     await asyncio.sleep(0.05)
@@ -54,7 +54,7 @@ async def waiting(feed: EventFeed, *places: Place) -> list[asyncio.Task[Page]]:
 
 
 def test_a_hundred_watchers_of_three_jobs_share_a_transaction(database: CountingDatabase) -> None:
-    places = [Place(job_id, last_id(database, job_id)) for job_id in "abc"]
+    places = [EventCursor(job_id, last_id(database, job_id)) for job_id in "abc"]
 
     async def run() -> int:
         feed = EventFeed(database, asyncio.Event())
@@ -76,7 +76,7 @@ def test_those_who_come_late_get_what_they_missed(database: CountingDatabase) ->
     async def run() -> None:
         feed = EventFeed(database, asyncio.Event())
         late, later = await asyncio.gather(
-            feed.wait(Place("a", 0)), feed.wait(Place("a", last_id(database, "a") - 1))
+            feed.wait(EventCursor("a", 0)), feed.wait(EventCursor("a", last_id(database, "a") - 1))
         )
         assert (numbers(late), numbers(later)) == ([0, 1], [1])
 
@@ -91,13 +91,13 @@ def test_a_poll_reads_a_bounded_number_of_events_and_the_next_one_the_rest(
         assert jobs.advance(session, "a", {JobState.QUEUED}, JobState.FAILED, 1.0)
 
     async def run() -> list[int]:
-        feed, place, seen = EventFeed(database, asyncio.Event()), Place("a", 0), list[int]()
+        feed, place, seen = EventFeed(database, asyncio.Event()), EventCursor("a", 0), list[int]()
         page = Page([], finished=False)
         while not page.finished:
             page = await feed.wait(place)
             assert 1 <= len(page.events) <= 2
             seen += [event.id for event in page.events]
-            place = Place("a", seen[-1])
+            place = EventCursor("a", seen[-1])
         return seen
 
     with database.begin() as session:
@@ -108,9 +108,9 @@ def test_a_poll_reads_a_bounded_number_of_events_and_the_next_one_the_rest(
 def test_a_job_that_is_gone_has_ended(database: CountingDatabase) -> None:
     async def run() -> None:
         feed = EventFeed(database, asyncio.Event())
-        assert await feed.wait(Place("gone", 0)) == Page([], finished=True)
+        assert await feed.wait(EventCursor("gone", 0)) == Page([], finished=True)
         with pytest.raises(jobs.JobNotFound):
-            await feed.read(Place("gone", 0))
+            await feed.read(EventCursor("gone", 0))
 
     asyncio.run(run())
 
@@ -118,7 +118,7 @@ def test_a_job_that_is_gone_has_ended(database: CountingDatabase) -> None:
 def test_a_failing_storage_is_every_watchers_error_and_the_next_ones_are_served(
     database: CountingDatabase,
 ) -> None:
-    place = Place("a", last_id(database, "a"))
+    place = EventCursor("a", last_id(database, "a"))
 
     async def run() -> None:
         feed = EventFeed(database, asyncio.Event())
@@ -135,7 +135,7 @@ def test_a_failing_storage_is_every_watchers_error_and_the_next_ones_are_served(
 
 
 def test_one_that_leaves_takes_nothing_from_the_others(database: CountingDatabase) -> None:
-    place = Place("a", last_id(database, "a"))
+    place = EventCursor("a", last_id(database, "a"))
 
     async def run() -> None:
         feed = EventFeed(database, asyncio.Event())
@@ -153,7 +153,7 @@ def test_a_stopping_server_answers_all_at_once(
     database: CountingDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_feed, "POLL_S", 3600.0)
-    place = Place("a", last_id(database, "a"))
+    place = EventCursor("a", last_id(database, "a"))
 
     async def run() -> None:
         stopping = asyncio.Event()
