@@ -46,7 +46,7 @@ WINOGRAD = {
     "winograd-14x14x256x256": (14, 256, 256, 2),
     "winograd-13x13x64x256": (13, 64, 256, 2),
 }
-# What a share may cost and still ship.
+# The most that a share of crossover may cost.
 AIM = at_most(1.01)
 
 # Estimated seconds of the best program, by layer and seed.

@@ -1,4 +1,4 @@
-"""Device classes that one machine stands for: every contestant gives up the same instruction sets."""
+"""Device classes that one machine emulates: every contestant disables the same instruction sets."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _features(target: str) -> frozenset[str]:
 def calibrated(name: str, threads: int) -> Device:
     """Return this machine as a device of the class `name`, with its calibrated profile.
 
-    Wants a process of its own, with TVM_NUM_THREADS in the environment. Raises ValueError when the machine
+    Needs its own process, with TVM_NUM_THREADS in the environment. Raises ValueError when the machine
     lacks a feature of the class.
     """
     from compiler.measuring.calibration import calibrate
@@ -119,12 +119,12 @@ def add_device_class(parser: argparse.ArgumentParser) -> None:
 def device_class(name: str) -> DeviceClass:
     """Return the class without features that this machine doesn't have anyway.
 
-    Raises ArgumentTypeError for a class that this machine can't stand for.
+    Raises ArgumentTypeError for a class that this machine can't emulate.
     """
     found = CLASSES.get(name)
     if found is None:
         raise argparse.ArgumentTypeError(f"{name} is none of {', '.join(CLASSES)}")
     shown = machine.flags()
     if found.needs is not None and found.needs not in shown:
-        raise argparse.ArgumentTypeError(f"this machine can't stand for {name}: it shows no {found.needs}")
+        raise argparse.ArgumentTypeError(f"this machine can't emulate {name}: it shows no {found.needs}")
     return replace(found, without=tuple(feature for feature in found.without if feature in shown))

@@ -38,7 +38,7 @@ from examples.quantization import narrowed, quantize
 from worker.settings import usable_cores
 
 NAME = "benchmarks.element_types"
-# What is tuned of each network by its label: of BERT's twelve equal layers two.
+# The network and scale by label: two of BERT's twelve equal layers.
 NETWORKS: Mapping[str, tuple[str, Scale]] = {
     "resnet18": ("resnet18", FULL),
     "mobilenet_v2": ("mobilenet_v2", FULL),

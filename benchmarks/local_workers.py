@@ -1,4 +1,4 @@
-"""Compare two workers on one machine with one: trials a second, each worker on a core of its own.
+"""Compare the trials per second of two workers and of one worker on a machine, each with its own core.
 
     python -m benchmarks.local_workers --quick --json FILE
 
@@ -96,7 +96,7 @@ class Checkpoint:
 
 
 class LocalService:
-    """A service with an empty database, and workers with one thread on a core of their own."""
+    """A service with an empty database, and single-threaded workers, each on its own core."""
 
     def __init__(self, folder: Path, cores: Sequence[int]) -> None:
         self._folder = folder

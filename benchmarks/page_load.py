@@ -26,7 +26,7 @@ _TIMEOUT_MS = 20_000
 
 
 class PageLoadError(Exception):
-    """A page did not become what it should; the message is one sentence."""
+    """A page did not reach the expected state. The message is one sentence."""
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ WARM_UP_S, WARM_UP_ALONE_S = 30.0, 5.0
 # With schedulers: a job for each class, and more trials offered than they plan.
 PLANNED_WORKERS, PLANNED_CLASS_SIZE = 80, 20
 PLANNED_TRIALS = 1_000_000
-# What is used of the cores where nothing else keeps them from working.
+# The cores' utilization if nothing else limits them.
 BUSY = 0.9
 # Fewer leases have no 99th percentile.
 MIN_LEASES = 100
@@ -342,7 +342,7 @@ def _trials_needed(load: Load) -> int:
 
 @contextlib.contextmanager
 def serving(backends: Backends, folder: Path, **settings: str) -> Iterator[Service]:
-    """Run a server in a process of its own, with `settings` besides.
+    """Run a server in a separate process, with additional `settings`.
 
     Raises ScaleError when it doesn't start.
     """

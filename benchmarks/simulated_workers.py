@@ -38,7 +38,7 @@ SPREAD = 2
 BEGIN_LIMIT_S = 180.0
 OURS = "simulated workers"
 _CALL_TIMEOUT_S = 60.0
-# Every worker has a connection of its own, as on a machine of its own.
+# Every worker has its own connection, as if on its own machine.
 _OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 
 

@@ -37,7 +37,7 @@ from worker.settings import usable_cores
 NAME = "benchmarks.sizes"
 SMALL = Scale(max_blocks=1, divisor=4, size=64, classes=100, frames=4, tokens=64, words=1000)
 ENCODER = replace(SMALL, divisor=2)
-# What the latency of a size may be, relative to a model that was tuned for it alone.
+# The highest latency of a size, relative to a model that was tuned only for it.
 AIM = at_most(1.05)
 
 

@@ -51,7 +51,7 @@ TOLERANCES = {"quantized": 0.051, "half": 2e-3, "brain_float": 2e-2}
 
 @dataclass(frozen=True)
 class Tuned:
-    """A tuned network: what is wrong with its outputs, empty where nothing is, and its manifest."""
+    """A tuned network: the error in its outputs ("" if they are right), and its manifest."""
 
     name: str
     wrong: str
@@ -115,7 +115,7 @@ def expected(model: onnx.ModelProto, feeds: Mapping[str, NDArray[Any]]) -> list[
 
 
 def difference(name: str, found: Arrays, wanted: Arrays) -> str:
-    """Say how outputs differ by more than roundings; empty when they don't."""
+    """Describe how outputs differ by more than rounding errors; "" if they don't."""
     for number_, (own, other) in enumerate(zip(found, wanted, strict=True)):
         own = valid_part(own, other)
         if not np.allclose(own, other, rtol=1e-3, atol=TOLERANCES.get(name, 1e-3)):

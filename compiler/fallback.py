@@ -45,7 +45,7 @@ def schedule_slow(fused: tvm.IRModule) -> tvm.IRModule:
 
 
 def mark_scheduled(scheduled: PrimFunc, original: PrimFunc) -> PrimFunc:
-    """Return a scheduled function of a model as one that TVM leaves as it is."""
+    """Mark a model's scheduled function, so that TVM doesn't change it."""
     marked = scheduled.with_attr("tirx.is_scheduled", True)
     # A private function stays private: TVM may then rename it when it links.
     return marked if "global_symbol" in original.attrs else marked.without_attr("global_symbol")

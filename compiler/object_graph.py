@@ -33,7 +33,7 @@ _NULLABLE = frozenset(("ir.Call.attrs", "ir.Call.ty", "ir.Op.ty"))
 
 
 class Part(StrEnum):
-    """What an object graph is made of, as messages call it."""
+    """The parts of an object graph, as messages name them."""
 
     KIND = "object"
     OPERATOR = "operator"
@@ -112,7 +112,7 @@ class ObjectGraph:
                 raise GraphRefused("its objects are nested too deeply, or shared too often")
 
     def load(self) -> Any:
-        """Return the objects. Raises GraphRefused, and whatever TVM raises."""
+        """Return the objects. Raises GraphRefused or any exception of TVM's."""
         self.check()
         metadata = {"tvm_version": tvm.__version__}
         text = json.dumps({"root_index": self.root, "nodes": self.nodes, "metadata": metadata})
@@ -222,7 +222,7 @@ def _is_float(data: Any) -> bool:
     return type(data) in (int, float) and (math.isfinite(data) or type(data) is float)
 
 
-# Objects without fields, by a test of what they hold.
+# Objects without fields, each with a test of its content.
 _PLAIN: Mapping[str, Callable[[Any], bool]] = {
     "None": lambda data: data is None,
     "bool": lambda data: isinstance(data, bool),
@@ -237,7 +237,7 @@ _PLAIN: Mapping[str, Callable[[Any], bool]] = {
     "ir.SourceName": _is_text,
     "tirx.Axis": _is_text,
 }
-# Fields whose value stands in the node itself, by a test of it.
+# Fields with inline values, each with a test of the value.
 _INLINE: Mapping[str, Callable[[Any], bool]] = {
     "int": _is_integer,
     "bool": lambda data: isinstance(data, bool),
@@ -259,7 +259,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 @functools.cache
 def _fields(kind: str) -> Mapping[str, Mapping[str, Any]]:
-    """Return the fields of a class of TVM, and what may stand in each. Raises GraphRefused."""
+    """Return the fields of a TVM class and their allowed values. Raises GraphRefused."""
     fields: dict[str, Mapping[str, Any]] = {}
     for info in _classes(kind):
         for one in info.fields or ():
@@ -276,7 +276,7 @@ def _lineage(kind: str) -> frozenset[str]:
 def _classes(kind: str) -> Iterator[Any]:
     try:
         info: Any = core._lookup_or_register_type_info_from_type_key(kind)
-    except Exception as error:  # it raises whatever class the C++ side names
+    except Exception as error:  # TVM's C++ code may raise any exception class
         raise GraphRefused(f"TVM knows no {kind[:64]}") from error
     while info is not None:
         yield info

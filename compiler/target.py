@@ -31,7 +31,7 @@ SIZES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 DEFAULT_CACHES = {"l1": 32 << 10, "l2": 512 << 10, "l3": 2 << 20}
 # The prefixes of features that the search and the estimate use, as /proc/cpuinfo spells them.
 FEATURE_PREFIXES = ("avx", "sse4", "asimd", "sve", "fma", "neon")
-# Linux lists these only if it saves their registers on a context switch, whatever the processor reports.
+# Linux lists these only if it saves their registers on a context switch, even if the processor has them.
 NEED_SAVED_REGISTERS = ("avx", "avx512f")
 # Never added to what LLVM's processor has: programs must ask Linux for AMX, and the lengths of TVM's vectors
 # are fixed at compile time.
@@ -175,7 +175,7 @@ def _without_implied(sign: str, changes: Mapping[str, set[str]]) -> list[str]:
 
 
 def _llvm_features(attributes: Mapping[str, Any], switches: Sequence[str] = ()) -> set[str]:
-    """Return LLVM's names of what a target has, after features are switched on (+) and off (-) in order."""
+    """Return a target's features by LLVM's names, after switching features on (+) and off (-) in order."""
     target = tvm.target.Target({**attributes, "mattr": list(switches)} if switches else dict(attributes))
     return {str(name) for name in llvm_get_cpu_features(target)}
 

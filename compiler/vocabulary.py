@@ -81,7 +81,7 @@ _ANNOTATIONS = (
 )
 _UNSCHEDULED = _named(Part.SCOPE, ("", "global")) | _named(Part.THREAD, ("",))
 _ARITHMETIC = r"prim\.\w+"
-# Relax's operators, but for those that call, print, or manage memory and devices.
+# Relax's operators except those that call, print, or manage memory and devices.
 _RELAX_OPERATORS = (
     r"relax\.((nn|image|vision)\.\w+"
     r"|call_tir|(?!call_|invoke_|print$|assert_op$|hint_on_|to_vdevice$|shape_to_|tensor_to_shape$)\w+)"

@@ -102,7 +102,7 @@ def _pax_path(data: bytes) -> bytes | None:
 
 
 def zip_names(file: IO[bytes]) -> Iterator[str]:
-    """Yield the names in a zip archive's directory, one after the other. Raises MalformedArchive."""
+    """Yield the names in a zip archive's directory. Raises MalformedArchive."""
     entries, size, start = _zip_directory(file)
     if entries > _MAX_ZIP_ENTRIES or size > _MAX_ZIP_DIRECTORY_BYTES:
         mib = _MAX_ZIP_DIRECTORY_BYTES >> 20

@@ -41,7 +41,7 @@ def _is_float(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
 
 
-# What a field may refer to: the kinds of objects, or a test of a value that stands in the field itself.
+# A field's allowed content: the kinds of objects that it refers to, or a test of its inline value.
 _Content = frozenset[str] | Callable[[Any], bool]
 _NONE, _TYPE = frozenset(("None",)), frozenset(("ir.PrimType",))
 _TYPED: Mapping[str, _Content] = {"span": _NONE, "ty": _TYPE}

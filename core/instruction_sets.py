@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class InstructionSet(NamedTuple):
-    """An instruction set: `word` in /proc/cpuinfo, `name` in LLVM. Some words stand for several names."""
+    """An instruction set: `word` in /proc/cpuinfo, `name` in LLVM. Some words have several names."""
 
     word: str
     name: str

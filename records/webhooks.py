@@ -1,4 +1,4 @@
-"""Webhooks and their deliveries, which are stored in the transaction of what they tell of."""
+"""Webhooks and their deliveries, which are stored in the transaction of their event."""
 
 from __future__ import annotations
 

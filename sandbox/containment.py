@@ -145,7 +145,7 @@ def _unshare() -> _Namespaces:
 def _rehearse(
     files: VisibleFiles, namespaces: _Namespaces, with_mounts: bool, account: Account | None
 ) -> _Attempt:
-    """Try in a process of its own what can't be undone, and whether all that is needed stays readable."""
+    """Try irreversible steps in a separate process, and check that all needed files stay readable."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -23,7 +23,7 @@ _SHARED_OUT = re.compile(rb"^(?:Pss_Anon|Pss_Shmem|SwapPss):\s+(\d+) kB", re.MUL
 
 
 def most_bytes(limit_bytes: int) -> int:
-    """Return what the processes of a child may have together, where each may have `limit_bytes` more."""
+    """Return the memory limit in bytes for all processes of a child, if each may have `limit_bytes` more."""
     return 2 * limit_bytes + SLACK_BYTES
 
 

@@ -28,14 +28,15 @@ ENVIRONMENT_PARTS = (
     *("nvvm", "targets", "version.json"),  # of CUDA
 )
 MODULE_SUFFIXES = (".py", ".pyc", ".so", ".zip", ".egg")
-# How deep packages without files of their own (namespace packages) are looked through for links.
+# How deep to search namespace packages for links.
 _NAMESPACE_DEPTH = 4
 
 
 @dataclass(frozen=True)
 class VisibleFiles:
-    """What a child sees: files and folders to read and to write, devices, and folders whose entries it may
-    list without reading all of them."""
+    """The files that a child sees: files and folders to read and to write, devices, and folders whose entries
+    it may list without reading all of them.
+    """
 
     readable: tuple[Path, ...]
     listed: tuple[Path, ...]
@@ -50,7 +51,7 @@ class VisibleFiles:
         readable: Iterable[Path],
         writable: Iterable[Path],
     ) -> VisibleFiles:
-        """Return what a child of this kind sees, with the files of its task."""
+        """Return the visible files of this kind of child, including its task's files."""
         folders = [Path(os.path.abspath(entry)) for entry in sys.path if entry and os.path.isdir(entry)]
         return cls(
             (*_existing(_needed(environment)), *readable),

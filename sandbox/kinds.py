@@ -34,7 +34,7 @@ MEASURE_GPU = ChildKind(
 BUILD = ChildKind("builder", "the builder")
 KINDS = (COMPILE, MEASURE, MEASURE_GPU, BUILD)
 
-# What is the same for every kind, as docs/security.md shows it.
+# Texts that apply to every kind, as in docs/security.md.
 FILES_READ = (
     "the system's programs and libraries, this Python's packages, the compiler's parts, some settings in /etc"
 )

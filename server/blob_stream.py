@@ -1,4 +1,4 @@
-"""Stored blobs as streams for clients of any speed, each chunk read in a transaction of its own."""
+"""Stream stored blobs to clients of any speed. Each chunk is read in its own transaction."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class LookUps:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        # What a key stands for never changes.
+        # The meaning of a key never changes.
         self._facts: dict[str, ClassFacts] = {}
         self._asked: list[tuple[str, str, asyncio.Future[_Found]]] = []
         self._answering: asyncio.Task[None] | None = None

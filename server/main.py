@@ -174,7 +174,7 @@ async def _run(settings: ServerSettings) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     with _listen(settings.host, settings.port, "TUNEFARM_PORT") as http:
-        # Tried here because gRPC says only in a log of its own why it can't have a port.
+        # Tried here, because gRPC only logs why it can't listen on a port.
         _listen(settings.host, settings.grpc_port, "TUNEFARM_GRPC_PORT").close()
         store = None if settings.blob_store is None else BlobStore(settings.blob_store)
         database = Database(settings.database_url, blob_store=store)

@@ -47,7 +47,7 @@ def parse_limit(text: str) -> Limit | None:
 
 
 class RateLimiter:
-    """One limit, held for each client by itself. A window begins with a client's first call in it."""
+    """One limit for each client. A window begins with the client's first call."""
 
     def __init__(self, text: str, timer: Callable[[], float] = time.monotonic) -> None:
         self._limit = parse_limit(text)

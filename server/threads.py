@@ -33,7 +33,7 @@ class Threads:
     async def run(
         self, function: Callable[_Given, _Result], *args: _Given.args, **kwargs: _Given.kwargs
     ) -> _Result:
-        """Return what the function returns in one of the threads, when one is free."""
+        """Run the function in a thread when one is free; return its result."""
         return await asyncio.wrap_future(self._executor.submit(function, *args, **kwargs))
 
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 # A gateway translates these to the IPv4 address in their last 32 bits.
 _NAT64 = ip_network("64:ff9b::/96")
-# An interface with this identifier, of whatever network, is a tunnel to the IPv4 address in the last 32 bits.
+# An interface with this identifier, in any network, is a tunnel to the IPv4 address in the last 32 bits.
 _ISATAP, _ISATAP_MASK = 0x5EFE << 32, 0xFDFF_FFFF << 32
 # Networks within a site, and those without hosts, that Python's `is_global` lets pass.
 _WITHIN = tuple(
@@ -79,7 +79,7 @@ def parse_networks(text: str) -> tuple[Network, ...]:
 
 
 def _embedded(address: Address) -> Address:
-    """Return the IPv4 address that an IPv6 address stands for; itself where it stands for none."""
+    """Return the IPv4 address that an IPv6 address embeds; the address itself if it embeds none."""
     if isinstance(address, IPv4Address):
         return address
     if address in _NAT64 or int(address) & _ISATAP_MASK == _ISATAP:

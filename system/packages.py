@@ -10,6 +10,7 @@ PACKAGES = Path(__file__).resolve().parents[1]
 
 
 def python_path(environment: Mapping[str, str]) -> str:
-    """Return the PYTHONPATH of an environment with tunefarm's packages before it, whatever folder a process
-    runs in."""
+    """Return the PYTHONPATH of an environment with tunefarm's packages before it, in whatever folder a
+    process runs in.
+    """
     return os.pathsep.join([str(PACKAGES), *filter(None, [environment.get("PYTHONPATH")])])

@@ -37,11 +37,12 @@ class Extension:
 
     @cached_property
     def value(self) -> Any:
-        """Return what the entry point names; its package is imported at the first call. Raises
-        PluginError."""
+        """Return the object that the entry point names. The first call imports its package. Raises
+        PluginError.
+        """
         try:
             return self.entry.load()
-        except Exception as error:  # it is anybody's code
+        except Exception as error:  # a plug-in may raise anything
             cause = f"{type(error).__name__}: {error}"
             raise PluginError(
                 f"the plug-in {self.package} {self.version} can't be loaded ({cause}): "

@@ -14,7 +14,7 @@ from system.locks import try_lock
 
 @contextlib.contextmanager
 def scratch_folder(kind: str) -> Iterator[Path]:
-    """Let this process make its temporary files in a folder of its own, which is removed at the end.
+    """Make this process create temporary files in a separate folder, which is removed at the end.
 
     Folders that killed processes of the same kind and user have left behind are removed first. Raises
     OSError.

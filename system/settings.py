@@ -15,7 +15,7 @@ S = TypeVar("S", bound=BaseSettings)
 
 
 def read_settings(kind: type[S], flags: Mapping[str, object], file: Path | None = None) -> S:
-    """Read settings: flags over environment over whatever else the class reads.
+    """Read settings: flags over environment over the class's other sources.
 
     `flags` has each setting that has a flag, None for one that wasn't given. `file` is where the class reads
     settings too, to be named in messages. Raises SettingsError, which names every wrong setting.

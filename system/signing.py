@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
 from system.errors import SettingsError
 
 PREFIX = "ed25519:"
-# Precede what is signed, so that a signature fits nothing else. tunefarm-runtime has the same.
+# Prefixes of signed data, so that a signature fits nothing else. tunefarm-runtime has the same ones.
 CONTEXT = b"tunefarm manifest\n"
 BUNDLE_CONTEXT = b"tunefarm bundle\n"
 VARIABLE = "TUNEFARM_SIGNING_KEY"

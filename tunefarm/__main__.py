@@ -1,4 +1,5 @@
-"""The `tunefarm` command's entry, which says what is missing where only the client library is installed."""
+"""The entry point of the `tunefarm` command. If only the client library is installed, it says what is
+missing."""
 
 import sys
 

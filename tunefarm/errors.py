@@ -7,7 +7,7 @@ from system.command import CommandError
 
 
 class StackError(CommandError):
-    """The embedded stack could not start, or stopped by itself."""
+    """The embedded stack could not start, or stopped unexpectedly."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, ExitCode.LOCAL)

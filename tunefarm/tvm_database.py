@@ -116,7 +116,7 @@ class _FetchedDatabase(PyDatabase):
             return []
         if name not in self._records:
             best = self._schedules[name]
-            # TVM replays what it gets, whatever it says: a trace that does more raises here.
+            # TVM replays any trace, so raise here for traces that do more than schedule.
             apply_trace(workload.mod, best.trace)
             target = json.loads(rewrite_target(best.target))
             fields = [parse_trace(best.trace), list(best.run_s), target, None]

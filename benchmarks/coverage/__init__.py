@@ -1,1 +1,1 @@
-"""Which of ONNX's operators can be imported, and whether what they compute is right."""
+"""Measure which ONNX operators can be imported and compute right results."""

@@ -121,7 +121,7 @@ def _case(test: Any, plain: Any) -> Case:
 
 
 def _array(value: Any) -> Any:
-    """Return the array of a tensor, which some types of elements are given as; leave all else as it is."""
+    """Return the array of a tensor; return any other value unchanged."""
     return numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
 
 

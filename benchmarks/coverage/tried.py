@@ -19,7 +19,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """An outcome, and what the importer or the comparison said of it."""
+    """An outcome, with the importer's or the comparison's message."""
 
     outcome: Outcome
     why: str = ""

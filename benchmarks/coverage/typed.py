@@ -1,7 +1,7 @@
 """Every operator with every element type that ONNX allows, made from ONNX's node tests.
 
-A case is a node test in which one type variable of the operator's schema stands for another type. ONNX
-Runtime without optimizations computes the expected values: in a wider type where it has no kernel for one.
+A case is a node test in which one type variable of the operator's schema has another type. ONNX Runtime
+without optimizations computes the expected values: in a wider type where it has no kernel for one.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def _computed(model: bytes, inputs: Mapping[str, Array]) -> tuple[Array, ...] | 
                 proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
             )
             results = session.run(None, dict(inputs))
-        except Exception:  # each of its errors has a class of its own
+        except Exception:  # each error has its own class
             continue
         return tuple(results) if all(isinstance(one, np.ndarray) for one in results) else None
     return None

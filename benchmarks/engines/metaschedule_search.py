@@ -239,7 +239,7 @@ def _candidates(
 
 
 class Timer:
-    """Times programs as its tuner does: with its runner, in a process of its own, with its own repeats."""
+    """Times programs like MetaSchedule's tuner: with its runner, in a separate process, with its repeats."""
 
     def __init__(self, module: tvm.IRModule, folder: Path) -> None:
         """Built programs are written into `folder`."""

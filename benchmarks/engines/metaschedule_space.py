@@ -20,7 +20,7 @@ from compiler.target import parse_target
 from core.device import Device
 from core.measurement import Measurement, Outcome
 
-# More trials than are ever drawn: the strategy gets no results, so it never ends by itself.
+# More trials than are ever drawn, because the strategy gets no results and never ends.
 ENDLESS = 1 << 30
 SAMPLED_AT_ONCE = 64
 

@@ -26,7 +26,7 @@ SUITE: Mapping[str, Layer] = {
 def run(name: str, device_class: str, device: Device, seed: int) -> list[str]:
     """Return lines for the file of measured programs.
 
-    Wants a process of its own, with TVM_NUM_THREADS in the environment. Raises UnsupportedSubgraph.
+    Needs its own process, with TVM_NUM_THREADS in the environment. Raises UnsupportedSubgraph.
     """
     layer = {**SUITE, **LAYERS}[name]
     module, rng = layer.module(), np.random.default_rng(seed)

@@ -3,8 +3,7 @@
     python -m benchmarks.gpu --quick --json FILE
     python -m benchmarks.gpu --seconds 540 --json FILE
 
-With --seconds, it does the most valuable parts first, each under a limit of its own, and says what it left
-out.
+With --seconds, it does the most valuable parts first, each with its own limit, and says what it left out.
 
 Operators are computed in float32 without TF32, matrix products in float16, bfloat16 and TF32 too, held
 against the peak that calibration measures. Networks are tuned on an embedded stack with an empty data folder.

@@ -20,7 +20,7 @@ STORED = Path(__file__).parents[2] / "docs"
 def detect() -> Device:
     """Return the first GPU that CUDA shows, with its measured profile.
 
-    Wants a process of its own. Raises RuntimeError, whose message says why there is none.
+    Needs its own process. Raises RuntimeError, whose message says why there is none.
     """
     from compiler.gpus import detect_gpu
     from compiler.measuring.gpu_calibration import calibrate_gpu

@@ -77,7 +77,7 @@ class NetworkResult:
 
 
 def absent_peer() -> str:
-    """Say why PyTorch's networks aren't compared with; empty when they are."""
+    """Say why the comparison lacks PyTorch's networks; "" if it has them."""
     if why := missing():
         return why
     return "" if importlib.util.find_spec(CONVERTER) else f"{CONVERTER}, which reads ONNX, is not installed"

@@ -82,7 +82,7 @@ class OperatorResult:
 
 
 def run(operator: str, plan: Plan) -> OperatorResult:
-    """Wants a process of its own, with TVM_NUM_THREADS in the environment. Raises UnsupportedSubgraph."""
+    """Needs its own process, with TVM_NUM_THREADS in the environment. Raises UnsupportedSubgraph."""
     module = OPERATORS[operator].module(plan.shape(operator))
     measurer = ProgramMeasurer(module, plan.device, plan.threads)
     ours = TunefarmSearch(module, plan.device).tune(

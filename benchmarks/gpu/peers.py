@@ -22,7 +22,7 @@ FLUSH_BYTES = 256 << 20
 
 
 def missing() -> str:
-    """Say why PyTorch isn't compared with; empty when it is."""
+    """Say why the comparison lacks PyTorch; "" if it has it."""
     if importlib.util.find_spec("torch") is None:
         return "PyTorch is not installed"
     import torch
@@ -93,7 +93,7 @@ class TorchNetwork:
 
 
 def prepare(tf32: bool = False) -> None:
-    """Have PyTorch be as fast as it is with or without TF32."""
+    """Configure PyTorch for its best speed, with or without TF32."""
     import torch
 
     torch.set_grad_enabled(False)

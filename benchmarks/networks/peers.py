@@ -1,4 +1,4 @@
-"""Peers of a network: runtimes with kernels of their own, kept to the same instruction sets."""
+"""A network's peers: runtimes with their own kernels, limited to the same instruction sets."""
 
 from __future__ import annotations
 

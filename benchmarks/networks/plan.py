@@ -71,7 +71,7 @@ def time_alone(tuning: Tuning, plan: Plan) -> Timings:
 def contestants(
     files: Mapping[str, ModelFile], inputs: list[list[NDArray[Any]]], plan: Plan
 ) -> Iterator[dict[str, ProcessContestant]]:
-    """Yield every contestant loaded in a process of its own."""
+    """Yield every contestant, each loaded in its own process."""
     with ExitStack() as processes:
         yield {
             name: processes.enter_context(ProcessContestant(file, plan.threads, inputs[0]))

@@ -127,7 +127,7 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Session:
-    """A running stack with a data folder of its own; it took `start_s` to start."""
+    """A running stack with its own data folder. Starting it took `start_s`."""
 
     client: Client
     check: Callable[[], None]

@@ -50,7 +50,7 @@ class DirectReads(Sketch):
 
 
 def first_sketch(dag: Dag, sketches: tuple[Sketch, ...], device: Device) -> TuneContext:
-    """Keep the first sketch, without copies and packed operands: about what a template leaves open."""
+    """Keep the first sketch without copies and packed operands, roughly a template's search space."""
     only = sketches[0]
     return TuneContext(dag, (DirectReads(only.dag, only.stages, only.gpu),), device)
 

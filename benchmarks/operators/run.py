@@ -85,7 +85,7 @@ class OperatorResult:
 
 
 def run(operator: str, plan: Plan) -> OperatorResult:
-    """Wants a process of its own, with TVM_NUM_THREADS in the environment.
+    """Needs its own process, with TVM_NUM_THREADS in the environment.
 
     Raises UnsupportedSubgraph when our search can't represent the operator.
     """

@@ -45,7 +45,7 @@ RESULTS = Sidecar(LayerResult, "layers")
 def run(name: str, device_class: str, device: Device, trials: int, rounds: int, seed: int) -> LayerResult:
     """Search a layer with both engines and time their best programs in turns.
 
-    Wants a process of its own, with TVM_NUM_THREADS in the environment. Raises UnsupportedSubgraph.
+    Needs its own process, with TVM_NUM_THREADS in the environment. Raises UnsupportedSubgraph.
     """
     module = LAYERS[name].module()
     measurer = ProgramMeasurer(module, device)

@@ -24,7 +24,7 @@ def compare_variants(
 ) -> tuple[SearchResult, ...]:
     """Search with every variant from the same seed; time the best after every milestone in turns.
 
-    Wants a process of its own, with TVM_NUM_THREADS in the environment. Raises UnsupportedSubgraph.
+    Needs its own process, with TVM_NUM_THREADS in the environment. Raises UnsupportedSubgraph.
     """
     device = detect_device(threads)
     module = OPERATORS[operator].module(OPERATORS[operator].benchmark)

@@ -75,7 +75,7 @@ class Figure:
 
     @property
     def verdict(self) -> str:
-        """Return the aim and whether it was reached; empty without an aim."""
+        """Return the aim and whether it was reached; "" without an aim."""
         return "" if self.aim is None else f"{self.aim}: {'reached' if self.reached else 'missed'}"
 
 

@@ -20,7 +20,7 @@ VECTORS = (
     *("amx_tile", "asimd", "asimddp", "i8mm", "bf16", "sve", "sve2"),
 )
 
-# What a processor shows -> what documents call it, the largest first.
+# A flag of the processor -> its name in documents, the largest instruction set first.
 INSTRUCTION_SETS = {"avx512f": "AVX-512", "avx2": "AVX2", "sse4_2": "SSE4.2"}
 # The sets of INSTRUCTION_SETS that go with a feature.
 _LOST_WITH = {"avx": ("avx2", "avx512f"), "avx2": ("avx2", "avx512f")}
@@ -52,7 +52,7 @@ def instruction_set(without: Sequence[str] = ()) -> str:
 
 
 def commit() -> str:
-    """Return the short id of the checkout's commit, "-dirty" appended after changes; empty without git."""
+    """Return the short id of the checkout's commit, with "-dirty" after changes; "" without git."""
     command = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*")
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

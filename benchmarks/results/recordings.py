@@ -1,4 +1,4 @@
-"""Recorded jobs: what the trials of whole networks measured, to be replayed."""
+"""Recorded jobs: the measurements of whole networks' trials, for replay."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.results.sidecar import Sidecar
 
 @dataclass(frozen=True)
 class RecordedTask:
-    """A task: `base_workload` is the workload of the model that it computes, by a variant or by itself.
+    """A task. `base_workload` is the model's workload that it computes, directly or as a variant.
 
     `seconds` has the latencies of its trials in the order of measurement, None for a failed trial.
     Tasks of one `tag` are similar.

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-# What a user of NumPy has anyway.
+# Packages that a user of NumPy has anyway.
 NUMPY = ("numpy", "numpy.libs", "bin")
 
 

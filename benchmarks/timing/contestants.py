@@ -1,4 +1,4 @@
-"""Contestants: compiled models, ONNX Runtime and OpenVINO, each loaded in a process of its own."""
+"""Contestants: compiled models, ONNX Runtime and OpenVINO, each loaded in its own process."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class OpenVinoFile:
 
 
 class ProcessContestant:
-    """A model in a process of its own, so that runtimes share neither threads nor memory.
+    """A model in a separate process, so that runtimes share neither threads nor memory.
 
     Exceptions while the model is loaded or run are raised here.
     """

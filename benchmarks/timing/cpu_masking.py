@@ -52,7 +52,7 @@ class MaskedPackage:
     def check(self) -> None:
         """Raises RuntimeError when the package never reached the handler, so that nothing was masked."""
         if not ctypes.CDLL(str(self.handler)).tunefarm_cpuid_asked():
-            raise RuntimeError(f"{self.name} didn't ask us what the processor can do: nothing is hidden")
+            raise RuntimeError(f"{self.name} didn't query the processor through us: nothing is hidden")
 
 
 def mask(name: str, features: Sequence[str], folder: Path) -> MaskedPackage:
@@ -100,7 +100,7 @@ def replace_cpuid(library: Path) -> None:
             raise RuntimeError(f"{library.name} has no CPUID where it is listed, at {address:#x}")
         data[at : at + 2] = MARK
     if not addresses:
-        raise RuntimeError(f"{library.name} never asks what the processor can do")
+        raise RuntimeError(f"{library.name} never queries the processor's features")
     library.write_bytes(data)
 
 

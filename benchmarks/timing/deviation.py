@@ -13,8 +13,8 @@ from benchmarks.timing.contestants import Arrays, ProcessContestant
 
 ABSOLUTE = 1e-4
 RELATIVE = 1e-3
-# Some networks amplify roundings: outputs may also differ by AMPLIFIED times what they move when the inputs
-# change by NUDGE, about an epsilon of float32.
+# Some networks amplify rounding errors: outputs may also differ by AMPLIFIED times their change when the
+# inputs change by NUDGE, about an epsilon of float32.
 NUDGE = 1.2e-7
 AMPLIFIED = 4.0
 

@@ -1,4 +1,4 @@
-"""Measure operators one after the other, each in a process of its own."""
+"""Measure operators in order, each in its own process."""
 
 from __future__ import annotations
 

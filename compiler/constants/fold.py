@@ -117,7 +117,7 @@ def _divide(values: Sequence[Array], _attrs: tvm.ir.Attrs, _shape: tuple[int, ..
 def _dequantize(values: Sequence[Array], _attrs: tvm.ir.Attrs, _shape: tuple[int, ...]) -> Array | None:
     data, scale, zero = values
     if data.dtype != np.int32 or data.ndim > 1:
-        return None  # other types than those of biases: they would grow, and bytes have kernels of their own
+        return None  # types other than biases' would grow, and bytes have their own kernels
     return np.multiply(np.subtract(data, zero, dtype=np.float32), scale)
 
 

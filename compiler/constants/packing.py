@@ -144,7 +144,7 @@ def _shape(extents: Any) -> tuple[int, ...]:
 
 
 class _Packer:
-    """Runs the packing functions of a module on this machine, whatever the module's target is."""
+    """Runs a module's packing functions on this machine, for any target of the module."""
 
     def __init__(self, mod: tvm.IRModule) -> None:
         named = {name.name_hint: func for name, func in mod.functions_items()}

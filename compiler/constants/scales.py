@@ -83,7 +83,7 @@ class _ScaleFolder(relax.PyExprMutator):
 
 
 def _chain_ends(function: relax.Function) -> dict[Call, _ScaledConvolution]:
-    """Map the last operation of every foldable chain to what the chain computes from its convolution."""
+    """Map the last operation of every foldable chain to the chain's effect on its convolution."""
     ends: dict[Call, _ScaledConvolution] = {}
     for block in function.body.blocks:
         if not isinstance(block, relax.DataflowBlock):

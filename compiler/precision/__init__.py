@@ -1,1 +1,1 @@
-"""Element types: what a model stores in few bits, computed as the device does best."""
+"""Element types: compute narrow types in the way that is fastest on the device."""

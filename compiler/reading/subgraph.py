@@ -48,9 +48,7 @@ def _root(func: Any) -> SBlock:
     if not isinstance(body, SBlockRealize):
         raise UnsupportedSubgraph("the function is not made of blocks")
     if not find_all(body.block.body, SBlock):
-        raise UnsupportedSubgraph(
-            f"block {body.block.name_hint} computes by itself, without a block for each value"
-        )
+        raise UnsupportedSubgraph(f"block {body.block.name_hint} computes several values in one block")
     return body.block
 
 

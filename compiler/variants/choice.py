@@ -133,7 +133,7 @@ class VariantModel:
 
 
 def _is_comparable(fused: tvm.IRModule, variant: tvm.IRModule) -> bool:
-    """Return whether the kernel calls of two modules stand for each other, in their order in `main`."""
+    """Return whether the kernel calls of two modules correspond, in their order in `main`."""
     functions = [name for name, each in fused.functions_items() if isinstance(each, relax.Function)]
     return len(functions) == 1 and len(kernel_calls(fused)) == len(kernel_calls(variant))
 

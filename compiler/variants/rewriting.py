@@ -18,7 +18,7 @@ FUSES_ELEMENTWISE = 4
 
 @dataclass(frozen=True)
 class Kernel:
-    """A tensor expression that computes what a call does, and the arguments that it takes."""
+    """A tensor expression that replaces a call, and its arguments."""
 
     compute: Callable[..., te.Tensor]
     arguments: tuple[Expr, ...]

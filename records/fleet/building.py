@@ -26,7 +26,7 @@ from records.storage.tables import (
     WorkerRow,
 )
 
-# A builder builds for devices of its own kind only if it has at least this many times their cores.
+# A builder builds for devices of the same architecture only if it has at least this many times their cores.
 MIN_CORES_RATIO = 2
 
 

@@ -460,7 +460,7 @@ def set_expected_end(session: Session, job_id: str, at: float | None) -> bool:
 
 
 def set_message(session: Session, job_id: str, message: str) -> bool:
-    """Store what the job is doing or waiting for. False when the job is cancelled or failed."""
+    """Store the job's activity. Return False if the job is cancelled or failed."""
     return _set(session, job_id, message=message)
 
 

@@ -159,7 +159,8 @@ def sweep(database: Database, written_before: float) -> int:
         if name in named:
             continue
         with database.begin() as session:
-            # A row of ours until the file is gone: whoever stores the same waits, and writes it again.
+            # Hold the row until the file is deleted: a transaction that stores the same blob waits, and
+            # writes it again.
             row = {"sha": name, "size": 0, "external": True}
             if insert_missing(session, BlobRow, row, key=["sha"]):
                 store.delete(name)

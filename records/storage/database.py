@@ -69,7 +69,7 @@ class StorageError(Exception):
 
 
 class NotFound(KeyError):
-    """Nothing is stored under a key. The message names what was looked for."""
+    """A key doesn't exist. The message names it."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -285,7 +285,7 @@ def _make_private(_dialect: Any, _record: Any, arguments: Any, _parameters: Any)
     """Let nobody but its owner read a new database, or its log, which gets the same mode."""
     file = Path(str(arguments[0]))
     if file.is_absolute() and not file.exists():
-        with contextlib.suppress(OSError):  # to connect says what is wrong
+        with contextlib.suppress(OSError):  # connecting reports the error
             os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
 
 
@@ -294,7 +294,7 @@ def _set_up_sqlite(connection: DBAPIConnection, _record: Any) -> None:
     connection.isolation_level = None
     cursor = connection.cursor()
     cursor.execute("PRAGMA foreign_keys = ON")
-    # What was acknowledged outlives a power cut.
+    # Acknowledged commits survive a power cut.
     cursor.execute("PRAGMA synchronous = FULL")
     cursor.execute("PRAGMA journal_mode")
     if cursor.fetchone() != ("wal",):

@@ -1,1 +1,1 @@
-"""Authentication, scopes and rate limits of callers, and the audit log of what they did."""
+"""Authentication, scopes and rate limits of callers, and the audit log of their actions."""

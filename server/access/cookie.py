@@ -1,4 +1,4 @@
-"""The cookie that stands for an Authorization header in requests of the dashboard's pages."""
+"""The cookie that replaces the Authorization header in requests of the dashboard's pages."""
 
 from __future__ import annotations
 

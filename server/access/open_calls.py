@@ -25,7 +25,7 @@ class OpenCalls:
 
     @contextmanager
     def counted(self, client: str | None) -> Iterator[None]:
-        """Count a call while it is open. The client None has no limit of its own. Raises AccessDenied above a
+        """Count a call while it is open. The client None has no individual limit. Raises AccessDenied above a
         limit.
         """
         remedy = f"wait until one has ended, and try again in {RETRY_AFTER_S} s"

@@ -11,11 +11,11 @@ from starlette.routing import compile_path
 
 from core.tokens import Scope
 
-# Probes send no token, and are told nothing but "ok".
+# Probes send no token, and learn only "ok".
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 # The dashboard's page and its files are the same for everybody.
 _PAGE, _FILES = "/", "/assets/"
-# So is what a device installs, which has no token yet.
+# Installing devices have no token yet.
 _INSTALL = frozenset({"/install", "/install/worker.tar"})
 
 ROUTES = {

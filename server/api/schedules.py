@@ -37,7 +37,7 @@ router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
 _BEST_PATH = f"{router.prefix}/best"
 # Of 8 kB each, with its record.
 _KEPT_ANSWERS = 2000
-# For this long, a 304 may not know yet what was stored.
+# For this many seconds, a 304 may miss newly stored schedules.
 HELD_S = 1.0
 _EXPORT_BATCH = 20
 # Rows of one transaction: few, so that nobody waits for its locks for long.

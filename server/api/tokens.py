@@ -125,7 +125,7 @@ async def show_audit(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     before: Annotated[int | None, Query(ge=1, lt=2**63, description="the `next` of the page before")] = None,
 ) -> AuditBody:
-    """Return what was changed and what was refused, newest first."""
+    """Return the changes and the refusals, newest first."""
     await context.audit.flush()
     found = await run_in_threadpool(context.audit.page, limit + 1, before)
     page = found[:limit]

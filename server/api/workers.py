@@ -1,4 +1,4 @@
-"""`/v1/workers` and `/v1/device-classes`: the machines that measure and build, and what they are to do.
+"""`/v1/workers` and `/v1/device-classes`: list workers, and set their desired states.
 
 Times are epoch seconds, durations seconds, sizes bytes.
 """

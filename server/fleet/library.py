@@ -23,7 +23,7 @@ _ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
 def rejection_reason(packed: bytes, platform: str) -> str:
     """Return why a device of this platform must not load a packed library, as a clause; empty if it may.
 
-    It takes time in proportion to the library's size, whatever the library holds.
+    It takes time linear in the library's size for any content.
     """
     library = _library_in(packed)
     if library is None:

@@ -1,4 +1,4 @@
-"""Stores a worker's report and decides what the worker should hold, in one transaction."""
+"""Store a worker's report and decide its lease, in one transaction."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class WorkerCall:
 
     @property
     def session(self) -> WorkerSession:
-        """The worker's session, as it is stored."""
+        """The worker's stored session."""
         report, device, builder = self.report, self.report.device, None
         if report.role is Role.BUILD and device is not None:
             builder = Builder(report.builds_for, device.arch, device.cores, device.toolchain)
@@ -75,7 +75,7 @@ class WorkerCall:
 
 
 def reconcile(session: Session, call: WorkerCall, version: str = "") -> Reconciliation:
-    """Store what a worker reports, and return what it should hold.
+    """Store a worker's report, and return the lease that it should hold.
 
     `version` is the service's version. The caller decides when a worker that holds something is to call
     again. Raises NameTaken, NameInUse.

@@ -42,7 +42,7 @@ class WorkPoller:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def next_poll(self) -> AvailableWork:
-        """Return what the next poll finds. It comes at once when the server stops. Raises StorageError."""
+        """Return the next poll's result; at once if the server stops. Raises StorageError."""
         if self._polling is None or self._polling.done():
             self._polling = asyncio.create_task(self._poll())
         # Shielded: a call that is cancelled must not end the poll for the others.

@@ -39,7 +39,7 @@ def worker_archive() -> bytes:
 
 
 def wheel_of(name: str) -> tuple[str, bytes]:
-    """Return the file name and the content of a wheel of a distribution of ours, as it is installed here.
+    """Return the file name and the content of a wheel of one of our distributions as installed here.
 
     It may have been installed from a wheel or from a checkout. Raises PackageNotFoundError.
     """

@@ -209,7 +209,7 @@ def _job_of(client: Client, model: str) -> Job:
 
 
 def _release(releases: Sequence[Release], name: str, job: Job) -> Release:
-    """Return what a name points to on the job's device class. Raises CommandError."""
+    """Return the release of a name on the job's device class. Raises CommandError."""
     for release in releases:
         if (release.name, release.device_class) == (name, job.device_class):
             return release

@@ -33,9 +33,9 @@ from tunefarm.settings import CommandSettings, load
 NOISY = 0.1
 MIN_FREE_BYTES = 2 << 30
 PROBES = 30
-# What the search and the estimate make use of, as /proc/cpuinfo spells it.
+# The features that the search and the estimate use, as spelled in /proc/cpuinfo.
 FEATURES = ("sse4_2", "avx", "avx2", "fma", "avx512f", "avx512_vnni", "asimd", "asimddp", "i8mm", "sve")
-# In a process of its own, because there is no way back.
+# Runs in a separate process, because entering the sandbox is irreversible.
 SANDBOX_PROBE = "from sandbox.privileges import unshare_namespaces; unshare_namespaces()"
 CPU = Path("/sys/devices/system/cpu")
 PCI, DEV = Path("/sys/bus/pci/devices"), Path("/dev")
@@ -301,7 +301,7 @@ def _back_end(subject: str, look: Callable[[], str]) -> Finding:
         return Finding(
             subject, str(error), Severity.PROBLEM, "pip install 'tunefarm[server,postgresql,redis]'"
         )
-    except Exception as error:  # whatever a driver raises, it is the finding
+    except Exception as error:  # any exception of a driver is the finding
         return Finding(subject, str(error), Severity.PROBLEM, "docs/troubleshooting.md has these messages")
 
 

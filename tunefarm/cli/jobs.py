@@ -109,7 +109,7 @@ def report(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write what a job has found as one HTML file to keep or to send."""
+    """Write a job's results as one HTML file to keep or to send."""
     with opened(server, token, data) as service:
         job = service.client.job_id(job)
         document = service.client.report(job)

@@ -49,7 +49,7 @@ def set_(
 
 @app.command("list")
 def list_(server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False) -> None:
-    """List the names with what they point to."""
+    """List the names and their artifacts."""
     with opened(server, token, data) as service:
         found = service.client.releases()
     columns = ("name", "device class", "model", "version", "latency", "job", "since")

@@ -252,7 +252,7 @@ class TuneResult:
 
     @property
     def _kernels(self) -> str:
-        """What the kernels of the published model take, timed one by one; empty where that isn't known."""
+        """The time of the published model's kernels, timed singly; "" if unknown."""
         secs = network_s(self.tasks)
         if secs is None or not self.job.tuned_latency_s:
             return ""
@@ -299,7 +299,7 @@ def _run_and_print(
 
 
 def _target_table(jobs: Sequence[Job], results: Sequence[TuneResult]) -> Table:
-    """Return a row for each job, with what it published or why it published nothing."""
+    """Return a row for each job, with its published model or the reason why there is none."""
     columns = ("target", "model", "untuned", "tuned", "gain", "artifact or error", "job")
     table = Table(*columns, box=None, pad_edge=False)
     published = {result.job.id: result for result in results}
@@ -393,7 +393,7 @@ def run_job(
 
 
 def _folder_names(targets: Sequence[str]) -> list[str]:
-    """Return a folder's name for each target; empty for one alone. Raises CommandError for equal ones."""
+    """Return a folder's name for each target; "" for a single target. Raises CommandError for equal ones."""
     if len(targets) == 1:
         return [""]
     names = [re.sub(r"[^\w.-]+", "-", target).strip(".") or "target" for target in targets]

@@ -1,4 +1,4 @@
-"""`tunefarm workers` and `calibrate`: list workers and their devices, and change what they should do."""
+"""`tunefarm workers` and `calibrate`: list workers and their devices, and change their desired states."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ calibrate = _instruct(
 
 
 def _speeds(device_class: DeviceClass) -> str:
-    """Describe a calibration in one line; a ~ stands before what was derived instead of measured."""
+    """Describe a calibration in one line. A ~ precedes derived values."""
     profile = device_class.profile
     if profile is None:
         return "not calibrated, an ordinary core is assumed"
@@ -198,7 +198,7 @@ def _state(worker: Worker) -> str:
 
 
 def _activity(worker: Worker) -> str:
-    """Describe what the worker is doing, as it said last."""
+    """Describe the worker's last reported activity."""
     if _state(worker) != "connected":
         return "-"
     if worker.health_error:

@@ -353,7 +353,7 @@ class Client:
         return _parse(StoredToken, self._delete(f"/v1/tokens/{quote(token_id, safe='')}"))
 
     def releases(self) -> list[Release]:
-        """Return all names of artifacts with what they point to, by name and device class."""
+        """Return all releases, ordered by name and device class."""
         return _parse(list[Release], self._get("/v1/releases").get("items"))
 
     def release(self, name: str, job_id: str) -> Release:
@@ -563,7 +563,7 @@ def _pool(scheme: str, host: str, context: ssl.SSLContext | None) -> urllib3.Poo
 
 
 def tls_context(tls: TlsFiles | None) -> ssl.SSLContext | None:
-    """Return what a client's connections use in place of the system's authorities alone. Raises TlsError."""
+    """Return a TLS context with the given authority and certificate. Raises TlsError."""
     if not tls:
         return None
     context = ssl.create_default_context() if tls.ca is None else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

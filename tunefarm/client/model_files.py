@@ -27,7 +27,7 @@ class ModelFiles:
                 if recognise(file) is ModelFormat.ONNX:
                     names = external_files(file)
             except (UnknownFormat, MalformedMessage):
-                pass  # the service says what is wrong with it
+                pass  # the service reports the error
         for name in names:
             path = PurePosixPath(name)
             if path.is_absolute() or ".." in path.parts:
@@ -38,13 +38,13 @@ class ModelFiles:
 
     @property
     def size(self) -> int:
-        """The bytes of what is uploaded."""
+        """The size of the upload in bytes."""
         if len(self.files) == 1:
             return self.files[0][1].stat().st_size
         return sum(len(header) + size + padding for header, size, padding, _ in self._entries())
 
     def chunks(self) -> Iterator[bytes]:
-        """Yield what is uploaded: the same bytes for the same files. Raises OSError."""
+        """Yield the upload's chunks. The same files give the same bytes. Raises OSError."""
         if len(self.files) == 1:
             yield from chunks_of(self.files[0][1])
             return

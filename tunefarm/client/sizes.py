@@ -91,7 +91,7 @@ def _declared(model: Path) -> dict[str, Dimensions] | None:
         try:
             return input_dimensions(file) if recognise(file) is ModelFormat.ONNX else None
         except (UnknownFormat, MalformedMessage):
-            return None  # the service says what is wrong with it
+            return None  # the service reports the error
 
 
 def _sizes(inputs: Mapping[str, Dimensions], given: Mapping[str, Shape], batch: int | None) -> list[Size]:

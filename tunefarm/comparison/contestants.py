@@ -1,4 +1,4 @@
-"""Runtimes that take turns. Each loads its model in a process of its own, so they share no threads."""
+"""Runtimes that take turns. Each loads its model in its own process, so they share no threads."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def peers_of(model: Path) -> list[Runtime]:
 
 
 class Contestant:
-    """A runtime in a process of its own, which has loaded the model. Errors there raise ContestantError."""
+    """A runtime that has loaded the model in a separate process. Errors there raise ContestantError."""
 
     def __init__(self, runtime: Runtime, threads: int, inputs: Arrays) -> None:
         self._name = runtime.name

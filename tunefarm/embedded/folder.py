@@ -18,7 +18,7 @@ from tunefarm.errors import StackError
 # supervisord closes the descriptors below this number before it starts a process. The stack's processes
 # inherit the lock above it, so the folder stays locked until the last one of them has ended.
 FIRST_LOCK_FD = 100
-# What the stack's processes may need at once, each.
+# Open files that each process of the stack may need.
 OPEN_FILES = 512
 # A start takes as much for the database's log and the broker's files.
 _ROOM_BYTES = 4 << 20

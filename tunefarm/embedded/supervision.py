@@ -75,7 +75,7 @@ class Supervisor:
         return self.logs / f"{name}.log"
 
     def last_line(self, name: str) -> str:
-        """Return the last line that a process wrote, for a message; empty when it wrote none."""
+        """Return the last line that a process wrote, for a message; "" if it wrote none."""
         with contextlib.suppress(OSError):
             lines = self.log(name).read_text(errors="replace").split("\n")
             return next((line.strip() for line in reversed(lines) if line.strip()), "")

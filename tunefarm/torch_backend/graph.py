@@ -24,7 +24,7 @@ def is_size(value: Any) -> bool:
 
 
 def reason_to_reject(graph: Any, example_inputs: Sequence[Any]) -> str:
-    """Return why a graph isn't worth an export; empty if it is."""
+    """Return why a graph isn't worth an export; "" if it is."""
     tensors = [value for value in example_inputs if isinstance(value, torch.Tensor)]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return "its gradients are asked for: call the model inside torch.no_grad() or torch.inference_mode()"
@@ -172,7 +172,7 @@ def export(graph: Any, args: Sequence[Any], weights: Weights) -> Exported:
         # The graph is complete: what PyTorch knows of the frame that it came from is of no use here.
         with torch._guards.tracing(None), torch.no_grad():
             program = torch.export.export(bound, examples, strict=False)
-    except Exception as error:  # PyTorch has classes of its own for what it can't export
+    except Exception as error:  # PyTorch has its own exception classes for failed exports
         raise CannotCompile(f"PyTorch can't export it: {first_line(error)}") from error
     return Exported(program, inputs, tuple(outputs))
 

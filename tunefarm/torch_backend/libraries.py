@@ -61,7 +61,7 @@ def compile_with_known(exported: Exported) -> TemporaryDirectory[str]:
         raise CannotCompile(str(error)) from error
     except CannotCompile:
         raise
-    except Exception as error:  # PyTorch and TVM raise classes of their own
+    except Exception as error:  # PyTorch and TVM have their own exception classes
         raise CannotCompile(first_line(error)) from error
     manifest = Manifest(
         model_name=MODEL_NAME,
@@ -167,7 +167,7 @@ def _service(settings: CommandSettings) -> str | None:
 
 
 def _fastest(tasks: Sequence[ExtractedTask], known: Known) -> dict[str, str]:
-    """Return the trace of the fastest of each workload and its variants, by what it schedules."""
+    """Return the fastest trace of each workload and its variants, by the workload that it schedules."""
     best: dict[str, tuple[float, str]] = {}
     for task in tasks:
         if task.workload_hash in known:

@@ -1,4 +1,4 @@
-"""Shows what the worker does: one live line on a terminal, lines in the log elsewhere."""
+"""Show the worker's activity: one live line on a terminal, log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ class LeaseProgress:
 
 
 class Display(Protocol):
-    """Shows what the worker does."""
+    """Shows the worker's activity."""
 
     def show(self, line: str) -> None:
-        """Show what the worker does now."""
+        """Show the worker's current activity."""
         ...
 
     def show_progress(self, progress: LeaseProgress) -> None:

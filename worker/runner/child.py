@@ -40,7 +40,7 @@ CHILD_KINDS = {kind.name: kind for kind in (MEASURE, MEASURE_GPU, BUILD)}
 
 
 class ChildServer:
-    """Answers the agent's requests with a runner, one after the other."""
+    """Answers the agent's requests in order with a runner."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class ChildServer:
         self._baseline_bytes = 0
 
     def serve(self) -> None:
-        """Serve until the requests end. Raises what the runner's check raises."""
+        """Serve until the requests end. Raises any exception of the runner's check."""
         device = self._runner.check()
         platforms = self._runner.platforms() if self._builds else Platforms(())
         first = child_messages.ready_to_wire(device, self._sandbox_gaps, platforms)
@@ -115,7 +115,7 @@ class ChildServer:
         return ChildReply(refused=RefusedCandidates(numbers=refused))
 
     def _reply(self, reply: ChildReply) -> None:
-        with self._reply_lock:  # builders reply from threads of their own
+        with self._reply_lock:  # builders reply from their own threads
             self._replies.write(frames.encode(reply.SerializeToString()))
             self._replies.flush()
 

@@ -131,7 +131,7 @@ def device_of(ready: pb.Ready) -> Device:
 
 
 def sandbox_gaps_of(ready: pb.Ready) -> tuple[str, ...]:
-    """Return the sentences about what the sandbox lacks."""
+    """Return the sandbox's gaps, one sentence each."""
     if len(ready.sandbox_gaps) > MAX_SANDBOX_GAPS:
         raise FrameError(f"{len(ready.sandbox_gaps)} sandbox gaps are more than {MAX_SANDBOX_GAPS}")
     return tuple(map(_shortened, ready.sandbox_gaps))

@@ -29,7 +29,7 @@ class ChildDied(Exception):
 
 
 class ChildProcess:
-    """A running child. `process` is its reaper (`sandbox`), in a session of its own."""
+    """A running child. `process` is its reaper (`sandbox`), in its own session."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
@@ -86,13 +86,13 @@ class ChildProcess:
             raise ChildDied(f"the child's reply makes no sense: {error}") from error
 
     async def stderr_tail(self) -> str:
-        """Return the end of what the child has written on standard error; all has arrived if it is dead."""
+        """Return the end of the child's standard error. If the child is dead, it is complete."""
         if self._process.returncode is not None:
             await asyncio.wait([self._reading_stderr], timeout=STDERR_TIMEOUT_S)
         return bytes(self._stderr_tail).decode(errors="replace").strip()
 
     def clear_stderr(self) -> None:
-        """Forget what was written so far: the rest belongs to the next candidate."""
+        """Drop the output so far: later output belongs to the next candidate."""
         self._stderr_tail.clear()
 
     async def kill(self) -> None:

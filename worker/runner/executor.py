@@ -45,7 +45,7 @@ _T = TypeVar("_T")
 
 CPU_RUNNER = "worker.runner.compiler_runner:CompilerRunner"
 GPU_RUNNER = "worker.runner.compiler_runner:GpuRunner"
-# What the allocators of C++, Python and TVM report.
+# The out-of-memory errors of C++, Python and TVM.
 OUT_OF_MEMORY = ("bad_alloc", "MemoryError", "Cannot allocate memory")
 # A wrong result may have written anywhere; after most of CUDA's errors, all that follows fails.
 RESTART_OUTCOMES = frozenset(

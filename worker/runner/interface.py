@@ -13,7 +13,7 @@ from core.profile import Profile
 
 
 class Phase(StrEnum):
-    """The kinds of work that a child does. Each has a time limit of its own."""
+    """The kinds of work that a child does, each with its own time limit."""
 
     BUILD = "build"
     RUN = "run"

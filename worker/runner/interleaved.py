@@ -56,7 +56,7 @@ async def time_interleaved(
 
 
 def _contenders(measurements: Sequence[Measurement]) -> set[int]:
-    """Return the positions of the models that run and are not clearly slower than the fastest."""
+    """Return the positions of the models that run and aren't clearly slower than the fastest."""
     latencies = {
         index: each.latency_s for index, each in enumerate(measurements) if each.outcome is Outcome.OK
     }

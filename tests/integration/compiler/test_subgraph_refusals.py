@@ -240,7 +240,7 @@ def _dynamic() -> tvm.IRModule:
         (_number, "factor is not a buffer of fixed shape"),
         (_empty, "block compute: the loop i0 has no iterations"),
         (_nothing, "the function is not made of blocks"),
-        (_cumulative, "block cumsum_generic computes by itself, without a block for each value"),
+        (_cumulative, "block cumsum_generic computes several values in one block"),
         (_nested, "block adaptive_pool_sum_l1 contains other blocks"),
         (_argument_twice, "TVM can't schedule the function: .*multiple nested definitions"),
         (_written_twice, "second writes y, which is already written"),
