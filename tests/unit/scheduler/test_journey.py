@@ -334,7 +334,7 @@ def test_a_model_the_search_does_not_cover_is_still_compiled(farm: Farm, compile
     assert (job.state, job.trials_issued) == (JobState.DONE, 1)
     [task], [trial] = farm.tasks(), farm.trials()
     assert not task.covered
-    assert "without a block for each value" in task.reason
+    assert "several values in one block" in task.reason
     assert compiler.schedules == [{CUMSUM.workload_hash: trial.trace}]
     [entry] = farm.published()[1].tasks
     assert (entry.source, entry.share, entry.reason) == ("fallback", 1.0, task.reason)
