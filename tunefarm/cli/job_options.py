@@ -36,7 +36,8 @@ def with_job_options(command: Callable[..., None]) -> Callable[..., None]:
         try:
             options = JobOptions(**{name: arguments.pop(name) for name in flags})
         except ValueError as error:
-            raise CommandError(f"--{error}", ExitCode.USAGE) from error
+            name, _, problem = str(error).partition(" ")
+            raise CommandError(f"{_flag_name(name)} {problem}", ExitCode.USAGE) from error
         command(**arguments, options=options)
 
     parameters: list[inspect.Parameter] = []
@@ -49,9 +50,11 @@ def with_job_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _flag(option: Field[Any]) -> Any:
-    help_text, name = option.metadata["help"], f"--{option.name}"
-    if isinstance(option.default, float):
-        return typer.Option(
-            name, help=help_text
-        )  # JobOptions checks limits: no range of click's excludes NaN
-    return typer.Option(name, help=help_text, min=option.metadata["least"], max=option.metadata["most"])
+    # JobOptions checks floats, because a range of click's accepts NaN.
+    is_float = isinstance(option.default, float)
+    limits = {} if is_float else {"min": option.metadata["least"], "max": option.metadata["most"]}
+    return typer.Option(_flag_name(option.name), help=option.metadata["help"], **limits)
+
+
+def _flag_name(option: str) -> str:
+    return f"--{option.replace('_', '-')}"

@@ -32,7 +32,7 @@ def test_each_option_is_a_flag(command: Callable[..., None]) -> None:
     app = typer.Typer()
     app.command()(command)
     flags = [flag for parameter in typer.main.get_command(app).params for flag in parameter.opts]
-    assert {f"--{option}" for option in OPTIONS} <= set(flags)
+    assert {f"--{option.replace('_', '-')}" for option in OPTIONS} <= set(flags)
 
 
 def test_the_dashboard_repeats_a_job_with_each_option() -> None:
