@@ -80,7 +80,7 @@ function App() {
   let content = null;
   if (session === null) content = html`<${SignIn} onDone=${look} />`;
   else if (session?.problem) content = html`<p class="alert" role="alert">${session.problem.message}</p>`;
-  else if (!route) content = html`<h1>Nothing is here</h1><p><a href="#/jobs">Go to the jobs</a></p>`;
+  else if (!route) content = html`<h1>Page not found</h1><p><a href="#/jobs">Go to the jobs</a></p>`;
   else content = html`<${route.page} key=${path} ...${route.given} scopes=${session?.scopes ?? []} />`;
   return html`
     <a class="skip" href="#main" onClick=${(event) => (event.preventDefault(), main.current.focus())}>Skip to the content</a>

@@ -120,7 +120,7 @@ def test_a_list_of_jobs_is_filtered_and_its_address_can_be_kept(page: Page, site
     expect(page.get_by_role("link", name="Jobs")).to_have_attribute("aria-current", "page")
     words.fill("100%")
     words.press("Enter")
-    expect(page.get_by_text("No job is like this.")).to_be_visible()
+    expect(page.get_by_text("No job matches.")).to_be_visible()
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_a_token_that_expires_soon_is_announced(page: Page, site: Service) -> No
     open_page(page, site, "#/access")
     expect(page.get_by_text("The token for 13 days expires on")).to_be_visible()
     expect(page.get_by_text("The token for 15 days expires on")).to_have_count(0)
-    expect(page.get_by_label("Days it is valid")).to_have_value("90")
+    expect(page.get_by_label("Valid for days")).to_have_value("90")
 
 
 def test_both_maps_show_the_same_subgraphs(page: Page, site: Service) -> None:

@@ -6,7 +6,7 @@ import { useAnswer } from "tunefarm/hooks.js";
 import { html } from "tunefarm/html.js";
 import { Alert, Answer, State } from "tunefarm/pages/parts.js";
 
-const SCOPES = [["read", "see everything"], ["submit", "start and cancel jobs"], ["worker", "be a worker"], ["admin", "everything"]];
+const SCOPES = [["read", "see everything"], ["submit", "start and cancel jobs"], ["worker", "run a worker"], ["admin", "everything"]];
 const DAY_S = 86400;
 
 // How long before a token's expiry the page warns.
@@ -45,7 +45,7 @@ export function AccessPage() {
       <h2>A new token</h2>
       <div class="fields">
         <label>Name <input name="name" required maxlength="256" /></label>
-        <label>Days it is valid <input name="days" type="number" min="1" max="36500" value="90" placeholder="no limit" /></label>
+        <label>Valid for days <input name="days" type="number" min="1" max="36500" value="90" placeholder="no limit" /></label>
         <fieldset class="scopes"><legend>Scopes</legend>
           ${SCOPES.map(([scope, may]) => html`<label><input type="checkbox" name="scope" value=${scope} /> <b>${scope}</b> <span class="muted">${may}</span></label>`)}
         </fieldset>
@@ -82,7 +82,7 @@ export function AccessPage() {
     <${Answer} answer=${audit}>
       ${({ items }) => html`<section class="card">
         <h2>Audit log</h2>
-        ${!items.length && html`<p class="muted">Nothing was changed yet.</p>`}
+        ${!items.length && html`<p class="muted">No changes yet.</p>`}
         ${items.length > 0 && html`<div class="scroll" tabindex="0" role="region" aria-label="Audit log">
           <table class="cards audit">
             <thead><tr><th scope="col">When</th><th scope="col">Who</th><th scope="col">What</th><th scope="col">Subject</th><th scope="col">Outcome</th><th scope="col">From</th></tr></thead>

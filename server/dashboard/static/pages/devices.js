@@ -40,7 +40,7 @@ function Attach({ isOpen }) {
   }
   return html`<details class="card" open=${isOpen}>
     <summary>Attach a device</summary>
-    <p>Paste this on the machine that is to measure. It downloads a script to read first, and runs it:</p>
+    <p>Run this on the device. It downloads a script to read first, and runs it:</p>
     <pre tabindex="0"><code>curl -fsS ${script.href} -o tunefarm-install && less tunefarm-install && sudo sh tunefarm-install</code></pre>
     <p>It asks for a token with the scope <code>worker</code>, which an administrator makes on the page <a href="#/access">Access</a>. The device appears here as soon as it calls.</p>
   </details>`;
@@ -102,8 +102,8 @@ function now(worker) {
   }
   if (worker.desired_state === "drain") return "takes no more work";
   if (worker.desired_state === "evicted") return "is evicted";
-  if (worker.desired_state === "update") return "waits to be updated";
-  return { probing: "finds out what it can do", ready: "waits for work" }[worker.state] ?? worker.state;
+  if (worker.desired_state === "update") return "waits for its update";
+  return { probing: "is probing its device", ready: "waits for work" }[worker.state] ?? worker.state;
 }
 
 function DeviceClass({ device }) {

@@ -201,7 +201,7 @@ function Allocation({ parts, snapshots }) {
   const times = useMemo(() => areas("network"), [groups, snapshots]);
   return html`<section class="card two">
     <${Chart} title="Trials of each subgraph" note="How the allocator spends the budget." x=${x} y=${{ format: digits }} series=${trials} />
-    <${Chart} title="Time of each subgraph" note="Its best program times how often it occurs." x=${x} y=${{ format: latency }} series=${times} />
+    <${Chart} title="Time of each subgraph" note="The latency of its best program times its number of occurrences." x=${x} y=${{ format: latency }} series=${times} />
   </section>`;
 }
 
@@ -232,8 +232,8 @@ function Maps({ job, parts }) {
   return html`<section class="card">
     <h2>Where the network's time goes</h2>
     <p class="muted">Areas are seconds of one run, on one scale.${missing > 0 && ` ${plural(missing, "subgraph")} that this job hasn't measured ${missing === 1 ? "is" : "are"} left out of both.`}</p>
-    <${Treemap} title="With the first program measured of each" note=${latency(sum(before.map((item) => item.value)))} items=${before} whole=${whole} />
-    <${Treemap} title="With the best program known" note=${latency(sum(after.map((item) => item.value)))} items=${after} whole=${whole} />
+    <${Treemap} title="With each subgraph's first measured program" note=${latency(sum(before.map((item) => item.value)))} items=${before} whole=${whole} />
+    <${Treemap} title="With the best known program" note=${latency(sum(after.map((item) => item.value)))} items=${after} whole=${whole} />
   </section>`;
 }
 
@@ -250,7 +250,7 @@ function Table({ job, parts, classes }) {
     <table class="cards">
       <caption class="hidden">Subgraphs, the costliest first</caption>
       <thead>
-        <tr><th scope="col">Subgraph</th><th scope="col">Times</th><th scope="col">Trials</th><th scope="col">First</th><th scope="col">Best</th><th scope="col">Of the network</th><th scope="col">Of what the device can do</th></tr>
+        <tr><th scope="col">Subgraph</th><th scope="col">Times</th><th scope="col">Trials</th><th scope="col">First</th><th scope="col">Best</th><th scope="col">Share</th><th scope="col">Of the device's limit</th></tr>
       </thead>
       <tbody>
         ${parts.map(
@@ -261,8 +261,8 @@ function Table({ job, parts, classes }) {
             <td data-label="Trials">${part.trials}</td>
             <td data-label="First">${latency(part.first_s)}</td>
             <td data-label="Best">${part.own.covered ? latency(part.best_s) : html`<span class="muted">not tuned: ${part.own.reason}</span>`}</td>
-            <td data-label="Of the network">${percent(part.network_s === null ? null : part.network_s / total)}</td>
-            <td data-label="Of what the device can do">${verdict(limits, part.best, part.best_s)}</td>
+            <td data-label="Share">${percent(part.network_s === null ? null : part.network_s / total)}</td>
+            <td data-label="Of the device's limit">${verdict(limits, part.best, part.best_s)}</td>
           </tr>`,
         )}
       </tbody>

@@ -39,7 +39,7 @@ export function JobsPage({ scopes, query }) {
         const newest = new Set(items.map((job) => job.id));
         const all = [...items, ...older.filter((job) => !newest.has(job.id))];
         const followed = new Set(all.filter((job) => job.state === "tuning").slice(0, FOLLOWED));
-        if (!all.length && filter) return html`<p class="muted">No job is like this.</p>`;
+        if (!all.length && filter) return html`<p class="muted">No job matches.</p>`;
         if (!all.length) return html`<p class="muted">No job yet: drop a model above to start one.</p>`;
         return html`<table class="cards">
             <caption class="hidden">Jobs, newest first</caption>
@@ -192,12 +192,12 @@ function Submit({ onStarted }) {
     html`<div class="fields">
       <label>Trials, at most <input name="trials" type="number" min="1" max="10000000" value="300" placeholder="no limit" /></label>
       <label>Minutes, at most <input name="minutes" type="number" min="0.1" step="any" placeholder="no limit" /></label>
-      <label>Until it takes, ms <input name="latency" type="number" min="0.001" step="any" placeholder="as fast as can be" /></label>
+      <label>Until the latency is at most, ms <input name="latency" type="number" min="0.001" step="any" placeholder="no limit" /></label>
       <label>Until a minute gains less than, % <input name="gain" type="number" min="0.001" max="99" step="any" placeholder="never" /></label>
-      <label>Batch, where the model leaves it open <input name="batch" type="number" min="1" max="65536" placeholder="as in the shapes" /></label>
+      <label>Batch size, if dynamic <input name="batch" type="number" min="1" max="65536" placeholder="from the shapes" /></label>
       <label>Device
         <select name="target">
-          <option value="native">any that is ready</option>
+          <option value="native">any ready device</option>
           ${devices.value?.items.map((one) => html`<option value=${one.key}>${one.name} (${one.key.slice(0, 6)})</option>`)}
         </select>
       </label>

@@ -6,7 +6,7 @@ import { useAnswer } from "tunefarm/hooks.js";
 import { html } from "tunefarm/html.js";
 import { Answer } from "tunefarm/pages/parts.js";
 
-const METRICS = [["pairwise", "pairs in the right order"], ["recall", "share of the 30 fastest that it finds"], ["r2", "R² of throughput"]];
+const METRICS = [["pairwise", "pairs in the right order"], ["recall", "fraction of the 30 fastest that it finds"], ["r2", "R² of throughput"]];
 
 export function ModelsPage() {
   const models = useAnswer("v1/cost-models", 15);
@@ -16,7 +16,7 @@ export function ModelsPage() {
       ${({ items }) =>
         items.length
           ? items.map((model) => html`<${Model} key=${model.device_class} model=${model} />`)
-          : html`<p class="muted">None was trained yet: that begins with the first trials.</p>`}
+          : html`<p class="muted">No cost model yet: training begins with the first trials.</p>`}
     <//>
   `;
 }

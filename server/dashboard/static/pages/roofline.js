@@ -15,7 +15,7 @@ export function Roofline({ job, classes, parts, here }) {
   const chart = useMemo(() => limits && series(limits, parts, here), [device, parts, here]);
   if (!chart) return null;
   return html`<section class="card">
-    <${Chart} title="Roofline" note=${`What ${device.name} can do at most, as measured by calibration. A subgraph left of the bend waits for memory unless its operands stay in a cache.`}
+    <${Chart} title="Roofline" note=${`The limits of ${device.name}, as measured by calibration. A subgraph left of the bend waits for memory unless its operands stay in a cache.`}
       x=${chart.x} y=${chart.y} series=${chart.series} height=${320} />
   </section>`;
 }

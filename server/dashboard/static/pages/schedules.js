@@ -54,7 +54,7 @@ export function SchedulesPage() {
             </table>
             ${items.length > shown && html`<p><button type="button" onClick=${() => setShown(shown + PAGE)}>More schedules</button></p>`}
             ${items.length === MOST && shown >= MOST && html`<p class="muted">These are the newest ${MOST}: search for words to find others, or download all.</p>`}`
-          : html`<p class="muted">No schedule has these words.</p>`}
+          : html`<p class="muted">No schedule matches.</p>`}
     <//>
   `;
 }

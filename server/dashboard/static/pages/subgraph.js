@@ -24,7 +24,7 @@ export function SubgraphPage({ id, workload }) {
       ${!task.covered && html`<p>The search doesn't tune it: ${task.reason}.</p>`}
       <dl class="facts">
         <${Fact} name="best program">${latency(task.best_s)}<//>
-        <${Fact} name="times in the model">${task.weight}<//>
+        <${Fact} name="occurrences in the model">${task.weight}<//>
         <${Fact} name="trials of this job">${digits(task.trials)}<//>
         <${Fact} name="operations">${task.flops ? scaled(task.flops, "FLOP") : "–"}<//>
         <${Fact} name="operands">${task.num_bytes ? bytes(task.num_bytes) : "–"}<//>
@@ -50,10 +50,10 @@ function Variants({ id, task, tasks }) {
 
 function Programs({ tvmscript, best }) {
   return html`<section class="card">
-    <h2>What the sketch decided</h2>
+    <h2>The sketch's decisions</h2>
     ${best?.decisions
       ? html`<pre tabindex="0">${best.decisions}</pre>`
-      : html`<p class="muted">Nothing is stored: the next round of a job stores it.</p>`}
+      : html`<p class="muted">Not stored yet: the next round of a job stores it.</p>`}
     <div class="two">
       <div><h2>Before</h2>${tvmscript ? html`<pre tabindex="0">${tvmscript}</pre>` : html`<p class="muted">Not stored yet.</p>`}</div>
       <div><h2>The best program</h2>${best?.tvmscript ? html`<pre tabindex="0">${best.tvmscript}</pre>` : html`<p class="muted">Not stored yet.</p>`}</div>
