@@ -1,7 +1,7 @@
 """Register TVM's tensor intrinsics when a schedule needs them.
 
-Importing `tvm.s_tir.tensor_intrin` loads the intrinsics of all devices and takes ten seconds. Importing one
-of its files takes a tenth of a second.
+Importing `tvm.s_tir.tensor_intrin` loads the intrinsics of all devices and takes three seconds. Importing the
+file of a CPU takes a tenth of a second.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
@@ -20,6 +19,7 @@ import tvm
 from tvm.s_tir import TensorIntrin
 from tvm.tirx import PrimFunc
 
+import compiler.tvmscript  # noqa: F401 - the intrinsics are functions in TVMScript
 from compiler.lowering.gpu import wmma_intrinsics
 from search.sketches.intrinsics import Intrinsic, offer
 from system.plugins import INTRINSICS, extension, extensions, is_plugins
@@ -65,10 +65,7 @@ def register(name: str) -> None:
     with _lock:
         if name in _registered:
             return
-        # For each TVMScript function, TVM reads the source of every frame on the stack. A new thread has a
-        # short stack.
-        with ThreadPoolExecutor(1) as thread:
-            thread.submit(_register, name).result()
+        _register(name)
         _registered.add(name)
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import tvm
 from tvm.s_tir import TensorIntrin
-from tvm.script import tirx as T  # noqa: N812 - TVM's parser wants this name
+
+from compiler.tvmscript import T
 
 BYTES_SINCE_LLVM = 22
 

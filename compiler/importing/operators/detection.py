@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import onnx
 from tvm import relax, tirx
-from tvm.script import tirx as T  # noqa: N812 - TVM's parser wants this name
 
 from compiler.importing.onnx_graph import Converter, Graph
 from compiler.importing.operators.quantized import cast
 from compiler.importing.padding import NO_ROW
 from compiler.importing.values import Node, Padding, UnsupportedOperator, Value
+from compiler.tvmscript import T
 
 # Of so many elements at most are the parts that Unique compares: each takes a sort.
 MAX_UNIQUE_WIDTH = 64

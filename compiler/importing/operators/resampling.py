@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from tvm import relax, tirx
-from tvm.script import tirx as T  # noqa: N812 - TVM's parser wants this name
 
 from compiler.importing.onnx_graph import Converter, Graph
 from compiler.importing.operators.quantized import cast
 from compiler.importing.values import Node, UnsupportedOperator, Value
+from compiler.tvmscript import T
 
 Floats = NDArray[np.float64]
 # More taps than this are summed by a product with a matrix.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from tvm.s_tir import TensorIntrin
-from tvm.script import tirx as T  # noqa: N812 - TVM's parser wants this name
 from tvm.tirx import PrimFunc
 
 from compiler.precision.tf32 import rounded
+from compiler.tvmscript import T
 from search.sketches.tensor_core import SIDE, TF32_DEPTH
 
 SHARED = "shared.dyn"
