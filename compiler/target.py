@@ -23,9 +23,9 @@ from compiler.boards import Board, find_board
 from core.device import Device
 from core.instruction_sets import FeatureError, instruction_sets, llvm_names
 
-CPU_INFO = Path("/proc/cpuinfo")
-CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-DEVICE_TREE = Path("/proc/device-tree/model")
+# Where Linux describes the machine, and the files there.
+ROOT = Path("/")
+CPU_INFO, CACHES, DEVICE_TREE = "proc/cpuinfo", "sys/devices/system/cpu/cpu0/cache", "proc/device-tree/model"
 SIZES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 # Assumed where Linux doesn't report them: the caches of a small core.
 DEFAULT_CACHES = {"l1": 32 << 10, "l2": 512 << 10, "l3": 2 << 20}
@@ -50,11 +50,11 @@ def detect_device(cores: int | None = None, without: Sequence[str] = ()) -> Devi
     processor, too, where LLVM doesn't recognise one. Raises FeatureError for an instruction set that the
     machine lacks.
     """
-    board = find_board(_read(DEVICE_TREE).rstrip("\0\n"))
+    board = find_board(_read(ROOT / DEVICE_TREE).rstrip("\0\n"))
     arch = platform.machine()
     triple = f"{arch}-linux-gnu"
     num_cores = cores or len(os.sched_getaffinity(0))
-    mcpu = str(tvm.get_global_func("target.llvm_get_system_cpu")())
+    mcpu = _host_cpu()
     if board is not None and mcpu == "generic":
         mcpu = board.mcpu
     attributes = {"kind": "llvm", "mtriple": triple, "mcpu": mcpu, "num-cores": num_cores}
@@ -132,6 +132,11 @@ def _executed_features(
     return {name: is_present and name in left for name, is_present in present.items()}
 
 
+def _host_cpu() -> str:
+    """Return LLVM's name of this machine's processor."""
+    return str(tvm.get_global_func("target.llvm_get_system_cpu")())
+
+
 def _host_features() -> dict[str, bool]:
     """Ask the processor for its instruction sets, by LLVM's names.
 
@@ -184,7 +189,7 @@ def _cpuinfo_features() -> tuple[str, ...]:
     """Return the features in /proc/cpuinfo; none if it lists none, or describes a machine of another kind
     that emulates this one."""
     line = "Features" if platform.machine().startswith(("aarch64", "arm")) else "flags"
-    for text in _read(CPU_INFO).splitlines():
+    for text in _read(ROOT / CPU_INFO).splitlines():
         name, _, words = text.partition(":")
         if name.strip() == line:
             return tuple(words.split())
@@ -206,7 +211,7 @@ def _cache_bytes(board: Board | None) -> dict[str, int]:
     if board is not None:
         return {"l1": board.l1_bytes, "l2": board.l2_bytes, "l3": board.l3_bytes}
     found = dict(DEFAULT_CACHES)
-    for folder in sorted(CACHES.glob("index*")):
+    for folder in sorted((ROOT / CACHES).glob("index*")):
         kind, level, size = (_read(folder / name).strip() for name in ("type", "level", "size"))
         if kind in ("Data", "Unified") and size[-1:] in SIZES:
             found[f"l{level}"] = int(size[:-1]) * SIZES[size[-1]]

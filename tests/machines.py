@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import tvm
 
 import compiler.target
 from core.instruction_sets import instruction_sets
@@ -30,21 +29,15 @@ class Machine:
     intrinsics: tuple[str, ...] = ()
 
     def stand_in(self, patch: pytest.MonkeyPatch, folder: Any) -> None:
-        """Simulate this machine until the patch is undone."""
-        (folder / "cpuinfo").write_text(self.cpu_info)
-        patch.setattr(compiler.target, "CPU_INFO", folder / "cpuinfo")
-        patch.setattr(compiler.target, "CACHES", folder / "nowhere")
-        patch.setattr(compiler.target, "DEVICE_TREE", folder / "nowhere")
-        patch.setattr(platform, "machine", lambda: self.architecture)
+        """Replace the machine that the tests run on until the patch is undone."""
+        (folder / "proc").mkdir()
+        (folder / compiler.target.CPU_INFO).write_text(self.cpu_info)
         has = self.llvm.split()
         names = [one.name for one in instruction_sets(self.architecture)]
+        patch.setattr(compiler.target, "ROOT", folder)
         patch.setattr(compiler.target, "_host_features", lambda: {name: name in has for name in names})
-        known = tvm.get_global_func
-        patch.setattr(
-            tvm,
-            "get_global_func",
-            lambda name: (lambda: self.mcpu) if name.endswith("system_cpu") else known(name),
-        )
+        patch.setattr(compiler.target, "_host_cpu", lambda: self.mcpu)
+        patch.setattr(platform, "machine", lambda: self.architecture)
 
 
 SSE = "sse3 ssse3 sse4.1 sse4.2 popcnt"

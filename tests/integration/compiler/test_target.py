@@ -227,17 +227,16 @@ def test_caches_are_small_where_linux_reports_none(monkeypatch: pytest.MonkeyPat
 def _caches(monkeypatch: pytest.MonkeyPatch, folder: Path, caches: list[tuple[str, ...]]) -> None:
     """Have Linux report these caches: (type, level, size)."""
     for number, facts in enumerate(caches):
-        cache = folder / f"index{number}"
-        cache.mkdir()
+        cache = folder / compiler.target.CACHES / f"index{number}"
+        cache.mkdir(parents=True)
         for name, value in zip(("type", "level", "size"), facts, strict=True):
             (cache / name).write_text(f"{value}\n")
-    monkeypatch.setattr(compiler.target, "CACHES", folder)
+    monkeypatch.setattr(compiler.target, "ROOT", folder)
 
 
 def test_a_machine_without_these_files_is_detected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     known = detect_device()
-    monkeypatch.setattr(compiler.target, "CPU_INFO", tmp_path / "nowhere")
-    monkeypatch.setattr(compiler.target, "CACHES", tmp_path / "nowhere")
+    monkeypatch.setattr(compiler.target, "ROOT", tmp_path / "nowhere")
     assert detect_device().vector_bytes == known.vector_bytes
     assert detect_device().target == known.target
 

@@ -40,10 +40,10 @@ def test_other_boards_are_not(model: str) -> None:
 
 def test_a_board_has_the_caches_of_its_data_sheet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Linux on a Raspberry Pi 4 reports no caches."""
-    model = tmp_path / "model"
+    model = tmp_path / compiler.target.DEVICE_TREE
+    model.parent.mkdir(parents=True)
     model.write_bytes(b"Raspberry Pi 4 Model B Rev 1.5\x00")
-    monkeypatch.setattr(compiler.target, "DEVICE_TREE", model)
-    monkeypatch.setattr(compiler.target, "CACHES", tmp_path / "nowhere")
+    monkeypatch.setattr(compiler.target, "ROOT", tmp_path)
     device = detect_device()
     assert (device.l1_bytes, device.l2_bytes, device.l3_bytes) == (32 << 10, 256 << 10, 1 << 20)
 

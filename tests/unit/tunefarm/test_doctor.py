@@ -12,6 +12,7 @@ import pynvml
 import pytest
 
 from core.exit_code import ExitCode
+from system import nvcc
 from tests.unit.tunefarm.fake_service import WORKER, FakeService, serving
 from tunefarm.cli import doctor
 from tunefarm.cli.app import app, run
@@ -104,18 +105,25 @@ def test_a_gpus_driver_is_looked_at(
     monkeypatch.setattr(doctor, "PCI", tmp_path / "pci")
     monkeypatch.setattr(doctor, "DEV", tmp_path)
 
-    def init() -> None:
-        if isinstance(answer, Exception):
-            raise answer
+    class Driver:
+        NVMLError = pynvml.NVMLError
 
-    monkeypatch.setattr(pynvml, "nvmlInit", init)
-    monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: answer)
-    monkeypatch.setattr(doctor, "find_nvcc", lambda: None)
-    monkeypatch.setattr(doctor, "find_nvrtc", lambda: None)
-    found, nvcc = doctor.check_gpus(CommandSettings())
-    assert (found.state, said in found.found) == (state, True)
-    assert ("580 or newer" in found.mend) == (state == "warning")
-    assert nvcc.mend.startswith("pip install 'tunefarm[cuda]'")
+        @staticmethod
+        def nvmlInit() -> None:  # noqa: N802 - NVIDIA's name
+            if isinstance(answer, Exception):
+                raise answer
+
+        @staticmethod
+        def nvmlSystemGetDriverVersion() -> object:  # noqa: N802 - NVIDIA's name
+            return answer
+
+    monkeypatch.setitem(sys.modules, "pynvml", Driver)
+    monkeypatch.setattr(nvcc, "_toolkits", lambda: [tmp_path])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    driver, compiler = doctor.check_gpus(CommandSettings())
+    assert (driver.state, said in driver.found) == (state, True)
+    assert ("580 or newer" in driver.mend) == (state == "warning")
+    assert compiler.mend.startswith("pip install 'tunefarm[cuda]'")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads what Linux says")
