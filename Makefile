@@ -9,20 +9,26 @@ PYTEST := $(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal --durations=5
 # How much of the slow lane `make test` runs: none, part or all.
 SLOW_LANE ?= none
 
-.PHONY: install demo test test-fast test-all check format proto runtime docs bench sbom audit supply-chain clean
+.PHONY: install demo test test-fast test-all check style types contracts format proto runtime docs bench sbom audit supply-chain clean
 
 install: $(VENV)/.installed
 
-# The packages of the service and its examples; tests need more.
-$(VENV)/.service: pyproject.toml runtime/pyproject.toml constraints.txt
+PACKAGES := pyproject.toml runtime/pyproject.toml constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit("tunefarm needs Python 3.11 or newer: run make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]' --editable runtime
+
+# The packages of the service and its examples.
+$(VENV)/.service: $(PACKAGES) | $(BIN)/python
+	$(PIP_INSTALL) --editable '.[all]' --editable runtime
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.service
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all,test]' --editable runtime
-	@touch $@
+# The packages of the tests, too.
+$(VENV)/.installed: $(PACKAGES) | $(BIN)/python
+	$(PIP_INSTALL) --editable '.[all,test]' --editable runtime
+	@touch $(VENV)/.service $@
 
 demo: $(VENV)/.service
 	@mkdir -p $(DEMO)
@@ -30,7 +36,7 @@ demo: $(VENV)/.service
 	$(BIN)/tunefarm tune $(DEMO)/resnet18.onnx --trials 150 --data $(DEMO)/data --output $(DEMO)/resnet18
 	$(BIN)/python -m examples.run_artifact $(DEMO)/resnet18
 
-# All but the slow lane: a quarter of an hour on two cores.
+# All but the slow lane: ten minutes on two cores.
 test: install
 	$(PYTEST) --slow-lane=$(SLOW_LANE)
 
@@ -42,11 +48,17 @@ test-fast: install
 test-all: install
 	$(PYTEST) --slow-lane=all
 
-# Style, types and import rules, in less than a minute.
-check: install
+# Style, types and import rules, in less than a minute; `make -j2 check` checks types beside the others.
+check: style types contracts
+
+style: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: install
 	$(BIN)/mypy
+
+contracts: install
 	$(BIN)/lint-imports
 
 format: install
@@ -79,7 +91,7 @@ audit: supply-chain
 	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip
 
 supply-chain: install
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[supply-chain]'
+	$(PIP_INSTALL) --editable '.[supply-chain]'
 
 clean:
 	rm -rf build $(VENV)

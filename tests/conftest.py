@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
-from collections.abc import Iterator
+import sys
+import tempfile
+from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -12,6 +16,10 @@ from hypothesis import settings
 from tests import services
 
 pytest_plugins = ["tests.lanes"]
+
+# Without bytecode, each of the thousand processes that tests start would compile our modules anew.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Two test processes of two threads each would fight for two cores.
 os.environ.setdefault("TVM_NUM_THREADS", "1")
@@ -26,6 +34,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Have no collection of garbage go through all that is imported and collected, then or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start with slow tests, so that the last tests, which worksteal distributes, are short."""
@@ -38,6 +57,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for tests in (slow, quick)
         for item in tests[len(tests) * number // processes : len(tests) * (number + 1) // processes]
     ]
+
+
+@pytest.fixture(scope="session")
+def memory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Return a folder in memory: SQLite waits for the disk after each commit, and a test makes hundreds."""
+    parent = Path("/dev/shm")
+    if not os.access(parent, os.W_OK):
+        yield tmp_path_factory.mktemp("databases")
+        return
+    with tempfile.TemporaryDirectory(prefix="tunefarm-tests-", dir=parent) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")

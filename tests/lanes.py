@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-PARTS = 12
+PARTS = 8
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -59,12 +59,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def parts_of(lane: Sequence[pytest.Item]) -> list[int]:
     """Return the part, from 0 to PARTS - 1, that each test of the slow lane belongs to.
 
-    The values of a parametrized test take as long as each other, so they go to one part after the other.
+    The tests of a file share fixtures, so they go to one part. The values of a parametrized test take as long
+    as each other: from that part on, they go to one part after the other.
     """
     parts, seen = [], Counter[str]()
     for item in lane:
-        name = item.nodeid.partition("[")[0]
-        first = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+        file, name = item.nodeid.partition("::")[0], item.nodeid.partition("[")[0]
+        first = int.from_bytes(hashlib.sha256(file.encode()).digest()[:8], "big")
         parts.append((first + seen[name]) % PARTS)
         seen[name] += 1
     return parts

@@ -29,7 +29,7 @@ class Machine:
     intrinsics: tuple[str, ...] = ()
 
     def stand_in(self, patch: pytest.MonkeyPatch, folder: Any) -> None:
-        """Replace the machine that the tests run on until the patch is undone."""
+        """Simulate this machine until the patch is undone."""
         (folder / "proc").mkdir()
         (folder / compiler.target.CPU_INFO).write_text(self.cpu_info)
         has = self.llvm.split()
