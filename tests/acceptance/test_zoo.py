@@ -18,7 +18,7 @@ from tests.processes import service, worker
 from tunefarm.client import Client, JobRequest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-TRIALS = 12
+TRIALS = 8
 # Each has other operators; the slow lane runs the rest.
 EVERY_PUSH = ("decoder", "quantized")
 

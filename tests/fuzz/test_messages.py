@@ -17,7 +17,7 @@ from tests.onnx_models import MODELS
 
 pytestmark = pytest.mark.slow
 
-CALLS, UPLOADS, IMPORTS = 2500, 800, 200
+CALLS, UPLOADS, IMPORTS = 1200, 400, 100
 
 
 @pytest.fixture(scope="module")

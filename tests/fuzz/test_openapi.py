@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pytest
@@ -58,8 +59,12 @@ def document() -> dict[str, Any]:
     return create_app(context).openapi()
 
 
-def schema(examples: int, phases: tuple[str, ...], **more: Any) -> schemathesis.BaseSchema:
-    """Return the document's schema, configured to make `examples` requests of each operation."""
+@cache
+def operations(examples: int, phases: tuple[str, ...], known: bool = False) -> Mapping[str, Any]:
+    """Return the document's operations by label, configured to make `examples` requests of each.
+
+    With `known`, requests name what is stored.
+    """
     config = {
         "seed": 1,
         "checks": {"enabled": False} | {name: {"enabled": True} for name in CHECKS},
@@ -69,9 +74,11 @@ def schema(examples: int, phases: tuple[str, ...], **more: Any) -> schemathesis.
             "database": "none",
             "exclude-header-characters": CONTROLS,
         },
-        **more,
+        **({"parameters": IDS} if known else {}),
     }
-    return schemathesis.openapi.from_dict(document(), config=SchemathesisConfig.from_dict(config))
+    schema = schemathesis.openapi.from_dict(document(), config=SchemathesisConfig.from_dict(config))
+    results: list[Any] = list(schema.get_all_operations())
+    return {one.label: one for result in results for one in [result.ok()]}
 
 
 @dataclass(frozen=True)
@@ -162,33 +169,31 @@ OPERATIONS = [f"{method.upper()} {path}" for path, methods in PATHS.items() for 
 # The job is deleted last.
 OPERATIONS.sort(key=lambda operation: operation.startswith("DELETE"))
 IDS = {"job_id": JOB, "worker_id": WORKER, "token_id": TOKEN, "workload": WORKLOAD}
-ANY = schema(20, ("examples", "coverage", "fuzzing"))
-KNOWN = schema(20, ("examples", "coverage", "fuzzing"), parameters=IDS)
-FEW = schema(5, ("fuzzing",))
+ALL, FUZZING = ("examples", "coverage", "fuzzing"), ("fuzzing",)
 of_every_operation = pytest.mark.parametrize("label", OPERATIONS)
 
 
-def request_all(
-    of: schemathesis.BaseSchema, label: str, request: Callable[[schemathesis.Case[Any]], object]
-) -> None:
-    """Call `request` with every case that schemathesis generates for one operation. Its own decorator would
-    generate the cases during collection, which takes twenty seconds.
+def request_all(operation: Any, request: Callable[[schemathesis.Case[Any]], object]) -> None:
+    """Call `request` with every case that schemathesis generates for an operation.
+
+    Its own decorator would generate the cases during collection, which takes twenty seconds.
     """
 
     def test(case: schemathesis.Case[Any]) -> None:
         request(case)
 
-    results: list[Any] = list(of.get_all_operations())
-    (operation,) = [one for result in results for one in [result.ok()] if one.label == label]
-    nothing = FeedbackSources()
     build_operation_test(
-        config=of.config, operation=operation, test_func=test, given_kwargs={}, feedback=nothing
+        config=operation.schema.config,
+        operation=operation,
+        test_func=test,
+        given_kwargs={},
+        feedback=FeedbackSources(),
     )()
 
 
 @of_every_operation
 def test_an_empty_service_answers_as_the_document_says(label: str, empty: Site) -> None:
-    request_all(ANY, label, lambda case: send(case, empty))
+    request_all(operations(20, ALL)[label], lambda case: send(case, empty))
 
 
 @of_every_operation
@@ -198,7 +203,7 @@ def test_a_service_with_a_job_answers_as_the_document_says(label: str, full: Sit
             case.body["model"] = full.model
         send(case, full)
 
-    request_all(KNOWN, label, request)
+    request_all(operations(20, ALL, known=True)[label], request)
 
 
 @of_every_operation
@@ -206,7 +211,7 @@ def test_without_a_token_nothing_but_probes_is_answered(label: str, guarded: Sit
     def request(case: schemathesis.Case[Any]) -> None:
         assert send(case, guarded) == (200 if case.path in OPEN_PATHS else 401)
 
-    request_all(FEW, label, request)
+    request_all(operations(5, FUZZING)[label], request)
 
 
 @of_every_operation
@@ -214,7 +219,7 @@ def test_with_a_token_the_document_is_as_true(label: str, guarded: Site) -> None
     def request(case: schemathesis.Case[Any]) -> None:
         assert send(case, guarded, Authorization=f"Bearer {SECRET}") != 401
 
-    request_all(FEW, label, request)
+    request_all(operations(5, FUZZING)[label], request)
 
 
 def test_every_error_in_the_document_is_a_problem_document() -> None:

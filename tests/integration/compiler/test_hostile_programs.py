@@ -139,6 +139,9 @@ def zipped(graph: object) -> bytes:
     return made.getvalue()
 
 
+NESTED = b'{"in_spec": "' + b"[" * 100_000 + b'"}'
+
+
 @pytest.mark.parametrize(
     ("graph", "says"),
     [
@@ -156,15 +159,20 @@ def zipped(graph: object) -> bytes:
         ({"in_spec": "5"}, "is damaged"),
         ({"args": [{"as_operator": "torch.os.system"}]}, "calls 'torch.os.system'"),
         (b"[" * 100_000, "nested too deeply"),
-        (b'{"in_spec": "' + b"[" * 100_000 + b'"}', "nested too deeply"),
+        (NESTED, "nested too deeply"),
     ],
 )
 def test_code_is_refused_before_pytorch_is_loaded(graph: object, says: str) -> None:
     with pytest.raises(ModelError, match=says) as refused:
         read_model(zipped(graph), {})
     assert "\n" not in str(refused.value)
-    with pytest.raises(ModelError, match=says):
-        import_model(zipped(graph), {}, TARGET)
+
+
+def test_a_compilers_child_refuses_code_too() -> None:
+    with pytest.raises(ModelError, match=r"calls 'torch\.os\.system'"):
+        import_model(zipped({"args": [{"as_operator": "torch.os.system"}]}), {}, TARGET)
+    with pytest.raises(ModelError, match="nested too deeply"):
+        import_model(zipped(NESTED), {}, TARGET)
 
 
 def test_an_archive_has_one_directory() -> None:

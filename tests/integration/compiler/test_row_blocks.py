@@ -26,7 +26,6 @@ from tests.workloads import module
 
 DEVICE = replace(detect_device(2), profile=None)
 BUILDER, RUNNER = LocalBuilder(DEVICE.target), LocalRunner(DEVICE.target)
-PROGRAMS = 2
 WEIGHTS = 1
 
 
@@ -71,12 +70,11 @@ def test_blocks_compute_what_the_convolution_is(case: Case) -> None:
     assert [blocks for sketch in found for blocks in _blocks(sketch)] == expected
     for sketch in found:
         population = sample(sketch, 64, rng)
-        for row in rng.choice(len(population), PROGRAMS, replace=False):
-            program = population.program(int(row))
-            built = BUILDER.build(to_json(workload), lower(workload, program, DEVICE))
-            assert isinstance(built, BuiltKernel), f"{program}\n{built.error}"
-            measured = RUNNER.run(built, to_json(workload), (), best_s=1e-12)
-            assert not measured.error, f"{program}\n{measured.error}"
+        program = population.program(int(rng.integers(len(population))))
+        built = BUILDER.build(to_json(workload), lower(workload, program, DEVICE))
+        assert isinstance(built, BuiltKernel), f"{program}\n{built.error}"
+        measured = RUNNER.run(built, to_json(workload), (), best_s=1e-12)
+        assert not measured.error, f"{program}\n{measured.error}"
 
 
 def test_a_result_with_another_reader_is_not_computed_in_blocks() -> None:

@@ -32,7 +32,7 @@ from server.main import serve
 from server.settings import ServerSettings
 from system.tls import TlsFiles
 from tests.devices import DEVICE
-from tests.services import Emptied, free_port, sqlite
+from tests.services import Emptied, free_port, renewed_sqlite, sqlite
 from tunefarm.client.client import tls_context
 
 # With characters that mean something in a cookie.
@@ -122,12 +122,12 @@ on_both_databases = pytest.mark.parametrize("database_url", ["sqlite", "postgres
 
 
 @pytest.fixture
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def database_url(request: pytest.FixtureRequest, memory: Path) -> str:
     if getattr(request, "param", "sqlite") == "postgresql":
         emptied: Emptied = request.getfixturevalue("emptied")
         emptied.empty()
         return emptied.url
-    return sqlite(tmp_path / "tunefarm.db")
+    return renewed_sqlite(memory / "server.db")
 
 
 @pytest.fixture

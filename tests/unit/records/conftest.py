@@ -16,8 +16,8 @@ from tests.unit.records.farm import Farm, make_job
 
 
 @pytest.fixture(scope="session")
-def sqlite_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("records") / "tunefarm.db"
+def sqlite_file(memory: Path) -> Path:
+    return memory / "records.db"
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

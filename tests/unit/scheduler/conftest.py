@@ -15,10 +15,9 @@ from tests.unit.scheduler.farm import FakeCompiler, Farm, propose_at_random
 
 
 @pytest.fixture(scope="session")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Database:
+def database(memory: Path) -> Database:
     """All tests share an engine: to compile a statement takes SQLAlchemy longer than to execute it."""
-    file = tmp_path_factory.mktemp("scheduler") / "tunefarm.db"
-    return Database(f"sqlite:///{file}", busy_timeout_s=2.0)
+    return Database(f"sqlite:///{memory}/scheduler.db", busy_timeout_s=2.0)
 
 
 @pytest.fixture

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 from sqlalchemy.orm import Session
 
+from compiler.packaging.artifact import TaskEntry
 from core.job import JobState
 from records.schedules import schedules
 from records.storage.database import Database, StorageError
-from tests.services import sqlite
+from tests.services import renewed_sqlite
 from tests.unit.scheduler.farm import DEVICE, MATMUL, TUNED, FakeCompiler, Farm
 
 TRIALS = 4
@@ -25,20 +26,18 @@ class Killed(BaseException):
 
 
 class MortalDatabase(Database):
-    """Raises Killed right after commit `dies_at`. (Before a commit is the same as after the one before.)"""
+    """Raises Killed after `left` more commits. (Before a commit is the same as after the one before.)"""
 
-    def __init__(self, url: str, dies_at: int) -> None:
-        super().__init__(url)
-        self._left = dies_at
+    left = 0
 
     @contextmanager
     def begin(self) -> Iterator[Session]:
-        if self._left == 0:
+        if self.left == 0:
             raise Killed
         with super().begin() as session:
             yield session
-        self._left -= 1
-        if self._left == 0:
+        self.left -= 1
+        if self.left == 0:
             raise Killed
 
 
@@ -69,73 +68,82 @@ def check_complete(farm: Farm) -> None:
     assert Counter(run.kind for run in farm.runs()) == {"untuned": 1, "tuned": 1}
 
 
+@pytest.fixture
+def mortal(database: Database) -> Iterator[MortalDatabase]:
+    """Return one for all lives of a test: to compile its statements takes longer than a life."""
+    with closing(MortalDatabase(f"sqlite:///{database.name}")) as mortal:
+        yield mortal
+
+
 @pytest.mark.slow_lane
-def test_killed_at_any_commit_the_job_resumes(tmp_path: Path, compiler: FakeCompiler) -> None:
+def test_killed_at_any_commit_the_job_resumes(
+    database: Database, mortal: MortalDatabase, compiler: FakeCompiler
+) -> None:
     compiler.tasks = [MATMUL]
     dies_at = 0
     survived = False
     while not survived:
         dies_at += 1
-        survived = _live_twice(sqlite(tmp_path / f"{dies_at}.db"), dies_at, compiler)
+        survived = _live_twice(database, mortal, dies_at, compiler)
     assert dies_at > 25
 
 
-def _live_twice(url: str, dies_at: int, compiler: FakeCompiler) -> bool:
+def _live_twice(database: Database, mortal: MortalDatabase, dies_at: int, compiler: FakeCompiler) -> bool:
     """Run a job with a scheduler that dies, then with its successor. Return whether the first survived."""
-    farm = Farm(Database(url), compiler=compiler)
-    mortal = MortalDatabase(url, dies_at)
-    farm.submit(trials=TRIALS)
-    farm.plug_in()
-    farm.restart(mortal, plan_ahead=1, batch_size=2)
-    try:
-        farm.finish()
-        return True
-    except Killed:
-        farm.restart(plan_ahead=1, batch_size=2)
-        farm.finish()
-        return False
-    finally:
+    renewed_sqlite(Path(database.name))
+    with closing(database), closing(mortal):
+        farm = Farm(database, compiler=compiler)
+        farm.submit(trials=TRIALS)
+        farm.plug_in()
+        mortal.left = dies_at
+        farm.restart(mortal, plan_ahead=1, batch_size=2)
+        try:
+            farm.finish()
+            survived = True
+        except Killed:
+            farm.restart(plan_ahead=1, batch_size=2)
+            farm.finish()
+            survived = False
         check_complete(farm)
-        mortal.close()
-        farm.database.close()
+    return survived
 
 
 @pytest.mark.slow_lane
 def test_killed_while_it_looks_for_a_harmful_schedule_the_job_resumes(
-    tmp_path: Path, compiler: FakeCompiler
+    database: Database, mortal: MortalDatabase, compiler: FakeCompiler
 ) -> None:
-    def live(dies_at: int) -> Farm:
-        """Run a job whose first scheduler dies `dies_at` commits after the first model was compiled."""
-        url = sqlite(tmp_path / f"{dies_at}.db")
-        farm = Farm(Database(url), compiler=compiler)
-        compiler.harmful = lambda trace: trace == fastest(farm)
-        farm.submit(trials=12)
-        farm.plug_in()
-        while not [run for run in farm.runs() if run.kind == "tuned"]:
-            farm.tick()
-        mortal = MortalDatabase(url, dies_at)
-        farm.restart(mortal)
-        try:
-            farm.finish()
-        except Killed:
-            farm.restart()
-            farm.finish()
-        mortal.close()
-        return farm
+    def live(dies_at: int) -> tuple[int, bytes, tuple[TaskEntry, ...]]:
+        """Run a job whose first scheduler dies `dies_at` commits after the first model was compiled.
 
-    def fastest(farm: Farm) -> str:
-        with farm.database.begin() as session:
+        Return the number of models that were timed, and the library and the subgraphs that were published.
+        """
+        renewed_sqlite(Path(database.name))
+        with closing(database), closing(mortal):
+            farm = Farm(database, compiler=compiler)
+            compiler.harmful = lambda trace: trace == fastest()
+            farm.submit(trials=12)
+            farm.plug_in()
+            while not [run for run in farm.runs() if run.kind == "tuned"]:
+                farm.tick()
+            mortal.left = dies_at
+            farm.restart(mortal)
+            try:
+                farm.finish()
+            except Killed:
+                farm.restart()
+                farm.finish()
+            library, manifest = farm.published()
+            return len(farm.runs()), library, manifest.tasks
+
+    def fastest() -> str:
+        with database.begin() as session:
             return schedules.successes(session, DEVICE.key, [MATMUL.workload_hash])[0].trace
 
     undisturbed = live(1000)
-    attempts = len(undisturbed.runs())
-    assert attempts > 3, "it takes some to find it"
+    assert undisturbed[0] > 3, "it takes some to find it"
+    assert undisturbed[1] == TUNED
     for dies_at in range(1, 25):
-        farm = live(dies_at)
-        assert farm.published()[1].tasks == undisturbed.published()[1].tasks
-        assert len(farm.runs()) == attempts
-        assert farm.published()[0] == TUNED
-        farm.database.close()
+        assert live(dies_at) == undisturbed
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
