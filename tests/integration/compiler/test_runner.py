@@ -31,6 +31,7 @@ from compiler.target import detect_device
 from compiler.workload import to_json
 from core.measurement import Measurement, Outcome
 from tests.compiled import build_module
+from tests.marks import slow_lane_except
 from tests.onnx_models import residual, two_outputs
 from tests.workloads import WORKLOADS, matmul, module
 
@@ -63,7 +64,7 @@ def _measure(
     return runner.run(built, to_json(workload), constants, best_s)
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", slow_lane_except(WORKLOADS, *list(WORKLOADS)[::3]))
 def test_an_unscheduled_workload_is_right(runner: LocalRunner, name: str) -> None:
     workload = WORKLOADS[name]()
     measurement = _measure(runner, workload, workload)

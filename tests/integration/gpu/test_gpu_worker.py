@@ -26,6 +26,7 @@ from search.programs.annotate import sample
 from search.rules.space import generate
 from search.sketches.stage import StageKind
 from tests.cuda_emulator.driver import StandIn
+from tests.marks import slow_lane_except
 from tests.onnx_models import Builder
 from tests.suite import cases
 from worker.agent.build_ahead import build_ahead
@@ -85,7 +86,7 @@ def test_a_gpu_is_found_measured_and_calibrated(stand_in: StandIn) -> None:
     with_gpu(stand_in, work)
 
 
-@pytest.mark.parametrize("model_bytes", [0, 1 << 20])
+@pytest.mark.parametrize("model_bytes", slow_lane_except([0, 1 << 20], 1 << 20))
 def test_constants_are_right_in_every_copy_that_a_graph_reads(stand_in: StandIn, model_bytes: int) -> None:
     # So small that a graph launches it several times even here.
     data, scale, shift = (te.placeholder((64,), name=name) for name in ("data", "scale", "shift"))
@@ -139,8 +140,8 @@ def test_a_measurement_with_clocks_held_back_is_marked(stand_in: StandIn) -> Non
     ("behaviour", "outcome"),
     [
         ("launch 2 700", Outcome.ILLEGAL_ACCESS),
-        ("launch 2 719", Outcome.LAUNCH_ERROR),
-        ("launch 2 hang", Outcome.RUN_TIMEOUT),
+        pytest.param("launch 2 719", Outcome.LAUNCH_ERROR, marks=pytest.mark.slow_lane),
+        pytest.param("launch 2 hang", Outcome.RUN_TIMEOUT, marks=pytest.mark.slow_lane),
         ("alloc 3 2", Outcome.OUT_OF_MEMORY),
     ],
 )

@@ -32,6 +32,7 @@ from server.main import serve
 from server.settings import ServerSettings
 from system.tls import TlsFiles
 from tests.devices import DEVICE
+from tests.marks import slow_lane_except
 from tests.services import Emptied, free_port, renewed_sqlite, sqlite
 from tunefarm.client.client import tls_context
 
@@ -117,8 +118,11 @@ class Worker:
 Start = Callable[..., Service]
 
 
-# Runs the tests of a module on both databases; the others use SQLite.
-on_both_databases = pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
+# Runs the tests of a module on both databases; the others use SQLite. tests/unit/records runs all queries on
+# both, on every push.
+on_both_databases = pytest.mark.parametrize(
+    "database_url", slow_lane_except(["sqlite", "postgresql"], "sqlite"), indirect=True
+)
 
 
 @pytest.fixture

@@ -22,11 +22,11 @@ from tests.integration.worker.executors import (
     outcomes,
     with_executor,
 )
-from tests.marks import slow_except
+from tests.marks import slow_lane_except
 from worker.runner.executor import Executor
 
 
-@pytest.mark.parametrize("fault", slow_except(["build segfault", "build hang"], "build segfault"))
+@pytest.mark.parametrize("fault", slow_lane_except(["build segfault", "build hang"], "build segfault"))
 def test_a_candidate_does_not_pay_for_one_that_was_built_along(fault: str) -> None:
     async def work(executor: Executor) -> None:
         first = await child_of_next(executor)
@@ -54,7 +54,7 @@ def test_a_candidate_does_not_pay_for_one_that_was_built_along(fault: str) -> No
         ("refuse", GENEROUS, "build_error", "no such loop"),
     ],
 )
-@pytest.mark.parametrize("place", slow_except([0, 3, 5], 3))
+@pytest.mark.parametrize("place", slow_lane_except([0, 3, 5], 3))
 def test_of_a_batch_that_is_built_together_the_culprit_fails_alone(
     fault: str, limits: Limits, outcome: str, says: str, place: int
 ) -> None:
