@@ -39,6 +39,7 @@ from compiler.importing.spec import (
 from compiler.importing.values import UnsupportedOperator
 from compiler.importing.views import read_through_views
 from compiler.precision.half import reduce_in_floats, sum_in_floats
+from compiler.precision.packed_weights import unpack
 from compiler.precision.quantized import compute_in_bytes
 from compiler.target import parse_target
 from compiler.workload import normalise, to_json, workload_hash
@@ -160,6 +161,7 @@ def convert_operators(model: RelaxModel, target: str) -> tvm.IRModule:
     """Rewrite a model's operators into the form in which they are tuned: see `fuse`, and for quantized ones
     and halves `compiler.precision`. Raises ModelError."""
     passes = [
+        lambda module: _with_weights_for(module, parse_target(target)),
         transform.DecomposeOpsForInference(),
         transform.CanonicalizeBindings(),
         fold_constants,
@@ -215,11 +217,17 @@ def fuse_untuned(model: RelaxModel, target: str) -> tvm.IRModule:
     Raises CompileError.
     """
     passes = [
+        lambda module: _with_weights_for(module, parse_target(target)),
         lambda module: sum_in_floats(module, parse_target(target)),
         legalize,
         relax.get_pipeline("zero"),
     ]
     return _apply(passes, model.module, target)
+
+
+def _with_weights_for(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
+    """Return the module, on a GPU with floats in place of packed weights, for which it has no schedules."""
+    return (unpack(module) or module) if target.kind.name == "cuda" else module
 
 
 def extract_tasks(fused: tvm.IRModule) -> list[ExtractedTask]:

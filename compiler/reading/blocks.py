@@ -20,7 +20,10 @@ REDUCERS = {tirx.Add: "sum", tirx.Mul: "prod", tirx.Max: "max", tirx.Min: "min"}
 ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.FloorDiv, tirx.FloorMod, tirx.Max, tirx.Min)
 BRANCH_OPS = ("if_then_else",)
 # Calls that compile to at most one instruction.
-CHEAP_OPS = ("ceil", "fabs", "floor", "isnan", "likely", "nearbyint", "reinterpret", "round", "trunc")
+CHEAP_OPS = (
+    *("ceil", "fabs", "floor", "isnan", "likely", "nearbyint", "reinterpret", "round", "trunc"),
+    *("bitwise_and", "shift_right"),
+)
 # Any other call counts as this many floating-point operations.
 EXPENSIVE_FLOPS = 16.0
 

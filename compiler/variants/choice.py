@@ -24,6 +24,7 @@ from compiler.importing.model import (
     kernel_calls,
 )
 from compiler.target import capability_of, parse_target
+from compiler.variants.floats import Floats
 from compiler.variants.padded_columns import PaddedColumns
 from compiler.variants.split_k import SplitK
 from compiler.variants.subpixel import Subpixel
@@ -46,7 +47,7 @@ class Variant(Protocol):
         """Rewrite the operators of a model that the variant applies to; None when there is none."""
 
 
-VARIANTS: tuple[Variant, ...] = (Winograd(2), Winograd(4), Subpixel(), PaddedColumns())
+VARIANTS: tuple[Variant, ...] = (Winograd(2), Winograd(4), Subpixel(), PaddedColumns(), Floats())
 # A core of a CPU adds up the parts that AddRfactor makes; blocks of a GPU can't wait for each other.
 GPU_VARIANTS: tuple[Variant, ...] = (SplitK(4), SplitK(16))
 
@@ -156,10 +157,9 @@ class _KernelReplacer(relax.PyExprMutator):
             return call
         variant, other = self._chosen[position]
         kernel = self.builder_.add_func(variant[other.args[0]], _name(other))
-        arguments = [
-            counterpart if isinstance(counterpart, GenericConst) else argument
-            for argument, counterpart in zip(call.args[1], other.args[1], strict=True)
-        ]
+        # The variant may have other constants, but computes with the same values in the same order.
+        values = iter([argument for argument in call.args[1] if not isinstance(argument, GenericConst)])
+        arguments = [one if isinstance(one, GenericConst) else next(values) for one in other.args[1]]
         return Call(call.op, [kernel, relax.Tuple(arguments)], call.attrs, call.ty_args)
 
 

@@ -16,6 +16,7 @@ from tvm import relax
 from compiler.importing.onnx_graph import Converter, Graph
 from compiler.importing.spec import NARROW
 from compiler.importing.values import Node, UnsupportedOperator, Value, numpy_dtype
+from compiler.precision.packed_weights import PACKED_BITS, PackedWeight, packed_product
 
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "int64", "int4", "uint4", "int2", "uint2")
 
@@ -279,7 +280,8 @@ def _dynamic_quantize_matmul(graph: Graph, node: Node) -> Value:
 
 def _matmul_nbits(graph: Graph, node: Node) -> Value:
     """Microsoft's MatMulNBits: y = a w' + bias, with weights of a few bits. Each block of a row has a scale
-    and a zero point. They are constants, and are unpacked to floats."""
+    and a zero point. They are constants. Those of whole blocks of 4 or 8 bits stay packed for float32; others
+    are unpacked to floats."""
     data, bits = node.input(0), int(node.attributes.get("bits", 4))
     depth, rows, block = (int(node.attributes[name]) for name in ("K", "N", "block_size"))
     if bits not in (2, 4, 8) or min(depth, rows, block) < 1:
@@ -296,9 +298,14 @@ def _matmul_nbits(graph: Graph, node: Node) -> Value:
         points = given.known("the zero point").reshape(rows, -1)
         points = _unpacked(points, bits)[:, :blocks] if given.dtype == "uint8" else points
         zero = points.astype(np.float32)[..., np.newaxis]
-    weight = (_unpacked(packed, bits).astype(np.float32) - zero) * scale
-    weight = weight.reshape(rows, -1)[:, :depth].T.astype(numpy_dtype(data.dtype))
-    product, bias = graph.op("MatMul", data, np.ascontiguousarray(weight)), node.optional(5)
+    codes, bias = _unpacked(packed, bits), node.optional(5)
+    if bits in PACKED_BITS and data.dtype == "float32" and data.rank and depth % block == 0:
+        zeros = np.broadcast_to(zero, scale.shape)
+        weight = PackedWeight.of(codes[..., :block], scale[..., 0], zeros[..., 0], bits)
+        product = graph.emit(packed_product(graph.builder, data.expr, weight))
+    else:
+        floats = ((codes.astype(np.float32) - zero) * scale).reshape(rows, -1)[:, :depth].T
+        product = graph.op("MatMul", data, np.ascontiguousarray(floats.astype(numpy_dtype(data.dtype))))
     return product if bias is None else graph.op("Add", product, bias)
 
 

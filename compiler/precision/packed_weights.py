@@ -1,0 +1,156 @@
+"""Matrix products whose constant weights stay packed in a few bits, and become floats in registers.
+
+A weight is `scale * (code - zero)`, with a scale and a zero for each block of a column. Its codes have 4 or 8
+bits. A product of few rows takes as long as its weights take from memory, so fewer bytes make it faster.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tvm
+from numpy.typing import NDArray
+from tvm import relax, te, tirx
+from tvm.ir import Call, GenericConst, GlobalVar
+
+from compiler.constants.fold import constant, rewrite_functions, static_shape
+
+# Bits of a code.
+PACKED_BITS = (4, 8)
+# The name of the kernels.
+KERNEL = "packed_matmul"
+# TVM's "out element-wise fusable": element-wise operators are fused to the result.
+_FUSES_ELEMENTWISE = 4
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """A matrix of `columns`, in blocks of `block` rows.
+
+    `codes` are [blocks, bytes of a block, columns]; of two codes in a byte, the lower bits hold the first.
+    `scales` are [blocks, columns], and so are `zeros`, or [1, 1] where all are equal.
+    """
+
+    codes: NDArray[np.uint8]
+    scales: NDArray[np.float32]
+    zeros: NDArray[Any]
+    block: int
+
+    @classmethod
+    def of(
+        cls, codes: NDArray[np.uint8], scales: NDArray[Any], zeros: NDArray[Any], bits: int
+    ) -> PackedWeight:
+        """Pack unpacked codes, which are [columns, blocks, block], with scales and zeros for each block."""
+        block = codes.shape[-1]
+        by_row: NDArray[Any] = codes.transpose(1, 2, 0)
+        if bits == 4:
+            by_row = by_row[:, 0::2] | (by_row[:, 1::2] << 4)
+        if np.all(zeros == zeros[0, 0]):
+            zeros = zeros[:1, :1]
+        # Exporters may give floats.
+        if zeros.min() >= 0 and zeros.max() <= 255 and np.all(zeros == np.rint(zeros)):
+            zeros = zeros.astype(np.uint8)
+        factors = np.ascontiguousarray(scales.T, np.float32)
+        return cls(np.ascontiguousarray(by_row, np.uint8), factors, np.ascontiguousarray(zeros.T), block)
+
+    @property
+    def floats(self) -> NDArray[np.float32]:
+        """The matrix that the codes stand for, [rows, columns]."""
+        blocks, num_bytes, columns = self.codes.shape
+        per_byte = self.block // num_bytes
+        parts = [
+            (self.codes >> (8 // per_byte * part)) & ((1 << 8 // per_byte) - 1) for part in range(per_byte)
+        ]
+        codes = np.stack(parts, axis=2).reshape(blocks, self.block, columns)
+        floats = (codes - self.zeros[:, np.newaxis].astype(np.float32)) * self.scales[:, np.newaxis]
+        return floats.reshape(blocks * self.block, columns)
+
+
+def packed_product(builder: relax.BlockBuilder, data: relax.Expr, weight: PackedWeight) -> relax.Expr:
+    """Return the product of float32 data, [..., rows of the weight], and a packed weight.
+
+    For 4 bits and k = 32 b + 2 p + h:
+
+        w = (codes[b, p, j] >> 4 * h & 15) * scales[b, j] - zeros[b, j] * scales[b, j]
+        c[i, j] = sum(a[i, k] * w)
+
+    The second product is the same for a whole block, so it leaves the loops over p and h.
+    """
+    blocks, num_bytes, columns = weight.codes.shape
+    per_byte = weight.block // num_bytes
+    bits = 8 // per_byte
+
+    is_even = weight.zeros.size == 1
+
+    def compute(rows: te.Tensor, codes: te.Tensor, scales: te.Tensor, zeros: te.Tensor) -> te.Tensor:
+        b, p = te.reduce_axis((0, blocks), "b"), te.reduce_axis((0, num_bytes), "p")
+        h = te.reduce_axis((0, per_byte), "h")
+
+        def multiply(*place: tirx.Expr) -> tirx.Expr:
+            *row, j = place
+            code = codes[b, p, j].astype("int32")
+            if per_byte > 1:
+                code = (code >> (h * bits)) & ((1 << bits) - 1)
+            zero = (zeros[0, 0] if is_even else zeros[b, j]).astype("float32")
+            value = code.astype("float32") * scales[b, j] - zero * scales[b, j]
+            k = (b * num_bytes + p) * per_byte + h if per_byte > 1 else b * num_bytes + p
+            return te.sum(rows[(*row, k)] * value, axis=[b, p, h] if per_byte > 1 else [b, p])
+
+        return te.compute((*rows.shape[:-1], columns), multiply, name="product")
+
+    operands = [constant(one) for one in (weight.codes, weight.scales, weight.zeros)]
+    return builder.call_te(
+        compute,
+        data,
+        *operands,
+        primfunc_name_hint=KERNEL,
+        primfunc_attrs={"op_pattern": _FUSES_ELEMENTWISE},
+    )
+
+
+def weight_of(call: Call) -> PackedWeight | None:
+    """Return the weight of a call of a packed product; None for another call."""
+    if getattr(call.op, "name", "") != "relax.call_tir" or not isinstance(call.args[0], GlobalVar):
+        return None
+    if not call.args[0].name_hint.startswith(KERNEL):
+        return None
+    data, *operands = call.args[1]
+    shape = static_shape(data)
+    if shape is None or len(operands) != 3 or not all(isinstance(one, GenericConst) for one in operands):
+        return None
+    codes, scales, zeros = (one.value.numpy() for one in operands)
+    return PackedWeight(codes, scales, zeros, shape[-1] // codes.shape[0])
+
+
+def unpack(mod: tvm.IRModule, largest: int | None = None) -> tvm.IRModule | None:
+    """Return a module with products of floats in place of packed ones; None without any.
+
+    With `largest`, products of a single row keep larger weights packed, by the bytes of the floats.
+    """
+    unpacker = _Unpacker(mod, largest)
+    unpacked = rewrite_functions(mod, unpacker.visit_expr)
+    return unpacked if unpacker.found else None
+
+
+@relax.expr_functor.mutator
+class _Unpacker(relax.PyExprMutator):
+    def __init__(self, mod: tvm.IRModule, largest: int | None) -> None:
+        super().__init__(mod)
+        self._largest = largest
+        self.found = False
+
+    def visit_call_(self, op: Call) -> relax.Expr:
+        call = self.visit_expr_post_order(op)
+        weight = weight_of(call)
+        if weight is None or self._stays(call, weight):
+            return call
+        self.found = True
+        return relax.op.matmul(call.args[1][0], constant(weight.floats))
+
+    def _stays(self, call: Call, weight: PackedWeight) -> bool:
+        rows = math.prod((static_shape(call.args[1][0]) or ())[:-1])
+        num_bytes = 4 * weight.codes.shape[0] * weight.block * weight.codes.shape[2]
+        return self._largest is not None and rows == 1 and num_bytes > self._largest

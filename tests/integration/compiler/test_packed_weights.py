@@ -1,0 +1,139 @@
+"""Weights of a few bits stay packed in the library, and become floats in registers."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import tvm
+from tvm import relax
+
+from compiler.importing.model import fuse, read_onnx
+from compiler.importing.onnx_runtime import load_session
+from compiler.lowering.trace import lower
+from compiler.measuring.builder import BuiltKernel, LocalBuilder
+from compiler.measuring.runner import LocalRunner
+from compiler.quantizing.weights import quantize_weights
+from compiler.reading.subgraph import read_dag
+from compiler.target import detect_device
+from compiler.variants import floats
+from compiler.variants.choice import VariantModel
+from compiler.workload import from_json
+from core.measurement import Outcome
+from search.cost.model import CostModel
+from search.policy import TuneContext, propose
+from search.programs.annotate import sample
+from search.rules.space import generate
+from tests.compiled import build_module
+from tests.onnx_models import Builder
+
+DEVICE = detect_device(1)
+GPU = '{"kind":"cuda","arch":"sm_80","host":{"kind":"llvm"}}'
+
+
+def product(rows: tuple[int, ...], depth: int, columns: int, bits: int) -> onnx.ModelProto:
+    """A product with a shift and a rectifier; of the weight, blocks of 32 have 4 or 8 bits."""
+    b = Builder()
+    shifted = b.op("Add", b.op("MatMul", "x", b.weight(depth, columns)), b.weight(columns))
+    model = b.model({"x": [*rows, depth]}, {b.op("Relu", shifted): [*rows, columns]})
+    return quantize_weights(onnx.load_from_string(model), bits, ())
+
+
+def constants(module: tvm.IRModule) -> dict[str, int]:
+    """The bytes of a module's constants, by their type."""
+    found: dict[str, int] = {}
+
+    def visit(expr: relax.Expr) -> None:
+        if isinstance(expr, tvm.ir.GenericConst):
+            array = expr.value.numpy()
+            found[str(array.dtype)] = found.get(str(array.dtype), 0) + array.nbytes
+
+    relax.analysis.post_order_visit(module["main"], visit)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rows", "bits"), [((1,), 4), ((1, 1), 8), ((2, 3), 4), pytest.param((), 4, id="a vector")]
+)
+def test_the_library_computes_what_onnx_runtime_does(
+    rows: tuple[int, ...], bits: int, tmp_path: Path
+) -> None:
+    quantized = product(rows or (1,), 128, 48, bits)
+    variants = VariantModel.of(read_onnx(quantized.SerializeToString(), {}), DEVICE.target)
+    data = np.random.default_rng(1).standard_normal((*(rows or (1,)), 128), np.float32)
+    [wanted] = load_session(quantized, [quantized.graph.output[0].name])({"x": data})
+    unpacked = [task.workload_hash for task in variants.tasks() if task.variant == "floats"]
+    assert len(unpacked) == 1
+    for number, chosen in enumerate(([], unpacked)):
+        library = tmp_path / f"{number}.so"
+        build_module(variants.choose(chosen), {}, DEVICE.target, library)
+        machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
+        found = machine["main"](tvm.runtime.tensor(data)).numpy()
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+        # Packed: codes, and a zero and a scale for each of 4 blocks of a column. And as floats.
+        kinds = constants(variants.choose(chosen))
+        assert kinds.get("uint8", 0) == (0 if chosen else 128 * 48 * bits // 8 + 4 * 48)
+        assert kinds["float32"] == (128 * 48 + 48 if chosen else 4 * 48 + 48) * 4
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_programs_of_each_sketch_are_right(bits: int) -> None:
+    variants = VariantModel.of(
+        read_onnx(product((2,), 256, 192, bits).SerializeToString(), {}), DEVICE.target
+    )
+    task = variants.tasks()[0]
+    assert task.constants == (1, 2, 3, 4)
+    module = from_json(task.module_json)
+    builder, runner, rng = (
+        LocalBuilder(DEVICE.target),
+        LocalRunner(DEVICE.target),
+        np.random.default_rng(bits),
+    )
+    sketches = generate(read_dag(module), DEVICE)
+    assert sketches
+    for sketch in sketches:
+        program = sample(sketch, 16, rng).program(0)
+        built = builder.build(task.module_json, lower(module, program, DEVICE))
+        assert isinstance(built, BuiltKernel), built
+        measured = runner.run(built, task.module_json, task.constants)
+        assert measured.outcome is Outcome.OK, measured.error
+
+
+def test_the_estimate_knows_that_fewer_bytes_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(floats, "CACHED_BYTES", 1 << 30)
+    quantized = product((1,), 2048, 2048, 4)
+    variants = VariantModel.of(read_onnx(quantized.SerializeToString(), {}), DEVICE.target)
+    fastest = []
+    for task in variants.tasks():
+        dag = read_dag(from_json(task.module_json))
+        context = TuneContext(dag, tuple(generate(dag, DEVICE)), DEVICE)
+        found = propose(context, CostModel(), [], 4, np.random.default_rng(0))
+        fastest.append(min(one.predicted_s for one in found))
+    packed_s, floats_s = fastest
+    assert packed_s < floats_s / 2
+
+
+def test_one_row_keeps_large_weights_packed_and_several_rows_try_floats(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(floats, "CACHED_BYTES", 4 * 64 * 48 - 1)
+    names = {}
+    for rows in (1, 2):
+        model = read_onnx(product((rows,), 64, 48, 4).SerializeToString(), {})
+        names[rows] = [task.variant for task in VariantModel.of(model, DEVICE.target).tasks()]
+    assert names == {1: [""], 2: ["", "floats"]}
+
+
+def test_a_gpu_computes_with_floats() -> None:
+    model = read_onnx(product((1,), 64, 48, 4).SerializeToString(), {})
+    assert set(constants(fuse(model, GPU))) == {"float32"}
+
+
+def test_the_last_block_in_part_becomes_floats() -> None:
+    model = read_onnx(product((1,), 40, 48, 4).SerializeToString(), {})
+    kinds = constants(fuse(model, DEVICE.target))
+    assert set(kinds) == {"float32"}
+    assert math.isclose(kinds["float32"], 4 * (40 * 48 + 48))
