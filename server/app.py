@@ -19,6 +19,7 @@ from server.api import (
     jobs,
     metrics,
     models,
+    quantizations,
     releases,
     schedules,
     session,
@@ -42,7 +43,10 @@ _MAX_BODY_BYTES = 256 << 10
 _MAX_QUERY_BYTES = 2 << 20
 # Smaller answers travel in a few packets anyhow; artifacts are compiled code, which hardly shrinks.
 _COMPRESSED_FROM_BYTES = 16 << 10
-_NOT_COMPRESSED = (*DEFAULT_EXCLUDED_CONTENT_TYPES, "application/x-tar")
+_NOT_COMPRESSED = (
+    *DEFAULT_EXCLUDED_CONTENT_TYPES,
+    *("application/x-tar", "application/zip", "application/octet-stream"),
+)
 # Probes and files of pages would bury what matters, and a stream of events lasts as long as its job.
 _NOT_TRACED = "healthz,readyz,/metrics,/assets/,/events"
 
@@ -73,7 +77,7 @@ def create_app(context: ServerContext) -> FastAPI:
     )
     app.state.context = context
     of_jobs, of_schedules = (
-        (models, jobs, inferences, events, artifacts, releases),
+        (models, jobs, quantizations, inferences, events, artifacts, releases),
         (schedules, workloads, cost_models),
     )
     for guarded in (*of_jobs, *of_schedules, workers, tokens, webhooks, session, metrics, report):

@@ -32,6 +32,7 @@ ROUTES = {
     "GET /v1/jobs/{job_id}/inference": Scope.READ,
     "GET /v1/jobs/{job_id}/outputs": Scope.READ,
     "GET /v1/jobs/{job_id}/quantization": Scope.READ,
+    "GET /v1/jobs/{job_id}/quantization/model": Scope.READ,
     "GET /v1/jobs/{job_id}/report": Scope.READ,
     "GET /v1/jobs/{job_id}/tasks": Scope.READ,
     "GET /v1/jobs/{job_id}/tasks/{workload}": Scope.READ,

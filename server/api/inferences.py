@@ -15,12 +15,10 @@ from records import devices
 from records.jobs import inferences, jobs
 from records.jobs.jobs import JobRequest
 from records.jobs.models import DatasetNotFound
-from records.storage import blobs
-from records.storage.blobs import BlobNotFound
+from server.api.downloads import file_answer
 from server.api.fields import Name, RequestBody, Sha256
 from server.api.jobs import JobBody, own_key, published_job
 from server.api.targets import device_class
-from server.blob_stream import stream_blob
 from server.context import ContextDep
 from server.problems import Problem, problems
 
@@ -146,21 +144,12 @@ def show(job_id: str, context: ContextDep) -> InferenceBody:
 async def outputs(job_id: str, context: ContextDep) -> Response:
     """Return the outputs of an inference job: an .npz file with an array for each output."""
 
-    def find() -> tuple[str | None, int | None]:
+    def find() -> str | None:
         with context.database.reading() as session:
-            sha = inferences.get(session, job_id).outputs_sha
-            return sha, None if sha is None else blobs.size(session, sha)
+            return inferences.get(session, job_id).outputs_sha
 
-    sha, size = await run_in_threadpool(find)
+    sha = await run_in_threadpool(find)
     if sha is None:
         detail = f"Job {job_id} has no outputs yet: the device hasn't sent them."
         raise Problem(409, "no-outputs", detail)
-    if size is None:
-        raise BlobNotFound(f"the outputs of job {job_id} were deleted just now")
-    headers = {
-        "Content-Disposition": f'attachment; filename="{job_id}.npz"',
-        "Content-Length": str(size),
-        "ETag": f'"{sha}"',
-    }
-    chunks = stream_blob(context.database, context.transfers, sha, size)
-    return StreamingResponse(chunks, media_type="application/zip", headers=headers)
+    return await file_answer(context, sha, f"{job_id}.npz", "application/zip")

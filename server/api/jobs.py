@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -34,10 +33,9 @@ from core.job import (
     EndReason,
     JobOptions,
     JobState,
-    Quantize,
     options_of,
 )
-from records.jobs import deletion, jobs, models, quantized, tasks, trials
+from records.jobs import deletion, jobs, models, tasks, trials
 from records.jobs.deletion import JobInUse
 from records.jobs.jobs import Job, JobNotFound, JobRequest, OnnxRuntime
 from records.jobs.models import DatasetNotFound, ModelNotFound, UploadKind
@@ -370,45 +368,6 @@ class SubgraphBody(BaseModel):
     predictions: PredictionsBody
 
 
-class LayerAccuracyBody(BaseModel):
-    """A layer of a quantized model, with signal-to-noise ratios in decibels; null where nothing is lost.
-
-    `own_db` is for inputs as float32 computes them, `total_db` for those that the quantized model computes. A
-    layer that is `kept` computes in float32.
-    """
-
-    name: str
-    operator: str
-    kept: bool
-    own_db: float | None
-    total_db: float | None
-
-
-class OutputAccuracyBody(BaseModel):
-    """An output of a quantized model, with its signal-to-noise ratio in decibels; null where it is equal."""
-
-    name: str
-    db: float | None
-
-
-class QuantizationBody(BaseModel):
-    """What the service quantized of the job's model, and how accurate that is against float32.
-
-    With `weights_only`, values between layers stay floats. `samples` counts those that set the ranges of
-    values, `compared` those that the accuracy is from. Without calibration data, `samples` is 0, and random
-    inputs were compared. `kept` counts the layers that were kept in float32. `text` sums it up.
-    """
-
-    quantize: Quantize
-    weights_only: bool
-    samples: int
-    compared: int
-    kept: int
-    outputs: list[OutputAccuracyBody]
-    layers: list[LayerAccuracyBody]
-    text: str
-
-
 class FailuresBody(BaseModel):
     """The number of trials that failed alike: with this outcome and message."""
 
@@ -572,18 +531,6 @@ def show_trials(job_id: str, context: ContextDep) -> TrialsBody:
         measured = trials.measured(session, job_id)
         failures = trials.failures(session, job_id, _MAX_FAILURES)
     return TrialsBody.of(job.created_at, measured, failures)
-
-
-@router.get("/{job_id}/quantization", responses=problems(404))
-def show_quantization(job_id: str, context: ContextDep) -> QuantizationBody:
-    """Return what the service quantized of the job's model, layer by layer."""
-    with context.database.begin() as session:
-        job = jobs.get(session, job_id)
-        found = quantized.find(session, job.request)
-    if found is None:
-        detail = f"Job {job_id} has no quantized model: it doesn't ask for one, or hasn't made it yet."
-        raise Problem(404, "not-quantized", detail)
-    return QuantizationBody.model_validate(asdict(found.accuracy) | {"text": found.accuracy.text})
 
 
 @router.get(

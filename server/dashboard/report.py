@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel
 
-from server.api import jobs, workers
+from server.api import jobs, quantizations, workers
 from server.context import ContextDep
 from server.dashboard import page
 from server.problems import Problem, problems
@@ -29,7 +29,7 @@ def report(job_id: str, context: ContextDep) -> HTMLResponse:
         "v1/device-classes": workers.show_device_classes(context),
     }
     with suppress(Problem):
-        answers[f"{path}/quantization"] = jobs.show_quantization(job_id, context)
+        answers[f"{path}/quantization"] = quantizations.show(job_id, context)
     if job.device_class is not None:
         for task in tasks.items:
             answers[f"{path}/tasks/{task.workload}"] = jobs.show_task(job_id, task.workload, context)

@@ -115,7 +115,8 @@ def test_a_model_is_quantized_and_its_artifact_runs_with_own_inputs(
     assert result["quantization"]["samples"] == 8
     assert {layer["operator"] for layer in result["quantization"]["layers"]} >= {"Conv", "Gemm"}
     assert "quantized (int8): " in result["job"]["message"]
-    manifest = json.loads((tmp_path / "tiny-tuned" / "manifest.json").read_text())
+    tuned = tmp_path / "tiny-tuned"
+    manifest = json.loads((tuned / "manifest.json").read_text())
     assert manifest["quantization"]["outputs"] == result["quantization"]["outputs"]
 
     run = ["infer", result["job"]["id"], "--inputs", "one.npz", "--out", "out.npz", "--json"]
@@ -127,6 +128,13 @@ def test_a_model_is_quantized_and_its_artifact_runs_with_own_inputs(
     assert difference["largest"] == pytest.approx(np.abs(found - wanted).max(), rel=1e-3)
     [computed] = tunefarm_runtime.load(tmp_path / "tiny-tuned")(images[:1])
     np.testing.assert_allclose(found, computed, rtol=1e-5)
+
+    # The quantized model came along, and the library is that one.
+    quantized = onnx.load(tuned / "quantized.onnx")
+    assert any(node.op_type == "QuantizeLinear" for node in quantized.graph.node)
+    other = tunefarm(["verify", tuned, "--against", model], environment, tmp_path)
+    assert "the service quantized the model, so compare with quantized.onnx" in other.communicate()[1]
+    done(tunefarm(["verify", tuned, "--against", tuned / "quantized.onnx"], environment, tmp_path))
 
     # A file that fits nothing fails the job, and one that is no archive isn't sent.
     np.savez(tmp_path / "bad.npz", input=images)

@@ -48,6 +48,7 @@ from tunefarm.cli.options import (
     stdout,
 )
 from tunefarm.cli.progress import display, layer_table, task_table
+from tunefarm.client.artifact import QUANTIZED
 from tunefarm.client.client import Client, ClientError
 from tunefarm.client.sizes import IncompleteShape, Size, SizesError, sizes_of
 from tunefarm.client.values import Job, JobRequest, ModelRequest, OnnxRuntime, Task
@@ -187,7 +188,8 @@ def compile_(
 @dataclass(frozen=True)
 class TuneResult:
     """A finished job of a `model`, and the folder that its artifact was unpacked into. `page` is the address
-    of the job's page, None where the service has ended with the command.
+    of the job's page, None where the service has ended with the command. If the service quantized the model,
+    `model` is the quantized one.
 
     `tunefarm.tune` of a model in several `sizes` returns the first of them, with the folder that holds all.
     """
@@ -454,15 +456,22 @@ def _in_sizes(request: JobRequest, uploaded: Sequence[str], sizes: Sequence[Sequ
 
 
 def _fetch(service: Service, job: Job, model: Path, folder: Path, bundle: bool, is_size: bool) -> TuneResult:
-    """Unpack the artifact or the bundle of a job that is done. Several sizes share the files of their
-    weights, but a bundle holds its own. Raises CommandError, ClientError."""
+    """Unpack the artifact or the bundle of a job that is done, and write the model that the service quantized
+    beside it. Several sizes share the files of their weights, but a bundle holds its own. Raises CommandError,
+    ClientError."""
     client = service.client
     shared = folder.parent / library_weights.FOLDER if is_size and not bundle else None
     fetch_artifact(
         folder, lambda archive: client.download(job.id, archive, bundle=bundle), bundle=bundle, weights=shared
     )
     page = None if service.embedded else f"{client.url}/#/jobs/{quote(job.id)}"
-    form = None if job.quantize is Quantize.NONE else client.quantization(job.id)
+    form = None
+    if job.quantize is not Quantize.NONE:
+        form, model = client.quantization(job.id), folder / QUANTIZED
+        try:
+            client.download_quantized(job.id, model)
+        except OSError as error:
+            raise CommandError(f"{model} can't be written ({error.strerror})", ExitCode.LOCAL) from error
     return TuneResult(job, client.tasks(job.id), folder, model, page, quantization=form)
 
 

@@ -3,6 +3,7 @@ from."""
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from core.library_weights import WeightsError, open_whole
 from system.command import CommandError
 from tunefarm.cli.compiled import check_runtime
 from tunefarm.cli.options import AsJson, checked_model, checked_npz, print_json, print_plain, say, stdout
+from tunefarm.client.artifact import QUANTIZED
 from tunefarm.client.metaschedule_files import load_compiler
 from tunefarm.client.model_files import ModelFiles
 from tunefarm.errors import InputError
@@ -82,7 +84,12 @@ def verify(
     else:
         stdout().print(_table(rows, len(parts) > 1))
     if not agrees:
-        raise CommandError(f"the outputs of {folder} differ from {against}: see above", ExitCode.BAD_INPUT)
+        hint = "see above"
+        if any(
+            json.loads((part / "manifest.json").read_text()).get("quantization") for part in parts.values()
+        ):
+            hint = f"the service quantized the model, so compare with {QUANTIZED} beside the library"
+        raise CommandError(f"the outputs of {folder} differ from {against}: {hint}", ExitCode.BAD_INPUT)
 
 
 def _parts(folder: Path) -> dict[str, Path]:

@@ -16,6 +16,8 @@ from tunefarm.client.values import PublishedTask
 
 _MANIFEST = "manifest.json"
 MEMBERS = ("model.so", _MANIFEST)
+# The model that the service quantized, which commands write beside the compiled one.
+QUANTIZED = "quantized.onnx"
 SIGNATURE = "manifest.sig"
 # The signed list of a bundle's files.
 _BUNDLE_LIST = ("bundle.json", "bundle.sig")

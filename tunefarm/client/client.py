@@ -201,6 +201,10 @@ class Client:
         """Return what the service quantized of a job's model, layer by layer."""
         return _parse(Quantization, self._get(f"/v1/jobs/{quote(job_id, safe='')}/quantization"))
 
+    def download_quantized(self, job_id: str, into: Path) -> None:
+        """Write the quantized model of a job, an ONNX file. Raises OSError when it can't be written."""
+        self._fetch_unless(None, f"/v1/jobs/{quote(job_id, safe='')}/quantization/model", into)
+
     def infer(self, job_id: str, inputs: str, target: str | None = None) -> Job:
         """Start a job that runs the artifact of a job with a dataset, by its SHA-256. It runs on a device of
         the class `target`, by default the artifact's own."""
@@ -472,7 +476,7 @@ class Client:
                     answer.read(cache_content=True)
                     return answer
                 with into.open("wb") as file:
-                    for chunk in answer.stream(CHUNK_BYTES):
+                    for chunk in answer.stream(CHUNK_BYTES, decode_content=True):
                         file.write(chunk)
                 return answer
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from records.fleet.leases import WITHOUT_INFERENCE
 from records.jobs import inferences, jobs
 from records.storage import blobs
 from tests.devices import DEVICE
+from tunefarm.client import Client
 
 from .artifacts import artifact, publish
 from .conftest import Service, Worker, on_both_databases
@@ -28,6 +30,8 @@ from .requests import leased
 pytestmark = on_both_databases
 
 ABLE = Vitals(infers=True)
+# More than the service would compress.
+OUTPUTS = bytes(range(256)) * 200
 
 
 def dataset(service: Service) -> str:
@@ -51,13 +55,13 @@ def running(service: Service, worker: Worker) -> tuple[str, int]:
         return job["id"], module_runs.add(session, job["id"], "inference", packed, 5.0)
 
 
-def put(worker: Worker, lease: LeaseId, run_id: int, data: bytes = b"outputs", session: str = "") -> str:
+def put(worker: Worker, lease: LeaseId, run_id: int, data: bytes = OUTPUTS, session: str = "") -> str:
     message = outputs_to_wire(OutputsUpload(session or worker.session, lease, run_id, data))
     stored: pb.OutputsStored = worker.fleet.PutOutputs(message, timeout=20)
     return stored.refused
 
 
-def test_a_devices_outputs_come_back(service: Service, worker: Worker) -> None:
+def test_a_devices_outputs_come_back(service: Service, worker: Worker, tmp_path: Path) -> None:
     worker.call(slots=0)
     job_id, run_id = running(service, worker)
     early = service.http.get(f"/v1/jobs/{job_id}/outputs")
@@ -70,7 +74,10 @@ def test_a_devices_outputs_come_back(service: Service, worker: Worker) -> None:
     done = Result(1, lease.id, Measurement(Outcome.OK, (0.002,)), module_run_id=run_id)
     worker.call(slots=0, results=(done,))
     assert ("publish", job_id) in service.wakes
-    assert service.http.get(f"/v1/jobs/{job_id}/outputs").content == b"outputs"
+    with Client(service.url) as client:
+        client.download_outputs(job_id, tmp_path / "outputs.npz")
+    assert (tmp_path / "outputs.npz").read_bytes() == OUTPUTS
+    assert "content-encoding" not in service.http.get(f"/v1/jobs/{job_id}/outputs").headers
     shown = service.http.get(f"/v1/jobs/{job_id}/inference").json()
     assert (shown["has_outputs"], shown["comparison"]) == (True, None)
     with service.database.begin() as session:

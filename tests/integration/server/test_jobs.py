@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from core.quantization import LayerAccuracy, OutputAccuracy, Quantization
 from records.jobs import jobs, quantized, tasks
 from records.jobs.tasks import TaskSpec
 from records.storage import blobs
+from tunefarm.client import Client
 
 from .conftest import Service, Worker, on_both_databases, onnx_model
 
@@ -264,7 +266,7 @@ def test_what_ended_a_search_and_what_is_left_is_shown(service: Service) -> None
     assert 0 < job["seconds_left"] <= 100
 
 
-def test_a_job_quantizes_its_model_with_a_dataset(service: Service) -> None:
+def test_a_job_quantizes_its_model_with_a_dataset(service: Service, tmp_path: Path) -> None:
     file = io.BytesIO()
     np.savez(file, x=np.ones((4, 3), np.float32))
     stored = service.http.post("/v1/datasets?name=images", content=file.getvalue())
@@ -276,10 +278,11 @@ def test_a_job_quantizes_its_model_with_a_dataset(service: Service) -> None:
     assert (job["quantize"], job["calibration"]) == ("int8", sha)
     early = service.http.get(f"/v1/jobs/{job['id']}/quantization")
     assert (early.status_code, early.json()["type"]) == (404, "urn:tunefarm:problem:not-quantized")
+    made = bytes(range(256)) * 200  # more than the service would compress
     layer = LayerAccuracy("conv\x1b[31m", "Conv", kept=True, own_db=None, total_db=31.5)
     found = Quantization(Quantize.INT8, False, 4, 4, 1, (OutputAccuracy("y", 30.0),), (layer,))
     with service.database.begin() as session:
-        quantized.put(session, jobs.get(session, job["id"]).request, blobs.put(session, b"bytes"), found)
+        quantized.put(session, jobs.get(session, job["id"]).request, blobs.put(session, made), found)
     shown = service.http.get(f"/v1/jobs/{job['id']}/quantization").json()
     assert shown["layers"] == [
         {"name": "conv\ufffd[31m", "operator": "Conv", "kept": True, "own_db": None, "total_db": 31.5}
@@ -288,6 +291,9 @@ def test_a_job_quantizes_its_model_with_a_dataset(service: Service) -> None:
         "quantized (int8): 30.0 dB signal to noise against float32 on 4 calibration samples, "
         "1 layer kept in float32"
     )
+    with Client(service.url) as client:
+        client.download_quantized(job["id"], tmp_path / "quantized.onnx")
+    assert (tmp_path / "quantized.onnx").read_bytes() == made
     assert '"own_db": null' in service.http.get(f"/v1/jobs/{job['id']}/report").text
 
 

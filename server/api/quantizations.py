@@ -1,0 +1,94 @@
+"""The quantized models that the service made for jobs, and how accurate they are."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from fastapi import APIRouter, Response
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel
+from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
+
+from core.job import Quantize
+from records.jobs import jobs, quantized
+from records.jobs.quantized import QuantizedModel
+from server.api.downloads import file_answer
+from server.context import ContextDep
+from server.problems import Problem, problems
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+ONNX_ANSWER = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+
+
+class LayerAccuracyBody(BaseModel):
+    """A layer of a quantized model, with signal-to-noise ratios in decibels; null where nothing is lost.
+
+    `own_db` is for inputs as float32 computes them, `total_db` for those that the quantized model computes. A
+    layer that is `kept` computes in float32.
+    """
+
+    name: str
+    operator: str
+    kept: bool
+    own_db: float | None
+    total_db: float | None
+
+
+class OutputAccuracyBody(BaseModel):
+    """An output of a quantized model, with its signal-to-noise ratio in decibels; null where it is equal."""
+
+    name: str
+    db: float | None
+
+
+class QuantizationBody(BaseModel):
+    """What the service quantized of the job's model, and how accurate that is against float32.
+
+    With `weights_only`, values between layers stay floats. `samples` counts those that set the ranges of
+    values, `compared` those that the accuracy is from. Without calibration data, `samples` is 0, and random
+    inputs were compared. `kept` counts the layers that were kept in float32. `text` sums it up.
+    """
+
+    quantize: Quantize
+    weights_only: bool
+    samples: int
+    compared: int
+    kept: int
+    outputs: list[OutputAccuracyBody]
+    layers: list[LayerAccuracyBody]
+    text: str
+
+
+@router.get("/{job_id}/quantization", responses=problems(404))
+def show(job_id: str, context: ContextDep) -> QuantizationBody:
+    """Return what the service quantized of the job's model, layer by layer."""
+    with context.database.reading() as session:
+        accuracy = _found(session, job_id).accuracy
+    return QuantizationBody.model_validate(asdict(accuracy) | {"text": accuracy.text})
+
+
+@router.get(
+    "/{job_id}/quantization/model",
+    response_class=StreamingResponse,
+    responses={200: ONNX_ANSWER, **problems(404)},
+)
+async def model(job_id: str, context: ContextDep) -> Response:
+    """Return the quantized model of a job, an ONNX file."""
+
+    def find() -> str:
+        with context.database.reading() as session:
+            return _found(session, job_id).sha
+
+    sha = await run_in_threadpool(find)
+    return await file_answer(context, sha, f"{job_id}.onnx", "application/octet-stream")
+
+
+def _found(session: Session, job_id: str) -> QuantizedModel:
+    """Return the quantized model of a job. Raises JobNotFound and Problem."""
+    found = quantized.find(session, jobs.get(session, job_id).request)
+    if found is None:
+        detail = f"Job {job_id} has no quantized model: it doesn't ask for one, or hasn't made it yet."
+        raise Problem(404, "not-quantized", detail)
+    return found
