@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import onnx
 import onnxruntime
 import psutil
 import pytest

@@ -457,8 +457,8 @@ def _in_sizes(request: JobRequest, uploaded: Sequence[str], sizes: Sequence[Sequ
 
 def _fetch(service: Service, job: Job, model: Path, folder: Path, bundle: bool, is_size: bool) -> TuneResult:
     """Unpack the artifact or the bundle of a job that is done, and write the model that the service quantized
-    beside it. Several sizes share the files of their weights, but a bundle holds its own. Raises CommandError,
-    ClientError."""
+    beside it. Several sizes share the files of their weights, but a bundle holds its own. Raises
+    CommandError, ClientError."""
     client = service.client
     shared = folder.parent / library_weights.FOLDER if is_size and not bundle else None
     fetch_artifact(
