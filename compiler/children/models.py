@@ -36,10 +36,11 @@ from compiler.children.child import (
 )
 from compiler.children.linking import linker_seed
 from compiler.importing.blame import blamed
+from compiler.importing.formats.model_file import ModelFile
 from compiler.importing.formats.onnx_model import OnnxModel
 from compiler.importing.formats.reading import read_model
 from compiler.importing.model import ExtractedTask, RelaxModel, fuse, fuse_untuned
-from compiler.importing.spec import CompileError, ModelError, Shape, TensorSpec
+from compiler.importing.spec import CacheSpec, CompileError, ModelError, Shape, TensorSpec
 from compiler.packaging.artifact import (
     LIBRARY,
     ArtifactError,
@@ -123,8 +124,8 @@ class CompileRequest:
 class ImportedModel:
     """The inputs, outputs and tuning tasks of a model that was imported and fused for a target.
 
-    `computed_in` is as in `OnnxFile`; `is_onnx` tells whether the file is an ONNX model. Raises ValueError
-    for impossible values, because a compromised child may send anything.
+    `computed_in`, `cache` and `no_cache` are as in `OnnxFile`; `is_onnx` tells whether the file is an ONNX
+    model. Raises ValueError for impossible values, because a compromised child may send anything.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -132,11 +133,16 @@ class ImportedModel:
     tasks: tuple[ExtractedTask, ...]
     computed_in: str = "float64"
     is_onnx: bool = False
+    cache: CacheSpec | None = None
+    no_cache: str = ""
 
     def __post_init__(self) -> None:
         types = [self.computed_in, *(spec.dtype for spec in (*self.inputs, *self.outputs))]
         if not all(map(_TYPE_NAME.fullmatch, types)):
             raise ValueError("an element type has no name")
+        names = {spec.name for spec in self.inputs}
+        if self.cache is not None and not names.issuperset({self.cache.position, *self.cache.buffers}):
+            raise ValueError("the cache has inputs that the model lacks")
         own = {task.workload_hash for task in self.tasks if not task.variant}
         for task in self.tasks:
             is_place = all(0 <= index < MAX_OPERANDS for index in task.constants)
@@ -299,13 +305,13 @@ class FusedModel:
     @classmethod
     def of(cls, request: CompileRequest) -> FusedModel:
         """Raises ModelError."""
-        file = read_model(request.data, request.shapes)
+        file = _read(request)
         model, is_onnx = file.to_relax(), isinstance(file, OnnxModel)
         del file  # `model` now holds its weights
         try:
             variants = VariantModel.of(model, request.target, request.tf32)
         except CompileError as error:
-            file = read_model(request.data, request.shapes)
+            file = _read(request)
             if not isinstance(file, OnnxModel):
                 raise
             raise blamed(error, file.file, lambda part: fuse(part, request.target)) from error
@@ -315,7 +321,10 @@ class FusedModel:
     def imported(self) -> ImportedModel:
         tasks = tuple(self.fused.tasks())
         model = self.model
-        return ImportedModel(model.inputs, model.outputs, tasks, model.computed_in, self.is_onnx)
+        return ImportedModel(
+            *(model.inputs, model.outputs, tasks, model.computed_in, self.is_onnx),
+            *(model.cache, model.no_cache),
+        )
 
     def prepare(self, request: CompileRequest) -> Callable[[Path], None]:
         """Return a function that compiles the requested library into a file. It holds no reference to this
@@ -336,6 +345,13 @@ class FusedModel:
             )
             return partial(build_scheduled, scheduled, request.target)
         return Path.touch
+
+
+def _read(request: CompileRequest) -> ModelFile:
+    """Read the model. Only libraries for CPUs keep the cache of a decoder."""
+    file = read_model(request.data, request.shapes)
+    on_gpu = parse_target(request.target).kind.name == "cuda"
+    return file.as_function() if on_gpu and isinstance(file, OnnxModel) else file
 
 
 def _answer(asked: dict[str, Any], reply: BinaryIO) -> None:

@@ -29,6 +29,7 @@ from compiler.importing.onnx_graph import Graph, check_size
 from compiler.importing.operators import CONVERTERS
 from compiler.importing.operators.forms import FORMS
 from compiler.importing.spec import (
+    CacheSpec,
     CompileError,
     ModelError,
     Shape,
@@ -64,6 +65,8 @@ class RelaxModel:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     computed_in: str
+    cache: CacheSpec | None = None
+    no_cache: str = ""
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ def import_file(file: OnnxFile, names: Sequence[str] | None = None) -> RelaxMode
         graph = Graph(CONVERTERS, FORMS)
         module = graph.module(file, names)
     model = checked_model(module, file.inputs, names, file.computed_in)
-    return dataclasses.replace(model, outputs=graph.outputs)
+    return dataclasses.replace(model, outputs=graph.outputs, cache=file.cache, no_cache=file.no_cache)
 
 
 def checked_model(

@@ -17,7 +17,7 @@ import onnx.inliner
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from compiler.importing.spec import NARROW, ModelError, Shape, TensorSpec, first_line
+from compiler.importing.spec import NARROW, CacheSpec, ModelError, Shape, TensorSpec, first_line
 
 # Protobuf's own limit: larger models keep weights in other files.
 MAX_FILE_BYTES = (2 << 30) - 1
@@ -46,7 +46,10 @@ FunctionKey = tuple[str, str, str]
 class OnnxFile:
     """A checked model. The static shapes of `inputs` are written into `proto` as well; `declared` are its
     inputs as the file has them. `opsets` are the versions of its operators, by domain. `weights` were in
-    other files; to `proto` they are inputs. `original` is the model before its functions were inlined."""
+    other files; to `proto` they are inputs. `original` is the model before its functions were inlined.
+
+    A decoder keeps a `cache`, where it can; `no_cache` says why it doesn't. `source` is such a decoder as its
+    file has it, without its weights (`compiler.importing.decoders`)."""
 
     proto: onnx.ModelProto
     inputs: tuple[TensorSpec, ...]
@@ -55,6 +58,9 @@ class OnnxFile:
     weights: Mapping[str, NDArray[Any]]
     original: onnx.ModelProto
     declared: tuple[onnx.ValueInfoProto, ...]
+    cache: CacheSpec | None = None
+    no_cache: str = ""
+    source: onnx.ModelProto | None = None
 
     @cached_property
     def types(self) -> frozenset[str]:
@@ -90,12 +96,18 @@ def read_file(data: bytes, shapes: Mapping[str, Shape]) -> OnnxFile:
 
     Raises ModelError.
     """
-    return _checked(parse(data), shapes, {})
+    return checked(parse(data), shapes, {})
 
 
 def read_archive(data: memoryview, file: IO[bytes], shapes: Mapping[str, Shape]) -> OnnxFile:
-    """Read a tar of a .onnx file and the files of its weights, as `read_file` does. `file` reads `data`. The
-    weights are views of `data`: nothing copies them.
+    """Read a tar of a .onnx file and the files of its weights, as `read_file` does. Raises ModelError."""
+    proto, weights = parse_archive(data, file)
+    return checked(proto, shapes, weights)
+
+
+def parse_archive(data: memoryview, file: IO[bytes]) -> tuple[onnx.ModelProto, Mapping[str, NDArray[Any]]]:
+    """Parse a tar of a .onnx file and the files of its weights. `file` reads `data`. The large weights are
+    views of `data`: nothing copies them.
 
     Raises ModelError.
     """
@@ -113,7 +125,7 @@ def read_archive(data: memoryview, file: IO[bytes], shapes: Mapping[str, Shape])
     if name is None:
         raise ModelError("the model's archive holds no .onnx file")
     proto = parse(bytes(members.pop(name)))
-    return _checked(proto, shapes, _take_weights(proto, members))
+    return proto, _take_weights(proto, members)
 
 
 def _take_weights(proto: onnx.ModelProto, files: Mapping[str, memoryview]) -> dict[str, NDArray[Any]]:
@@ -180,13 +192,14 @@ def _numpy_dtype(tensor: onnx.TensorProto) -> np.dtype[Any]:
     return dtype
 
 
-def _checked(
+def checked(
     proto: onnx.ModelProto, shapes: Mapping[str, Shape], weights: Mapping[str, NDArray[Any]]
 ) -> OnnxFile:
+    """Check a model that was parsed, and write its static shapes into it. Raises ModelError."""
     _check_self_contained(proto)
     levels = _check_functions(proto)
     before = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in proto.graph.input]
-    inputs = _fix_inputs(proto.graph, shapes, weights)
+    inputs = fix_inputs(proto.graph, shapes, weights)
     for output in proto.graph.output:
         kind = output.type.optional_type.elem_type if output.type.HasField("optional_type") else output.type
         if kind.HasField("sequence_type"):
@@ -433,7 +446,7 @@ def node_name(node: onnx.NodeProto, position: int | None = None) -> str:
     return f"the unnamed node that computes {outputs}" + ("" if position is None else f" (number {position})")
 
 
-def _fix_inputs(
+def fix_inputs(
     graph: onnx.GraphProto, shapes: Mapping[str, Shape], weights: Mapping[str, NDArray[Any]]
 ) -> tuple[TensorSpec, ...]:
     """Write the static shape of every input into the graph, and return the inputs."""

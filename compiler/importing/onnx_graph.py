@@ -40,6 +40,7 @@ from compiler.importing.onnx_file import (
 )
 from compiler.importing.padding import convert_padded, fill_invalid_rows
 from compiler.importing.reasons import reason_of
+from compiler.importing.row_writes import write_rows
 from compiler.importing.spec import NARROW, STORAGE, ModelError, Shape, TensorSpec, first_line
 from compiler.importing.values import OPSET, Array, NameScope, Node, UnsupportedOperator, Value, numpy_dtype
 
@@ -68,6 +69,9 @@ class Graph:
         self._count = 0
         # Those of the module.
         self.outputs: tuple[TensorSpec, ...] = ()
+        # The buffers of a decoder's cache by name, and its input with the number of tokens before.
+        self._buffers: dict[str, relax.Var] = {}
+        self._past_length: relax.Var | None = None
 
     def module(self, file: OnnxFile, results: Sequence[str]) -> tvm.IRModule:
         """Return the module that computes these values of a file. Raises ModelError, which names the node
@@ -79,6 +83,10 @@ class Graph:
             relax.Var(name, relax.TensorType(spec.shape, spec.storage))
             for name, spec in zip(names, file.inputs, strict=True)
         ]
+        if file.cache is not None:
+            by_name = {spec.name: param for spec, param in zip(file.inputs, params, strict=True)}
+            self._buffers = {name: by_name[name] for name in file.cache.buffers}
+            self._past_length = by_name[file.cache.position]
         with self.builder.function("main", params=params):
             with self.builder.dataflow():
                 given = {
@@ -245,6 +253,10 @@ class Graph:
         return Value(expr=variable)
 
     def _convert(self, node: Node) -> Sequence[Value | None]:
+        buffer = self._buffers.get(node.proto.input[0]) if node.kind == "ScatterElements" else None
+        if buffer is not None and self._past_length is not None:
+            axis = int(node.attributes["axis"])
+            return [self.emit(write_rows(self.builder, buffer, node.input(2).expr, self._past_length, axis))]
         if any(value is not None and value.padding for value in node.inputs):
             results = convert_padded(self, node, self._convert)
             if results is None:

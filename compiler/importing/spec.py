@@ -67,6 +67,44 @@ class TensorSpec:
         return storage_of(self.dtype)
 
 
+@dataclass(frozen=True)
+class Derived:
+    """An input of a decoder's file that follows from the number of tokens before.
+
+    It is a mask of the tokens that are there (`is_mask`), or the positions of the new ones.
+    """
+
+    name: str
+    dtype: str
+    shape: Shape
+    is_mask: bool
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(int(extent) for extent in self.shape))
+
+
+@dataclass(frozen=True)
+class CacheSpec:
+    """The cache that a decoder keeps: its library writes the rows of new tokens into the `buffers`.
+
+    `position` is the input with the number of tokens that were there before. `buffers` map inputs to the axis
+    of their rows, `capacity` in number. `tokens` and `outputs` map inputs and outputs to the axis of the
+    `count` new tokens. `derived` are inputs of the file that the library lacks.
+    """
+
+    position: str
+    capacity: int
+    count: int
+    buffers: dict[str, int]
+    tokens: dict[str, int]
+    outputs: dict[str, int]
+    derived: tuple[Derived, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 < self.count < self.capacity:
+            raise ValueError(f"a cache of {self.capacity} tokens takes no {self.count} at once")
+
+
 def storage_of(dtype: str) -> str:
     """Return the type that compiled code stores the elements of a type in."""
     return STORAGE if dtype in NARROW else dtype

@@ -19,7 +19,14 @@ from compiler import fallback
 from compiler.codegen.pipeline import PIPELINE, UNTUNED
 from compiler.codegen.steps import apply_passes, pass_context
 from compiler.constants.packing import prepack
-from compiler.importing.spec import CompileError, TensorSpec, first_line, is_out_of_memory
+from compiler.importing.spec import (
+    CacheSpec,
+    CompileError,
+    Derived,
+    TensorSpec,
+    first_line,
+    is_out_of_memory,
+)
 from compiler.lowering.trace import UNSCHEDULED, LoweringError, apply_trace
 from compiler.packaging import archive
 from compiler.packaging.archive import ArchiveError
@@ -94,7 +101,8 @@ class Manifest:
     sets that the target allows, as /proc/cpuinfo names them: tunefarm-runtime rejects a machine that lacks
     one. `computed_in` is the coarsest type of intermediate values, as in `OnnxFile`. Published manifests have
     a `verification` and the digest `library_sha256`, because the signature covers the manifest alone. If the
-    service quantized the model, `quantization` says how, without its layers.
+    service quantized the model, `quantization` says how, without its layers. A decoder whose library keeps
+    its cache has a `cache`; `no_cache` says why another one doesn't.
     """
 
     model_name: str
@@ -115,6 +123,8 @@ class Manifest:
     library_sha256: str = ""
     verification: Verification | None = None
     quantization: Quantization | None = None
+    cache: CacheSpec | None = None
+    no_cache: str = ""
 
     def __post_init__(self) -> None:
         if self.threads < 1:
@@ -133,6 +143,9 @@ class Manifest:
                 data[key] = tuple(make(item) for item in data[key])
             if data.get("verification") is not None:
                 data["verification"] = Verification(**data["verification"])
+            if data.get("cache") is not None:
+                derived = tuple(Derived(**one) for one in data["cache"]["derived"])
+                data["cache"] = CacheSpec(**data["cache"] | {"derived": derived})
             if data.get("quantization") is not None:
                 data["quantization"] = msgspec.convert(data["quantization"], Quantization)
             return cls(**data)

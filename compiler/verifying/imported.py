@@ -24,6 +24,7 @@ from compiler.importing.values import from_storage, to_storage
 from compiler.measuring.outputs import compare_outputs
 from compiler.target import parse_target
 from compiler.verifying.apart import apart, given, selected_from
+from compiler.verifying.cache import check_cache
 from compiler.verifying.edges import EdgeSet, can_be_given, compare_edges, edge_sets, judge, step_of, varying
 from compiler.verifying.inputs import USUAL, drawn, index_extents, input_sets
 from compiler.verifying.layers import Layers
@@ -48,6 +49,10 @@ def verify_file(file: ModelFile, target: str, tuned_for: str) -> Iterator[Agreem
     """Compare the outputs of a model with the outputs of ONNX Runtime, PyTorch, XLA or LiteRT, as `verify`
     does."""
     if isinstance(file, OnnxModel):
+        if parse_target(tuned_for).kind.name == "cuda":
+            file = file.as_function()
+        if file.file.cache is not None:
+            check_cache(file.file)
         yield from verify(file.file, file.to_relax(), target, tuned_for)
         return
     if not isinstance(file, Defined):

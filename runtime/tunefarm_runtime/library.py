@@ -161,10 +161,7 @@ class _Input:
             write(tensor, array.ctypes.data_as(ctypes.c_void_p), array.nbytes)
             return tensor
         if self._stage is None:
-            tensor = _allocate(self._shape, self._dtype, self._device)
-            kind, count = self._spec.numpy_dtype, math.prod(self._spec.shape)
-            memory = (ctypes.c_char * (kind.itemsize * count)).from_address(tensor.data_ptr())
-            self._stage = tensor, np.ndarray(self._spec.shape, kind, memoryview(memory))
+            self._stage = allocate(self._spec)
         tensor, array = self._stage
         np.copyto(array, value)
         return tensor
@@ -173,6 +170,14 @@ class _Input:
 def _is_aligned(tensor: Any) -> bool:
     """Checked here: where TVM checks it, its error reads symbols of all libraries, for 200 ms."""
     return bool(tensor.data_ptr() % ALIGNMENT == 0)
+
+
+def allocate(spec: Tensor) -> tuple[Any, Array]:
+    """Return memory of TVM's on the CPU for an input, and the array that writes into it."""
+    tensor = _allocate(tvm_ffi.Shape(spec.shape), tvm_ffi.dtype(spec.storage), tvm_ffi.device("cpu", 0))
+    kind, count = spec.numpy_dtype, math.prod(spec.shape)
+    memory = (ctypes.c_char * (kind.itemsize * count)).from_address(tensor.data_ptr())
+    return tensor, np.ndarray(spec.shape, kind, memoryview(memory))
 
 
 def _allocate(shape: Any, dtype: Any, device: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -71,13 +71,38 @@ class Tensor:
 
 
 @dataclass(frozen=True)
+class Cache:
+    """The cache that a library keeps: its inputs in `buffers`, by the axis of their rows.
+
+    `position` is the input with the number of tokens before. `tokens` are inputs, and `outputs` outputs, with
+    the axis of the `count` new tokens.
+    """
+
+    position: str
+    capacity: int
+    count: int
+    buffers: Mapping[str, int]
+    tokens: Mapping[str, int]
+    outputs: Mapping[str, int]
+
+    @classmethod
+    def parse(cls, data: Mapping[str, Any]) -> Cache:
+        axes = ({str(name): int(axis) for name, axis in data[kind].items()} for kind in _CACHED)
+        return cls(str(data["position"]), int(data["capacity"]), int(data["count"]), *axes)
+
+
+_CACHED = ("buffers", "tokens", "outputs")
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The fields of a manifest that the runtime uses.
 
     `arch` is the processor architecture, such as `x86_64`. `instructions` are the instruction sets that the
     library may use, as /proc/cpuinfo names them; empty in manifests of older services. `threads` is the
     number that the model was tuned for. `signed_digest` is the SHA-256 of the library that a trusted key has
-    signed; None where no signature was asked for.
+    signed; None where no signature was asked for. A decoder whose library keeps its cache has a `cache`;
+    `no_cache` says why another one doesn't.
     """
 
     folder: Path
@@ -89,6 +114,8 @@ class Manifest:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     signed_digest: str | None = None
+    cache: Cache | None = None
+    no_cache: str = ""
 
     @classmethod
     def read(cls, folder: Path, trusted: str | Sequence[str] | None = None) -> Manifest:
@@ -130,6 +157,8 @@ class Manifest:
                 threads=threads,
                 inputs=inputs,
                 outputs=outputs,
+                cache=None if data.get("cache") is None else Cache.parse(data["cache"]),
+                no_cache=str(data.get("no_cache", "")),
             )
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             raise LoadError(

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tunefarm_runtime.decoder import Decoder
 from tunefarm_runtime.errors import LoadError, NoSuchSize, RunError
 from tunefarm_runtime.library import Library, to_numpy
 from tunefarm_runtime.manifest import Manifest, Shape, Tensor
@@ -125,6 +126,7 @@ class Model:
         self._weights = MappedWeights()
         self._padding = padding
         self._fallback = fallback
+        self._decoder = None if sizes[0].cache is None else Decoder(self._sizes, self._library)
         if len(self._sizes) == 1:
             self._library(0)
 
@@ -149,8 +151,11 @@ class Model:
         Inputs are NumPy arrays or objects with DLPack (PyTorch, CuPy, JAX). Their memory is shared if it is
         contiguous and begins at a multiple of 64 bytes; otherwise it is copied once. Outputs of a CPU model
         are NumPy arrays, and outputs of a GPU model have DLPack. Raises NoSuchSize for shapes that no size
-        fits, if there is no fallback, and RunError for other inputs that the model doesn't take.
+        fits, if there is no fallback, and RunError for other inputs that the model doesn't take, and for a
+        decoder that keeps its cache.
         """
+        if self._decoder is not None:
+            raise RunError("the model keeps its cache: call reset() and step(tokens)")
         inputs = self._ordered(args, kwargs) if kwargs else args
         if self._are_usual(inputs):
             return self._library(0)(inputs)
@@ -174,6 +179,34 @@ class Model:
             if self._fallback is None:
                 raise
             return list(self._fallback(*inputs))
+
+    def reset(self, **held: Any) -> None:
+        """Let a decoder forget all tokens. `held` are inputs that are the same for each step, such as an
+        encoder's states. Raises RunError."""
+        self._kept().reset(held)
+
+    def step(self, tokens: Any, **inputs: Any) -> list[Any]:
+        """Append tokens to a decoder's cache, and return the outputs for them.
+
+        `tokens` are one number, a list, or an array as the model takes it, of any length. `inputs` are all
+        others that `reset` didn't get. Raises RunError, also if the cache is full.
+        """
+        return self._kept().step(tokens, inputs)
+
+    def rewind(self, length: int) -> None:
+        """Let a decoder forget all tokens but the first `length`. Raises RunError."""
+        self._kept().rewind(length)
+
+    @property
+    def length(self) -> int:
+        """The number of tokens in a decoder's cache. Raises RunError."""
+        return self._kept().length
+
+    def _kept(self) -> Decoder:
+        if self._decoder is None:
+            reason = self._sizes[0].no_cache or "it is no decoder with a cache of an open length"
+            raise RunError(f"the model keeps no cache: {reason}")
+        return self._decoder
 
     def to_numpy(self, outputs: Sequence[Any]) -> list[Array]:
         """Return the outputs of a call as arrays on the CPU."""

@@ -226,4 +226,6 @@ def _manifest(
         tasks=entries,
         computed_in=imported.computed_in,
         instructions=tuple(sorted(target_features(parse_target(device.target)))),
+        cache=imported.cache,
+        no_cache=imported.no_cache,
     )

@@ -46,7 +46,9 @@ PADDED = "padded"
 NOT_IN_TF32 = "not_in_tf32"
 # What was quantized, and how accurate it is.
 QUANTIZED = "quantized"
-NOTES = (UNVERIFIED, OPEN, PADDED, NOT_IN_TF32, QUANTIZED)
+# Why a decoder's cache can't stay in its library.
+NO_CACHE = "no_cache"
+NOTES = (UNVERIFIED, OPEN, PADDED, NOT_IN_TF32, QUANTIZED, NO_CACHE)
 
 
 def run(context: Context, job: Job) -> None:
@@ -202,6 +204,8 @@ def _notes(
     if padded:
         said = ", ".join(f"'{spec.name}' {spec.shape}" for spec in padded)
         notes[PADDED] = f"the data decides how many of the first rows are valid, the rest hold -1: {said}"
+    if imported.no_cache:
+        notes[NO_CACHE] = f"the library doesn't keep the decoder's cache: {imported.no_cache}"
     if job.request.tf32 and (reason := _why_not_in_tf32(device, subgraphs)):
         notes[NOT_IN_TF32] = reason
     return notes

@@ -9,9 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from core.decoder import MASKS, POSITIONS, TOKENS, cache_inputs
 from core.job import MAX_MODELS
 from core.model_format import MalformedMessage, ModelFormat, UnknownFormat, input_dimensions, recognise
 
+# The default sizes of a decoder: the new tokens of a step, and the tokens that its cache holds.
+NEW_TOKENS, CACHED_TOKENS = (1, 32), (256, 1024)
 Shape = tuple[int, ...]
 Dimensions = tuple[int | str, ...]
 
@@ -41,6 +44,8 @@ def sizes_of(
 
     `given` maps an input's name to its shape, or a dimension's name to its sizes. A name of both means the
     input. Several dimensions are combined. The `batch` is the size of leading dimensions that are left open.
+    A decoder with a cache has default sizes, and a batch of one.
+
     Raises SizesError, OSError, and IncompleteShape for an ONNX model's input with a dimension that nothing
     fixes.
     """
@@ -53,11 +58,39 @@ def sizes_of(
     if unknown:
         listed = ", ".join(f"{name} {_text(dims)}" for inputs in known for name, dims in inputs.items())
         raise SizesError(f"there is no input and no dimension '{unknown[0]}'; inputs are: {listed or 'none'}")
-    found = [_sizes(inputs, given, batch) for inputs in known]
+    found = []
+    for model, inputs in zip(models, known, strict=True):
+        own, chosen, leading = inputs, given, batch
+        if (lengths := _decoder_lengths(inputs)) is not None:
+            own = {name: dims for name, dims in inputs.items() if name not in (*MASKS, *POSITIONS)}
+            chosen = _with_defaults(own, given, lengths)
+            leading = batch or 1
+        found.append(_sizes(own, chosen, leading))
+        _check_complete(model, own, found[-1], leading)
     _check_number(sum(map(len, found)))
-    for model, inputs, sizes in zip(models, known, found, strict=True):
-        _check_complete(model, inputs, sizes, batch)
     return found
+
+
+def _decoder_lengths(inputs: Mapping[str, Dimensions]) -> dict[str, Shape] | None:
+    """Return the open dimensions of a decoder's new tokens and of its cache, with their default sizes. Return
+    None for another model."""
+    open_ = [dim for name in cache_inputs(inputs) for dim in inputs[name][1:] if not _is_fixed(dim)]
+    if not open_:
+        return None
+    tokens = [inputs[name][1] for name in TOKENS if len(inputs.get(name, ())) > 1]
+    sizes = [(dim, NEW_TOKENS) for dim in tokens[:1]] + [(open_[0], CACHED_TOKENS)]
+    return {dim: size for dim, size in sizes if isinstance(dim, str) and dim}
+
+
+def _with_defaults(
+    inputs: Mapping[str, Dimensions], given: Mapping[str, Shape], lengths: Mapping[str, Shape]
+) -> dict[str, Shape]:
+    """Return sizes with those of a decoder's lengths that aren't given. Dimensions of masks and positions
+    follow from them."""
+    fixed = {dim for name in given if name in inputs for dim in inputs[name]}
+    defaults = {dim: sizes for dim, sizes in lengths.items() if dim not in fixed}
+    kept = {name: sizes for name, sizes in given.items() if name in inputs or name in _open(inputs)}
+    return defaults | kept
 
 
 def _check_complete(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.decoder_models import gpt2, llama, whisper
 from tests.onnx_models import Builder, Extent, fully_convolutional, masked_attention, residual
 from tunefarm.client.sizes import IncompleteShape, Shape, Size, SizesError, sizes_of
 
@@ -141,3 +142,33 @@ def test_dimensions_that_are_given_are_complete(
     path = tmp_path / "net.onnx"
     path.write_bytes(named(x=["n", 3, "side", "side"]))
     sizes_of([path], given, batch)
+
+
+def test_a_decoder_has_default_sizes(tmp_path: Path) -> None:
+    found = sizes(tmp_path, llama(), {})
+    assert [size.name for size in found] == [
+        "sequence=1,past=256",
+        "sequence=1,past=1024",
+        "sequence=32,past=256",
+        "sequence=32,past=1024",
+    ]
+    assert found[2].shapes == {
+        "input_ids": (1, 32),
+        **{
+            f"past_key_values.{layer}.{kind}": (1, 2, 256, 8) for layer in (0, 1) for kind in ("key", "value")
+        },
+    }
+
+
+def test_what_a_decoder_is_given_replaces_its_default_sizes(tmp_path: Path) -> None:
+    given = {"past": (64,), "total": (65,), "audio": (6,)}
+    with pytest.raises(SizesError, match="there is no input and no dimension 'audio'"):
+        sizes(tmp_path, llama(), given)
+    del given["audio"]
+    assert [size.shapes["input_ids"] for size in sizes(tmp_path, llama(), given)] == [(1, 1), (1, 32)]
+    [whole] = sizes(tmp_path, llama(), {"input_ids": (1, 8), "past": (64,)})
+    assert whole.shapes["input_ids"] == (1, 8)
+    [single] = sizes(tmp_path, gpt2(tokens=1), {"past": (64,)})
+    assert single.shapes["past_key_values.0.key"] == (1, 4, 64, 8)
+    with pytest.raises(SizesError, match="input 'encoder_hidden_states' leaves 'audio' open"):
+        sizes(tmp_path, whisper(), {})

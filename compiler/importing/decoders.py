@@ -1,0 +1,493 @@
+"""Decoders with a cache: rewritten so that the cache stays in place and new rows are written into it.
+
+A file takes the keys and values of all tokens before, and returns them with the rows of the new ones:
+
+    past_key_values.0.key [1, heads, past, size]      ->  present.0.key [1, heads, past + tokens, size]
+
+Its library takes buffers of a fixed number of rows, and `past_length`, the number of tokens before:
+
+    Concat(past, rows)       ->  rows are written into the buffer, from row `past_length` on
+    Softmax(scores)          ->  Softmax(Where(key > past_length + query, lowest, scores))
+    past, ..., past + tokens ->  past_length, ..., past_length + tokens, wherever the file computes positions
+    x[past : past + tokens]  ->  Gather(x, past_length, ..., past_length + tokens)
+
+Where the file computes these is found by importing it with unusual lengths. `compiler.verifying.cache`
+compares the result with the file.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from compiler.importing.onnx_file import OnnxFile, checked, fix_inputs
+from compiler.importing.onnx_graph import Graph
+from compiler.importing.operators import CONVERTERS
+from compiler.importing.operators.forms import FORMS
+from compiler.importing.spec import CacheSpec, Derived, ModelError, Shape, TensorSpec
+from compiler.importing.values import Value
+from core.decoder import MASKS, POSITIONS, TOKENS, cache_inputs, is_present
+
+Array = NDArray[Any]
+PAST_LENGTH = "past_length"
+# Lengths that no model has elsewhere, so that what follows from them can be told.
+PROBE_PAST, PROBE_TOKENS = 37, 5
+MIN_OPSET = 13
+_PREFIX = "tunefarm."
+_FLOATS = {
+    onnx.TensorProto.FLOAT,
+    onnx.TensorProto.FLOAT16,
+    onnx.TensorProto.BFLOAT16,
+    onnx.TensorProto.DOUBLE,
+}
+
+
+class NotKept(Exception):
+    """The cache of a decoder can't stay in place. The message says why."""
+
+
+def keep_cache(proto: onnx.ModelProto, shapes: Mapping[str, Shape], weights: Mapping[str, Array]) -> OnnxFile:
+    """Check a model that was parsed. If it is a decoder with open lengths, keep its cache in place.
+
+    `shapes` give the buffers their number of rows. Raises ModelError.
+    """
+    known = {tensor.name for tensor in proto.graph.initializer} | weights.keys()
+    inputs = {value.name: value for value in proto.graph.input if value.name not in known}
+    axes = {name: _open_axes(inputs[name]) for name in cache_inputs(inputs)}
+    if not any(axes.values()) or not any(is_present(output.name) for output in proto.graph.output):
+        return checked(proto, shapes, weights)
+    try:
+        return _Decoder.of(proto, inputs, axes, shapes, weights).rewritten()
+    except NotKept as error:
+        return replace(checked(proto, shapes, weights), no_cache=str(error))
+
+
+def inputs_of_file(cache: CacheSpec, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Return what a decoder's file takes for the inputs of its library: a cache as long as the tokens before,
+    masks and positions."""
+    before = int(inputs[cache.position][0])
+    given = {name: array for name, array in inputs.items() if name != cache.position}
+    for name, axis in cache.buffers.items():
+        given[name] = np.ascontiguousarray(np.take(inputs[name], range(before), axis))
+    for one in cache.derived:
+        positions = np.arange(before, before + cache.count)
+        value = np.ones(before + cache.count) if one.is_mask else positions
+        shape = (one.shape[0], value.size) if len(one.shape) == 2 else (value.size,)
+        given[one.name] = np.broadcast_to(value, shape).astype(one.dtype)
+    return given
+
+
+def _open_axes(value: onnx.ValueInfoProto) -> list[int]:
+    """Return the axes, other than the batch, whose extent the file leaves open."""
+    dims = value.type.tensor_type.shape.dim
+    return [axis for axis, dim in enumerate(dims) if axis and dim.dim_value <= 0]
+
+
+class _Probe(Graph):
+    """An import that remembers the values of the main graph."""
+
+    def __init__(self) -> None:
+        super().__init__(CONVERTERS, FORMS)
+        self.values: dict[str, Value] | None = None
+
+    def _nodes(
+        self, nodes: Iterable[onnx.NodeProto], values: dict[str, Value], opsets: Mapping[str, int]
+    ) -> None:
+        if self.values is None:
+            self.values = values
+        super()._nodes(nodes, values, opsets)
+
+
+@dataclass
+class _Decoder:
+    """A decoder's file, and what was found in it with the probe's lengths."""
+
+    file: OnnxFile
+    source: onnx.ModelProto
+    values: Mapping[str, Value]
+    axes: Mapping[str, int]
+    tokens: str
+    probed_tokens: int
+    shapes: Mapping[str, Shape]
+
+    @classmethod
+    def of(
+        cls,
+        proto: onnx.ModelProto,
+        inputs: Mapping[str, onnx.ValueInfoProto],
+        open_axes: Mapping[str, Sequence[int]],
+        shapes: Mapping[str, Shape],
+        weights: Mapping[str, Array],
+    ) -> _Decoder:
+        """Import a decoder with the probe's lengths. Raises NotKept."""
+        tokens = next((name for name in TOKENS if name in inputs), None)
+        if tokens is None:
+            raise NotKept(f"it has none of the inputs {', '.join(TOKENS)}")
+        opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
+        if opset < MIN_OPSET:
+            raise NotKept(f"its opset {opset} is older than {MIN_OPSET}: export it again")
+        for name, found in open_axes.items():
+            if len(found) != 1:
+                raise NotKept(f"its input '{name}' has {len(found)} open dimensions beside its batch")
+        axes = {name: found[0] for name, found in open_axes.items()}
+        declared = [dim.dim_value for dim in inputs[tokens].type.tensor_type.shape.dim]
+        if len(declared) < 2:
+            raise NotKept(f"its input '{tokens}' has no dimension of tokens")
+        count = declared[1] if declared[1] > 0 else PROBE_TOKENS
+        batch = shapes[tokens][0] if tokens in shapes else max(declared[0], 1)
+        probed = _probe_shapes(inputs, axes, shapes, tokens, batch, count)
+        copy, graph = onnx.ModelProto(), _Probe()
+        copy.CopyFrom(proto)
+        try:
+            file = checked(copy, probed, weights)
+            graph.module(file, file.output_names)
+        except ModelError as error:
+            raise NotKept(f"it can't be imported with other lengths ({error})") from error
+        source = onnx.ModelProto()
+        source.CopyFrom(proto)
+        source.graph.ClearField("initializer")
+        return cls(file, source, graph.values or {}, axes, tokens, count, shapes)
+
+    @property
+    def _graph(self) -> onnx.GraphProto:
+        return self.file.proto.graph
+
+    @cached_property
+    def _nodes(self) -> list[onnx.NodeProto]:
+        return list(self._graph.node)
+
+    def rewritten(self) -> OnnxFile:
+        """Return the file with its cache in place, on the shapes that were asked for. Raises NotKept,
+        ModelError."""
+        specs = {spec.name: spec for spec in self.file.inputs}
+        concats = self._concats()
+        capacity, count = self._lengths()
+        rewrite = _Rewrite(self._graph, self._nodes, self.values, self.probed_tokens, capacity, count)
+        for name, axis in self.axes.items():
+            rewrite.shorten_shape(name, axis)
+        rewrite.write_rows(concats, self.axes)
+        rewrite.replace_positions()
+        if not rewrite.mask_softmax({concat.output[0] for concat in concats.values()}):
+            raise NotKept("no Softmax of its attention was found")
+        derived = rewrite.derive([specs[name] for name in (*MASKS, *POSITIONS) if name in specs])
+        return self._finished(rewrite.nodes, derived, capacity, count)
+
+    def _finished(
+        self, nodes: Sequence[onnx.NodeProto], derived: tuple[Derived, ...], capacity: int, count: int
+    ) -> OnnxFile:
+        """Return the rewritten file. `past_length` and the buffers are its last inputs."""
+        graph = self._graph
+        outputs = [output for output in graph.output if not is_present(output.name)]
+        if not outputs:
+            raise NotKept("it has no output but its cache")
+        axes = {output.name: self._token_axis(output.name) for output in outputs}
+        removed = {one.name for one in derived}
+        made = onnx.GraphProto()
+        made.input.extend(value for value in graph.input if value.name not in {*removed, *self.axes})
+        made.input.append(helper.make_tensor_value_info(PAST_LENGTH, onnx.TensorProto.INT64, [1]))
+        made.input.extend(value for value in graph.input if value.name in self.axes)
+        made.output.extend(onnx.ValueInfoProto(name=one.name, type=one.type) for one in outputs)
+        made.node.extend(nodes)
+        for field in ("input", "output", "node", "value_info"):
+            graph.ClearField(field)
+        graph.MergeFrom(made)
+        for output in graph.output:
+            output.type.tensor_type.ClearField("shape")
+        for value in graph.input:
+            if value.name in self.shapes:
+                for dim in value.type.tensor_type.shape.dim:
+                    dim.dim_param = "open"
+        shapes = {name: shape for name, shape in self.shapes.items() if name not in removed}
+        specs = fix_inputs(graph, shapes, self.file.weights)
+        cache = CacheSpec(
+            position=PAST_LENGTH,
+            capacity=capacity,
+            count=count,
+            buffers=dict(self.axes),
+            tokens={self.tokens: 1},
+            outputs={name: axis for name, axis in axes.items() if axis is not None},
+            derived=derived,
+        )
+        return replace(
+            self.file,
+            inputs=specs,
+            output_names=tuple(axes),
+            original=self.file.proto,
+            cache=cache,
+            source=self.source,
+        )
+
+    def _token_axis(self, name: str) -> int | None:
+        """Return the axis of the new tokens of an output; None for an output without one."""
+        axes = range(1, self.values[name].rank)
+        return next((axis for axis in axes if self.values[name].shape[axis] == self.probed_tokens), None)
+
+    def _lengths(self) -> tuple[int, int]:
+        """Return the rows of the buffers, and the number of new tokens. Raises NotKept, ModelError."""
+        for name in self.axes:
+            if name not in self.shapes:
+                raise ModelError(f"input '{name}' has a dynamic dimension: give its shape")
+        found = {self.shapes[name][axis] for name, axis in self.axes.items()}
+        if len(found) > 1:
+            raise NotKept(f"its buffers have several lengths, {sorted(found)}")
+        (capacity,) = found
+        count = self.shapes[self.tokens][1] if self.tokens in self.shapes else self.probed_tokens
+        if not 0 < count < capacity:
+            raise ModelError(
+                f"a cache of {capacity} tokens can't take {count} at once: give '{self.tokens}' fewer "
+                "or the cache more"
+            )
+        return capacity, count
+
+    def _concats(self) -> dict[str, onnx.NodeProto]:
+        """Return the node that appends to each buffer. Raises NotKept."""
+        consumers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
+        for node in self._nodes:
+            for name in dict.fromkeys(node.input):
+                consumers[name].append(node)
+        outputs = {output.name for output in self._graph.output}
+        concats = {}
+        for name, axis in self.axes.items():
+            used = [node for node in consumers[name] if node.op_type != "Shape"]
+            if len(used) != 1 or used[0].op_type != "Concat" or list(used[0].input)[:1] != [name]:
+                kinds = ", ".join(sorted({node.op_type for node in used})) or "nothing"
+                raise NotKept(f"its input '{name}' goes to {kinds}, not to a Concat with the new rows alone")
+            (concat,) = used
+            rows = self.values[concat.input[1]].shape if len(concat.input) == 2 else ()
+            own = self.values[name].shape
+            if rows != (*own[:axis], self.probed_tokens, *own[axis + 1 :]):
+                raise NotKept(f"'{name}' isn't joined with the rows of the new tokens")
+            handed = {concat.output[0]} | {
+                node.output[0] for node in consumers[concat.output[0]] if node.op_type == "Identity"
+            }
+            if not any(is_present(one) for one in handed & outputs):
+                raise NotKept(f"no output present.* is '{name}' with the new rows")
+            concats[name] = concat
+        return concats
+
+
+def _probe_shapes(
+    inputs: Mapping[str, onnx.ValueInfoProto],
+    axes: Mapping[str, int],
+    shapes: Mapping[str, Shape],
+    tokens: str,
+    batch: int,
+    count: int,
+) -> dict[str, Shape]:
+    """Return shapes of the inputs for an import with the probe's lengths."""
+    probed = {}
+    for name, value in inputs.items():
+        dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        given = list(shapes.get(name, [dim if dim > 0 else batch for dim in dims]))
+        if name in axes:
+            given[axes[name]] = PROBE_PAST
+        elif name == tokens:
+            given[1] = count
+        elif name in MASKS and len(dims) == 2:
+            given = [batch, PROBE_PAST + count]
+        elif name in POSITIONS:
+            given = [batch, count] if len(dims) == 2 else [count]
+        elif name not in shapes:
+            continue
+        probed[name] = tuple(given)
+    return probed
+
+
+class _Rewrite:
+    """Rewrites the nodes of a decoder: see above. `probed` is the probe's number of new tokens. `capacity`
+    and `count` are the lengths of the library."""
+
+    def __init__(
+        self,
+        graph: onnx.GraphProto,
+        nodes: Sequence[onnx.NodeProto],
+        values: Mapping[str, Value],
+        probed: int,
+        capacity: int,
+        count: int,
+    ) -> None:
+        self.nodes = list(nodes)
+        self._graph = graph
+        self._values = values
+        self._probed, self._capacity, self._count = probed, capacity, count
+        self._number = 0
+        # Positions of the new tokens, (count), and which keys are later than each of them, (count, capacity).
+        self._first: list[onnx.NodeProto] = []
+        self._positions = self._op(self._first, "Add", PAST_LENGTH, self._constant(np.arange(count)))
+        queries = self._op(self._first, "Reshape", self._positions, self._constant(np.array([count, 1])))
+        keys = self._constant(np.arange(capacity).reshape(1, capacity))
+        self._is_later = self._op(self._first, "Greater", keys, queries)
+
+    def shorten_shape(self, name: str, axis: int) -> None:
+        """Let the file compute with a past of so many rows that the new ones just fit into the buffer."""
+        ends = [self._constant(np.array([each])) for each in (0, self._capacity - self._count, axis)]
+        shorter = self._op(self._first, "Slice", name, *ends)
+        for node in self.nodes:
+            if node.op_type == "Shape" and node.input[0] == name:
+                node.input[0] = shorter
+
+    def write_rows(self, concats: Mapping[str, onnx.NodeProto], axes: Mapping[str, int]) -> None:
+        """Write new rows into buffers, in the place of joining them."""
+        for name, concat in concats.items():
+            rows, axis = concat.input[1], axes[name]
+            before: list[onnx.NodeProto] = []
+            shape = [self._count if k == axis else 1 for k in range(self._values[rows].rank)]
+            places = self._op(before, "Reshape", self._positions, self._constant(np.array(shape)))
+            places = self._op(before, "Expand", places, self._op(before, "Shape", rows))
+            write = helper.make_node(
+                "ScatterElements", [name, places, rows], list(concat.output), name=concat.name, axis=axis
+            )
+            self._replace(concat, [*before, write])
+
+    def replace_positions(self) -> None:
+        """Let the positions of new tokens follow from `past_length`."""
+        for node in list(self.nodes):
+            if node.op_type == "Slice" and self._is_window(node):
+                continue
+            if self._probed == 1:
+                self._replace_single(node)
+                continue
+            for place, name in enumerate(node.output):
+                if name and self._are_positions(name):
+                    self._replace_output(node, place)
+
+    def mask_softmax(self, written: set[str]) -> int:
+        """Hide keys of later tokens, and rows that no token was written to, in all attention over the cache.
+        Return how many there are. Raises NotKept."""
+        found, tainted = 0, set(written)
+        for node in list(self.nodes):
+            if not tainted.intersection(node.input):
+                continue
+            tainted.update(node.output)
+            value = self._values.get(node.input[0])
+            is_attention = node.op_type == "Softmax" and value is not None
+            if not is_attention or value is None or value.shape[-1] != PROBE_PAST + self._probed:
+                continue
+            axis = next((one.i for one in node.attribute if one.name == "axis"), -1)
+            if axis not in (-1, value.rank - 1) or value.shape[-2] != self._probed:
+                raise NotKept(f"the shape {value.shape} of its attention isn't (..., queries, keys)")
+            lowest = np.finfo(value.dtype).min if value.dtype.startswith("float") else -1e30
+            before: list[onnx.NodeProto] = []
+            hidden = self._constant(np.array(lowest, helper.tensor_dtype_to_np_dtype(_type_of(value))))
+            node.input[0] = self._op(before, "Where", self._is_later, hidden, node.input[0])
+            self._replace(node, [*before, node])
+            found += 1
+        return found
+
+    def derive(self, specs: Sequence[TensorSpec]) -> tuple[Derived, ...]:
+        """Compute masks and positions, which were inputs. Raises NotKept."""
+        derived = []
+        for spec in specs:
+            is_mask = spec.name in MASKS
+            if len(spec.shape) not in ((2,) if is_mask else (1, 2)):
+                raise NotKept(f"its input '{spec.name}' has {len(spec.shape)} dimensions")
+            shape: Shape = (spec.shape[0], self._count) if len(spec.shape) == 2 else (self._count,)
+            value = self._positions
+            if is_mask:
+                keys = self._constant(np.arange(self._capacity).reshape(1, -1))
+                ends = self._op(self._first, "Add", PAST_LENGTH, self._constant(np.array([self._count])))
+                value = self._op(self._first, "Less", keys, ends)
+                shape = (spec.shape[0], self._capacity)
+            kind = helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype))
+            value = self._op(self._first, "Cast", value, to=kind)
+            value = self._op(self._first, "Expand", value, self._constant(np.array(shape)))
+            self._first.append(helper.make_node("Identity", [value], [spec.name]))
+            derived.append(Derived(spec.name, spec.dtype, shape, is_mask))
+        self.nodes = [*self._first, *self.nodes]
+        return tuple(derived)
+
+    def _are_positions(self, name: str) -> bool:
+        """Return whether a value is the positions of the new tokens."""
+        value = self._values.get(name)
+        wanted = np.arange(PROBE_PAST, PROBE_PAST + self._probed)
+        return (
+            value is not None
+            and value.constant is not None
+            and value.constant.dtype.kind in "iu"
+            and np.array_equal(value.constant.ravel(), wanted)
+        )
+
+    def _replace_output(self, node: onnx.NodeProto, place: int) -> None:
+        """Compute one of a node's outputs as positions instead."""
+        name = node.output[place]
+        made: list[onnx.NodeProto] = []
+        value = self._like(made, self._values[name])
+        made.append(helper.make_node("Identity", [value], [name]))
+        node.output[place] = f"{_PREFIX}unused.{name}"
+        self._replace(node, [node, *made])
+
+    def _replace_single(self, node: onnx.NodeProto) -> None:
+        """Where there is one new token, its position can't be told from a length but by what it goes to."""
+        place = {"Gather": 1, "Cast": 0}.get(node.op_type)
+        if place is None or not self._are_positions(node.input[place]):
+            return
+        kind = next((one.i for one in node.attribute if one.name == "to"), onnx.TensorProto.FLOAT)
+        data = self._values[node.input[0]]
+        if kind not in _FLOATS or (node.op_type == "Gather" and data.shape[0] <= PROBE_PAST):
+            return
+        before: list[onnx.NodeProto] = []
+        node.input[place] = self._like(before, self._values[node.input[place]])
+        self._replace(node, [*before, node])
+
+    def _is_window(self, node: onnx.NodeProto) -> bool:
+        """Rewrite a slice of the positions of the new tokens; return whether it is one."""
+        given = [self._values.get(name) if name else None for name in node.input]
+        known = [None if one is None else one.constant for one in given[1:]]
+        starts, ends, axes, steps = (*known, None, None)[:4]
+        data = given[0]
+        if data is None or starts is None or ends is None:
+            return False
+        numbers = list(range(len(starts))) if axes is None else [int(axis) % data.rank for axis in axes]
+        for place, axis in enumerate(numbers):
+            step = 1 if steps is None else int(steps[place])
+            window = slice(int(starts[place]), int(ends[place])).indices(data.shape[axis])
+            if step == 1 and window[:2] == (PROBE_PAST, PROBE_PAST + self._probed):
+                self._gather_window(node, place, numbers)
+                return True
+        return False
+
+    def _gather_window(self, node: onnx.NodeProto, place: int, axes: Sequence[int]) -> None:
+        before: list[onnx.NodeProto] = []
+        data = node.input[0]
+        others = [k for k in range(len(axes)) if k != place]
+        if others:
+            chosen = self._constant(np.array(others))
+            parts = [self._op(before, "Gather", name, chosen) for name in node.input[1:3]]
+            kept = self._constant(np.array([axes[k] for k in others]))
+            data = self._op(before, "Slice", data, *parts, kept)
+        gather = helper.make_node("Gather", [data, self._positions], list(node.output), axis=axes[place])
+        self._replace(node, [*before, gather])
+
+    def _like(self, nodes: list[onnx.NodeProto], value: Value) -> str:
+        """Return the positions of the new tokens with the type and the axes of a value of the probe."""
+        shape = [self._count if extent == self._probed and extent > 1 else extent for extent in value.shape]
+        cast = self._op(nodes, "Cast", self._positions, to=_type_of(value))
+        return self._op(nodes, "Reshape", cast, self._constant(np.array(shape, np.int64)))
+
+    def _replace(self, node: onnx.NodeProto, nodes: Sequence[onnx.NodeProto]) -> None:
+        at = next(index for index, one in enumerate(self.nodes) if one is node)
+        self.nodes[at : at + 1] = nodes
+
+    def _op(self, nodes: list[onnx.NodeProto], kind: str, *inputs: str, **attributes: Any) -> str:
+        self._number += 1
+        name = f"{_PREFIX}{kind.lower()}{self._number}"
+        nodes.append(helper.make_node(kind, list(inputs), [name], name=name, **attributes))
+        return name
+
+    def _constant(self, array: Array) -> str:
+        self._number += 1
+        name = f"{_PREFIX}constant{self._number}"
+        self._graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
+        return name
+
+
+def _type_of(value: Value) -> int:
+    return int(value.onnx_type().tensor_type.elem_type)

@@ -1,0 +1,51 @@
+"""Compare a decoder that keeps its cache in place with its file, whose cache grows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from compiler.importing.decoders import inputs_of_file
+from compiler.importing.onnx_file import OnnxFile
+from compiler.importing.spec import ModelError
+from compiler.measuring.outputs import compare_outputs
+from compiler.verifying.inputs import input_sets
+from compiler.verifying.reference import Reference
+
+Array = NDArray[Any]
+
+
+def check_cache(file: OnnxFile) -> None:
+    """Compare outputs after one token, with the cache half full, and with it full.
+
+    Raises ModelError if they differ, and NoReference.
+    """
+    assert file.cache is not None
+    own = Reference(file.original, file.output_names)
+    grown = Reference(_with_weights(file), file.output_names)
+    last = file.cache.capacity - file.cache.count
+    drawn: Iterator[dict[str, Array]] = iter(input_sets(file))
+    inputs = {**next(drawn), **file.weights}
+    for before in sorted({1, (last + 1) // 2, last}):
+        inputs[file.cache.position] = np.array([before])
+        found = own.compute(inputs)
+        wanted = grown.compute(inputs_of_file(file.cache, inputs))
+        wrong = compare_outputs(list(wanted.values()), list(found.values()), file.computed_in)
+        if wrong:
+            raise ModelError(
+                f"after {before} tokens, the decoder computes something else with its cache in place "
+                f"({wrong}): fix its lengths in the file to tune it as a function that takes its cache"
+            )
+
+
+def _with_weights(file: OnnxFile) -> onnx.ModelProto:
+    """Return a decoder as its file has it."""
+    assert file.source is not None
+    proto = onnx.ModelProto()
+    proto.CopyFrom(file.source)
+    proto.graph.initializer.extend(file.original.graph.initializer)
+    return proto

@@ -1,0 +1,177 @@
+"""A decoder that keeps its cache: each step appends the keys and values of new tokens in place."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tunefarm_runtime.errors import RunError
+from tunefarm_runtime.library import Library, allocate
+from tunefarm_runtime.manifest import Cache, Manifest
+
+Array = NDArray[Any]
+# A step of fewer new tokens than a size takes is padded if at least this part of it is new.
+LEAST_PART = 0.25
+_Size = tuple[int, Manifest, Cache]
+
+
+class Decoder:
+    """The cache of a model, in buffers of the smallest size that holds it. Calls from several threads take
+    turns."""
+
+    def __init__(self, sizes: Sequence[Manifest], library: Callable[[int], Library]) -> None:
+        """`library` returns the library of a size by its index. All sizes keep their cache."""
+        self._sizes: list[_Size] = [
+            (index, size, size.cache) for index, size in enumerate(sizes) if size.cache is not None
+        ]
+        self._library = library
+        self._lock = threading.Lock()
+        _, self._first, self._cache = self._sizes[0]
+        fed = {self._cache.position, *self._cache.buffers, *self._cache.tokens}
+        self._held_names = [one.name for one in self._first.inputs if one.name not in fed]
+        self._held: dict[str, Array] = {}
+        self._tensors: dict[str, Any] = {}
+        self._arrays: dict[str, Array] = {}
+        self._capacity = 0
+        self.length = 0
+
+    @property
+    def capacity(self) -> int:
+        """The number of tokens that the cache of the largest size holds."""
+        return max(cache.capacity for _, _, cache in self._sizes)
+
+    def reset(self, held: Mapping[str, Any]) -> None:
+        """Forget all tokens. `held` are inputs that stay the same for all steps. Raises RunError."""
+        self._check_names(held)
+        with self._lock:
+            self._held |= {name: np.array(value, order="C") for name, value in held.items()}
+            self.length = 0
+            for array in self._arrays.values():
+                array[...] = 0
+
+    def rewind(self, length: int) -> None:
+        """Forget all tokens but the first. Raises RunError."""
+        with self._lock:
+            if not 0 <= length <= self.length:
+                raise RunError(f"the cache has {self.length} tokens, not {length}: rewind to at most so many")
+            self.length = length
+
+    def step(self, tokens: Any, inputs: Mapping[str, Any]) -> list[Array]:
+        """Append tokens, and return the outputs for them. Raises RunError."""
+        self._check_names(inputs)
+        others = {**self._held, **inputs}
+        missing = [name for name in self._held_names if name not in others]
+        if missing:
+            raise RunError(
+                f"a step also needs the input {missing[0]}: give it to reset, and it stays for all steps"
+            )
+        given, axis = self._checked(np.asarray(tokens))
+        with self._lock:
+            parts, done = [], 0
+            while done < given.shape[axis]:
+                size = self._choose(given.shape[axis] - done)
+                self._grow(size)
+                chunk = given.take(range(done, min(done + size[2].count, given.shape[axis])), axis)
+                parts.append(self._run(size, chunk, axis, others))
+                done += chunk.shape[axis]
+                self.length += chunk.shape[axis]
+        return [
+            np.concatenate(part, self._cache.outputs[spec.name])
+            if len(part) > 1 and spec.name in self._cache.outputs
+            else part[-1]
+            for spec, part in zip(self._first.outputs, zip(*parts, strict=True), strict=True)
+        ]
+
+    def _check_names(self, inputs: Mapping[str, Any]) -> None:
+        unknown = [name for name in inputs if name not in self._held_names]
+        if unknown:
+            raise RunError(
+                f"{unknown[0]} is no input beside the tokens; these are: "
+                f"{', '.join(self._held_names) or 'none'}"
+            )
+
+    def _checked(self, given: Array) -> tuple[Array, int]:
+        """Return new tokens with the axes that the model takes, and the axis of tokens. Raises RunError."""
+        ((name, axis),) = self._cache.tokens.items()
+        spec = next(one for one in self._first.inputs if one.name == name)
+        rest = spec.shape[axis + 1 :]
+        if given.ndim < len(spec.shape) and spec.shape[0] == 1 and given.size % math.prod(rest) == 0:
+            given = given.reshape(1, -1, *rest)
+        shape = list(given.shape)
+        if len(shape) == len(spec.shape):
+            shape[axis] = spec.shape[axis]
+        if tuple(shape) != spec.shape or not given.size:
+            wanted = ", ".join("tokens" if k == axis else str(one) for k, one in enumerate(spec.shape))
+            raise RunError(f"{name} has the shape {given.shape}, and a step takes ({wanted})")
+        dtype = spec.numpy_dtype
+        if given.dtype != dtype and not (given.dtype.kind in "iu" and dtype.kind in "iu"):
+            raise RunError(f"{name} is {given.dtype}, and a step takes {dtype}: convert it first")
+        return given.astype(dtype), axis
+
+    def _choose(self, left: int) -> _Size:
+        """Return the size for the next of so many tokens. Raises RunError where none fits."""
+        fitting = [
+            size
+            for size in self._sizes
+            if self.length + size[2].count <= size[2].capacity and size[2].capacity >= self._capacity
+        ]
+        if not fitting:
+            raise RunError(
+                f"the cache is full with {self.length} tokens, and the largest size holds {self.capacity}: "
+                "call reset(), or tune a larger size too"
+            )
+        counts = sorted({size[2].count for size in fitting})
+        useful = [count for count in counts if left >= LEAST_PART * count]
+        enough = [count for count in useful if count >= left]
+        best = min(enough) if enough else max(useful, default=counts[0])
+        return min((size for size in fitting if size[2].count == best), key=lambda size: size[2].capacity)
+
+    def _grow(self, size: _Size) -> None:
+        """Move the cache into the buffers of a size, if they are larger."""
+        _, manifest, cache = size
+        if cache.capacity == self._capacity:
+            return
+        for spec in manifest.inputs:
+            if spec.name not in cache.buffers:
+                continue
+            tensor, array = allocate(spec)
+            array[...] = 0
+            if self.length:
+                rows = (slice(None),) * cache.buffers[spec.name] + (slice(self.length),)
+                array[rows] = self._arrays[spec.name][rows]
+            self._tensors[spec.name], self._arrays[spec.name] = tensor, array
+        self._capacity = cache.capacity
+
+    def _run(self, size: _Size, tokens: Array, axis: int, others: Mapping[str, Any]) -> list[Array]:
+        """Run one size on new tokens, with zeros behind them. Later tokens change no output before."""
+        index, manifest, cache = size
+        new = tokens.shape[axis]
+        padded = np.pad(tokens, [(0, cache.count - new if k == axis else 0) for k in range(tokens.ndim)])
+        values = []
+        for spec in manifest.inputs:
+            if spec.name in cache.buffers:
+                values.append(self._tensors[spec.name])
+            elif spec.name == cache.position:
+                values.append(np.array([self.length], spec.numpy_dtype))
+            elif spec.name in cache.tokens:
+                values.append(padded)
+            else:
+                value = np.asarray(others[spec.name])
+                if value.shape != spec.shape or value.dtype != spec.numpy_dtype:
+                    raise RunError(
+                        f"input {spec.name} is {value.dtype} {value.shape}, and the model takes {spec.dtype} "
+                        f"{spec.shape}"
+                    )
+                values.append(value)
+        outputs = self._library(index)(values)
+        return [
+            output.take(range(new), cache.outputs[spec.name])
+            if new < cache.count and spec.name in cache.outputs
+            else output
+            for spec, output in zip(manifest.outputs, outputs, strict=True)
+        ]

@@ -1,0 +1,134 @@
+"""Decoders are rewritten so that their cache stays in place; what can't be is a function of its cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import onnx
+import pytest
+from onnx import helper
+
+from compiler.importing import decoders
+from compiler.importing.decoders import keep_cache
+from compiler.importing.onnx_file import OnnxFile, parse
+from compiler.importing.spec import ModelError
+from compiler.verifying.cache import check_cache
+from tests.decoder_models import DECODERS, FEATURES, LAYERS, SIZE, gpt2, llama, whisper
+
+Shapes = dict[str, tuple[int, ...]]
+CAPACITY = 16
+
+
+def shapes_of(model: bytes, tokens: int) -> Shapes:
+    """Shapes of the inputs that have no other inputs to follow from."""
+    known = {"input_ids": (1, tokens), "encoder_hidden_states": (1, 6, FEATURES)}
+    found: Shapes = {}
+    for value in parse(model).graph.input:
+        dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        if value.name.startswith("past"):
+            found[value.name] = (1, dims[1], CAPACITY, SIZE)
+        elif value.name in known:
+            found[value.name] = known[value.name]
+    return found
+
+
+def kept(model: bytes, tokens: int) -> OnnxFile:
+    return keep_cache(parse(model), shapes_of(model, tokens), {})
+
+
+@pytest.mark.parametrize("tokens", [1, 4])
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_decoder_computes_the_same_with_its_cache_in_place(name: str, tokens: int) -> None:
+    file = kept(DECODERS[name](), tokens)
+    assert file.cache is not None, file.no_cache
+    assert (file.cache.capacity, file.cache.count, file.output_names) == (CAPACITY, tokens, ("logits",))
+    assert len(file.cache.buffers) == 2 * LAYERS
+    assert {spec.name for spec in file.inputs}.isdisjoint({"attention_mask", "position_ids"})
+    check_cache(file)
+
+
+@pytest.mark.parametrize("make", [gpt2, whisper])
+def test_a_decoder_of_one_token_keeps_its_cache(make: Callable[..., bytes]) -> None:
+    file = kept(make(tokens=1), 1)
+    assert file.cache is not None, file.no_cache
+    check_cache(file)
+
+
+@pytest.mark.parametrize("left_out", ["mask_softmax", "replace_positions"])
+def test_a_wrong_rewrite_is_found(left_out: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without masks, rows that no token was written to are attended to."""
+    monkeypatch.setattr(decoders._Rewrite, left_out, lambda *_: 1)
+    file = kept(whisper(), 1)
+    with pytest.raises(ModelError, match="after 1 tokens, the decoder computes something else with its"):
+        check_cache(file)
+
+
+def changed(change: Callable[[onnx.GraphProto], Any]) -> bytes:
+    proto = parse(llama())
+    change(proto.graph)
+    return bytes(proto.SerializeToString())
+
+
+def reversed_concat(graph: onnx.GraphProto) -> None:
+    node = next(node for node in graph.node if node.op_type == "Concat" and "past" in node.input[0])
+    node.input[:] = reversed(node.input)
+
+
+def without_tokens(graph: onnx.GraphProto) -> None:
+    for value in graph.input:
+        value.name = "words" if value.name == "input_ids" else value.name
+    for node in graph.node:
+        node.input[:] = ["words" if name == "input_ids" else name for name in node.input]
+
+
+def scaled_past(graph: onnx.GraphProto) -> None:
+    name = "past_key_values.0.key"
+    for node in graph.node:
+        node.input[:] = ["scaled" if one == name else one for one in node.input]
+    graph.node.insert(0, helper.make_node("Neg", [name], ["scaled"]))
+
+
+def two_open(graph: onnx.GraphProto) -> None:
+    for value in graph.input:
+        if value.name == "past_key_values.1.value":
+            value.type.tensor_type.shape.dim[3].dim_param = "size"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (reversed_concat, "its input 'past_key_values.0.key' goes to Concat, not to a Concat with the new"),
+        (without_tokens, "it has none of the inputs input_ids, decoder_input_ids, "),
+        (scaled_past, "its input 'past_key_values.0.key' goes to Neg, not to a Concat"),
+        (two_open, "its input 'past_key_values.1.value' has 2 open dimensions beside its batch"),
+    ],
+)
+def test_another_decoder_is_a_function_of_its_cache(
+    change: Callable[[onnx.GraphProto], Any], reason: str
+) -> None:
+    model = changed(change)
+    shapes = shapes_of(model, 1) | {"attention_mask": (1, CAPACITY + 1), "position_ids": (1, 1)}
+    if change is without_tokens:
+        shapes["words"] = (1, 1)
+    file = keep_cache(parse(model), shapes, {})
+    assert file.cache is None
+    assert file.no_cache.startswith(reason)
+    assert "present.0.key" in file.output_names
+
+
+def test_a_decoder_of_fixed_lengths_is_a_function_of_its_cache() -> None:
+    def fix(graph: onnx.GraphProto) -> None:
+        for value in graph.input:
+            for dim in value.type.tensor_type.shape.dim:
+                lengths = {"past": CAPACITY, "sequence": 1, "total": CAPACITY + 1}
+                if dim.dim_param:
+                    dim.dim_value = lengths[dim.dim_param]
+
+    file = keep_cache(parse(changed(fix)), {}, {})
+    assert (file.cache, file.no_cache) == (None, "")
+
+
+def test_more_tokens_than_the_cache_holds_are_refused() -> None:
+    with pytest.raises(ModelError, match="a cache of 16 tokens can't take 16 at once: give 'input_ids'"):
+        kept(llama(), CAPACITY)

@@ -1,0 +1,128 @@
+"""Decoders keep their cache, and compute what ONNX Runtime does with a cache that grows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+from tunefarm_runtime import RunError, load
+
+from compiler.importing.formats.onnx_model import read
+from compiler.importing.model import fuse_untuned
+from compiler.packaging.artifact import Manifest, build_library
+from compiler.target import detect_device
+from tests.decoder_models import DECODERS, FEATURES, WORDS
+from tests.marks import slow_lane_except
+from tunefarm.client.sizes import sizes_of
+
+Array = NDArray[Any]
+AUDIO = 6
+STATES = np.random.default_rng(5).standard_normal((1, AUDIO, FEATURES), np.float32)
+HELD = {"whisper": {"encoder_hidden_states": STATES}}
+
+
+def compiled(model: bytes, folder: Path, given: Mapping[str, tuple[int, ...]]) -> Path:
+    """Compile a decoder in all sizes, as a job without trials does, and return the folder."""
+    file, device = folder / "decoder.onnx", detect_device(1)
+    file.write_bytes(model)
+    [sizes] = sizes_of([file], given)
+    for size in sizes:
+        imported = read(model, size.shapes).to_relax()
+        own = folder / "tuned" / (size.name or "one")
+        own.mkdir(parents=True)
+        build_library(fuse_untuned(imported, device.target), device.target, own / "model.so")
+        manifest = Manifest(
+            *("net", "sha", device.target, "cafe", imported.inputs, imported.outputs, 1, {}, 0.0),
+            cache=imported.cache,
+            no_cache=imported.no_cache,
+        )
+        (own / "manifest.json").write_text(manifest.to_json())
+    return folder / "tuned"
+
+
+class Growing:
+    """A decoder in ONNX Runtime, with a cache that the caller passes."""
+
+    def __init__(self, model: bytes, held: Mapping[str, Array]) -> None:
+        self._session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+        self._held = held
+        self._names = [one.name for one in self._session.get_outputs()]
+        self._past = {
+            one.name: np.zeros([0 if k == 2 else n for k, n in enumerate(one.shape)], np.float32)
+            for one in self._session.get_inputs()
+            if one.name.startswith("past")
+        }
+
+    def step(self, tokens: Sequence[int]) -> Array:
+        before = next(iter(self._past.values())).shape[2]
+        total = before + len(tokens)
+        feed: dict[str, Array] = {"input_ids": np.array([tokens]), **self._past, **self._held}
+        for one in self._session.get_inputs():
+            if one.name == "attention_mask":
+                feed[one.name] = np.ones((1, total), np.int64)
+            elif one.name == "position_ids":
+                feed[one.name] = np.arange(before, total)[None]
+        outputs = dict(zip(self._names, self._session.run(None, feed), strict=True))
+        for name in self._past:
+            self._past[name] = outputs[name.replace("past_key_values", "present")]
+        return np.asarray(outputs["logits"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", slow_lane_except(sorted(DECODERS), "llama"))
+def test_steps_are_right_from_one_bucket_into_the_next(name: str, tmp_path: Path) -> None:
+    data, held = DECODERS[name](), HELD.get(name, {})
+    sizes = {"sequence": (1, 4), "past": (8, 16), **({"audio": (AUDIO,)} if held else {})}
+    model = load(compiled(data, tmp_path, sizes))
+    assert [one.name for one in model.outputs] == ["logits"]
+    rng = np.random.default_rng(0)
+    for _ in range(2):  # the second time, the buffers are there already
+        model.reset(**held)
+        reference = Growing(data, held)
+        for count in (3, 1, 1, 6, 1, 1, 1, 2):  # the first bucket ends within the 6
+            tokens = rng.integers(0, WORDS, count).tolist()
+            (found,) = model.step(tokens if count > 1 else tokens[0])
+            wanted = reference.step(tokens)
+            assert found.shape == wanted.shape
+            np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4)
+        model.rewind(15)
+        np.testing.assert_allclose(model.step(tokens[-1:])[0], wanted[:, -1:], rtol=1e-3, atol=1e-4)
+        with pytest.raises(RunError, match="the cache has 16 tokens, not 17: rewind to at most so many"):
+            model.rewind(17)
+        with pytest.raises(RunError, match="the cache is full with 16 tokens, and the largest size holds 16"):
+            model.step(0)
+
+
+@pytest.mark.slow
+def test_what_a_step_does_not_take_is_refused(tmp_path: Path) -> None:
+    model = load(
+        compiled(DECODERS["whisper"](), tmp_path, {"sequence": (1,), "past": (8,), "audio": (AUDIO,)})
+    )
+    with pytest.raises(RunError, match=r"the model keeps its cache: call reset\(\) and step"):
+        model(np.zeros((1, 1), np.int64))
+    with pytest.raises(RunError, match="a step also needs the input encoder_hidden_states: give it to reset"):
+        model.step(1)
+    with pytest.raises(
+        RunError, match="states is no input beside the tokens; these are: encoder_hidden_states"
+    ):
+        model.reset(states=STATES)
+    model.reset(encoder_hidden_states=STATES[:, :2])
+    with pytest.raises(RunError, match=r"encoder_hidden_states is float32 \(1, 2, 32\), and the model takes"):
+        model.step(1)
+    model.reset(encoder_hidden_states=STATES)
+    wrong: list[Any] = [[], np.zeros((2, 1), np.int64), np.zeros((1, 1, 1), np.int64)]
+    for tokens in wrong:
+        with pytest.raises(RunError, match=r"input_ids has the shape .*, and a step takes \(1, tokens\)"):
+            model.step(tokens)
+    with pytest.raises(RunError, match="input_ids is float64, and a step takes int64: convert it first"):
+        model.step(1.5)
+    assert model.length == 0
+    cache = model._decoder._tensors["past_key_values.0.decoder.key"]  # type: ignore[union-attr]
+    for _ in range(8):
+        model.step(1)
+        assert model._decoder._tensors["past_key_values.0.decoder.key"] is cache  # type: ignore[union-attr]
