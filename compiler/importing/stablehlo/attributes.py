@@ -40,7 +40,12 @@ def tensor_type(kind: Any) -> tuple[Shape, str]:
         )
     element = str(kind.element_type)
     if element not in DTYPES:
-        raise UnsupportedOperator(f"elements of the type {element} aren't supported")
+        advice = (
+            "compute real and imaginary parts as two tensors"
+            if "complex" in element
+            else f"convert them to one of {', '.join(DTYPES)}"
+        )
+        raise UnsupportedOperator(f"elements of the type {element} aren't supported: {advice}")
     return tuple(kind.shape), DTYPES[element]
 
 

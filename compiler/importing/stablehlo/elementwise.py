@@ -217,7 +217,7 @@ def _round_array_from_zero(x: Array) -> Array:
     return rounded
 
 
-_DIRECTIONS: Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+DIRECTIONS: Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "EQ": (np.equal, relax.op.equal),
     "NE": (np.not_equal, relax.op.not_equal),
     "LT": (np.less, relax.op.less),
@@ -231,7 +231,7 @@ def _compare(importer: Importer, op: Any) -> Tensor:
     dialect = mlir("dialects.stablehlo")
     direction = dialect.ComparisonDirectionAttr(op.attributes["comparison_direction"])
     shape, _ = tensor_type(op.results[0].type)
-    on_arrays, on_exprs = _DIRECTIONS[direction.value]
+    on_arrays, on_exprs = DIRECTIONS[direction.value]
     operands = importer.operands(op)
     if operands[0].dtype == "bool":
         operands = [as_type(importer, operand, "int8") for operand in operands]
@@ -352,9 +352,33 @@ def _truncated(importer: Importer, operand: Tensor, dtype: str) -> Tensor:
     return importer.elementwise([operand], operand.shape, on_arrays, on_exprs, dtype)
 
 
+def _batch_norm_of_data(importer: Importer, op: Any) -> list[Tensor]:
+    """Normalize by the mean and the variance of the data, which are results too."""
+    data, scale, offset = importer.operands(op)
+    axis = int(op.attributes["feature_index"].value)
+    graph, axes = importer.graph, np.array([k for k in range(data.rank) if k != axis])
+    value = importer.full(data)
+    mean = graph.op("ReduceMean", value, axes)
+    centered = graph.op("Sub", value, mean)
+    variance = graph.op("ReduceMean", graph.op("Mul", centered, centered), axes)
+    statistics = [Tensor.of(graph.op("Squeeze", each, axes)) for each in (mean, variance)]
+    return [_normalized(importer, op, data, scale, offset, *statistics), *statistics]
+
+
 def _batch_norm(importer: Importer, op: Any) -> Tensor:
+    return _normalized(importer, op, *importer.operands(op))
+
+
+def _normalized(
+    importer: Importer,
+    op: Any,
+    data: Tensor,
+    scale: Tensor,
+    offset: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+) -> Tensor:
     """x * a + b, where a = scale / sqrt(variance + epsilon) and b = offset - mean * a."""
-    data, scale, offset, mean, variance = importer.operands(op)
     epsilon = op.attributes["epsilon"].value
     axis = int(op.attributes["feature_index"].value)
     alone = [-1 if k == axis else 1 for k in range(data.rank)]
@@ -400,6 +424,7 @@ CONVERTERS: Mapping[str, Converter] = {
     "stablehlo.and": _by_type(_AND, (np.bitwise_and, relax.op.bitwise_and)),
     "stablehlo.atan2": _of_floats(np.arctan2, relax.op.atan2),
     "stablehlo.batch_norm_inference": _batch_norm,
+    "stablehlo.batch_norm_training": _batch_norm_of_data,
     "stablehlo.cbrt": _of_floats(np.cbrt, _cbrt),
     "stablehlo.ceil": _elementwise(np.ceil, relax.op.ceil),
     "stablehlo.clamp": _clamp,

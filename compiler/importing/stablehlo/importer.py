@@ -30,6 +30,44 @@ from compiler.importing.stablehlo.attributes import Array, mlir, tensor_type
 from compiler.importing.values import UnsupportedOperator, Value, numpy_dtype
 
 MAX_DEPTH = 64
+# Why operations aren't read, and what to do instead.
+_UNREAD_ADVICE = "it isn't among the operations that are read; leave it out, or export as ONNX"
+_UNREAD: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("stablehlo.rng", "stablehlo.rng_bit_generator"),
+        "it draws random numbers, which a library doesn't: make the numbers an input of the program",
+    ),
+    **dict.fromkeys(
+        ("stablehlo.complex", "stablehlo.real", "stablehlo.imag", "stablehlo.fft"),
+        "complex numbers aren't supported: compute real and imaginary parts as two tensors, and Fourier "
+        "transforms as products with a constant matrix",
+    ),
+    **dict.fromkeys(
+        ("stablehlo.cholesky", "stablehlo.triangular_solve"),
+        "decompositions of matrices aren't supported: compute it outside, and make the result an input",
+    ),
+    **dict.fromkeys(
+        (
+            *("stablehlo.all_gather", "stablehlo.all_reduce", "stablehlo.all_to_all"),
+            *(
+                "stablehlo.collective_broadcast",
+                "stablehlo.collective_permute",
+                "stablehlo.cross-replica-sum",
+            ),
+            *("stablehlo.partition_id", "stablehlo.reduce_scatter", "stablehlo.replica_id"),
+            *("stablehlo.infeed", "stablehlo.outfeed", "stablehlo.recv", "stablehlo.send"),
+        ),
+        "it communicates with other devices: export the program for one device",
+    ),
+    **dict.fromkeys(
+        ("stablehlo.tuple", "stablehlo.get_tuple_element"),
+        "tuples aren't supported: return several results, and pass several arguments",
+    ),
+    **dict.fromkeys(
+        ("stablehlo.uniform_quantize", "stablehlo.uniform_dequantize"),
+        "quantized types aren't supported: compute in integers, or export the model as TFLite or ONNX",
+    ),
+}
 MAX_PLACE_CHARS = 120
 
 
@@ -238,9 +276,7 @@ class Importer:
         with _naming(op):
             converter = self._converters.get(op.name)
             if converter is None:
-                raise UnsupportedOperator(
-                    "it isn't among the operations that are read; leave it out, or export as ONNX"
-                )
+                raise UnsupportedOperator(_UNREAD.get(op.name, _UNREAD_ADVICE))
             wanted = [tensor_type(result.type) for result in op.results]
             found = converter(self, op)
             results = [found] if isinstance(found, Tensor | Row) else list(found)

@@ -26,7 +26,7 @@ def _iota(_importer: Importer, op: Any) -> Tensor:
 
 
 def _broadcast_in_dim(importer: Importer, op: Any) -> Tensor:
-    (operand,) = importer.operands(op)
+    operand, *_ = importer.operands(op)
     shape, _ = tensor_type(op.results[0].type)
     axes = ints(op, "broadcast_dimensions")
     order = sorted(range(len(axes)), key=axes.__getitem__)
@@ -45,7 +45,7 @@ def _broadcast(importer: Importer, op: Any) -> Tensor:
 
 
 def _reshape(importer: Importer, op: Any) -> Tensor:
-    (operand,) = importer.operands(op)
+    operand, *_ = importer.operands(op)
     return reshaped(importer, operand, tensor_type(op.results[0].type)[0])
 
 
@@ -267,6 +267,10 @@ CONVERTERS: Mapping[str, Converter] = {
     "stablehlo.broadcast_in_dim": _broadcast_in_dim,
     "stablehlo.concatenate": _concatenate,
     "stablehlo.constant": _constant,
+    # The shape that their last operand holds is their result's.
+    "stablehlo.dynamic_broadcast_in_dim": _broadcast_in_dim,
+    "stablehlo.dynamic_iota": _iota,
+    "stablehlo.dynamic_reshape": _reshape,
     "stablehlo.dynamic_slice": _dynamic_slice,
     "stablehlo.dynamic_update_slice": _dynamic_update_slice,
     "stablehlo.iota": _iota,

@@ -1,4 +1,4 @@
-"""Reductions in windows.
+"""Reductions in windows, and the gradients of pooling.
 
 Sums and maxima are pooling, which is tuned as one kernel. Sums of all elements up to each one are running
 sums. All others are combined axis by axis.
@@ -16,18 +16,21 @@ import numpy as np
 from tvm import relax
 
 from compiler.constants.fold import MAX_CONSTANT_BYTES
-from compiler.importing.stablehlo.attributes import Array, ints, pairs, tensor_type
-from compiler.importing.stablehlo.elementwise import HALVES, as_type
+from compiler.importing.spec import Shape
+from compiler.importing.stablehlo.attributes import Array, ints, mlir, pairs, tensor_type
+from compiler.importing.stablehlo.elementwise import DIRECTIONS, HALVES, as_type
 from compiler.importing.stablehlo.importer import Converter, Importer, Tensor
-from compiler.importing.stablehlo.movement import padded, reshaped, reversed_along, transposed
+from compiler.importing.stablehlo.movement import padded, reshaped, reversed_along, sliced, transposed
 from compiler.importing.stablehlo.reductions import Fold, fold_of, part, started
-from compiler.importing.values import UnsupportedOperator, numpy_dtype
+from compiler.importing.values import UnsupportedOperator, Value, numpy_dtype
 
 _POOLS = {
     "maximum": {1: relax.op.nn.max_pool1d, 2: relax.op.nn.max_pool2d, 3: relax.op.nn.max_pool3d},
     "add": {1: relax.op.nn.avg_pool1d, 2: relax.op.nn.avg_pool2d, 3: relax.op.nn.avg_pool3d},
 }
 _RUNNING = {"add": relax.op.cumsum, "multiply": relax.op.cumprod}
+# The elements of a window are compared one after the other.
+_MAX_SELECTED_FROM = 256
 
 
 def _reduce_window(importer: Importer, op: Any) -> Tensor:
@@ -208,4 +211,95 @@ def _along(importer: Importer, data: Tensor, axis: int, window: Window, fold: Fo
         width *= 2
 
 
-CONVERTERS: Mapping[str, Converter] = {"stablehlo.reduce_window": _reduce_window}
+def _select_and_scatter(importer: Importer, op: Any) -> Tensor:
+    """Add each element of the source to the element that its window selects, as the gradient of pooling does.
+
+    x = [1, 3, 2, 0], windows of 2 elements, source = [5, 7]  ->  [0, 5, 7, 0]
+    """
+    data, source, start = importer.operands(op)
+    fold = fold_of(op.regions[1], data.dtype)
+    direction = _direction(op.regions[0])
+    if fold is None or fold.name != "add" or direction is None or data.dtype == "bool":
+        raise UnsupportedOperator(
+            "windows select only by a comparison of their elements, and only sums of numbers are scattered"
+        )
+    ones = [1] * data.rank
+    window = Window(
+        ints(op, "window_dimensions", ones),
+        ints(op, "window_strides", ones),
+        ones,
+        pairs(op, "padding", data.rank),
+    )
+    if math.prod(window.sizes) > _MAX_SELECTED_FROM or min(itertools.chain(*window.edges), default=0) < 0:
+        raise UnsupportedOperator(
+            f"it selects from windows {window.sizes} with the padding {window.edges}: at most "
+            f"{_MAX_SELECTED_FROM} elements are supported, and no negative padding"
+        )
+    # Sums of halves are rounded once.
+    given = as_type(importer, source, "float32" if source.dtype in HALVES else source.dtype)
+    zero = Tensor.constant(np.zeros((), numpy_dtype(given.dtype)))
+    if 0 in source.shape:
+        return started(importer, Tensor(zero.value, data.shape), start, fold)
+    graph = importer.graph
+    place = _selected(importer, data, source.shape, window, direction)
+    total = None
+    for number, offset in enumerate(np.ndindex(*window.sizes)):
+        chosen = graph.op(
+            "Where", graph.op("Equal", place, np.int32(number)), importer.full(given), zero.value
+        )
+        spread = [
+            (at - low, extent - (at - low) - (count - 1) * stride - 1)
+            for at, (low, _), extent, count, stride in zip(
+                offset, window.edges, data.shape, source.shape, window.strides, strict=True
+            )
+        ]
+        gaps = [stride - 1 for stride in window.strides]
+        found = padded(importer, Tensor.of(chosen), zero, spread, gaps)
+        total = found if total is None else fold.of(importer, total, found)
+    assert total is not None
+    return started(importer, as_type(importer, total, data.dtype), start, fold)
+
+
+def _selected(importer: Importer, data: Tensor, shape: Shape, window: Window, direction: str) -> Value:
+    """Return the place of the element that each window selects: the first one that compares so with all
+    later ones. What is outside of the data isn't selected."""
+    graph, nothing = importer.graph, Tensor.constant(np.zeros((), numpy_dtype(data.dtype)))
+    wide = padded(importer, data, nothing, window.edges, [0] * data.rank)
+    inside = np.pad(np.ones(data.shape, bool), window.edges)
+    best: Value | None = None
+    place, is_known = Value(constant=np.zeros(shape, np.int32)), np.zeros(shape, bool)
+    for number, offset in enumerate(np.ndindex(*window.sizes)):
+        cuts = tuple(
+            slice(at, at + (count - 1) * stride + 1, stride)
+            for at, count, stride in zip(offset, shape, window.strides, strict=True)
+        )
+        here, is_inside = importer.full(sliced(importer, wide, cuts)), inside[cuts]
+        if best is None:
+            best = here
+        else:
+            stays = importer.elementwise(
+                [Tensor.of(best), Tensor.of(here)], shape, *DIRECTIONS[direction], "bool"
+            )
+            keeps = graph.op("Or", graph.op("And", stays.value, is_known), ~is_inside)
+            best = graph.op("Where", keeps, best, here)
+            place = graph.op("Where", keeps, place, np.int32(number))
+        is_known = is_known | is_inside
+    return place
+
+
+def _direction(region: Any) -> str | None:
+    """Return the comparison of two elements that a region consists of."""
+    block = region.blocks[0]
+    operations = [op.operation for op in block.operations]
+    if len(operations) != 2 or operations[0].name != "stablehlo.compare":
+        return None
+    if list(operations[0].operands) != list(block.arguments):
+        return None
+    attribute = operations[0].attributes["comparison_direction"]
+    return str(mlir("dialects.stablehlo").ComparisonDirectionAttr(attribute).value)
+
+
+CONVERTERS: Mapping[str, Converter] = {
+    "stablehlo.reduce_window": _reduce_window,
+    "stablehlo.select_and_scatter": _select_and_scatter,
+}

@@ -309,7 +309,32 @@ def average_without_padding(x: Any) -> Any:
     return total / lax.reduce_window(jnp.ones(x.shape), 0.0, lax.add, sizes, strides, "SAME")
 
 
+def gradient(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the gradient of pooling, for a gradient of its result that differs by element."""
+
+    def computed(x: Any) -> Any:
+        pooled, pull = jax.vjp(function, x)
+        return pull(jnp.arange(1.0, pooled.size + 1).reshape(pooled.shape))[0]
+
+    return computed
+
+
+def of_ties(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x: function(jnp.round(x))
+
+
+overlapping = window(
+    lax.max, -np.inf, (1, 3, 2, 1), window_strides=(1, 2, 1, 1), padding=((0, 0), (2, 1), (0, 1), (0, 0))
+)
 WINDOWS: Mapping[str, Callable[..., Any]] = {
+    "gradient of the largest": gradient(window(lax.max, -np.inf, (1, 2, 2, 1))),
+    "gradient of the smallest, overlapping": gradient(
+        window(lax.min, np.inf, (1, 3, 3, 1), window_strides=(1, 1, 2, 1), padding="SAME")
+    ),
+    "gradient of the first of equal ones": of_ties(gradient(overlapping)),
+    "gradient with rows between the windows": gradient(
+        window(lax.max, -np.inf, (1, 2, 2, 2), window_strides=(1, 3, 4, 1))
+    ),
     "largest": window(lax.max, -np.inf, (1, 2, 2, 1)),
     "largest, overlapping": window(
         lax.max, -np.inf, (1, 3, 3, 1), window_strides=(1, 2, 1, 1), padding=((0, 0), (1, 1), (0, 1), (0, 0))
@@ -327,7 +352,7 @@ WINDOWS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_lane_except(WINDOWS, "largest", "mean without padding"))
+@pytest.mark.parametrize("name", slow_lane_except(WINDOWS, "largest", "gradient of the first of equal ones"))
 def test_windows(name: str) -> None:
     check(WINDOWS[name], random(2, 6, 9, 4))
 
@@ -339,6 +364,24 @@ OTHERS: Mapping[str, tuple[str, str]] = {
       %y = "stablehlo.batch_norm_inference"(%x, %v, %v, %v, %v)
         {epsilon = 0.5 : f32, feature_index = 3 : i64} : (tensor<2x3x3x4xf32>, tensor<4xf32>,
         tensor<4xf32>, tensor<4xf32>, tensor<4xf32>) -> tensor<2x3x3x4xf32>""",
+    ),
+    "batch norm of a batch": (
+        "tensor<2x3x3x4xf32>",
+        """%v = stablehlo.constant dense<[1.0, 2.0, 3.0, 4.0]> : tensor<4xf32>
+      %y, %mean, %variance = "stablehlo.batch_norm_training"(%x, %v, %v)
+        {epsilon = 0.5 : f32, feature_index = 3 : i64} : (tensor<2x3x3x4xf32>, tensor<4xf32>, tensor<4xf32>)
+        -> (tensor<2x3x3x4xf32>, tensor<4xf32>, tensor<4xf32>)""",
+    ),
+    "shapes as constants": (
+        "tensor<4x2xf32>",
+        """%s = stablehlo.constant dense<[4, 2]> : tensor<2xi64>
+      %z = stablehlo.constant dense<[1.0, 2.0]> : tensor<2xf32>
+      %a = stablehlo.dynamic_broadcast_in_dim %z, %s, dims = [1]
+        : (tensor<2xf32>, tensor<2xi64>) -> tensor<4x2xf32>
+      %b = stablehlo.dynamic_iota %s, dim = 0 : (tensor<2xi64>) -> tensor<4x2xf32>
+      %c = stablehlo.dynamic_reshape %x, %s : (tensor<4x2xf32>, tensor<2xi64>) -> tensor<4x2xf32>
+      %d = stablehlo.multiply %a, %b : tensor<4x2xf32>
+      %y = stablehlo.add %c, %d : tensor<4x2xf32>""",
     ),
     "dot": (
         "tensor<4x4xf32>",
