@@ -91,6 +91,13 @@ _SPREADING = {
     *("RESIZE_BILINEAR", "UNIDIRECTIONAL_SEQUENCE_LSTM", "BIDIRECTIONAL_SEQUENCE_LSTM", "LSTM", "RNN"),
     *("UNIDIRECTIONAL_SEQUENCE_RNN", "BIDIRECTIONAL_SEQUENCE_RNN", "SVDF"),
 }
+# What the sets of inputs at the edges are, for messages.
+LIMITS, NAN, INFINITIES, LEAST = EDGES = (
+    "the least and greatest numbers, zeros and ties",
+    "NaN",
+    "infinities",
+    "the least number everywhere",
+)
 # The share of a float type's range above which products and sums overflow, in an order that is open.
 _LARGE = 0.25
 
@@ -115,18 +122,17 @@ class Difference:
 def edge_sets(
     inputs: Sequence[TensorSpec], extents: Mapping[str, int], usual: Mapping[str, Array]
 ) -> Iterator[EdgeSet]:
-    """Yield inputs at the edges: copies of the `usual` ones with some elements replaced.
+    """Yield inputs at the edges: copies of the `usual` ones with some elements, or all, replaced.
 
     An input in `extents` holds indices below its number there.
     """
     yield EdgeSet(
-        "the least and greatest numbers, zeros and ties",
+        LIMITS,
         {spec.name: _with_limits(spec, usual[spec.name], extents.get(spec.name)) for spec in inputs},
         finite=True,
     )
-    if not any(_is_float(spec) for spec in inputs):
-        return
-    for what, specials in (("NaN", [np.nan]), ("infinities", [np.inf, -np.inf])):
+    has_floats = any(map(_is_float, inputs))
+    for what, specials in ((NAN, [np.nan]), (INFINITIES, [np.inf, -np.inf])) if has_floats else ():
         yield EdgeSet(
             what,
             {
@@ -135,6 +141,12 @@ def edge_sets(
             },
             finite=False,
         )
+    # A maximum that begins with another number than the least is wrong where no element is larger.
+    yield EdgeSet(
+        LEAST,
+        {spec.name: _of_least(spec, usual[spec.name], is_index=spec.name in extents) for spec in inputs},
+        finite=not has_floats,
+    )
 
 
 def _is_float(spec: TensorSpec) -> bool:
@@ -152,6 +164,18 @@ def _with_limits(spec: TensorSpec, usual: Array, extent: int | None) -> Array:
         return _with(usual, [limits[1], -limits[1], 0.0, -0.0, limits[0], -limits[0], 1.0, 1.0])
     numbers = ml_dtypes.iinfo(dtype)  # type: ignore[no-untyped-call]
     return _with(usual, [numbers.min, numbers.max, 0, 1, 1])
+
+
+def _of_least(spec: TensorSpec, usual: Array, is_index: bool) -> Array:
+    """Return the least number of a type in place of all elements; masks stay, and indices are 0."""
+    if spec.dtype == "bool" or "mask" in spec.name.lower():
+        return usual
+    if is_index:
+        return np.zeros_like(usual)
+    if _is_float(spec):
+        return np.full(usual.shape, -np.inf).astype(usual.dtype)
+    limits = ml_dtypes.iinfo(numpy_dtype(spec.dtype))  # type: ignore[no-untyped-call]
+    return np.full(usual.shape, limits.min).astype(usual.dtype)
 
 
 def onnx_finfo(dtype: np.dtype[Any]) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from compiler.importing.onnx_file import OnnxFile, read_file
 from compiler.importing.onnx_graph import Graph
 from compiler.importing.spec import ModelError, NoReference
 from compiler.importing.values import Node, Value
-from compiler.verifying.edges import EdgeSet, edge_sets, judge
+from compiler.verifying.edges import EDGES, LEAST, LIMITS, EdgeSet, edge_sets, judge
 from compiler.verifying.imported import verify
 from compiler.verifying.inputs import USUAL, index_extents, input_sets
 from compiler.verifying.reference import Reference
@@ -47,7 +47,7 @@ def wrong_floor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_sets_of_inputs_are_compared() -> None:
-    assert _verify(_three_nodes()) == EDGES
+    assert _verify(_three_nodes()) == [*USUAL, *EDGES]
 
 
 @pytest.mark.usefixtures("wrong_floor")
@@ -75,7 +75,7 @@ def test_the_file_is_compared_as_it_was_before_its_functions_were_inlined() -> N
     """A rewrite before both sides read the model would make both wrong."""
     model = leaky("x")
     right = read_file(model.SerializeToString(), {})
-    assert _verify(right) == EDGES
+    assert _verify(right) == [*USUAL, *EDGES]
     wrong = onnx.ModelProto()
     wrong.CopyFrom(right.proto)
     next(node for node in wrong.graph.node if node.op_type == "LeakyRelu").attribute[0].f = 0.01
@@ -109,9 +109,6 @@ def test_inputs_are_in_the_range_of_what_they_are_for() -> None:
     assert 0 <= second["image"].min() < second["image"].max() <= 1
 
 
-EDGES = [*USUAL, "the least and greatest numbers, zeros and ties", "NaN", "infinities"]
-
-
 def test_a_nan_that_vanishes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """No usual input shows it."""
 
@@ -134,7 +131,7 @@ def test_integers_at_the_ends_of_their_type_are_compared(monkeypatch: pytest.Mon
         return graph.op("Cast", graph.op("Abs", wide), to=onnx.TensorProto.INT64)
 
     file = _of("g (int64[8] x) => (int64[8] y) { y = Abs(x) }")
-    assert _verify(file) == EDGES[:3]
+    assert _verify(file) == [*USUAL, LIMITS, LEAST]
     monkeypatch.setitem(operators.CONVERTERS, ("", "Abs"), through_floats)
     with pytest.raises(ModelError, match="for the least and greatest numbers"):
         _verify(file)
@@ -143,7 +140,7 @@ def test_integers_at_the_ends_of_their_type_are_compared(monkeypatch: pytest.Mon
 def test_what_the_standard_leaves_open_is_a_note() -> None:
     file = _of("g (float[6] x) => (int32[6] y) { y = Cast<to = 6>(x) }")
     notes = {one.inputs: one.note for one in verify(file, import_file(file), TARGET, TARGET)}
-    assert [*notes] == EDGES
+    assert [*notes] == [*USUAL, *EDGES]
     assert any("which the standard leaves open" in note for note in notes.values())
 
 
@@ -156,12 +153,13 @@ def test_the_edges_of_inputs() -> None:
             z = Gather(w, at)
         }"""
     )
-    limits, nan, infinities = edge_sets(file.inputs, index_extents(file), next(iter(input_sets(file))))
+    limits, nan, infinities, least = edge_sets(file.inputs, index_extents(file), next(iter(input_sets(file))))
     assert {-(2**31), 2**31 - 1} <= {*limits.inputs["k"].tolist()}
     assert {0, 4, -1, -5} <= {*limits.inputs["at"].tolist()}
     zeros = limits.inputs["x"][limits.inputs["x"] == 0]
     assert {*np.signbit(zeros).tolist()} == {True, False}
     assert np.abs(limits.inputs["x"]).max() == np.finfo(np.float32).max
+    assert [{*least.inputs[name].tolist()} for name in ("x", "k", "at")] == [{-np.inf}, {-(2**31)}, {0}]
     assert np.isnan(nan.inputs["x"]).sum() == 1
     assert np.isinf(infinities.inputs["x"]).sum() == 2
     assert (nan.inputs["at"] == infinities.inputs["at"]).all()
