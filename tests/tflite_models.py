@@ -95,6 +95,7 @@ class TfliteBuilder:
         code.builtinCode = getattr(schema.BuiltinOperator, name)
         code.deprecatedBuiltinCode = min(code.builtinCode, 127)
         code.version = fields.pop("version", 1)
+        code.customCode = fields.pop("custom_code", None)
         operator = schema.OperatorT()
         operator.opcodeIndex = len(self._codes)
         self._codes.append(code)

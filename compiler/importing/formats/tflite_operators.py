@@ -39,6 +39,7 @@ _MOVES = frozenset(
 _WITH_STORED_WEIGHTS = frozenset(
     {"BATCH_MATMUL", "CONV_2D", "DEPTHWISE_CONV_2D", "EMBEDDING_LOOKUP", "FULLY_CONNECTED", "TRANSPOSE_CONV"}
 )
+MAX_NAME_CHARS = 80
 _RANDOM = frozenset(
     {"MULTINOMIAL", "RANDOM_STANDARD_NORMAL", "RANDOM_UNIFORM", "STABLEHLO_RNG_BIT_GENERATOR"}
 )
@@ -129,11 +130,18 @@ class Converter(OperatorConverter):
         """Raise ModelError for the first operator that can't be imported."""
         for position in range(self.subgraph.OperatorsLength()):
             op = self.subgraph.Operators(position)
-            kind = "of the model's own"
             try:
                 kind = self.get_op_code_str(op)
+            except NotImplementedError as error:  # a custom one
+                code = self.model.OperatorCodes(op.OpcodeIndex()).CustomCode() or b""
+                reason = UnsupportedOperator(
+                    "only TFLite's built-in operators are read: leave it out, and compute it outside"
+                )
+                name = f"'{code.decode(errors='replace')[:MAX_NAME_CHARS]}' of the model's own"
+                raise self._refusal(name, op, reason) from error
+            try:
                 self._check_kind(kind, op)
-            except (UnsupportedOperator, NotImplementedError) as error:
+            except UnsupportedOperator as error:
                 raise self._refusal(kind, op, error) from error
 
     def _check_kind(self, kind: str, op: Any) -> None:

@@ -645,8 +645,8 @@ REFUSED: dict[str, tuple[Callable[[], Case], str]] = {
         "operator HASHTABLE_SIZE ",
     ),
     "an operator of the model's own": (
-        lambda: _one("CUSTOM", [random(3)], (3,)),
-        "operator of the model's own that computes 't1' can't be imported: Custom operators",
+        lambda: _one("CUSTOM", [random(3)], (3,), custom_code="Own"),
+        "operator 'Own' of the model's own that computes 't1' can't be imported: only TFLite's built-in",
     ),
     "as many as the data decides": (
         lambda: Case("WHERE", [np.array([1, 0, 1], bool)], [((2, 1), "int64")]),
