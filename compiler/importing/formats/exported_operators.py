@@ -12,6 +12,7 @@ from tvm import relax
 from compiler.constants.fold import constant
 from compiler.importing.onnx_graph import Graph
 from compiler.importing.operators import CONVERTERS as ONNX_CONVERTERS
+from compiler.importing.operators.floats import reinterpreted
 from compiler.importing.values import UnsupportedOperator, Value, numpy_dtype
 
 # Takes the node and TVM's importer; returns a tensor, or a list of them.
@@ -141,6 +142,23 @@ def _extreme(operator: Callable[..., Any]) -> Convert:
     return convert
 
 
+def _extreme_along(name: str) -> Convert:
+    """Return the converter of max or min along an axis: the extremes and their places."""
+    extreme, place = getattr(relax.op, name), getattr(relax.op, f"arg{name}")
+
+    def convert(node: Any, importer: Any) -> Any:
+        given, emit = _arguments(node, importer), importer.block_builder.emit
+        data, axis, keeps = given["self"], given["dim"], given["keepdim"]
+        # Booleans are compared as bytes.
+        ordered = cast(importer.block_builder, data, "int8") if str(data.ty.dtype) == "bool" else data
+        if not _extents(data):
+            return [data, relax.const(0, "int64")]
+        found = cast(importer.block_builder, emit(extreme(ordered, axis, keeps)), str(data.ty.dtype))
+        return [found, emit(place(ordered, axis, keeps))]
+
+    return convert
+
+
 def _stable_sort(node: Any, importer: Any) -> list[Any]:
     """Sort as TVM does, whose sort is stable."""
     given, emit = _arguments(node, importer), importer.block_builder.emit
@@ -201,8 +219,8 @@ def _grid_sample(node: Any, importer: Any) -> Any:
 
 
 def _max_pool(node: Any, importer: Any) -> Any:
-    """Pool maxima with their places, which TVM's front end lacks."""
-    if not any(user.args[1] == 1 for user in node.users):
+    """Pool maxima with their places, which TVM's front end lacks. It lacks the default of strides, too."""
+    if not any(user.args[1] == 1 for user in node.users) and (node.args[2:3] or [[]])[0]:
         return importer.create_convert_map()[node.target.__name__](node)
     given = _arguments(node, importer)
     rank = 2 if "2d" in node.target.__name__ else 3
@@ -265,7 +283,62 @@ def _average_pool(node: Any, importer: Any) -> Any:
     return importer.block_builder.emit(relax.op.multiply(mean, factor))
 
 
+def _copysign(node: Any, importer: Any) -> Any:
+    """Return |x| with the sign of y, which zeros and NaN have as well: the sign is a bit."""
+    given, builder, graph = _arguments(node, importer), importer.block_builder, _graph(importer)
+    value = node.meta["val"]
+    dtype = str(value.dtype).removeprefix("torch.")
+    wide = "float64" if dtype == "float64" else "float32"
+    bits = wide.replace("float", "int")
+    size = graph.emit(relax.op.abs(cast(builder, given["self"], wide)))
+    other = given["other"]
+    if not isinstance(other, relax.Expr):
+        other = relax.const(np.full((), other, wide))
+    sign, least = Value(expr=cast(builder, other, wide)), np.array(np.iinfo(bits).min, bits)
+    low = graph.op("BitwiseAnd", reinterpreted(graph, size, bits), ~least)
+    high = graph.op("BitwiseAnd", reinterpreted(graph, sign, bits), least)
+    return cast(builder, reinterpreted(graph, graph.op("BitwiseOr", low, high), wide).expr, dtype)
+
+
+def _with_alpha(name: str) -> Convert:
+    """Return the converter of a sum or difference, x + alpha * y. TVM's front end leaves alpha out."""
+
+    def convert(node: Any, importer: Any) -> Any:
+        given, builder = _arguments(node, importer), importer.block_builder
+        if given.get("alpha", 1) == 1:
+            return importer.create_convert_map()[node.target.__name__](node)
+        dtype = str(node.meta["val"].dtype).removeprefix("torch.")
+        # Sums of halves are rounded once.
+        wide = "float32" if dtype in ("float16", "bfloat16") else dtype
+        first, second = (
+            cast(builder, one, wide) if isinstance(one, relax.Expr) else relax.const(one, wide)
+            for one in (given["self"], given["other"])
+        )
+        if name == "rsub":
+            first, second = second, first
+        scaled = builder.emit(relax.op.multiply(second, relax.const(given["alpha"], wide)))
+        combine = relax.op.add if name == "add" else relax.op.subtract
+        return cast(builder, builder.emit(combine(first, scaled)), dtype)
+
+    return convert
+
+
+def _shift(operator: Callable[..., Any]) -> Convert:
+    """Return the converter of a shift by a tensor or a number."""
+
+    def convert(node: Any, importer: Any) -> Any:
+        builder, wanted = importer.block_builder, str(node.meta["val"].dtype).removeprefix("torch.")
+        operands = [
+            cast(builder, one if isinstance(one, relax.Expr) else relax.const(one, wanted), wanted)
+            for one in importer.retrieve_args(node)[:2]
+        ]
+        return builder.emit(operator(*operands))
+
+    return convert
+
+
 _REDUCTIONS = {
+    "": ("none", 0.0),
     "sum": ("add", 0.0),
     "prod": ("mul", 1.0),
     "amax": ("max", -math.inf),
@@ -274,9 +347,11 @@ _REDUCTIONS = {
 
 
 def _scatter_reduce(node: Any, importer: Any) -> Any:
-    """Reduce elements at the same place, with the first tensor's unless include_self is false."""
+    """Write elements, or reduce those at the same place, with the first tensor's unless include_self is
+    false."""
     given, graph = _arguments(node, importer), _graph(importer)
-    kind, includes = given.get("reduce", "sum"), given.get("include_self", True)
+    default = "" if node.target.__name__ == "scatter.src" else "sum"
+    kind, includes = given.get("reduce", default), given.get("include_self", True)
     if kind not in _REDUCTIONS:
         raise UnsupportedOperator(f"the reduction '{kind}' isn't supported: divide a sum by a count")
     reduction, neutral = _REDUCTIONS[kind]
@@ -404,16 +479,33 @@ def _forms(names: Sequence[str], convert: Convert) -> dict[str, Convert]:
 _NEAREST = [f"upsample_nearest{rank}d" for rank in (1, 2, 3)]
 _NEAREST_EXACT = [f"_upsample_nearest_exact{rank}d" for rank in (1, 2, 3)]
 _LINEAR = ["upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"]
+_SHIFTS_LEFT, _SHIFTS_RIGHT = (
+    [
+        *(f"bitwise_{side}_shift.{form}" for form in ("Tensor", "Tensor_Scalar")),
+        *(f"__{letter}shift__.{form}" for form in ("Tensor", "Scalar")),
+    ]
+    for side, letter in (("left", "l"), ("right", "r"))
+)
 CONVERTERS: Mapping[str, Convert] = {
     "elu.default": _elu,
     "index.Tensor": _index,
     "index_put.default": _index_put,
+    **{
+        f"{name}.{form}": _with_alpha(name)
+        for name in ("add", "sub", "rsub")
+        for form in ("Tensor", "Scalar")
+    },
+    **dict.fromkeys(("copysign.Scalar", "copysign.Tensor"), _copysign),
+    **dict.fromkeys(_SHIFTS_LEFT, _shift(relax.op.left_shift)),
+    **dict.fromkeys(_SHIFTS_RIGHT, _shift(relax.op.right_shift)),
     "sign.default": _sign,
     "sgn.default": _sign,
     "fmax.default": _ignoring_nan(relax.op.maximum),
     "fmin.default": _ignoring_nan(relax.op.minimum),
     "amax.default": _extreme(relax.op.max),
     "amin.default": _extreme(relax.op.min),
+    "max.dim": _extreme_along("max"),
+    "min.dim": _extreme_along("min"),
     "clamp.default": _clamp,
     "exp2.default": _exp2,
     "full.default": _full,
@@ -434,6 +526,7 @@ CONVERTERS: Mapping[str, Convert] = {
     "avg_pool2d.default": _average_pool,
     "avg_pool3d.default": _average_pool,
     "sort.stable": _stable_sort,
+    "scatter.src": _scatter_reduce,
     "scatter_add.default": _scatter_reduce,
     "scatter_reduce.two": _scatter_reduce,
 }
