@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tvm
 from numpy.typing import NDArray
-from tvm import relax
+from tvm import relax, te, tirx
 from tvm.ir import Call, GenericConst
 
 from compiler.constants.fold import constant, rewrite_functions, static_shape
@@ -23,6 +23,13 @@ _OF_BOOLEANS = {
     "relax.minimum": relax.op.logical_and,
 }
 _REMAINDERS = frozenset({"relax.mod", "relax.floor_mod"})
+# Operators whose second argument says where their first is read or written.
+_AT_PLACES = frozenset(
+    f"relax.{name}" for name in ("gather_elements", "gather_nd", "scatter_elements", "scatter_nd", "take")
+)
+# Operators on boxes of images, and the farthest corner of a box.
+_OF_BOXES = frozenset({"relax.vision.roi_align", "relax.vision.roi_pool"})
+_FARTHEST = 1 << 20
 # TVM generates no code for these functions of bfloat16.
 _IN_FLOAT32: dict[str, Callable[..., relax.Expr]] = {
     "relax.floor_mod": relax.op.floor_mod,
@@ -42,7 +49,8 @@ def define_arithmetic(module: tvm.IRModule) -> tvm.IRModule:
     - Processors take the distance of a shift modulo the number of bits. Here a distance of all bits or more,
       or a negative one, leaves zeros, or copies of the sign.
     - A sum of booleans is their disjunction, a product their conjunction.
-    - TVM takes x * 0 for 0 and 0 / x for 0, also where x is NaN or infinite, and x == x for true.
+    - TVM takes x * 0, 0 / x and x - x for 0, also where x is NaN or infinite, and x == x for true.
+    - Boxes of images that don't exist are boxes of the nearest one.
     - Places that elements are scattered to, or taken from, are counted from the end if they are negative, and
       clipped. TVM writes and reads foreign memory there.
     - Powers, remainders and tests of bfloat16 are computed in float32.
@@ -53,6 +61,48 @@ def define_arithmetic(module: tvm.IRModule) -> tvm.IRModule:
         gv = where(equal(y, 0), -1, where(equal(y, -1), negative(x), divide(x, lv)))
     """
     return rewrite_functions(module, lambda function: _Arithmetic(module).visit_expr(function))
+
+
+def round_to_bfloat16(module: tvm.IRModule) -> tvm.IRModule:
+    """Round floats in float32 before they become bfloat16: TVM leaves out a cast to bfloat16 whose result is
+    cast back in the same kernel.
+
+        gv = astype(x, "bfloat16")                            # x: float32
+    ->
+        lv = call_tir(rounded, (x,))                          # float32
+        gv = astype(lv, "bfloat16")
+    """
+    rounding = _Rounding(module)
+    for name, function in module.functions_items():
+        if isinstance(function, relax.Function):
+            rounding.builder_.update_func(name, rounding.visit_expr(function))
+    return rounding.builder_.get()
+
+
+@relax.expr_functor.mutator
+class _Rounding(relax.PyExprMutator):
+    def visit_call_(self, op: Call) -> relax.Expr:
+        call = self.visit_expr_post_order(op)
+        if getattr(op.op, "name", "") != "relax.astype" or str(op.ty.dtype) != "bfloat16":
+            return call
+        (x,) = call.args
+        if str(op.args[0].ty.dtype) != "float32" or _elements(x) is not None:
+            return call
+        rounded = self.builder_.emit(self.builder_.call_te(_rounded, x, primfunc_name_hint="rounded"))
+        return relax.op.astype(rounded, "bfloat16")
+
+
+def _rounded(data: te.Tensor) -> te.Tensor:
+    """Round to the nearest number of bfloat16, the upper half of float32; ties go to the even one."""
+
+    def of(*at: Any) -> Any:
+        bits = tirx.reinterpret("uint32", data[at])
+        half, lowest, upper = (tirx.const(number, "uint32") for number in (0x7FFF, 1, 0xFFFF0000))
+        odd = tirx.bitwise_and(bits >> tirx.const(16, "uint32"), lowest)
+        nearest = tirx.reinterpret("float32", tirx.bitwise_and(bits + half + odd, upper))
+        return tirx.Select(tirx.isnan(data[at]), data[at], nearest)
+
+    return te.compute(data.shape, of, name="rounded")
 
 
 @relax.expr_functor.mutator
@@ -66,10 +116,14 @@ class _Arithmetic(relax.PyExprMutator):
             emit = self.builder_.emit
             wide = [emit(relax.op.astype(argument, "float32")) for argument in call.args]
             return relax.op.astype(emit(_IN_FLOAT32[name](*wide)), op.ty.dtype)
-        if name in ("relax.scatter_nd", "relax.scatter_elements", "relax.take"):
+        if name in _AT_PLACES:
             return self._inside(name, call, op)
+        if name in _OF_BOXES:
+            return self._boxes_inside(call, op)
         if name in _DIVISIONS or name in ("relax.multiply", "relax.left_shift", "relax.right_shift"):
             return self._defined(name, call, op)
+        if name == "relax.subtract" and op.args[0].same_as(op.args[1]) and "float" in str(op.ty.dtype):
+            return self._zero_of_finite(call.args[0], op)
         if name in ("relax.equal", "relax.not_equal") and op.args[0].same_as(op.args[1]):
             x, dtype = call.args[0], str(op.args[0].ty.dtype)
             if "float" in dtype:
@@ -79,20 +133,74 @@ class _Arithmetic(relax.PyExprMutator):
         return call
 
     def _inside(self, name: str, call: Call, op: Call) -> relax.Expr:
-        """Return a call whose places lie within. Places that are known do."""
+        """Return a call whose places lie within."""
         shape, at = static_shape(op.args[0]), static_shape(op.args[1])
         data, places, *more = call.args
-        if shape is None or at is None or _elements(places) is not None:
+        if shape is None or at is None or self._are_within(places):
             return call
         if name == "relax.take":
-            if str(op.attrs.mode) != "fast":
-                return call
-            return relax.op.take(data, places, op.attrs.axis, "clip")
-        if name == "relax.scatter_elements":
+            is_unchecked = str(op.attrs.mode) == "fast" and _elements(places) is None
+            return relax.op.take(data, places, op.attrs.axis, "clip") if is_unchecked else call
+        if name in ("relax.gather_elements", "relax.scatter_elements"):
             extents = np.array(shape[int(op.attrs.axis)])
         else:
-            extents = np.array(shape[: at[-1]])
-        dtype = str(places.ty.dtype)
+            first = int(op.attrs.batch_dims) if name == "relax.gather_nd" else 0
+            extents = np.array(shape[first : first + at[-1]])
+        places = self._counted(places, extents)
+        if name == "relax.gather_elements":
+            return relax.op.gather_elements(data, places, op.attrs.axis)
+        if name == "relax.gather_nd":
+            return relax.op.gather_nd(data, places, op.attrs.batch_dims)
+        if name == "relax.scatter_elements":
+            return self._scattered(call, places, shape, at)
+        return relax.op.scatter_nd(data, places, *more, op.attrs.reduction)
+
+    def _boxes_inside(self, call: Call, op: Call) -> relax.Expr:
+        """Pool boxes, (image, x, y, x, y) each, of images that exist, at places that integers can have."""
+        data, boxes = call.args
+        images, dtype = static_shape(op.args[0]), str(boxes.ty.dtype)
+        if images is None:
+            return call
+        most = np.array([images[0] - 1, *[_FARTHEST] * 4])
+        least = np.array([0, *[-_FARTHEST] * 4])
+        emit = self.builder_.emit
+        wide = emit(relax.op.astype(boxes, "float32")) if dtype == "bfloat16" else boxes
+        is_nan = emit(relax.op.isnan(wide))
+        upper, lower, zero = (
+            constant(np.array(each).astype(numpy_dtype(dtype))) for each in (most, least, 0)
+        )
+        boxes = emit(relax.op.where(is_nan, zero, boxes))
+        boxes = emit(relax.op.minimum(emit(relax.op.maximum(boxes, lower)), upper))
+        return Call(call.op, [data, boxes], call.attrs)
+
+    def _scattered(self, call: Call, places: Any, shape: Sequence[int], at: Sequence[int]) -> relax.Expr:
+        """Scatter into the part of the data that has as many elements as the places, along all axes but one:
+        TVM takes all axes but one to have the data's extents."""
+        data, _, updates = call.args
+        axis, emit = int(call.attrs.axis) % len(shape), self.builder_.emit
+        if 0 in at:
+            return data
+        cut = [k for k, count in enumerate(at) if k != axis and count < shape[k]]
+        part = emit(relax.op.strided_slice(data, cut, [0] * len(cut), [at[k] for k in cut])) if cut else data
+        result = relax.op.scatter_elements(part, places, updates, axis, call.attrs.reduction)
+        for number, k in reversed(list(enumerate(cut))):
+            beside = cut[:number]
+            ends = [*(at[other] for other in beside), shape[k]]
+            rest = emit(relax.op.strided_slice(data, [*beside, k], [*(0 for _ in beside), at[k]], ends))
+            result = relax.op.concat([emit(result), rest], axis=k)
+        return result
+
+    def _are_within(self, places: Any) -> bool:
+        """Return whether an operator that orders elements computed the places."""
+        found = self.lookup_binding(places) if isinstance(places, relax.Var) else None
+        return getattr(getattr(found, "op", None), "name", "") == "relax.argsort"
+
+    def _counted(self, places: Any, extents: NDArray[np.int64]) -> relax.Expr:
+        """Return the places as places from the start that lie within."""
+        known, dtype = _elements(places), str(places.ty.dtype)
+        if known is not None:
+            counted = np.where(known < 0, known + extents, known)
+            return constant(counted.clip(0, extents - 1).astype(dtype))
         extent, last, zero = (
             constant(np.array(number).astype(dtype)) for number in (extents, extents - 1, 0)
         )
@@ -101,10 +209,7 @@ class _Arithmetic(relax.PyExprMutator):
             counted = emit(relax.op.add(places, extent))
             places = emit(relax.op.where(emit(relax.op.less(places, zero)), counted, places))
             places = emit(relax.op.maximum(places, zero))
-        places = emit(relax.op.minimum(places, last))
-        if name == "relax.scatter_elements":
-            return relax.op.scatter_elements(data, places, *more, op.attrs.axis, op.attrs.reduction)
-        return relax.op.scatter_nd(data, places, *more, op.attrs.reduction)
+        return emit(relax.op.minimum(places, last))
 
     def _defined(self, name: str, call: Call, op: Call) -> relax.Expr:
         dtype = str(op.ty.dtype)
@@ -134,6 +239,14 @@ class _Arithmetic(relax.PyExprMutator):
         result = self.builder_.emit(relax.op.where(self.builder_.emit(known), zero, nan))
         shape = static_shape(op)
         return result if static_shape(op.args[other]) == shape else relax.op.broadcast_to(result, op.ty.shape)
+
+    def _zero_of_finite(self, x: Any, op: Call) -> relax.Expr:
+        """Return x - x."""
+        zero, nan, infinity = (
+            constant(np.array(number).astype(numpy_dtype(str(op.ty.dtype)))) for number in (0, np.nan, np.inf)
+        )
+        is_finite = self.builder_.emit(relax.op.less(self.builder_.emit(relax.op.abs(x)), infinity))
+        return relax.op.where(is_finite, zero, nan)
 
     def _division(self, name: str, x: Any, y: Any, dtype: str) -> relax.Expr:
         emit, divide = self.builder_.emit, _OPERATORS[name]

@@ -217,9 +217,18 @@ def _slice(node: Node, given: _Given) -> Array:
         )
     parts = [slice(None)] * data.ndim
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        # Backwards, an end below the first element is no index in Python.
-        parts[axis] = slice(start, None if step < 0 and end < -data.shape[axis] else end, step)
+        parts[axis] = python_slice(start, end, step, data.shape[axis])
     return data[tuple(parts)]
+
+
+def python_slice(start: int, end: int, step: int, extent: int) -> slice:
+    """Return the slice of Python that has the places of ONNX's. Backwards, a start before the first element
+    is the first element, where Python has none."""
+    start, end = (place + extent if place < 0 else place for place in (start, end))
+    if step > 0:
+        return slice(min(max(start, 0), extent), min(max(end, 0), extent), step)
+    last = min(end, extent - 1)
+    return slice(min(max(start, 0), extent - 1), None if last < 0 else last, step)
 
 
 def _gather(node: Node, given: _Given) -> Array:

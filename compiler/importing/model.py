@@ -21,7 +21,7 @@ from compiler.constants.fold import fold_constants, static_shape
 from compiler.constants.forms import lower_scalars, raise_ranks
 from compiler.constants.packing import LAYOUT_FREE
 from compiler.constants.scales import fold_scales
-from compiler.importing.arithmetic import define_arithmetic
+from compiler.importing.arithmetic import define_arithmetic, round_to_bfloat16
 from compiler.importing.layouts import convert_unsupported_layouts, count_axes_from_zero
 from compiler.importing.legalization import legalize
 from compiler.importing.onnx_file import COARSENESS, OnnxFile, read_file
@@ -126,7 +126,8 @@ def checked_model(
     _check_shapes(module)
     types = computed_in or _coarsest(module["main"])
     outputs = _outputs(output_names, module["main"].ret_ty)
-    return RelaxModel(define_arithmetic(reduce_in_floats(module)), inputs, outputs, types)
+    defined = define_arithmetic(reduce_in_floats(round_to_bfloat16(module)))
+    return RelaxModel(defined, inputs, outputs, types)
 
 
 def _coarsest(function: relax.Function) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from tvm import relax, topi
 
+from compiler.importing.folding import python_slice
 from compiler.importing.onnx_graph import Converter, Graph
 from compiler.importing.operators.floats import reinterpreted
 from compiler.importing.operators.quantized import cast
@@ -34,7 +35,7 @@ def _slice(graph: Graph, node: Node) -> Value:
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         axis %= data.rank
         extent = data.shape[axis]
-        chosen = range(extent)[slice(start, _python_end(end, extent, step), step)]
+        chosen = range(extent)[python_slice(start, end, step, extent)]
         if len(chosen) == extent and step == 1:
             continue
         if step > 0 and len(chosen):
@@ -59,11 +60,6 @@ def _split(graph: Graph, node: Node) -> list[Value] | None:
     ]
 
 
-def _python_end(end: int, extent: int, step: int) -> int | None:
-    """Return ONNX's end of a slice as Python has it: an end below the first element, backwards, is None."""
-    return None if step < 0 and end < -extent else end
-
-
 def take(graph: Graph, data: Value, indices: np.ndarray, axis: int) -> Value:
     """Return the parts of the data at these places of an axis."""
     return graph.emit(relax.op.take(data.expr, relax.const(indices), axis=axis % data.rank))
@@ -77,9 +73,8 @@ def positive(graph: Graph, indices: Value, extent: Value | ArrayLike) -> Value:
     return graph.op("Where", graph.op("Less", indices, np.array(0, indices.dtype)), counted, indices)
 
 
-def _check_inside(indices: Value, extent: int, axis: int) -> None:
+def _check_inside(known: np.ndarray | None, extent: int, axis: int) -> None:
     """Raises UnsupportedOperator for constant indices of parts that don't exist."""
-    known = indices.constant
     if known is not None and known.size and not (-extent <= known.min() and known.max() < extent):
         raise UnsupportedOperator(
             f"its indices are from {known.min()} to {known.max()}, and axis {axis} has {extent} parts"
@@ -89,7 +84,7 @@ def _check_inside(indices: Value, extent: int, axis: int) -> None:
 def _gather(graph: Graph, node: Node) -> Value:
     data, indices = node.input(0), node.input(1)
     axis = int(node.attributes.get("axis", 0)) % data.rank
-    _check_inside(indices, data.shape[axis], axis)
+    _check_inside(indices.constant, data.shape[axis], axis)
     places = positive(graph, indices, np.int64(data.shape[axis]))
     return graph.emit(relax.op.take(data.expr, places.expr, axis=axis, mode="clip"))
 
@@ -97,17 +92,17 @@ def _gather(graph: Graph, node: Node) -> Value:
 def _gather_elements(graph: Graph, node: Node) -> Value:
     data, indices = node.input(0), node.input(1)
     axis = int(node.attributes.get("axis", 0)) % data.rank
-    _check_inside(indices, data.shape[axis], axis)
-    places = positive(graph, indices, np.int64(data.shape[axis]))
-    return graph.emit(relax.op.gather_elements(data.expr, places.expr, axis))
+    _check_inside(indices.constant, data.shape[axis], axis)
+    return graph.emit(relax.op.gather_elements(data.expr, indices.expr, axis))
 
 
 def _gather_nd(graph: Graph, node: Node) -> Value:
     data, indices = node.input(0), node.input(1)
     batch_dims = int(node.attributes.get("batch_dims", 0))
-    extents = np.array(data.shape[batch_dims : batch_dims + indices.shape[-1]])
-    places = positive(graph, indices, extents)
-    return graph.emit(relax.op.gather_nd(data.expr, places.expr, batch_dims))
+    for place in range(indices.shape[-1]):
+        known, axis = indices.constant, batch_dims + place
+        _check_inside(None if known is None else known[..., place], data.shape[axis], axis)
+    return graph.emit(relax.op.gather_nd(data.expr, indices.expr, batch_dims))
 
 
 def _expand(graph: Graph, node: Node) -> Value:
@@ -152,9 +147,9 @@ def _pad(graph: Graph, node: Node) -> Value | None:
     before, after = pads[: len(axes)], pads[len(axes) :]
     if mode != "constant":
         for axis, low, high in zip(axes.tolist(), before.tolist(), after.tolist(), strict=True):
-            places = np.pad(np.arange(data.shape[axis]), (max(low, 0), max(high, 0)), mode=mode)
-            places = places[max(-low, 0) : len(places) - max(-high, 0)]
-            data = take(graph, data, places, axis)
+            # What is cut off isn't repeated.
+            kept = np.arange(max(-low, 0), data.shape[axis] - max(-high, 0))
+            data = take(graph, data, np.pad(kept, (max(low, 0), max(high, 0)), mode=mode), axis)
         return data
     for axis, low, high in zip(axes.tolist(), before.tolist(), after.tolist(), strict=True):
         begin, end = max(-low, 0), data.shape[axis] - max(-high, 0)
@@ -172,6 +167,17 @@ def _pad(graph: Graph, node: Node) -> Value | None:
     inside = np.pad(np.ones(data.shape, np.bool_), widths)
     padded_zero = graph.op("Pad", data, widths.T.ravel())
     return graph.op("Where", inside, padded_zero, graph.op("Reshape", filled, np.array([], np.int64)))
+
+
+def _trilu(graph: Graph, node: Node) -> Value | None:
+    """Bound the diagonal: TVM counts to far ones in 32 bits."""
+    data, number = node.input(0), node.optional(1)
+    diagonal = 0 if number is None else int(number.known("the diagonal").reshape(()))
+    rows, columns = data.shape[-2:]
+    bounded = min(max(diagonal, -rows), columns)
+    if bounded == diagonal:
+        return None
+    return graph.op("Trilu", data, np.int64(bounded), upper=node.attributes.get("upper", 1))
 
 
 def _tensor_scatter(graph: Graph, node: Node) -> Value:
@@ -251,6 +257,7 @@ _SORTED_AS = {"bfloat16": "float32", "int16": "int32", "uint16": "int32", "uint3
 
 
 CONVERTERS: Mapping[tuple[str, str], Converter] = {
+    ("", "Trilu"): _trilu,
     ("", "Compress"): _compress,
     ("", "Expand"): _expand,
     ("", "Gather"): _gather,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -176,6 +177,26 @@ CASES: dict[str, tuple[str, int, list[Array | None], dict[str, Any]]] = {
             *("ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare"),
         )
     },
+    "a slice that begins before the first element, backwards": (
+        *("Slice", 13),
+        [normal(4, 5), *(np.array(each) for each in ([-9, 7], [-99, -99], [0, 1], [-2, -3]))],
+        {},
+    ),
+    "a triangle beyond the matrix": ("Trilu", 14, [normal(2, 3, 4), np.array(-(1 << 63))], {"upper": 1}),
+    "a wrapped part": ("Pad", 19, [normal(5), np.array([2, -1])], {"mode": "wrap"}),
+    **{
+        f"fewer places than elements along axis {axis}, {reduction}": (
+            *("ScatterElements", 18),
+            [
+                normal(4, 5, 4),
+                np.indices((2, 2, 2))[axis] - (axis == 1),
+                normal(2, 2, 2),
+            ],
+            {"axis": axis, "reduction": reduction},
+        )
+        for axis in range(3)
+        for reduction in ("none", "add")
+    },
     "empty axes": ("ReduceSum", 18, [normal(2, 3), np.array([], np.int64)], {"keepdims": 0}),
 }
 
@@ -187,6 +208,33 @@ def test_a_form_computes_what_onnx_runtime_does(case: str) -> None:
     first = inputs[0]
     assert first is not None
     check(model, {"x0": first})
+
+
+@pytest.mark.parametrize("before", ["Neg(x)", "LeakyRelu(x)", "Expand(x, shape)"])
+def test_nan_and_infinity_minus_themselves_are_nan(before: str) -> None:
+    model = parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 18]>
+        g (float[4] x) => (float[4] y) <int64[1] shape = {{4}}> {{ a = {before}  y = Sub(a, a) }}"""
+    )
+    check(model, {"x": np.array([1, np.nan, np.inf, -np.inf], np.float32)})
+
+
+@pytest.mark.parametrize("tuned_for", ["", TARGET])
+def test_a_cast_to_bfloat16_and_back_rounds(tuned_for: str) -> None:
+    """What is between the casts changes nothing: TVM leaves out both in one kernel."""
+    bfloat16 = TensorProto.BFLOAT16
+    model = parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 18]> g (float[8] x) => (float[8] y, float[8] z) {{
+            a = Cast<to = {bfloat16}>(x)  y = Cast<to = 1>(a)  b = Neg(a)  z = Cast<to = 1>(b)
+        }}"""
+    )
+    x = np.array([1 / 3, 1e5, 257, 259, -2.71828, np.nan, np.inf, 3.4e38], np.float32)
+    found = Imported(import_file(read_file(model.SerializeToString(), {})), TARGET, tuned_for).compute(
+        {"x": x}
+    )
+    rounded = x.astype(ml_dtypes.bfloat16).astype(np.float32)
+    np.testing.assert_array_equal(found["y"], rounded)
+    np.testing.assert_array_equal(found["z"], -rounded)
 
 
 @pytest.mark.parametrize("case", ["softmax of all that follows", "log softmax of a later axis", "upsample 9"])
