@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -151,7 +152,8 @@ def _reducer(stores: Sequence[Any], initial: Sequence[Any]) -> str:
     """Return the name of a reduction `stored = combine(stored, value)` that begins with the identity of
     `combine`.
 
-    It is "other" for a reduction that TVM has no name for.
+    It is "other" for a reduction that TVM has no name for. `compiler.reducers` names those that begin with
+    infinity.
     """
     if len(stores) != 1:
         return "other"
@@ -159,14 +161,15 @@ def _reducer(stores: Sequence[Any], initial: Sequence[Any]) -> str:
     name, dtype = REDUCERS.get(type(store.value)), str(store.buffer.ty.dtype)
     if name is None or not _combines_itself(store.value.a, store.value.b, store.buffer):
         return "other"
+    infinity = [-math.inf, math.inf] if "float" in dtype else []
     match name:
         case "max":
-            identity = tirx.min_value(dtype)
+            identities = [tirx.min_value(dtype), *(tirx.FloatImm(dtype, value) for value in infinity[:1])]
         case "min":
-            identity = tirx.max_value(dtype)
+            identities = [tirx.max_value(dtype), *(tirx.FloatImm(dtype, value) for value in infinity[1:])]
         case _:
-            identity = tirx.const(1 if name == "prod" else 0, dtype)
-    return name if tvm_ffi.structural_equal(first, identity) else "other"
+            identities = [tirx.const(1 if name == "prod" else 0, dtype)]
+    return name if any(tvm_ffi.structural_equal(first, one) for one in identities) else "other"
 
 
 def _combines_itself(a: Any, b: Any, buffer: Any) -> bool:

@@ -97,27 +97,31 @@ def is_arranged(dag: Dag, node: Node, read: Access) -> bool:
 
 
 def elementwise_consumer(dag: Dag, node: Node, inlined: Collection[str]) -> Node | None:
-    """Return the elementwise node that consumes `node`, through inlined nodes.
+    """Return the elementwise node that consumes `node`, directly or through inlined nodes.
 
-    None unless every node on the way has one reader, which has the same output shape and reads the value at
-    its own position.
+        m[i] += ...;  a[i] = m[i] + b;  y[i] = a[i] * erf(a[i])    # a is inlined: y consumes m
+
+    None unless only this node reads the value in the end, all nodes on the way have its output shape, and
+    each reads at its own position.
     """
     if not writes_boxes(node):
         return None
     shape = dag.buffer[node.write.buffer].shape
-    current = node
-    while True:
-        readers = dag.consumers(current)
-        if len(readers) != 1:
-            return None
-        reader = readers[0]
+    on_the_way, found = {node.write.buffer}, None
+    for reader in dag.nodes:
+        reads = [read for read in reader.reads if read.buffer in on_the_way]
+        if not reads:
+            continue
         same_shape = dag.buffer[reader.write.buffer].shape == shape
-        reads = (read for read in reader.reads if read.buffer == current.write.buffer)
         if reader.reduction or not same_shape or not all(_same_position(reader, read) for read in reads):
             return None
-        if reader.name not in inlined:
-            return reader
-        current = reader
+        if reader.name in inlined:
+            on_the_way.add(reader.write.buffer)
+        elif found is None:
+            found = reader
+        else:
+            return None
+    return found
 
 
 def _same_position(reader: Node, read: Access) -> bool:

@@ -27,6 +27,7 @@ from tests.cuda_emulator.toolchain import find_nvdisasm, instructions
 from tests.devices import GPU
 from tests.floats import in_tf32
 from tests.gpu_programs import CAPABILITY, Candidate, Failure, compiled, draw, failures
+from tests.imported_cases import GeluProduct, ImportedSoftmax
 from tests.marks import slow_lane_except
 from tests.suite import SHAPES, Case, cases
 
@@ -127,6 +128,28 @@ def test_rows_in_registers_compute_what_the_reference_does(case: Case) -> None:
     wrong = [one for one in results if isinstance(one, Failure)]
     wrong += failures([one for one in results if not isinstance(one, Failure)])
     assert not wrong, "\n\n".join(map(str, wrong))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case",
+    slow_lane_except(
+        [
+            ImportedSoftmax("softmax", (6, 128)),
+            GeluProduct("GMM", (32, 64, 32)),
+            GeluProduct("GMM", (32, 64, 32), dtype="float16"),
+        ],
+        ImportedSoftmax("softmax", (6, 128)),
+    ),
+    ids=str,
+)
+def test_what_importers_write_is_one_kernel(case: Case) -> None:
+    kernels = {StageKind.ROWS, StageKind.THREADS, StageKind.TILED, StageKind.TENSOR}
+    sketch = generate(read_dag(case.module()), GPU)[0]
+    assert sum(stage.kind in kernels for stage in sketch.stages) == 1
+    found = compiled(case, sample(sketch, 64, np.random.default_rng(0)).program(0))
+    assert isinstance(found, Candidate), str(found)
+    assert not failures([found])
 
 
 @pytest.mark.slow

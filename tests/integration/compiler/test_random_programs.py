@@ -32,6 +32,7 @@ from compiler.workload import to_json
 from search.programs.annotate import sample
 from search.programs.program import Program
 from search.rules.space import generate
+from tests.imported_cases import GeluProduct, ImportedSoftmax
 from tests.marks import slow_lane_except
 from tests.suite import Case, cases
 
@@ -92,10 +93,10 @@ class _Workload:
         return f"refused: {measured.error}" if measured.error else ""
 
 
-def _try(operator: str, count: int, seed: int) -> tuple[Tried, ...]:
+def _try(of: Sequence[Case], count: int, seed: int) -> tuple[Tried, ...]:
     """Compile two programs at a time: LLVM releases Python's lock."""
     rng = np.random.default_rng(seed)
-    workloads = islice(cycle([_Workload(case) for case in cases(operator)]), count)
+    workloads = islice(cycle([_Workload(case) for case in of]), count)
     drawn = [(workload, workload.draw(rng)) for workload in workloads]
     with ThreadPoolExecutor(2) as builders:
         built = builders.map(lambda pair: pair[0].build(pair[1]), drawn)
@@ -117,18 +118,25 @@ def _told(failed: Sequence[Tried]) -> str:
 @pytest.mark.parametrize("operator", slow_lane_except(OPERATORS, "GMM", "C2D", "DEP", "T2D", "softmax"))
 def test_random_programs_compute_the_right_result(operator: str, commit_seed: int) -> None:
     """All results are right, and at most one program doesn't compile."""
-    tried = _try(operator, FEW, commit_seed)
+    tried = _try(cases(operator), FEW, commit_seed)
     wrong = [one for one in tried if one.wrong]
     assert not wrong, _told(wrong)
     failed = [one for one in tried if one.build_error]
     assert len(failed) <= 1, _told(failed)
 
 
+@pytest.mark.slow
+def test_programs_of_what_importers_write_compute_the_right_result(commit_seed: int) -> None:
+    of = [ImportedSoftmax("softmax", (7, 1000)), GeluProduct("GMM", (13, 49, 32))]
+    failed = [one for one in _try(of, FEW, commit_seed) if one.wrong or one.build_error]
+    assert not failed, _told(failed)
+
+
 @pytest.mark.slow_lane
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_nearly_all_of_many_programs_compile_and_none_is_wrong(operator: str) -> None:
-    tried = _try(operator, MANY, seed=2)
+    tried = _try(cases(operator), MANY, seed=2)
     wrong = [one for one in tried if one.wrong]
     assert not wrong, _told(wrong)
     failed = [one for one in tried if one.build_error]
@@ -150,7 +158,7 @@ def main(count: int, at_once: int = 160) -> None:
     tried = failed = wrong = 0
     for operator in OPERATORS:
         for number in range(-(-count // at_once)):
-            found = _try(operator, min(at_once, count - number * at_once), seed=10 + number)
+            found = _try(cases(operator), min(at_once, count - number * at_once), seed=10 + number)
             print(*(one for one in found if one.build_error or one.wrong), sep="\n", end="")
             tried += len(found)
             failed += sum(bool(one.build_error) for one in found)

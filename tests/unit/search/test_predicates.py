@@ -111,6 +111,19 @@ def test_a_reader_elsewhere_or_of_another_shape_is_no_epilogue(readers: list[Nod
     assert elementwise_consumer(graph, graph.nodes[0], set()) is None
 
 
+def test_a_node_that_reads_a_value_twice_through_inlined_nodes_is_its_epilogue() -> None:
+    shape = {"i": 8, "j": 4}
+    graph = _after_sum(
+        node("added", shape, ["sum[i, j]", "b[i, j]"]),
+        node("error", shape, ["added[i, j]"], is_expensive=True),
+        node("gelu", shape, ["added[i, j]", "error[i, j]"]),
+    )
+    product, added, _, gelu = graph.nodes
+    assert elementwise_consumer(graph, product, {"added", "error"}) is gelu
+    assert elementwise_consumer(graph, product, {"error"}) is added
+    assert elementwise_consumer(graph, product, {"added"}) is None, "two nodes read it"
+
+
 def test_an_axis_of_extent_one_may_be_read_as_zero() -> None:
     first = node("sum", {"n": 1, "j": 4}, ["a[n, j, k]"], reduction={"k": 4})
     reader = node("relu", {"n": 1, "j": 4}, ["sum[0, j]"])

@@ -1,0 +1,66 @@
+"""Workloads as importers write them, where they differ from those of the suite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+from numpy.typing import NDArray
+from tvm import te
+
+from compiler.importing.model import extract_tasks, fuse, read_onnx
+from compiler.workload import from_json
+from tests.devices import GPU
+from tests.onnx_models import Builder
+from tests.suite import Case
+
+
+class ImportedSoftmax(Case):
+    """A softmax whose maximum starts with minus infinity."""
+
+    def __str__(self) -> str:
+        return f"imported {super().__str__()}"
+
+    def module(self) -> tvm.IRModule:
+        builder = Builder()
+        model = builder.model({"x": self.shape}, {builder.op("Softmax", "x", axis=-1): None})
+        [task] = extract_tasks(fuse(read_onnx(model, {}), GPU.target))
+        return from_json(task.module_json)
+
+
+class GeluProduct(Case):
+    """A matrix product with a bias and a GELU, which reads the product twice. Its shape is n, m, k."""
+
+    def __str__(self) -> str:
+        return f"GELU of {super().__str__()}"
+
+    def module(self) -> tvm.IRModule:
+        n, m, depth = self.shape
+        left, right = (
+            te.placeholder(shape, self.dtype, name) for name, shape in (("X", (n, depth)), ("Y", (depth, m)))
+        )
+        bias = te.placeholder((m,), "float32", "B")
+        k = te.reduce_axis((0, depth), "k")
+
+        def product(i: Any, j: Any) -> Any:
+            return te.sum(left[i, k].astype("float32") * right[k, j].astype("float32"), axis=k)
+
+        summed = te.compute((n, m), product, "product")
+        added = te.compute((n, m), lambda i, j: summed[i, j] + bias[j], "added")
+        error = te.compute(
+            (n, m), lambda i, j: te.erf(added[i, j] * te.const(math.sqrt(0.5), "float32")), "error"
+        )
+        halved = te.compute((n, m), lambda i, j: added[i, j] * te.const(0.5, "float32"), "halved")
+        gelu = te.compute(
+            (n, m), lambda i, j: halved[i, j] * (error[i, j] + te.const(1.0, "float32")), "gelu"
+        )
+        function = te.create_prim_func([left, right, bias, gelu])
+        return tvm.IRModule({"main": function.with_attr("tirx.noalias", True)})
+
+    def reference(self, inputs: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        left, right, bias = (one.astype(np.float64) for one in inputs)
+        added = left @ right + bias
+        return np.asarray(added * 0.5 * (1 + np.vectorize(math.erf)(added / math.sqrt(2))))
