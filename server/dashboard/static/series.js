@@ -16,8 +16,8 @@ export function subgraphs(tasks, trials = { task: [], latency_s: [] }) {
   trials.task.forEach((id, index) => {
     if (trials.latency_s[index] !== null && !first.has(id)) first.set(id, trials.latency_s[index]);
   });
-  const places = Map.groupBy(tasks, baseWorkload);
-  const found = [...places].map(([workload, members]) => {
+  const bases = Map.groupBy(tasks, baseWorkload);
+  const found = [...bases].map(([workload, members]) => {
     const own = members.find((task) => task.workload === workload) ?? members[0];
     const measured = members.filter((task) => task.best_s !== null).sort((a, b) => a.best_s - b.best_s);
     const best = measured[0] ?? null;
@@ -49,9 +49,9 @@ export function progress(tasks, trials, limit = 240) {
   const spent = new Map();
   const covered = new Set();
   for (const task of tasks) {
-    const place = baseWorkload(task);
-    if (!spent.has(place)) spent.set(place, 0);
-    if (task.covered) covered.add(place);
+    const base = baseWorkload(task);
+    if (!spent.has(base)) spent.set(base, 0);
+    if (task.covered) covered.add(base);
     // Measurements by other jobs count from the beginning.
     if (!measuredHere.has(task.id) && task.best_s !== null) bestOf.set(task.id, task.best_s);
   }
@@ -70,8 +70,8 @@ export function progress(tasks, trials, limit = 240) {
   trials.task.forEach((id, index) => {
     const task = byId.get(id);
     if (!task) return;
-    const place = baseWorkload(task);
-    spent.set(place, spent.get(place) + 1);
+    const base = baseWorkload(task);
+    spent.set(base, spent.get(base) + 1);
     const latency = trials.latency_s[index];
     if (latency !== null && latency < (bestOf.get(id) ?? Infinity)) {
       bestOf.set(id, latency);

@@ -1,5 +1,6 @@
 """Measure candidates of `fault_runner` in a separate process, on a system with more or fewer restrictions.
-python sandboxed.py JSON prints JSON
+
+    python sandboxed.py JSON       prints JSON
 
 `COMMANDS` make the systems.
 """

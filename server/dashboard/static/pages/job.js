@@ -191,11 +191,11 @@ function Allocation({ parts, snapshots }) {
   const groups = useMemo(() => grouped(parts), [parts]);
   const x = useMemo(() => ({ label: "after", format: duration, values: snapshots.map((one) => one.at_s) }), [snapshots]);
   const areas = (key) =>
-    groups.map(({ label, places, colour }) => ({
+    groups.map(({ label, workloads, colour }) => ({
       label,
       colour,
       kind: "area",
-      values: snapshots.map((one) => sum(places.map((place) => one[key].get(place) ?? 0))),
+      values: snapshots.map((one) => sum(workloads.map((workload) => one[key].get(workload) ?? 0))),
     }));
   const trials = useMemo(() => areas("spent"), [groups, snapshots]);
   const times = useMemo(() => areas("network"), [groups, snapshots]);
@@ -207,10 +207,10 @@ function Allocation({ parts, snapshots }) {
 
 // The costliest subgraphs each get a colour, the others share one.
 function grouped(parts) {
-  const named = parts.slice(0, NAMED).map((part, number) => ({ label: part.name, places: [part.workload], colour: colour(number) }));
+  const named = parts.slice(0, NAMED).map((part, number) => ({ label: part.name, workloads: [part.workload], colour: colour(number) }));
   const rest = parts.slice(NAMED);
   if (!rest.length) return named;
-  return [...named, { label: `${rest.length} others`, places: rest.map((part) => part.workload), colour: colour(NAMED) }];
+  return [...named, { label: `${rest.length} others`, workloads: rest.map((part) => part.workload), colour: colour(NAMED) }];
 }
 
 function Maps({ job, parts }) {

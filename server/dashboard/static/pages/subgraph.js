@@ -41,8 +41,8 @@ export function SubgraphPage({ id, workload }) {
 
 // Variants that compute the same. The model is compiled with the fastest.
 function Variants({ id, task, tasks }) {
-  const place = task.variant_of || task.workload;
-  const others = tasks.filter((one) => one.workload !== task.workload && (one.variant_of || one.workload) === place);
+  const base = task.variant_of || task.workload;
+  const others = tasks.filter((one) => one.workload !== task.workload && (one.variant_of || one.workload) === base);
   if (!others.length) return null;
   return html`<p>The same is computed
     ${others.map((one) => html` <a href=${`#/jobs/${encodeURIComponent(id)}/tasks/${encodeURIComponent(one.workload)}`}>${one.variant ? `by ${one.variant}` : "as imported"}</a> in ${latency(one.best_s)}`)}.</p>`;
