@@ -6,7 +6,7 @@ import { useAnswer, useTitle } from "tunefarm/hooks.js";
 import { html } from "tunefarm/html.js";
 import { Answer, Fact, Hash } from "tunefarm/pages/parts.js";
 import { Roofline } from "tunefarm/pages/roofline.js";
-import { rankCorrelation, subgraphs } from "tunefarm/series.js";
+import { baseWorkload, rankCorrelation, subgraphs } from "tunefarm/series.js";
 
 export function SubgraphPage({ id, workload }) {
   const path = `v1/jobs/${encodeURIComponent(id)}`;
@@ -41,8 +41,7 @@ export function SubgraphPage({ id, workload }) {
 
 // Variants that compute the same. The model is compiled with the fastest.
 function Variants({ id, task, tasks }) {
-  const base = task.variant_of || task.workload;
-  const others = tasks.filter((one) => one.workload !== task.workload && (one.variant_of || one.workload) === base);
+  const others = tasks.filter((one) => one.workload !== task.workload && baseWorkload(one) === baseWorkload(task));
   if (!others.length) return null;
   return html`<p>The same is computed
     ${others.map((one) => html` <a href=${`#/jobs/${encodeURIComponent(id)}/tasks/${encodeURIComponent(one.workload)}`}>${one.variant ? `by ${one.variant}` : "as imported"}</a> in ${latency(one.best_s)}`)}.</p>`;
