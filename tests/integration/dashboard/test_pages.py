@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import re
 import time
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, Response, expect
 
 from core.exit_code import ExitCode
-from core.job import JobState
+from core.job import JobState, Quantize
+from core.quantization import LayerAccuracy, OutputAccuracy, Quantization
 from core.tokens import Scope
 from records import access
 from records.access import AuditEntry, Token
-from records.jobs import jobs
+from records.jobs import inferences, jobs, quantized
+from records.storage import blobs
 from server.access.authentication import token_digest
 from tests.integration.server.conftest import Service, onnx_model
 from tunefarm.cli.app import app, run
@@ -284,14 +288,21 @@ def test_a_model_is_dropped_watched_and_cancelled(page: Page, site: Service, tmp
     page.get_by_label("Trials, at most").fill("40")
     page.get_by_label("Until a minute gains less than").fill("1.5")
     page.get_by_role("combobox", name="Device").select_option(CALIBRATED.key)
+    np.savez(tmp_path / "images.npz", x=np.ones((2, 3), np.float32))
+    page.get_by_role("combobox", name="Quantize").select_option("int8")
+    page.get_by_label("Calibration data").set_input_files(tmp_path / "images.npz")
     page.get_by_role("button", name="Tune").click()
     page.get_by_role("link", name="little").click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("queued")
+    layer = LayerAccuracy("conv_7", "Conv", kept=True, own_db=None, total_db=31.25)
+    accuracy = Quantization(Quantize.INT8, False, 2, 2, 1, (OutputAccuracy("y", 30.0),), (layer,))
     with site.database.begin() as session:
         [job] = [job for job in jobs.list_jobs(session, 50, None) if job.request.model_name == "little"]
+        quantized.put(session, job.request, blobs.put(session, b"quantized"), accuracy)
         jobs.advance(session, job.id, {JobState.QUEUED}, JobState.TUNING, 5.0, message="searching")
     # The page learns of it from an event.
     expect(page.get_by_role("heading", level=1)).to_contain_text("tuning")
+    expect(page.get_by_role("row", name="conv_7")).to_contain_text("float32exact31.3 dB")
     page.once("dialog", lambda dialog: dialog.dismiss())
     page.get_by_role("button", name="Cancel little").click()
     page.once("dialog", lambda dialog: dialog.accept())
@@ -300,6 +311,25 @@ def test_a_model_is_dropped_watched_and_cancelled(page: Page, site: Service, tmp
     page.get_by_role("button", name="Repeat little").click()
     page.get_by_role("link", name="the new job").click()
     expect(page.get_by_text("0 / 40")).to_be_visible()
+
+
+def test_an_inference_job_offers_its_outputs_and_is_repeated(page: Page, site: Service) -> None:
+    file = io.BytesIO()
+    np.savez(file, x=np.ones((2, 3), np.float32))
+    inputs = site.http.post("/v1/datasets", content=file.getvalue()).json()["sha256"]
+    job = site.http.post("/v1/jobs/job-done/inferences", json={"inputs": inputs}).json()
+    with site.database.begin() as session:
+        inferences.set_outputs(session, job["id"], blobs.put(session, b"outputs"))
+        jobs.advance(session, job["id"], {JobState.QUEUED}, JobState.DONE, 5.0, message="worker board ran it")
+    page.goto(f"{site.url}/#/jobs/{job['id']}")
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Download the outputs").click()
+    assert download.value.path().read_bytes() == b"outputs"
+    page.get_by_role("button", name="Repeat resnet18").click()
+    page.get_by_role("link", name="the new job").click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("queued")
+    again = site.http.get(f"/v1/jobs/{page.url.rpartition('/')[2]}").json()
+    assert (again["infers"], again["id"] != job["id"]) == ("job-done", True)
 
 
 def test_a_file_that_is_no_model_is_refused_in_words(page: Page, site: Service, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ function Head({ job, scopes, onChange }) {
       <h1>${job.model_name} <${State} state=${job.state} /></h1>
       <div class="actions">
         ${maySubmit && html`<${Actions} job=${job} onChange=${changed} />`}
-        ${!isReport && job.state === "done" && html`<a class="button" href=${`v1/jobs/${encodeURIComponent(job.id)}/artifact`} download>Download the model</a>`}
+        ${!isReport && job.state === "done" && html`<a class="button" href=${`v1/jobs/${encodeURIComponent(job.id)}/${job.infers === null ? "artifact" : "outputs"}`} download>Download the ${job.infers === null ? "model" : "outputs"}</a>`}
         ${!isReport && html`<a class="button" href=${`v1/jobs/${encodeURIComponent(job.id)}/report`} download>Report</a>`}
       </div>
     </div>

@@ -118,7 +118,11 @@ export function Actions({ job, onChange }) {
   const cancel = attempt(() =>
     confirm(`Cancel the job of ${job.model_name} for good?`) ? call("POST", `v1/jobs/${encodeURIComponent(job.id)}:cancel`) : job,
   );
-  const again = attempt(() => call("POST", "v1/jobs", repeated(job)));
+  const again = attempt(async () => {
+    if (job.infers === null) return call("POST", "v1/jobs", repeated(job));
+    const { inputs } = await get(`v1/jobs/${encodeURIComponent(job.id)}/inference`);
+    return call("POST", `v1/jobs/${encodeURIComponent(job.infers)}/inferences`, { inputs, target: job.target });
+  });
   return html`
     ${job.finished
       ? html`<button type="button" onClick=${again} aria-label=${`Repeat ${job.model_name}`}>Repeat</button>`
