@@ -103,6 +103,11 @@ COMMANDS = {
     "benchmarks.coverage --types --json FILE": (
         "every ONNX operator with every element type that ONNX allows; about a quarter of an hour"
     ),
+    "benchmarks.decoders --quick --json FILE": (
+        "a Llama-like decoder and a GPT-2 of a few million parameters that keep their cache: prefill and "
+        "decode beside ONNX Runtime; about a quarter of an hour"
+    ),
+    "benchmarks.decoders --json FILE": "the same with 170 million parameters and 1,000 trials; hours",
     "benchmarks.zoo --json FILE": (
         "twenty small networks of the kinds that people bring: right, and how much of their time is tuned; "
         "about a quarter of an hour"

@@ -70,21 +70,6 @@ def keep_cache(proto: onnx.ModelProto, shapes: Mapping[str, Shape], weights: Map
         return replace(checked(proto, shapes, weights), no_cache=str(error))
 
 
-def inputs_of_file(cache: CacheSpec, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Return what a decoder's file takes for the inputs of its library: a cache as long as the tokens before,
-    masks and positions."""
-    before = int(inputs[cache.position][0])
-    given = {name: array for name, array in inputs.items() if name != cache.position}
-    for name, axis in cache.buffers.items():
-        given[name] = np.ascontiguousarray(np.take(inputs[name], range(before), axis))
-    for one in cache.derived:
-        positions = np.arange(before, before + cache.count)
-        value = np.ones(before + cache.count) if one.is_mask else positions
-        shape = (one.shape[0], value.size) if len(one.shape) == 2 else (value.size,)
-        given[one.name] = np.broadcast_to(value, shape).astype(one.dtype)
-    return given
-
-
 def _open_axes(value: onnx.ValueInfoProto) -> list[int]:
     """Return the axes, other than the batch, whose extent the file leaves open."""
     dims = value.type.tensor_type.shape.dim

@@ -9,12 +9,12 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from compiler.importing.decoders import inputs_of_file
 from compiler.importing.onnx_file import OnnxFile
 from compiler.importing.spec import ModelError
 from compiler.measuring.outputs import compare_outputs
 from compiler.verifying.inputs import input_sets
 from compiler.verifying.reference import Reference
+from core.decoder_inputs import inputs_of_file
 
 Array = NDArray[Any]
 

@@ -71,11 +71,21 @@ class Tensor:
 
 
 @dataclass(frozen=True)
+class Derived:
+    """An input of a decoder's file that its library lacks: a mask of all tokens, or positions of new ones."""
+
+    name: str
+    dtype: str
+    shape: Shape
+    is_mask: bool
+
+
+@dataclass(frozen=True)
 class Cache:
     """The cache that a library keeps: its inputs in `buffers`, by the axis of their rows.
 
     `position` is the input with the number of tokens before. `tokens` are inputs, and `outputs` outputs, with
-    the axis of the `count` new tokens.
+    the axis of the `count` new tokens. `derived` are inputs of the model's file that the library lacks.
     """
 
     position: str
@@ -84,11 +94,19 @@ class Cache:
     buffers: Mapping[str, int]
     tokens: Mapping[str, int]
     outputs: Mapping[str, int]
+    derived: tuple[Derived, ...]
 
     @classmethod
     def parse(cls, data: Mapping[str, Any]) -> Cache:
-        axes = ({str(name): int(axis) for name, axis in data[kind].items()} for kind in _CACHED)
-        return cls(str(data["position"]), int(data["capacity"]), int(data["count"]), *axes)
+        buffers, tokens, outputs = (
+            {str(name): int(axis) for name, axis in data[kind].items()} for kind in _CACHED
+        )
+        derived = tuple(
+            Derived(str(one["name"]), str(one["dtype"]), tuple(map(int, one["shape"])), bool(one["is_mask"]))
+            for one in data["derived"]
+        )
+        numbers = int(data["capacity"]), int(data["count"])
+        return cls(str(data["position"]), *numbers, buffers, tokens, outputs, derived)
 
 
 _CACHED = ("buffers", "tokens", "outputs")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tunefarm_runtime.decoder import Decoder
 from tunefarm_runtime.errors import LoadError, NoSuchSize, RunError
 from tunefarm_runtime.library import Library, to_numpy
-from tunefarm_runtime.manifest import Manifest, Shape, Tensor
+from tunefarm_runtime.manifest import Cache, Manifest, Shape, Tensor
 from tunefarm_runtime.threads import choose_threads
 from tunefarm_runtime.weights import MappedWeights
 
@@ -139,6 +139,11 @@ class Model:
     def outputs(self) -> tuple[Tensor, ...]:
         """Names, shapes and element types of the outputs; of the smallest size, if there are several."""
         return self._sizes[0].outputs
+
+    @property
+    def cache(self) -> Cache | None:
+        """The cache that a decoder keeps, of the smallest size; None for another model."""
+        return self._sizes[0].cache
 
     @property
     def sizes(self) -> list[dict[str, Shape]]:

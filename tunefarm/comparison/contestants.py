@@ -17,6 +17,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 import tunefarm_runtime
 from numpy.typing import NDArray
+from tunefarm_runtime.manifest import Cache
 
 Arrays = Mapping[str, NDArray[Any]]
 Call = Callable[[], object]
@@ -48,8 +49,25 @@ class CompiledModel:
 
     def load(self, threads: int, inputs: Arrays) -> Call:
         model = tunefarm_runtime.load(self.path, threads=threads)
+        if model.cache is not None:
+            return _last_step(model, model.cache, inputs)
         values = [aligned(inputs[one.name]) for one in model.inputs]
         return lambda: model.to_numpy(model(*values))
+
+
+def _last_step(model: tunefarm_runtime.Model, cache: Cache, inputs: Arrays) -> Call:
+    """Return a call of the step that fills the cache of a decoder's smallest size."""
+    held = {one.name for one in model.inputs} - {cache.position, *cache.buffers, *cache.tokens}
+    model.reset(**{name: inputs[name] for name in held})
+    ((name, axis),) = cache.tokens.items()
+    before, tokens = int(inputs[cache.position][0]), inputs[name]
+    model.step(np.take(tokens, np.arange(before) % cache.count, axis))
+
+    def call() -> object:
+        model.rewind(before)
+        return model.step(tokens)
+
+    return call
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tunefarm_runtime
 
+from core.decoder_inputs import inputs_of_file
 from tunefarm.comparison.contestants import (
     Arrays,
     CompiledModel,
@@ -73,7 +74,11 @@ def compare(
     """
     model = tunefarm_runtime.load(folder)
     rng = np.random.default_rng(0)
-    inputs: Arrays = {one.name: one.draw(rng) for one in model.inputs}
+    inputs = {one.name: one.draw(rng) for one in model.inputs}
+    of_file: Arrays = inputs
+    if model.cache is not None:  # the step that fills it
+        inputs[model.cache.position] = np.array([model.cache.capacity - model.cache.count])
+        of_file = inputs_of_file(model.cache, inputs)
     count = threads or model.threads
     with ExitStack() as stack:
         progress("loading the compiled model")
@@ -83,7 +88,7 @@ def compare(
         for peer in peers:
             progress(f"loading {peer.path.name} in {peer.name}")
             try:
-                entries.append((peer, stack.enter_context(Contestant(peer, count, inputs))))
+                entries.append((peer, stack.enter_context(Contestant(peer, count, of_file))))
             except ContestantError as error:
                 failed.append(Row(peer.name, error=str(error)))
         rounds: list[list[float]] = []

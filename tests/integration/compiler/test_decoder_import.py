@@ -14,7 +14,7 @@ from compiler.importing.decoders import keep_cache
 from compiler.importing.onnx_file import OnnxFile, parse
 from compiler.importing.spec import ModelError
 from compiler.verifying.cache import check_cache
-from tests.decoder_models import DECODERS, FEATURES, LAYERS, SIZE, gpt2, llama, whisper
+from examples.networks.decoders import DECODERS, TINY, gpt2, llama, whisper
 
 Shapes = dict[str, tuple[int, ...]]
 CAPACITY = 16
@@ -22,12 +22,12 @@ CAPACITY = 16
 
 def shapes_of(model: bytes, tokens: int) -> Shapes:
     """Shapes of the inputs that have no other inputs to follow from."""
-    known = {"input_ids": (1, tokens), "encoder_hidden_states": (1, 6, FEATURES)}
+    known = {"input_ids": (1, tokens), "encoder_hidden_states": (1, 6, TINY.features)}
     found: Shapes = {}
     for value in parse(model).graph.input:
         dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
         if value.name.startswith("past"):
-            found[value.name] = (1, dims[1], CAPACITY, SIZE)
+            found[value.name] = (1, dims[1], CAPACITY, TINY.size)
         elif value.name in known:
             found[value.name] = known[value.name]
     return found
@@ -43,7 +43,7 @@ def test_a_decoder_computes_the_same_with_its_cache_in_place(name: str, tokens: 
     file = kept(DECODERS[name](), tokens)
     assert file.cache is not None, file.no_cache
     assert (file.cache.capacity, file.cache.count, file.output_names) == (CAPACITY, tokens, ("logits",))
-    assert len(file.cache.buffers) == 2 * LAYERS
+    assert len(file.cache.buffers) == 2 * TINY.layers
     assert {spec.name for spec in file.inputs}.isdisjoint({"attention_mask", "position_ids"})
     check_cache(file)
 

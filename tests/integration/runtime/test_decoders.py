@@ -16,13 +16,15 @@ from compiler.importing.formats.onnx_model import read
 from compiler.importing.model import fuse_untuned
 from compiler.packaging.artifact import Manifest, build_library
 from compiler.target import detect_device
-from tests.decoder_models import DECODERS, FEATURES, WORDS
+from examples.networks.decoders import DECODERS, TINY
 from tests.marks import slow_lane_except
 from tunefarm.client.sizes import sizes_of
+from tunefarm.comparison.contestants import OnnxRuntime
+from tunefarm.comparison.turns import compare
 
 Array = NDArray[Any]
 AUDIO = 6
-STATES = np.random.default_rng(5).standard_normal((1, AUDIO, FEATURES), np.float32)
+STATES = np.random.default_rng(5).standard_normal((1, AUDIO, TINY.features), np.float32)
 HELD = {"whisper": {"encoder_hidden_states": STATES}}
 
 
@@ -85,7 +87,7 @@ def test_steps_are_right_from_one_bucket_into_the_next(name: str, tmp_path: Path
         model.reset(**held)
         reference = Growing(data, held)
         for count in (3, 1, 1, 6, 1, 1, 1, 2):  # the first bucket ends within the 6
-            tokens = rng.integers(0, WORDS, count).tolist()
+            tokens = rng.integers(0, TINY.words, count).tolist()
             (found,) = model.step(tokens if count > 1 else tokens[0])
             wanted = reference.step(tokens)
             assert found.shape == wanted.shape
@@ -126,3 +128,6 @@ def test_what_a_step_does_not_take_is_refused(tmp_path: Path) -> None:
     for _ in range(8):
         model.step(1)
         assert model._decoder._tensors["past_key_values.0.decoder.key"] is cache  # type: ignore[union-attr]
+    peer = OnnxRuntime(tmp_path / "decoder.onnx")
+    compared = compare(tmp_path / "tuned" / "one", [peer], threads=1, seconds=0.1)
+    assert [(row.name, row.error) for row in compared.rows] == [("tunefarm", ""), ("ONNX Runtime", "")]

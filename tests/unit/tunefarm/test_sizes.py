@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.decoder_models import gpt2, llama, whisper
+from examples.networks.decoders import gpt2, llama, whisper
 from tests.onnx_models import Builder, Extent, fully_convolutional, masked_attention, residual
 from tunefarm.client.sizes import IncompleteShape, Shape, Size, SizesError, sizes_of
 

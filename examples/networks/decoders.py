@@ -1,4 +1,4 @@
-"""Tiny decoders with random weights, as exporters write them: open lengths, caches as inputs and outputs."""
+"""Decoders with random weights, as exporters write them: open lengths, caches as inputs and outputs."""
 
 from __future__ import annotations
 
@@ -11,16 +11,31 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 Extent = int | str
-WORDS, FEATURES, HEADS, SIZE, LAYERS = 50, 32, 4, 8, 2
-LONGEST = 64
 LOWEST = float(np.finfo(np.float32).min)
+
+
+@dataclass(frozen=True)
+class DecoderScale:
+    """Extents of a decoder. `size` is a head's, `longest` the number of positions in tables."""
+
+    words: int = 50
+    features: int = 32
+    heads: int = 4
+    grouped_heads: int = 2
+    size: int = 8
+    layers: int = 2
+    longest: int = 64
+
+
+TINY = DecoderScale()
 
 
 @dataclass
 class Network:
     """A decoder that is being made. Methods return the names of what their nodes compute."""
 
-    kv_heads: int = HEADS
+    scale: DecoderScale
+    kv_heads: int
     seed: int = 0
     tokens: Extent = "sequence"
     nodes: list[onnx.NodeProto] = field(default_factory=list)
@@ -50,21 +65,21 @@ class Network:
         self.weights.append(numpy_helper.from_array(np.asarray(value, dtype), name))
         return name
 
-    def weight(self, *shape: int, scale: float = 0.3) -> str:
-        return self.constant(self.rng.standard_normal(shape) * scale, np.float32)
+    def weight(self, *shape: int, spread: float = 0.3) -> str:
+        return self.constant(self.rng.standard_normal(shape) * spread, np.float32)
 
     def linear(self, x: str, inputs: int, outputs: int, bias: bool = True) -> str:
-        product = self.op("MatMul", x, self.weight(inputs, outputs))
+        product = self.op("MatMul", x, self.weight(inputs, outputs, spread=1.7 * inputs**-0.5))
         return self.op("Add", product, self.weight(outputs)) if bias else product
 
     def norm(self, x: str) -> str:
         """RMSNorm, as it is exported."""
         square = self.op("ReduceMean", self.op("Mul", x, x), axes=[-1], keepdims=1)
         root = self.op("Sqrt", self.op("Add", square, self.constant(1e-6, np.float32)))
-        return self.op("Mul", self.op("Div", x, root), self.weight(FEATURES, scale=1))
+        return self.op("Mul", self.op("Div", x, root), self.weight(self.scale.features, spread=1))
 
     def layer_norm(self, x: str) -> str:
-        scale, shift = self.weight(FEATURES, scale=1), self.weight(FEATURES)
+        scale, shift = self.weight(self.scale.features, spread=1), self.weight(self.scale.features)
         return self.op("LayerNormalization", x, scale, shift, axis=-1)
 
     def extent(self, value: str, axis: int) -> str:
@@ -77,68 +92,73 @@ class Network:
 
     def heads(self, x: str, heads: int) -> str:
         """(1, tokens, heads * size) -> (1, heads, tokens, size)"""
-        shape = self.op("Concat", self.constant([1]), self.extent(x, 1), self.constant([heads, SIZE]), axis=0)
+        shape = self.op(
+            "Concat", self.constant([1]), self.extent(x, 1), self.constant([heads, self.scale.size]), axis=0
+        )
         return self.op("Transpose", self.op("Reshape", x, shape), perm=[0, 2, 1, 3])
 
     def past(self, layer: int, kind: str) -> str:
-        shape = (1, self.kv_heads, "past", SIZE)
+        shape = (1, self.kv_heads, "past", self.scale.size)
         return self.input(f"past_key_values.{layer}.{kind}", TensorProto.FLOAT, *shape)
 
     def append(self, layer: int | str, past: Sequence[str], rows: Sequence[str]) -> list[str]:
         joined = []
         for kind, old, new in zip(("key", "value"), past, rows, strict=True):
             joined.append(self.op("Concat", old, new, axis=2))
-            self.output(f"present.{layer}.{kind}", joined[-1], 1, self.kv_heads, "total", SIZE)
+            self.output(f"present.{layer}.{kind}", joined[-1], 1, self.kv_heads, "total", self.scale.size)
         return joined
 
     def repeated(self, x: str) -> str:
         """Repeat heads of keys and values, as grouped queries need them."""
-        groups = HEADS // self.kv_heads
+        groups = self.scale.heads // self.kv_heads
         length = self.extent(x, 2)
-        parts = self.constant([1, self.kv_heads, groups]), self.constant([SIZE])
+        parts = self.constant([1, self.kv_heads, groups]), self.constant([self.scale.size])
         wide = self.op("Concat", parts[0], length, parts[1], axis=0)
         wide = self.op("Expand", self.op("Unsqueeze", x, self.constant([2])), wide)
-        shape = self.op("Concat", self.constant([1, HEADS]), length, self.constant([SIZE]), axis=0)
+        shape = self.op(
+            "Concat", self.constant([1, self.scale.heads]), length, self.constant([self.scale.size]), axis=0
+        )
         return self.op("Reshape", wide, shape)
 
     def attend(self, query: str, key: str, value: str, mask: str | None) -> str:
         scores = self.op("MatMul", query, self.op("Transpose", key, perm=[0, 1, 3, 2]))
-        scores = self.op("Mul", scores, self.constant(SIZE**-0.5, np.float32))
+        scores = self.op("Mul", scores, self.constant(self.scale.size**-0.5, np.float32))
         if mask is not None:
             scores = self.op("Add", scores, mask)
         mixed = self.op("MatMul", self.op("Softmax", scores, axis=-1), value)
         turned = self.op("Transpose", mixed, perm=[0, 2, 1, 3])
-        ends = self.constant([1]), self.constant([FEATURES])
+        ends = self.constant([1]), self.constant([self.scale.features])
         return self.op("Reshape", turned, self.op("Concat", ends[0], self.extent(turned, 1), ends[1], axis=0))
 
     def model(self, logits: str) -> bytes:
-        self.output("logits", logits, 1, self.tokens, WORDS)
+        self.output("logits", logits, 1, self.tokens, self.scale.words)
         self.outputs.insert(0, self.outputs.pop())
         graph = helper.make_graph(self.nodes, "decoder", self.inputs, self.outputs, self.weights)
         opsets = [helper.make_opsetid("", 17)]
         return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString())
 
 
-def gpt2(tokens: Extent = "sequence") -> bytes:
+def gpt2(tokens: Extent = "sequence", scale: DecoderScale = TINY) -> bytes:
     """Learned positions that follow from the length of the cache, masks sliced from a table, tied words."""
-    net = Network(tokens=tokens)
-    words = net.weight(WORDS, FEATURES, scale=1)
+    net = Network(scale, scale.heads, tokens=tokens)
+    features, heads = scale.features, scale.heads
+    words = net.weight(scale.words, features, spread=1)
     mask_input = net.input("attention_mask", TensorProto.INT64, 1, "past + sequence")
-    pasts = [[net.past(layer, kind) for kind in ("key", "value")] for layer in range(LAYERS)]
+    pasts = [[net.past(layer, kind) for kind in ("key", "value")] for layer in range(scale.layers)]
     length = net.extent(pasts[0][0], 2)
     total = net.op("Add", length, net.extent(net.ids, 1))
     positions = net.op("Unsqueeze", net.range(length, total), net.constant([0]))
     x = net.op("Gather", words, net.ids)
-    x = net.op("Add", x, net.op("Gather", net.weight(LONGEST, FEATURES, scale=1), positions))
+    x = net.op("Add", x, net.op("Gather", net.weight(scale.longest, features, spread=1), positions))
     floats = net.op("Cast", net.op("Unsqueeze", mask_input, net.constant([1, 2])), to=TensorProto.FLOAT)
     lowest = net.constant(LOWEST, np.float32)
     padding = net.op("Mul", net.op("Sub", net.constant(1, np.float32), floats), lowest)
-    causal = net.constant(np.tril(np.ones((1, 1, LONGEST, LONGEST))), bool)
+    causal = net.constant(np.tril(np.ones((1, 1, scale.longest, scale.longest))), bool)
     for layer, past in enumerate(pasts):
-        joint = net.linear(net.layer_norm(x), FEATURES, 3 * FEATURES)
+        joint = net.linear(net.layer_norm(x), features, 3 * features)
         query, *rows = (
-            net.heads(net.op("Slice", joint, *(net.constant([n]) for n in ends)), HEADS)
-            for ends in ((k * FEATURES, (k + 1) * FEATURES, 2) for k in range(3))
+            net.heads(net.op("Slice", joint, *(net.constant([n]) for n in ends)), heads)
+            for ends in ((k * features, (k + 1) * features, 2) for k in range(3))
         )
         key, value = net.append(layer, past, rows)
         end = net.extent(key, 2)
@@ -147,30 +167,31 @@ def gpt2(tokens: Extent = "sequence") -> bytes:
         part = net.op("Slice", part, net.constant([0]), end, net.constant([3]))
         mask = net.op("Where", part, net.constant(0, np.float32), lowest)
         mask = net.op("Max", net.op("Add", mask, padding), lowest)
-        x = net.op("Add", x, net.linear(net.attend(query, key, value, mask), FEATURES, FEATURES))
-        inner = net.linear(net.layer_norm(x), FEATURES, 2 * FEATURES)
+        x = net.op("Add", x, net.linear(net.attend(query, key, value, mask), features, features))
+        inner = net.linear(net.layer_norm(x), features, 2 * features)
         inner = net.op("Mul", inner, net.op("Sigmoid", inner))
-        x = net.op("Add", x, net.linear(inner, 2 * FEATURES, FEATURES))
+        x = net.op("Add", x, net.linear(inner, 2 * features, features))
     return net.model(net.op("MatMul", net.layer_norm(x), net.op("Transpose", words, perm=[1, 0])))
 
 
 def _rotated(net: Network, x: str, cos: str, sin: str) -> str:
-    half = [net.constant([n]) for n in (0, SIZE // 2, SIZE)]
+    half = [net.constant([n]) for n in (0, net.scale.size // 2, net.scale.size)]
     first = net.op("Slice", x, half[0], half[1], net.constant([3]))
     second = net.op("Slice", x, half[1], half[2], net.constant([3]))
     turned = net.op("Concat", net.op("Neg", second), first, axis=-1)
     return net.op("Add", net.op("Mul", x, cos), net.op("Mul", turned, sin))
 
 
-def llama(bias: bool = False, seed: int = 1) -> bytes:
+def llama(bias: bool = False, seed: int = 1, scale: DecoderScale = TINY) -> bytes:
     """Rotary embeddings of given positions, grouped heads, RMSNorm, gates; with `bias`, as Qwen has it."""
-    net = Network(kv_heads=2, seed=seed)
+    net = Network(scale, scale.grouped_heads, seed)
+    features, heads = scale.features, scale.heads
     mask_input = net.input("attention_mask", TensorProto.INT64, 1, "total")
     positions = net.input("position_ids", TensorProto.INT64, 1, "sequence")
-    pasts = [[net.past(layer, kind) for kind in ("key", "value")] for layer in range(LAYERS)]
+    pasts = [[net.past(layer, kind) for kind in ("key", "value")] for layer in range(scale.layers)]
     length, count = net.extent(pasts[0][0], 2), net.extent(net.ids, 1)
     total = net.op("Add", length, count)
-    x = net.op("Gather", net.weight(WORDS, FEATURES, scale=1), net.ids)
+    x = net.op("Gather", net.weight(scale.words, features, spread=1), net.ids)
     # Keys at or before each query, of ranges, and not hidden by the mask.
     queries = net.op("Unsqueeze", net.range(length, total), net.constant([1]))
     keys = net.op("Unsqueeze", net.range(net.constant([0]), total), net.constant([0]))
@@ -178,39 +199,42 @@ def llama(bias: bool = False, seed: int = 1) -> bytes:
     absent = net.op("Equal", net.op("Unsqueeze", mask_input, net.constant([1, 2])), net.constant(0))
     lowest = net.constant(LOWEST, np.float32)
     mask = net.op("Where", net.op("Or", later, absent), lowest, net.constant(0, np.float32))
-    frequencies = net.constant(1 / 100 ** (np.arange(SIZE // 2) * 2 / SIZE), np.float32)
+    frequencies = net.constant(1 / 100 ** (np.arange(scale.size // 2) * 2 / scale.size), np.float32)
     angles = net.op("Unsqueeze", net.op("Cast", positions, to=TensorProto.FLOAT), net.constant([2]))
     angles = net.op("Mul", angles, frequencies)
     angles = net.op("Unsqueeze", net.op("Concat", angles, angles, axis=-1), net.constant([1]))
     cos, sin = net.op("Cos", angles), net.op("Sin", angles)
     for layer, past in enumerate(pasts):
         normal = net.norm(x)
-        width = net.kv_heads * SIZE
-        query = _rotated(net, net.heads(net.linear(normal, FEATURES, FEATURES, bias), HEADS), cos, sin)
-        key = _rotated(net, net.heads(net.linear(normal, FEATURES, width, bias), net.kv_heads), cos, sin)
-        rows = [key, net.heads(net.linear(normal, FEATURES, width, bias), net.kv_heads)]
+        width = net.kv_heads * scale.size
+        query = _rotated(net, net.heads(net.linear(normal, features, features, bias), heads), cos, sin)
+        key = _rotated(net, net.heads(net.linear(normal, features, width, bias), net.kv_heads), cos, sin)
+        rows = [key, net.heads(net.linear(normal, features, width, bias), net.kv_heads)]
         key, value = (net.repeated(one) for one in net.append(layer, past, rows))
-        x = net.op("Add", x, net.linear(net.attend(query, key, value, mask), FEATURES, FEATURES, False))
+        x = net.op("Add", x, net.linear(net.attend(query, key, value, mask), features, features, False))
         normal = net.norm(x)
-        gate = net.linear(normal, FEATURES, 2 * FEATURES, False)
+        gate = net.linear(normal, features, 2 * features, False)
         gate = net.op("Mul", gate, net.op("Sigmoid", gate))
-        inner = net.op("Mul", gate, net.linear(normal, FEATURES, 2 * FEATURES, False))
-        x = net.op("Add", x, net.linear(inner, 2 * FEATURES, FEATURES, False))
-    return net.model(net.linear(net.norm(x), FEATURES, WORDS, False))
+        inner = net.op("Mul", gate, net.linear(normal, features, 2 * features, False))
+        x = net.op("Add", x, net.linear(inner, 2 * features, features, False))
+    return net.model(net.linear(net.norm(x), features, scale.words, False))
 
 
 def qwen() -> bytes:
     return llama(bias=True, seed=2)
 
 
-def whisper(tokens: Extent = "sequence") -> bytes:
+def whisper(tokens: Extent = "sequence", scale: DecoderScale = TINY) -> bytes:
     """No mask as an input, positions sliced from a table, and attention over an encoder's states."""
-    net = Network(seed=3, tokens=tokens)
-    states = net.input("encoder_hidden_states", TensorProto.FLOAT, 1, "audio", FEATURES)
-    pasts = [[net.past(layer, f"decoder.{kind}") for kind in ("key", "value")] for layer in range(LAYERS)]
+    net = Network(scale, scale.heads, 3, tokens)
+    features, heads = scale.features, scale.heads
+    states = net.input("encoder_hidden_states", TensorProto.FLOAT, 1, "audio", features)
+    pasts = [
+        [net.past(layer, f"decoder.{kind}") for kind in ("key", "value")] for layer in range(scale.layers)
+    ]
     length, count = net.extent(pasts[0][0], 2), net.extent(net.ids, 1)
     total = net.op("Add", length, count)
-    words, table = (net.weight(rows, FEATURES, scale=1) for rows in (WORDS, LONGEST))
+    words, table = (net.weight(rows, features, spread=1) for rows in (scale.words, scale.longest))
     x = net.op("Gather", words, net.ids)
     x = net.op("Add", x, net.op("Slice", table, length, total, net.constant([0])))
     # The new tokens' own triangle behind columns of the past, as older exporters write it.
@@ -220,14 +244,14 @@ def whisper(tokens: Extent = "sequence") -> bytes:
     mask = net.op("Concat", zeros, triangle, axis=1)
     for layer, past in enumerate(pasts):
         normal = net.layer_norm(x)
-        query, *rows = (net.heads(net.linear(normal, FEATURES, FEATURES), HEADS) for _ in range(3))
+        query, *rows = (net.heads(net.linear(normal, features, features), heads) for _ in range(3))
         key, value = net.append(f"{layer}.decoder", past, rows)
-        x = net.op("Add", x, net.linear(net.attend(query, key, value, mask), FEATURES, FEATURES))
-        query = net.heads(net.linear(net.layer_norm(x), FEATURES, FEATURES), HEADS)
-        key, value = (net.heads(net.linear(states, FEATURES, FEATURES), HEADS) for _ in range(2))
-        x = net.op("Add", x, net.linear(net.attend(query, key, value, None), FEATURES, FEATURES))
-        inner = net.op("Relu", net.linear(net.layer_norm(x), FEATURES, 2 * FEATURES))
-        x = net.op("Add", x, net.linear(inner, 2 * FEATURES, FEATURES))
+        x = net.op("Add", x, net.linear(net.attend(query, key, value, mask), features, features))
+        query = net.heads(net.linear(net.layer_norm(x), features, features), heads)
+        key, value = (net.heads(net.linear(states, features, features), heads) for _ in range(2))
+        x = net.op("Add", x, net.linear(net.attend(query, key, value, None), features, features))
+        inner = net.op("Relu", net.linear(net.layer_norm(x), features, 2 * features))
+        x = net.op("Add", x, net.linear(inner, 2 * features, features))
     return net.model(net.op("MatMul", net.layer_norm(x), net.op("Transpose", words, perm=[1, 0])))
 
 
