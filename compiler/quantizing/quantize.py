@@ -46,6 +46,11 @@ def quantize(
     file = model.file
     if file.computed_in == "quantized":
         raise ModelError("the model is quantized already: tune it as it is")
+    if file.cache is not None:
+        raise ModelError(
+            "decoders that keep their cache aren't quantized by the service: export the decoder with weights "
+            "of 4 or 8 bits (MatMulNBits)"
+        )
     samples = None if data is None else Samples.read(data, file, CALIBRATION).first(MAX_SAMPLES)
     compared = [*islice(input_sets(file) if samples is None else samples, MAX_COMPARED)]
     floats = FloatModel(_attempt(prepared, file))

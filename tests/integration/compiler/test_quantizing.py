@@ -20,6 +20,7 @@ from compiler.importing.spec import ModelError
 from compiler.quantizing.quantize import quantize
 from core.job import Quantize
 from core.quantization import Quantization
+from examples.networks.decoders import TINY, gpt2
 from tests.onnx_models import Builder, residual
 
 RNG = np.random.default_rng(0)
@@ -177,6 +178,14 @@ def test_what_cannot_be_quantized_says_why() -> None:
     convolution = b.model({"x": [1, 3, 8, 8]}, {b.conv("x", 3, 4, 3): [1, 4, 8, 8]})
     with pytest.raises(ModelError, match=r"no product with a constant matrix.*: give calibration data"):
         made(convolution, Quantize.INT8)
+    shapes: dict[str, tuple[int, ...]] = {"input_ids": (1, 1)}
+    shapes |= {
+        f"past_key_values.{layer}.{kind}": (1, TINY.heads, 16, TINY.size)
+        for layer in range(TINY.layers)
+        for kind in ("key", "value")
+    }
+    with pytest.raises(ModelError, match=r"decoders that keep their cache aren't quantized"):
+        quantize(read_model(gpt2(), shapes), Quantize.INT4, None)
     quantized, _ = made(convolution, Quantize.INT8, npz(x=IMAGES))
     with pytest.raises(ModelError, match="the model is quantized already"):
         made(quantized.SerializeToString(), Quantize.INT8, npz(x=IMAGES))
