@@ -26,6 +26,17 @@ MAX_TOLD_INPUTS = 4
 MAX_TOLD_CHARS = 40
 # ONNX looks at the values of constants up to this size.
 _MAX_TOLD_ELEMENTS = 1 << 10
+# ONNX's names of types, where they aren't NumPy's.
+_ONNX_NAMES = {
+    "float32": "float",
+    "float64": "double",
+    "float8_e4m3fn": "float8e4m3fn",
+    "float8_e5m2": "float8e5m2",
+    "float8_e4m3fnuz": "float8e4m3fnuz",
+    "float8_e5m2fnuz": "float8e5m2fnuz",
+    "float4_e2m1fn": "float4e2m1",
+    "float8_e8m0fnu": "float8e8m0",
+}
 # Errors of these are about the model; what TVM says is about itself.
 _PLAIN_SPOKEN = (str(Path(__file__).parents[1]), str(Path(np.__file__).parent))
 
@@ -35,7 +46,12 @@ def reason_of(error: Exception, proto: onnx.NodeProto, values: Mapping[str, Valu
     if isinstance(error, UnsupportedOperator):
         return f"{error}{_given(proto, values)}"
     _log.info("operator %s: %s: %s", proto.op_type, type(error).__name__, first_line(error))
-    found = _mixed_types(proto, values, version) or _disallowed(proto, values, version)
+    found = (
+        _mixed_types(proto, values, version)
+        or _wrong_type(proto, values, version)
+        or _misfit(proto, values)
+        or _disallowed(proto, values, version)
+    )
     if found:
         return f"{found}{_given(proto, values)}"
     if isinstance(error, ValueError | IndexError | MemoryError) and _is_plain_spoken(error):
@@ -76,6 +92,37 @@ def _mixed_types(proto: onnx.NodeProto, values: Mapping[str, Value], version: in
         if len(dtypes) > 1:
             (first, one), (second, other), *_ = dtypes.items()
             return f"'{one}' is {first} and '{other}' is {second}, and ONNX wants one type: add a Cast"
+    return ""
+
+
+def _wrong_type(proto: onnx.NodeProto, values: Mapping[str, Value], version: int) -> str:
+    """Say which input has a type that ONNX doesn't allow there; empty where none has."""
+    schema = _schema(proto, version)
+    formal: Sequence[Any] = [] if schema is None else schema.inputs
+    for position, name in enumerate(proto.input if formal else ()):
+        one = formal[min(position, len(formal) - 1)]
+        known = values.get(name)
+        if known is not None and f"tensor({_ONNX_NAMES.get(known.dtype, known.dtype)})" not in one.types:
+            allowed = sorted(re.findall(r"(?<=^tensor\()\w+(?=\)$)", "\n".join(one.types), re.MULTILINE))
+            return (
+                f"'{name}' is {known.dtype}, and {proto.op_type} takes {', '.join(allowed)} there: add a Cast"
+            )
+    return ""
+
+
+def _misfit(proto: onnx.NodeProto, values: Mapping[str, Value]) -> str:
+    """Say how the shapes of a convolution's or a reshape's inputs don't fit; empty where they do."""
+    known = [values[name] for name in proto.input if name in values]
+    if len(known) < 2:
+        return ""
+    data, other = known[:2]
+    if proto.op_type == "Conv" and min(data.rank, other.rank) > 1:
+        groups = next((each.i for each in proto.attribute if each.name == "group"), 1)
+        channels = other.shape[1] * groups
+        if data.shape[1] != channels:
+            return f"the data has {data.shape[1]} channels, and the weights are for {channels}"
+    if proto.op_type == "Reshape" and other.constant is not None:
+        return f"{data.size} elements don't fit the shape {tuple(other.constant.tolist())}"
     return ""
 
 

@@ -69,8 +69,14 @@ REFUSED: Mapping[str, tuple[bytes, str]] = {
         model_of("MatMul", [floats(2, 3), floats(4, 5)], []),
         "ONNX doesn't allow its inputs: incompatible dimensions for matrix multiplication",
     ),
-    "channels": (model_of("Conv", [floats(1, 3, 5, 5), floats(4, 2, 3, 3)], []), "these types and shapes"),
-    "an extent": (model_of("Reshape", [floats(2, 3)], [np.array([4, 2])]), "these types and shapes"),
+    "channels": (
+        model_of("Conv", [floats(1, 3, 5, 5), floats(4, 2, 3, 3)], []),
+        "the data has 3 channels, and the weights are for 2",
+    ),
+    "an extent": (
+        model_of("Reshape", [floats(2, 3)], [np.array([4, 2])]),
+        "6 elements don't fit the shape (4, 2)",
+    ),
     "a permutation": (
         model_of("Transpose", [floats(2, 3)], [], perm=[0, 2]),
         "invalid attribute perm {0, 2}",
@@ -79,8 +85,14 @@ REFUSED: Mapping[str, tuple[bytes, str]] = {
         model_of("Einsum", [floats(2, 3)], [], equation="ij->i!"),
         "it isn't supported for these attributes (equation='ij->i!')",
     ),
-    "a softmax of integers": (model_of("Softmax", [floats(4, dtype="int64")], []), "types and shapes"),
-    "a condition of floats": (model_of("Where", [floats(3)] * 3, []), "types and shapes"),
+    "a softmax of integers": (
+        model_of("Softmax", [floats(4, dtype="int64")], []),
+        "'x0' is int64, and Softmax takes bfloat16, double, float, float16 there: add a Cast",
+    ),
+    "a condition of floats": (
+        model_of("Where", [floats(3)] * 3, []),
+        "'x0' is float32, and Where takes bool there: add a Cast",
+    ),
     "a part that isn't there": (
         model_of("Gather", [floats(2, 3)], [np.array([0, 5])], axis=0),
         "its indices are from 0 to 5, and axis 0 has 2 parts",
