@@ -323,6 +323,45 @@ def _with_alpha(name: str) -> Convert:
     return convert
 
 
+def _operands(node: Any, importer: Any, dtype: str) -> list[Value]:
+    """Return the two operands, tensors or numbers, in a type."""
+    return [
+        Value(
+            expr=cast(importer.block_builder, one if isinstance(one, relax.Expr) else relax.const(one), dtype)
+        )
+        for one in importer.retrieve_args(node)[:2]
+    ]
+
+
+def _floored(node: Any, importer: Any) -> Any:
+    """Return a remainder of the divisor's sign, or a quotient that is rounded down.
+
+    Of floats, PyTorch computes both by the exact remainder: 1.0 // 0.1 is 9, since 10 * 0.1 is more than 1.
+    """
+    is_quotient = node.target.__name__.startswith("div")
+    if is_quotient and _arguments(node, importer).get("rounding_mode") != "floor":
+        return importer.create_convert_map()[node.target.__name__](node)
+    dtype = str(node.meta["val"].dtype).removeprefix("torch.")
+    wide = "float32" if dtype in ("float16", "bfloat16") else dtype
+    x, y = _operands(node, importer, wide)
+    if "float" not in dtype:
+        operator = relax.op.floor_divide if is_quotient else relax.op.floor_mod
+        return importer.block_builder.emit(operator(x.expr, y.expr))
+    op, zero, one = _graph(importer).op, np.zeros((), wide), np.ones((), wide)
+    rest = op("Mod", x, y, fmod=1)
+    is_other = op("Xor", op("Less", rest, zero), op("Less", y, zero))
+    is_other = op("And", is_other, op("Not", op("Equal", rest, zero)))
+    if not is_quotient:
+        return cast(importer.block_builder, op("Where", is_other, op("Add", rest, y), rest).expr, dtype)
+    quotient = op("Div", op("Sub", x, rest), y)
+    quotient = op("Where", is_other, op("Sub", quotient, one), quotient)
+    whole = op("Floor", quotient)
+    is_more = op("Greater", op("Sub", quotient, whole), np.array(0.5, wide))
+    whole = op("Where", is_more, op("Add", whole, one), whole)
+    found = op("Where", op("Equal", y, zero), op("Div", x, y), whole)
+    return cast(importer.block_builder, found.expr, dtype)
+
+
 def _shift(operator: Callable[..., Any]) -> Convert:
     """Return the converter of a shift by a tensor or a number."""
 
@@ -495,6 +534,8 @@ CONVERTERS: Mapping[str, Convert] = {
         for name in ("add", "sub", "rsub")
         for form in ("Tensor", "Scalar")
     },
+    **dict.fromkeys(("div.Tensor_mode", "div.Scalar_mode"), _floored),
+    **dict.fromkeys(("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor"), _floored),
     **dict.fromkeys(("copysign.Scalar", "copysign.Tensor"), _copysign),
     **dict.fromkeys(_SHIFTS_LEFT, _shift(relax.op.left_shift)),
     **dict.fromkeys(_SHIFTS_RIGHT, _shift(relax.op.right_shift)),

@@ -106,6 +106,18 @@ def test_numbers_that_tensors_are_filled_with() -> None:
     check_together(NUMBERS, torch.randn(1, 2, 5, 4))
 
 
+def test_quotients_are_rounded_by_the_exact_remainder() -> None:
+    """The quotient of floats would be rounded up to a whole number: 1 // 0.1 is 9."""
+    functions: dict[str, Function] = {
+        "quotient": lambda x, y: x // y,
+        "remainder": lambda x, y: x % y,
+        "by a number": lambda x, y: torch.stack([x // 0.1, x % -0.1, x.half().float() // y]),
+        "of bytes": lambda x, y: (x.abs() * 9).to(torch.uint8) // 3,
+    }
+    x = torch.tensor([1.0, 0.5, 6.0, -1.0, INF, 7.5, 0.0, 1.0])
+    check_together(functions, x, torch.tensor([0.1, 0.1, 0.2, 0.1, 2.0, -2.5, 0.0, INF]))
+
+
 def test_functions_of_bfloat16() -> None:
     functions: dict[str, Function] = {
         "normalize": functional.normalize,
