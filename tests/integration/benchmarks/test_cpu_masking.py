@@ -72,7 +72,7 @@ def test_a_library_that_never_asks_is_refused(tmp_path: Path) -> None:
     source, library = tmp_path / "plain.c", tmp_path / "plain.so"
     source.write_text("int plain(void) { return 0; }")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
-    with pytest.raises(RuntimeError, match=r"plain\.so never asks"):
+    with pytest.raises(RuntimeError, match=r"plain\.so never queries"):
         replace_cpuid(library)
 
 

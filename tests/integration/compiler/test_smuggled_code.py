@@ -163,8 +163,8 @@ def test_a_model_is_linked_without_complaint(tmp_path: Path) -> None:
     [
         ("declare i32 @system(ptr)\n", "needs: system"),
         ('declare dso_local i32 @"system"(ptr) #1\n', "needs: system"),
-        ('  call void asm sideeffect "syscall", ""()\n', "assembler"),
-        ('module asm "syscall"\n', "assembler"),
+        ('  call void asm sideeffect "syscall", ""()\n', "assembly"),
+        ('module asm "syscall"\n', "assembly"),
     ],
 )
 def test_llvms_code_names_only_what_is_listed(source: str, says: str) -> None:
