@@ -143,7 +143,7 @@ def test_weights_that_are_damaged_are_refused(copied: Path, key: SigningKey) -> 
     content = bytearray(weight.read_bytes())
     content[0] ^= 1
     weight.write_bytes(content)
-    with pytest.raises(LoadError, match="isn't the library that was signed"):
+    with pytest.raises(LoadError, match="isn't the file that was signed"):
         load(copied, trusted=key.public)
     weight.write_bytes(content[:4096])
     ones = np.ones((1, EXTENT), np.float32)
