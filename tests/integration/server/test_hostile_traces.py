@@ -133,7 +133,7 @@ def _nonsense(trace: str, random: Random) -> str:
 def test_what_the_schema_lets_pass_ends_at_most_a_child(name: str) -> None:
     """TVM gets numbers, blocks and loops that are right in form and make no sense."""
     random, workload = Random(name), to_json(SCHEDULES[name].make())
-    changed = [_nonsense(TRACES[name], random) for _ in range(8)]
+    changed = [_nonsense(TRACES[name], random) for _ in range(4)]
     problems = check_traces([(workload, one) for one in [TRACES[name], *changed]], TARGET)
-    assert len(problems) == 9
+    assert len(problems) == 5
     assert "adds what no schedule needs" not in " ".join(problems)

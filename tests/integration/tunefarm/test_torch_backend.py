@@ -292,7 +292,7 @@ def test_a_service_that_sends_another_library_changes_nothing(
         libraries, "tune_in_background", lambda exported, _, swap: asked.append((exported, swap))
     )
     x = torch.randn(4, 8)
-    inputs = (x, x) if other is torch.add else (x,)
+    inputs = (x, torch.randn(4, 8)) if other is torch.add else (x,)
     with torch.no_grad():
         compiled = _compiled(torch.neg, background=True)
         compiled(x)
