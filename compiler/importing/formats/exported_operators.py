@@ -300,6 +300,14 @@ def _copysign(node: Any, importer: Any) -> Any:
     return cast(builder, reinterpreted(graph, graph.op("BitwiseOr", low, high), wide).expr, dtype)
 
 
+def _operands(node: Any, importer: Any, dtype: str) -> list[relax.Expr]:
+    """Return the two operands, tensors or numbers, in a type."""
+    return [
+        cast(importer.block_builder, one, dtype) if isinstance(one, relax.Expr) else relax.const(one, dtype)
+        for one in importer.retrieve_args(node)[:2]
+    ]
+
+
 def _with_alpha(name: str) -> Convert:
     """Return the converter of a sum or difference, x + alpha * y. TVM's front end leaves alpha out."""
 
@@ -310,10 +318,7 @@ def _with_alpha(name: str) -> Convert:
         dtype = str(node.meta["val"].dtype).removeprefix("torch.")
         # Sums of halves are rounded once.
         wide = "float32" if dtype in ("float16", "bfloat16") else dtype
-        first, second = (
-            cast(builder, one, wide) if isinstance(one, relax.Expr) else relax.const(one, wide)
-            for one in (given["self"], given["other"])
-        )
+        first, second = _operands(node, importer, wide)
         if name == "rsub":
             first, second = second, first
         scaled = builder.emit(relax.op.multiply(second, relax.const(given["alpha"], wide)))
@@ -323,14 +328,21 @@ def _with_alpha(name: str) -> Convert:
     return convert
 
 
-def _operands(node: Any, importer: Any, dtype: str) -> list[Value]:
-    """Return the two operands, tensors or numbers, in a type."""
-    return [
-        Value(
-            expr=cast(importer.block_builder, one if isinstance(one, relax.Expr) else relax.const(one), dtype)
-        )
-        for one in importer.retrieve_args(node)[:2]
-    ]
+def _group_norm(node: Any, importer: Any) -> Any:
+    """Normalize groups also without weights, which TVM's front end needs."""
+    given, graph = _arguments(node, importer), _graph(importer)
+    if given["weight"] is not None and given["bias"] is not None:
+        return importer.create_convert_map()[node.target.__name__](node)
+    dtype, channels = numpy_dtype(str(given["input"].ty.dtype)), int(given["C"])
+    weight, bias = (
+        np.full(channels, number, dtype) if given[name] is None else Value(expr=given[name])
+        for name, number in (("weight", 1), ("bias", 0))
+    )
+    data, groups = Value(expr=given["input"]), int(given["group"])
+    result = graph.op(
+        "GroupNormalization", data, weight, bias, opset=21, num_groups=groups, epsilon=given["eps"]
+    )
+    return [result.expr]
 
 
 def _floored(node: Any, importer: Any) -> Any:
@@ -343,10 +355,11 @@ def _floored(node: Any, importer: Any) -> Any:
         return importer.create_convert_map()[node.target.__name__](node)
     dtype = str(node.meta["val"].dtype).removeprefix("torch.")
     wide = "float32" if dtype in ("float16", "bfloat16") else dtype
-    x, y = _operands(node, importer, wide)
+    operands = _operands(node, importer, wide)
     if "float" not in dtype:
         operator = relax.op.floor_divide if is_quotient else relax.op.floor_mod
-        return importer.block_builder.emit(operator(x.expr, y.expr))
+        return importer.block_builder.emit(operator(*operands))
+    x, y = (Value(expr=one) for one in operands)
     op, zero, one = _graph(importer).op, np.zeros((), wide), np.ones((), wide)
     rest = op("Mod", x, y, fmod=1)
     is_other = op("Xor", op("Less", rest, zero), op("Less", y, zero))
@@ -366,12 +379,8 @@ def _shift(operator: Callable[..., Any]) -> Convert:
     """Return the converter of a shift by a tensor or a number."""
 
     def convert(node: Any, importer: Any) -> Any:
-        builder, wanted = importer.block_builder, str(node.meta["val"].dtype).removeprefix("torch.")
-        operands = [
-            cast(builder, one if isinstance(one, relax.Expr) else relax.const(one, wanted), wanted)
-            for one in importer.retrieve_args(node)[:2]
-        ]
-        return builder.emit(operator(*operands))
+        wanted = str(node.meta["val"].dtype).removeprefix("torch.")
+        return importer.block_builder.emit(operator(*_operands(node, importer, wanted)))
 
     return convert
 
@@ -539,6 +548,7 @@ CONVERTERS: Mapping[str, Convert] = {
     **dict.fromkeys(("copysign.Scalar", "copysign.Tensor"), _copysign),
     **dict.fromkeys(_SHIFTS_LEFT, _shift(relax.op.left_shift)),
     **dict.fromkeys(_SHIFTS_RIGHT, _shift(relax.op.right_shift)),
+    "native_group_norm.default": _group_norm,
     "sign.default": _sign,
     "sgn.default": _sign,
     "fmax.default": _ignoring_nan(relax.op.maximum),

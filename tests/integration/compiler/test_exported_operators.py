@@ -68,6 +68,7 @@ TABLES: dict[str, Function] = {
         torch.sub(x.half(), 2, alpha=0.3),
         torch.rsub(x, x.flip(1), alpha=-2),
     ),
+    "groups without weights": lambda x: functional.group_norm(x, 2),
     "signs": lambda x: torch.copysign(torch.copysign(x.flip(0), -0.0), x),
     "shifts": lambda x: (places(x) << 3 >> places(x)) << (places(x) - 1),
     "maxima of windows side by side": lambda x: functional.max_pool2d(x[None], 2),
