@@ -11,7 +11,7 @@ import pytest
 from records.storage.database import Database
 from scheduler.planning import batch
 from tests.services import renewed_sqlite
-from tests.unit.scheduler.farm import FakeCompiler, Farm, propose_at_random
+from tests.unit.scheduler.farm import FakeCompiler, Farm, search_quickly
 
 
 @pytest.fixture(scope="session")
@@ -29,8 +29,8 @@ def database_file(database: Database) -> Path:
 
 @pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch) -> FakeCompiler:
-    """A fake compiler, and a search that draws programs at random."""
-    monkeypatch.setattr(batch, "propose", propose_at_random)
+    """A fake compiler, and the search with small populations."""
+    monkeypatch.setattr(batch, "propose", search_quickly)
     return FakeCompiler()
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 import zlib
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import IO, Any
 
-import numpy as np
 from tvm import te, topi
 
 from compiler.children.models import ImportedModel
@@ -42,10 +42,8 @@ from scheduler.model_compiler import CompilerChildren
 from scheduler.settings import SchedulerSettings
 from scheduler.steps.drive import drive, wake_jobs
 from scheduler.upkeep.sweep import Sweeper
-from search.cost.model import CostModel
-from search.policy import Proposal, TuneContext
-from search.programs.annotate import sample
-from search.programs.program import Program
+from search.evolution.evolve import EvolutionConfig
+from search.policy import SearchConfig, propose
 from tests import workloads
 from tests.devices import DEVICE
 
@@ -53,6 +51,9 @@ SETTINGS = SchedulerSettings(
     broker="unused", database_url="unused", batch_size=4, trials_per_pick=2, plan_ahead=0
 )
 IN_ONNX_RUNTIME = Measurement(Outcome.OK, (0.0131,) * 3)
+SMALL = EvolutionConfig(population=32, generations=1)
+# The search, with small populations.
+search_quickly = partial(propose, config=SearchConfig(SMALL, SMALL, max_sketches=2))
 UNTUNED, TUNED, HARMED = b"untuned library", b"tuned library", b"tuned library that fails"
 
 
@@ -176,25 +177,6 @@ class FakeCompiler:
             for text, trace in pairs
         ]
         return ["it crashed the compiler (SIGSEGV)" if failed else "" for failed in fails]
-
-
-def propose_at_random(
-    task: TuneContext,
-    model: CostModel,
-    measured: Sequence[tuple[Program, float]],
-    count: int,
-    rng: np.random.Generator,
-    exclude: Collection[Program] = (),
-    initial_programs: Sequence[Program] = (),
-) -> list[Proposal]:
-    """Propose as search.policy.propose does, without the evolution."""
-    known = {program for program, _ in measured} | set(exclude)
-    found: list[Proposal] = []
-    for sketch in task.sketches:
-        population = sample(sketch, 64, rng)
-        programs = (population.program(row) for row in range(len(population)))
-        found += [Proposal(program, 1e-3) for program in programs if program not in known]
-    return [found[at] for at in rng.permutation(len(found))[:count]]
 
 
 @dataclass

@@ -12,7 +12,7 @@ from scheduler.planning.initial_programs import find_initial_programs, nearest
 from scheduler.planning.job_snapshot import read_snapshot
 from search.programs.program import Program
 from tests import workloads
-from tests.unit.scheduler.farm import CONV, DEVICE, MATMUL, FakeCompiler, Farm, extracted, propose_at_random
+from tests.unit.scheduler.farm import CONV, DEVICE, MATMUL, FakeCompiler, Farm, extracted, search_quickly
 
 LARGER = extracted("larger", workloads.matmul(64, 32, 128), 1)
 
@@ -55,7 +55,7 @@ def test_seeds_are_handed_to_the_search(
 
     def noted(*args: Any, initial_programs: Any) -> Any:
         given.append(len(initial_programs))
-        return propose_at_random(*args)
+        return search_quickly(*args)
 
     monkeypatch.setattr(batch, "propose", noted)
     farm.drain()
