@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from core import roofline
 from core.model_latency import fastest_tasks
-from core.profile import FLOAT32, Profile
+from core.profile import Profile
 from tunefarm.client.values import DeviceClass, Task
-
-FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -25,10 +24,8 @@ class Limits:
         """Raises ValueError for a device class that nobody calibrated."""
         if device.profile is None:
             raise ValueError(f"{device.name} wasn't calibrated")
-        profile = Profile(**device.profile)
-        lanes = device.vector_bytes / FLOAT32_BYTES
-        each = 2 * lanes * profile.issue(FLOAT32) * profile.hertz
-        return cls(each * device.cores, profile.memory_rate_all * profile.hertz)
+        limits = roofline.Limits(Profile(**device.profile), device.vector_bytes, device.cores)
+        return cls(limits.flops_per_s(), limits.bytes_per_s)
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ from compiler.importing.formats.model_file import ModelFile
 from compiler.importing.formats.onnx_model import OnnxModel
 from compiler.importing.formats.reading import read_model
 from compiler.importing.model import ExtractedTask, RelaxModel, fuse, fuse_untuned
+from compiler.importing.places import readable
 from compiler.importing.spec import CacheSpec, CompileError, ModelError, Shape, TensorSpec
 from compiler.packaging.artifact import (
     LIBRARY,
@@ -148,6 +149,8 @@ class ImportedModel:
             is_place = all(0 <= index < MAX_OPERANDS for index in task.constants)
             if not 0 < task.weight <= MAX_CALLS or not is_place:
                 raise ValueError(f"the subgraph {task.name} has invalid numbers")
+            if task.layer != readable(task.layer):
+                raise ValueError(f"the layer of the subgraph {task.name} is no line of text")
             if task.variant and task.variant_of not in own:
                 raise ValueError(
                     f"{task.name} is a variant of {task.variant_of}, which is no subgraph of the model"

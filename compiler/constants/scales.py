@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import tvm
@@ -35,9 +35,11 @@ def fold_scales(mod: tvm.IRModule) -> tvm.IRModule:
 
 @dataclass(frozen=True)
 class _ScaledConvolution:
-    """The value of `convolution * scale + shift`, both per output channel."""
+    """The value of `convolution * scale + shift`, both per output channel; `name` is the convolution's
+    variable."""
 
     convolution: Call
+    name: str
     scale: Vector
     shift: Vector
 
@@ -45,7 +47,7 @@ class _ScaledConvolution:
         """Apply one more operation; None when the result isn't finite."""
         scale, shift = _THEN[operator](self.scale, self.shift, value)
         finite = all(np.isfinite(values.astype(np.float32)).all() for values in (scale, shift))
-        return _ScaledConvolution(self.convolution, scale, shift) if finite else None
+        return replace(self, scale=scale, shift=shift) if finite else None
 
     @property
     def channel_shape(self) -> tuple[int, ...]:
@@ -79,7 +81,7 @@ class _ScaleFolder(relax.PyExprMutator):
         scaled = np.ascontiguousarray(weight.value.numpy() * scale)
         convolution = Call(chain.convolution.op, [data, relax.const(scaled)], chain.convolution.attrs)
         shift = chain.shift.reshape(chain.channel_shape).astype(np.float32)
-        return relax.op.add(self.builder_.emit(convolution), relax.const(shift))
+        return relax.op.add(self.builder_.emit(convolution, chain.name), relax.const(shift))
 
 
 def _chain_ends(function: relax.Function) -> dict[Call, _ScaledConvolution]:
@@ -98,7 +100,9 @@ def _chain_ends(function: relax.Function) -> dict[Call, _ScaledConvolution]:
             values[binding.var] = value
             if _is_convolution(value):
                 channels = value.args[1].value.shape[str(value.attrs.kernel_layout).index("O")]
-                chains[binding.var] = _ScaledConvolution(value, np.ones(channels), np.zeros(channels))
+                chains[binding.var] = _ScaledConvolution(
+                    value, str(binding.var.name), np.ones(channels), np.zeros(channels)
+                )
                 continue
             extended = _extend(value, chains)
             if extended is None:

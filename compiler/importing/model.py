@@ -28,6 +28,13 @@ from compiler.importing.onnx_file import COARSENESS, OnnxFile, read_file
 from compiler.importing.onnx_graph import Graph, check_size
 from compiler.importing.operators import CONVERTERS
 from compiler.importing.operators.forms import FORMS
+from compiler.importing.places import (
+    PLACES,
+    mark_calls,
+    name_output,
+    note_places,
+    with_places,
+)
 from compiler.importing.spec import (
     CacheSpec,
     CompileError,
@@ -59,7 +66,7 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class RelaxModel:
     """An imported model: relax operators on static shapes, weights as constants; `computed_in` is as in
-    `OnnxFile`."""
+    `OnnxFile`. `places` are the names of its file's nodes, by number (see compiler.importing.places)."""
 
     module: tvm.IRModule
     inputs: tuple[TensorSpec, ...]
@@ -67,6 +74,7 @@ class RelaxModel:
     computed_in: str
     cache: CacheSpec | None = None
     no_cache: str = ""
+    places: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,8 @@ class ExtractedTask:
     `weight` is the number of calls in the model. `constants` are the positions of the arguments that are
     constants of the model; they are part of the workload. `functions` are the names of the fused module's
     functions that compute it. A task that may replace the workload `variant_of` has the name of its `variant`
-    (`compiler.variants`). An `exact` variant differs only in the order of sums.
+    (`compiler.variants`). An `exact` variant differs only in the order of sums. `layer` is the name of the
+    model's node that the first call comes from; empty if it has none.
     """
 
     workload_hash: str
@@ -88,6 +97,7 @@ class ExtractedTask:
     variant: str = ""
     variant_of: str = ""
     exact: bool = True
+    layer: str = ""
 
 
 def read_onnx(data: bytes, shapes: Mapping[str, Shape]) -> RelaxModel:
@@ -111,7 +121,13 @@ def import_file(file: OnnxFile, names: Sequence[str] | None = None) -> RelaxMode
         graph = Graph(CONVERTERS, FORMS)
         module = graph.module(file, names)
     model = checked_model(module, file.inputs, names, file.computed_in)
-    return dataclasses.replace(model, outputs=graph.outputs, cache=file.cache, no_cache=file.no_cache)
+    return dataclasses.replace(
+        model,
+        outputs=graph.outputs,
+        cache=file.cache,
+        no_cache=file.no_cache,
+        places=graph.places.names,
+    )
 
 
 def checked_model(
@@ -119,6 +135,7 @@ def checked_model(
     inputs: tuple[TensorSpec, ...],
     output_names: Sequence[str],
     computed_in: str = "",
+    places: Sequence[str] = (),
 ) -> RelaxModel:
     """Return the model of a module's `main`. By default, `computed_in` follows from its types.
 
@@ -126,8 +143,8 @@ def checked_model(
     _check_shapes(module)
     types = computed_in or _coarsest(module["main"])
     outputs = _outputs(output_names, module["main"].ret_ty)
-    defined = define_arithmetic(reduce_in_floats(round_to_bfloat16(module)))
-    return RelaxModel(defined, inputs, outputs, types)
+    defined = define_arithmetic(reduce_in_floats(round_to_bfloat16(name_output(module))))
+    return RelaxModel(defined, inputs, outputs, types, places=tuple(places))
 
 
 def _coarsest(function: relax.Function) -> str:
@@ -180,6 +197,7 @@ def convert_operators(model: RelaxModel, target: str) -> tvm.IRModule:
         fold_constants,
         lower_scalars,
         transform.FoldConstant(),
+        lambda module: with_places(module, model.places),
     ]
     return _apply(passes, model.module, target)
 
@@ -200,7 +218,9 @@ def fuse_operators(operators: tvm.IRModule, target: str) -> tvm.IRModule:
         transform.AnnotateTIROpPattern(),
         transform.FoldConstant(),
         transform.DeadCodeElimination(),
+        mark_calls,
         transform.FuseOps(),
+        note_places,
         transform.FuseTIR(),
         # Marks the constant operands of each function: these may be packed (compiler.constants.packing).
         transform.AttachAttrLayoutFreeBuffers(),
@@ -241,7 +261,11 @@ def extract_tasks(fused: tvm.IRModule) -> list[ExtractedTask]:
     which aren't PrimFuncs.
     """
     tasks: dict[str, ExtractedTask] = {}
-    for call in kernel_calls(fused):
+    calls = kernel_calls(fused)
+    layers = [str(layer) for layer in fused["main"].attrs.get(PLACES, ())]
+    if len(layers) != len(calls):
+        layers = [""] * len(calls)
+    for call, layer in zip(calls, layers, strict=True):
         name, func = call.args[0].name_hint, fused[call.args[0]]
         if func.attrs.get("tirx.is_scheduled", False):
             continue
@@ -251,7 +275,7 @@ def extract_tasks(fused: tvm.IRModule) -> list[ExtractedTask]:
         if task is None:
             constants = tuple(int(index) for index in func.attrs.get(LAYOUT_FREE, ()))
             label = _task_name(name, func, len(call.args[1]))
-            tasks[key] = ExtractedTask(key, to_json(module), label, 1, constants, (name,))
+            tasks[key] = ExtractedTask(key, to_json(module), label, 1, constants, (name,), layer=layer)
         else:
             functions = tuple(dict.fromkeys((*task.functions, name)))
             tasks[key] = dataclasses.replace(task, weight=task.weight + 1, functions=functions)

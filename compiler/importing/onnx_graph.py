@@ -39,6 +39,7 @@ from compiler.importing.onnx_file import (
     plain_domain,
 )
 from compiler.importing.padding import convert_padded, fill_invalid_rows
+from compiler.importing.places import Places
 from compiler.importing.reasons import reason_of
 from compiler.importing.row_writes import write_rows
 from compiler.importing.spec import NARROW, STORAGE, ModelError, Shape, TensorSpec, first_line
@@ -67,6 +68,9 @@ class Graph:
         self._forms = forms
         self._functions: dict[FunctionKey, onnx.FunctionProto] = {}
         self._count = 0
+        self.places = Places()
+        # The name of the bindings that are made: see compiler.importing.places.
+        self.binding = ""
         # Those of the module.
         self.outputs: tuple[TensorSpec, ...] = ()
         # The buffers of a decoder's cache by name, and its input with the number of tokens before.
@@ -155,7 +159,10 @@ class Graph:
     def _nodes(
         self, nodes: Iterable[onnx.NodeProto], values: dict[str, Value], opsets: Mapping[str, int]
     ) -> None:
+        outer = self.binding
         for position, proto in enumerate(nodes):
+            # The nodes of a loop's body or of a branch belong to the node that has it.
+            self.binding = outer or self.places.binding(proto.name or next(iter(proto.output), ""))
             try:
                 results = self.node(proto, values, opsets)
             except ModelError:
@@ -170,6 +177,7 @@ class Graph:
                 reason = reason_of(error, proto, values, version)
                 raise _NodeError(described(proto, position, opsets), reason) from error
             values.update(_named(proto.output, results))
+        self.binding = outer
 
     def node(
         self, proto: onnx.NodeProto, values: Mapping[str, Value], opsets: Mapping[str, int]
@@ -240,7 +248,7 @@ class Graph:
             return Value(constant=expr.value.numpy())
         if isinstance(expr, relax.ShapeExpr):
             return Value(constant=np.array([int(extent) for extent in expr.values], np.int64))
-        variable = expr if isinstance(expr, relax.Var) else self.builder.emit(expr)
+        variable = expr if isinstance(expr, relax.Var) else self.builder.emit(expr, self.binding)
         if not isinstance(variable.ty, relax.TensorType):
             raise UnsupportedOperator("it computes no tensor")
         shape = static_shape(variable)

@@ -105,6 +105,7 @@ class VariantModel:
                         variant=name,
                         variant_of=place.workload_hash,
                         exact=name in self.exact,
+                        layer=place.layer,
                     )
         return list(found.values())
 

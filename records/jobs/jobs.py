@@ -95,7 +95,7 @@ class Job:
     their trials; it is the id of the first of them, None for a job alone. `end_reason` says what ended the
     tuning. The job is expected to be finished at `expected_end_at`, None while nobody knows. Its spans go
     below `trace_parent`, empty where nobody traces. `artifact_version` counts the artifacts of its model on
-    its device class.
+    its device class. `tags` and `notes` are what people wrote about it.
     """
 
     id: str
@@ -119,6 +119,8 @@ class Job:
     trace_parent: str
     artifact_version: int | None
     onnxruntime: OnnxRuntime | None = None
+    tags: tuple[str, ...] = ()
+    notes: str = ""
 
 
 def create_group(
@@ -240,18 +242,25 @@ def list_jobs(
     starts_with: str = "",
     words: Sequence[str] = (),
     state: JobState | None = None,
+    device_class: str | None = None,
+    tag: str | None = None,
 ) -> list[Job]:
     """Return jobs, newest first, from the job after `before` on.
 
-    Their ids start with `starts_with`, and all of the words are in their models' names, whatever their case.
-    Raises JobNotFound if the job `before` is unknown.
+    Their ids start with `starts_with`, and each of the words is in their models' names, tags or notes,
+    whatever its case. Raises JobNotFound if the job `before` is unknown.
     """
     query = select(JobRow).order_by(JobRow.created_at.desc(), JobRow.id.desc()).limit(limit)
     if starts_with:
         query = query.where(JobRow.id.startswith(starts_with, autoescape=True))
     if state is not None:
         query = query.where(JobRow.state == state)
-    query = query.where(*(JobRow.model_name.icontains(word, autoescape=True) for word in words))
+    if device_class is not None:
+        query = query.where(JobRow.device_class == device_class)
+    if tag is not None:
+        query = query.where(JobRow.tags.contains(f" {tag} ", autoescape=True))
+    texts = JobRow.model_name + JobRow.tags + " " + JobRow.notes
+    query = query.where(*(texts.icontains(word, autoescape=True) for word in words))
     if before is not None:
         last = get(session, before)
         same_time = and_(JobRow.created_at == last.created_at, JobRow.id < last.id)
@@ -507,6 +516,20 @@ def set_onnxruntime(session: Session, job_id: str, timing: OnnxRuntime) -> bool:
     return _set(session, job_id, onnxruntime=asdict(timing))
 
 
+def annotate(
+    session: Session, job_id: str, *, tags: Sequence[str] | None = None, notes: str | None = None
+) -> Job:
+    """Store what people say of a job; None keeps what is there. Tags have no spaces. Raises JobNotFound."""
+    values: dict[str, str] = {}
+    if tags is not None:
+        values["tags"] = "".join(f" {tag}" for tag in tags) + " " * bool(tags)
+    if notes is not None:
+        values["notes"] = notes
+    if values:
+        session.execute(update(JobRow).where(JobRow.id == job_id).values(values))
+    return get(session, job_id)
+
+
 def _set(session: Session, job_id: str, **values: Any) -> bool:
     running = update(JobRow).where(JobRow.id == job_id, JobRow.state.not_in(_STOPPED))
     return changed(session, running.values(values)) == 1
@@ -550,6 +573,8 @@ def _jobs(session: Session, query: Select[JobRow]) -> list[Job]:
             trace_parent=row.trace_parent,
             onnxruntime=None if row.onnxruntime is None else _onnxruntime(row.onnxruntime),
             artifact_version=row.artifact_version,
+            tags=tuple(row.tags.split()),
+            notes=row.notes,
         )
         for row in session.scalars(query)
     ]

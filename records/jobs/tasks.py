@@ -25,7 +25,7 @@ class TaskSpec:
     `constants` are the indices of the workload's arguments that are weights of the model. A task that is not
     `covered` by the search keeps its fallback schedule, for this `reason`. A task that may take the place of
     another workload, `variant_of`, has the name of its `variant`. `signature` has the types and shapes of its
-    operands, `num_bytes` their bytes together.
+    operands, `num_bytes` their bytes together. `layer` is the model's node that it first occurs at.
     """
 
     job_id: str
@@ -40,6 +40,7 @@ class TaskSpec:
     variant_of: str = ""
     signature: str = ""
     num_bytes: float = 0.0
+    layer: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Task:
     variant_of: str = ""
     signature: str = ""
     num_bytes: float = 0.0
+    layer: str = ""
 
 
 class KnownWorkload(NamedTuple):
@@ -194,6 +196,7 @@ def for_job(session: Session, job_id: str) -> list[Task]:
             variant_of=row.variant_of,
             signature=row.signature,
             num_bytes=row.num_bytes,
+            layer=row.layer,
         )
         for row, trials, best_s in session.execute(query)
     ]

@@ -223,6 +223,9 @@ class JobRow(Base):
     trace_parent: Mapped[str] = mapped_column(default="")
     # Counts the artifacts of the model on the device class, from 1; null without an artifact.
     artifact_version: Mapped[int | None]
+    # What people wrote about it. There is a space before each tag and after the last one.
+    tags: Mapped[str] = mapped_column(default="")
+    notes: Mapped[str] = mapped_column(default="")
 
 
 class InferenceRow(Base):
@@ -293,6 +296,8 @@ class TaskRow(Base):
     # Types and shapes of its operands, and their bytes together.
     signature: Mapped[str] = mapped_column(default="")
     num_bytes: Mapped[float] = mapped_column(default=0.0)
+    # The name of the model's node that it first occurs at.
+    layer: Mapped[str] = mapped_column(default="")
 
 
 class LeaseRow(Base):

@@ -183,6 +183,7 @@ class _Subgraph:
             constants=self.task.constants,
             variant=self.task.variant,
             variant_of=self.task.variant_of,
+            layer=self.task.layer,
         )
 
 

@@ -52,6 +52,7 @@ ROUTES = {
     "GET /v1/workloads/{workload}": Scope.READ,
     "POST /v1/schedules:query": Scope.READ,
     "POST /v1/datasets": Scope.SUBMIT,
+    "PATCH /v1/jobs/{job_id}": Scope.SUBMIT,
     "POST /v1/jobs": Scope.SUBMIT,
     "POST /v1/jobs/{job_id}/inferences": Scope.SUBMIT,
     "POST /v1/jobs/{job_id}:cancel": Scope.SUBMIT,

@@ -35,6 +35,8 @@ from core.job import (
     JobState,
     options_of,
 )
+from core.roofline import Limits, verdict
+from records import devices
 from records.jobs import deletion, jobs, models, tasks, trials
 from records.jobs.deletion import JobInUse
 from records.jobs.jobs import Job, JobNotFound, JobRequest, OnnxRuntime
@@ -186,6 +188,7 @@ class JobBody(BaseModel):
     listed in `members`, which is empty for a job alone. `onnxruntime` is null until a model is published.
     `artifact_version` counts the artifacts of the model on the device class. An inference job `infers` with
     the artifact of the job of this id.
+    `tags` and `notes` are what people wrote about it.
     """
 
     id: str
@@ -219,6 +222,8 @@ class JobBody(BaseModel):
     onnxruntime: OnnxRuntimeBody | None
     artifact_version: int | None
     infers: str | None
+    tags: list[str]
+    notes: str
 
     @classmethod
     def of(cls, job: Job, now: float, members: Sequence[str] = ()) -> JobBody:
@@ -254,9 +259,33 @@ class JobBody(BaseModel):
             tuned_s=list(job.tuned_s or ()),
             artifact_version=job.artifact_version,
             infers=request.infers,
+            tags=list(job.tags),
+            notes=job.notes,
             **options_of(request),
             onnxruntime=None if job.onnxruntime is None else OnnxRuntimeBody.of(job.onnxruntime),
         )
+
+
+Tag = Annotated[str, Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z._:/-]{0,49}$")]
+
+
+class JobChangesBody(RequestBody):
+    """What people write about a job; null, or a field that is left out, keeps what is there."""
+
+    tags: list[Tag] | None = Field(default=None, max_length=20)
+    notes: str | None = Field(default=None, max_length=4000)
+
+    @field_validator("tags")
+    @classmethod
+    def _each_once(cls, tags: list[str] | None) -> list[str] | None:
+        return None if tags is None else list(dict.fromkeys(tags))
+
+    @field_validator("notes")
+    @classmethod
+    def _printable(cls, notes: str | None) -> str | None:
+        if notes is not None and not "".join(notes.split()).isprintable():
+            raise ValueError("the notes have characters that can't be printed")
+        return notes
 
 
 class JobsBody(BaseModel):
@@ -269,13 +298,16 @@ class JobsBody(BaseModel):
 class TaskBody(BaseModel):
     """One subgraph of a job. One that is not `covered` keeps its fallback schedule: `reason` says why.
 
+    `layer` is the model's node that it first occurs at, empty if that has no name; it occurs `weight` times.
     A task with a `variant` may take the place of the workload `variant_of`; the fastest is compiled in.
     `signature` has the types and shapes of its operands, `num_bytes` their bytes together; both are empty
-    where the search has no form for it.
+    where the search has no form for it. `verdict` says how near its best latency comes to what the device can
+    do; it is empty while either isn't known.
     """
 
     id: int
     name: str
+    layer: str
     workload: str
     weight: int
     flops: float
@@ -287,12 +319,14 @@ class TaskBody(BaseModel):
     variant_of: str
     signature: str
     num_bytes: float
+    verdict: str
 
     @classmethod
-    def of(cls, task: Task) -> TaskBody:
+    def of(cls, task: Task, limits: Limits | None) -> TaskBody:
         return cls(
             id=task.id,
             name=task.name,
+            layer=task.layer,
             workload=task.workload_hash,
             weight=task.weight,
             flops=task.flops,
@@ -304,6 +338,7 @@ class TaskBody(BaseModel):
             variant_of=task.variant_of,
             signature=task.signature,
             num_bytes=task.num_bytes,
+            verdict=verdict(limits, task.flops, task.num_bytes, task.signature, task.best_s),
         )
 
 
@@ -435,9 +470,11 @@ def list_jobs(
     before: Annotated[Name | None, Query(description="the `next` of the page before")] = None,
     starts_with: Annotated[Name | None, Query(description="how the ids of the jobs start")] = None,
     words: Annotated[
-        str, Query(max_length=256, description="words that the name of a job's model must contain")
+        str, Query(max_length=256, description="words in the name of a job's model, its tags or notes")
     ] = "",
     state: Annotated[JobState | None, Query()] = None,
+    device_class: Annotated[Name | None, Query(description="the key of a device class")] = None,
+    tag: Annotated[Tag | None, Query()] = None,
 ) -> JobsBody:
     """Return a page of jobs, newest first."""
     with context.database.begin() as session:
@@ -449,6 +486,8 @@ def list_jobs(
                 starts_with=starts_with or "",
                 words=words.split(),
                 state=state,
+                device_class=device_class,
+                tag=tag,
             )
         except JobNotFound as error:
             raise Problem(
@@ -463,6 +502,14 @@ def list_jobs(
 def show(job_id: str, context: ContextDep) -> JobBody:
     with context.database.begin() as session:
         return _bodies(session, [jobs.get(session, job_id)], context.now())[0]
+
+
+@router.patch("/{job_id}", responses=problems(400, 404))
+def annotate(job_id: str, body: JobChangesBody, context: ContextDep) -> JobBody:
+    """Change the tags and notes of a job."""
+    with context.database.begin() as session:
+        job = jobs.annotate(session, job_id, tags=body.tags, notes=body.notes)
+        return _bodies(session, [job], context.now())[0]
 
 
 @router.post("/{job_id}:cancel", responses=problems(404, 409))
@@ -494,16 +541,17 @@ def delete(job_id: str, context: ContextDep) -> None:
 def show_tasks(job_id: str, context: ContextDep) -> TasksBody:
     """Return the job's subgraphs, with the best latency known of each."""
     with context.database.begin() as session:
-        jobs.get(session, job_id)
+        limits = _limits(session, jobs.get(session, job_id))
         found = tasks.for_job(session, job_id)
-    return TasksBody(items=[TaskBody.of(task) for task in found])
+    return TasksBody(items=[TaskBody.of(task, limits) for task in found])
 
 
 @router.get("/{job_id}/tasks/{workload}", responses=problems(404))
 def show_task(job_id: str, workload: str, context: ContextDep) -> SubgraphBody:
     """Return a subgraph of the job with the fastest programs known of it, whichever job has measured them."""
     with context.database.begin() as session:
-        device_class = jobs.get(session, job_id).device_class
+        job = jobs.get(session, job_id)
+        device_class, limits = job.device_class, _limits(session, job)
         found = [task for task in tasks.for_job(session, job_id) if task.workload_hash == workload]
         if not found or device_class is None:
             raise WorkloadNotFound(f"job {job_id} has no workload {workload!r}")
@@ -512,7 +560,7 @@ def show_task(job_id: str, workload: str, context: ContextDep) -> SubgraphBody:
         predictions = trials.predictions(session, found[0].id)
     unscheduled = texts.get(UNSCHEDULED)
     return SubgraphBody(
-        task=TaskBody.of(found[0]),
+        task=TaskBody.of(found[0], limits),
         tvmscript=None if unscheduled is None else unscheduled.text,
         programs=[ProgramBody.of(record, texts.get(digest(record.trace))) for record in fastest],
         predictions=PredictionsBody(
@@ -571,6 +619,14 @@ def own_key(request: Request, idempotency_key: str | None) -> str | None:
 
 def _short(number: float) -> float:
     return float(f"{number:.4g}")
+
+
+def _limits(session: Session, job: Job) -> Limits | None:
+    """Return the limits of the job's device class; None while it is unknown or wasn't calibrated."""
+    if job.device_class is None:
+        return None
+    device = devices.get_class(session, job.device_class)
+    return Limits.of(device.profile, device.vector_bytes, device.cores)
 
 
 def _bodies(session: Session, found: Sequence[Job], now: float) -> list[JobBody]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -174,13 +174,20 @@ def difference(client: Client, first: str, second: str) -> Difference:
 
 
 def _subgraphs(client: Client, job: Job) -> dict[str, PublishedTask]:
-    """Return the subgraphs of a job's artifact by the hash of the model's own workload."""
+    """Return the subgraphs of a job's artifact, named by their nodes, by the model's own workload."""
     with tempfile.TemporaryDirectory(prefix="tunefarm-") as folder:
         archive = Path(folder) / "artifact.tar"
         client.download(job.id, archive)
         published = published_tasks(archive)
-    own = {task.workload: base_workload(task) for task in client.tasks(job.id)}
-    return {own.get(task.workload, task.workload): task for task in published}
+    tasks = {task.workload: task for task in client.tasks(job.id)}
+    found = {}
+    for one in published:
+        task = tasks.get(one.workload)
+        if task is None:
+            found[one.workload] = one
+        else:
+            found[base_workload(task)] = replace(one, name=task.label)
+    return found
 
 
 def _subgraph(workload: str, first: PublishedTask | None, second: PublishedTask | None) -> Subgraph:

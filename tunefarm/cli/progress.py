@@ -155,22 +155,25 @@ def render(progress: JobProgress, rows: int) -> Group:
 
 
 def task_table(tasks: Sequence[Task], rows: int | None = None) -> Table:
-    """Return a row for each task: how often it occurs, trials, best latency, share of the network's time."""
+    """Return a row for each task: how often it occurs, trials, best latency, share of the network's time, and
+    how near it comes to what the device can do."""
     table = Table(box=None, pad_edge=False)
     for name, justify in (("task", "left"), ("times", "right"), ("trials", "right"), ("best", "right")):
         table.add_column(name, justify=justify, no_wrap=name == "times")  # type: ignore[arg-type]
     table.add_column("of network", justify="right")
+    table.add_column("verdict")
     shown = by_time(tasks)[:rows]
     for task in shown:
         fraction = share(task, tasks)
         best = "" if task.best_s is None and not task.covered else latency_text(task.best_s)
         why = "" if task.covered else f"fallback: {escape(task.reason)}"
         table.add_row(
-            escape(task.name),
+            escape(task.label),
             str(task.weight),
             str(task.trials) if task.covered else "",
             " ".join(filter(None, (best, why))),
             "" if fraction is None else f"{fraction:.0%}",
+            task.verdict,
         )
     if len(shown) < len(tasks):
         table.add_row(f"and {len(tasks) - len(shown)} more", style="dim")

@@ -187,6 +187,12 @@ class Client:
                 return
             query["before"] = page["next"]
 
+    def annotate(self, job_id: str, *, tags: Sequence[str] | None = None, notes: str | None = None) -> Job:
+        """Change what people wrote about a job; None keeps what is there."""
+        body = {"tags": None if tags is None else list(tags), "notes": notes}
+        path = f"/v1/jobs/{quote(job_id, safe='')}"
+        return _parse(Job, self._object(self._call(lambda: self._send("PATCH", path, json=body))))
+
     def cancel(self, job_id: str) -> Job:
         return _parse(Job, self._post(f"/v1/jobs/{job_id}:cancel"))
 

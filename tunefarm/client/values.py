@@ -97,6 +97,7 @@ class Job(JobOptions):
     loops get a plain parallel schedule. `tuned_latency_s` is its latency with the best schedules. Both are
     measured on the device. `onnxruntime` is None until a model is published. An inference job `infers` with
     the artifact of the job of this id.
+    `tags` and `notes` are what people wrote about it.
     """
 
     id: str
@@ -126,6 +127,8 @@ class Job(JobOptions):
     onnxruntime: OnnxRuntime | None = None
     artifact_version: int | None = None
     infers: str | None = None
+    tags: tuple[str, ...] = ()
+    notes: str = ""
 
     @property
     def published_latency_s(self) -> float | None:
@@ -156,10 +159,12 @@ class Inference:
 
 @dataclass(frozen=True)
 class Task:
-    """A subgraph that occurs `weight` times in a job's model; `best_s` is its best latency so far.
+    """A subgraph that occurs `weight` times in a job's model, first at the node `layer`; `best_s` is its best
+    latency so far.
 
-    It does `flops` operations on operands of `num_bytes`; 0 where the search has no form for it.
-    If it isn't `covered`, the search can't tune it, for this `reason`.
+    It does `flops` operations on operands of `num_bytes`; 0 where the search has no form for it. If it isn't
+    `covered`, the search can't tune it, for this `reason`. `verdict` says how near it comes to what the
+    device can do.
     """
 
     workload: str
@@ -173,6 +178,13 @@ class Task:
     variant_of: str = ""
     flops: float = 0.0
     num_bytes: float = 0.0
+    layer: str = ""
+    verdict: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its node's name, if it has one, and its operators with their shapes."""
+        return f"{self.layer}: {self.name}" if self.layer else self.name
 
     @property
     def workload_hash(self) -> str:

@@ -20,6 +20,7 @@ import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from compiler.constants.fold import static_shape
 from compiler.importing.formats.exported_operators import CONVERTERS, cast, is_float
 from compiler.importing.formats.model_file import Content, check_shapes
 from compiler.importing.model import RelaxModel, checked_model
+from compiler.importing.places import Places
 from compiler.importing.spec import ModelError, Shape, TensorSpec, first_line
 from compiler.importing.values import UnsupportedOperator, numpy_dtype
 from sandbox import python_packages
@@ -118,6 +120,7 @@ class ExportedProgram:
         from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
         known = {*ExportedProgramImporter().convert_map, *CONVERTERS}
+        places = Places()
         _refuse_random_numbers(self.decomposed.graph)
         _refuse_unknown(self.decomposed.graph, known)
         try:
@@ -126,14 +129,14 @@ class ExportedProgram:
                     self.decomposed,
                     unwrap_unit_return_tuple=True,
                     run_ep_decomposition=False,
-                    custom_convert_map=dict.fromkeys(known, _convert),
+                    custom_convert_map=dict.fromkeys(known, partial(_convert_at, places)),
                 )
         except Exception as error:
             raise ModelError(f"the exported program can't be imported: {first_line(error)}") from error
         main = module["main"].with_attr("num_input", len(self.inputs))
         module.update_func(module.get_global_var("main"), main)
         names = [str(name) for name in self.decomposed.graph_signature.user_outputs]
-        return checked_model(module, self.inputs, names)
+        return checked_model(module, self.inputs, names, places=places.names)
 
     def compute(self, inputs: Mapping[str, Array]) -> list[Array]:
         """Return the outputs as PyTorch computes them, operator by operator."""
@@ -168,6 +171,31 @@ def _array(torch: Any, tensor: Any) -> Array:
         return bits.view(numpy_dtype("bfloat16"))
     array: Array = tensor.numpy()
     return array
+
+
+class _NamingBuilder:
+    """TVM's block builder, with a name for the bindings that it makes."""
+
+    def __init__(self, builder: relax.BlockBuilder, binding: str) -> None:
+        self._builder = builder
+        self._binding = binding
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._builder, name)
+
+    def emit(self, expr: relax.Expr, name_hint: str = "") -> relax.Var:
+        return self._builder.emit(expr, name_hint or self._binding)
+
+
+def _convert_at(places: Places, node: Any, importer: Any) -> Any:
+    """Convert a node, and name its bindings after the module that it comes from."""
+    builder = importer.block_builder
+    modules = [str(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+    importer.block_builder = _NamingBuilder(builder, places.binding(next(reversed(modules), "") or node.name))
+    try:
+        return _convert(node, importer)
+    finally:
+        importer.block_builder = builder
 
 
 def _convert(node: Any, importer: Any) -> Any:

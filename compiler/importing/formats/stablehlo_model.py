@@ -45,10 +45,12 @@ class StablehloModel:
     def to_relax(self) -> RelaxModel:
         names = identifiers([spec.name for spec in self.inputs])
         try:
-            module = Importer(self.module, CONVERTERS).module(self.inputs, names)
+            importer = Importer(self.module, CONVERTERS)
+            module = importer.module(self.inputs, names)
         except UnsupportedOperator as error:
             raise ModelError(f"the StableHLO program can't be imported: {error}") from error
-        model = checked_model(module, self.inputs, self.output_names)
+        places = importer.graph.places.names
+        model = checked_model(module, self.inputs, self.output_names, places=places)
         for spec in model.outputs:
             if 0 in spec.shape:
                 raise ModelError(f"output '{spec.name}' is empty, of shape {spec.shape}: leave it out")

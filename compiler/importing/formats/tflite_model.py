@@ -6,12 +6,14 @@ import importlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
 
 from compiler.importing.formats.model_file import Content, check_shapes
 from compiler.importing.model import RelaxModel, checked_model
+from compiler.importing.places import Places
 from compiler.importing.spec import ModelError, NoReference, Shape, TensorSpec, first_line
 
 Array = NDArray[Any]
@@ -31,15 +33,16 @@ class TfliteModel:
 
         from compiler.importing.formats.tflite_operators import Converter
 
+        places = Places()
         try:
-            module = from_tflite(self.model, op_converter=Converter)
+            module = from_tflite(self.model, op_converter=partial(Converter, places=places))
             main = module["main"].without_attr("params")
             module.update_func(module.get_global_var("main"), main)
         except ModelError:
             raise
         except Exception as error:
             raise ModelError(f"the TFLite model can't be imported: {first_line(error)}") from error
-        return checked_model(module, self.inputs, self.output_names)
+        return checked_model(module, self.inputs, self.output_names, places=places.names)
 
     def compute(self, inputs: Mapping[str, Array]) -> list[Array]:
         """Return the outputs as LiteRT computes them. Raises NoReference."""

@@ -13,12 +13,14 @@ import numpy as np
 import tvm
 from numpy.typing import NDArray
 from tvm import relax
+from tvm.ir import Call
 from tvm.relax.frontend.tflite.tflite_frontend import OperatorConverter, get_tensor_name
 
 from compiler.constants.fold import constant, static_shape
 from compiler.importing.formats import tflite_elementwise, tflite_recurrent
 from compiler.importing.onnx_graph import Graph
 from compiler.importing.operators import CONVERTERS as ONNX_CONVERTERS
+from compiler.importing.places import Places
 from compiler.importing.spec import ModelError, first_line
 from compiler.importing.values import UnsupportedOperator
 
@@ -59,9 +61,17 @@ class Converter(OperatorConverter):
     )
 
     def __init__(
-        self, model: Any, subgraph: Any, exp_tab: Any, ctx: Any, conversion_state: Any = None
+        self,
+        model: Any,
+        subgraph: Any,
+        exp_tab: Any,
+        ctx: Any,
+        conversion_state: Any = None,
+        places: Places | None = None,
     ) -> None:
+        """`places` collects the names of operators; the body of a loop, which has no names, needs none."""
         super().__init__(model, subgraph, exp_tab, ctx, conversion_state)
+        self._places = places
         others = {**tflite_elementwise.CONVERTERS, **tflite_recurrent.CONVERTERS}
         own: dict[str, Convert] = {
             **{kind: functools.partial(convert, self) for kind, convert in others.items()},
@@ -185,7 +195,10 @@ class Converter(OperatorConverter):
                 fields = [result] if len(outputs) == 1 else [result[k] for k in range(len(outputs))]
                 for field, tensor in zip(fields, outputs, strict=True):
                     name = get_tensor_name(self.subgraph, tensor.tensor_idx)
-                    self.exp_tab.set_expr(name, self._as_declared(self.bb.normalize(field), tensor))
+                    declared = self._as_declared(self.bb.normalize(field), tensor)
+                    if self._places is not None and isinstance(declared, Call):
+                        declared = self.bb.emit(declared, self._places.binding(name))
+                    self.exp_tab.set_expr(name, declared)
             except AssertionError as error:
                 form = ValueError(f"this form of it isn't supported ({first_line(error)})")
                 raise self._refusal(kind, op, form) from error

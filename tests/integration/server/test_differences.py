@@ -55,8 +55,10 @@ def jobs(service: Service, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> J
     first = publish(service, worker, before, 1e-3)
     second = publish(service, worker, after, 1.1e-3, trials=20, exact=True)
     with service.database.begin() as session:
-        for name in ("conv", "winograd"):
+        for name in ("conv", "winograd", "pool|2"):
             tasks.put_workload(session, name, "{}")
+        pool = TaskSpec(first, "pool|2", "max_pool2d", 1, 1.0, True, "", (), layer="features.3")
+        tasks.add_tasks(session, first, [pool])
         own = TaskSpec(second, "conv", "conv", 2, 1.0, True, "", ())
         variant = TaskSpec(second, "winograd", "conv", 2, 1.0, True, "", (), "winograd", "conv")
         tasks.add_tasks(session, second, [own, variant])
@@ -88,7 +90,7 @@ def test_the_table_has_units_and_says_what_differs(jobs: Jobs, capsys: pytest.Ca
     assert run(app, ["diff", jobs.first, jobs.second]) == ExitCode.OK
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "name of \ufffdconv 2 400 us 200 us 2.00x faster changed" in lines
-    assert "name of \ufffdpool|2 1 100 us 100 us same same" in lines
+    assert "features.3: max_pool2d 1 100 us 100 us same same" in lines
     assert "name of \ufffdgone 1 50 us - - only in the first" in lines
     assert lines[-3:] == [
         "whole model 1 1 ms 1.1 ms 1.10x slower",

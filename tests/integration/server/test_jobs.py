@@ -120,11 +120,58 @@ def test_a_jobs_tasks_are_shown(service: Service) -> None:
     job_id = service.submit()
     with service.database.begin() as session:
         tasks.put_workload(session, "abc", "{}")
-        spec = TaskSpec(job_id, "abc", "conv", 3, 1e6, covered=False, reason="a loop", constants=(1,))
+        spec = TaskSpec(
+            job_id, "abc", "conv", 3, 1e6, covered=False, reason="a loop", constants=(1,), layer="block.3"
+        )
         tasks.add_tasks(session, job_id, [spec])
     (task,) = service.http.get(f"/v1/jobs/{job_id}/tasks").json()["items"]
     assert (task["workload"], task["name"], task["weight"], task["best_s"]) == ("abc", "conv", 3, None)
     assert (task["covered"], task["reason"]) == (False, "a loop")
+    assert (task["layer"], task["verdict"]) == ("block.3", "")
+
+
+def test_people_tag_jobs_and_write_notes(service: Service) -> None:
+    first, second = service.submit(), service.submit()
+    path = f"/v1/jobs/{first}"
+    changed = service.http.patch(
+        path, json={"tags": ["nightly", "ci/main", "nightly"], "notes": "slow\n100% of it"}
+    )
+    assert changed.status_code == 200
+    assert (changed.json()["tags"], changed.json()["notes"]) == (["nightly", "ci/main"], "slow\n100% of it")
+    assert service.http.patch(path, json={"notes": "slower"}).json()["tags"] == ["nightly", "ci/main"]
+
+    def listed(**query: str) -> list[str]:
+        return [job["id"] for job in service.http.get("/v1/jobs", params=query).json()["items"]]
+
+    assert listed(tag="ci/main") == listed(words="NIGHT slower") == [first]
+    assert listed(tag="night") == []
+    assert set(listed(words="relu")) == {first, second}
+    assert service.http.patch(path, json={"tags": [], "notes": ""}).json()["tags"] == []
+    assert listed(tag="nightly") == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"tags": tags} for tags in (["a b"], [""], ["a"] * 21, "a")),
+        *({"notes": notes} for notes in ("\x1b[31m", "a" * 4001, 3)),
+        {"title": "a"},
+    ],
+)
+def test_tags_and_notes_that_cannot_be_kept_are_refused(service: Service, changes: dict[str, object]) -> None:
+    job_id = service.submit()
+    assert service.http.patch(f"/v1/jobs/{job_id}", json=changes).status_code == 422
+    assert service.http.patch("/v1/jobs/nobody", json={"notes": "a"}).status_code == 404
+
+
+def test_jobs_are_listed_by_their_device(service: Service, worker: Worker) -> None:
+    worker.call()
+    here, elsewhere = service.submit(), service.submit()
+    with service.database.begin() as session:
+        assert jobs.set_device_class(session, here, worker.device.key)
+    answer = service.http.get("/v1/jobs", params={"device_class": worker.device.key})
+    assert [job["id"] for job in answer.json()["items"]] == [here]
+    assert elsewhere != here
 
 
 def test_the_artifact_is_there_when_the_job_is_done(service: Service) -> None:

@@ -145,3 +145,16 @@ def test_only_the_fastest_of_a_place_counts() -> None:
 def test_the_costliest_task_comes_first_and_uncovered_ones_last() -> None:
     tasks = [task("f", covered=False), task("slow", best_s=2.0), task("fast", best_s=1.0), task("new")]
     assert [one.name for one in by_time(tasks)] == ["slow", "fast", "new", "f"]
+
+
+def test_a_row_names_the_layer_and_what_to_do() -> None:
+    out = console()
+    named = replace(
+        task("conv2d_add 1x8 -> 1x8", weight=4, best_s=0.003),
+        layer="layer1.0.conv2",
+        verdict="41% of peak: try",
+    )
+    out.print(task_table([named]))
+    text = " ".join(text_of(out).split())
+    assert "layer1.0.conv2: conv2d_add 1x8 -> 1x8" in text
+    assert "41% of peak: try" in text

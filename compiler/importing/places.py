@@ -1,0 +1,156 @@
+"""Carry the names of a model's nodes through TVM's passes to the subgraphs that compute them.
+
+An importer names the bindings of a node after its place: `place3_`. TVM's passes keep the names of bindings
+that they rewrite, and a new binding belongs to the place of its first reader. Fusion drops the names, but it
+keeps the spans of calls.
+
+    place3_ = conv2d(x, w)
+    place4_ = relu(place3_)
+->
+    lv = call_tir(fused_conv2d_relu, (x, w))        # the attribute PLACES of main begins with the name of 3
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.ir import Call, SourceName, Span
+
+from core.plain_text import without_controls
+
+MAX_CHARS = 200
+# The attribute of `main` with the names of all places by number; after fusion, of its kernel calls in order.
+PLACES = "tunefarm.places"
+_UNKNOWN = -1
+_BINDING = re.compile(r"place(\d+)_\d*")
+# TVM's OpPatternKind: from elementwise operators to sums of products; no kind of operator from 5 on is fused.
+_SUM_OF_PRODUCTS = 4
+
+
+class Places:
+    """The names of the places of a model, by number."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._numbers)
+
+    def binding(self, name: str) -> str:
+        """Return the name of the bindings of a place; empty without a name, so that TVM chooses one."""
+        plain = readable(name)
+        return f"place{self._numbers.setdefault(plain, len(self._numbers))}_" if plain else ""
+
+
+def readable(name: str) -> str:
+    """Return a name as one line of at most MAX_CHARS. The end of a path tells more than its beginning."""
+    line = " ".join(without_controls(name).encode(errors="replace").decode().split())
+    return line if len(line) <= MAX_CHARS else f"…{line[1 - MAX_CHARS :]}"
+
+
+def name_output(module: tvm.IRModule) -> tvm.IRModule:
+    """Give the output of `main` the name of the binding that it is: TVM would keep the output's name alone.
+
+        gv = place3_
+        return gv
+    ->
+        place3_ = place3_
+        return place3_
+    """
+    main = module["main"]
+    *blocks, last = main.body.blocks
+    alias = last.bindings[-1] if len(last.bindings) else None
+    if not isinstance(alias, relax.VarBinding) or not main.body.body.same_as(alias.var):
+        return module
+    source = alias.value
+    if not isinstance(source, relax.Var) or not _BINDING.fullmatch(source.name):
+        return module
+    output = relax.Var(source.name, alias.var.ty)
+    last = type(last)([*last.bindings[:-1], relax.VarBinding(output, source)])
+    return _with_body(module, relax.SeqExpr([*blocks, last], output))
+
+
+def with_places(module: tvm.IRModule, names: Sequence[str]) -> tvm.IRModule:
+    """Give `main` the names of its places."""
+    module = module.clone()
+    module["main"] = module["main"].with_attr(PLACES, list(names))
+    return module
+
+
+def mark_calls(module: tvm.IRModule) -> tvm.IRModule:
+    """Write the place of each binding of `main` into the span of its call."""
+    main = module["main"]
+    blocks = list(main.body.blocks)
+    places: dict[relax.Var, int] = {}
+    for block in reversed(blocks):
+        for binding in reversed(block.bindings):
+            found = _BINDING.fullmatch(binding.var.name)
+            place = int(found[1]) if found else places.get(binding.var, _UNKNOWN)
+            places[binding.var] = place
+            if place != _UNKNOWN and isinstance(binding, relax.VarBinding):
+                places |= dict.fromkeys(relax.analysis.free_vars(binding.value), place)
+
+    def marked(binding: Any) -> Any:
+        place, call = places[binding.var], getattr(binding, "value", None)
+        if place == _UNKNOWN or not isinstance(call, Call):
+            return binding
+        span = Span(SourceName("model"), place, place, 0, 0)
+        return relax.VarBinding(
+            binding.var, Call(call.op, call.args, call.attrs, call.ty_args, span, ret_ty=call.ty)
+        )
+
+    marked_blocks = [type(block)([marked(binding) for binding in block.bindings]) for block in blocks]
+    return _with_body(module, relax.SeqExpr(marked_blocks, main.body.body))
+
+
+def note_places(module: tvm.IRModule) -> tvm.IRModule:
+    """Let PLACES of `main` name the place of each kernel call: after FuseOps, before FuseTIR.
+
+    A group of operators has the place of its sum of products, or of its first operator without one.
+    """
+    names, found = list(module["main"].attrs.get(PLACES, ())), []
+    for block in module["main"].body.blocks:
+        for call in (getattr(binding, "value", None) for binding in block.bindings):
+            if not isinstance(call, Call):
+                continue
+            if isinstance(call.op, tvm.ir.GlobalVar):
+                found.append(_place_of_group(module, module[call.op]))
+            elif _is_kernel(call):
+                found.append(_place(call))
+    return with_places(module, [names[place] if 0 <= place < len(names) else "" for place in found])
+
+
+def _with_body(module: tvm.IRModule, body: relax.SeqExpr) -> tvm.IRModule:
+    main, module = module["main"], module.clone()
+    module["main"] = relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
+    return module
+
+
+def _place_of_group(module: tvm.IRModule, group: relax.Function) -> int:
+    calls = [
+        binding.value
+        for block in group.body.blocks
+        for binding in block.bindings
+        if isinstance(binding, relax.VarBinding)
+        and isinstance(binding.value, Call)
+        and _is_kernel(binding.value)
+    ]
+    placed = [call for call in calls if _place(call) != _UNKNOWN]
+
+    def sums_products(call: Call) -> bool:
+        return int(module[call.args[0]].attrs.get("op_pattern", 0)) == _SUM_OF_PRODUCTS
+
+    return _place(max(placed, key=sums_products)) if placed else _UNKNOWN
+
+
+def _is_kernel(call: Call) -> bool:
+    return str(getattr(call.op, "name", "")).startswith("relax.call_tir")
+
+
+def _place(call: Call) -> int:
+    return _UNKNOWN if call.span is None else int(call.span.line)

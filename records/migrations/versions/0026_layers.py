@@ -1,0 +1,15 @@
+"""The model's nodes that tasks come from."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0026"
+down_revision = "0025"
+
+
+def upgrade() -> None:
+    op.add_column("tasks", sa.Column("layer", sa.Text(), nullable=False, server_default=""))
+
+
+def downgrade() -> None:
+    op.drop_column("tasks", "layer")
