@@ -5,6 +5,7 @@ import { call, get, isReport, whenSignedOut } from "tunefarm/api.js";
 import { useTheme } from "tunefarm/hooks.js";
 import { html } from "tunefarm/html.js";
 import { AccessPage } from "tunefarm/pages/access.js";
+import { ComparePage } from "tunefarm/pages/compare.js";
 import { DevicesPage } from "tunefarm/pages/devices.js";
 import { JobPage } from "tunefarm/pages/job.js";
 import { JobsPage } from "tunefarm/pages/jobs.js";
@@ -20,6 +21,7 @@ const ROUTES = [
   { path: "jobs", title: "Jobs", page: JobsPage },
   { path: "jobs/{id}", page: JobPage },
   { path: "jobs/{id}/tasks/{workload}", page: SubgraphPage },
+  { path: "compare", page: ComparePage },
   { path: "devices", title: "Devices", page: DevicesPage },
   { path: "schedules", title: "Schedules", page: SchedulesPage },
   { path: "releases", title: "Releases", page: ReleasesPage },

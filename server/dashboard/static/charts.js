@@ -44,9 +44,10 @@ function useWidth() {
 
 // A chart of several series of numbers (or nulls) over one x.
 // title, note   a few words and a sentence about the chart
-// x, series     { label, format, values, log }; a series also has a `kind`: line, step, points or area
+// x, y, series  { label, format, values, log }; a series also has a `kind`: line, step, points or area
 // (stacked, the first on top)
-export function Chart({ title, note, x, y, series, height = 260 }) {
+// names         what each x stands for; null for an x without a name
+export function Chart({ title, note, x, y, series, names, height = 260 }) {
   const [box, width] = useWidth();
   const { colours } = useTheme();
   const [at, setAt] = useState(null);
@@ -56,7 +57,8 @@ export function Chart({ title, note, x, y, series, height = 260 }) {
     const strokes = series.map((one, number) => one.colour ?? colour(number));
     const fills = strokes.map((stroke) => `color-mix(in srgb, ${stroke} 45%, var(--surface))`);
     const [text, grid, surface, ...found] = resolved(["var(--muted)", "var(--line)", "var(--surface)", ...strokes, ...fills]);
-    const axis = { stroke: text, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 } };
+    const line = { stroke: grid, width: 1 };
+    const axis = { stroke: text, grid: line, ticks: line, labelSize: 20, labelFont: "12px system-ui", labelGap: 0 };
     const plot = new uPlot(
       {
         width,
@@ -65,10 +67,11 @@ export function Chart({ title, note, x, y, series, height = 260 }) {
         cursor: { points: { size: 7 }, drag: { x: false, y: false } },
         scales: { x: scale(x), y: scale(y, series.some((one) => one.kind === "area")) },
         axes: [
-          { ...axis, ...ticks(x), space: 70 },
+          { ...axis, ...ticks(x), label: x.label, space: 70 },
           {
             ...axis,
             ...ticks(y),
+            label: y.label,
             size: (_, values) => 20 + 8 * Math.max(...(values ?? [""]).map((one) => one.length)),
           },
         ],
@@ -84,7 +87,7 @@ export function Chart({ title, note, x, y, series, height = 260 }) {
     <figcaption><strong>${title}</strong>${note && html` <span class="muted">${note}</span>`}</figcaption>
     ${!isEmpty &&
     html`<ul class="legend" aria-hidden="true">
-      ${at !== null && html`<li class="muted">${x.label} ${x.format(x.values[at])}</li>`}
+      ${at !== null && html`<li class="muted">${x.label} ${x.format(x.values[at])}${names?.[at] && html` <b>${names[at]}</b>`}</li>`}
       ${series.map(
         (one, number) => html`<li key=${one.label}>
           <i style=${{ background: one.colour ?? colour(number) }}></i>${one.label}
@@ -93,7 +96,7 @@ export function Chart({ title, note, x, y, series, height = 260 }) {
       )}
     </ul>`}
     <div class="plot" ref=${box} role="img" aria-label=${`${title}. ${note ?? ""}`}></div>
-    ${isEmpty ? html`<p class="muted">Nothing has been measured yet.</p>` : html`<${Numbers} title=${title} x=${x} y=${y} series=${series} />`}
+    ${isEmpty ? html`<p class="muted">Nothing has been measured yet.</p>` : html`<${Numbers} title=${title} x=${x} y=${y} series=${series} names=${names} />`}
   </figure>`;
 }
 
@@ -147,19 +150,20 @@ function stacked(series) {
 }
 
 // A table of a chart's numbers, with at most TABLE_ROWS rows, for users who can't see the chart.
-function Numbers({ title, x, y, series }) {
+function Numbers({ title, x, y, series, names }) {
   const [isOpen, setOpen] = useState(false);
-  const every = Math.max(1, Math.ceil(x.values.length / TABLE_ROWS));
-  const rows = isOpen ? x.values.map((_, index) => index).filter((index) => index % every === 0) : [];
+  const named = names?.flatMap((name, index) => (name ? [index] : [])) ?? x.values.map((_, index) => index);
+  const every = Math.max(1, Math.ceil(named.length / TABLE_ROWS));
+  const rows = isOpen ? named.filter((_, place) => place % every === 0) : [];
   return html`<details class="numbers" onToggle=${(event) => setOpen(event.target.open)}>
     <summary>Numbers</summary>
     <div class="scroll" tabindex="0" role="region" aria-label=${`Numbers: ${title}`}>
       <table>
-        <thead><tr><th scope="col">${x.label}</th>${series.map((one) => html`<th scope="col">${one.label}</th>`)}</tr></thead>
+        <thead><tr>${names && html`<th scope="col">Subgraph</th>`}<th scope="col">${x.label}</th>${series.map((one) => html`<th scope="col">${one.label}</th>`)}</tr></thead>
         <tbody>
           ${rows.map(
             (index) => html`<tr>
-              <td>${x.format(x.values[index])}</td>
+              ${names && html`<td>${names[index]}</td>`}<td>${x.format(x.values[index])}</td>
               ${series.map((one) => html`<td>${one.values[index] === null ? "–" : (one.format ?? y.format)(one.values[index])}</td>`)}
             </tr>`,
           )}

@@ -67,3 +67,11 @@ export function percent(share) {
 export function plural(number, word) {
   return `${number.toLocaleString("en")} ${word}${number === 1 ? "" : "s"}`;
 }
+
+// How a latency compares with an earlier one: 1.31× faster, 1.04× slower, the same.
+export function speedup(before, after) {
+  if (!before || !after) return "–";
+  const ratio = before / after;
+  if (ratio.toFixed(2) === "1.00") return "the same";
+  return ratio > 1 ? `${ratio.toPrecision(3)}× faster` : `${(1 / ratio).toPrecision(3)}× slower`;
+}

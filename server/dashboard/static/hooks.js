@@ -33,6 +33,23 @@ export function useAnswer(path, everyS = 0) {
   return { value, problem, refresh };
 }
 
+// The answers to several paths, asked for once and given together: { value, problem }.
+export function useAnswers(paths) {
+  const key = paths.join(" ");
+  const [answer, setAnswer] = useState({ key });
+  useLayoutEffect(() => {
+    let isCurrent = true;
+    Promise.all(paths.map(get)).then(
+      (value) => isCurrent && setAnswer({ key, value }),
+      (problem) => isCurrent && setAnswer({ key, problem }),
+    );
+    return () => {
+      isCurrent = false;
+    };
+  }, [key]);
+  return answer.key === key ? answer : {};
+}
+
 // Call `onChange` after a job's events, at most every `everyS` seconds.
 export function useJobEvents(job, onChange, everyS = 1) {
   const callback = useRef(onChange);

@@ -6,7 +6,8 @@ export function baseWorkload(task) {
 }
 
 // The subgraphs of a job's model, costliest first. Each combines the tasks of one base workload.
-// name, weight, flops   of the base task
+// label                 the model's node at which the base task first occurs, or its operators
+// weight                how often the base task occurs
 // tasks                 the base task and its variants
 //   best                  the fastest measured task, null without one
 // first_s, best_s       seconds per call of the first program among `trials`, and of the best known program
@@ -24,7 +25,7 @@ export function subgraphs(tasks, trials = { task: [], latency_s: [] }) {
     return {
       workload,
       own,
-      name: own.name,
+      label: own.layer || own.name,
       weight: own.weight,
       tasks: members,
       trials: members.reduce((sum, task) => sum + task.trials, 0),
@@ -34,7 +35,7 @@ export function subgraphs(tasks, trials = { task: [], latency_s: [] }) {
       network_s: best && best.best_s * own.weight,
     };
   });
-  return found.sort((a, b) => (b.network_s ?? -1) - (a.network_s ?? -1) || a.name.localeCompare(b.name));
+  return found.sort((a, b) => (b.network_s ?? -1) - (a.network_s ?? -1) || a.label.localeCompare(b.label));
 }
 
 // The network's latency in the course of a job's trials:
@@ -90,6 +91,44 @@ export function progress(tasks, trials, limit = 240) {
   return { steps, snapshots };
 }
 
+// Whether a job's trials still make its network faster: { trials, gain, since }. In the last quarter of its `trials` the
+// network became `gain` (0.03: 3 %) faster; the last time it became faster was `since` trials ago. Null for few trials.
+export function improvement(steps, trials) {
+  const known = steps.trial.map((trial, index) => ({ trial, secs: steps.network_s[index] })).filter(({ secs }) => secs !== null);
+  const begun = trials * 0.75;
+  if (trials < 16 || !known.length || known[0].trial > begun) return null;
+  const before = known.findLast(({ trial }) => trial <= begun).secs;
+  const last = known.at(-1).secs;
+  const reached = known.find(({ secs }) => secs === last).trial;
+  return { trials, gain: before / last - 1, since: trials - reached };
+}
+
+// How far the repeats of a measurement lie apart: { median, low, high, noise }, where half of the repeats lie within
+// `noise` of the median, as a share of it. Null without repeats.
+export function spread(secs) {
+  if (!secs.length) return null;
+  const sorted = [...secs].sort((a, b) => a - b);
+  const median = middle(sorted);
+  const deviations = sorted.map((one) => Math.abs(one - median)).sort((a, b) => a - b);
+  return { median, low: sorted[0], high: sorted.at(-1), noise: middle(deviations) / median };
+}
+
+function middle(sorted) {
+  const half = sorted.length >> 1;
+  return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
+}
+
+// Lines with places of their own, on the places of all: { x, y }, where y has a list of numbers for each line, null
+// where it has no point.
+export function joined(lines) {
+  const x = [...new Set(lines.flatMap((line) => line.x))].sort((a, b) => a - b);
+  const y = lines.map((line) => {
+    const at = new Map(line.x.map((place, index) => [place, line.y[index]]));
+    return x.map((place) => at.get(place) ?? null);
+  });
+  return { x, y };
+}
+
 // Spearman's rank correlation of two lists of numbers; null for fewer than three.
 export function rankCorrelation(left, right) {
   if (left.length < 3) return null;
@@ -120,20 +159,6 @@ export function sum(numbers) {
   let total = 0;
   for (const number of numbers) total += number;
   return total;
-}
-
-// A sentence on how close a task's speed is to its device's limit. If its operands come from memory, the
-// limit is the memory rate or the arithmetic rate, whichever takes longer. Operands in a cache are faster.
-export function verdict(limits, task, best_s) {
-  if (!limits || !task || !best_s || !(task.flops > 0 || task.num_bytes > 0)) return "–";
-  const [, memory] = limits.bytes[0];
-  const times = [["peak arithmetic", task.flops / limits.flops], ["memory's rate", task.num_bytes / memory]];
-  const [name, least_s] = times[0][1] >= times[1][1] ? times[0] : times[1];
-  const share = least_s / best_s;
-  // Variants such as Winograd's convolution need fewer operations than their task's count.
-  if (share > 1.05) return name === "memory's rate" ? "faster than memory: its operands stay in a cache" : "above the calibrated peak";
-  const advice = share >= 0.9 ? "little is left" : share >= 0.6 ? "more trials may help" : "try more trials";
-  return `${Math.round(100 * share)} % of ${name}: ${advice}`;
 }
 
 // A device class's limits with all cores: floating-point operations per second, and bytes per second from

@@ -28,7 +28,7 @@ from tunefarm.cli.app import app, run
 from .conftest import ADMIN, CALIBRATED, EVIL, READER, add_schedules
 
 PAGES = [
-    *("#/jobs", "#/jobs/job-done", "#/jobs/job-done/tasks/w0"),
+    *("#/jobs", "#/jobs/job-done", "#/jobs/job-done/tasks/w0", "#/compare?jobs=job-done,job-running"),
     *("#/devices", "#/schedules", "#/releases", "#/models", "#/access"),
 ]
 # The most bytes that a visitor loads before the API's first answer.
@@ -60,7 +60,7 @@ def test_nothing_comes_from_elsewhere_and_pages_are_light(page: Page, site: Serv
     answers: list[Response] = []
     page.on("response", lambda answer: answers.append(answer))
     open_page(page, site)
-    expect(page.get_by_role("link", name="resnet18")).to_be_visible()
+    expect(page.get_by_role("link", name="resnet18", exact=True)).to_be_visible()
     assert all(answer.url.startswith(site.url) for answer in answers)
     # Streams of events have no end.
     whole = [answer for answer in answers if not answer.url.endswith("/events")]
@@ -96,7 +96,7 @@ def test_a_models_name_is_text(page: Page, site: Service) -> None:
 
 def test_a_job_shows_gain_charts_and_failures(page: Page, site: Service) -> None:
     open_page(page, site)
-    page.get_by_role("link", name="resnet18").click()
+    page.get_by_role("link", name="resnet18", exact=True).click()
     facts = page.locator("dl.facts > div")
     expect(facts.first).to_have_text("1.31×times as fast as ONNX Runtime 1.31.1")
     expect(page.get_by_text("6.52×")).to_be_visible()
@@ -111,7 +111,7 @@ def test_a_job_shows_gain_charts_and_failures(page: Page, site: Service) -> None
 
 def test_a_list_of_jobs_is_filtered_and_its_address_can_be_kept(page: Page, site: Service) -> None:
     open_page(page, site)
-    words = page.get_by_role("searchbox", name="Model")
+    words = page.get_by_role("searchbox", name="Search")
     words.fill("NET")
     words.press("Enter")
     jobs_shown = page.locator("tbody").get_by_role("rowheader")
@@ -123,8 +123,87 @@ def test_a_list_of_jobs_is_filtered_and_its_address_can_be_kept(page: Page, site
     expect(jobs_shown).to_have_text(["resnet18"])
     expect(page.get_by_role("link", name="Jobs")).to_have_attribute("aria-current", "page")
     words.fill("100%")
+    with page.expect_response("**/v1/jobs?**"):  # the list is looked at again, and the page drawn anew
+        pass
+    expect(words).to_have_value("100%")
     words.press("Enter")
     expect(page.get_by_text("No job matches.")).to_be_visible()
+
+
+def test_a_list_of_jobs_is_sorted_and_kept_to_a_device(page: Page, site: Service) -> None:
+    open_page(page, site, f"#/jobs?sort=ratio&device_class={CALIBRATED.key}")
+    first = page.locator("tbody tr").first
+    expect(first).to_contain_text("resnet18")
+    expect(first).to_contain_text("1.31×")
+    expect(first).to_contain_text(CALIBRATED.name)
+    page.get_by_role("combobox", name="Sort by").select_option("model")
+    expect(page.locator("tbody").get_by_role("rowheader")).to_have_text(
+        [EVIL, "dcgan", "mobilenet_v2", "resnet18"]
+    )
+    assert "sort=model" in page.url
+    expect(page.get_by_role("link", name="bert_base", exact=True)).to_have_count(0)  # no device yet
+
+
+def test_jobs_are_compared_by_results_curves_and_subgraphs(page: Page, site: Service) -> None:
+    open_page(page, site)
+    for job in ("resnet18, job-done", "mobilenet_v2, job-running"):
+        page.get_by_role("checkbox", name=f"Compare {job}").check()
+    page.get_by_role("link", name="Compare 2 jobs").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Compare 2 jobs")
+    expect(page.get_by_role("img", name="Best latency").locator("canvas")).to_be_visible()
+    page.get_by_role("radio", name="time").check()
+    page.get_by_text("Numbers").click()
+    expect(page.get_by_role("region", name="Numbers: Best latency")).to_contain_text(
+        "mobilenet_v2 job-running"
+    )
+    subgraphs = page.get_by_role("region", name="Subgraphs of the jobs")
+    expect(subgraphs.get_by_role("row", name="layer1.0.conv2")).to_contain_text("fused_conv2d1_add_add_relu")
+    expect(subgraphs.get_by_role("row", name="max_pool2d")).to_contain_text(
+        re.compile("faster|slower|the same")
+    )
+    open_page(page, site, "#/compare?jobs=job-done")
+    expect(page.get_by_text("Choose two jobs or more")).to_be_visible()
+
+
+def test_people_tag_a_job_and_find_it_by_the_tag(page: Page, site: Service) -> None:
+    open_page(page, site, "#/jobs/job-cancelled")
+    page.get_by_role("button", name="Edit tags and notes").click()
+    page.get_by_label("Tags, with spaces between them").fill("nightly a*b")
+    page.get_by_label("Notes").fill("The board was too hot.")
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.get_by_role("alert")).to_be_visible()
+    page.get_by_label("Tags, with spaces between them").fill("nightly ci/main")
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.get_by_text("The board was too hot.")).to_be_visible()
+    page.get_by_role("link", name="nightly", exact=True).click()
+    expect(page.locator("tbody").get_by_role("rowheader")).to_have_text(["dcgan nightly ci/main"])
+    assert page.url.endswith("#/jobs?tag=nightly")
+
+
+def test_a_job_answers_the_first_questions(page: Page, site: Service) -> None:
+    open_page(page, site, "#/jobs/job-done")
+    glance = page.locator("section", has=page.get_by_role("heading", name="At a glance"))
+    expect(glance).to_contain_text(
+        re.compile(r"in the last quarter of 600 trials it became \d+\.\d % faster")
+    )
+    expect(glance).to_contain_text(re.compile(r"\d+ % in layer1\.0\.conv2"))
+    expect(glance).to_contain_text(
+        "4 repeats between 4.6 ms and 4.9 ms, half of them within 1.1 % of the median"
+    )
+    expect(glance).to_contain_text("none overlaps with ONNX Runtime's")
+    expect(glance).to_contain_text(CALIBRATED.name)
+    expect(glance).to_contain_text("tunefarm_runtime.load")
+    open_page(page, site, "#/jobs/job-running")
+    expect(glance).to_contain_text("until then its latency is an estimate")
+
+
+def test_a_rooflines_points_say_which_subgraphs_they_are(page: Page, site: Service) -> None:
+    open_page(page, site, "#/jobs/job-done")
+    figure = page.locator("figure", has_text="Roofline")
+    figure.get_by_text("Numbers").click()
+    rows = figure.get_by_role("row")
+    expect(rows).to_have_count(10)
+    expect(figure).to_contain_text("layer1.0.conv2")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +222,7 @@ def test_a_tab_is_named_after_its_page(page: Page, site: Service, address: str, 
 def test_a_job_says_how_near_its_subgraphs_come_to_the_device(page: Page, site: Service) -> None:
     open_page(page, site, "#/jobs/job-done")
     row = page.get_by_role("row", name="max_pool2d")
-    expect(row).to_contain_text(re.compile(r"\d+ % of (peak arithmetic|memory's rate): "))
+    expect(row).to_contain_text(re.compile(r"\d+% of (peak arithmetic|memory bandwidth): "))
     legend = page.locator("figure", has_text="Best latency").locator(".legend")
     expect(legend).to_contain_text("ONNX Runtime, measured")
     expect(legend).to_contain_text("untuned, measured")
@@ -287,12 +366,15 @@ def test_a_model_is_dropped_watched_and_cancelled(page: Page, site: Service, tmp
     page.get_by_label("Drop a model here").set_input_files(model)
     page.get_by_label("Trials, at most").fill("40")
     page.get_by_label("Until a minute gains less than").fill("1.5")
-    page.get_by_role("combobox", name="Device").select_option(CALIBRATED.key)
+    page.get_by_role("checkbox", name="any ready device").uncheck()
     np.savez(tmp_path / "images.npz", x=np.ones((2, 3), np.float32))
     page.get_by_role("combobox", name="Quantize").select_option("int8")
     page.get_by_label("Calibration data").set_input_files(tmp_path / "images.npz")
     page.get_by_role("button", name="Tune").click()
-    page.get_by_role("link", name="little").click()
+    expect(page.get_by_role("alert")).to_have_text("choose a device")
+    page.get_by_role("checkbox", name=CALIBRATED.name, exact=True).check()
+    page.get_by_role("button", name="Tune").click()
+    page.get_by_role("link", name="little", exact=True).click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("queued")
     layer = LayerAccuracy("conv_7", "Conv", kept=True, own_db=None, total_db=31.25)
     accuracy = Quantization(Quantize.INT8, False, 2, 2, 1, (OutputAccuracy("y", 30.0),), (layer,))
@@ -351,8 +433,8 @@ def test_the_keyboard_is_enough(page: Page, site: Service) -> None:
     expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
     page.keyboard.press("Enter")
     expect(page.locator("main")).to_be_focused()
-    link = page.get_by_role("link", name="resnet18")
-    for _ in range(60):
+    link = page.get_by_role("link", name="resnet18", exact=True)
+    for _ in range(120):
         page.keyboard.press("Tab")
         if link.evaluate("one => one === document.activeElement"):
             break
@@ -380,3 +462,22 @@ def test_a_token_signs_in_and_out(page: Page, guarded: Service) -> None:
     page.get_by_label("Token").fill(ADMIN)
     page.keyboard.press("Enter")
     expect(page.get_by_label("Drop a model here")).to_be_attached()
+
+
+def test_a_job_is_repeated_with_changes_on_two_devices(page: Page, site: Service) -> None:
+    open_page(page, site, "#/jobs/job-done")
+    page.get_by_role("link", name="Repeat resnet18 with changes").click()
+    expect(page.get_by_label("Trials, at most")).to_have_value("600")
+    expect(page.get_by_label("Minutes, at most")).to_have_value("30")
+    expect(page.get_by_label("Shapes of dynamic inputs")).to_have_value("input=1,3,224,224")
+    page.get_by_role("button", name="A first look: 5 minutes").click()
+    expect(page.get_by_label("Trials, at most")).to_have_value("")
+    page.get_by_role("checkbox", name=CALIBRATED.name, exact=True).check()
+    page.get_by_role("button", name="Tune").click()
+    expect(page.get_by_role("checkbox", name="Compare resnet18")).to_have_count(3)
+    with site.database.begin() as session:
+        native, chosen = jobs.list_jobs(session, 50, None, words=["resnet18"], state=JobState.QUEUED)
+    assert {job.request.target for job in (native, chosen)} == {"native", CALIBRATED.key}
+    assert {(job.request.budget.minutes, job.request.shapes["input"]) for job in (native, chosen)} == {
+        (5.0, (1, 3, 224, 224))
+    }

@@ -1,17 +1,25 @@
 // One job: its speed-up, its trials, the network's time by subgraph, and its failures.
 import { useEffect, useMemo, useState } from "preact/hooks";
-import { isReport } from "tunefarm/api.js";
+import { call, isReport } from "tunefarm/api.js";
 import { Chart, colour, Treemap } from "tunefarm/charts.js";
 import { digits, duration, latency, percent, plural, time } from "tunefarm/format.js";
 import { useAnswer, useJobEvents, useTitle } from "tunefarm/hooks.js";
 import { html } from "tunefarm/html.js";
 import { Actions } from "tunefarm/pages/jobs.js";
 import { Roofline } from "tunefarm/pages/roofline.js";
-import { Alert, Answer, Fact, Gain, State, Trials } from "tunefarm/pages/parts.js";
-import { machineLimits, progress, subgraphs, sum, verdict } from "tunefarm/series.js";
+import { Alert, Answer, DeviceName, Fact, Field, Gain, State, Tags, Trials } from "tunefarm/pages/parts.js";
+import { improvement, progress, spread, subgraphs, sum } from "tunefarm/series.js";
 
 // The number of subgraphs with their own colour. The others share one.
 const NAMED = 7;
+// A smaller gain in the last quarter of the trials means that the search is done.
+const DONE_BELOW = 0.01;
+// How noisy a measurement is: a word, the look of its badge, and the largest spread of its repeats.
+const NOISE = [
+  ["steady", "done", 0.01],
+  ["some noise", "draining", 0.03],
+  ["noisy", "failed", Infinity],
+];
 // Why the search ended.
 const ENDS = {
   trials: "all trials were spent",
@@ -81,8 +89,8 @@ function Head({ job, scopes, onChange }) {
       <${Fact} name=${`since ${time(job.created_at)}`}>${job.started_at ? duration(took) : "not started"}<//>
     </dl>
     ${peer?.note && html`<p class="muted">Not compared with ONNX Runtime: ${peer.note}.</p>`}
+    <${Notes} job=${job} mayEdit=${maySubmit} onChange=${onChange} />
     <p class="muted">Job <code>${job.id}</code> · target <code>${job.target}</code>
-      ${job.device_class && html` · device class <code>${job.device_class}</code>`}
       ${job.minutes !== null && ` · at most ${digits(job.minutes)} minutes`}
       ${job.latency_s !== null && ` · until it takes ${latency(job.latency_s)}`}
       ${job.min_gain !== null && ` · until a minute gains less than ${digits(100 * job.min_gain)} %`} · seed ${job.seed}
@@ -90,19 +98,93 @@ function Head({ job, scopes, onChange }) {
   `;
 }
 
+// What people wrote about the job.
+function Notes({ job, mayEdit, onChange }) {
+  const [isOpen, setOpen] = useState(false);
+  const [problem, setProblem] = useState(null);
+  const save = async (event) => {
+    event.preventDefault();
+    const form = new FormData(event.target);
+    setProblem(null);
+    try {
+      const tags = form.get("tags").split(/[\s,]+/).filter(Boolean);
+      await call("PATCH", `v1/jobs/${encodeURIComponent(job.id)}`, { tags, notes: form.get("notes").trim() });
+      setOpen(false);
+      onChange();
+    } catch (refused) {
+      setProblem(refused);
+    }
+  };
+  if (isOpen) {
+    return html`<form class="card fields" onSubmit=${save}>
+      <label>Tags, with spaces between them <${Field} name="tags" value=${job.tags.join(" ")} autofocus /></label>
+      <label class="long">Notes <textarea name="notes" rows="3" maxlength="4000" defaultValue=${job.notes}></textarea></label>
+      <button class="main">Save</button>
+      <button type="button" onClick=${() => setOpen(false)}>Don't save</button>
+      ${problem && html`<${Alert} problem=${problem} />`}
+    </form>`;
+  }
+  if (!mayEdit && !job.tags.length && !job.notes) return null;
+  return html`<p class="notes">${job.notes}<${Tags} job=${job} />${mayEdit && html` <button type="button" class="small" onClick=${() => setOpen(true)}>Edit tags and notes</button>`}</p>`;
+}
+
 function Details({ job, classes, tasks, trials }) {
   const parts = useMemo(() => subgraphs(tasks, trials), [tasks, trials]);
   const found = useMemo(() => progress(tasks, trials), [tasks, trials]);
   return html`
+    <${Glance} job=${job} classes=${classes} parts=${parts} steps=${found.steps} trials=${trials} />
     <${WholeModel} job=${job} />
     ${job.quantize !== "none" && ["tuning", "publishing", "done"].includes(job.state) && html`<${Quantized} job=${job} />`}
     <${Progress} job=${job} steps=${found.steps} />
     <${Allocation} parts=${parts} snapshots=${found.snapshots} />
     <${Maps} job=${job} parts=${parts} />
     <${Roofline} job=${job} classes=${classes} parts=${parts} />
-    <${Table} job=${job} parts=${parts} classes=${classes} />
+    <${Table} job=${job} parts=${parts} />
     <${Failures} trials=${trials} />
   `;
+}
+
+// The first questions about a job, each answered in a sentence.
+function Glance({ job, classes, parts, steps, trials }) {
+  const found = improvement(steps, trials.task.length);
+  return html`<section class="card">
+    <h2>At a glance</h2>
+    <dl class="pairs">
+      <dt>Done improving?</dt><dd>${improving(job, found)}</dd>
+      <dt>Where does the time go?</dt><dd>${timeGoes(parts)}</dd>
+      <dt>Can I trust it?</dt><dd><${Trust} job=${job} /></dd>
+      <dt>Measured on</dt><dd>${job.device_class ? html`<${DeviceName} classes=${classes?.items} job=${job} /> <span class="muted">device class <code>${job.device_class}</code></span>` : "no device yet"}</dd>
+      ${!isReport && job.state === "done" && html`<dt>How do I get it?</dt><dd>Download the model, unpack it, and run it: <code>pip install tunefarm-runtime</code>, <code>tunefarm_runtime.load("FOLDER")</code>.</dd>`}
+    </dl>
+  </section>`;
+}
+
+function improving(job, found) {
+  if (found === null) return job.finished ? "it had too few trials to tell" : "too early to tell";
+  const lately = `in the last quarter of ${plural(found.trials, "trial")} it became ${(100 * found.gain).toFixed(1)} % faster`;
+  if (found.gain < DONE_BELOW) return `Yes: ${lately}.`;
+  return `${job.finished ? "Not yet, more trials may help" : "No"}: ${lately}, the last time ${plural(found.since, "trial")} ago.`;
+}
+
+function timeGoes(parts) {
+  const total = sum(parts.map((part) => part.network_s ?? 0));
+  if (!total) return "nothing is measured yet";
+  const shares = parts.map((part) => (part.network_s ?? 0) / total);
+  const costliest = parts.slice(0, 2).map((part, number) => `${percent(shares[number])} in ${part.label}`);
+  let [most, reached] = [0, 0];
+  while (reached < 0.8) reached += shares[most++];
+  return `${costliest.join(", ")}; ${percent(reached)} in ${most} of ${plural(parts.length, "subgraph")}`;
+}
+
+// How steady the measured latency is, and why one may believe it.
+function Trust({ job }) {
+  const tuned = spread(job.tuned_s);
+  if (!tuned) return job.finished ? "the whole model was not timed" : "the whole model is timed at the end; until then its latency is an estimate";
+  const peer = spread(job.onnxruntime?.run_s ?? []);
+  const [word, kind] = NOISE.find(([, , most]) => tuned.noise <= most);
+  const apart = peer && (tuned.high < peer.low || peer.high < tuned.low);
+  return html`<span class=${`state ${kind}`}>${word}</span> ${plural(job.tuned_s.length, "repeat")} between ${latency(tuned.low)} and ${latency(tuned.high)}, half of them within ${(100 * tuned.noise).toFixed(1)} % of the median${
+    peer && (apart ? "; none overlaps with ONNX Runtime's" : "; some overlap with ONNX Runtime's")}.`;
 }
 
 // The whole model's timings on the device (ONNX Runtime, untuned, tuned) on one scale.
@@ -115,11 +197,10 @@ function WholeModel({ job }) {
     <h2>The whole model on the device</h2>
     <dl class="bars">
       ${models.map(([name, secs]) => {
-        const sorted = [...secs].sort((a, b) => a - b);
-        const median = sorted.length % 2 ? sorted[(sorted.length - 1) / 2] : (sorted[sorted.length / 2 - 1] + sorted[sorted.length / 2]) / 2;
+        const { median, low, high } = spread(secs);
         return html`<dt>${name}</dt>
           <dd><i class=${name} style=${{ width: `${(100 * median) / slowest}%` }}></i>
-            <span>${latency(median)}<span class="muted"> · ${latency(sorted[0])} to ${latency(sorted.at(-1))}, ${plural(secs.length, "repeat")}</span></span></dd>`;
+            <span>${latency(median)}<span class="muted"> · ${latency(low)} to ${latency(high)}, ${plural(secs.length, "repeat")}</span></span></dd>`;
       })}
     </dl>
   </section>`;
@@ -160,7 +241,7 @@ function Progress({ job, steps }) {
     () =>
       by === "trials"
         ? { label: "trial", format: digits, values: steps.trial }
-        : { label: "after", format: duration, values: steps.at_s },
+        : { label: "time since the start", format: duration, values: steps.at_s },
     [steps, by],
   );
   const { untuned_latency_s: untuned, tuned_latency_s: tuned } = job;
@@ -182,14 +263,14 @@ function Progress({ job, steps }) {
       )}
     </fieldset>
     <${Chart} title="Best latency" note="Estimated as the sum of the best programs of all subgraphs, from when each has been measured; straight lines are whole models, as the device measured them."
-      x=${x} y=${{ format: latency, log: true }} series=${series} />
+      x=${x} y=${{ label: "latency", format: latency, log: true }} series=${series} />
   </section>`;
 }
 
 // The trials of each subgraph over time, and its latency.
 function Allocation({ parts, snapshots }) {
   const groups = useMemo(() => grouped(parts), [parts]);
-  const x = useMemo(() => ({ label: "after", format: duration, values: snapshots.map((one) => one.at_s) }), [snapshots]);
+  const x = useMemo(() => ({ label: "time since the start", format: duration, values: snapshots.map((one) => one.at_s) }), [snapshots]);
   const areas = (key) =>
     groups.map(({ label, workloads, colour }) => ({
       label,
@@ -200,14 +281,14 @@ function Allocation({ parts, snapshots }) {
   const trials = useMemo(() => areas("spent"), [groups, snapshots]);
   const times = useMemo(() => areas("network"), [groups, snapshots]);
   return html`<section class="card two">
-    <${Chart} title="Trials of each subgraph" note="How the allocator spends the budget." x=${x} y=${{ format: digits }} series=${trials} />
-    <${Chart} title="Time of each subgraph" note="The latency of its best program times its number of occurrences." x=${x} y=${{ format: latency }} series=${times} />
+    <${Chart} title="Trials of each subgraph" note="How the allocator spends the budget." x=${x} y=${{ label: "trials", format: digits }} series=${trials} />
+    <${Chart} title="Time of each subgraph" note="The latency of its best program times its number of occurrences." x=${x} y=${{ label: "time in one run", format: latency }} series=${times} />
   </section>`;
 }
 
 // The costliest subgraphs each get a colour, the others share one.
 function grouped(parts) {
-  const named = parts.slice(0, NAMED).map((part, number) => ({ label: part.name, workloads: [part.workload], colour: colour(number) }));
+  const named = parts.slice(0, NAMED).map((part, number) => ({ label: part.label, workloads: [part.workload], colour: colour(number) }));
   const rest = parts.slice(NAMED);
   if (!rest.length) return named;
   return [...named, { label: `${rest.length} others`, workloads: rest.map((part) => part.workload), colour: colour(NAMED) }];
@@ -221,7 +302,7 @@ function Maps({ job, parts }) {
   const items = (key) =>
     both.map((part) => ({
       key: part.workload,
-      label: part.name,
+      label: part.label,
       detail: latency(seconds(part, key)),
       value: seconds(part, key),
       colour: colour(parts.indexOf(part)),
@@ -241,9 +322,7 @@ function taskHref(job, workload) {
   return `#/jobs/${encodeURIComponent(job.id)}/tasks/${encodeURIComponent(workload)}`;
 }
 
-function Table({ job, parts, classes }) {
-  const device = classes?.items.find((one) => one.key === job.device_class);
-  const limits = device && machineLimits(device);
+function Table({ job, parts }) {
   const total = sum(parts.map((part) => part.network_s ?? 0));
   return html`<section class="card">
     <h2>Subgraphs</h2>
@@ -255,14 +334,16 @@ function Table({ job, parts, classes }) {
       <tbody>
         ${parts.map(
           (part, number) => html`<tr key=${part.workload}>
-            <th scope="row" data-label="Subgraph"><i class="dot" style=${{ background: colour(number) }}></i><a href=${taskHref(job, part.workload)}>${part.name}</a>
-              ${part.best?.variant && html` <span class="muted">by ${part.best.variant}</span>`}</th>
+            <th scope="row" data-label="Subgraph"><i class="dot" style=${{ background: colour(number) }}></i><a href=${taskHref(job, part.workload)}>${part.label}</a>
+              ${part.own.layer && part.weight > 1 && html` <span class="muted">and ${part.weight - 1} more</span>`}
+              ${part.best?.variant && html` <span class="muted">by ${part.best.variant}</span>`}
+              ${part.own.layer && html`<br /><span class="muted operators">${part.own.name}</span>`}</th>
             <td data-label="Times">${part.weight}</td>
             <td data-label="Trials">${part.trials}</td>
             <td data-label="First">${latency(part.first_s)}</td>
             <td data-label="Best">${part.own.covered ? latency(part.best_s) : html`<span class="muted">not tuned: ${part.own.reason}</span>`}</td>
             <td data-label="Share">${percent(part.network_s === null ? null : part.network_s / total)}</td>
-            <td data-label="Of the device's limit">${verdict(limits, part.best, part.best_s)}</td>
+            <td data-label="Of the device's limit">${part.best?.verdict || "–"}</td>
           </tr>`,
         )}
       </tbody>

@@ -48,7 +48,7 @@ function Accuracy({ versions }) {
   return html`<div class="two">
     ${charts.map(
       ({ label, series }) => html`<${Chart} title=${`Accuracy: ${label}`} note="By the number of records of each version." x=${x}
-        y=${{ format: label.startsWith("R²") ? digits : percent }} series=${series} height=${200} />`,
+        y=${{ label, format: label.startsWith("R²") ? digits : percent }} series=${series} height=${200} />`,
     )}
   </div>`;
 }

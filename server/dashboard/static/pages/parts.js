@@ -1,9 +1,9 @@
 // Components that several pages use.
-import { useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import { html } from "tunefarm/html.js";
 
 // The most trials of a job: such a job has another goal.
-const MAX_TRIALS = 10_000_000;
+export const MAX_TRIALS = 10_000_000;
 
 // An answer: its value rendered by `children`, or a problem, or a word while it is loading.
 export function Answer({ answer, children }) {
@@ -31,6 +31,13 @@ export function Hash({ workload }) {
   return html`<code>${workload}</code>${navigator.clipboard && html` <button type="button" class="small" onClick=${copy} aria-label=${`Copy the hash ${workload}`}>${isCopied ? "copied" : "copy"}</button>`}`;
 }
 
+// An input that keeps its typed text while its page is rendered again.
+export function Field({ value, ...attributes }) {
+  const [typed, setTyped] = useState(value);
+  useEffect(() => setTyped(value), [value]);
+  return html`<input ...${attributes} value=${typed} onInput=${(event) => setTyped(event.target.value)} />`;
+}
+
 // A figure with its name below it.
 export function Fact({ name, children }) {
   return html`<div class="fact"><dd>${children}</dd><dt>${name}</dt></div>`;
@@ -47,7 +54,24 @@ export function Trials({ job, leftS }) {
   </span>`;
 }
 
-// The tuned model's speed-up.
+// The published model's speed-up over ONNX Runtime.
+export function Ratio({ job }) {
+  const ratio = job.onnxruntime?.ratio;
+  return ratio ? html`<b class=${ratio >= 1 ? "gain" : ""}>${ratio.toPrecision(3)}×</b>` : "–";
+}
+
+// The name of a job's device class; its target while the class isn't known.
+export function DeviceName({ classes, job }) {
+  const device = classes?.find((one) => one.key === job.device_class);
+  return device?.name ?? job.device_class?.slice(0, 6) ?? job.target;
+}
+
+// A job's tags, each a link to the jobs with that tag.
+export function Tags({ job }) {
+  return html`${job.tags.map((tag) => html` <a class="tag" href=${`#/jobs?tag=${encodeURIComponent(tag)}`}>${tag}</a>`)}`;
+}
+
+// The tuned model's speed-up over the untuned one.
 export function Gain({ job }) {
   const { untuned_latency_s: untuned, tuned_latency_s: tuned } = job;
   return untuned && tuned ? html`<b class="gain">${(untuned / tuned).toPrecision(3)}×</b>` : "–";

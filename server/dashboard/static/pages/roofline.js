@@ -16,7 +16,7 @@ export function Roofline({ job, classes, parts, here }) {
   if (!chart) return null;
   return html`<section class="card">
     <${Chart} title="Roofline" note=${`The limits of ${device.name}, as measured by calibration. A subgraph left of the bend waits for memory unless its operands stay in a cache.`}
-      x=${chart.x} y=${chart.y} series=${chart.series} height=${320} />
+      x=${chart.x} y=${chart.y} series=${chart.series} names=${chart.names} height=${320} />
   </section>`;
 }
 
@@ -27,6 +27,7 @@ function series(limits, parts, here) {
       // A chart has one point for each x, so points with equal x are moved by an invisible amount.
       intensity: (part.best.flops / part.best.num_bytes) * (1 + number * 1e-6),
       speed: part.best.flops / part.best_s,
+      label: part.label,
       isHere: part.tasks.some((task) => task.workload === here),
     }));
   if (!points.length) return null;
@@ -39,6 +40,7 @@ function series(limits, parts, here) {
     const speeds = new Map(points.filter((one) => one.isHere === wanted).map((one) => [one.intensity, one.speed]));
     return values.map((value) => speeds.get(value) ?? null);
   };
+  const labels = new Map(points.map((one) => [one.intensity, one.label]));
   const roofs = limits.bytes.map(([name, rate], number) => ({
     label: `from ${name}`,
     kind: "line",
@@ -48,8 +50,9 @@ function series(limits, parts, here) {
   const dots = [{ label: here ? "other subgraphs" : "subgraphs", kind: "points", colour: "var(--series-0)", values: at(false) }];
   if (points.some((one) => one.isHere)) dots.push({ label: "this subgraph", kind: "points", colour: "var(--series-1)", values: at(true) });
   return {
-    x: { label: "FLOP per byte", format: digits, log: true, values },
-    y: { format: (value) => scaled(value, "FLOP/s"), log: true },
+    x: { label: "operations a byte (FLOP/B)", format: digits, log: true, values },
+    y: { label: "operations a second", format: (value) => scaled(value, "FLOP/s"), log: true },
+    names: values.map((value) => labels.get(value) ?? null),
     series: [...roofs, ...dots],
   };
 }

@@ -14,13 +14,15 @@ export function SubgraphPage({ id, workload }) {
   const tasks = useAnswer(`${path}/tasks`);
   const classes = useAnswer("v1/device-classes");
   const found = useAnswer(`${path}/tasks/${encodeURIComponent(workload)}`);
-  useTitle(found.value && job.value && `${found.value.task.name} of ${job.value.model_name}`);
+  useTitle(found.value && job.value && `${found.value.task.layer || found.value.task.name} of ${job.value.model_name}`);
   return html`<${Answer} answer=${found}>
     ${({ task, tvmscript, programs, predictions }) => html`
       <p class="muted"><a href=${`#/jobs/${encodeURIComponent(id)}`}>${job.value?.model_name ?? "The job"}</a> / subgraph</p>
-      <h1>${task.name}${task.variant && html` <span class="muted">by ${task.variant}</span>`}</h1>
+      <h1>${task.layer || task.name}${task.variant && html` <span class="muted">by ${task.variant}</span>`}</h1>
+      ${task.layer && html`<p>${task.name}</p>`}
       ${task.signature && html`<p><code>${task.signature}</code></p>`}
       <p class="muted">Workload <${Hash} workload=${task.workload} />: <code>tunefarm show</code> and <code>tunefarm best</code> take it.</p>
+      ${task.verdict && html`<p><b>${task.verdict}</b></p>`}
       ${!task.covered && html`<p>The search doesn't tune it: ${task.reason}.</p>`}
       <dl class="facts">
         <${Fact} name="best program">${latency(task.best_s)}<//>
@@ -84,7 +86,7 @@ function Predictions({ trials }) {
   });
   return html`<section class="card">
     <${Chart} title="Predicted and measured" note="Latencies that the cost model (predicted) and its analytic part (estimated) gave for this job's programs."
-      x=${x} y=${{ format: latency, log: true }} series=${series} />
+      x=${x} y=${{ label: "predicted", format: latency, log: true }} series=${series} />
     <p>Rank correlation with the measured times (Spearman): ${ranks.map(([name, value], at) => html`${at > 0 && ", "}${name} <b>${value === null ? "–" : value.toFixed(2)}</b>`)}.</p>
   </section>`;
 }

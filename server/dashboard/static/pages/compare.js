@@ -1,0 +1,130 @@
+// Two and more jobs beside each other: what they reached, how they got there, where they differ.
+import { useMemo, useState } from "preact/hooks";
+import { Chart, colour } from "tunefarm/charts.js";
+import { digits, duration, latency, plural, speedup } from "tunefarm/format.js";
+import { useAnswers } from "tunefarm/hooks.js";
+import { html } from "tunefarm/html.js";
+import { Answer, DeviceName, Gain, Ratio, State, Trials } from "tunefarm/pages/parts.js";
+import { joined, progress, subgraphs } from "tunefarm/series.js";
+
+// As many have a colour of their own.
+const MOST = 6;
+
+// `query` has the ids of the jobs, with commas between them; the first is the one that others are compared with.
+export function ComparePage({ query }) {
+  const asked = new URLSearchParams(query).get("jobs")?.split(",").filter(Boolean) ?? [];
+  const ids = [...new Set(asked)].slice(0, MOST);
+  const answers = useAnswers(
+    ids.flatMap((id) => ["", "/tasks", "/trials"].map((end) => `v1/jobs/${encodeURIComponent(id)}${end}`)).concat("v1/device-classes"),
+  );
+  if (ids.length < 2) return html`<h1>Compare jobs</h1><p>Choose two jobs or more <a href="#/jobs">in their list</a>.</p>`;
+  return html`<h1>Compare ${plural(ids.length, "job")}</h1>
+    ${asked.length > MOST && html`<p class="muted">These are the first ${MOST}.</p>`}
+    <${Answer} answer=${answers}>${(values) => html`<${Comparison} values=${values} />`}<//>`;
+}
+
+function Comparison({ values }) {
+  const compared = useMemo(() => {
+    const found = [];
+    for (let at = 0; at + 2 < values.length; at += 3) {
+      const [job, { items }, trials] = values.slice(at, at + 3);
+      found.push({ job, parts: subgraphs(items, trials), steps: progress(items, trials).steps });
+    }
+    return found;
+  }, [values]);
+  return html`
+    <${Results} compared=${compared} classes=${values.at(-1).items} />
+    <${Curves} compared=${compared} />
+    <${Subgraphs} compared=${compared} />
+  `;
+}
+
+function JobLink({ job, number }) {
+  return html`<i class="dot" style=${{ background: colour(number) }}></i><a href=${`#/jobs/${encodeURIComponent(job.id)}`}>${job.model_name}</a> <code class="muted">${job.id.slice(0, 12)}</code>`;
+}
+
+function Results({ compared, classes }) {
+  const first = compared[0].job.tuned_latency_s;
+  return html`<section class="card">
+    <h2>Results</h2>
+    <table class="cards">
+      <caption class="hidden">What each job has reached</caption>
+      <thead><tr><th scope="col">Job</th><th scope="col">Device</th><th scope="col">State</th><th scope="col">Trials</th><th scope="col">Took</th><th scope="col">Latency</th><th scope="col">Than the first</th><th scope="col">Than ONNX Runtime</th><th scope="col">Than untuned</th></tr></thead>
+      <tbody>
+        ${compared.map(
+          ({ job }, number) => html`<tr key=${job.id}>
+            <th scope="row" data-label="Job"><${JobLink} job=${job} number=${number} /></th>
+            <td data-label="Device"><${DeviceName} classes=${classes} job=${job} /></td>
+            <td data-label="State"><${State} state=${job.state} /></td>
+            <td data-label="Trials"><${Trials} job=${job} /></td>
+            <td data-label="Took">${job.started_at && job.finished_at ? duration(job.finished_at - job.started_at) : "–"}</td>
+            <td data-label="Latency">${latency(job.tuned_latency_s)}</td>
+            <td data-label="Than the first">${number ? speedup(first, job.tuned_latency_s) : "–"}</td>
+            <td data-label="Than ONNX Runtime"><${Ratio} job=${job} /></td>
+            <td data-label="Than untuned"><${Gain} job=${job} /></td>
+          </tr>`,
+        )}
+      </tbody>
+    </table>
+  </section>`;
+}
+
+function Curves({ compared }) {
+  const [by, setBy] = useState("trials");
+  const { x, series } = useMemo(() => {
+    const column = by === "trials" ? "trial" : "at_s";
+    const lines = joined(compared.map(({ steps }) => ({ x: steps[column], y: steps.network_s })));
+    return {
+      x: { label: by === "trials" ? "trials" : "time since the start", format: by === "trials" ? digits : duration, values: lines.x },
+      series: lines.y.map((values, number) => ({ label: `${compared[number].job.model_name} ${compared[number].job.id.slice(0, 12)}`, kind: "step", values })),
+    };
+  }, [compared, by]);
+  return html`<section class="card">
+    <fieldset class="choice">
+      <legend class="hidden">Compare against</legend>
+      ${["trials", "time"].map(
+        (one) => html`<label><input type="radio" name="by" checked=${by === one} onChange=${() => setBy(one)} /> ${one}</label>`,
+      )}
+    </fieldset>
+    <${Chart} title="Best latency" note="Estimated as the sum of the best programs of all subgraphs, from when each has been measured."
+      x=${x} y=${{ label: "latency", format: latency, log: true }} series=${series} />
+  </section>`;
+}
+
+// A row for each subgraph of any of the jobs, the one with the largest difference first.
+function Subgraphs({ compared }) {
+  const rows = useMemo(() => {
+    const found = new Map();
+    compared.forEach(({ parts }, number) =>
+      parts.forEach((part) => {
+        if (!found.has(part.workload)) found.set(part.workload, { part, cells: compared.map(() => null) });
+        found.get(part.workload).cells[number] = part;
+      }),
+    );
+    const spread = ({ cells }) => {
+      const known = cells.map((cell) => cell?.network_s).filter(Number.isFinite);
+      return known.length > 1 ? Math.max(...known) - Math.min(...known) : -1;
+    };
+    return [...found.values()].sort((a, b) => spread(b) - spread(a));
+  }, [compared]);
+  return html`<section class="card">
+    <h2>Subgraphs</h2>
+    <div class="scroll wide" tabindex="0" role="region" aria-label="Subgraphs of the jobs">
+      <table>
+        <caption class="hidden">Best latency of each subgraph, the largest difference first</caption>
+        <thead><tr><th scope="col">Subgraph</th>${compared.map(({ job }, number) => html`<th scope="col"><${JobLink} job=${job} number=${number} /></th>`)}</tr></thead>
+        <tbody>
+          ${rows.map(
+            ({ part, cells }) => html`<tr key=${part.workload}>
+              <th scope="row">${part.label}${part.own.layer && html`<br /><span class="muted operators">${part.own.name}</span>`}</th>
+              ${cells.map(
+                (cell, number) => html`<td>${cell === null ? "not in it" : latency(cell.best_s)}
+                  ${number > 0 && cell?.best_s && cells[0]?.best_s ? html`<br /><span class="muted">${speedup(cells[0].best_s, cell.best_s)}</span>` : ""}</td>`,
+              )}
+            </tr>`,
+          )}
+        </tbody>
+      </table>
+    </div>
+  </section>`;
+}
