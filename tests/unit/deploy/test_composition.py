@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -93,6 +94,25 @@ def test_everything_that_has_to_be_set_is_in_the_example_and_has_no_default() ->
         uses = re.findall(rf"\$\{{{name}(.)", COMPOSE.read_text())
         assert set(uses) == {":"}, f"{name} may be empty"
     assert ".env" in (ROOT / ".gitignore").read_text().splitlines()
+
+
+def test_one_command_makes_the_secrets_once(tmp_path: Path) -> None:
+    (tmp_path / "deploy").mkdir()
+    for name in (".env.example", "deploy/make-env.sh"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    command = ["sh", "deploy/make-env.sh"]
+    assert subprocess.run(command, cwd=tmp_path).returncode == 0
+    env = tmp_path / ".env"
+    made = dict(line.split("=", 1) for line in env.read_text().splitlines() if line and line[0] != "#")
+    secrets = {name: value for name, value in made.items() if name != "LISTEN"}
+    assert made["LISTEN"] == "127.0.0.1"
+    assert all(re.fullmatch("[0-9a-f]{64}", value) for value in secrets.values())
+    assert len(set(secrets.values())) == len(secrets)
+    assert env.stat().st_mode & 0o777 == 0o600
+    before = env.read_text()
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (again.returncode, env.read_text()) == (1, before)
+    assert "delete an old one to make new secrets" in again.stderr
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -1,0 +1,17 @@
+#!/bin/sh
+# Write .env from .env.example, with a random secret for each variable that has no value.
+set -eu
+cd "$(dirname "$0")/.."
+umask 077
+# Without clobbering: services keep the secrets that they were started with.
+set -C
+while IFS= read -r line; do
+    case $line in
+        [A-Z]*=) printf '%s%s\n' "$line" "$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')" ;;
+        *) printf '%s\n' "$line" ;;
+    esac
+done < .env.example > .env || {
+    echo "make-env: .env is not written: delete an old one to make new secrets" >&2
+    exit 1
+}
+echo ".env has new secrets; TUNEFARM_TOKEN is the one that commands need"
