@@ -21,6 +21,7 @@ from tunefarm.cli import (
     infer,
     init,
     jobs,
+    mcp_server,
     processes,
     releases,
     schedules,
@@ -38,7 +39,7 @@ NAME = "tunefarm"
 BAD_INPUT_STATUSES = (400, 413, 415, 422)
 
 app = typer.Typer(
-    epilog="Also: init, top, diff, check, verify, infer, release, webhook, server, scheduler, backup, "
+    epilog="Also: init, top, mcp, diff, check, verify, infer, release, webhook, server, scheduler, backup, "
     "restore, delete, delete-imported, migrate, calibrate. docs/commands.md lists the exit codes.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -89,6 +90,7 @@ app.command()(compiled.bench)
 app.command(hidden=True)(compiled.bundle)
 app.command()(doctor.doctor)
 app.command(hidden=True)(init.init)
+app.command(hidden=True)(mcp_server.mcp)
 for storing in (storage.backup, storage.restore, storage.migrate):
     app.command(hidden=True)(storing)
 app.add_typer(releases.app, name="release", hidden=True)

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -52,7 +53,7 @@ from tunefarm.client.artifact import QUANTIZED
 from tunefarm.client.client import Client, ClientError
 from tunefarm.client.sizes import IncompleteShape, Size, SizesError, sizes_of
 from tunefarm.client.values import Job, JobRequest, ModelRequest, OnnxRuntime, Task
-from tunefarm.embedded.service import Service, connect_or_start
+from tunefarm.embedded.service import Service, connect, connect_or_start
 from tunefarm.errors import InputError
 from tunefarm.settings import CommandSettings, load
 
@@ -99,6 +100,12 @@ def tune(
         ),
     ] = None,
     target: Targets = None,
+    matrix: Annotated[
+        bool,
+        typer.Option(
+            help="Print one table of models and devices; without --target, of all devices that are ready."
+        ),
+    ] = False,
     *,
     options: JobOptions,
     output: Output = None,
@@ -139,7 +146,21 @@ def tune(
         **options_of(options),
     )
     settings = load(server=server, token=token, data=data, threads=threads)
-    _run_and_print(models, request, output, settings, features, as_json, bundle, target or ())
+    targets = target or (_ready_targets(settings) if matrix else ())
+    _run_and_print(models, request, output, settings, features, as_json, bundle, targets, matrix=matrix)
+
+
+def _ready_targets(settings: CommandSettings) -> list[str]:
+    """Return the device classes of a running service's workers, by name where only one class has it. Raises
+    CommandError and ClientError."""
+    with connect(settings) as service:
+        workers, classes = service.client.workers(), service.client.device_classes()
+    ready = {worker.device_class for worker in workers if worker.connected}
+    names = Counter(one.name for one in classes)
+    targets = [one.name if names[one.name] == 1 else one.key for one in classes if one.key in ready]
+    if not targets:
+        raise CommandError("no device is ready: attach one with `tunefarm worker`", ExitCode.REFUSED)
+    return targets
 
 
 def per_model(
@@ -285,12 +306,16 @@ def _run_and_print(
     as_json: bool,
     bundle: bool,
     targets: Sequence[str] = (),
+    *,
+    matrix: bool = False,
 ) -> None:
     jobs, results = run_job(
         files, request, output, settings, features, silent=as_json, bundle=bundle, targets=targets
     )
     if as_json and results:
         print_json(results[0].as_json() if len(jobs) == 1 else [result.as_json() for result in results])
+    elif not as_json and matrix:
+        stdout().print(_matrix(jobs, targets))
     elif not as_json and len(targets) > 1:
         stdout().print(_target_table(jobs, results))
     elif not as_json:
@@ -317,6 +342,22 @@ def _target_table(jobs: Sequence[Job], results: Sequence[TuneResult]) -> Table:
             job.id,
         )
         table.add_row(*map(escape, cells))
+    return table
+
+
+def _matrix(jobs: Sequence[Job], targets: Sequence[str]) -> Table:
+    """Return a row for each model and size, with its latency on each target, and how much faster it is than
+    ONNX Runtime there."""
+    table = Table("model", *map(escape, targets), box=None, pad_edge=False)
+    rows: dict[str, dict[str, str]] = {}
+    for job in jobs:
+        shapes = " ".join(f"{name}={','.join(map(str, shape))}" for name, shape in job.shapes.items())
+        peer = job.onnxruntime
+        ratio = "" if peer is None or peer.ratio is None else f" ({peer.ratio:.2f}x ONNX Runtime)"
+        cell = f"{latency_text(job.published_latency_s)}{ratio}" if job.state is JobState.DONE else job.state
+        rows.setdefault(f"{job.model_name} {shapes}".strip(), {})[job.target] = cell
+    for name, cells in rows.items():
+        table.add_row(escape(name), *(cells.get(target, "-") for target in targets))
     return table
 
 

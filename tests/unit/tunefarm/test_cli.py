@@ -9,6 +9,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,9 +19,10 @@ from rich.console import Console
 from core.exit_code import ExitCode
 from core.job import MAX_TRIALS, JobState
 from tests.onnx_models import masked_attention
-from tests.unit.tunefarm.fake_service import MESSAGE, FakeService, serving
+from tests.unit.tunefarm.fake_service import MESSAGE, WORKER, FakeService, serving
 from tunefarm.cli import completion, live
 from tunefarm.cli.app import app, run
+from tunefarm.client.values import DeviceClass
 
 
 @pytest.fixture(autouse=True)
@@ -158,6 +160,24 @@ def test_each_target_gets_a_job_and_a_folder_and_all_a_table(
     assert run(app, ["tune", str(model), *flags, "--json"]) == ExitCode.OK
     found = json.loads(capsys.readouterr().out)
     assert [one["job"]["target"] for one in found] == ["pi", "Jetson Orin"]
+
+
+def test_a_matrix_has_models_as_rows_and_ready_devices_as_columns(
+    fake: FakeService, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.device_classes = [asdict(DeviceClass(key, name, 4, 16)) for key, name in BOARDS.items()]
+    fake.workers = [WORKER | {"device_class": key} for key in ("cafe", "beef")]
+    assert run(app, ["tune", str(model), "--matrix", "--server", fake.url]) == ExitCode.OK
+    assert [sent.get("target") for sent in fake.requests] == ["a board", "beef"]
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines == ["model a board beef", "net 20 ms (1.31x ONNX Runtime) 20 ms (1.31x ONNX Runtime)"]
+    fake.workers = []
+    assert run(app, ["tune", str(model), "--matrix", "--server", fake.url]) == ExitCode.REFUSED
+    assert "no device is ready: attach one with `tunefarm worker`" in capsys.readouterr().err
+
+
+# Two classes have one name, and no worker of the last one is there.
+BOARDS = {"cafe": "a board", "beef": "another", "dead": "another"}
 
 
 def test_a_target_that_fails_is_in_the_table(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,93 @@
+"""The tools of `tunefarm mcp`, called by a client of the protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.exit_code import ExitCode
+from core.job import JobState
+from records.jobs import jobs, tasks
+from records.jobs.tasks import TaskSpec
+from tunefarm.cli.app import app, run
+from tunefarm.cli.mcp_server import mcp_server
+from tunefarm.client.client import Client
+
+from .conftest import Service, Worker, onnx_model
+
+mcp: Any = pytest.importorskip("mcp")
+ROOT = Path(__file__).parents[3]
+
+
+def call(service: Service, tool: str, **arguments: Any) -> Any:
+    """Return what a tool answers, as JSON; its message if it fails."""
+
+    async def answer() -> Any:
+        with Client(service.url) as client:
+            async with mcp.Client(mcp_server(client)) as caller:
+                return await caller.call_tool(tool, arguments)
+
+    result = asyncio.run(answer())
+    return result.content[0].text if result.is_error else result.structured_content
+
+
+def test_a_job_is_submitted_watched_and_looked_into(service: Service, worker: Worker, tmp_path: Path) -> None:
+    worker.call()
+    file = tmp_path / "little.onnx"
+    file.write_bytes(onnx_model())
+    job = call(service, "submit", model=str(file), target=worker.device.key, minutes=5.0)
+    assert (job["model_name"], job["minutes"], job["state"]) == ("little", 5.0, "queued")
+    with service.database.begin() as session:
+        tasks.put_workload(session, "w", "{}")
+        tasks.add_tasks(
+            session, job["id"], [TaskSpec(job["id"], "w", "conv2d", 2, 1.0, True, "", (), layer="stem")]
+        )
+    assert call(service, "watch", job=job["id"], wait_s=0)["state"] == "queued"
+    with service.database.begin() as session:
+        assert jobs.advance(session, job["id"], {JobState.QUEUED}, JobState.DONE, 5.0)
+    seen = call(service, "watch", job=job["id"][:-1])
+    assert (seen["state"], seen["estimated_latency_s"]) == ("done", None)
+    assert [one["id"] for one in call(service, "jobs", state="done")["result"]] == [job["id"]]
+    (subgraph,) = call(service, "subgraphs", job=job["id"])["result"]
+    assert (subgraph["layer"], subgraph["weight"]) == ("stem", 2)
+    assert [one["key"] for one in call(service, "devices")["result"]] == [worker.device.key]
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "message"),
+    [
+        ("submit", {"model": "/nowhere/model.onnx"}, "there is no file /nowhere/model.onnx: check the path"),
+        ("watch", {"job": "nobody"}, "nobody"),
+        ("compare", {"first": "a", "second": "b"}, "no job"),
+        ("best", {"workload": "unknown"}, "device"),
+    ],
+)
+def test_a_tool_that_fails_says_why(
+    service: Service, tool: str, arguments: dict[str, str], message: str
+) -> None:
+    assert message in call(service, tool, **arguments)
+
+
+def test_the_command_speaks_over_standard_input_and_output(service: Service) -> None:
+    command = mcp.StdioServerParameters(
+        command=sys.executable, args=["-m", "tunefarm", "mcp", "--server", service.url], cwd=str(ROOT)
+    )
+
+    async def names() -> set[str]:
+        async with mcp.Client(command) as caller:
+            return {tool.name for tool in (await caller.list_tools()).tools}
+
+    assert {"submit", "watch", "best", "compare"} <= asyncio.run(names())
+
+
+def test_the_missing_package_is_named(
+    service: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TUNEFARM_SERVER", service.url)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert run(app, ["mcp"]) == ExitCode.LOCAL
+    assert "pip install 'tunefarm[mcp]'" in capsys.readouterr().err

@@ -1,0 +1,140 @@
+"""`tunefarm mcp`: an assistant submits, watches and compares jobs by tools of the Model Context Protocol."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import wraps
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from core.exit_code import ExitCode
+from core.job import MAX_TRIALS, JobState
+from core.model_latency import network_s
+from system.command import CommandError
+from tunefarm.cli.differences import difference
+from tunefarm.cli.options import Data, Server, Token, checked_model, connected
+from tunefarm.cli.progress import by_time
+from tunefarm.cli.tune import DEFAULT_TRIALS
+from tunefarm.client.client import Client, ClientError
+from tunefarm.client.values import JobRequest
+
+if TYPE_CHECKING:
+    from mcp.server import MCPServer
+
+LOOK_EVERY_S = 2.0
+MAX_WAIT_S = 600.0
+
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
+
+
+def mcp(server: Server = None, token: Token = None, data: Data = None) -> None:
+    """Let an assistant submit and watch jobs (Model Context Protocol).
+
+    Speaks over standard input and output.
+    """
+    if importlib.util.find_spec("mcp") is None:
+        raise CommandError("the package mcp is missing: pip install 'tunefarm[mcp]'", ExitCode.LOCAL)
+    with connected(server, token, data) as service:
+        mcp_server(service.client).run("stdio")
+
+
+def mcp_server(client: Client) -> MCPServer:
+    """Return a server whose tools call the service."""
+    from mcp.server import MCPServer
+
+    served = MCPServer(
+        "tunefarm",
+        instructions="Tunes neural networks on devices. Latencies are in seconds. Submit a model's file, "
+        "then call watch until the job is finished.",
+    )
+    tools = Tools(client)
+    for tool in (
+        tools.submit,
+        tools.watch,
+        tools.jobs,
+        tools.subgraphs,
+        tools.devices,
+        tools.best,
+        tools.compare,
+    ):
+        served.add_tool(_telling(tool))
+    return served
+
+
+class Tools:
+    """What an assistant may call. Results are JSON objects with the fields of `tunefarm.client.values`."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def submit(
+        self,
+        model: str,
+        target: str = "native",
+        trials: int | None = None,
+        minutes: float | None = None,
+        shapes: dict[str, list[int]] | None = None,
+    ) -> dict[str, Any]:
+        """Start tuning a model's file (ONNX, .pt2, StableHLO, TFLite) on a device class; return the job.
+
+        It ends after so many trials (1000 by default) or minutes. `shapes` are the shapes of dynamic inputs.
+        """
+        stored = self._client.upload(checked_model(Path(model)))
+        request = JobRequest(
+            model=stored.sha256,
+            trials=trials or (DEFAULT_TRIALS if minutes is None else MAX_TRIALS),
+            shapes={name: tuple(shape) for name, shape in (shapes or {}).items()},
+            target=target,
+            minutes=minutes,
+        )
+        return asdict(self._client.submit(request))
+
+    def watch(self, job: str, wait_s: float = 60.0) -> dict[str, Any]:
+        """Wait until a job is finished, at most so many seconds (up to 600); return it.
+
+        `estimated_latency_s` is the sum of its best subgraphs, null before all are measured.
+        """
+        job_id = self._client.job_id(job)
+        end = time.monotonic() + min(max(wait_s, 0.0), MAX_WAIT_S)
+        while not (found := self._client.job(job_id)).state.finished and time.monotonic() < end:
+            time.sleep(LOOK_EVERY_S)
+        return asdict(found) | {"estimated_latency_s": network_s(self._client.tasks(job_id))}
+
+    def jobs(self, limit: int = 20, state: JobState | None = None) -> list[dict[str, Any]]:
+        """Return jobs, newest first."""
+        return [asdict(job) for job in islice(self._client.jobs(state=state), max(limit, 0))]
+
+    def subgraphs(self, job: str) -> list[dict[str, Any]]:
+        """Return a job's subgraphs, the costliest first, each with a verdict on what is left to gain."""
+        return [asdict(task) for task in by_time(self._client.tasks(self._client.job_id(job)))]
+
+    def devices(self) -> list[dict[str, Any]]:
+        """Return the device classes that models can be tuned for; `key` and `name` are targets."""
+        return [asdict(device) for device in self._client.device_classes()]
+
+    def best(self, workload: str, target: str = "native") -> dict[str, Any]:
+        """Return the best schedule known of a subgraph's workload, by its hash."""
+        return asdict(self._client.best(workload, target))
+
+    def compare(self, first: str, second: str) -> dict[str, Any]:
+        """Compare what two finished jobs published: latencies, subgraphs and options."""
+        return difference(self._client, first, second).as_json()
+
+
+def _telling(tool: Callable[Args, Result]) -> Callable[Args, Result]:
+    """Return the tool with errors whose messages reach the assistant."""
+    from mcp.server.mcpserver.exceptions import ToolError
+
+    @wraps(tool)
+    def telling(*args: Args.args, **kwargs: Args.kwargs) -> Result:
+        try:
+            return tool(*args, **kwargs)
+        except (ClientError, CommandError, ValueError) as error:
+            raise ToolError(str(error)) from error
+
+    return telling
