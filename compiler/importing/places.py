@@ -41,15 +41,19 @@ class Places:
     def names(self) -> tuple[str, ...]:
         return tuple(self._numbers)
 
-    def binding(self, name: str) -> str:
+    def binding(self, name: str | bytes) -> str:
         """Return the name of the bindings of a place; empty without a name, so that TVM chooses one."""
         plain = readable(name)
         return f"place{self._numbers.setdefault(plain, len(self._numbers))}_" if plain else ""
 
 
-def readable(name: str) -> str:
-    """Return a name as one line of at most MAX_CHARS. The end of a path tells more than its beginning."""
-    line = " ".join(without_controls(name).encode(errors="replace").decode().split())
+def readable(name: str | bytes) -> str:
+    """Return a name as one line of at most MAX_CHARS. The end of a path tells more than its beginning.
+
+    Protobuf returns bytes for a text that isn't UTF-8.
+    """
+    encoded = name if isinstance(name, bytes) else name.encode(errors="replace")
+    line = " ".join(without_controls(encoded.decode(errors="replace")).split())
     return line if len(line) <= MAX_CHARS else f"…{line[1 - MAX_CHARS :]}"
 
 

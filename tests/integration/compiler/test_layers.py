@@ -124,6 +124,7 @@ def test_pytorchs_modules_name_the_subgraphs_of_an_exported_program() -> None:
 
 def test_a_strangers_name_is_one_short_line() -> None:
     assert readable("a\x1b[31m\nb\t c\ud800") == "a\ufffd[31m b c?"
+    assert readable(b"conv\xff1") == "conv\ufffd1"
     path = "/".join(f"layer{number}" for number in range(100))
     short = readable(path)
     assert (len(short), short[0]) == (MAX_CHARS, "…")
