@@ -118,8 +118,7 @@ function middle(sorted) {
   return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
 }
 
-// Lines with places of their own, on the places of all: { x, y }, where y has a list of numbers for each line, null
-// where it has no point.
+// Several lines over one x: { x, y }, where y has each line's numbers, null where the line has no point.
 export function joined(lines) {
   const x = [...new Set(lines.flatMap((line) => line.x))].sort((a, b) => a - b);
   const y = lines.map((line) => {
