@@ -73,7 +73,7 @@ def read_index(file: IO[bytes]) -> Index:
     size = file.seek(0, os.SEEK_END)
     file.seek(max(size - _END.size, 0))
     end = file.read(_END.size)
-    if end[:8] not in (WHOLE, APART):
+    if len(end) < _END.size or end[:8] not in (WHOLE, APART):
         return Index(size, ())
     magic, length = _END.unpack(end)
     start = size - _END.size - length

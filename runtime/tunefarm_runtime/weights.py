@@ -53,10 +53,13 @@ def read_index(library: Path) -> Index:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(size - _END.size, 0))
             end = file.read()
-            if end[:8] not in (_WHOLE, _APART):
+            if len(end) < _END.size or end[:8] not in (_WHOLE, _APART):
                 return Index(size, (), b"")
             magic, length = _END.unpack(end)
-            file.seek(size - _END.size - length)
+            start = size - _END.size - length
+            if start < 0:
+                raise ValueError("the index is longer than the file")
+            file.seek(start)
             text = file.read(length)
         first, *lines = text.decode().splitlines()
         library_bytes = at = int(first)
@@ -69,10 +72,12 @@ def read_index(library: Path) -> Index:
             file_offset = (library, offset) if magic == _WHOLE else (_folder(library) / Path(name).name, 0)
             weights.append((Weight(*file_offset, weight_bytes, dtype, tuple(shape)), offset))
             at = offset + weight_bytes
+        if not 0 <= library_bytes <= start or (magic == _WHOLE and at > start):
+            raise ValueError("the file has another length")
         return Index(library_bytes, tuple(weights), text)
     except OSError as error:
         raise LoadError(f"{library} can't be read: {error.strerror}") from error
-    except (ValueError, struct.error) as error:
+    except ValueError as error:
         raise LoadError(f"{library} is damaged: download the model again") from error
 
 

@@ -16,13 +16,23 @@ import pytest
 import tvm
 from tunefarm_runtime import LoadError, load
 from tunefarm_runtime.bundle import make_bundle
+from tunefarm_runtime.weights import whole
 from tvm import relax
 
 from compiler.importing.model import fuse_untuned, read_onnx
 from compiler.packaging.artifact import Manifest, build_library, write
 from compiler.packaging.linker import find_linker, link_library
 from compiler.target import detect_device, host_triple
-from core.library_weights import FOLDER, WeightsError, open_whole, read_index, remove_unused, set_apart
+from core.library_weights import (
+    APART,
+    FOLDER,
+    WHOLE,
+    WeightsError,
+    open_whole,
+    read_index,
+    remove_unused,
+    set_apart,
+)
 from system.signing import SigningKey, make_key, read_key
 from tests.onnx_models import products
 from tunefarm.client.artifact import unpack
@@ -154,6 +164,35 @@ def test_weights_that_are_damaged_are_refused(copied: Path, key: SigningKey) -> 
         LoadError, match="is missing: keep the folder weights beside the folders of the sizes"
     ):
         load(copied)(ones)
+
+
+@pytest.mark.parametrize("magic", [WHOLE, APART])
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [
+        (b"", 1 << 63),
+        (b"", 100),
+        (b"x\n", 2),
+        (b"9" * 5000 + b"\n", 5001),
+        (b"-1\n", 3),
+        (b"1000\n", 5),
+        (b"4\n" + b"a" * 64 + b" float32 64 %d 4\n" % (1 << 65), 0),
+        (b"4\n" + b"a" * 64 + b" float32 %d 4 4\n" % (1 << 70), 0),
+    ],
+)
+def test_an_index_that_makes_no_sense_is_refused(
+    magic: bytes, text: bytes, length: int, tmp_path: Path
+) -> None:
+    file = tmp_path / "model.so"
+    file.write_bytes(b"\x7fELF" + text + magic + (length or len(text)).to_bytes(8, "little"))
+    with pytest.raises(LoadError, match=r"download the model again|is missing"):
+        list(whole(file))
+    with file.open("rb") as opened, pytest.raises(WeightsError, match="is damaged"):
+        read_index(opened)
+    file.write_bytes(magic + b"short")  # shorter than the end of a file with weights
+    assert b"".join(whole(file)) == magic + b"short"
+    with file.open("rb") as opened:
+        assert read_index(opened).weights == ()
 
 
 def test_unused_weights_are_removed(copied: Path) -> None:
