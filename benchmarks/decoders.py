@@ -72,16 +72,18 @@ class Compiled:
 
 
 class OnnxRuntime:
-    """The file in ONNX Runtime, with a cache that grows."""
+    """The file in ONNX Runtime, with a cache that grows. `held` are inputs that stay the same."""
 
-    def __init__(self, file: Path, threads: int) -> None:
+    def __init__(self, file: Path, threads: int, held: Mapping[str, Array] | None = None) -> None:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         self._session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
         self._outputs = [one.name for one in self._session.get_outputs()]
+        self._held = held or {}
         self._past: dict[str, Array] = {}
+        self.reset()
 
     def reset(self) -> None:
         self._past = {
@@ -99,7 +101,11 @@ class OnnxRuntime:
             "position_ids": np.arange(before, total)[None],
         }
         names = {one.name for one in self._session.get_inputs()}
-        feed = {**self._past, **{name: value for name, value in derived.items() if name in names}}
+        feed = {
+            **self._past,
+            **self._held,
+            **{name: value for name, value in derived.items() if name in names},
+        }
         found = dict(zip(self._outputs, self._session.run(None, feed), strict=True))
         self._past = {name: found[name.replace("past_key_values", "present")] for name in self._past}
         return np.asarray(found["logits"])

@@ -109,6 +109,7 @@ PARSED = {
     "resnet18-bundle": "the same",
     "tunefarm tune a.onnx b.onnx": "tests/acceptance/test_tune.py",
     "tunefarm tune bert.onnx": "tests/acceptance/test_sizes.py",
+    "tunefarm tune llama.onnx": "the same",
 }
 
 

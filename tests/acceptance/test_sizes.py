@@ -10,6 +10,8 @@ import onnxruntime
 import pytest
 from tunefarm_runtime import NoSuchSize, load
 
+from benchmarks.decoders import OnnxRuntime
+from examples.networks.decoders import TINY, llama
 from tests.acceptance.commands import done, tunefarm
 from tests.onnx_models import fully_convolutional, masked_attention
 
@@ -62,3 +64,14 @@ def test_a_convolutional_network_is_tuned_in_several_sizes(
             np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4)
     with pytest.raises(NoSuchSize, match=r"compiled for inputs of \(1, 3, 8, 8\); \(1, 3, 16, 16\)"):
         model(np.zeros((1, 3, 12, 12), np.float32))
+
+
+def test_a_decoder_is_tuned_with_its_cache_in_place(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "llama.onnx").write_bytes(llama())
+    flags = ["--shape", "sequence=1", "--shape", "past=8,16", "--trials", 8, "--json"]
+    results = json.loads(done(tunefarm(["tune", "llama.onnx", *flags], environment, tmp_path)))
+    assert all(result["job"]["onnxruntime"]["ratio"] for result in results)
+    model, reference = load(tmp_path / "llama-tuned"), OnnxRuntime(tmp_path / "llama.onnx", 1)
+    for token in np.random.default_rng(0).integers(0, TINY.words, 16):
+        np.testing.assert_allclose(model.step(token)[0], reference(np.array([[token]])), rtol=1e-3, atol=1e-4)
+    done(tunefarm(["verify", "llama-tuned", "--against", "llama.onnx"], environment, tmp_path))

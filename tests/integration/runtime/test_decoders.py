@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from tunefarm_runtime import RunError, load
 
+from benchmarks.decoders import OnnxRuntime
 from compiler.importing.formats.onnx_model import read
 from compiler.importing.model import fuse_untuned
 from compiler.packaging.artifact import Manifest, build_library
@@ -19,7 +19,7 @@ from compiler.target import detect_device
 from examples.networks.decoders import DECODERS, TINY
 from tests.marks import slow_lane_except
 from tunefarm.client.sizes import sizes_of
-from tunefarm.comparison.contestants import OnnxRuntime
+from tunefarm.comparison import contestants
 from tunefarm.comparison.turns import compare
 
 Array = NDArray[Any]
@@ -47,34 +47,6 @@ def compiled(model: bytes, folder: Path, given: Mapping[str, tuple[int, ...]]) -
     return folder / "tuned"
 
 
-class Growing:
-    """A decoder in ONNX Runtime, with a cache that the caller passes."""
-
-    def __init__(self, model: bytes, held: Mapping[str, Array]) -> None:
-        self._session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-        self._held = held
-        self._names = [one.name for one in self._session.get_outputs()]
-        self._past = {
-            one.name: np.zeros([0 if k == 2 else n for k, n in enumerate(one.shape)], np.float32)
-            for one in self._session.get_inputs()
-            if one.name.startswith("past")
-        }
-
-    def step(self, tokens: Sequence[int]) -> Array:
-        before = next(iter(self._past.values())).shape[2]
-        total = before + len(tokens)
-        feed: dict[str, Array] = {"input_ids": np.array([tokens]), **self._past, **self._held}
-        for one in self._session.get_inputs():
-            if one.name == "attention_mask":
-                feed[one.name] = np.ones((1, total), np.int64)
-            elif one.name == "position_ids":
-                feed[one.name] = np.arange(before, total)[None]
-        outputs = dict(zip(self._names, self._session.run(None, feed), strict=True))
-        for name in self._past:
-            self._past[name] = outputs[name.replace("past_key_values", "present")]
-        return np.asarray(outputs["logits"])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", slow_lane_except(sorted(DECODERS), "llama"))
 def test_steps_are_right_from_one_bucket_into_the_next(name: str, tmp_path: Path) -> None:
@@ -85,11 +57,11 @@ def test_steps_are_right_from_one_bucket_into_the_next(name: str, tmp_path: Path
     rng = np.random.default_rng(0)
     for _ in range(2):  # the second time, the buffers are there already
         model.reset(**held)
-        reference = Growing(data, held)
+        reference = OnnxRuntime(tmp_path / "decoder.onnx", 1, held)
         for count in (3, 1, 1, 6, 1, 1, 1, 2):  # the first bucket ends within the 6
             tokens = rng.integers(0, TINY.words, count).tolist()
             (found,) = model.step(tokens if count > 1 else tokens[0])
-            wanted = reference.step(tokens)
+            wanted = reference(np.array([tokens]))
             assert found.shape == wanted.shape
             np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4)
         model.rewind(15)
@@ -128,6 +100,6 @@ def test_what_a_step_does_not_take_is_refused(tmp_path: Path) -> None:
     for _ in range(8):
         model.step(1)
         assert model._decoder._tensors["past_key_values.0.decoder.key"] is cache  # type: ignore[union-attr]
-    peer = OnnxRuntime(tmp_path / "decoder.onnx")
+    peer = contestants.OnnxRuntime(tmp_path / "decoder.onnx")
     compared = compare(tmp_path / "tuned" / "one", [peer], threads=1, seconds=0.1)
     assert [(row.name, row.error) for row in compared.rows] == [("tunefarm", ""), ("ONNX Runtime", "")]
