@@ -38,7 +38,8 @@ def check_signature(folder: Path, trusted: str | Sequence[str]) -> bytes:
 def check_folder(folder: Path, trusted: str | Sequence[str]) -> None:
     """Raise LoadError unless one of these keys has signed every file in the folder of a compiled model.
 
-    A bundle's libraries, headers and sources are in its `bundle.json`.
+    A bundle's libraries, headers and sources are in its `bundle.json`. Models beside them, such as the
+    quantized one that `tunefarm tune` writes, may be unsigned: nothing here reads them.
     """
     check_signature(folder, trusted)
     digests: Mapping[str, str] = {}
@@ -49,7 +50,8 @@ def check_folder(folder: Path, trusted: str | Sequence[str]) -> None:
             _check_digest(folder / name, map(Path.read_bytes, [folder / name]), digest)
     checked = {MANIFEST, LIBRARY, SIGNATURE, *((BUNDLE, BUNDLE_SIGNATURE) if digests else ()), *digests}
     for file in _files_below(folder):
-        if file.relative_to(folder).as_posix() not in checked:
+        is_model = file.parent == folder and file.suffix == ".onnx"
+        if not is_model and file.relative_to(folder).as_posix() not in checked:
             raise LoadError(
                 f"{file} isn't signed: move it elsewhere, or fetch the bundle that it is of again, from a "
                 "service with TUNEFARM_SIGNING_KEY"

@@ -146,6 +146,8 @@ def test_a_fetched_bundle_is_signed_to_the_last_file(
         (out / added).touch()
         assert f"{added} isn't signed" in says()
         (out / added).unlink()
+    (out / "quantized.onnx").touch()
+    assert run(app, verify) == ExitCode.OK
     (out / "include" / "linked").symlink_to(tmp_path)
     assert "linked isn't signed" in says()
     (out / "include" / "linked").unlink()
