@@ -88,10 +88,14 @@ def _ignoring_nan(operator: Callable[[Any, Any], Any]) -> Convert:
 
 
 def _clamp(node: Any, importer: Any) -> Any:
-    """TVM's front end takes infinities for bounds that are left out, which integers don't have."""
+    """TVM's front end takes infinities for bounds that are left out, which integers don't have. Where the
+    least is above the most, PyTorch returns the most."""
     given, builder = _arguments(node, importer), importer.block_builder
     dtype = str(node.meta["val"].dtype).removeprefix("torch.")
-    if "float" in dtype or not all(isinstance(given[name], int | None) for name in ("min", "max")):
+    least, most = given["min"], given["max"]
+    is_crossed = least is not None and most is not None and least > most
+    are_floats = "float" in dtype or not (isinstance(least, int | None) and isinstance(most, int | None))
+    if are_floats and not is_crossed:
         return importer.create_convert_map()[node.target.__name__](node)
     data = cast(builder, given["self"], dtype)
     for name, bounded in (("min", relax.op.maximum), ("max", relax.op.minimum)):

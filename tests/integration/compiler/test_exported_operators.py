@@ -113,6 +113,7 @@ def test_quotients_are_rounded_by_the_exact_remainder() -> None:
         "quotient": lambda x, y: x // y,
         "remainder": lambda x, y: x % y,
         "by a number": lambda x, y: torch.stack([x // 0.1, x % -0.1, x.half().float() // y]),
+        "crossed bounds": lambda x, y: x.clamp(1, -1),
         "of bytes": lambda x, y: (x.abs() * 9).to(torch.uint8) // 3,
     }
     x = torch.tensor([1.0, 0.5, 6.0, -1.0, INF, 7.5, 0.0, 1.0])
