@@ -22,7 +22,8 @@ from tests.fuzz.mutations import FLOATS, NUMBERS, mutated
 _FLEET = pb.DESCRIPTOR.services_by_name["Fleet"]
 SERVICE = _FLEET.full_name
 METHODS = {method.name: method for method in _FLEET.methods}
-SYNCHRONIZE, GET_WORKLOAD, GET_BLOB, PUT_LIBRARY = "Synchronize", "GetWorkload", "GetBlob", "PutLibrary"
+SYNCHRONIZE, GET_WORKLOAD, GET_BLOB = "Synchronize", "GetWorkload", "GetBlob"
+PUT_LIBRARY, PUT_OUTPUTS = "PutLibrary", "PutOutputs"
 WORKERS, SESSIONS = 20, 40
 # The fraction of a message's fields to change. A message has a few dozen, and most should be understood.
 SHARES = (0.01, 0.03, 0.1, 0.3)
@@ -32,6 +33,8 @@ TEXTS = (
 )
 # The part that the server reads: the headers of a tar and of a shared library for x86-64.
 LIBRARY = bytes(512) + b"\x7fELF\x02\x01".ljust(16, b"\0") + struct.pack("<HH", 3, 62) + bytes(64)
+# An .npz file without arrays.
+OUTPUTS = b"PK\x05\x06" + bytes(18)
 _MASKS = {FieldDescriptor.TYPE_UINT32: 2**32 - 1, FieldDescriptor.TYPE_UINT64: 2**64 - 1}
 
 
@@ -104,6 +107,8 @@ def valid(method: str, known: ServiceState, rng: Random) -> Message:
         return pb.BlobRequest(sha256=rng.choice((known.blob, "0" * 64)))
     if method == PUT_LIBRARY:
         return _library(known, rng)
+    if method == PUT_OUTPUTS:
+        return _outputs(known, rng)
     raise AssertionError(f"{method} has no message yet: write one")
 
 
@@ -119,12 +124,22 @@ def _call_of_a_worker(known: ServiceState, rng: Random) -> pb.SynchronizeRequest
 
 
 def _library(known: ServiceState, rng: Random) -> pb.Library:
-    held = (
-        rng.choice(known.leases) if known.leases else HeldLease("w", "session-1", pb.LeaseId(id="none"), (1,))
-    )
+    held = _held(known, rng)
     sha = hashlib.sha256(LIBRARY).hexdigest()
     trial = rng.choice(held.trials)
     return pb.Library(session_id=held.session, lease=held.id, trial_id=trial, sha256=sha, data=LIBRARY)
+
+
+def _outputs(known: ServiceState, rng: Random) -> pb.Outputs:
+    held = _held(known, rng)
+    sha, run = hashlib.sha256(OUTPUTS).hexdigest(), rng.choice((1, 99))
+    return pb.Outputs(session_id=held.session, lease=held.id, module_run_id=run, sha256=sha, data=OUTPUTS)
+
+
+def _held(known: ServiceState, rng: Random) -> HeldLease:
+    if known.leases:
+        return rng.choice(known.leases)
+    return HeldLease("w", "session-1", pb.LeaseId(id="none"), (1,))
 
 
 def _report(worker: str, session: str, known: ServiceState, rng: Random) -> pb.SynchronizeRequest:

@@ -17,7 +17,7 @@ from compiler.lowering.trace import LoweringError, apply_trace
 from compiler.measuring.builder import LocalBuilder
 from compiler.measuring.runner import LocalRunner
 from compiler.object_graph import ObjectGraph
-from compiler.packaging.artifact import LIBRARY, Manifest, build_library, pack
+from compiler.packaging.artifact import LIBRARY, Manifest, pack
 from compiler.packaging.library import KernelLibrary
 from compiler.packaging.llvm_check import check_llvm
 from compiler.target import detect_device
@@ -26,6 +26,8 @@ from compiler.workload import to_json
 from core.library_check import SymbolError, check_cubin, check_library
 from core.measurement import Measurement, Outcome
 from system.nvcc import find_nvcc, find_nvrtc
+from tests.compiled_models import compile_model
+from tests.onnx_models import residual
 from tests.traces import calling
 from tests.workloads import matmul
 
@@ -153,8 +155,8 @@ def test_mathematics_and_memory_are_listed(tmp_path: Path) -> None:
 
 
 def test_a_model_is_linked_without_complaint(tmp_path: Path) -> None:
-    build_library(matmul(16, 16, 16), DEVICE.target, tmp_path / LIBRARY)
-    with (tmp_path / LIBRARY).open("rb") as file:
+    folder = compile_model(residual(), tmp_path / "compiled")
+    with (folder / LIBRARY).open("rb") as file:
         check_library(file)
 
 
