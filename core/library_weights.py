@@ -11,7 +11,6 @@ A library without this end holds all of its constants.
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import re
 import struct
@@ -29,6 +28,8 @@ MAX_RANK = 16
 WHOLE, APART = b"TFWHOLE1", b"TFAPART1"
 _END = struct.Struct("<8sQ")
 _CHUNK_BYTES = 1 << 20
+# A weight in a folder, or one that a process was writing when it ended.
+_KEPT_NAME = re.compile(r"[0-9a-f]{64}|\.[0-9a-f]{64}\.new")
 
 
 class WeightsError(ValueError):
@@ -101,13 +102,13 @@ def _check_places(index: Index, end: int) -> None:
         if weight.offset != aligned(at):
             raise ValueError("a weight isn't where the one before ends")
         at = weight.offset + weight.size
-    if not 0 < index.library_bytes <= end or at != (end if not index.is_apart else at):
+    if not 0 < index.library_bytes <= end or (at != end and not index.is_apart):
         raise ValueError("the file has another length")
 
 
 def aligned(offset: int) -> int:
     """Return the next multiple of ALIGNMENT."""
-    return math.ceil(offset / ALIGNMENT) * ALIGNMENT
+    return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
 def append(library: Path, weights: Sequence[tuple[str, tuple[int, ...], memoryview]]) -> None:
@@ -145,14 +146,20 @@ def set_apart(library: Path, folder: Path) -> None:
 
 
 def remove_unused(folder: Path) -> None:
-    """Delete the weights in a folder that no library of the sizes beside it has any more."""
+    """Delete the weights in a folder that no library of the sizes beside it has any more. Other files stay.
+
+    If a library is damaged, its weights aren't known, and none is deleted. Raises OSError.
+    """
     used = set()
-    for library in folder.parent.glob("*/model.so"):
-        with library.open("rb") as file:
-            used |= {weight.sha256 for weight in read_index(file).weights}
-    for file_path in folder.glob("*"):
-        if file_path.name not in used:
-            file_path.unlink(missing_ok=True)
+    try:
+        for library in folder.parent.glob("*/model.so"):
+            with library.open("rb") as file:
+                used |= {weight.sha256 for weight in read_index(file).weights}
+    except WeightsError:
+        return
+    for kept in folder.glob("*"):
+        if _KEPT_NAME.fullmatch(kept.name) and kept.name not in used:
+            kept.unlink(missing_ok=True)
 
 
 def open_whole(library: Path) -> IO[bytes]:

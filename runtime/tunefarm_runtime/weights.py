@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -67,9 +69,12 @@ def read_index(library: Path) -> Index:
         for line in lines:
             name, dtype, *numbers = line.split(" ")
             offset, weight_bytes, *shape = map(int, numbers)
-            if not 0 <= offset - at < ALIGNMENT or weight_bytes < 0:
-                raise ValueError(f"the weight {name} has no place")
-            file_offset = (library, offset) if magic == _WHOLE else (_folder(library) / Path(name).name, 0)
+            is_placed = offset % ALIGNMENT == 0 and 0 <= offset - at < ALIGNMENT
+            # TVM compares the bytes too, but not where their number overflows.
+            is_whole = min((weight_bytes, *shape)) >= 0 and math.prod(shape) <= 8 * weight_bytes
+            if not (re.fullmatch("[0-9a-f]{64}", name) and is_placed and is_whole):
+                raise ValueError(f"the weight {name} makes no sense")
+            file_offset = (library, offset) if magic == _WHOLE else (_folder(library) / name, 0)
             weights.append((Weight(*file_offset, weight_bytes, dtype, tuple(shape)), offset))
             at = offset + weight_bytes
         if not 0 <= library_bytes <= start or (magic == _WHOLE and at > start):
@@ -78,7 +83,7 @@ def read_index(library: Path) -> Index:
     except OSError as error:
         raise LoadError(f"{library} can't be read: {error.strerror}") from error
     except ValueError as error:
-        raise LoadError(f"{library} is damaged: download the model again") from error
+        raise _damaged(library) from error
 
 
 def whole(library: Path) -> Iterator[bytes]:
@@ -114,6 +119,10 @@ def _pieces(path: Path, start: int, size: int) -> Iterator[bytes]:
             size -= len(piece)
 
 
+def _damaged(library: Path) -> LoadError:
+    return LoadError(f"{library} is damaged: download the model again")
+
+
 def _missing(path: Path) -> LoadError:
     return LoadError(f"{path} is missing: keep the folder {FOLDER} beside the folders of the sizes")
 
@@ -127,10 +136,14 @@ class MappedWeights:
     def of(self, library: Path) -> list[Any]:
         """Return the weights of a library as its `main` takes them after the inputs. Raises LoadError."""
         view = tvm_ffi.get_global_func("runtime.TVMTensorCreateView")
-        return [
-            view(self._content(weight), tvm_ffi.Shape(weight.shape), tvm_ffi.dtype(weight.dtype), 0)
-            for weight, _ in read_index(library).weights
-        ]
+        weights = [(weight, self._content(weight)) for weight, _ in read_index(library).weights]
+        try:
+            return [
+                view(content, tvm_ffi.Shape(weight.shape), tvm_ffi.dtype(weight.dtype), 0)
+                for weight, content in weights
+            ]
+        except ValueError as error:  # an unknown type, or a shape that takes more bytes
+            raise _damaged(library) from error
 
     def _content(self, weight: Weight) -> Any:
         mapped = self._files.get(weight.file)
@@ -144,7 +157,7 @@ class MappedWeights:
             except (OSError, ValueError) as error:
                 raise LoadError(f"{weight.file} can't be read: {error}") from error
             self._files[weight.file] = mapped
-        if weight.offset < 0 or weight.offset + weight.size > mapped.size:
+        if weight.offset + weight.size > mapped.size:
             raise LoadError(f"{weight.file} is cut short: download the model again")
         content = mapped[weight.offset : weight.offset + weight.size]
         return tvm_ffi.from_dlpack(content, require_alignment=ALIGNMENT)

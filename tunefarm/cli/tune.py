@@ -430,7 +430,13 @@ def run_job(
             for job, (file, is_size), folder in zip(jobs, models, own_folders, strict=True)
             if job.state is JobState.DONE
         ]
-        for shared in {result.output.parent / library_weights.FOLDER for result in results}:
+        sized = [
+            folder
+            for own_folders in folders
+            for (_, is_size), folder in zip(models, own_folders, strict=True)
+            if is_size
+        ]
+        for shared in {folder.parent / library_weights.FOLDER for folder in sized}:
             library_weights.remove_unused(shared)
         return [job for jobs in groups for job in jobs], results
 

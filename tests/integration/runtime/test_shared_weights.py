@@ -16,7 +16,8 @@ import pytest
 import tvm
 from tunefarm_runtime import LoadError, load
 from tunefarm_runtime.bundle import make_bundle
-from tunefarm_runtime.weights import whole
+from tunefarm_runtime.library import load_runtime
+from tunefarm_runtime.weights import MappedWeights, whole
 from tvm import relax
 
 from compiler.importing.model import fuse_untuned, read_onnx
@@ -176,6 +177,7 @@ def test_weights_that_are_damaged_are_refused(copied: Path, key: SigningKey) -> 
         (b"9" * 5000 + b"\n", 5001),
         (b"-1\n", 3),
         (b"1000\n", 5),
+        (b"%d\n" % (10**4000) + b"a" * 64 + b" float32 64 4 4\n", 0),
         (b"4\n" + b"a" * 64 + b" float32 64 %d 4\n" % (1 << 65), 0),
         (b"4\n" + b"a" * 64 + b" float32 %d 4 4\n" % (1 << 70), 0),
     ],
@@ -195,13 +197,42 @@ def test_an_index_that_makes_no_sense_is_refused(
         assert read_index(opened).weights == ()
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"../x float32 64 64 16",
+        b"a" * 64 + b" float32 64 64 17",
+        b"a" * 64 + b" float32 64 64 %d 8" % (1 << 62),
+        b"a" * 64 + b" float32 64 64 -1",
+        b"a" * 64 + b" float32 60 64 16",
+        b"a" * 64 + b" nosuch 64 64 16",
+    ],
+)
+def test_a_weight_that_makes_no_sense_is_not_mapped(line: bytes, tmp_path: Path) -> None:
+    load_runtime(cuda=False)
+    file, text = tmp_path / "model.so", b"4\n" + line + b"\n"
+    file.write_bytes(b"\x7fELF" + bytes(124) + text + WHOLE + len(text).to_bytes(8, "little"))
+    with pytest.raises(LoadError, match=r"model\.so is damaged: download the model again"):
+        MappedWeights().of(file)
+
+
 def test_unused_weights_are_removed(copied: Path) -> None:
-    remove_unused(copied / FOLDER)
-    assert len(list((copied / FOLDER).iterdir())) == LAYERS
+    shared = copied / FOLDER
+    (shared / f".{'0' * 64}.new").write_bytes(b"cut sh")
+    remove_unused(shared)
+    assert len(list(shared.iterdir())) == LAYERS
+    own = {shared / "best.pt", shared / "epochs"}  # a user's files, in a folder of this name
+    (shared / "best.pt").write_bytes(b"trained")
+    (shared / "epochs").mkdir()
+    for size in copied.glob("rows=*"):
+        damaged = (size / "model.so").read_bytes()[:-8] + (1 << 40).to_bytes(8, "little")
+        (size / "model.so").write_bytes(damaged)
+    remove_unused(shared)
+    assert len(list(shared.iterdir())) == LAYERS + len(own)
     for size in copied.glob("rows=*"):
         shutil.rmtree(size)
-    remove_unused(copied / FOLDER)
-    assert not list((copied / FOLDER).iterdir())
+    remove_unused(shared)
+    assert set(shared.iterdir()) == own
 
 
 def test_a_damaged_end_of_a_library_is_refused(copied: Path, tmp_path: Path) -> None:
