@@ -197,6 +197,14 @@ static tunefarm_status add_weight(tunefarm_model* model, char* line, const char*
   DLManagedTensor* managed = &model->managed[at];
   TVMFFIByteArray type_name = bytes_of(dtype);
   if (TVMFFIDataTypeFromString(&type_name, &managed->dl_tensor.dtype) != 0) return tvm_error(dtype);
+  uint64_t element_bits = (uint64_t)managed->dl_tensor.dtype.bits * managed->dl_tensor.dtype.lanes;
+  uint64_t most = element_bits == 0 ? 0 : (uint64_t)numbers[1] * 8 / element_bits, elements = 1;
+  for (int k = 2; k < count; ++k) {
+    if (numbers[k] < 0 || (numbers[k] > 0 && elements > most / (uint64_t)numbers[k]))
+      return status(TUNEFARM_BAD_FOLDER, "%.400s is damaged: make the bundle again", path);
+    elements *= (uint64_t)numbers[k];
+  }
+  if (elements > most) return status(TUNEFARM_BAD_FOLDER, "%.400s is damaged: make the bundle again", path);
   int64_t* shape = calloc((size_t)count, sizeof *shape);
   if (shape == NULL) return status(TUNEFARM_NO_MEMORY, "there is no memory for the weights");
   memcpy(shape, numbers + 2, (size_t)(count - 2) * sizeof *shape);

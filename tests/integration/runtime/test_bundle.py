@@ -136,6 +136,23 @@ def test_cpp_runs_several_outputs_and_throws(tmp_path: Path) -> None:
     assert "model.txt is damaged" in output_of(main, str(made))[1]
 
 
+def test_a_weight_larger_than_its_bytes_is_refused(tmp_path: Path) -> None:
+    made = tmp_path / "bundle"
+    make_bundle(compile_model(products(extent=256), tmp_path / "model"), made)
+    main = build(made, tmp_path / "main", [made / "main.c"], COMPILERS[0], "-std=c11")
+    assert output_of(main, str(made))[0] == 0
+    library = made / "model.so"
+    right = library.read_bytes()
+    for line in (b" 000004 256 256\n", b" 262144 -56 256\n", b" 262144 256 999\n"):
+        damaged = right.replace(b" 262144 256 256\n", line)
+        assert len(damaged) == len(right)
+        assert damaged != right
+        library.write_bytes(damaged)
+        code, text = output_of(main, str(made))
+        assert code == 2
+        assert "model.so is damaged: make the bundle again" in text
+
+
 def test_a_program_runs_several_bundles(bundle: Path, tmp_path: Path) -> None:
     """Each has the runtime libraries, but a process loads them once."""
     make_bundle(compile_model(two_outputs(), tmp_path / "model"), tmp_path / "other")
