@@ -62,7 +62,7 @@ class Decoder:
             self.length = length
 
     def step(self, tokens: Any, inputs: Mapping[str, Any]) -> list[Array]:
-        """Append tokens, and return the outputs for them. Raises RunError."""
+        """Append tokens, and return the outputs for them. Raises RunError; then none is appended."""
         self._check_names(inputs)
         others = {**self._held, **inputs}
         missing = [name for name in self._held_names if name not in others]
@@ -72,14 +72,18 @@ class Decoder:
             )
         given, axis = self._checked(np.asarray(tokens))
         with self._lock:
-            parts, done = [], 0
-            while done < given.shape[axis]:
-                size = self._choose(given.shape[axis] - done)
-                self._grow(size)
-                chunk = given.take(range(done, min(done + size[2].count, given.shape[axis])), axis)
-                parts.append(self._run(size, chunk, axis, others))
-                done += chunk.shape[axis]
-                self.length += chunk.shape[axis]
+            parts, done, before = [], 0, self.length
+            try:
+                while done < given.shape[axis]:
+                    size = self._choose(given.shape[axis] - done)
+                    self._grow(size)
+                    chunk = given.take(range(done, min(done + size[2].count, given.shape[axis])), axis)
+                    parts.append(self._run(size, chunk, axis, others))
+                    done += chunk.shape[axis]
+                    self.length = before + done
+            except BaseException:
+                self.length = before
+                raise
         return [
             np.concatenate(part, self._cache.outputs[spec.name])
             if len(part) > 1 and spec.name in self._cache.outputs

@@ -106,6 +106,8 @@ class Cache:
             for one in data["derived"]
         )
         numbers = int(data["capacity"]), int(data["count"])
+        if min(numbers) < 1:
+            raise ValueError("a number is too small")
         return cls(str(data["position"]), *numbers, buffers, tokens, outputs, derived)
 
 

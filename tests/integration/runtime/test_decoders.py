@@ -95,6 +95,8 @@ def test_what_a_step_does_not_take_is_refused(tmp_path: Path) -> None:
             model.step(tokens)
     with pytest.raises(RunError, match="input_ids is float64, and a step takes int64: convert it first"):
         model.step(1.5)
+    with pytest.raises(RunError, match="the cache is full with 8 tokens"):
+        model.step([1] * 9)
     assert model.length == 0
     cache = model._decoder._tensors["past_key_values.0.decoder.key"]  # type: ignore[union-attr]
     for _ in range(8):
