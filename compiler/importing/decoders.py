@@ -62,7 +62,10 @@ def keep_cache(proto: onnx.ModelProto, shapes: Mapping[str, Shape], weights: Map
     known = {tensor.name for tensor in proto.graph.initializer} | weights.keys()
     inputs = {value.name: value for value in proto.graph.input if value.name not in known}
     axes = {name: _open_axes(inputs[name]) for name in cache_inputs(inputs)}
-    if not any(axes.values()) or not any(is_present(output.name) for output in proto.graph.output):
+    ranks = {name: len(value.type.tensor_type.shape.dim) for name, value in inputs.items()}
+    are_possible = all(ranks.get(name) == len(shape) for name, shape in shapes.items())
+    is_decoder = any(axes.values()) and any(is_present(output.name) for output in proto.graph.output)
+    if not (is_decoder and are_possible):
         return checked(proto, shapes, weights)
     try:
         return _Decoder.of(proto, inputs, axes, shapes, weights).rewritten()

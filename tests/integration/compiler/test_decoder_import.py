@@ -132,3 +132,16 @@ def test_a_decoder_of_fixed_lengths_is_a_function_of_its_cache() -> None:
 def test_more_tokens_than_the_cache_holds_are_refused() -> None:
     with pytest.raises(ModelError, match="a cache of 16 tokens can't take 16 at once: give 'input_ids'"):
         kept(llama(), CAPACITY)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "declared"),
+    [("input_ids", (), r"\(1,\?\)"), ("past_key_values.0.key", (1, 2), r"\(1,2,\?,8\)")],
+)
+def test_shapes_of_another_rank_are_refused(name: str, shape: tuple[int, ...], declared: str) -> None:
+    model = llama()
+    shapes = shapes_of(model, 1) | {"attention_mask": (1, CAPACITY + 1), "position_ids": (1, 1)}
+    with pytest.raises(
+        ModelError, match=f"doesn't fit input '{name}', which the model declares as {declared}"
+    ):
+        keep_cache(parse(model), shapes | {name: shape}, {})
