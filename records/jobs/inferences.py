@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from core.inference import Comparison
 from records.jobs import models
+from records.jobs.jobs import IdempotencyConflict
 from records.jobs.models import UploadKind
 from records.storage.database import NotFound
 from records.storage.statements import insert_missing
@@ -33,9 +34,16 @@ class Inference:
 
 
 def add(session: Session, job_id: str, inputs: str) -> None:
-    """Make a job an inference job with a dataset, unless it has one. Raises DatasetNotFound."""
+    """Make a job an inference job with a dataset, unless it has the same already.
+
+    Raises DatasetNotFound, and IdempotencyConflict if it has another one.
+    """
     models.get(session, inputs, UploadKind.DATASET)
     insert_missing(session, InferenceRow, {"job_id": job_id, "inputs": inputs}, key=["job_id"])
+    if get(session, job_id).inputs != inputs:
+        raise IdempotencyConflict(
+            f"the idempotency key belongs to job {job_id} with other inputs: use a new key"
+        )
 
 
 def get(session: Session, job_id: str) -> Inference:

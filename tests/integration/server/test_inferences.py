@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -34,9 +35,9 @@ ABLE = Vitals(infers=True)
 OUTPUTS = bytes(range(256)) * 200
 
 
-def dataset(service: Service) -> str:
+def dataset(service: Service, rows: int = 2) -> str:
     file = io.BytesIO()
-    np.savez(file, x=np.ones((2, 3), np.float32))
+    np.savez(file, x=np.ones((rows, 3), np.float32))
     sha: str = service.http.post("/v1/datasets", content=file.getvalue()).json()["sha256"]
     return sha
 
@@ -151,3 +152,17 @@ def test_the_same_key_is_the_same_job(service: Service, worker: Worker) -> None:
         for _ in range(2)
     ]
     assert ids[0] == ids[1]
+
+
+def test_a_key_belongs_to_one_dataset(service: Service, worker: Worker) -> None:
+    worker.call(slots=0)
+    source = publish(service, worker, artifact(), 0.01)
+
+    def start(rows: int) -> Any:
+        body, headers = {"inputs": dataset(service, rows)}, {"Idempotency-Key": "once"}
+        return service.http.post(f"/v1/jobs/{source}/inferences", json=body, headers=headers).json()
+
+    first = start(2)
+    assert start(2)["id"] == first["id"]
+    assert start(3)["type"] == "urn:tunefarm:problem:idempotency-conflict"
+    assert service.http.get(f"/v1/jobs/{first['id']}/inference").json()["inputs"] == dataset(service)
