@@ -29,6 +29,8 @@ class OutputDifference:
         object.__setattr__(self, "name", without_controls(self.name)[:_MAX_CHARS])
         if not 0 <= self.differing <= self.elements:
             raise ValueError(f"{self.differing} of {self.elements} elements can't differ")
+        if self.differing and self.db is None:
+            raise ValueError(f"elements of {self.name} differ, so there is a ratio of signal to noise")
         if any(number is not None and not math.isfinite(number) for number in (self.largest, self.db)):
             raise ValueError(f"the difference of {self.name} must be finite")
 

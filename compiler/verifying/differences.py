@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
@@ -55,15 +57,19 @@ def difference(spec: TensorSpec, wanted: Array, found: Array) -> OutputDifferenc
     if spec.padded_axis is not None and wanted.ndim == found.ndim:
         found = found.take(range(wanted.shape[spec.padded_axis]), spec.padded_axis, mode="clip")
     if wanted.shape != found.shape:
-        return OutputDifference(spec.name, wanted.size, wanted.size, None, decibels(1.0, float("inf")))
+        return OutputDifference(spec.name, wanted.size, wanted.size, None, decibels(1.0, math.inf))
     a, b = wanted.astype(np.float64), found.astype(np.float64)
     differs = ~((a == b) | (np.isnan(a) & np.isnan(b)))
     if not differs.any():
         return OutputDifference(spec.name, wanted.size, 0, 0.0, None)
     numbers = np.isfinite(a) & np.isfinite(b)
-    error = np.where(numbers, a - b, 0.0)
-    is_bounded = not (differs & ~numbers).any()
-    noise = float(np.sum(error * error)) if is_bounded else float("inf")
-    signal = float(np.sum(np.where(numbers, a * a, 0.0)))
-    largest = float(np.abs(error).max()) if is_bounded else None
-    return OutputDifference(spec.name, wanted.size, int(differs.sum()), largest, decibels(signal, noise))
+    with np.errstate(over="ignore", invalid="ignore"):
+        error = np.where(numbers, a - b, 0.0)
+        noise = float(np.sum(error * error))
+        signal = float(np.sum(np.where(numbers, a * a, 0.0)))
+    largest = float(np.abs(error).max())
+    if (differs & ~numbers).any() or not math.isfinite(largest):
+        return OutputDifference(spec.name, wanted.size, int(differs.sum()), None, decibels(1.0, math.inf))
+    # The square of a tiny error is zero, but the output isn't equal.
+    ratio = decibels(signal, max(noise, sys.float_info.min))
+    return OutputDifference(spec.name, wanted.size, int(differs.sum()), largest, ratio)

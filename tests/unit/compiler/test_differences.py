@@ -35,6 +35,18 @@ def test_numbers_infinities_and_nan(
     assert own.elements == 4
 
 
+@pytest.mark.parametrize(
+    ("wanted", "found", "largest", "db"),
+    [(1e308, -1e308, None, -1000.0), (1e200, 2e200, 1e200, -1000.0), (1e-200, 2e-200, 1e-200, -1000.0)],
+)
+def test_doubles_whose_squares_are_infinite_or_zero(
+    wanted: float, found: float, largest: float | None, db: float
+) -> None:
+    own = difference(SPEC, np.array([wanted]), np.array([found]))
+    assert (own.differing, own.largest, own.db) == (1, largest, db)
+    assert "-1000.0 dB signal to noise" in Comparison((own,)).text
+
+
 def test_other_shapes_and_rows_that_the_data_selects() -> None:
     found = np.array([[1.0, 2.0], [-1.0, -1.0]], np.float32)
     whole = difference(SPEC, found[:1], found)
@@ -53,3 +65,5 @@ def test_a_comparison_names_the_output_that_differs_most() -> None:
     assert Comparison((OutputDifference("y", 4, 0, 0.0, None),)).text.startswith("the outputs equal")
     with pytest.raises(ValueError, match="must be finite"):
         OutputDifference("y", 4, 1, float("nan"), 1.0)
+    with pytest.raises(ValueError, match="elements of y differ"):
+        OutputDifference("y", 4, 1, 1.0, None)
