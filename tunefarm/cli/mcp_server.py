@@ -84,6 +84,10 @@ class Tools:
 
         It ends after so many trials (1000 by default) or minutes. `shapes` are the shapes of dynamic inputs.
         """
+        if trials is not None and trials < 1:
+            raise ValueError(
+                f"a job has at least one trial, not {trials}: leave trials out for {DEFAULT_TRIALS}"
+            )
         stored = self._client.upload(checked_model(Path(model)))
         request = JobRequest(
             model=stored.sha256,
@@ -134,7 +138,7 @@ def _telling(tool: Callable[Args, Result]) -> Callable[Args, Result]:
     def telling(*args: Args.args, **kwargs: Args.kwargs) -> Result:
         try:
             return tool(*args, **kwargs)
-        except (ClientError, CommandError, ValueError) as error:
+        except (ClientError, CommandError, OSError, ValueError) as error:
             raise ToolError(str(error)) from error
 
     return telling

@@ -61,6 +61,7 @@ def test_a_job_is_submitted_watched_and_looked_into(service: Service, worker: Wo
     ("tool", "arguments", "message"),
     [
         ("submit", {"model": "/nowhere/model.onnx"}, "there is no file /nowhere/model.onnx: check the path"),
+        ("submit", {"model": "/nowhere/model.onnx", "trials": 0}, "a job has at least one trial, not 0"),
         ("watch", {"job": "nobody"}, "nobody"),
         ("compare", {"first": "a", "second": "b"}, "no job"),
         ("best", {"workload": "unknown"}, "device"),
