@@ -207,6 +207,16 @@ def test_tune_as_json_prints_nothing_else(
     assert result["tasks"][0]["name"] == "conv1"
 
 
+def test_a_folder_of_checkpoints_beside_the_model_stays(fake: FakeService, model: Path) -> None:
+    own = model.parent / "weights"  # what a model of several sizes has within its folder
+    own.mkdir()
+    for name in ("best.pt", "f" * 64):
+        (own / name).write_bytes(b"trained")
+    assert run(app, ["tune", str(model), "--server", fake.url]) == ExitCode.OK
+    assert (model.parent / "net-tuned" / "model.so").exists()
+    assert {file.name for file in own.iterdir()} == {"best.pt", "f" * 64}
+
+
 def test_priority_and_weight_are_sent_when_they_are_given(fake: FakeService, model: Path) -> None:
     assert run(app, ["tune", str(model), "--server", fake.url]) == ExitCode.OK
     flags = ["--priority", "-2", "--weight", "2.5"]
