@@ -1,9 +1,9 @@
-"""Tune decoders that keep their cache, and compare tokens a second with ONNX Runtime.
+"""Tune decoders that keep their cache, and compare their tokens per second with ONNX Runtime.
 
     python -m benchmarks.decoders --quick --json FILE
 
-Both run the same file: a prompt at once (prefill), then one token after the other (decode). ONNX Runtime
-takes its cache as inputs and returns it. Both take turns.
+Both run the same file, in turns: a whole prompt (prefill), then one token at a time (decode). ONNX Runtime
+takes the cache as inputs and returns it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tunefarm import tune
 from worker.settings import usable_cores
 
 NAME = "benchmarks.decoders"
-# Six million parameters, and 170 million.
+# Decoders of 6 million and of 170 million parameters.
 SMALL = DecoderScale(words=4000, features=256, heads=8, grouped_heads=4, size=32, layers=6, longest=512)
 LARGE = DecoderScale(words=32000, features=1024, heads=16, grouped_heads=4, size=64, layers=12, longest=512)
 PREFILLED, DECODED, CACHED = 128, 64, 256
-# Tokens a second, relative to ONNX Runtime's.
+# The least ratio of our tokens per second to ONNX Runtime's.
 AIM = at_least(1.0)
 Array = NDArray[Any]
 
@@ -45,14 +45,14 @@ NETWORKS: Mapping[str, Callable[[DecoderScale], bytes]] = {
 
 @dataclass(frozen=True)
 class Rates:
-    """Tokens a second of each round."""
+    """The tokens per second in each round."""
 
     prefill: tuple[float, ...]
     decode: tuple[float, ...]
 
 
 class Step(Protocol):
-    """Appends tokens and returns their logits. `reset` forgets all tokens."""
+    """A decoder. A call appends tokens and returns their logits; `reset` empties the cache."""
 
     def reset(self) -> None: ...
     def __call__(self, tokens: Array) -> Array: ...
@@ -72,7 +72,7 @@ class Compiled:
 
 
 class OnnxRuntime:
-    """The file in ONNX Runtime, with a cache that grows. `held` are inputs that stay the same."""
+    """The model in ONNX Runtime, with a growing cache. `held` are inputs that stay the same."""
 
     def __init__(self, file: Path, threads: int, held: Mapping[str, Array] | None = None) -> None:
         import onnxruntime
@@ -140,8 +140,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(runs: Mapping[str, Step], rounds: int, words: int) -> dict[str, Rates]:
-    """Return the rates of each, in turns, with a prompt of so many different words. Raises ValueError if
-    their logits differ."""
+    """Run decoders in turns, and return the rates of each. The prompt's tokens are drawn from `words` tokens.
+
+    Raises ValueError if the decoders' logits differ.
+    """
     prompt = np.random.default_rng(0).integers(0, words, (1, PREFILLED))
     rates: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in runs}
     last: dict[str, Array] = {}
@@ -161,7 +163,7 @@ def measure(runs: Mapping[str, Step], rounds: int, words: int) -> dict[str, Rate
     right, *others = last.values()
     for other in others:
         if np.abs(right - other).max() > 1e-2 * np.abs(right).max():
-            raise ValueError("the decoder computes something else than ONNX Runtime")
+            raise ValueError("the decoder's logits differ from ONNX Runtime's")
     return {name: Rates(tuple(prefill), tuple(decode)) for name, (prefill, decode) in rates.items()}
 
 

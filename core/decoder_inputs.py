@@ -1,4 +1,4 @@
-"""What a decoder's file takes for the inputs of its library, which keeps its cache."""
+"""Convert inputs of a decoder's library, which keeps its cache, to inputs of the decoder's file."""
 
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ class _Cache(Protocol):
 
 
 def inputs_of_file(cache: _Cache, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the inputs of a decoder's file: its cache is as long as the tokens before. Masks and positions
-    are inputs, too."""
+    """Return the inputs of a decoder's file for inputs of its library.
+
+    The file's cache has one row for each earlier token. Masks and positions are inputs of the file, too.
+    """
     before = int(inputs[cache.position][0])
     given = {name: array for name, array in inputs.items() if name != cache.position}
     for name, axis in cache.buffers.items():

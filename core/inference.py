@@ -1,4 +1,4 @@
-"""How the outputs of a compiled model on a device differ from a reference's."""
+"""The differences between a compiled model's outputs on a device and a reference's outputs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _MAX_CHARS = 200
 
 @dataclass(frozen=True)
 class OutputDifference:
-    """The difference of one output, which has `elements`; `differing` of them are not equal.
+    """The difference of one output. `differing` of its `elements` are not equal.
 
-    `largest` is the largest absolute difference of numbers, None where one is NaN or infinite and the other
-    isn't. `db` is the signal-to-noise ratio in decibels, None where all elements are equal.
+    `largest` is the largest absolute difference; None if an element is NaN or infinite in only one of the
+    two. `db` is the signal-to-noise ratio in decibels; None if all elements are equal.
     """
 
     name: str
@@ -37,7 +37,7 @@ class OutputDifference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The differences of all outputs from a reference's. Where there is no reference, `note` says why."""
+    """The differences of all outputs. If they were not compared, `note` says why."""
 
     outputs: tuple[OutputDifference, ...] = ()
     note: str = ""
@@ -49,7 +49,7 @@ class Comparison:
 
     @property
     def text(self) -> str:
-        """Say in one clause how far the outputs are from the reference's."""
+        """Summarize the comparison in one clause."""
         if self.note:
             return f"the outputs were not compared: {self.note}"
         if not any(one.differing for one in self.outputs):

@@ -1,11 +1,11 @@
-"""The large weights of a compiled model, at the end of its library's file or in files of their own.
+"""Read and write a compiled model's large weights, at the end of its library's file or in separate files.
 
     ELF library, (zeros, weight) ..., index, WHOLE, length of the index    as the service stores it
-    ELF library, index, APART, length of the index                         several sizes share the weights
+    ELF library, index, APART, length of the index                         sizes share separate weights
 
-The library's `main` takes the weights after the inputs, in the order of the index. In the whole file, each
-begins at a multiple of ALIGNMENT bytes. Weights that are apart are files of a folder, named by their SHA-256.
-A library without this end holds all of its constants.
+The library's `main` takes the weights after the inputs, in the order of the index. In a whole file, each
+weight begins at a multiple of ALIGNMENT bytes. Separate weights are files in a folder, named by SHA-256.
+A library without an index holds all of its constants itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
-# The folder beside the folders of sizes.
+# The folder of separate weights, beside the folders of the sizes.
 FOLDER = "weights"
 ALIGNMENT = 64
 MAX_INDEX_BYTES = 16 << 20
@@ -33,12 +33,12 @@ _KEPT_NAME = re.compile(r"[0-9a-f]{64}|\.[0-9a-f]{64}\.new")
 
 
 class WeightsError(ValueError):
-    """The end of a library's file is damaged. The message is one sentence for the user."""
+    """A library's weights or their index are damaged. The message is one sentence for the user."""
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A weight of `size` bytes, at `offset` in the whole file. `dtype` is TVM's name of the element type."""
+    """A weight of `size` bytes at `offset` in the whole file. `dtype` is TVM's name of its element type."""
 
     sha256: str
     dtype: str
@@ -50,19 +50,19 @@ class Weight:
         is_named = re.fullmatch("[0-9a-f]{64}", self.sha256) and re.fullmatch("[a-z][a-z0-9_]*", self.dtype)
         numbers = (*self.shape, self.offset, self.size)
         if not is_named or len(self.shape) > MAX_RANK or not all(0 <= n < 1 << 62 for n in numbers):
-            raise ValueError("a weight's description makes no sense")
+            raise ValueError("the description of a weight is invalid")
 
 
 @dataclass(frozen=True)
 class Index:
-    """The weights of a library, and how many bytes of its file are the ELF library."""
+    """The weights of a library. The first `library_bytes` of its file are the ELF library."""
 
     library_bytes: int
     weights: tuple[Weight, ...]
     is_apart: bool = False
 
     def to_bytes(self) -> bytes:
-        """Return the end of the file: the library's length, a line for each weight, and where they begin."""
+        """Return the end of the file: the index, its mark and its length."""
         rows = [(one.sha256, one.dtype, one.offset, one.size, *one.shape) for one in self.weights]
         lines = [str(self.library_bytes), *(" ".join(map(str, row)) for row in rows)]
         text = "".join(f"{line}\n" for line in lines).encode()
@@ -70,7 +70,7 @@ class Index:
 
 
 def read_index(file: IO[bytes]) -> Index:
-    """Return the index of a library; without weights where the file has none. Raises WeightsError."""
+    """Return a library's index, which is empty if the file has no weights. Raises WeightsError."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(size - _END.size, 0))
     end = file.read(_END.size)
@@ -80,7 +80,7 @@ def read_index(file: IO[bytes]) -> Index:
     start = size - _END.size - length
     try:
         if length > MAX_INDEX_BYTES or start < 0:
-            raise ValueError("its length is wrong")
+            raise ValueError("its length is impossible")
         file.seek(start)
         first, *lines = file.read(length).decode().splitlines()
         weights = []
@@ -91,28 +91,30 @@ def read_index(file: IO[bytes]) -> Index:
         index = Index(int(first), tuple(weights), magic == APART)
         _check_places(index, start)
     except ValueError as error:
-        raise WeightsError(f"the index of the library's weights is damaged ({error})") from error
+        raise WeightsError(
+            f"the index of the library's weights is damaged ({error}): download the model again"
+        ) from error
     return index
 
 
 def _check_places(index: Index, end: int) -> None:
-    """Raise ValueError unless the weights lie one after the other between the library and the index."""
+    """Raise ValueError unless the weights follow one another between the library and the index."""
     at = index.library_bytes
     for weight in index.weights:
         if weight.offset != aligned(at):
-            raise ValueError("a weight isn't where the one before ends")
+            raise ValueError("a weight doesn't begin where the previous one ends")
         at = weight.offset + weight.size
     if not 0 < index.library_bytes <= end or (at != end and not index.is_apart):
-        raise ValueError("the file has another length")
+        raise ValueError("the file has a wrong length")
 
 
 def aligned(offset: int) -> int:
-    """Return the next multiple of ALIGNMENT."""
+    """Return the offset, rounded up to a multiple of ALIGNMENT."""
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
 def append(library: Path, weights: Sequence[tuple[str, tuple[int, ...], memoryview]]) -> None:
-    """Write weights, with their types and shapes, behind an ELF library."""
+    """Append weights, given as types, shapes and contents, to an ELF library's file, and then their index."""
     with library.open("r+b") as file:
         library_bytes = file.seek(0, os.SEEK_END)
         described = []
@@ -125,9 +127,9 @@ def append(library: Path, weights: Sequence[tuple[str, tuple[int, ...], memoryvi
 
 
 def set_apart(library: Path, folder: Path) -> None:
-    """Move the weights of a library to files of a folder, where those of other sizes may be already.
+    """Move the weights of a library to separate files in a folder. Weights that are there already stay.
 
-    Raises WeightsError for damaged ones, and OSError.
+    Raises WeightsError if a weight is damaged; OSError.
     """
     with library.open("rb") as file:
         index = read_index(file)
@@ -146,9 +148,10 @@ def set_apart(library: Path, folder: Path) -> None:
 
 
 def remove_unused(folder: Path) -> None:
-    """Delete the weights in a folder that no library of the sizes beside it has any more. Other files stay.
+    """Delete the files in a folder of weights that no library in the folders beside it uses.
 
-    If a library is damaged, its weights aren't known, and none is deleted. Raises OSError.
+    Files with other names stay. If a library is damaged, its weights are unknown, so nothing is deleted.
+    Raises OSError.
     """
     used = set()
     try:
@@ -163,8 +166,10 @@ def remove_unused(folder: Path) -> None:
 
 
 def open_whole(library: Path) -> IO[bytes]:
-    """Open a library's file for reading, or a temporary copy of it with the weights that are apart. Raises
-    WeightsError, OSError."""
+    """Open a library's file for reading. If its weights are separate, open a temporary whole copy.
+
+    Raises WeightsError, OSError.
+    """
     file = library.open("rb")
     index = read_index(file)
     file.seek(0)
@@ -184,7 +189,7 @@ def open_whole(library: Path) -> IO[bytes]:
 
 
 def _keep(file: IO[bytes], weight: Weight, folder: Path) -> None:
-    """Write a weight to its file in a folder, unless it is there."""
+    """Write a weight to its file in a folder, unless the file exists."""
     kept = folder / weight.sha256
     if kept.exists() and kept.stat().st_size == weight.size:
         return
@@ -193,7 +198,7 @@ def _keep(file: IO[bytes], weight: Weight, folder: Path) -> None:
         digest = _copy(file, weight.size, copy)
     if digest != weight.sha256:
         fresh.unlink()
-        raise WeightsError("a weight isn't what the index of the library's weights says")
+        raise WeightsError("a weight doesn't have its SHA-256 from the index: download the model again")
     fresh.replace(kept)
 
 
@@ -203,7 +208,7 @@ def _copy(source: IO[bytes], size: int, target: IO[bytes]) -> str:
     while size:
         chunk = source.read(min(size, _CHUNK_BYTES))
         if not chunk:
-            raise WeightsError("the library's file is cut short")
+            raise WeightsError("the library's file is cut short: download the model again")
         digest.update(chunk)
         target.write(chunk)
         size -= len(chunk)

@@ -1,4 +1,4 @@
-"""How much a quantized model differs from the model of floats that it was made of."""
+"""The accuracy of a quantized model relative to its float model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from core.job import Quantize
 from core.plain_text import without_controls
 
-# Of a larger model, a report lists the layers that lose most.
+# The most layers in a report. For larger models, it lists those that lose most.
 MAX_LAYERS = 2000
 _MAX_CHARS = 200
 _MAX_DB = 1000.0
@@ -21,10 +21,10 @@ def _check_db(name: str, db: float | None) -> None:
 
 @dataclass(frozen=True)
 class LayerAccuracy:
-    """A layer's signal-to-noise ratios in decibels: the power of its float32 values over the error's power.
+    """A layer's signal-to-noise ratios in decibels: the power of its float32 values over its errors' power.
 
-    `own_db` is for inputs as float32 computes them, so that only this layer loses. `total_db` is for the
-    inputs that the quantized model computes. None means no error. A layer that is `kept` computes in float32.
+    `own_db` is measured with the float model's inputs, so it shows only this layer's errors. `total_db` is
+    measured with the quantized model's inputs. None means no error. A `kept` layer computes in float32.
     """
 
     name: str
@@ -42,7 +42,7 @@ class LayerAccuracy:
 
 @dataclass(frozen=True)
 class OutputAccuracy:
-    """The signal-to-noise ratio of an output of the quantized model, in decibels; None without an error."""
+    """An output's signal-to-noise ratio in decibels; None without an error."""
 
     name: str
     db: float | None
@@ -54,12 +54,12 @@ class OutputAccuracy:
 
 @dataclass(frozen=True)
 class Quantization:
-    """What was quantized, and how accurate the result is against the model of floats.
+    """The parts of a model that were quantized, and their accuracy.
 
-    `weights_only`: values between layers stay floats. `samples` counts those of the calibration data that set
-    the ranges of values, `compared` those that the accuracy is from. Without calibration data, `samples` is 0
-    and random inputs were compared. `layers` are in the order of the model. `kept` counts those that were
-    kept in float32.
+    With `weights_only`, activations stay floats. `samples` is the number of calibration samples that set the
+    ranges of values; 0 without calibration data. The accuracy was measured on `compared` samples, or on as
+    many random inputs. `layers` are in the order of the model. `kept` is the number of layers that stayed in
+    float32.
     """
 
     quantize: Quantize
@@ -72,18 +72,18 @@ class Quantization:
 
     def __post_init__(self) -> None:
         if not (self.kept >= 0 and self.samples >= 0 and self.compared > 0 and self.outputs):
-            raise ValueError("a quantized model has outputs, which were compared")
+            raise ValueError("a quantization needs compared outputs, and no negative numbers")
         if len(self.layers) > MAX_LAYERS:
             raise ValueError(f"{len(self.layers)} layers are more than {MAX_LAYERS}")
 
     @property
     def worst_db(self) -> float | None:
-        """The ratio of the output that loses most; None without an error."""
+        """The lowest ratio of all outputs; None without an error."""
         return min((one.db for one in self.outputs if one.db is not None), default=None)
 
     @property
     def text(self) -> str:
-        """Say in one clause what was done and what it costs."""
+        """Summarize the quantization and its accuracy in one clause."""
         what = f"weights in {self.quantize}" if self.weights_only else str(self.quantize)
         inputs = f"{self.compared} calibration samples" if self.samples else "random inputs"
         worst = "exactly as" if self.worst_db is None else f"{self.worst_db:.1f} dB signal to noise against"
@@ -92,7 +92,7 @@ class Quantization:
 
 
 def decibels(signal: float, noise: float) -> float | None:
-    """Return the ratio of two powers in decibels, within 1000; None without noise."""
+    """Return the ratio of two powers in decibels, from -1000 to 1000; None without noise."""
     if noise == 0.0:
         return None
     if not (math.isfinite(signal) and math.isfinite(noise)) or signal == 0.0:

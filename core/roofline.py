@@ -1,4 +1,4 @@
-"""How near a measured subgraph comes to what its device can do (the roofline model)."""
+"""Compare a measured subgraph with its device's limits (the roofline model)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Self
 
 from core.profile import FLOAT32, Profile
 
-# Above these shares of the limit, little or nothing is left to gain.
+# Fractions of the limit, from which on the verdict is that nothing, little or something is left to gain.
 NOTHING_LEFT, LITTLE_LEFT, SOME_LEFT = 0.95, 0.85, 0.6
-# Measured above the limit by more than the noise of a calibration.
+# A subgraph above this fraction of the limit exceeds it by more than a calibration's noise.
 ABOVE = 1.05
 _BITS = re.compile(r"\d+")
 _TENSOR = "tensor"
@@ -18,7 +18,7 @@ _TENSOR = "tensor"
 
 @dataclass(frozen=True)
 class Limits:
-    """What a calibrated device can do at most with all cores, and operands in memory."""
+    """The highest speeds of a calibrated device with all cores and operands in memory."""
 
     profile: Profile
     vector_bytes: int
@@ -29,29 +29,29 @@ class Limits:
         return self.profile.memory_rate_all * self.profile.hertz
 
     def flops_per_s(self, dtype: str = FLOAT32) -> float:
-        """Return the operations a second on elements of a type, by tensor cores if they know the type."""
+        """Return the operations per second for an element type, on tensor cores if they support it."""
         bits = _BITS.search(dtype)
         item_bytes = max(int(bits[0]) // 8, 1) if bits else 1
         rates = [self.profile.issue(dtype)]
-        if dtype != FLOAT32:  # of float32, tensor cores compute TF32
+        if dtype != FLOAT32:  # tensor cores compute float32 only as TF32
             rates.append(self.profile.multiply_adds.get(_TENSOR + dtype, 0.0))
         lanes = max(self.vector_bytes // item_bytes, 1)
         return 2 * lanes * max(rates) * self.profile.hertz * self.cores
 
     @classmethod
     def of(cls, profile: Profile | None, vector_bytes: int, cores: int) -> Self | None:
-        """Return the limits of a device; None if nobody calibrated it."""
+        """Return the limits of a device; None if it wasn't calibrated."""
         return None if profile is None else cls(profile, vector_bytes, cores)
 
 
 def verdict(
     limits: Limits | None, flops: float, num_bytes: float, signature: str, best_s: float | None
 ) -> str:
-    """Return in words how near a subgraph of `best_s` seconds comes to its limit, and what to do about it.
+    """Describe how close a subgraph of `best_s` seconds is to its limit, and whether more trials may help.
 
-    The limit is the time of its `flops` at the device's peak, or of its operands' `num_bytes` at the memory's
-    bandwidth, whichever is longer. The `signature` begins with the type of its first operand. The text is
-    empty if the device, the subgraph or its latency isn't known.
+    The limit is the longer of two times: its `flops` at the device's peak, and its operands' `num_bytes` at
+    the memory's bandwidth. `signature` begins with the first operand's type. Return "" if the limits, the
+    subgraph or its latency are unknown.
     """
     if limits is None or not best_s or max(flops, num_bytes) <= 0:
         return ""

@@ -1,7 +1,6 @@
-"""Read a stranger's inputs and outputs, and compare the outputs with a reference's, in a child process
-(`compiler.children.child` says why).
+"""Compare untrusted outputs with a reference, in a child process (`compiler.children.child` says why).
 
-The child replies with a line of JSON: the comparison, or what is wrong.
+The child replies with a line of JSON: the comparison, or the problem.
 """
 
 from __future__ import annotations
@@ -48,8 +47,9 @@ def compare_outputs(
     outputs: IO[bytes],
     output_specs: Sequence[TensorSpec],
 ) -> Comparison:
-    """Return how outputs, an .npz file, differ from those that ONNX Runtime computes of an ONNX model with
-    the inputs. Raises ModelError."""
+    """Return how the outputs in an .npz file differ from those that ONNX Runtime computes from the inputs.
+    Raises ModelError.
+    """
     files = {"model": model, "inputs": inputs, "outputs": outputs}
     return _ask(files, {"input_specs": input_specs, "output_specs": output_specs}, shapes)
 
@@ -75,7 +75,7 @@ def _ask(
             return msgspec.convert(fields, Comparison)
     except (ValueError, AttributeError, RecursionError, msgspec.ValidationError) as error:
         end = f"it takes longer than {COMPARE_S:g} s" if status is None else f"it {describe_exit(status)}"
-        raise ModelError(f"the inputs and outputs can't be read: {end}") from error
+        raise ModelError(f"reading the inputs and outputs failed: {end}") from error
     raise ModelError(problem)
 
 

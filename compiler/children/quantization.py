@@ -1,6 +1,6 @@
-"""Quantize a stranger's model in a child process (`compiler.children.child` says why).
+"""Quantize an untrusted model in a child process (`compiler.children.child` says why).
 
-The child replies with a line of JSON, which says how accurate the quantized model is, and with the model.
+The child replies with a line of JSON, the accuracy of the quantized model, and then with the model.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from core.quantization import Quantization
 QUANTIZE_S = 1800.0
 MAX_PROBLEM_CHARS = 8192
 MAX_LINE_BYTES = 4 << 20
-# Scales and zero points are added to a model, and weights get fewer bytes.
+# Quantizing shrinks weights, but adds scales and zero points: the file may grow by this much.
 MORE_BYTES = 64 << 20
 
 
 def quantize_model(
     model: IO[bytes], shapes: Mapping[str, Shape], kind: Quantize, data: IO[bytes] | None, into: IO[bytes]
 ) -> Quantization:
-    """Write a quantized form of an ONNX model to an empty file; return how accurate it is.
+    """Write an ONNX model's quantized form to the empty file `into`; return its accuracy.
 
     `data` is an .npz file of calibration data. Raises ModelError.
     """
     size = size_of(model)
-    # The float model's values for a sample are in memory several times.
+    # Several copies of the float model's values for a sample are in memory.
     memory_bytes = BASE_MEMORY_BYTES + MEMORY_PER_MODEL_BYTE * size + 4 * (size_of(data) if data else 0)
     request = {
         "model": model.fileno(),
@@ -73,10 +73,10 @@ def quantize_model(
         shutil.copyfileobj(reply, into)
         try:
             if recognise(into) is not ModelFormat.ONNX:
-                raise UnknownFormat("it is no ONNX model")
+                raise UnknownFormat("it isn't an ONNX model")
             return msgspec.convert(fields, Quantization)
         except (UnknownFormat, msgspec.ValidationError) as error:
-            raise ModelError(f"the quantized model makes no sense: {error}") from error
+            raise ModelError(f"the quantized model is invalid: {error}") from error
 
 
 # The child's side

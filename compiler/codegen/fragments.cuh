@@ -1,8 +1,9 @@
-// Products of 16 x 16 x K by tensor cores. A fragment lies in the registers of a warp as `mma.sync` takes it;
-// `ldmatrix` loads it from shared memory. TVM calls these functions by the names that WMMA has.
+// Matrix products of 16 x 16 x K on tensor cores. A warp's registers hold a fragment in the layout of `mma.sync`;
+// `ldmatrix` loads it from shared memory. The functions have WMMA's names, because TVM calls WMMA.
 //
-// K is 16, or 8 for TF32. Lane 4 g + t of a warp has, of the left operand, rows g and g + 8; of the right one,
-// columns g and g + 8; of the sums, columns 2 t and 2 t + 1 in rows g and g + 8 of two tiles of 8 columns.
+// K is 16, or 8 for TF32. Lane 4 g + t of a warp holds rows g and g + 8 of the left operand, and columns g and
+// g + 8 of the right operand. The sums are two tiles of 8 columns. The lane holds columns 2 t and 2 t + 1 of rows g
+// and g + 8 in each.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -14,7 +15,7 @@ struct row_major;
 struct col_major;
 enum layout_t { mem_row_major };
 
-// TVM has no type for TF32: such fragments are declared as halves whose K is 8.
+// TVM has no TF32 type, so TF32 fragments are declared as half with K = 8.
 template <class T, int K>
 struct stored {
   typedef T type;
@@ -45,7 +46,7 @@ __device__ inline unsigned shared_address(const void* pointer) {
   return (unsigned)__cvta_generic_to_shared(pointer);
 }
 
-// Each lane names a row of 16 bytes of one of the matrices of 8 x 16 bytes.
+// Each lane passes the address of one row (16 bytes) of the matrices, which have 8 rows each.
 __device__ inline void load_matrices(unsigned (&x)[2], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
                : "=r"(x[0]), "=r"(x[1])
@@ -68,7 +69,7 @@ __device__ inline unsigned rounded_to_tf32(unsigned value) {
   return rounded;
 }
 
-// What tensor cores compute of values that aren't rounded is not defined.
+// The result of tensor cores is undefined for float32 values that aren't rounded to TF32.
 template <class Fragment>
 __device__ inline void round_operand(Fragment& operand) {
   if (operand.bytes == 4)
@@ -82,18 +83,18 @@ __device__ inline void load_matrix_sync(fragment<matrix_a, M, N, K, T, row_major
   round_operand(a);
 }
 
-// The right operand as [N, K]: its columns are rows in memory.
+// Loads the right operand stored as [N, K]: its columns are rows in memory.
 template <int M, int N, int K, class T, class Element>
 __device__ inline void load_matrix_sync(fragment<matrix_b, M, N, K, T, col_major>& b, const Element* source,
                                         unsigned stride) {
-  // Two matrices lie side by side if K takes 32 bytes, as all types but bytes do.
+  // If a row of K elements has 32 bytes (all types except int8), two matrices lie side by side.
   int row = sizeof(Element) == 1 ? lane() % 16 : lane() % 8 + lane() / 16 * 8;
   int half_row = sizeof(Element) == 1 ? 0 : lane() / 8 % 2;
   load_matrices(b.x, source + row * stride + half_row * (16 / sizeof(Element)));
   round_operand(b);
 }
 
-// The right operand as [K, N]. `ldmatrix` transposes 16-bit values only.
+// Loads the right operand stored as [K, N]. `ldmatrix` transposes only 16-bit values.
 template <int M, int N, int K, class T>
 __device__ inline void load_matrix_sync(fragment<matrix_b, M, N, K, T, row_major>& b, const T* source,
                                         unsigned stride) {
@@ -116,7 +117,7 @@ __device__ inline void load_matrix_sync(fragment<matrix_b, M, N, 16, signed char
   }
 }
 
-// Adds the products of a row of the left operand and 8 columns of the right one to a tile of 16 x 8 sums.
+// Adds the product of the left operand and 8 columns of the right operand to a tile of 16 x 8 sums.
 __device__ inline void multiply(float* c, const unsigned* a, const unsigned* b, half) {
 #if __CUDA_ARCH__ >= 800
   asm volatile(
@@ -166,7 +167,7 @@ __device__ inline void multiply(float* c, const unsigned* a, const unsigned* b, 
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-// In TF32.
+// Multiplies in TF32.
 __device__ inline void multiply(float* c, const unsigned* a, const unsigned* b, float) {
   asm volatile(
       "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "

@@ -1,18 +1,18 @@
-"""Decoders with a cache: rewritten so that the cache stays in place and new rows are written into it.
+"""Rewrite decoders so that their cache stays in place, and new rows are written into it.
 
-A file takes the keys and values of all tokens before, and returns them with the rows of the new ones:
+A decoder's file takes the keys and values of all earlier tokens. It returns them with the new tokens' rows:
 
     past_key_values.0.key [1, heads, past, size]      ->  present.0.key [1, heads, past + tokens, size]
 
-Its library takes buffers of a fixed number of rows, and `past_length`, the number of tokens before:
+The library takes buffers with a fixed number of rows, and `past_length`, the number of earlier tokens:
 
     Concat(past, rows)       ->  rows are written into the buffer, from row `past_length` on
     Softmax(scores)          ->  Softmax(Where(key > past_length + query, lowest, scores))
     past, ..., past + tokens ->  past_length, ..., past_length + tokens, wherever the file computes positions
     x[past : past + tokens]  ->  Gather(x, past_length, ..., past_length + tokens)
 
-Where the file computes these is found by importing it with unusual lengths. `compiler.verifying.cache`
-compares the result with the file.
+To find these computations, the file is imported with unusual lengths. `compiler.verifying.cache` compares the
+rewritten decoder with the file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from core.decoder import MASKS, POSITIONS, TOKENS, cache_inputs, is_present
 
 Array = NDArray[Any]
 PAST_LENGTH = "past_length"
-# Lengths that no model has elsewhere, so that what follows from them can be told.
+# Lengths that hardly any model has otherwise, so values that derive from them can be recognized.
 PROBE_PAST, PROBE_TOKENS = 37, 5
 MIN_OPSET = 13
 _PREFIX = "tunefarm."
@@ -51,13 +51,13 @@ _FLOATS = {
 
 
 class NotKept(Exception):
-    """The cache of a decoder can't stay in place. The message says why."""
+    """A decoder's cache can't stay in place. The message says why."""
 
 
 def keep_cache(proto: onnx.ModelProto, shapes: Mapping[str, Shape], weights: Mapping[str, Array]) -> OnnxFile:
-    """Check a model that was parsed. If it is a decoder with open lengths, keep its cache in place.
+    """Check a parsed model. If it is a decoder with open lengths, rewrite it to keep its cache in place.
 
-    `shapes` give the buffers their number of rows. Raises ModelError.
+    The buffers have the number of rows that `shapes` gives. Raises ModelError.
     """
     known = {tensor.name for tensor in proto.graph.initializer} | weights.keys()
     inputs = {value.name: value for value in proto.graph.input if value.name not in known}
@@ -74,13 +74,13 @@ def keep_cache(proto: onnx.ModelProto, shapes: Mapping[str, Shape], weights: Map
 
 
 def _open_axes(value: onnx.ValueInfoProto) -> list[int]:
-    """Return the axes, other than the batch, whose extent the file leaves open."""
+    """Return the axes with open extents, except the batch."""
     dims = value.type.tensor_type.shape.dim
     return [axis for axis, dim in enumerate(dims) if axis and dim.dim_value <= 0]
 
 
 class _Probe(Graph):
-    """An import that remembers the values of the main graph."""
+    """An import that keeps the values of the main graph."""
 
     def __init__(self) -> None:
         super().__init__(CONVERTERS, FORMS)
@@ -96,7 +96,7 @@ class _Probe(Graph):
 
 @dataclass
 class _Decoder:
-    """A decoder's file, and what was found in it with the probe's lengths."""
+    """A decoder's file, and the values that the probe, an import with unusual lengths, found in it."""
 
     file: OnnxFile
     source: onnx.ModelProto
@@ -128,7 +128,7 @@ class _Decoder:
         axes = {name: found[0] for name, found in open_axes.items()}
         declared = [dim.dim_value for dim in inputs[tokens].type.tensor_type.shape.dim]
         if len(declared) < 2:
-            raise NotKept(f"its input '{tokens}' has no dimension of tokens")
+            raise NotKept(f"its input '{tokens}' has no dimension for tokens")
         count = declared[1] if declared[1] > 0 else PROBE_TOKENS
         batch = shapes[tokens][0] if tokens in shapes else max(declared[0], 1)
         probed = _probe_shapes(inputs, axes, shapes, tokens, batch, count)
@@ -153,8 +153,7 @@ class _Decoder:
         return list(self._graph.node)
 
     def rewritten(self) -> OnnxFile:
-        """Return the file with its cache in place, on the shapes that were asked for. Raises NotKept,
-        ModelError."""
+        """Return the file for the requested shapes, with its cache in place. Raises NotKept, ModelError."""
         specs = {spec.name: spec for spec in self.file.inputs}
         concats = self._concats()
         capacity, count = self._lengths()
@@ -164,7 +163,7 @@ class _Decoder:
         rewrite.write_rows(concats, self.axes)
         rewrite.replace_positions()
         if not rewrite.mask_softmax({concat.output[0] for concat in concats.values()}):
-            raise NotKept("no Softmax of its attention was found")
+            raise NotKept("it has no Softmax over the cache's keys")
         derived = rewrite.derive([specs[name] for name in (*MASKS, *POSITIONS) if name in specs])
         return self._finished(rewrite.nodes, derived, capacity, count)
 
@@ -175,7 +174,7 @@ class _Decoder:
         graph = self._graph
         outputs = [output for output in graph.output if not is_present(output.name)]
         if not outputs:
-            raise NotKept("it has no output but its cache")
+            raise NotKept("it has no output besides its cache")
         axes = {output.name: self._token_axis(output.name) for output in outputs}
         removed = {one.name for one in derived}
         made = onnx.GraphProto()
@@ -214,29 +213,29 @@ class _Decoder:
         )
 
     def _token_axis(self, name: str) -> int | None:
-        """Return the axis of the new tokens of an output; None for an output without one."""
+        """Return the output's axis of new tokens; None if it has none."""
         axes = range(1, self.values[name].rank)
         return next((axis for axis in axes if self.values[name].shape[axis] == self.probed_tokens), None)
 
     def _lengths(self) -> tuple[int, int]:
-        """Return the rows of the buffers, and the number of new tokens. Raises NotKept, ModelError."""
+        """Return the number of rows of each buffer, and of new tokens. Raises NotKept, ModelError."""
         for name in self.axes:
             if name not in self.shapes:
                 raise ModelError(f"input '{name}' has a dynamic dimension: give its shape")
         found = {self.shapes[name][axis] for name, axis in self.axes.items()}
         if len(found) > 1:
-            raise NotKept(f"its buffers have several lengths, {sorted(found)}")
+            raise NotKept(f"its buffers have different lengths, {sorted(found)}: give them one")
         (capacity,) = found
         count = self.shapes[self.tokens][1] if self.tokens in self.shapes else self.probed_tokens
         if not 0 < count < capacity:
             raise ModelError(
-                f"a cache of {capacity} tokens can't take {count} at once: give '{self.tokens}' fewer "
-                "or the cache more"
+                f"a cache of {capacity} tokens can't take {count} at once: give '{self.tokens}' a "
+                "smaller shape, or the cache a larger one"
             )
         return capacity, count
 
     def _concats(self) -> dict[str, onnx.NodeProto]:
-        """Return the node that appends to each buffer. Raises NotKept."""
+        """Map each buffer to the Concat that appends rows to it. Raises NotKept."""
         consumers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
         for node in self._nodes:
             for name in dict.fromkeys(node.input):
@@ -247,17 +246,17 @@ class _Decoder:
             used = [node for node in consumers[name] if node.op_type != "Shape"]
             if len(used) != 1 or used[0].op_type != "Concat" or list(used[0].input)[:1] != [name]:
                 kinds = ", ".join(sorted({node.op_type for node in used})) or "nothing"
-                raise NotKept(f"its input '{name}' goes to {kinds}, not to a Concat with the new rows alone")
+                raise NotKept(f"its input '{name}' goes to {kinds}; it may only go to Concat(input, rows)")
             (concat,) = used
             rows = self.values[concat.input[1]].shape if len(concat.input) == 2 else ()
             own = self.values[name].shape
             if rows != (*own[:axis], self.probed_tokens, *own[axis + 1 :]):
-                raise NotKept(f"'{name}' isn't joined with the rows of the new tokens")
+                raise NotKept(f"its input '{name}' isn't concatenated with the rows of the new tokens")
             handed = {concat.output[0]} | {
                 node.output[0] for node in consumers[concat.output[0]] if node.op_type == "Identity"
             }
             if not any(is_present(one) for one in handed & outputs):
-                raise NotKept(f"no output present.* is '{name}' with the new rows")
+                raise NotKept(f"no output present.* returns '{name}' with the new rows")
             concats[name] = concat
         return concats
 
@@ -270,7 +269,7 @@ def _probe_shapes(
     batch: int,
     count: int,
 ) -> dict[str, Shape]:
-    """Return shapes of the inputs for an import with the probe's lengths."""
+    """Return the shapes of the inputs for the probe."""
     probed = {}
     for name, value in inputs.items():
         dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
@@ -290,8 +289,11 @@ def _probe_shapes(
 
 
 class _Rewrite:
-    """Rewrites the nodes of a decoder: see above. `probed` is the probe's number of new tokens. `capacity`
-    and `count` are the lengths of the library."""
+    """Rewrites the nodes of a decoder, as the module's docstring says.
+
+    `probed` is the number of new tokens in the probe. The library's buffers have `capacity` rows, and it
+    takes `count` new tokens.
+    """
 
     def __init__(
         self,
@@ -307,7 +309,7 @@ class _Rewrite:
         self._values = values
         self._probed, self._capacity, self._count = probed, capacity, count
         self._number = 0
-        # Positions of the new tokens, (count), and which keys are later than each of them, (count, capacity).
+        # The positions of the new tokens, (count). For each, which keys come later, (count, capacity).
         self._first: list[onnx.NodeProto] = []
         self._positions = self._op(self._first, "Add", PAST_LENGTH, self._constant(np.arange(count)))
         queries = self._op(self._first, "Reshape", self._positions, self._constant(np.array([count, 1])))
@@ -315,7 +317,7 @@ class _Rewrite:
         self._is_later = self._op(self._first, "Greater", keys, queries)
 
     def shorten_shape(self, name: str, axis: int) -> None:
-        """Let the file compute with a past of so many rows that the new ones just fit into the buffer."""
+        """Make the file read a past's shape as if the new rows would just fill the buffer."""
         ends = [self._constant(np.array([each])) for each in (0, self._capacity - self._count, axis)]
         shorter = self._op(self._first, "Slice", name, *ends)
         for node in self.nodes:
@@ -323,7 +325,7 @@ class _Rewrite:
                 node.input[0] = shorter
 
     def write_rows(self, concats: Mapping[str, onnx.NodeProto], axes: Mapping[str, int]) -> None:
-        """Write new rows into buffers, in the place of joining them."""
+        """Replace each Concat with a node that writes the new rows into the buffer."""
         for name, concat in concats.items():
             rows, axis = concat.input[1], axes[name]
             before: list[onnx.NodeProto] = []
@@ -336,7 +338,7 @@ class _Rewrite:
             self._replace(concat, [*before, write])
 
     def replace_positions(self) -> None:
-        """Let the positions of new tokens follow from `past_length`."""
+        """Compute the positions of new tokens from `past_length`."""
         for node in list(self.nodes):
             if node.op_type == "Slice" and self._is_window(node):
                 continue
@@ -348,8 +350,10 @@ class _Rewrite:
                     self._replace_output(node, place)
 
     def mask_softmax(self, written: set[str]) -> int:
-        """Hide keys of later tokens, and rows that no token was written to, in all attention over the cache.
-        Return how many there are. Raises NotKept."""
+        """Mask the keys of later tokens and of empty rows in each attention over the cache.
+
+        Return the number of attentions. Raises NotKept.
+        """
         found, tainted = 0, set(written)
         for node in list(self.nodes):
             if not tainted.intersection(node.input):
@@ -361,7 +365,7 @@ class _Rewrite:
                 continue
             axis = next((one.i for one in node.attribute if one.name == "axis"), -1)
             if axis not in (-1, value.rank - 1) or value.shape[-2] != self._probed:
-                raise NotKept(f"the shape {value.shape} of its attention isn't (..., queries, keys)")
+                raise NotKept(f"its attention has the shape {value.shape}, not (..., queries, keys)")
             lowest = np.finfo(value.dtype).min if value.dtype.startswith("float") else -1e30
             before: list[onnx.NodeProto] = []
             hidden = self._constant(np.array(lowest, helper.tensor_dtype_to_np_dtype(_type_of(value))))
@@ -371,7 +375,7 @@ class _Rewrite:
         return found
 
     def derive(self, specs: Sequence[TensorSpec]) -> tuple[Derived, ...]:
-        """Compute masks and positions, which were inputs. Raises NotKept."""
+        """Compute masks and positions, which were inputs, from `past_length`. Raises NotKept."""
         derived = []
         for spec in specs:
             is_mask = spec.name in MASKS
@@ -393,7 +397,7 @@ class _Rewrite:
         return tuple(derived)
 
     def _are_positions(self, name: str) -> bool:
-        """Return whether a value is the positions of the new tokens."""
+        """Return whether a value holds the positions of the new tokens."""
         value = self._values.get(name)
         wanted = np.arange(PROBE_PAST, PROBE_PAST + self._probed)
         return (
@@ -404,7 +408,7 @@ class _Rewrite:
         )
 
     def _replace_output(self, node: onnx.NodeProto, place: int) -> None:
-        """Compute one of a node's outputs as positions instead."""
+        """Replace one output of a node with the positions of the new tokens."""
         name = node.output[place]
         made: list[onnx.NodeProto] = []
         value = self._like(made, self._values[name])
@@ -413,7 +417,7 @@ class _Rewrite:
         self._replace(node, [node, *made])
 
     def _replace_single(self, node: onnx.NodeProto) -> None:
-        """Where there is one new token, its position can't be told from a length but by what it goes to."""
+        """Replace a single new token's position. It equals the past's length: only its reader differs."""
         place = {"Gather": 1, "Cast": 0}.get(node.op_type)
         if place is None or not self._are_positions(node.input[place]):
             return
@@ -426,7 +430,7 @@ class _Rewrite:
         self._replace(node, [*before, node])
 
     def _is_window(self, node: onnx.NodeProto) -> bool:
-        """Rewrite a slice of the positions of the new tokens; return whether it is one."""
+        """If a Slice selects the new tokens' positions, replace it with a Gather. Return whether it does."""
         given = [self._values.get(name) if name else None for name in node.input]
         known = [None if one is None else one.constant for one in given[1:]]
         starts, ends, axes, steps = (*known, None, None)[:4]
@@ -455,7 +459,7 @@ class _Rewrite:
         self._replace(node, [*before, gather])
 
     def _like(self, nodes: list[onnx.NodeProto], value: Value) -> str:
-        """Return the positions of the new tokens with the type and the axes of a value of the probe."""
+        """Return the positions of the new tokens with the type and the axes of a value."""
         shape = [self._count if extent == self._probed and extent > 1 else extent for extent in value.shape]
         cast = self._op(nodes, "Cast", self._positions, to=_type_of(value))
         return self._op(nodes, "Reshape", cast, self._constant(np.array(shape, np.int64)))

@@ -1,13 +1,13 @@
 """Carry the names of a model's nodes through TVM's passes to the subgraphs that compute them.
 
-An importer names the bindings of a node after its place: `place3_`. TVM's passes keep the names of bindings
-that they rewrite, and a new binding belongs to the place of its first reader. Fusion drops the names, but it
-keeps the spans of calls.
+An importer gives each node's name a number, its place. It names the node's bindings after the place, such as
+`place3_`. TVM's passes keep the names of the bindings that they rewrite. A new binding gets the place of its
+first reader. Fusion drops the names of bindings, but keeps the spans of calls.
 
     place3_ = conv2d(x, w)
     place4_ = relu(place3_)
 ->
-    lv = call_tir(fused_conv2d_relu, (x, w))        # the attribute PLACES of main begins with the name of 3
+    lv = call_tir(fused_conv2d_relu, (x, w))        # PLACES of main begins with the name at place 3
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from tvm.ir import Call, SourceName, Span
 from core.plain_text import without_controls
 
 MAX_CHARS = 200
-# The attribute of `main` with the names of all places by number; after fusion, of its kernel calls in order.
+# An attribute of `main`: the names by place or, after fusion, the names of its kernel calls in order.
 PLACES = "tunefarm.places"
 _UNKNOWN = -1
 _BINDING = re.compile(r"place(\d+)_\d*")
-# TVM's OpPatternKind: from elementwise operators to sums of products; no kind of operator from 5 on is fused.
+# TVM's OpPatternKind kOutEWiseFusable, such as matrix products and convolutions. No greater kind is fused.
 _SUM_OF_PRODUCTS = 4
 
 
 class Places:
-    """The names of the places of a model, by number."""
+    """The names of a model's nodes by place."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -42,13 +42,13 @@ class Places:
         return tuple(self._numbers)
 
     def binding(self, name: str | bytes) -> str:
-        """Return the name of the bindings of a place; empty without a name, so that TVM chooses one."""
+        """Return the bindings' name for a node's name; "" without one, so that TVM chooses a name."""
         plain = readable(name)
         return f"place{self._numbers.setdefault(plain, len(self._numbers))}_" if plain else ""
 
 
 def readable(name: str | bytes) -> str:
-    """Return a name as one line of at most MAX_CHARS. The end of a path tells more than its beginning.
+    """Return a name as one line of at most MAX_CHARS. Of a longer name, only the end is kept.
 
     Protobuf returns bytes for a text that isn't UTF-8.
     """
@@ -58,7 +58,7 @@ def readable(name: str | bytes) -> str:
 
 
 def name_output(module: tvm.IRModule) -> tvm.IRModule:
-    """Give the output of `main` the name of the binding that it is: TVM would keep the output's name alone.
+    """Give the output of `main` the name of its binding, because TVM would keep only the output's name.
 
         gv = place3_
         return gv
@@ -80,7 +80,7 @@ def name_output(module: tvm.IRModule) -> tvm.IRModule:
 
 
 def with_places(module: tvm.IRModule, names: Sequence[str]) -> tvm.IRModule:
-    """Give `main` the names of its places."""
+    """Store the names of places as an attribute of `main`."""
     module = module.clone()
     module["main"] = module["main"].with_attr(PLACES, list(names))
     return module
@@ -113,9 +113,9 @@ def mark_calls(module: tvm.IRModule) -> tvm.IRModule:
 
 
 def note_places(module: tvm.IRModule) -> tvm.IRModule:
-    """Let PLACES of `main` name the place of each kernel call: after FuseOps, before FuseTIR.
+    """Store the name of each kernel call in PLACES of `main`. Run this after FuseOps and before FuseTIR.
 
-    A group of operators has the place of its sum of products, or of its first operator without one.
+    A fused group gets the place of its matrix product or convolution, else of its first operator.
     """
     names, found = list(module["main"].attrs.get(PLACES, ())), []
     for block in module["main"].body.blocks:

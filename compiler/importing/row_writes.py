@@ -1,4 +1,4 @@
-"""The kernel that writes the rows of new tokens into a decoder's cache, in place."""
+"""A kernel that writes the rows of new tokens into a decoder's cache in place."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from tvm.tirx.script import builder as T  # noqa: N812 - as in TVM
 from compiler.constants.fold import static_shape
 from compiler.importing.spec import Shape
 
-# TVM's number of the kind of functions that are never fused.
+# TVM's OpPatternKind kOpaque: such functions are never fused.
 _OPAQUE = 8
 
 
 def write_rows(
     builder: relax.BlockBuilder, buffer: relax.Var, rows: relax.Expr, position: relax.Var, axis: int
 ) -> relax.Expr:
-    """Return a call that writes rows into a buffer, from the `position` on along the axis, and is the buffer.
+    """Return a call that writes rows into a buffer along an axis, from `position` on, and returns the buffer.
 
         buffer[:, position : position + count] = rows
 
-    Rows beyond the end of the buffer are dropped. The kernel has no other schedule.
+    Rows beyond the end of the buffer are dropped. The kernel isn't tuned.
     """
     shape, written = static_shape(buffer), static_shape(rows)
     assert shape is not None

@@ -1,4 +1,4 @@
-"""Arrays by name in .npz files, which may be strangers': read them in a child process only."""
+"""Read and write arrays in .npz files. Read untrusted files only in a child process."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from compiler.importing.values import numpy_dtype
 
 Array = NDArray[Any]
 MAX_DATA_BYTES = 4 << 30
-# So many arrays of a file are named in a message.
+# The most arrays that a message names.
 _NAMED = 8
 
 
 def read_arrays(file: IO[bytes], names: Collection[str], what: str) -> dict[str, Array]:
-    """Return the arrays of these names from an .npz file; others are left unread. `what` begins messages.
+    """Return the named arrays of an .npz file, without reading the others. Raises ModelError.
 
-    Raises ModelError.
+    `what` names the file in messages.
     """
     try:
         with zipfile.ZipFile(file) as archive:
@@ -46,7 +46,7 @@ def read_arrays(file: IO[bytes], names: Collection[str], what: str) -> dict[str,
             return arrays
     except ModelError:
         raise
-    except Exception as error:  # damaged archives and headers raise whatever they like
+    except Exception as error:  # damaged archives and headers may raise any exception class
         if is_out_of_memory(error):
             raise ModelError(f"{what} doesn't fit into memory: give fewer samples") from error
         raise ModelError(
@@ -55,7 +55,7 @@ def read_arrays(file: IO[bytes], names: Collection[str], what: str) -> dict[str,
 
 
 def check_type(array: Array, spec: TensorSpec, what: str) -> None:
-    """Raise ModelError for an array of another type than files have for the input."""
+    """Raise ModelError if an array doesn't have the type in which files store the input."""
     if str(array.dtype) != (wanted := plain_type(spec.dtype)):
         raise ModelError(
             f"array '{spec.name}' of {what} is {array.dtype}, and the model's input takes {wanted}: convert "
@@ -64,7 +64,7 @@ def check_type(array: Array, spec: TensorSpec, what: str) -> None:
 
 
 def plain_type(dtype: str) -> str:
-    """Return NumPy's type that files have values of a type in: the type itself, or a wider one."""
+    """Return the NumPy type in which files store a type: the type itself, or a wider one."""
     if dtype == "bfloat16" or (dtype.startswith("float") and dtype in NARROW):
         return "float32"
     if dtype in NARROW:
@@ -73,26 +73,28 @@ def plain_type(dtype: str) -> str:
 
 
 def inputs_of(file: IO[bytes], specs: Sequence[TensorSpec], what: str) -> list[Array]:
-    """Return the arrays of a model's inputs from an .npz file, of the inputs' types. Raises ModelError for
-    arrays that don't have the types and the shapes of the inputs."""
+    """Return the arrays of a model's inputs from an .npz file, converted to the inputs' types.
+
+    Raises ModelError if an array has a wrong type or shape.
+    """
     arrays = read_arrays(file, [spec.name for spec in specs], what)
     for spec in specs:
         check_type(arrays[spec.name], spec, what)
         if arrays[spec.name].shape != spec.shape:
             raise ModelError(
                 f"array '{spec.name}' of {what} has the shape {arrays[spec.name].shape}, and the model's "
-                f"input {spec.shape}: give one set of inputs"
+                f"input {spec.shape}: give one set of inputs of the model's shapes"
             )
     return [arrays[spec.name].astype(numpy_dtype(spec.dtype)) for spec in specs]
 
 
 def as_npz(specs: Sequence[TensorSpec], arrays: Sequence[Array]) -> bytes:
-    """Return an .npz file of a model's outputs. Types that NumPy lacks become wider ones."""
+    """Return an .npz file of a model's outputs. Types that NumPy lacks are stored as wider types."""
     named = {
         spec.name: array.astype(plain_type(spec.dtype)) for spec, array in zip(specs, arrays, strict=True)
     }
     buffer = io.BytesIO()
-    # Not numpy.savez, which has parameters that an output may be called like.
+    # Not numpy.savez: an output may have the name of one of its parameters.
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, array in named.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:

@@ -1,7 +1,7 @@
-"""The large constants of a model for a CPU: parameters of its library's `main`, mapped from its file.
+"""Store the large constants of CPU models outside their code, as parameters of the library's `main`.
 
-Several sizes of a model share the file, and several processes the memory. A library for a GPU holds its
-constants itself, because its kernels are captured with them as graphs.
+The constants are mapped into memory from the library's file. Sizes of a model share the files, and processes
+share the memory. A GPU library holds its constants itself, because CUDA graphs capture them.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _MAIN = "main"
 
 
 class Weights:
-    """The large constants of a model that TVM compiles."""
+    """The large constants of a model during its compilation."""
 
     def __init__(self) -> None:
         self._by_digest: dict[bytes, tuple[Any, relax.Var]] = {}
 
     def lift(self, module: tvm.IRModule) -> tvm.IRModule:
-        """Make the large constants of `main` its last parameters. Equal ones are one parameter.
+        """Turn the large constants of `main` into its last parameters. Equal constants share a parameter.
 
             def main(x): return add(x, CONSTANT)  ->  def main(x, weight0): return add(x, weight0)
 
-        The module is as TVM turns it into bytecode: nothing plans memory any more.
+        Run this right before TVM generates bytecode, after memory was planned.
         """
 
         def replace(const: GenericConst) -> relax.Expr:
@@ -58,7 +58,7 @@ class Weights:
         return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
 
     def append(self, library: Path) -> None:
-        """Write the constants that were lifted behind a library, in the order of its parameters."""
+        """Append the lifted constants to a library's file, in the order of its parameters."""
         tensors = [tensor for tensor, _ in self._by_digest.values()]
         if tensors:
             shapes = [tuple(map(int, one.shape)) for one in tensors]
@@ -67,15 +67,15 @@ class Weights:
 
 
 def bind_weights(main: Callable[..., Any], library: Path) -> Callable[..., Any]:
-    """Return the `main` of a library as a function of the model's inputs alone.
+    """Return a library's `main` with its weights bound, as a function of the model's inputs.
 
-    The weights are mapped from the library's file, which may be deleted then. Raises WeightsError.
+    The weights are mapped from the library's file. The file may be deleted afterwards. Raises WeightsError.
     """
     with library.open("rb") as file:
         index = read_index(file)
         if not index.weights:
             return main
-        # DLPack lends no memory that can't be written: private pages are copied once something does.
+        # DLPack accepts only writable memory. These pages are private: a write copies the page, not the file.
         mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8)
     view = tvm_ffi.get_global_func("runtime.TVMTensorCreateView")
     weights = [

@@ -1,7 +1,7 @@
-"""Matrix products whose constant weights stay packed in a few bits, and become floats in registers.
+"""Matrix products with packed constant weights, which are converted to floats in registers.
 
-A weight is `scale * (code - zero)`, with a scale and a zero for each block of a column. Its codes have 4 or 8
-bits. A product of few rows takes as long as its weights take from memory, so fewer bytes make it faster.
+A weight is `scale * (code - zero)`, with a scale and a zero for each block of a column. Its code has 4 or 8
+bits. The time of a product of few rows is the time to load its weights, so fewer bytes make it faster.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tvm.ir import Call, GenericConst, GlobalVar
 
 from compiler.constants.fold import constant, rewrite_functions, static_shape
 
-# Bits of a code.
+# The supported numbers of bits of a code.
 PACKED_BITS = (4, 8)
-# The name of the kernels.
+# The prefix of the kernels' names.
 KERNEL = "packed_matmul"
-# TVM's "out element-wise fusable": element-wise operators are fused to the result.
+# TVM's OpPatternKind kOutEWiseFusable: elementwise operators are fused with the result.
 _FUSES_ELEMENTWISE = 4
 
 
@@ -30,8 +30,8 @@ _FUSES_ELEMENTWISE = 4
 class PackedWeight:
     """A matrix of `columns`, in blocks of `block` rows.
 
-    `codes` are [blocks, bytes of a block, columns]; of two codes in a byte, the lower bits hold the first.
-    `scales` are [blocks, columns], and so are `zeros`, or [1, 1] where all are equal.
+    `codes` are [blocks, bytes of a block, columns]. With 4 bits, the lower half of a byte holds the first of
+    its two codes. `scales` are [blocks, columns]. `zeros` are too, or [1, 1] if all are equal.
     """
 
     codes: NDArray[np.uint8]
@@ -43,14 +43,14 @@ class PackedWeight:
     def of(
         cls, codes: NDArray[np.uint8], scales: NDArray[Any], zeros: NDArray[Any], bits: int
     ) -> PackedWeight:
-        """Pack unpacked codes, which are [columns, blocks, block], with scales and zeros for each block."""
+        """Pack codes [columns, blocks, block] with scales and zeros [columns, blocks]."""
         block = codes.shape[-1]
         by_row: NDArray[Any] = codes.transpose(1, 2, 0)
         if bits == 4:
             by_row = by_row[:, 0::2] | (by_row[:, 1::2] << 4)
         if np.all(zeros == zeros[0, 0]):
             zeros = zeros[:1, :1]
-        # Exporters may give floats.
+        # Exporters may store zeros as floats.
         if zeros.min() >= 0 and zeros.max() <= 255 and np.all(zeros == np.rint(zeros)):
             zeros = zeros.astype(np.uint8)
         factors = np.ascontiguousarray(scales.T, np.float32)
@@ -58,7 +58,7 @@ class PackedWeight:
 
     @property
     def floats(self) -> NDArray[np.float32]:
-        """The matrix that the codes stand for, [rows, columns]."""
+        """The unpacked matrix, [rows, columns]."""
         blocks, num_bytes, columns = self.codes.shape
         per_byte = self.block // num_bytes
         parts = [
@@ -77,7 +77,7 @@ def packed_product(builder: relax.BlockBuilder, data: relax.Expr, weight: Packed
         w = (codes[b, p, j] >> 4 * h & 15) * scales[b, j] - zeros[b, j] * scales[b, j]
         c[i, j] = sum(a[i, k] * w)
 
-    The second product is the same for a whole block, so it leaves the loops over p and h.
+    The second product doesn't depend on p and h, so it is computed once for each block.
     """
     blocks, num_bytes, columns = weight.codes.shape
     per_byte = weight.block // num_bytes
@@ -112,7 +112,7 @@ def packed_product(builder: relax.BlockBuilder, data: relax.Expr, weight: Packed
 
 
 def weight_of(call: Call) -> PackedWeight | None:
-    """Return the weight of a call of a packed product; None for another call."""
+    """Return the weight of a packed product's call; None for other calls."""
     if getattr(call.op, "name", "") != "relax.call_tir" or not isinstance(call.args[0], GlobalVar):
         return None
     if not call.args[0].name_hint.startswith(KERNEL):
@@ -126,9 +126,9 @@ def weight_of(call: Call) -> PackedWeight | None:
 
 
 def unpack(mod: tvm.IRModule, largest: int | None = None) -> tvm.IRModule | None:
-    """Return a module with products of floats in place of packed ones; None without any.
+    """Replace packed products with products of floats; return None if there are none to replace.
 
-    With `largest`, products of a single row keep larger weights packed, by the bytes of the floats.
+    With `largest`, single-row products stay packed if their float weights would have more bytes than that.
     """
     unpacker = _Unpacker(mod, largest)
     unpacked = rewrite_functions(mod, unpacker.visit_expr)

@@ -1,1 +1,1 @@
-"""Quantize models of floats, and measure how much every layer loses by it."""
+"""Quantize float models, and measure how much accuracy each layer loses."""

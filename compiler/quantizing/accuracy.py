@@ -1,7 +1,7 @@
-"""Compare a quantized model with the model of floats, layer by layer, in ONNX Runtime.
+"""Compare a quantized model with its float model, layer by layer, in ONNX Runtime.
 
-A layer loses by its own rounding and by what the layers before it lost. So the quantized model runs twice on
-each sample: as it is, and with every layer's inputs as the float model computes them.
+A layer's error has two causes: its own rounding, and the errors of the layers before it. To separate them,
+the quantized model runs twice on each sample. In the second run, each layer reads the float model's values.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from core.quantization import decibels
 
 Array = NDArray[Any]
 QUANTIZE, DEQUANTIZE, PACKED = "QuantizeLinear", "DequantizeLinear", "MatMulNBits"
-# What ONNX Runtime's tools append to the name of a value that is quantized behind an output of the model.
+# ONNX Runtime's tools add this suffix to the name of a model output's value before it is quantized.
 _BEFORE = "_QuantizeLinear_Input"
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of a quantized model: the `node` of the float model that it stands for.
+    """A layer of a quantized model. `node` is the corresponding node of the float model.
 
-    The layer computes `value`, which is what other layers read; the float model computes `wanted` instead. In
-    the float model, `nodes` computed it. `rounding` is how the value is rounded, None for floats.
+    `value` is the layer's output, which other layers read. `wanted` is the same value in the float model, and
+    `nodes` are the names of the nodes that compute it there. `rounding` is None if the value stays float.
     """
 
     node: onnx.NodeProto
@@ -52,7 +52,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Rounding:
-    """The scale and the zero point of a value in bytes."""
+    """The scale, zero point and limits of a value that is rounded to 8 bits."""
 
     scale: float
     zero: int
@@ -66,13 +66,13 @@ class Rounding:
 
 @dataclass
 class Power:
-    """Sums of squares: of a value as floats compute it, and of its error."""
+    """Sums of squares of a value in the float model, and of its error in the quantized model."""
 
     signal: float = 0.0
     noise: float = 0.0
 
     def add(self, wanted: Array, found: Array) -> None:
-        """Add a sample. Where floats compute an infinity, such as in masks, nothing is compared."""
+        """Add a sample. Elements that aren't finite in the float model, such as in masks, are ignored."""
         if wanted.shape != found.shape:
             self.noise = math.inf
             return
@@ -89,7 +89,10 @@ class Power:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """The errors of layers, by their place, and of outputs, by name. See `core.quantization`."""
+    """The errors of layers, by index, and of outputs, by name.
+
+    `core.quantization.LayerAccuracy` defines `own` and `total`.
+    """
 
     layers: Sequence[Layer]
     own: Mapping[int, Power] = field(default_factory=lambda: defaultdict(Power))
@@ -98,7 +101,7 @@ class Accuracy:
 
 
 class FloatModel:
-    """The model of floats, with the values of its layers."""
+    """The float model, and the values that its layers compute."""
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         self.proto = proto
@@ -108,11 +111,11 @@ class FloatModel:
         self._reference = Reference(proto, list(dict.fromkeys([*self.values, *self.outputs])))
 
     def compute(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the values of all layers, and the outputs. Raises ModelError where ONNX Runtime can't."""
+        """Return the values of all layers and outputs. Raises ModelError if ONNX Runtime can't run it."""
         return _compute(self._reference, inputs)
 
     def unbounded(self, samples: Iterable[Mapping[str, Array]]) -> set[str]:
-        """Return the names of nodes that compute or read an infinity or NaN: no scale fits those."""
+        """Return the names of nodes that read or compute infinities or NaN, which have no scale."""
         values = {
             name
             for inputs in samples
@@ -122,13 +125,13 @@ class FloatModel:
         return {node.name for node in self.nodes.values() if values.intersection([*node.input, *node.output])}
 
     def layers(self, quantized: onnx.ModelProto) -> list[Layer]:
-        """Return the layers of a quantized form of this model that compute floats."""
+        """Return the layers of this model's quantized form that have float outputs."""
         nodes = quantized.graph.node
         constants = {tensor.name: tensor for tensor in quantized.graph.initializer}
         rounders = {node.input[0]: node for node in nodes if node.op_type == QUANTIZE}
         restored = {node.input[0]: node.output[0] for node in nodes if node.op_type == DEQUANTIZE}
-        # Weights in bytes have a DequantizeLinear alone. Packed ones are read by a product, perhaps without a
-        # counterpart in the float model, because its bias is added later.
+        # A quantized weight has only a DequantizeLinear. A packed weight is read by a MatMulNBits. If a later
+        # node adds the bias, the product's output has no counterpart in the float model.
         rounded = {*restored.values()}
         products = {node.output[0] for node in nodes if node.op_type == PACKED}
         rounded |= products - self.values.keys()
@@ -155,7 +158,7 @@ class FloatModel:
 def measure(
     model: FloatModel, quantized: onnx.ModelProto, samples: Sequence[Mapping[str, Array]]
 ) -> Accuracy:
-    """Return how much a quantized form of a model loses on samples of equal shapes. Raises ModelError."""
+    """Return the errors of a model's quantized form on samples of equal shapes. Raises ModelError."""
     layers = model.layers(quantized)
     accuracy = Accuracy(layers)
     names = list(dict.fromkeys([*(layer.value for layer in layers), *model.outputs]))
@@ -163,7 +166,7 @@ def measure(
     alone: Reference | None = None
     for inputs in samples:
         wanted = model.compute(inputs)
-        # What a layer's successors read where only they lose: the float value, in bytes where it is in bytes.
+        # The inputs of layers in the second run: float values, rounded if the quantized model rounds them.
         read = {
             layer.value: wanted[layer.wanted]
             if layer.rounding is None
@@ -189,12 +192,14 @@ def measure(
 def _compute(reference: Reference, inputs: Mapping[str, Array]) -> dict[str, Array]:
     found = reference.compute(inputs)
     if reference.doubt:
-        raise ModelError(f"ONNX Runtime can't run the model on the samples: {reference.doubt}")
+        raise ModelError(
+            f"ONNX Runtime can't run the model on the samples ({reference.doubt}): give valid inputs"
+        )
     return found
 
 
 def _rounding(rounder: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> Rounding | None:
-    """Return how a QuantizeLinear rounds; None where it has a scale for each channel."""
+    """Return how a QuantizeLinear rounds; None if each channel has its own scale."""
     scale, zero = (numpy_helper.to_array(constants[name]) for name in rounder.input[1:3])
     if scale.size != 1:
         return None

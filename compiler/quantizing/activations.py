@@ -1,4 +1,4 @@
-"""Quantize weights and the values between layers to bytes, by ONNX Runtime's static quantization."""
+"""Quantize weights and activations to 8 bits by ONNX Runtime's static quantization."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from compiler.quantizing.samples import Samples
 
 
 def quantize_values(proto: onnx.ModelProto, samples: Samples, kept: Collection[str]) -> onnx.ModelProto:
-    """Return the model with pairs of QuantizeLinear and DequantizeLinear: unsigned bytes between layers,
-    signed weights with a scale for each output channel. The nodes named in `kept` stay.
+    """Return the model with pairs of QuantizeLinear and DequantizeLinear.
 
-    The samples set the ranges of the values.
+    Activations become unsigned bytes, with ranges from the samples. Weights become signed bytes, with a scale
+    for each output channel. The nodes named in `kept` stay unchanged.
     """
     tools = importlib.import_module("onnxruntime.quantization")
     with tempfile.TemporaryDirectory(prefix="tunefarm-quantize-") as folder:
         source, target = Path(folder) / "float.onnx", Path(folder) / "quantized.onnx"
         onnx.save(proto, source)
-        # It also computes scales of values that stay floats, which may have infinities.
+        # ONNX Runtime also computes scales of values that stay floats, and those may be infinite.
         with np.errstate(all="ignore"):
             tools.quantize_static(
                 source,
@@ -40,7 +40,7 @@ def quantize_values(proto: onnx.ModelProto, samples: Samples, kept: Collection[s
 
 
 class _Reader:
-    """Hands samples to ONNX Runtime, as its CalibrationDataReader does."""
+    """Passes samples to ONNX Runtime, with the interface of its CalibrationDataReader."""
 
     def __init__(self, samples: Samples) -> None:
         self._left: Iterator[dict[str, NDArray[Any]]] = iter(samples)

@@ -1,4 +1,4 @@
-"""A model as one ONNX message with named nodes, which ONNX Runtime's tools quantize."""
+"""Prepare a model for ONNX Runtime's quantization tools: one ONNX message with named nodes."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ from compiler.importing.onnx_file import MAX_FILE_BYTES, OnnxFile
 from compiler.importing.spec import ModelError
 
 FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
-# A message has a limit, and quantizing adds scales to it.
+# ONNX limits the size of a message, and quantizing adds scales.
 MAX_BYTES = MAX_FILE_BYTES - (64 << 20)
 
 
 def prepared(file: OnnxFile) -> onnx.ModelProto:
-    """Return the model as ONNX Runtime simplifies it, with its weights, the inputs as the file declares them,
-    the types of all values, and a name of its own for each node. Raises ModelError."""
+    """Return the model as one message, simplified by ONNX Runtime.
+
+    It has the weights, the inputs as the file declares them, and the types of all values. Each node has a
+    unique name. Raises ModelError.
+    """
     try:
         tools = importlib.import_module("onnxruntime.quantization")
     except ImportError as error:
         raise ModelError(
-            "quantizing needs onnxruntime beside the scheduler: install tunefarm[verify] there"
+            "quantizing needs ONNX Runtime on the scheduler's machine: install tunefarm[verify] there"
         ) from error
     with tempfile.TemporaryDirectory(prefix="tunefarm-quantize-") as folder:
         source, target = Path(folder) / "whole.onnx", Path(folder) / "prepared.onnx"
@@ -40,20 +43,20 @@ def _whole(file: OnnxFile) -> onnx.ModelProto:
     size = file.proto.ByteSize() + sum(weight.nbytes for weight in file.weights.values())
     if size > MAX_BYTES:
         raise ModelError(
-            f"the model has {size} bytes, and at most {MAX_BYTES} are quantized: quantize it where it is made"
+            f"the model has {size} bytes; the limit for quantizing is {MAX_BYTES}: upload a quantized model"
         )
     proto = onnx.ModelProto()
     proto.CopyFrom(file.proto)
     graph = proto.graph
     graph.initializer.extend(numpy_helper.from_array(weight, name) for name, weight in file.weights.items())
-    # Weights that are listed as inputs as well would not be constants.
+    # A weight that is also listed as an input isn't a constant.
     del graph.input[:]
     graph.input.extend(file.declared)
     return proto
 
 
 def _name_nodes(nodes: Iterable[onnx.NodeProto]) -> None:
-    """Give nodes without a name, or with another node's, a name of their own."""
+    """Give each node a unique name. The first node with a name keeps it."""
     taken: set[str] = set()
     for number, node in enumerate(nodes):
         if not node.name or node.name in taken:
@@ -64,8 +67,7 @@ def _name_nodes(nodes: Iterable[onnx.NodeProto]) -> None:
 
 
 def float_values(proto: onnx.ModelProto) -> dict[str, str]:
-    """Return the values that are tensors of floats and that nodes of the main graph compute: by name, the
-    name of the node."""
+    """Map each float tensor that the main graph computes to the name of the node that computes it."""
     makers = {name: node.name for node in proto.graph.node for name in node.output if name}
     types = {
         value.name: value.type.tensor_type.elem_type

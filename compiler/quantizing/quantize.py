@@ -1,4 +1,4 @@
-"""Quantize a model of floats, and keep the layers that lose too much in floats."""
+"""Quantize a float model, except for layers that would lose too much accuracy."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from core.job import Quantize
 from core.quantization import MAX_LAYERS, LayerAccuracy, OutputAccuracy, Quantization
 
 Array = NDArray[Any]
-# Samples that set the ranges of values, and those that the accuracy is measured on.
+# The most samples for the ranges of values, and the most for measuring the accuracy.
 MAX_SAMPLES, MAX_COMPARED = 256, 4
-# The signal-to-noise ratio that a layer needs by itself, and an output, in decibels.
+# The least signal-to-noise ratio of a layer by itself, and of an output, in decibels.
 MIN_LAYER_DB: Mapping[Quantize, float] = {Quantize.INT8: 25.0, Quantize.INT4: 12.0}
 MIN_OUTPUT_DB: Mapping[Quantize, float] = {Quantize.INT8: 20.0, Quantize.INT4: 10.0}
 # Each round keeps more layers in floats.
 MAX_ROUNDS = 6
-# The share of the layers that a round keeps where none loses too much, but an output does.
+# The fraction of layers that a round keeps if an output loses too much, but no layer does by itself.
 KEPT_SHARE = 0.25
 CALIBRATION = "the calibration data"
 
@@ -37,18 +37,21 @@ CALIBRATION = "the calibration data"
 def quantize(
     model: ModelFile, kind: Quantize, data: IO[bytes] | None
 ) -> tuple[onnx.ModelProto, Quantization]:
-    """Return a quantized form of a model, and how accurate it is on the samples of an .npz file.
+    """Return a model's quantized form, and its accuracy on the samples of the .npz file `data`.
 
-    Without one, the accuracy is for random inputs, and INT8 quantizes weights alone. Raises ModelError.
+    Without samples, the accuracy is measured on random inputs, and INT8 quantizes only weights. Raises
+    ModelError.
     """
     if not isinstance(model, OnnxModel):
-        raise ModelError("only ONNX models are quantized: export the model to ONNX, or quantize it yourself")
+        raise ModelError(
+            "the service quantizes only ONNX models: export the model to ONNX, or upload a quantized one"
+        )
     file = model.file
     if file.computed_in == "quantized":
-        raise ModelError("the model is quantized already: tune it as it is")
+        raise ModelError("the model is quantized already: tune it without quantizing")
     if file.cache is not None:
         raise ModelError(
-            "decoders that keep their cache aren't quantized by the service: export the decoder with weights "
+            "the service doesn't quantize decoders that keep their cache: export the decoder with weights "
             "of 4 or 8 bits (MatMulNBits)"
         )
     samples = None if data is None else Samples.read(data, file, CALIBRATION).first(MAX_SAMPLES)
@@ -76,26 +79,28 @@ def quantize(
 
 
 def _attempt(make: Callable[[Any], onnx.ModelProto], given: object) -> onnx.ModelProto:
-    """Return a model that ONNX Runtime's tools make. Raises ModelError for whatever they raise."""
+    """Return the model that ONNX Runtime's tools make. Any exception of theirs becomes a ModelError."""
     try:
         return make(given)
     except (ModelError, MemoryError):
         raise
     except Exception as error:
-        raise ModelError(f"ONNX Runtime can't quantize the model: {first_line(error)}") from error
+        raise ModelError(
+            f"ONNX Runtime can't quantize the model ({first_line(error)}): tune it without quantizing"
+        ) from error
 
 
 def _why_nothing(kind: Quantize, weights_only: bool, had_some: bool) -> str:
     if had_some:
-        return f"no layer of the model can be quantized to {kind} without losing too much: tune it in floats"
+        return f"each layer of the model loses too much accuracy in {kind}: tune it without quantizing"
     if weights_only:
-        advice = ": give calibration data" if kind is Quantize.INT8 else ""
-        return f"the model has no product with a constant matrix, whose weights could be quantized{advice}"
-    return "the model has no layer that ONNX Runtime quantizes: tune it in floats"
+        advice = "give calibration data" if kind is Quantize.INT8 else "tune it without quantizing"
+        return f"the model has no matrix product with constant weights to quantize: {advice}"
+    return "the model has no layer that ONNX Runtime quantizes: tune it without quantizing"
 
 
 def _lossy(floats: FloatModel, kind: Quantize, accuracy: Accuracy, kept: Collection[str]) -> set[str]:
-    """Return the names of further nodes to keep in floats, because a layer or an output loses too much."""
+    """Return the names of more nodes to keep in floats, if a layer or an output loses too much."""
     own = {place: accuracy.own[place].db for place in range(len(accuracy.layers))}
     worst = {place: db for place, db in own.items() if db is not None and accuracy.layers[place].is_quantized}
     found: set[str] = set()
@@ -103,7 +108,7 @@ def _lossy(floats: FloatModel, kind: Quantize, accuracy: Accuracy, kept: Collect
         if db < MIN_LAYER_DB[kind]:
             layer = accuracy.layers[place]
             more = {*layer.nodes} - {*kept}
-            # What is kept already still reads bytes that others make or need.
+            # A layer that is kept already loses because it reads values that other nodes have quantized.
             found |= more or (_neighbours(floats, layer) - {*kept})
     if found:
         return found
@@ -117,7 +122,7 @@ def _lossy(floats: FloatModel, kind: Quantize, accuracy: Accuracy, kept: Collect
 
 
 def _neighbours(floats: FloatModel, layer: Layer) -> set[str]:
-    """Return the names of the nodes that make or read what a layer reads."""
+    """Return the names of the nodes that compute or read the inputs of a layer."""
     read = {name for own in layer.nodes for name in floats.nodes[own].input if name}
     return {node.name for node in floats.nodes.values() if read.intersection([*node.input, *node.output])}
 
@@ -153,7 +158,7 @@ def _report(
 
 
 def _shown(layers: Sequence[LayerAccuracy]) -> Iterable[LayerAccuracy]:
-    """Return at most MAX_LAYERS layers, those that lose most, in their order."""
+    """Return the MAX_LAYERS layers that lose most, in the order of the model."""
 
     def loss(place: int) -> float:
         db = layers[place].own_db

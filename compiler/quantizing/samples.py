@@ -1,4 +1,4 @@
-"""Samples of a model's inputs, from an .npz file of a stranger: read it in a child process only."""
+"""Samples of a model's inputs from an untrusted .npz file. Read it only in a child process."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples of a model's inputs: a slice of each array for each sample.
+    """Samples of a model's inputs. Each sample is a slice of each array.
 
-    A slice has `extents[name]` rows of the array. Where that is 0, it is one row without its axis.
+    A slice has `extents[name]` rows of the array. If that is 0, the slice is one row, without the row axis.
     """
 
     arrays: Mapping[str, Array]
@@ -32,18 +32,18 @@ class Samples:
     def read(cls, file: IO[bytes], model: OnnxFile, what: str) -> Samples:
         """Read the samples of an .npz file. Raises ModelError for data that doesn't fit the model's inputs.
 
-        The arrays have the shapes of the inputs, with the samples along their first axis, or all of them have
-        an axis in front for the samples.
+        Either the samples lie along the first axis of each input, or each array has an additional first axis
+        for the samples.
         """
         arrays = read_arrays(file, [spec.name for spec in model.inputs], what)
         declared = {value.name: _declared(value) for value in model.declared}
         specs = {spec.name: spec for spec in model.inputs}
         if not specs:
-            raise ModelError("the model has no inputs, so there is nothing to calibrate")
+            raise ModelError("the model has no inputs to calibrate: leave out the calibration data")
         for name, array in arrays.items():
             check_type(array, specs[name], what)
             if array.dtype.kind == "f" and not np.isfinite(array).all():
-                raise ModelError(f"array '{name}' of {what} has NaN or an infinity: leave such samples out")
+                raise ModelError(f"array '{name}' of {what} has NaN or an infinity: remove such samples")
         is_stacked = all(arrays[name].ndim == len(spec.shape) + 1 for name, spec in specs.items())
         extents, counts = {}, {}
         for name, spec in specs.items():
@@ -57,18 +57,20 @@ class Samples:
                 wanted = "(" + ", ".join("?" if extent is None else str(extent) for extent in shape) + ")"
                 raise ModelError(
                     f"array '{name}' of {what} has the shape {array.shape}, and the model's input {wanted}: "
-                    "stack samples along the first axis, or along an axis of their own in front"
+                    "join samples along the first axis, or stack them along a new first axis"
                 )
             rows = array.shape[0] if array.ndim else 0
             if array.size == 0 or rows % max(extents[name], 1):
                 raise ModelError(
                     f"array '{name}' of {what} has {rows} rows, and a sample takes {max(extents[name], 1)}: "
-                    "give whole samples, at least one"
+                    "give one or more whole samples"
                 )
             counts[name] = rows // max(extents[name], 1)
         if len({*counts.values()}) > 1:
             listed = ", ".join(f"{count} of '{name}'" for name, count in counts.items())
-            raise ModelError(f"{what} has different numbers of samples: {listed}. Give as many of each input")
+            raise ModelError(
+                f"{what} has different numbers of samples: {listed}. Give the same number for each input"
+            )
         return cls(arrays, extents, next(iter(counts.values())))
 
     def first(self, most: int) -> Samples:
@@ -85,7 +87,7 @@ class Samples:
 
 
 def _declared(value: onnx.ValueInfoProto) -> Sequence[int | None] | None:
-    """Return the extents of an input, None for those that it leaves open; None without a shape."""
+    """Return the extents of an input (None for an open one); None if it declares no shape."""
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
         return None

@@ -1,4 +1,4 @@
-"""Quantize the weights of matrix products, in blocks with a scale and a zero point each, as MatMulNBits."""
+"""Quantize the weights of matrix products as MatMulNBits: each block has a scale and a zero point."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from compiler.importing.onnx_file import walk
 from compiler.quantizing.graph import FLOATS
 
 DOMAIN, OPERATOR = "com.microsoft", "MatMulNBits"
-# So many weights of a column have a scale and a zero point in common.
+# The number of consecutive weights in a column that share a scale and a zero point.
 BLOCK = 32
 
 
 def quantize_weights(proto: onnx.ModelProto, bits: int, kept: Collection[str]) -> onnx.ModelProto:
-    """Return the model with MatMulNBits in place of each product with a constant matrix. The nodes named in
-    `kept` stay.
+    """Replace each product with a constant matrix by MatMulNBits. The nodes named in `kept` stay unchanged.
 
     MatMul(a, w)        ->  MatMulNBits(a, codes, scales, zeros)    # w = (codes - zeros) * scales
     Gemm(a, w, bias)    ->  Add(MatMulNBits(a, codes, scales, zeros), bias)
@@ -73,7 +72,7 @@ def quantize_weights(proto: onnx.ModelProto, bits: int, kept: Collection[str]) -
 
 
 def _is_product(node: onnx.NodeProto, weight: onnx.TensorProto) -> bool:
-    """Return whether a node is the plain product of a value with this constant matrix, and perhaps a bias."""
+    """Return whether a node only multiplies a value by this constant matrix, and perhaps adds a bias."""
     is_matrix = len(weight.dims) == 2 and min(weight.dims) > 0 and weight.data_type in FLOATS
     if not is_matrix or node.domain or weight.name == node.input[0]:
         return False
@@ -90,8 +89,7 @@ def _attribute(node: onnx.NodeProto, name: str, otherwise: float) -> float:
 
 
 def _packed(rows: NDArray[Any], bits: int, name: str) -> list[onnx.TensorProto]:
-    """Return the codes, scales and zero points of a weight whose rows are the columns of the product's
-    matrix."""
+    """Return the codes, scales and zero points of a transposed weight: `rows` are its matrix's columns."""
     most = (1 << bits) - 1
     columns, depth = rows.shape
     count = -(-depth // BLOCK)
@@ -111,7 +109,7 @@ def _packed(rows: NDArray[Any], bits: int, name: str) -> list[onnx.TensorProto]:
 
 
 def _joined(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """Return codes of a few bits side by side in bytes along the last axis, the first in the lowest bits."""
+    """Pack codes of a few bits into bytes along the last axis. The first code is in the lowest bits."""
     per_byte = 8 // bits
     extra = -codes.shape[-1] % per_byte
     padded = np.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, extra)])

@@ -1,4 +1,4 @@
-"""Compare a decoder that keeps its cache in place with its file, whose cache grows."""
+"""Compare a decoder that keeps its cache in place with its file, which returns a longer cache."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Array = NDArray[Any]
 
 
 def check_cache(file: OnnxFile) -> None:
-    """Compare outputs after one token, with the cache half full, and with it full.
+    """Compare outputs after one token, with a half-full cache, and with a full cache.
 
-    Raises ModelError if they differ, and NoReference.
+    Raises ModelError if they differ; NoReference.
     """
     assert file.cache is not None
     own = Reference(file.original, file.output_names)
@@ -37,13 +37,13 @@ def check_cache(file: OnnxFile) -> None:
         wrong = compare_outputs(list(wanted.values()), list(found.values()), file.computed_in)
         if wrong:
             raise ModelError(
-                f"after {before} tokens, the decoder computes something else with its cache in place "
-                f"({wrong}): fix its lengths in the file to tune it as a function that takes its cache"
+                f"after {before} tokens, the decoder computes other outputs with its cache in place "
+                f"({wrong}): export it with fixed lengths, to tune it as a function that takes its cache"
             )
 
 
 def _with_weights(file: OnnxFile) -> onnx.ModelProto:
-    """Return a decoder as its file has it."""
+    """Return the decoder's original file, with its weights."""
     assert file.source is not None
     proto = onnx.ModelProto()
     proto.CopyFrom(file.source)

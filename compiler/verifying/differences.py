@@ -1,4 +1,4 @@
-"""Compare the outputs of a user's inputs with the reference's for the original model."""
+"""Compare the outputs of an inference with the outputs of ONNX Runtime for the original model."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ def compare(
     outputs: IO[bytes],
     output_specs: Sequence[TensorSpec],
 ) -> Comparison:
-    """Return how the outputs in an .npz file differ from ONNX Runtime's. Raises ModelError for files that
-    can't be read."""
+    """Return how the outputs in an .npz file differ from ONNX Runtime's. Raises ModelError if a file can't be
+    read.
+    """
     found = read_arrays(outputs, [spec.name for spec in output_specs], "the file of outputs")
     file = read_model(model, shapes)
     if not isinstance(file, OnnxModel):
-        return Comparison(note="only ONNX models have a reference")
+        return Comparison(note="only the outputs of ONNX models can be compared")
     own = [spec.name for spec in file.inputs]
     if own != [spec.name for spec in input_specs]:
-        return Comparison(note="the original model has other inputs than the artifact")
+        return Comparison(note="the artifact doesn't have the inputs of the original model")
     arrays = dict(zip(own, inputs_of(inputs, input_specs, "the file of inputs"), strict=True))
     try:
         wanted = Reference(file.file.proto, file.file.output_names).compute({**file.file.weights, **arrays})
@@ -52,8 +53,9 @@ def compare(
 
 
 def difference(spec: TensorSpec, wanted: Array, found: Array) -> OutputDifference:
-    """Return how an output differs from the reference's. Of rows that the data selects, the valid ones are
-    compared."""
+    """Return how an output differs from the reference's. If an output is padded because the data selects its
+    rows, only the selected rows are compared.
+    """
     if spec.padded_axis is not None and wanted.ndim == found.ndim:
         found = found.take(range(wanted.shape[spec.padded_axis]), spec.padded_axis, mode="clip")
     if wanted.shape != found.shape:

@@ -1,4 +1,4 @@
-"""Inference jobs: an artifact that runs on a device with a user's inputs, and what it computed."""
+"""Inference jobs, which run an artifact on a device with a user's inputs, and their results."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from records.storage.tables import InferenceRow
 
 
 class InferenceNotFound(NotFound):
-    """The job is no inference job."""
+    """The job isn't an inference job."""
 
 
 @dataclass(frozen=True)
 class Inference:
-    """The dataset `inputs` of an inference job, and the blob of its outputs, None until the device sent them.
+    """The data of an inference job: its dataset `inputs`, and its results.
 
-    `comparison` is None until the job is done.
+    `outputs_sha` is the blob of the outputs; None until the device has sent them. `comparison` is None until
+    the job is done.
     """
 
     inputs: str
@@ -34,9 +35,9 @@ class Inference:
 
 
 def add(session: Session, job_id: str, inputs: str) -> None:
-    """Make a job an inference job with a dataset, unless it has the same already.
+    """Store the dataset of an inference job, unless it is stored already.
 
-    Raises DatasetNotFound, and IdempotencyConflict if it has another one.
+    Raises DatasetNotFound; IdempotencyConflict if the job has another dataset.
     """
     models.get(session, inputs, UploadKind.DATASET)
     insert_missing(session, InferenceRow, {"job_id": job_id, "inputs": inputs}, key=["job_id"])
@@ -50,7 +51,7 @@ def get(session: Session, job_id: str) -> Inference:
     """Return the inference of a job. Raises InferenceNotFound."""
     row = session.scalars(select(InferenceRow).where(InferenceRow.job_id == job_id)).first()
     if row is None:
-        raise InferenceNotFound(f"job {job_id!r} is no inference job")
+        raise InferenceNotFound(f"job {job_id!r} isn't an inference job")
     found = None if row.comparison is None else msgspec.convert(row.comparison, Comparison)
     return Inference(row.inputs, row.outputs_sha, found)
 
@@ -62,6 +63,6 @@ def set_outputs(session: Session, job_id: str, outputs_sha: str) -> None:
 
 
 def set_comparison(session: Session, job_id: str, comparison: Comparison) -> None:
-    """Store how a job's outputs differ from the reference's."""
+    """Store the comparison of a job's outputs with the reference."""
     own = update(InferenceRow).where(InferenceRow.job_id == job_id)
     session.execute(own.values(comparison=asdict(comparison)))

@@ -1,4 +1,4 @@
-"""The quantized forms of models. Jobs that ask for the same form share it."""
+"""The quantized forms of models. Jobs that request the same form share it."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from records.storage.tables import QuantizedModelRow
 
 
 class QuantizedModel(NamedTuple):
-    """The blob of a quantized model, and how accurate it is."""
+    """The blob of a quantized model, and its accuracy."""
 
     sha: str
     accuracy: Quantization
 
 
 def put(session: Session, request: JobRequest, sha: str, accuracy: Quantization) -> None:
-    """Store the form of a model that a request asks for, as the blob `sha`; one that is there stays."""
+    """Store the blob of the quantized form that a request needs, unless one is stored already."""
     key = _key(request)
     row = key | {"sha": sha, "accuracy": asdict(accuracy)}
     insert_missing(session, QuantizedModelRow, row, key=list(key))
 
 
 def find(session: Session, request: JobRequest) -> QuantizedModel | None:
-    """Return the form of a model that a request asks for; None until it was made, and for floats."""
+    """Return the quantized form that a request needs; None if it needs none or it isn't made yet."""
     if request.quantize is Quantize.NONE:
         return None
     row = session.scalars(select(QuantizedModelRow).filter_by(**_key(request))).first()
@@ -39,7 +39,7 @@ def find(session: Session, request: JobRequest) -> QuantizedModel | None:
 
 
 def file_sha(session: Session, request: JobRequest) -> str:
-    """Return the blob of the model that is compiled: the user's, or its quantized form."""
+    """Return the blob of the model to compile: the quantized form if there is one, else the user's model."""
     found = find(session, request)
     return request.model_sha if found is None else found.sha
 

@@ -1,4 +1,4 @@
-"""A decoder that keeps its cache: each step appends the keys and values of new tokens in place."""
+"""Run decoders that keep their cache: each step appends the keys and values of new tokens in place."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from tunefarm_runtime.library import Library, allocate
 from tunefarm_runtime.manifest import Cache, Manifest
 
 Array = NDArray[Any]
-# A step of fewer new tokens than a size takes is padded if at least this part of it is new.
+# A size is padded to run fewer new tokens if they are at least this fraction of its tokens.
 LEAST_PART = 0.25
 _Size = tuple[int, Manifest, Cache]
 
 
 class Decoder:
-    """The cache of a model, in buffers of the smallest size that holds it. Calls from several threads take
-    turns."""
+    """Runs a decoder, with its cache in the buffers of the smallest size that holds it. Calls from several
+    threads run one at a time.
+    """
 
     def __init__(self, sizes: Sequence[Manifest], library: Callable[[int], Library]) -> None:
-        """`library` returns the library of a size by its index. All sizes keep their cache."""
+        """`library` returns the library of a size, given its index in `sizes`."""
         self._sizes: list[_Size] = [
             (index, size, size.cache) for index, size in enumerate(sizes) if size.cache is not None
         ]
@@ -42,11 +43,11 @@ class Decoder:
 
     @property
     def capacity(self) -> int:
-        """The number of tokens that the cache of the largest size holds."""
+        """The most tokens that the cache can hold."""
         return max(cache.capacity for _, _, cache in self._sizes)
 
     def reset(self, held: Mapping[str, Any]) -> None:
-        """Forget all tokens. `held` are inputs that stay the same for all steps. Raises RunError."""
+        """Empty the cache. `held` are inputs for all later steps. Raises RunError."""
         self._check_names(held)
         with self._lock:
             self._held |= {name: np.array(value, order="C") for name, value in held.items()}
@@ -55,20 +56,20 @@ class Decoder:
                 array[...] = 0
 
     def rewind(self, length: int) -> None:
-        """Forget all tokens but the first. Raises RunError."""
+        """Keep only the first `length` tokens. Raises RunError."""
         with self._lock:
             if not 0 <= length <= self.length:
-                raise RunError(f"the cache has {self.length} tokens, not {length}: rewind to at most so many")
+                raise RunError(f"the cache can't be rewound to {length} tokens: it has {self.length}")
             self.length = length
 
     def step(self, tokens: Any, inputs: Mapping[str, Any]) -> list[Array]:
-        """Append tokens, and return the outputs for them. Raises RunError; then none is appended."""
+        """Append tokens to the cache, and return their outputs. After a RunError, none is appended."""
         self._check_names(inputs)
         others = {**self._held, **inputs}
         missing = [name for name in self._held_names if name not in others]
         if missing:
             raise RunError(
-                f"a step also needs the input {missing[0]}: give it to reset, and it stays for all steps"
+                f"the input {missing[0]} is missing: pass it to reset() for all steps, or to each step()"
             )
         given, axis = self._checked(np.asarray(tokens))
         with self._lock:
@@ -95,12 +96,12 @@ class Decoder:
         unknown = [name for name in inputs if name not in self._held_names]
         if unknown:
             raise RunError(
-                f"{unknown[0]} is no input beside the tokens; these are: "
+                f"the model has no input {unknown[0]}; its inputs besides the tokens are: "
                 f"{', '.join(self._held_names) or 'none'}"
             )
 
     def _checked(self, given: Array) -> tuple[Array, int]:
-        """Return new tokens with the axes that the model takes, and the axis of tokens. Raises RunError."""
+        """Return new tokens in the shape and type of the model's input, and their axis. Raises RunError."""
         ((name, axis),) = self._cache.tokens.items()
         spec = next(one for one in self._first.inputs if one.name == name)
         rest = spec.shape[axis + 1 :]
@@ -111,14 +112,14 @@ class Decoder:
             shape[axis] = spec.shape[axis]
         if tuple(shape) != spec.shape or not given.size:
             wanted = ", ".join("tokens" if k == axis else str(one) for k, one in enumerate(spec.shape))
-            raise RunError(f"{name} has the shape {given.shape}, and a step takes ({wanted})")
+            raise RunError(f"{name} has the shape {given.shape}, and a step takes ({wanted}): reshape it")
         dtype = spec.numpy_dtype
         if given.dtype != dtype and not (given.dtype.kind in "iu" and dtype.kind in "iu"):
             raise RunError(f"{name} is {given.dtype}, and a step takes {dtype}: convert it first")
         return given.astype(dtype), axis
 
     def _choose(self, left: int) -> _Size:
-        """Return the size for the next of so many tokens. Raises RunError where none fits."""
+        """Return the size to run next if `left` tokens are left. Raises RunError if no size fits."""
         fitting = [
             size
             for size in self._sizes
@@ -126,8 +127,8 @@ class Decoder:
         ]
         if not fitting:
             raise RunError(
-                f"the cache is full with {self.length} tokens, and the largest size holds {self.capacity}: "
-                "call reset(), or tune a larger size too"
+                f"the cache is full with {self.length} tokens; the largest size holds {self.capacity}. "
+                "Call reset() or rewind(), or tune a larger size"
             )
         counts = sorted({size[2].count for size in fitting})
         useful = [count for count in counts if left >= LEAST_PART * count]
@@ -136,7 +137,7 @@ class Decoder:
         return min((size for size in fitting if size[2].count == best), key=lambda size: size[2].capacity)
 
     def _grow(self, size: _Size) -> None:
-        """Move the cache into the buffers of a size, if they are larger."""
+        """Move the cache into the buffers of a size if they are larger than the current ones."""
         _, manifest, cache = size
         if cache.capacity == self._capacity:
             return
@@ -152,7 +153,7 @@ class Decoder:
         self._capacity = cache.capacity
 
     def _run(self, size: _Size, tokens: Array, axis: int, others: Mapping[str, Any]) -> list[Array]:
-        """Run one size on new tokens, with zeros behind them. Later tokens change no output before."""
+        """Run one size on new tokens, padded with zeros. Padding doesn't change earlier tokens' outputs."""
         index, manifest, cache = size
         new = tokens.shape[axis]
         padded = np.pad(tokens, [(0, cache.count - new if k == axis else 0) for k in range(tokens.ndim)])
@@ -169,7 +170,7 @@ class Decoder:
                 if value.shape != spec.shape or value.dtype != spec.numpy_dtype:
                     raise RunError(
                         f"input {spec.name} is {value.dtype} {value.shape}, and the model takes {spec.dtype} "
-                        f"{spec.shape}"
+                        f"{spec.shape}: convert it first"
                     )
                 values.append(value)
         outputs = self._library(index)(values)

@@ -1,7 +1,7 @@
-"""`tvm_ffi`, without PyTorch where the process hasn't imported that.
+"""Import `tvm_ffi` without PyTorch, unless the process has already imported PyTorch.
 
-tvm_ffi imports PyTorch wherever it is installed. That takes a second and 200 MB. Models run without it:
-PyTorch's tensors have DLPack.
+tvm_ffi imports PyTorch if it is installed, which takes a second and 200 MB. Models don't need that import,
+because PyTorch's tensors support DLPack.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TORCH = "torch"
 
 
 class _WithoutTorch(MetaPathFinder):
-    """Finds no PyTorch for the thread that made it."""
+    """Makes imports of PyTorch fail in the thread that created it."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()

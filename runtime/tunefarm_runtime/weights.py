@@ -1,6 +1,6 @@
-"""The weights of a library: behind it in its file, or in the folder that all sizes of the model share.
+"""Read the weights of a library, at the end of its file or in the folder that all sizes of the model share.
 
-`core/library_weights.py` of the service describes the file.
+The service's `core/library_weights.py` describes the format.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Weight:
-    """A weight of `size` bytes at the `offset` of a file."""
+    """A weight of `size` bytes at `offset` in a file."""
 
     file: Path
     offset: int
@@ -40,8 +40,10 @@ class Weight:
 
 @dataclass(frozen=True)
 class Index:
-    """The weights of a library with their offsets in the whole file, `library_bytes` of which are the ELF
-    library. `text` is the index itself."""
+    """The weights of a library, each with its offset in the whole file. `text` is the index as stored.
+
+    The first `library_bytes` of the file are the ELF library.
+    """
 
     library_bytes: int
     weights: tuple[tuple[Weight, int], ...]
@@ -49,7 +51,7 @@ class Index:
 
 
 def read_index(library: Path) -> Index:
-    """Return the index of a library. It is empty if the library holds all its constants. Raises LoadError."""
+    """Return a library's index; it is empty if the library holds its constants itself. Raises LoadError."""
     try:
         with library.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -70,15 +72,15 @@ def read_index(library: Path) -> Index:
             name, dtype, *numbers = line.split(" ")
             offset, weight_bytes, *shape = map(int, numbers)
             is_placed = offset % ALIGNMENT == 0 and 0 <= offset - at < ALIGNMENT
-            # TVM compares the bytes too, but not where their number overflows.
+            # TVM also compares the sizes, but it misses an overflow.
             is_whole = min((weight_bytes, *shape)) >= 0 and math.prod(shape) <= 8 * weight_bytes
             if not (re.fullmatch("[0-9a-f]{64}", name) and is_placed and is_whole):
-                raise ValueError(f"the weight {name} makes no sense")
+                raise ValueError(f"the weight {name} has a wrong name, offset or size")
             file_offset = (library, offset) if magic == _WHOLE else (_folder(library) / name, 0)
             weights.append((Weight(*file_offset, weight_bytes, dtype, tuple(shape)), offset))
             at = offset + weight_bytes
         if not 0 <= library_bytes <= start or (magic == _WHOLE and at > start):
-            raise ValueError("the file has another length")
+            raise ValueError("the file has a wrong length")
         return Index(library_bytes, tuple(weights), text)
     except OSError as error:
         raise LoadError(f"{library} can't be read: {error.strerror}") from error
@@ -87,8 +89,10 @@ def read_index(library: Path) -> Index:
 
 
 def whole(library: Path) -> Iterator[bytes]:
-    """Yield the bytes of a library's file with its weights in it, as the service has signed it. Raises
-    LoadError, OSError."""
+    """Yield the bytes of a library's whole file, weights included, as the service has signed it.
+
+    Raises LoadError, OSError.
+    """
     index = read_index(library)
     yield from _pieces(library, 0, index.library_bytes)
     at = index.library_bytes
@@ -134,7 +138,7 @@ class MappedWeights:
         self._files: dict[Path, Any] = {}
 
     def of(self, library: Path) -> list[Any]:
-        """Return the weights of a library as its `main` takes them after the inputs. Raises LoadError."""
+        """Return the weights that a library's `main` takes after the inputs. Raises LoadError."""
         view = tvm_ffi.get_global_func("runtime.TVMTensorCreateView")
         weights = [(weight, self._content(weight)) for weight, _ in read_index(library).weights]
         try:
@@ -150,7 +154,7 @@ class MappedWeights:
         if mapped is None:
             try:
                 with weight.file.open("rb") as file:
-                    # DLPack lends no memory that can't be written. Private pages are shared until then.
+                    # DLPack accepts only writable memory. Private pages are shared until a process writes.
                     mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8)
             except FileNotFoundError as error:
                 raise _missing(weight.file) from error

@@ -1,4 +1,4 @@
-"""The steps of an inference job: an artifact runs on a device with a user's inputs."""
+"""The steps of an inference job, which runs an artifact on a device with a user's inputs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from scheduler.steps import attempts, waiting
 from scheduler.steps.selection import failure_of
 from system import tracing
 
-GONE = "the artifact or its inputs are no longer stored: tune the model again"
+GONE = "the artifact or its inputs are no longer stored: tune the model and upload the inputs again"
 NO_OUTPUTS = "the device sent no outputs: update its worker to the service's version"
 
 
 def run(context: Context, job: Job) -> None:
-    """Ask for the run of a new job, or compare the outputs of one that a device has run.
+    """Request the run of a new job, or compare the outputs if a device has run it.
 
     Raises PermanentError, ModelError, ArtifactError.
     """
@@ -73,7 +73,7 @@ def _compare(context: Context, job: Job) -> None:
         found = inferences.get(session, job.id)
         now = context.now()
         if done.failed:
-            raise PermanentError(f"the model doesn't run on the device: {failure_of(done)}")
+            raise PermanentError(f"the artifact failed on the device: {failure_of(done)}")
         if found.outputs_sha is None:
             raise PermanentError(NO_OUTPUTS)
         if not attempts.begin(session, job, "comparing the outputs", now, context.settings.max_failures):
@@ -97,7 +97,7 @@ def _compare(context: Context, job: Job) -> None:
 
 
 def _source(session: Session, job: Job) -> Job:
-    """Return the job whose artifact is run. Raises PermanentError if it was deleted."""
+    """Return the job whose artifact to run. Raises PermanentError if that job was deleted."""
     assert job.request.infers is not None, "it is an inference job"
     try:
         return jobs.get(session, job.request.infers)

@@ -1,6 +1,6 @@
-"""Rows that lie in the registers of a GPU's threads, so that a row kernel reads memory once.
+"""Choose the rows that a GPU's row kernel keeps in its threads' registers, so that it reads memory once.
 
-Of every `threads * lanes` elements of a row, each thread has `lanes`, which it loads as one vector.
+Of every `threads * lanes` elements of a row, each thread holds `lanes`, which it loads as one vector.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ from search.sketches.stage import Stage, StageKind
 
 @dataclass(frozen=True)
 class RowRegisters:
-    """What a row kernel has in registers: rows of `length` elements of each buffer in `operands`, which are
-    fetched, and in `computed`. `operands` maps each buffer to the nodes that read it."""
+    """The buffers whose rows a row kernel keeps in registers. Their rows have `length` elements.
+
+    `operands` are fetched from memory. Each maps to the nodes that read it. `computed` are results of nodes
+    in the kernel.
+    """
 
     length: int
     operands: Mapping[str, tuple[str, ...]]
@@ -29,9 +32,9 @@ class RowRegisters:
 
 
 def row_registers(sketch: Sketch, kernel: Stage) -> RowRegisters:
-    """Return what a row kernel has in registers.
+    """Return the buffers that a row kernel keeps in registers.
 
-    It fetches a buffer that another kernel wrote if a reduction reads it, or several nodes do.
+    It fetches a buffer of another kernel if a reduction or several nodes read it.
     """
     dag, host = sketch.dag, sketch.dag.node[kernel.node]
     members = [stage for stage in sketch.stages if stage.compute_at == kernel.node or stage is kernel]
@@ -57,7 +60,7 @@ def row_registers(sketch: Sketch, kernel: Stage) -> RowRegisters:
 
 
 def along_row(dag: Dag, host: Node, rows: tuple[int, ...], node: Node) -> tuple[int, ...]:
-    """Return the axes of a node that run along the rows of the kernel of `host`. Axes of extent 1 don't."""
+    """Return a node's axes along the rows of the kernel of `host`, without axes of extent 1."""
     if node.reduction:
         axes = node.reduction
     else:
@@ -67,8 +70,7 @@ def along_row(dag: Dag, host: Node, rows: tuple[int, ...], node: Node) -> tuple[
 
 
 def fills_row(dag: Dag, node: Node, access: Access, along: tuple[int, ...]) -> bool:
-    """Return whether the axes along a row run over the last dimensions of a buffer, each over one of them,
-    in their order."""
+    """Return whether the axes along a row are the indices of a buffer's last dimensions, in order."""
     shape = dag.buffer[access.buffer].shape
     long = [(index, size) for index, size in zip(access.indices, shape, strict=True) if size > 1]
     if not along or len(long) < len(along) or not all(index.affine for index, _ in long):
@@ -82,7 +84,7 @@ def fills_row(dag: Dag, node: Node, access: Access, along: tuple[int, ...]) -> b
 
 
 def readers_of_buffer(dag: Dag, stages: Stages, buffer: str) -> set[str]:
-    """Return the nodes that read a buffer after inlining. Nodes without a stage yet don't count."""
+    """Return the nodes that read a buffer after inlining. Nodes without a stage are left out."""
     found: set[str] = set()
     for node in _direct_readers(dag, buffer):
         if node.name in stages:

@@ -1,4 +1,4 @@
-"""Downloads of stored files."""
+"""Answer requests with stored files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from server.context import ServerContext
 
 
 async def file_answer(context: ServerContext, sha: str, name: str, media_type: str) -> Response:
-    """Return a stored file as an attachment of this name. Raises BlobNotFound."""
+    """Return a stored file as an attachment with this name. Raises BlobNotFound."""
 
     def find() -> int | None:
         with context.database.reading() as session:

@@ -1,4 +1,4 @@
-"""Inference jobs: an artifact runs on a device with a user's inputs."""
+"""Inference jobs, which run an artifact on a device with a user's inputs."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ NPZ_ANSWER = {"content": {"application/zip": {"schema": {"type": "string", "form
 
 
 class InferenceRequestBody(RequestBody):
-    """`inputs` is the sha256 of an uploaded dataset: one array for each input, of its type and shape.
+    """`inputs` is the sha256 of an uploaded dataset, with an array of the type and shape of each input.
 
-    `target` is a device class whose devices run the artifact's code, by default the artifact's own.
+    `target` is a device class that can run the artifact's code, by default the artifact's own class.
     """
 
     inputs: Sha256
@@ -38,10 +38,10 @@ class InferenceRequestBody(RequestBody):
 
 
 class OutputDifferenceBody(BaseModel):
-    """The difference of an output from the reference's. `differing` of its `elements` are not equal.
+    """The difference of an output from the reference. `differing` of its `elements` are not equal.
 
-    `largest` is the largest absolute difference; null where only one of two elements is NaN or infinite.
-    `db` is the signal-to-noise ratio in decibels, null where all elements are equal.
+    `largest` is the largest absolute difference; null if an element is NaN or infinite in only one of the
+    two. `db` is the signal-to-noise ratio in decibels; null if all elements are equal.
     """
 
     name: str
@@ -52,9 +52,9 @@ class OutputDifferenceBody(BaseModel):
 
 
 class ComparisonBody(BaseModel):
-    """The differences of all outputs from ONNX Runtime's for the original model.
+    """The differences of all outputs from ONNX Runtime's outputs for the original model.
 
-    Where there is no reference, `note` says why. `text` sums it up.
+    If the outputs were not compared, `note` says why. `text` is a summary.
     """
 
     outputs: list[OutputDifferenceBody]
@@ -63,7 +63,7 @@ class ComparisonBody(BaseModel):
 
 
 class InferenceBody(BaseModel):
-    """What an inference job came to: it ran the artifact of the job `infers` with the dataset `inputs`.
+    """The result of an inference job: it ran the artifact of the job `infers` with the dataset `inputs`.
 
     `comparison` is null until the job is done.
     """
@@ -83,10 +83,10 @@ def create(
     context: ContextDep,
     idempotency_key: Annotated[Name | None, Header()] = None,
 ) -> JobBody:
-    """Start a job that runs the artifact of a job on a device, once, with a dataset.
+    """Start a job that runs another job's artifact once on a device, with a dataset.
 
-    The outputs come back as an .npz file, and are compared with ONNX Runtime's for the original model. The
-    same Idempotency-Key returns the job that it started before.
+    The outputs are stored as an .npz file, and compared with ONNX Runtime's outputs for the original model.
+    A repeated Idempotency-Key returns the job that it started before.
     """
     idempotency_key = own_key(request, idempotency_key)
     source, now = published_job(context, job_id), context.now()
@@ -96,7 +96,8 @@ def create(
         own, asked = (devices.get_class(session, one) for one in (source.device_class, key))
         if key != own.key and not nearest(asked, [own]):
             detail = (
-                f"The artifact of job {job_id} is for {own.name}, whose code doesn't run on {asked.name}."
+                f"The artifact of job {job_id} is for {own.name}, and can't run on {asked.name}: "
+                "tune the model for that device class."
             )
             raise Problem(409, "other-device", detail)
         wanted = JobRequest(
@@ -121,7 +122,7 @@ def create(
 
 @router.get("/{job_id}/inference", responses=problems(404))
 def show(job_id: str, context: ContextDep) -> InferenceBody:
-    """Return what an inference job came to."""
+    """Return the result of an inference job."""
     with context.database.reading() as session:
         job, found = jobs.get(session, job_id), inferences.get(session, job_id)
     comparison = None
@@ -150,6 +151,6 @@ async def outputs(job_id: str, context: ContextDep) -> Response:
 
     sha = await run_in_threadpool(find)
     if sha is None:
-        detail = f"Job {job_id} has no outputs yet: the device hasn't sent them."
+        detail = f"Job {job_id} has no outputs yet. If the job is still running, try again when it is done."
         raise Problem(409, "no-outputs", detail)
     return await file_answer(context, sha, f"{job_id}.npz", "application/zip")

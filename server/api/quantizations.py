@@ -1,4 +1,4 @@
-"""The quantized models that the service made for jobs, and how accurate they are."""
+"""The quantized models of jobs, and their accuracy."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ ONNX_ANSWER = {"content": {"application/octet-stream": {"schema": {"type": "stri
 
 
 class LayerAccuracyBody(BaseModel):
-    """A layer of a quantized model, with signal-to-noise ratios in decibels; null where nothing is lost.
+    """A layer of a quantized model, with signal-to-noise ratios in decibels; null without an error.
 
-    `own_db` is for inputs as float32 computes them, `total_db` for those that the quantized model computes. A
-    layer that is `kept` computes in float32.
+    `own_db` is measured with the float model's inputs, so it shows only this layer's errors. `total_db` is
+    measured with the quantized model's inputs. A `kept` layer computes in float32.
     """
 
     name: str
@@ -37,18 +37,18 @@ class LayerAccuracyBody(BaseModel):
 
 
 class OutputAccuracyBody(BaseModel):
-    """An output of a quantized model, with its signal-to-noise ratio in decibels; null where it is equal."""
+    """An output of a quantized model, with its signal-to-noise ratio in decibels; null without an error."""
 
     name: str
     db: float | None
 
 
 class QuantizationBody(BaseModel):
-    """What the service quantized of the job's model, and how accurate that is against float32.
+    """The quantization of the job's model, and its accuracy relative to float32.
 
-    With `weights_only`, values between layers stay floats. `samples` counts those that set the ranges of
-    values, `compared` those that the accuracy is from. Without calibration data, `samples` is 0, and random
-    inputs were compared. `kept` counts the layers that were kept in float32. `text` sums it up.
+    With `weights_only`, activations stay floats. `samples` is the number of calibration samples that set the
+    ranges of values; 0 without calibration data. The accuracy was measured on `compared` samples, or on as
+    many random inputs. `kept` is the number of layers that stayed in float32. `text` is a summary.
     """
 
     quantize: Quantize
@@ -63,7 +63,7 @@ class QuantizationBody(BaseModel):
 
 @router.get("/{job_id}/quantization", responses=problems(404))
 def show(job_id: str, context: ContextDep) -> QuantizationBody:
-    """Return what the service quantized of the job's model, layer by layer."""
+    """Return the quantization of the job's model, layer by layer."""
     with context.database.reading() as session:
         accuracy = _found(session, job_id).accuracy
     return QuantizationBody.model_validate(asdict(accuracy) | {"text": accuracy.text})
@@ -75,7 +75,7 @@ def show(job_id: str, context: ContextDep) -> QuantizationBody:
     responses={200: ONNX_ANSWER, **problems(404)},
 )
 async def model(job_id: str, context: ContextDep) -> Response:
-    """Return the quantized model of a job, an ONNX file."""
+    """Return the quantized model of a job as an ONNX file."""
 
     def find() -> str:
         with context.database.reading() as session:
@@ -89,6 +89,8 @@ def _found(session: Session, job_id: str) -> QuantizedModel:
     """Return the quantized model of a job. Raises JobNotFound and Problem."""
     found = quantized.find(session, jobs.get(session, job_id).request)
     if found is None:
-        detail = f"Job {job_id} has no quantized model: it doesn't ask for one, or hasn't made it yet."
+        detail = (
+            f"Job {job_id} has no quantized model: it didn't request one, or the service hasn't made it yet."
+        )
         raise Problem(404, "not-quantized", detail)
     return found

@@ -1,4 +1,4 @@
-"""`tunefarm infer`: run an artifact on a device with inputs of one's own."""
+"""`tunefarm infer`: run an artifact on a device with your own inputs."""
 
 from __future__ import annotations
 
@@ -28,13 +28,18 @@ def infer(
     artifact: Annotated[
         str,
         typer.Argument(
-            metavar="JOB", help="A job's id, or the start of it, or a release's name.", autocompletion=job_ids
+            metavar="JOB",
+            help="A job's id, its first characters, or a release's name.",
+            autocompletion=job_ids,
         ),
     ],
     inputs: Annotated[
-        Path, typer.Option("--inputs", metavar="FILE.npz", help="Arrays by the names of the model's inputs.")
+        Path,
+        typer.Option(
+            "--inputs", metavar="FILE.npz", help="An array for each input of the model, by its name."
+        ),
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE.npz", help="Where the outputs go.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE.npz", help="The file to write the outputs to.")],
     device: Annotated[
         str | None, typer.Option("--device", metavar="CLASS", help="A device class [the artifact's].")
     ] = None,
@@ -45,7 +50,7 @@ def infer(
 ) -> None:
     """Run an artifact on a device with your own inputs.
 
-    The outputs are compared with ONNX Runtime's for the original model.
+    The outputs are compared with ONNX Runtime's outputs for the original model.
     """
     checked_npz(inputs)
     settings = load(server=server, token=token, data=data)
@@ -68,12 +73,12 @@ def infer(
 
 
 def _job_of(client: Client, artifact: str) -> str:
-    """Return the id of the job that a release points to, or whose id begins so. Raises CommandError."""
+    """Return the id of the job that a release's name or the start of an id refers to. Raises CommandError."""
     named = [release for release in client.releases() if release.name == artifact]
     if len(named) > 1:
         listed = ", ".join(f"{release.job} on {release.device_class}" for release in named)
         raise CommandError(
-            f"the name {artifact} is on several devices ({listed}): give a job", ExitCode.USAGE
+            f"the release {artifact} exists for several devices ({listed}): give a job's id", ExitCode.USAGE
         )
     return named[0].job if named else client.job_id(artifact)
 

@@ -1,4 +1,4 @@
-"""`tunefarm mcp`: an assistant submits, watches and compares jobs by tools of the Model Context Protocol."""
+"""`tunefarm mcp`: tools of the Model Context Protocol to submit, watch and compare jobs."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ Result = TypeVar("Result")
 
 
 def mcp(server: Server = None, token: Token = None, data: Data = None) -> None:
-    """Let an assistant submit and watch jobs (Model Context Protocol).
+    """Serve tools to an assistant, to submit and watch jobs (Model Context Protocol).
 
-    Speaks over standard input and output.
+    It uses standard input and output.
     """
     if importlib.util.find_spec("mcp") is None:
         raise CommandError("the package mcp is missing: pip install 'tunefarm[mcp]'", ExitCode.LOCAL)
@@ -67,7 +67,7 @@ def mcp_server(client: Client) -> MCPServer:
 
 
 class Tools:
-    """What an assistant may call. Results are JSON objects with the fields of `tunefarm.client.values`."""
+    """The tools. Results are JSON objects with the fields of `tunefarm.client.values`."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -80,9 +80,10 @@ class Tools:
         minutes: float | None = None,
         shapes: dict[str, list[int]] | None = None,
     ) -> dict[str, Any]:
-        """Start tuning a model's file (ONNX, .pt2, StableHLO, TFLite) on a device class; return the job.
+        """Submit a job that tunes a model (ONNX, .pt2, StableHLO, TFLite) for a device class; return the job.
 
-        It ends after so many trials (1000 by default) or minutes. `shapes` are the shapes of dynamic inputs.
+        `model` is the file's path. The job ends after `trials` (1000 by default) or `minutes`. `shapes` are
+        the shapes of dynamic inputs.
         """
         if trials is not None and trials < 1:
             raise ValueError(
@@ -99,9 +100,9 @@ class Tools:
         return asdict(self._client.submit(request))
 
     def watch(self, job: str, wait_s: float = 60.0) -> dict[str, Any]:
-        """Wait until a job is finished, at most so many seconds (up to 600); return it.
+        """Wait until a job is finished, but at most `wait_s` seconds (up to 600); return the job.
 
-        `estimated_latency_s` is the sum of its best subgraphs, null before all are measured.
+        `estimated_latency_s` is the sum of its subgraphs' best latencies; null until all are measured.
         """
         job_id = self._client.job_id(job)
         end = time.monotonic() + min(max(wait_s, 0.0), MAX_WAIT_S)
@@ -114,15 +115,15 @@ class Tools:
         return [asdict(job) for job in islice(self._client.jobs(state=state), max(limit, 0))]
 
     def subgraphs(self, job: str) -> list[dict[str, Any]]:
-        """Return a job's subgraphs, the costliest first, each with a verdict on what is left to gain."""
+        """Return a job's subgraphs, costliest first. `verdict` says how much each can still gain."""
         return [asdict(task) for task in by_time(self._client.tasks(self._client.job_id(job)))]
 
     def devices(self) -> list[dict[str, Any]]:
-        """Return the device classes that models can be tuned for; `key` and `name` are targets."""
+        """Return the device classes that models can be tuned for. Use a `key` or `name` as `target`."""
         return [asdict(device) for device in self._client.device_classes()]
 
     def best(self, workload: str, target: str = "native") -> dict[str, Any]:
-        """Return the best schedule known of a subgraph's workload, by its hash."""
+        """Return the best known schedule of a workload, given by its hash."""
         return asdict(self._client.best(workload, target))
 
     def compare(self, first: str, second: str) -> dict[str, Any]:
@@ -131,7 +132,7 @@ class Tools:
 
 
 def _telling(tool: Callable[Args, Result]) -> Callable[Args, Result]:
-    """Return the tool with errors whose messages reach the assistant."""
+    """Wrap a tool so that the messages of expected errors reach the assistant."""
     from mcp.server.mcpserver.exceptions import ToolError
 
     @wraps(tool)

@@ -1,4 +1,4 @@
-"""Lower the chains over rows of GPU programs (softmax, layer norm): a row is reduced by threads together."""
+"""Lower chains over rows (softmax, layer norm) for GPUs. The threads of a block reduce a row together."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RowKernelLowering(StageLowering):
         self._kept = row_registers(self.program.sketch, stage) if stage.in_registers else None
 
     def fetch(self) -> None:
-        """Copy the rows that are to lie in registers, in nests that `annotate` moves into the kernel.
+        """Copy rows to registers in nests that `annotate` moves into the kernel.
 
             for i, k: s[i] += X[i, k]
             for i, j: B[i, j] = X[i, j] / s[i]
@@ -57,7 +57,7 @@ class RowKernelLowering(StageLowering):
         summed = [loops[axis] for axis in node.reduction]
         rows = rows or [self.schedule.add_unit_loop(loops[0] if loops else block)]
         if not beside and not summed:
-            # The row has one element, and the first thread stores it.
+            # If the row has one element, the first thread stores it.
             beside = [self.schedule.add_unit_loop(block)]
         self.schedule.reorder(*rows, *beside, *summed)
         self._row = self.schedule.fuse(*rows)
@@ -71,7 +71,7 @@ class RowKernelLowering(StageLowering):
         self.bind_along(summed or beside, vectorize=not summed)
 
     def annotate(self) -> None:
-        """Fetch the rows, each thread its part.
+        """Compute the copies inside the loop over rows. Each thread copies its elements.
 
             for i, k: X_local[i, k] = X[i, k]
         ->
@@ -83,22 +83,22 @@ class RowKernelLowering(StageLowering):
             self.keep(copy)
 
     def keep(self, block: Any) -> None:
-        """Spread a block over the threads of a row, and keep what it writes in their registers."""
+        """Distribute a block over the threads of a row, with its results in their registers."""
         axes = self.schedule.get(block).iter_vars
         self.bind_along(self.schedule.get_loops(block)[-len(axes) :], vectorize=True)
-        # A thread has a buffer of its own, so elements of different threads may have one place.
+        # Each thread has its own buffer, so elements of different threads may have the same index.
         layout = self._layout(block)
         self.schedule.transform_layout(block, ("write", 0), layout, assume_injective_transform=True)
 
     def bind_along(self, loops: Sequence[Any], vectorize: bool) -> None:
-        """Spread fused loops over the threads of a row.
+        """Fuse loops, and distribute them over the threads of a row.
 
             for k
         ->
             for k0: for threadIdx.x                                      # rows in memory
             for k0: for threadIdx.x: for v in T.vectorized(lanes)        # rows in registers
 
-        The vector is unrolled if the loops reduce.
+        If the loops reduce, `vectorize` is false and the loop over the vector is unrolled.
         """
         fused, threads = self.schedule.fuse(*loops), self.choice("threads")
         if self._kept is None or int(self.schedule.get(fused).extent) != self._kept.length:
@@ -115,7 +115,7 @@ class RowKernelLowering(StageLowering):
         return self._row
 
     def _layout(self, block: Any) -> Callable[..., list[Any]]:
-        """Return the map from a row's elements to their places in a thread's registers: k -> k0, v."""
+        """Return the index map from a row's elements to a thread's registers: k -> k0, v."""
         assert self._kept is not None
         shape = [int(extent) for extent in self.schedule.get(block).writes[0].source.ty.shape]
         outer = next(n for n in reversed(range(len(shape))) if math.prod(shape[n:]) == self._kept.length)
@@ -154,10 +154,10 @@ class BlockReductionLowering(ComputeAtLowering):
 
 
 class KeptLowering(ComputeAtLowering):
-    """An elementwise node in a chain over rows that several of its nodes read."""
+    """An elementwise node that several nodes of a chain over rows read."""
 
     def place(self) -> None:
-        """Compute the node inside the loop over rows, once, into the registers of the row's threads.
+        """Compute the node once inside the loop over rows, with results in the threads' registers.
 
             for i, k: E[i, k] = exp(A[i, k])
             for blockIdx.x, threadIdx.y:                                 # i

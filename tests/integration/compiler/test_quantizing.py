@@ -141,8 +141,8 @@ def test_a_bias_stays_a_float() -> None:
         ({"y": IMAGES}, "has no array 'input', which is an input of the model; its arrays are: y"),
         ({"input": IMAGES.astype(np.float64)}, "is float64, and the model's input takes float32"),
         ({"input": IMAGES[:, :2]}, r"has the shape \(12, 2, 8, 8\), and the model's input \(2, 3, 8, 8\)"),
-        ({"input": IMAGES[:3]}, "has 3 rows, and a sample takes 2: give whole samples"),
-        ({"input": IMAGES[:0]}, "has 0 rows, and a sample takes 2: give whole samples, at least one"),
+        ({"input": IMAGES[:3]}, "has 3 rows, and a sample takes 2: give one or more whole samples"),
+        ({"input": IMAGES[:0]}, "has 0 rows, and a sample takes 2: give one or more whole samples"),
         ({"input": IMAGES[0]}, r"has the shape \(3, 8, 8\)"),
         ({"input": np.float32(1)}, r"has the shape \(\)"),
         ({"input": IMAGES * np.float32(np.nan)}, "has NaN or an infinity"),
@@ -176,7 +176,7 @@ def test_an_archive_that_lies_about_its_arrays_is_refused() -> None:
 def test_what_cannot_be_quantized_says_why() -> None:
     b = Builder()
     convolution = b.model({"x": [1, 3, 8, 8]}, {b.conv("x", 3, 4, 3): [1, 4, 8, 8]})
-    with pytest.raises(ModelError, match=r"no product with a constant matrix.*: give calibration data"):
+    with pytest.raises(ModelError, match=r"no matrix product with constant weights.*: give calibration data"):
         made(convolution, Quantize.INT8)
     shapes: dict[str, tuple[int, ...]] = {"input_ids": (1, 1)}
     shapes |= {
@@ -184,7 +184,7 @@ def test_what_cannot_be_quantized_says_why() -> None:
         for layer in range(TINY.layers)
         for kind in ("key", "value")
     }
-    with pytest.raises(ModelError, match=r"decoders that keep their cache aren't quantized"):
+    with pytest.raises(ModelError, match=r"doesn't quantize decoders that keep their cache"):
         quantize(read_model(gpt2(), shapes), Quantize.INT4, None)
     quantized, _ = made(convolution, Quantize.INT8, npz(x=IMAGES))
     with pytest.raises(ModelError, match="the model is quantized already"):

@@ -66,9 +66,9 @@ def test_steps_are_right_from_one_bucket_into_the_next(name: str, tmp_path: Path
             np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4)
         model.rewind(15)
         np.testing.assert_allclose(model.step(tokens[-1:])[0], wanted[:, -1:], rtol=1e-3, atol=1e-4)
-        with pytest.raises(RunError, match="the cache has 16 tokens, not 17: rewind to at most so many"):
+        with pytest.raises(RunError, match="the cache can't be rewound to 17 tokens: it has 16"):
             model.rewind(17)
-        with pytest.raises(RunError, match="the cache is full with 16 tokens, and the largest size holds 16"):
+        with pytest.raises(RunError, match="the cache is full with 16 tokens; the largest size holds 16"):
             model.step(0)
 
 
@@ -79,10 +79,11 @@ def test_what_a_step_does_not_take_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(RunError, match=r"the model keeps its cache: call reset\(\) and step"):
         model(np.zeros((1, 1), np.int64))
-    with pytest.raises(RunError, match="a step also needs the input encoder_hidden_states: give it to reset"):
+    with pytest.raises(RunError, match="the input encoder_hidden_states is missing: pass it to reset"):
         model.step(1)
     with pytest.raises(
-        RunError, match="states is no input beside the tokens; these are: encoder_hidden_states"
+        RunError,
+        match="the model has no input states; its inputs besides the tokens are: encoder_hidden_states",
     ):
         model.reset(states=STATES)
     model.reset(encoder_hidden_states=STATES[:, :2])

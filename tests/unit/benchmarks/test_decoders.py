@@ -32,5 +32,5 @@ def test_what_computes_something_else_has_no_rates(tmp_path: Path) -> None:
     right = OnnxRuntime(file, 1)
     found = measure({"tunefarm": right, "ONNX Runtime": right}, 2, 50)
     assert [len(found[name].decode) for name in found] == [2, 2]
-    with pytest.raises(ValueError, match="the decoder computes something else than ONNX Runtime"):
+    with pytest.raises(ValueError, match="the decoder's logits differ from ONNX Runtime's"):
         measure({"tunefarm": Wrong(), "ONNX Runtime": right}, 1, 50)
