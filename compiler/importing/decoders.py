@@ -32,7 +32,7 @@ from compiler.importing.onnx_file import OnnxFile, checked, fix_inputs
 from compiler.importing.onnx_graph import Graph
 from compiler.importing.operators import CONVERTERS
 from compiler.importing.operators.forms import FORMS
-from compiler.importing.spec import CacheSpec, Derived, ModelError, Shape, TensorSpec
+from compiler.importing.spec import NARROW, CacheSpec, Derived, ModelError, Shape, TensorSpec
 from compiler.importing.values import Value
 from core.decoder import MASKS, POSITIONS, TOKENS, cache_inputs, is_present
 
@@ -155,6 +155,9 @@ class _Decoder:
     def rewritten(self) -> OnnxFile:
         """Return the file for the requested shapes, with its cache in place. Raises NotKept, ModelError."""
         specs = {spec.name: spec for spec in self.file.inputs}
+        for name in self.axes:
+            if (dtype := specs[name].dtype) in NARROW:
+                raise NotKept(f"its input '{name}' is {dtype}, which a library takes as a copy in bytes")
         concats = self._concats()
         capacity, count = self._lengths()
         rewrite = _Rewrite(self._graph, self._nodes, self.values, self.probed_tokens, capacity, count)

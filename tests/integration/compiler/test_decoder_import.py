@@ -95,12 +95,37 @@ def two_open(graph: onnx.GraphProto) -> None:
             value.type.tensor_type.shape.dim[3].dim_param = "size"
 
 
+def in_float8(graph: onnx.GraphProto) -> None:
+    """Keep keys and values in float8, and compute in floats."""
+    narrow = onnx.TensorProto.FLOAT8E4M3FN
+    nodes: list[onnx.NodeProto] = []
+    renamed: dict[str, str] = {}
+    for node in graph.node:
+        if node.op_type != "Identity":  # which makes the outputs present.*
+            node.input[:] = [renamed.get(name, name) for name in node.input]
+        if node.op_type != "Concat" or not node.input[0].startswith("past"):
+            nodes.append(node)
+            continue
+        rows, result = node.input[1], node.output[0]
+        node.input[1], renamed[result] = f"{rows}.narrow", f"{result}.wide"
+        nodes.append(helper.make_node("Cast", [rows], [node.input[1]], to=narrow))
+        nodes.append(node)
+        nodes.append(helper.make_node("Cast", [result], [renamed[result]], to=onnx.TensorProto.FLOAT))
+    for value in (*graph.input, *graph.output):
+        if value.name.startswith(("past", "present")):
+            value.type.tensor_type.elem_type = narrow
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    graph.ClearField("node")
+    graph.node.extend(copies)
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         (reversed_concat, "its input 'past_key_values.0.key' goes to Concat; it may only go to Concat"),
         (without_tokens, "it has none of the inputs input_ids, decoder_input_ids, "),
         (scaled_past, "its input 'past_key_values.0.key' goes to Neg; it may only go to Concat"),
+        (in_float8, "its input 'past_key_values.0.key' is float8_e4m3fn, which"),
         (two_open, "its input 'past_key_values.1.value' has 2 open dimensions beside its batch"),
     ],
 )
