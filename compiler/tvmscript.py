@@ -1,8 +1,8 @@
-"""TVMScript, without a search for the source of every frame of the stack.
+"""TVMScript that doesn't look up the source of every frame of the stack.
 
-TVM asks `inspect` for the stack at each function that is defined in TVMScript, and `inspect` looks each
-frame up in all modules. To import all of TVM's intrinsics took 18 seconds that way; it takes three. TVM reads
-the variables of the frames, and the source of one of them.
+For each function in TVMScript, TVM calls `inspect.stack`, which looks up each frame in all loaded modules.
+TVM needs only the frames' variables and the source of one frame. Importing all of TVM's intrinsics takes
+three seconds this way, and 18 otherwise.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tvm.tirx.script.parser import entry
 
 __all__ = ["T"]
 
-# The number of the frame whose line tells TVM whether the function is defined in a class.
+# The index of the frame whose source line tells TVM whether the function is defined in a class.
 FRAME_WITH_SOURCE = 2
 
 
 def _stack() -> list[inspect.FrameInfo]:
-    """Return what `inspect.stack` returns to its caller, with the source of one frame."""
+    """Replaces `inspect.stack`. Only one frame has its source."""
     frames: list[inspect.FrameInfo] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

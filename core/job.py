@@ -51,10 +51,9 @@ class Build(StrEnum):
 
 
 class Quantize(StrEnum):
-    """What a job quantizes before it tunes a model of floats.
+    """The parts of a float model that a job quantizes before tuning.
 
-    INT8 quantizes weights and values where there is calibration data, else weights alone. INT4 quantizes
-    weights alone.
+    INT8 quantizes weights and, with calibration data, activations. INT4 quantizes only weights.
     """
 
     NONE = "none"

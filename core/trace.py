@@ -197,8 +197,8 @@ _copy_at = _Instruction((_loop, _block), (_integer, _scope), "b")
 _decompose = _Instruction((_block, _loop), (), "b")
 _neighbours = _Instruction((_block,), (), "b+")
 # TVM's schedule primitives, except the ones that it calls unsafe because they may change the result.
-# AnnotateBufferAccess is left out too: it lets a block state other accesses than it makes. CacheInplace uses
-# a block's variable outside of the block.
+# AnnotateBufferAccess is left out too, because it lets a block declare wrong accesses. CacheInplace uses a
+# block's variable outside of the block.
 INSTRUCTIONS: Mapping[str, _Instruction] = {
     "GetSBlock": _Instruction((), (_name, _name), "b"),
     "GetLoops": _Instruction((_block,), (), "l+"),

@@ -44,8 +44,8 @@ class Vitals:
     the GPU's, and `driver` is its driver's version. `candidates` and `candidates_done` are about the held
     lease. `sandbox_gaps` says what the sandbox doesn't keep measured code from. `health_error` says
     why the worker can't do its work, in one line of at most MAX_HEALTH_ERROR_CHARS. Both are empty if all is
-    well. A worker without ONNX Runtime has no `onnxruntime_version`. One that `infers` runs artifacts with
-    users' inputs; older versions don't.
+    well. A worker without ONNX Runtime has no `onnxruntime_version`. A worker that `infers` can run
+    artifacts with users' inputs; older versions can't.
     """
 
     tunefarm_version: str = ""

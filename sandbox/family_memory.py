@@ -1,7 +1,7 @@
-"""The memory of all processes of a child together, which the kernel limits only in a control group.
+"""Limit the total memory of all processes of a child. The kernel does that only in a control group.
 
-A parent looks at it twice a second, and ends a child whose processes have too much. It does so while
-candidates are timed, so it reads a few small files for each process of the child, and nothing else.
+A parent checks the total twice a second, and kills a child whose processes exceed the limit. Candidates may
+be timed meanwhile, so a check only reads a few small files for each process of the child.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 import psutil
 
 INTERVAL_S = 0.5
-# Libraries that were loaded before a child's own limit began, and a linker beside the compiler.
+# For libraries that a child loads before its own limit begins, and for a linker beside the compiler.
 SLACK_BYTES = 2 << 30
-# Written by the process, shared with others, or swapped out; files in memory don't count.
+# Anonymous, shared and swapped-out pages. Files in memory don't count.
 _WHOLE = re.compile(rb"^(?:RssAnon|RssShmem|VmSwap):\s+(\d+) kB", re.MULTILINE)
-# The same, where a page that several processes share counts for each by its part.
+# The same, with each shared page divided among the processes that share it.
 _SHARED_OUT = re.compile(rb"^(?:Pss_Anon|Pss_Shmem|SwapPss):\s+(\d+) kB", re.MULTILINE)
 
 
@@ -28,15 +28,15 @@ def most_bytes(limit_bytes: int) -> int:
 
 
 def bytes_above(reaper_pid: int, most: int) -> int:
-    """Return the memory of all that a reaper has below it if that is more than `most`, otherwise 0.
+    """Return the memory of all processes below a reaper if it exceeds `most`, otherwise 0.
 
-    Also 0 where the reaper has ended, or the system doesn't tell. To divide shared pages, the kernel walks
-    all pages of a process, so that is done only if they would be too many when counted for each process.
+    Return 0 also if the reaper has ended, or if the system doesn't report memory. To divide shared pages, the
+    kernel walks all pages of a process. So they are divided only if the undivided sum exceeds `most`.
     """
     family = _family(reaper_pid)
     if sum(_kilobytes(pid, "status", _WHOLE) for pid in family) * 1024 <= most:
         return 0
-    # A process can keep its pages from being looked at.
+    # A process can make its smaps_rollup unreadable.
     divided = (
         _kilobytes(pid, "smaps_rollup", _SHARED_OUT) or _kilobytes(pid, "status", _WHOLE) for pid in family
     )
@@ -52,7 +52,7 @@ def _family(reaper_pid: int) -> list[int]:
         except psutil.Error:
             return []
     family = [reaper_pid]
-    for pid in family:  # it grows meanwhile
+    for pid in family:  # the loop extends the list
         with contextlib.suppress(OSError):
             for thread in os.listdir(f"/proc/{pid}/task"):
                 family += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_bytes().split())

@@ -15,7 +15,7 @@ from compiler.constants.fold import constant, rewrite_functions, static_shape
 from compiler.importing.values import numpy_dtype
 
 _DIVISIONS = frozenset({"relax.divide", "relax.floor_divide", "relax.mod", "relax.floor_mod"})
-# What stands for arithmetic of booleans, which TVM generates no code for.
+# Replacements for arithmetic on booleans, for which TVM generates no code.
 _OF_BOOLEANS = {
     "relax.add": relax.op.logical_or,
     "relax.maximum": relax.op.logical_or,
@@ -23,11 +23,11 @@ _OF_BOOLEANS = {
     "relax.minimum": relax.op.logical_and,
 }
 _REMAINDERS = frozenset({"relax.mod", "relax.floor_mod"})
-# Operators whose second argument says where their first is read or written.
+# Operators whose second argument holds indices into the first one.
 _AT_PLACES = frozenset(
     f"relax.{name}" for name in ("gather_elements", "gather_nd", "scatter_elements", "scatter_nd", "take")
 )
-# Operators on boxes of images, and the farthest corner of a box.
+# Operators on boxes of images, and the limit of a corner's coordinates.
 _OF_BOXES = frozenset({"relax.vision.roi_align", "relax.vision.roi_pool"})
 _FARTHEST = 1 << 20
 # TVM generates no code for these functions of bfloat16.
@@ -42,17 +42,17 @@ _IN_FLOAT32: dict[str, Callable[..., relax.Expr]] = {
 
 
 def define_arithmetic(module: tvm.IRModule) -> tvm.IRModule:
-    """Rewrite operators so that every operand has a result, and no operand stops the process.
+    """Rewrite operators so that all operands give a defined result, and none crashes the process.
 
-    - x86 stops a process that divides by 0, or the least integer by -1. As XLA has it, x / 0 is -1, x % 0
-      is x, least / -1 is least, and least % -1 is 0.
-    - Processors take the distance of a shift modulo the number of bits. Here a distance of all bits or more,
-      or a negative one, leaves zeros, or copies of the sign.
+    - x86 crashes a process that divides an integer by 0, or the least integer by -1. Like in XLA, x / 0 is
+      -1, x % 0 is x, least / -1 is least, and least % -1 is 0.
+    - Processors take the distance of a shift modulo the number of bits. Here, a negative distance, or one of
+      all bits or more, gives zeros or copies of the sign bit.
     - A sum of booleans is their disjunction, a product their conjunction.
-    - TVM takes x * 0, 0 / x and x - x for 0, also where x is NaN or infinite, and x == x for true.
-    - Boxes of images that don't exist are boxes of the nearest one.
-    - Places that elements are scattered to, or taken from, are counted from the end if they are negative, and
-      clipped. TVM writes and reads foreign memory there.
+    - TVM simplifies x * 0, 0 / x and x - x to 0 even if x is NaN or infinite, and x == x to true.
+    - A box of an image that doesn't exist becomes a box of the nearest image.
+    - Negative indices of gathers and scatters count from the end. Indices are clipped, because TVM would read
+      or write foreign memory.
     - Powers, remainders and tests of bfloat16 are computed in float32.
 
         gv = divide(x, y)                                     # x, y: int32
@@ -64,8 +64,9 @@ def define_arithmetic(module: tvm.IRModule) -> tvm.IRModule:
 
 
 def round_to_bfloat16(module: tvm.IRModule) -> tvm.IRModule:
-    """Round floats in float32 before they become bfloat16: TVM leaves out a cast to bfloat16 whose result is
-    cast back in the same kernel.
+    """Round floats to bfloat16's precision in float32 before casting them to bfloat16.
+
+    TVM omits a cast to bfloat16 if its result is cast back in the same kernel.
 
         gv = astype(x, "bfloat16")                            # x: float32
     ->
@@ -93,7 +94,7 @@ class _Rounding(relax.PyExprMutator):
 
 
 def _rounded(data: te.Tensor) -> te.Tensor:
-    """Round to the nearest number of bfloat16, the upper half of float32; ties go to the even one."""
+    """Round to the nearest bfloat16, which is the upper half of a float32; ties go to even."""
 
     def of(*at: Any) -> Any:
         bits = tirx.reinterpret("uint32", data[at])
@@ -133,7 +134,7 @@ class _Arithmetic(relax.PyExprMutator):
         return call
 
     def _inside(self, name: str, call: Call, op: Call) -> relax.Expr:
-        """Return a call whose places lie within."""
+        """Return the call with valid indices."""
         shape, at = static_shape(op.args[0]), static_shape(op.args[1])
         data, places, *more = call.args
         if shape is None or at is None or self._are_within(places):
@@ -156,7 +157,7 @@ class _Arithmetic(relax.PyExprMutator):
         return relax.op.scatter_nd(data, places, *more, op.attrs.reduction)
 
     def _boxes_inside(self, call: Call, op: Call) -> relax.Expr:
-        """Pool boxes, (image, x, y, x, y) each, of images that exist, at places that integers can have."""
+        """Pool boxes (image, x, y, x, y) with existing images and coordinates that fit integers."""
         data, boxes = call.args
         images, dtype = static_shape(op.args[0]), str(boxes.ty.dtype)
         if images is None:
@@ -174,8 +175,10 @@ class _Arithmetic(relax.PyExprMutator):
         return Call(call.op, [data, boxes], call.attrs)
 
     def _scattered(self, call: Call, places: Any, shape: Sequence[int], at: Sequence[int]) -> relax.Expr:
-        """Scatter into the part of the data that has as many elements as the places, along all axes but one:
-        TVM takes all axes but one to have the data's extents."""
+        """Scatter into the part of the data that has the indices' extents along all axes but one.
+
+        TVM assumes that the indices have the data's extents there.
+        """
         data, _, updates = call.args
         axis, emit = int(call.attrs.axis) % len(shape), self.builder_.emit
         if 0 in at:
@@ -191,12 +194,12 @@ class _Arithmetic(relax.PyExprMutator):
         return result
 
     def _are_within(self, places: Any) -> bool:
-        """Return whether an operator that orders elements computed the places."""
+        """Return whether the indices come from an operator that sorts or selects elements."""
         found = self.lookup_binding(places) if isinstance(places, relax.Var) else None
         return getattr(getattr(found, "op", None), "name", "") == "relax.argsort"
 
     def _counted(self, places: Any, extents: NDArray[np.int64]) -> relax.Expr:
-        """Return the places as places from the start that lie within."""
+        """Return the indices, counted from the start and clipped to the extent."""
         known, dtype = _elements(places), str(places.ty.dtype)
         if known is not None:
             counted = np.where(known < 0, known + extents, known)

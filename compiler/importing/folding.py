@@ -222,8 +222,9 @@ def _slice(node: Node, given: _Given) -> Array:
 
 
 def python_slice(start: int, end: int, step: int, extent: int) -> slice:
-    """Return the slice of Python that has the places of ONNX's. Backwards, a start before the first element
-    is the first element, where Python has none."""
+    """Return Python's equivalent of ONNX's slice. With a negative step, ONNX clips a start before the first
+    element to the first element; Python's slice would be empty.
+    """
     start, end = (place + extent if place < 0 else place for place in (start, end))
     if step > 0:
         return slice(min(max(start, 0), extent), min(max(end, 0), extent), step)

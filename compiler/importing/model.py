@@ -65,8 +65,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RelaxModel:
-    """An imported model: relax operators on static shapes, weights as constants; `computed_in` is as in
-    `OnnxFile`. `places` are the names of its file's nodes, by number (see compiler.importing.places)."""
+    """An imported model: relax operators with static shapes, and weights as constants.
+
+    `computed_in` is as in `OnnxFile`. `places` are the names of its file's nodes by place (see
+    compiler.importing.places).
+    """
 
     module: tvm.IRModule
     inputs: tuple[TensorSpec, ...]
@@ -250,7 +253,7 @@ def fuse_untuned(model: RelaxModel, target: str) -> tvm.IRModule:
 
 
 def _with_weights_for(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
-    """Return the module, on a GPU with floats in place of packed weights, for which it has no schedules."""
+    """Return the module. For a GPU, packed weights are unpacked, because GPUs have no schedules for them."""
     return (unpack(module) or module) if target.kind.name == "cuda" else module
 
 

@@ -44,12 +44,13 @@ FunctionKey = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class OnnxFile:
-    """A checked model. The static shapes of `inputs` are written into `proto` as well; `declared` are its
-    inputs as the file has them. `opsets` are the versions of its operators, by domain. `weights` were in
-    other files; to `proto` they are inputs. `original` is the model before its functions were inlined.
+    """A checked model. `proto` has the static shapes of `inputs`; `declared` are the inputs as in the file.
 
-    A decoder keeps a `cache`, where it can; `no_cache` says why it doesn't. `source` is such a decoder as its
-    file has it, without its weights (`compiler.importing.decoders`)."""
+    `opsets` are the versions of its operators by domain. `weights` come from other files, and are inputs of
+    `proto`. `original` is the model before its functions were inlined. `cache` is set if a decoder keeps its
+    cache in place, else `no_cache` says why it doesn't. `source` is the decoder's file before it was
+    rewritten, without weights (`compiler.importing.decoders`).
+    """
 
     proto: onnx.ModelProto
     inputs: tuple[TensorSpec, ...]
@@ -195,7 +196,7 @@ def _numpy_dtype(tensor: onnx.TensorProto) -> np.dtype[Any]:
 def checked(
     proto: onnx.ModelProto, shapes: Mapping[str, Shape], weights: Mapping[str, NDArray[Any]]
 ) -> OnnxFile:
-    """Check a model that was parsed, and write its static shapes into it. Raises ModelError."""
+    """Check a parsed model, and write static shapes into it. Raises ModelError."""
     _check_self_contained(proto)
     levels = _check_functions(proto)
     before = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in proto.graph.input]

@@ -69,11 +69,11 @@ class Graph:
         self._functions: dict[FunctionKey, onnx.FunctionProto] = {}
         self._count = 0
         self.places = Places()
-        # The name of the bindings that are made: see compiler.importing.places.
+        # The name for new bindings, see compiler.importing.places.
         self.binding = ""
         # Those of the module.
         self.outputs: tuple[TensorSpec, ...] = ()
-        # The buffers of a decoder's cache by name, and its input with the number of tokens before.
+        # The buffers of a decoder's cache by name, and its input with the number of earlier tokens.
         self._buffers: dict[str, relax.Var] = {}
         self._past_length: relax.Var | None = None
 
@@ -161,7 +161,7 @@ class Graph:
     ) -> None:
         outer = self.binding
         for position, proto in enumerate(nodes):
-            # The nodes of a loop's body or of a branch belong to the node that has it.
+            # Nodes in a loop's body or a branch belong to the loop or the If.
             self.binding = outer or self.places.binding(proto.name or next(iter(proto.output), ""))
             try:
                 results = self.node(proto, values, opsets)
@@ -243,7 +243,7 @@ class Graph:
         return Value(constant=array)
 
     def emit(self, expr: relax.Expr) -> Value:
-        """Emit an expression. Raises UnsupportedOperator unless it is a tensor of static and sane shape."""
+        """Emit an expression. Raises UnsupportedOperator if it isn't a tensor with a valid static shape."""
         if isinstance(expr, tvm.ir.GenericConst):
             return Value(constant=expr.value.numpy())
         if isinstance(expr, relax.ShapeExpr):

@@ -26,7 +26,7 @@ MAX_TOLD_INPUTS = 4
 MAX_TOLD_CHARS = 40
 # ONNX looks at the values of constants up to this size.
 _MAX_TOLD_ELEMENTS = 1 << 10
-# ONNX's names of types, where they aren't NumPy's.
+# ONNX's names of the types that NumPy names differently.
 _ONNX_NAMES = {
     "float32": "float",
     "float64": "double",
@@ -96,7 +96,7 @@ def _mixed_types(proto: onnx.NodeProto, values: Mapping[str, Value], version: in
 
 
 def _wrong_type(proto: onnx.NodeProto, values: Mapping[str, Value], version: int) -> str:
-    """Say which input has a type that ONNX doesn't allow there; empty where none has."""
+    """Describe the first input with a type that ONNX doesn't allow; "" if there is none."""
     schema = _schema(proto, version)
     formal: Sequence[Any] = [] if schema is None else schema.inputs
     for position, name in enumerate(proto.input if formal else ()):
@@ -111,7 +111,7 @@ def _wrong_type(proto: onnx.NodeProto, values: Mapping[str, Value], version: int
 
 
 def _misfit(proto: onnx.NodeProto, values: Mapping[str, Value]) -> str:
-    """Say how the shapes of a convolution's or a reshape's inputs don't fit; empty where they do."""
+    """Describe why the shapes of a Conv's or a Reshape's inputs don't fit; "" if they do."""
     known = [values[name] for name in proto.input if name in values]
     if len(known) < 2:
         return ""

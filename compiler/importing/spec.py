@@ -69,9 +69,9 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Derived:
-    """An input of a decoder's file that follows from the number of tokens before.
+    """An input of a decoder's file that is computed from the number of earlier tokens.
 
-    It is a mask of the tokens that are there (`is_mask`), or the positions of the new ones.
+    It is a mask of all tokens so far (`is_mask`), or the positions of the new tokens.
     """
 
     name: str
@@ -85,11 +85,11 @@ class Derived:
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """The cache that a decoder keeps: its library writes the rows of new tokens into the `buffers`.
+    """The cache of a decoder. Its library writes the rows of new tokens into the `buffers`.
 
-    `position` is the input with the number of tokens that were there before. `buffers` map inputs to the axis
-    of their rows, `capacity` in number. `tokens` and `outputs` map inputs and outputs to the axis of the
-    `count` new tokens. `derived` are inputs of the file that the library lacks.
+    `position` is the input with the number of earlier tokens. `buffers` maps inputs to the axis of their
+    `capacity` rows. `tokens` and `outputs` map inputs and outputs to the axis of the `count` new tokens.
+    `derived` are inputs of the file that the library computes.
     """
 
     position: str
@@ -102,7 +102,7 @@ class CacheSpec:
 
     def __post_init__(self) -> None:
         if not 0 < self.count < self.capacity:
-            raise ValueError(f"a cache of {self.capacity} tokens takes no {self.count} at once")
+            raise ValueError(f"a cache of {self.capacity} tokens can't take {self.count} at once")
 
 
 def storage_of(dtype: str) -> str:

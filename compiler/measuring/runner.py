@@ -169,8 +169,10 @@ class LocalRunner:
         return Measurement(Outcome.OK, secs, error=doubt)
 
     def infer(self, packed: IO[bytes], max_bytes: int) -> tuple[bytes, float] | Measurement:
-        """Call a packed module once with the inputs that are packed with it. Return its outputs, an .npz file
-        of at most `max_bytes`, and the seconds of the call."""
+        """Call a packed module once with the inputs that are packed with it.
+
+        Return the outputs as an .npz file of at most `max_bytes`, and the seconds of the call.
+        """
         try:
             library, manifest = open_artifact(packed)
             file = open_inputs(packed)
@@ -194,7 +196,7 @@ class LocalRunner:
         except Exception as error:
             return self._failure(error)
         if len(data) > max_bytes:
-            problem = f"the outputs have {len(data)} bytes; the limit is {max_bytes}"
+            problem = f"the outputs have {len(data)} bytes; the limit is {max_bytes}: give smaller inputs"
             return Measurement(Outcome.RUN_ERROR, error=problem)
         return data, secs
 

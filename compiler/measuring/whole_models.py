@@ -70,7 +70,7 @@ def time_in_onnx_runtime(model: IO[bytes], shapes: Mapping[str, Shape], threads:
             for spec, array in zip(read.inputs, arrays, strict=True)
         }
         cache = read.file.cache
-        if cache is not None:  # with the new tokens, its cache is as long as the library's buffers
+        if cache is not None:  # with the new tokens, the cache fills the library's buffers
             feed[cache.position] = np.array([cache.capacity - cache.count])
             feed = inputs_of_file(cache, feed)
         del read

@@ -1,4 +1,4 @@
-"""Compiled models: a shared library with the weights behind it, and a manifest that describes it."""
+"""Compiled models: a shared library, its weights in the same file, and a manifest that describes it."""
 
 from __future__ import annotations
 
@@ -306,7 +306,7 @@ def open_inputs(file: IO[bytes]) -> IO[bytes] | None:
 
 
 def write_with_inputs(file: IO[bytes], artifact: IO[bytes], inputs: IO[bytes]) -> None:
-    """Write an artifact to be called with inputs, an .npz file. Raises ArtifactError."""
+    """Pack an artifact and an .npz file of inputs to call it with. Raises ArtifactError."""
     library, manifest = open_artifact(artifact)
     text = io.BytesIO(manifest.to_json().encode())
     archive.write(file, [(MANIFEST, text), (LIBRARY, library), (INPUTS, inputs)])

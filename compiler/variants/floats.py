@@ -1,4 +1,4 @@
-"""Matrix products with floats in place of weights of a few bits."""
+"""A variant that unpacks the weights of matrix products to floats ahead of time."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import tvm
 
 from compiler.precision.packed_weights import unpack
 
-# A product of one row takes as long as its weights take from memory, unless these stay in a cache.
+# Larger weights come from memory. A single-row product then takes as long as loading them.
 CACHED_BYTES = 32 << 20
 
 
 class Floats:
-    """Computes products of packed weights with floats, which many rows share.
+    """Computes products of packed weights with unpacked weights, which many rows share.
 
         c[i, j] = sum(a[i, k] * ((codes[k, j] - zero) * scale))
     ->
@@ -19,9 +19,9 @@ class Floats:
     """
 
     name = "floats"
-    # Each float is rounded once more or once less.
+    # Unpacking ahead of time may round each float once more or once less.
     exact = False
 
     def rewrite(self, operators: tvm.IRModule) -> tvm.IRModule | None:
-        """Rewrite products of several rows, and those whose floats fit into a cache; None without any."""
+        """Unpack weights of products with several rows, or that fit a cache; None if there are none."""
         return unpack(operators, CACHED_BYTES)

@@ -91,7 +91,7 @@ _SPREADING = {
     *("RESIZE_BILINEAR", "UNIDIRECTIONAL_SEQUENCE_LSTM", "BIDIRECTIONAL_SEQUENCE_LSTM", "LSTM", "RNN"),
     *("UNIDIRECTIONAL_SEQUENCE_RNN", "BIDIRECTIONAL_SEQUENCE_RNN", "SVDF"),
 }
-# What the sets of inputs at the edges are, for messages.
+# Descriptions of the edge inputs, for messages.
 LIMITS, NAN, INFINITIES, LEAST = EDGES = (
     "the least and greatest numbers, zeros and ties",
     "NaN",
@@ -141,7 +141,7 @@ def edge_sets(
             },
             finite=False,
         )
-    # A maximum that begins with another number than the least is wrong where no element is larger.
+    # A maximum that starts with a number above the least is wrong if no element is larger.
     yield EdgeSet(
         LEAST,
         {spec.name: _of_least(spec, usual[spec.name], is_index=spec.name in extents) for spec in inputs},
@@ -167,7 +167,7 @@ def _with_limits(spec: TensorSpec, usual: Array, extent: int | None) -> Array:
 
 
 def _of_least(spec: TensorSpec, usual: Array, is_index: bool) -> Array:
-    """Return the least number of a type in place of all elements; masks stay, and indices are 0."""
+    """Replace all elements with the type's least number, but keep masks and set indices to 0."""
     if spec.dtype == "bool" or "mask" in spec.name.lower():
         return usual
     if is_index:

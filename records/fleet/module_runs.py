@@ -72,8 +72,7 @@ def time_again(session: Session, run_ids: Sequence[int]) -> None:
 def leased_job(
     session: Session, lease_id: str, session_id: str, run_id: int, now: float, token_id: str | None
 ) -> str | None:
-    """Return the job of an inference that this session holds under the lease; None if it doesn't. The lease
-    is locked.
+    """Lock a lease, and return the job of the inference in it; None if the session doesn't hold the lease.
 
     With `token_id`, the lease's worker must belong to this token.
     """

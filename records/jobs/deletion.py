@@ -98,7 +98,7 @@ def _unused_uploads(
     now: float,
     limit: int,
 ) -> Sequence[str]:
-    """Lock old rows that no job uses, by the columns `used`; return their shas."""
+    """Lock old rows whose sha isn't in any of the columns `used`; return the shas."""
     unused = (
         table.created_at < now - UPLOAD_GRACE_S,
         *(~exists().where(column == table.sha) for column in used),

@@ -50,7 +50,7 @@ class JobRequest(JobOptions):
     """A request for a job, as stored; clients send it as `tunefarm.client.values.JobRequest`.
 
     `objective` names what is minimized. The model counts in it with `model_weight`, beside the models of the
-    other jobs of its group. An inference job `infers` with the artifact of the job of this id.
+    other jobs of its group. An inference job runs the artifact of the job `infers`.
     """
 
     model_sha: str
@@ -93,9 +93,9 @@ class Job:
     `message` says what the job is doing or waiting for. `untuned_s` and `tuned_s` are the seconds of each
     repeat of the whole model; `onnxruntime` is None until a model is published. Jobs of one `group` share
     their trials; it is the id of the first of them, None for a job alone. `end_reason` says what ended the
-    tuning. The job is expected to be finished at `expected_end_at`, None while nobody knows. Its spans go
-    below `trace_parent`, empty where nobody traces. `artifact_version` counts the artifacts of its model on
-    its device class. `tags` and `notes` are what people wrote about it.
+    tuning. The job is expected to be finished at `expected_end_at`, None if unknown. Its spans have the
+    parent `trace_parent`, "" if it isn't traced. `artifact_version` counts the artifacts of its model on
+    its device class. `tags` and `notes` are written by users.
     """
 
     id: str
@@ -131,10 +131,9 @@ def create_group(
     now: float,
     trace_parent: str = "",
 ) -> list[Job]:
-    """Store new jobs that share their trials, or return those that equal requests with the same key have
-    made.
+    """Store new jobs that share their trials, or return the jobs of equal requests with the same key.
 
-    The ids of those after the first are its id with -2, -3, ... appended; one alone is no group. Raises
+    The first job has the id `first_id`; the others append -2, -3, ... to it. One job isn't a group. Raises
     ModelNotFound, DatasetNotFound and IdempotencyConflict.
     """
     group_id = first_id if len(requests) > 1 else None
@@ -160,7 +159,7 @@ def create(
     group_id: str | None = None,
     trace_parent: str = "",
 ) -> Job:
-    """Store a new job, or return the one that an equal request with the same key has made.
+    """Store a new job, or return the job of an equal request with the same key.
 
     Raises ModelNotFound, DatasetNotFound, and IdempotencyConflict when the key was used with another request.
     """
@@ -323,8 +322,9 @@ def published(
 
 
 def published_before(session: Session, job: Job) -> str | None:
-    """Return the artifact of the last other job that is DONE for the same model, quantized alike, in the same
-    shapes on the same device class."""
+    """Return the artifact of the last other job that is DONE with the same model, quantization, shapes and
+    device class.
+    """
     request = job.request
     assert job.device_class is not None, "the job has been tuned on a device"
     found = published(
@@ -519,7 +519,7 @@ def set_onnxruntime(session: Session, job_id: str, timing: OnnxRuntime) -> bool:
 def annotate(
     session: Session, job_id: str, *, tags: Sequence[str] | None = None, notes: str | None = None
 ) -> Job:
-    """Store what people say of a job; None keeps what is there. Tags have no spaces. Raises JobNotFound."""
+    """Store a job's tags and notes; None leaves them unchanged. Tags have no spaces. Raises JobNotFound."""
     values: dict[str, str] = {}
     if tags is not None:
         values["tags"] = "".join(f" {tag}" for tag in tags) + " " * bool(tags)

@@ -16,7 +16,7 @@ from records.storage.tables import BlobRow, DatasetRow, ModelRow
 
 
 class UploadKind(Enum):
-    """What an upload is."""
+    """The kinds of uploads."""
 
     MODEL = "model"
     DATASET = "dataset"
@@ -47,8 +47,9 @@ class UploadInfo:
 
 
 def add(session: Session, sha: str, name: str, now: float, kind: UploadKind = UploadKind.MODEL) -> UploadInfo:
-    """Make the stored blob `sha` a model or a dataset. One that is stored already keeps its name, and its
-    time becomes `now`. Raises BlobNotFound."""
+    """Make the stored blob `sha` a model or a dataset. If it is one already, it keeps its name, and its time
+    becomes `now`. Raises BlobNotFound.
+    """
     if blobs.size(session, sha) is None:
         raise blobs.BlobNotFound(f"there is no blob {sha!r}")
     row = {"sha": sha, "name": name, "created_at": now}
@@ -58,8 +59,10 @@ def add(session: Session, sha: str, name: str, now: float, kind: UploadKind = Up
 
 
 def get(session: Session, sha: str, kind: UploadKind = UploadKind.MODEL) -> UploadInfo:
-    """Return a model or a dataset, and keep it from being deleted in this transaction. Raises ModelNotFound
-    and DatasetNotFound."""
+    """Return a model or a dataset, which nobody can delete during this transaction.
+
+    Raises ModelNotFound and DatasetNotFound.
+    """
     table = _TABLES[kind]
     columns = select(table.sha, table.name, BlobRow.size, table.created_at)
     row = session.execute(
@@ -69,6 +72,6 @@ def get(session: Session, sha: str, kind: UploadKind = UploadKind.MODEL) -> Uplo
     ).first()
     if row is None:
         if kind is UploadKind.DATASET:
-            raise DatasetNotFound(f"there is no dataset {sha!r}")
+            raise DatasetNotFound(f"there is no dataset {sha!r}: upload it first")
         raise ModelNotFound(f"there is no model {sha!r}")
     return UploadInfo(*row)

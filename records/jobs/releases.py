@@ -48,7 +48,7 @@ def point(session: Session, name: str, job_id: str, now: float) -> Release:
 
 
 def get(session: Session, name: str, device_class: str) -> Release:
-    """Return the release of a name on a device class. Raises ReleaseNotFound."""
+    """Return the release with a name on a device class. Raises ReleaseNotFound."""
     query = select(ReleaseRow).where(ReleaseRow.name == name, ReleaseRow.device_class == device_class)
     found = _releases(session, query)
     if not found:

@@ -23,9 +23,9 @@ class TaskSpec:
     """A task to add to a job.
 
     `constants` are the indices of the workload's arguments that are weights of the model. A task that is not
-    `covered` by the search keeps its fallback schedule, for this `reason`. A task that may take the place of
-    another workload, `variant_of`, has the name of its `variant`. `signature` has the types and shapes of its
-    operands, `num_bytes` their bytes together. `layer` is the model's node that it first occurs at.
+    `covered` by the search keeps its fallback schedule, for this `reason`. If it may replace another
+    workload, `variant_of`, `variant` names the kind of variant. `signature` has the types and shapes of its
+    operands, and `num_bytes` is their total size. `layer` is the model's node at which it first occurs.
     """
 
     job_id: str

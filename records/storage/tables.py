@@ -93,8 +93,10 @@ class DatasetRow(Base):
 
 
 class QuantizedModelRow(Base):
-    """A model that was quantized. `calibration` is the dataset's sha, empty without one. `accuracy` has the
-    fields of core.quantization.Quantization."""
+    """A quantized form of a model. `calibration` is the dataset's sha; "" without one.
+
+    `accuracy` has the fields of core.quantization.Quantization.
+    """
 
     __tablename__ = "quantized_models"
     model_sha: Mapped[str] = mapped_column(ForeignKey("models.sha"), primary_key=True)
@@ -196,8 +198,8 @@ class JobRow(Base):
     build: Mapped[str] = mapped_column(default="auto")
     exact: Mapped[bool] = mapped_column(default=False)
     tf32: Mapped[bool] = mapped_column(default=False)
-    # Whether the model is quantized first, to int8 or int4, and the dataset that calibrates it. It is no
-    # foreign key, because SQLite can't add one to a table.
+    # The type to quantize the model to, and the sha of the calibration dataset. The sha isn't a foreign key,
+    # because SQLite can't add one to a table.
     quantize: Mapped[str] = mapped_column(default="none")
     calibration: Mapped[str | None]
     # The job whose artifact an inference job runs. That job may have been deleted since.
@@ -223,14 +225,15 @@ class JobRow(Base):
     trace_parent: Mapped[str] = mapped_column(default="")
     # Counts the artifacts of the model on the device class, from 1; null without an artifact.
     artifact_version: Mapped[int | None]
-    # What people wrote about it. There is a space before each tag and after the last one.
+    # Written by users. There is a space before each tag and after the last one.
     tags: Mapped[str] = mapped_column(default="")
     notes: Mapped[str] = mapped_column(default="")
 
 
 class InferenceRow(Base):
-    """What an inference job runs an artifact with, and what came of it: the fields of
-    core.inference.Comparison."""
+    """The dataset and the results of an inference job. `comparison` has the fields of
+    core.inference.Comparison.
+    """
 
     __tablename__ = "inferences"
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
@@ -296,7 +299,7 @@ class TaskRow(Base):
     # Types and shapes of its operands, and their bytes together.
     signature: Mapped[str] = mapped_column(default="")
     num_bytes: Mapped[float] = mapped_column(default=0.0)
-    # The name of the model's node that it first occurs at.
+    # The name of the model's node at which it first occurs.
     layer: Mapped[str] = mapped_column(default="")
 
 

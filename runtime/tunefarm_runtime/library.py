@@ -121,7 +121,7 @@ class _Input:
                 return self._copied(value)
             try:
                 tensor = tvm_ffi.from_dlpack(value)
-            except Exception:  # not writable, or of a type that DLPack lacks
+            except Exception:  # not writable, or of a type that DLPack doesn't have
                 return self._copied(value)
             return tensor if _is_aligned(tensor) and tensor.is_contiguous() else self._copied(value)
         try:
@@ -168,12 +168,12 @@ class _Input:
 
 
 def _is_aligned(tensor: Any) -> bool:
-    """Checked here: where TVM checks it, its error reads symbols of all libraries, for 200 ms."""
+    """Check the input here: if TVM rejects it, its error reads the symbols of all libraries for 200 ms."""
     return bool(tensor.data_ptr() % ALIGNMENT == 0)
 
 
 def allocate(spec: Tensor) -> tuple[Any, Array]:
-    """Return memory of TVM's on the CPU for an input, and the array that writes into it."""
+    """Allocate a TVM tensor on the CPU for an input. Return it, and an array that shares its memory."""
     tensor = _allocate(tvm_ffi.Shape(spec.shape), tvm_ffi.dtype(spec.storage), tvm_ffi.device("cpu", 0))
     kind, count = spec.numpy_dtype, math.prod(spec.shape)
     memory = (ctypes.c_char * (kind.itemsize * count)).from_address(tensor.data_ptr())

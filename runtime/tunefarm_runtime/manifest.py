@@ -72,7 +72,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Derived:
-    """An input of a decoder's file that its library lacks: a mask of all tokens, or positions of new ones."""
+    """An input of a decoder's file that its library computes: a mask of all tokens, or new positions."""
 
     name: str
     dtype: str
@@ -82,10 +82,10 @@ class Derived:
 
 @dataclass(frozen=True)
 class Cache:
-    """The cache that a library keeps: its inputs in `buffers`, by the axis of their rows.
+    """The cache of a decoder. `buffers` maps the library's inputs for it to the axis of their rows.
 
-    `position` is the input with the number of tokens before. `tokens` are inputs, and `outputs` outputs, with
-    the axis of the `count` new tokens. `derived` are inputs of the model's file that the library lacks.
+    `position` is the input with the number of earlier tokens. `tokens` and `outputs` map inputs and outputs
+    to the axis of the `count` new tokens. `derived` are inputs of the model's file that the library computes.
     """
 
     position: str

@@ -142,7 +142,7 @@ class Model:
 
     @property
     def cache(self) -> Cache | None:
-        """The cache that a decoder keeps, of the smallest size; None for another model."""
+        """The cache of a decoder's smallest size; None for other models."""
         return self._sizes[0].cache
 
     @property
@@ -155,9 +155,9 @@ class Model:
 
         Inputs are NumPy arrays or objects with DLPack (PyTorch, CuPy, JAX). Their memory is shared if it is
         contiguous and begins at a multiple of 64 bytes; otherwise it is copied once. Outputs of a CPU model
-        are NumPy arrays, and outputs of a GPU model have DLPack. Raises NoSuchSize for shapes that no size
-        fits, if there is no fallback, and RunError for other inputs that the model doesn't take, and for a
-        decoder that keeps its cache.
+        are NumPy arrays, and outputs of a GPU model have DLPack. Raises NoSuchSize if no size fits the shapes
+        and there is no fallback. Raises RunError for other wrong inputs, and for a decoder that keeps its
+        cache.
         """
         if self._decoder is not None:
             raise RunError("the model keeps its cache: call reset() and step(tokens)")
@@ -186,20 +186,22 @@ class Model:
             return list(self._fallback(*inputs))
 
     def reset(self, **held: Any) -> None:
-        """Let a decoder forget all tokens. `held` are inputs that are the same for each step, such as an
-        encoder's states. Raises RunError."""
+        """Empty a decoder's cache. `held` are inputs for all later steps, such as an encoder's states.
+
+        Raises RunError.
+        """
         self._kept().reset(held)
 
     def step(self, tokens: Any, **inputs: Any) -> list[Any]:
-        """Append tokens to a decoder's cache, and return the outputs for them.
+        """Append tokens to a decoder's cache, and return their outputs.
 
-        `tokens` are one number, a list, or an array as the model takes it, of any length. `inputs` are all
-        others that `reset` didn't get. Raises RunError, also if the cache is full.
+        `tokens` may be a number, a list, or an array like the model's input, with any number of tokens.
+        `inputs` are the inputs that weren't passed to `reset`. Raises RunError, also if the cache is full.
         """
         return self._kept().step(tokens, inputs)
 
     def rewind(self, length: int) -> None:
-        """Let a decoder forget all tokens but the first `length`. Raises RunError."""
+        """Keep only the first `length` tokens in a decoder's cache. Raises RunError."""
         self._kept().rewind(length)
 
     @property
@@ -209,8 +211,8 @@ class Model:
 
     def _kept(self) -> Decoder:
         if self._decoder is None:
-            reason = self._sizes[0].no_cache or "it is no decoder with a cache of an open length"
-            raise RunError(f"the model keeps no cache: {reason}")
+            reason = self._sizes[0].no_cache or "it isn't a decoder with a cache of an open length"
+            raise RunError(f"the model keeps no cache ({reason}): call it with all of its inputs")
         return self._decoder
 
     def to_numpy(self, outputs: Sequence[Any]) -> list[Array]:

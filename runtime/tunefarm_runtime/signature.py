@@ -19,7 +19,7 @@ from tunefarm_runtime.weights import whole
 MANIFEST, LIBRARY, SIGNATURE = "manifest.json", "model.so", "manifest.sig"
 BUNDLE, BUNDLE_SIGNATURE = "bundle.json", "bundle.sig"
 PREFIX = "ed25519:"
-# Precede what is signed, as `system/signing.py` of the service has it.
+# Prefixes of signed data, as in the service's `system/signing.py`.
 CONTEXT = b"tunefarm manifest\n"
 BUNDLE_CONTEXT = b"tunefarm bundle\n"
 
@@ -53,8 +53,8 @@ def check_folder(folder: Path, trusted: str | Sequence[str]) -> None:
         is_model = file.parent == folder and file.suffix == ".onnx"
         if not is_model and file.relative_to(folder).as_posix() not in checked:
             raise LoadError(
-                f"{file} isn't signed: move it elsewhere, or fetch the bundle that it is of again, from a "
-                "service with TUNEFARM_SIGNING_KEY"
+                f"{file} isn't signed: move it elsewhere, or download its bundle again from a service with "
+                "TUNEFARM_SIGNING_KEY"
             )
 
 
@@ -65,7 +65,7 @@ def list_files(files: Mapping[str, bytes], manifest: bytes) -> bytes:
 
 
 def signed_digest(manifest: bytes) -> str:
-    """Return the SHA-256 of the library that a signed manifest is about. Raises LoadError."""
+    """Return the SHA-256 of the library in a signed manifest. Raises LoadError."""
     try:
         return str(json.loads(manifest)["library_sha256"])
     except (ValueError, LookupError, TypeError, RecursionError) as error:
@@ -73,7 +73,7 @@ def signed_digest(manifest: bytes) -> str:
 
 
 def check_library(library: Path, signed: str) -> None:
-    """Raise LoadError unless a library, with its weights, has the SHA-256 that was signed."""
+    """Raise LoadError unless a library with its weights has the signed SHA-256."""
     _check_digest(library, whole(library), signed)
 
 

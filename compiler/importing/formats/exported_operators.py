@@ -88,8 +88,10 @@ def _ignoring_nan(operator: Callable[[Any, Any], Any]) -> Convert:
 
 
 def _clamp(node: Any, importer: Any) -> Any:
-    """TVM's front end takes infinities for bounds that are left out, which integers don't have. Where the
-    least is above the most, PyTorch returns the most."""
+    """Clamp. TVM's front end replaces missing bounds with infinities, which integers don't have.
+
+    If the lower bound exceeds the upper one, PyTorch returns the upper bound.
+    """
     given, builder = _arguments(node, importer), importer.block_builder
     dtype = str(node.meta["val"].dtype).removeprefix("torch.")
     least, most = given["min"], given["max"]
@@ -147,7 +149,7 @@ def _extreme(operator: Callable[..., Any]) -> Convert:
 
 
 def _extreme_along(name: str) -> Convert:
-    """Return the converter of max or min along an axis: the extremes and their places."""
+    """Return the converter of max or min along an axis, which returns values and indices."""
     extreme, place = getattr(relax.op, name), getattr(relax.op, f"arg{name}")
 
     def convert(node: Any, importer: Any) -> Any:
@@ -223,7 +225,7 @@ def _grid_sample(node: Any, importer: Any) -> Any:
 
 
 def _max_pool(node: Any, importer: Any) -> Any:
-    """Pool maxima with their places, which TVM's front end lacks. It lacks the default of strides, too."""
+    """Max-pool with indices, or with default strides. TVM's front end supports neither."""
     if not any(user.args[1] == 1 for user in node.users) and (node.args[2:3] or [[]])[0]:
         return importer.create_convert_map()[node.target.__name__](node)
     given = _arguments(node, importer)
@@ -288,7 +290,7 @@ def _average_pool(node: Any, importer: Any) -> Any:
 
 
 def _copysign(node: Any, importer: Any) -> Any:
-    """Return |x| with the sign of y, which zeros and NaN have as well: the sign is a bit."""
+    """Return |x| with the sign bit of y, which zeros and NaN have, too."""
     given, builder, graph = _arguments(node, importer), importer.block_builder, _graph(importer)
     value = node.meta["val"]
     dtype = str(value.dtype).removeprefix("torch.")
@@ -305,7 +307,7 @@ def _copysign(node: Any, importer: Any) -> Any:
 
 
 def _operands(node: Any, importer: Any, dtype: str) -> list[relax.Expr]:
-    """Return the two operands, tensors or numbers, in a type."""
+    """Return both operands, tensors or numbers, cast to a type."""
     return [
         cast(importer.block_builder, one, dtype) if isinstance(one, relax.Expr) else relax.const(one, dtype)
         for one in importer.retrieve_args(node)[:2]
@@ -313,14 +315,14 @@ def _operands(node: Any, importer: Any, dtype: str) -> list[relax.Expr]:
 
 
 def _with_alpha(name: str) -> Convert:
-    """Return the converter of a sum or difference, x + alpha * y. TVM's front end leaves alpha out."""
+    """Return the converter of x + alpha * y or x - alpha * y. TVM's front end ignores alpha."""
 
     def convert(node: Any, importer: Any) -> Any:
         given, builder = _arguments(node, importer), importer.block_builder
         if given.get("alpha", 1) == 1:
             return importer.create_convert_map()[node.target.__name__](node)
         dtype = str(node.meta["val"].dtype).removeprefix("torch.")
-        # Sums of halves are rounded once.
+        # Sums of float16 and bfloat16 are rounded only once.
         wide = "float32" if dtype in ("float16", "bfloat16") else dtype
         first, second = _operands(node, importer, wide)
         if name == "rsub":
@@ -333,7 +335,7 @@ def _with_alpha(name: str) -> Convert:
 
 
 def _group_norm(node: Any, importer: Any) -> Any:
-    """Normalize groups also without weights, which TVM's front end needs."""
+    """Group normalization with optional weights. TVM's front end requires weights."""
     given, graph = _arguments(node, importer), _graph(importer)
     if given["weight"] is not None and given["bias"] is not None:
         return importer.create_convert_map()[node.target.__name__](node)
@@ -350,9 +352,9 @@ def _group_norm(node: Any, importer: Any) -> Any:
 
 
 def _floored(node: Any, importer: Any) -> Any:
-    """Return a remainder of the divisor's sign, or a quotient that is rounded down.
+    """Compute a remainder with the divisor's sign, or a quotient that is rounded down.
 
-    Of floats, PyTorch computes both by the exact remainder: 1.0 // 0.1 is 9, since 10 * 0.1 is more than 1.
+    For floats, PyTorch uses the exact remainder: 1.0 // 0.1 is 9, because float 0.1 times 10 exceeds 1.
     """
     is_quotient = node.target.__name__.startswith("div")
     if is_quotient and _arguments(node, importer).get("rounding_mode") != "floor":
@@ -399,8 +401,9 @@ _REDUCTIONS = {
 
 
 def _scatter_reduce(node: Any, importer: Any) -> Any:
-    """Write elements, or reduce those at the same place, with the first tensor's unless include_self is
-    false."""
+    """Scatter elements, and reduce those with the same index. With include_self, the data's own elements are
+    reduced, too.
+    """
     given, graph = _arguments(node, importer), _graph(importer)
     default = "" if node.target.__name__ == "scatter.src" else "sum"
     kind, includes = given.get("reduce", default), given.get("include_self", True)

@@ -174,7 +174,7 @@ def _array(torch: Any, tensor: Any) -> Array:
 
 
 class _NamingBuilder:
-    """TVM's block builder, with a name for the bindings that it makes."""
+    """TVM's block builder, which names the bindings that it creates."""
 
     def __init__(self, builder: relax.BlockBuilder, binding: str) -> None:
         self._builder = builder
@@ -229,7 +229,7 @@ def _convert(node: Any, importer: Any) -> Any:
 
 
 def _as_recorded(builder: relax.BlockBuilder, result: Any, value: Any) -> Any:
-    """Return a result in the type that PyTorch recorded. Raises UnsupportedOperator if that's impossible."""
+    """Cast a result to the type that PyTorch recorded. Raises UnsupportedOperator if that's impossible."""
     if not isinstance(getattr(result, "ty", None), relax.TensorType) or not hasattr(value, "dtype"):
         return result
     wanted, dtype = str(value.dtype).removeprefix("torch."), str(result.ty.dtype)

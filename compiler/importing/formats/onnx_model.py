@@ -19,8 +19,9 @@ from compiler.importing.spec import Shape, TensorSpec
 
 @dataclass(frozen=True)
 class OnnxModel:
-    """An ONNX model that was read. `read_function` reads it as a function, which returns the cache of a
-    decoder."""
+    """An ONNX model that was read. `read_function` reads it again without keeping a decoder's cache in place:
+    as a function that takes and returns the cache.
+    """
 
     file: OnnxFile
     read_function: Callable[[], OnnxFile]
@@ -30,7 +31,7 @@ class OnnxModel:
         return self.file.inputs
 
     def as_function(self) -> OnnxModel:
-        """Return the model without a cache that stays in place. Raises ModelError."""
+        """Return the model as a function that takes and returns a decoder's cache. Raises ModelError."""
         return self if self.file.cache is None else OnnxModel(self.read_function(), self.read_function)
 
     def to_relax(self) -> RelaxModel:

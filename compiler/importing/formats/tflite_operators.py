@@ -69,7 +69,7 @@ class Converter(OperatorConverter):
         conversion_state: Any = None,
         places: Places | None = None,
     ) -> None:
-        """`places` collects the names of operators; the body of a loop, which has no names, needs none."""
+        """`places` collects the names of operators. A loop's body needs none, because it has no names."""
         super().__init__(model, subgraph, exp_tab, ctx, conversion_state)
         self._places = places
         others = {**tflite_elementwise.CONVERTERS, **tflite_recurrent.CONVERTERS}
@@ -145,7 +145,7 @@ class Converter(OperatorConverter):
             except NotImplementedError as error:  # a custom one
                 code = self.model.OperatorCodes(op.OpcodeIndex()).CustomCode() or b""
                 reason = UnsupportedOperator(
-                    "only TFLite's built-in operators are read: leave it out, and compute it outside"
+                    "only TFLite's built-in operators are supported: compute it outside of the model"
                 )
                 name = f"'{code.decode(errors='replace')[:MAX_NAME_CHARS]}' of the model's own"
                 raise self._refusal(name, op, reason) from error

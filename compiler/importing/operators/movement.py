@@ -147,7 +147,7 @@ def _pad(graph: Graph, node: Node) -> Value | None:
     before, after = pads[: len(axes)], pads[len(axes) :]
     if mode != "constant":
         for axis, low, high in zip(axes.tolist(), before.tolist(), after.tolist(), strict=True):
-            # What is cut off isn't repeated.
+            # Only the elements that remain after cropping are repeated.
             kept = np.arange(max(-low, 0), data.shape[axis] - max(-high, 0))
             data = take(graph, data, np.pad(kept, (max(low, 0), max(high, 0)), mode=mode), axis)
         return data
@@ -170,7 +170,7 @@ def _pad(graph: Graph, node: Node) -> Value | None:
 
 
 def _trilu(graph: Graph, node: Node) -> Value | None:
-    """Bound the diagonal: TVM counts to far ones in 32 bits."""
+    """Clip the diagonal's offset, because TVM computes it in 32 bits."""
     data, number = node.input(0), node.optional(1)
     diagonal = 0 if number is None else int(number.known("the diagonal").reshape(()))
     rows, columns = data.shape[-2:]

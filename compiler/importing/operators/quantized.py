@@ -279,9 +279,11 @@ def _dynamic_quantize_matmul(graph: Graph, node: Node) -> Value:
 
 
 def _matmul_nbits(graph: Graph, node: Node) -> Value:
-    """Microsoft's MatMulNBits: y = a w' + bias, with weights of a few bits. Each block of a row has a scale
-    and a zero point. They are constants. Those of whole blocks of 4 or 8 bits stay packed for float32; others
-    are unpacked to floats."""
+    """Microsoft's MatMulNBits: y = a w' + bias, with constant weights of a few bits.
+
+    Each block of a row has a scale and a zero point. Weights of 4 or 8 bits in whole blocks stay packed for
+    float32. Others are unpacked to floats.
+    """
     data, bits = node.input(0), int(node.attributes.get("bits", 4))
     depth, rows, block = (int(node.attributes[name]) for name in ("K", "N", "block_size"))
     if bits not in (2, 4, 8) or min(depth, rows, block) < 1:

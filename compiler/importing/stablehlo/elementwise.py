@@ -353,7 +353,7 @@ def _truncated(importer: Importer, operand: Tensor, dtype: str) -> Tensor:
 
 
 def _batch_norm_of_data(importer: Importer, op: Any) -> list[Tensor]:
-    """Normalize by the mean and the variance of the data, which are results too."""
+    """Normalize by the mean and the variance of the data. Return these, too."""
     data, scale, offset = importer.operands(op)
     axis = int(op.attributes["feature_index"].value)
     graph, axes = importer.graph, np.array([k for k in range(data.rank) if k != axis])

@@ -30,8 +30,8 @@ from compiler.importing.stablehlo.attributes import Array, mlir, tensor_type
 from compiler.importing.values import UnsupportedOperator, Value, numpy_dtype
 
 MAX_DEPTH = 64
-# Why operations aren't read, and what to do instead.
-_UNREAD_ADVICE = "it isn't among the operations that are read; leave it out, or export as ONNX"
+# Why operations aren't supported, and what to do instead.
+_UNREAD_ADVICE = "it isn't supported: leave it out, or export the model as ONNX"
 _UNREAD: Mapping[str, str] = {
     **dict.fromkeys(
         ("stablehlo.rng", "stablehlo.rng_bit_generator"),

@@ -267,7 +267,7 @@ CONVERTERS: Mapping[str, Converter] = {
     "stablehlo.broadcast_in_dim": _broadcast_in_dim,
     "stablehlo.concatenate": _concatenate,
     "stablehlo.constant": _constant,
-    # The shape that their last operand holds is their result's.
+    # Their last operand is the shape of the result.
     "stablehlo.dynamic_broadcast_in_dim": _broadcast_in_dim,
     "stablehlo.dynamic_iota": _iota,
     "stablehlo.dynamic_reshape": _reshape,

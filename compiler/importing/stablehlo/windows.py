@@ -261,8 +261,9 @@ def _select_and_scatter(importer: Importer, op: Any) -> Tensor:
 
 
 def _selected(importer: Importer, data: Tensor, shape: Shape, window: Window, direction: str) -> Value:
-    """Return the place of the element that each window selects: the first one that compares so with all
-    later ones. What is outside of the data isn't selected."""
+    """Return the index of the element that each window selects: the first one for which the comparison with
+    all later elements is true. Padding isn't selected.
+    """
     graph, nothing = importer.graph, Tensor.constant(np.zeros((), numpy_dtype(data.dtype)))
     wide = padded(importer, data, nothing, window.edges, [0] * data.rank)
     inside = np.pad(np.ones(data.shape, bool), window.edges)
@@ -288,7 +289,7 @@ def _selected(importer: Importer, data: Tensor, shape: Shape, window: Window, di
 
 
 def _direction(region: Any) -> str | None:
-    """Return the comparison of two elements that a region consists of."""
+    """Return the region's only operation, a comparison of two elements."""
     block = region.blocks[0]
     operations = [op.operation for op in block.operations]
     if len(operations) != 2 or operations[0].name != "stablehlo.compare":

@@ -1,4 +1,4 @@
-"""The model's nodes that tasks come from."""
+"""The names of the model's nodes that tasks come from."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -183,7 +183,7 @@ static tunefarm_status make_arguments(tunefarm_model* model, size_t weights) {
   return ok();
 }
 
-/* Make an argument of a weight in the mapped file. A line of the index is "SHA256 DTYPE OFFSET SIZE LENGTH...". */
+/* Make a weight in the mapped file an argument. A line of the index is "SHA256 DTYPE OFFSET SIZE LENGTH...". */
 static tunefarm_status add_weight(tunefarm_model* model, char* line, const char* path) {
   char *state = NULL, *word;
   int64_t numbers[MAX_DIMS + 2];
@@ -220,7 +220,7 @@ static tunefarm_status add_weight(tunefarm_model* model, char* line, const char*
   return ok();
 }
 
-/* Map the weights behind the library, if it has some: the file ends with their index, its mark and its length. */
+/* Map the weights behind the library, if there are any. Their index, its mark and its length end the file. */
 static tunefarm_status load_weights(tunefarm_model* model, const char* path) {
   struct stat file;
   int descriptor = open(path, O_RDONLY);

@@ -36,7 +36,7 @@ LOOP = """
 TEXTS: Mapping[str, tuple[bytes, str]] = {
     "another dialect": (
         function(f'%y = "foo.bar"(%x) : (tensor<2x4xf32>) -> tensor<2x4xf32>\n{RETURN}'),
-        "operation foo.bar at line 2 can't be imported: it isn't among the operations that are read",
+        "operation foo.bar at line 2 can't be imported: it isn't supported: leave it out",
     ),
     "a kernel": (
         function(f"%y = stablehlo.custom_call @evil(%x) : (tensor<2x4xf32>) -> tensor<2x4xf32>\n{RETURN}"),
