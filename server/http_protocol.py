@@ -113,11 +113,10 @@ class _Handshake:
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Ends a connection whose request has no whole head after HEAD_S, or within MAX_HEAD_BYTES.
+    """Closes a connection if a request's head isn't complete after HEAD_S, or exceeds MAX_HEAD_BYTES.
 
-    The same holds for the rest of a body that was answered early, and for what frames the parts of a body:
-    lengths, extensions and trailers. Connections that wait for their next request are uvicorn's: it closes
-    them after a few seconds.
+    The same limits apply to the rest of a body that was answered early, and to a chunked body's framing:
+    lengths, extensions and trailers. uvicorn closes idle connections after a few seconds.
     """
 
     _in_head = _in_body = _has_body = _is_too_large = False
@@ -145,7 +144,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._await_head()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what can't be parsed, or has too large a head."""
+        """Answer a request that can't be parsed, or whose head is too large."""
         if self._is_too_large:
             self._end(_TOO_LARGE, _ADVICE)
         else:
@@ -156,14 +155,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._in_head, self._head_bytes = True, 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._in_body:  # nothing needs trailers
+        if not self._in_body:  # trailers are ignored
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        # A large head may come in one piece.
+        # A large head may arrive in one piece.
         if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > MAX_HEAD_BYTES:
             self._is_too_large = True
-            raise ValueError("the head is too large")  # which ends the parser
+            raise ValueError("the head is too large")  # stops the parser
         self._in_head, self._in_body, self._head_bytes = False, True, 0
         self._forget_head()
         super().on_headers_complete()
@@ -178,7 +177,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        # Else the body is of a request that was sent ahead.
+        # Otherwise the body belongs to a pipelined request.
         if self._in_body and not self._is_answering:
             self._await_head()
         super().on_response_complete()
@@ -204,7 +203,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._end("408 Request Timeout", f"The request's head took longer than {HEAD_S:g} s: send it again.")
 
     def _end(self, status: str, detail: str) -> None:
-        """Answer with a status unless the request has its answer, and close the connection."""
+        """Answer with a status, unless the request is answered already, and close the connection."""
         self._forget_head()
         if self.transport.is_closing():
             return

@@ -113,7 +113,7 @@ async def serve(context: ServerContext, http: socket.socket) -> None:
         uvicorn.Config(
             create_app(context),
             log_config=None,
-            # Below this are lines that strangers cause: one for each request that isn't HTTP.
+            # Strangers can cause lines below this level: one for each request that isn't HTTP.
             log_level="error",
             access_log=False,
             lifespan="off",

@@ -1,4 +1,4 @@
-"""Rate limits for clients, counted in this process's memory, by a timer that nobody can set."""
+"""Rate limits for clients, counted in this process's memory, with a monotonic timer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Limit:
 
 @dataclass
 class _Window:
-    """The calls of a client since `began_s`, on the timer."""
+    """The calls of a client since `began_s`, in seconds of the timer."""
 
     began_s: float
     calls: int = 0

@@ -18,7 +18,7 @@ class ServerSettings(BaseSettings):
     """Settings of one server process. Port 0 takes any free port.
 
     `rate_limit` bounds the calls of every client, `failure_limit` the calls with wrong tokens from one
-    address: "600/minute" or "off". `token` gives every right, `worker_token` that to work. With
+    address: "600/minute" or "off". `token` has all scopes, `worker_token` only the scope worker. With
     `require_sandbox`, workers whose measured code isn't contained get no work. `max_uploads` and
     `max_event_streams` bound how many are open at once. Models and artifacts are stored in `blob_store`,
     `file:///FOLDER` or `s3://BUCKET/PREFIX`, or else in the database. `signing_key` is the file with the

@@ -28,7 +28,7 @@ _OTHERS = AuditEntry("nobody", "any", "", "refused", "many addresses")
 
 
 class AuditLog:
-    """`now` returns epoch seconds, and `timer` the seconds of a timer, which nobody can set.
+    """`now` returns epoch seconds, and `timer` the seconds of a monotonic timer.
 
     If the line can't be written, the server's own log says so and the call continues, because the action has
     already happened.

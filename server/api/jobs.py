@@ -116,9 +116,9 @@ class JobRequestBody(JobModelBody):
     is the sum, without subgraphs whose latest trials gained nothing. A plug-in of the scheduler may add
     others.
 
-    `quantize` has the service quantize an ONNX model of floats first. "int8" with `calibration`, the sha256
-    of an uploaded dataset, quantizes weights and values. Without it, and for "int4", only the weights of
-    matrix products are. Layers that lose too much stay in float32.
+    With `quantize`, the service first quantizes a float ONNX model. "int8" with `calibration`, the sha256 of
+    an uploaded dataset, quantizes weights and activations. "int8" without it, and "int4", quantize only the
+    weights of matrix products. Layers that would lose too much accuracy stay in float32.
 
     `build` says who compiles the candidates. "device": the devices that measure them. "builder": workers that
     only build; the job waits for them. "auto": a builder that isn't of the device's kind or has at least
@@ -183,12 +183,11 @@ class OnnxRuntimeBody(BaseModel):
 class JobBody(BaseModel):
     """A job. `message` says what it is doing or waiting for, `error` why it failed.
 
-    `end_reason` says which goal ended the search: trials, minutes, latency, gain, or exhausted where nothing
-    was left to try. `seconds_left` is an estimate, null while nobody knows. Jobs that share their trials are
-    listed in `members`, which is empty for a job alone. `onnxruntime` is null until a model is published.
-    `artifact_version` counts the artifacts of the model on the device class. An inference job `infers` with
-    the artifact of the job of this id.
-    `tags` and `notes` are what people wrote about it.
+    `end_reason` says which goal ended the search: trials, minutes, latency, gain, or exhausted if nothing was
+    left to try. `seconds_left` is an estimate, null while it is unknown. Jobs that share their trials are
+    listed in `members`, which is empty for a single job. `onnxruntime` is null until a model is published.
+    `artifact_version` counts the artifacts of the model on the device class. An inference job runs the
+    artifact of the job `infers`. `tags` and `notes` are written by users.
     """
 
     id: str
@@ -270,7 +269,7 @@ Tag = Annotated[str, Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z._:/-]{0,49}$")]
 
 
 class JobChangesBody(RequestBody):
-    """What people write about a job; null, or a field that is left out, keeps what is there."""
+    """New tags and notes of a job. A field that is null or left out stays unchanged."""
 
     tags: list[Tag] | None = Field(default=None, max_length=20)
     notes: str | None = Field(default=None, max_length=4000)
@@ -296,13 +295,13 @@ class JobsBody(BaseModel):
 
 
 class TaskBody(BaseModel):
-    """One subgraph of a job. One that is not `covered` keeps its fallback schedule: `reason` says why.
+    """A subgraph of a job. If it isn't `covered`, it keeps its fallback schedule, and `reason` says why.
 
-    `layer` is the model's node that it first occurs at, empty if that has no name; it occurs `weight` times.
-    A task with a `variant` may take the place of the workload `variant_of`; the fastest is compiled in.
-    `signature` has the types and shapes of its operands, `num_bytes` their bytes together; both are empty
-    where the search has no form for it. `verdict` says how near its best latency comes to what the device can
-    do; it is empty while either isn't known.
+    `layer` names the model's node at which it first occurs; "" if the node has no name. It occurs `weight`
+    times. A task with a `variant` may replace the workload `variant_of`; the fastest is compiled in.
+    `signature` has the types and shapes of its operands, and `num_bytes` is their total size. Both are empty
+    if the search can't represent the subgraph. `verdict` compares its best latency with the device's limits;
+    it is empty while either is unknown.
     """
 
     id: int
@@ -610,7 +609,7 @@ def published_job(context: ServerContext, job_id: str) -> Job:
 
 
 def own_key(request: Request, idempotency_key: str | None) -> str | None:
-    """Return the idempotency key as it is stored: each token has keys of its own."""
+    """Return the idempotency key to store, which differs for each token."""
     token_id = request.state.caller.token_id
     if idempotency_key is None or token_id is None:
         return idempotency_key

@@ -241,7 +241,7 @@ class FleetService(FleetServicer):
             return "the lease doesn't hold its trial"
 
     def _store_outputs(self, request: pb.Outputs, token_id: str | None) -> str:
-        """Store the outputs of an inference. Return why they are not stored; "" when they are."""
+        """Store the outputs of an inference. Return why they can't be stored; "" if they are."""
         try:
             outputs = outputs_from_wire(request)
         except WireError as error:

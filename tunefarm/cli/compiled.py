@@ -30,8 +30,10 @@ Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder that `t
 def fetch_artifact(
     folder: Path, download: Callable[[Path], object], *, bundle: bool, weights: Path | None = None
 ) -> None:
-    """Download an archive and unpack it into the folder, its `weights` into another. Raises CommandError, and
-    what `download` raises."""
+    """Download an archive and unpack it into the folder, with its weights in the folder `weights` if given.
+
+    Raises CommandError, and the exceptions of `download`.
+    """
     archive = folder / ".artifact.tar"
     try:
         download(archive)

@@ -216,7 +216,7 @@ def _job_of(client: Client, model: str) -> Job:
 
 
 def _release(releases: Sequence[Release], name: str, job: Job) -> Release:
-    """Return the release of a name on the job's device class. Raises CommandError."""
+    """Return the release with a name on the job's device class. Raises CommandError."""
     for release in releases:
         if (release.name, release.device_class) == (name, job.device_class):
             return release

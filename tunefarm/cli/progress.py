@@ -155,8 +155,9 @@ def render(progress: JobProgress, rows: int) -> Group:
 
 
 def task_table(tasks: Sequence[Task], rows: int | None = None) -> Table:
-    """Return a row for each task: how often it occurs, trials, best latency, share of the network's time, and
-    how near it comes to what the device can do."""
+    """Return a row for each task: its occurrences, trials, best latency, share of the network's time, and how
+    close it is to the device's limits.
+    """
     table = Table(box=None, pad_edge=False)
     for name, justify in (("task", "left"), ("times", "right"), ("trials", "right"), ("best", "right")):
         table.add_column(name, justify=justify, no_wrap=name == "times")  # type: ignore[arg-type]
@@ -181,8 +182,7 @@ def task_table(tasks: Sequence[Task], rows: int | None = None) -> Table:
 
 
 def layer_table(quantization: Quantization) -> Table:
-    """Return a row for each of the layers that lose most by themselves, with signal-to-noise ratios in
-    decibels."""
+    """Return a row for each of the layers with the largest own errors, with signal-to-noise ratios."""
     table = Table(box=None, pad_edge=False)
     for name, justify in (("layer", "left"), ("operator", "left"), ("computes in", "left")):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]

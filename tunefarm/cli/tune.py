@@ -151,8 +151,10 @@ def tune(
 
 
 def _ready_targets(settings: CommandSettings) -> list[str]:
-    """Return the device classes of a running service's workers, by name where only one class has it. Raises
-    CommandError and ClientError."""
+    """Return the targets of a running service's workers: a class's name if it is unique, else its key.
+
+    Raises CommandError and ClientError.
+    """
     with connect(settings) as service:
         workers, classes = service.client.workers(), service.client.device_classes()
     ready = {worker.device_class for worker in workers if worker.connected}
@@ -208,11 +210,11 @@ def compile_(
 
 @dataclass(frozen=True)
 class TuneResult:
-    """A finished job of a `model`, and the folder that its artifact was unpacked into. `page` is the address
-    of the job's page, None where the service has ended with the command. If the service quantized the model,
-    `model` is the quantized one.
+    """A finished job, and the folder `output` with its unpacked artifact.
 
-    `tunefarm.tune` of a model in several `sizes` returns the first of them, with the folder that holds all.
+    `model` is the tuned model's file, or the quantized model if the service quantized it. `page` is the
+    address of the job's page; None if the service ended with the command. For a model in several `sizes`,
+    `tunefarm.tune` returns the first size, with the folder that holds all of them.
     """
 
     job: Job
@@ -346,8 +348,9 @@ def _target_table(jobs: Sequence[Job], results: Sequence[TuneResult]) -> Table:
 
 
 def _matrix(jobs: Sequence[Job], targets: Sequence[str]) -> Table:
-    """Return a row for each model and size, with its latency on each target, and how much faster it is than
-    ONNX Runtime there."""
+    """Return a row for each model and size, with its latency and its speed-up over ONNX Runtime on each
+    target.
+    """
     table = Table("model", *map(escape, targets), box=None, pad_edge=False)
     rows: dict[str, dict[str, str]] = {}
     for job in jobs:
@@ -375,11 +378,12 @@ def run_job(
     """Upload the models, start or resume their job, follow it, and unpack the artifacts.
 
     The request's `shapes` come from `tunefarm.client.sizes.sizes_of`, for all models. Its `calibration` is
-    the path of a file. Several `targets`, in place of the request's, get a job each at the same time.
+    the path of a file. With several `targets`, which replace the request's target, each gets its own
+    job, and the jobs run at the same time.
 
-    Return a job for each size of each model on each target, and what those that are done made.
+    Return a job for each size of each model on each target, and the results of the jobs that are done.
 
-    Raises CommandError when a model or a folder can't be used; ClientError as the client does.
+    Raises CommandError if a model or a folder can't be used; ClientError.
     """
     names = [f"{checked_model(file).stem}-tuned" for file in files]
     if len(set(names)) < len(names):
@@ -503,9 +507,10 @@ def _in_sizes(request: JobRequest, uploaded: Sequence[str], sizes: Sequence[Sequ
 
 
 def _fetch(service: Service, job: Job, model: Path, folder: Path, bundle: bool, is_size: bool) -> TuneResult:
-    """Unpack the artifact or the bundle of a job that is done, and write the model that the service quantized
-    beside it. Several sizes share the files of their weights, but a bundle holds its own. Raises
-    CommandError, ClientError."""
+    """Unpack the artifact or the bundle of a finished job. Write the quantized model, if any, beside it.
+
+    Sizes share the files of their weights, but each bundle holds its own. Raises CommandError, ClientError.
+    """
     client = service.client
     shared = folder.parent / library_weights.FOLDER if is_size and not bundle else None
     fetch_artifact(

@@ -16,7 +16,7 @@ from tunefarm.client.values import PublishedTask
 
 _MANIFEST = "manifest.json"
 MEMBERS = ("model.so", _MANIFEST)
-# The model that the service quantized, which commands write beside the compiled one.
+# The quantized model, which commands write beside the compiled model.
 QUANTIZED = "quantized.onnx"
 SIGNATURE = "manifest.sig"
 # The signed list of a bundle's files.
@@ -35,7 +35,7 @@ def unpack(archive: Path, folder: Path, *, bundle: bool = False, weights: Path |
             others = [
                 name for name in tar.getnames() if name not in MEMBERS and (bundle or name == SIGNATURE)
             ]
-            for name in {SIGNATURE, *_BUNDLE_LIST}.difference(others):  # of what was there before
+            for name in {SIGNATURE, *_BUNDLE_LIST}.difference(others):  # left from an earlier download
                 (folder / name).unlink(missing_ok=True)
             for name in (*MEMBERS, *others):
                 stream = tar.extractfile(name)

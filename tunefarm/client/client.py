@@ -142,8 +142,10 @@ class Client:
         return _parse(StoredModel, self._object(answer))
 
     def upload_dataset(self, file: Path) -> StoredDataset:
-        """Store an .npz file with inputs of a model. The same bytes are the same dataset. Raises OSError when
-        it can't be read."""
+        """Store an .npz file with inputs of a model. Equal files become one dataset.
+
+        Raises OSError if the file can't be read.
+        """
         headers = {"Content-Type": "application/octet-stream", "Content-Length": str(file.stat().st_size)}
         path = _path("/v1/datasets", {"name": file.stem})
         answer = self._call(lambda: self._send("POST", path, headers, body=chunks_of(file)))
@@ -188,7 +190,7 @@ class Client:
             query["before"] = page["next"]
 
     def annotate(self, job_id: str, *, tags: Sequence[str] | None = None, notes: str | None = None) -> Job:
-        """Change what people wrote about a job; None keeps what is there."""
+        """Change a job's tags and notes; None leaves them unchanged."""
         body = {"tags": None if tags is None else list(tags), "notes": notes}
         path = f"/v1/jobs/{quote(job_id, safe='')}"
         return _parse(Job, self._object(self._call(lambda: self._send("PATCH", path, json=body))))
@@ -204,26 +206,28 @@ class Client:
         return _parse(list[Task], self._get(f"/v1/jobs/{job_id}/tasks").get("items"))
 
     def quantization(self, job_id: str) -> Quantization:
-        """Return what the service quantized of a job's model, layer by layer."""
+        """Return the quantization of a job's model, layer by layer."""
         return _parse(Quantization, self._get(f"/v1/jobs/{quote(job_id, safe='')}/quantization"))
 
     def download_quantized(self, job_id: str, into: Path) -> None:
-        """Write the quantized model of a job, an ONNX file. Raises OSError when it can't be written."""
+        """Write the quantized model of a job to an ONNX file. Raises OSError if it can't be written."""
         self._fetch_unless(None, f"/v1/jobs/{quote(job_id, safe='')}/quantization/model", into)
 
     def infer(self, job_id: str, inputs: str, target: str | None = None) -> Job:
-        """Start a job that runs the artifact of a job with a dataset, by its SHA-256. It runs on a device of
-        the class `target`, by default the artifact's own."""
+        """Start a job that runs a job's artifact with the dataset of this SHA-256.
+
+        It runs on a device of the class `target`, by default the artifact's own class.
+        """
         body = {"inputs": inputs} | ({} if target is None else {"target": target})
         headers = {"Idempotency-Key": uuid.uuid4().hex}
         return _parse(Job, self._post(f"/v1/jobs/{quote(job_id, safe='')}/inferences", body, headers))
 
     def inference(self, job_id: str) -> Inference:
-        """Return what an inference job came to."""
+        """Return the result of an inference job."""
         return _parse(Inference, self._get(f"/v1/jobs/{quote(job_id, safe='')}/inference"))
 
     def download_outputs(self, job_id: str, into: Path) -> None:
-        """Write the outputs of an inference job, an .npz file. Raises OSError when it can't be written."""
+        """Write the outputs of an inference job to an .npz file. Raises OSError if it can't be written."""
         self._fetch_unless(None, f"/v1/jobs/{quote(job_id, safe='')}/outputs", into)
 
     def workload(self, workload: str) -> str:

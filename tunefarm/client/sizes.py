@@ -13,7 +13,7 @@ from core.decoder import MASKS, POSITIONS, TOKENS, cache_inputs
 from core.job import MAX_MODELS
 from core.model_format import MalformedMessage, ModelFormat, UnknownFormat, input_dimensions, recognise
 
-# The default sizes of a decoder: the new tokens of a step, and the tokens that its cache holds.
+# The default sizes of a decoder: the new tokens of a step, and the tokens in its cache.
 NEW_TOKENS, CACHED_TOKENS = (1, 32), (256, 1024)
 Shape = tuple[int, ...]
 Dimensions = tuple[int | str, ...]
@@ -42,12 +42,11 @@ def sizes_of(
 ) -> list[list[Size]]:
     """Return the sizes of each model.
 
-    `given` maps an input's name to its shape, or a dimension's name to its sizes. A name of both means the
-    input. Several dimensions are combined. The `batch` is the size of leading dimensions that are left open.
+    `given` maps an input's name to its shape, or a dimension's name to its sizes. If both have the name, it
+    means the input. Sizes of several dimensions are combined. `batch` is the size of open leading dimensions.
     A decoder with a cache has default sizes, and a batch of one.
 
-    Raises SizesError, OSError, and IncompleteShape for an ONNX model's input with a dimension that nothing
-    fixes.
+    Raises SizesError, OSError, and IncompleteShape if a dimension of an ONNX model's input stays open.
     """
     declared = [_declared(model) for model in models]
     if len(models) == 1 and declared[0] is None:
@@ -72,8 +71,9 @@ def sizes_of(
 
 
 def _decoder_lengths(inputs: Mapping[str, Dimensions]) -> dict[str, Shape] | None:
-    """Return the open dimensions of a decoder's new tokens and of its cache, with their default sizes. Return
-    None for another model."""
+    """Return the open dimensions of a decoder's new tokens and of its cache, with their default sizes; None
+    for other models.
+    """
     open_ = [dim for name in cache_inputs(inputs) for dim in inputs[name][1:] if not _is_fixed(dim)]
     if not open_:
         return None
@@ -85,8 +85,10 @@ def _decoder_lengths(inputs: Mapping[str, Dimensions]) -> dict[str, Shape] | Non
 def _with_defaults(
     inputs: Mapping[str, Dimensions], given: Mapping[str, Shape], lengths: Mapping[str, Shape]
 ) -> dict[str, Shape]:
-    """Return sizes with those of a decoder's lengths that aren't given. Dimensions of masks and positions
-    follow from them."""
+    """Return the given sizes, and default sizes for a decoder's other lengths.
+
+    Sizes of masks and positions are left out, because they derive from these lengths.
+    """
     fixed = {dim for name in given if name in inputs for dim in inputs[name]}
     defaults = {dim: sizes for dim, sizes in lengths.items() if dim not in fixed}
     kept = {name: sizes for name, sizes in given.items() if name in inputs or name in _open(inputs)}

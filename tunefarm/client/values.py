@@ -91,13 +91,12 @@ class Job(JobOptions):
     """A job in its present state. Times are seconds since the epoch.
 
     Jobs that share their trials are listed in `members`. `end_reason` says what ended the search;
-    `seconds_left` is an estimate, None while nobody knows.
+    `seconds_left` is an estimate, None while it is unknown.
 
     `untuned_latency_s` is the latency of the whole model as TVM compiles it by default, except that slow
     loops get a plain parallel schedule. `tuned_latency_s` is its latency with the best schedules. Both are
-    measured on the device. `onnxruntime` is None until a model is published. An inference job `infers` with
-    the artifact of the job of this id.
-    `tags` and `notes` are what people wrote about it.
+    measured on the device. `onnxruntime` is None until a model is published. An inference job runs
+    the artifact of the job `infers`. `tags` and `notes` are written by users.
     """
 
     id: str
@@ -162,9 +161,9 @@ class Task:
     """A subgraph that occurs `weight` times in a job's model, first at the node `layer`; `best_s` is its best
     latency so far.
 
-    It does `flops` operations on operands of `num_bytes`; 0 where the search has no form for it. If it isn't
-    `covered`, the search can't tune it, for this `reason`. `verdict` says how near it comes to what the
-    device can do.
+    It does `flops` operations on operands of `num_bytes`; both are 0 if the search can't represent it. If it
+    isn't `covered`, the search can't tune it, and `reason` says why. `verdict` compares its best latency with
+    the device's limits.
     """
 
     workload: str

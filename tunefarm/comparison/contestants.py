@@ -56,7 +56,7 @@ class CompiledModel:
 
 
 def _last_step(model: tunefarm_runtime.Model, cache: Cache, inputs: Arrays) -> Call:
-    """Return a call of the step that fills the cache of a decoder's smallest size."""
+    """Return a function that runs the last step that fits the cache of a decoder's smallest size."""
     held = {one.name for one in model.inputs} - {cache.position, *cache.buffers, *cache.tokens}
     model.reset(**{name: inputs[name] for name in held})
     ((name, axis),) = cache.tokens.items()

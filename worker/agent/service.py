@@ -182,8 +182,7 @@ class FleetClient:
         return await self._retry(call)
 
     async def put_outputs(self, outputs: OutputsUpload) -> str:
-        """Store the outputs of a module run. Return a sentence on why the service refuses them, or an empty
-        one."""
+        """Store the outputs of a module run. Return why the service refuses them; "" if it stores them."""
         if len(outputs.data) > MAX_OUTPUTS_BYTES:
             return f"they have {len(outputs.data)} bytes, and {MAX_OUTPUTS_BYTES} are allowed"
 

@@ -46,7 +46,7 @@ function useWidth() {
 // title, note   a few words and a sentence about the chart
 // x, y, series  { label, format, values, log }; a series also has a `kind`: line, step, points or area
 // (stacked, the first on top)
-// names         what each x stands for; null for an x without a name
+// names         the name of each x; null for an x without a name
 export function Chart({ title, note, x, y, series, names, height = 260 }) {
   const [box, width] = useWidth();
   const { colours } = useTheme();

@@ -33,7 +33,7 @@ export function useAnswer(path, everyS = 0) {
   return { value, problem, refresh };
 }
 
-// The answers to several paths, asked for once and given together: { value, problem }.
+// The answers to GET for several paths, requested once and returned together: { value, problem }.
 export function useAnswers(paths) {
   const key = paths.join(" ");
   const [answer, setAnswer] = useState({ key });

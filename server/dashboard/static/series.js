@@ -91,8 +91,8 @@ export function progress(tasks, trials, limit = 240) {
   return { steps, snapshots };
 }
 
-// Whether a job's trials still make its network faster: { trials, gain, since }. In the last quarter of its `trials` the
-// network became `gain` (0.03: 3 %) faster; the last time it became faster was `since` trials ago. Null for few trials.
+// How much a job's latest trials made its network faster: { trials, gain, since }; null for few trials. In its last
+// quarter of `trials`, the network became faster by `gain` (0.03: 3 %). The last gain was `since` trials ago.
 export function improvement(steps, trials) {
   const known = steps.trial.map((trial, index) => ({ trial, secs: steps.network_s[index] })).filter(({ secs }) => secs !== null);
   const begun = trials * 0.75;
@@ -103,8 +103,8 @@ export function improvement(steps, trials) {
   return { trials, gain: before / last - 1, since: trials - reached };
 }
 
-// How far the repeats of a measurement lie apart: { median, low, high, noise }, where half of the repeats lie within
-// `noise` of the median, as a share of it. Null without repeats.
+// The spread of a measurement's repeats: { median, low, high, noise }; null without repeats. Half of the repeats are
+// within `noise` of the median, as a fraction of the median.
 export function spread(secs) {
   if (!secs.length) return null;
   const sorted = [...secs].sort((a, b) => a - b);
@@ -118,7 +118,7 @@ function middle(sorted) {
   return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
 }
 
-// Several lines over one x: { x, y }, where y has each line's numbers, null where the line has no point.
+// Join lines to a common x: { x, y }. `y` has each line's numbers, null if the line has no point there.
 export function joined(lines) {
   const x = [...new Set(lines.flatMap((line) => line.x))].sort((a, b) => a - b);
   const y = lines.map((line) => {

@@ -162,17 +162,17 @@ def test_jobs_are_compared_by_results_curves_and_subgraphs(page: Page, site: Ser
         re.compile("faster|slower|the same")
     )
     open_page(page, site, "#/compare?jobs=job-done")
-    expect(page.get_by_text("Choose two jobs or more")).to_be_visible()
+    expect(page.get_by_text("Select two or more jobs")).to_be_visible()
 
 
 def test_people_tag_a_job_and_find_it_by_the_tag(page: Page, site: Service) -> None:
     open_page(page, site, "#/jobs/job-cancelled")
     page.get_by_role("button", name="Edit tags and notes").click()
-    page.get_by_label("Tags, with spaces between them").fill("nightly a*b")
+    page.get_by_label("Tags, separated by spaces").fill("nightly a*b")
     page.get_by_label("Notes").fill("The board was too hot.")
     page.get_by_role("button", name="Save", exact=True).click()
     expect(page.get_by_role("alert")).to_be_visible()
-    page.get_by_label("Tags, with spaces between them").fill("nightly ci/main")
+    page.get_by_label("Tags, separated by spaces").fill("nightly ci/main")
     page.get_by_role("button", name="Save", exact=True).click()
     expect(page.get_by_text("The board was too hot.")).to_be_visible()
     page.get_by_role("link", name="nightly", exact=True).click()

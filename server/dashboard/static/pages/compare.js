@@ -1,4 +1,4 @@
-// Two and more jobs beside each other: what they reached, how they got there, where they differ.
+// Several jobs side by side: their results, their latency over time, and the subgraphs that differ.
 import { useMemo, useState } from "preact/hooks";
 import { Chart, colour } from "tunefarm/charts.js";
 import { digits, duration, latency, plural, speedup } from "tunefarm/format.js";
@@ -7,19 +7,19 @@ import { html } from "tunefarm/html.js";
 import { Answer, DeviceName, Gain, Ratio, State, Trials } from "tunefarm/pages/parts.js";
 import { joined, progress, subgraphs } from "tunefarm/series.js";
 
-// As many have a colour of their own.
+// The most jobs to compare: each needs its own colour.
 const MOST = 6;
 
-// `query` has the ids of the jobs, with commas between them; the first is the one that others are compared with.
+// `query` has the ids of the jobs, separated by commas. The others are compared with the first.
 export function ComparePage({ query }) {
   const asked = new URLSearchParams(query).get("jobs")?.split(",").filter(Boolean) ?? [];
   const ids = [...new Set(asked)].slice(0, MOST);
   const answers = useAnswers(
     ids.flatMap((id) => ["", "/tasks", "/trials"].map((end) => `v1/jobs/${encodeURIComponent(id)}${end}`)).concat("v1/device-classes"),
   );
-  if (ids.length < 2) return html`<h1>Compare jobs</h1><p>Choose two jobs or more <a href="#/jobs">in their list</a>.</p>`;
+  if (ids.length < 2) return html`<h1>Compare jobs</h1><p>Select two or more jobs <a href="#/jobs">in the list of jobs</a>.</p>`;
   return html`<h1>Compare ${plural(ids.length, "job")}</h1>
-    ${asked.length > MOST && html`<p class="muted">These are the first ${MOST}.</p>`}
+    ${asked.length > MOST && html`<p class="muted">Only the first ${MOST} jobs are compared.</p>`}
     <${Answer} answer=${answers}>${(values) => html`<${Comparison} values=${values} />`}<//>`;
 }
 
@@ -48,8 +48,8 @@ function Results({ compared, classes }) {
   return html`<section class="card">
     <h2>Results</h2>
     <table class="cards">
-      <caption class="hidden">What each job has reached</caption>
-      <thead><tr><th scope="col">Job</th><th scope="col">Device</th><th scope="col">State</th><th scope="col">Trials</th><th scope="col">Took</th><th scope="col">Latency</th><th scope="col">Than the first</th><th scope="col">Than ONNX Runtime</th><th scope="col">Than untuned</th></tr></thead>
+      <caption class="hidden">Results of the jobs</caption>
+      <thead><tr><th scope="col">Job</th><th scope="col">Device</th><th scope="col">State</th><th scope="col">Trials</th><th scope="col">Took</th><th scope="col">Latency</th><th scope="col">vs. first job</th><th scope="col">vs. ONNX Runtime</th><th scope="col">vs. untuned</th></tr></thead>
       <tbody>
         ${compared.map(
           ({ job }, number) => html`<tr key=${job.id}>
@@ -59,9 +59,9 @@ function Results({ compared, classes }) {
             <td data-label="Trials"><${Trials} job=${job} /></td>
             <td data-label="Took">${job.started_at && job.finished_at ? duration(job.finished_at - job.started_at) : "–"}</td>
             <td data-label="Latency">${latency(job.tuned_latency_s)}</td>
-            <td data-label="Than the first">${number ? speedup(first, job.tuned_latency_s) : "–"}</td>
-            <td data-label="Than ONNX Runtime"><${Ratio} job=${job} /></td>
-            <td data-label="Than untuned"><${Gain} job=${job} /></td>
+            <td data-label="vs. first job">${number ? speedup(first, job.tuned_latency_s) : "–"}</td>
+            <td data-label="vs. ONNX Runtime"><${Ratio} job=${job} /></td>
+            <td data-label="vs. untuned"><${Gain} job=${job} /></td>
           </tr>`,
         )}
       </tbody>
@@ -86,12 +86,12 @@ function Curves({ compared }) {
         (one) => html`<label><input type="radio" name="by" checked=${by === one} onChange=${() => setBy(one)} /> ${one}</label>`,
       )}
     </fieldset>
-    <${Chart} title="Best latency" note="Estimated as the sum of the best programs of all subgraphs, from when each has been measured."
+    <${Chart} title="Best latency" note="Estimated as the sum of all subgraphs' best latencies, once each has been measured."
       x=${x} y=${{ label: "latency", format: latency, log: true }} series=${series} />
   </section>`;
 }
 
-// A row for each subgraph of any of the jobs, the one with the largest difference first.
+// A row for each subgraph of any job, the largest difference first.
 function Subgraphs({ compared }) {
   const rows = useMemo(() => {
     const found = new Map();
@@ -118,7 +118,7 @@ function Subgraphs({ compared }) {
             ({ part, cells }) => html`<tr key=${part.workload}>
               <th scope="row">${part.label}${part.own.layer && html`<br /><span class="muted operators">${part.own.name}</span>`}</th>
               ${cells.map(
-                (cell, number) => html`<td>${cell === null ? "not in it" : latency(cell.best_s)}
+                (cell, number) => html`<td>${cell === null ? "not in this job" : latency(cell.best_s)}
                   ${number > 0 && cell?.best_s && cells[0]?.best_s ? html`<br /><span class="muted">${speedup(cells[0].best_s, cell.best_s)}</span>` : ""}</td>`,
               )}
             </tr>`,

@@ -98,7 +98,7 @@ function Head({ job, scopes, onChange }) {
   `;
 }
 
-// What people wrote about the job.
+// The job's tags and notes, and a form to edit them.
 function Notes({ job, mayEdit, onChange }) {
   const [isOpen, setOpen] = useState(false);
   const [problem, setProblem] = useState(null);
@@ -117,7 +117,7 @@ function Notes({ job, mayEdit, onChange }) {
   };
   if (isOpen) {
     return html`<form class="card fields" onSubmit=${save}>
-      <label>Tags, with spaces between them <${Field} name="tags" value=${job.tags.join(" ")} autofocus /></label>
+      <label>Tags, separated by spaces <${Field} name="tags" value=${job.tags.join(" ")} autofocus /></label>
       <label class="long">Notes <textarea name="notes" rows="3" maxlength="4000" defaultValue=${job.notes}></textarea></label>
       <button class="main">Save</button>
       <button type="button" onClick=${() => setOpen(false)}>Don't save</button>
@@ -144,7 +144,7 @@ function Details({ job, classes, tasks, trials }) {
   `;
 }
 
-// The first questions about a job, each answered in a sentence.
+// Short answers to common questions about a job.
 function Glance({ job, classes, parts, steps, trials }) {
   const found = improvement(steps, trials.task.length);
   return html`<section class="card">
@@ -160,7 +160,7 @@ function Glance({ job, classes, parts, steps, trials }) {
 }
 
 function improving(job, found) {
-  if (found === null) return job.finished ? "it had too few trials to tell" : "too early to tell";
+  if (found === null) return job.finished ? "there were too few trials to tell" : "too early to tell";
   const lately = `in the last quarter of ${plural(found.trials, "trial")} it became ${(100 * found.gain).toFixed(1)} % faster`;
   if (found.gain < DONE_BELOW) return `Yes: ${lately}.`;
   return `${job.finished ? "Not yet, more trials may help" : "No"}: ${lately}, the last time ${plural(found.since, "trial")} ago.`;
@@ -168,7 +168,7 @@ function improving(job, found) {
 
 function timeGoes(parts) {
   const total = sum(parts.map((part) => part.network_s ?? 0));
-  if (!total) return "nothing is measured yet";
+  if (!total) return "nothing has been measured yet";
   const shares = parts.map((part) => (part.network_s ?? 0) / total);
   const costliest = parts.slice(0, 2).map((part, number) => `${percent(shares[number])} in ${part.label}`);
   let [most, reached] = [0, 0];
@@ -176,7 +176,7 @@ function timeGoes(parts) {
   return `${costliest.join(", ")}; ${percent(reached)} in ${most} of ${plural(parts.length, "subgraph")}`;
 }
 
-// How steady the measured latency is, and why one may believe it.
+// How noisy the measured latency is, and whether its repeats overlap with ONNX Runtime's.
 function Trust({ job }) {
   const tuned = spread(job.tuned_s);
   if (!tuned) return job.finished ? "the whole model was not timed" : "the whole model is timed at the end; until then its latency is an estimate";
@@ -206,7 +206,7 @@ function WholeModel({ job }) {
   </section>`;
 }
 
-// What was quantized, and how much each layer loses: signal to noise of its values, in decibels.
+// The signal-to-noise ratio of each layer of a quantized model, in decibels.
 function Quantized({ job }) {
   const found = useAnswer(`v1/jobs/${encodeURIComponent(job.id)}/quantization`);
   const ratio = (db) => (db === null ? "exact" : `${db.toFixed(1)} dB`);
@@ -215,7 +215,7 @@ function Quantized({ job }) {
     <${Answer} answer=${found}>
       ${(value) => html`<p>${value.text}.</p>
         <table class="cards">
-          <caption class="hidden">Signal to noise of each layer</caption>
+          <caption class="hidden">Signal-to-noise ratio of each layer</caption>
           <thead>
             <tr><th scope="col">Layer</th><th scope="col">Operator</th><th scope="col">Computes in</th><th scope="col">By itself</th><th scope="col">In the model</th></tr>
           </thead>
@@ -329,7 +329,7 @@ function Table({ job, parts }) {
     <table class="cards">
       <caption class="hidden">Subgraphs, the costliest first</caption>
       <thead>
-        <tr><th scope="col">Subgraph</th><th scope="col">Times</th><th scope="col">Trials</th><th scope="col">First</th><th scope="col">Best</th><th scope="col">Share</th><th scope="col">Of the device's limit</th></tr>
+        <tr><th scope="col">Subgraph</th><th scope="col">Times</th><th scope="col">Trials</th><th scope="col">First</th><th scope="col">Best</th><th scope="col">Share</th><th scope="col">Verdict</th></tr>
       </thead>
       <tbody>
         ${parts.map(
@@ -343,7 +343,7 @@ function Table({ job, parts }) {
             <td data-label="First">${latency(part.first_s)}</td>
             <td data-label="Best">${part.own.covered ? latency(part.best_s) : html`<span class="muted">not tuned: ${part.own.reason}</span>`}</td>
             <td data-label="Share">${percent(part.network_s === null ? null : part.network_s / total)}</td>
-            <td data-label="Of the device's limit">${part.best?.verdict || "–"}</td>
+            <td data-label="Verdict">${part.best?.verdict || "–"}</td>
           </tr>`,
         )}
       </tbody>

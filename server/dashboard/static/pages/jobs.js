@@ -35,7 +35,7 @@ export function JobsPage({ scopes, query }) {
   };
   const sort = ORDERS[wanted.get("sort")] ? wanted.get("sort") : "";
   const filter = Object.entries(chosen).filter(([, value]) => value).map(([name, value]) => `&${name}=${encodeURIComponent(value)}`).join("");
-  // What is sorted is the newest jobs, so there are more of them.
+  // Only the loaded jobs are sorted, so load more of them.
   const list = `v1/jobs?limit=${sort ? 200 : 50}${filter}`;
   const jobs = useAnswer(list, LOOK_EVERY_S);
   const classes = useAnswer("v1/device-classes");
@@ -67,13 +67,13 @@ export function JobsPage({ scopes, query }) {
         return html`
           <p class="compare" role="status">${compared.length > 1
             ? html`<a class="button" href=${`#/compare?jobs=${compared.map(encodeURIComponent).join(",")}`}>Compare ${compared.length} jobs</a>`
-            : html`<span class="muted">Check two jobs or more to compare them.</span>`}</p>
+            : html`<span class="muted">Check two or more jobs to compare them.</span>`}</p>
           <table class="cards">
             <caption class="hidden">Jobs, ${sort ? `by ${ORDERS[sort].title}` : "newest first"}</caption>
             <thead>
               <tr>
                 <th scope="col"><span class="hidden">Compare</span></th><th scope="col">Model</th><th scope="col">Device</th><th scope="col">State</th>
-                <th scope="col">Trials</th><th scope="col" class="number">Tuned</th><th scope="col" class="number">Than ONNX Runtime</th><th scope="col" class="number">Than untuned</th>
+                <th scope="col">Trials</th><th scope="col" class="number">Tuned</th><th scope="col" class="number">vs. ONNX Runtime</th><th scope="col" class="number">vs. untuned</th>
                 <th scope="col">Started</th><th scope="col"><span class="hidden">Actions</span></th>
               </tr>
             </thead>
@@ -84,7 +84,7 @@ export function JobsPage({ scopes, query }) {
               )}
             </tbody>
           </table>
-          ${sort && more && html`<p class="muted">The newest ${all.length} jobs are sorted.</p>`}
+          ${sort && more && html`<p class="muted">Only the newest ${all.length} jobs are sorted.</p>`}
           ${more && html`<p><button type="button" onClick=${showOlder}>Older jobs</button></p>`}`;
       }}
     <//>
@@ -148,8 +148,8 @@ function Row({ job: listed, classes, isFollowed, maySubmit, isCompared, onCompar
     <td data-label="State"><${State} state=${job.state} /></td>
     <td data-label="Trials"><${Trials} job=${job} leftS=${left === null ? null : `${duration(left)} left`} /></td>
     <td class="number" data-label="Tuned">${latency(job.tuned_latency_s)}</td>
-    <td class="number" data-label="Than ONNX Runtime"><${Ratio} job=${job} /></td>
-    <td class="number" data-label="Than untuned"><${Gain} job=${job} /></td>
+    <td class="number" data-label="vs. ONNX Runtime"><${Ratio} job=${job} /></td>
+    <td class="number" data-label="vs. untuned"><${Gain} job=${job} /></td>
     <td data-label="Started" title=${time(job.created_at)}>${ago(job.created_at)}</td>
     <td class="actions">${maySubmit && html`<${Actions} job=${job} onChange=${onChange} />`}</td>
   </tr>`;
@@ -191,7 +191,7 @@ function repeated(job) {
   return { model, shapes, target, batch, seed, priority, weight, build, exact, tf32, quantize, calibration, ...goals };
 }
 
-// What a job may end with, in plain words, and the numbers of the fields below.
+// Presets for the goals of a job, with the numbers of the fields below.
 const GOALS = {
   "A first look: 5 minutes": { minutes: 5 },
   "A good result: 300 trials": { trials: 300 },
@@ -199,7 +199,7 @@ const GOALS = {
 };
 const [, DEFAULT_GOAL] = Object.values(GOALS);
 
-// `again` is a finished job whose model and options the form begins with; null for a new file.
+// `again` is a finished job to repeat, whose model and options fill the form; null for a new file.
 function Submit({ classes, again, onStarted }) {
   const [file, setFile] = useState(null);
   const [isOver, setOver] = useState(false);
@@ -255,7 +255,7 @@ function Submit({ classes, again, onStarted }) {
   const goal = (name, label, attributes) => html`<label>${label}
     <input name=${name} type="number" value=${goals[name] ?? ""} onInput=${(event) => setGoals({ ...goals, [name]: event.target.value })} ...${attributes} /></label>`;
   return html`<form class="card submit" onSubmit=${submit}>
-    ${again && !file && html`<p>Tune <b>${again.model_name}</b> again, with changes; or choose another file. <a href="#/jobs">Don't repeat</a></p>`}
+    ${again && !file && html`<p>Tune <b>${again.model_name}</b> again with changes, or choose another file. <a href="#/jobs">Cancel</a></p>`}
     <label class=${`drop${isOver ? " over" : ""}`} onDragOver=${(event) => (event.preventDefault(), setOver(true))} onDragLeave=${() => setOver(false)} onDrop=${drop}>
       <input type="file" accept=".onnx,.pt2,.mlir,.mlirbc,.tflite,.json,.tar" onChange=${(event) => setFile(event.target.files[0] ?? null)} />
       <span>${file ? html`<b>${file.name}</b>, ${(file.size / 1e6).toFixed(1)} MB` : html`<b>Drop a model here</b>, or choose a file: ONNX, PyTorch's .pt2, StableHLO, TFLite`}</span>
@@ -291,7 +291,7 @@ function Submit({ classes, again, onStarted }) {
   </form>`;
 }
 
-// The numbers of the form's fields for the goals of a job. So many trials stand for no limit.
+// A job's goals as the numbers of the form's fields. MAX_TRIALS means no limit.
 function goalsOf(job) {
   const { trials, minutes, latency_s, min_gain } = job;
   return {

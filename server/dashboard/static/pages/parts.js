@@ -2,7 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { html } from "tunefarm/html.js";
 
-// The most trials of a job: such a job has another goal.
+// The most trials of a job. A job with so many has another goal.
 export const MAX_TRIALS = 10_000_000;
 
 // An answer: its value rendered by `children`, or a problem, or a word while it is loading.
