@@ -126,5 +126,5 @@ def device_class(name: str) -> DeviceClass:
         raise argparse.ArgumentTypeError(f"{name} is none of {', '.join(CLASSES)}")
     shown = machine.flags()
     if found.needs is not None and found.needs not in shown:
-        raise argparse.ArgumentTypeError(f"this machine can't emulate {name}: it shows no {found.needs}")
+        raise argparse.ArgumentTypeError(f"this machine can't emulate {name}, because it lacks {found.needs}")
     return replace(found, without=tuple(feature for feature in found.without if feature in shown))

@@ -1,4 +1,4 @@
-"""Programs of a sketch with chosen options."""
+"""Programs with chosen options."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from search.sketches.variables import Choice
 
 
 def choose(sketch: Sketch, options: Mapping[str, int]) -> Program:
-    """Return the program with these options, by the kinds of the sketch's choices; the last one of others."""
+    """Return a program with these options by kind of choice. Other choices get their last option."""
     values = []
     for variable in sketch.variables:
-        assert isinstance(variable, Choice), f"{variable} is no choice"
+        assert isinstance(variable, Choice), f"{variable} isn't a choice"
         option = options.get(variable.kind, variable.options[-1])
         values.append(variable.options.index(option))
     return Program(sketch, tuple(values))

@@ -1,4 +1,4 @@
-"""Workloads as importers write them, where they differ from those of the suite."""
+"""Workloads that importers write differently from the suite."""
 
 from __future__ import annotations
 

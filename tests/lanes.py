@@ -1,8 +1,8 @@
 """A pytest plugin that selects how much of the slow lane runs.
 
 A test marked `slow_lane` always runs when pytest is called without `--slow-lane`. `make test` leaves these
-tests out. `.ci/run` runs one of PARTS parts of them, which the hash of the commit chooses: the parts of all
-remainders together are the whole lane. `make test-all` runs all.
+tests out. `.ci/run` runs one of PARTS parts, chosen by the commit's hash; together, the parts are the whole
+lane. `make test-all` runs all.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def parts_of(lane: Sequence[pytest.Item]) -> list[int]:
-    """Return the part, from 0 to PARTS - 1, that each test of the slow lane belongs to.
+    """Return the part of each test in the slow lane, from 0 to PARTS - 1.
 
-    The tests of a file share fixtures, so they go to one part. The values of a parametrized test take as long
-    as each other: from that part on, they go to one part after the other.
+    The tests of a file share fixtures, so they belong to one part. The values of a parametrized test take
+    equally long, so they are distributed in turn over the parts, starting with the file's part.
     """
     parts, seen = [], Counter[str]()
     for item in lane:

@@ -1,4 +1,4 @@
-"""Schedules that TVM's primitives make. Together they have every kind of instruction of the schema."""
+"""Schedules made by TVM's primitives. Together they have every kind of instruction in the schema."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.workloads import matmul, module
 
 @dataclass(frozen=True)
 class Scheduled:
-    """A workload, and what is done to it."""
+    """A workload, and the primitives to apply to it."""
 
     make: Callable[[], tvm.IRModule]
     apply: Callable[[Schedule], object]
@@ -28,7 +28,7 @@ class Scheduled:
 
 
 def _padded() -> tvm.IRModule:
-    """A sum over windows of three of a padded vector."""
+    """The sums of a padded vector's windows of three elements."""
     data = te.placeholder((30,), name="data")
     padded = topi.nn.pad(data, (1,), (1,), name="padded")
     k = te.reduce_axis((0, 3), name="k")

@@ -19,7 +19,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """An outcome, with the importer's or the comparison's message."""
+    """An outcome, and the message of the importer or the comparison."""
 
     outcome: Outcome
     why: str = ""

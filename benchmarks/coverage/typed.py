@@ -1,7 +1,7 @@
 """Every operator with every element type that ONNX allows, made from ONNX's node tests.
 
-A case is a node test in which one type variable of the operator's schema has another type. ONNX Runtime
-without optimizations computes the expected values: in a wider type where it has no kernel for one.
+A case is a node test with another type for one type variable of the operator's schema. ONNX Runtime without
+optimizations computes the expected values, in a wider type if it has no kernel for the type.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decoders with random weights, as exporters write them: open lengths, caches as inputs and outputs."""
+"""Decoders with random weights, like exported ones: open lengths, caches as inputs and outputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOWEST = float(np.finfo(np.float32).min)
 
 @dataclass(frozen=True)
 class DecoderScale:
-    """Extents of a decoder. `size` is a head's, `longest` the number of positions in tables."""
+    """Extents of a decoder. `size` is the size of a head, `longest` the number of positions in tables."""
 
     words: int = 50
     features: int = 32
@@ -32,7 +32,7 @@ TINY = DecoderScale()
 
 @dataclass
 class Network:
-    """A decoder that is being made. Methods return the names of what their nodes compute."""
+    """Builds a decoder. Methods add nodes, and return the names of their results."""
 
     scale: DecoderScale
     kv_heads: int
@@ -73,7 +73,7 @@ class Network:
         return self.op("Add", product, self.weight(outputs)) if bias else product
 
     def norm(self, x: str) -> str:
-        """RMSNorm, as it is exported."""
+        """Add RMSNorm as exporters write it."""
         square = self.op("ReduceMean", self.op("Mul", x, x), axes=[-1], keepdims=1)
         root = self.op("Sqrt", self.op("Add", square, self.constant(1e-6, np.float32)))
         return self.op("Mul", self.op("Div", x, root), self.weight(self.scale.features, spread=1))
@@ -83,7 +83,7 @@ class Network:
         return self.op("LayerNormalization", x, scale, shift, axis=-1)
 
     def extent(self, value: str, axis: int) -> str:
-        """The extent of an axis, as a tensor of one element."""
+        """Add the extent of an axis as a tensor of one element."""
         return self.op("Gather", self.op("Shape", value), self.constant([axis]), axis=0)
 
     def range(self, start: str, limit: str) -> str:
@@ -139,7 +139,7 @@ class Network:
 
 
 def gpt2(tokens: Extent = "sequence", scale: DecoderScale = TINY) -> bytes:
-    """Learned positions that follow from the length of the cache, masks sliced from a table, tied words."""
+    """GPT-2: learned positions from the cache's length, masks sliced from a table, tied embeddings."""
     net = Network(scale, scale.heads, tokens=tokens)
     features, heads = scale.features, scale.heads
     words = net.weight(scale.words, features, spread=1)
@@ -192,7 +192,7 @@ def llama(bias: bool = False, seed: int = 1, scale: DecoderScale = TINY) -> byte
     length, count = net.extent(pasts[0][0], 2), net.extent(net.ids, 1)
     total = net.op("Add", length, count)
     x = net.op("Gather", net.weight(scale.words, features, spread=1), net.ids)
-    # Keys at or before each query, of ranges, and not hidden by the mask.
+    # The keys at or before each query, computed from ranges, without keys that the mask hides.
     queries = net.op("Unsqueeze", net.range(length, total), net.constant([1]))
     keys = net.op("Unsqueeze", net.range(net.constant([0]), total), net.constant([0]))
     later = net.op("Unsqueeze", net.op("Greater", keys, queries), net.constant([0, 1]))
@@ -225,7 +225,7 @@ def qwen() -> bytes:
 
 
 def whisper(tokens: Extent = "sequence", scale: DecoderScale = TINY) -> bytes:
-    """No mask as an input, positions sliced from a table, and attention over an encoder's states."""
+    """A decoder without a mask input, with positions sliced from a table, and attention to an encoder."""
     net = Network(scale, scale.heads, 3, tokens)
     features, heads = scale.features, scale.heads
     states = net.input("encoder_hidden_states", TensorProto.FLOAT, 1, "audio", features)
@@ -237,7 +237,7 @@ def whisper(tokens: Extent = "sequence", scale: DecoderScale = TINY) -> bytes:
     words, table = (net.weight(rows, features, spread=1) for rows in (scale.words, scale.longest))
     x = net.op("Gather", words, net.ids)
     x = net.op("Add", x, net.op("Slice", table, length, total, net.constant([0])))
-    # The new tokens' own triangle behind columns of the past, as older exporters write it.
+    # A triangle for the new tokens, after columns for the past, as older exporters write it.
     square = net.op("Expand", net.constant(LOWEST, np.float32), net.op("Concat", count, count, axis=0))
     triangle = net.op("Trilu", square, net.constant(1), upper=1)
     zeros = net.op("Expand", net.constant(0, np.float32), net.op("Concat", count, length, axis=0))

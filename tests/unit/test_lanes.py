@@ -1,4 +1,4 @@
-"""The slow lane: which commands run it, and its parts are complete."""
+"""The slow lane: which commands run it, and that its parts are complete."""
 
 from __future__ import annotations
 

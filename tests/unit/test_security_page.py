@@ -1,4 +1,4 @@
-"""docs/security.md names the tests of its promises, and each is there."""
+"""docs/security.md names the tests of its promises, and all of these tests exist."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_each_test_that_the_page_names_exists() -> None:
 
 
 def test_each_threat_names_its_test() -> None:
-    """A threat is an item of a list, or a sentence that begins in bold, of the section of threats."""
+    """A threat is a list item, or a sentence that begins in bold, in the section Threats."""
     threats = SECURITY.read_text().partition("## Threats")[2].partition("\n## ")[0]
     items = [item for item in re.split(r"\n(?=- |\*\*)|\n\n", threats) if re.match(r"- |\*\*", item)]
     test = re.compile(r"test_\w+\.py|\]\(#|faults/|tests\.fuzz| may$")

@@ -1,4 +1,4 @@
-"""Decoders are rewritten so that their cache stays in place; what can't be is a function of its cache."""
+"""Decoders are rewritten to keep their cache in place. Others stay functions of their cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CAPACITY = 16
 
 
 def shapes_of(model: bytes, tokens: int) -> Shapes:
-    """Shapes of the inputs that have no other inputs to follow from."""
+    """The shapes that must be given, because no other input determines them."""
     known = {"input_ids": (1, tokens), "encoder_hidden_states": (1, 6, TINY.features)}
     found: Shapes = {}
     for value in parse(model).graph.input:
@@ -57,7 +57,7 @@ def test_a_decoder_of_one_token_keeps_its_cache(make: Callable[..., bytes]) -> N
 
 @pytest.mark.parametrize("left_out", ["mask_softmax", "replace_positions"])
 def test_a_wrong_rewrite_is_found(left_out: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without masks, rows that no token was written to are attended to."""
+    """Without masks, attention would read rows without a token."""
     monkeypatch.setattr(decoders._Rewrite, left_out, lambda *_: 1)
     file = kept(whisper(), 1)
     with pytest.raises(ModelError, match="after 1 tokens, the decoder computes other outputs with its"):

@@ -108,7 +108,7 @@ def test_numbers_that_tensors_are_filled_with() -> None:
 
 
 def test_quotients_are_rounded_by_the_exact_remainder() -> None:
-    """The quotient of floats would be rounded up to a whole number: 1 // 0.1 is 9."""
+    """PyTorch: 1 // 0.1 is 9. Dividing in floats would give 10."""
     functions: dict[str, Function] = {
         "quotient": lambda x, y: x // y,
         "remainder": lambda x, y: x % y,

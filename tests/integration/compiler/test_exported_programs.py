@@ -24,7 +24,7 @@ put = torch.ops.aten.index_put
 
 
 class UNet(nn.Module):  # type: ignore[name-defined]
-    """It concatenates tensors that were upsampled in floats."""
+    """Concatenates tensors that were upsampled in floats."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class UNet(nn.Module):  # type: ignore[name-defined]
 
 
 class Decoder(nn.Module):  # type: ignore[name-defined]
-    """It writes the key and the value of a token into caches."""
+    """Writes the key and the value of a token into caches that are inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Decoder(nn.Module):  # type: ignore[name-defined]
 
 
 class CachingDecoder(Decoder):
-    """Its caches are its own buffers."""
+    """Writes into caches that are its own buffers."""
 
     def __init__(self) -> None:
         super().__init__()

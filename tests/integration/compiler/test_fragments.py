@@ -1,4 +1,4 @@
-"""Products of matrices by `ldmatrix` and `mma.sync`: executed by the emulator, compiled by CUDA's tools."""
+"""Matrix products by `ldmatrix` and `mma.sync`, executed by the emulator and compiled by CUDA's tools."""
 
 from __future__ import annotations
 
@@ -51,8 +51,9 @@ extern "C" __global__ void main_kernel(SUM* __restrict__ result, OPERAND* __rest
 
 @dataclass(frozen=True)
 class Types:
-    """The names in CUDA C and in numpy of an operand and of its sums. Fragments in TF32 are declared as
-    halves of depth 8."""
+    """The types of an operand and its sums in CUDA C and in numpy. TF32 fragments are declared as half with
+    depth 8.
+    """
 
     operand: str
     sums: str
@@ -125,7 +126,7 @@ def test_sums_are_cut_off_towards_zero(types: Types, tmp_path: Path) -> None:
     )
     result = np.zeros((16, 16), dtype=np.float32)
     emulated(types.kernel(True, stride=48), 80, tmp_path).run([result, left, right])
-    # float16 has the ten bits of fraction of TF32: rounding changes nothing.
+    # float16 and TF32 both have ten fraction bits, so rounding changes nothing.
     exact = 2 * in_tf32(left.astype(np.float32)).astype(np.float64) @ in_tf32(right.astype(np.float32))
     assert (result <= exact).all()
     assert (result < exact.astype(np.float32)).any()

@@ -68,7 +68,7 @@ TENSOR_CASES = (
     Tf32Case("GMM", (50, 70, 44), batch=2),
     Tf32Case("C2D", (14, 14, 12, 32, 3, 2, 1)),
 )
-# Rows that lie in registers: in one step and in several, in two types.
+# Rows in registers: read in one step and in several, in two types.
 ROW_CASES = (
     Case("softmax", (6, 128)),
     Case("layer_norm", (5, 768)),

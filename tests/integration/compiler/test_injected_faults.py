@@ -1,4 +1,4 @@
-"""The verification refuses a model for every fault that the importer once had: here the faults are back."""
+"""Bring back each fault that the importer once had. The verification must refuse the model."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ TARGET = '{"kind":"llvm","num-cores":1}'
 
 
 def places_of_tvm(patch: pytest.MonkeyPatch) -> None:
-    """TVM's own argmax is -1 where no element is larger than the least number of the type."""
+    """TVM's own argmax returns -1 if no element exceeds the type's least number."""
     patch.setattr(legalization, "_LEGALIZATIONS", {})
 
 
 def finite_starts(patch: pytest.MonkeyPatch) -> None:
-    """TVM's own maximum of a window is the least finite number where all elements are -infinity."""
+    """TVM's own max pooling returns the least finite number if all elements of a window are -infinity."""
     patch.setattr(legalization, "_begin_at_infinity", lambda function, *_: function)
 
 
 def sums_of_halves(patch: pytest.MonkeyPatch) -> None:
-    """A sum of 8,192 numbers stalls where the next number is less than half of its last digit."""
+    """Sum 8,192 numbers in float16. The sum stalls once the next number is below half of its last digit."""
 
     def convert(graph: Graph, node: Node) -> Value:
         return graph.emit(relax.op.mean(node.input(0).expr, None, True))

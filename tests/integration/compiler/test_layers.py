@@ -1,4 +1,4 @@
-"""Subgraphs are named after the nodes of the model that they come from, whatever its format."""
+"""Subgraphs have the names of the model's nodes that they come from, in every format."""
 
 from __future__ import annotations
 

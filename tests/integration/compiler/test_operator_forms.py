@@ -221,7 +221,7 @@ def test_nan_and_infinity_minus_themselves_are_nan(before: str) -> None:
 
 @pytest.mark.parametrize("tuned_for", ["", TARGET])
 def test_a_cast_to_bfloat16_and_back_rounds(tuned_for: str) -> None:
-    """What is between the casts changes nothing: TVM leaves out both in one kernel."""
+    """Both casts are in one kernel with exact operators between them, so TVM would omit them."""
     bfloat16 = TensorProto.BFLOAT16
     model = parser.parse_model(
         f"""<ir_version: 8, opset_import: ["" : 18]> g (float[8] x) => (float[8] y, float[8] z) {{

@@ -1,4 +1,4 @@
-"""Weights of a few bits stay packed in the library, and become floats in registers."""
+"""Weights of a few bits stay packed in the library, and are converted to floats in registers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GPU = '{"kind":"cuda","arch":"sm_80","host":{"kind":"llvm"}}'
 
 
 def product(rows: tuple[int, ...], depth: int, columns: int, bits: int) -> onnx.ModelProto:
-    """A product with a shift and a rectifier; of the weight, blocks of 32 have 4 or 8 bits."""
+    """A product with a bias and a ReLU. The weights have 4 or 8 bits, in blocks of 32."""
     b = Builder()
     shifted = b.op("Add", b.op("MatMul", "x", b.weight(depth, columns)), b.weight(columns))
     model = b.model({"x": [*rows, depth]}, {b.op("Relu", shifted): [*rows, columns]})
@@ -73,7 +73,7 @@ def test_the_library_computes_what_onnx_runtime_does(
         machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
         found = machine["main"](tvm.runtime.tensor(data)).numpy()
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
-        # Packed: codes, and a zero and a scale for each of 4 blocks of a column. And as floats.
+        # Packed: codes, and a zero and a scale for each of a column's 4 blocks. Then unpacked.
         kinds = constants(variants.choose(chosen))
         assert kinds.get("uint8", 0) == (0 if chosen else 128 * 48 * bits // 8 + 4 * 48)
         assert kinds["float32"] == (128 * 48 + 48 if chosen else 4 * 48 + 48) * 4

@@ -1,4 +1,4 @@
-"""Places outside of a tensor read no foreign memory: they are clipped."""
+"""Indices outside of a tensor are clipped, so that they access no foreign memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from compiler.verifying.imported import Imported
 
 Array = NDArray[Any]
 TARGET = '{"kind":"llvm","num-cores":1}'
-# Of five rows: from the end, and outside at both ends.
+# Into five rows: indices from the end, and indices beyond both ends.
 ROWS = np.array([-6, 9, -1, 4, -5, 5])
 CLIPPED = np.array([0, 4, 4, 4, 0, 4])
 DATA = np.arange(15, dtype=np.float32).reshape(5, 3)

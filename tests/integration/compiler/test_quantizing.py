@@ -1,4 +1,4 @@
-"""Models are quantized, and what every layer loses is measured."""
+"""Models are quantized, and each layer's error is measured."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_values_and_weights_become_bytes_for_any_batch() -> None:
     )
     types = {tensor.data_type for tensor in quantized.graph.initializer}
     assert onnx.TensorProto.INT8 in types
-    # The model stays open to other sizes, and the report tells what ONNX Runtime computes.
+    # The model keeps its dynamic dimensions, and the report agrees with ONNX Runtime.
     for batch in (1, 5):
         wanted, found = (run(one, {"input": IMAGES[:batch]}) for one in (model, quantized))
         assert 10 * np.log10(np.sum(wanted**2) / np.sum((wanted - found) ** 2)) > 15
@@ -77,7 +77,7 @@ def test_values_and_weights_become_bytes_for_any_batch() -> None:
 
 
 def test_a_layer_that_loses_too_much_stays_in_floats() -> None:
-    """One column of the input is so large that bytes have no steps left for the others, which matter."""
+    """One input column is so large that 8 bits can't resolve the other columns, which matter."""
     weight = RNG.uniform(-0.5, 0.5, (64, 64)).astype(np.float32)
     weight[0] = 0
     data = RNG.standard_normal((16, 64), np.float32)

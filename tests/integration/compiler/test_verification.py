@@ -65,7 +65,7 @@ def looked_up_from_the_end() -> tvm.IRModule:
 
 
 def accumulating() -> tvm.IRModule:
-    """Right only if the output held only garbage before."""
+    """Right only if the output's buffer held garbage before."""
 
     @T.prim_func(s_tir=True)
     def main(data: T.Buffer((64,), "float32"), result: T.Buffer((64,), "float32")):

@@ -1,4 +1,4 @@
-"""Decoders keep their cache, and compute what ONNX Runtime does with a cache that grows."""
+"""Decoders keep their cache, and compute the outputs of ONNX Runtime with a growing cache."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HELD = {"whisper": {"encoder_hidden_states": STATES}}
 
 
 def compiled(model: bytes, folder: Path, given: Mapping[str, tuple[int, ...]]) -> Path:
-    """Compile a decoder in all sizes, as a job without trials does, and return the folder."""
+    """Compile a decoder in all sizes, like a job without trials; return the folder."""
     file, device = folder / "decoder.onnx", detect_device(1)
     file.write_bytes(model)
     [sizes] = sizes_of([file], given)
@@ -55,7 +55,7 @@ def test_steps_are_right_from_one_bucket_into_the_next(name: str, tmp_path: Path
     model = load(compiled(data, tmp_path, sizes))
     assert [one.name for one in model.outputs] == ["logits"]
     rng = np.random.default_rng(0)
-    for _ in range(2):  # the second time, the buffers are there already
+    for _ in range(2):  # the second time, the buffers exist already
         model.reset(**held)
         reference = OnnxRuntime(tmp_path / "decoder.onnx", 1, held)
         for count in (3, 1, 1, 6, 1, 1, 1, 2):  # the first bucket ends within the 6

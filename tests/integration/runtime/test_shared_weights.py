@@ -47,7 +47,7 @@ from pathlib import Path
 import numpy as np, tunefarm_runtime
 
 def resident():
-    # The number in /proc/self/status leaves out what each processor has yet to add to it.
+    # /proc/self/status lags behind: each processor adds its share later.
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Rss:"))
 
@@ -258,7 +258,7 @@ def test_a_damaged_end_of_a_library_is_refused(copied: Path, tmp_path: Path) -> 
 
 
 def test_a_library_that_holds_its_constants_still_runs(tmp_path: Path) -> None:
-    """As the versions before have built them."""
+    """Libraries built by older versions hold their constants themselves."""
     device, imported = detect_device(1), read_onnx(products(), {})
     target = tvm.target.Target(json.loads(device.target))
     built = relax.build(fuse_untuned(imported, device.target), target)

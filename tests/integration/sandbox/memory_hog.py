@@ -1,6 +1,6 @@
 """Take more memory than the limit: by several processes, or as memory that RLIMIT_DATA doesn't count.
 
-It stands in for a module of `compiler.children`, and for a runner, that was taken over.
+It replaces a compromised module of `compiler.children`, or a compromised runner.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ PARTS = 4
 
 
 def take(how: str) -> None:
-    """Take the memory, and keep it for as long as this process lives: two seconds if it is no more than one
-    process may have."""
+    """Take the memory, and keep it until this process ends: after two seconds if one process may have that
+    much.
+    """
     if how == "shared":
         mapped = mmap.mmap(-1, PARTS * PART_BYTES)
         for start in range(0, len(mapped), mmap.PAGESIZE):

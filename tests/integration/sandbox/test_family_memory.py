@@ -1,4 +1,4 @@
-"""The processes of a child together get no more memory than the parent allows."""
+"""The total memory of a child's processes is limited by its parent."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_memory_that_processes_share_counts_once() -> None:
 
 
 def test_a_look_opens_a_few_files_of_the_family_alone() -> None:
-    """It happens while candidates are timed, and a machine may have thousands of other processes."""
+    """Checks run while candidates are timed, and the machine may have thousands of other processes."""
     with subprocess.Popen([sys.executable, "-c", LOOK], stdout=subprocess.PIPE, text=True) as looking:
         assert looking.stdout is not None
         *opened, family = looking.stdout.read().splitlines()

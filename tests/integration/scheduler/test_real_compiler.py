@@ -122,11 +122,11 @@ def test_a_model_is_quantized_before_it_is_tuned(database: Database) -> None:
     assert manifest.verification is not None
     assert manifest.verification.import_unverified == ""
     assert (manifest.computed_in, manifest.model_sha) == ("quantized", job.request.model_sha)
-    # What is compiled, verified and timed beside it in ONNX Runtime is the quantized model.
+    # The quantized model is compiled, verified, and timed in ONNX Runtime beside the library.
     assert runs["onnxruntime"] == form.sha
     assert onnx.load_from_string(compiled).graph.input[0].name == "data"
     assert library.startswith(b"\x7fELF")
-    # It runs with a user's inputs, and is compared with the model of floats.
+    # An inference runs it with a user's inputs, and compares it with the float model.
     inferred = run_with(database, "infer", data=images[:1])
     assert inferred.state is JobState.DONE
     assert inferred.message.startswith(
@@ -143,7 +143,7 @@ def test_a_model_is_quantized_before_it_is_tuned(database: Database) -> None:
     assert difference.largest == pytest.approx(np.abs(computed - wanted).max(), rel=1e-3)
     assert difference.db is not None
     assert difference.db > 15
-    # Inputs that don't fit fail before a device has them.
+    # Wrong inputs fail before a device gets them.
     for name, bad, said in (
         ("none", {"image": images[:1]}, "the file of inputs has no array 'data'"),
         ("many", {"data": images}, "array 'data' of the file of inputs has the shape (6, 3, 16, 16)"),
@@ -161,7 +161,7 @@ def test_a_model_is_quantized_before_it_is_tuned(database: Database) -> None:
 
 
 def run_with(database: Database, job_id: str, **arrays: NDArray[Any]) -> Job:
-    """Run the artifact of the job "job" with these inputs, in a job of its own."""
+    """Run the artifact of the job "job" with these inputs, in a separate job."""
     with database.begin() as session:
         own = jobs.get(session, "job")
         asked = replace(

@@ -1,4 +1,4 @@
-"""Connections to a server for bytes that no HTTP client sends."""
+"""Connections that send a server bytes that no HTTP client sends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def connection(service: Service) -> Iterator[socket.socket]:
 
 
 def answer(client: socket.socket) -> str:
-    """Return all that the server sends until it closes the connection."""
+    """Return everything that the server sends before it closes the connection."""
     received = b""
     with contextlib.suppress(ConnectionResetError):
         while data := client.recv(65536):

@@ -1,4 +1,4 @@
-"""Heads and bodies that no client of ours sends are refused or answered. None costs a line of the log."""
+"""Strange heads and bodies are rejected or answered, and none writes a line to the log."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ CHUNKED = "Transfer-Encoding: chunked"
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """None of the requests changes anything, so one service is enough."""
+    """One service for all tests, because no request changes anything."""
     service, stop = launch(tmp_path_factory.mktemp("service"))
     yield service
     stop()
 
 
 def sent(service: Service, *lines: str, body: bytes = b"", end: str = "\r\n") -> tuple[int, str]:
-    """Send a request of these lines, and return the answer's status and whole text."""
+    """Send a request with these lines; return the response's status and its whole text."""
     head = "".join(f"{line}{end}" for line in (*lines, "Connection: close", ""))
     with connection(service) as client:
         client.sendall(head.encode("latin-1") + body)
@@ -38,7 +38,7 @@ def sent(service: Service, *lines: str, body: bytes = b"", end: str = "\r\n") ->
 @pytest.mark.parametrize(
     ("lines", "status"),
     [
-        # Where one of two readers would see another request.
+        # Two parsers may see different requests here (request smuggling).
         ((JOBS, LOCAL, "X: a\r\n b"), 400),
         ((JOBS, "Host: evil.example\r\n localhost"), 400),
         ((JOBS, LOCAL, "Authorization : x"), 400),
@@ -54,7 +54,7 @@ def sent(service: Service, *lines: str, body: bytes = b"", end: str = "\r\n") ->
         (("PRI * HTTP/2.0",), 400),
         (("OPTIONS * HTTP/1.1", LOCAL), 404),
         (("TRACE /v1/jobs HTTP/1.1", LOCAL), 405),
-        # Hosts that aren't this machine, or could be read as another.
+        # Hosts that aren't this machine, or that a parser could mistake for another.
         ((JOBS,), 403),
         ((JOBS, LOCAL, "Host: evil.example"), 403),
         ((JOBS, "Host: evil.example", LOCAL), 403),
@@ -76,7 +76,7 @@ def sent(service: Service, *lines: str, body: bytes = b"", end: str = "\r\n") ->
             )
         ),
         *(((JOBS, f"Host: {host}"), 200) for host in ("LocalHost", "127.0.0.1:1", "[::1]:8760", "127.9.9.9")),
-        # Much, and of no consequence.
+        # Large or odd, but harmless.
         ((JOBS, LOCAL, *("a:b" for _ in range(9000))), 200),
         ((JOBS, LOCAL, *("a:b" for _ in range(20_000))), 431),
         ((f"GET /{'a' * 70_000} HTTP/1.1", LOCAL), 431),
@@ -146,7 +146,7 @@ def test_a_strange_body_is_refused_by_every_route(service: Service, name: str) -
 
 
 def test_headers_of_a_download_are_those_that_are_meant(service: Service, worker: Worker) -> None:
-    """Ranges aren't offered: a client that asks for one gets the whole, with its digest."""
+    """Ranges aren't supported: a client that requests one gets the whole file, with its digest."""
     worker.call()
     data = artifact()
     job_id = publish(service, worker, data, 1e-3)

@@ -1,4 +1,4 @@
-"""A running service is sent real traces of every kind that were changed, and texts that are none."""
+"""Send a running service mutated real traces of every kind, and texts that aren't traces."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .conftest import Service, Worker, launch
 TARGET = '{"kind":"llvm","num-cores":1}'
 TRACES = {name: trace_of(scheduled.schedule()) for name, scheduled in SCHEDULES.items()}
 TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|-?\d[\d.e+-]*|[\[\]{},:]|\w+')
-# Texts that take a token's place.
+# Replacements for tokens.
 STRANGE = (
     *("NaN", "Infinity", "-Infinity", "1e999", "-1e999", "-0", "1.0", "9" * 5000, "1" * 400, "2147483648"),
     *(
@@ -57,7 +57,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @st.composite
 def changed_traces(draw: st.DrawFn) -> str:
-    """A real trace in which a few tokens were replaced, removed or repeated."""
+    """Return a real trace with a few tokens replaced, removed or repeated."""
     text = TRACES[draw(st.sampled_from(sorted(TRACES)))]
     for _ in range(draw(st.integers(1, 3))):
         tokens = list(TOKEN.finditer(text))
@@ -110,7 +110,7 @@ NUMBERS = (0, 1, -1, 7, 1 << 20, MAX_INTEGER, -MAX_INTEGER - 1, True, "None")
 
 
 def _nonsense(trace: str, random: Random) -> str:
-    """Return a trace with another number, block, loop or variable in a few places, as the schema allows."""
+    """Return a trace with a few numbers, blocks, loops or variables replaced, which the schema allows."""
     while True:
         steps = json.loads(trace)
         for _ in range(random.randint(1, 2)):
@@ -131,7 +131,7 @@ def _nonsense(trace: str, random: Random) -> str:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", TRACES)
 def test_what_the_schema_lets_pass_ends_at_most_a_child(name: str) -> None:
-    """TVM gets numbers, blocks and loops that are right in form and make no sense."""
+    """TVM gets numbers, blocks and loops that are well-formed but meaningless."""
     random, workload = Random(name), to_json(SCHEDULES[name].make())
     changed = [_nonsense(TRACES[name], random) for _ in range(4)]
     problems = check_traces([(workload, one) for one in [TRACES[name], *changed]], TARGET)

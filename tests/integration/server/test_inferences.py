@@ -31,7 +31,7 @@ from .requests import leased
 pytestmark = on_both_databases
 
 ABLE = Vitals(infers=True)
-# More than the service would compress.
+# Larger than the answers that the service compresses.
 OUTPUTS = bytes(range(256)) * 200
 
 
@@ -43,7 +43,7 @@ def dataset(service: Service, rows: int = 2) -> str:
 
 
 def running(service: Service, worker: Worker) -> tuple[str, int]:
-    """An inference job whose run waits for a device: its id, and the run's."""
+    """An inference job that waits for a device: its id, and the id of its module run."""
     source = publish(service, worker, artifact(), 0.01)
     answer = service.http.post(f"/v1/jobs/{source}/inferences", json={"inputs": dataset(service)})
     assert answer.status_code == 202, answer.text
@@ -92,7 +92,7 @@ def test_a_devices_outputs_come_back(service: Service, worker: Worker, tmp_path:
         "the outputs differ from ONNX Runtime's for the original model by at most 1e-06 "
         "(120.0 dB signal to noise, output 'y')"
     )
-    # It is over: nothing is stored under it any more.
+    # The lease is over, so nothing more is stored under it.
     assert put(worker, lease.id, run_id) == "the lease is over"
 
 

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def call(service: Service, tool: str, **arguments: Any) -> Any:
-    """Return what a tool answers, as JSON; its message if it fails."""
+    """Return a tool's result as JSON, or its message if it fails."""
 
     async def answer() -> Any:
         with Client(service.url) as client:

@@ -153,7 +153,7 @@ def test_a_fetched_bundle_is_signed_to_the_last_file(
     (out / "include" / "linked").unlink()
     (out / "bundle.sig").write_text(key.sign((out / "bundle.json").read_bytes()))
     assert "bundle.json isn't signed by a trusted key" in says()
-    # The model alone, in the folder of the old bundle: no list is left that may be of another.
+    # Download only the model into the old bundle's folder: no list of another bundle may remain.
     assert run(app, ["release", "fetch", "production", "--output", str(out)]) == ExitCode.OK
     assert "isn't signed: move it elsewhere" in says()
 

@@ -156,7 +156,7 @@ def test_a_class_that_the_machine_cannot_stand_for_is_refused(
     monkeypatch.setattr(machine, "flags", lambda: frozenset({"sse4_2", "avx", "avx2"}))
     with pytest.raises(SystemExit, match="2"):
         networks.main(["--device-class", "avx512", "--json", str(tmp_path / "f.json")])
-    assert "this machine can't emulate avx512: it shows no avx512f" in capsys.readouterr().err
+    assert "this machine can't emulate avx512, because it lacks avx512f" in capsys.readouterr().err
 
 
 def test_networks_measured_before_a_failure_are_kept(

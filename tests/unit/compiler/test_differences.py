@@ -1,4 +1,4 @@
-"""The difference of an output from the reference's."""
+"""The difference between an output and the reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions in TVMScript are defined without reading the source of the whole stack."""
+"""Defining a function in TVMScript doesn't read the source of the whole stack."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_few_frames_of_the_stack_are_looked_up(monkeypatch: pytest.MonkeyPatch) 
 
     assert isinstance(doubled, tvm.tirx.PrimFunc)
     assert "(8,)" in doubled.script()
-    # One each time that TVM evaluates the decorator. The stack of a test has dozens.
+    # One frame each time TVM evaluates the decorator, although a test's stack has dozens of frames.
     assert len(asked) < 5
 
 

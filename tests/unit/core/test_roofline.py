@@ -15,7 +15,7 @@ PROFILE = replace(
     multiply_adds={"float32": 2.0, "int8": 4.0, "tensorfloat16": 8.0, "tensorfloat32": 8.0},
     memory_rate_all=10.0,
 )
-# 2 * 8 lanes * 2 a cycle * 1 GHz * 2 cores; 10 bytes a cycle.
+# 2 operations * 8 lanes * 2 per cycle * 1 GHz * 2 cores, and 10 bytes per cycle.
 LIMITS = Limits(PROFILE, vector_bytes=32, cores=2)
 MATMUL, BYTES, HALVES = (
     "float32[8,8] -> float32[8,8]",

@@ -63,7 +63,7 @@ class TestJobs:
         assert tasks.workload(session, "w1") == "{}"
 
     def test_every_table_that_refers_to_jobs_is_emptied(self, session: Session) -> None:
-        """So no new table is forgotten."""
+        """This test fails if a new table is forgotten."""
         found = inspect(session.connection())
         referring = {
             name

@@ -1,4 +1,4 @@
-"""Inference jobs: an artifact runs once with a user's inputs; and jobs that quantize their model first."""
+"""Inference jobs run an artifact once with a user's inputs. Other jobs quantize their model first."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_outputs_of_a_run_are_compared(farm: Farm, done: Job) -> None:
         found = inferences.get(session, "infer")
         assert blobs.get(session, str(found.outputs_sha)) == b"outputs"
     assert [run.kind for run in farm.runs("infer")] == ["inference"]
-    # It published nothing that another job is compared with.
+    # It published no artifact that later jobs are compared with.
     assert (job.artifact_sha, job.artifact_version) == (None, None)
 
 
@@ -120,7 +120,7 @@ def test_a_model_is_quantized_once_for_all_jobs(farm: Farm, compiler: FakeCompil
     for job_id in ("again", "floats", "weights"):
         farm.finish(job_id)
     assert compiler.quantized == 2
-    # Jobs are compared with what was published for the same form of the model.
+    # Jobs are compared with earlier artifacts of the same form of the model.
     kinds = {job_id: {run.kind for run in farm.runs(job_id)} for job_id in ("floats", "weights")}
     assert all("published" not in kinds[job_id] for job_id in kinds)
     floats_request = farm.job("floats").request

@@ -26,7 +26,7 @@ class Killed(BaseException):
 
 
 class MortalDatabase(Database):
-    """Raises Killed after `left` more commits. (Before a commit is the same as after the one before.)"""
+    """Raises Killed after `left` more commits. (Dying before one equals dying after the previous one.)"""
 
     left = 0
 
@@ -70,7 +70,7 @@ def check_complete(farm: Farm) -> None:
 
 @pytest.fixture
 def mortal(database: Database) -> Iterator[MortalDatabase]:
-    """Return one for all lives of a test: to compile its statements takes longer than a life."""
+    """Return one database for all lives of a test, because compiling statements takes longer than a life."""
     with closing(MortalDatabase(f"sqlite:///{database.name}")) as mortal:
         yield mortal
 

@@ -1,4 +1,4 @@
-"""Rows that lie in the registers of a GPU's threads."""
+"""Rows in the registers of a GPU's threads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.search import dags
 
 
 def in_registers(graph: Dag) -> list[Sketch]:
-    """Return the sketches in which a kernel has its rows in registers."""
+    """Return the sketches with a kernel that keeps its rows in registers."""
     return [one for one in generate(graph, GPU) if any(stage.in_registers for stage in one.stages)]
 
 
@@ -72,9 +72,9 @@ def test_threads_share_a_row_evenly_and_have_the_registers_for_it() -> None:
     threads, lanes = (population.chosen("divide", kind) for kind in ("threads", "lanes"))
     assert set(lanes.tolist()) == {1, 2, 4}
     assert (3072 % (threads * lanes) == 0).all()
-    # Two rows of float32 lie in registers: what is fetched, and the exponentials.
+    # Registers hold two rows of float32: the fetched row and the exponentials.
     assert (MAX_KEPT_BYTES * threads >= 2 * 3072 * 4).all()
-    # 1024 threads with four lanes each would have more than a row.
+    # 1024 threads with four lanes each would hold more than a row.
     widest = choose(sketch, {"threads": 1024, "rows": 1, "lanes": 4})
     assert not valid(gather([widest])).any()
 

@@ -176,7 +176,7 @@ def test_a_matrix_has_models_as_rows_and_ready_devices_as_columns(
     assert "no device is ready: attach one with `tunefarm worker`" in capsys.readouterr().err
 
 
-# Two classes have one name, and no worker of the last one is there.
+# Two classes share a name, and the last class has no worker.
 BOARDS = {"cafe": "a board", "beef": "another", "dead": "another"}
 
 
