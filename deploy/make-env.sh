@@ -3,7 +3,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 umask 077
-# Without clobbering: services keep the secrets that they were started with.
+# Never overwrite .env, because services keep the secrets that they were started with.
 set -C
 while IFS= read -r line; do
     case $line in
@@ -11,7 +11,7 @@ while IFS= read -r line; do
         *) printf '%s\n' "$line" ;;
     esac
 done < .env.example > .env || {
-    echo "make-env: .env is not written: delete an old one to make new secrets" >&2
+    echo "make-env: .env was not written: if it exists, delete an old one to make new secrets" >&2
     exit 1
 }
-echo ".env has new secrets; TUNEFARM_TOKEN is the one that commands need"
+echo ".env has new secrets; commands need its TUNEFARM_TOKEN"

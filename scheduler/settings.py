@@ -15,21 +15,22 @@ class SchedulerSettings(BaseSettings):
 
     broker           a folder (no server needed) or a URL such as `redis://host:6379/0`
     signing_key      a file with the private key, in PEM, that signs artifacts; none are signed without it
-    blob_store       where models and artifacts are stored, as the servers are told; the database by default
-    webhook_allow    networks that aren't public and webhooks may be in, such as "10.0.0.0/8,192.168.1.5"
+    blob_store       where models and artifacts are stored, as for the servers; the database by default
+    webhook_allow    private networks that webhooks may reach, such as "10.0.0.0/8,192.168.1.5"
     audit_days       how long lines of the audit log are kept
-    scheduler_name   names the claims on jobs, so a scheduler goes on at once after a crash; by default the
-                     first free one of HOST-1, HOST-2..., see `scheduler.identity`
-    alive_file       is touched after every step, for whatever watches the process
+    scheduler_name   names the claims on jobs, so a scheduler continues at once after a crash; by default the
+                     first free name of HOST-1, HOST-2..., see `scheduler.identity`
+    alive_file       is touched after every step, so that a watchdog can tell whether the process hangs
     metrics_port     where Prometheus finds this process's metrics, on `metrics_host`; none without it
-    plan_ahead       batches kept waiting while one is measured; 0 where the planner shares the worker's
-                     cores, because planning would disturb what is being timed; at least 1 for GPUs
+    plan_ahead       batches kept waiting while one is measured; 0 if the planner shares the worker's
+                     cores, because planning would disturb the timing; at least 1 for GPUs
     local_worker     whether a worker is started on this machine together with the scheduler
     trials_per_pick  trials that a task gets each time the allocator picks it
-    epsilon          part of the picks that go to any task, not to the one of the largest expected gain
-    claim_ttl_s      seconds after which another scheduler may take the job of one that was killed; a claim is
-                     renewed for as long as a step takes
-    max_failures     attempts at a step, in a row and without any progress, after which the job fails
+    epsilon          the probability that a pick goes to a random task, not to the one with the largest
+                     expected gain
+    claim_ttl_s      seconds after which another scheduler may take a killed scheduler's job; a claim is
+                     renewed while a step runs
+    max_failures     consecutive attempts at a step without progress, after which the job fails
     """
 
     model_config = SettingsConfigDict(

@@ -54,7 +54,7 @@ class ServerContext:
 
     @cached_property
     def signing_key(self) -> SigningKey | None:
-        """The key that signs artifacts and bundles, None where they aren't signed. Raises SettingsError."""
+        """The key that signs artifacts and bundles; None if they aren't signed. Raises SettingsError."""
         file = self.settings.signing_key
         return None if file is None else read_key(file)
 

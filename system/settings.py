@@ -17,8 +17,8 @@ S = TypeVar("S", bound=BaseSettings)
 def read_settings(kind: type[S], flags: Mapping[str, object], file: Path | None = None) -> S:
     """Read settings: flags over environment over the class's other sources.
 
-    `flags` has each setting that has a flag, None for one that wasn't given. `file` is where the class reads
-    settings too, to be named in messages. Raises SettingsError, which names every wrong setting.
+    `flags` holds the settings with flags; a flag that wasn't given is None. `file` is the class's settings
+    file, which messages name. Raises SettingsError, which names every wrong setting.
     """
     given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
     try:

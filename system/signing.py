@@ -28,7 +28,7 @@ VARIABLE = "TUNEFARM_SIGNING_KEY"
 
 @dataclass(frozen=True)
 class SigningKey:
-    """The private key that a service signs manifests of artifacts and lists of bundles with."""
+    """The private key with which a service signs the manifests of artifacts and the lists of bundles."""
 
     private: Ed25519PrivateKey
 
@@ -42,7 +42,7 @@ class SigningKey:
         return _text(self.private.sign(CONTEXT + manifest))
 
     def sign_bundle(self, listed: bytes) -> str:
-        """Return the signature of the list of a bundle's files as text."""
+        """Return the signature of a bundle's list of files as text."""
         return _text(self.private.sign(BUNDLE_CONTEXT + listed))
 
 

@@ -143,14 +143,14 @@ class ImportedModel:
             raise ValueError("an element type has no name")
         names = {spec.name for spec in self.inputs}
         if self.cache is not None and not names.issuperset({self.cache.position, *self.cache.buffers}):
-            raise ValueError("the cache has inputs that the model lacks")
+            raise ValueError("the cache refers to inputs that the model doesn't have")
         own = {task.workload_hash for task in self.tasks if not task.variant}
         for task in self.tasks:
             is_place = all(0 <= index < MAX_OPERANDS for index in task.constants)
             if not 0 < task.weight <= MAX_CALLS or not is_place:
                 raise ValueError(f"the subgraph {task.name} has invalid numbers")
             if task.layer != readable(task.layer):
-                raise ValueError(f"the layer of the subgraph {task.name} is no line of text")
+                raise ValueError(f"the layer of the subgraph {task.name} isn't one line of text")
             if task.variant and task.variant_of not in own:
                 raise ValueError(
                     f"{task.name} is a variant of {task.variant_of}, which is no subgraph of the model"

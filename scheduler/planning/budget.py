@@ -18,13 +18,13 @@ from scheduler.planning.group import Group
 class RemainingBudget:
     """The rest of a job's budget of trials.
 
-    trials    trials left of those that the job asked for
+    trials    how many of the requested trials are left
     issued    the trials issued so far, by state
     tasks     the job's tasks
     imported  trials of imported schedules, which come before all others
-    untried   the tasks without a schedule that is known to run that still have an imported schedule, or the
-              best guess of the search (where it doesn't cover them, the fallback schedule), to try
-    failed    the subgraphs of the model of which nothing that was tried runs, but for the fallback schedule
+    untried   tasks that have no schedule known to run, but one to try: an imported schedule, the best guess
+              of the search, or the fallback schedule if the search doesn't cover the task
+    failed    the model's subgraphs for which no tried schedule runs, except the fallback schedule
     """
 
     trials: int

@@ -137,7 +137,7 @@ def test_a_model_is_quantized_and_its_artifact_runs_with_own_inputs(
     assert "the service quantized the model, so compare with quantized.onnx" in other.communicate()[1]
     done(tunefarm(["verify", tuned, "--against", tuned / "quantized.onnx"], environment, tmp_path))
 
-    # A file that fits nothing fails the job, and one that is no archive isn't sent.
+    # Data with wrong shapes fails the job. A file that isn't an archive isn't even sent.
     np.savez(tmp_path / "bad.npz", input=images)
     bad = tunefarm(
         ["infer", result["job"]["id"], "--inputs", "bad.npz", "--out", "o.npz"], environment, tmp_path
