@@ -59,7 +59,7 @@ class Decoder:
         """Keep only the first `length` tokens. Raises RunError."""
         with self._lock:
             if not 0 <= length <= self.length:
-                raise RunError(f"the cache can't be rewound to {length} tokens: it has {self.length}")
+                raise RunError(f"the cache can't be rewound to {length} tokens: give 0 to {self.length}")
             self.length = length
 
     def step(self, tokens: Any, inputs: Mapping[str, Any]) -> list[Array]:

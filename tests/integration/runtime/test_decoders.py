@@ -66,7 +66,7 @@ def test_steps_are_right_from_one_bucket_into_the_next(name: str, tmp_path: Path
             np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4)
         model.rewind(15)
         np.testing.assert_allclose(model.step(tokens[-1:])[0], wanted[:, -1:], rtol=1e-3, atol=1e-4)
-        with pytest.raises(RunError, match="the cache can't be rewound to 17 tokens: it has 16"):
+        with pytest.raises(RunError, match="the cache can't be rewound to 17 tokens: give 0 to 16"):
             model.rewind(17)
         with pytest.raises(RunError, match="the cache is full with 16 tokens; the largest size holds 16"):
             model.step(0)
