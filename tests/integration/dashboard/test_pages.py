@@ -476,7 +476,7 @@ def test_a_job_is_repeated_with_changes_on_two_devices(page: Page, site: Service
     with site.database.begin() as session:
         before = {job.id for job in jobs.list_jobs(session, 50, None)}
     page.get_by_role("button", name="Tune").click()
-    expect(page.get_by_text("again, with changes")).to_have_count(0)
+    expect(page.get_by_text("again with changes")).to_have_count(0)
     with site.database.begin() as session:
         native, chosen = (job for job in jobs.list_jobs(session, 50, None) if job.id not in before)
     assert {job.request.target for job in (native, chosen)} == {"native", CALIBRATED.key}

@@ -262,7 +262,7 @@ function Progress({ job, steps }) {
         (one) => html`<label><input type="radio" name="by" checked=${by === one} onChange=${() => setBy(one)} /> ${one}</label>`,
       )}
     </fieldset>
-    <${Chart} title="Best latency" note="Estimated as the sum of the best programs of all subgraphs, from when each has been measured; straight lines are whole models, as the device measured them."
+    <${Chart} title="Best latency" note="Estimated as the sum of all subgraphs' best latencies, once each has been measured. Straight lines are measured latencies of the whole model."
       x=${x} y=${{ label: "latency", format: latency, log: true }} series=${series} />
   </section>`;
 }
