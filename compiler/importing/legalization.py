@@ -22,8 +22,8 @@ _MAX_INT32 = (1 << 31) - 1
 
 def legalize(module: tvm.IRModule) -> tvm.IRModule:
     """Return the module with a PrimFunc for each operator; no two are fused yet."""
-    begin = tirx.transform.prim_func_pass(_begin_at_infinity, opt_level=0)
-    return tvm.transform.Sequential([transform.LegalizeOps(_LEGALIZATIONS), begin])(module)
+    passes = [tirx.transform.prim_func_pass(each, opt_level=0) for each in (_begin_at_infinity, _name_blocks)]
+    return tvm.transform.Sequential([transform.LegalizeOps(_LEGALIZATIONS), *passes])(module)
 
 
 def _place_of(
@@ -126,6 +126,45 @@ def _begin_at_infinity(function: PrimFunc, _module: tvm.IRModule, _context: obje
 
     return (
         function.with_body(tvm_ffi.structural_map(function.body, (FloatImm, replace))) if limits else function
+    )
+
+
+def _name_blocks(function: PrimFunc, _module: tvm.IRModule, _context: object) -> PrimFunc:
+    """Name blocks independently of the function's parameters, whose names are the model's.
+
+        with T.sblock("place57_1_red"): ...  ->  with T.sblock("x_red"): ...
+
+    Workloads of several models have one hash, which ignores names, and the steps of a trace name blocks.
+    """
+    prefixes = [f"{parameter.name}_" for parameter in function.params]
+    names = [block.name_hint for block in find_all(function.body, SBlock)]
+    # The longest prefix: one parameter's name may begin with another's.
+    found = {name: max(filter(name.startswith, prefixes), key=len, default="") for name in names}
+    taken = {name for name, prefix in found.items() if not prefix}
+    renamed: dict[str, str] = {}
+    for name, prefix in found.items():
+        new = f"x_{name.removeprefix(prefix)}" if prefix else name
+        while prefix and new in taken:
+            new += "_"
+        taken.add(new)
+        renamed[name] = new
+
+    def rename(block: SBlock) -> SBlock:
+        return SBlock(
+            block.iter_vars,
+            block.reads,
+            block.writes,
+            renamed[block.name_hint],
+            block.body,
+            block.init,
+            block.alloc_buffers,
+            block.match_buffers,
+            block.annotations,
+        )
+
+    is_named = all(name == new for name, new in renamed.items())
+    return (
+        function if is_named else function.with_body(tvm_ffi.structural_map(function.body, (SBlock, rename)))
     )
 
 

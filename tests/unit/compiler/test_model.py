@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -51,6 +52,24 @@ def test_clips_fuse_with_depthwise_convolutions_and_stay_channels_last() -> None
         "conv2d_add 1x4x4x24 1x1x24x8 -> 1x4x4x8",
         "transpose 1x4x4x8 -> 1x8x4x4",
     ]
+
+
+REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceL2", "ReduceLogSumExp", "ArgMax", "Softmax")
+
+
+@pytest.mark.parametrize("kind", REDUCTIONS)
+def test_blocks_of_equal_subgraphs_have_equal_names(kind: str) -> None:
+    """The steps of a trace name blocks, and the hash ignores names."""
+
+    def blocks(image: str, products: int) -> list[str]:
+        b, value = Builder(), image
+        for _ in range(products):
+            value = b.op("MatMul", value, b.weight(8, 8))
+        *_, task = _tasks(b.model({image: [4, 8]}, {b.op(kind, value): None}))
+        found = re.findall(r'sblock\("(\w+)"', from_json(task.module_json).script())
+        return [task.workload_hash, *found]
+
+    assert blocks("x", 0) == blocks("image", 0) == blocks("x_red", 1) == blocks("x", 3)
 
 
 def test_equal_subgraphs_are_one_task_with_their_number_as_weight() -> None:
