@@ -15,7 +15,7 @@ from core.lease import Lease, LeaseId, check_name
 from core.measurement import Built, Measurement
 from core.worker import DesiredState, Role, Vitals, WorkerState
 
-PROTOCOL = 2
+PROTOCOL = 3
 MAX_MESSAGE_BYTES = 64 << 20
 MAX_RESULTS = 1000
 MAX_WAIT_S = 30.0

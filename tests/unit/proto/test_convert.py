@@ -313,8 +313,8 @@ def test_the_calibration_flags_survive() -> None:
 
 
 def test_another_protocol_is_named() -> None:
-    with pytest.raises(ProtocolMismatchError, match="protocol 2, the worker 1: install the same"):
-        convert.report_from_wire(wire_report(protocol=1))
+    with pytest.raises(ProtocolMismatchError, match="protocol 3, the worker 2: install the same"):
+        convert.report_from_wire(wire_report(protocol=2))
 
 
 def test_the_wait_is_cut_to_what_is_allowed() -> None:
