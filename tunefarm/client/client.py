@@ -20,7 +20,7 @@ from dataclasses import asdict
 from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import IO, Any, Self, TypeVar
 from urllib.parse import quote, urlencode
 from urllib.request import getproxies, proxy_bypass
 
@@ -74,6 +74,23 @@ SHOWN_IDS = 3
 MAX_PAUSE_S = 60.0
 
 _log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def _whole(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file for writing that replaces `path` once it is whole. A device or a pipe is written into."""
+    path = path.resolve()  # the file that a link names
+    if path.exists() and not path.is_file():
+        with path.open("wb") as file:
+            yield file
+        return
+    partial = path.with_name(f".{path.name}.part")
+    try:
+        with partial.open("wb") as file:
+            yield file
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 class ClientError(Exception):
@@ -485,7 +502,7 @@ class Client:
                 if not _is_success(answer):
                     answer.read(cache_content=True)
                     return answer
-                with into.open("wb") as file:
+                with _whole(into) as file:
                     for chunk in answer.stream(CHUNK_BYTES, decode_content=True):
                         file.write(chunk)
                 return answer

@@ -289,6 +289,15 @@ def test_a_download_starts_anew_when_it_broke(tmp_path: Path) -> None:
     assert into.read_bytes() == b"whole"
 
 
+def test_a_download_that_never_ends_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    into = tmp_path / "outputs.npz"
+    into.write_bytes(b"before")
+    script = Script(*[Reply(200, b"half", is_cut=True)] * 20)
+    with script.client() as client, pytest.raises(ClientError):
+        client.download_outputs("j1", into)
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("outputs.npz", b"before")]
+
+
 def test_a_refused_download_writes_nothing(tmp_path: Path) -> None:
     answer = json_reply({"title": "No artifact", "detail": "Job j1 is tuning."}, 409)
     with Script(answer).client() as client, pytest.raises(ProblemError, match="is tuning"):
