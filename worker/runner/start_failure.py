@@ -15,7 +15,7 @@ _TRACEBACK = "Traceback (most recent call last):"
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception)\b")
 
 _NEXT_STEPS = {
-    "SIGILL": "give up what the processor lacks with --features or TUNEFARM_WORKER_FEATURES, and report it",
+    "SIGILL": "leave out what the processor lacks with --features or TUNEFARM_WORKER_FEATURES, and report it",
     "SIGKILL": "the system may be short of memory, see its log",
     "ImportError": "install tunefarm[worker] again",
     "ModuleNotFoundError": "install tunefarm[worker] again",

@@ -36,7 +36,7 @@ no such intrinsic
         (
             -signal.SIGILL,
             "Fatal Python error: Illegal instruction",
-            "its check was ended by SIGILL (illegal instruction): give up what the processor lacks with "
+            "its check was ended by SIGILL (illegal instruction): leave out what the processor lacks with "
             "--features or TUNEFARM_WORKER_FEATURES, and report it",
         ),
         (-signal.SIGSEGV, "", "its check was ended by SIGSEGV (segmentation fault)"),
