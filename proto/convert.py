@@ -390,10 +390,9 @@ def library_to_wire(library: LibraryUpload) -> pb.Library:
 
 def library_from_wire(message: pb.Library) -> LibraryUpload:
     """Raises WireError, also if the data doesn't have the message's digest."""
-    if len(message.data) > MAX_LIBRARY_BYTES:
-        raise WireError(f"a library has at most {MAX_LIBRARY_BYTES} bytes, not {len(message.data)}")
-    if hashlib.sha256(message.data).hexdigest() != message.sha256:
-        raise WireError("the library arrived damaged: its SHA-256 differs")
+    _check_upload(
+        message, MAX_LIBRARY_BYTES, "a library has", "the library arrived damaged: its SHA-256 differs"
+    )
     lease = lease_id_from_wire(message.lease)
     return LibraryUpload(message.session_id, lease, _id(message.trial_id), message.data)
 
@@ -410,12 +409,19 @@ def outputs_to_wire(outputs: OutputsUpload) -> pb.Outputs:
 
 def outputs_from_wire(message: pb.Outputs) -> OutputsUpload:
     """Raises WireError, also if the data doesn't have the message's digest."""
-    if len(message.data) > MAX_OUTPUTS_BYTES:
-        raise WireError(f"outputs have at most {MAX_OUTPUTS_BYTES} bytes, not {len(message.data)}")
-    if hashlib.sha256(message.data).hexdigest() != message.sha256:
-        raise WireError("the outputs arrived damaged: their SHA-256 differs")
+    _check_upload(
+        message, MAX_OUTPUTS_BYTES, "outputs have", "the outputs arrived damaged: their SHA-256 differs"
+    )
     lease = lease_id_from_wire(message.lease)
     return OutputsUpload(message.session_id, lease, _id(message.module_run_id), message.data)
+
+
+def _check_upload(message: pb.Library | pb.Outputs, max_bytes: int, subject: str, damaged: str) -> None:
+    """Raise WireError if the data is too large, or doesn't have the message's digest."""
+    if len(message.data) > max_bytes:
+        raise WireError(f"{subject} at most {max_bytes} bytes, not {len(message.data)}")
+    if hashlib.sha256(message.data).hexdigest() != message.sha256:
+        raise WireError(damaged)
 
 
 def lease_id_to_wire(lease: LeaseId) -> pb.LeaseId:

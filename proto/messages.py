@@ -26,8 +26,18 @@ MAX_PROFILE_CHARS = 4096
 _PLATFORM = re.compile("[A-Za-z0-9_]{1,32}")
 
 
+class _Upload:
+    """A file that a session sends under its lease."""
+
+    data: bytes
+
+    @property
+    def sha(self) -> str:
+        return hashlib.sha256(self.data).hexdigest()
+
+
 @dataclass(frozen=True)
-class LibraryUpload:
+class LibraryUpload(_Upload):
     """A packed library that a session built for a trial of its lease."""
 
     session_id: str
@@ -35,23 +45,15 @@ class LibraryUpload:
     trial_id: int
     data: bytes
 
-    @property
-    def sha(self) -> str:
-        return hashlib.sha256(self.data).hexdigest()
-
 
 @dataclass(frozen=True)
-class OutputsUpload:
+class OutputsUpload(_Upload):
     """The outputs of a module run that a session made under its lease: an .npz file."""
 
     session_id: str
     lease: LeaseId
     module_run_id: int
     data: bytes
-
-    @property
-    def sha(self) -> str:
-        return hashlib.sha256(self.data).hexdigest()
 
 
 @dataclass(frozen=True)

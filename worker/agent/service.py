@@ -7,7 +7,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -172,25 +172,20 @@ class FleetClient:
         """Store the library of a trial. Return a sentence on why the service refuses it, or an empty one."""
         if len(library.data) > MAX_LIBRARY_BYTES:
             return f"it has {len(library.data)} bytes, and {MAX_LIBRARY_BYTES} are allowed"
-
-        async def call() -> str:
-            wire = await self._stub.PutLibrary(  # type: ignore[misc]
-                library_to_wire(library), timeout=BLOB_TIMEOUT_S, metadata=self._metadata
-            )
-            return str(wire.refused)
-
-        return await self._retry(call)
+        return await self._upload(self._stub.PutLibrary, library_to_wire(library))
 
     async def put_outputs(self, outputs: OutputsUpload) -> str:
         """Store the outputs of a module run. Return why the service refuses them; "" if it stores them."""
         if len(outputs.data) > MAX_OUTPUTS_BYTES:
             return f"they have {len(outputs.data)} bytes, and {MAX_OUTPUTS_BYTES} are allowed"
+        return await self._upload(self._stub.PutOutputs, outputs_to_wire(outputs))
+
+    async def _upload(self, put: Any, message: pb.Library | pb.Outputs) -> str:
+        """Send a file until it is answered. Return why the service refuses it; "" if it stores it."""
 
         async def call() -> str:
-            wire = await self._stub.PutOutputs(  # type: ignore[misc]
-                outputs_to_wire(outputs), timeout=BLOB_TIMEOUT_S, metadata=self._metadata
-            )
-            return str(wire.refused)
+            answer = await put(message, timeout=BLOB_TIMEOUT_S, metadata=self._metadata)
+            return str(answer.refused)
 
         return await self._retry(call)
 
