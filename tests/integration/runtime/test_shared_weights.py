@@ -34,7 +34,7 @@ from core.library_weights import (
     remove_unused,
     set_apart,
 )
-from system.signing import SigningKey, make_key, read_key
+from system.signing import SigningKey
 from tests.onnx_models import products
 from tunefarm.client.artifact import unpack
 from tunefarm.client.sizes import sizes_of
@@ -74,13 +74,6 @@ def write_size(model: bytes, folder: Path, shapes: dict[str, tuple[int, ...]], k
     unpack(archive, folder, weights=folder.parent / FOLDER)
     library.unlink()
     archive.unlink()
-
-
-@pytest.fixture(scope="module")
-def key(tmp_path_factory: pytest.TempPathFactory) -> SigningKey:
-    file = tmp_path_factory.mktemp("key") / "key.pem"
-    make_key(file)
-    return read_key(file)
 
 
 @pytest.fixture(scope="module")

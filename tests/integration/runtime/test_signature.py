@@ -21,13 +21,6 @@ from tunefarm.cli.app import app, run
 
 
 @pytest.fixture(scope="module")
-def key(tmp_path_factory: pytest.TempPathFactory) -> SigningKey:
-    file = tmp_path_factory.mktemp("key") / "key.pem"
-    make_key(file)
-    return read_key(file)
-
-
-@pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> str:
     file = tmp_path_factory.mktemp("other") / "key.pem"
     make_key(file)
