@@ -140,14 +140,17 @@ def _name_blocks(function: PrimFunc, _module: tvm.IRModule, _context: object) ->
     names = [block.name_hint for block in find_all(function.body, SBlock)]
     # The longest prefix: one parameter's name may begin with another's.
     found = {name: max(filter(name.startswith, prefixes), key=len, default="") for name in names}
-    taken = {name for name, prefix in found.items() if not prefix}
-    renamed: dict[str, str] = {}
+    if not any(found.values()):
+        return function
+    renamed = {name: name for name, prefix in found.items() if not prefix}
+    taken = set(renamed)
     for name, prefix in found.items():
-        new = f"x_{name.removeprefix(prefix)}" if prefix else name
-        while prefix and new in taken:
-            new += "_"
-        taken.add(new)
-        renamed[name] = new
+        if prefix:
+            new = f"x_{name.removeprefix(prefix)}"
+            while new in taken:
+                new += "_"
+            taken.add(new)
+            renamed[name] = new
 
     def rename(block: SBlock) -> SBlock:
         return SBlock(
@@ -162,10 +165,7 @@ def _name_blocks(function: PrimFunc, _module: tvm.IRModule, _context: object) ->
             block.annotations,
         )
 
-    is_named = all(name == new for name, new in renamed.items())
-    return (
-        function if is_named else function.with_body(tvm_ffi.structural_map(function.body, (SBlock, rename)))
-    )
+    return function.with_body(tvm_ffi.structural_map(function.body, (SBlock, rename)))
 
 
 def _largest(dtype: str) -> float:
