@@ -1,7 +1,9 @@
 """Read and write a compiled model's large weights, at the end of its library's file or in separate files.
 
-    ELF library, (zeros, weight) ..., index, WHOLE, length of the index    as the service stores it
-    ELF library, index, APART, length of the index                         sizes share separate weights
+The service stores a whole file. Sizes that share weights have separate files of weights:
+
+    whole:     ELF library, (zeros, weight) ..., index, WHOLE, length of the index
+    separate:  ELF library, index, APART, length of the index
 
 The library's `main` takes the weights after the inputs, in the order of the index. In a whole file, each
 weight begins at a multiple of ALIGNMENT bytes. Separate weights are files in a folder, named by SHA-256.

@@ -4,11 +4,12 @@ A decoder's file takes the keys and values of all earlier tokens. It returns the
 
     past_key_values.0.key [1, heads, past, size]      ->  present.0.key [1, heads, past + tokens, size]
 
-The library takes buffers with a fixed number of rows, and `past_length`, the number of earlier tokens:
+The library takes buffers with a fixed number of rows, and `past_length`, the number of earlier tokens. Four
+kinds of computations are rewritten:
 
-    Concat(past, rows)       ->  rows are written into the buffer, from row `past_length` on
+    Concat(past, rows)       ->  write the rows into the buffer, beginning at row `past_length`
     Softmax(scores)          ->  Softmax(Where(key > past_length + query, lowest, scores))
-    past, ..., past + tokens ->  past_length, ..., past_length + tokens, wherever the file computes positions
+    past, ..., past + tokens ->  past_length, ..., past_length + tokens (computed positions)
     x[past : past + tokens]  ->  Gather(x, past_length, ..., past_length + tokens)
 
 To find these computations, the file is imported with unusual lengths. `compiler.verifying.cache` compares the

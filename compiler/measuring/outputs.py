@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from compiler.importing.spec import NARROW
 
-# Tolerances by type. "quantized" are values that pass through bytes, where a rounding error may become a
-# whole quantization step.
+# Tolerances by type. "quantized" values are computed in bytes, so a small rounding error can change them
+# by a whole quantization step.
 MODEL_TOLERANCE = {"float32": 1e-3, "float64": 1e-6, "float16": 2e-2, "bfloat16": 5e-2, "quantized": 2e-2}
 QUANTIZED = ("int8", "uint8", "int16", "uint16", *NARROW)
 

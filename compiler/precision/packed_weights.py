@@ -128,7 +128,7 @@ def weight_of(call: Call) -> PackedWeight | None:
 def unpack(mod: tvm.IRModule, largest: int | None = None) -> tvm.IRModule | None:
     """Replace packed products with products of floats; return None if there are none to replace.
 
-    With `largest`, single-row products stay packed if their float weights would have more bytes than that.
+    `largest` is a number of bytes: single-row products with larger float weights stay packed.
     """
     unpacker = _Unpacker(mod, largest)
     unpacked = rewrite_functions(mod, unpacker.visit_expr)

@@ -55,7 +55,7 @@ def write_tuned(
     now: float,
 ) -> None:
     """Write the artifact of a library with the selected schedules. Other workloads have their fallback
-    schedule. A device will compare its outputs with those of the library `reference`, if given. `reasons`
+    schedule. If a library `reference` is given, a device compares the outputs of both. `reasons`
     maps workloads to the reasons why they aren't tuned.
     """
     tasks = {task.workload_hash: task for task in imported.tasks}

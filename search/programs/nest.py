@@ -115,7 +115,7 @@ class Nest:
 
     @cached_property
     def _iterations(self) -> Ints:
-        """[levels, axes, programs]: the iterations of a loop times those of all loops around it."""
+        """[levels, axes, programs]: the product of the iterations of a loop and of its outer loops."""
         levels, axes, programs = self.extents.shape
         flat = self.extents.reshape(levels * axes, programs)
         return np.cumprod(flat, axis=0).reshape(self.extents.shape)

@@ -1,4 +1,4 @@
-"""Small networks like those of users are tuned and published, and their outputs are those of ONNX."""
+"""Tune and publish small versions of common networks, and compare their outputs with ONNX."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A runner with quick candidates, of which one misbehaves as the variable `TVM_FAULTS` says.
+"""A runner with quick candidates. One of them misbehaves as the variable `TVM_FAULTS` says.
 
 The worker's child imports it by name. A folder of notes stores which candidate was chosen and how often it
 has misbehaved, for the next child and the next worker.

@@ -1,4 +1,4 @@
-"""Candidates that a child builds in parallel, some of which crash it."""
+"""Build candidates in parallel in a child. Some of them crash it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A device that can't measure is checked again with growing pauses, and users are told why."""
+"""Recheck a device that can't measure after longer and longer pauses, and report the reason to users."""
 
 from __future__ import annotations
 
