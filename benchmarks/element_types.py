@@ -1,4 +1,4 @@
-"""Tune networks in float32, in bytes and in half precision, and measure each against ONNX Runtime.
+"""Tune networks in float32, in bytes and in half precision, and compare each with other runtimes.
 
     python -m benchmarks.element_types --network resnet18 --json FILE
 
@@ -22,13 +22,14 @@ from rich.console import Console
 
 from benchmarks.arguments import command_parser, positive
 from benchmarks.device_class import NATIVE
+from benchmarks.networks.peers import ONNXRUNTIME, peers_of
 from benchmarks.networks.plan import SEEDS
 from benchmarks.networks.session import session
 from benchmarks.results import machine
 from benchmarks.results.figures import Aim, Figure, at_most, figure, number, ratio_figure
-from benchmarks.results.metrics import LARGEST_DIFFERENCE, LATENCY
+from benchmarks.results.metrics import FASTEST_PEER, LARGEST_DIFFERENCE, LATENCY
 from benchmarks.results.output import Output
-from benchmarks.timing.contestants import Arrays, OnnxFile, ProcessContestant, TvmLibrary
+from benchmarks.timing.contestants import Arrays, ProcessContestant, TvmLibrary
 from benchmarks.timing.deviation import random_inputs
 from benchmarks.timing.interleaved import Block, Timings, measure
 from examples import make_models
@@ -51,8 +52,12 @@ TYPES: Mapping[str, Callable[[onnx.ModelProto], onnx.ModelProto]] = {
     "float16": lambda model: narrowed(model, TensorProto.FLOAT16),
     "bfloat16": lambda model: narrowed(model, TensorProto.BFLOAT16),
 }
-# What dot products of bytes should gain where the processor has them.
-INT8_AIM = at_most(0.5)
+# Latency relative to float32: an aim, for processors with one of these features.
+FLOAT32_AIMS: Mapping[str, tuple[Aim, frozenset[str]]] = {
+    "int8": (at_most(0.4), frozenset({"avx512_vnni", "avx_vnni", "asimddp"})),
+    "bfloat16": (at_most(0.7), frozenset({"avx512_bf16"})),
+}
+FASTEST_PEER_AIMS = {"int8": at_most(1.0)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +75,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class Measured:
-    """A network in one type: our timings and ONNX Runtime's, which are None where it has no kernels of the
-    type. `deviation` is the largest difference from ONNX Runtime's outputs, in float32 where it has no
-    kernels, relative to the largest output."""
+    """A network in one type: our timings, and those of the peers that have kernels of the type, by name.
+
+    `deviation` is the largest difference from ONNX Runtime's outputs, relative to the largest output. Where
+    ONNX Runtime has no kernels of the type, its outputs in float32 are the reference.
+    """
 
     trials: int
     ours: Timings
-    theirs: Timings | None
+    theirs: Mapping[str, Timings]
     deviation: float
 
 
@@ -136,26 +143,27 @@ def run(plan: Plan, folder: Path, console: Console) -> dict[str, Measured]:
             name: processes.enter_context(ProcessContestant(TvmLibrary(tuning.library), threads, inputs[0]))
             for name, tuning in tunings.items()
         }
-        theirs = {}
+        theirs: dict[tuple[str, str], ProcessContestant] = {}
         for name, file in files.items():
-            try:
-                theirs[name] = processes.enter_context(ProcessContestant(OnnxFile(file), threads, inputs[0]))
-            except Exception as error:  # its own, which depend on the type
-                if name == FLOAT32:
-                    raise
-                console.print(f"{name}: ONNX Runtime can't run it: {error}", markup=False)
+            for peer in peers_of(file, NATIVE, {}):
+                try:
+                    contestant = ProcessContestant(peer.file, threads, inputs[0])
+                except Exception as error:  # its own, which depend on the type
+                    if name == FLOAT32:
+                        raise
+                    console.print(f"{name}: {peer.name} can't run it: {error}", markup=False)
+                else:
+                    theirs[name, peer.name] = processes.enter_context(contestant)
         running = {f"ours {name}": each for name, each in ours.items()}
-        running |= {f"theirs {name}": each for name, each in theirs.items()}
+        running |= {f"{peer} {name}": each for (name, peer), each in theirs.items()}
         timings = measure(running, plan.rounds, Block())
+        references = {name: theirs.get((name, ONNXRUNTIME), theirs[FLOAT32, ONNXRUNTIME]) for name in ours}
         return {
             name: Measured(
                 tunings[name].job.trials_done,
                 timings[f"ours {name}"],
-                timings.get(f"theirs {name}"),
-                max(
-                    _difference(own.outputs(each), theirs.get(name, theirs[FLOAT32]).outputs(each))
-                    for each in inputs
-                ),
+                {peer: timings[f"{peer} {name}"] for each, peer in theirs if each == name},
+                max(_difference(own.outputs(each), references[name].outputs(each)) for each in inputs),
             )
             for name, own in ours.items()
         }
@@ -171,7 +179,6 @@ def _difference(found: Arrays, wanted: Arrays) -> float:
 
 def figures_of(label: str, measured: Mapping[str, Measured]) -> list[Figure]:
     found = []
-    has_dot_products = bool(machine.flags() & {"avx512_vnni", "avx_vnni", "asimddp"})
     plain = measured[FLOAT32].ours
     for name, each in measured.items():
         latency = each.ours.latency_s
@@ -191,14 +198,24 @@ def figures_of(label: str, measured: Mapping[str, Measured]) -> list[Figure]:
         )
         if name != FLOAT32:
             ratio = each.ours.ratio_to(plain)
-            aim: Aim | None = INT8_AIM if name == "int8" and has_dot_products else None
+            aim, features = FLOAT32_AIMS.get(name, (None, frozenset()))
+            if not features & machine.flags():
+                aim = None
             note = f"tunefarm's float32: {number(plain.latency_s.value * 1e3)} ms"
             found.append(ratio_figure(LATENCY, ratio, FLOAT32, label, condition=name, aim=aim, note=note))
-        if each.theirs is not None:
-            ratio = each.ours.ratio_to(each.theirs)
-            note = f"ONNX Runtime on the same file: {number(each.theirs.latency_s.value * 1e3)} ms"
-            found.append(ratio_figure(LATENCY, ratio, "ONNX Runtime", label, condition=name, note=note))
-        reference = "" if each.theirs is not None else "outputs of ONNX Runtime in float32"
+        for peer, timings in each.theirs.items():
+            note = f"{peer} on the same file: {number(timings.latency_s.value * 1e3)} ms"
+            found.append(
+                ratio_figure(LATENCY, each.ours.ratio_to(timings), peer, label, condition=name, note=note)
+            )
+        if each.theirs:
+            fastest = min(each.theirs, key=lambda peer: each.theirs[peer].latency_s.value)
+            ratio = each.ours.ratio_to(each.theirs[fastest])
+            aim = FASTEST_PEER_AIMS.get(name)
+            found.append(
+                ratio_figure(LATENCY, ratio, FASTEST_PEER, label, condition=name, aim=aim, note=fastest)
+            )
+        reference = "" if ONNXRUNTIME in each.theirs else "outputs of ONNX Runtime in float32"
         found.append(
             figure(
                 LARGEST_DIFFERENCE,

@@ -257,12 +257,19 @@ def element_types(files: Iterable[Results]) -> str:
         for figure in results.figures:
             if figure.metric == LARGEST_DIFFERENCE:
                 label, kind = figure.subject, figure.condition
-                latencies = [
-                    found.get((label, LATENCY, peer, kind)) for peer in (None, "float32", ONNXRUNTIME)
-                ]
+                peers = (None, "float32", ONNXRUNTIME, OPENVINO)
+                latencies = [found.get((label, LATENCY, peer, kind)) for peer in peers]
                 rows[label, kind] = [label, kind, *map(_value, latencies), _value(figure)]
-    headers = ["network", "type", "latency", "of float32", "of ONNX Runtime on the same file"]
-    return table([*headers, "largest difference"], [*rows.values()] or [["not measured", *[""] * 5]])
+    headers = [
+        "network",
+        "type",
+        "latency",
+        "of float32",
+        "of ONNX Runtime",
+        "of OpenVINO",
+        "largest difference",
+    ]
+    return table(headers, [*rows.values()] or [["not measured", *[""] * 6]])
 
 
 def sizes(files: Iterable[Results]) -> str:

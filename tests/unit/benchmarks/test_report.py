@@ -259,12 +259,13 @@ def test_a_network_has_a_row_for_each_type_and_the_last_run_counts() -> None:
             figure(LATENCY, latency_ms, "ms", subject="resnet18", condition="int8"),
             ratio(0.5, "float32", "int8"),
             ratio(0.9, "ONNX Runtime", "int8"),
+            ratio(1.1, "OpenVINO", "int8"),
             figure(LARGEST_DIFFERENCE, 0.02, "", subject="resnet18", condition="int8"),
             date=date,
         )
 
     found = rows(summary.element_types([run(5.0, "2025-01-03"), run(7.0, "2025-01-02")]))
-    assert found == [["resnet18", "int8", "5 ms", "0.5", "0.9", "0.02"]]
+    assert found == [["resnet18", "int8", "5 ms", "0.5", "0.9", "1.1", "0.02"]]
     assert rows(summary.element_types([]))[0][0] == "not measured"
 
 
