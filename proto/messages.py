@@ -71,7 +71,7 @@ class Result:
 
     def __post_init__(self) -> None:
         if (self.trial_id is None) == (self.module_run_id is None):
-            raise ValueError("a result is of a trial or of a module run")
+            raise ValueError("a result belongs to a trial or to a module run")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from records.storage.database import NotFound
 from records.storage.statements import changed
 from records.storage.tables import AuditRow, TokenRow
 
-# `last_used_at` is only this exact, so that a token in use isn't written with every call.
+# `last_used_at` may be this many seconds old, so that calls don't update a token's row every time.
 LAST_USED_PRECISION_S = 600.0
 
 
@@ -58,7 +58,8 @@ class AuditEntry:
 
 @dataclass(frozen=True)
 class AuditLine:
-    """An action that was seen `times` times, the last time at `at`. Ids grow."""
+    """A line of the log: an action that happened `times` times, the last time at `at`. Later lines have
+    larger ids."""
 
     id: int
     at: float
@@ -103,7 +104,7 @@ def tokens(session: Session) -> list[Token]:
 
 
 def ending_tokens(session: Session, now: float) -> list[Token]:
-    """Return the valid tokens that expire within WARNED_BEFORE_S, the next to expire first."""
+    """Return the valid tokens that expire within WARNED_BEFORE_S, in the order in which they expire."""
     query = select(TokenRow).where(*_ends_soon(now)).order_by(TokenRow.expires_at)
     return [_token(row) for row in session.scalars(query)]
 
@@ -129,7 +130,7 @@ def revoke_token(session: Session, token_id: str, now: float) -> Token:
 
 
 def append_audit(session: Session, acts: Mapping[AuditEntry, int], at: float) -> None:
-    """Store one line for each action, with the number of times that it was seen."""
+    """Store one line for each action, with the number of times that it happened."""
     for act, times in acts.items():
         session.execute(insert(AuditRow).values(**vars(act), at=at, times=times))
 

@@ -1,4 +1,4 @@
-"""The clock as schedulers have seen it, and the repair of times in the future after it was set back."""
+"""Readings of a scheduler's clock, and the repair of times in the future after the clock was set back."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ MAX_SKEW_S = 60.0
 
 @dataclass(frozen=True)
 class ClockReading:
-    """The clock as a host saw it last.
+    """A host's last reading of its clock.
 
-    `ahead_s` is the epoch seconds less the host's timer, which begins at its boot and can't be set.
-    `jumped_at` is the timer when the clock was last set by more than a day, None if it never was.
+    `ahead_s` is epoch seconds minus the host's timer, which begins at its boot and can't be set. `jumped_at`
+    is the timer when the clock was last set by more than a day, None if it never was.
     """
 
     ahead_s: float
@@ -29,13 +29,13 @@ class ClockReading:
 
 
 def read(session: Session, boot_id: str) -> ClockReading | None:
-    """Return what was stored since a host's boot, None for nothing."""
+    """Return the reading that was stored since a host's boot; None if there is none."""
     row = session.get(ClockRow, boot_id)
     return None if row is None else ClockReading(row.ahead_s, row.jumped_at)
 
 
 def write(session: Session, boot_id: str, reading: ClockReading) -> None:
-    """Store a reading in place of the last one since a host's boot."""
+    """Store a host's reading, which replaces the previous one."""
     values = {"ahead_s": reading.ahead_s, "jumped_at": reading.jumped_at}
     if not insert_missing(session, ClockRow, {"boot_id": boot_id, **values}, key=["boot_id"]):
         session.execute(update(ClockRow).where(ClockRow.boot_id == boot_id).values(values))

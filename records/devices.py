@@ -20,9 +20,9 @@ class DeviceClassNotFound(NotFound):
 
 
 def put_class(session: Session, device: Device, calibrated: bool = False) -> None:
-    """Store a device class unless it is already there, and its profile unless it has one.
+    """Store a device class if it is new, and its profile if it has none.
 
-    The profile of a device that was `calibrated` just now replaces the stored one.
+    If the device was `calibrated` just now, its profile replaces the stored one.
     """
     row = {
         "key": device.key,

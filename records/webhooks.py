@@ -31,7 +31,7 @@ class WebhookNotFound(NotFound):
 
 
 class TooManyWebhooks(Exception):
-    """There are as many webhooks as a service may have."""
+    """The service has the largest allowed number of webhooks."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Delivery:
 
     @property
     def message_id(self) -> str:
-        """The same for all attempts, so that receivers drop repeated messages."""
+        """An id that is the same for all attempts, so that receivers can drop repeated messages."""
         return f"{self.webhook.id}-{self.id}"
 
 
@@ -83,7 +83,7 @@ def webhooks(session: Session) -> list[Webhook]:
 
 def drop(session: Session, webhook_id: str) -> None:
     """Delete a webhook with its deliveries. Raises WebhookNotFound."""
-    # Whoever is storing a message for it is waited for; others find it gone.
+    # The lock waits for transactions that store a message for it. Later ones don't find it.
     session.execute(select(WebhookRow.id).where(WebhookRow.id == webhook_id).with_for_update())
     session.execute(delete(DeliveryRow).where(DeliveryRow.webhook_id == webhook_id))
     if not changed(session, delete(WebhookRow).where(WebhookRow.id == webhook_id)):
@@ -91,8 +91,8 @@ def drop(session: Session, webhook_id: str) -> None:
 
 
 def emit(session: Session, event: WebhookEvent, data: Mapping[str, Any], now: float) -> None:
-    """Store a message for each webhook that wants this event. Long texts are cut off."""
-    # Nobody deletes one of them meanwhile.
+    """Store a message for each webhook that subscribes to this event. Long texts are cut off."""
+    # The lock keeps them from being deleted meanwhile.
     kept = select(WebhookRow).order_by(WebhookRow.id).with_for_update(read=True, key_share=True)
     wanted = [webhook for webhook in map(_webhook, session.scalars(kept)) if event in webhook.events]
     if not wanted:
@@ -114,7 +114,7 @@ def due(session: Session, now: float, limit: int) -> list[int]:
 
 
 def begin_attempt(session: Session, delivery_id: int, now: float) -> Delivery | None:
-    """Claim a delivery for an attempt, which is counted; None if it isn't due."""
+    """Claim a delivery for an attempt, and count the attempt. Return None if it isn't due."""
     is_due = (DeliveryRow.id == delivery_id, DeliveryRow.state == "pending", DeliveryRow.due_at <= now)
     claimed = update(DeliveryRow).where(*is_due)
     claimed = claimed.values(attempts=DeliveryRow.attempts + 1, due_at=now + ATTEMPT_S)
@@ -125,7 +125,8 @@ def begin_attempt(session: Session, delivery_id: int, now: float) -> Delivery | 
 
 
 def end_attempt(session: Session, delivery: Delivery, status: int | None, error: str, now: float) -> None:
-    """Store how an attempt ended. After an `error`, the next one is due later, unless it was the last."""
+    """Store how an attempt ended. After an `error`, the next attempt is due later, unless this was the
+    last."""
     state: DeliveryState = "pending"
     if not error or delivery.attempts >= MAX_ATTEMPTS:
         state = "failed" if error else "delivered"
@@ -143,7 +144,7 @@ def deliveries(session: Session, webhook_id: str, limit: int) -> list[Delivery]:
 
 
 def prune(session: Session, before: float, limit: int) -> int:
-    """Delete up to `limit` deliveries that were ended and stored before a time; return their number."""
+    """Delete up to `limit` finished deliveries that were stored before a time. Return their number."""
     ended = (DeliveryRow.state != "pending", DeliveryRow.created_at < before)
     some = select(DeliveryRow.id).where(*ended).order_by(DeliveryRow.id).limit(limit)
     return changed(session, delete(DeliveryRow).where(DeliveryRow.id.in_(some)))

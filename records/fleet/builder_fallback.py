@@ -1,4 +1,4 @@
-"""The fallback of jobs whose builders build nothing: their devices build for themselves."""
+"""The builder fallback: if builders build nothing for a job, its devices build for themselves."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ KIND = "builders_let_down"
 class WaitingJob:
     """A job whose devices wait for builders, with counts that change whenever it makes progress.
 
-    `done` counts its trials that are done, `built` its trials that are built and not done. While some of its
-    trials wait for a builder, `worked` counts what its builders have built for any job, because its turn may
-    still come. Once builders hold all of its trials, `worked` is 0: work for other jobs is no progress.
+    `done` counts its finished trials, `built` its trials that are built but not finished. While some of its
+    trials wait for a builder, `worked` counts the trials that its builders have built for any job, because
+    its turn may still come. Once builders hold all of its trials, `worked` is 0, because work for other jobs
+    is no progress.
     """
 
     job_id: str
@@ -53,7 +54,8 @@ def waiting_jobs(session: Session, now: float) -> list[WaitingJob]:
 
 
 def build_on_devices(session: Session, job_id: str, waited_s: float, now: float) -> None:
-    """Let a job's devices build from now on, if its `build` is AUTO, and say so in its events and message."""
+    """If a job's `build` is AUTO, let its devices build from now on. Record that in the job's events and
+    message."""
     undecided = (JobRow.id == job_id, JobRow.build == Build.AUTO, JobRow.state.in_(UNFINISHED))
     if changed(session, update(JobRow).where(*undecided).values(build=Build.DEVICE)):
         message = f"builders built nothing for {waited_s:.0f} s: this job's devices build for themselves"
@@ -62,12 +64,12 @@ def build_on_devices(session: Session, job_id: str, waited_s: float, now: float)
 
 
 def holding_builders(session: Session) -> list[tuple[str, str]]:
-    """Return the workers, each with its session, that hold leases to build for jobs whose devices build."""
+    """Return (worker, session) for each lease to build for a job whose devices now build for themselves."""
     return [(row.worker_id, row.session_id) for row in session.execute(_select_holding_builders())]
 
 
 def end_builder_lease(session: Session, worker_id: str, session_id: str, now: float) -> list[str]:
-    """Close the lease that a session holds to build for a job whose devices build; return the job's id.
+    """Close a session's lease to build for a job whose devices now build for themselves. Return the job's id.
 
     Call it once in a transaction: a job is locked after the worker and its lease, so another worker can't be
     locked afterwards.

@@ -45,7 +45,8 @@ class Builder:
 
 
 def enrol(session: Session, worker_id: str, builder: Builder | None) -> None:
-    """Store what a worker builds for; None removes it. The caller holds the worker's row lock."""
+    """Store the platforms that a worker builds for; None deletes them. The caller holds the worker's row
+    lock."""
     session.execute(delete(BuilderRow).where(BuilderRow.worker_id == worker_id))
     if builder is None or not builder.builds_for:
         return
@@ -72,7 +73,7 @@ def builders_by_worker(session: Session) -> dict[str, Builder]:
 
 
 def is_built_elsewhere() -> ColumnElement[bool]:
-    """A condition on JobRow and its DeviceClassRow: devices lease only what builders have built."""
+    """A condition on JobRow and its DeviceClassRow: devices lease only trials that builders have built."""
     return or_(JobRow.build == Build.BUILDER, has_suitable_builder())
 
 
@@ -145,8 +146,8 @@ def leased_platform(
 
 
 def put_library(session: Session, lease_id: str, trial_id: int, sha: str, data: bytes) -> bool:
-    """Store a trial's library until the trial is done; False when the lease doesn't hold the trial."""
-    # Locked so that the lease can't lapse meanwhile; leases are locked before their trials everywhere.
+    """Store a trial's library until the trial is done. Return False if the lease doesn't hold the trial."""
+    # The lock keeps the lease from lapsing meanwhile. Leases are always locked before their trials.
     session.execute(select(LeaseRow.id).where(LeaseRow.id == lease_id).with_for_update())
     held = (TrialRow.id == trial_id, TrialRow.lease_id == lease_id, TrialRow.state == "leased")
     if changed(session, update(TrialRow).where(*held).values(library_sha=sha)) == 0:
@@ -158,11 +159,11 @@ def put_library(session: Session, lease_id: str, trial_id: int, sha: str, data: 
 
 
 def library(session: Session, sha: str) -> bytes | None:
-    """Return the library with this SHA-256; None when no unfinished trial has one."""
+    """Return the library with this SHA-256; None if no unfinished trial has it."""
     return session.scalars(select(LibraryRow.data).where(LibraryRow.sha == sha).limit(1)).first()
 
 
 def drop_libraries(session: Session, trial_ids: Collection[int]) -> None:
-    """Delete the libraries of trials that are done: no device will load them again."""
+    """Delete the libraries of finished trials, which no device will load again."""
     if trial_ids:
         session.execute(delete(LibraryRow).where(LibraryRow.trial_id.in_(trial_ids)))

@@ -1,9 +1,10 @@
-"""The queue in which jobs share devices: which job's trials a worker leases next, and how many of them.
+"""The fair queue of jobs that share devices: it decides which job's trials a worker leases next, and how
+many.
 
 Jobs of higher priority go first. Jobs of equal priority share by weight, as in start-time fair queueing. A
 lease of n trials lasts n / weight of the job's virtual time, from its start tag to its finish tag. The job
 with the smallest next start tag goes first. A job that is new or was idle starts at the virtual time of its
-priority, which is the largest start tag served. So it neither waits behind the others nor has a credit.
+priority, which is the largest start tag served. So being idle gives it neither a delay nor a credit.
 """
 
 from __future__ import annotations
@@ -33,10 +34,9 @@ from records.storage.tables import (
     WorkerRow,
 )
 
-# A device gets the trials of about this much time at once: other devices of its class wait as long for its
-# results.
+# The seconds of work in one lease. Other devices of the class wait this long for its results.
 LEASE_S = 20.0
-# The trials that a device gets at once before its speed is known.
+# The trials in one lease while the device's speed is unknown.
 FIRST_LEASE = 8
 
 
@@ -89,7 +89,7 @@ class QueueEntry:
 
 @dataclass(frozen=True)
 class Waiting:
-    """The device classes whose devices have work waiting, and whether candidates wait to be built."""
+    """The device classes that have work waiting, and whether candidates wait for a builder."""
 
     device_classes: set[str]
     has_unbuilt: bool
@@ -103,12 +103,13 @@ class Quota:
     fraction: float
 
     def trials(self, unfinished: int) -> int:
-        # The tolerance makes a tenth of 20 two, also where the tenth was computed as a little more.
+        # The tolerance absorbs rounding errors: a tenth of 20 is 2, even if the tenth was computed as a
+        # little more.
         return min(self.max_trials, math.ceil(unfinished * self.fraction - 1e-9))
 
 
 def order(shares: Sequence[JobShare]) -> list[QueueEntry]:
-    """Return the jobs that wait, the next one first."""
+    """Return the jobs that wait, in the order in which they are served."""
     virtual_time: defaultdict[int, float] = defaultdict(float)
     for share in shares:
         virtual_time[share.priority] = max(virtual_time[share.priority], share.start_tag)
@@ -131,7 +132,7 @@ def order(shares: Sequence[JobShare]) -> list[QueueEntry]:
 
 
 def entries(session: Session, device_class: str, now: float) -> list[QueueEntry]:
-    """Return the jobs that wait for devices of this class, the next one first."""
+    """Return the jobs that wait for devices of this class, in the order in which they are served."""
     values = {"device_class": device_class, "seen_after": now - LOST_AFTER_S}
     return order([JobShare(*row) for row in session.execute(_select_shares(), values)])
 
@@ -146,13 +147,13 @@ def entries_to_build(session: Session, worker_id: str) -> list[QueueEntry]:
 
 
 def waiting(session: Session, now: float) -> Waiting:
-    """Return the work of all jobs that waits for devices or builders."""
+    """Return which device classes have work waiting, and whether builders have."""
     rows = session.execute(_select_waiting(), {"seen_after": now - LOST_AFTER_S}).all()
     return Waiting({row.device_class for row in rows if row.waits}, any(row.unbuilt for row in rows))
 
 
 def charge(session: Session, entry: QueueEntry, trials: int) -> None:
-    """Charge a job for leased trials. The sum is exact even when several servers charge at once."""
+    """Charge a job for leased trials. Concurrent charges by several servers add up correctly."""
     length = trials / entry.weight
     values = {
         "job_id": entry.job_id,
@@ -183,7 +184,7 @@ def quota(session: Session, worker_id: str, device_class: str | None, now: float
     return Quota(max_trials, (own_speed or average) / class_speed)
 
 
-# Building these statements takes longer than running them, so each is built once.
+# Building these statements takes longer than executing them, so each is built once.
 
 
 @cache
@@ -261,7 +262,7 @@ def _select_speeds(builders: bool) -> Select[*tuple[Any, ...]]:
 
 
 def _has_waiting_work(built_only: ColumnElement[bool]) -> ColumnElement[bool]:
-    """A condition on JobRow: the job has work for devices that none has leased."""
+    """A condition on JobRow: the job has work that no device has leased."""
     built = _has_pending_trial(TrialRow.library_sha.is_not(None))
     return or_(_has_pending_run(), case((built_only, built), else_=_has_pending_trial()))
 
@@ -269,7 +270,7 @@ def _has_waiting_work(built_only: ColumnElement[bool]) -> ColumnElement[bool]:
 def _has_pending_trial(*where: ColumnElement[bool]) -> ColumnElement[bool]:
     """A condition on JobRow: one of the job's trials that fulfil `where` is pending."""
     trials = select(TrialRow.id).where(TrialRow.job_id == JobRow.id, *where).correlate(JobRow)
-    # Not EXISTS: for that, PostgreSQL may read all trials that are done before it finds a pending one.
+    # With EXISTS, PostgreSQL may read all finished trials before it finds a pending one.
     return oldest_pending(trials).limit(1).scalar_subquery().is_not(None)
 
 

@@ -1,6 +1,6 @@
-"""Leases: the work that a worker's session holds. A lease ends by its last result (`report`), when its worker
-returns it (`give_back`) or is evicted (`evict`), or when its time is up (`expire`). A new session of the
-worker lets it expire at once."""
+"""Leases: the work that a worker's session holds. A lease ends with its last result (`report`), when its
+worker returns it (`give_back`) or is evicted (`evict`), or when its time is up (`expire`). When a worker
+starts a new session, the leases of its old session expire at once."""
 
 from __future__ import annotations
 
@@ -42,10 +42,9 @@ Work = TypeVar("Work", TrialRow, ModuleRunRow)
 # A trial's columns, the constants of its task, the best latency of its workload, and the model's bytes.
 CandidateRow: TypeAlias = "Row[*tuple[Any, ...]]"
 
-# The scheduler plans the next round when a multiple of this many results of a lease is in: it need not be
-# closed.
+# The scheduler may plan the next round each time that a lease has returned this many further results.
 _RESULTS_PER_WAKE = 32
-# Work that took so many devices down is given up.
+# Work is given up after this many devices were lost while they held it.
 MAX_ATTEMPTS = 2
 # Lapsed leases that are closed in one transaction.
 _CLOSE_BATCH = 50
@@ -55,9 +54,8 @@ WITHOUT_ONNX_RUNTIME = "its worker has no onnxruntime: install tunefarm[worker,v
 WITHOUT_INFERENCE = "its worker is older than the service: update it with `tunefarm workers update`"
 # The kind of the event of a lost device.
 DEVICE_LOST = "device_lost"
-_LOST = Measurement(Outcome.DEVICE_LOST, error="every device that held it was lost before it reported")
-# Building a statement takes longer than running it. So statements of frequent calls are built once, here and
-# below.
+_LOST = Measurement(Outcome.DEVICE_LOST, error="every device that held it was lost before it sent a result")
+# Building a statement takes longer than executing it, so statements of frequent calls are built once.
 _INSERT_LEASE = insert(table_of(LeaseRow))
 
 
@@ -65,12 +63,13 @@ _INSERT_LEASE = insert(table_of(LeaseRow))
 class StoredLease:
     """The work of one job that a worker's session has leased until `expires_at`.
 
-    It has trials to measure (with `build`, only to build), or module runs to time in turns.
+    It has trials to measure (with `build`, only to build), or module runs to time in turns. Those in `trials`
+    and `module_runs` have no result yet.
 
-    `trials` and `module_runs` are not reported yet. `attempt` is 1 unless a device that held the work was
-    lost. `constants` has the indices of each workload's arguments that are weights of the model. `best_s` has
-    each workload's best latency on this device class. `trace_parent` is the job's. `model_bytes` is the size
-    of the job's model file, which is nearly all weights; 0 with module runs.
+    `attempt` is 1 plus the number of devices that were lost while they held the work. `constants` has the
+    indices of each workload's arguments that are weights of the model. `best_s` has each workload's best
+    latency on this device class. `trace_parent` is the job's. `model_bytes` is the size of the job's model
+    file, which consists mostly of weights; 0 with module runs.
     """
 
     id: str
@@ -99,10 +98,10 @@ class HeldLease:
 
 @dataclass(frozen=True)
 class Reported:
-    """The effect of a report: the number of results that were new, and whether they closed the lease.
+    """The effect of a report: the number of new results, and whether they closed the lease.
 
-    `job_id` is None if the lease is stale. `worth_planning`: the lease goes on, and enough of its results are
-    in for the scheduler to plan the next round.
+    `job_id` is None if the lease is stale. `worth_planning`: the lease is still open, but enough results have
+    arrived for the scheduler to plan the next round.
     """
 
     accepted: int
@@ -118,8 +117,8 @@ def acquire_lease(
     oldest pending trials.
 
     A builder, which has no device class, gets trials of any class that it builds for. A trial or a module run
-    that a lost device held is leased alone: if this device is lost too, it is the cause. Timings in ONNX
-    Runtime fail on a worker without it, and inferences on an older one.
+    that a lost device held is leased alone. If this device is lost too, the trial or run is the cause.
+    Timings in ONNX Runtime fail on a worker without it, and inferences on an older one.
     """
     if limit <= 0:
         return None
@@ -152,14 +151,14 @@ def acquire_lease(
         taken = _update_leased(dialect_of(session), TrialRow if candidates else ModuleRunRow)
         session.execute(taken, {"ids": [work.id for work in candidates or runs], "lease": lease_id})
         if not lease["build"]:
-            # The last statement: from here on, no other transaction can charge the job until this one ends.
+            # This is the last statement, because no other transaction can charge the job until this one ends.
             fair_queue.charge(session, entry, len(runs) + len(candidates))
         return _stored_lease(LeaseRow(**lease), candidates, runs, entry.trace_parent)
     return None
 
 
 def current(session: Session, worker_id: str, session_id: str, now: float) -> StoredLease | None:
-    """Return the lease that this session holds now, with the work that it has not reported yet."""
+    """Return the lease that this session holds, with the work that has no result yet."""
     held = select(LeaseRow).where(LeaseRow.worker_id == worker_id, LeaseRow.session_id == session_id)
     live = held.where(LeaseRow.closed_at.is_(None), LeaseRow.expires_at > now)
     lease = session.scalars(live.order_by(LeaseRow.taken_at.desc(), LeaseRow.id).limit(1)).first()
@@ -174,7 +173,8 @@ def current(session: Session, worker_id: str, session_id: str, now: float) -> St
 
 
 def renew(session: Session, lease_id: str, session_id: str, now: float, ttl_s: float) -> bool:
-    """Extend a lease to `now + ttl_s`; False when it is closed, expired or another session's."""
+    """Extend a lease to `now + ttl_s`. Return False if it is closed, has expired or belongs to another
+    session."""
     live = update(LeaseRow).where(*_is_live(lease_id, session_id, now))
     return changed(session, live.values(expires_at=now + ttl_s)) == 1
 
@@ -182,11 +182,11 @@ def renew(session: Session, lease_id: str, session_id: str, now: float, ttl_s: f
 def report(
     session: Session, lease_id: str, session_id: str, reported: Sequence[LeaseResult], now: float
 ) -> Reported:
-    """Store results, each once; results that are repeated, or whose lease is stale, change nothing.
+    """Store each result once. Repeated results, and results of a stale lease, change nothing.
 
-    A lease is stale when it is closed, expired or another session's. A measurement becomes a record too, and
-    appends a "progress" event; a trial that was built waits for a device. The last result closes the lease.
-    The caller holds the worker's row lock.
+    A lease is stale if it is closed, has expired or belongs to another session. A measurement also becomes a
+    record, and appends a "progress" event. A trial that was built waits for a device. The last result closes
+    the lease. The caller holds the worker's row lock.
     """
     lease = session.scalar(_select_live_lease(), {"lease": lease_id, "its_session": session_id, "now": now})
     if lease is None:
@@ -206,7 +206,7 @@ def report(
     is_last = len(accepted) == len(held)
     measured = list(accepted.trials)
     results.add_earlier_s(session, accepted, [one for one in measured if held[one, None].repeat])
-    # Locks the job: workers, leases, jobs and trials are locked in this order everywhere.
+    # This locks the job. Workers, leases, jobs and trials are always locked in this order.
     issued, done = jobs.count(session, lease.job_id, done=len(measured))
     results.store(session, accepted, now)
     schedules.put_trials(session, measured, now)
@@ -221,15 +221,15 @@ def report(
 def expire(
     session: Session, now: float, max_attempts: int | None = MAX_ATTEMPTS, limit: int = _CLOSE_BATCH
 ) -> list[str]:
-    """Close up to `limit` leases whose time is up, because their devices are lost; return their jobs' ids.
+    """Close up to `limit` leases whose time is up. Their devices count as lost. Return the ids of their jobs.
 
-    Work without a result is pending again, or done as DEVICE_LOST if it has lost `max_attempts` devices. With
-    None, no device counts as lost: the clock was set. Leases taken in the future are closed too. They would
-    last until the clock reaches their time.
+    Work without a result becomes pending again, or ends as DEVICE_LOST if `max_attempts` devices were lost
+    while they held it. With `max_attempts` None, no device counts as lost, because the clock was set. Leases
+    taken in the future are closed too. They would last until the clock reaches their time.
     """
     is_over = or_(LeaseRow.expires_at <= now, LeaseRow.taken_at > now + MAX_SKEW_S)
     overdue = select(LeaseRow).where(LeaseRow.closed_at.is_(None), is_over)
-    # Ordered by job, so that two schedulers that do this at the same time never wait for each other.
+    # Ordered by job, so that two schedulers that do this at the same time can't deadlock.
     ordered = overdue.order_by(LeaseRow.job_id, LeaseRow.id).limit(limit)
     leases = session.scalars(ordered.with_for_update(skip_locked=True)).all()
     for lease in leases:
@@ -238,8 +238,7 @@ def expire(
 
 
 def give_back(session: Session, worker_id: str, session_id: str, now: float) -> list[str]:
-    """Close the leases that this session holds, because it can't or may not continue. Return the ids of their
-    jobs.
+    """Close this session's leases, because it can't or may not continue. Return the ids of their jobs.
 
     Work without a result is pending again, and no device counts as lost. The caller holds the worker's row
     lock.
@@ -254,7 +253,7 @@ def give_back(session: Session, worker_id: str, session_id: str, now: float) -> 
 
 
 def evict(session: Session, worker_id: str, now: float) -> None:
-    """Evict a worker: close its leases, and let no session use its name until it is resumed.
+    """Evict a worker: close its leases, and reject sessions under its name until it is resumed.
 
     Raises WorkerNotFound.
     """
@@ -264,15 +263,15 @@ def evict(session: Session, worker_id: str, now: float) -> None:
 
 
 def held(session: Session, now: float) -> list[HeldLease]:
-    """Return the leases that are open and whose time is not up, the oldest first."""
+    """Return the open leases whose time is not up, the oldest first."""
     live = (LeaseRow.closed_at.is_(None), LeaseRow.expires_at > now)
     leases = select(LeaseRow.id, LeaseRow.worker_id, LeaseRow.taken_at).where(*live)
     return [HeldLease(*row) for row in session.execute(leases.order_by(LeaseRow.taken_at, LeaseRow.id))]
 
 
 def trials_per_minute(session: Session, now: float) -> dict[str, float]:
-    """Return the pace of each worker that had a lease in the last five minutes, averaged since its first
-    one."""
+    """Return the trials per minute of each worker that had a lease in the last five minutes, averaged since
+    its first lease in that time."""
     recent = or_(LeaseRow.closed_at.is_(None), LeaseRow.closed_at > now - PACE_WINDOW_S)
     sums = select(LeaseRow.worker_id, func.sum(LeaseRow.measured), func.min(LeaseRow.taken_at))
     rows = session.execute(sums.where(recent).group_by(LeaseRow.worker_id))
@@ -283,7 +282,7 @@ def trials_per_minute(session: Session, now: float) -> dict[str, float]:
 
 
 def noise_of(session: Session, worker_id: str) -> float | None:
-    """Return the noise of a worker's measurements: the median over the trials of its last finished lease.
+    """Return the noise of a worker's measurements: the median over the trials of its last finished lease;
 
     None without such trials.
     """
@@ -299,7 +298,7 @@ def noise_of(session: Session, worker_id: str) -> float | None:
 def _pending_runs(session: Session, job_id: str, worker: WorkerSession, now: float) -> Sequence[ModuleRunRow]:
     """Return the job's pending module runs, oldest first, or only one that a lost device held."""
     pending = select(ModuleRunRow).where(ModuleRunRow.job_id == job_id, ModuleRunRow.state == "pending")
-    # A transaction that finds them locked waits, and then gets none: they are to be timed together.
+    # Runs are timed together. So a transaction that finds them locked waits, and then gets none.
     runs = session.scalars(pending.order_by(ModuleRunRow.id).with_for_update()).all()
     onnxruntime = worker.vitals.onnxruntime_version if worker.vitals is not None else ""
     for run in runs:
@@ -317,8 +316,8 @@ def _pending_runs(session: Session, job_id: str, worker: WorkerSession, now: flo
 
 
 def _pending_candidates(session: Session, entry: QueueEntry, limit: int) -> Sequence[CandidateRow]:
-    """Return the job's oldest pending trials that no other transaction is taking, or only the first if a lost
-    device held it."""
+    """Return the job's oldest pending trials that no other transaction has locked, or only the first if a
+    lost device held it."""
     values = {"job_id": entry.job_id, "limit": limit}
     candidates = session.execute(_select_pending_candidates(entry.takes), values).all()
     if candidates and candidates[0].attempts:
@@ -394,8 +393,8 @@ def _progress(issued: int, done: int) -> dict[str, int]:
 
 
 def _close_unfinished(session: Session, lease: LeaseRow, now: float, max_attempts: int | None) -> None:
-    """Close a lease whose device was lost. With `max_attempts` None it gave the lease back, or the clock was
-    set."""
+    """Close a lease whose device was lost. With `max_attempts` None, no device was lost: the worker returned
+    the lease, or the clock was set."""
     session.execute(update(LeaseRow).where(LeaseRow.id == lease.id).values(closed_at=now))
     state = lock_job(session, lease.job_id)
     given_up: Sequence[int] = ()
@@ -415,7 +414,7 @@ def _close_unfinished(session: Session, lease: LeaseRow, now: float, max_attempt
 
 
 def _note_lost_device(session: Session, lease: LeaseRow, now: float) -> None:
-    """Append an event, and set the job's message, unless everything in the lease was reported."""
+    """If the lease has work without a result, append an event and set the job's message."""
     counts = [
         select(func.count()).where(table.lease_id == lease.id, table.state == "leased")
         for table in (TrialRow, ModuleRunRow)
@@ -433,7 +432,7 @@ def _note_lost_device(session: Session, lease: LeaseRow, now: float) -> None:
 def _count_attempt(
     session: Session, table: type[Work], lease_id: str, now: float, max_attempts: int
 ) -> Sequence[int]:
-    """Count one more attempt of everything that the lease holds. Return the ids of work that is given up."""
+    """Count one more attempt of the work that the lease holds. Return the ids of work that is given up."""
     unreported = (table.lease_id == lease_id, table.state == "leased")
     session.execute(update(table).where(*unreported).values(attempts=table.attempts + 1))
     given_up = session.scalars(select(table.id).where(*unreported, table.attempts >= max_attempts)).all()

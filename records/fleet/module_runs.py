@@ -22,8 +22,8 @@ from records.storage.tables import LeaseRow, ModuleRunRow, WorkerRow
 class StoredModuleRun:
     """An end-to-end timing of a job's compiled model, the blob `artifact_sha`, or of the user's own model.
 
-    `lease_id` is the lease that holds it or that it was done in. `attempts` counts the devices that were lost
-    while they held it. `onnxruntime` is the version of ONNX Runtime that the user's model is timed in.
+    `lease_id` is the lease that holds or held it. `attempts` counts the devices that were lost while they
+    held it. `onnxruntime` is the version of ONNX Runtime that times the user's model.
     """
 
     id: int
@@ -64,7 +64,7 @@ def of_job(session: Session, job_id: str) -> list[StoredModuleRun]:
 
 
 def time_again(session: Session, run_ids: Sequence[int]) -> None:
-    """Let module runs that are done be timed once more, together."""
+    """Make finished module runs pending again, to be timed together."""
     done = update(ModuleRunRow).where(ModuleRunRow.id.in_(run_ids), ModuleRunRow.state == "done")
     session.execute(done.values(state="pending", lease_id=None, outcome=None, run_s=None, error=""))
 
@@ -89,7 +89,7 @@ def leased_job(
 
 
 def worker_of(session: Session, run: StoredModuleRun) -> str:
-    """Return the worker that timed a module run, "" where its lease is gone."""
+    """Return the worker that timed a module run; "" if its lease was deleted."""
     return session.scalar(select(LeaseRow.worker_id).where(LeaseRow.id == run.lease_id)) or ""
 
 

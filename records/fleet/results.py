@@ -1,4 +1,4 @@
-"""Results of leased work: which results count, and how they change trials, workers and leases."""
+"""Results of leased work: choose the results that count, and update trials, workers and leases."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from records.storage.tables import JobRow, LeaseRow, ModuleRunRow, RecordRow, Tr
 
 # The record of a program that is measured again keeps at most this many repeats, about four measurements.
 MAX_RUN_SECS = 400
-# The columns of a trial that its measurement's `resources` have by the same names.
+# The columns of a trial that have the names of fields of its measurement's `resources`.
 RESOURCES = ("registers", "spilled_bytes")
 
-# The id of a trial or of a module run; the other one is None.
+# (trial id, module run id); one of them is None.
 WorkKey: TypeAlias = tuple[int | None, int | None]
 
 
@@ -37,7 +37,7 @@ class LeaseResult:
 
     def __post_init__(self) -> None:
         if (self.trial_id is None) == (self.module_run_id is None):
-            raise ValueError("a result is of a trial or of a module run: give exactly one id")
+            raise ValueError("a result belongs to a trial or to a module run: give exactly one id")
 
     @property
     def key(self) -> WorkKey:
@@ -71,7 +71,7 @@ class Accepted:
 
 
 def accept(lease: LeaseRow, held: Mapping[WorkKey, LeasedWork], reported: Sequence[LeaseResult]) -> Accepted:
-    """Return the first result of everything that the lease holds.
+    """Return the first result of each trial or module run that the lease holds.
 
     A result that doesn't fit the lease or the stored library is replaced by a failure that says so.
     """
@@ -109,7 +109,7 @@ def add_earlier_s(session: Session, accepted: Accepted, repeats: Collection[int]
     for trial_id in repeats:
         measurement = accepted.trials[trial_id]
         if measurement.outcome is Outcome.OK:
-            # Only the newest are kept: the device may have changed since the oldest of them.
+            # Only the newest are kept, because the device may have changed since.
             run_s = (*earlier.get(trial_id, ()), *measurement.run_s)[-MAX_RUN_SECS:]
             accepted.trials[trial_id] = replace(measurement, run_s=run_s)
 
@@ -130,7 +130,7 @@ def _select_earlier() -> Select[int, list[Any]]:
 
 
 def store(session: Session, accepted: Accepted, now: float) -> None:
-    """Store accepted results: measured work is done, and built trials wait for a device.
+    """Store accepted results. Measured work becomes done, and built trials wait for a device.
 
     Each statement updates all of its rows at once: a busy service has thousands of results a second.
     """
@@ -144,7 +144,7 @@ def store(session: Session, accepted: Accepted, now: float) -> None:
         {"id": run_id} | done_columns(measurement, now)
         for run_id, measurement in accepted.module_runs.items()
     ]
-    # Devices that were lost while the trial was built don't count as its attempts to be measured.
+    # Devices that were lost while they built the trial don't count as attempts to measure it.
     waits = {"state": "pending", "lease_id": None, "attempts": 0}
     built = [{"id": trial_id, "build_s": one.build_s} | waits for trial_id, one in accepted.built.items()]
     for table, rows in ((TrialRow, trials), (ModuleRunRow, module_runs), (TrialRow, built)):
@@ -165,10 +165,12 @@ def done_columns(measurement: Measurement, now: float) -> dict[str, Any]:
 
 
 def credit(session: Session, lease: LeaseRow, accepted: Accepted, closed_at: float | None) -> None:
-    """Add results to the counts of the lease and of its worker, both locked, and close the lease if given."""
+    """Add results to the counters of the lease and of its worker, both locked. Close the lease if `closed_at`
+    is given."""
     num_trials = len(accepted.trials) + len(accepted.built)
     measured = lease.measured + num_trials
-    # A lease of module runs tells nothing of the seconds per trial, nor does a clock that was set back.
+    # Leases of module runs, and negative durations after the clock was set back, don't count for seconds per
+    # trial.
     took_s = 0.0 if closed_at is None else closed_at - lease.taken_at
     latest_s = took_s / measured if measured and took_s > 0.0 else None
     values: dict[str, Any] = {"worker": lease.worker_id, "trials": num_trials, "latest_s": latest_s}
@@ -186,7 +188,7 @@ def _update_worker(with_failures: bool) -> Update:
     latest_s: BindParameter[float | None] = bindparam("latest_s", type_=Double())
     values: dict[str, Any] = {
         "trials_done": worker.c.trials_done + bindparam("trials"),
-        # The average of the latest and what was known; either alone if the other is null.
+        # The average of the latest and the stored value, or the only one that isn't null.
         "trial_s": func.coalesce((worker.c.trial_s + latest_s) / 2, latest_s, worker.c.trial_s),
     }
     if with_failures:

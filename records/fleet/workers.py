@@ -1,4 +1,4 @@
-"""Workers: their sessions, the instructions people give them, and what they last reported."""
+"""Workers: their sessions, their instructions from administrators, and their last reports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from records.storage.tables import BuilderRow, DeviceClassRow, FencedSessionRow,
 
 
 class Instructions(NamedTuple):
-    """The instruction that people have given to a worker, and whether it is to calibrate its device again."""
+    """An administrator's instructions to a worker: its desired state, and whether to calibrate its device
+    again."""
 
     desired_state: DesiredState = DesiredState.WORK
     calibrate: bool = False
@@ -41,11 +42,11 @@ class SessionFenced(Exception):
 class WorkerInfo:
     """A worker as last seen.
 
-    `trials_done` counts the trials that it reported, `failures` its results that were not OK, whole models
-    included. `trial_s` is the recent average of seconds per trial, None until the worker has finished a
-    lease. A worker whose `role` is BUILD has no device class. Its trials are the ones that it built.
-    `builder` is None until it is able to build. `calibrate`: people want it to calibrate its device again,
-    which it hasn't done yet.
+    `trials_done` counts the trials that it reported. `failures` counts its results that were not OK,
+    including those of whole models. `trial_s` is the recent average of seconds per trial, None until the
+    worker has finished a lease. A worker whose `role` is BUILD has no device class. Its trials are the ones
+    that it built. `builder` is None until it is able to build. `calibrate`: it was asked to calibrate its
+    device again, and hasn't done so yet.
     """
 
     id: str
@@ -66,17 +67,18 @@ class WorkerInfo:
     calibrate: bool = False
 
     def is_lost(self, now: float) -> bool:
-        """Return whether the worker has been silent for too long, without having said that it leaves."""
+        """Return whether the worker has been silent for too long without having gone offline."""
         return not self.has_left and now - self.last_seen_at > LOST_AFTER_S
 
     @property
     def has_left(self) -> bool:
-        """True once the worker has said that it leaves."""
+        """Whether the worker has gone offline."""
         return self.state is WorkerState.OFFLINE
 
     @property
     def unable(self) -> str:
-        """A sentence to follow the worker's name, with what it can't do and why; empty when it can work."""
+        """A phrase that follows the worker's name, such as "can't measure: ..."; empty if the worker can
+        work."""
         return f"can't {self.role}: {self.vitals.health_error}" if self.vitals.health_error else ""
 
 
@@ -84,9 +86,9 @@ class WorkerInfo:
 class WorkerSession:
     """A session of a worker, as the worker describes it in a call.
 
-    `device` is None until it was probed. A worker that builds has a `builder` in its place. With `vitals`
-    None, the stored vitals and role stay. `calibrated`: the device was calibrated just now, so its class gets
-    the new profile. `claim` has the caller's token and machine.
+    `device` is None until it was probed. A worker that builds has a `builder` instead. If `vitals` is None,
+    the stored vitals and role stay. `calibrated`: the device was calibrated just now, so its class gets the
+    new profile. `claim` has the caller's token and machine.
     """
 
     worker_id: str
@@ -105,11 +107,11 @@ class WorkerSession:
 
 
 def register(session: Session, worker: WorkerSession, now: float) -> str | None:
-    """Make this the worker's session; return the older session that it fences off, if there is one.
+    """Register a session as the worker's current one. Return the older session that it fences off, if any.
 
     The leases of the older session expire now. Registering a session again updates the device, the state, the
-    time, and the vitals with the role. Raises SessionFenced when a newer session has taken this one's place,
-    or the worker is evicted, NameTaken, NameInUse.
+    time, the vitals and the role. Raises SessionFenced if a newer session exists or the worker is evicted.
+    Raises NameTaken, NameInUse.
     """
     worker_id, session_id, device, claim = worker.worker_id, worker.session_id, worker.device, worker.claim
     fenced = select(FencedSessionRow.fenced_at).filter_by(worker_id=worker_id, session_id=session_id)
@@ -134,7 +136,7 @@ def register(session: Session, worker: WorkerSession, now: float) -> str | None:
         if worker.calibrated:
             values["calibrate"] = False
     elif older is not None or worker.builder is not None:
-        # The worker may have come back on other hardware: it has no class until it has probed again.
+        # The worker may be on other hardware now, so it has no class until it has probed again.
         values["device_class"] = None
     session.execute(update(WorkerRow).where(WorkerRow.id == worker_id).values(values))
     if device is not None or older is not None or worker.builder is not None:
@@ -145,10 +147,10 @@ def register(session: Session, worker: WorkerSession, now: float) -> str | None:
 
 
 def heartbeat(session: Session, worker: WorkerSession, now: float) -> Instructions | None:
-    """Note that a worker called; return its instructions. Only its state and its vitals are updated.
+    """Store the state, the vitals and the time of a worker's call. Return its instructions.
 
-    Returns None, and changes nothing, when this is not the worker's session or the worker is evicted. Raises
-    NameTaken when the name belongs to another token.
+    If this is not the worker's session, or the worker is evicted, return None and change nothing. Raises
+    NameTaken if the name belongs to another token.
     """
     worker_id, session_id, token_id = worker.worker_id, worker.session_id, worker.claim.token_id
     values: dict[str, object] = {
@@ -169,7 +171,8 @@ def heartbeat(session: Session, worker: WorkerSession, now: float) -> Instructio
 
 
 def _adopt(session: Session, worker_id: str, session_id: str, token_id: str, now: float) -> bool:
-    """Give a worker's session to another token if its own is no longer valid; False if it isn't that session.
+    """Give a worker's session to another token if its own is no longer valid. Return False if it isn't the
+    worker's session.
 
     Raises NameTaken.
     """
@@ -211,22 +214,22 @@ def get(session: Session, worker_id: str) -> WorkerInfo:
 
 
 def set_desired_state(session: Session, worker_id: str, desired_state: DesiredState) -> None:
-    """Store what people want a worker to do. Raises WorkerNotFound."""
+    """Store a worker's desired state. Raises WorkerNotFound."""
     values: dict[str, str] = {"desired_state": desired_state}
     if desired_state is DesiredState.EVICTED:
-        values["state"] = WorkerState.DRAINING  # an evicted worker may never report it itself
+        values["state"] = WorkerState.DRAINING  # an evicted worker may never call again
     if changed(session, update(WorkerRow).where(WorkerRow.id == worker_id).values(values)) == 0:
         raise WorkerNotFound(f"there is no worker {worker_id!r}")
 
 
 def request_calibration(session: Session, worker_id: str) -> None:
-    """Store that a worker is to calibrate its device again. Raises WorkerNotFound."""
+    """Ask a worker to calibrate its device again. Raises WorkerNotFound."""
     if changed(session, update(WorkerRow).where(WorkerRow.id == worker_id).values(calibrate=True)) == 0:
         raise WorkerNotFound(f"there is no worker {worker_id!r}")
 
 
 def instructions(session: Session, worker_id: str) -> Instructions:
-    """Return what people want of a worker; WORK without a calibration if it is unknown."""
+    """Return a worker's instructions; WORK without a calibration for an unknown worker."""
     row = select(WorkerRow.desired_state, WorkerRow.calibrate).where(WorkerRow.id == worker_id)
     found = session.execute(row).first()
     return Instructions() if found is None else Instructions(DesiredState(found[0]), found[1])
@@ -238,7 +241,8 @@ def desired_state(session: Session, worker_id: str) -> DesiredState:
 
 
 def has_other_session(session: Session, worker_id: str, session_id: str) -> bool:
-    """Return whether the session belongs to another worker, whose leases this one could report for."""
+    """Return whether the session id belongs to another worker. This one could report for that worker's
+    leases."""
     others = select(WorkerRow.id).where(WorkerRow.session_id == session_id, WorkerRow.id != worker_id)
     return session.scalar(others.limit(1)) is not None
 
@@ -259,10 +263,11 @@ def may_lease(session: Session, worker_id: str, session_id: str) -> bool:
 
 
 def drop_silent(session: Session, before: float, limit: int) -> int:
-    """Delete up to `limit` workers that were silent since `before`, and as many sessions fenced before it.
+    """Delete up to `limit` workers that were silent since `before`, and up to `limit` sessions that were
+    fenced before it.
 
-    Return how many there were. Workers to which people have given an instruction stay: it holds for the name.
-    So do workers until their fenced sessions are deleted.
+    Return the number of both. Workers with an instruction stay, because it applies to their names. Workers
+    with fenced sessions stay, too.
     """
     key = (FencedSessionRow.worker_id, FencedSessionRow.session_id)
     old = select(*key).where(FencedSessionRow.fenced_at < before).order_by(*key).limit(limit)
@@ -270,7 +275,7 @@ def drop_silent(session: Session, before: float, limit: int) -> int:
     fenced = select(FencedSessionRow.worker_id).where(FencedSessionRow.worker_id == WorkerRow.id)
     silent = (WorkerRow.last_seen_at < before, WorkerRow.desired_state == DesiredState.WORK, ~fenced.exists())
     found = select(WorkerRow.id).where(*silent).order_by(WorkerRow.id).limit(limit)
-    # One that is locked is calling just now.
+    # A locked worker is calling just now.
     ids = session.scalars(found.with_for_update(skip_locked=True)).all()
     session.execute(delete(BuilderRow).where(BuilderRow.worker_id.in_(ids)))
     session.execute(delete(WorkerRow).where(WorkerRow.id.in_(ids)))
@@ -278,7 +283,7 @@ def drop_silent(session: Session, before: float, limit: int) -> int:
 
 
 def _fence(session: Session, worker_id: str, session_id: str, now: float) -> None:
-    """Keep a session from ever registering again; its leases expire now."""
+    """Fence a session off: it can't register again, and its leases expire now."""
     fenced = {"worker_id": worker_id, "session_id": session_id, "fenced_at": now}
     insert_missing(session, FencedSessionRow, fenced, key=["worker_id", "session_id"])
     own = (LeaseRow.worker_id == worker_id, LeaseRow.session_id == session_id)
@@ -287,7 +292,7 @@ def _fence(session: Session, worker_id: str, session_id: str, now: float) -> Non
 
 
 def _vitals_json(vitals: Vitals, role: Role) -> dict[str, Any]:
-    """Return the vitals as they are stored: with the role among them, as `builds`."""
+    """Return the vitals as JSON to store. They include the role, as `builds`."""
     return asdict(vitals) | {"builds": role is Role.BUILD}
 
 

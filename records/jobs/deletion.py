@@ -1,4 +1,4 @@
-"""Deletion of finished jobs, and of models, datasets and blobs that nothing refers to any more.
+"""Delete finished jobs, and models, datasets and blobs without references.
 
 Workloads and records outlive the jobs that made them: other jobs use them too.
 """
@@ -32,26 +32,26 @@ from records.storage.tables import (
 
 # A model or a dataset without a job is kept this long after its last upload.
 UPLOAD_GRACE_S = 7 * 86400.0
-# Rows of a table that are deleted in one transaction: few, so that nobody waits for its locks for long.
+# The rows of a table that one transaction deletes. There are few, so that its locks are short.
 ROWS = 5000
-# Chunks of files that are deleted in one transaction; each has up to 4 MiB.
+# The chunks of files that one transaction deletes. A chunk has up to 4 MiB.
 CHUNKS = 16
-# Rows are deleted before those that they refer to. Libraries are deleted with their trials.
+# Rows are deleted before the rows that they refer to. Libraries are deleted with their trials.
 _OF_A_JOB = (TrialRow, ModuleRunRow, LeaseRow, TaskRow, EventRow, ShareRow, InferenceRow)
 
 
 class JobInUse(Exception):
-    """The job is not finished, or a scheduler is still at work on it; one sentence for the user."""
+    """The job is not finished, or a scheduler still runs one of its steps. The message is one sentence for
+    the user."""
 
 
 def delete_job(session: Session, job_id: str, now: float, limit: int = ROWS) -> bool:
     """Delete a finished job, its tasks, trials, module runs and events, up to `limit` rows of a table.
 
-    Return whether that was all: call again, in a transaction of its own, until it was. A device that still
-    holds a lease of the job loses it. Raises JobNotFound, JobInUse.
+    Return whether nothing is left. Call it again, each time in a new transaction, until it returns True. A
+    device that still holds a lease of the job loses it. Raises JobNotFound, JobInUse.
     """
-    # Leases are locked before their job everywhere; then nothing that refers to the job can be added any
-    # more.
+    # Leases are always locked before their job. Afterwards, no row that refers to the job can be added.
     held = select(LeaseRow.id).where(LeaseRow.job_id == job_id, LeaseRow.closed_at.is_(None))
     session.execute(held.order_by(LeaseRow.id).with_for_update())
     row = session.scalars(select(JobRow).where(JobRow.id == job_id).with_for_update()).first()
@@ -61,13 +61,13 @@ def delete_job(session: Session, job_id: str, now: float, limit: int = ROWS) -> 
         raise JobInUse(f"Job {job_id} is {row.state}: cancel it first.")
     if row.holder is not None and (row.held_until or 0.0) > now:
         raise JobInUse(
-            f"Job {job_id} is {row.state}, but a scheduler is still at work on it: try again soon."
+            f"Job {job_id} is {row.state}, but a scheduler still runs one of its steps: try again soon."
         )
     if names := releases.of_job(session, job_id):
         raise JobInUse(
             f"The artifact of job {job_id} is released as {', '.join(names)}: move or delete that name first."
         )
-    # Nothing of it is reported any more once the leases are closed.
+    # Once the leases are closed, no more results can arrive.
     live = (LeaseRow.job_id == job_id, LeaseRow.closed_at.is_(None))
     session.execute(update(LeaseRow).where(*live).values(closed_at=now))
     for table in _OF_A_JOB:
@@ -98,29 +98,29 @@ def _unused_uploads(
     now: float,
     limit: int,
 ) -> Sequence[str]:
-    """Lock old rows whose sha isn't in any of the columns `used`; return the shas."""
+    """Lock old rows whose sha isn't in any of the columns `used`. Return the shas."""
     unused = (
         table.created_at < now - UPLOAD_GRACE_S,
         *(~exists().where(column == table.sha) for column in used),
     )
     found = select(table.sha).where(*unused).order_by(table.sha).limit(limit)
-    # Once they are locked, no job of them can be made; one may have been made just before.
+    # Once they are locked, no job can refer to them. A job may have been created just before.
     locked = session.scalars(found.with_for_update(skip_locked=True)).all()
     return session.scalars(select(table.sha).where(table.sha.in_(locked), *unused)).all()
 
 
 class DroppedFiles(NamedTuple):
-    """The numbers of deleted blobs and chunks. Chunks count even if their blob has others left."""
+    """The numbers of deleted blobs and chunks. Chunks count even if others of their blob are left."""
 
     blobs: int
     chunks: int
 
 
 def drop_blobs(session: Session, limit: int, chunks: int = CHUNKS) -> DroppedFiles:
-    """Delete up to `limit` blobs that nothing refers to, and up to `chunks` chunks of them.
+    """Delete up to `limit` blobs without references, and up to `chunks` of their chunks.
 
-    A blob that is being written is safe, because its writer refers to it in the same transaction. A writer of
-    a blob whose first chunks are gone writes these again.
+    A blob that is being written is safe, because its writer stores the reference in the same transaction. If
+    some of its chunks were deleted, the writer writes them again.
     """
     found = select(BlobRow.sha).where(_unused()).order_by(BlobRow.sha).limit(limit)
     locked = session.scalars(found.with_for_update(skip_locked=True)).all()
@@ -135,7 +135,7 @@ def drop_blobs(session: Session, limit: int, chunks: int = CHUNKS) -> DroppedFil
 
 def _unused() -> ColumnElement[bool]:
     """A condition on BlobRow: nothing refers to the blob."""
-    # One set of all that are referred to, because the tables have no index to look each blob up by.
+    # One set of all references, because the tables have no index on them.
     used = select(ModelRow.sha).union(
         select(DatasetRow.sha),
         select(QuantizedModelRow.sha),

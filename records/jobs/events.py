@@ -14,9 +14,10 @@ from records.storage.statements import lock_job, table_of
 from records.storage.tables import EventRow, JobRow, storable
 
 _INSERT = insert(table_of(EventRow)).inline()
-# The kind of an event that says how many trials are done. It comes every second, and only the last matters.
+# The kind of the events with the number of finished trials. There is one every second, and only the last
+# matters.
 PROGRESS = "progress"
-# The kind of an event that says which state the job has come to.
+# The kind of the events with the job's new state.
 STATE = "state"
 # Events deleted in one transaction.
 _DELETE_BATCH = 1000
@@ -24,7 +25,8 @@ _DELETE_BATCH = 1000
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a job; clients see it as `tunefarm.client.values.JobEvent`. Ids grow."""
+    """A change of a job. Clients get it as `tunefarm.client.values.JobEvent`. Later events have larger
+    ids."""
 
     id: int
     kind: str
@@ -33,34 +35,35 @@ class Event:
 
 
 class End(NamedTuple):
-    """The id of a job's last event (0 without any), and whether the job is finished, so that none follows."""
+    """The id of a job's last event (0 without one), and whether the job is finished, so that no event
+    follows."""
 
     last_id: int
     finished: bool
 
 
 def append(session: Session, job_id: str, kind: str, data: dict[str, Any], now: float) -> None:
-    """Append an event to a job that exists. `data` must be JSON, so without NaN or infinity."""
+    """Append an event to a job that exists. `data` must be valid JSON, without NaN and infinity."""
     lock_job(session, job_id)
     append_locked(session, job_id, kind, data, now)
 
 
 def append_locked(session: Session, job_id: str, kind: str, data: dict[str, Any], now: float) -> None:
     """Append an event to a job that the caller has locked."""
-    # Ids are drawn under the job's lock, so events of a job become visible in the order of their ids. A
-    # reader that continues after the last id it saw misses nothing.
+    # Ids are assigned under the job's lock, so events of a job become visible in the order of their ids. A
+    # reader that continues after the last id that it saw misses no event.
     plain = {name: storable(value) if isinstance(value, str) else value for name, value in data.items()}
     session.execute(_INSERT, {"job_id": job_id, "kind": kind, "data": plain, "at": now})
 
 
 def drop_old_progress(session: Session, job_ids: Collection[str]) -> None:
     """Delete events of progress of some jobs, but never a job's last one."""
-    # SQLite would draw the id of a table's last event again, which readers may have seen.
+    # SQLite would assign the id of a table's last event again, which readers may have seen.
     later = aliased(EventRow)
     last = select(func.max(later.id)).where(later.job_id == EventRow.job_id, later.kind == PROGRESS)
     old = (EventRow.kind == PROGRESS, EventRow.id < last.correlate(EventRow).scalar_subquery())
     found = select(EventRow.id).where(EventRow.job_id.in_(job_ids), *old).order_by(EventRow.id)
-    # Those that are locked are being deleted by another scheduler.
+    # Another scheduler is deleting the locked ones.
     locked = found.limit(_DELETE_BATCH).with_for_update(skip_locked=True, of=EventRow)
     ids = session.scalars(locked).all()
     session.execute(delete(EventRow).where(EventRow.id.in_(ids)))
@@ -92,7 +95,7 @@ def since(session: Session, job_id: str, after_id: int, limit: int | None = None
 
 
 def ends(session: Session, job_ids: Collection[str]) -> dict[str, End]:
-    """Return the ends of jobs' events, by job; nothing for unknown jobs."""
+    """Return the ends of jobs' events, by job, without unknown jobs."""
     # One look-up in the index for each job, however many events it has.
     last_id = select(func.max(EventRow.id)).where(EventRow.job_id == JobRow.id).scalar_subquery()
     found = session.execute(select(JobRow.id, JobRow.state, last_id).where(JobRow.id.in_(job_ids)))

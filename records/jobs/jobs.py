@@ -47,10 +47,10 @@ class IdempotencyConflict(Exception):
 
 @dataclass(frozen=True)
 class JobRequest(JobOptions):
-    """A request for a job, as stored; clients send it as `tunefarm.client.values.JobRequest`.
+    """A request for a job, as stored. Clients send it as `tunefarm.client.values.JobRequest`.
 
-    `objective` names what is minimized. The model counts in it with `model_weight`, beside the models of the
-    other jobs of its group. An inference job runs the artifact of the job `infers`.
+    `objective` names the function to minimize. `model_weight` is the model's weight in it, relative to the
+    models of the other jobs of its group. An inference job runs the artifact of the job `infers`.
     """
 
     model_sha: str
@@ -76,7 +76,7 @@ class JobRequest(JobOptions):
 class OnnxRuntime:
     """The user's model in ONNX Runtime on the job's device, timed in turns with the published model.
 
-    `ratio` is its latency divided by the published model's. Where it was not timed, there are no `run_s` and
+    `ratio` is its latency divided by the published model's. If it was not timed, there are no `run_s`, and
     `note` says why.
     """
 
@@ -88,7 +88,7 @@ class OnnxRuntime:
 
 @dataclass(frozen=True)
 class Job:
-    """A job as stored; clients see it as `tunefarm.client.values.Job`.
+    """A job as stored. Clients get it as `tunefarm.client.values.Job`.
 
     `message` says what the job is doing or waiting for. `untuned_s` and `tuned_s` are the seconds of each
     repeat of the whole model; `onnxruntime` is None until a model is published. Jobs of one `group` share
@@ -184,7 +184,7 @@ def create(
 
 def _is_same_request(job: Job, request: JobRequest) -> bool:
     """Return whether the job was made by an equal request."""
-    # A job with `build` AUTO may have been decided to build on its devices since.
+    # The builder fallback may have changed the job's `build` from AUTO to its devices.
     asked = replace(request, build=job.request.build) if request.build is Build.AUTO else request
     if request.batch is not None and request.shapes.items() <= job.request.shapes.items():
         asked = replace(asked, shapes=job.request.shapes)
@@ -198,7 +198,7 @@ def _conflict(idempotency_key: str | None) -> IdempotencyConflict:
 
 
 def group(session: Session, job: Job) -> list[Job]:
-    """Return the jobs that share their trials with a job, itself among them, in the order of the request."""
+    """Return the jobs of a job's group, including the job, in the order of the request."""
     if job.group is None:
         return [get(session, job.id)]
     return _jobs(
@@ -208,7 +208,7 @@ def group(session: Session, job: Job) -> list[Job]:
 
 
 def groups(session: Session, group_ids: Collection[str]) -> dict[str, list[str]]:
-    """Return the ids of the jobs of groups, in the order of the requests."""
+    """Return the ids of each group's jobs, in the order of the requests."""
     found: dict[str, list[str]] = {}
     rows = (
         select(JobRow.group_id, JobRow.id)
@@ -268,16 +268,15 @@ def list_jobs(
 
 
 def unfinished(session: Session) -> list[Job]:
-    """Return the jobs that are in no final state, oldest first."""
+    """Return the unfinished jobs, oldest first."""
     query = select(JobRow).where(JobRow.state.in_(UNFINISHED))
     return _jobs(session, query.order_by(JobRow.created_at, JobRow.id))
 
 
 @dataclass(frozen=True)
 class Queue:
-    """The unfinished jobs in one state on one device class (None: not known yet). The oldest was created at
-    `oldest_at`. `open_trials` counts their trials that were issued and aren't done.
-    """
+    """The unfinished jobs in one state on one device class (None while it is unknown). The oldest was created
+    at `oldest_at`. `open_trials` counts their issued trials that aren't done."""
 
     state: JobState
     device_class: str | None
@@ -287,7 +286,7 @@ class Queue:
 
 
 def queues(session: Session) -> list[Queue]:
-    """Return what waits or is worked on, by state and device class."""
+    """Return the unfinished jobs, counted by state and device class."""
     open_trials = func.sum(JobRow.trials_issued - JobRow.trials_done)
     counts = (func.count(), func.min(JobRow.created_at), open_trials)
     query = select(JobRow.state, JobRow.device_class, *counts).where(JobRow.state.in_(UNFINISHED))
@@ -372,10 +371,11 @@ def advance(
     message: str = "",
     end_reason: EndReason | None = None,
 ) -> bool:
-    """Move a job from one of the `expected` states; False, without a change, when it is in none of them.
+    """Move a job from one of the `expected` states. If it is in another state, change nothing and return
+    False.
 
-    `end_reason` says what ended the tuning, if it ended. Appends a "state" event. A final state drops the
-    pending trials and module runs, and all events of progress but the last. Messages for webhooks are stored.
+    `end_reason` says why the tuning ended, if it did. Appends a "state" event. A final state deletes pending
+    trials, pending module runs and all but the last "progress" event, and stores webhook messages.
     """
     values: dict[str, Any] = {"state": to, "error": error, "message": message}
     if to is not JobState.QUEUED:
@@ -412,8 +412,8 @@ def webhook_data(job: Job) -> dict[str, Any]:
 
 
 def cancel(session: Session, job_id: str, now: float) -> Job:
-    """Cancel a job and those that share its trials, unless they are finished; leases of their trials run to
-    their end. Raises JobNotFound."""
+    """Cancel the unfinished jobs of a job's group. Leases of their trials run to their end. Raises
+    JobNotFound."""
     for one in group(session, get(session, job_id)):
         advance(session, one.id, UNFINISHED, JobState.CANCELLED, now, message="cancelled")
     return get(session, job_id)
@@ -435,7 +435,7 @@ def drop_pending_trials(session: Session, job_id: str) -> int:
 
 
 def count(session: Session, job_id: str, issued: int = 0, done: int = 0) -> tuple[int, int]:
-    """Add to the job's counts of issued and of done trials; return the new counts. Locks the job."""
+    """Add to the job's counts of issued and finished trials. Return the new counts. Locks the job."""
     row = session.execute(_update_counts(), {"job": job_id, "more_issued": issued, "more_done": done}).one()
     return row.trials_issued, row.trials_done
 
@@ -449,7 +449,7 @@ def _update_counts() -> ReturningUpdate[int, int]:
 
 
 def set_device_class(session: Session, job_id: str, device_class: str) -> bool:
-    """Store the class that the job is tuned for. False when the job is cancelled or failed.
+    """Store the class that the job is tuned for. Return False if the job is cancelled or failed.
 
     Raises DeviceClassNotFound.
     """
@@ -458,25 +458,26 @@ def set_device_class(session: Session, job_id: str, device_class: str) -> bool:
 
 
 def set_shapes(session: Session, job_id: str, shapes: Mapping[str, Sequence[int]]) -> bool:
-    """Store the shapes of the inputs, once the batch is written into them. False when the job is cancelled or
+    """Store the shapes of the inputs, with the batch size filled in. Return False if the job is cancelled or
     failed."""
     return _set(session, job_id, shapes={name: list(shape) for name, shape in shapes.items()})
 
 
 def set_expected_end(session: Session, job_id: str, at: float | None) -> bool:
-    """Store when the job is expected to be finished. False when the job is cancelled or failed."""
+    """Store when the job is expected to end. Return False if the job is cancelled or failed."""
     return _set(session, job_id, expected_end_at=at)
 
 
 def set_message(session: Session, job_id: str, message: str) -> bool:
-    """Store the job's activity. Return False if the job is cancelled or failed."""
+    """Store the job's message. Return False if the job is cancelled or failed."""
     return _set(session, job_id, message=message)
 
 
 def set_artifacts(
     session: Session, job_id: str, untuned_sha: str | None = None, tuned_sha: str | None = None
 ) -> bool:
-    """Store the blobs of the compiled models; None keeps one. False when the job is cancelled or failed.
+    """Store the blobs of the compiled models; None keeps the stored one. Return False if the job is cancelled
+    or failed.
 
     A tuned model gets the next version of the job's model on its device class.
     """
@@ -507,12 +508,12 @@ def _next_version(session: Session, job_id: str) -> int | None:
 def set_end_to_end(
     session: Session, job_id: str, kind: Literal["untuned", "tuned"], secs: Sequence[float]
 ) -> bool:
-    """Store the seconds of each repeat of the whole model. False when the job is cancelled or failed."""
+    """Store the seconds of each repeat of the whole model. Return False if the job is cancelled or failed."""
     return _set(session, job_id, **{f"{kind}_s": list(secs)})
 
 
 def set_onnxruntime(session: Session, job_id: str, timing: OnnxRuntime) -> bool:
-    """Store how fast the model is in ONNX Runtime. False when the job is cancelled or failed."""
+    """Store the model's timing in ONNX Runtime. Return False if the job is cancelled or failed."""
     return _set(session, job_id, onnxruntime=asdict(timing))
 
 

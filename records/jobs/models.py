@@ -47,9 +47,8 @@ class UploadInfo:
 
 
 def add(session: Session, sha: str, name: str, now: float, kind: UploadKind = UploadKind.MODEL) -> UploadInfo:
-    """Make the stored blob `sha` a model or a dataset. If it is one already, it keeps its name, and its time
-    becomes `now`. Raises BlobNotFound.
-    """
+    """Store the blob `sha` as a model or a dataset. If it is one already, it keeps its name, and its time
+    becomes `now`. Raises BlobNotFound."""
     if blobs.size(session, sha) is None:
         raise blobs.BlobNotFound(f"there is no blob {sha!r}")
     row = {"sha": sha, "name": name, "created_at": now}
@@ -59,7 +58,7 @@ def add(session: Session, sha: str, name: str, now: float, kind: UploadKind = Up
 
 
 def get(session: Session, sha: str, kind: UploadKind = UploadKind.MODEL) -> UploadInfo:
-    """Return a model or a dataset, which nobody can delete during this transaction.
+    """Return a model or a dataset, and lock it: it can't be deleted during this transaction.
 
     Raises ModelNotFound and DatasetNotFound.
     """

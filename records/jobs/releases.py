@@ -20,7 +20,7 @@ class ReleaseNotFound(NotFound):
 
 
 class NoArtifact(Exception):
-    """The job has published no artifact; one sentence for the user."""
+    """The job has published no artifact. The message is one sentence for the user."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Release:
 
 def point(session: Session, name: str, job_id: str, now: float) -> Release:
     """Let a name point to the artifact of a job, for its device class. Raises JobNotFound, NoArtifact."""
-    lock_job(session, job_id)  # nobody deletes it meanwhile
+    lock_job(session, job_id)  # the lock keeps it from being deleted meanwhile
     job = jobs.get(session, job_id)
     if job.state is not JobState.DONE or job.artifact_sha is None or job.device_class is None:
         raise NoArtifact(f"job {job_id} is {job.state} and has no artifact: name a job that is done")

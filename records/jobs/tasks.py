@@ -1,4 +1,4 @@
-"""Workloads, and the tasks that jobs have of them."""
+"""Workloads, and the tasks of jobs: a task is a workload within a job."""
 
 from __future__ import annotations
 
@@ -86,9 +86,10 @@ def put_workload(
     *,
     hashed_here: bool = False,
 ) -> None:
-    """Store a workload unless it is there; similar workloads have the same `tag`.
+    """Store a workload if it is new. Similar workloads have the same `tag`.
 
-    `hashed_here`: this service computed the hash, so the module replaces one that a client stored under it.
+    `hashed_here`: this service computed the hash, so the module replaces one that a client stored under that
+    hash.
     """
     row = {"hash": workload_hash, "module_json": module_json, "tag": tag}
     if insert_missing(session, WorkloadRow, row, key=["hash"]):
@@ -128,7 +129,7 @@ def search(session: Session, device_class: str, words: Sequence[str], limit: int
 
 
 def workloads(session: Session, hashes: Collection[str]) -> dict[str, str]:
-    """Return the modules as JSON of those workloads that are stored, by hash."""
+    """Return the modules of stored workloads as JSON, by hash."""
     found = select(WorkloadRow.hash, WorkloadRow.module_json).where(WorkloadRow.hash.in_(hashes))
     return {row.hash: row.module_json for row in session.execute(found)}
 
@@ -146,7 +147,7 @@ def tags(session: Session, device_class: str) -> dict[str, str]:
 
 
 def require_workloads(session: Session, hashes: Collection[str]) -> None:
-    """Raise WorkloadNotFound unless all are stored."""
+    """Raise WorkloadNotFound unless all workloads are stored."""
     stored = set(session.scalars(select(WorkloadRow.hash).where(WorkloadRow.hash.in_(hashes))))
     for hash_ in hashes:
         if hash_ not in stored:

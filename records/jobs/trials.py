@@ -1,4 +1,4 @@
-"""Trials: the candidates that a job wants measured."""
+"""Trials: a job's candidates to measure, and their results."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from records.storage.statements import digest, insert_into, lock_job, table_of
 from records.storage.tables import TrialRow
 
 TrialState: TypeAlias = Literal["pending", "leased", "done"]
-# The program of a fallback schedule, which isn't of the search.
+# Marks a trial of a fallback schedule, which has no program of the search.
 FALLBACK: Mapping[str, Any] = {}
 
 MAX_MESSAGE = 2000
 
-# The columns of a Trial. Reading them takes a fraction of the time of a whole TrialRow.
+# The columns of a Trial. Reading only these is much faster than reading whole rows.
 COLUMNS = (
     TrialRow.id,
     TrialRow.job_id,
@@ -49,8 +49,8 @@ class NewTrial:
     """A candidate to measure: its trace as JSON, and the program that it was lowered from. `program` is None
     if the trace was imported, and FALLBACK for the fallback schedule.
 
-    `predicted_s` is the cost model's prediction, `estimated_s` the analytic part's. `repeat` is 0, or counts
-    up each time that the job measures the same candidate again.
+    `predicted_s` is the cost model's prediction, `estimated_s` the analytic part's. `repeat` is 0 for the
+    first measurement of a candidate in a job, and counts up with each further one.
     """
 
     task_id: int
@@ -73,8 +73,7 @@ class Trial:
     """A stored trial.
 
     `attempts` counts the devices that were lost while they held it. `library_sha` names the library that a
-    builder made of it. If `repeat` is not 0, `run_s` includes the repeats of earlier measurements of its
-    trace.
+    builder compiled. If `repeat` is not 0, `run_s` includes the repeats of earlier measurements of its trace.
     """
 
     id: int
@@ -93,12 +92,12 @@ class Trial:
 
     @property
     def latency_s(self) -> float | None:
-        """The median of `run_s`, None unless the trial went well."""
+        """The median of `run_s`; None unless the trial succeeded."""
         return statistics.median(self.run_s) if self.run_s else None
 
 
 class MeasuredTrial(NamedTuple):
-    """A trial that is done; `latency_s` is None unless it went well."""
+    """A finished trial; `latency_s` is None unless it succeeded."""
 
     task_id: int
     finished_at: float
@@ -118,7 +117,8 @@ class PredictedTrial(NamedTuple):
 
 @dataclass(frozen=True)
 class Failures:
-    """The number of trials of a job that failed alike; `message` has at most MAX_MESSAGE characters."""
+    """The number of a job's trials that failed with the same outcome and message. `message` has at most
+    MAX_MESSAGE characters."""
 
     outcome: Outcome
     message: str
@@ -141,9 +141,10 @@ def add(
     trials: Sequence[NewTrial],
     now: float,
 ) -> list[int]:
-    """Issue trials and return their ids, except those whose workload, trace and repeat the job has issued.
+    """Issue trials and return their ids. Skip those whose workload, trace and repeat the job has issued
+    already.
 
-    A finished job is issued none. Raises JobNotFound.
+    A finished job gets no trials. Raises JobNotFound.
     """
     state = lock_job(session, job_id)
     if state is None:
@@ -201,8 +202,8 @@ def for_task(session: Session, task_id: int) -> list[Trial]:
 
 def measured(session: Session, job_id: str) -> list[MeasuredTrial]:
     """Return the job's trials that are done, in the order in which they ended."""
-    # In the words of the index ix_trials_done, which has all that is asked for. With the columns of the class
-    # it would take twice the time.
+    # Written with the columns of the index ix_trials_done, which covers the query. With the ORM's columns it
+    # takes twice as long.
     table = table_of(TrialRow).c
     columns = [table[name] for name in MeasuredTrial._fields]
     done = select(*columns).where(table.job_id == job_id, table.finished_at.is_not(None))
@@ -224,7 +225,7 @@ def failures(session: Session, job_id: str, limit: int) -> list[Failures]:
     """Return the failures of the job's trials by outcome and message, the most frequent first."""
     message = func.substr(TrialRow.error, 1, MAX_MESSAGE)
     number = func.count().label("trials")
-    # The index ix_trials_done has the first three conditions: few rows are read for the last.
+    # The index ix_trials_done serves the first three conditions, so the last one reads few rows.
     failed = select(TrialRow.outcome, message, number).where(
         TrialRow.job_id == job_id,
         TrialRow.finished_at.is_not(None),
@@ -236,7 +237,7 @@ def failures(session: Session, job_id: str, limit: int) -> list[Failures]:
 
 
 def drop_pending(session: Session, job_id: str) -> int:
-    """Delete the job's pending trials, for example when its minutes are spent; return their number."""
+    """Delete the job's pending trials, for example when its time is up. Return their number."""
     lock_job(session, job_id)
     return jobs.drop_pending_trials(session, job_id)
 

@@ -13,9 +13,10 @@ from sqlalchemy.orm import Session
 from records import devices
 from records.storage.tables import CostModelRow
 
-# This many versions of a class keep their bytes; older ones are only listed.
+# The number of versions of a class whose bytes are kept. Older ones are only listed.
 KEPT = 10
-# This many versions of a class are listed, and as many that were evaluated: there is one every few seconds.
+# The number of versions of a class that are listed, and of evaluated ones. There is a new one every few
+# seconds.
 LISTED = 500
 
 
@@ -23,8 +24,8 @@ LISTED = 500
 class Version:
     """One training of a cost model.
 
-    It used `records` records, the newest stored at `newest_record_at`. It took `train_s` seconds and ended at
-    `created_at`. `metrics` are measured on held-out records, None if there were none.
+    It used `records` records; the newest was stored at `newest_record_at`. It took `train_s` seconds and
+    ended at `created_at`. `metrics` are measured on held-out records, None if there were none.
     """
 
     device_class: str

@@ -1,4 +1,4 @@
-"""Imported records: schedules of other databases. They decide nothing before they are measured here."""
+"""Imported records: schedules of other databases. They have no effect before they are measured here."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from records.schedules.schedules import KEY, Record
 from records.storage.statements import digest, insert_all_missing
 from records.storage.tables import JobRow, RecordRow, TaskRow, TrialRow
 
-# A job tries this many imported schedules of each task: whoever imports many must not spend its budget.
+# The most imported schedules of each task that a job tries, so that a large import doesn't use up its budget.
 TRIED_PER_TASK = 4
 
 
 def add(session: Session, records: Sequence[Record], now: float) -> int:
-    """Store records of other databases, `created_at` now, unless their traces have a record already.
+    """Store records of other databases, except those whose trace has a record already.
 
     Returns the number of records stored. Raises WorkloadNotFound, DeviceClassNotFound.
     """
@@ -32,7 +32,7 @@ def add(session: Session, records: Sequence[Record], now: float) -> int:
         row = {name: getattr(record, name) for name in Record.__dataclass_fields__}
         row |= {"run_s": list(record.run_s), "trace_sha": digest(record.trace)}
         rows.append(row | {"source": "import", "created_at": now})
-    # In one order, so that two transactions that write the same rows never wait for each other.
+    # In one order, so that two transactions that write the same rows can't deadlock.
     rows.sort(key=lambda row: tuple(row[name] for name in KEY))
     return insert_all_missing(session, RecordRow, rows, key=KEY)
 
@@ -81,7 +81,7 @@ def drop(
     found = select(RecordRow.id).where(*imported, RecordRow.id > after_id).order_by(RecordRow.id).limit(limit)
     if workload_hash is not None:
         found = found.where(RecordRow.workload_hash == workload_hash)
-    # One that is locked is being replaced by a measurement.
+    # A measurement is replacing the locked ones.
     ids = list(session.scalars(found.with_for_update(skip_locked=True)))
     session.execute(delete(RecordRow).where(RecordRow.id.in_(ids)))
     return ids

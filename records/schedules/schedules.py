@@ -1,7 +1,7 @@
 """Records: the measurements of workloads on device classes, and the best schedules among them.
 
-Imported records (`records.schedules.imports`) are stored beside them, but nobody here has measured their
-times. So they are never compared with measured records, and a measurement of the same trace replaces them.
+Imported records (`records.schedules.imports`) are stored in the same table, but their times were not measured
+here. So they are never compared with measured records, and a measurement of the same trace replaces them.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _VALUES = (
 class Record:
     """The newest measurement of one trace of a workload on a device class, stored at `created_at`.
 
-    `latency_s`, the median of `run_s`, is None unless `outcome` is OK. A record whose `source` is "import" is
-    no measurement: the database that it was imported from reported its seconds. `registers` and
-    `spilled_bytes` are fields of `core.measurement.Resources`, None where no compiler reported them.
+    `latency_s`, the median of `run_s`, is None unless `outcome` is OK. A record whose `source` is "import"
+    isn't a measurement: its seconds come from the imported database. `registers` and `spilled_bytes` are
+    fields of `core.measurement.Resources`, None where no compiler reported them.
     """
 
     workload_hash: str
@@ -64,13 +64,12 @@ class Record:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether another search made the trace: it was imported, and may have been measured since."""
+        """Whether the trace was imported from another search. It may have been measured here since."""
         return self.program is None
 
 
 def best_many(session: Session, hashes: Collection[str], device_class: str) -> dict[str, Record]:
-    """Return the fastest measured record of each workload, by hash, or else the imported record with the
-    least time.
+    """Return the fastest measured record of each workload, by hash; without one, the fastest imported record.
 
     Workloads without a successful or imported record are left out.
     """
@@ -82,7 +81,7 @@ def best_many(session: Session, hashes: Collection[str], device_class: str) -> d
 def best_nearest(session: Session, hashes: Collection[str], device_class: str) -> dict[str, Record]:
     """Return the fastest measured record of each workload on the nearest other class that has one.
 
-    Only classes whose schedules run on this one are looked at. Raises DeviceClassNotFound.
+    Only classes whose schedules run on this class are considered. Raises DeviceClassNotFound.
     """
     asked = devices.get_class(session, device_class)
     found: dict[str, Record] = {}
@@ -97,7 +96,7 @@ def best_nearest(session: Session, hashes: Collection[str], device_class: str) -
 
 @cache
 def _select_best(dialect: str) -> Select[*tuple[Any, ...]]:
-    # Columns instead of a RecordRow: building these takes longer than the query.
+    # Select columns instead of RecordRow, because building ORM objects takes longer than the query.
     record, workload = table_of(RecordRow), table_of(WorkloadRow)
     of_class: ColumnElement[str] = bindparam("device_class")
 
@@ -115,7 +114,8 @@ def _select_best(dialect: str) -> Select[*tuple[Any, ...]]:
 
 
 def successes(session: Session, device_class: str, hashes: Collection[str] | None = None) -> list[Record]:
-    """Return the successful measured records, by workload and latency; of all workloads if none are given."""
+    """Return the successful measured records, ordered by workload and latency. Without `hashes`, return those
+    of all workloads."""
     query = _select_measured(device_class).where(RecordRow.latency_s.is_not(None))
     if hashes is not None:
         query = query.where(RecordRow.workload_hash.in_(hashes))
@@ -144,8 +144,8 @@ def fastest(session: Session, device_class: str, workload_hash: str, limit: int)
 def newest(session: Session, device_class: str) -> tuple[int, float]:
     """Return the id of the class's newest record and the time when it was stored; zeros if there is none.
 
-    Ids grow even if clocks don't. But servers don't commit in the order in which they drew ids. So a record
-    may become visible a little later than one with a larger id.
+    Later records have larger ids, even if the clock was set back. But servers don't commit in the order of
+    ids, so a record may become visible after one with a larger id.
     """
     last = select(RecordRow.id, RecordRow.created_at).where(RecordRow.device_class == device_class)
     found = session.execute(last.order_by(RecordRow.id.desc()).limit(1)).first()
@@ -171,7 +171,7 @@ def history(session: Session, device_class: str, limit: int = 20000) -> list[Rec
 
 
 def put_trials(session: Session, trial_ids: Sequence[int], now: float) -> None:
-    """Store trials of one job that are done as records, which replace older ones of the same traces.
+    """Store finished trials of one job as records. They replace older records of the same traces.
 
     No two of the trials have the same trace. A failure doesn't replace a success, except WRONG_RESULT, which
     shows that the success was wrong. Any result replaces an imported record. The rows are copied within the
@@ -210,7 +210,7 @@ def _insert_trials(dialect: str) -> ConflictInsert:
     convincing = or_(new.outcome == Outcome.OK, new.outcome == Outcome.WRONG_RESULT)
     return insert.on_conflict_do_update(
         index_elements=list(KEY),
-        # The id as well, so that the record is found among the new ones.
+        # A new id, so that readers of new records find the record.
         set_={name: new[name] for name in ("id", *_VALUES)},
         where=or_(RecordRow.outcome != Outcome.OK, RecordRow.source == "import", convincing),
     )

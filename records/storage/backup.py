@@ -1,4 +1,5 @@
-"""Copy the whole database to a file and back: SQLite by its own backups, PostgreSQL by pg_dump and psql."""
+"""Back the whole database up to a file, and restore it. SQLite uses its backup API, PostgreSQL pg_dump and
+psql."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from sqlalchemy import URL, create_engine, exc, inspect, make_url
 from records.storage.database import StorageError, known_revisions
 from records.storage.failures import cause
 
-# How each kind of file begins.
+# The first bytes of each kind of file.
 _SQLITE, _POSTGRESQL = b"SQLite format 3\0", b"PGDMP"
 # Tables that every revision of the schema has.
 _TABLES = frozenset({"blobs", "jobs", "models", "records", "tasks", "trials", "workers", "workloads"})
@@ -44,12 +45,12 @@ def backup(url: str, file: Path) -> None:
 
 
 def restore(url: str, file: Path) -> Path | None:
-    """Replace the database by a file of `backup`, after checking that the file is whole and of a known
-    schema.
+    """Replace the database with a file that `backup` wrote, after checking that the file is whole and its
+    schema is known.
 
-    No other process may use the database meanwhile. Returns where the replaced SQLite database is kept, None
-    if there was none. PostgreSQL replaces its tables in one transaction. Raises StorageError, OSError; then
-    the database is as it was.
+    No other process may use the database meanwhile. Returns the path where the replaced SQLite database is
+    kept; None if there was none. PostgreSQL's tables are replaced in one transaction. Raises StorageError,
+    OSError, and then leaves the database unchanged.
     """
     location = make_url(url)
     is_sqlite = location.get_backend_name() == "sqlite"
@@ -118,7 +119,7 @@ def _check_schema(file: Path, tables: set[str], revisions: set[str]) -> None:
 
 
 def _swap(fresh: Path, target: Path) -> Path | None:
-    """Put the restored database in the place of the old one; return where the old one is kept."""
+    """Replace the old database with the restored one. Return the path where the old one is kept."""
     kept = None
     if target.exists():
         kept = _unused(target.with_name(f"{target.name}.before-restore"))
@@ -155,7 +156,7 @@ def _restore_postgresql(file: Path, location: URL) -> None:
         _run([*unpack, "--file", str(script), str(file)])
         tables, revisions = _described(version, script)
         _check_schema(file, tables, revisions)
-        # Tables of a newer schema go too: its migrations would find them in their way.
+        # Tables of a newer schema are dropped too. Otherwise its migrations would fail later.
         names = ", ".join(f'"{name}"' for name in _tables_of(location))
         drops.write_text(f"DROP TABLE IF EXISTS {names} CASCADE;\n" if names else "")
         once = ["--single-transaction", "--set=ON_ERROR_STOP=1", "--quiet", "--no-psqlrc"]

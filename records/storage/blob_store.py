@@ -1,7 +1,7 @@
 """Blob stores: blobs as files in a folder or in an S3-compatible bucket, in place of the database.
 
-A file is named by the SHA-256 of its content. It is there as a whole or not at all, and before the row that
-names it is committed.
+A file's name is the SHA-256 of its content. It appears complete, and before the row that names it is
+committed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAME = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{32}\.new)?")
 class BlobStore:
     """The files below a `file:///FOLDER` or `s3://BUCKET/PREFIX` URL. All methods raise StorageError.
 
-    Keys, region and endpoint of S3 are found as boto finds them: AWS_ENDPOINT_URL and the like.
+    boto's environment variables, such as AWS_ENDPOINT_URL, set S3's keys, region and endpoint.
     """
 
     def __init__(self, url: str) -> None:
@@ -38,7 +38,7 @@ class BlobStore:
             try:
                 import fsspec
 
-                # Other processes write there too, so that a listing is never kept.
+                # Listings aren't cached, because other processes write there too.
                 options = {} if self._is_folder else {"use_listings_cache": False}
                 self._files, root = fsspec.url_to_fs(url, **options)
             except ImportError as error:
@@ -50,11 +50,11 @@ class BlobStore:
                 self._files.makedirs(self._root, exist_ok=True)
 
     def write(self, file: IO[bytes], sha: str, size: int) -> None:
-        """Store a file of `size` bytes with this SHA-256, unless it is there."""
+        """Store a file of `size` bytes with this SHA-256, unless it is stored already."""
         if self.size(sha) == size:
             return
         path, digest = self._path(sha), hashlib.sha256()
-        # An object of S3 appears when it is committed; a file in a folder gets its name then.
+        # An S3 object appears when it is committed. A file in a folder is renamed then.
         fresh = f"{path}.{uuid.uuid4().hex}.new" if self._is_folder else path
         file.seek(0)
         with self._failures():
@@ -74,17 +74,17 @@ class BlobStore:
                 else:
                     copy.commit()
             except BaseException:
-                with contextlib.suppress(Exception):  # what is left is swept up later
+                with contextlib.suppress(Exception):  # `sweep` deletes the rest later
                     if self._is_folder:
                         copy.close()
                         self._files.rm_file(fresh)
                     else:
                         copy.discard()
-                        copy.closed = True  # or it would send the rest when it is collected
+                        copy.closed = True  # otherwise it would send the rest when it is garbage collected
                 raise
 
     def read(self, sha: str, start: int, length: int) -> bytes:
-        """Return a part of a file, less at its end."""
+        """Return up to `length` bytes of a file from `start`."""
         with self._failures():
             return bytes(self._files.cat_file(self._path(sha), start=start, end=start + length))
 
@@ -97,17 +97,17 @@ class BlobStore:
                 return None
 
     def delete(self, name: str) -> None:
-        """Delete a file if it is there."""
+        """Delete a file if it exists."""
         with self._failures(), contextlib.suppress(FileNotFoundError):
             self._files.rm_file(self._path(name))
 
     def older_than(self, at: float) -> list[str]:
-        """Return the names of our files that were written before `at`: SHA-256s, and leftovers of killed
+        """Return the names of files that were written before `at`: SHA-256s, and temporary files of killed
         writers."""
         with self._failures():
             try:
                 found: list[dict[str, Any]] = self._files.ls(self._root, detail=True)
-            except FileNotFoundError:  # a prefix of S3 without any object
+            except FileNotFoundError:  # an S3 prefix without objects
                 return []
             named = [(file["name"].rpartition("/")[2], file) for file in found if file["type"] == "file"]
             return [name for name, file in named if _NAME.fullmatch(name) and _written_at(file) < at]
@@ -123,7 +123,7 @@ class BlobStore:
             raise
         except FileNotFoundError as error:
             raise StorageError(f"the blob store {self.url} lacks a file: {error}") from error
-        except Exception as error:  # of botocore, aiohttp and the system: none has a common class
+        except Exception as error:  # exceptions of botocore, aiohttp and the system have no common class
             cause = str(error) or type(error).__name__
             raise StorageError(
                 f"the blob store {self.url} failed ({cause}): check {VARIABLE} and the access to it"
@@ -131,7 +131,7 @@ class BlobStore:
 
 
 def _written_at(file: dict[str, Any]) -> float:
-    """Return when a file of a listing was written, in epoch seconds."""
+    """Return the time at which a listed file was written, in epoch seconds."""
     if "mtime" in file:
         return float(file["mtime"])
     return float(file["LastModified"].timestamp())

@@ -27,7 +27,7 @@ class BlobNotFound(NotFound):
 
 
 def upload(database: Database, file: IO[bytes], sha: str, size: int) -> None:
-    """Write a file that `put` or `put_file` is about to store, so that their transaction is short.
+    """Write a file before `put` or `put_file` stores it, so that their transaction is short.
 
     It goes to the blob store if there is one. In the database, each chunk is stored in a transaction of its
     own: other writers wait for one chunk, not for the file. Raises StorageError.
@@ -38,14 +38,14 @@ def upload(database: Database, file: IO[bytes], sha: str, size: int) -> None:
                 return
         database.blob_store.write(file, sha, size)
         return
-    for position in range(size // CHUNK_BYTES):  # the last chunk is left to their transaction
+    for position in range(size // CHUNK_BYTES):  # their transaction writes the last chunk
         with database.begin() as session:
             if not _lock_row(session, sha, size, external=False).external:
                 _put_chunk(session, file, sha, position)
 
 
 def stage(database: Database, file: IO[bytes]) -> tuple[str, int]:
-    """Upload a file; return its SHA-256 in hexadecimal and its size, as `put_file` takes them.
+    """Upload a file. Return its SHA-256 in hexadecimal and its size, the arguments of `put_file`.
 
     Raises StorageError.
     """
@@ -57,9 +57,9 @@ def stage(database: Database, file: IO[bytes]) -> tuple[str, int]:
 
 
 def put(session: Session, data: bytes | IO[bytes]) -> str:
-    """Store bytes or a whole file unless it is there; return its SHA-256 in hexadecimal.
+    """Store bytes or a whole file, unless it is stored already. Return its SHA-256 in hexadecimal.
 
-    A blob that nothing refers to when the transaction ends may be deleted at any time.
+    A blob without a reference when the transaction ends may be deleted at any time.
     """
     file = io.BytesIO(data) if isinstance(data, bytes) else data
     size = file.seek(0, os.SEEK_END)
@@ -70,7 +70,7 @@ def put(session: Session, data: bytes | IO[bytes]) -> str:
 
 
 def put_file(session: Session, file: IO[bytes], sha: str, size: int) -> None:
-    """Store a file unless it is there, as `put` does, with one chunk of it in memory at a time.
+    """Store a file as `put` does, with one chunk in memory at a time.
 
     The file has `size` bytes, and the SHA-256 `sha`, which the caller computed before the transaction.
     """
@@ -78,7 +78,7 @@ def put_file(session: Session, file: IO[bytes], sha: str, size: int) -> None:
     row = _lock_row(session, sha, size, external=store is not None)
     if row.external:
         if store is not None and row.is_new:
-            # Only now nobody sweeps the file up any more.
+            # From here on, the row keeps `sweep` from deleting the file.
             store.write(file, sha, size)
         return
     present = set(session.scalars(select(ChunkRow.position).where(ChunkRow.sha == sha)))
@@ -88,19 +88,20 @@ def put_file(session: Session, file: IO[bytes], sha: str, size: int) -> None:
 
 
 class _Row(NamedTuple):
-    """A blob's row: whether it was made just now, and whether the blob lies in the blob store."""
+    """A blob's row: whether it is new, and whether the blob is in the blob store."""
 
     is_new: bool
     external: bool
 
 
 def _lock_row(session: Session, sha: str, size: int, *, external: bool) -> _Row:
-    """Add a blob's row unless it is there, and lock it: nobody deletes the blob before the end."""
+    """Insert a blob's row if it is missing, and lock it: the blob can't be deleted before the transaction
+    ends."""
     row = {"sha": sha, "size": size, "external": external}
     while not insert_missing(session, BlobRow, row, key=["sha"]):
         locked = select(BlobRow.external).where(BlobRow.sha == sha)
         found = session.scalar(locked.with_for_update(read=True, key_share=True))
-        if found is not None:  # it may have been deleted just before
+        if found is not None:  # it may have been deleted before the lock
             return _Row(False, found)
     return _Row(True, external)
 
@@ -147,7 +148,7 @@ def size(session: Session, sha: str) -> int | None:
 def sweep(database: Database, written_before: float) -> int:
     """Delete files of the blob store that no row names; return their number.
 
-    A newer file may be about to get its row. Raises StorageError.
+    Newer files are kept, because their rows may not be committed yet. Raises StorageError.
     """
     store, count = database.blob_store, 0
     if store is None:
@@ -159,7 +160,7 @@ def sweep(database: Database, written_before: float) -> int:
         if name in named:
             continue
         with database.begin() as session:
-            # Hold the row until the file is deleted: a transaction that stores the same blob waits, and
+            # Lock the row until the file is deleted. A transaction that stores the same blob waits, and
             # writes it again.
             row = {"sha": name, "size": 0, "external": True}
             if insert_missing(session, BlobRow, row, key=["sha"]):

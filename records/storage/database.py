@@ -28,19 +28,19 @@ from records.storage.failures import cause
 if TYPE_CHECKING:
     from records.storage.blob_store import BlobStore
 
-# Between two looks at the server's clock.
+# Seconds between two readings of the server's clock.
 _CLOCK_LOOK_S = 30.0
-# A look that took longer may be as wrong as that.
+# A reading that took longer isn't used, because it may be wrong by as much.
 _SLOW_LOOK_S = 1.0
 # A larger difference between the server's clock and this machine's is logged.
 _SKEW_S = 5.0
-# It counts on while the machine sleeps, and nobody sets it.
+# It goes on while the machine sleeps, and can't be set.
 _COUNTER = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 # Any number that other programs on a PostgreSQL server are unlikely to lock.
 _MIGRATION_LOCK = 7_305_822_146
 # At most this many transactions of one process run at once; others wait.
 _POOL_SIZE = 20
-# Parameters in the URL override these. A server that vanished silently is noticed within a minute.
+# Parameters in the URL override these. A server that vanished is noticed within a minute.
 _POSTGRESQL_ARGUMENTS: dict[str, Any] = {
     "application_name": "tunefarm",
     "connect_timeout": 10,
@@ -49,19 +49,20 @@ _POSTGRESQL_ARGUMENTS: dict[str, Any] = {
     "keepalives_count": 4,
     "tcp_user_timeout": 40_000,
 }
-# A process that hangs in the middle of a transaction must not keep its rows locked for ever.
+# The server ends transactions of hanging processes, so that their rows don't stay locked.
 _IDLE_LIMIT_S = 120.0
 # These statements take milliseconds, but PostgreSQL may compile one, which takes a tenth of a second.
 _NO_COMPILER = "-c jit=off"
 
-# An execution option for SQLite: SQLAlchemy's own would leave a connection otherwise than it was set up.
+# An execution option of ours for SQLite. SQLAlchemy's isolation levels would change the settings of a
+# connection.
 _WITHOUT_BEGIN = "tunefarm_without_begin"
 
 log = logging.getLogger(__name__)
 
 
 class StorageError(Exception):
-    """The database can't be used. The message says why and what to do; `full`: its disk has no space left."""
+    """The database can't be used. The message says why and what to do. `full`: its disk is full."""
 
     def __init__(self, message: str, *, full: bool = False) -> None:
         super().__init__(message)
@@ -76,18 +77,18 @@ class NotFound(KeyError):
 
 
 class Database:
-    """One process's connections to the database. `name` is for messages: it contains no secret."""
+    """One process's connections to the database. `name` is for messages, and contains no secret."""
 
     def __init__(
         self, url: str, *, busy_timeout_s: float = 30.0, blob_store: BlobStore | None = None
     ) -> None:
-        """Take an SQLAlchemy URL, without connecting yet. Raises StorageError when it can't be used.
+        """Take an SQLAlchemy URL; the first transaction connects. Raises StorageError for an unusable URL.
 
         A transaction waits `busy_timeout_s` for a lock or for a free connection. New blobs go to the
         `blob_store`, if there is one.
         """
         self.blob_store = blob_store
-        # The messages leave out the URL, and what parsers say of numbers: there may be a password in them.
+        # The messages leave out the URL and parsers' messages, because they may contain a password.
         try:
             self._engine = _engine(url, busy_timeout_s)
         except ImportError as error:
@@ -110,21 +111,22 @@ class Database:
         self._clock = _ServerClock() if location.get_backend_name() == "postgresql" else None
 
     def now(self) -> float:
-        """Return epoch seconds by the clock of the database's server, for times that several hosts compare.
+        """Return epoch seconds by the clock of the database's server, so that times of several hosts can be
+        compared.
 
-        On SQLite, which has no server, and before the first transaction, that is this machine's clock.
+        For SQLite, which has no server, and before the first transaction, it is this machine's clock.
         """
         return time.time() if self._clock is None else self._clock.now()
 
     @contextmanager
     def begin(self) -> Iterator[Session]:
-        """Begin a transaction, which commits at the end or rolls back on any error. Raises StorageError."""
+        """Begin a transaction. It commits at the end, and rolls back after any error. Raises StorageError."""
         with self._session(self._engine) as session:
             yield session
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
-        """Read without a transaction: each statement sees what is committed when it begins.
+        """Read without a transaction: each statement sees the rows that are committed when it begins.
 
         That takes one round trip to PostgreSQL instead of three, and waits for no writer of SQLite. Raises
         StorageError.
@@ -134,7 +136,7 @@ class Database:
 
     @contextmanager
     def _session(self, engine: Engine) -> Iterator[Session]:
-        # Rows are only changed by statements, so a session's copies of them must not be trusted.
+        # Rows are only changed by statements, so a session's copies of them may be stale.
         options = {"populate_existing": True, "synchronize_session": False}
         info = {"blob_store": self.blob_store}
         with (
@@ -142,7 +144,7 @@ class Database:
             Session(engine, expire_on_commit=False, execution_options=options, info=info) as session,
             session.begin(),
         ):
-            connection = session.connection()  # so that a database that is away is noticed at once
+            connection = session.connection()  # so that an unavailable database is noticed at once
             if not self._is_current:
                 self._refuse_newer(connection)
                 if _revisions(connection) != set(_scripts().get_heads()):
@@ -155,14 +157,14 @@ class Database:
             yield session
 
     def ping(self) -> None:
-        """Read one row, to see that the database can be used. Raises StorageError."""
+        """Read one row to check that the database works. Raises StorageError."""
         with self.begin() as session:
             session.execute(text("SELECT version_num FROM alembic_version")).first()
 
     def migrate(self, to: str = "head") -> None:
-        """Bring the schema up to date, or to another revision; any number of processes may do so at once.
+        """Migrate the schema to the newest or to the given revision. Several processes may do so at once.
 
-        Raises StorageError; then the database is as it was.
+        Raises StorageError, and then leaves the database unchanged.
         """
         config = _alembic()
         with self._storage_errors(migrating=True), self._engine.begin() as connection:
@@ -180,7 +182,7 @@ class Database:
         self._is_current = False
 
     def close(self) -> None:
-        """Close every connection; the next transaction opens a new one."""
+        """Close all connections. The next transaction opens a new one."""
         self._engine.dispose()
 
     def _refuse_newer(self, connection: Connection) -> None:
@@ -206,13 +208,14 @@ class Database:
 
 
 class _ServerClock:
-    """The clock of PostgreSQL's server, as of the last look at it; between two looks, time is counted here.
+    """The clock of PostgreSQL's server. Between two readings, this machine's timer extends the last one.
 
-    So a call costs no statement, and nobody who sets this machine's clock changes what time it is.
+    So `now` needs no statement, and setting this machine's clock doesn't change it.
     """
 
     def __init__(self) -> None:
-        # Epoch seconds when the counter was at 0, and the counter at the last look; None until then.
+        # Epoch seconds at which the timer was 0, and the timer at the last reading; None before the first
+        # one.
         self._start: float | None = None
         self._looked_at = 0.0
         self._has_warned = False
@@ -222,7 +225,7 @@ class _ServerClock:
         return time.time() if start is None else start + time.clock_gettime(_COUNTER)
 
     def look(self, connection: Connection, database: str) -> None:
-        """Look at the server's clock, unless that was done lately."""
+        """Read the server's clock, unless the last reading is recent."""
         before = time.clock_gettime(_COUNTER)
         if self._start is not None and before < self._looked_at + _CLOCK_LOOK_S:
             return
@@ -243,7 +246,7 @@ class _ServerClock:
 
 
 def _engine(url: str, busy_timeout_s: float) -> Engine:
-    # NaN and infinity are not JSON: PostgreSQL and browsers refuse them.
+    # JSON has no NaN and infinity, so PostgreSQL and browsers refuse them.
     serializer = functools.partial(json.dumps, allow_nan=False)
     parsed = make_url(url)
     if parsed.get_backend_name() == "postgresql":
@@ -257,7 +260,7 @@ def _engine(url: str, busy_timeout_s: float) -> Engine:
             pool_size=_POOL_SIZE,
             max_overflow=0,
             pool_timeout=busy_timeout_s,
-            # The connection used last has most statements prepared.
+            # The connection that was used last has the most prepared statements.
             pool_use_lifo=True,
         )
         event.listen(engine, "checkout", _replace_closed)
@@ -273,8 +276,8 @@ def _engine(url: str, busy_timeout_s: float) -> Engine:
 
 def _replace_closed(connection: Any, _record: Any, _proxy: Any) -> None:
     """Let the pool replace a connection that the server has closed."""
-    # A server sends nothing on an idle connection except its end. Polling takes microseconds; the pool's own
-    # check takes as long as a statement.
+    # On an idle connection, a server sends only its end. Polling takes microseconds, the pool's own check as
+    # long as a statement.
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLIN)
     if poll.poll(0):
@@ -282,15 +285,15 @@ def _replace_closed(connection: Any, _record: Any, _proxy: Any) -> None:
 
 
 def _make_private(_dialect: Any, _record: Any, arguments: Any, _parameters: Any) -> None:
-    """Let nobody but its owner read a new database, or its log, which gets the same mode."""
+    """Make a new database readable by its owner only. Its log gets the same mode."""
     file = Path(str(arguments[0]))
     if file.is_absolute() and not file.exists():
-        with contextlib.suppress(OSError):  # connecting reports the error
+        with contextlib.suppress(OSError):  # the connection that follows reports the error
             os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
 
 
 def _set_up_sqlite(connection: DBAPIConnection, _record: Any) -> None:
-    # Otherwise Python's driver decides when a transaction begins.
+    # Otherwise Python's driver begins transactions by itself.
     connection.isolation_level = None
     cursor = connection.cursor()
     cursor.execute("PRAGMA foreign_keys = ON")
@@ -305,7 +308,8 @@ def _set_up_sqlite(connection: DBAPIConnection, _record: Any) -> None:
 def _begin_sqlite(connection: Connection) -> None:
     if connection.get_execution_options().get(_WITHOUT_BEGIN):
         return
-    # A deferred transaction that reads and then writes fails if another one wrote in between; this one waits.
+    # A deferred transaction that reads and then writes fails if another one has written in between. An
+    # immediate one waits.
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
@@ -322,7 +326,7 @@ def _scripts() -> ScriptDirectory:
 
 
 def known_revisions() -> set[str]:
-    """Return the revisions of the schema that this release can bring up to date."""
+    """Return the revisions of the schema that this release can migrate."""
     return {script.revision for script in _scripts().walk_revisions()}
 
 

@@ -1,4 +1,4 @@
-"""Causes of database failures in words for people, each with the next step."""
+"""Messages for database failures: the cause, and what to do next."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy import exc
 
 @dataclass(frozen=True)
 class Cause:
-    """Why the database failed and what to do. `full`: a disk has no space left."""
+    """Why the database failed, and what to do next. `full`: a disk is full."""
 
     words: str
     full: bool = False
@@ -58,10 +58,10 @@ _LOST = Cause("the connection to its server was lost: try again in a moment")
 
 
 def cause(error: exc.DBAPIError) -> Cause | None:
-    """Return why the database failed; None if the statement was wrong."""
+    """Return the cause of a database failure; None if the statement was wrong."""
     if isinstance(error.orig, sqlite3.Error):
         code = getattr(error.orig, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
-        # The low byte is the kind of error, the rest its details.
+        # The low byte is the error's kind, the others are its details.
         return _SQLITE.get(code & 0xFF)
     state = getattr(error.orig, "sqlstate", None)
     if state in _POSTGRESQL:
@@ -70,7 +70,7 @@ def cause(error: exc.DBAPIError) -> Cause | None:
         return _LOST
     if not isinstance(error, exc.OperationalError | exc.InternalError | exc.InterfaceError):
         return None
-    # Only the first line: the others may quote rows.
+    # Only the first line, because the others may quote rows.
     message = str(error.orig).strip().partition("\n")[0] or type(error.orig).__name__
     if state is None:
         return Cause(f"it can't be reached ({message}): check TUNEFARM_DATABASE_URL and that its server runs")

@@ -31,12 +31,12 @@ ConflictInsert = postgresql.Insert | sqlite.Insert
 
 
 def insert_into(session: Session, table: type[Base]) -> ConflictInsert:
-    """Return an INSERT of the session's dialect, which has an ON CONFLICT clause."""
+    """Return an INSERT of the session's dialect, which supports ON CONFLICT."""
     return insert_of(dialect_of(session), table)
 
 
 def insert_of(dialect: str, table: type[Base] | Table) -> ConflictInsert:
-    """Return an INSERT of a dialect, which has an ON CONFLICT clause."""
+    """Return an INSERT of a dialect, which supports ON CONFLICT."""
     if dialect == "postgresql":
         return postgresql.insert(table)
     return sqlite.insert(table)
@@ -48,15 +48,15 @@ def dialect_of(session: Session) -> str:
 
 
 def table_of(rows: type[Base]) -> Table:
-    """Return the table of a row class, for statements with bound parameters: those on a class take parameters
-    as rows."""
+    """Return the table of a row class, for statements with bound parameters. Statements on the class take
+    parameters as rows."""
     return cast("Table", rows.__table__)
 
 
 def insert_missing(session: Session, table: type[Base], row: Mapping[str, Any], key: Sequence[str]) -> bool:
-    """Insert a row unless one with the same `key` columns is there; return whether it was inserted."""
+    """Insert a row unless a row with the same `key` columns exists. Return whether it was inserted."""
     statement = insert_into(session, table).on_conflict_do_nothing(index_elements=list(key))
-    # Drivers differ in the row count of an insert, but not in the rows that it returns.
+    # Drivers disagree on the row count of an insert, but not on the rows that it returns.
     inserted = session.execute(statement.values(row).returning(*(getattr(table, name) for name in key)))
     return inserted.first() is not None
 
@@ -73,14 +73,14 @@ def insert_all_missing(
 
 
 def changed(session: Session, statement: Update | Delete) -> int:
-    """Execute a statement; return how many rows fulfilled its WHERE clause."""
+    """Execute a statement. Return the number of rows that matched its WHERE clause."""
     return cast("CursorResult[Any]", session.execute(statement)).rowcount
 
 
 def update_each(session: Session, table: type[Base], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Update rows by their `id`, each to its own values of the same columns."""
+    """Update the same columns of rows, given by `id`, with different values for each row."""
     if dialect_of(session) == "postgresql":
-        # One statement with all rows as one parameter: sixteen statements cost several times as much.
+        # One statement takes all rows as one parameter. Sixteen statements cost several times as much.
         given = [
             {name: storable(value) if isinstance(value, str) else value for name, value in row.items()}
             for row in rows
@@ -103,7 +103,7 @@ def _update_from_json(table: type[Base], names: Sequence[str]) -> Update:
 
 
 def among(dialect: str, keys: ColumnElement[Any], name: str) -> ColumnElement[bool]:
-    """A condition: the key is in the list, of any length, that is the parameter `name`."""
+    """A condition: the key is in the list of any length that is bound to the parameter `name`."""
     if dialect == "postgresql":
         return keys == any_(bindparam(name, type_=ARRAY(keys.type)))
     return keys.in_(bindparam(name, expanding=True))
@@ -111,14 +111,14 @@ def among(dialect: str, keys: ColumnElement[Any], name: str) -> ColumnElement[bo
 
 def oldest_pending(found: Found) -> Found:
     """Restrict a select of one job's trials to the pending ones, oldest first."""
-    # A range, so that ordering by state and id can use their index. If only ordered by id, PostgreSQL may
-    # read all trials that are done before it finds a pending one.
+    # A range, so that the ordering by state and id uses their index. When ordering by id alone, PostgreSQL
+    # may read all finished trials before it finds a pending one.
     pending = found.where(TrialRow.state.between("pending", "pending"))
     return pending.order_by(TrialRow.state, TrialRow.id)
 
 
 def lock_job(session: Session, job_id: str) -> str | None:
-    """Lock a job until this transaction ends; return its state, None for an unknown job."""
+    """Lock a job until the transaction ends. Return its state; None for an unknown job."""
     # FOR NO KEY UPDATE: other transactions may still add rows that refer to the job.
     return session.scalar(select(JobRow.state).where(JobRow.id == job_id).with_for_update(key_share=True))
 

@@ -29,7 +29,8 @@ Json = JSON(none_as_null=True)
 
 
 class SanitizedText(TypeDecorator[str]):
-    """Text without characters that a database refuses or a terminal obeys. Such a key matches nothing."""
+    """Text without characters that a database refuses or a terminal executes. A key with such characters
+    matches no row."""
 
     impl = Text
     cache_ok = True
@@ -39,7 +40,7 @@ class SanitizedText(TypeDecorator[str]):
 
 
 def storable(text: str) -> str:
-    """Replace the characters that a database refuses or a terminal obeys."""
+    """Replace characters that a database refuses or a terminal executes."""
     plain = without_controls(text)
     return plain if plain.isascii() else plain.encode("utf-8", "replace").decode()
 
@@ -65,7 +66,7 @@ class BlobRow(Base):
     __tablename__ = "blobs"
     sha: Mapped[str] = mapped_column(primary_key=True)
     size: Mapped[int] = mapped_column(BigInteger)
-    # It lies in the blob store, and has no chunks.
+    # The blob is in the blob store, and has no chunks.
     external: Mapped[bool] = mapped_column(default=False)
 
 
@@ -116,7 +117,7 @@ class DeviceClassRow(Base):
     platform: Mapped[str | None]
     cores: Mapped[int]
     toolchain: Mapped[str]
-    # As JSON, measured by the last calibration of a device of the class.
+    # A core.profile.Profile as JSON, measured by the last calibration of a device of the class.
     profile: Mapped[str | None]
 
 
@@ -130,12 +131,12 @@ class WorkerRow(Base):
     trials_done: Mapped[int] = mapped_column(default=0)
     failures: Mapped[int] = mapped_column(default=0)
     failures_by_kind: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    # What people want the worker to do: work, drain, evicted or update.
+    # The desired state: work, drain, evicted or update.
     desired_state: Mapped[str] = mapped_column(default="work")
     vitals: Mapped[dict[str, Any] | None]
     # Recent average of seconds per trial.
     trial_s: Mapped[float | None]
-    # People want the worker to calibrate its device again.
+    # Whether the worker was asked to calibrate its device again.
     calibrate: Mapped[bool] = mapped_column(default=False)
     # The token that owns the name; null if none was needed or the bootstrap token was used.
     token_id: Mapped[str | None]
@@ -204,24 +205,25 @@ class JobRow(Base):
     calibration: Mapped[str | None]
     # The job whose artifact an inference job runs. That job may have been deleted since.
     infers: Mapped[str | None]
-    # The numbers of its trials and of those that are done: counting them takes longer the more there are.
+    # The number of its trials, and of the finished ones. They are stored because counting many trials takes
+    # long.
     trials_issued: Mapped[int] = mapped_column(default=0)
     trials_done: Mapped[int] = mapped_column(default=0)
-    # Jobs that share their trials have the id of the first of them; null for one alone.
+    # The id of the first job of its group; null for a single job.
     group_id: Mapped[str | None] = mapped_column(index=True)
     model_weight: Mapped[float] = mapped_column(default=1.0)
     objective: Mapped[str] = mapped_column(default="sum")
     latency_s: Mapped[float | None]
     min_gain: Mapped[float | None]
-    # Fixes symbolic leading dimensions; the shapes are completed with it when the model is read.
+    # The size of symbolic leading dimensions, with which intake completes the shapes.
     batch: Mapped[int | None]
-    # How fast the user's model is in ONNX Runtime: the fields of records.jobs.jobs.OnnxRuntime.
+    # The timing of the user's model in ONNX Runtime: the fields of records.jobs.jobs.OnnxRuntime.
     onnxruntime: Mapped[dict[str, Any] | None]
-    # What ended the tuning; empty until something has.
+    # Why the tuning ended; empty until it ends.
     end_reason: Mapped[str] = mapped_column(default="")
-    # When the job is expected to be finished; null while nobody knows.
+    # When the job is expected to end; null while that is unknown.
     expected_end_at: Mapped[float | None]
-    # The W3C traceparent that its spans go below; empty where nobody traces.
+    # The W3C traceparent of the job's spans; empty if the job isn't traced.
     trace_parent: Mapped[str] = mapped_column(default="")
     # Counts the artifacts of the model on the device class, from 1; null without an artifact.
     artifact_version: Mapped[int | None]
@@ -243,7 +245,7 @@ class InferenceRow(Base):
 
 
 class ArtifactCountRow(Base):
-    """The last version of an artifact that a model has on a device class. Versions are never given again."""
+    """The last version of a model's artifacts on a device class. Versions are never reused."""
 
     __tablename__ = "artifact_counts"
     # No foreign keys: it outlives the model and its jobs.
@@ -265,7 +267,8 @@ class ReleaseRow(Base):
 class ShareRow(Base):
     """The start tag and finish tag of a job's last lease in the fair queue's virtual time.
 
-    Not columns of the job, because jobs are locked before trials, and these change after them.
+    They aren't columns of the job, because jobs are locked before trials, and these columns change after the
+    trials.
     """
 
     __tablename__ = "shares"
@@ -293,10 +296,10 @@ class TaskRow(Base):
     covered: Mapped[bool]
     reason: Mapped[str]
     constants: Mapped[list[Any]]
-    # A task that may take the place of the workload `variant_of`; both are empty otherwise.
+    # The kind of variant, and the workload that it may replace; both are empty for other tasks.
     variant: Mapped[str] = mapped_column(default="")
     variant_of: Mapped[str] = mapped_column(default="")
-    # Types and shapes of its operands, and their bytes together.
+    # The types and shapes of its operands, and their total bytes.
     signature: Mapped[str] = mapped_column(default="")
     num_bytes: Mapped[float] = mapped_column(default=0.0)
     # The name of the model's node at which it first occurs.
@@ -315,7 +318,7 @@ class LeaseRow(Base):
     expires_at: Mapped[float]
     closed_at: Mapped[float | None]
     measured: Mapped[int] = mapped_column(default=0)
-    # Its trials are only built.
+    # Whether its trials are only built.
     build: Mapped[bool] = mapped_column(default=False)
 
 
@@ -326,14 +329,14 @@ class TrialRow(Base):
         UniqueConstraint("job_id", "workload_hash", "trace_sha", "repeat"),
         Index(None, "job_id", "state", "id"),
         Index(None, "task_id", "state"),
-        # All that is read of many trials at once: the rows themselves are long.
+        # A covering index for reading many trials at once, because whole rows are long.
         Index(
             "ix_trials_done",
             *("job_id", "finished_at", "id", "task_id", "latency_s"),
             postgresql_where=text("finished_at IS NOT NULL"),
             sqlite_where=text("finished_at IS NOT NULL"),
         ),
-        # The ids of deleted trials must not be drawn again.
+        # The ids of deleted trials must not be assigned again.
         {"sqlite_autoincrement": True},
     )
     id: Mapped[int] = mapped_column(RowId, primary_key=True)
@@ -344,10 +347,10 @@ class TrialRow(Base):
     program: Mapped[dict[str, Any] | None]
     trace: Mapped[str]
     trace_sha: Mapped[str]
-    # 0, or the number of this repetition of the same measurement.
+    # 0 for the first measurement of a trace in a job, then 1, 2, ...
     repeat: Mapped[int] = mapped_column(default=0)
     predicted_s: Mapped[float]
-    # What the analytic model says; null for trials of imported schedules.
+    # The seconds of the analytic estimate; null for trials of imported schedules.
     estimated_s: Mapped[float | None]
     state: Mapped[str]
     attempts: Mapped[int]
@@ -357,18 +360,18 @@ class TrialRow(Base):
     # The median of run_s; null for trials that are older than this column.
     latency_s: Mapped[float | None]
     build_s: Mapped[float | None]
-    # What the compiler reports of a GPU's kernels, see core.measurement.Resources.
+    # The compiler's report on GPU kernels, see core.measurement.Resources.
     registers: Mapped[int | None]
     spilled_bytes: Mapped[int | None]
     error: Mapped[str]
     created_at: Mapped[float]
     finished_at: Mapped[float | None]
-    # Names the library that a builder made, which is deleted once the trial is done.
+    # The library that a builder compiled. It is deleted once the trial is done.
     library_sha: Mapped[str | None]
 
 
 class LibraryRow(Base):
-    """The library that a builder made of a trial that isn't done yet."""
+    """The library that a builder compiled for an unfinished trial."""
 
     __tablename__ = "libraries"
     trial_id: Mapped[int] = mapped_column(
@@ -402,10 +405,10 @@ class RecordRow(Base):
     __tablename__ = "records"
     __table_args__ = (
         UniqueConstraint("workload_hash", "device_class", "trace_sha"),
-        # By source, because the fastest measured record is asked for however many were imported. The name
-        # would be too long for PostgreSQL.
+        # By source, so that the fastest measured record is found among many imported ones. SQLAlchemy's
+        # default name is too long for PostgreSQL.
         Index("ix_records_fastest", "workload_hash", "device_class", "source", "latency_s"),
-        # A record that is measured again gets a new id, so that it is found among the new ones.
+        # A record that is measured again gets a new id, so that readers of new records find it.
         Index(None, "device_class", "id"),
     )
     id: Mapped[int] = mapped_column(RowId, primary_key=True)
@@ -436,7 +439,7 @@ class TvmscriptRow(Base):
 
 class EventRow(Base):
     __tablename__ = "events"
-    # By kind as well, because most of the events of a long job don't matter to whoever looks for one kind.
+    # By kind as well, because a long job has many events of other kinds.
     __table_args__ = (Index(None, "job_id", "id"), Index("ix_events_kind", "job_id", "kind", "id"))
     id: Mapped[int] = mapped_column(RowId, primary_key=True)
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
@@ -475,7 +478,7 @@ class TokenRow(Base):
 
 class AuditRow(Base):
     __tablename__ = "audit"
-    # The ids of deleted lines must not be drawn again: pages are ordered by id.
+    # The ids of deleted lines must not be assigned again, because pages are ordered by id.
     __table_args__ = (Index(None, "at"), {"sqlite_autoincrement": True})
     id: Mapped[int] = mapped_column(RowId, primary_key=True)
     at: Mapped[float]
@@ -488,7 +491,7 @@ class AuditRow(Base):
 
 
 class ClockRow(Base):
-    """The clock as the schedulers of a host have seen it since its last boot (`records.clock`)."""
+    """A reading of a host's clock since its last boot (`records.clock`)."""
 
     __tablename__ = "clocks"
     boot_id: Mapped[str] = mapped_column(primary_key=True)
@@ -512,7 +515,7 @@ class DeliveryRow(Base):
     """A message for a webhook: pending until it is delivered, or failed after the last attempt."""
 
     __tablename__ = "webhook_deliveries"
-    # The ids of deleted messages must not be drawn again: receivers know messages by them.
+    # The ids of deleted messages must not be assigned again, because receivers identify messages by them.
     __table_args__ = (Index(None, "state", "due_at"), {"sqlite_autoincrement": True})
     id: Mapped[int] = mapped_column(RowId, primary_key=True)
     webhook_id: Mapped[str] = mapped_column(ForeignKey("webhooks.id"), index=True)

@@ -1,4 +1,4 @@
-"""Versions of cost models; what kind of nest a workload is."""
+"""Add versions of cost models, and tags of workloads."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Tokens, and the log of who did what."""
+"""Add tokens and the audit log."""
 
 import sqlalchemy as sa
 from alembic import op

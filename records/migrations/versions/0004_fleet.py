@@ -1,4 +1,4 @@
-"""Add the states of workers, wanted and reported, and the jobs' shares of devices."""
+"""Add desired and reported states of workers, and the jobs' shares of devices."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Add what a thousand workers on one server need: kept counts, and indices for what every call asks."""
+"""Add counters of trials, and indices for the queries of every worker's call."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Workers that build what other devices measure, and what they have built."""
+"""Add builders, and the libraries that they compile."""
 
 import json
 
@@ -43,7 +43,7 @@ def upgrade() -> None:
 
 
 def _describe_classes(connection: sa.Connection) -> None:
-    """A device class is stored once, so those that are there would never say it themselves."""
+    """Fill the new columns of stored device classes, because a class is stored only once."""
     names = ("key", "device", "machine", "cores", "toolchain")
     classes = sa.table("device_classes", *(sa.column(name) for name in names))
     for key, text in connection.execute(sa.select(classes.c.key, classes.c.device)).all():

@@ -1,4 +1,4 @@
-"""Tell new records by ids, and compare the outputs of modules where they are run."""
+"""Identify new records by ids, and store how module runs compare outputs."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""A job may measure a program again."""
+"""Allow a job to measure a program again."""
 
 from collections.abc import Callable
 
@@ -31,8 +31,8 @@ def downgrade() -> None:
 
 
 def _anew(change: Callable[[], None]) -> None:
-    """SQLite writes the table anew. What refers to it would go with the old one: builders build it again. And
-    ids that were given out must not come back."""
+    """Recreate the table, as SQLite requires. Rows that refer to it are deleted, so builders build again. Ids
+    that were used must not be assigned again."""
     op.execute("DELETE FROM libraries")
     op.execute("UPDATE trials SET library_sha = NULL")
     last = op.get_bind().scalar(sa.text("SELECT seq FROM sqlite_sequence WHERE name = 'trials'"))

@@ -1,4 +1,4 @@
-"""Add the profiles that calibration measures; workers may be asked to calibrate."""
+"""Add profiles of device classes, and requests to calibrate."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Tasks that may take another task's place; jobs that want none of them."""
+"""Add variants of tasks, and the option of jobs to exclude them."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -14,7 +14,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    # An older release would compile variants in beside what they stand for.
+    # An older release would compile both the variant and its original.
     unknown = "a variant, which this release does not know"
     op.execute(f"UPDATE tasks SET covered = false, reason = '{unknown}' WHERE variant <> ''")
     op.drop_column("jobs", "exact")

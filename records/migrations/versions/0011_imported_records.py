@@ -1,4 +1,4 @@
-"""Measured and imported records are looked up apart."""
+"""Index measured and imported records separately."""
 
 from alembic import op
 

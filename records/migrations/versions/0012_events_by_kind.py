@@ -1,4 +1,4 @@
-"""Events are found by kind; of the events of progress, a job keeps the last."""
+"""Index events by kind, and keep only the last "progress" event of each job."""
 
 from alembic import op
 

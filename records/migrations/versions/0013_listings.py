@@ -1,4 +1,4 @@
-"""Programs as text, operands of tasks, and the analytic estimate of trials."""
+"""Add TVMScripts, signatures of tasks, and the analytic estimate of trials."""
 
 import sqlalchemy as sa
 from alembic import op

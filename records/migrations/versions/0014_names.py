@@ -1,4 +1,4 @@
-"""Names of workers belong to tokens, and one machine at a time uses one."""
+"""Bind names of workers to tokens, and store the boot id of the machine."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Jobs have goals and objectives, and share their trials with jobs of other models."""
+"""Add goals, objectives and groups of jobs."""
 
 import sqlalchemy as sa
 from alembic import op

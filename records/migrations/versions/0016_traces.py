@@ -1,4 +1,4 @@
-"""Jobs carry the context of their traces."""
+"""Add the trace context of jobs."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Blobs may lie in a blob store, outside of the database."""
+"""Mark blobs that are in a blob store instead of the database."""
 
 import sqlalchemy as sa
 from alembic import op

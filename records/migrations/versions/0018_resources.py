@@ -1,4 +1,4 @@
-"""What the compiler reports of a GPU's kernels: registers, and bytes of them that are spilled to memory."""
+"""Add the registers and spilled bytes that the compiler reports for GPU kernels."""
 
 import sqlalchemy as sa
 from alembic import op

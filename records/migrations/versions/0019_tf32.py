@@ -1,4 +1,4 @@
-"""Jobs that may compute in TF32."""
+"""Add the job option TF32."""
 
 import sqlalchemy as sa
 from alembic import op

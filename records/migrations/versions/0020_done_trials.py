@@ -1,4 +1,4 @@
-"""An index with all that is read of a job's trials at once."""
+"""Add a covering index of finished trials."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Timings of users' models in ONNX Runtime."""
+"""Add timings of users' models in ONNX Runtime."""
 
 import sqlalchemy as sa
 from alembic import op

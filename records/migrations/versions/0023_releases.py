@@ -1,4 +1,4 @@
-"""Versions of artifacts, and names that point to them."""
+"""Add versions of artifacts, and releases."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -27,7 +27,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("name", "device_class", name="pk_releases"),
     )
     op.create_index("ix_releases_job_id", "releases", ["job_id"])
-    # The artifacts that are there already get versions in the order in which they were published.
+    # Number existing artifacts in the order in which they were published.
     op.execute(
         """
         UPDATE jobs SET artifact_version = ranked.version FROM (

@@ -1,4 +1,4 @@
-"""Webhooks and their messages."""
+"""Add webhooks and their messages."""
 
 import sqlalchemy as sa
 from alembic import op

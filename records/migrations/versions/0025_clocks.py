@@ -1,4 +1,4 @@
-"""The clock as schedulers have seen it."""
+"""Add readings of the schedulers' clocks."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Datasets, and quantized forms of models."""
+"""Add datasets, and quantized forms of models."""
 
 import sqlalchemy as sa
 from alembic import op

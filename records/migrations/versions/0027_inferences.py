@@ -1,4 +1,4 @@
-"""Inference jobs."""
+"""Add inference jobs."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""The names of the model's nodes that tasks come from."""
+"""Add the names of the model's nodes that tasks come from."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Tags and notes of jobs."""
+"""Add tags and notes of jobs."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -112,7 +112,7 @@ class TestJobs:
     def test_one_that_a_scheduler_works_on_waits(self, farm: Farm) -> None:
         jobs.claim_job(farm.session, "job", "scheduler", 39.0, 900.0)
         finish(farm.session)
-        with pytest.raises(JobInUse, match="a scheduler is still at work on it: try again soon"):
+        with pytest.raises(JobInUse, match="a scheduler still runs one of its steps: try again soon"):
             delete_job(farm.session, "job", now=50.0)
         delete_job(farm.session, "job", now=1000.0)
 

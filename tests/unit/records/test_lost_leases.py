@@ -52,7 +52,7 @@ class TestExpire:
         assert leases.expire(farm.session, now=141.0) == ["job"]
         bad, innocent = farm.trials()
         assert (bad.state, bad.outcome, bad.attempts) == ("done", Outcome.DEVICE_LOST, 2)
-        assert "lost before it reported" in bad.error
+        assert "lost before it sent a result" in bad.error
         assert (innocent.state, innocent.attempts) == ("pending", 1)
         assert [record.trace for record in schedules.history(farm.session, DEVICE.key)] == ["t1"]
         assert [trial.id for trial in farm.leased("more", now=142.0).trials] == ids[1:]
