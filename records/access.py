@@ -63,7 +63,7 @@ class AuditLine:
 
     id: int
     at: float
-    act: AuditEntry
+    entry: AuditEntry
     times: int
 
 
@@ -129,10 +129,10 @@ def revoke_token(session: Session, token_id: str, now: float) -> Token:
     return _token(row)
 
 
-def append_audit(session: Session, acts: Mapping[AuditEntry, int], at: float) -> None:
+def append_audit(session: Session, entries: Mapping[AuditEntry, int], at: float) -> None:
     """Store one line for each action, with the number of times that it happened."""
-    for act, times in acts.items():
-        session.execute(insert(AuditRow).values(**vars(act), at=at, times=times))
+    for entry, times in entries.items():
+        session.execute(insert(AuditRow).values(**vars(entry), at=at, times=times))
 
 
 def audit(session: Session, limit: int, before: int | None = None) -> list[AuditLine]:

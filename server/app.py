@@ -38,24 +38,26 @@ from server.install import routes as install
 from server.problems import EVERYWHERE, GUARDED, ProblemBody, install_error_handlers
 from system import tracing
 
-# Reading JSON keeps others waiting, for as long as the text is long.
+# Parsing JSON blocks other requests, for a time that grows with the text.
 _MAX_BODY_BYTES = 256 << 10
 _MAX_QUERY_BYTES = 2 << 20
-# Smaller answers travel in a few packets anyhow; artifacts are compiled code, which hardly shrinks.
+# Responses below this size aren't compressed, because they fit into a few packets. Artifacts aren't either,
+# because compiled code hardly shrinks.
 _COMPRESSED_FROM_BYTES = 16 << 10
 _NOT_COMPRESSED = (
     *DEFAULT_EXCLUDED_CONTENT_TYPES,
     *("application/x-tar", "application/zip", "application/octet-stream"),
 )
-# Probes and files of pages would bury what matters, and a stream of events lasts as long as its job.
+# Paths without traces: probes and files would hide the other spans, and a stream of events lasts as long as
+# its job.
 _NOT_TRACED = "healthz,readyz,/metrics,/assets/,/events"
 
 
 class Application(FastAPI):
     """A FastAPI application whose OpenAPI document has the schema of problem documents.
 
-    The schema is added to the document by hand: if routes named ProblemBody as a model, FastAPI would say
-    that problems come as `application/json`.
+    The schema is added to the document by hand. If routes named ProblemBody as a model, FastAPI would declare
+    problems as `application/json`.
     """
 
     def openapi(self) -> dict[str, Any]:
@@ -70,7 +72,7 @@ def create_app(context: ServerContext) -> FastAPI:
         title="tunefarm",
         description="Tunes neural networks for the devices that will run them.",
         version=context.version or "0",
-        # FastAPI's pages load their scripts from the internet, which a service on a closed network hasn't.
+        # FastAPI's pages would load scripts from the internet, which closed networks don't have.
         docs_url=None,
         redoc_url=None,
         responses=EVERYWHERE,
@@ -96,7 +98,7 @@ def create_app(context: ServerContext) -> FastAPI:
     app.add_middleware(
         GZipMiddleware,
         minimum_size=_COMPRESSED_FROM_BYTES,
-        compresslevel=4,  # the next ones take twice the time for a fiftieth
+        compresslevel=4,  # higher levels take twice the time and save 2%
         exclude_content_types=_NOT_COMPRESSED,
     )
     app.add_middleware(RoutineLookUps, look_ups=context.look_ups)

@@ -8,14 +8,14 @@ from records.storage import blobs
 from records.storage.database import Database
 from server.threads import Threads
 
-# Less than gRPC's clients take in a message.
+# Less than the largest message that gRPC clients accept.
 PIECE_BYTES = 1 << 20
 
 
 async def stream_blob(database: Database, threads: Threads, sha: str, size: int) -> AsyncIterator[bytes]:
     """Yield a blob of `size` bytes in pieces of at most PIECE_BYTES.
 
-    Raises BlobNotFound, also in the middle when the blob is deleted meanwhile, and StorageError.
+    Raises StorageError, and BlobNotFound, also if the blob is deleted while it is streamed.
     """
 
     def chunk(position: int) -> bytes:

@@ -9,14 +9,15 @@ from typing import Any
 from fastapi import Request, Response
 from pydantic import BaseModel
 
-# For the OpenAPI description of a route.
+# The OpenAPI description of a 304 response.
 NOT_MODIFIED: dict[int | str, dict[str, Any]] = {304: {"description": "The ETag in If-None-Match is current"}}
-# Whoever keeps an answer asks whether it still holds; with a token it is nobody else's.
+# Caches must revalidate a response before they use it. Only the client itself may cache it, because it may
+# depend on a token.
 _CACHING = "private, no-cache"
 
 
 def is_current(request: Request, etag: str) -> bool:
-    """Return whether the client has said in If-None-Match that it has this version."""
+    """Return whether If-None-Match names this ETag."""
     given = request.headers.get("if-none-match")
     if given is None:
         return False
@@ -34,7 +35,7 @@ def headers_of(etag: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class TaggedJson:
-    """An answer in JSON with its ETag, which is its digest."""
+    """A JSON response with its ETag, which is the digest of the body."""
 
     content: bytes
     etag: str
@@ -45,7 +46,7 @@ class TaggedJson:
         return cls(content, etag_of(content))
 
     def to(self, request: Request) -> Response:
-        """Return the response: the JSON, or 304 without it when the client has it."""
+        """Return the response: the JSON, or 304 if the client has it."""
         if is_current(request, self.etag):
             return Response(status_code=304, headers=headers_of(self.etag))
         return Response(self.content, media_type="application/json", headers=headers_of(self.etag))

@@ -1,4 +1,4 @@
-"""The context of every request handler, made once per process and passed in."""
+"""The objects that all request handlers share. There is one context for each process."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from system.version import installed_version
 class ServerContext:
     """Settings, database and services of one server process.
 
-    `wake` asks the scheduler to run a step of a job soon; it is called after the transaction. `now` returns
-    epoch seconds, `new_id` an id never returned before, `new_secret` 43 characters that nobody can guess.
-    Handlers that wait return when `stopping` is set. `transfers` are the threads that move files. Only the
-    holder of `importing` has an import in memory. `version` is tunefarm's version. `bundle_digests` keeps
-    the SHA-256 of bundles by the SHA-256 of their artifacts.
+    `wake` asks the scheduler to run a step of a job soon. It is called after the transaction. `now` returns
+    epoch seconds, `new_id` a unique id, `new_secret` 43 random characters. Handlers that wait return when
+    `stopping` is set. `transfers` are the threads that move files. Only the holder of `importing` has an
+    import in memory. `version` is tunefarm's version. `bundle_digests` keeps the SHA-256 of bundles by the
+    SHA-256 of their artifacts.
     """
 
     settings: ServerSettings

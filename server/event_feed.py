@@ -15,13 +15,13 @@ from records.storage.database import Database
 from server.waiting import sleep_unless_stopping
 
 POLL_S = 0.3
-# The most events of a page; a poll that finds more leaves the others to the next one.
+# The most events of a page. A poll leaves further events to the next poll.
 PAGE = 200
 _MAX_IN_POLL = 5000
 
 
 class Page(NamedTuple):
-    """The next events of a job, at most PAGE, and whether the job is finished and these are its last."""
+    """The next events of a job, at most PAGE, and whether they are the last ones of a finished job."""
 
     events: list[Event]
     finished: bool
@@ -42,7 +42,7 @@ class _Watcher:
     page: asyncio.Future[Page] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def answer(self, answer: Page | Exception) -> None:
-        if self.page.done():  # cancelled, because its client left
+        if self.page.done():  # cancelled because its client disconnected
             return
         if isinstance(answer, Exception):
             self.page.set_exception(answer)
@@ -51,7 +51,7 @@ class _Watcher:
 
 
 class EventFeed:
-    """Shared by all event streams of one server. Belongs to the event loop."""
+    """The event feed that all event streams of one server share. It belongs to the event loop."""
 
     def __init__(self, database: Database, stopping: asyncio.Event) -> None:
         self._database = database
@@ -60,16 +60,16 @@ class EventFeed:
         self._polling: asyncio.Task[None] | None = None
 
     async def read(self, cursor: EventCursor) -> Page:
-        """Return the job's events after a cursor without waiting, maybe none. Raises JobNotFound,
-        StorageError.
-        """
+        """Return the job's present events after a cursor, without waiting. Raises JobNotFound,
+        StorageError."""
         pages = await run_in_threadpool(self._read, {cursor})
         if cursor not in pages:
             raise jobs.JobNotFound(f"there is no job {cursor.job_id!r}")
         return pages[cursor]
 
     async def wait(self, cursor: EventCursor) -> Page:
-        """Return the job's next events as soon as there are any, none when the job or the server has ended.
+        """Wait for the job's next events and return them. Return none if the job has finished or the server
+        stops.
 
         Raises StorageError.
         """
@@ -89,7 +89,7 @@ class EventFeed:
             try:
                 pages = await run_in_threadpool(self._read, {watcher.cursor for watcher in waiting})
             except Exception as error:
-                # It is theirs; the next poll is for others.
+                # The result belongs to these watchers. The next poll serves later ones.
                 for watcher in waiting:
                     watcher.answer(error)
             else:

@@ -11,7 +11,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 class HeadMiddleware:
     """ASGI middleware that answers HEAD with the status and the headers of GET.
 
-    The handler is cancelled once its answer begins: the body may be a large file or an endless stream.
+    The handler is cancelled once its response begins, because the body may be a large file or an endless
+    stream.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -1,4 +1,4 @@
-"""The protocols of each connection, with bounds on TLS handshakes and heads that uvicorn doesn't have."""
+"""HTTP connections with bounds on TLS handshakes and request heads, which uvicorn lacks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from typing import Protocol
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-# A client sends the head of a request at once.
+# Seconds in which a request's head must arrive. Clients send it at once.
 HEAD_S = 10.0
 MAX_HEAD_BYTES = 64 << 10
-# The process may have too many open files.
+# Seconds before the next connection is accepted after a failure, such as too many open files.
 ACCEPT_AGAIN_S = 1.0
-# Connections without a whole TLS handshake or head; the one that has waited longest makes room for one more.
+# The most connections with an incomplete TLS handshake or head. The oldest is closed to make room for
+# another.
 MAX_HALF_SENT = 1000
 
 _TOO_LARGE = "431 Request Header Fields Too Large"
@@ -28,13 +29,13 @@ _log = logging.getLogger(__name__)
 
 
 class HalfSent(Protocol):
-    """A connection whose handshake or head isn't whole."""
+    """A connection whose handshake or head isn't complete."""
 
     def make_room(self) -> None:
-        """End the connection."""
+        """Close the connection."""
 
 
-# The half-sent requests of this process, oldest first: a dict keeps its order.
+# The half-sent requests of this process, oldest first, as the keys of a dict.
 half_sent: dict[HalfSent, None] = {}
 
 
@@ -47,7 +48,7 @@ def _count(connection: HalfSent) -> None:
 class TlsListener:
     """Accepts the connections of a socket, and gives each to a new protocol once its TLS handshake is done.
 
-    A server of asyncio does so too, but without a bound on the number of handshakes.
+    asyncio's server does the same without a bound on the number of handshakes.
     """
 
     def __init__(
@@ -61,13 +62,13 @@ class TlsListener:
         self._accepting = asyncio.get_running_loop().create_task(self._accept())
 
     def close(self) -> None:
-        """Accept no more connections, and end those whose handshake isn't done."""
+        """Accept no more connections, and close those whose handshake isn't done."""
         self._accepting.cancel()
         for handshake in list(self._handshakes):
             handshake.make_room()
 
     async def wait_closed(self) -> None:
-        """Wait until `close` has ended everything."""
+        """Wait until `close` has closed all connections."""
         await asyncio.wait([self._accepting, *(handshake.task for handshake in self._handshakes)])
 
     async def _accept(self) -> None:

@@ -19,7 +19,8 @@ _Found = dict[str, Record]
 
 @dataclass(frozen=True)
 class ClassFacts:
-    """A device class as look-ups show it. `threads` is the number of a CPU's threads, None for a GPU."""
+    """The part of a device class that look-ups return. `threads` is the number of a CPU's threads; None for a
+    GPU."""
 
     key: str
     toolchain: str
@@ -27,21 +28,22 @@ class ClassFacts:
 
 
 class LookUps:
-    """Looks up the best schedules, by workload. Belongs to the event loop. Its methods raise StorageError."""
+    """Looks up the best schedules, by workload. It belongs to the event loop. Its methods raise
+    StorageError."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        # The meaning of a key never changes.
+        # Device classes by key. They never change.
         self._facts: dict[str, ClassFacts] = {}
         self._asked: list[tuple[str, str, asyncio.Future[_Found]]] = []
         self._answering: asyncio.Task[None] | None = None
 
     def known(self, key: str) -> bool:
-        """Return whether this is the key of a device class that was asked for before."""
+        """Return whether this key of a device class was looked up before."""
         return key in self._facts
 
     async def facts(self, key: str) -> ClassFacts:
-        """Raises DeviceClassNotFound."""
+        """Return a device class by its key. Raises DeviceClassNotFound."""
         if key not in self._facts:
             self._facts[key] = await run_in_threadpool(self._read_facts, key)
         return self._facts[key]
@@ -75,7 +77,7 @@ class LookUps:
                     found = await self.best_many(its, key)
                 except Exception as error:
                     for answer in waiting:
-                        if not answer.done():  # a client that has left
+                        if not answer.done():  # cancelled because its client disconnected
                             answer.set_exception(error)
                 else:
                     for answer in waiting:

@@ -45,16 +45,16 @@ from system.settings import read_settings
 _log = logging.getLogger("server")
 
 _STOP_GRACE_S = 3
-# Each worker has one call open at a time, which mostly waits for work. Calls beyond the limit are answered
-# RESOURCE_EXHAUSTED, on which workers call again later.
+# Each worker has one open call, which mostly waits for work. Calls beyond the limit get RESOURCE_EXHAUSTED,
+# and workers retry later.
 MAX_CONCURRENT_CALLS = 20_000
-# Workers' connections, those in a handshake included. They leave half of the process's files to others.
+# The most connections of workers, including handshakes. They leave half of the process's files to others.
 MAX_CONNECTIONS = 20_000
-# A connection without a call is closed; a worker opens another one.
+# A connection without a call is closed after this time. A worker opens a new one.
 _IDLE_S = 300.0
-# A call waits for the database some fifteen times, and each time until the thread that computes gives up the
-# interpreter's lock. With Python's interval of 5 ms, 1,000 workers had their leases after 71 ms (median) and
-# not 24, p99 374 and not 150.
+# A call waits for the database about fifteen times, and then for the interpreter's lock. With Python's
+# interval of 5 ms, 1,000 workers got leases after 71 ms instead of 24 ms (median), p99 374 ms instead of 150
+# ms.
 _SWITCH_INTERVAL_S = 0.0005
 
 
@@ -106,19 +106,19 @@ async def serve(context: ServerContext, http: socket.socket) -> None:
     """
     settings, tls = context.settings, context.settings.tls
     bound_threads()
-    # asyncio does this only for sockets that name their protocol; without it an answer takes 40 ms longer.
+    # asyncio sets this only for sockets with an explicit protocol. Without it, a response takes 40 ms longer.
     http.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     grpc_server, grpc_port = await _start_grpc(context)
     http_server = _HttpServer(
         uvicorn.Config(
             create_app(context),
             log_config=None,
-            # Strangers can cause lines below this level: one for each request that isn't HTTP.
+            # Anyone can cause log lines below this level, one for each request that isn't HTTP.
             log_level="error",
             access_log=False,
             lifespan="off",
             ws="none",
-            # Without it, a request belongs to the trace of the one before it on its connection.
+            # Without it, a request joins the trace of the previous request on its connection.
             reset_contextvars=True,
             timeout_graceful_shutdown=_STOP_GRACE_S,
             ssl_certfile=tls.cert,
@@ -145,7 +145,8 @@ async def serve(context: ServerContext, http: socket.socket) -> None:
 
 
 class _HttpServer(uvicorn.Server):
-    """Leaves signals to `_run`, which stops both servers at once. Bounds TLS handshakes and heads."""
+    """uvicorn's server with bounds on TLS handshakes and heads. `_run` handles signals, because it stops both
+    servers."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen as uvicorn does, with our protocols."""
@@ -168,13 +169,13 @@ class _HttpServer(uvicorn.Server):
 
 async def _run(settings: ServerSettings) -> None:
     """Serve until SIGTERM or SIGINT. Raises StorageError, SettingsError and CommandError."""
-    # Every worker has a connection; by default a process may have 1,024 open, though it may ask for more.
+    # Every worker has a connection. By default, a process may open 1,024 files, but may raise that limit.
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # a system may say more than it grants
+    with contextlib.suppress(ValueError, OSError):  # some systems grant less than they report
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     with _listen(settings.host, settings.port, "TUNEFARM_PORT") as http:
-        # Tried here, because gRPC only logs why it can't listen on a port.
+        # Bind the port here, because gRPC only logs why it can't listen.
         _listen(settings.host, settings.grpc_port, "TUNEFARM_GRPC_PORT").close()
         store = None if settings.blob_store is None else BlobStore(settings.blob_store)
         database = Database(settings.database_url, blob_store=store)
@@ -188,7 +189,8 @@ async def _run(settings: ServerSettings) -> None:
                 raise CommandError(f"the broker can't be used: {error}", ExitCode.LOCAL) from error
             context = ServerContext(settings, database, waker, database.now, lambda: uuid.uuid4().hex)
             context.signing_key  # noqa: B018 - a wrong file is said now
-            # The objects made so far stay: garbage collections that visit them take as long as calls.
+            # The objects created so far are permanent. Garbage collections that visit them would take as long
+            # as calls.
             gc.freeze()
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, context.stopping.set)
@@ -224,7 +226,7 @@ async def _start_grpc(context: ServerContext) -> tuple[grpc.aio.Server, int]:
         interceptors=interceptors,
         maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS,
         options=[
-            # Without this two servers can share a port, and each gets half of the calls.
+            # Without this, two servers could share a port, and each would get half of the calls.
             ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -251,7 +253,6 @@ async def _start_grpc(context: ServerContext) -> tuple[grpc.aio.Server, int]:
 
 
 def _is_traced(call: grpc.HandlerCallDetails) -> bool:
-    """Return whether a call belongs to a trace. Calls of idle workers don't: each would be a trace of its
-    own.
-    """
+    """Return whether a call belongs to a trace. Calls of idle workers don't, because each would start a new
+    trace."""
     return any(name == "traceparent" for name, _ in call.invocation_metadata or ())

@@ -1,4 +1,4 @@
-"""The metrics that HTTP and gRPC count and `/metrics` shows to Prometheus."""
+"""The Prometheus metrics of a server, which `/metrics` returns."""
 
 from __future__ import annotations
 

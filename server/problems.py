@@ -49,7 +49,7 @@ _EXPLANATIONS = {
 
 
 class ProblemBody(BaseModel):
-    """An RFC 9457 problem document; `type` names the kind of problem and never changes."""
+    """An RFC 9457 problem document. `type` names the kind of problem. Published types keep their meaning."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -67,14 +67,15 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     }
 
 
-# Any route: the body is too large, parameters make no sense, too many requests, a bug of the service.
+# Statuses of any route: the body is too large, parameters are invalid, too many requests, an internal error.
 EVERYWHERE = problems(413, 422, 429, 500)
-# Any route but the probes: the token is missing, wrong or lacks the scope, the storage is away or full.
+# Statuses of any route except probes: the token is missing, wrong or lacks the scope; the storage is
+# unavailable or full.
 GUARDED = problems(401, 403, 503, 507)
 
 
 class Problem(HTTPException):
-    """An error that ends a request. `detail` is one sentence with the cause and the next step; `extra` are
+    """An error that ends a request. `detail` is one sentence with the cause and the next step. `extra` has
     further members of the document."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Rate limits for clients, counted in this process's memory, with a monotonic timer."""
+"""Rate limits of clients, counted in this process's memory with a monotonic timer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from cachetools import TTLCache
 
 OFF = "off"
-# If more clients than this call within a window, the windows that began first are forgotten.
+# If more clients than this call within a window, the oldest windows are dropped.
 MAX_CLIENTS = 100_000
 _LIMIT = re.compile(r"(\d{1,9}) ?(?:/|per) ?(\d{1,4})? ?(second|minute|hour|day)s?")
 _SECS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
@@ -66,7 +66,8 @@ class RateLimiter:
         return wait_s
 
     def test(self, client: str) -> int | None:
-        """Return the seconds to wait when no further call is allowed now, otherwise None. Counts nothing."""
+        """Return the seconds to wait if no further call is allowed now, otherwise None. The call isn't
+        counted."""
         window = self._windows.get(client)
         if self._limit is None or (window.calls if window else 0) < self._limit.calls:
             return None
@@ -76,9 +77,8 @@ class RateLimiter:
 
 @functools.lru_cache(maxsize=10_000)
 def network_of(address: str) -> str:
-    """Return the key that an address is counted by: an IPv4 address, or the /64 network of an IPv6 address. A
-    client with one IPv6 address usually has all 2**64 of its network.
-    """
+    """Return the key for counting an address: an IPv4 address, or the /64 network of an IPv6 address. A
+    client with one IPv6 address usually has all 2**64 of its network."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

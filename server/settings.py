@@ -20,10 +20,10 @@ class ServerSettings(BaseSettings):
     `rate_limit` bounds the calls of every client, `failure_limit` the calls with wrong tokens from one
     address: "600/minute" or "off". `token` has all scopes, `worker_token` only the scope worker. With
     `require_sandbox`, workers whose measured code isn't contained get no work. `max_uploads` and
-    `max_event_streams` bound how many are open at once. Models and artifacts are stored in `blob_store`,
-    `file:///FOLDER` or `s3://BUCKET/PREFIX`, or else in the database. `signing_key` is the file with the
-    private key that schedulers sign artifacts with. The server signs bundles with it, and shows the public
-    key.
+    `max_event_streams` bound the number of open uploads and event streams. Models and artifacts are stored in
+    `blob_store`, `file:///FOLDER` or `s3://BUCKET/PREFIX`, or else in the database. `signing_key` is the file
+    with the private key that schedulers sign artifacts with. The server signs bundles with it, and shows the
+    public key.
     """
 
     model_config = SettingsConfigDict(env_prefix="TUNEFARM_", env_ignore_empty=True, extra="ignore")
@@ -70,7 +70,7 @@ class ServerSettings(BaseSettings):
 
     @property
     def tls(self) -> TlsFiles:
-        """The server's TLS files; false when it serves without TLS."""
+        """The server's TLS files; false without TLS."""
         return TlsFiles(self.tls_cert, self.tls_key, self.tls_client_ca)
 
     @property
@@ -80,15 +80,15 @@ class ServerSettings(BaseSettings):
 
     @property
     def loopback(self) -> bool:
-        """Only this machine can reach the server."""
+        """Whether only this machine can reach the server."""
         return is_loopback(self.host)
 
     @property
     def secret(self) -> str | None:
-        """The bootstrap token in clear, None where none is set."""
+        """The bootstrap token in clear; None if it isn't set."""
         return None if self.token is None else self.token.get_secret_value()
 
     @property
     def worker_secret(self) -> str | None:
-        """The token of workers in clear, None where none is set."""
+        """The token of workers in clear; None if it isn't set."""
         return None if self.worker_token is None else self.worker_token.get_secret_value()

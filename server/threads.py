@@ -1,8 +1,8 @@
-"""The threads that use the database, in a pool for each kind of call, so that no kind waits for another.
+"""The threads that use the database. Each kind of call has its own pool, so that no kind waits for another.
 
 Workers' calls and the look-ups of their tokens run in the event loop's executor (`asyncio.to_thread`). HTTP
-handlers run in the framework's thread pool (`run_in_threadpool`). What moves files runs in `Threads` of its
-own. Together they are as many as a process may have transactions (`records.storage.database`).
+handlers run in the framework's thread pool (`run_in_threadpool`). Transfers of files run in separate
+`Threads`. Together there are as many threads as a process may have transactions (`records.storage.database`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from anyio.to_thread import current_default_thread_limiter
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 
-# A transaction waits for PostgreSQL about as long as it computes, and one thread computes at a time. With
-# more threads, each would only hold its locks longer.
+# A transaction waits for PostgreSQL about as long as it computes, and only one thread computes at a time.
+# With more threads, each would hold its locks longer.
 _FLEET_THREADS = 8
 _HTTP_THREADS = 8
 _TRANSFER_THREADS = 4
@@ -33,11 +33,11 @@ class Threads:
     async def run(
         self, function: Callable[_Given, _Result], *args: _Given.args, **kwargs: _Given.kwargs
     ) -> _Result:
-        """Run the function in a thread when one is free; return its result."""
+        """Run a function in the next free thread, and return its result."""
         return await asyncio.wrap_future(self._executor.submit(function, *args, **kwargs))
 
 
 def bound_threads() -> None:
-    """Bound the threads of the running event loop and of the HTTP framework in it."""
+    """Bound the number of threads of the running event loop and of its HTTP framework."""
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_FLEET_THREADS, "fleet"))
     current_default_thread_limiter().total_tokens = _HTTP_THREADS

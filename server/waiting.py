@@ -1,4 +1,4 @@
-"""Waiting that ends when the server stops, for calls that are held back until there is news."""
+"""Sleep in calls that wait for news, but end when the server stops."""
 
 from __future__ import annotations
 

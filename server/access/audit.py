@@ -17,10 +17,10 @@ from server.waiting import sleep_unless_stopping
 
 _log = logging.getLogger(__name__)
 
-# Refusals fill at most MAX_REFUSED lines (and one for the others) every FLUSH_S, whatever strangers send.
+# Refusals fill at most MAX_REFUSED lines, and one for all others, every FLUSH_S seconds.
 FLUSH_S = 60.0
 MAX_REFUSED = 20
-# A worker calls every second: its calls are worth one line a day.
+# A worker calls every second, so its calls get one line a day.
 DAILY_S = 86400.0
 _MAX_DAILY = 10_000
 _MAX_CHARS = 200
@@ -28,10 +28,10 @@ _OTHERS = AuditEntry("nobody", "any", "", "refused", "many addresses")
 
 
 class AuditLog:
-    """`now` returns epoch seconds, and `timer` the seconds of a monotonic timer.
+    """The audit log of one server. `now` returns epoch seconds, and `timer` the seconds of a monotonic timer.
 
-    If the line can't be written, the server's own log says so and the call continues, because the action has
-    already happened.
+    If a line can't be written, the server logs that and the call continues, because the action has already
+    happened.
     """
 
     def __init__(
@@ -42,30 +42,30 @@ class AuditLog:
         self._refused: Counter[AuditEntry] = Counter()
         self._written_today: TTLCache[AuditEntry, None] = TTLCache(_MAX_DAILY, DAILY_S, timer=timer)
 
-    async def write(self, act: AuditEntry) -> None:
-        """Store one line before this returns."""
-        await asyncio.to_thread(self._store, {_shortened(act): 1})
+    async def write(self, entry: AuditEntry) -> None:
+        """Store one line at once."""
+        await asyncio.to_thread(self._store, {_shortened(entry): 1})
 
-    async def write_daily(self, act: AuditEntry) -> None:
+    async def write_daily(self, entry: AuditEntry) -> None:
         """Store one line, but only once a day for the same action."""
-        if act in self._written_today:
+        if entry in self._written_today:
             return
-        self._written_today[act] = None
-        await self.write(act)
+        self._written_today[entry] = None
+        await self.write(entry)
 
-    def count_refused(self, act: AuditEntry) -> None:
+    def count_refused(self, entry: AuditEntry) -> None:
         """Count a refusal; the next `flush` stores it."""
-        self._count(_shortened(act), 1)
+        self._count(_shortened(entry), 1)
 
     async def flush(self) -> None:
         """Store the refusals counted so far."""
         waiting, self._refused = self._refused, Counter()
         if not await asyncio.to_thread(self._store, waiting):
-            for act, times in waiting.items():
-                self._count(act, times)
+            for entry, times in waiting.items():
+                self._count(entry, times)
 
     async def flush_regularly(self, stopping: asyncio.Event) -> None:
-        """Flush every FLUSH_S until `stopping` is set, and once more then."""
+        """Flush every FLUSH_S seconds until `stopping` is set, and a last time then."""
         is_last = False
         while not is_last:
             await sleep_unless_stopping(stopping, FLUSH_S)
@@ -77,22 +77,22 @@ class AuditLog:
         with self._database.begin() as session:
             return access.audit(session, limit, before)
 
-    def _count(self, act: AuditEntry, times: int) -> None:
-        fits = act in self._refused or len(self._refused) < MAX_REFUSED
-        self._refused[act if fits else _OTHERS] += times
+    def _count(self, entry: AuditEntry, times: int) -> None:
+        fits = entry in self._refused or len(self._refused) < MAX_REFUSED
+        self._refused[entry if fits else _OTHERS] += times
 
-    def _store(self, acts: Mapping[AuditEntry, int]) -> bool:
-        """Append one line for each action, with the number of times that it was seen. Return whether that
-        worked."""
+    def _store(self, entries: Mapping[AuditEntry, int]) -> bool:
+        """Append one line for each action, with the number of times that it happened. Return False if that
+        fails."""
         try:
             with self._database.begin() as session:
-                access.append_audit(session, acts, self._now())
+                access.append_audit(session, entries, self._now())
         except Exception as error:
             _log.error("the audit log can't be written: %s", error)
             return False
         return True
 
 
-def _shortened(act: AuditEntry) -> AuditEntry:
-    """Return the action with every text cut, so that no client can write long lines."""
-    return AuditEntry(*(text[:_MAX_CHARS] for text in vars(act).values()))
+def _shortened(entry: AuditEntry) -> AuditEntry:
+    """Return the action with its texts cut, so that clients can't write long lines."""
+    return AuditEntry(*(text[:_MAX_CHARS] for text in vars(entry).values()))

@@ -20,7 +20,7 @@ from records.storage.database import Database
 from server.rate_limits import RateLimiter, network_of
 from server.settings import ServerSettings
 
-# For this long a token that was revoked by another server process may still work here.
+# Seconds for which a token that another server process has revoked may still work here.
 CACHE_S = 5.0
 _CACHED_TOKENS = 10_000
 NOBODY = "nobody"
@@ -30,8 +30,8 @@ _SECRET = re.compile(TOKEN_PREFIX + "[A-Za-z0-9_-]{43}")
 
 @dataclass(frozen=True)
 class Caller:
-    """`who` is a token's id, "bootstrap" or "worker" for tokens of the settings, or "loopback" where no token
-    is needed."""
+    """The sender of a call. `who` is a token's id, "bootstrap" or "worker" for tokens of the settings, or
+    "loopback" if no token is needed."""
 
     who: str
     scopes: frozenset[Scope]
@@ -51,10 +51,10 @@ WORKER = Caller("worker", frozenset({Scope.WORKER}))
 
 
 class AccessDenied(Exception):
-    """A call that is not allowed.
+    """The call is not allowed.
 
-    `status` is HTTP's, `kind` the problem's. The message is the cause without a full stop, `remedy` the next
-    step. With `retry_after_s` the same call may be allowed after that many seconds.
+    `status` is the HTTP status, `kind` the kind of problem. The message is the cause without a full stop,
+    `remedy` the next step. After `retry_after_s` seconds, the same call may be allowed.
     """
 
     def __init__(
@@ -70,13 +70,14 @@ class Authenticator:
 
     def __init__(self, settings: ServerSettings, database: Database, now: Callable[[], float]) -> None:
         self._open = settings.open
-        # Those in the settings.
+        # The tokens of the settings.
         self._callers = [(settings.secret, BOOTSTRAP), (settings.worker_secret, WORKER)]
         self._database = database
         self._now = now
         self._calls = RateLimiter(settings.rate_limit)
         self._failures = RateLimiter(settings.failure_limit)
-        # By digest. The clock of the system may be set back, which must not keep a revoked token alive.
+        # Tokens by digest, with the time of a monotonic timer. The system's clock may be set back, which
+        # would keep a revoked token valid.
         self._tokens: TTLCache[str, Token] = TTLCache(_CACHED_TOKENS, CACHE_S, timer=time.monotonic)
         self._valid_digests: frozenset[str] = frozenset()
         self._digests_read_at = -math.inf
@@ -85,8 +86,8 @@ class Authenticator:
     async def authenticate(self, authorization: str | None, address: str) -> Caller:
         """Return the caller whose token an Authorization header carries. Raises AccessDenied, StorageError.
 
-        An address that sent too many wrong tokens must wait before it sends more of them. Its valid tokens
-        are accepted meanwhile: they may belong to another user behind the same address.
+        An address that sent too many wrong tokens must wait before it sends another one. Valid tokens are
+        still accepted, because they may belong to another user behind the same address.
         """
         if self._open:
             return LOOPBACK
@@ -113,13 +114,14 @@ class Authenticator:
             raise
 
     def client_of(self, caller: Caller | None, address: str) -> str | None:
-        """Return whom calls are counted for: a token or an address; None if they aren't counted."""
+        """Return the client that calls are counted for: a token or an address; None if they aren't
+        counted."""
         if self._open:
             return None
         network = network_of(address)
         if caller is None:
             return network
-        # The tokens in the settings are shared by many.
+        # Several clients share the tokens of the settings.
         return f"{caller.who} {network}" if caller in (BOOTSTRAP, WORKER) else caller.who
 
     def count_call(self, caller: Caller | None, address: str) -> None:
@@ -131,15 +133,14 @@ class Authenticator:
             raise _too_many("too many requests came from this client", wait_s, who)
 
     def forget(self, token_id: str) -> None:
-        """Look this token up again when it is used next."""
+        """Delete a token from the cache: its next use looks it up again."""
         for sha, token in list(self._tokens.items()):
             if token.id == token_id:
                 self._tokens.pop(sha, None)
 
     async def _is_valid(self, sha: str) -> bool:
-        """Return whether a token with this digest is valid, at the cost of one query in CACHE_S for all
-        callers.
-        """
+        """Return whether a token with this digest is valid. One query in CACHE_S seconds reads all valid
+        digests."""
         async with self._reading_digests:
             if time.monotonic() - self._digests_read_at >= CACHE_S:
                 self._valid_digests = await asyncio.to_thread(self._read_valid_digests)

@@ -18,7 +18,7 @@ def keep_credentials(response: Response, authorization: str, *, secure: bool) ->
     """Store an Authorization header in a session cookie. Scripts can't read the cookie, and a browser doesn't
     send it with requests from other sites.
     """
-    # A token of the settings may have any characters.
+    # A token of the settings may have any characters, so it is encoded.
     value = quote(authorization, safe="")
     response.set_cookie(_NAME, value, httponly=True, samesite="strict", secure=secure)
 
@@ -31,8 +31,9 @@ def forget_credentials(response: Response) -> None:
 def credentials_of(method: str, headers: Headers) -> str | None:
     """Return the Authorization header of a request, or the one in its cookie.
 
-    Raises AccessDenied for a change by cookie that a page of another origin has caused. SameSite stops pages
-    of other hosts. Pages of other ports of this host can't read responses, but could change something.
+    Raises AccessDenied for a change by cookie if the request comes from a page of another origin. SameSite
+    stops pages of other hosts. Pages of other ports of this host can't read responses, but could send
+    changes.
     """
     authorization = headers.get("authorization")
     if authorization is not None:

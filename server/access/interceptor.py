@@ -21,11 +21,11 @@ from server.access.scopes import procedure_scope
 
 # The caller of the call that is being handled.
 current_caller: ContextVar[Caller] = ContextVar("current_caller")
-# Their messages may be tens of megabytes.
+# Calls that upload files of tens of megabytes.
 MAX_UPLOADS = 16
-# A call whose message doesn't arrive would keep its turn.
+# Seconds in which a call's message must arrive. A slow call would keep others waiting.
 MESSAGE_S = 60.0
-# grpc's own types for these differ between its releases.
+# grpc's own types for these differ between releases.
 _Continuation = Callable[[Any], Awaitable[Any]]
 
 _CODES = {
@@ -36,12 +36,12 @@ _CODES = {
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):
-    """Accepts a call if its token has the scope for it. The messages of other calls are never received.
+    """Accepts a call if its token has the needed scope. Messages of rejected calls are never received.
 
-    The handler finds who called in `current_caller`.
+    The handler finds the caller in `current_caller`.
 
-    Calls are handled as if clients streamed their requests, because gRPC would otherwise receive the message
-    before it calls the handler. At most MAX_UPLOADS libraries are received at a time; others wait their turn.
+    Calls are handled as streams of requests, because gRPC would otherwise receive the message before it calls
+    the handler. At most MAX_UPLOADS libraries are received at a time; others wait.
     """
 
     def __init__(self, authenticator: Authenticator, audit: AuditLog) -> None:
@@ -74,7 +74,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         return grpc.stream_unary_rpc_method_handler(unary, response_serializer=serializer)
 
     async def _check_access(self, method: str, authorization: str, context: Any) -> None:
-        """End the call with a status when it isn't allowed; write it to the audit log in any case."""
+        """End the call with a status if it isn't allowed. Write it to the audit log in any case."""
         address = peer_address(context.peer())
         name = method.rpartition(".")[2]
         try:

@@ -20,18 +20,18 @@ from server.access.scopes import Operation, is_open, operation_of
 from server.problems import Problem, storage_problem
 from system.ip_addresses import is_loopback
 
-# Within this time the body of a request arrives, unless it is an upload.
+# Seconds in which a request's body must arrive, except for uploads.
 BODY_S = 60.0
-# A name or an IPv4 address, or an IPv6 address in brackets, and perhaps a port.
+# A name, an IPv4 address or an IPv6 address in brackets, with an optional port.
 _HOST = re.compile(r"([\w.-]+|\[[\da-fA-F:.]+\])(?::\d+)?", re.ASCII)
 
 
 class AccessMiddleware:
-    """Accepts a request if its token has the scope for it, and writes the audit log.
+    """Accepts a request if its token has the needed scope, and writes the audit log.
 
     A handler finds the caller in `request.state.caller`, and may name the object that it changed in
-    `request.state.audited`. Only HTTP is answered. `open_calls` bounds the routes whose calls stay open for
-    long.
+    `request.state.audited`. Only HTTP requests are handled. `open_calls` bounds the routes whose calls stay
+    open for long.
     """
 
     def __init__(
@@ -71,7 +71,8 @@ class AccessMiddleware:
             return
 
         async def audit_and_send(message: Message) -> None:
-            # The line is written before the answer begins: a client that has the answer finds the line.
+            # The line is written before the response begins, so a client that has the response finds the
+            # line.
             if message["type"] == "http.response.start" and caller is not None and operation.is_write:
                 subject = str(scope.get("state", {}).get("audited", operation.subject))
                 status = str(message["status"])
@@ -81,7 +82,7 @@ class AccessMiddleware:
         await self._app(scope, receive, audit_and_send)
 
     async def _check_access(self, scope: Scope, operation: Operation, address: str) -> Caller | None:
-        """Return the caller, None where none is asked for. Raises AccessDenied, StorageError."""
+        """Return the caller; None if the route needs no token. Raises AccessDenied, StorageError."""
         if is_open(scope["path"]):
             self._authenticator.count_call(None, address)
             return None
@@ -96,9 +97,8 @@ class AccessMiddleware:
 
 
 class BodySizeMiddleware:
-    """Refuses bodies longer than `max_bytes(path)`, and bodies that take too long. Routes for uploads limit
-    the time themselves: `uploads` has their paths.
-    """
+    """Rejects bodies longer than `max_bytes(path)`, and bodies that take too long. The routes in `uploads`
+    limit the time themselves."""
 
     def __init__(self, app: ASGIApp, max_bytes: Callable[[str], int], uploads: Collection[str]) -> None:
         self._app = app
@@ -121,7 +121,7 @@ class BodySizeMiddleware:
         async def receive_counted() -> Message:
             nonlocal received, is_whole
             try:
-                # After the body, a handler waits for the client's end as long as that takes.
+                # After the body, a handler may wait without a limit for the client to disconnect.
                 async with asyncio.timeout_at(None if is_whole else deadline):
                     message = await receive()
             except TimeoutError as error:
@@ -141,7 +141,7 @@ def _too_large(most: int) -> Problem:
 
 
 def problem_of(denied: AccessDenied) -> Problem:
-    """Return the problem document of a refusal, with the headers that belong to its status."""
+    """Return the problem document of a refusal, with the headers of its status."""
     cause = str(denied)
     detail = f"{cause[:1].upper()}{cause[1:]}: {denied.remedy}."
     if denied.retry_after_s:

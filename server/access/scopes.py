@@ -11,11 +11,11 @@ from starlette.routing import compile_path
 
 from core.tokens import Scope
 
-# Probes send no token, and learn only "ok".
+# Probes send no token, and get only "ok".
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
-# The dashboard's page and its files are the same for everybody.
+# The dashboard's page and files contain no data.
 _PAGE, _FILES = "/", "/assets/"
-# Installing devices have no token yet.
+# Devices install without a token.
 _INSTALL = frozenset({"/install", "/install/worker.tar"})
 
 ROUTES = {
@@ -88,10 +88,10 @@ _COMPILED = [
 
 @dataclass(frozen=True)
 class Operation:
-    """The operation that an HTTP request calls.
+    """The operation of an HTTP request.
 
     `route` is its method and path template as in the OpenAPI document. `subject` is the object that the path
-    names, empty for none. `scope` is the scope that it needs. `is_write`: it changes something.
+    names; "" without one. `scope` is the needed scope. `is_write`: it changes something.
     """
 
     route: str
@@ -106,7 +106,7 @@ def is_open(path: str) -> bool:
 
 
 def operation_of(method: str, path: str) -> Operation:
-    """Return the operation of a request; one that ROUTES doesn't name is UNKNOWN and needs ADMIN."""
+    """Return the operation of a request. An operation that ROUTES doesn't name is UNKNOWN and needs ADMIN."""
     method = "GET" if method == "HEAD" else method
     operation = _WITHOUT_SUBJECT.get((method, path))
     if operation is not None:
@@ -123,7 +123,8 @@ def _operation(method: str, template: str, subject: str, scope: Scope) -> Operat
     return Operation(f"{method} {template}", subject, scope, is_write)
 
 
-# Found at once: to try one pattern after the other takes longer than the rest of a look-up's access check.
+# A single regular expression, because trying one after the other takes longer than the rest of the access
+# check.
 _WITHOUT_SUBJECT = {
     (method, template): _operation(method, template, "", scope)
     for method, _, template, scope in _COMPILED

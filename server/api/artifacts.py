@@ -29,7 +29,7 @@ TAR_ANSWER = {"content": {"application/x-tar": {"schema": {"type": "string", "fo
 Bundled = Annotated[
     bool, Query(description="with the runtime libraries and the C and C++ sources that run the model")
 ]
-_SHAPE = "NAME=1,3,224,224, the shape of a dynamic input; needed where the model was tuned for several"
+_SHAPE = "NAME=1,3,224,224, the shape of a dynamic input; needed if the model was tuned for several"
 
 
 @router.get(
@@ -50,9 +50,9 @@ async def best(
 ) -> Response:
     """Return the fastest compiled model as a tar file of `model.so` and `manifest.json`.
 
-    The last job published it, because each artifact is timed against the one before. A request with the ETag
-    in If-None-Match gets 304 while nothing is faster. The headers Tunefarm-Job, Tunefarm-Version,
-    Tunefarm-Device-Class and Tunefarm-Latency-S (seconds) tell where it is from and how fast it is there.
+    The last job published it, because each artifact is timed in turns with the previous one. A request with
+    the ETag in If-None-Match gets 304 while there is nothing faster. The headers Tunefarm-Job,
+    Tunefarm-Version, Tunefarm-Device-Class and Tunefarm-Latency-S (seconds) describe the artifact.
     Repr-Digest has the SHA-256 of the tar file.
     """
     asked_shapes = _parsed_shapes(shape or [])
@@ -77,7 +77,7 @@ async def best(
 
 
 async def artifact_answer(context: ServerContext, job: Job, request: Request, bundle: bool) -> Response:
-    """Return the artifact that a job published, or its bundle; 304 when the client has it."""
+    """Return the artifact that a job published, or its bundle; 304 if the client has it."""
     assert job.artifact_sha is not None, "the job has published"
     beginning, digest, name = b"", bytes.fromhex(job.artifact_sha), job.id
     if bundle:

@@ -1,4 +1,4 @@
-"""Bundles of artifacts: compiled models with everything that a C or C++ program needs to run them."""
+"""Bundles: compiled models with the libraries and sources with which C and C++ programs run them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def bundle_of(context: ServerContext, job: Job) -> Bundle:
     if importlib.util.find_spec("tunefarm_runtime") is None:
         detail = "This service lacks the package tunefarm-runtime: install it beside the server, or call "
         raise Problem(409, "no-bundle", detail + "`tunefarm bundle` where it is installed.")
-    # Here, because it loads NumPy and a library of TVM's, which most servers never need.
+    # Imported here, because it loads NumPy and a library of TVM's, which most servers never need.
     from tunefarm_runtime.bundle import DESCRIPTION, companions, describe
     from tunefarm_runtime.errors import LoadError
     from tunefarm_runtime.manifest import Manifest

@@ -1,4 +1,4 @@
-"""`/v1/cost-models`: how well the learned cost model of each device class predicts."""
+"""`/v1/cost-models`: the accuracy of the learned cost model of each device class."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class HeldOutBody(ComparedBody):
 class CostModelBody(BaseModel):
     """A device class's cost model, trained `versions` times, last on `records` records.
 
-    `train_s` are the seconds of the last training, `total_train_s` of all of them. `metrics` are the
-    newest, computed for the version that was trained at `metrics_at`; null while there are too few records.
-    Times are epoch seconds.
+    `train_s` are the seconds of the last training, `total_train_s` of all of them. `metrics` are the newest
+    ones, of the version that was trained at `metrics_at`; null while there are too few records. Times are
+    epoch seconds.
     """
 
     device_class: str
@@ -107,7 +107,7 @@ class VersionsBody(BaseModel):
 
 @router.get("/{device_class}/versions")
 def show_versions(device_class: Name, context: ContextDep) -> VersionsBody:
-    """Return how accurate each version of a device class's cost model was on records held out of training."""
+    """Return the accuracy of each version of a device class's cost model on records held out of training."""
     with context.database.begin() as session:
         found = cost_models.versions(session, device_class).get(device_class, [])
     items = [

@@ -38,10 +38,10 @@ async def watch(
     context: ContextDep,
     last_event_id: Annotated[int, Header(ge=0, lt=2**63)] = 0,
 ) -> Response:
-    """Stream the job's events after Last-Event-ID (default: all), and new ones until the job is finished.
+    """Stream the job's events after Last-Event-ID (by default all), and new ones until the job is finished.
 
-    Each event's data is JSON, with `at` in epoch seconds. When a finished job has no more events, the answer
-    is 204, which tells a browser to stop asking.
+    Each event's data is JSON, with `at` in epoch seconds. If a finished job has no more events, the response
+    is 204, which makes a browser stop asking.
     """
     cursor = EventCursor(job_id, last_event_id)
     page = await context.event_feed.read(cursor)
@@ -61,5 +61,5 @@ async def _stream(context: ServerContext, cursor: EventCursor, page: Page) -> As
             return
         if page.events:
             cursor = EventCursor(cursor.job_id, page.events[-1].id)
-        # Whoever comes late doesn't wait for a poll with every page.
+        # The next page is read without waiting for a poll, so that late subscribers catch up quickly.
         page = await (feed.read(cursor) if len(page.events) == PAGE else feed.wait(cursor))

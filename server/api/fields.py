@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 
 class RequestBody(BaseModel):
-    # A misspelt field is refused rather than ignored: it could be a budget that would not be kept.
+    # A misspelt field is refused, because ignoring it could drop a budget.
     model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")

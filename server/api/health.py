@@ -12,7 +12,7 @@ router = APIRouter(tags=["health"])
 
 @router.get("/healthz")
 async def healthz() -> dict[str, str]:
-    """The process answers."""
+    """Answer "ok", which shows that the process is alive."""
     return {"status": "ok"}
 
 

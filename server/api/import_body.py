@@ -34,7 +34,7 @@ class ImportedWorkload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ImportedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A schedule of a workload; `run_s` are what its database says that it takes."""
+    """A schedule of a workload; `run_s` are the seconds that its database reports."""
 
     workload: str
     trace: Annotated[str, Meta(max_length=MAX_TRACE_CHARS)]
@@ -55,7 +55,8 @@ _DECODER = msgspec.json.Decoder(ImportBody)
 
 
 def decode(data: bytes) -> ImportBody:
-    """Check the whole body, and return it with traces and targets written anew. Raises Problem."""
+    """Decode and check the whole body. Return it with traces and targets rewritten from their checked parts.
+    Raises Problem."""
     try:
         body = _DECODER.decode(data)
     except msgspec.ValidationError as error:

@@ -1,4 +1,4 @@
-"""The fields of a job's options, in the bodies that ask for a job and that show one."""
+"""The fields of a job's options, in the bodies of requests and responses."""
 
 from __future__ import annotations
 
@@ -41,5 +41,5 @@ def _optional(option: DataclassField[Any]) -> Any:
     if isinstance(option.default, float):
         limits["allow_inf_nan"] = False
     if isinstance(option.default, StrEnum):
-        limits["strict"] = False  # JSON has strings for its members
+        limits["strict"] = False  # in JSON, its members are strings
     return Field(default=option.default, description=option.metadata["help"], **limits)

@@ -103,7 +103,7 @@ def show(name: ReleaseName, context: ContextDep, target: Target = NATIVE) -> Rel
 
 @router.put("/releases/{name}", responses=problems(400, 404, 409))
 def point(name: ReleaseName, body: ReleaseRequestBody, request: Request, context: ContextDep) -> ReleaseBody:
-    """Let a name point to the artifact of a job, on the device class that it was compiled for."""
+    """Let a name point to the artifact of a job, on its device class."""
     with context.database.begin() as session:
         try:
             release = releases.point(session, name, body.job, context.now())

@@ -35,16 +35,16 @@ from server.problems import Problem, problems
 router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
 
 _BEST_PATH = f"{router.prefix}/best"
-# Of 8 kB each, with its record.
+# Each kept response takes 8 kB, with its record.
 _KEPT_ANSWERS = 2000
 # For this many seconds, a 304 may miss newly stored schedules.
 HELD_S = 1.0
 _EXPORT_BATCH = 20
-# Rows of one transaction: few, so that nobody waits for its locks for long.
+# The rows of one transaction. There are few, so that its locks are short.
 _DELETE_BATCH = 1000
 _IMPORT_BATCH = 200
 _EXPORT_ANSWER = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/ExportBody"}}}}
-_NEAREST = "without a schedule on the target, take one of the nearest device class whose code runs there"
+_NEAREST = "if the target has no schedule, take one of the nearest device class whose code runs there"
 _IMPORT_BODY = {"requestBody": {"required": True, **_EXPORT_ANSWER}}
 
 
@@ -55,13 +55,13 @@ class ScheduleBody(BaseModel):
     """A workload's best known schedule on a device class: a TVM trace to replay on the workload.
 
     `latency_s` and `run_s` are seconds. `noise` is the spread of `run_s` as a fraction of their median, null
-    for a single repeat. `created_at` is in epoch seconds. The `toolchain` names the versions of the compilers
-    that the times are of, and `threads` how many they used (null for a GPU). Where `source` is "trial", a
-    device of the class has compared the schedule's outputs and timed it. Where it is "import", none has: the
-    seconds are what the imported database said, and outputs may be wrong. If the requested class has no
-    schedule, `in_place_of` names it, and the schedule is of the nearest class whose code runs there.
-    `registers` and `spilled_bytes` of a thread are what the compiler reported of a GPU's kernels; null if it
-    reported nothing.
+    for a single repeat. `created_at` is in epoch seconds. `toolchain` has the versions of the compilers, and
+    `threads` the number of threads of the timed program (null for a GPU). If `source` is "trial", a device of
+    the class has compared the schedule's outputs and timed it. If it is "import", none has: the seconds are
+    from the imported database, and outputs may be wrong. If the requested class has no schedule,
+    `in_place_of` names it, and the schedule is of the nearest class whose code runs there. `registers` and
+    `spilled_bytes` of a thread are what the compiler reported of a GPU's kernels; null if it reported
+    nothing.
     """
 
     workload: str
@@ -155,8 +155,8 @@ class ImportsDeletedBody(BaseModel):
 
 
 class FoundScheduleBody(BaseModel):
-    """The latency of the fastest schedule measured of a workload; `name` and `signature` are a task's that
-    has it."""
+    """The latency of a workload's fastest measured schedule. `name` and `signature` are those of a task with
+    the workload."""
 
     workload: str
     name: str
@@ -217,8 +217,8 @@ async def best(
 ) -> Response:
     """Return the fastest schedule measured of one workload; without one, an imported schedule.
 
-    A request with the ETag in If-None-Match gets 304 if the response is current, or was within the last
-    second.
+    A request with the ETag in If-None-Match gets 304 if that response is current, or was current a second
+    ago.
     """
     key = await device_class_of(context, target)
     record = await context.look_ups.best(workload, key)
@@ -246,15 +246,16 @@ class _Kept:
 class RoutineLookUps:
     """ASGI middleware that answers routine look-ups without FastAPI, whose routing takes longer than that.
 
-    Those are of a workload that has a schedule on a device class that is given by its key and was asked for
-    before. All others go on to `best`, which answers the same. A client whose ETag was current less than
-    HELD_S seconds ago gets 304 without a query. Every other response is read when it is requested.
+    A look-up is routine if the workload has a schedule, and the device class is given by its key and was
+    requested before. Other look-ups go to `best`, which returns the same responses. A client whose ETag was
+    current less than HELD_S seconds ago gets 304 without a query. Every other response is read for its
+    request.
     """
 
     def __init__(self, app: ASGIApp, look_ups: LookUps) -> None:
         self._app = app
         self._look_ups = look_ups
-        # By the query of their URL, which takes longer to parse than to find here.
+        # Responses by the query string of their URL, because parsing that takes longer than finding it here.
         self._kept: LRUCache[bytes, _Kept] = LRUCache(_KEPT_ANSWERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -283,7 +284,7 @@ class RoutineLookUps:
             return None
         request.scope["route"] = _BEST_ROUTE
         if kept is not None and kept.record == record:
-            answer = kept.answer  # to write and digest it again would take longer
+            answer = kept.answer  # serializing and digesting it again would take longer
         else:
             answer = TaggedJson.of(ScheduleBody.of(record, await self._look_ups.facts(key), key))
         self._kept[query] = _Kept(record, answer, asked_at)
@@ -320,8 +321,8 @@ def export(
 ) -> StreamingResponse:
     """Return every schedule that worked on a device class, fastest first by workload, with their workloads.
 
-    Imported schedules are not among them until a device of the class has measured them. The
-    answer is streamed; one that ends early is not valid JSON.
+    Imported schedules are left out until a device of the class has measured them. The response is streamed;
+    one that ends early is not valid JSON.
     """
     if job is not None and target is not None:
         raise Problem(422, "job-or-target", "Give a job or a target, not both: a job has its own target.")
@@ -344,8 +345,9 @@ async def import_(
 ) -> ImportedBody:
     """Add the schedules of another database to a device class. Known schedules stay as they are.
 
-    Jobs measure them before anything else; until then their times decide nothing. The body is what export
-    returns. All of it is checked before a part is stored; sending it again stores what is missing.
+    Jobs measure them before anything else. Until then, their times have no effect. The body has the form that
+    export returns. The whole body is checked before any part is stored. Sending it again stores missing
+    parts.
     """
     async with received(request, context.transfers) as upload, context.importing:
         imported = await context.transfers.run(_import, context, upload, target)
@@ -404,7 +406,7 @@ def _import(context: ServerContext, upload: Upload, target: str) -> ImportedBody
     now = context.now()
     with context.database.begin() as session:
         key = device_class(session, target, now)
-    # Once for each schedule, whatever is repeated.
+    # Each schedule once, even if the body repeats it.
     wanted = {(one.workload, one.trace): one for one in body.records}
     records = [
         Record(

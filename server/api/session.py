@@ -45,5 +45,5 @@ async def sign_in(request: Request, response: Response) -> SessionBody:
 
 @router.delete("", status_code=204)
 async def sign_out(response: Response) -> None:
-    """Forget the cookie."""
+    """Delete the cookie."""
     forget_credentials(response)

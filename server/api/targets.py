@@ -13,7 +13,7 @@ NATIVE = "native"
 
 
 async def device_class_of(context: ServerContext, target: str) -> str:
-    """Return the key of the target's device class. A known key costs no query.
+    """Return the key of the target's device class. A key that was requested before needs no query.
 
     Raises a Problem that lists the known classes.
     """

@@ -1,4 +1,4 @@
-"""`/v1/tokens` and `/v1/audit`: tokens with their scopes, and the log of what callers did."""
+"""`/v1/tokens` and `/v1/audit`: tokens with their scopes, and the audit log."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from server.problems import problems
 router = APIRouter(prefix="/v1", tags=["access"])
 
 _CENTURY_S = 36525 * 86400.0
-# NaN passes every comparison, so it is refused by name.
+# NaN passes every comparison, so it is refused explicitly.
 Lifetime = Annotated[float, Field(gt=0, le=_CENTURY_S, allow_inf_nan=False)]
 
 
 class TokenRequestBody(RequestBody):
-    """A token to make. With `expires_after_s` null it is valid until it is revoked; left out, for 90 days."""
+    """A token to create. If `expires_after_s` is null, it is valid until it is revoked; by default, for 90
+    days."""
 
-    model_config = ConfigDict(strict=False)  # a scope comes as its name
+    model_config = ConfigDict(strict=False)  # JSON has the scope's name
 
     name: Name
     scopes: Annotated[list[Scope], FailFast()] = Field(min_length=1, max_length=len(Scope))
@@ -47,7 +48,7 @@ class TokenBody(BaseModel):
 
 
 class NewTokenBody(TokenBody):
-    """A new token. `token` is its secret, which is shown only here: the service stores a digest of it."""
+    """A new token. `token` is its secret, which is shown only once, because the service stores its digest."""
 
     token: str
 
@@ -59,7 +60,7 @@ class TokensBody(BaseModel):
 
 
 class AuditLineBody(BaseModel):
-    """Something that a caller did or was refused, `times` times. `who` is a token's id, "bootstrap",
+    """An action that a caller did, or that was refused, `times` times. `who` is a token's id, "bootstrap",
     "loopback" or "nobody". Equal refusals are counted in one line a minute, allowed calls of one worker token
     in one line a day."""
 
@@ -74,7 +75,7 @@ class AuditLineBody(BaseModel):
 
     @classmethod
     def of(cls, line: AuditLine) -> AuditLineBody:
-        return cls(id=str(line.id), at=line.at, times=line.times, **vars(line.act))
+        return cls(id=str(line.id), at=line.at, times=line.times, **vars(line.entry))
 
 
 class AuditBody(BaseModel):
@@ -86,7 +87,7 @@ class AuditBody(BaseModel):
 
 @router.post("/tokens", status_code=201, responses=problems(400))
 def create_token(body: TokenRequestBody, request: Request, context: ContextDep) -> NewTokenBody:
-    """Make a token. No other answer ever shows its secret."""
+    """Create a token. Only this response shows its secret."""
     now = context.now()
     expires_at = None if body.expires_after_s is None else now + body.expires_after_s
     token = Token(context.new_id(), body.name, frozenset(body.scopes), now, expires_at)
@@ -99,7 +100,7 @@ def create_token(body: TokenRequestBody, request: Request, context: ContextDep) 
 
 @router.get("/tokens")
 def list_tokens(context: ContextDep) -> TokensBody:
-    """Return every token ever made, without its secret."""
+    """Return all tokens, also revoked and expired ones, without their secrets."""
     with context.database.begin() as session:
         found = access.tokens(session)
     return TokensBody(items=[TokenBody.model_validate(_fields(token, context.now())) for token in found])
@@ -107,7 +108,7 @@ def list_tokens(context: ContextDep) -> TokensBody:
 
 @router.delete("/tokens/{token_id}", responses=problems(404))
 async def revoke_token(token_id: str, context: ContextDep) -> TokenBody:
-    """Revoke a token for good. Other server processes notice within five seconds."""
+    """Revoke a token. Other server processes notice within five seconds."""
     now = context.now()
 
     def revoke() -> Token:

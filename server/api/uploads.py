@@ -1,4 +1,5 @@
-"""Bodies of uploads. They are written to a file while they arrive: clients may be slow, and bodies large."""
+"""Bodies of uploads. They are written to a file while they arrive, because clients may be slow and bodies
+large."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from starlette.requests import ClientDisconnect
 from server.problems import Problem
 from server.threads import Threads
 
-# An upload that sends nothing for this long is ended, because it would keep others out.
+# Seconds without data after which an upload is ended, because others may be waiting for its place.
 STALL_S = 60.0
 _WRITE_BYTES = 1 << 20
 
@@ -52,7 +53,7 @@ async def received(request: Request, threads: Threads) -> AsyncIterator[Upload]:
         except StopAsyncIteration:
             await threads.run(append, bytes(buffer))
         except TimeoutError as error:
-            detail = f"Nothing of the body came for {STALL_S:g} s: send it again over a better connection."
+            detail = f"No part of the body came for {STALL_S:g} s: send it again over a better connection."
             raise Problem(408, "upload-stalled", detail) from error
         except ClientDisconnect as error:
             raise Problem(

@@ -29,7 +29,7 @@ Url = Annotated[str, Field(max_length=MAX_URL_CHARS), AfterValidator(_checked)]
 class WebhookRequestBody(RequestBody):
     """The address to send messages to, and the events to send them for."""
 
-    model_config = ConfigDict(strict=False)  # an event comes as its name
+    model_config = ConfigDict(strict=False)  # JSON has the event's name
 
     url: Url
     events: Annotated[list[WebhookEvent], FailFast()] = Field(min_length=1, max_length=len(WebhookEvent))
@@ -95,7 +95,7 @@ class DeliveriesBody(BaseModel):
 
 @router.post("", status_code=201, responses=problems(400, 409))
 def create(body: WebhookRequestBody, request: Request, context: ContextDep) -> NewWebhookBody:
-    """Make a webhook. Messages are signed as Standard Webhooks says, and tried again for a day and a half."""
+    """Create a webhook. Messages are signed as in Standard Webhooks, and retried for a day and a half."""
     secret = SECRET_PREFIX + base64.b64encode(context.new_secret().encode()).decode()
     events = tuple(dict.fromkeys(body.events))
     made = Webhook(context.new_id(), body.url, events, secret, context.now())

@@ -28,9 +28,9 @@ class WorkerBody(BaseModel):
     """A worker as last seen.
 
     `connected`: it called lately and has not gone offline. `state` is the last state that it reported.
-    `desired_state` is what people want: work, drain, evicted or update. Its `role` is measure or build. A
-    worker that builds has no device class. It links for the platforms in `builds_for`, and its trials are the
-    ones that it built.
+    `desired_state` is work, drain, evicted or update. Its `role` is measure or build. A worker that builds
+    has no device class. It links for the platforms in `builds_for`, and its trials are the ones that it
+    built.
 
     `trials_per_minute` is the rate of the last five minutes, `trial_s` the seconds that a trial takes on it.
     `load` is the load average of one minute. If the worker measures a GPU, `temperature_c`,
@@ -161,7 +161,7 @@ def show_workers(context: ContextDep) -> WorkersBody:
 
 @router.get("/workers/{worker_id:path}/noise", responses=problems(404))
 def show_noise(worker_id: str, context: ContextDep) -> NoiseBody:
-    """Return how much the repeats of the worker's last trials differ."""
+    """Return the spread of the repeats of the worker's last trials."""
     with context.database.begin() as session:
         workers.get(session, worker_id)
         return NoiseBody(noise=leases.noise_of(session, worker_id))

@@ -1,1 +1,1 @@
-"""The dashboard: the page that runs its modules, their files, and a job's report in one file."""
+"""The dashboard: its page, its modules and files, and a job's report in one file."""

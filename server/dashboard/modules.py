@@ -1,7 +1,7 @@
-"""The dashboard's modules as one: a browser waits for each request, and they would be nearly twenty.
+"""Join the dashboard's modules into one, because nearly twenty requests would take a browser long.
 
-Nothing is parsed. Our modules write an import in one line, and an export before a declaration; written so, a
-module becomes a function that returns its exports.
+The modules aren't parsed. They have each import on one line, and each export before a declaration. So a
+module is rewritten as a function that returns its exports.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _OTHERWISE = re.compile(r"^(?:import|export)\b.*", re.M)
 
 
 def joined(modules: Mapping[str, str], libraries: Collection[str]) -> str:
-    """Return one module that does what `modules` do: sources, by the names that they import each other by.
-    The module imports `libraries` itself.
+    """Return one module with all `modules`: their sources, by the names in their imports. The module imports
+    `libraries` itself.
 
     Raises ValueError for an import or an export in another form and for a circle, KeyError for an import of
     anything else.

@@ -1,7 +1,7 @@
-"""The documents that the dashboard's modules run in, with the policy under which a browser runs them.
+"""The HTML documents of the dashboard and of reports, with their Content-Security-Policy.
 
-Our modules are served as one, which finds the libraries in `static/vendor` as the import map of its document
-says. So it is the same where the service serves it and where a report brings it along.
+Our modules are joined into one. The document's import map tells it where the libraries of `static/vendor`
+are. So the same module works when the service serves it and inside a report.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ LIBRARIES = {
 }
 _STYLES = ("vendor/uPlot.min.css", "style.css")
 
-# Runs before any module is there, so that the service answers while they are on their way. `api.js` takes the
-# answers.
+# This script runs before the modules are loaded, so that requests and modules load at the same time. `api.js`
+# uses the responses.
 _ASK_EARLY = """
 const job = /^#\\/?(jobs\\/[^/]+)$/.exec(location.hash);
 const ofJob = job ? ["/trials", "/tasks", ""].map((end) => `v1/${job[1]}${end}`) : [];
@@ -65,12 +65,12 @@ def dashboard() -> tuple[str, str]:
     """Return the dashboard's page, and its Content-Security-Policy."""
     import_map = json.dumps({"imports": {name: f"./assets/{file}" for name, file in LIBRARIES.items()}})
     head = [
-        # Before the styles, which it would wait for.
+        # It comes before the styles, because a script waits for earlier styles.
         f"<script>{_ASK_EARLY}</script>",
         '<link rel="stylesheet" href="assets/dashboard.css">',
         '<link rel="icon" href="assets/icon.svg" type="image/svg+xml">',
         f'<script type="importmap">{import_map}</script>',
-        # Otherwise a browser asks for a module only when it has read the one that imports it.
+        # Without preloading, a browser requests a module only after reading the one that imports it.
         *(f'<link rel="modulepreload" href="assets/{file}">' for file in LIBRARIES.values()),
         '<script type="module" src="assets/dashboard.js"></script>',
     ]
@@ -88,10 +88,10 @@ def dashboard() -> tuple[str, str]:
 
 
 def report(answers: Mapping[str, object], start: str) -> str:
-    """Return a document that needs neither a service nor a network: it has the API's `answers`, by their
-    paths, and begins at the page `start`."""
+    """Return a document that needs no service and no network. It contains the API's `answers` by path, and
+    begins at the page `start`."""
     head, policy = _report_head()
-    # Without a "<", nothing in the data ends its element.
+    # Data without "<" can't end its element.
     data = json.dumps(answers).replace("<", "\\u003c")
     return _DOCUMENT.format(
         head=f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n{head}',

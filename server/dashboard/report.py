@@ -1,4 +1,4 @@
-"""`/v1/jobs/{id}/report`: everything that the dashboard shows of a job, in one file to keep or to send."""
+"""`/v1/jobs/{id}/report`: the dashboard's pages of a job, in one file to keep or to send."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from server.dashboard import page
 
 router = APIRouter(include_in_schema=False)
 
-# The files have no versions in their names: a browser asks each time whether they have changed.
+# The files' names have no versions, so a browser must revalidate them each time.
 _REVALIDATED = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
 _TYPES = mimetypes.MimeTypes()
 _TYPES.add_type("text/javascript", ".mjs")
@@ -30,7 +30,7 @@ async def dashboard() -> HTMLResponse:
 
 @router.get("/assets/{path:path}")
 async def asset(path: str, request: Request) -> Response:
-    """Return a file of the dashboard; the browser may not guess another content type."""
+    """Return a file of the dashboard, with nosniff: the browser may not guess another content type."""
     content = page.assets().get(path)
     if content is None:
         raise HTTPException(404)

@@ -9,7 +9,7 @@ from tarfile import USTAR_FORMAT, TarInfo
 from core.device import arch_of
 from core.library_check import SymbolError, check_library
 
-# A packed library is an uncompressed tar of these two files, and nothing but zeros behind them.
+# A packed library is an uncompressed tar of these two files, followed by zeros.
 _FILES = ("candidate.so", "manifest.json")
 _BLOCK_BYTES = 512
 _SIZE_AT, _SIZE_BYTES = 124, 12

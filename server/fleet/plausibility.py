@@ -2,7 +2,7 @@
 
 Only impossible values are rejected. Only the device knows how long a candidate took. A bound from its
 operations would reject honest results: most products of a transposed convolution are with zeros and take no
-time. What schedules are worth is decided when the whole model is timed beside the untuned one.
+time. The timing of the whole model, in turns with the untuned one, decides whether its schedules help.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from proto.messages import Result, WorkerReport
 
 _log = logging.getLogger(__name__)
 
-# A few cycles. Called again and again, a kernel that copies 64 numbers takes 6 ns.
+# A few cycles. A kernel that copies 64 numbers takes 6 ns when it is called repeatedly.
 SHORTEST_S = 1e-9
-# Eleven days; workers end what takes minutes. The median of longer times could be infinite.
+# Eleven days. Workers end runs that take minutes, and the median of longer times could be infinite.
 LONGEST_S = 1e6
-# Least and most of a profile's fields, from what an emulator takes to several times what any core, or any
-# multiprocessor of a GPU, does. `core.profile.Profile` defines the units.
+# The bounds of a profile's fields, from the speed of an emulator to several times the speed of any core or
+# GPU multiprocessor. `core.profile.Profile` defines the units.
 PROFILE_RANGES = {
     "hertz": (1e5, 2e10),
     "latency_cycles": (0.1, 1e5),
@@ -43,7 +43,7 @@ def reject_implausible(result: Result) -> Result:
     implausible = [secs for secs in measurement.run_s if not SHORTEST_S <= secs <= LONGEST_S]
     if not implausible:
         return result
-    error = f"the worker's measurement made no sense: no call takes {implausible[0]:g} s"
+    error = f"the worker's measurement is impossible: no call takes {implausible[0]:g} s"
     failed = Measurement(Outcome.UNKNOWN, build_s=measurement.build_s, error=error)
     return replace(result, measurement=failed)
 

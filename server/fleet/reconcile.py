@@ -42,9 +42,9 @@ class Reconciliation:
 class WorkerCall:
     """A worker's report, and what the server knows about the call.
 
-    `token_id` is the worker's token, None where names aren't bound. `registered`: the database holds this
-    session's device already. `lease_id` is the id of a new lease, if one is taken. A lease that the worker
-    holds is valid for `lease_ttl_s` from `now`.
+    `token_id` is the worker's token; None if names aren't bound to tokens. `registered`: the database has
+    this session's device already. `lease_id` is the id of a new lease, if one is taken. A lease that the
+    worker holds is valid for `lease_ttl_s` from `now`.
     """
 
     report: WorkerReport
@@ -77,8 +77,8 @@ class WorkerCall:
 def reconcile(session: Session, call: WorkerCall, version: str = "") -> Reconciliation:
     """Store a worker's report, and return the lease that it should hold.
 
-    `version` is the service's version. The caller decides when a worker that holds something is to call
-    again. Raises NameTaken, NameInUse.
+    `version` is the service's version. The caller decides when a worker with a lease is to call again. Raises
+    NameTaken, NameInUse.
     """
     report, now = call.report, call.now
     instructions = _note_call(session, call)
@@ -92,20 +92,20 @@ def reconcile(session: Session, call: WorkerCall, version: str = "") -> Reconcil
     if report.state in _LEASELESS_STATES and report.held is None:
         leases.give_back(session, report.worker_id, report.session_id, now)
     if report.state is WorkerState.READY and not call.registered:
-        # These jobs may have waited for a device like this one.
+        # These jobs may have been waiting for a device of this class.
         wakes += [("intake", job.id) for job in jobs.unfinished(session) if job.state is JobState.QUEUED]
     keeps, lease, call_again_after_s = report.held, None, IDLE_S
     if keeps is None or not leases.renew(session, keeps.id, report.session_id, now, call.lease_ttl_s):
         keeps = None
         if report.state is WorkerState.READY and not closed:
-            # The worker may hold a lease that it doesn't name, because the response with it got lost. If a
-            # lease was just closed there is none: a session holds at most one.
+            # The worker may hold a lease that it doesn't name, because the response with the lease was lost.
+            # If a lease was just closed, there is none, because a session holds at most one.
             unnamed = leases.current(session, report.worker_id, report.session_id, now)
             lease = None if unnamed is None else _lease_of(session, unnamed, report, now)
         if lease is None and instructions.desired_state is DesiredState.WORK:
             lease = new_lease(session, call)
-        # A worker that is willing to wait does so in its next call, not between calls. But one that is to
-        # calibrate and doesn't know how must not call in a loop.
+        # A worker that may wait does so in its next call, not between calls. But a worker that is asked to
+        # calibrate and can't must not call in a loop.
         if wants_work(report) and report.wait_s > 0 and not instructions.calibrate:
             call_again_after_s = 0.0
     response = SyncResponse(
@@ -135,9 +135,9 @@ def new_lease(session: Session, call: WorkerCall) -> Lease | None:
 
 
 def _note_call(session: Session, call: WorkerCall) -> Instructions | None:
-    """Store that the worker called, and return its instructions.
+    """Store the worker's call, and return its instructions.
 
-    None when another session has taken this one's place, or the worker was evicted. Raises NameTaken,
+    Return None if another session has replaced this one, or the worker was evicted. Raises NameTaken,
     NameInUse.
     """
     report = call.report
@@ -175,14 +175,14 @@ def _store_results(session: Session, report: WorkerReport, now: float) -> tuple[
 
 
 def _lease_of(session: Session, stored: leases.StoredLease, report: WorkerReport, now: float) -> Lease:
-    """Return a stored lease as its worker gets it."""
+    """Convert a stored lease to the lease that is sent to its worker."""
     assert report.device is not None, "a ready worker has a device"
     limits, runs = Limits(), []
     if stored.module_runs:
         sizes = [blobs.size(session, run.artifact_sha) or 0 for run in stored.module_runs]
         limits = Limits.for_module(max(sizes))
         failed = {run.kind for run in module_runs.of_job(session, stored.job_id) if run.failed}
-        # The tuned model is compared with the untuned one, unless that one is known not to run.
+        # The tuned model is compared with the untuned one, unless the untuned one is known to fail.
         compares = set() if "untuned" in failed else {"tuned"}
         shapes = json.dumps(jobs.get(session, stored.job_id).request.shapes)
         runs = [

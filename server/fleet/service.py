@@ -47,7 +47,8 @@ from system import logs
 
 _log = logging.getLogger(__name__)
 
-# gRPC sends the details of a status as a header, and clients accept only a few kilobytes of headers.
+# The most characters of a status's details. gRPC sends them in a header, and clients accept a few kilobytes
+# of headers.
 _MAX_DETAILS_CHARS = 300
 
 
@@ -56,9 +57,9 @@ class NotEligible(Exception):
 
 
 class FleetService(FleetServicer):
-    """Answers workers. Every use of the database is a short transaction in a thread.
+    """The gRPC service for workers. Every use of the database is a short transaction in a thread.
 
-    The threads that answer Synchronize move no files.
+    Synchronize and transfers of files use separate threads.
     """
 
     def __init__(self, context: ServerContext) -> None:
@@ -106,7 +107,8 @@ class FleetService(FleetServicer):
         return pb.OutputsStored(refused=reason)
 
     def _held_back(self, report: WorkerReport) -> WorkerReport:
-        """Return the report. If the service requires a sandbox and this one has gaps, make the worker unable.
+        """Return the report. If the service requires a sandbox and the worker's has gaps, mark the worker as
+        unable to work.
 
         A worker that holds a lease may finish it.
         """
@@ -119,7 +121,7 @@ class FleetService(FleetServicer):
         return replace(report, state=state, device=None, slots=0, wait_s=0.0, vitals=vitals)
 
     async def _answer(self, report: WorkerReport) -> SyncResponse:
-        """Reconcile, then wait for work as long as the worker agreed to."""
+        """Reconcile a report, then wait for work for at most the time that the worker allows."""
         worker_id, device = report.worker_id, report.device
         session = RegisteredSession(
             report.session_id,
@@ -157,8 +159,8 @@ class FleetService(FleetServicer):
     async def _wait_for_work(self, report: WorkerReport, idle: SyncResponse) -> SyncResponse:
         """Return a response with a lease as soon as there is work.
 
-        Return `idle` once the worker has waited as long as it agreed to, or may take no more work. Return at
-        once if the server stops.
+        Return `idle` after the time that the worker allows, or if it may take no more work. Return at once if
+        the server stops.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + report.wait_s
@@ -180,7 +182,7 @@ class FleetService(FleetServicer):
         return idle
 
     async def _lease_if_available(self, work: AvailableWork, report: WorkerReport) -> Lease | None:
-        """Raises NotEligible."""
+        """Return a lease for the worker if the poll found work for it. Raises NotEligible."""
         assert report.device is not None, "a ready worker has a device"
         acquire = partial(self._acquire_lease, report, self._sessions.lease_ttl_s)
         if report.role is Role.BUILD:
@@ -188,7 +190,7 @@ class FleetService(FleetServicer):
         return await self._poller.lease_for_device(work, report.device.key, acquire)
 
     def _acquire_lease(self, report: WorkerReport, lease_ttl_s: float) -> Lease | None:
-        """Raises NotEligible."""
+        """Acquire a lease for the worker; None if there is no work for it. Raises NotEligible."""
         with self._context.database.begin() as session:
             if not workers.may_lease(session, report.worker_id, report.session_id):
                 raise NotEligible
@@ -197,7 +199,7 @@ class FleetService(FleetServicer):
     def _call(
         self, report: WorkerReport, token_id: str | None, registered: bool, lease_ttl_s: float
     ) -> WorkerCall:
-        """Return a call that is handled now, with the id of a new lease."""
+        """Return a worker's call at the present time, with an id for a new lease."""
         lease_id, now = self._context.new_id(), self._context.now()
         return WorkerCall(report, token_id, registered, lease_id, now, lease_ttl_s)
 
@@ -214,7 +216,7 @@ class FleetService(FleetServicer):
         return (library, 0) if library is not None else (b"", size or 0)
 
     def _store_library(self, request: pb.Library, token_id: str | None) -> str:
-        """Store a library that a builder sends. Return why it is not stored; "" when it is."""
+        """Store a library that a builder sends. Return the reason if it is rejected, else ""."""
         try:
             library = library_from_wire(request)
         except WireError as error:
@@ -241,7 +243,7 @@ class FleetService(FleetServicer):
             return "the lease doesn't hold its trial"
 
     def _store_outputs(self, request: pb.Outputs, token_id: str | None) -> str:
-        """Store the outputs of an inference. Return why they can't be stored; "" if they are."""
+        """Store the outputs of an inference. Return the reason if they are rejected, else ""."""
         try:
             outputs = outputs_from_wire(request)
         except WireError as error:
@@ -263,7 +265,7 @@ class FleetService(FleetServicer):
 
 @asynccontextmanager
 async def _abort_on_error(context: Any) -> AsyncIterator[None]:
-    """End the call with the status that an error means to the worker."""
+    """If an error is raised, end the call with the gRPC status for it."""
     try:
         yield
     except ProtocolMismatchError as error:

@@ -11,14 +11,13 @@ from cachetools import TTLCache
 
 from records.fleet.fair_queue import LEASE_S
 
-# Longer than the silence of any live worker: a call is held back for 30 s at most.
+# Longer than any live worker is silent, because a call waits for work for at most 30 s.
 FORGET_S = 60.0
-# Few workers call every second, so that people see progress. A thousand workers would overload the server at
-# that rate. So all workers together make about this many calls a second, but each calls at least once in a
-# lease.
+# The calls a second of all workers together. A few workers call every second, so that progress is visible. A
+# thousand workers call less often, but at least once in a lease.
 CALLS_A_SECOND = 50.0
 MIN_INTERVAL_S, MAX_INTERVAL_S = 1.0, LEASE_S
-# A lease outlives two lost calls.
+# A lease outlives two lost calls, each of this many intervals.
 _CALLS_PER_LEASE, _MIN_LEASE_TTL_S = 3, 30.0
 
 

@@ -13,7 +13,7 @@ from records.storage.database import Database
 from server.waiting import sleep_unless_stopping
 
 POLL_S = 0.1
-# Takes the place of a device class; no class has this key.
+# Stands for builders in place of a device class. No class has this key.
 _BUILDERS = "builders"
 
 
@@ -22,7 +22,7 @@ class AvailableWork:
     """The result of one poll: the device classes with work, whether builders have work, and the ids of
     workers that should not wait.
 
-    A class is removed once a worker found its work gone, so that not every waiting worker tries.
+    A class is removed once a worker finds that its work is gone, so that the other waiting workers don't try.
     """
 
     classes: set[str]
@@ -31,21 +31,22 @@ class AvailableWork:
 
 
 class WorkPoller:
-    """Shared by all calls that one server holds back. Belongs to the event loop."""
+    """The poller that all waiting calls of one server share. It belongs to the event loop."""
 
     def __init__(self, database: Database, stopping: asyncio.Event, now: Callable[[], float]) -> None:
         self._database = database
         self._stopping = stopping
         self._now = now
         self._polling: asyncio.Task[AvailableWork] | None = None
-        # A lock lives as long as a call waits for it.
+        # A lock exists as long as a call waits for it.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def next_poll(self) -> AvailableWork:
-        """Return the next poll's result; at once if the server stops. Raises StorageError."""
+        """Wait for the next poll and return its result. Return at once if the server stops. Raises
+        StorageError."""
         if self._polling is None or self._polling.done():
             self._polling = asyncio.create_task(self._poll())
-        # Shielded: a call that is cancelled must not end the poll for the others.
+        # Shielded, because a cancelled call must not cancel the poll of the others.
         return await asyncio.shield(self._polling)
 
     async def lease_for_builder(

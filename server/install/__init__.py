@@ -1,1 +1,1 @@
-"""Make a device a worker: a script to read first, and an archive that it installs from."""
+"""Installation of workers: a shell script, and the archive that it installs from."""

@@ -1,4 +1,5 @@
-"""The archive that the script installs from: tunefarm and tunefarm-runtime, pins, a unit for systemd."""
+"""The archive that the install script uses: wheels of tunefarm and tunefarm-runtime, pinned versions, and a
+systemd unit."""
 
 from __future__ import annotations
 
@@ -16,14 +17,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
-# A worker has TVM, whose libraries tunefarm-runtime uses.
+# The wheel of tunefarm-runtime is pure Python here, because it uses the libraries of the worker's TVM.
 _RUNTIME_LIBRARIES = "tunefarm_runtime/lib/"
 _WHEEL = "Wheel-Version: 1.0\nGenerator: tunefarm\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 
 @cache
 def worker_archive() -> bytes:
-    """Return the archive. Raises PackageNotFoundError where tunefarm isn't installed as a package."""
+    """Return the archive. Raises PackageNotFoundError if tunefarm isn't installed as a package."""
     files = dict([wheel_of("tunefarm")])
     with suppress(PackageNotFoundError):
         files |= [wheel_of("tunefarm-runtime")]
@@ -41,13 +42,13 @@ def worker_archive() -> bytes:
 def wheel_of(name: str) -> tuple[str, bytes]:
     """Return the file name and the content of a wheel of one of our distributions as installed here.
 
-    It may have been installed from a wheel or from a checkout. Raises PackageNotFoundError.
+    Works for installations from a wheel and from a checkout. Raises PackageNotFoundError.
     """
     installed = distribution(name)
     stem = f"{name.replace('-', '_')}-{installed.version}"
     files = _package_files(installed)
     files[f"{stem}.dist-info/WHEEL"] = _WHEEL.encode()
-    # A checkout where setuptools has built something has its metadata in PKG-INFO.
+    # In a checkout, setuptools writes the metadata to PKG-INFO.
     metadata = installed.read_text("METADATA") or installed.read_text("PKG-INFO") or ""
     files[f"{stem}.dist-info/METADATA"] = metadata.encode()
     for entry in ("entry_points.txt", "top_level.txt"):
@@ -57,7 +58,7 @@ def wheel_of(name: str) -> tuple[str, bytes]:
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
         for path, data in files.items():
-            # Without a time, a wheel of the same files has the same bytes.
+            # A fixed time, so that equal files make equal wheels.
             archive.writestr(zipfile.ZipInfo(path), data, zipfile.ZIP_DEFLATED)
     return f"{stem}-py3-none-any.whl", made.getvalue()
 
@@ -78,7 +79,7 @@ def _package_files(installed: Distribution) -> dict[str, bytes]:
 
 
 def _record(files: Mapping[str, bytes], own: str) -> bytes:
-    """Return the list of files that a wheel has, with their digests."""
+    """Return a wheel's RECORD: its files with their digests."""
     made = io.StringIO()
     lines = csv.writer(made, lineterminator="\n")
     for path, data in files.items():

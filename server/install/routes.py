@@ -23,7 +23,7 @@ _HEADERS = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
 
 @router.get("/install")
 async def script(request: Request, context: ContextDep) -> PlainTextResponse:
-    """Return the script, with the address that it was asked for at."""
+    """Return the install script, with the address of the request as the service's address."""
     host, port = request.url.hostname or "", request.url.port
     host = f"[{host}]" if ":" in host else host
     if not _HOST.fullmatch(host):
@@ -46,7 +46,7 @@ async def script(request: Request, context: ContextDep) -> PlainTextResponse:
 
 @router.get("/install/worker.tar")
 def archive() -> Response:
-    """Return the archive that the script installs from."""
+    """Return the archive that the install script uses."""
     try:
         data = worker_archive()
     except PackageNotFoundError as error:

@@ -426,7 +426,7 @@ def _report_impossible_times(run: JobRun, run_s: tuple[float, ...]) -> float:
     refused = [trial for trial in run.trials() if trial.outcome is Outcome.UNKNOWN]
     if len(refused) != len(lease.candidates):
         raise NotReported(f"{len(refused)} of {len(lease.candidates)} impossible results were refused")
-    _require("made no sense", refused[0].error)
+    _require("measurement is impossible", refused[0].error)
     return recovery_s
 
 
@@ -486,7 +486,7 @@ SCENARIOS = (
     Scenario("network half-open", _open_half, environment="cable"),
     Scenario("results sent again and again", _report_repeatedly),
     Scenario("results of a session that was replaced", _report_from_fenced_session),
-    Scenario("impossible times", _candidate("lie", Outcome.UNKNOWN, "made no sense")),
+    Scenario("impossible times", _candidate("lie", Outcome.UNKNOWN, "measurement is impossible")),
     Scenario("times that are no number", _times(float("nan"), 0.001)),
     Scenario("times of nothing", _times(0.0)),
     Scenario("times before they began", _times(-0.001)),

@@ -77,7 +77,7 @@ class TestAudit:
             access.append_audit(session, {PUSH: 1, REFUSED: 7}, at)
         first = access.audit(session, 4)
         assert [line.at for line in first] == [3.0, 3.0, 2.0, 2.0]
-        assert {(line.act, line.times) for line in first} == {(PUSH, 1), (REFUSED, 7)}
+        assert {(line.entry, line.times) for line in first} == {(PUSH, 1), (REFUSED, 7)}
         rest = access.audit(session, 4, first[-1].id)
         assert [line.at for line in rest] == [1.0, 1.0]
         assert access.audit(session, 4, rest[-1].id) == []
@@ -100,7 +100,7 @@ class TestAudit:
 
     def test_characters_that_no_database_holds_are_replaced(self, session: Session) -> None:
         access.append_audit(session, {replace(REFUSED, subject="nul \x00 half \ud800"): 1}, 1.0)
-        assert access.audit(session, 1)[0].act.subject == "nul \ufffd half ?"
+        assert access.audit(session, 1)[0].entry.subject == "nul \ufffd half ?"
 
 
 def test_no_column_holds_a_secret(session: Session) -> None:

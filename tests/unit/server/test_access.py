@@ -128,7 +128,7 @@ def test_procedures_of_another_service_need_an_administrator() -> None:
     assert procedure_scope("/tunefarm.v2.Fleet/Synchronize") is Scope.ADMIN
 
 
-def act(number: int = 0, outcome: str = "401 token-needed") -> AuditEntry:
+def entry(number: int = 0, outcome: str = "401 token-needed") -> AuditEntry:
     return AuditEntry("nobody", f"GET /v1/{number}", "", outcome, "10.0.0.7")
 
 
@@ -150,7 +150,7 @@ def lines(log: AuditLog) -> list[AuditLine]:
 
 def test_refusals_fill_few_lines_however_many_they_are(log: AuditLog) -> None:
     for number in range(500):
-        log.count_refused(act(number))
+        log.count_refused(entry(number))
     asyncio.run(log.flush())
     kept = lines(log)
     assert len(kept) == MAX_REFUSED + 1
@@ -161,7 +161,7 @@ def test_refusals_fill_few_lines_however_many_they_are(log: AuditLog) -> None:
 
 def test_long_texts_are_cut_in_the_audit_log(log: AuditLog) -> None:
     asyncio.run(log.write(AuditEntry("t1", "POST /v1/jobs", "x" * 100_000, "202", "10.0.0.7")))
-    assert len(lines(log)[0].act.subject) == 200
+    assert len(lines(log)[0].entry.subject) == 200
 
 
 def test_equal_daily_acts_are_a_line_a_day(database: Database, clock: Clock) -> None:
@@ -169,7 +169,7 @@ def test_equal_daily_acts_are_a_line_a_day(database: Database, clock: Clock) -> 
     log = AuditLog(database, lambda: 1000.0 - clock.now, clock)
     for later_s in (0.0, 5.0, DAILY_S):
         clock.now += later_s
-        asyncio.run(log.write_daily(act(1, "OK")))
+        asyncio.run(log.write_daily(entry(1, "OK")))
     assert [line.at for line in lines(log)] == [995.0 - DAILY_S, 1000.0]
 
 
@@ -177,13 +177,13 @@ def test_a_log_that_cannot_be_written_keeps_what_was_refused(
     database: Database, clock: Clock, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = AuditLog(Database(f"sqlite:///{tmp_path}/none/audit.db"), clock)
-    log.count_refused(act())
+    log.count_refused(entry())
     asyncio.run(log.flush())
     assert "the audit log can't be written" in caplog.text
     log._database = database
-    log.count_refused(act())
+    log.count_refused(entry())
     asyncio.run(log.flush())
-    assert [(line.act, line.times) for line in lines(log)] == [(act(), 2)]
+    assert [(line.entry, line.times) for line in lines(log)] == [(entry(), 2)]
 
 
 def test_the_audit_log_is_flushed_regularly_and_at_the_end(
@@ -194,13 +194,13 @@ def test_the_audit_log_is_flushed_regularly_and_at_the_end(
     async def run() -> None:
         stopping = asyncio.Event()
         flushing = asyncio.create_task(log.flush_regularly(stopping))
-        log.count_refused(act(1))
+        log.count_refused(entry(1))
         async with asyncio.timeout(10):
             while not await asyncio.to_thread(lines, log):
                 await asyncio.sleep(0.01)
-        log.count_refused(act(2))
+        log.count_refused(entry(2))
         stopping.set()
         await flushing
 
     asyncio.run(run())
-    assert [line.act for line in lines(log)] == [act(2), act(1)]
+    assert [line.entry for line in lines(log)] == [entry(2), entry(1)]
