@@ -1,1 +1,2 @@
-"""The worker of a device: leases candidates, builds, verifies and times them in a child, and reports."""
+"""The worker of a device: it leases candidates, builds, verifies and times them in a child process, and sends
+the results."""

@@ -95,7 +95,7 @@ def worker(
 
 def main(arguments: Sequence[str]) -> int:
     """Work until SIGTERM or SIGINT. Return the exit code."""
-    # Typer knows no options whose value may be left out.
+    # Typer doesn't support options with an optional value.
     given = list(arguments)
     for place in (index for index, word in enumerate(arguments) if word == "--gpu"):
         if place + 1 == len(given) or given[place + 1].startswith("-"):
@@ -112,7 +112,7 @@ async def _work(settings: WorkerSettings, shown: Display) -> None:
 
     def touch_alive_file() -> None:
         if settings.alive_file is not None:
-            with contextlib.suppress(OSError):  # the old age of the file tells whoever watches it
+            with contextlib.suppress(OSError):  # the file's age shows the failure to watchers
                 settings.alive_file.touch()
 
     environment, read_vitals, runner = dict(os.environ), HealthMonitor(), CPU_RUNNER
@@ -133,7 +133,7 @@ async def _work(settings: WorkerSettings, shown: Display) -> None:
             without=settings.without,
             require_sandbox=settings.require_sandbox,
         )
-        # Builds don't disturb a GPU's measurements. One core is left to feed the GPU.
+        # Builds don't disturb a GPU's measurements. One core is left for the process that launches kernels.
         build_threads = max(settings.threads - 1, 1)
         builder = replace(child, threads=build_threads, runner=CPU_RUNNER, builds=True)
         channel = await stack.enter_async_context(
@@ -166,7 +166,7 @@ async def _work(settings: WorkerSettings, shown: Display) -> None:
 
 
 def _make_cache(folder: Path) -> None:
-    """Make the folder that zig's cache is kept in. Raises SettingsError."""
+    """Create the folder of zig's cache. Raises SettingsError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -174,7 +174,7 @@ def _make_cache(folder: Path) -> None:
 
 
 def agent_config(settings: WorkerSettings) -> AgentConfig:
-    """Return the part of the settings that the agent needs."""
+    """Return the agent's configuration from the settings."""
     return AgentConfig(
         settings.slots,
         build_together=min(settings.slots, MAX_BUILT_TOGETHER),

@@ -19,27 +19,27 @@ from core.lease import MEMORY_BYTES, Limits
 from system.ip_addresses import is_loopback
 from system.tls import TlsFiles
 
-# More than most devices measure in the 20 s that a lease lasts: the service leases them fewer.
+# More than most devices measure in the 20 s of a lease, so the service leases fewer.
 SLOTS = 64
-# Built candidates stay in memory until they are measured.
+# Few, because built candidates stay in memory until they are measured.
 MAX_BUILT_TOGETHER = 16
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def _shared(name: str) -> Any:
-    """Declare a setting that may also come from the variable that the service's clients read."""
+    """Declare a setting that may also be set by the variable that clients of the service use."""
     return Field(default=None, validation_alias=AliasChoices(f"TUNEFARM_WORKER_{name}", f"TUNEFARM_{name}"))
 
 
 class WorkerSettings(BaseSettings):
     """Settings of one worker process. Times are seconds, sizes bytes.
 
-    With `build`, the worker measures nothing and builds what other devices measure; with `gpu`, it measures a
-    GPU of this machine. `features` names the instruction sets that it gives up, "-NAME,-NAME". `tls` and each
-    of its files ask for an encrypted connection. `ca` has the authorities for the service's certificate, by
-    default the public ones. `cert` and `key` are the worker's own. A limit (`build_timeout_s`,
-    `run_timeout_s`, `module_timeout_s`, `memory_bytes`) overrides the service's; without one, the service's
-    holds up to `max_timeout_s` and `max_memory_bytes`, whatever it asks for.
+    With `build`, the worker only compiles candidates for other devices. With `gpu`, it measures a GPU of this
+    machine. `features` has the instruction sets that it doesn't use, "-NAME,-NAME". `tls`, and each of the
+    TLS files, enables encryption. `ca` has the authorities for the service's certificate, by default the
+    public ones. `cert` and `key` are the worker's own. A limit (`build_timeout_s`, `run_timeout_s`,
+    `module_timeout_s`, `memory_bytes`) overrides the service's limit. By default, the service's limit
+    applies, up to `max_timeout_s` and `max_memory_bytes`.
     """
 
     model_config = SettingsConfigDict(
@@ -53,7 +53,7 @@ class WorkerSettings(BaseSettings):
     cert: Path | None = _shared("CERT")
     key: Path | None = _shared("KEY")
     name: str = Field(default_factory=lambda: host_name(), min_length=1, max_length=128)
-    # Touched at every answer of the service, for health checks.
+    # A file that is touched after every response of the service, for health checks.
     alive_file: Path | None = None
     # The folder of calibrated profiles.
     profiles: Path = Field(default_factory=lambda: platformdirs.user_cache_path("tunefarm") / "profiles")
@@ -66,9 +66,10 @@ class WorkerSettings(BaseSettings):
     gpu: Annotated[int, Field(ge=0)] | Literal["only"] | None = None
     # The user that runs measured code when the worker runs as root.
     child_user: str = Field(default="nobody", min_length=1)
-    # End the worker where measured code can't be contained in every respect.
+    # Exit if the sandbox of measured code has gaps.
     require_sandbox: bool = False
-    # End with exit code 10 when people want this worker updated: what started it updates it.
+    # Exit with code 10 when the desired state is update, so that a supervisor updates and restarts the
+    # worker.
     updates: bool = False
     reconnect_max_s: float = Field(default=10.0, gt=0, le=600)
     start_timeout_s: float = Field(default=120.0, gt=0)
@@ -113,18 +114,18 @@ class WorkerSettings(BaseSettings):
 
     @property
     def without(self) -> tuple[str, ...]:
-        """Names of the instruction sets that are given up."""
+        """The names of the instruction sets that the worker doesn't use."""
         return disabled_features(self.features, platform.machine())
 
     @property
     def tls_files(self) -> TlsFiles | None:
-        """The files of TLS; None for a connection in clear. Raises TlsError."""
+        """The TLS files; None for a connection in clear. Raises TlsError."""
         files = TlsFiles(self.cert, self.key, self.ca)
         return files if files or self.tls else None
 
     @property
     def local(self) -> bool:
-        """The service's address is one of this machine."""
+        """Whether the service's address belongs to this machine."""
         return is_loopback(self.server.rpartition(":")[0].strip("[]"))
 
     @property
@@ -133,7 +134,7 @@ class WorkerSettings(BaseSettings):
         return None if self.token is None else self.token.get_secret_value()
 
     def override_limits(self, limits: Limits) -> Limits:
-        """Return the limits that hold on this device."""
+        """Return the limits for this device, given a lease's."""
         held: dict[str, Any] = {}
         for name in ("build_timeout_s", "run_timeout_s", "module_timeout_s", "memory_bytes"):
             most = self.max_memory_bytes if name == "memory_bytes" else self.max_timeout_s

@@ -1,1 +1,1 @@
-"""The agent: reports the device's state to the service, and works on leases."""
+"""The agent: it reports the device's state to the service, and works on leases."""

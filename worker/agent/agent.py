@@ -32,7 +32,8 @@ from worker.settings import SLOTS
 
 _log = logging.getLogger(__name__)
 
-# Between two calls, even where a service answers "call again at once" without having held the call.
+# The shortest pause between two calls, in case a service answers "call again at once" without waiting for
+# work.
 MIN_PAUSE_S = 0.02
 FAREWELL_TIMEOUT_S = 2.0
 
@@ -45,26 +46,23 @@ _DESIRED_STATES = {
 
 
 class Fenced(Exception):
-    """Another process works under this worker's name."""
+    """Another process uses this worker's name."""
 
 
 class UpdateRequested(Exception):
-    """An administrator wants this worker to exit, and to be started again with the service's version."""
+    """An administrator has asked this worker to exit, so that its supervisor updates and restarts it."""
 
 
 @dataclass(frozen=True)
 class AgentConfig:
     """Configuration of an agent. Times are seconds.
 
-    slots               candidates to ask for in one lease
-    wait_s              how long the service may hold a call of an idle worker
-    build_together      candidates that are built at once, on all cores, before each of them is measured
-    probe_again_max_s   the longest pause between self-checks of a device that can't measure
-    once                end after one lease
-    role                measure on this device, or build for others
-    override_limits     turns the limits of a lease into those that hold on this device
-    machine             names this machine as long as it runs; empty where that is unknown
-    updates             end when people want this worker updated: what started it updates it
+    slots candidates to ask for in one lease wait_s how long the service may hold a call of an idle worker
+    build_together candidates that are built in parallel before they are measured one by one probe_again_max_s
+    the longest pause between self-checks of a device that can't measure once exit after one lease role
+    measure on this device, or build for other devices override_limits returns the limits for this device,
+    given the limits of a lease machine identifies this machine until it reboots; empty if unknown updates
+    exit when the desired state is update, because a supervisor updates and restarts this worker
     """
 
     slots: int = SLOTS
@@ -79,9 +77,9 @@ class AgentConfig:
 
 
 class Agent:
-    """One session of a worker: a task that reports to the service, and one that works.
+    """One session of a worker. One asyncio task reports to the service, another works on leases.
 
-    The state that it reports follows from what it holds. Without `profiles` it doesn't calibrate. With a
+    The reported state derives from the lease that it holds. Without `profiles`, it doesn't calibrate. With a
     `builder`, that executor builds a lease's next candidates while `executor` measures.
     """
 
@@ -108,27 +106,28 @@ class Agent:
         self._on_answer = on_answer
         self._profiles = profiles
         self._builder = builder
-        self._builds_ahead = False  # the builder has passed its self-check
+        self._builds_ahead = False  # whether the builder has passed its self-check
         self._outbox = Outbox()
         self._failed_checks = FailedChecks(config.probe_again_max_s)
-        self._starting = True  # until the service has answered for the first time
-        self._device: Device | None = None  # since it passed its self-check
+        self._starting = True  # set until the service has answered for the first time
+        self._device: Device | None = None  # set once it has passed its self-check
         self._held: LeaseProgress | None = None
-        self._trace_parent = ""  # of the lease that is worked on, or whose results are on their way
+        self._trace_parent = ""  # of the lease in work, or with results that aren't acknowledged yet
         self._lease_task: asyncio.Task[None] | None = None
         self._desired_state = DesiredState.WORK
         self._service_version = ""
         self._ends_after_lease = False
         self._has_left = False
-        self._report_due = asyncio.Event()  # the service should hear at once of a change
-        self._work_due = asyncio.Event()  # there is a lease to work on, or a calibration
+        self._report_due = asyncio.Event()  # set to call the service at once after a change
+        self._work_due = asyncio.Event()  # set if there is a lease or a calibration to work on
         self._calibration_due = False
         self._calibration_unreported = False
 
     async def run(self) -> None:
-        """Work until cancelled; with `once`, until one lease is done. The child is dead afterwards.
+        """Work until cancelled; with `once`, until one lease is done. At the end, the child is dead.
 
-        Raises WorkerRefused, SettingsError, Fenced when another session has taken over, and UpdateRequested.
+        Raises WorkerRefused, SettingsError, UpdateRequested, and Fenced if another session has replaced this
+        one.
         """
         tasks = {asyncio.create_task(self._synchronize()), asyncio.create_task(self._serve())}
         try:
@@ -144,7 +143,7 @@ class Agent:
                 await self._builder.close()
 
     async def farewell(self) -> None:
-        """After `run`, try once to deliver the results that are left and to report this worker offline."""
+        """After `run`, try once to deliver the remaining results and to report this worker as offline."""
         self._held, self._has_left = None, True
         with contextlib.suppress(grpc.RpcError, WorkerRefused):
             await self._fleet.synchronize_once(self._report(), FAREWELL_TIMEOUT_S)
@@ -162,8 +161,8 @@ class Agent:
     # Reporting to the service
 
     async def _synchronize(self) -> None:
-        """Report and apply the responses. With `once`, return when the lease is done and its results are
-        delivered."""
+        """Send reports and apply the responses. With `once`, return when the lease is done and its results
+        are delivered."""
         while not self._ends_after_lease or self._held is not None or self._outbox:
             with tracing.below(self._trace_parent if self._held or self._outbox else ""):
                 report, response = await self._fleet.synchronize(self._report)
@@ -175,7 +174,7 @@ class Agent:
             pause_s = response.call_again_after_s
             if self._held is not None:
                 pause_s = min(pause_s, self._held.lease.expires_after_s / 3)
-            # The end of a lease cuts the pause short, a single result does not.
+            # The end of a lease ends the pause early; a single result doesn't.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(pause_s, MIN_PAUSE_S)):
                     await self._report_due.wait()
@@ -252,7 +251,7 @@ class Agent:
             )
 
     def _compare_versions(self, own: str, of_service: str) -> None:
-        """Say once for each version of the service that this worker has another one."""
+        """Log once for each version of the service that this worker has a different version."""
         if of_service and own and of_service not in (own, self._service_version):
             self._display.show(
                 f"this worker is tunefarm {own}, the service {of_service}: `tunefarm workers update "
@@ -261,7 +260,7 @@ class Agent:
         self._service_version = of_service
 
     async def _drop_lease(self) -> None:
-        """Stop work on the held lease, unless it was finished while the service answered."""
+        """Stop work on the held lease, unless it was finished during the call."""
         held, self._held = self._held, None
         if held is not None and self._lease_task is not None:
             self._display.show(f"{held.name} was taken back")
@@ -271,9 +270,9 @@ class Agent:
     # Probing and calibrating the device
 
     async def _serve(self) -> None:
-        """Probe, then work on one lease after the other, and calibrate between them when asked to.
+        """Probe the device, then work on one lease after the other. Calibrate between leases if asked to.
 
-        If no child starts any more, return the lease and probe again.
+        If the child can't be restarted, return the lease and probe again.
         """
         while True:
             await self._probe()
@@ -294,7 +293,7 @@ class Agent:
             self._report_due.set()
 
     async def _probe(self) -> None:
-        """Start children until one passes its self-check, and store the device that it found."""
+        """Start children until one passes its self-check. Store the device that it detects."""
         self._display.show("probing: a small program is compiled, run and verified on this device")
         while True:
             try:
@@ -322,7 +321,7 @@ class Agent:
         return tuple(dict.fromkeys((*self._executor.sandbox_gaps, *builder)))
 
     async def _starts_builder(self) -> bool:
-        """Start the builder; return whether that worked. Without one, the measuring child builds."""
+        """Start the builder. Return False if that fails; then the measuring child builds."""
         if self._builder is None:
             return False
         try:
@@ -337,9 +336,9 @@ class Agent:
         return self._profiles is not None and self._config.role is Role.MEASURE
 
     async def _with_profile(self, device: Device) -> Device:
-        """Return the device with its cached profile, or a new one where none is cached or one is asked for.
+        """Return the device with its cached profile, or calibrate it if none is cached or if asked to.
 
-        The device has no profile when calibration fails. Raises ChildStartError.
+        If calibration fails, the device has no profile. Raises ChildStartError.
         """
         assert self._profiles is not None, "it calibrates"
         profile = None if self._calibration_due else self._profiles.get(device)
@@ -378,7 +377,7 @@ class Agent:
         self._report_due.set()
 
     async def _settle(self, held: LeaseProgress, limits: Limits) -> None:
-        """Put a result of everything that the lease holds into the outbox."""
+        """Work on a lease, and put a result of each of its trials and module runs into the outbox."""
         lease = held.lease
         if lease.module_runs:
             if lease.module_runs[0].kind == "inference":
@@ -388,7 +387,8 @@ class Agent:
             for run, measurement in zip(lease.module_runs, timed, strict=True):
                 self._outbox.add_module_run(lease.id, run.id, measurement)
                 held.note(measurement)
-        # The service sends a lease again when it couldn't store results; what has one isn't measured again.
+        # If the service couldn't store results, it sends the lease again. Work that has a result isn't
+        # measured again.
         settled = self._outbox.results_of(lease.id)
         for earlier in settled.values():
             held.note(earlier)
@@ -455,12 +455,12 @@ class Agent:
     async def _batches(
         self, fetched: Sequence[tuple[Candidate, BuildRequest]], limits: Limits, folder: Path
     ) -> AsyncGenerator[BuiltBatch]:
-        """Yield the candidates in batches: all in one, for the measuring child to build, or batches that the
-        builder has built into the folder."""
+        """Yield the candidates in batches: one batch of all, which the measuring child builds, or several
+        that the builder has built into the folder."""
         if not self._builds_ahead:
             yield fetched
             return
-        assert self._builder is not None, "it has passed its self-check"
+        assert self._builder is not None, "the builder has passed its self-check"
         size = self._config.build_together
         batches = [fetched[start : start + size] for start in range(0, len(fetched), size)]
         async with contextlib.aclosing(build_ahead(self._builder, batches, limits, folder)) as built:
@@ -488,7 +488,7 @@ class Agent:
                     best_s[candidate.workload_hash] = min(filter(None, (known_s, measurement.latency_s)))
 
     def _ahead(self, batch: BuiltBatch, index: int) -> list[BuildRequest]:
-        """Return the candidates that are built, or loaded, together with the one at this index."""
+        """Return the candidates that are built or loaded together with the candidate at this index."""
         following = (request for _, request in batch[index + 1 : index + self._config.build_together])
         return [request for request in following if isinstance(request, BuildRequest)]
 
@@ -519,7 +519,7 @@ class Agent:
                     await self._fleet.fetch_blob(run.artifact_sha, path(run))
                 except (NotStored, OSError) as error:
                     return Measurement(Outcome.UNKNOWN, error=f"the module could not be fetched: {error}")
-                # An untuned module that failed by itself would fail again in a comparison.
+                # If the untuned module failed by itself, it would fail in the comparison, too.
                 outcomes = {one.kind: measured.outcome for one, measured in zip(runs, before, strict=False)}
                 compare = run.compare and outcomes.get("untuned", Outcome.OK) is Outcome.OK
                 return await measure(run, compare)

@@ -1,4 +1,4 @@
-"""Builds the next batch of candidates in one child while another child measures the present batch."""
+"""Build the next batch of candidates in one child while another child measures the current batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from worker.runner.executor import Executor
 from worker.runner.interface import BuildRequest
 
 Batch: TypeAlias = Sequence[tuple[Candidate, BuildRequest]]
-# A candidate that failed to build has its failure in place of its request.
+# Each candidate's request, or its failure if it failed to build.
 BuiltBatch: TypeAlias = Sequence[tuple[Candidate, BuildRequest | Measurement]]
 
 
@@ -23,7 +23,7 @@ async def build_ahead(
 ) -> AsyncGenerator[BuiltBatch]:
     """Yield each batch once `builder` has put its libraries into `folder`.
 
-    The next batch is built while the caller works on the batch that it got. Raises ChildStartError.
+    The next batch is built while the caller works on the yielded one. Raises ChildStartError.
     """
     if not batches:
         return
@@ -43,7 +43,7 @@ async def _build(builder: Executor, batch: Batch, limits: Limits, folder: Path) 
     exports = [replace(request, export=True) for _, request in batch if request.library is None]
     built: list[tuple[Candidate, BuildRequest | Measurement]] = []
     for candidate, request in batch:
-        if request.library is not None:  # a worker that only builds has built it
+        if request.library is not None:  # another worker, a builder, has built it
             built.append((candidate, request))
             continue
         export, *exports = exports

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class LeaseProgress:
-    """A lease that is being worked on, with the outcomes and the best latency so far."""
+    """The lease in work, with the outcomes and the best latency so far."""
 
     lease: Lease
     outcomes: Counter[Outcome] = field(default_factory=Counter)
@@ -60,37 +60,37 @@ class LeaseProgress:
         return f"{self.name}: {self.done} of {self.size} candidates {does}{best}"
 
     def result(self) -> str:
-        """Return a line for people once the lease is done."""
+        """Return a summary of the finished lease, in one line."""
         counts = [f"{count} {outcome.value.replace('_', ' ')}" for outcome, count in self.outcomes.items()]
         best = [] if self.best_s is None else [f"best {latency_text(self.best_s)}"]
         return f"{self.name} is done: {', '.join(sorted(counts) + best)}"
 
 
 class Display(Protocol):
-    """Shows the worker's activity."""
+    """Shows the worker's activity to a user."""
 
     def show(self, line: str) -> None:
         """Show the worker's current activity."""
         ...
 
     def show_progress(self, progress: LeaseProgress) -> None:
-        """Show that another candidate has a result."""
+        """Show that one more candidate has a result."""
         ...
 
 
 class LogDisplay:
-    """Writes a line to the log whenever the worker does something else."""
+    """Logs a line whenever the worker's activity changes."""
 
     def show(self, line: str) -> None:
         _log.info("%s", line)
 
     def show_progress(self, progress: LeaseProgress) -> None:
-        """Show nothing: a line for each candidate would be too many."""
+        """Log nothing, because one line for each candidate would be too many."""
 
 
 @dataclass
 class LiveDisplay:
-    """Writes the log, and below it a line that stays in place and shows how far the lease is."""
+    """Shows log lines, and below them a live line with the progress of the lease."""
 
     live: Live
     clock: Callable[[], float] = time.monotonic
@@ -116,7 +116,7 @@ class LiveDisplay:
 
 @contextlib.contextmanager
 def display(console: Console) -> Iterator[Display]:
-    """Return a live display for a terminal, else one that logs; set up the log to go to the console too."""
+    """Return a live display for a terminal, otherwise one that logs. Direct the log to the console, too."""
     if not console.is_terminal:
         logs.configure(logging.INFO)
         yield LogDisplay()

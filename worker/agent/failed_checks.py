@@ -1,4 +1,4 @@
-"""The failed self-checks of this device: when to check again, and when to report the failure."""
+"""Count failed self-checks of this device. Decide when to check again, and when to report the failure."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from worker.runner.start_failure import ChildStartError, StartFailure
 
 _log = logging.getLogger(__name__)
 
-# This many failures of one kind in a row, or of any kinds in a row, are no accident.
+# A failure is reported after this many in a row of one kind, or after this many in a row of any kinds.
 _SAME_KIND, _ANY_KIND = 3, 6
 
 
 class FailedChecks:
-    """The checks that have failed since the last one that passed.
+    """The failed self-checks since the last one that passed.
 
-    The first ones are repeated soon, since some causes pass. Once it is clear that the cause stays,
-    `health_error` has it, and the device is checked every `max_pause_s` seconds.
+    At first, checks are repeated soon, because some causes go away. Once the cause seems permanent,
+    `health_error` contains it, and the device is checked every `max_pause_s` seconds.
     """
 
     def __init__(self, max_pause_s: float) -> None:
@@ -46,7 +46,7 @@ class FailedChecks:
 
     @property
     def health_error(self) -> str:
-        """Why the device can't measure, in one line; empty while the cause may still pass."""
+        """Why the device can't measure, in one line; empty while the cause may still go away."""
         return self._last.line if self._last is not None and self._is_lasting else ""
 
     @property

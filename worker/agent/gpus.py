@@ -14,10 +14,10 @@ from core.worker import Vitals
 from system.errors import SettingsError
 from worker.agent.health import read_vitals
 
-# CUDA shows a process only what this variable names, by UUID.
+# The variable with the UUIDs of the GPUs that CUDA shows to a process.
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 DEVICE_TREE = Path("/proc/device-tree/model")
-# The first words of the models of Jetsons whose GPUs (compute capability 5.3 to 7.2) CUDA 13 doesn't know.
+# The first words of Jetson models with GPUs (compute capability 5.3 to 7.2) that CUDA 13 doesn't support.
 OLD_JETSONS = (
     *("NVIDIA Jetson Nano", "NVIDIA Jetson TX", "NVIDIA Jetson Xavier", "NVIDIA Jetson AGX Xavier"),
     "Jetson-AGX",
@@ -27,7 +27,7 @@ ONLY = "only"
 
 @dataclass(frozen=True)
 class VisibleGpu:
-    """A GPU, or a slice of one that is divided (MIG)."""
+    """A GPU, or a slice of a divided one (MIG)."""
 
     uuid: str
     name: str

@@ -1,4 +1,4 @@
-"""This device's vitals: load, temperature, memory, versions. What can't be read is left out."""
+"""This device's vitals: load, temperature, memory, versions. Values that can't be read are left out."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from system.version import installed_version
 
 _T = TypeVar("_T")
 
-# Reading sensors takes milliseconds, and candidates may be timed meanwhile.
+# The shortest time between readings, because reading sensors takes milliseconds and may disturb timings.
 READ_EVERY_S = 10.0
-# Prefixes of the names that Linux drivers give to the sensors of processors.
+# Prefixes of the names of processors' sensors in Linux.
 _PROCESSORS = ("coretemp", "k10temp", "zenpower", "cpu", "soc")
 
 
 class Sensor(Protocol):
-    """A reading of psutil's, as far as it is used here."""
+    """A temperature reading of psutil."""
 
     @property
     def current(self) -> float: ...
@@ -56,9 +56,9 @@ def read_vitals() -> Vitals:
 
 
 def hottest(sensors: Mapping[str, Sequence[Sensor]]) -> float | None:
-    """Return the highest temperature in degrees Celsius, from readings by driver.
+    """Return the highest temperature in degrees Celsius, given readings by driver.
 
-    Other sensors count where there is none of a processor. None where no reading is plausible.
+    If there is no sensor of a processor, other sensors count. Return None if no reading is plausible.
     """
     named = {name: readings for name, readings in sensors.items() if name.lower().startswith(_PROCESSORS)}
     degrees = (reading.current for readings in (named or sensors).values() for reading in readings)

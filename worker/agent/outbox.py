@@ -1,4 +1,4 @@
-"""Results on their way to the service, each kept until the service has acknowledged it."""
+"""The outbox: results that the service hasn't acknowledged yet."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Outbox:
         return tuple(islice(self._results.values(), MAX_RESULTS))
 
     def acknowledge(self, numbers: Iterable[int]) -> None:
-        """Forget these results. Unknown numbers, from an answer that came twice, are ignored."""
+        """Delete acknowledged results. Unknown numbers, from a repeated response, are ignored."""
         for number in numbers:
             self._results.pop(number, None)
 

@@ -14,9 +14,10 @@ MAX_BYTES = 64 << 10
 
 
 class ProfileCache:
-    """Profiles by device class, in memory and in files, one for each class and version of the calibration.
+    """Profiles by device class, in memory and in files. There is one file for each class and version of the
+    calibration.
 
-    Where no file can be written, profiles last as long as the process.
+    If files can't be written, profiles are kept in memory only.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -24,7 +25,7 @@ class ProfileCache:
         self._in_memory: dict[str, Profile] = {}
 
     def get(self, device: Device) -> Profile | None:
-        """Return the device's profile; None where there is none or its file is damaged."""
+        """Return the device's profile; None if there is none or its file is damaged."""
         profile = self._in_memory.get(device.key)
         if profile is not None:
             return profile
@@ -36,7 +37,7 @@ class ProfileCache:
 
     def put(self, device: Device, profile: Profile) -> None:
         self._in_memory[device.key] = profile
-        # Written under another name first, so that nobody reads half a profile.
+        # Written under a temporary name first, so that a reader never sees half a profile.
         with contextlib.suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(dir=self._folder)

@@ -1,4 +1,4 @@
-"""Calls to the service: repeated while it is away, final when it refuses this worker."""
+"""Calls to the service. They are retried while it is unavailable, and fail when it refuses this worker."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BLOB_TRIES = 3
 MAX_CACHED_CHARS = 64 << 20
 FIRST_PAUSE_S = 0.2
 
-# Statuses that another try would get again, with the next step for people.
+# gRPC statuses for which a retry doesn't help, with what to do next.
 _FINAL = {
     grpc.StatusCode.UNAUTHENTICATED: "check --token",
     grpc.StatusCode.PERMISSION_DENIED: "make it one with `tunefarm token create --scope worker`",
@@ -48,9 +48,9 @@ _FINAL = {
     grpc.StatusCode.UNIMPLEMENTED: "check that --server is the address of the service's gRPC port",
 }
 
-# A service that has never answered is given this long to start before anything is said.
+# Seconds without a first response before a warning, because the service may still be starting.
 START_GRACE_S = 10.0
-# Parts of gRPC's errors that a wrong flag causes, with the next step for people.
+# Parts of gRPC's error messages that a wrong flag causes, with what to do next.
 _HINTS = {
     "CERTIFICATE_VERIFY_FAILED": ", give the service's authority with --ca",
     "WRONG_VERSION_NUMBER": ", leave --tls out or turn TLS on in the service",
@@ -60,15 +60,15 @@ _HINTS = {
 
 
 class WorkerRefused(Exception):
-    """The service refuses to work with this worker; the message says why and what to do."""
+    """The service refuses this worker. The message says why and what to do next."""
 
 
 class NotStored(Exception):
-    """The service doesn't have a file or workload that its lease names."""
+    """The service doesn't have a file or a workload of the lease."""
 
 
 def open_channel(address: str, reconnect_max_s: float, tls: TlsFiles | None = None) -> grpc.aio.Channel:
-    """Open a channel to HOST:PORT that notices a vanished peer, and finds it soon after it is back.
+    """Open a gRPC channel to HOST:PORT that detects a lost connection, and reconnects soon.
 
     The channel is unencrypted without `tls`. Raises TlsError.
     """
@@ -82,13 +82,13 @@ def open_channel(address: str, reconnect_max_s: float, tls: TlsFiles | None = No
         ("grpc.keepalive_timeout_ms", 10_000),
     ]
     if is_loopback(address.rpartition(":")[0].strip("[]")):
-        # gRPC would ask the proxy that the environment names, which can't reach this machine's loopback.
+        # gRPC would use the environment's proxy, which can't reach this machine's loopback.
         options.append(("grpc.enable_http_proxy", 0))
     interceptors = None
     if tracing.is_on():
         from opentelemetry.instrumentation.grpc import aio_client_interceptors
 
-        # Calls that belong to no lease would be traces of their own without end.
+        # Each call without a lease would start a new trace.
         interceptors = aio_client_interceptors(  # type: ignore[no-untyped-call]
             filter_=lambda _: bool(tracing.current())
         )
@@ -100,7 +100,8 @@ def open_channel(address: str, reconnect_max_s: float, tls: TlsFiles | None = No
 
 
 class FleetClient:
-    """Calls that are retried, with growing pauses, until the service answers. All raise WorkerRefused."""
+    """The calls of a worker. They are retried, with growing pauses, until the service answers. All raise
+    WorkerRefused."""
 
     def __init__(
         self, channel: grpc.aio.Channel, address: str, token: str | None, reconnect_max_s: float
@@ -113,7 +114,8 @@ class FleetClient:
         self._has_answered = False
 
     async def synchronize(self, report: Callable[[], WorkerReport]) -> tuple[WorkerReport, SyncResponse]:
-        """Send a report, made anew for every try; return the one that got through, and its answer."""
+        """Send a report, which is built anew for each attempt. Return the report that arrived, and the
+        response."""
 
         async def call() -> tuple[WorkerReport, SyncResponse]:
             current = report()
@@ -133,7 +135,7 @@ class FleetClient:
             raise WorkerRefused(f"the service's answer makes no sense ({error}): {hint}") from error
 
     async def workload(self, workload_hash: str) -> str:
-        """Return a workload's text, fetched at first and then from a cache. Raises NotStored."""
+        """Return a workload's module as JSON, from a cache or from the service. Raises NotStored."""
 
         async def call() -> str:
             request = pb.WorkloadRequest(workload_hash=workload_hash)
@@ -150,7 +152,7 @@ class FleetClient:
         return self._workloads[workload_hash]
 
     async def fetch_blob(self, sha256: str, path: Path) -> None:
-        """Write a stored file to `path`. Raises NotStored, or OSError when it can't be written here."""
+        """Download a stored file to `path`. Raises NotStored, and OSError if it can't be written."""
 
         async def download() -> str:
             digest = hashlib.sha256()
@@ -169,19 +171,19 @@ class FleetClient:
         raise NotStored(f"the file {sha256} arrived damaged {BLOB_TRIES} times")
 
     async def put_library(self, library: LibraryUpload) -> str:
-        """Store the library of a trial. Return a sentence on why the service refuses it, or an empty one."""
+        """Send the library of a trial. Return why the service refuses it; "" if it stores it."""
         if len(library.data) > MAX_LIBRARY_BYTES:
             return f"it has {len(library.data)} bytes, and {MAX_LIBRARY_BYTES} are allowed"
         return await self._upload(self._stub.PutLibrary, library_to_wire(library))
 
     async def put_outputs(self, outputs: OutputsUpload) -> str:
-        """Store the outputs of a module run. Return why the service refuses them; "" if it stores them."""
+        """Send the outputs of a module run. Return why the service refuses them; "" if it stores them."""
         if len(outputs.data) > MAX_OUTPUTS_BYTES:
             return f"they have {len(outputs.data)} bytes, and {MAX_OUTPUTS_BYTES} are allowed"
         return await self._upload(self._stub.PutOutputs, outputs_to_wire(outputs))
 
     async def _upload(self, put: Any, message: pb.Library | pb.Outputs) -> str:
-        """Send a file until it is answered. Return why the service refuses it; "" if it stores it."""
+        """Send a file until there is a response. Return why the service refuses it; "" if it stores it."""
 
         async def call() -> str:
             answer = await put(message, timeout=BLOB_TIMEOUT_S, metadata=self._metadata)
@@ -190,7 +192,7 @@ class FleetClient:
         return await self._retry(call)
 
     async def _retry(self, call: Callable[[], Awaitable[_T]]) -> _T:
-        """Call until there is an answer. Raises WorkerRefused and NotStored."""
+        """Call until there is a response. Raises WorkerRefused and NotStored."""
         tries = AsyncRetrying(
             retry=retry_if_exception(_is_transient),
             wait=wait_random_exponential(multiplier=FIRST_PAUSE_S, max=self._reconnect_max_s),
@@ -209,9 +211,10 @@ class FleetClient:
             ) from error
 
     def _log_retry(self, state: RetryCallState) -> None:
-        """Warn after 1, 2, 4, 8... tries, so that a service that is away for a night doesn't fill the log.
+        """Warn after 1, 2, 4, 8... attempts, so that a long outage doesn't fill the log.
 
-        A service that was started together with this worker gets time to start before the first warning.
+        Before the first warning, the service gets time to start, because it may start together with this
+        worker.
         """
         tries = state.attempt_number
         is_starting = not self._has_answered and (state.seconds_since_start or 0.0) < START_GRACE_S

@@ -1,1 +1,1 @@
-"""Building, verifying and timing of candidates in a child process."""
+"""Build, verify and time candidates in a child process."""

@@ -5,14 +5,14 @@
 
 KIND is the name of one of `sandbox.kinds`. This command becomes the reaper of the child (`sandbox`). The
 child is sandboxed as far as this machine allows. If the agent is root, the child runs as the user NAME.
-TMPDIR is the child's own folder; it sees the paths given, what Python and the compiler need, and no other
-files.
+TMPDIR is the child's own folder. The child sees the given paths, the files of Python and of the compiler, and
+no others.
 
-Requests arrive as frames on standard input, replies leave on standard output. Both are moved out of a
-candidate's reach before anything else happens; what a candidate prints goes to standard error.
+Requests arrive as frames on standard input, and replies leave on standard output. At the start, both are
+moved to descriptors that candidates can't find. A candidate's output goes to standard error.
 
-The first reply comes once the runner has passed its check. Then each request gets its replies.
-`proto/child.proto` specifies the messages. The child ends when its input ends.
+The first reply is sent once the runner has passed its check. Then each request gets its replies.
+`proto/child.proto` specifies the messages. The child exits when its input ends.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class ChildServer:
         device = self._runner.check()
         platforms = self._runner.platforms() if self._builds else Platforms(())
         first = child_messages.ready_to_wire(device, self._sandbox_gaps, platforms)
-        # Taken only now: the check has started the thread pools, whose stacks grow with the number of cores.
+        # Measured after the check, which has started the thread pools. Their stacks grow with the number of
+        # cores.
         self._baseline_bytes = limits.data_bytes()
         self._reply(first)
         while (body := frames.read(self._requests)) is not None:
@@ -101,7 +102,7 @@ class ChildServer:
                 case unknown:
                     raise ValueError(f"there is no request {unknown!r}")
         except Exception:
-            # The agent decides about any exception: the candidate fails, and this process is replaced.
+            # Any exception is sent to the agent: the candidate fails, and the agent replaces this process.
             return ChildReply(failed=clean_text(traceback.format_exc()[-MAX_TRACEBACK_CHARS:]))
         reply.grown_bytes = max(limits.data_bytes() - self._baseline_bytes, 0)
         return reply

@@ -1,7 +1,8 @@
 """Conversion between the values of a runner and the messages of `proto/child.proto`.
 
 The child trusts the agent. The agent doesn't trust the child. Functions that read a reply raise FrameError
-for anything unexpected, and for more than the service takes: the agent would send that again and again.
+for unexpected content, and for more than the service accepts, because the agent would send that again and
+again.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from proto.messages import MAX_LIBRARY_BYTES, MAX_OUTPUTS_BYTES, MAX_PLATFORMS
 from worker.runner.frames import MAX_REPLY_BYTES, FrameError
 from worker.runner.interface import BuildRequest, Exported, Inferred, Platforms
 
-# Ten times as many as the runner makes; a call that carries MAX_RESULTS measurements stays small.
+# Ten times as many as the runner makes. A call with MAX_RESULTS measurements stays small.
 MAX_REPEATS = 1000
 MAX_SANDBOX_GAPS = 16
-# A library, and the rest of its reply.
+# The largest reply: a library, and a megabyte for the rest.
 MAX_EXPORT_REPLY_BYTES = MAX_LIBRARY_BYTES + MAX_REPLY_BYTES
 MAX_OUTPUTS_REPLY_BYTES = MAX_OUTPUTS_BYTES + MAX_REPLY_BYTES
 

@@ -18,9 +18,9 @@ STDERR_TIMEOUT_S = 1.0
 
 
 class ChildDied(Exception):
-    """The child ended, or sent bytes that aren't a message; the text says which.
+    """The child ended, or sent bytes that aren't a message. The text says which.
 
-    `code` is its exit code, or the negated number of the signal that ended it; None when it isn't known.
+    `code` is its exit code, or the negated number of the signal that ended it; None if unknown.
     """
 
     def __init__(self, message: str, code: int | None = None) -> None:
@@ -92,13 +92,14 @@ class ChildProcess:
         return bytes(self._stderr_tail).decode(errors="replace").strip()
 
     def clear_stderr(self) -> None:
-        """Drop the output so far: later output belongs to the next candidate."""
+        """Delete the output so far, because later output belongs to the next candidate."""
         self._stderr_tail.clear()
 
     async def kill(self) -> None:
-        """Kill the child and everything it started; return when all is gone. May be called again."""
-        # asyncio holds a process to be alive until its pipes are read to their ends. What is left of a reply
-        # that was too long would keep it waiting.
+        """Kill the child and all processes that it started. Return when all have ended. May be called
+        repeatedly."""
+        # asyncio waits for a process until its pipes are read to the end, so the rest of a reply that is too
+        # long is discarded.
         reading_rest = asyncio.create_task(self._discard_replies())
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(reaper.END_SIGNAL)
@@ -125,7 +126,7 @@ class ChildProcess:
             del self._stderr_tail[:-TAIL_BYTES]
 
     async def _watch_memory(self) -> None:
-        """End the child once its processes together have too much memory."""
+        """Kill the child once its processes together use too much memory."""
         while not self.has_ended:
             await asyncio.sleep(family_memory.INTERVAL_S)
             most = self._family_most
@@ -141,7 +142,7 @@ class ChildProcess:
                 return
 
     async def _death(self) -> ChildDied:
-        """Return how the child ended. It has closed its pipes, so it is dead or about to be killed."""
+        """Return how the child ended. It has closed its pipes, so it has exited or will be killed."""
         try:
             async with asyncio.timeout(reaper.END_TIMEOUT_S):
                 code = await self._process.wait()
@@ -155,7 +156,7 @@ class ChildProcess:
 
 
 def signal_name(number: int) -> str:
-    """Return a name such as SIGSEGV, or "signal 250" for a number that has none here."""
+    """Return a signal's name such as SIGSEGV, or "signal 250" for a number without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:

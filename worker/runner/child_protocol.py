@@ -28,12 +28,12 @@ _HUNG = {
 
 
 class _RunnerError(Exception):
-    """The runner raised in the child; the message is its traceback."""
+    """The runner raised an exception in the child. The message is its traceback."""
 
 
 class ChildCall:
-    """One call to the child. Nothing that the child does raises an exception here: a child that replies
-    wrongly is killed, and its failure is the result."""
+    """One call to the child. The child's failures don't raise exceptions here. A child that replies wrongly
+    is killed, and the result is its failure."""
 
     def __init__(
         self, child: ChildProcess, phase: Phase, timeout_s: float, max_reply_bytes: int = MAX_REPLY_BYTES
@@ -54,7 +54,7 @@ class ChildCall:
             outcome, reason = _DIED[self._phase], f"{error} during the {self._phase}"
         except _RunnerError as error:
             outcome, reason = _DIED[self._phase], str(error)
-        # Killed first, so that all of its standard error has arrived, which explains the failure.
+        # Killed first, so that its standard error, which explains the failure, is complete.
         await self._child.kill()
         text = f"{reason}\n{await self._child.stderr_tail()}".strip()
         return Measurement(outcome, error=text[-MAX_ERROR_CHARS:])
@@ -116,7 +116,7 @@ class BuildCall(ChildCall):
             deadline = min(self._began_at.values(), default=_now()) + self._timeout_s
             reply = await self._receive(deadline)
             kind = reply.WhichOneof("reply")
-            # Every candidate begins once and ends once, so the replies come to an end.
+            # Every candidate begins once and ends once, so the number of replies is bounded.
             if kind == "begun" and reply.begun in self._waiting:
                 self._waiting.remove(reply.begun)
                 self._began_at[reply.begun] = _now()
@@ -128,7 +128,7 @@ class BuildCall(ChildCall):
                 raise FrameError(f"the child's reply makes no sense: {kind} was not expected")
         refused = frozenset(reply.refused.numbers)
         if self._waiting or self._began_at or not refused <= self._numbers:
-            raise FrameError("the child's reply is not about what it was asked to build")
+            raise FrameError("the child's reply names a candidate that it was not asked to build")
         return refused
 
 

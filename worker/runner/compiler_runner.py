@@ -37,18 +37,18 @@ class CompilerRunner:
     """
 
     def __init__(self, threads: int, without: Sequence[str] = ()) -> None:
-        """Raises FeatureError when this machine lacks an instruction set that it is to do `without`."""
+        """Raises FeatureError if this machine lacks an instruction set in `without` anyway."""
         bind_thread_pool(threads)
         self._threads = threads
         self._device = self._detect(without)
-        self._builder = lru_cache(maxsize=4)(LocalBuilder)  # by target
+        self._builder = lru_cache(maxsize=4)(LocalBuilder)  # the reference compiler of each target
         self._runner = lru_cache(maxsize=4)(LocalRunner)
         self._builders = ThreadPoolExecutor(threads, thread_name_prefix="build")
         self._built: dict[int, tuple[BuildRequest, BuiltKernel | KernelLibrary | Measurement]] = {}
 
     def check(self) -> Device:
         self._runner(self._device.target).self_check()
-        # All threads start now: their stacks and heaps must not count as growth that candidates caused.
+        # All threads start now, because their stacks and heaps would count as growth caused by candidates.
         all_started = Barrier(self._threads)
         for _ in self._builders.map(lambda _: all_started.wait(), range(self._threads)):
             pass
@@ -70,7 +70,7 @@ class CompilerRunner:
 
         def prepare(workload: tuple[str, str]) -> None:
             target, module_json = workload
-            with contextlib.suppress(ValueError):  # the build has reported it
+            with contextlib.suppress(ValueError):  # `build` has reported it
                 self._runner(target).prepare(module_json)
 
         refused = self._builders.map(build, requests)
@@ -82,7 +82,8 @@ class CompilerRunner:
         return [number for number, is_refused in zip(requests, refused, strict=True) if is_refused]
 
     def platforms(self) -> Platforms:
-        """Return this machine first. Trying fills the linkers' caches, for which a candidate has no time."""
+        """Return the platforms, this machine first. Linking for each fills the linkers' caches, because that
+        would exceed a candidate's time limit."""
         names, problems = [], []
         cuda = compiler_version()
         for arch in sorted(ARCHS, key=lambda arch: arch != platform.machine()):
@@ -109,7 +110,7 @@ class CompilerRunner:
         _, built = self._built.pop(number)
         if isinstance(built, KernelLibrary):
             return Exported(built.pack(), built.build_s)
-        assert isinstance(built, Measurement), "the agent exports only what it had built for export"
+        assert isinstance(built, Measurement), "the agent exports only candidates that were built for export"
         return built
 
     def measure_module(self, artifact: IO[bytes], compare: bool) -> Measurement:
@@ -143,5 +144,5 @@ class GpuRunner(CompilerRunner):
         return calibrate_gpu(self._device, budget_s)
 
     def _detect(self, without: Sequence[str]) -> Device:
-        """Raises CudaError and NoGpuError."""
+        """Return the GPU's device. Raises CudaError and NoGpuError."""
         return detect_gpu()

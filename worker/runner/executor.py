@@ -1,4 +1,4 @@
-"""Builds and measures candidates in a child process, and replaces a child that can't be trusted any more."""
+"""Build and measure candidates in a child process. Replace a child that can't be trusted any more."""
 
 from __future__ import annotations
 
@@ -47,17 +47,18 @@ CPU_RUNNER = "worker.runner.compiler_runner:CompilerRunner"
 GPU_RUNNER = "worker.runner.compiler_runner:GpuRunner"
 # The out-of-memory errors of C++, Python and TVM.
 OUT_OF_MEMORY = ("bad_alloc", "MemoryError", "Cannot allocate memory")
-# A wrong result may have written anywhere; after most of CUDA's errors, all that follows fails.
+# Outcomes after which the child is replaced: a wrong candidate may have written anywhere, and after most CUDA
+# errors all further calls fail.
 RESTART_OUTCOMES = frozenset(
     {
         *(Outcome.WRONG_RESULT, Outcome.OUT_OF_MEMORY, Outcome.ILLEGAL_ACCESS),
         *(Outcome.LAUNCH_ERROR, Outcome.DEVICE_LOST),
     }
 )
-# A candidate may use this many times its time limit as CPU time, on each core.
+# The limit of CPU time on each core, in multiples of the time limit.
 CPU_SLACK = 2.0
-# Calibration begins no measurement after this time. The last one may take as long as a child's start may,
-# because both compile.
+# Calibration begins no measurement after this time. The last measurement has the time limit of a child's
+# start, because both compile.
 CALIBRATION_S = 20.0
 
 
@@ -69,10 +70,10 @@ class NoPlatformError(Exception):
 class ChildConfig:
     """Configuration of children. `runner` is the MODULE:NAME of a `worker.runner.interface.RunnerFactory`.
 
-    They do `without` some instruction sets. Where the agent is root, they run as `user`. A child that
-    measures a `gpu` sees the nodes of GPUs. A child that `builds` exports candidates; it fails to start where
-    it can't do so for any machine, or with `gpu` for GPUs of this machine. They see no files of this machine
-    but what they need, and may write those in `writable`. With `require_sandbox`, a child whose sandbox has
+    Children don't use the instruction sets in `without`. If the agent is root, they run as `user`. A child
+    that measures a `gpu` sees the device nodes of GPUs. A child that `builds` exports candidates. It fails to
+    start if it can't export for any machine or, with `gpu`, for GPUs of this machine. Children see only the
+    files that they need, and may write those in `writable`. With `require_sandbox`, a child whose sandbox has
     gaps isn't used.
     """
 
@@ -94,10 +95,10 @@ class ChildConfig:
 
 
 class Executor:
-    """Owns the child. Takes one call at a time. Nothing that a candidate does raises an exception here.
+    """Owns the child, and runs one call at a time. A candidate's failures don't raise exceptions here.
 
-    Calls that need a child start one, and raise what `start` raises. One that is cancelled kills the child,
-    and the candidate with it.
+    Calls that need a child start one, and raise the exceptions of `start`. A cancelled call kills the child
+    with its candidate.
     """
 
     def __init__(self, config: ChildConfig, environment: Mapping[str, str]) -> None:
@@ -109,9 +110,10 @@ class Executor:
         self._sandbox_gaps: tuple[str, ...] = ()
         self._builds_for: tuple[str, ...] = ()
         self._numbers = itertools.count()
-        self._built: dict[BuildRequest, int] = {}  # in the present child, with the numbers it knows them by
-        self._failed: dict[BuildRequest, Measurement] = {}  # to build, even alone
-        self._has_run = False  # whether a candidate has run in the present child
+        self._built: dict[BuildRequest, int] = {}  # built candidates of the current child, with their numbers
+        # Failures of candidates that can't be built even alone.
+        self._failed: dict[BuildRequest, Measurement] = {}
+        self._has_run = False  # whether a candidate has run in the current child
         self._seed: CacheSeed | None = None
         if config.builds:
             kept = environment.get(ZIG_CACHE)
@@ -135,9 +137,9 @@ class Executor:
         return self._builds_for
 
     async def start(self) -> Device:
-        """Start a new child and return the device that it found, once it has passed its self-check.
+        """Start a new child. Once it has passed its self-check, return the device that it detects.
 
-        Raises ChildStartError, and SettingsError when another try would be of no use.
+        Raises ChildStartError, and SettingsError if a retry wouldn't help.
         """
         await self.close()
         try:
@@ -149,7 +151,7 @@ class Executor:
             async with asyncio.timeout(self._config.start_timeout_s):
                 device = self._accept(await self._child.receive())
             if self._seed is not None:
-                # Its check has filled the cache, and it has worked on nothing else yet.
+                # Its check has filled the cache, and it has run no candidate yet.
                 await asyncio.to_thread(self._seed.fill_from, self._scratch / CACHE_FOLDER)
             return device
         except (OSError, ChildDied, FrameError, NoPlatformError) as error:  # TimeoutError is an OSError
@@ -165,10 +167,10 @@ class Executor:
         ahead: Sequence[BuildRequest] = (),
         best_s: float | None = None,
     ) -> Measurement:
-        """Build, verify and time a candidate. `best_s` is the best latency known of its workload.
+        """Build, verify and time a candidate. `best_s` is the best known latency of its workload.
 
-        The candidates `ahead` are measured next. They are built now, together with this one, so that none is
-        built while another one runs.
+        The candidates `ahead` are measured next. They are built now, together with this one, so that nothing
+        is built while a candidate is timed.
         """
         failure = await self._prepare(request, limits, ahead)
         if failure is not None:
@@ -221,10 +223,10 @@ class Executor:
         return await self._run_on_file(request, packed, limits, child_messages.inferred_of, most)
 
     async def calibrate(self, memory_bytes: int) -> Profile | None:
-        """Measure the device's speeds. Return None, and log the reason, when that fails.
+        """Measure the device's speeds. If that fails, log the reason and return None.
 
-        The device has passed its self-check, so it can work all the same. A candidate that has run could fake
-        the speeds, so they are measured in a child in which nothing has run.
+        The device has passed its self-check, so it can work without a profile. An earlier candidate could
+        fake the speeds, so they are measured in a child that has run no candidate.
         """
         if self._has_run:
             await self.close()
@@ -251,7 +253,8 @@ class Executor:
         self._has_run = False
         if child is not None:
             await child.kill()
-        # In a thread: deleting a child's files may take seconds, in which the agent must go on calling.
+        # In a thread, because deleting a child's files may take seconds, and the agent must go on calling the
+        # service.
         if scratch is not None:
             await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
         if transfer is not None:
@@ -266,12 +269,12 @@ class Executor:
         return self._child
 
     async def _replace_dead_child(self) -> None:
-        """Forget a child that died while it was idle, so that no candidate is blamed."""
+        """Drop a child that died while it was idle, so that no candidate is blamed."""
         if self._child is not None and self._child.has_ended:
             await self.close()
 
     async def _start_process(self, scratch: Path, readable: Path) -> ChildProcess:
-        # -P: a folder named `compiler` in the working directory isn't our package.
+        # With -P, a folder named `compiler` in the working directory isn't imported.
         command = [sys.executable, "-P", "-m", "worker.runner.child", "--parent", str(os.getpid())]
         command += ["--runner", self._config.runner, "--threads", str(self._config.threads)]
         command += ["--kind", self._config.kind.name, "--user", self._config.user]
@@ -292,9 +295,9 @@ class Executor:
         return await ChildProcess.start(command, environment)
 
     def _accept(self, first: pb.ChildReply) -> Device:
-        """Note the sandbox gaps and platforms in a child's first reply, and return its device.
+        """Store the sandbox gaps and platforms in a child's first reply. Return its device.
 
-        Raises FrameError, NoPlatformError when the child is to build but can't, and SettingsError.
+        Raises FrameError, SettingsError, and NoPlatformError if a child that builds has no platform.
         """
         kind = first.WhichOneof("reply")
         if kind == "unusable":
@@ -321,7 +324,7 @@ class Executor:
         return device
 
     async def _start_error(self, error: Exception) -> ChildStartError:
-        """Kill the child, and name the cause of its failure."""
+        """Kill the child, and return the cause of its failure."""
         stderr = ""
         if self._child is not None:
             await self._child.kill()
@@ -352,11 +355,11 @@ class Executor:
         return self._failed.pop(request, None)
 
     async def _build(self, requests: Sequence[BuildRequest], limits: Limits) -> None:
-        """Build each candidate in the current child, or find out that it fails to build.
+        """Build each candidate in the current child, or store its failure.
 
-        When a child dies, any candidate that it was building may be to blame, and any that had run in it
-        before. So each suspect is built alone in a fresh child, then the others are built together again. If
-        no suspect fails alone, every candidate is built alone.
+        When a child dies, the candidates that it was building and those that it had run before may be the
+        cause. So each suspect is built alone in a new child. Then the others are built together again. If no
+        suspect fails alone, every candidate is built alone.
         """
         while waiting := [one for one in requests if one not in self._built and one not in self._failed]:
             had_run = self._has_run
@@ -377,8 +380,8 @@ class Executor:
     ) -> tuple[Measurement | None, list[BuildRequest]]:
         """Build candidates in the current child; return the child's failure, if any, and the suspects.
 
-        Suspects are the candidates that the child was building when it failed. So are candidates that failed
-        to build beside others: they may only have lacked memory.
+        Suspects are the candidates that the child was building when it failed. Candidates that failed beside
+        others are suspects too, because they may only have lacked memory.
         """
         child = await self._present_child()
         numbered = {next(self._numbers): request for request in requests}
@@ -406,8 +409,8 @@ class Executor:
         return None, [one for one in requests if one in suspects]
 
     def _transfer_libraries(self, numbered: Mapping[int, BuildRequest]) -> list[pb.CandidateBuild]:
-        """Move libraries to where the child may read them, and return the requests. Raises OSError."""
-        assert self._transfer is not None, "made together with the child"
+        """Move libraries to a folder that the child may read. Return the changed requests. Raises OSError."""
+        assert self._transfer is not None, "created together with the child"
         encoded = []
         for number, request in numbered.items():
             if request.library is not None:
@@ -441,7 +444,7 @@ class Executor:
         """Run the whole model in a file in the child."""
         await self._replace_dead_child()
         await self._present_child()
-        assert self._transfer is not None, "made together with the child"
+        assert self._transfer is not None, "created together with the child"
         try:
             path = await asyncio.to_thread(self._transfer.add, file)
         except OSError as error:
@@ -462,13 +465,13 @@ class Executor:
         memory_bytes: int,
         max_reply_bytes: int = MAX_REPLY_BYTES,
     ) -> _T | Measurement:
-        """Make one call to the child, and kill the child afterwards if it can't be trusted any longer."""
+        """Make one call to the child. Kill the child afterwards if it can't be trusted any more."""
         call = UnaryCall(await self._present_child(), phase, timeout_s, max_reply_bytes)
         request.memory_bytes, request.cpu_s = memory_bytes, self._cpu_s(timeout_s)
         trusted = False
         try:
             result = await call.result(request, decode)
-            # A child that has grown would fail good candidates.
+            # A child that uses too much memory would let good candidates fail.
             is_harmless = not isinstance(result, Measurement) or result.outcome not in RESTART_OUTCOMES
             trusted = call.succeeded and is_harmless and call.grown_bytes <= memory_bytes // 2
         finally:
@@ -477,17 +480,17 @@ class Executor:
         return result
 
     def _cpu_s(self, timeout_s: float) -> float:
-        """Return the limit of CPU time, which takes effect only when the agent fails to end a candidate."""
+        """Return the limit of CPU time, which matters only if the agent fails to end a candidate."""
         return CPU_SLACK * timeout_s * self._config.threads
 
 
 def _is_for_gpus_here(name: str) -> bool:
-    """Return whether a platform has GPUs and this machine's kind of processor."""
+    """Return whether a platform has GPUs and this machine's processor architecture."""
     return name != arch_of(name) == platform.machine()
 
 
 def _explain_memory(measurement: Measurement, memory_bytes: int) -> Measurement:
-    """Add a line to the error of a module run that lacked memory, with the limit and the next step."""
+    """If a module run lacked memory, add a line with the limit and the next step to its error."""
     if measurement.outcome is not Outcome.RUN_ERROR:
         return measurement
     installed_bytes = psutil.virtual_memory().total

@@ -1,4 +1,4 @@
-"""Files that the agent makes readable to its child, which may run as another user."""
+"""Pass files from the agent to its child, which may run as another user."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from sandbox.privileges import account_of
 
 
 class FileTransfer:
-    """A folder that the child may read but not write. If it could leave a link there, an agent that runs as
-    root could be made to write any file.
-    """
+    """A folder that the child may read but not write. With a link in it, the child could make an agent that
+    runs as root write any file."""
 
     def __init__(self, user: str) -> None:
-        """Make the folder readable to `user`, whom the child runs as if this process is root's.
+        """Create the folder, readable to `user`. The child runs as that user if this process is root.
 
         Raises OSError.
         """
@@ -33,7 +32,7 @@ class FileTransfer:
     def add(self, file: Path) -> Path:
         """Return the file's path for the child. Raises OSError.
 
-        It is a hard link where possible, since copying a large model takes seconds, and a copy elsewhere.
+        It is a hard link if possible, because copying a large model takes seconds, otherwise a copy.
         """
         added = self._folder / str(next(self._numbers))
         try:
@@ -44,19 +43,20 @@ class FileTransfer:
         return added
 
     def clear(self) -> None:
-        """Remove the files that were added so far."""
+        """Delete the files that were added so far."""
         for added in self._folder.iterdir():
             added.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Remove the folder."""
+        """Delete the folder."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _open_to_group(folder: Path, user: str, mode: int) -> None:
-    """Give the folder to the user's group, if this process is root's; otherwise both are the same user."""
+    """If this process is root, let the user's group access the folder. Otherwise the child is the same
+    user."""
     if os.geteuid() == 0:
-        # The child reports a user that doesn't exist, or one that this container can't switch to.
+        # The child reports a missing user, or one that this container can't switch to.
         with contextlib.suppress(KeyError, OSError):
             os.chown(folder, 0, account_of(user).gid)
             folder.chmod(mode)

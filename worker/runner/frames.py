@@ -1,8 +1,8 @@
-"""Frames: the messages that travel between the agent and its child, each behind its length.
+"""Frames: messages between the agent and its child, each preceded by its length.
 
 A frame is the length of its body in bytes (4 bytes, big-endian), then the body: a message of
-`proto/child.proto`. A child that has run a broken kernel may send anything, and reading it must stay
-harmless. So the agent also limits a reply's length before it reads one.
+`proto/child.proto`. A child that has run a broken kernel may send anything. So the agent limits the length of
+a reply before reading it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import asyncio
 import struct
 from typing import BinaryIO
 
-# Large enough for the longest text of a workload.
+# Large enough for the longest workload.
 MAX_BODY_BYTES = 128 << 20
-# Large enough for every reply without a library in it.
+# Large enough for every reply without a library.
 MAX_REPLY_BYTES = 1 << 20
 
 _LENGTH = struct.Struct(">I")
@@ -24,14 +24,14 @@ class FrameError(ValueError):
 
 
 def encode(body: bytes) -> bytes:
-    """Return the body as a frame. Raises FrameError when it is too large."""
+    """Return the body as a frame. Raises FrameError if it is too large."""
     if len(body) > MAX_BODY_BYTES:
         raise FrameError(f"a message of {len(body)} bytes is larger than the limit of {MAX_BODY_BYTES}")
     return _LENGTH.pack(len(body)) + body
 
 
 def read(stream: BinaryIO) -> bytes | None:
-    """Block until the next frame has arrived, and return its body; None at the end of the stream.
+    """Wait for the next frame, and return its body; None at the end of the stream.
 
     Raises FrameError.
     """

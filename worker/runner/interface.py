@@ -24,9 +24,9 @@ class Phase(StrEnum):
 class BuildRequest:
     """A candidate to build: `trace` is replayed on the workload `module_json`.
 
-    `library` is a library that a builder has made of the candidate: it is loaded instead. With `export` the
-    candidate is built for the machine of its target, to be exported rather than run here. The constants of
-    its model have `model_bytes`, 0 if that is unknown.
+    If a builder has compiled the candidate, `library` is loaded instead. With `export`, the candidate is
+    built for its target's machine, and exported instead of run here. `model_bytes` is the size of the model's
+    constants, 0 if unknown.
     """
 
     target: str
@@ -40,7 +40,7 @@ class BuildRequest:
 
 @dataclass(frozen=True)
 class Exported:
-    """A candidate as a packed library for another machine, and the seconds that building it took."""
+    """A candidate as a packed library for another machine, and the seconds to build it."""
 
     data: bytes
     build_s: float
@@ -56,58 +56,60 @@ class Inferred:
 
 @dataclass(frozen=True)
 class Platforms:
-    """The platforms that candidates can be exported for, and a sentence about each other one."""
+    """The platforms that candidates can be exported for, and for each other platform why not."""
 
     names: tuple[str, ...]
     problems: tuple[str, ...] = ()
 
 
-Notify = Callable[[int], None]  # is given a candidate's number, from any thread
+Notify = Callable[[int], None]  # called with a candidate's number, from any thread
 
 
 class Runner(Protocol):
-    """Builds and measures candidates. A bad candidate is a measurement; an exception is a bug in the runner.
+    """Builds and measures candidates. A bad candidate results in a failed measurement. An exception is a bug
+    of the runner.
 
-    Building and running are separate calls: building uses all cores, and nothing is built while a candidate
-    is timed.
+    Building and running are separate calls, because building uses all cores, and nothing may be built while a
+    candidate is timed.
     """
 
     def check(self) -> Device:
-        """Compile, run and verify a probe, and return this device. Raises RuntimeError when that fails."""
+        """Compile, run and verify a probe. Return this device. Raises RuntimeError if that fails."""
         ...
 
     def calibrate(self, budget_s: float) -> Profile:
         """Measure the device's speeds; begin no other measurement after `budget_s` seconds.
 
-        Raises RuntimeError when nothing can be measured.
+        Raises RuntimeError if nothing can be measured.
         """
         ...
 
     def build(self, requests: Mapping[int, BuildRequest], begun: Notify, ended: Notify) -> Collection[int]:
-        """Build candidates, several at a time, and keep them under their numbers.
+        """Build candidates, several at a time, and store them by their numbers.
 
-        Call `begun` with each number, and `ended` once that candidate is built or has failed to. Return the
-        numbers of those that failed; `run` and `export` return why.
+        Call `begun` with a candidate's number when it begins, and `ended` when it is built or has failed.
+        Return the numbers of failed candidates; `run` and `export` return their failures.
         """
         ...
 
     def platforms(self) -> Platforms:
-        """Try each platform, and return the ones that candidates can be exported for."""
+        """Link a probe for each platform. Return the platforms that candidates can be exported for."""
         ...
 
     def run(self, number: int, best_s: float | None) -> Measurement:
-        """Verify and time a candidate that was built, and forget it.
+        """Verify and time a built candidate, then delete it.
 
-        `best_s` is the best latency known of its workload: a candidate that comes close is timed for longer.
+        `best_s` is the best known latency of its workload. A candidate that comes close to it is timed
+        longer.
         """
         ...
 
     def export(self, number: int) -> Exported | Measurement:
-        """Return a candidate that was built for export, or why it failed, and forget it."""
+        """Return a candidate that was built for export, or its failure, then delete it."""
         ...
 
     def measure_module(self, artifact: IO[bytes], compare: bool) -> Measurement:
-        """Load a packed module, call it for a while, and unload it.
+        """Load a packed module, time calls of it, and unload it.
 
         With `compare`, first compare its outputs with the outputs of the untuned library that is packed with
         it.
@@ -119,11 +121,11 @@ class Runner(Protocol):
         ...
 
     def measure_onnx(self, model: IO[bytes], shapes: str) -> Measurement:
-        """Call an ONNX model in ONNX Runtime for a while. `shapes` are the shapes of its inputs that the user
-        gave, as a JSON object by name."""
+        """Time calls of an ONNX model in ONNX Runtime. `shapes` has the user's shapes of inputs, as a JSON
+        object by name."""
         ...
 
 
-# Makes a runner for a number of threads, on a device that is to do without some instruction sets. Raises
-# FeatureError when the device lacks one of them anyway.
+# Returns a runner for a number of threads and a set of instruction sets not to use. Raises FeatureError if
+# the device lacks one of them anyway.
 RunnerFactory = Callable[[int, Sequence[str]], Runner]

@@ -1,4 +1,4 @@
-"""Interleaved timing of whole models, so that what slows the machine down slows all of them alike."""
+"""Interleaved timing of whole models, so that disturbances of the machine affect all models alike."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TypeVar
 
 from core.measurement import Measurement, Outcome, is_noisy
 
-# A quiet machine has ROUNDS rounds. While it is disturbed there are more, up to MAX_ROUNDS.
+# There are ROUNDS rounds. While the machine is disturbed, there are more, up to MAX_ROUNDS.
 ROUNDS = 5
 MAX_ROUNDS = 20
-# No turn begins once those after the first round have taken this long. A model that takes more than SLOW
-# times as long as the fastest is timed in the first round only.
+# No turn begins once the rounds after the first have taken this long. A model whose latency is more than SLOW
+# times the fastest is timed in the first round only.
 MAX_S = 60.0
 SLOW = 2.0
 
@@ -28,11 +28,11 @@ async def time_interleaved(
 ) -> list[Measurement]:
     """Time each model in up to ROUNDS turns, or up to MAX_ROUNDS if the latencies are noisy.
 
-    Return its latencies of all turns, or the failure of one turn.
+    Return each model's latencies of all turns, or the failure of one turn.
 
-    `first` times a model in the first round, and is given the measurements of the models before it; `again`
-    times it in later rounds. Each turn loads one model and unloads it, so that memory for one suffices, and a
-    model that crashes the child costs the others nothing.
+    `first` times a model in the first round, given the measurements of the models before it. `again` times it
+    in later rounds. Each turn loads and unloads one model, so memory for one suffices, and a model that
+    crashes the child doesn't affect the others.
     """
     now = clock or asyncio.get_running_loop().time
     measurements: list[Measurement] = []
@@ -43,7 +43,7 @@ async def time_interleaved(
         contenders = _contenders(measurements)
         if number >= ROUNDS and not any(is_noisy(measurements[index].run_s) for index in contenders):
             break
-        # Each round begins with another model.
+        # Each round begins with a different model.
         for index in [*range(number % len(models), len(models)), *range(number % len(models))]:
             if now() - started_s >= MAX_S or index not in _contenders(measurements):
                 continue
@@ -56,7 +56,7 @@ async def time_interleaved(
 
 
 def _contenders(measurements: Sequence[Measurement]) -> set[int]:
-    """Return the positions of the models that run and aren't clearly slower than the fastest."""
+    """Return the positions of models that run and aren't clearly slower than the fastest."""
     latencies = {
         index: each.latency_s for index, each in enumerate(measurements) if each.outcome is Outcome.OK
     }

@@ -1,4 +1,4 @@
-"""Diagnosis of a child that doesn't start: the cause and the next step, in one line for people."""
+"""Diagnose a child that doesn't start: the cause and the next step, in one line for users."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _NEXT_STEPS = {
 class StartFailure:
     """Why a child didn't start or failed its self-check.
 
-    Failures of one `kind` have the same cause. `line` names the cause, and the next step if that is known; it
-    is printable and has at most MAX_HEALTH_ERROR_CHARS characters.
+    Failures of one `kind` have the same cause. `line` names the cause and, if known, the next step. It is
+    printable and has at most MAX_HEALTH_ERROR_CHARS characters.
     """
 
     kind: str
@@ -35,16 +35,16 @@ class StartFailure:
 
 
 class ChildStartError(Exception):
-    """No child starts and passes its self-check: this device can't measure at the moment."""
+    """The child doesn't start or fails its self-check, so this device can't measure at the moment."""
 
     def __init__(self, failure: StartFailure, stderr: str = "") -> None:
-        """`stderr` is what the child wrote on standard error."""
+        """`stderr` is the child's standard error."""
         super().__init__(f"{failure.line}\n{stderr}".strip())
         self.failure = failure
 
 
 def start_failure(kind: str, cause: str, next_step: str | None = None) -> StartFailure:
-    """Shorten the cause, which may have several lines of any length, to one printable line."""
+    """Return a failure whose cause, of any number of lines, is shortened to one printable line."""
     line = "".join(filter(str.isprintable, " ".join(cause.split())))
     if len(line) > _MAX_CAUSE_CHARS:
         line = line[: _MAX_CAUSE_CHARS - 3] + "..."
@@ -57,7 +57,8 @@ def timed_out(allowed_s: float) -> StartFailure:
 
 
 def died(death: ChildDied, stderr: str) -> StartFailure:
-    """Name the signal, or the exception that the child printed, since its exit code alone says little."""
+    """Return the failure of a dead child. It names the signal or the printed exception, because an exit code
+    says little."""
     if death.code is None:
         return start_failure("silence", f"its check failed because {death}")
     if death.code < 0:
@@ -73,7 +74,8 @@ def died(death: ChildDied, stderr: str) -> StartFailure:
 
 
 def _last_line(stderr: str) -> str:
-    """Return the last line, or the one after a traceback that names the exception: its message may go on."""
+    """Return the last line, or the line after a traceback that names the exception, because its message may
+    have more lines."""
     _, is_traceback, after = stderr.rpartition(_TRACEBACK)
     lines = [line for line in after.splitlines() if line.strip()]
     if is_traceback:
