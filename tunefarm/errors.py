@@ -1,4 +1,4 @@
-"""Failures of the command and the client library that are reported in one sentence."""
+"""Errors of the command and the client library, each with one sentence for the user."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class StackError(CommandError):
 
 
 class InputError(CommandError):
-    """A file that was handed in can't be used."""
+    """A file of the user can't be used."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, ExitCode.BAD_INPUT)

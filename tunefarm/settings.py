@@ -72,7 +72,7 @@ class CommandSettings(BaseSettings):
     )
     tls_client_ca: Path | None = Field(
         default=None,
-        description="The authority of clients' certificates, which `tunefarm up` then asks for.",
+        description="The authority of clients' certificates, which `tunefarm up` then requires.",
         examples=["clients-ca.pem"],
     )
 

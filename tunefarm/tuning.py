@@ -1,4 +1,4 @@
-"""`tunefarm.tune`: from a model in this process to a folder with its compiled library."""
+"""`tunefarm.tune`: tune a model from Python, and write a folder with its compiled library."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ def tune(
 
 @contextmanager
 def _file(model: Any, example_inputs: Sequence[Any] | None) -> Iterator[Path]:
-    """Yield a file with the model, which is deleted in the end unless it is the user's own."""
+    """Yield a file with the model. It is deleted at the end unless it is the user's own."""
     if isinstance(model, str | Path):
         yield Path(model)
         return
     with tempfile.TemporaryDirectory(prefix="tunefarm-") as folder:
-        # Whoever has an object of PyTorch or TVM has imported them.
+        # A program with an object of PyTorch or TVM has imported that package.
         torch, tvm = sys.modules.get("torch"), sys.modules.get("tvm")
         if torch is not None and isinstance(model, torch.nn.Module):
             if example_inputs is None:

@@ -9,10 +9,11 @@ module = relax.transform.SplitLayoutRewritePreproc()(module)
 module = relax.transform.FoldConstant()(module)
 executable = build(module, target)
 
-The first pass names the constant operands, which the schedules are stored by; the last two pack them once.
+The first pass marks the constant operands, because schedules are stored for functions with certain operands
+constant. The last two passes pack them once.
 
-`tuned_model` makes such a module of a model's file, with the variants of operators that a database prefers.
-`build` compiles it with the passes that its schedules were measured with.
+`tuned_model` imports a model's file as such a module, with the variants of operators that are faster in a
+database. `build` compiles it with the passes that its schedules were measured with.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ from tunefarm.client.values import Schedule
 def service_database(cache: ScheduleCache, module: tvm.IRModule) -> Database:
     """Return a database in which TVM's passes find the best schedules of the functions of a module.
 
-    They are fetched here, all in one call; while the service is away, they are those that were fetched
-    before. Schedules that were imported and never measured are left out: nobody has compared their
-    outputs. Raises what `cache` raises. A look-up raises LoweringError for a schedule that does more than
-    schedule, TargetRefused for one of a target that does more than describe a machine.
+    They are fetched here in one call. While the service is unavailable, earlier responses are used. Imported
+    schedules that were never measured are left out, because their outputs were not compared. Raises the
+    exceptions of `cache`. A look-up raises LoweringError for a trace that does more than schedule, and
+    TargetRefused for a target that does more than describe a machine.
     """
     functions = [func for _, func in module.functions_items() if isinstance(func, PrimFunc)]
     names = list(dict.fromkeys(workload_hash(normalise(func)) for func in functions))
@@ -62,7 +63,7 @@ def service_database(cache: ScheduleCache, module: tvm.IRModule) -> Database:
 def tuned_model(
     data: bytes | IO[bytes], shapes: Mapping[str, Shape], target: str, database: Database
 ) -> tvm.IRModule:
-    """Return a model as calls of fused functions, which MetaScheduleApplyDatabase schedules.
+    """Import a model as calls of fused functions, which MetaScheduleApplyDatabase schedules.
 
     `database` may be one that `tunefarm export` wrote. If the database has a variant of a subgraph
     (`compiler.variants`) that is faster, the variant computes it. TF32 variants are left out, because TVM by
@@ -81,7 +82,7 @@ def tuned_model(
 
 
 def build(module: tvm.IRModule, target: str) -> relax.VMExecutable:
-    """Compile a module with schedules applied, as tunefarm compiled the candidates that it measured.
+    """Compile a scheduled module with the passes that tunefarm compiles candidates with.
 
     TVM's `relax.build` alone calls libm for each element of an exp or a sigmoid, and adds rows up one element
     after the other.
@@ -93,7 +94,7 @@ def build(module: tvm.IRModule, target: str) -> relax.VMExecutable:
 
 @derived_object
 class _FetchedDatabase(PyDatabase):
-    """Looks workloads up by their structural hash. It is read-only."""
+    """A read-only database that finds workloads by their structural hash."""
 
     def __init__(self, schedules: Mapping[str, Schedule]) -> None:
         super().__init__()
@@ -124,7 +125,7 @@ class _FetchedDatabase(PyDatabase):
         return [self._records[name]]
 
     def get_all_tuning_records(self) -> list[TuningRecord]:
-        """Return the records that have been looked up."""
+        """Return the records that were looked up."""
         return list(self._records.values())
 
     def __len__(self) -> int:

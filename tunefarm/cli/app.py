@@ -112,7 +112,7 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
     except ClientError as error:
         return report(NAME, str(error), ExitCode.REFUSED)
     except SystemExit as ended:
-        # The program that read the output has ended, which Click makes a failure.
+        # The program that read the output has ended. Click reports that as a failure.
         if isinstance(ended.__context__, BrokenPipeError):
             return ExitCode.OK
         raise
@@ -129,6 +129,6 @@ def main() -> NoReturn:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python would fail to flush it again at the exit.
+        # Otherwise Python would fail to flush it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)

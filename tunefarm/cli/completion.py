@@ -31,7 +31,7 @@ def worker_names(incomplete: str) -> list[tuple[str, str]]:
 
 
 def _asked(listed: Callable[[Client], list[tuple[str, str]]]) -> list[tuple[str, str]]:
-    # Whatever is wrong, a message among the suggestions would only be in the way.
+    # Errors are ignored, because a message would appear among the suggestions.
     try:
         with connect(load()) as service:
             return listed(service.client)

@@ -1,4 +1,4 @@
-"""`tunefarm model`: how well the learned cost models predict."""
+"""`tunefarm model`: the accuracy of the learned cost models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def model(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how well the learned cost model of each device class predicts."""
+    """Show the accuracy of the learned cost model of each device class."""
     with opened(server, token, data) as service:
         reports = service.client.cost_models(device)
     if as_json:

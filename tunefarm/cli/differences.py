@@ -1,4 +1,4 @@
-"""`tunefarm diff` and `check`: what two jobs have published, side by side."""
+"""`tunefarm diff` and `check`: compare the published models of two jobs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SHOWN_CHANGES = 10
 class Subgraph:
     """A subgraph in the artifacts of two jobs; None in one that doesn't have it.
 
-    `workload` is the model's own, whichever variant computes it. `weights` say how often it occurs.
+    `workload` is the model's own, even if a variant computes it. `weights` are its numbers of occurrences.
     """
 
     workload: str
@@ -66,7 +66,7 @@ class Subgraph:
 
     @property
     def gain_s(self) -> float:
-        """Seconds that the second model gains by this subgraph; 0 where that isn't known."""
+        """Seconds that this subgraph saves in the second model; 0 if unknown."""
         first, second = self.latency_s
         if first is None or second is None:
             return 0.0
@@ -108,7 +108,7 @@ def diff(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare what two jobs published.
+    """Compare the published models of two jobs.
 
     Latencies and schedules are compared for each subgraph, then the options.
     """

@@ -39,7 +39,7 @@ FEATURES = ("sse4_2", "avx", "avx2", "fma", "avx512f", "avx512_vnni", "asimd", "
 SANDBOX_PROBE = "from sandbox.privileges import unshare_namespaces; unshare_namespaces()"
 CPU = Path("/sys/devices/system/cpu")
 PCI, DEV = Path("/sys/bus/pci/devices"), Path("/dev")
-# NVIDIA's number on the PCI bus, and how the classes of what shows or computes pictures begin.
+# NVIDIA's vendor id on the PCI bus, and the prefixes of the classes of display and compute devices.
 NVIDIA, DISPLAY = "0x10de", "0x03"
 OLDEST_DRIVER = 580  # of CUDA 13
 
@@ -64,7 +64,7 @@ Check = Callable[[CommandSettings], Iterator[Finding]]
 
 
 def doctor(server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False) -> None:
-    """Find problems of this machine and the service, each with its fix."""
+    """Find problems of this machine and the service, and say how to fix each."""
     settings = load(server=server, token=token, data=data)
     findings = [finding for check in CHECKS for finding in check(settings)]
     if as_json:
@@ -117,7 +117,7 @@ def check_gpus(_: CommandSettings) -> Iterator[Finding]:
         if _text(path / "vendor") == NVIDIA and _text(path / "class").startswith(DISPLAY)
     ]
     count = max(len(on_bus), len(list(DEV.glob("nvidia[0-9]*"))))
-    # NVRTC alone compiles nothing: it reads CUDA's headers.
+    # NVRTC needs CUDA's headers to compile.
     compiler = find_nvcc() or (find_nvrtc() if find_headers() else None)
     if not count:
         yield Finding("GPU", "no NVIDIA GPU")
@@ -168,7 +168,7 @@ def check_noise(_: CommandSettings) -> Iterator[Finding]:
 
 def check_sandbox(_: CommandSettings) -> Iterator[Finding]:
     command = [sys.executable, "-c", SANDBOX_PROBE]
-    # The packages of the checkout or the installation that this is.
+    # The packages of this checkout or installation.
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)
     if done.returncode == 0:
@@ -301,7 +301,7 @@ def _back_end(subject: str, look: Callable[[], str]) -> Finding:
         return Finding(
             subject, str(error), Severity.PROBLEM, "pip install 'tunefarm[server,postgresql,redis]'"
         )
-    except Exception as error:  # any exception of a driver is the finding
+    except Exception as error:  # any exception of a driver is a finding
         return Finding(subject, str(error), Severity.PROBLEM, "docs/troubleshooting.md has these messages")
 
 

@@ -1,4 +1,4 @@
-"""Follows a job to its end."""
+"""Follow a job to its end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def follow_job(
 ) -> Job:
     """Show the job until it is finished, then return it. The trials of all jobs of its group are shown.
 
-    Raises StackError when the stack it runs on breaks down, UnreachableError when the service is gone
+    Raises StackError if its embedded stack breaks down, and UnreachableError if the service is unavailable
     for longer than a restart takes.
     """
     client = service.client
@@ -56,10 +56,11 @@ def follow_job(
             shown = replace(job, trials_done=together)
             display.show(JobProgress(shown, tasks, rate.trials_per_s(), asked_s))
             if job.state.finished:
-                # The events have ended too. A connection that is made while the client is closed stays open.
+                # The events have ended, too. A connection that is opened while the client is closed would
+                # stay open.
                 listener.join(LOOK_EVERY_S)
                 return job
-        # Look again at the next event, or soon; events that come in a burst count as one.
+        # Look again after the next event, or soon. A burst of events counts as one.
         with contextlib.suppress(queue.Empty):
             events.get(timeout=LOOK_EVERY_S)
             time.sleep(PAUSE_S)
@@ -76,7 +77,7 @@ def require_done(job: Job) -> None:
 
 
 def _listen(client: Client, job_id: str, events: queue.SimpleQueue[JobEvent]) -> None:
-    # Events only say when to look again: without them, the job is looked at every second all the same.
+    # Events only trigger another look at the job. Without them, it is looked at every second.
     with contextlib.suppress(ClientError):
         for event in client.events(job_id):
             events.put(event)

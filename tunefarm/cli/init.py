@@ -1,4 +1,4 @@
-"""`tunefarm init`: write the file of settings, every line of it a comment."""
+"""`tunefarm init`: write a settings file in which every line is a comment."""
 
 from __future__ import annotations
 

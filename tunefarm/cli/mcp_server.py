@@ -127,7 +127,7 @@ class Tools:
         return asdict(self._client.best(workload, target))
 
     def compare(self, first: str, second: str) -> dict[str, Any]:
-        """Compare what two finished jobs published: latencies, subgraphs and options."""
+        """Compare the published models of two finished jobs: latencies, subgraphs and options."""
         return difference(self._client, first, second).as_json()
 
 

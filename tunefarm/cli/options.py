@@ -1,4 +1,4 @@
-"""Options that several commands have, the checks of their values, and how commands print."""
+"""Options of several commands, checks of their values, and the output of commands."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ JobId = Annotated[
 
 
 def checked_model(path: Path) -> Path:
-    """Return the path of a file that can be read and isn't empty. Raises InputError for any other."""
+    """Return the path if it is a readable file that isn't empty. Raises InputError otherwise."""
     if not path.exists():
         raise InputError(f"there is no file {path}: check the path")
     if path.is_dir():
@@ -81,7 +81,7 @@ def checked_model(path: Path) -> Path:
 
 
 def checked_npz(path: Path) -> Path:
-    """Return the path of a file that looks like numpy's .npz. Raises InputError for any other."""
+    """Return the path if it is an .npz file. Raises InputError otherwise."""
     if not path.exists():
         raise InputError(f"there is no file {path}: check the path")
     if not zipfile.is_zipfile(path):
@@ -127,7 +127,7 @@ def checked_features(features: str | None) -> str | None:
 
 
 def prepared_output(path: Path) -> Path:
-    """Return the folder after making it if necessary. Raises CommandError when it can't be written."""
+    """Create the folder if necessary, and return it. Raises CommandError if it can't be written."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         if not os.access(path, os.W_OK | os.X_OK):
@@ -143,7 +143,7 @@ def prepared_output(path: Path) -> Path:
 
 @contextmanager
 def connected(server: str | None, token: str | None, data: Path | None) -> Iterator[Service]:
-    """Connect to the service that is running already. Raises CommandError and SettingsError."""
+    """Connect to the running service. Raises CommandError and SettingsError."""
     with connect(load(server=server, token=token, data=data)) as service:
         yield service
 
@@ -156,7 +156,8 @@ def opened(server: str | None, token: str | None, data: Path | None) -> Iterator
 
 
 def stdout() -> Console:
-    """Return a console that is wide unless it is a terminal, so that programs read whole lines."""
+    """Return a console for standard output. Unless it is a terminal, it is wide, so that programs read whole
+    lines."""
     console = Console()
     return console if console.is_terminal else Console(width=160)
 
@@ -196,7 +197,7 @@ def print_secret(made: DataclassInstance, as_json: bool, secret: str, line: str)
 
 
 def print_plain(line: str) -> None:
-    """Print text as it is, without markup, highlighting or line breaks of rich's."""
+    """Print text unchanged, without rich's markup, highlighting and line breaks."""
     stdout().print(line, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -27,7 +27,7 @@ from tunefarm.client.client import Client
 from tunefarm.embedded.service import StackMonitor
 from tunefarm.settings import load
 
-# For commands whose arguments another process parses.
+# Settings of commands whose arguments another process parses.
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
@@ -107,6 +107,6 @@ def worker(context: typer.Context) -> None:
 
 def _execute(package: str, arguments: Sequence[str]) -> NoReturn:
     """Replace this process by `python -m PACKAGE`."""
-    # -P: a folder of the same name where the user stands is not our package
+    # with -P, a folder of the same name in the working directory isn't imported
     environment = os.environ | {"PYTHONPATH": python_path(os.environ)}
     os.execve(sys.executable, [sys.executable, "-P", "-m", package, *arguments], environment)

@@ -35,19 +35,19 @@ class TrialRate:
     _samples: deque[tuple[float, int]] = field(default_factory=deque)
 
     def note(self, at_s: float, trials_done: int) -> None:
-        """Take a sample; `at_s` is the time of a monotonic clock."""
+        """Add a sample; `at_s` is the time of a monotonic clock."""
         self._samples.append((at_s, trials_done))
         while self._samples[0][0] < at_s - RATE_WINDOW_S:
             self._samples.popleft()
 
     def trials_per_s(self) -> float | None:
-        """Return None until a trial has been seen to finish."""
+        """Return the trials a second; None until a trial has finished."""
         (first_s, first), (last_s, last) = self._samples[0], self._samples[-1]
         return (last - first) / (last_s - first_s) if last > first and last_s > first_s else None
 
 
 def share(task: Task, tasks: Sequence[Task]) -> float | None:
-    """Return the task's fraction of the time that is known of the network; None when it has none."""
+    """Return the task's fraction of the network's known time; None if the task isn't part of it."""
     fastest = fastest_tasks(tasks)
     total = sum(other.network_s or 0.0 for other in fastest)
     return task.network_s / total if task in fastest and task.network_s is not None else None
@@ -76,7 +76,7 @@ class JobProgress:
 
     @property
     def headline(self) -> str:
-        """The whole state in one line."""
+        """The job's state in one line."""
         job = self.job
         parts = [f"{job.model_name}: {job.state}"]
         if job.message:
@@ -101,7 +101,7 @@ class JobDisplay(Protocol):
 
 
 class SilentJobDisplay:
-    """For `--json`: shows nothing, because only the result is printed."""
+    """Shows nothing. For `--json`, which prints only the result."""
 
     def show(self, progress: JobProgress) -> None:
         """Show nothing."""

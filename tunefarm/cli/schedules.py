@@ -54,7 +54,7 @@ def show(
         str, typer.Argument(metavar="WORKLOAD", help="A workload's hash, see `jobs JOB --json`.")
     ],
     target: Target = "native",
-    naive: Annotated[bool, typer.Option("--naive", help="The program before it was scheduled.")] = False,
+    naive: Annotated[bool, typer.Option("--naive", help="The program before it is scheduled.")] = False,
     server: Server = None,
     token: Token = None,
     data: Data = None,

@@ -1,4 +1,4 @@
-"""`tunefarm backup`, `restore` and `migrate`: the service's database as a whole."""
+"""`tunefarm backup`, `restore` and `migrate`: commands for the service's whole database."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ BackupFile = Annotated[Path, typer.Argument(metavar="FILE")]
 
 
 def backup(file: BackupFile, data: Data = None) -> None:
-    """Write a copy of the service's database to a file; the service may go on meanwhile.
+    """Write a copy of the service's database to a file. The service may keep running.
 
-    TUNEFARM_DATABASE_URL names the database; without it, the data folder has it.
+    TUNEFARM_DATABASE_URL names the database; by default, it is the data folder's.
     """
     with _failures() as storage:
         storage.backup(os.environ.get(VARIABLE) or _folder(data).database_url, file)
@@ -36,9 +36,9 @@ def backup(file: BackupFile, data: Data = None) -> None:
 
 
 def restore(file: BackupFile, data: Data = None) -> None:
-    """Replace the database by a copy that `backup` wrote. Stop servers and schedulers first.
+    """Replace the database with a copy that `backup` wrote. Stop servers and schedulers first.
 
-    The copy is checked before anything is changed. A SQLite database that is replaced is kept beside.
+    The copy is checked first. A replaced SQLite database is kept beside the new one.
     """
     with _failures() as storage, _owned(data) as url:
         kept = storage.restore(url, file)
@@ -72,7 +72,7 @@ def _folder(data: Path | None) -> DataFolder:
 
 @contextlib.contextmanager
 def _owned(data: Path | None) -> Iterator[str]:
-    """Yield the database's URL, with the data folder locked if it is there. Raises StackError."""
+    """Yield the database's URL, with the data folder locked if it exists. Raises StackError."""
     url = os.environ.get(VARIABLE)
     if url:
         yield url
@@ -85,7 +85,7 @@ def _owned(data: Path | None) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _failures() -> Iterator[ModuleType]:
-    """Yield the module of backups; report as a command does what goes wrong. Raises CommandError."""
+    """Yield the module `records.storage.backup`. Convert its errors to CommandError."""
     try:
         from records.storage import backup as storage
         from records.storage.database import StorageError

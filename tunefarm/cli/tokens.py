@@ -38,7 +38,7 @@ def create(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a token. It is shown this once: the service keeps only its digest."""
+    """Create a token. It is shown only once, because the service keeps only its digest."""
     expires_after_s = lifetime_s(expires)
     with connected(server, token, data) as service:
         made = service.client.create_token(name, scope, expires_after_s)

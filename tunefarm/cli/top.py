@@ -23,7 +23,7 @@ from tunefarm.cli.workers import worker_table
 from tunefarm.client.client import Client
 from tunefarm.client.values import Job, Task
 
-# The jobs that are closest to their end come first.
+# The states of unfinished jobs, those closest to their end first.
 STATES = (JobState.PUBLISHING, JobState.TUNING, JobState.IMPORTING, JobState.QUEUED)
 MOST_JOBS = 20
 
@@ -40,12 +40,12 @@ def top(server: Server = None, token: Token = None, data: Data = None, as_json: 
 
 
 def unfinished(client: Client) -> list[Job]:
-    """Return the unfinished jobs, those that are closest to their end first; at most MOST_JOBS."""
+    """Return up to MOST_JOBS unfinished jobs, those closest to their end first."""
     return list(islice(chain.from_iterable(client.jobs(state=state) for state in STATES), MOST_JOBS))
 
 
 class Screen:
-    """Draws a service's jobs and workers. It remembers trials for their rates."""
+    """Draws the tables of a service's jobs and workers. It stores counts of trials to compute their rates."""
 
     def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
@@ -53,7 +53,7 @@ class Screen:
         self._rates: defaultdict[str, TrialRate] = defaultdict(TrialRate)
 
     def draw(self) -> Group:
-        """Return the tables of this moment."""
+        """Return the current tables."""
         jobs = unfinished(self._client)
         tasks = {job.id: self._client.tasks(job.id) for job in jobs if job.state is JobState.TUNING}
         for job in jobs:

@@ -1,4 +1,4 @@
-"""`tunefarm tune` and `compile`: from models' files to a folder with the compiled library of each."""
+"""`tunefarm tune` and `compile`: compile model files, and write a folder with the library of each."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def tune(
 ) -> None:
     """Tune models and write their compiled libraries.
 
-    The work is done by a running service, or by one that is started for the job.
+    A running service does the work, or one that is started for the job.
 
     Several models, and several sizes of one, share the trials and the subgraphs that they have in common.
     Several targets get a job and a folder each.
@@ -131,7 +131,7 @@ def tune(
         raise CommandError(f"--until-gain must be between 0 and 100, not {until_gain:g}", ExitCode.USAGE)
     has_goal = minutes is not None or until_gain is not None or latency_ms
     request = JobRequest(
-        model="",  # known once the file is uploaded
+        model="",  # filled in after the upload
         trials=trials or (MAX_TRIALS if has_goal else DEFAULT_TRIALS),
         shapes=parsed_shapes(shape or ()),
         minutes=checked_minutes(minutes),
@@ -168,7 +168,7 @@ def _ready_targets(settings: CommandSettings) -> list[str]:
 def per_model(
     flag: str, given: Sequence[float] | None, otherwise: float | None, models: int, least: float, most: float
 ) -> list[float | None]:
-    """Return a flag's value for each model, `otherwise` where it isn't given. Raises CommandError."""
+    """Return a flag's value for each model, `otherwise` if it isn't given. Raises CommandError."""
     if not given:
         return [otherwise] * models
     if len(given) != models:
@@ -198,7 +198,7 @@ def compile_(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compile a model with the best schedules known, without trials.
+    """Compile a model with the best known schedules, without trials.
 
     Subgraphs without a known schedule get a best guess.
     """
@@ -233,7 +233,7 @@ class TuneResult:
 
     @property
     def gain(self) -> str:
-        """How the published model compares with the untuned one."""
+        """A phrase that compares the published model with the untuned one."""
         if not self.speedup:
             return "not measured"
         if self.speedup >= 1:
@@ -277,7 +277,7 @@ class TuneResult:
 
     @property
     def _kernels(self) -> str:
-        """The time of the published model's kernels, timed singly; "" if unknown."""
+        """The total time of the published model's kernels, timed one by one; "" if unknown."""
         secs = network_s(self.tasks)
         if secs is None or not self.job.tuned_latency_s:
             return ""
@@ -286,7 +286,7 @@ class TuneResult:
 
     @property
     def _comparison(self) -> str:
-        """How the published model compares with ONNX Runtime, or why nobody knows."""
+        """A phrase that compares the published model with ONNX Runtime, or says why that wasn't possible."""
         peer = self.job.onnxruntime or OnnxRuntime(note="this service doesn't time it")
         if peer.ratio is None:
             return f"not compared with ONNX Runtime: {peer.note}"
@@ -295,7 +295,7 @@ class TuneResult:
 
     @property
     def _against(self) -> list[str]:
-        """The options of `tunefarm bench` that name the model, where a runtime may read its file."""
+        """The option of `tunefarm bench` that names the model, if another runtime may read its file."""
         return ["--against", str(self.model)] if self.model.suffix in (".onnx", ".pt2") else []
 
 
@@ -328,7 +328,7 @@ def _run_and_print(
 
 
 def _target_table(jobs: Sequence[Job], results: Sequence[TuneResult]) -> Table:
-    """Return a row for each job, with its published model or the reason why there is none."""
+    """Return a row for each job, with its published model, or the reason if there is none."""
     columns = ("target", "model", "untuned", "tuned", "gain", "artifact or error", "job")
     table = Table(*columns, box=None, pad_edge=False)
     published = {result.job.id: result for result in results}
@@ -381,7 +381,7 @@ def run_job(
     the path of a file. With several `targets`, which replace the request's target, each gets its own
     job, and the jobs run at the same time.
 
-    Return a job for each size of each model on each target, and the results of the jobs that are done.
+    Return a job for each size of each model on each target, and the results of the finished jobs.
 
     Raises CommandError if a model or a folder can't be used; ClientError.
     """
@@ -459,7 +459,7 @@ def _folder_names(targets: Sequence[str]) -> list[str]:
 
 
 def _start(service: Service, requests: Sequence[JobRequest], say: Callable[[str], None]) -> list[Job]:
-    """Submit the requests, or find their interrupted jobs. If one is refused, cancel those before it."""
+    """Submit the requests, or resume their interrupted jobs. If one is refused, cancel the earlier ones."""
     started: list[Job] = []
     submitted: list[Job] = []
     for request in requests:
@@ -528,7 +528,7 @@ def _fetch(service: Service, job: Job, model: Path, folder: Path, bundle: bool, 
 
 
 def _interrupted_job(service: Service, request: JobRequest) -> Job | None:
-    """Return the unfinished job of an earlier embedded stack that asks for the same, if there is one."""
+    """Return the unfinished job of an equal request in an earlier embedded stack, if any."""
     if not service.embedded:
         return None
     for job in service.client.jobs():
@@ -544,16 +544,15 @@ def _interrupted_job(service: Service, request: JobRequest) -> Job | None:
 
 
 def _asked(client: Client, job: Job, request: JobRequest) -> JobRequest | None:
-    """Return the options of a job that differ from the defaults of `request`; None if it was for another
-    number of models.
-    """
+    """Return the options of a job that differ from the defaults of `request`; None for another number of
+    models."""
     others = [client.job(other) for other in job.members[1:]]
     if len(others) != len(request.others):
         return None
     return JobRequest(
         job.model,
         job.trials,
-        # The shapes of a batch are known once the model was read.
+        # The shapes of a batch are known once the model has been read.
         request.shapes if job.batch is not None else job.shapes,
         job.target,
         job.minutes,

@@ -30,9 +30,7 @@ Against = Annotated[
 ]
 Trusted = Annotated[
     list[str] | None,
-    typer.Option(
-        "--trusted", metavar="KEY", help="A key that may have signed it, as `tunefarm release key` prints it."
-    ),
+    typer.Option("--trusted", metavar="KEY", help="A trusted key, as `tunefarm release key` prints it."),
 ]
 Inputs = Annotated[
     Path | None,
@@ -93,7 +91,7 @@ def verify(
 
 
 def _parts(folder: Path) -> dict[str, Path]:
-    """Return the folders with a library, by the size's name, which is empty for the only one."""
+    """Return the folders with a library, by the name of the size; "" if there is only one."""
     if (folder / "manifest.json").exists():
         return {"": folder}
     found = {file.parent.name: file.parent for file in sorted(folder.glob("*/manifest.json"))}
@@ -115,7 +113,7 @@ def _check_signature(folder: Path, trusted: Sequence[str]) -> None:
 
 
 def _packed(model: Path) -> IO[bytes]:
-    """Return a file with the model as it would be uploaded, its weights' files included."""
+    """Return a file with the model as it would be uploaded, including its weights' files."""
     packed = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
     try:
         for chunk in ModelFiles.of(model).chunks():

@@ -1,4 +1,4 @@
-"""`tunefarm webhook`: addresses that the service tells of events."""
+"""`tunefarm webhook`: addresses that the service sends events to."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tunefarm.cli.options import (
 )
 from tunefarm.client.values import StoredWebhook, WebhookDelivery
 
-app = typer.Typer(help="Let the service tell other programs of events.", rich_markup_mode=None)
+app = typer.Typer(help="Let the service send events to other programs.", rich_markup_mode=None)
 
 WebhookId = Annotated[str, typer.Argument(metavar="ID", help="As `tunefarm webhook list` shows it.")]
 
@@ -34,7 +34,7 @@ def create(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a webhook. Its secret, which verifies messages, is shown this once."""
+    """Create a webhook. Its secret, which verifies messages, is shown only once."""
     with connected(server, token, data) as service:
         made = service.client.create_webhook(url, event)
     line = f"the secret of webhook {made.id} for {made.url}: {', '.join(made.events)}"
@@ -57,7 +57,7 @@ def deliveries(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the last messages for a webhook, newest first, and what became of them."""
+    """List the last messages for a webhook and their states, newest first."""
     with connected(server, token, data) as service:
         found = service.client.webhook_deliveries(webhook_id)
     columns = ("event", "state", "attempts", "created", "next attempt", "error")

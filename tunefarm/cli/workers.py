@@ -88,7 +88,7 @@ def list_(
 
 
 def _instruct(act: Callable[[Client, str], Worker], help_text: str, done: str) -> Callable[..., None]:
-    """Return a command that gives a worker an instruction. `done` follows the worker's name in its output."""
+    """Return a command that gives a worker an instruction. It prints the worker's name followed by `done`."""
 
     def instruct(
         name: Name, server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False

@@ -1,4 +1,4 @@
-"""Unpacks a job's artifact, a tar file with a shared library and its manifest, or its bundle."""
+"""Unpack a job's artifact, a tar file with a shared library and its manifest, or its bundle."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def unpack(archive: Path, folder: Path, *, bundle: bool = False, weights: Path |
 
     The large weights of one of several sizes go into the folder `weights`, which all sizes share.
 
-    Raises CommandError when a member is missing, leads out of the folder or can't be written.
+    Raises CommandError if a member is missing, is outside of the folder or can't be written.
     """
     try:
         with tarfile.open(archive, "r:") as tar:
             others = [
                 name for name in tar.getnames() if name not in MEMBERS and (bundle or name == SIGNATURE)
             ]
-            for name in {SIGNATURE, *_BUNDLE_LIST}.difference(others):  # left from an earlier download
+            for name in {SIGNATURE, *_BUNDLE_LIST}.difference(others):  # from an earlier download
                 (folder / name).unlink(missing_ok=True)
             for name in (*MEMBERS, *others):
                 stream = tar.extractfile(name)
@@ -51,7 +51,7 @@ def unpack(archive: Path, folder: Path, *, bundle: bool = False, weights: Path |
                     shutil.copyfileobj(stream, file)
                 if weights is not None and name == MEMBERS[0]:
                     set_apart(fresh, weights)
-                fresh.replace(target)  # processes that use the old library keep its pages
+                fresh.replace(target)  # processes that use the old library keep its pages mapped
     except (
         tarfile.TarError,
         KeyError,

@@ -65,9 +65,9 @@ Value = TypeVar("Value")
 HttpResponse = urllib3.BaseHTTPResponse
 CONNECT_TIMEOUT_S = 5.0
 TIMEOUT = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=30.0)
-# The service sends something more often than this while a job is watched.
+# While a job is watched, the service sends data at shorter intervals than this.
 EVENT_TIMEOUT = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=60.0)
-CONNECTIONS = 8  # that are kept open, for the threads that share a client
+CONNECTIONS = 8  # connections that are kept open, for the threads that share a client
 ATTEMPTS = 5
 CHUNK_BYTES = 1 << 20
 SHOWN_IDS = 3
@@ -78,8 +78,9 @@ _log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def _whole(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for writing that replaces `path` once it is whole. A device or a pipe is written into."""
-    path = path.resolve()  # the file that a link names
+    """Open a temporary file that replaces `path` once it is complete. Devices and pipes are written
+    directly."""
+    path = path.resolve()  # the target of a link
     if path.exists() and not path.is_file():
         with path.open("wb") as file:
             yield file
@@ -94,15 +95,16 @@ def _whole(path: Path) -> Iterator[IO[bytes]]:
 
 
 class ClientError(Exception):
-    """The service could not be used; the message is one sentence for the user."""
+    """A call to the service failed. The message is one sentence for the user."""
 
 
 class UnreachableError(ClientError):
-    """No service answers at the address, or the connection broke and could not be made again."""
+    """No service answers at the address, or the connection broke and reconnecting failed."""
 
 
 class ProblemError(ClientError):
-    """The service refused a request with an RFC 9457 problem. It may be sent again after `pause_s`."""
+    """The service refused a request with an RFC 9457 problem. The request may be repeated after `pause_s`
+    seconds."""
 
     def __init__(self, status: int, kind: str, title: str, detail: str, pause_s: float | None = None) -> None:
         super().__init__(detail or title)
@@ -111,11 +113,11 @@ class ProblemError(ClientError):
 
 
 class Client:
-    """Talks to the service at `url`. Requests that a broken connection ended are sent again.
+    """A client of the service at `url`. Requests are repeated if their connection breaks.
 
-    With `tls`, an https service must have a certificate of its authorities, and is shown its certificate.
-    Every method raises ProblemError when the service refuses and UnreachableError when it does not answer.
-    The constructor raises ValueError for an address that isn't a URL, and TlsError.
+    `tls` has the authorities for an https service's certificate, and the client's certificate. Every method
+    raises ProblemError if the service refuses, and UnreachableError if it doesn't answer. The constructor
+    raises ValueError for an address that isn't a URL, and TlsError.
     """
 
     def __init__(
@@ -147,8 +149,8 @@ class Client:
         self._http.clear()
 
     def upload(self, model: Path, name: str | None = None) -> StoredModel:
-        """Store a model's file; an ONNX file goes with the files of its weights. The same bytes are the same
-        model. Raises OSError when it can't be read."""
+        """Upload a model's file, for ONNX with the files of its weights. Equal bytes are the same model.
+        Raises OSError if it can't be read."""
         try:
             files = ModelFiles.of(model)
         except ValueError as error:
@@ -159,7 +161,7 @@ class Client:
         return _parse(StoredModel, self._object(answer))
 
     def upload_dataset(self, file: Path) -> StoredDataset:
-        """Store an .npz file with inputs of a model. Equal files become one dataset.
+        """Upload an .npz file with inputs of a model. Equal files become one dataset.
 
         Raises OSError if the file can't be read.
         """
@@ -169,7 +171,7 @@ class Client:
         return _parse(StoredDataset, self._object(answer))
 
     def submit(self, request: JobRequest, idempotency_key: str | None = None) -> Job:
-        """Start a job. The same key with the same request is the same job."""
+        """Start a job. The same idempotency key with the same request returns the same job."""
         # Defaults are left out: an older service refuses a field that it doesn't know.
         default = asdict(JobRequest(request.model, request.trials))
         required = ("model", "trials")
@@ -185,9 +187,9 @@ class Client:
         return _parse(Job, self._get(f"/v1/jobs/{job_id}"))
 
     def job_id(self, start: str) -> str:
-        """Return the id of the only job whose id starts so; `start` itself where there is none.
+        """Return the id of the only job whose id begins with `start`; `start` itself if there is none.
 
-        Raises ClientError for the start of several ids.
+        Raises ClientError if several ids begin with it.
         """
         page = self._get(_path("/v1/jobs", {"starts_with": start, "limit": SHOWN_IDS}))
         ids = [job.id for job in _parse(list[Job], page.get("items")) if job.id.startswith(start)]
@@ -216,7 +218,7 @@ class Client:
         return _parse(Job, self._post(f"/v1/jobs/{job_id}:cancel"))
 
     def delete(self, job_id: str) -> None:
-        """Delete a finished job and its artifact; what was measured for it stays."""
+        """Delete a finished job and its artifact. Its measurements stay."""
         self._call(lambda: self._send("DELETE", f"/v1/jobs/{quote(job_id, safe='')}"))
 
     def tasks(self, job_id: str) -> list[Task]:
@@ -259,23 +261,23 @@ class Client:
         return _parse(list[Worker], self._get("/v1/workers").get("items"))
 
     def drain(self, worker_id: str) -> Worker:
-        """Have a worker finish its lease and take no other, until it is resumed."""
+        """Let a worker finish its lease and take no other, until it is resumed."""
         return self._act(worker_id, "drain")
 
     def resume(self, worker_id: str) -> Worker:
-        """Have a worker that was drained or evicted work again."""
+        """Let a drained or evicted worker work again."""
         return self._act(worker_id, "resume")
 
     def evict(self, worker_id: str) -> Worker:
-        """Take a worker's lease away at once and let nobody in under its name, until it is resumed."""
+        """Revoke a worker's lease at once, and reject its name until it is resumed."""
         return self._act(worker_id, "evict")
 
     def update(self, worker_id: str) -> Worker:
-        """Have a worker finish its lease, then be updated to the service's version."""
+        """Let a worker finish its lease, then install the service's version."""
         return self._act(worker_id, "update")
 
     def calibrate(self, worker_id: str) -> Worker:
-        """Have a worker measure its device's profile again as soon as it holds no lease."""
+        """Let a worker measure its device's profile again once it holds no lease."""
         return self._act(worker_id, "calibrate")
 
     def device_classes(self) -> list[DeviceClass]:
@@ -299,7 +301,8 @@ class Client:
     def best_of(
         self, workloads: Sequence[str], target: str = "native", *, nearest: bool = False
     ) -> dict[str, Schedule]:
-        """Return the best schedules of those workloads that have one, by workload, in one call."""
+        """Return the best schedules of workloads by workload, in one call. Workloads without a schedule are
+        left out."""
         found = self.best_unless(None, workloads, target, nearest=nearest)
         assert found is not None, "nothing was there before"
         return found.schedules
@@ -307,8 +310,8 @@ class Client:
     def best_unless(
         self, etag: str | None, workloads: Sequence[str], target: str = "native", *, nearest: bool = False
     ) -> BestSchedules | None:
-        """Return what `best_of` does with its ETag; None if that is `etag`, so nothing has changed since."""
-        # Left out unless it is wanted: older services don't know it.
+        """Return the result of `best_of` with its ETag; None if the ETag is still `etag`."""
+        # Left out unless it is set, because older services don't know it.
         body = {"target": target, "workloads": list(workloads)} | ({"nearest": True} if nearest else {})
         headers = {} if etag is None else {"If-None-Match": etag}
         answer = self._call(lambda: self._send("POST", "/v1/schedules:query", headers, json=body))
@@ -335,8 +338,8 @@ class Client:
 
         If that is `etag`, nothing is written and the answer is None. `shapes` are needed if the model was
         tuned for several. With `exact`, the model has no variants that round differently. Only with `tf32`
-        may it compute in TF32. `quantize` is as its job quantized it. With `bundle`, it comes with everything
-        that C and C++ programs need. Raises OSError when `into` can't be written.
+        may it compute in TF32. `quantize` is the type that its job quantized the model to. With `bundle`, the
+        tar file also has the files for C and C++ programs. Raises OSError when `into` can't be written.
         """
         query: dict[str, Any] = {"model": model, "target": target}
         query["shape"] = [f"{name}={','.join(map(str, shape))}" for name, shape in (shapes or {}).items()]
@@ -352,10 +355,10 @@ class Client:
         return _parse(ScheduleDatabase, self._get(_path("/v1/schedules/export", query)))
 
     def import_(self, database: ScheduleDatabase, target: str = "native") -> ImportResult:
-        """Store schedules, which jobs will measure; those that are known already change nothing.
+        """Import schedules, which jobs will measure. Known schedules stay unchanged.
 
-        They are sent in as many requests as they need. If one fails, those before it are stored, and the
-        same import stores the rest.
+        They are sent in several requests if necessary. If one fails, the earlier ones are stored, and
+        repeating the import stores the rest.
         """
         path, added = _path("/v1/schedules/import", {"target": target}), 0
         for part in database.parts():
@@ -364,19 +367,21 @@ class Client:
         return ImportResult(result.device_class, len(database.records), added)
 
     def delete_imported(self, target: str = "native", workload: str | None = None) -> ImportsDeleted:
-        """Delete the imported schedules of a device class that it hasn't measured, or only a workload's."""
+        """Delete the imported schedules of a device class, or of one workload, that no device has
+        measured."""
         query = {"target": target} | ({} if workload is None else {"workload": workload})
         return _parse(ImportsDeleted, self._delete(_path("/v1/schedules/imported", query)))
 
     def create_token(self, name: str, scopes: Sequence[Scope], expires_after_s: float | None) -> NewToken:
-        """Create a token. Only this answer holds its secret. With None it never expires."""
+        """Create a token. Only this response has its secret. With `expires_after_s` None, it never
+        expires."""
         body = {"name": name, "scopes": list(scopes), "expires_after_s": expires_after_s}
-        # Not sent again: a token of the first attempt would stay, its secret unknown.
+        # Not repeated, because a token of the first attempt would remain with an unknown secret.
         answer = self._call(lambda: self._send("POST", "/v1/tokens", json=body), attempts=1)
         return _parse(NewToken, self._object(answer))
 
     def tokens(self) -> list[StoredToken]:
-        """Return every token ever created, newest first."""
+        """Return all tokens, also revoked and expired ones, newest first."""
         return _parse(list[StoredToken], self._get("/v1/tokens").get("items"))
 
     def revoke_token(self, token_id: str) -> StoredToken:
@@ -396,7 +401,7 @@ class Client:
     def delete_release(self, name: str, target: str = "native") -> None:
         """Delete a name on a device class. The artifact stays."""
         path = _path(f"/v1/releases/{quote(name, safe='')}", {"target": target})
-        # Not sent again: after a first attempt there is no such name.
+        # Not repeated, because after a first attempt the name doesn't exist.
         self._call(lambda: self._send("DELETE", path), attempts=1)
 
     def download_release(
@@ -414,13 +419,14 @@ class Client:
         return self._fetch_unless(etag, path, into)
 
     def signing_key(self) -> str:
-        """Return the public key that artifacts are signed with. Raises ProblemError where none are."""
+        """Return the public key for signatures of artifacts. Raises ProblemError if the service signs
+        none."""
         return str(self._get("/v1/signing-key").get("key"))
 
     def create_webhook(self, url: str, events: Sequence[WebhookEvent]) -> NewWebhook:
-        """Let the service send signed messages of events to a URL. Only this answer holds the secret."""
+        """Let the service send signed messages about events to a URL. Only this response has the secret."""
         body = {"url": url, "events": list(events)}
-        # Not sent again: a webhook of the first attempt would stay, its secret unknown.
+        # Not repeated, because a webhook of the first attempt would remain with an unknown secret.
         answer = self._call(lambda: self._send("POST", "/v1/webhooks", json=body), attempts=1)
         return _parse(NewWebhook, self._object(answer))
 
@@ -444,9 +450,9 @@ class Client:
         return self._call(lambda: self._send("GET", path)).data.decode()
 
     def events(self, job_id: str, after: str | None = None) -> Iterator[JobEvent]:
-        """Yield a job's events until it is finished, from its first or those after the event `after`.
+        """Yield a job's events until it is finished, from the first event, or after the event `after`.
 
-        A connection that breaks is made again, and no event is lost or seen twice.
+        If the connection breaks, the client reconnects. No event is lost or repeated.
         """
         failures = 0
         while True:
@@ -485,7 +491,8 @@ class Client:
         path = f"/v1/jobs/{job_id}/events"
         with self._send("GET", path, headers, timeout=EVENT_TIMEOUT, preload_content=False) as answer:
             _raise_for_problem(answer, self.url)
-            # What has come, and not blocks of a size: an event must not wait for the next ones.
+            # Read the available data instead of blocks of a fixed size, so that an event needn't wait for the
+            # next ones.
             pieces = iter(lambda: answer.read1(CHUNK_BYTES), b"")
             for sent in SSEClient(pieces).events():
                 try:
@@ -495,7 +502,7 @@ class Client:
                 yield _parse(JobEvent, {"id": sent.id, "kind": sent.event, "data": data})
 
     def _fetch(self, path: str, into: Path, headers: Mapping[str, str] | None = None) -> HttpResponse:
-        """Write the body of a successful answer to a file; return the answer without it."""
+        """Write the body of a successful response to a file. Return the response without its body."""
 
         def fetch() -> HttpResponse:
             with self._send("GET", path, headers, preload_content=False) as answer:
@@ -510,7 +517,8 @@ class Client:
         return self._call(fetch)
 
     def _fetch_unless(self, etag: str | None, path: str, into: Path) -> str | None:
-        """Fetch an answer unless its ETag is `etag`; return the ETag, None if nothing was written."""
+        """Write a response to a file unless its ETag is `etag`. Return the ETag; None if nothing was
+        written."""
         answer = self._fetch(path, into, {} if etag is None else {"If-None-Match": etag})
         return None if answer.status == HTTPStatus.NOT_MODIFIED else answer.headers.get("etag", "")
 
@@ -537,7 +545,7 @@ class Client:
         timeout: urllib3.Timeout = TIMEOUT,
         **request: Any,
     ) -> HttpResponse:
-        """Send a request once, with further arguments of urllib3's. Raises its HTTPError."""
+        """Send a request once, with further arguments for urllib3. Raises urllib3's HTTPError."""
         return self._http.request(
             method,
             self.url + path,
@@ -549,8 +557,8 @@ class Client:
         )
 
     def _call(self, send: Callable[[], HttpResponse], attempts: int = ATTEMPTS) -> HttpResponse:
-        """Send a request until it is answered with anything but 429, or 503 that says when to try again.
-        `send` must be idempotent unless it has one attempt."""
+        """Send a request until the response is neither 429 nor a 503 with Retry-After. `send` must be
+        idempotent unless `attempts` is 1."""
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(HTTPError)
             | tenacity.retry_if_result(lambda answer: _asked_pause_s(answer) is not None),
@@ -582,7 +590,7 @@ class Client:
 
 
 def _pool(scheme: str, host: str, context: ssl.SSLContext | None) -> urllib3.PoolManager:
-    """Return the connections to a service, through the proxy that the environment names for its host."""
+    """Return the connections to a service, through the environment's proxy for its host."""
     # A proxy can't reach this machine's loopback.
     proxies = {} if is_loopback(host) or proxy_bypass(host) else getproxies()
     proxy = proxies.get(scheme, proxies.get("all"))
@@ -607,7 +615,7 @@ def _path(path: str, query: Mapping[str, str | int | Sequence[str]]) -> str:
 
 
 def _pause_s(state: tenacity.RetryCallState) -> float:
-    """Return the pause that the service asked for, or a longer one after each failure."""
+    """Return the seconds that the service asked to wait, or a pause that grows with each failure."""
     if state.outcome is None or state.outcome.failed:
         return min(0.1 * 2.0 ** (state.attempt_number - 1), 2.0)
     pause_s = _asked_pause_s(state.outcome.result())
@@ -617,7 +625,7 @@ def _pause_s(state: tenacity.RetryCallState) -> float:
 
 
 def _asked_pause_s(answer: HttpResponse) -> float | None:
-    """Return the seconds after which the service wants the request again, None where it doesn't say so."""
+    """Return the seconds in a response's Retry-After header; None without one."""
     asked = answer.headers.get("retry-after", "")
     if answer.status not in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
         return None
@@ -627,7 +635,7 @@ def _asked_pause_s(answer: HttpResponse) -> float | None:
 
 
 def _last_answer(state: tenacity.RetryCallState) -> Any:
-    """Return the answer to the last attempt, or raise what that raised."""
+    """Return the response of the last attempt, or raise its exception."""
     assert state.outcome is not None, "there was an attempt"
     return state.outcome.result()
 
@@ -637,7 +645,7 @@ def _is_success(answer: HttpResponse) -> bool:
 
 
 def _raise_for_problem(answer: HttpResponse, url: str) -> None:
-    """Raise ProblemError for an answer that isn't a success."""
+    """Raise ProblemError for an unsuccessful response."""
     if _is_success(answer):
         return
     reason = answer.reason or ""

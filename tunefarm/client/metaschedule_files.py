@@ -1,4 +1,4 @@
-"""Writes and reads schedules as the two files of a MetaSchedule database. Needs TVM."""
+"""Write and read schedules as the two files of a MetaSchedule database. Needs TVM."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ExportCounts:
 def write(database: ScheduleDatabase, folder: Path) -> ExportCounts:
     """Write both files into a folder.
 
-    Raises CommandError without TVM, for a folder that can't be written and for damaged records.
+    Raises CommandError without TVM, if the folder can't be written, and for damaged records.
     """
     metaschedule = load_compiler("compiler.packaging.metaschedule")
     modules = {workload.hash: workload.module_json for workload in database.workloads}
@@ -51,7 +51,7 @@ def write(database: ScheduleDatabase, folder: Path) -> ExportCounts:
 def read(folder: Path) -> ScheduleDatabase:
     """Read both files.
 
-    Raises InputError naming the file and line that can't be used, CommandError without TVM.
+    Raises InputError with the file and line that can't be used, and CommandError without TVM.
     """
     texts = []
     for path in (folder / WORKLOAD_FILE, folder / RECORD_FILE):
@@ -75,7 +75,7 @@ def read(folder: Path) -> ScheduleDatabase:
 
 
 def load_compiler(module: str) -> ModuleType:
-    """Import a module that loads TVM. Raises CommandError where that isn't installed."""
+    """Import a module that loads TVM. Raises CommandError if TVM isn't installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -14,13 +14,14 @@ CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """The files of a model, by their names relative to the first, which is the model's own."""
+    """The files of a model, by their paths relative to the model's own file, which is the first."""
 
     files: tuple[tuple[str, Path], ...]
 
     @classmethod
     def of(cls, model: Path) -> ModelFiles:
-        """Raises OSError when the model can't be read, ValueError where it names files elsewhere."""
+        """Return the files of a model. Raises OSError if it can't be read, and ValueError if it names files
+        outside its folder."""
         names: list[str] = []
         with model.open("rb") as file:
             try:
@@ -54,9 +55,9 @@ class ModelFiles:
             yield bytes(padding)
 
     def _entries(self) -> Iterator[tuple[bytes, int, int, Path]]:
-        """Yield each file's header, its size, how many bytes it is padded with, and its path."""
+        """Yield each file's tar header, its size, the number of padding bytes, and its path."""
         for number, (name, path) in enumerate(self.files):
-            # The service looks for the model first, by its suffix.
+            # The model comes first, because the service finds it by its suffix.
             entry = tarfile.TarInfo(name if number or name.endswith(".onnx") else f"{name}.onnx")
             entry.size, entry.mode = path.stat().st_size, 0o644
             is_last = number == len(self.files) - 1

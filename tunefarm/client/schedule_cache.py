@@ -1,4 +1,4 @@
-"""Best schedules that are kept on disk, so that they are there while the service is away."""
+"""A cache of best schedules on disk, so that they are available while the service isn't."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from tunefarm.client.values import Schedule
 
 _log = logging.getLogger(__name__)
 
-# One row for each workload ever asked for (null: it had no schedule), one for each set asked for in one call.
+# `schedules` has a row for each requested workload (null: it had no schedule), `answers` one for each set of
+# workloads that was requested in one call.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS schedules (
     service TEXT, target TEXT, workload TEXT, schedule TEXT, PRIMARY KEY (service, target, workload)
@@ -32,14 +33,15 @@ _BUSY_S = 30.0
 
 
 class ScheduleCache:
-    """Asks a service for best schedules, one call for any number of workloads, and remembers the answers.
+    """Requests best schedules from a service, in one call for any number of workloads, and keeps the
+    responses.
 
-    A call whose answer hasn't changed costs the service a 304. While the service is away, what was asked for
-    before is answered from `folder`, by default the user's cache. Programs may share the folder.
+    If a response hasn't changed, the service answers 304. While the service is unavailable, earlier responses
+    are returned from `folder`, by default the user's cache. Programs may share the folder.
     """
 
     def __init__(self, client: Client, target: str = "native", folder: Path | None = None) -> None:
-        """Raises OSError when the folder can't be used."""
+        """Raises OSError if the folder can't be used."""
         self._client = client
         self._of = (client.url, target)
         folder = folder or platformdirs.user_cache_path("tunefarm")
@@ -51,8 +53,8 @@ class ScheduleCache:
     def best_of(self, workloads: Sequence[str]) -> dict[str, Schedule]:
         """Return the best schedules of those workloads that have one, by workload.
 
-        Raises ProblemError; OSError if the folder can't be used; UnreachableError if the service is away and
-        none of the workloads was asked for before. If only some of them were, a warning is logged.
+        Raises ProblemError, OSError if the folder can't be used, and UnreachableError if the service is
+        unavailable and no workload is in the cache. If only some of them are, a warning is logged.
         """
         digest = hashlib.sha256(json.dumps(sorted(set(workloads))).encode()).hexdigest()
         with self._open() as database:
@@ -97,7 +99,8 @@ class ScheduleCache:
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
-        """One transaction. Raises OSError for a file that can't be read or written, or is damaged."""
+        """Open the cache's database for one transaction. Raises OSError if the file is damaged or can't be
+        read or written."""
         try:
             with contextlib.closing(sqlite3.connect(self._file, timeout=_BUSY_S)) as database, database:
                 yield database

@@ -1,4 +1,4 @@
-"""The sizes that a model is tuned for, where its file leaves dimensions open."""
+"""The sizes that a model with open dimensions is tuned for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Dimensions = tuple[int | str, ...]
 
 
 class IncompleteShape(ValueError):
-    """An input has a dimension that nothing fixes. The message is one sentence for the user."""
+    """A dimension of an input has no size. The message is one sentence for the user."""
 
 
 class SizesError(ValueError):
@@ -42,9 +42,9 @@ def sizes_of(
 ) -> list[list[Size]]:
     """Return the sizes of each model.
 
-    `given` maps an input's name to its shape, or a dimension's name to its sizes. If both have the name, it
-    means the input. Sizes of several dimensions are combined. `batch` is the size of open leading dimensions.
-    A decoder with a cache has default sizes, and a batch of one.
+    `given` maps an input's name to its shape, or a dimension's name to its sizes. If an input and a dimension
+    have the same name, it means the input. Sizes of several dimensions are combined. `batch` is the size of
+    open leading dimensions. A decoder with a cache has default sizes, and a batch of one.
 
     Raises SizesError, OSError, and IncompleteShape if a dimension of an ONNX model's input stays open.
     """
@@ -98,7 +98,7 @@ def _with_defaults(
 def _check_complete(
     model: Path, inputs: Mapping[str, Dimensions], sizes: Sequence[Size], batch: int | None
 ) -> None:
-    # A batch is the size of leading dimensions, wherever the file names them.
+    # A batch is the size of all leading dimensions, even if the file names them.
     batches = {dims[0] for dims in inputs.values() if dims and batch is not None}
     for name, dims in inputs.items():
         left = [at for at, dim in enumerate(dims) if not _is_fixed(dim)]
@@ -121,7 +121,7 @@ def _check_number(sizes: int) -> None:
 
 
 def _declared(model: Path) -> dict[str, Dimensions] | None:
-    """Return the dimensions of an ONNX file's inputs, None for other files."""
+    """Return the dimensions of an ONNX file's inputs; None for other files."""
     with model.open("rb") as file:
         try:
             return input_dimensions(file) if recognise(file) is ModelFormat.ONNX else None

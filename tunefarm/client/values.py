@@ -1,4 +1,5 @@
-"""The service's answers and a job's request as dataclasses. Fields that a newer service adds are ignored."""
+"""The service's responses and the request for a job as dataclasses. Fields that a newer service adds are
+ignored."""
 
 from __future__ import annotations
 
@@ -137,7 +138,7 @@ class Job(JobOptions):
 
     @property
     def trials_text(self) -> str:
-        """Trials done of all, such as 3/100, or of any number. First guesses may exceed the budget."""
+        """The finished trials and the budget, such as 3/100. First guesses may exceed the budget."""
         if self.trials == MAX_TRIALS:
             return str(self.trials_done)
         return f"{self.trials_done}/{max(self.trials, self.trials_done)}"
@@ -161,9 +162,9 @@ class Task:
     """A subgraph that occurs `weight` times in a job's model, first at the node `layer`; `best_s` is its best
     latency so far.
 
-    It does `flops` operations on operands of `num_bytes`; both are 0 if the search can't represent it. If it
-    isn't `covered`, the search can't tune it, and `reason` says why. `verdict` compares its best latency with
-    the device's limits.
+    It does `flops` operations on operands of `num_bytes` bytes; both are 0 if the search can't represent it.
+    If it isn't `covered`, the search can't tune it, and `reason` says why. `verdict` compares its best
+    latency with the device's limits.
     """
 
     workload: str
@@ -191,13 +192,13 @@ class Task:
 
     @property
     def network_s(self) -> float | None:
-        """Seconds that the task takes in one run of the whole model."""
+        """The task's seconds in one run of the whole model."""
         return None if self.best_s is None else self.weight * self.best_s
 
 
 @dataclass(frozen=True)
 class PublishedTask:
-    """A subgraph as an artifact's manifest describes it: its schedule is the `trace`, None without one.
+    """A subgraph in an artifact's manifest. Its schedule is the `trace`; None without one.
 
     If a variant computes it, `workload` is the variant's. `latency_s` is None if no device has measured it.
     """
@@ -321,7 +322,7 @@ class Worker:
 
     @property
     def unable(self) -> str:
-        """A phrase that follows the worker's name, "can't measure: ...", or nothing when it can."""
+        """A phrase that follows the worker's name, "can't measure: ..."; "" if it can."""
         does = "build" if self.role == "build" else "measure"
         return f"can't {does}: {self.health_error}" if self.health_error else ""
 
@@ -356,14 +357,14 @@ class StoredToken:
 
 @dataclass(frozen=True)
 class NewToken(StoredToken):
-    """A token that was just created, with its secret, which the service doesn't tell again."""
+    """A new token with its secret, which the service shows only once."""
 
     token: str = field(repr=False)
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """A cost model's accuracy on a number of `records`; None where these are too few to tell.
+    """A cost model's accuracy on `records` records. A metric is None if there are too few.
 
     `r2` is of throughput relative to the task's best. `pairwise` is the fraction of pairs in the right order.
     `recall` is the fraction of the 30 fastest records that are among the 30 fastest predictions.
@@ -413,9 +414,10 @@ class Schedule:
     """The best known schedule of a workload on a device class; `trace` is MetaSchedule's, as JSON text.
 
     If its `source` is "import", no device of the class has measured it. The seconds are from the imported
-    database, and its outputs may be wrong. `in_place_of` is the class that was asked for, if that has none
-    and this is of the nearest whose code runs there. `noise` is the spread of `run_s` as a fraction of their
-    median. `toolchain` has the versions of the compilers, `threads` the number of threads of a timed CPU.
+    database, and its outputs may be wrong. `in_place_of` is the requested class, if it has no schedule and
+    this one is of the nearest class whose code runs there. `noise` is the spread of `run_s` as a fraction of
+    their median. `toolchain` has the versions of the compilers, `threads` the number of threads of a timed
+    CPU.
     """
 
     workload: str
@@ -433,7 +435,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class BestSchedules:
-    """Schedules by workload, and their ETag, which lets a later call learn that they are still current."""
+    """Schedules by workload, and their ETag, with which a later call finds out whether they are current."""
 
     schedules: dict[str, Schedule]
     etag: str | None
@@ -449,7 +451,8 @@ class ExportedWorkload:
 
 @dataclass(frozen=True)
 class ExportedRecord:
-    """One measurement of a workload's schedule; `trace` and `target` are JSON, as in MetaSchedule's files."""
+    """A schedule of a workload with its seconds. `trace` and `target` are JSON, as in MetaSchedule's
+    files."""
 
     workload: str
     trace: str
@@ -465,7 +468,7 @@ class ScheduleDatabase:
     records: tuple[ExportedRecord, ...]
 
     def parts(self) -> Iterator[ScheduleDatabase]:
-        """Yield at least one database, each small enough for a request, that hold all records together."""
+        """Divide the records among databases that each fit into one request. Yield at least one."""
         modules = {workload.hash: workload for workload in self.workloads}
         missing = dict.fromkeys(modules)
         chosen: dict[str, ExportedWorkload] = {}
@@ -484,7 +487,7 @@ class ScheduleDatabase:
                 chosen[workload.hash] = workload
             records.append(record)
             num_chars += chars + more
-        # Workloads without a record go along with the last ones.
+        # Workloads without a record are sent in the last part.
         chosen |= {name: modules[name] for name in missing}
         yield ScheduleDatabase(tuple(chosen.values()), tuple(records))
 

@@ -1,4 +1,4 @@
-"""Runtimes that take turns. Each loads its model in its own process, so they share no threads."""
+"""Runtimes to compare. Each loads its model in its own process, so they share no threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tunefarm_runtime.manifest import Cache
 
 Arrays = Mapping[str, NDArray[Any]]
 Call = Callable[[], object]
-# An answer that takes longer is a hang.
+# Seconds without a reply after which a process counts as hanging.
 ANSWER_TIMEOUT_S = 600.0
 
 
@@ -134,7 +134,7 @@ class PyTorch:
 
 
 def peers_of(model: Path) -> list[Runtime]:
-    """Return the runtimes that are installed here and read the format of a model's file, by its suffix."""
+    """Return the installed runtimes that read the format of a model's file, given its suffix."""
     known: dict[str, list[tuple[str, Callable[[Path], Runtime]]]] = {
         ".onnx": [("onnxruntime", OnnxRuntime), ("openvino", OpenVino)],
         ".pt2": [("torch", PyTorch)],
@@ -171,12 +171,12 @@ class Contestant:
         self.close()
 
     def time_calls(self, seconds: float) -> Sequence[float]:
-        """Return the seconds of each call of one turn that takes so long, and has at least three calls."""
+        """Time a turn of about `seconds`, at least three calls. Return the seconds of each call."""
         secs: list[float] = self._ask(seconds)
         return secs
 
     def peak_bytes(self) -> int:
-        """Return the most memory that the process has had resident."""
+        """Return the process's peak resident memory in bytes."""
         return int(self._ask(None))
 
     def close(self) -> None:
@@ -207,7 +207,8 @@ class Contestant:
 
 
 def _serve(pipe: Connection, runtime: Runtime, threads: int, inputs: Arrays) -> None:
-    """Load the model, then answer: a number of seconds is a turn, None asks for the peak memory."""
+    """Load the model, then reply to requests: a number requests a turn of so many seconds, None the peak
+    memory."""
     os.environ["TVM_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = str(threads)
     begin = time.perf_counter()
     try:
@@ -223,12 +224,13 @@ def _serve(pipe: Connection, runtime: Runtime, threads: int, inputs: Arrays) -> 
                 pipe.send(_turn(call, request))
     except EOFError:
         return
-    except Exception as error:  # each runtime raises its own classes
+    except Exception as error:  # each runtime has its own exceptions
         pipe.send((str(error).strip().splitlines() or [type(error).__name__])[0][:300])
 
 
 def _peak_bytes() -> int:
-    """Return this process's largest resident size. `getrusage` would count the parent's before the exec."""
+    """Return this process's peak resident memory in bytes. `getrusage` would include the parent's before the
+    exec."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) << 10
@@ -236,7 +238,7 @@ def _peak_bytes() -> int:
 
 
 def _turn(call: Call, seconds: float) -> list[float]:
-    call()  # the other runtimes have used the caches
+    call()  # one call first, because other runtimes have used the caches
     secs: list[float] = []
     end = time.perf_counter() + seconds
     while len(secs) < 3 or time.perf_counter() < end:
@@ -247,7 +249,7 @@ def _turn(call: Call, seconds: float) -> list[float]:
 
 
 def aligned(array: NDArray[Any]) -> NDArray[Any]:
-    """Return a copy that begins at a multiple of 64 bytes, as a program that cares for speed would have."""
+    """Return a copy whose address is a multiple of 64, as in a program written for speed."""
     buffer = np.empty(array.nbytes + 64, np.uint8)
     start = -buffer.ctypes.data % 64
     copy = buffer[start : start + array.nbytes].view(array.dtype).reshape(array.shape)

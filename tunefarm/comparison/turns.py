@@ -1,4 +1,4 @@
-"""Time contestants in turns, so that a slow minute of the machine affects all of them."""
+"""Time runtimes in turns, so that slow minutes of the machine affect all of them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def compare(
     seconds: float = 15.0,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Comparison:
-    """Time a compiled model and its peers for about so many seconds, in turns, on random inputs.
+    """Time a compiled model and its peers in turns, on random inputs, for about `seconds`.
 
     Raises LoadError if the compiled model can't be loaded, and ContestantError if it can't be run.
     """
@@ -76,7 +76,7 @@ def compare(
     rng = np.random.default_rng(0)
     inputs = {one.name: one.draw(rng) for one in model.inputs}
     of_file: Arrays = inputs
-    if model.cache is not None:  # the step that fills it
+    if model.cache is not None:  # the decoder's step that fills its cache
         inputs[model.cache.position] = np.array([model.cache.capacity - model.cache.count])
         of_file = inputs_of_file(model.cache, inputs)
     count = threads or model.threads

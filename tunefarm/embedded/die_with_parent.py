@@ -1,9 +1,9 @@
-"""Runs a program that ends when the process that started it ends.
+"""Run a program that ends when its parent process ends.
 
     python -m tunefarm.embedded.die_with_parent PROGRAM [ARGUMENT]...
 
-On Linux, asks the kernel for SIGTERM when the parent dies, however it dies; then becomes the program.
-Elsewhere it only becomes the program.
+On Linux, the kernel is asked to send SIGTERM when the parent dies. Then this process executes the program.
+Other systems only execute it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from system.linux import die_with_parent
 
 
 def main() -> None:
-    die_with_parent(signal.SIGTERM)  # survives exec, but not fork: the program's children need their own
+    # This survives exec, but not fork, so the program's children need their own.
+    die_with_parent(signal.SIGTERM)
     os.execvp(sys.argv[1], sys.argv[1:])
 
 

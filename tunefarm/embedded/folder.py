@@ -1,4 +1,4 @@
-"""The data folder of an embedded stack: one running stack owns it and writes down where it answers."""
+"""The data folder of an embedded stack. One running stack locks it, and stores its address there."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pathlib import Path
 from system.locks import try_lock
 from tunefarm.errors import StackError
 
-# supervisord closes the descriptors below this number before it starts a process. The stack's processes
-# inherit the lock above it, so the folder stays locked until the last one of them has ended.
+# supervisord closes descriptors below this number before it starts a process. The lock has a higher one, so
+# the stack's processes inherit it, and the folder stays locked until the last of them ends.
 FIRST_LOCK_FD = 100
-# Open files that each process of the stack may need.
+# The open files that a process of the stack may need.
 OPEN_FILES = 512
-# A start takes as much for the database's log and the broker's files.
+# The free bytes that a start needs, for the database's log and the broker's files.
 _ROOM_BYTES = 4 << 20
 
 
@@ -65,16 +65,16 @@ class DataFolder:
         return self.path / "running.json"
 
     def prepare(self) -> None:
-        """Make the folder, which only its owner may read. Raises StackError when it can't be made or written.
+        """Create the folder, readable by its owner only. Raises StackError if it can't be created or written.
 
-        A folder that was there before and isn't a data folder yet keeps its mode; what is made in it is its
-        owner's alone.
+        An existing folder that isn't a data folder yet keeps its mode. Files created in it are readable by
+        their owner only.
         """
         try:
             is_ours = not self.path.exists() or (self.path / "lock").exists()
             for folder in (self.path, self.logs, self.broker):
                 folder.mkdir(parents=True, exist_ok=True)
-                # mkdir's own mode is subject to the umask. Who isn't the owner leaves the mode as it is.
+                # mkdir's mode is subject to the umask. Only the folder's owner can change it.
                 if folder.stat().st_uid == os.geteuid() and (is_ours or folder != self.path):
                     folder.chmod(0o700)
             for suffix in ("", "-wal", "-shm"):
@@ -91,12 +91,13 @@ class DataFolder:
             ) from error
 
     def has_room(self) -> bool:
-        """Return whether the folder's disk has room for the processes to start and to go on."""
+        """Return whether the folder's disk has enough space for the processes to start and run."""
         return shutil.disk_usage(self.path).free >= _ROOM_BYTES
 
     @contextmanager
     def locked(self) -> Iterator[int]:
-        """Lock the folder; yield the lock's descriptor. Raises StackError naming the stack that has it."""
+        """Lock the folder, and yield the lock's descriptor. Raises StackError that names the stack with the
+        lock."""
         descriptor = _lock(self.path / "lock")
         if descriptor is None:
             running = self.running()
@@ -110,13 +111,13 @@ class DataFolder:
             os.close(descriptor)
 
     def announce(self, running: RunningStack) -> None:
-        """Write down where the stack answers."""
+        """Store the stack's address."""
         fresh = self._running_file.with_suffix(".new")
         fresh.write_text(json.dumps(asdict(running)))
         fresh.replace(self._running_file)
 
     def running(self) -> RunningStack | None:
-        """Return the stack that owns the folder, or None while nobody does or it is not ready yet."""
+        """Return the stack that has locked the folder; None without one, or while it isn't ready."""
         if not (self.path / "lock").exists():
             return None
         descriptor = _lock(self.path / "lock")
@@ -130,7 +131,7 @@ class DataFolder:
 
 
 def _lock(path: Path) -> int | None:
-    """Lock a file and return its descriptor, or None when another process holds it."""
+    """Lock a file and return its descriptor; None if another process has locked it."""
     try:
         opened = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
@@ -142,7 +143,8 @@ def _lock(path: Path) -> int | None:
 
 
 def _allow_open_files() -> None:
-    """Let this process and its children open OPEN_FILES files each. Raises StackError where they may not."""
+    """Let this process and its children open OPEN_FILES files each. Raises StackError if the limit is
+    lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < OPEN_FILES:
         raise StackError(

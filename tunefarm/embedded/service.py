@@ -1,4 +1,4 @@
-"""Connects a command to the service that runs already, or starts one for as long as the command runs."""
+"""Connect a command to the running service, or start a service for the time that the command runs."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ POLL_S = 0.2
 
 @dataclass(frozen=True)
 class Service:
-    """A service to talk to. `embedded`: it was started for this command.
+    """A connection to a service. `embedded`: it was started for this command.
 
-    `check` raises StackError when an embedded one has broken down, or its device can't measure.
+    `check` raises StackError if an embedded one has broken down, or its device can't measure.
     """
 
     client: Client
@@ -37,9 +37,9 @@ class Service:
 
 @contextlib.contextmanager
 def connect(settings: CommandSettings) -> Iterator[Service]:
-    """Connect to the service at `--server`, or the one that owns the data folder.
+    """Connect to the service of `--server`, or the one that has locked the data folder.
 
-    Raises CommandError without either.
+    Raises CommandError if there is neither.
     """
     url = settings.server or _running_url(settings, only_lasting=False)
     if url is None:
@@ -53,9 +53,11 @@ def connect(settings: CommandSettings) -> Iterator[Service]:
 
 @contextlib.contextmanager
 def connect_or_open(settings: CommandSettings) -> Iterator[Service]:
-    """Connect as `connect` does; where no service runs, start a server over the data folder for the context.
+    """Connect as `connect` does. If no service runs, start a server over the data folder until the context
+    ends.
 
-    No scheduler and no worker run, so jobs make no progress. Raises what `connect` and `stack.start` do.
+    Without a scheduler and a worker, jobs make no progress. Raises the exceptions of `connect` and
+    `stack.start`.
     """
     has_database = _folder(settings).database_file.exists()
     if settings.server or _running_url(settings, only_lasting=False) or not has_database:
@@ -73,10 +75,10 @@ def connect_or_open(settings: CommandSettings) -> Iterator[Service]:
 def connect_or_start(
     settings: CommandSettings, say: Callable[[str], None], features: str | None = None
 ) -> Iterator[Service]:
-    """Connect as `connect` does; where no service runs, start one for the length of the context.
+    """Connect as `connect` does. If no service runs, start one until the context ends.
 
-    The worker of one that is started here gives up the instruction sets in `features`. Raises CommandError
-    and what `stack.start` does.
+    The worker of a started service doesn't use the instruction sets in `features`. Raises CommandError and
+    the exceptions of `stack.start`.
     """
     url = settings.server or _running_url(settings, only_lasting=True)
     if url is not None:
@@ -100,17 +102,17 @@ def connect_or_start(
 
 
 class StackMonitor:
-    """Watches the processes and the workers of a stack that this command has started."""
+    """Monitors the processes and the workers of a stack that this command has started."""
 
     def __init__(self, stack: Stack, client: Client) -> None:
         self._stack = stack
         self._client = client
-        # The database still holds what workers of an earlier stack reported. A worker of this stack is one
-        # whose report has changed since this stack started.
+        # The database may have workers of an earlier stack. Workers of this stack are those whose report has
+        # changed since it started.
         self._first_seen_at: dict[str, float] = {}
 
     def check(self) -> None:
-        """Raise StackError when a process has ended for good, or no connected worker can measure."""
+        """Raise StackError if a process won't be restarted, or if no connected worker can measure."""
         self._stack.check()
         workers = self.workers()
         if workers and all(worker.health_error for worker in workers):
@@ -118,7 +120,7 @@ class StackMonitor:
             raise StackError(f"worker {workers[0].id} {workers[0].unable} (see {log})")
 
     def workers(self) -> list[Worker]:
-        """Return the workers that measure and have called this stack; none while its server is away."""
+        """Return the measuring workers that have called this stack; none while its server is unavailable."""
         found = []
         with contextlib.suppress(ClientError):
             for worker in self._client.workers():
@@ -130,9 +132,9 @@ class StackMonitor:
 
 
 def wait_for_device(service: Service, target: str | None) -> None:
-    """Wait until the worker of an embedded stack has registered the device that `native` means.
+    """Wait until the worker of an embedded stack has registered its device, which `native` refers to.
 
-    Raises CommandError when that takes too long.
+    Raises CommandError if that takes too long.
     """
     deadline = time.monotonic() + DEVICE_TIMEOUT_S
     while service.embedded and target in (None, "native"):
@@ -148,7 +150,7 @@ def wait_for_device(service: Service, target: str | None) -> None:
 
 
 def _running_url(settings: CommandSettings, *, only_lasting: bool) -> str | None:
-    """Return the URL of the stack that owns the data folder, if there is one."""
+    """Return the URL of the stack that has locked the data folder, if any."""
     running = _folder(settings).running()
     return running.url if running and (running.lasting or not only_lasting) else None
 

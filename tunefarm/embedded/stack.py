@@ -1,4 +1,4 @@
-"""The embedded stack: server, scheduler and one local worker, supervised over one data folder."""
+"""The embedded stack: a server, a scheduler and a local worker under a supervisor, with one data folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tunefarm.embedded.supervision import PYTHON, SupervisedProcess, Supervisor,
 from tunefarm.errors import StackError
 
 POLL_S = 0.1
-# Settings of the user's environment that mean another service, or the way to it.
+# Environment variables of the user that refer to another service.
 NOT_INHERITED = frozenset(
     f"TUNEFARM_{name}"
     for name in (
@@ -37,7 +37,7 @@ NOT_INHERITED = frozenset(
 LOOPBACK_OF_WILDCARD = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 SIGNING_KEY_VARIABLE = "TUNEFARM_SIGNING_KEY"
 FEATURES_VARIABLE = "TUNEFARM_WORKER_FEATURES"
-# Loads TVM, which the command itself never does.
+# A program for a separate process, because it loads TVM, which the command never does.
 FEATURES_CHECK = f"""
 import platform, sys
 from compiler.target import detect_device
@@ -52,11 +52,12 @@ except FeatureError as error:
 
 @dataclass(frozen=True)
 class StackConfig:
-    """The ports that a stack listens on, and its worker's way to measure. A port of 0 means any free one.
+    """The configuration of a stack: its ports, its TLS files and its worker's options. A port of 0 means any
+    free one.
 
-    A `lasting` stack outlives a single job. With `tls` it is reached over TLS, by its own worker too, which
-    uses the files in `trust`. The worker gives up the instruction sets in `features`, "-NAME,-NAME". With
-    `server_alone` there is no scheduler and no worker, and other commands don't find the stack.
+    A `lasting` stack outlives a single job. With `tls`, it serves TLS. Its own worker connects with the files
+    in `trust`. The worker doesn't use the instruction sets in `features`, "-NAME,-NAME". With `server_alone`,
+    there is no scheduler and no worker, and other commands don't find the stack.
     """
 
     data: Path
@@ -83,18 +84,18 @@ class StackConfig:
 
 @dataclass(frozen=True)
 class Stack:
-    """A stack that answers."""
+    """A running stack that answers."""
 
     running: RunningStack
     folder: DataFolder
     supervisor: Supervisor
-    # Processes that were given up while the disk was full.
+    # Processes that supervisord gave up while the disk was full.
     starved: set[str] = field(default_factory=set)
 
     def check(self) -> None:
-        """Raise StackError when a process has ended and will not be started again.
+        """Raise StackError if a process has ended and won't be restarted.
 
-        One that ended for want of disk space is started again when there is room.
+        A process that ended because the disk was full is restarted when there is space.
         """
         if not self.supervisor.alive():
             log = self.supervisor.log("supervisor")
@@ -114,11 +115,10 @@ class Stack:
 
 @contextlib.contextmanager
 def start(config: StackConfig) -> Iterator[Stack]:
-    """Start the stack, wait until it answers, and stop all of it when the context ends.
+    """Start a stack, wait until it answers, and stop it when the context ends.
 
-    Raises StackError without a C compiler, for instruction sets that this machine lacks, and for a folder
-    that is taken or not writable. A port in use and a process that doesn't come up raise it too. Raises
-    TlsError.
+    Raises StackError without a C compiler, for instruction sets that this machine lacks, for a locked or
+    read-only folder, for a port in use, and if a process doesn't start. Raises TlsError.
     """
     if config.tls:
         config.tls.read()
@@ -128,7 +128,7 @@ def start(config: StackConfig) -> Iterator[Stack]:
     folder = DataFolder(config.data.expanduser().resolve())
     folder.prepare()
     with folder.locked() as lock, tempfile.TemporaryDirectory(prefix="tunefarm-") as scratch:
-        # Here, because commands that use a running service don't need it.
+        # Imported here, because commands that use a running service don't need it.
         from system.signing import make_key
 
         make_key(folder.signing_key)
@@ -145,7 +145,7 @@ def start(config: StackConfig) -> Iterator[Stack]:
         worker = ("-m", "worker", "--server", running.workers_address, "--name", name, *threads, *features)
         server = SupervisedProcess("server", (*PYTHON, "-m", "server"))
         others = (
-            # The next scheduler does an interrupted step again, so five seconds are enough.
+            # Five seconds are enough, because the next scheduler repeats an interrupted step.
             SupervisedProcess("scheduler", (*PYTHON, "-m", "scheduler"), stop_after_s=5),
             SupervisedProcess("worker", (*PYTHON, *worker), stop_after_s=5),
         )
@@ -162,7 +162,7 @@ def start(config: StackConfig) -> Iterator[Stack]:
 def _check_features(config: StackConfig) -> None:
     """Raise StackError for instruction sets that this machine lacks.
 
-    The worker says so too, but it is started again a few times before it is given up.
+    The worker checks them too, but would be restarted a few times first.
     """
     features = config.features or os.environ.get(FEATURES_VARIABLE)
     if not features:
@@ -175,7 +175,7 @@ def _check_features(config: StackConfig) -> None:
 
 
 def _environment(config: StackConfig, folder: DataFolder, port: int, grpc_port: int) -> dict[str, str]:
-    """Return the processes' environment: the user's without settings for other stacks, plus this stack's."""
+    """Return the processes' environment: the user's without settings of other services, plus this stack's."""
     environment = {key: value for key, value in os.environ.items() if key not in NOT_INHERITED}
     environment |= {
         "PYTHONPATH": python_path(os.environ),
@@ -186,7 +186,7 @@ def _environment(config: StackConfig, folder: DataFolder, port: int, grpc_port: 
         "TUNEFARM_PORT": str(port),
         "TUNEFARM_GRPC_PORT": str(grpc_port),
         SIGNING_KEY_VARIABLE: str(_signing_key(folder)),
-        # The scheduler shares the worker's cores: planning ahead would disturb what is being timed.
+        # The scheduler shares the worker's cores, so planning ahead would disturb timings.
         "TUNEFARM_PLAN_AHEAD": "0",
         "TUNEFARM_LOCAL_WORKER": "1",
     }
@@ -199,7 +199,7 @@ def _environment(config: StackConfig, folder: DataFolder, port: int, grpc_port: 
             "TUNEFARM_KEY": config.trust.key,
             "TUNEFARM_CA": config.trust.ca,
         }
-        # Absolute, because the processes run in another folder.
+        # An absolute path, because the processes run in another folder.
         environment |= {
             name: str(path.expanduser().resolve()) for name, path in files.items() if path is not None
         }
@@ -209,13 +209,13 @@ def _environment(config: StackConfig, folder: DataFolder, port: int, grpc_port: 
 
 
 def _signing_key(folder: DataFolder) -> Path:
-    """Return the file with the key that signs artifacts: the user's, or else the data folder's."""
+    """Return the file with the key that signs artifacts: the user's, otherwise the data folder's."""
     own = os.environ.get(SIGNING_KEY_VARIABLE)
     return Path(own).expanduser().resolve() if own else folder.signing_key
 
 
 def _choose_ports(config: StackConfig) -> tuple[int, int]:
-    """Return the HTTP and the gRPC port. Raises StackError when one that was asked for is taken."""
+    """Return the HTTP and the gRPC port. Raises StackError if a given port is in use."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     with contextlib.ExitStack() as opened:
         chosen = []
@@ -235,7 +235,7 @@ def _choose_ports(config: StackConfig) -> tuple[int, int]:
 
 
 def _wait_until_ready(stack: Stack, config: StackConfig) -> None:
-    """Wait until the server answers that it is ready. Raises StackError."""
+    """Wait until the server is ready. Raises StackError."""
     deadline = time.monotonic() + config.ready_timeout_s
     headers = {"Authorization": f"Bearer {config.token}"} if config.token else {}
     with urllib3.PoolManager(headers=headers, timeout=5.0, ssl_context=tls_context(config.trust)) as http:

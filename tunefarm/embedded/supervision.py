@@ -1,4 +1,4 @@
-"""Keeps processes running: supervisord in the foreground, over a generated configuration."""
+"""Keep processes running with supervisord, which runs in the foreground with a generated configuration."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from supervisor.xmlrpc import SupervisorTransport
 
 from tunefarm.embedded.folder import FIRST_LOCK_FD
 
-PYTHON = (sys.executable, "-P")  # -P: a folder named `server` where the user stands is not our package
+PYTHON = (sys.executable, "-P")  # with -P, a folder named `server` in the working directory isn't imported
 DIE_WITH_PARENT = (*PYTHON, "-m", "tunefarm.embedded.die_with_parent")
 STOP_TIMEOUT_S = 60.0
 _GROUP = "stack"
-RETRIES = 4  # after 1, 2, 3 and 4 seconds
+RETRIES = 4  # with pauses of 1, 2, 3 and 4 seconds
 
 
 @dataclass(frozen=True)
 class SupervisedProcess:
     """A command to keep running.
 
-    A process that ends within `up_after_s` has failed to start, which is tried a few times only. One that was
-    asked to stop is killed after `stop_after_s`.
+    A process that ends within `up_after_s` has failed to start, and is restarted a few times only. A process
+    that doesn't stop is killed after `stop_after_s`.
     """
 
     name: str
     command: tuple[str, ...]
     stop_after_s: int = 10
-    up_after_s: int = 10  # loading TVM, the slowest thing that can fail, takes seconds
+    up_after_s: int = 10  # loading TVM, the slowest step that can fail, takes seconds
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class Supervisor:
         return self.process.poll() is None
 
     def given_up(self) -> str | None:
-        """Return the name of a process that failed too often to be started again, if there is one."""
+        """Return the name of a process that failed too often to be restarted, if any."""
         return next((name for name, state in self.states().items() if state == "FATAL"), None)
 
     def states(self) -> dict[str, str]:
-        """Return supervisord's state of every process by name; nothing while supervisord doesn't answer."""
+        """Return supervisord's state of every process by name; {} while supervisord doesn't answer."""
         with self._proxy() as proxy:
             try:
                 infos: Any = proxy.supervisor.getAllProcessInfo()
@@ -63,7 +63,7 @@ class Supervisor:
         return {info["name"]: info["statename"] for info in infos}
 
     def start_again(self, name: str) -> None:
-        """Start a process that was given up; one that can't be started is given up again."""
+        """Restart a process that supervisord gave up. If it can't be started, it is given up again."""
         with self._proxy() as proxy, contextlib.suppress(OSError, xmlrpc.client.Error):
             proxy.supervisor.startProcess(f"{_GROUP}:{name}", False)
 
@@ -75,20 +75,20 @@ class Supervisor:
         return self.logs / f"{name}.log"
 
     def last_line(self, name: str) -> str:
-        """Return the last line that a process wrote, for a message; "" if it wrote none."""
+        """Return the last line of a process's log, for a message; "" if the log is empty."""
         with contextlib.suppress(OSError):
             lines = self.log(name).read_text(errors="replace").split("\n")
             return next((line.strip() for line in reversed(lines) if line.strip()), "")
         return ""
 
     def stop(self) -> None:
-        """Stop every process, then supervisord; kill what does not stop in time."""
+        """Stop all processes, then supervisord. Kill those that don't stop in time."""
         if self.alive():
             self.process.terminate()
         try:
             self.process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            self.process.kill()  # its processes die with it
+            self.process.kill()  # its processes end with it
             self.process.wait()
 
 
@@ -110,7 +110,7 @@ def supervise(
             cwd=logs,
             env=dict(environment),
             pass_fds=(lock,),
-            start_new_session=True,  # Ctrl-C reaches the command alone, which stops things in order
+            start_new_session=True,  # Ctrl-C reaches only the command, which stops the processes in order
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -1,10 +1,10 @@
-"""Runs supervisord, and keeps it running while the disk with its logs is full.
+"""Run supervisord, and keep it running while the disk with its logs is full.
 
     python -m tunefarm.embedded.supervisord [ARGUMENT]...
 
-A log handler of supervisord that can't write prints a traceback to standard error, which is on the same disk:
-that exception ended supervisord. A rotation that fails stopped the reading of a process's output, which then
-stood still. Here, what can't be logged is lost, and nothing else.
+A log handler of supervisord that can't write prints a traceback to standard error, which is on the same disk,
+so the next exception ends supervisord. After a failed rotation, supervisord no longer reads the process's
+output, and the process blocks. Here, only log messages are lost.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def main() -> None:
 
 
 def _lose(_handler: Any) -> None:
-    """Go on without the message that could not be written."""
+    """Drop the message that could not be written."""
 
 
 def _roll_over_if_possible(handler: Any) -> None:
     try:
         _roll_over(handler)
     except (OSError, ValueError):
-        # The stream may be closed already: what is logged next needs one.
+        # The stream may be closed already, and the next message needs one.
         with contextlib.suppress(OSError, ValueError):
             handler.stream.close()
         with contextlib.suppress(OSError):

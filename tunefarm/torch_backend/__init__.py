@@ -1,4 +1,4 @@
-"""`torch.compile(model, backend="tunefarm")`: graphs of PyTorch in compiled libraries.
+"""`torch.compile(model, backend="tunefarm")`: run PyTorch's graphs in compiled libraries.
 
 PyTorch finds `compile_graph` by the entry point `torch_dynamo_backends` of this distribution.
 """
@@ -22,7 +22,7 @@ MAX_SIZES = 8
 @dataclass(frozen=True)
 class Options:
     """The `options` of torch.compile. With `trials`, tune before the first call. With `background`, tune on
-    the service, and use the better library once it is there."""
+    the service, and use the better library once it is available."""
 
     trials: int | None = None
     background: bool = False
@@ -35,7 +35,7 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | None) -> Options:
-        """Raises ValueError for an unknown option or a wrong value."""
+        """Return the options. Raises ValueError for an unknown option or a wrong value."""
         if unknown := sorted((given or {}).keys() - {"trials", "background"}):
             raise ValueError(
                 f"the backend tunefarm has no option {unknown[0]!r}; its options are trials and background"
@@ -46,8 +46,8 @@ class Options:
 def compile_graph(
     graph: Any, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """Return a function that computes what a graph of torch.fx does, in a compiled library where that is
-    possible. What it can't compile runs in PyTorch, and one line is logged that says why.
+    """Return a function that runs a torch.fx graph in a compiled library. If the graph can't be compiled, it
+    runs in PyTorch, and the reason is logged.
 
     Raises ValueError for wrong options.
     """
@@ -75,7 +75,7 @@ class CompiledGraph:
         self._options = options
         self._weights = Weights(example_inputs)
         self._sizes = [place for place, value in enumerate(example_inputs) if is_size(value)]
-        # None for a size that runs in PyTorch.
+        # The library of each size; None for a size that runs in PyTorch.
         self._libraries: dict[tuple[int, ...], Any] = {}
         self._lock = threading.Lock()
 
@@ -91,8 +91,7 @@ class CompiledGraph:
             return library(args)
 
     def library_for(self, args: Sequence[Any]) -> Any:
-        """Return the library for arguments, compiled at its first use; None where the graph runs in
-        PyTorch."""
+        """Return the library for arguments, compiled at its first use; None if the graph runs in PyTorch."""
         size = tuple(int(args[place]) for place in self._sizes)
         if size in self._libraries:
             return self._libraries[size]
@@ -114,7 +113,7 @@ class CompiledGraph:
         try:
             exported = export(self._graph, args, self._weights)
             if self._options.background:
-                # The program may write into its tensors meanwhile.
+                # A copy, because the program may change its tensors meanwhile.
                 inputs = [value.detach().clone() if isinstance(value, Tensor) else value for value in args]
 
                 def swap(folder: Any) -> None:

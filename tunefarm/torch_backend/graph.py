@@ -49,7 +49,7 @@ class Weights:
         self._versions = self._read_versions()
 
     def changed(self) -> bool:
-        """Return whether a weight was written, or got other memory."""
+        """Return whether a weight was changed, or has new memory."""
         return self._read_versions() != self._versions
 
     def _read_versions(self) -> list[tuple[int, int]]:
@@ -60,7 +60,7 @@ class Weights:
 
 
 class _Bound(torch.nn.Module):
-    """A graph with its weights and sizes bound: a function of its inputs that returns the different tensors
+    """A graph with its weights and sizes bound: a function of its inputs that returns the distinct tensors
     among its outputs."""
 
     def __init__(self, graph: Any, args: Sequence[Any], weights: Weights, outputs: Sequence[int]) -> None:
@@ -84,8 +84,9 @@ class _Bound(torch.nn.Module):
 
 @dataclass(frozen=True)
 class Exported:
-    """An exported graph. `inputs` are the places of the library's inputs among the graph's arguments. For
-    each of the graph's outputs, `outputs` has the place among the library's outputs, None for no tensor."""
+    """An exported graph. `inputs` are the positions of the library's inputs among the graph's arguments. For
+    each of the graph's outputs, `outputs` has its position among the library's outputs; None if it isn't a
+    tensor."""
 
     program: Any
     inputs: tuple[int, ...]
@@ -94,14 +95,14 @@ class Exported:
     def checked(self, folder: TemporaryDirectory[str], graph: Any, args: Sequence[Any]) -> TorchLibrary:
         """Load a compiled library, and compare it with the graph on its arguments.
 
-        Raises CannotCompile if it can't be loaded, fails, or computes something else.
+        Raises CannotCompile if it can't be loaded, fails, or its outputs differ.
         """
         from compiler.measuring.outputs import compare_outputs
 
         library = TorchLibrary(self, folder)
         try:
             results = library(args)
-        except Exception as error:  # TVM raises whatever class its C++ side names
+        except Exception as error:  # TVM raises classes that its C++ code names
             raise CannotCompile(f"the library fails: {first_line(error)}") from error
         with torch.no_grad():
             pairs = [
@@ -169,7 +170,7 @@ def export(graph: Any, args: Sequence[Any], weights: Weights) -> Exported:
     bound = _Bound(_without_grad_modes(graph), args, weights, chosen)
     examples = tuple(args[place].detach() for place in inputs)
     try:
-        # The graph is complete: what PyTorch knows of the frame that it came from is of no use here.
+        # The graph is complete, so PyTorch's information about the original frame isn't needed.
         with torch._guards.tracing(None), torch.no_grad():
             program = torch.export.export(bound, examples, strict=False)
     except Exception as error:  # PyTorch has its own exception classes for failed exports
@@ -178,7 +179,8 @@ def export(graph: Any, args: Sequence[Any], weights: Weights) -> Exported:
 
 
 def _without_grad_modes(graph: Any) -> Any:
-    """Return a copy of a graph without switches of the gradient mode: a library computes no gradients."""
+    """Return a copy of a graph without switches of the gradient mode, because a library computes no
+    gradients."""
     copied = copy.copy(graph)
     copied.graph = copy.deepcopy(graph.graph)
     for node in list(copied.graph.nodes):
@@ -189,13 +191,13 @@ def _without_grad_modes(graph: Any) -> Any:
 
 
 def _array(tensor: torch.Tensor) -> Any:
-    """Return a tensor as an array. NumPy has no bfloat16: it is compared in float32."""
+    """Return a tensor as an array. bfloat16, which NumPy lacks, becomes float32."""
     plain = tensor.detach()
     return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
 
 
 def _coarsest(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> str:
-    """Return the coarsest type among outputs, which sets the bound of their comparison."""
+    """Return the output type with the largest epsilon, which sets the tolerance of the comparison."""
     dtypes = {wanted.dtype for wanted, _ in pairs}
     for dtype, name in ((torch.bfloat16, "bfloat16"), (torch.float16, "float16")):
         if dtype in dtypes:

@@ -1,4 +1,4 @@
-"""Compiles exported graphs: with the schedules that are known, or by a job that tunes them."""
+"""Compile exported graphs with known schedules, or tune them in a job."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _log = logging.getLogger(__name__)
 LOOK_EVERY_S = 2.0
 MODEL_NAME = "torch.compile"
 
-# A trace and the seconds that it takes.
+# A trace and its seconds.
 Known = Mapping[str, tuple[float, str]]
 
 
 def compile_with_known(exported: Exported) -> TemporaryDirectory[str]:
-    """Compile a graph with the best schedules that the service or the local database knows, and fallback
-    schedules for the rest. Return the folder of the library. Raises CannotCompile."""
+    """Compile a graph with the best schedules of the service or the local database, and fallback schedules
+    for the rest. Return the folder of the library. Raises CannotCompile."""
     settings = load()
     device = detect_device(settings.threads)
     try:
@@ -102,9 +102,9 @@ Swap = Callable[[TemporaryDirectory[str]], None]
 
 
 def tune_in_background(exported: Exported, trials: int | None, swap: Swap) -> None:
-    """Submit a graph to the service, and hand the folder of its library to `swap` once it is tuned.
+    """Submit a graph to the service. Once it is tuned, call `swap` with the folder of its library.
 
-    Where there is no service, the job fails, or its library is refused, one line is logged.
+    If there is no service, or the job fails, or the library is refused, the reason is logged.
     """
     threading.Thread(
         target=_tune_and_swap, args=(exported, trials, swap), name="tunefarm", daemon=True
@@ -138,7 +138,7 @@ def _tune_and_swap(exported: Exported, trials: int | None, swap: Swap) -> None:
 
 
 def _known(workloads: Sequence[str], device: Device, settings: CommandSettings) -> Known:
-    """Return the measured schedules of workloads on a device. Where they can't be asked for, log why."""
+    """Return the measured schedules of workloads on a device. If the service can't be asked, log why."""
     url = _service(settings)
     try:
         if url is not None:
@@ -161,7 +161,7 @@ def _known(workloads: Sequence[str], device: Device, settings: CommandSettings) 
 
 
 def _service(settings: CommandSettings) -> str | None:
-    """Return the URL of the service to ask: the one that is named, or the one that runs here."""
+    """Return the URL of the service in the settings, or of the service that runs here."""
     running = DataFolder(settings.data).running()
     return settings.server or (running.url if running is not None else None)
 
