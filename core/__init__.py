@@ -1,4 +1,4 @@
-"""The dataclasses and enums that all packages share. Nothing here opens a file or a connection.
+"""The dataclasses and enums that all packages share. No module here opens a file or a connection.
 
-Outlines of files are read from the file objects that callers pass.
+Modules that read outlines of files get file objects from their callers.
 """

@@ -1,7 +1,7 @@
 """The names in a tar or zip archive, read from its headers by hand.
 
-Archives come from strangers, and a server reads them in its own process. Each function reads a bounded number
-of bytes in linear time, whatever the headers say, and unpacks nothing.
+Archives are untrusted, and a server reads them in its own process. For any headers, each function reads a
+bounded number of bytes in linear time. No file is unpacked.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import IO
 
 _BLOCK_BYTES = 512
-# A file's name may follow in headers of its own: one for a long name, one for a long link, pax attributes.
+# The most headers before a file: one for a long name, one for a long link, and pax attributes.
 _MAX_TAR_HEADERS = 8
 _MAX_TAR_EXTENSION_BYTES = 64 << 10
 _TAR_FILES, _TAR_PAX, _TAR_LONG_NAME, _TAR_LONG_LINK = (b"0", b"\0", b"7"), (b"x", b"g", b"X"), b"L", b"K"
@@ -26,13 +26,13 @@ _ZIP_END, _ZIP_END_64, _ZIP_LOCATOR_64, _ZIP_ENTRY = (
 )
 _ZIP_END_BYTES, _ZIP_END_64_BYTES, _ZIP_LOCATOR_BYTES, _ZIP_ENTRY_BYTES = 22, 56, 20, 46
 _MAX_ZIP_COMMENT_BYTES = 65535
-# An exported program has an entry for each weight, of some 150 bytes.
+# An exported program has an entry of about 150 bytes for each weight.
 _MAX_ZIP_ENTRIES = 100_000
 _MAX_ZIP_DIRECTORY_BYTES = 32 << 20
 
 
 class MalformedArchive(ValueError):
-    """The bytes are no archive that this module reads. The message is a clause without a full stop."""
+    """The bytes aren't an archive that this module can read. The message is a clause without a full stop."""
 
 
 def first_tar_name(file: IO[bytes]) -> str | None:
@@ -48,7 +48,7 @@ def first_tar_name(file: IO[bytes]) -> str | None:
             raise MalformedArchive("it is cut short")
         if header == bytes(_BLOCK_BYTES):
             return None
-        # The checksum counts its own place as blanks.
+        # The checksum's own field counts as spaces.
         if _octal(header[148:156]) != sum(header[:148]) + 8 * ord(" ") + sum(header[156:]):
             raise MalformedArchive("a header's checksum is wrong")
         kind = header[156:157]
@@ -87,7 +87,7 @@ def _pax_path(data: bytes) -> bytes | None:
     """Return the attribute "path" of pax attributes, each "LENGTH KEY=VALUE" and a line feed."""
     path, start = None, 0
     while start < len(data) and data[start] != 0:
-        # A length in so many bytes has at most six digits.
+        # Within the limit of bytes, a length has at most six digits.
         digits, blank, _ = data[start : start + 7].partition(b" ")
         if not blank or not digits.isdigit():
             raise MalformedArchive("its pax attributes make no sense")

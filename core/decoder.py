@@ -1,4 +1,4 @@
-"""The names that exporters use for the inputs and outputs of decoders with a cache."""
+"""Names of the inputs and outputs of exported decoders with a cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices: the fingerprints that make device classes, with what calibration measured of them."""
+"""Devices: their fingerprints, which define device classes, and their calibrated profiles."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Gpu:
     `max_threads` and `registers` (of 32 bits) are limits of a block. A kernel may declare `shared_bytes` of
     shared memory, and a launch may give it `dynamic_shared_bytes`. `capability` is ten times the compute
     capability: 80 for 8.0. A multiprocessor holds `resident_threads` and `resident_blocks` at once, and
-    shared memory for all of them. `cuda` is the version of the compiler. `timing` says how kernels are timed:
-    1 alone, each with its launch; 2 inside a CUDA graph. It is part of the device class, so records of both
-    kinds are never compared.
+    shared memory for all of them. `cuda` is the version of the compiler. `timing` is 1 if kernels are timed
+    one by one with their launch, and 2 if they are timed inside a CUDA graph. It is part of the device class,
+    so records of both kinds are never compared.
     """
 
     max_threads: int = 1024
@@ -116,12 +116,12 @@ class Device:
         return max(self.vector_bytes // item_bytes, 1)
 
     def to_json(self) -> str:
-        """Return the fingerprint, without the profile."""
+        """Return the fingerprint as JSON, without the profile."""
         return json.dumps(self._facts(), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Device:
-        """Return the device of a fingerprint. Raises ValueError when the text is none."""
+        """Return the device of a fingerprint in JSON. Raises ValueError for an invalid one."""
         try:
             facts = json.loads(text)
             gpu = facts.get("gpu") if isinstance(facts, dict) else None
@@ -134,9 +134,9 @@ class Device:
         facts = asdict(self)
         del facts["profile"]
         if self.gpu is None:
-            del facts["gpu"]  # keeps the keys of the CPUs that were stored before there were GPUs
+            del facts["gpu"]  # left out, so that CPUs keep the keys of versions without GPUs
         elif self.gpu.timing == 1:
-            del facts["gpu"]["timing"]  # keeps the keys of the GPUs that were stored before there was another
+            del facts["gpu"]["timing"]  # left out, so that GPUs keep the keys of versions without `timing`
         return facts
 
 

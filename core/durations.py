@@ -1,4 +1,4 @@
-"""Durations as people read them."""
+"""Format durations for users."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The names that an ELF file refers to, read from its tables by hand.
+"""Read the names that an ELF file refers to from its tables, without a library.
 
-Libraries come from strangers, and a server reads them in its own process. Each function reads at most twice
-as many bytes as the file has, in linear time, whatever the tables say.
+Libraries are untrusted, and a server reads them in its own process. For any tables, each function takes
+linear time and reads at most twice the file's bytes.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _SMALLEST_PAGE = 4096
 
 
 class MalformedElf(ValueError):
-    """The bytes are no ELF file that this module reads. The message is a clause without a full stop."""
+    """The bytes aren't an ELF file that this module can read. The message is a clause without a full stop."""
 
 
 @dataclass(frozen=True)
 class LibraryOutline:
-    """What a shared library asks of the process that loads it.
+    """The libraries and symbols that a shared library needs from the process that loads it.
 
-    `tags` are the numbers of the entries in its dynamic section. `libraries` names the libraries that it
-    needs, `symbols` what the loader looks up for it.
+    `tags` are the tags of the entries in its dynamic section. `libraries` has the names of needed libraries,
+    `symbols` the names that the loader resolves.
     """
 
     tags: frozenset[int]
@@ -55,9 +55,9 @@ class LibraryOutline:
 
 
 def outline_library(file: IO[bytes]) -> LibraryOutline:
-    """Read a shared library as the loader does: by addresses in memory, without sections.
+    """Read a shared library as the loader does: through memory addresses, without sections.
 
-    Tables that relocations may change while they are read are refused. Raises MalformedElf.
+    Tables that relocations may change during loading are refused. Raises MalformedElf.
     """
     reader = _Reader(file)
     loaded, dynamic = _segments(reader)
@@ -89,7 +89,7 @@ def outline_library(file: IO[bytes]) -> LibraryOutline:
 
 
 def undefined_names(file: IO[bytes], starts: Iterable[int]) -> Iterator[str]:
-    """Yield the names without a definition in ELF files that begin at these places of one file.
+    """Yield the undefined names of ELF files that begin at the offsets `starts` of one file.
 
     They are read by their sections. Raises MalformedElf.
     """
@@ -139,7 +139,7 @@ class _Segment:
 
 
 class _Reader:
-    """Reads a file at any place, twice over at most."""
+    """Reads parts of a file; in all at most twice the file's size."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -167,7 +167,7 @@ class _Reader:
 
 
 def _segments(reader: _Reader) -> tuple[list[_Segment], _Segment]:
-    """Return the segments that are loaded, and the dynamic one. Raises MalformedElf."""
+    """Return the loaded segments and the dynamic segment. Raises MalformedElf."""
     header = reader.header(0)
     start, size, count = header[5], header[9], header[10]
     if size != _SEGMENT.size or count > MAX_SEGMENTS:
@@ -195,7 +195,7 @@ def _symbol_numbers(relocations: bytes, dynamic: _Segment) -> set[int]:
 
 
 def _place(loaded: list[_Segment], address: int, size: int, *, can_be_written: bool) -> int:
-    """Return where in the file the bytes lie that the loader finds at an address. Raises MalformedElf."""
+    """Return the file offset of a memory address. Raises MalformedElf."""
     for segment in loaded:
         start = address - segment.address
         if start >= 0 and start + size <= segment.file_bytes:
@@ -206,7 +206,8 @@ def _place(loaded: list[_Segment], address: int, size: int, *, can_be_written: b
 
 
 def _read_tags(reader: _Reader, place: int, count: int) -> tuple[dict[int, int], list[int]]:
-    """Return the dynamic section's entries up to its end, and where the names of needed libraries are."""
+    """Return the dynamic section's entries up to its end, and the offsets of the names of needed
+    libraries."""
     tags: dict[int, int] = {}
     needed: list[int] = []
     for tag, value in reader.table(place, _TAG, min(count, MAX_TAGS)):

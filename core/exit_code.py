@@ -25,7 +25,7 @@ class ExitCode(IntEnum):
     JOB_FAILED = 6, "the job failed"
     JOB_CANCELLED = 7, "the job was cancelled"
     LOCAL = 8, "a local obstacle: a folder, a port, a database, a missing tool, a process that stops"
-    FENCED = 9, "another worker has taken over this one's name"
+    FENCED = 9, "another worker uses this one's name"
     UPDATE = 10, "the service wants this worker updated before it is started again"
     REGRESSION = 11, "a model is slower than its baseline allows"
     INTERRUPTED = 130, "interrupted"

@@ -1,10 +1,11 @@
-"""Index maps of schedule traces: JSON texts of TVM objects that may be arithmetic on variables, and no more.
+"""Check and rewrite index maps of schedule traces: TVM objects in JSON that may contain only arithmetic on
+variables.
 
     (i, j) -> (i // 16, j, i % 16)
 is
     {"root_index": 13, "nodes": [{"type": "ir.Var", "data": {...}}, ...], "metadata": {...}}
 
-A node refers to others by their numbers. TVM writes each node after those that it refers to.
+A node refers to others by their numbers. In TVM's JSON, each node follows the nodes that it refers to.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, NoReturn
 
 MAX_TEXT_CHARS = 1 << 20
 MAX_NODES = 4096
-# A node that two others share counts twice: TVM walks it twice.
+# The most visited nodes. A node that two others share counts twice, because TVM visits it twice.
 MAX_TREE_NODES = 1 << 16
 MAX_DEPTH = 256
 MAX_INTEGER = (1 << 63) - 1
@@ -57,20 +58,21 @@ _FIELDS: Mapping[str, Mapping[str, _Content]] = {
     "tirx.IndexMap": {
         "initial_indices": frozenset(("ffi.Array",)),
         "final_indices": frozenset(("ffi.Array",)),
-        # An inverse that the sender gives isn't checked by TVM; without one, TVM derives it.
+        # An inverse must be None, because TVM doesn't check a given one, and derives a missing one.
         "inverse_index_map": _NONE,
     },
 }
 
 
 class IndexMapRefused(ValueError):
-    """A text is no index map, or it is more than arithmetic; the message is a clause."""
+    """A text isn't an index map, or contains more than arithmetic. The message is a clause."""
 
 
 def rewrite_index_map(text: object, indent: int | None) -> str:
-    """Parse an index map; return it written anew from what was checked. Raises IndexMapRefused.
+    """Parse and check an index map. Return JSON that is rewritten from the checked parts. Raises
+    IndexMapRefused.
 
-    With an `indent`, the text has lines, as TVM writes attributes.
+    With an `indent`, the JSON is indented, as in TVM's attributes.
     """
     if not isinstance(text, str) or len(text) > MAX_TEXT_CHARS:
         raise IndexMapRefused(f"an index map is a text of at most {MAX_TEXT_CHARS} characters")
@@ -103,12 +105,12 @@ _PARTS = {"root_index", "nodes", "metadata"}
 
 
 class _Nodes:
-    """The nodes of an index map that were checked so far, written anew."""
+    """The checked nodes of an index map, rewritten."""
 
     def __init__(self) -> None:
         self.nodes: list[dict[str, Any]] = []
         self.kinds: list[str] = []
-        # Of each node, as a tree.
+        # The number of nodes in the tree below each node.
         self._sizes: list[int] = []
         self._depths: list[int] = []
 

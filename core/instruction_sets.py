@@ -1,8 +1,8 @@
 """Names of CPU instruction sets, as the Linux kernel spells them and as LLVM does.
 
 Devices and the search use the kernel's spelling, as in /proc/cpuinfo. The tables hold the instruction sets
-that LLVM generates code for or that an intrinsic of the search needs. Those that only operating systems use
-are left out: a machine without them runs the same kernels.
+that LLVM generates code for or that an intrinsic of the search needs. Instruction sets that only operating
+systems use are left out, because they don't affect kernels.
 """
 
 from __future__ import annotations
@@ -44,11 +44,12 @@ _MANDATORY = frozenset({"neon"})
 
 
 class FeatureError(ValueError):
-    """An instruction set to be disabled isn't there; the message names it."""
+    """An instruction set to disable doesn't exist. The message names it."""
 
 
 def instruction_sets(arch: str) -> tuple[InstructionSet, ...]:
-    """Return the instruction sets of an architecture, named as in an LLVM triple; none if it is unknown."""
+    """Return the instruction sets of an architecture, which is named as in an LLVM triple; none for an
+    unknown one."""
     return {"x86_64": _X86, "i686": _X86, "aarch64": _ARM}.get(arch, ())
 
 

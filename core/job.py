@@ -1,4 +1,4 @@
-"""Jobs: their states, their budget, and the bounds of what they may ask for."""
+"""Jobs: their states, budgets and options, with the limits of each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_MODELS = 16
 MAX_BATCH = 65_536
 # The objectives that every service knows; plug-ins add others.
 OBJECTIVE_NAMES = ("sum", "requirements", "speedup", "early-stopping")
-# The name of the variants that a job asks for by `tf32`.
+# The name of the variants that the option `tf32` enables.
 TF32 = "tf32"
 
 
@@ -39,10 +39,9 @@ UNFINISHED = frozenset(state for state in JobState if not state.finished)
 
 
 class Build(StrEnum):
-    """The choice of machines that compile a job's candidates.
+    """The machines that compile a job's candidates.
 
-    With DEVICE, the devices that measure them do, with BUILDER, workers that only build. AUTO leaves the
-    choice to the service.
+    DEVICE: the devices that measure them. BUILDER: workers that only build. AUTO: the service chooses.
     """
 
     AUTO = "auto"
@@ -51,7 +50,7 @@ class Build(StrEnum):
 
 
 class Quantize(StrEnum):
-    """The parts of a float model that a job quantizes before tuning.
+    """The type to which a job quantizes a float model before tuning.
 
     INT8 quantizes weights and, with calibration data, activations. INT4 quantizes only weights.
     """
@@ -90,8 +89,8 @@ class Budget:
     `minutes` is wall-clock time. `latency_s` is the estimated latency of the whole model. `min_gain` is the
     fraction of the latency that the next minute must be expected to gain.
 
-    Without `trials`, the job compiles with the schedules that are known, and measures one first guess for
-    each subgraph that has none.
+    With `trials` 0, the job compiles with known schedules, and measures one first guess for each subgraph
+    without a schedule.
     """
 
     trials: int
@@ -116,11 +115,11 @@ def _about(text: str, least: float | None = None, most: float | None = None) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """The options of a job: what it may ask for besides a model, a target and goals.
+    """The options of a job, besides its model, target and goals.
 
     Requests and jobs inherit these fields, in `records` and in the client. The HTTP bodies and the command
-    line's flags are generated from them: with the default, the help and the limits given here. Raises
-    ValueError, whose message begins with the option's name, for a value outside the limits.
+    line's flags are generated from them, with the defaults, helps and limits given here. Raises ValueError
+    for a value outside its limits. The message begins with the option's name.
     """
 
     batch: int | None = field(

@@ -9,21 +9,21 @@ import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-# A candidate's process may allocate this much more than it occupies at its start.
+# The memory that a candidate's process may allocate, on top of its memory at the start.
 MEMORY_BYTES = 4 << 30
-# A slow device needs this long to read, unpack and load an artifact: a second for 10 MB.
+# The bytes of an artifact that a slow device reads, unpacks and loads in a second.
 SECS_PER_ARTIFACT_BYTE = 1e-7
-# Loading a packed model takes several times its size: the file as read, the library, the weights.
+# The memory to load a packed model, in multiples of its size: the file, the library, the weights.
 MEMORY_PER_ARTIFACT_BYTE = 6
 MAX_MODULE_RUNS = 16
-# A job's module compiled by TVM's defaults, with its best schedules, or as an earlier job published it; or
-# the user's ONNX model in ONNX Runtime; or an artifact with the user's inputs, to be called once.
+# The kind of a module run: the model compiled by TVM's defaults, with the best schedules, or as an earlier
+# job published it; the user's ONNX model in ONNX Runtime; or an artifact to call once with the user's inputs.
 ModuleKind: TypeAlias = Literal["untuned", "tuned", "published", "onnxruntime", "inference"]
 
 
 @dataclass(frozen=True)
 class LeaseId:
-    """One attempt at a lease."""
+    """A lease's id and the number of its attempt."""
 
     id: str
     attempt: int
@@ -82,7 +82,7 @@ class Candidate:
 class ModuleRun:
     """A packed module, or an ONNX model, to be timed end to end.
 
-    With `compare`, its outputs are first compared with the outputs of the untuned library packed with it.
+    With `compare`, its outputs are first compared with those of the untuned library in the same package.
     `shapes` are the shapes of an ONNX model's inputs by name, as JSON; empty for a packed module.
     """
 

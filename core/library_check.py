@@ -1,8 +1,8 @@
-"""Check what a shared library takes from the process that loads it: TVM's runtime, mathematics, memory.
+"""Check that a shared library needs only TVM's runtime, mathematics and memory from its process.
 
-A library is machine code, so this proves no library harmless: the containment of measured code is there for
-that. It is the last of three checks. A call that a trace or a workload has smuggled in shows here as a name
-that code from TVM never refers to. The server checks libraries of builders, and devices check all of them.
+This doesn't prove that a library is harmless, because it is machine code. The sandbox contains it. This is
+the last of three checks: a call that a trace or a workload has smuggled in appears here as a name that TVM's
+code never refers to. The server checks libraries of builders, and devices check all libraries.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FLOAT_MATH = (
     *("logb", "lrint", "lround", "modf", "nearbyint", "nextafter", "pow", "remainder", "rint", "round"),
     *("roundeven", "scalbn", "sin", "sincos", "sinh", "sqrt", "tan", "tanh", "tgamma", "trunc"),
 )
-# What TVM's code generators and our packaging call, and what compilers add to any library.
+# Functions that TVM's code generators and our packaging call, and that compilers add to any library.
 _SYMBOLS = frozenset(
     (
         *("TVMFFIErrorSetRaisedFromCStr", "TVMFFIErrorSetRaisedFromCStrParts", "TVMFFIFunctionCall"),
@@ -36,7 +36,7 @@ _SYMBOLS = frozenset(
         *(f"{name}{suffix}" for name in _FLOAT_MATH for suffix in ("", "f", "l")),
     )
 )
-# Arithmetic of types that a processor lacks, from the compiler's own library; vectors of libmvec.
+# The compiler's own arithmetic for types that a processor lacks, and vector functions of libmvec.
 _COMPILER_SYMBOLS = re.compile(
     r"__(extend|trunc|fix|fixuns|float|floatun|floatuns)[a-z]{2,4}[a-z]{2}[0-9]?"
     r"|__gnu_(h2f|f2h)_ieee|__(u?div|u?mod|mul|ashl|ashr|lshr|clz|ctz|popcount|parity)[ds-t]i[234]"
@@ -49,16 +49,16 @@ _LIBRARIES = re.compile(
 # The entries of a dynamic section that name other files: DT_RPATH, DT_RUNPATH, DT_AUDIT, DT_DEPAUDIT,
 # DT_AUXILIARY and DT_FILTER.
 _REFUSED_TAGS = frozenset((15, 29, 0x6FFFFEFC, 0x6FFFFEFB, 0x7FFFFFFD, 0x7FFFFFFF))
-# What the functions and data of compiled programs are called.
+# Names of functions and data of compiled programs.
 _OWN_NAMES = ("__tvm_", "__TVM")
 _CUDA_ELF, _ELF_MAGIC = 190, b"\x7fELF\x02\x01\x01"
 _MACHINE_AT, _OVERLAP_BYTES = 18, 4096
-# Without backtracking, and never past another ".extern", so that it takes linear time.
+# This pattern takes linear time: it doesn't backtrack, and doesn't match beyond another ".extern".
 _PTX_CALL = re.compile(rb"\.extern\s++(?:\.(?!func\b|extern\b)\w++\s++)*+\.func\b[^;]{0,200}")
 
 
 class SymbolError(ValueError):
-    """A library refers to what no compiled model needs. The message is one sentence."""
+    """A library refers to a name that no compiled model needs. The message is one sentence."""
 
 
 def check_library(file: IO[bytes]) -> None:
@@ -73,7 +73,7 @@ def check_library(file: IO[bytes]) -> None:
         raise SymbolError(f"the library can't be read: {error}") from error
     if not _REFUSED_TAGS.isdisjoint(library.tags) or not all(map(_LIBRARIES.fullmatch, library.libraries)):
         raise SymbolError("the library asks for files that no compiled program needs")
-    # Even names that the library defines: the loader takes another library's definition where it is first.
+    # This includes names that the library defines, because the loader may use another library's definition.
     check_names(name for name in library.symbols if not name.startswith(_OWN_NAMES))
     _check_gpu_code(file)
 
@@ -84,7 +84,7 @@ def check_cubin(data: bytes) -> None:
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Raises SymbolError for names that aren't on the list."""
+    """Check names against the list of allowed ones. Raises SymbolError."""
     foreign = sorted(name for name in names if name not in _SYMBOLS and not _COMPILER_SYMBOLS.fullmatch(name))
     if foreign:
         listed = ", ".join(ascii(name)[1:-1][:64] for name in foreign[:4])
@@ -94,7 +94,7 @@ def check_names(names: Iterable[str]) -> None:
 def _check_gpu_programs(file: IO[bytes], starts: Iterable[int]) -> None:
     try:
         for name in undefined_names(file, starts):
-            # NVIDIA's own names of reserved memory begin so; no function's name does.
+            # NVIDIA's names of reserved memory begin like this; functions' names don't.
             if not name.startswith(".nv."):
                 raise SymbolError(f"the GPU's code calls what isn't in it: {ascii(name)[1:-1][:64]}")
     except MalformedElf as error:
@@ -119,7 +119,7 @@ def _check_gpu_code(file: IO[bytes]) -> None:
 
 
 def _chunks(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Yield the file's parts with where they start. Each overlaps the next, so that nothing is cut in two."""
+    """Yield (offset, part) of a file. Neighbouring parts overlap, so that no match is cut in two."""
     start = 0
     while True:
         file.seek(start)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
-# The folder of separate weights, beside the folders of the sizes.
+# The name of the folder with separate weights, beside the folders of the sizes.
 FOLDER = "weights"
 ALIGNMENT = 64
 MAX_INDEX_BYTES = 16 << 20
@@ -30,7 +30,7 @@ MAX_RANK = 16
 WHOLE, APART = b"TFWHOLE1", b"TFAPART1"
 _END = struct.Struct("<8sQ")
 _CHUNK_BYTES = 1 << 20
-# A weight in a folder, or one that a process was writing when it ended.
+# The name of a weight's file, or of a temporary file of a process that was killed.
 _KEPT_NAME = re.compile(r"[0-9a-f]{64}|\.[0-9a-f]{64}\.new")
 
 
@@ -129,7 +129,7 @@ def append(library: Path, weights: Sequence[tuple[str, tuple[int, ...], memoryvi
 
 
 def set_apart(library: Path, folder: Path) -> None:
-    """Move the weights of a library to separate files in a folder. Weights that are there already stay.
+    """Move the weights of a library to separate files in a folder. Existing files stay.
 
     Raises WeightsError if a weight is damaged; OSError.
     """

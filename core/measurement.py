@@ -17,7 +17,7 @@ NOISY = 0.25
 
 
 class Outcome(StrEnum):
-    """The end of a trial."""
+    """The outcome of a trial."""
 
     OK = "ok"
     BUILD_ERROR = "build_error"
@@ -42,8 +42,8 @@ class Outcome(StrEnum):
 class Resources:
     """The largest resources of a candidate's GPU kernels, as the compiler reports them.
 
-    `registers` counts the 32-bit registers of a thread, `spilled_bytes` what a thread stores in memory
-    because it has no more registers.
+    `registers` counts the 32-bit registers of a thread. `spilled_bytes` is the memory in which a thread
+    stores values that don't fit into its registers.
     """
 
     registers: int
@@ -59,8 +59,8 @@ class Resources:
 class Measurement:
     """The result of running a candidate or a module: the seconds of each repeat, or an error.
 
-    The `error` of a successful measurement says what makes it doubtful, and is empty if nothing does.
-    `resources` is None if no compiler reported it.
+    The `error` of a successful measurement says why it is doubtful; it is empty otherwise. `resources` is
+    None if the compiler didn't report them.
     """
 
     outcome: Outcome
@@ -129,5 +129,5 @@ def noise(run_s: Sequence[float]) -> float | None:
 
 
 def is_noisy(run_s: Sequence[float]) -> bool:
-    """Return whether repeats differ so much that something else must have disturbed the device."""
+    """Return whether the repeats differ so much that the device must have been disturbed."""
     return (noise(run_s) or 0.0) > NOISY

@@ -1,7 +1,7 @@
-"""Recognise the format of a model's file by its content.
+"""Recognize the format of a model's file by its content.
 
-Servers do this with strangers' files, so only an outline is read, by hand, in a bounded number of steps. No
-library sees the bytes.
+Servers do this with untrusted files. So no library reads the bytes: this module reads an outline in a bounded
+number of steps.
 
 An ONNX file is one protobuf message: a sequence of fields, each a tag and a value. Reading the tags
 and skipping the values finds text, archives, truncated uploads and other formats within microseconds.
@@ -30,10 +30,11 @@ _TAR_AT, _TAR = 257, b"ustar"
 _TFLITE_AT, _TFLITE = 4, b"TFL3"
 _ZIP = b"PK\x03\x04"
 _TVM_KEYS = (b'"root_index"', b'"nodes"', b'"metadata"')
-# How MLIR's bytecode begins; and its text, behind comments: a module, a function, or an attribute's alias.
+# The first bytes of MLIR's bytecode, and of its text after comments: a module, a function, or an attribute's
+# alias.
 MLIR_BYTECODE = b"ML\xefR"
 _MLIR_TEXT = re.compile(rb"(\s|//[^\n]*\n)*((\"?builtin\.)?module\b|func\.func\b|#[\w.]+ = )")
-# The field of jax.export's table that holds the artifact.
+# The number of the field of jax.export's table with the artifact.
 _EXPORTED_FIELD = 13
 
 
@@ -49,7 +50,7 @@ class ModelFormat(StrEnum):
 
 
 class UnknownFormat(ValueError):
-    """The file is no model that can be read. The message is one sentence."""
+    """The file isn't a readable model. The message is one sentence."""
 
 
 def recognise(file: IO[bytes]) -> ModelFormat:
@@ -81,7 +82,8 @@ def recognise(file: IO[bytes]) -> ModelFormat:
 
 
 def exported_artifact(file: IO[bytes]) -> slice | None:
-    """Return where the program is in a file of jax.export, a FlatBuffers table; None for other files."""
+    """Return the start and end of the program in a file of jax.export, a FlatBuffers table; None for other
+    files."""
 
     def at(place: int, form: str) -> int:
         file.seek(place)
@@ -136,7 +138,7 @@ def _recognise_tar(file: IO[bytes]) -> ModelFormat:
 
 
 def external_files(file: IO[bytes]) -> list[str]:
-    """Return the files, relative to it, that an ONNX file keeps weights in. Raises MalformedMessage."""
+    """Return the files with an ONNX file's external weights, relative to it. Raises MalformedMessage."""
     file.seek(0, os.SEEK_END)
     size = file.tell()
     found: dict[str, None] = {}
@@ -152,7 +154,7 @@ def external_files(file: IO[bytes]) -> list[str]:
 
 
 def _tensors(file: IO[bytes], size: int) -> Iterator[tuple[int, int]]:
-    """Yield where each tensor of an ONNX file begins and ends: weights and attributes.
+    """Yield the start and end of each tensor of an ONNX file: weights and attributes.
 
     Functions and graphs within nodes are included. Raises MalformedMessage.
     """
@@ -195,7 +197,7 @@ def input_dimensions(file: IO[bytes]) -> dict[str, tuple[int | str, ...]]:
                 if number == 1:
                     file.seek(begin)
                     value = _varint(file)
-                    # A negative extent, which is a large number here, isn't known.
+                    # A negative extent, here a large number, means unknown.
                     extent = value if value < _MAX_EXTENT else ""
                 elif number == 2:
                     extent = _text(file, (begin, stop))
@@ -212,7 +214,7 @@ def _text(file: IO[bytes], span: tuple[int, int]) -> str:
 
 
 def _messages(file: IO[bytes], start: int, end: int, path: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Yield where each message at this path of fields begins and ends."""
+    """Yield the start and end of each message at this path of fields."""
     if not path:
         yield start, end
         return
@@ -222,11 +224,11 @@ def _messages(file: IO[bytes], start: int, end: int, path: tuple[int, ...]) -> I
 
 
 class MalformedMessage(ValueError):
-    """The bytes are no protobuf message."""
+    """The bytes aren't a protobuf message."""
 
 
 def fields(file: IO[bytes], start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the number of each field of a message, and where its value begins and ends. Raises
+    """Yield the number of each field of a message, and the start and end of its value. Raises
     MalformedMessage."""
     file.seek(start)
     for _ in range(_MAX_FIELDS):

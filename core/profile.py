@@ -1,6 +1,6 @@
-"""Profiles: the speeds of a device class, as calibration measured them.
+"""Profiles: the calibrated speeds of a device class.
 
-The analytic estimate of the search works in cycles of one core, and takes every speed from a `Profile`.
+The analytic estimate of the search counts cycles of one core, and takes all speeds from a `Profile`.
 """
 
 from __future__ import annotations
@@ -21,16 +21,13 @@ VERSION = 2
 class Profile:
     """Speeds of one core, except for `memory_rate_all` and `launch_s`. A core of a GPU is a multiprocessor.
 
-    hertz            cycles per second while vectors are multiplied
-    multiply_adds    vector multiply-adds per cycle, by element type; vectors have the device's `vector_bytes`
-    latency_cycles   cycles from a multiply-add to the next one that needs its result
-    registers        vector registers of the instruction set
-    loads            vector loads per cycle from the first cache
-    gather_cycles    cycles to load one lane from a row of its own
-    l1_rate ...      bytes per cycle read from each cache and from memory
-    memory_rate_all  bytes per cycle that all cores together read from memory
-    launch_s         seconds to start all threads and to wait for them
-    derived          fields that weren't measured, but follow from others or from the instruction set
+    hertz clock rate in cycles per second during vector multiplications multiply_adds vector multiply-adds per
+    cycle, by element type; vectors have the device's `vector_bytes` latency_cycles cycles from a multiply-add
+    to the next one that needs its result registers vector registers of the instruction set loads vector loads
+    per cycle from the first cache gather_cycles cycles to load one lane from a row of its own l1_rate ...
+    bytes per cycle read from each cache and from memory memory_rate_all bytes per cycle that all cores
+    together read from memory launch_s seconds to start all threads and wait for them derived fields that
+    weren't measured, but follow from others or from the instruction set
 
     On a GPU, `hertz` is the clock that the device names. The first cache is shared memory, the second and
     third are the cache that all multiprocessors share. `gather_cycles` is the latency of a load from memory.
@@ -81,7 +78,7 @@ class Profile:
 
     @classmethod
     def from_json(cls, text: str) -> Profile:
-        """Return the profile. Raises ValueError when the text is none."""
+        """Return the profile in a JSON text. Raises ValueError for an invalid one."""
         try:
             facts: dict[str, Any] = json.loads(text)
             return cls(**facts)
@@ -94,9 +91,7 @@ _NO_NUMBERS = ("multiply_adds", "derived")
 
 @functools.cache
 def assumed_profile(arch: str, features: tuple[str, ...], cores: int) -> Profile:
-    """Return the profile that is assumed for an uncalibrated device: an ordinary core with its instruction
-    sets.
-    """
+    """Return the profile of an uncalibrated device: an ordinary core with the device's instruction sets."""
     is_x86 = arch in ("x86_64", "i686")
     wide = "avx512f" in features
     registers = 32 if wide or not is_x86 else 16
@@ -120,7 +115,7 @@ def assumed_profile(arch: str, features: tuple[str, ...], cores: int) -> Profile
 
 @functools.cache
 def assumed_gpu_profile(multiprocessors: int) -> Profile:
-    """Return the profile that is assumed for an uncalibrated GPU of this size."""
+    """Return the profile of an uncalibrated GPU with this number of multiprocessors."""
     return Profile(
         hertz=1.4e9,
         multiply_adds={

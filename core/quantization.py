@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from core.job import Quantize
 from core.plain_text import without_controls
 
-# The most layers in a report. For larger models, it lists those that lose most.
+# The most layers in a report. For larger models, it lists the layers with the largest errors.
 MAX_LAYERS = 2000
 _MAX_CHARS = 200
 _MAX_DB = 1000.0

@@ -8,9 +8,9 @@ from typing import Self
 
 from core.profile import FLOAT32, Profile
 
-# Fractions of the limit, from which on the verdict is that nothing, little or something is left to gain.
+# The fractions of the limit above which the verdict is that nothing, little or something can be gained.
 NOTHING_LEFT, LITTLE_LEFT, SOME_LEFT = 0.95, 0.85, 0.6
-# A subgraph above this fraction of the limit exceeds it by more than a calibration's noise.
+# Above this fraction, a subgraph exceeds the limit by more than the noise of a calibration.
 ABOVE = 1.05
 _BITS = re.compile(r"\d+")
 _TENSOR = "tensor"

@@ -1,6 +1,7 @@
-"""TVM targets in JSON, which workers and imported databases bring: what code is generated for, and no more.
+"""Check and rewrite TVM targets in JSON from workers and imported databases. They may only describe a
+machine.
 
-A target of TVM may hold more: `cl-opt` sets any option of LLVM's command line, `fast-math` changes results.
+Other fields of TVM's targets are refused: `cl-opt` sets any LLVM option, and `fast-math` changes results.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ MAX_SIZE = 1 << 40
 
 
 class TargetRefused(ValueError):
-    """A text is no target that code is generated for. The message is a clause."""
+    """A text isn't an accepted target. The message is a clause."""
 
 
 def rewrite_target(text: str) -> str:
-    """Return a target as canonical JSON, written anew from what was checked. Raises TargetRefused."""
+    """Return a target as canonical JSON, rewritten from its checked fields. Raises TargetRefused."""
     if len(text) > MAX_TARGET_CHARS:
         raise TargetRefused(f"the target has more than {MAX_TARGET_CHARS} characters")
     try:
@@ -64,7 +65,8 @@ def _are(value: Any, word: re.Pattern[str]) -> bool:
     return is_list and all(isinstance(one, str) and word.fullmatch(one) for one in value)
 
 
-# The options that describe a machine, by a test of the value. The last two are TVM's own names for targets.
+# The options that describe a machine, each with a test of its value. The last two are TVM's names for
+# targets.
 _OPTIONS: Mapping[str, Callable[[Any], object]] = {
     **dict.fromkeys(("kind", "mtriple", "mcpu", "mabi", "mfloat-abi", "arch"), _is_word),
     **dict.fromkeys(("num-cores", "vector-width", "thread_warp_size", "max_num_threads"), _is_size),

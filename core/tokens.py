@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-# How long a token is valid unless its maker says otherwise, and how long before its end people are warned.
+# The default lifetime of a token, and the time before its end at which warnings begin, in seconds.
 DEFAULT_LIFETIME_S = 90 * 86400.0
 WARNED_BEFORE_S = 14 * 86400.0
 

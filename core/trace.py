@@ -1,9 +1,9 @@
-"""Parse schedule traces, which may come from other people's machines, against a schema.
+"""Parse untrusted schedule traces against a schema.
 
 TVM replays any trace, and a trace can do more than transform loops. The pragma `import_llvm` links code into
-a library. An index map may call a function of the process. So a trace is read here first. The schema lists
-what each kind of instruction may have. Everything that passes is written anew from what was checked: no byte
-of the sender reaches TVM.
+a library. An index map may call a function of the process. So a trace is checked here first. The schema lists
+the inputs, attributes and outputs of each kind of instruction. Accepted traces are rewritten from the checked
+values, so TVM reads no bytes of the sender.
 
 A trace is JSON: [instructions, decisions]. An instruction is [kind, inputs, attributes, outputs]. A decision
 is [number of the instruction, value].
@@ -39,7 +39,7 @@ _OUTPUT = re.compile(r"[blv](0|[1-9]\d{0,5})", re.ASCII)
 
 
 class TraceRefused(ValueError):
-    """A text is no trace, or contains what no schedule needs; the message is one sentence."""
+    """A text isn't a trace, or contains something that schedules don't need. The message is one sentence."""
 
 
 @dataclass
@@ -54,7 +54,7 @@ class _Scope:
         raise TraceRefused(f"instruction {self.number}, {self.kind}: {why}")
 
 
-# Takes a value and returns it as TVM will get it. Raises TraceRefused.
+# Checks a value, and returns it in the form for TVM. Raises TraceRefused.
 _Read = Callable[[Any, _Scope], Any]
 
 
@@ -88,7 +88,7 @@ def _one_of(what: str, is_valid: Callable[[str], object]) -> _Read:
 
 
 def _reference(kinds: str, what: str) -> _Read:
-    """Return a reader of the name of an earlier output, such as l1 or v12, of one of these kinds."""
+    """Return a reader for the name of an earlier output of one of these kinds, such as l1 or v12."""
 
     def read(value: Any, scope: _Scope) -> str:
         if not isinstance(value, str) or value not in scope.names or value[0] not in kinds:
@@ -112,7 +112,7 @@ def _either(first: _Read, second: _Read, is_first: Callable[[Any], bool]) -> _Re
 
 
 def _index_map(indent: int | None) -> _Read:
-    """Return a reader of an index map, a JSON text within the trace, that TVM writes with this indent."""
+    """Return a reader for an index map: JSON within the trace, with TVM's indent."""
 
     def read(value: Any, scope: _Scope) -> str:
         try:
@@ -132,7 +132,7 @@ _loop = _reference("l", "loop")
 _block_or_loop = _reference("bl", "block or loop")
 _variable = _reference("v", "variable")
 _number = _either(_variable, _integer, _is_text)
-# TVM writes a missing value as the text None.
+# In TVM's traces, a missing value is the text None.
 _factor = _either(lambda value, scope: value, _number, lambda value: value == "None")
 _scope = _one_of("storage scope", STORAGE_SCOPES.__contains__)
 _thread = _one_of("GPU thread axis", THREAD_AXES.fullmatch)
@@ -175,7 +175,7 @@ _annotation = _one_of("annotation that schedules need", ANNOTATIONS.__contains__
 
 @dataclass(frozen=True)
 class _Instruction:
-    """What a kind of instruction has. `rest` reads each input after `inputs`.
+    """The schema of a kind of instruction. `rest` reads each input after `inputs`.
 
     `outputs` is the letter of the outputs' kind: block, loop or variable. A + follows if there may be any
     number. It is empty for an instruction without outputs.
@@ -255,7 +255,7 @@ INSTRUCTIONS: Mapping[str, _Instruction] = {
 
 
 def parse_trace(trace: str) -> list[Any]:
-    """Parse a trace; return the instructions and decisions that TVM gets. Raises TraceRefused."""
+    """Parse and check a trace. Return its instructions and decisions. Raises TraceRefused."""
     if len(trace) > MAX_TEXT_CHARS:
         raise TraceRefused(f"a trace has at most {MAX_TEXT_CHARS} characters, not {len(trace)}")
     try:
@@ -273,7 +273,7 @@ def parse_trace(trace: str) -> list[Any]:
 
 
 def write_trace(steps: Sequence[Any]) -> str:
-    """Return the text of a parsed trace. Traces are stored and sent only in this form."""
+    """Return a parsed trace as JSON. Traces are stored and sent only in this form."""
     return json.dumps(steps, separators=(",", ":"))
 
 
@@ -301,7 +301,7 @@ def _read_instruction(number: int, instruction: Any, scope: _Scope) -> list[Any]
 
 
 def _read_outputs(kind: str, outputs: Sequence[Any], scope: _Scope) -> list[str]:
-    """Read the names that an instruction gives to what it makes, and add them to the scope."""
+    """Read the names of an instruction's outputs, and add them to the scope."""
     if not kind and not outputs:
         return []
     letter, is_any_number = kind[:1], kind.endswith("+")
@@ -317,7 +317,7 @@ def _read_outputs(kind: str, outputs: Sequence[Any], scope: _Scope) -> list[str]
 
 
 def _read_decisions(decisions: Sequence[Any], instructions: Sequence[Any]) -> list[Any]:
-    """Read decisions: each is the number of an instruction that samples, and a number or numbers."""
+    """Read decisions. Each has the number of a sampling instruction, and one or more integers."""
     read: list[Any] = []
     decided: set[int] = set()
     for decision in decisions:
@@ -336,7 +336,7 @@ def _read_decisions(decisions: Sequence[Any], instructions: Sequence[Any]) -> li
 
 
 def _shown(value: Any) -> str:
-    """Return a stranger's value for a message, in a few characters."""
+    """Return an untrusted value for a message, shortened and printable."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return ascii(value)[:64] if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"

@@ -1,4 +1,4 @@
-"""Webhooks: the events that they tell of, their addresses, and signatures of the scheme Standard Webhooks."""
+"""Webhooks: their events, addresses, and signatures in the scheme of Standard Webhooks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ SECRET_PREFIX = "whsec_"
 
 
 class WebhookEvent(StrEnum):
-    """What a webhook tells of: a job is done, failed or cancelled; a job published a new artifact."""
+    """The events of webhooks: a job is done, failed or cancelled; a job published a new artifact."""
 
     JOB_FINISHED = "job.finished"
     ARTIFACT_FASTER = "artifact.faster"
 
 
 def check_url(url: str) -> None:
-    """Raise ValueError unless it is the address of a program that takes HTTP requests."""
+    """Raise ValueError unless the text is a usable HTTP or HTTPS URL."""
     if len(url) > MAX_URL_CHARS:
         raise ValueError(f"a webhook's URL has at most {MAX_URL_CHARS} characters, not {len(url)}")
     if not url.isascii() or not url.isprintable() or " " in url:

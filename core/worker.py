@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 MAX_HEALTH_ERROR_CHARS = 500
-# A worker calls at least every 30 s.
+# Seconds of silence after which a worker is lost. A worker calls at least every 30 s.
 LOST_AFTER_S = 40.0
 
 
@@ -21,14 +21,14 @@ class WorkerState(StrEnum):
 
 
 class Role(StrEnum):
-    """The purpose of a worker: to measure on its device, or to build what other devices measure."""
+    """The purpose of a worker: to measure on its device, or to build for other devices."""
 
     MEASURE = "measure"
     BUILD = "build"
 
 
 class DesiredState(StrEnum):
-    """What people want a worker to do."""
+    """The state that an administrator has set for a worker."""
 
     WORK = "work"
     DRAIN = "drain"
@@ -38,7 +38,7 @@ class DesiredState(StrEnum):
 
 @dataclass(frozen=True)
 class Vitals:
-    """A worker's health, as far as it knows it.
+    """A worker's report on its health. Unknown values are None.
 
     `load` is the load average of one minute. If the worker measures a GPU, temperature, memory and power are
     the GPU's, and `driver` is its driver's version. `candidates` and `candidates_done` are about the held

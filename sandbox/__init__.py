@@ -6,6 +6,7 @@
              └─ child       `worker.runner.child` or a module of `compiler.children`
 
 The parent starts one command. That process calls `sandbox.containment.enter`, which forks: the caller stays
-as the reaper and leaves its standard input and output to the child. `reaper.END_SIGNAL` to the reaper ends
-all of them. Each process dies with the one above it. `sandbox.kinds` says what each kind of child may do.
+as the reaper and leaves its standard input and output to the child. The signal `reaper.END_SIGNAL` to the
+reaper ends all of them. Each process ends with its parent. `sandbox.kinds` says what each kind of child may
+do.
 """

@@ -1,4 +1,4 @@
-"""A cache of tools that are slow to start. No stranger's input has touched it."""
+"""A cache for tools that are slow to start. It never contains results of untrusted input."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-# The variable that names zig's cache, and the name of each child's own folder for it.
+# The variable with the folder of zig's cache, and the name of each child's own folder for it.
 ZIG_CACHE = "ZIG_GLOBAL_CACHE_DIR"
 CACHE_FOLDER = "zig"
 
 
 def seed_name(use: str) -> str:
-    """Return the name of a seed for the zig that is installed: another version can't use its contents."""
+    """Return the name of a seed for the installed version of zig. Other versions can't use it."""
     try:
         return f"ziglang-{version('ziglang')}-{use}"
     except PackageNotFoundError:
@@ -24,10 +24,10 @@ def seed_name(use: str) -> str:
 
 @dataclass(frozen=True)
 class CacheSeed:
-    """A folder with the contents that a cache has after trusted work only. Each child gets a copy.
+    """A folder with a cache that only trusted work has filled. Each child gets a copy.
 
-    Filling zig's cache takes half a minute, copying it a moment. Children don't share a cache: a child that
-    was taken over could leave code for other children's libraries.
+    Filling zig's cache takes half a minute, copying it a fraction of a second. Children don't share a cache,
+    because a compromised child could leave code there for other children's libraries.
     """
 
     folder: Path
@@ -37,14 +37,14 @@ class CacheSeed:
         return self.folder.is_dir()
 
     def copy_to(self, cache: Path) -> None:
-        """Make a child's cache, a copy if there is something to copy. Raises OSError."""
+        """Create a child's cache: a copy of the seed if it is filled. Raises OSError."""
         if self.is_filled:
             shutil.copytree(self.folder, cache, symlinks=True)
         else:
             cache.mkdir()
 
     def fill_from(self, cache: Path) -> None:
-        """Keep the cache of a child that has worked on nothing of a stranger's, unless there is one already.
+        """Fill the seed with the cache of a child that has processed no untrusted input, unless it is filled.
 
         Raises OSError.
         """

@@ -17,7 +17,7 @@ from sandbox.kinds import ChildKind
 from sandbox.privileges import Account
 from system.linux import die_with_parent
 
-# Each core has threads in the pools of TVM, of BLAS and of the builders; a candidate may start others.
+# The threads of a child for each core: the pools of TVM, BLAS and the builders, and threads of candidates.
 THREADS_PER_CORE = 8
 MORE_THREADS = 512
 MAX_REPORT_BYTES = 65536
@@ -25,7 +25,7 @@ MAX_REPORT_BYTES = 65536
 
 @dataclass(frozen=True)
 class _Namespaces:
-    """The namespaces that the kernel granted, and why it refused others."""
+    """The namespaces that the kernel granted, and the reason if it refused some."""
 
     are_granted: bool = False
     has_processes: bool = False
@@ -49,14 +49,15 @@ def enter(
     readable: Sequence[Path] = (),
     writable: Sequence[Path] = (),
 ) -> list[str]:
-    """Fork the child and return in it, contained; the caller becomes the reaper. Return the gaps.
+    """Fork a contained child, and return in it. The calling process becomes the reaper. Return the sandbox's
+    gaps.
 
-    A gap is a sentence about a restriction that isn't possible on this machine. The child sees no files but
-    those that this Python and its compilers need, `scratch` and what is `readable` or `writable`. Where the
-    caller is root, the child runs as `user`, who then owns the folder `scratch`, if that is possible. PyTorch
-    isn't loaded unless the child lets it in (`sandbox.python_packages`).
+    A gap is a sentence about a restriction that isn't possible on this machine. The child sees only the files
+    of this Python and its compilers, `scratch`, and the paths in `readable` and `writable`. If the caller is
+    root and it is possible, the child runs as `user`, who then owns the folder `scratch`. PyTorch isn't
+    loaded unless the child lets it in (`sandbox.python_packages`).
 
-    Exit with a message where there is no such user, and where Python can't be read without root's rights.
+    Exit with a message if the user doesn't exist, or if Python can't be read without root's rights.
     """
     python_packages.keep_out(python_packages.TORCH)
     if sys.platform != "linux":
@@ -104,7 +105,7 @@ def enter(
         socket_filter.load(not refused_mounts, protected)
     except OSError as error:
         gaps.append(f"{kind.subject} can reach sockets, no filter is possible: {error}: install libseccomp2")
-    die_with_parent(parent_pid=parent)  # again, because the kernel forgets it when the user changes
+    die_with_parent(parent_pid=parent)  # again, because the kernel resets it when the user changes
     limits.limit_processes(most_threads)
     return gaps
 
@@ -118,7 +119,7 @@ def _account(user: str, kind: ChildKind) -> Account | None:
 
 
 def _threads_of(uid: int) -> int:
-    """Return how many threads a user has. The limit counts all of them, not only ours."""
+    """Return the number of a user's threads. The limit counts all of them, not only ours."""
     return sum(
         process.info["num_threads"] or 0
         for process in psutil.process_iter(["uids", "num_threads"])
@@ -127,9 +128,10 @@ def _threads_of(uid: int) -> int:
 
 
 def _unshare() -> _Namespaces:
-    """Put the processes that are forked from now on into namespaces, as many as the kernel allows.
+    """Enter as many namespaces as the kernel allows, for the processes that are forked from now on.
 
-    Without a PID namespace it takes a user namespace, so that no other process lends its root or its memory.
+    Without a PID namespace, enter a user namespace, so that the child can't use another process's root folder
+    or memory.
     """
     refused = ""
     for processes, own_user in ((True, False), (True, True), (False, True)):
@@ -179,7 +181,7 @@ def _try(
 
 
 def _needed(files: VisibleFiles) -> Iterator[Path]:
-    """Yield what must be readable: Python, and each package and module that it may import."""
+    """Yield the paths that must be readable: Python, and each package and module that it may import."""
     shown = set(files.readable)
     yield from (Path(sys.executable), Path(os.__file__))
     for folder in files.listed:
@@ -216,7 +218,7 @@ def _drop_rights(account: Account | None, scratch: Path | None) -> None:
 
 
 def _give(folder: Path, account: Account) -> None:
-    """Make an account the owner of a folder and of all that is in it."""
+    """Make an account the owner of a folder and its contents."""
     for path, folders, names in os.walk(folder):
         for name in ("", *folders, *names):
             os.chown(os.path.join(path, name), account.uid, account.gid, follow_symlinks=False)

@@ -1,4 +1,4 @@
-"""Choose the environment variables that a child inherits if it handles strangers' models or code."""
+"""Choose the environment variables of children that process untrusted models or code."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _PREFIXES = (
 
 
 def allowed_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a child needs to find its programs and libraries, and no others.
+    """Return only the variables with which a child finds its programs and libraries.
 
-    Any other variable may be a secret: the scheduler's environment has the passwords of the database and the
+    Other variables may be secrets. The scheduler's environment has the passwords of the database and the
     broker, a worker's has its token.
     """
     return {

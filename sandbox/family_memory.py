@@ -1,4 +1,4 @@
-"""Limit the total memory of all processes of a child. The kernel does that only in a control group.
+"""Limit the total memory of all processes of a child. The kernel could do that only in a control group.
 
 A parent checks the total twice a second, and kills a child whose processes exceed the limit. Candidates may
 be timed meanwhile, so a check only reads a few small files for each process of the child.
@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 INTERVAL_S = 0.5
-# For libraries that a child loads before its own limit begins, and for a linker beside the compiler.
+# The memory for libraries that a child loads before its own limit begins, and for a linker.
 SLACK_BYTES = 2 << 30
 # Anonymous, shared and swapped-out pages. Files in memory don't count.
 _WHOLE = re.compile(rb"^(?:RssAnon|RssShmem|VmSwap):\s+(\d+) kB", re.MULTILINE)
@@ -46,7 +46,9 @@ def bytes_above(reaper_pid: int, most: int) -> int:
 
 def _family(reaper_pid: int) -> list[int]:
     """Return the ids of all processes below a reaper."""
-    if not Path(f"/proc/{reaper_pid}/task/{reaper_pid}/children").exists():  # the kernel was built without
+    if not Path(
+        f"/proc/{reaper_pid}/task/{reaper_pid}/children"
+    ).exists():  # the kernel was built without this file
         try:
             return [process.pid for process in psutil.Process(reaper_pid).children(recursive=True)]
         except psutil.Error:

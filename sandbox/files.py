@@ -1,4 +1,4 @@
-"""The files and folders of this machine that a child sees, besides its task's files."""
+"""The files and folders of this machine that a child sees, in addition to its task's files."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from system.nvcc import find_nvcc
 
 # Programs and libraries of the system.
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
-# Software that is no part of the system, by its usual places: GPUs' libraries and compilers.
+# Usual folders of software outside of the system: libraries and compilers for GPUs.
 SOFTWARE = ("/opt/cuda", "/opt/nvidia", "/opt/rocm", "/opt/amdgpu")
 # Settings of programs and libraries. /etc as a whole has secrets.
 SETTINGS = (
     *("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "ld.so.preload", "localtime", "timezone"),
     *("passwd", "group", "nsswitch.conf", "os-release", "debian_version", "OpenCL", "nv_tegra_release"),
 )
-# The parts of an environment of Python (venv, conda), of Python itself and of CUDA. Other files there may be
-# secrets: /install keeps a worker's token below such a folder.
+# The visible parts of a Python environment (venv, conda), of Python and of CUDA. Other files there may be
+# secrets, such as a worker's token beside an installed worker.
 ENVIRONMENT_PARTS = (
     *("bin", "include", "lib", "lib32", "lib64", "libexec", "pyvenv.cfg"),
     *("nvvm", "targets", "version.json"),  # of CUDA
 )
 MODULE_SUFFIXES = (".py", ".pyc", ".so", ".zip", ".egg")
-# How deep to search namespace packages for links.
+# The depth to which namespace packages are searched for links.
 _NAMESPACE_DEPTH = 4
 
 
@@ -62,7 +62,7 @@ class VisibleFiles:
 
 
 def _existing(paths: Iterable[Path]) -> list[Path]:
-    """Return the absolute paths of those that exist, without repetitions and without the root."""
+    """Return the absolute paths of existing files and folders, without duplicates and without the root."""
     absolute = (Path(os.path.abspath(path)) for path in paths)
     return [path for path in dict.fromkeys(absolute) if path != Path("/") and path.exists()]
 
@@ -106,7 +106,7 @@ def _packages(search_path: Iterable[str], shown: Iterable[Path]) -> Iterator[Pat
 def _importable(folder: Path) -> Iterator[Path]:
     """Yield the packages and modules of a folder that is not part of an environment, such as a checkout.
 
-    A folder without modules is a package only beside installed packages, which are namespaces.
+    A folder without modules counts as a package only beside installed packages, where it is a namespace.
     """
     try:
         entries = [one for one in folder.iterdir() if not one.name.startswith(".")]

@@ -1,12 +1,12 @@
-"""The kinds of children, and what each of them may see, reach and use."""
+"""The kinds of children, and the files, devices and groups that each may use."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Nodes below /dev that every program may need.
+# Device nodes that every program may need.
 COMMON_DEVICES = ("null", "zero", "full", "random", "urandom")
-# Nodes of NVIDIA's and AMD's GPUs, of Jetson boards and of WSL.
+# Device nodes of NVIDIA's and AMD's GPUs, of Jetson boards and of WSL.
 GPU_DEVICES = ("nvidia*", "dri", "kfd", "nvmap", "nvhost-*", "nvgpu", "dxg")
 # Groups that own the nodes of GPUs and other accelerators.
 GPU_GROUPS = ("video", "render")
@@ -16,8 +16,8 @@ GPU_GROUPS = ("video", "render")
 class ChildKind:
     """One kind of child.
 
-    `subject` begins the sentences about its gaps. `devices` are patterns of nodes below /dev. Where the
-    parent is root, the child runs as another user, who is in the `groups` too.
+    `subject` begins the sentences about its gaps. `devices` are patterns of nodes below /dev. If the parent
+    is root, the child runs as another user, with the additional `groups`.
     """
 
     name: str
@@ -34,7 +34,7 @@ MEASURE_GPU = ChildKind(
 BUILD = ChildKind("builder", "the builder")
 KINDS = (COMPILE, MEASURE, MEASURE_GPU, BUILD)
 
-# Texts that apply to every kind, as in docs/security.md.
+# Descriptions that apply to every kind.
 FILES_READ = (
     "the system's programs and libraries, this Python's packages, the compiler's parts, some settings in /etc"
 )

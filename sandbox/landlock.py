@@ -1,7 +1,7 @@
-"""Landlock: the kernel refuses a process all files but some.
+"""Landlock: let the kernel refuse all files except some.
 
-It needs no rights and no namespaces, so it works in containers. It knows neither sockets nor the times and
-modes of files, and a refused file can still be seen to exist.
+Landlock needs no rights and no namespaces, so it works in containers. It doesn't control sockets, times and
+modes of files, or whether a refused file's existence is visible.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
 _TRUNCATE, _IOCTL_DEV = 1 << 14, 1 << 15
 _READ = _EXECUTE | _READ_FILE | _READ_DIR
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
-# All rights to files by the version of Landlock: the last entry holds for later versions too.
+# All rights to files by Landlock's version. The last entry applies to later versions, too.
 _ALL_RIGHTS = ((1 << 13) - 1, (1 << 14) - 1, (1 << 15) - 1, (1 << 15) - 1, (1 << 16) - 1)
 _NET_VERSION, _SCOPE_VERSION = 4, 6
 _BIND_AND_CONNECT_TCP = 3
@@ -30,10 +30,10 @@ _ABSTRACT_SOCKETS_AND_SIGNALS = 3
 
 
 def restrict(files: VisibleFiles) -> None:
-    """Have the kernel refuse this process all files but these and those in /proc and /sys.
+    """Let the kernel refuse this process all files except these and those in /proc and /sys.
 
-    Other processes can't be traced, nor signalled where the kernel is new enough. This process must have
-    called `forbid_new_privileges`. Raises OSError where the kernel has no Landlock.
+    Other processes can't be traced and, with a new enough kernel, can't be signalled. Call
+    `forbid_new_privileges` first. Raises OSError if the kernel has no Landlock.
     """
     version = linux.syscall(_CREATE_RULESET, None, 0, _RULESET_VERSION)
     rights = _ALL_RIGHTS[min(version, len(_ALL_RIGHTS)) - 1]
@@ -60,7 +60,7 @@ def restrict(files: VisibleFiles) -> None:
 
 
 def _allow(ruleset: int, path: Path, rights: int) -> None:
-    """Add a rule that allows these rights on a file, or on all that is in a folder."""
+    """Allow these rights on a file, or on a folder and its contents."""
     opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         if not path.is_dir():

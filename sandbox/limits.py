@@ -1,4 +1,4 @@
-"""Limits of a process's resources, one function each."""
+"""Limits of a process's resources, with a function for each."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import resource
 import time
 from pathlib import Path
 
-# Larger than any packed module; it stops a candidate from filling the disk.
+# Larger than any packed module. It stops a candidate from filling the disk.
 MAX_FILE_BYTES = 8 << 30
 MAX_OPEN_FILES = 4096
 _STATM = Path("/proc/self/statm")
 
 
 def limit_files() -> None:
-    """Forbid core dumps (they take seconds and gigabytes); limit the size of files and how many are open."""
+    """Forbid core dumps, which take seconds and gigabytes. Limit the size of files and the number of open
+    files."""
     _lower(resource.RLIMIT_CORE, 0)
     _lower(resource.RLIMIT_FSIZE, MAX_FILE_BYTES)
     _lower(resource.RLIMIT_NOFILE, MAX_OPEN_FILES)
@@ -25,7 +26,7 @@ def limit_processes(most: int) -> None:
 
 
 def limit_memory(more_bytes: int, baseline_bytes: int | None = None) -> None:
-    """Limit this process's data to `more_bytes` on top of a baseline, by default of what it has now.
+    """Limit this process's data to `more_bytes` on top of a baseline, by default its current data.
 
     Data is memory that the process may write and shares with no other: heap, stacks of threads, anonymous
     mappings. Libraries and reserved addresses don't count: CUDA and PyTorch reserve gigabytes that they never
@@ -35,12 +36,12 @@ def limit_memory(more_bytes: int, baseline_bytes: int | None = None) -> None:
 
 
 def limit_cpu(more_s: float) -> None:
-    """Have SIGXCPU end this process once it has used `more_s` more seconds, summed over all cores."""
+    """Let SIGXCPU end this process after `more_s` more seconds of CPU time, summed over all cores."""
     _limit(resource.RLIMIT_CPU, int(time.process_time() + more_s) + 1)
 
 
 def data_bytes() -> int:
-    """Return how much data this process has now; 0 where the system doesn't tell."""
+    """Return this process's current data in bytes; 0 if the system doesn't report it."""
     try:
         pages = int(_STATM.read_text().split()[5])
     except OSError:
@@ -54,7 +55,7 @@ def _limit(kind: int, most: int) -> None:
 
 
 def _lower(kind: int, most: int) -> None:
-    """Limit for good: the hard limit can't be raised again."""
+    """Set the hard limit, which can't be raised again."""
     _, hard = resource.getrlimit(kind)
     if hard == resource.RLIM_INFINITY or hard > most:
         resource.setrlimit(kind, (most, most))

@@ -1,4 +1,4 @@
-"""Give a process a file system with only the files that it needs."""
+"""Mount a file system for a process with only the files that it needs."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ _MAX_LINKS = 40
 
 
 def mount_only(files: VisibleFiles, fresh_proc: bool) -> None:
-    """Give this process a file system with these files and folders, /proc, /sys and a small /dev.
+    """Mount a file system for this process with these files and folders, /proc, /sys and a small /dev.
 
-    Needs the right to mount, which may be dropped afterwards. With `fresh_proc`, /proc shows the processes of
-    this PID namespace only, where the kernel allows that. Every user may enter the folders above visible
-    ones, whatever their modes are outside. Raises OSError where the kernel refuses; then the process must
-    end, because it may see half of its files.
+    Needs the right to mount, which may be dropped afterwards. With `fresh_proc`, /proc shows only processes
+    of this PID namespace, if the kernel allows that. Every user may enter the folders above visible ones,
+    even if their modes outside forbid it. Raises OSError if the kernel refuses. Then the process must exit,
+    because it may see only a part of its files.
     """
     umask = os.umask(0o022)
     linux.call("unshare", _CLONE_NEWNS)
     _mount("none", "/", flags=_MS_REC | _MS_PRIVATE)
-    # The new root is mounted over a folder that every system has, and holds the old one until all is bound.
+    # The new root is mounted over a folder that every system has. It contains the old root until all files
+    # are bound.
     _mount(_TMPFS, "/tmp", _TMPFS, _MS_NOSUID | _MS_NODEV, "mode=755,size=16m")
     old = Path("/tmp/.old")
     old.mkdir()
@@ -73,7 +74,7 @@ def mount_only(files: VisibleFiles, fresh_proc: bool) -> None:
 
 
 def _fill_dev() -> None:
-    """Add to /dev what programs expect besides nodes. There are no terminals."""
+    """Add the other parts of /dev that programs expect, without terminals."""
     Path("/dev/shm").mkdir(parents=True)
     _mount(_TMPFS, "/dev/shm", _TMPFS, _MS_NOSUID | _MS_NODEV, f"mode=1777,size={_SHARED_MEMORY_BYTES}")
     for name, target in _DEV_LINKS.items():
@@ -93,7 +94,8 @@ def _bind(old: Path, place: Path, is_writable: bool) -> None:
 
 
 def _make_place(old: Path, path: Path) -> Path | None:
-    """Make the folders above a path of the old root, and the symbolic links in it; return where these lead.
+    """Create the folders above a path of the old root, and the symbolic links in it. Return the path that
+    these lead to.
 
     Return None if nothing is there.
     """
@@ -109,7 +111,7 @@ def _make_place(old: Path, path: Path) -> Path | None:
         if source.is_symlink():
             links += 1
             target = os.readlink(source)
-            with contextlib.suppress(FileExistsError):  # another path leads through it
+            with contextlib.suppress(FileExistsError):  # another path leads through it, too
                 (place / name).symlink_to(target)
             if links > _MAX_LINKS:
                 return None
@@ -134,7 +136,7 @@ def _mount(source: str, target: str, kind: str | None = None, flags: int = 0, da
 
 
 def _make_readonly(path: Path, recursive: bool) -> None:
-    """Make a mount read-only, with all mounts below it if asked to."""
+    """Make a mount read-only; if `recursive`, with all mounts below it."""
     attributes = struct.pack("=4Q", _MOUNT_ATTR_RDONLY, 0, 0, 0)
     flags = _AT_RECURSIVE if recursive else 0
     linux.syscall(_MOUNT_SETATTR, _AT_FDCWD, os.fsencode(path), flags, attributes, len(attributes))

@@ -1,4 +1,4 @@
-"""Rights that a process gives up before it runs untrusted code, one function each."""
+"""Functions with which a process gives up rights before it runs untrusted code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 CAPABILITIES_VERSION = 0x20080522
-# Whom children run as where their parent is root and nothing else is set.
+# The default user of children whose parent is root.
 NOBODY = "nobody"
 
 
@@ -37,8 +37,8 @@ class Account:
 
 
 def account_of(user: str, more_groups: Iterable[str] = ()) -> Account:
-    """Return a user's numbers. The groups of `more_groups` that exist are added. Raises KeyError for an
-    unknown user."""
+    """Return a user's account, with the existing groups of `more_groups`. Raises KeyError for an unknown
+    user."""
     found = pwd.getpwnam(user)
     groups = os.getgrouplist(user, found.pw_gid)
     for name in more_groups:
@@ -54,16 +54,16 @@ def hide_memory() -> None:
 
 
 def become_subreaper() -> None:
-    """Make this process the parent of every descendant whose own parent ends."""
+    """Make this process the parent of descendants whose own parents end."""
     linux.prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def unshare_namespaces(processes: bool = True, user: bool = False) -> None:
-    """Cut this process off from the network and from the shared memory of others.
+    """Separate this process from the network and from other processes' shared memory.
 
-    With `processes`, what it starts is in a PID namespace: these see only each other and end with the first
-    of them. Without root's rights, or with `user`, this needs a user namespace. From there, other processes
-    can't be traced, even processes of the same user. Raises OSError where the kernel refuses.
+    With `processes`, its children are in a PID namespace: they see only each other, and end with the first of
+    them. Without root's rights, or with `user`, this uses a user namespace. From there, other processes can't
+    be traced, even those of the same user. Raises OSError if the kernel refuses.
     """
     uid, gid = os.geteuid(), os.getegid()
     kinds = CLONE_NEWNET | CLONE_NEWIPC
@@ -89,5 +89,5 @@ def drop_capabilities() -> None:
 
 
 def forbid_new_privileges() -> None:
-    """Keep programs that this process starts from gaining rights, as set-user-ID programs do."""
+    """Let programs that this process starts gain no rights, even if they are set-user-ID."""
     linux.prctl(PR_SET_NO_NEW_PRIVS, 1)

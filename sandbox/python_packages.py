@@ -1,4 +1,4 @@
-"""Packages that our processes don't load, although they are installed."""
+"""Hide installed packages that our processes must not load."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ TORCH = "torch"
 def keep_out(package: str) -> None:
     """Hide a package from `import` and `importlib.util.find_spec` in this process.
 
-    TVM imports PyTorch wherever it is installed, which takes seconds and, with CUDA, gigabytes of addresses.
+    TVM imports an installed PyTorch, which takes seconds and, with CUDA, gigabytes of address space.
     """
     sys.modules.setdefault(package, None)  # type: ignore[arg-type]
 
 
 def let_in(package: str) -> None:
-    """Have `import` find the package again."""
+    """Let `import` find the package again."""
     if package in sys.modules and sys.modules[package] is None:
         del sys.modules[package]

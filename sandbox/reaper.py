@@ -1,4 +1,4 @@
-"""The reaper: the process between a parent and its child, which leaves no process of the child behind.
+"""The reaper: a process between a parent and its child that kills all processes of the child at its end.
 
 The reaper waits for the child to end. Then it kills every process that the child started, even one in a
 session of its own. It ends with the child's exit code or signal. `sandbox` shows all processes.
@@ -21,8 +21,8 @@ import psutil
 
 from system.linux import die_with_parent
 
-# Ends the child and all that it started. SIGTERM and SIGINT don't, because a service that is stopped with its
-# whole process group or control group waits for its children's replies.
+# The signal that ends the child and its processes. SIGTERM and SIGINT don't, because a service that is
+# stopped with its whole process group waits for its children's replies.
 END_SIGNAL = signal.SIGUSR1
 IGNORED = (signal.SIGTERM, signal.SIGINT)
 # A reaper that hasn't ended its child after this time is killed.
@@ -45,9 +45,9 @@ def fork_child(has_processes: bool) -> None:
 
 
 def _fork(watch: Callable[[int], NoReturn]) -> None:
-    """Fork and return in the new process; the old one drops its standard input and output and calls
+    """Fork and return in the new process. The old one closes its standard input and output, and calls
     `watch`."""
-    # Blocked before the new process can end: its SIGCHLD must not be missed.
+    # Block SIGCHLD before the new process can end, so that it isn't missed.
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     parent = os.getpid()
     child = os.fork()
@@ -86,7 +86,7 @@ def _reap(child: int) -> NoReturn:
 
 
 def _wait_as_process_1(child: int) -> NoReturn:
-    """Wait for the child, then end, and with it the namespace.
+    """Wait for the child, then exit, which ends the namespace.
 
     Process 1 can't end by a signal of its own, so it exits with 128 + its number, as shells do.
     """

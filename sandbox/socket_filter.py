@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from socket import AF_UNIX
 
 _KEYRINGS = ("add_key", "keyctl", "request_key")
-# Each call with the position of the process id that it takes.
+# System calls, each with the position of its argument with a process id.
 _SIGNALS = (
     *(("kill", 0), ("tkill", 0), ("tgkill", 0), ("rt_sigqueueinfo", 0), ("rt_tgsigqueueinfo", 0)),
     *(("pidfd_open", 0), ("tgkill", 1), ("rt_tgsigqueueinfo", 1)),
@@ -17,21 +17,21 @@ _NEGATIVE = 0x80000000
 
 
 def load(may_connect: bool, protected: Sequence[int]) -> None:
-    """Have the kernel refuse calls of this process and of all that it starts.
+    """Let the kernel refuse some system calls of this process and of its children.
 
-    Sockets can only be AF_UNIX: other families reach machines, and AF_VSOCK does so outside of the network
-    namespace. Without `may_connect`, AF_UNIX sockets reach nothing either. Keyrings may hold the user's
-    secrets. Processes with an id in `protected` can't be signalled. Raises OSError where the kernel or
-    libseccomp has no such filter.
+    Sockets can only be AF_UNIX, because other families reach machines, AF_VSOCK even outside of the network
+    namespace. Without `may_connect`, AF_UNIX sockets can't connect. Keyrings, which may hold the user's
+    secrets, are refused. Processes with an id in `protected` can't be signalled. Raises OSError if the kernel
+    or libseccomp doesn't support the filter.
     """
     try:
-        import pyseccomp  # looks for libseccomp when it is imported
+        import pyseccomp  # its import searches for libseccomp
 
         refuse = pyseccomp.ERRNO(errno.EPERM)
         rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
         for call in ("socket", "socketpair"):
             rules.add_rule(refuse, call, pyseccomp.Arg(0, pyseccomp.NE, AF_UNIX))
-        rules.add_rule(refuse, "io_uring_setup")  # opens sockets too
+        rules.add_rule(refuse, "io_uring_setup")  # io_uring opens sockets, too
         for call in _KEYRINGS:
             rules.add_rule(refuse, call)
         if not may_connect:

@@ -1,4 +1,4 @@
-"""Runs commands made with Typer: each failure becomes one line on standard error and an exit code."""
+"""Run Typer commands. Each failure becomes one line on standard error and an exit code."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class CommandError(Exception):
 
 
 def run_function(function: Callable[..., object], name: str, arguments: Sequence[str]) -> int:
-    """Run a function as a command of one process, its parameters as Typer's options. Return the exit code."""
+    """Run a function as a command whose options are the function's parameters. Return the exit code."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(context_settings={"help_option_names": ["--help", "-h"]})(function)
     return run_command(app, name, arguments)
 
 
 def run_command(app: typer.Typer, name: str, arguments: Sequence[str]) -> int:
-    """Run the app and return its exit code; `name` is what people type, such as `tunefarm worker`.
+    """Run a Typer app and return its exit code. `name` is the typed command, such as `tunefarm worker`.
 
     Report CommandError, SettingsError, wrong usage and Ctrl-C. Leave other exceptions to the caller.
     """
@@ -42,7 +42,7 @@ def run_command(app: typer.Typer, name: str, arguments: Sequence[str]) -> int:
         return report(name, f"{error.format_message()} (see {name} --help)", ExitCode.USAGE)
     except typer.Abort:
         return report(name, "interrupted", ExitCode.INTERRUPTED)
-    if result == ExitCode.INTERRUPTED:  # Typer's answer to Ctrl-C
+    if result == ExitCode.INTERRUPTED:  # Typer raises this on Ctrl-C
         return report(name, "interrupted", ExitCode.INTERRUPTED)
     return result if isinstance(result, int) else ExitCode.OK
 

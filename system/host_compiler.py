@@ -15,7 +15,7 @@ _ANSWER_TIMEOUT_S = 20.0
 
 
 def find_compiler() -> str | None:
-    """Return the path of the compiler that CXX or CC names, or of the first one on the PATH."""
+    """Return the path of the compiler that CXX or CC names, otherwise of the first one on the PATH."""
     wanted = [os.environ[key] for key in ("CXX", "CC") if os.environ.get(key)]
     return next(filter(None, map(shutil.which, (*wanted, *COMPILERS))), None)
 
@@ -26,7 +26,7 @@ def find_cross_compiler(arch: str) -> str | None:
 
 
 def compiler_parts() -> list[Path]:
-    """Return the files and folders that the compilers of this machine need, as they say themselves."""
+    """Return the files and folders that this machine's compilers need, as the compilers report them."""
     cross = [find_cross_compiler(arch) for arch in CROSS_ARCHS if arch != platform.machine()]
     found = [path for path in (find_compiler(), *cross) if path is not None]
     return [part for compiler in found for part in (Path(compiler), *_parts(compiler))]

@@ -1,4 +1,4 @@
-"""IP addresses."""
+"""Recognize loopback addresses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ipaddress
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host name or address is a loopback address: only this machine can reach it."""
+    """Return whether only this machine can reach a host name or address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""Requests to the C library and the Linux kernel that Python's standard library doesn't offer."""
+"""Calls of the C library and the Linux kernel that Python's standard library lacks."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if sys.platform == "linux":
 
 
 def die_with_parent(with_signal: signal.Signals = signal.SIGKILL, parent_pid: int | None = None) -> None:
-    """Have the kernel send this process a signal when its parent dies, however the parent dies.
+    """Let the kernel send this process a signal when its parent dies.
 
-    If the parent is no longer `parent_pid`, it died before the request, so this process ends at once. A
-    parent outside of this PID namespace has the number 0. The request survives exec, but neither fork nor a
-    change of user or group. Only Linux knows it; elsewhere only the check is made.
+    If the parent is no longer `parent_pid`, it died before the request, so this process exits. A parent
+    outside of this PID namespace has the id 0. The request survives exec, but not fork or a change of user or
+    group. On other systems than Linux, only the parent's id is checked.
     """
     if sys.platform == "linux":
         prctl(_PR_SET_PDEATHSIG, with_signal)
@@ -37,7 +37,7 @@ def die_with_parent(with_signal: signal.Signals = signal.SIGKILL, parent_pid: in
 
 
 def boot_id() -> str:
-    """Return the id that Linux draws at each boot; empty if the system has none."""
+    """Return the random id that Linux creates at each boot; "" if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -57,7 +57,7 @@ def call(function: str, *arguments: object) -> None:
 
 
 def syscall(number: int, *arguments: object) -> int:
-    """Make a system call that the C library has no function for, and return its result. Raises OSError."""
+    """Make a system call without a C library function, and return its result. Raises OSError."""
     wide = (ctypes.c_long(one) if isinstance(one, int) else one for one in (number, *arguments))
     result: int = _libc.syscall(*wide)
     if result < 0:

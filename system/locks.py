@@ -1,4 +1,4 @@
-"""Locks on files and folders, which the kernel frees with the process that holds them."""
+"""Locks on files and folders. The kernel releases them when the process ends."""
 
 from __future__ import annotations
 

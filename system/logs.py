@@ -1,4 +1,4 @@
-"""Logs of processes: lines for people, or JSON with the ids of what each line is about."""
+"""Logging: lines for people, or JSON with the ids of the job, lease, trial and worker of each line."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ def configure(level: int) -> None:
 
 @contextlib.contextmanager
 def about(**ids: str | int | None) -> Iterator[None]:
-    """Give the lines logged in this context, and in tasks and threads that asyncio starts there, these ids.
+    """Add ids to the lines that are logged in this context, and in tasks and threads that asyncio starts
+    there.
 
-    One that is None is left out.
+    Ids that are None are left out.
     """
     known = {name: str(value) for name, value in ids.items() if value is not None}
     token = _about.set(_about.get() | known)
@@ -41,14 +42,16 @@ def about(**ids: str | int | None) -> Iterator[None]:
 
 
 class TextFormatter(logging.Formatter):
-    """Lines for people. The further lines of a message are indented, so that no text forges a line."""
+    """Formats lines for people. Further lines of a message are indented, so that a message can't fake a log
+    line."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging calls it
         return without_controls(super().formatMessage(record)).replace("\n", "\n    ")
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: at, level, logger, message, error (its traceback), and the ids of `about`."""
+    """Formats one JSON object a line: at, level, logger, message, error (its traceback), and the ids of
+    `about`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {

@@ -20,7 +20,7 @@ def _limits(own: Path, cgroups: Path) -> Iterator[int]:
     """Yield the limits of the process's control groups and of all groups around them, in both versions of
     Linux's interface.
 
-    A container may see its own group as the root, or by the host's name, which isn't there inside.
+    A container may see its own group as the root, or by the host's path, which doesn't exist inside.
     """
     for line in own.read_text().splitlines() if own.exists() else ():
         _, controllers, path = line.split(":", 2)

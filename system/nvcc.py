@@ -1,4 +1,4 @@
-"""Find NVIDIA's compilers, of the packages of the extra `cuda` or of a toolkit of the host."""
+"""Find NVIDIA's compilers: in the packages of the extra `cuda`, or in a toolkit of the host."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ NVRTC = "libnvrtc.so.13"
 
 
 def find_nvcc() -> Path | None:
-    """Return the nvcc of the toolkit that CUDA_HOME names, of the packages, on the path, or of the host."""
+    """Return nvcc's path: of the toolkit in CUDA_HOME, of the packages, on the PATH, or of the host's
+    toolkit."""
     *named, host = _toolkits()
     on_path = shutil.which("nvcc")
     places = [toolkit / "bin" / "nvcc" for toolkit in named]
@@ -22,13 +23,13 @@ def find_nvcc() -> Path | None:
 
 
 def find_nvrtc() -> Path | None:
-    """Return NVRTC's library of a toolkit."""
+    """Return the path of the first toolkit's NVRTC library."""
     places = (toolkit / folder / NVRTC for toolkit in _toolkits() for folder in ("lib", "lib64"))
     return next((place for place in places if place.exists()), None)
 
 
 def find_headers() -> list[Path]:
-    """Return the folders with CUDA's headers for code of a GPU, of the first toolkit that has them."""
+    """Return the folders of CUDA's headers for GPU code, of the first toolkit that has them."""
     for toolkit in _toolkits():
         include = toolkit / "include"
         if (include / "cuda_fp16.h").exists() and (include / "cccl").exists():

@@ -1,4 +1,4 @@
-"""HTTP requests to addresses that users name. They reach no private network unless the operator allows it."""
+"""HTTP requests to users' addresses. They can't reach private networks unless the operator allows it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from urllib.parse import urlsplit
 
-# A gateway translates these to the IPv4 address in their last 32 bits.
+# Gateways translate these networks to the IPv4 address in the last 32 bits.
 _NAT64 = ip_network("64:ff9b::/96")
 # An interface with this identifier, in any network, is a tunnel to the IPv4 address in the last 32 bits.
 _ISATAP, _ISATAP_MASK = 0x5EFE << 32, 0xFDFF_FFFF << 32
-# Networks within a site, and those without hosts, that Python's `is_global` lets pass.
+# Site-local networks, and networks without hosts, for which Python's `is_global` is true.
 _WITHIN = tuple(
     map(ip_network, ("fec0::/10", "64:ff9b:1::/48", "3fff::/20", "192.0.0.0/24", "192.88.99.0/24"))
 )
@@ -25,17 +25,16 @@ Network = IPv4Network | IPv6Network
 
 
 class OutboundError(Exception):
-    """The request could not be sent; one sentence for the user."""
+    """The request could not be sent. The message is one sentence for the user."""
 
 
 def post(
     url: str, body: bytes, headers: Mapping[str, str], allowed: Sequence[Network], timeout_s: float
 ) -> int:
-    """Send a POST request and return the status of the answer, whose body isn't read.
+    """Send a POST request. Return the status of the response, without reading its body.
 
-    The host's name is resolved once, and the connection goes to the address that was checked. No redirect is
-    followed. The request ends after `timeout_s` seconds, however slowly the other side answers. Raises
-    OutboundError.
+    The host's name is resolved once, and the connection goes to the address that was checked. Redirects
+    aren't followed. The whole request takes at most `timeout_s` seconds. Raises OutboundError.
     """
     parts = urlsplit(url)
     host, is_https = parts.hostname or "", parts.scheme == "https"
@@ -51,20 +50,20 @@ def post(
                 own = {"Host": parts.netloc, "Connection": "close"}
                 connection.request("POST", target, body, {**headers, **own})
                 status = connection.getresponse().status
-                # Headers that were cut off look as if they were whole.
+                # Headers that were cut off look complete.
                 if is_ended.is_set():
                     raise TimeoutError("it sends its headers slowly")
                 return status
     except ssl.SSLError as error:
         raise OutboundError(f"{host} can't be trusted: {error.reason or error}") from error
     except (OSError, http.client.HTTPException, AttributeError) as error:
-        # http.client raises AttributeError where another thread has ended the connection.
+        # http.client raises AttributeError if another thread has closed the connection.
         cause = getattr(error, "strerror", None) or str(error) or "the connection was ended"
         raise OutboundError(f"{host} did not answer within {timeout_s:g} s: {cause}") from error
 
 
 def is_allowed(address: Address, allowed: Sequence[Network]) -> bool:
-    """Whether a request may go to an address: it is public, or the operator allows it."""
+    """Return whether requests may go to an address: it is public, or the operator allows it."""
     reached = _embedded(address)
     if any(one in network for network in allowed for one in (address, reached)):
         return True
@@ -108,7 +107,7 @@ def _checked_address(host: str, port: int, allowed: Sequence[Network]) -> tuple[
 
 @contextlib.contextmanager
 def _ended_after(timeout_s: float, connected: socket.socket) -> Iterator[threading.Event]:
-    """End a connection after so many seconds, whichever thread waits for it, and set the event."""
+    """Close a connection after `timeout_s` seconds, and then set the yielded event."""
     is_ended = threading.Event()
     with connected.dup() as own:
 

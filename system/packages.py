@@ -10,7 +10,5 @@ PACKAGES = Path(__file__).resolve().parents[1]
 
 
 def python_path(environment: Mapping[str, str]) -> str:
-    """Return the PYTHONPATH of an environment with tunefarm's packages before it, in whatever folder a
-    process runs in.
-    """
+    """Return an environment's PYTHONPATH, preceded by the absolute path of tunefarm's packages."""
     return os.pathsep.join([str(PACKAGES), *filter(None, [environment.get("PYTHONPATH")])])

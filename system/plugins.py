@@ -1,6 +1,6 @@
 """Plug-ins: installed packages that extend tunefarm by entry points.
 
-Whoever installs a package runs its code; nothing that comes over the network names one.
+Installing a package runs its code. Data from the network can't load a package.
 """
 
 from __future__ import annotations

@@ -16,8 +16,7 @@ from system.locks import try_lock
 def scratch_folder(kind: str) -> Iterator[Path]:
     """Make this process create temporary files in a separate folder, which is removed at the end.
 
-    Folders that killed processes of the same kind and user have left behind are removed first. Raises
-    OSError.
+    Folders that killed processes of the same kind and user left behind are removed first. Raises OSError.
     """
     parent = Path(tempfile.gettempdir())
     prefix = f"tunefarm-{kind}-"

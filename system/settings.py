@@ -1,4 +1,4 @@
-"""Reads the settings of a process, and says in one sentence which of them are wrong."""
+"""Read the settings of a process, and report wrong settings in one sentence."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _problem(
     prefix = kind.model_config.get("env_prefix", "")
     message: str = part["msg"].removeprefix("Value error, ")
     if not part["loc"]:
-        return message  # about settings that don't go together; its input holds secrets
+        return message  # an error about several settings; its input contains secrets
     name = str(part["loc"][0]).lower().removeprefix(prefix.lower())
     places = [f"--{name.replace('_', '-')}"] if name in flags else []
     places.append(f"{prefix}{name}".upper())

@@ -20,7 +20,8 @@ from cryptography.hazmat.primitives.serialization import (
 from system.errors import SettingsError
 
 PREFIX = "ed25519:"
-# Prefixes of signed data, so that a signature fits nothing else. tunefarm-runtime has the same ones.
+# Prefixes of signed data, so that a signature can't be used for another kind of data. tunefarm-runtime has
+# the same ones.
 CONTEXT = b"tunefarm manifest\n"
 BUNDLE_CONTEXT = b"tunefarm bundle\n"
 VARIABLE = "TUNEFARM_SIGNING_KEY"
@@ -63,7 +64,7 @@ def read_key(file: Path) -> SigningKey:
 
 
 def make_key(file: Path) -> None:
-    """Write a new private key, which only its owner may read, unless the file is there. Raises OSError."""
+    """Write a new private key, readable by its owner only, unless the file exists. Raises OSError."""
     pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     if file.exists():
         return

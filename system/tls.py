@@ -1,4 +1,4 @@
-"""Reads and checks the PEM files of TLS, for a server or a client."""
+"""Read and check the PEM files of TLS, for servers and clients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from system.errors import SettingsError
 
 
 class TlsError(SettingsError):
-    """A file of TLS can't be used; the message says which, why and what to do."""
+    """A TLS file can't be used. The message says which, why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class TlsFiles:
         return self.cert is not None or self.ca is not None
 
     def load_into(self, context: ssl.SSLContext) -> None:
-        """Load the files into a context. Raises TlsError for one that can't be read or isn't PEM, for an
-        encrypted key, and for a key that isn't the certificate's."""
+        """Load the files into a context. Raises TlsError if a file can't be read or isn't PEM, if the key is
+        encrypted, or if it doesn't belong to the certificate."""
         for path in filter(None, (self.cert, self.key, self.ca)):
             _read(path)
         if self.ca is not None:
@@ -72,7 +72,7 @@ class TlsFiles:
 
 @dataclass(frozen=True)
 class PemTexts:
-    """The contents of TlsFiles. They are never printed: the key is a secret."""
+    """The contents of TlsFiles. They are never printed, because the key is a secret."""
 
     cert: bytes | None
     key: bytes | None

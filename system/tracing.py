@@ -1,7 +1,7 @@
 """Traces: the spans of a job in all processes that work on it, sent by OpenTelemetry if an endpoint is set.
 
 A trace begins with the request that submits a job. The job and its leases carry the `traceparent` (W3C Trace
-Context) that the spans of other processes go below; it is empty where nobody traces.
+Context) of the spans in other processes. It is empty if the job isn't traced.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# OpenTelemetry's own variables; its libraries read the others (headers, certificates, sampling) themselves.
+# OpenTelemetry's variables. Its libraries read other variables (headers, certificates, sampling) themselves.
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _HEADER = "traceparent"
@@ -35,8 +35,7 @@ def is_on() -> bool:
 
 @contextlib.contextmanager
 def exported(role: str) -> Iterator[None]:
-    """Send the spans of this process, which is a `role` of the service, if `is_on`; the last ones at the
-    end."""
+    """Export the spans of this process if tracing is on, until the context ends. `role` names the process."""
     if not any(os.environ.get(name) for name in ENDPOINTS):
         yield
         return
@@ -61,7 +60,7 @@ def exported(role: str) -> Iterator[None]:
 
 
 def _exporter_class() -> type[SpanExporter] | None:
-    """Return the exporter of the protocol that is set; None where it isn't installed."""
+    """Return the exporter for the configured protocol; None if it isn't installed."""
     protocol = next(filter(None, map(os.environ.get, _PROTOCOLS)), "http/protobuf")
     try:
         if protocol == "grpc":
@@ -77,7 +76,7 @@ def _exporter_class() -> type[SpanExporter] | None:
 
 @contextlib.contextmanager
 def span(name: str, parent: str | None = None, **attributes: str | int) -> Iterator[Span]:
-    """Begin a span below `parent`, a traceparent, or else below the current span; none below nothing.
+    """Begin a span below the traceparent `parent`, or below the current span. Without either, begin no span.
 
     Attributes are named `tunefarm.NAME`.
     """
@@ -93,7 +92,7 @@ def span(name: str, parent: str | None = None, **attributes: str | int) -> Itera
 
 @contextlib.contextmanager
 def below(parent: str) -> Iterator[None]:
-    """Let calls that are made in this context belong to the span of a traceparent, if it isn't empty."""
+    """Make a traceparent's span the current one in this context, unless the traceparent is empty."""
     token = context.attach(_propagator.extract({_HEADER: parent}))
     try:
         yield
@@ -102,7 +101,7 @@ def below(parent: str) -> Iterator[None]:
 
 
 def current() -> str:
-    """Return the traceparent of the current span, empty without one."""
+    """Return the traceparent of the current span; "" without one."""
     carrier: dict[str, str] = {}
     _propagator.inject(carrier)
     return carrier.get(_HEADER, "")

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 @cache
 def installed_version(package: str = "tunefarm") -> str:
-    """Return the version of an installed package, "" where it isn't installed as one."""
+    """Return the version of an installed package; "" if it isn't installed."""
     try:
         return version(package)
     except PackageNotFoundError:
