@@ -1,1 +1,1 @@
-"""Side-by-side measurements against peers. `python -m benchmarks` lists them."""
+"""Benchmarks of tunefarm beside its peers. `python -m benchmarks` lists them."""

@@ -1,4 +1,4 @@
-"""Lists the benchmarks and how to run them."""
+"""List the benchmarks and how to run them."""
 
 from __future__ import annotations
 

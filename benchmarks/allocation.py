@@ -4,8 +4,8 @@
 
 `benchmarks.recording` makes the recordings. A task's latency after a number of trials is the best of its
 recorded trials up to then. A network's latency is the sum over its subgraphs. A task whose recording is used
-up gets no more trials from anyone. A seed draws the order of a task's trials within every two picks, and what
-the allocator explores. Nothing is measured.
+up gets no more trials. A seed chooses the order of a task's trials within every two picks, and the
+allocator's random picks. Nothing is measured.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ BATCH: int = SchedulerSettings.model_fields["batch_size"].default
 PER_PICK: int = SchedulerSettings.model_fields["trials_per_pick"].default
 EPSILON: float = SchedulerSettings.model_fields["epsilon"].default
 SEEDS = 10
-# What equal shares reach with this part of the recorded trials is to be reached by everyone.
+# The latency to reach: the one that equal shares reach with this part of the recorded trials.
 PARTS = (0.25, 0.5)
 ALL = "median of all networks"
 ALLOCATOR, EQUAL = "the allocator", "equal shares"
 METASCHEDULE, ROUND_ROBIN = "MetaSchedule's formula", "round-robin"
 AIM = at_least(1.5)
 
-# Returns the indices of the tasks that get the next trials, each with their number.
+# Returns (task index, number of trials) for the next trials.
 Allocate = Callable[[Sequence[TaskProgress], np.random.Generator], Sequence[tuple[int, int]]]
 
 
@@ -55,14 +55,14 @@ def _equal(tasks: Sequence[TaskProgress], rng: np.random.Generator) -> Sequence[
 
 
 def _round_robin(tasks: Sequence[TaskProgress], rng: np.random.Generator) -> Sequence[tuple[int, int]]:
-    """Return one task, which gets a whole round: the one whose turn it is."""
+    """Return the next task in turn, which gets a whole round."""
     left = [(math.ceil(task.issued / BATCH), index) for index, task in enumerate(tasks) if not task.exhausted]
     return [(min(left)[1], BATCH)] if left else []
 
 
 def _metaschedule(tasks: Sequence[TaskProgress], rng: np.random.Generator) -> Sequence[tuple[int, int]]:
-    """Return the tasks of the largest gain by slope and best / trials. As in MetaSchedule, no task is
-    compared with similar ones, and one may get a whole round."""
+    """Return the tasks with the largest gain, from slope and best / trials. As in MetaSchedule, tasks aren't
+    compared with similar ones, and a task may get a whole round."""
     issued = [task.issued for task in tasks]
     picks: list[tuple[int, int]] = []
     while open_tasks := [i for i, task in enumerate(tasks) if not task.exhausted]:
@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def figures_of(recordings: Sequence[Recording], seeds: int) -> list[Figure]:
-    """Return, for each network and all of them, how many times as many trials equal shares need."""
+    """Return the trials of equal shares relative to each allocator, for each network and for all networks."""
     found: list[Figure] = []
     medians: dict[tuple[str, float], list[float]] = {}
     for recording in recordings:
@@ -154,7 +154,7 @@ def redrawn(recording: Recording, seed: int) -> Recording:
 
 
 def replay(recording: Recording, allocate: Allocate, seed: int) -> list[tuple[int, float]]:
-    """Return the numbers of trials made and the network's seconds after each batch, until all are made."""
+    """Return (number of trials, network's seconds) after each batch, until all trials are used."""
     rng = np.random.default_rng(seed)
     covered = [task for task in recording.tasks if task.covered and task.seconds]
     fixed_s = latency_s([task for task in recording.tasks if not task.covered and task.seconds])
@@ -213,8 +213,8 @@ def latency_s(tasks: Sequence[RecordedTask]) -> float:
 def fewer_trials(
     equal: Sequence[tuple[int, float]], other: Sequence[tuple[int, float]], part: float
 ) -> float:
-    """Return how many times as many trials `equal` needs as `other` to reach one latency. It is the latency
-    of `equal` after that part of its trials."""
+    """Return the trials of `equal` divided by those of `other` to reach a latency: that of `equal` after
+    `part` of its trials."""
     allowed = part * equal[-1][0]
     reached_s = min(seconds for trials, seconds in equal if trials <= allowed)
     theirs, ours = (next(trials for trials, secs in curve if secs <= reached_s) for curve in (equal, other))

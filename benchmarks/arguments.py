@@ -28,7 +28,7 @@ def results_file(text: str) -> Path:
 
 
 def command_parser(name: str, description: str, quick: str | None = None) -> argparse.ArgumentParser:
-    """Return a parser with --json, and with --quick if `quick` says what that does.
+    """Return a parser with --json and, if `quick` describes it, --quick.
 
     `name` is the module's; the help shows the first paragraph of `description`.
     """

@@ -1,4 +1,4 @@
-"""Compare evolution with and without crossover, on layers that no constant was fitted to.
+"""Compare evolution with and without crossover, on layers to which no constant was fitted.
 
     python -m benchmarks.crossover --json FILE
 
@@ -39,14 +39,14 @@ from worker.settings import usable_cores
 SHARES = (0.05, 0.1, 0.2, 0.4)
 MUTATION_ALONE = "mutation alone"
 SEEDS, QUICK_SEEDS = 10, 2
-# By name: rows and columns, channels in and out, tile.
+# By name: rows and columns, input and output channels, tile size.
 WINOGRAD = {
     "winograd-56x56x64x64": (56, 64, 64, 4),
     "winograd-28x28x96x208": (28, 96, 208, 4),
     "winograd-14x14x256x256": (14, 256, 256, 2),
     "winograd-13x13x64x256": (13, 64, 256, 2),
 }
-# The most that a share of crossover may cost.
+# The largest allowed ratio of the estimated latency to mutation alone.
 AIM = at_most(1.01)
 
 # Estimated seconds of the best program, by layer and seed.
@@ -103,7 +103,8 @@ def _module(layer: str) -> tvm.IRModule:
 
 
 def figures_of(best: Mapping[float, Best]) -> Iterator[Figure]:
-    """Yield the geometric mean over layers and seeds for each share, of all layers and of Winograd's alone.
+    """Yield the geometric means over layers and seeds for each share of crossover: of all layers, and of
+    Winograd's only.
 
     The spread is taken over the seeds' means.
     """

@@ -72,7 +72,7 @@ class Compiled:
 
 
 class OnnxRuntime:
-    """The model in ONNX Runtime, with a growing cache. `held` are inputs that stay the same."""
+    """The model in ONNX Runtime, with a growing cache. `held` has the inputs that stay the same."""
 
     def __init__(self, file: Path, threads: int, held: Mapping[str, Array] | None = None) -> None:
         import onnxruntime
@@ -140,7 +140,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(runs: Mapping[str, Step], rounds: int, words: int) -> dict[str, Rates]:
-    """Run decoders in turns, and return the rates of each. The prompt's tokens are drawn from `words` tokens.
+    """Run decoders in turns, and return the rates of each. The prompt has random tokens from a vocabulary of
+    `words`.
 
     Raises ValueError if the decoders' logits differ.
     """

@@ -12,16 +12,16 @@ from benchmarks.results import machine
 from benchmarks.timing.contestants import spawn_process
 from core.device import Device
 
-# Workers read the features to leave out from this variable unless a flag names them.
+# The variable with the instruction sets that workers don't use, unless a flag sets them.
 WORKER_FEATURES = "TUNEFARM_WORKER_FEATURES"
 
 
 @dataclass(frozen=True)
 class DeviceClass:
-    """A machine reduced to some instruction sets.
+    """A machine limited to some instruction sets.
 
-    `needs` is a flag of /proc/cpuinfo that the machine must have. `without` are LLVM's names of the features
-    given up, with everything that builds on them. `onednn` and `aten` are oneDNN's and PyTorch's names of the
+    `needs` is a flag of /proc/cpuinfo that the machine must have. `without` has LLVM's names of the disabled
+    features, including all that depend on them. `onednn` and `aten` are oneDNN's and PyTorch's names of the
     best remaining instruction set, and `llvm_cpu` is LLVM's name of a processor with it.
     """
 
@@ -34,7 +34,7 @@ class DeviceClass:
 
     @contextlib.contextmanager
     def for_workers(self) -> Iterator[None]:
-        """Have workers that are started meanwhile leave out `without`."""
+        """Let workers that start in this context not use `without`."""
         before = os.environ.get(WORKER_FEATURES)
         if self.without:
             os.environ[WORKER_FEATURES] = ",".join(f"-{feature}" for feature in self.without)
@@ -47,7 +47,7 @@ class DeviceClass:
                 os.environ[WORKER_FEATURES] = before
 
     def check(self, target: str) -> None:
-        """Raises RuntimeError when code for `target`, TVM's JSON, may use a feature in `without`."""
+        """Raise RuntimeError if code for `target`, TVM's JSON, may use a feature in `without`."""
         if self.without:
             with spawn_process() as process:
                 used = sorted(process.submit(_features, target).result().intersection(self.without))
@@ -69,8 +69,8 @@ def _features(target: str) -> frozenset[str]:
 def calibrated(name: str, threads: int) -> Device:
     """Return this machine as a device of the class `name`, with its calibrated profile.
 
-    Needs its own process, with TVM_NUM_THREADS in the environment. Raises ValueError when the machine
-    lacks a feature of the class.
+    Needs its own process, with TVM_NUM_THREADS in the environment. Raises ValueError if the machine lacks a
+    feature of the class.
     """
     from compiler.measuring.calibration import calibrate
     from compiler.measuring.cores import bind_thread_pool
@@ -117,7 +117,7 @@ def add_device_class(parser: argparse.ArgumentParser) -> None:
 
 
 def device_class(name: str) -> DeviceClass:
-    """Return the class without features that this machine doesn't have anyway.
+    """Return the class; `without` has only features of this machine.
 
     Raises ArgumentTypeError for a class that this machine can't emulate.
     """

@@ -1,11 +1,11 @@
-"""Inject faults into a running service, many times each, and report what they cost and how soon the job
-goes on.
+"""Inject faults into a running service, many times each. Report lost and repeated trials, and the time until
+the job continues.
 
     python -m benchmarks.faults --quick --json FILE
 
-`tests/faults` has the scenarios and their figures. Server, scheduler and workers are real processes over
-SQLite; candidates are quick and run no code of TVM. Some faults need root: those that this machine doesn't
-allow are named and left out.
+`tests/faults` has the scenarios and their figures. Server, scheduler and workers are real processes with
+SQLite. Candidates are quick and don't use TVM. Some faults need root. Faults that this machine doesn't allow
+are listed and left out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RUNS, QUICK_RUNS = 20, 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return the exit code: 1 when a run failed or a fault cost anything."""
+    """Return the exit code: 1 if a run failed, or if a fault lost or repeated a trial."""
     args = _parser().parse_args(argv)
     output = Output("benchmarks.faults", argv, args.json, usable_cores())
     runs = args.runs or (QUICK_RUNS if args.quick else RUNS)

@@ -1,6 +1,5 @@
-"""Generates HTTP load over keep-alive connections. Each connection sends a request as soon as it has the
-response.
-"""
+"""Generate HTTP load over keep-alive connections. Each connection sends the next request as soon as it has a
+response."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ import httptools
 
 @dataclass
 class LoadStats:
-    """The answers: the seconds of each, the number of each status, and the seconds that all took."""
+    """The responses: the seconds of each, the number of each status, and the total seconds."""
 
     answer_s: list[float] = field(default_factory=list)
     statuses: Counter[int] = field(default_factory=Counter)
@@ -33,7 +32,7 @@ class LoadStats:
 
 
 def request(method: str, url: str, token: str, body: bytes = b"", **headers: str) -> bytes:
-    """Return an HTTP/1.1 request as it is sent; underscores in the names of headers become dashes."""
+    """Return the bytes of an HTTP/1.1 request. Underscores in the names of headers become dashes."""
     parts = urlsplit(url)
     lines = [
         f"{method} {parts.path}{'?' + parts.query if parts.query else ''} HTTP/1.1",
@@ -47,7 +46,7 @@ def request(method: str, url: str, token: str, body: bytes = b"", **headers: str
 
 
 def load(url: str, requests: Sequence[bytes], connections: int, seconds: float) -> LoadStats:
-    """Send the requests in turns, again and again, for `seconds`. Raises OSError."""
+    """Send the requests repeatedly in turns for `seconds`. Raises OSError."""
     return asyncio.run(_load(url, itertools.cycle(requests), connections, seconds))
 
 

@@ -1,7 +1,7 @@
-"""Layers of networks that no constant was fitted to: odd sizes, batches of 1 and 4.
+"""Layers of networks to which no constant was fitted: odd sizes, batches of 1 and 4.
 
 The analytic estimate's shape factors are fitted to the operators of `benchmarks.suite` (`benchmarks.fit`), so
-figures of these layers say more than figures of those operators.
+figures of these layers are more meaningful.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.suite import OPERATORS, Shape
 
 @dataclass(frozen=True)
 class Layer:
-    """An operator of the suite at a shape that the suite doesn't have."""
+    """An operator of the suite with a shape that isn't in the suite."""
 
     name: str
     operator: str

@@ -47,19 +47,20 @@ TRIALS, QUICK_TRIALS = 400, 160
 AIM = 1.8
 HOST = "127.0.0.1"
 CORES = 2
-# The limit of each wait; half of a job takes minutes on a slow core.
+# The time limit of each wait. Half of a job takes minutes on a slow core.
 PATIENCE_S = 900.0
 POLL_S = 0.1
 TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 class LocalWorkersError(Exception):
-    """The benchmark can't run, or its run is no valid measurement; the message says why."""
+    """The benchmark can't run, or its run isn't a valid measurement. The message says why."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`runs` jobs with one worker and as many with two, each with `trials` trials, on `cores`."""
+    """The settings: `runs` jobs with one worker and as many with two, each with `trials` trials, on
+    `cores`."""
 
     runs: int
     trials: int
@@ -68,16 +69,17 @@ class Plan:
 
     @property
     def middle(self) -> tuple[int, int]:
-        """The numbers of trials at which counting starts and stops. At first, trials wait for imports and for
-        the untuned model's timing. At the end, there are too few trials for both workers."""
+        """The numbers of trials at which the measured window starts and ends. At first, trials wait for
+        imports and for the untuned model's timing. At the end, there are too few trials for both workers."""
         return self.trials // 4, 3 * self.trials // 4
 
 
 @dataclass(frozen=True)
 class WindowStats:
-    """The middle of a job: `trials` in `seconds`, in which server and scheduler used `service_cpu_s` of CPU.
+    """The measured window: `trials` in `seconds`, in which server and scheduler used `service_cpu_s` of CPU
+    time.
 
-    `failed` is the share of failures in all trials until then.
+    `failed` is the fraction of failed trials until its end.
     """
 
     trials: int
@@ -88,7 +90,7 @@ class WindowStats:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Trials done and CPU time of the service at a moment."""
+    """The finished trials and the service's CPU time at one time."""
 
     done: int
     at_s: float
@@ -118,7 +120,7 @@ class LocalService:
         self._job_id = ""
 
     def start(self, count: int) -> None:
-        """Start the service and the workers; return when all are ready. Raises LocalWorkersError."""
+        """Start the service and the workers, and wait until all are ready. Raises LocalWorkersError."""
         self._database.migrate()
         for program in self._service:
             program.start()
@@ -166,7 +168,7 @@ class LocalService:
         return Checkpoint(self._done(), time.monotonic(), used_s["server"] + used_s["scheduler"])
 
     def _done(self) -> int:
-        """Return the trials done. Raises LocalWorkersError when the job has ended."""
+        """Return the number of finished trials. Raises LocalWorkersError if the job has ended."""
         with self._database.begin() as session:
             job = jobs.get(session, self._job_id)
             done = trials.counts(session, self._job_id).done
@@ -182,7 +184,7 @@ class LocalService:
         return [worker.state for worker in self._known_workers()] == [WorkerState.READY] * count
 
     def _check_cores(self) -> None:
-        """Raises LocalWorkersError when a thread of a worker may run on another core: libraries may pin
+        """Raise LocalWorkersError if a thread of a worker may run on another core, because libraries may pin
         threads."""
         for core, worker in self._workers.items():
             found = _cores_of(_running(worker))
@@ -202,7 +204,7 @@ class LocalService:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return the exit code: 1 when nothing could be measured, whatever the figures say otherwise."""
+    """Return the exit code: 1 if the measurement failed. Missed aims don't count."""
     args = _parser().parse_args(argv)
     output = Output("benchmarks.local_workers", argv, args.json, CORES)
     try:
@@ -215,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(plan: Plan, say: Callable[[str], None]) -> list[Figure]:
-    """Run jobs with one worker and with two in turns; return the figures. Raises LocalWorkersError,
+    """Run jobs with one and with two workers in turns. Return the figures. Raises LocalWorkersError,
     ClientError."""
     seen: dict[int, list[WindowStats]] = {1: [], 2: []}
     for run in range(1, plan.runs + 1):
@@ -226,7 +228,8 @@ def measure(plan: Plan, say: Callable[[str], None]) -> list[Figure]:
 
 
 def figures_of(one: Sequence[WindowStats], two: Sequence[WindowStats]) -> list[Figure]:
-    """Return the figures of as many runs with one worker as with two; ratios are turn by turn."""
+    """Return the figures of equally many runs with one worker and with two. Ratios are of runs of the same
+    turn."""
     alone, both = _timings(one), _timings(two)
     gain = alone.ratio_to(both)
     found = [
@@ -264,7 +267,7 @@ def own_cores() -> list[int]:
         folder = TOPOLOGY / f"cpu{cpu}" / "topology"
         try:
             core = (folder / "physical_package_id").read_text(), (folder / "core_id").read_text()
-        except OSError:  # without topology, each CPU counts as a core
+        except OSError:  # if the topology is unknown, each CPU counts as a core
             core = "", str(cpu)
         found.setdefault(core, cpu)
     return list(found.values())

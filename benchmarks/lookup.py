@@ -1,4 +1,4 @@
-"""Load one server with look-ups of best schedules, and with a long queue of jobs.
+"""Put load on one server: look-ups of best schedules, and a long queue of jobs.
 
     python -m benchmarks.lookup --json FILE
 
@@ -49,7 +49,7 @@ JOB_TRIALS, QUICK_JOB_TRIALS = 10_000, 500
 NETWORK = 30
 CONNECTIONS = 16
 DATABASES = ("PostgreSQL", "SQLite")
-# Those whose answers the client has already.
+# Look-ups whose responses the client has already.
 HELD = 500
 SUBMITTED = 500
 LOOK_UPS_AIM, LOOK_UP_AIM_MS, HELD_AIM, NETWORK_AIM_MS = 2000.0, 20.0, 4000.0, 30.0
@@ -57,7 +57,8 @@ SUBMIT_AIM_MS, ANSWER_AIM_MS = 50.0, 200.0
 INTERACTIVE_AIM_MS, WEIGHT_AIM_KB = 500.0, 500.0
 SUBGRAPHS = 20
 VISITS = 10
-# Of a job's page: three charts of its trials, the roofline, and the maps of where the time goes.
+# The condition for a job's page: three charts of its trials, the roofline, and the tree maps of time are
+# drawn.
 DRAWN = """document.querySelectorAll("canvas").length >= 4
   && document.querySelectorAll(".treemap a").length > 1"""
 SECRET = "the benchmark's bootstrap token"
@@ -92,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(size: Size, on: Collection[str] = DATABASES) -> list[Figure]:
-    """Return the figures on some of DATABASES. Raises ScaleError, Missing."""
+    """Return the figures for some of DATABASES. Raises ScaleError, Missing."""
     found: list[Figure] = []
     with tempfile.TemporaryDirectory() as name, services.postgresql(durable=True) as postgresql:
         folder = Path(name)
@@ -156,7 +157,8 @@ def _look_up(
 
 
 def _queue(database: str, size: Size, backends: Backends, service: Service, token: str) -> list[Figure]:
-    """Queue jobs, one with many trials among them, and time submitting more and reading pages."""
+    """Queue jobs, one of them with many trials. Time the submission of further jobs and the reading of
+    pages."""
     _say(f"{database}: {size.jobs} jobs are queued")
     busy = _fill_job(backends, size.trials)
     path_of_job = f"/v1/jobs/{quote(busy)}"
@@ -211,7 +213,7 @@ def _queue(database: str, size: Size, backends: Backends, service: Service, toke
 
 
 def _expect(status: int, seen: LoadStats) -> LoadStats:
-    """Raise ScaleError when anything was answered otherwise, or there is too little to tell of."""
+    """Raise ScaleError if any response has another status, or if there were too few responses."""
     if set(seen.statuses) != {status}:
         raise ScaleError(f"answers were {dict(seen.statuses)}, not {status}")
     if len(seen.answer_s) < 2:
@@ -226,7 +228,7 @@ def _ms(seen: LoadStats) -> float:
 
 @contextlib.contextmanager
 def _serving_with_token(backends: Backends, folder: Path) -> Iterator[tuple[Service, str]]:
-    """Run a server that needs tokens; yield it and a token with the scope `read`."""
+    """Run a server that requires tokens. Yield it and a token with the scope `read`."""
     with serving(backends, folder, TUNEFARM_TOKEN=SECRET) as service:
         body = {"name": "look-ups", "scopes": ["read"], "expires_after_s": None}
         headers = {"Authorization": f"Bearer {SECRET}"}
@@ -235,7 +237,7 @@ def _serving_with_token(backends: Backends, folder: Path) -> Iterator[tuple[Serv
 
 
 def _fill_records(backends: Backends, number: int) -> list[str]:
-    """Store `number` records of one device class; return the hashes of their workloads."""
+    """Store `number` records of one device class. Return the hashes of their workloads."""
     workloads = number // RECORDS_EACH
     device = simulated_device(0)
     database = Database(backends.database_url)
@@ -269,18 +271,18 @@ def _fill_records(backends: Backends, number: int) -> list[str]:
 
 
 def _fill_job(backends: Backends, trials: int) -> str:
-    """Create a job that is being tuned, with `trials` trials that are done, a few of them failed; return its
-    id."""
+    """Create a tuning job with `trials` finished trials, a few of them failed. Return its id."""
     database = Database(backends.database_url)
     try:
         (made,) = fill(database, 1, trials, SUBGRAPHS)
         device = simulated_device(0)
         profile = assumed_profile(device.arch, device.features, device.cores)
         with database.begin() as session:
-            # Only a class with a profile has a roofline.
+            # Only device classes with a profile have a roofline.
             devices.put_class(session, replace(device, profile=profile), calibrated=True)
             jobs.count(session, made, done=trials)
-            # The number of subgraphs has no factor in common with 19: some trials of each fail, never all.
+            # The number of subgraphs and 19 have no common factor, so some but not all trials of each
+            # subgraph fail.
             session.execute(
                 text(
                     "UPDATE trials SET state = 'done', finished_at = 0.7 * id, estimated_s = 1.3e-3,"

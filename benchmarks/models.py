@@ -1,4 +1,4 @@
-"""Compare cost models, ours and TVM's, on programs that they have not seen.
+"""Compare our cost model and TVM's on programs that they were not trained on.
 
     python -m benchmarks.models --quick --json FILE
     python -m benchmarks.models --recorded PROGRAMS --json FILE
@@ -69,8 +69,8 @@ class MeasuredPrograms:
         return float(self.secs.min())
 
 
-# Trains on the programs that the second argument doesn't mark as held out, and predicts the seconds of all
-# programs [programs], by operator.
+# Trains on the programs that aren't held out by the second argument, and predicts the seconds of all programs
+# [programs], by operator.
 Fit = Callable[[Mapping[str, MeasuredPrograms], Mapping[str, NDArray[np.bool_]]], Mapping[str, Floats]]
 
 
@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measured(module: tvm.IRModule, device: Device, count: int, seed: int) -> MeasuredPrograms:
-    """Draw up to `count` random programs as the search does, and time them."""
+    """Draw up to `count` random programs as the search does. Return them with their measured seconds."""
     dag = read_dag(module)
     task = TuneContext(dag, generate(dag, device), device)
     programs = draw(task, count, np.random.default_rng(seed))
@@ -111,8 +111,8 @@ def measured(module: tvm.IRModule, device: Device, count: int, seed: int) -> Mea
 
 
 def recorded(path: Path) -> dict[str, MeasuredPrograms]:
-    """Read measured programs, by device class and layer; of one that was measured repeatedly, the last
-    seconds. Raises ProgramsError."""
+    """Read measured programs, by device class and layer. If one was measured repeatedly, its last seconds
+    count. Raises ProgramsError."""
     known = {}
     for group in read(path):
         module = OPERATORS[group.operator].module(group.shape, group.batch)
@@ -127,7 +127,8 @@ def recorded(path: Path) -> dict[str, MeasuredPrograms]:
 
 
 def predict_held_out(known: Mapping[str, MeasuredPrograms], fit: Fit, seed: int) -> dict[str, Floats]:
-    """Return predicted seconds [programs] by operator, each by a model that has not seen the program."""
+    """Return predicted seconds [programs] by operator, each from a model that wasn't trained on the
+    program."""
     rng = np.random.default_rng(seed)
     first = {name: rng.permutation(len(records.secs)) % 2 == 0 for name, records in known.items()}
     second = {name: ~half for name, half in first.items()}
@@ -240,7 +241,8 @@ def _metric(what: str, metric: str, judged: Mapping[str, ModelMetrics]) -> list[
 
 
 def _rank_correlation(name: str, records: MeasuredPrograms, estimated_s: Floats) -> Figure:
-    """Return Spearman's correlation of estimated and measured seconds, without failures."""
+    """Return the figure of Spearman's correlation between estimated and measured seconds, without
+    failures."""
     ran = np.isfinite(records.secs)
     rho = float(spearmanr(estimated_s[ran], records.secs[ran]).statistic)
     count = int(ran.sum())

@@ -1,4 +1,4 @@
-"""Opens pages of the dashboard in Chromium, each time as a first visit, and times them."""
+"""Open pages of the dashboard in Chromium, each time with an empty cache, and time them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Error, sync_playwright
 
 from tests import services
 
-# Notes when the page fulfils a condition, has painted that, and takes the next task.
+# Stores the time at which the page fulfils a condition, has painted it, and is idle for the next task.
 _WATCH = """
 new MutationObserver((_, observer) => {
   if (!(%s)) return;
@@ -52,9 +52,8 @@ def chromium() -> Iterator[Browser]:
 
 
 def load_page(browser: Browser, url: str, token: str, until: str) -> PageLoad:
-    """Open `url` with an empty cache. It is interactive when the JavaScript expression `until` is true, what
-    it says is painted, and the page takes the next task. Raises PageLoadError.
-    """
+    """Open `url` with an empty cache. The page is interactive once the JavaScript expression `until` is true,
+    the page is painted, and the next task runs. Raises PageLoadError."""
     context = browser.new_context(extra_http_headers={"Authorization": f"Bearer {token}"})
     page = context.new_page()
     try:
@@ -68,7 +67,7 @@ def load_page(browser: Browser, url: str, token: str, until: str) -> PageLoad:
 
         network.on("Network.loadingFinished", count)
         page.goto(url, wait_until="commit")
-        # The pages' policy forbids to wait for the value of an expression.
+        # The pages' Content-Security-Policy forbids Playwright's wait for an expression.
         page.locator("html[data-interactive-ms]").wait_for(state="attached", timeout=_TIMEOUT_MS)
         interactive_ms = page.locator("html").get_attribute("data-interactive-ms")
         return PageLoad(float(interactive_ms or "nan") / 1e3, round(sum(received)))

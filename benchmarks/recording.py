@@ -3,8 +3,8 @@
     TUNEFARM_EPSILON=1 tunefarm tune resnet18.onnx --minutes 5 --data one
     python -m benchmarks.recording one/tunefarm.db two/tunefarm.db --json FILE
 
-The recordings are kept beside FILE, which gets the numbers of their trials. With TUNEFARM_EPSILON=1 the job
-gives its trials to tasks at random, so that none is recorded for longer because the allocator liked it.
+The recordings are stored beside FILE, which gets the numbers of their trials. With TUNEFARM_EPSILON=1, the
+job allocates trials at random, so that the recording doesn't depend on the allocator.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def record(session: Session, job: Job) -> Recording:
-    """Return the recording of a job that is done."""
+    """Return the recording of a finished job."""
     assert job.device_class is not None, "it was tuned"
     began_at = {event.data["state"]: event.at for event in events.of_kinds(session, job.id, (events.STATE,))}
     importing, tuning, publishing, done = (
@@ -87,7 +87,7 @@ def record(session: Session, job: Job) -> Recording:
 
 def _task(session: Session, task: Task, tag: str) -> RecordedTask:
     made = [trial for trial in trials.for_task(session, task.id) if trial.state == "done"]
-    # A program that was measured again counts with what it was found to take in the end, as in the search.
+    # A program that was measured again has its final latency, as in the search.
     settled = {
         trial.trace: trial.latency_s if trial.outcome is Outcome.OK else None
         for trial in sorted(made, key=lambda trial: trial.repeat)

@@ -1,1 +1,1 @@
-"""Measure which ONNX operators can be imported and compute right results."""
+"""Measure which ONNX operators can be imported, with right results."""

@@ -1,7 +1,7 @@
-"""Count ONNX's node tests that are imported and right, refused, wrong or crash, beside TVM's own importer.
+"""Count ONNX's node tests that are right, refused, wrong or crash, with our importer and TVM's.
 
-Every case is compiled without schedules and runs in a process that it may crash. Its outputs are compared
-within the bounds of ONNX's own test runner. Shapes, axes and the like are constants, as in exported models.
+Every case is compiled without schedules, and runs in a separate process. Its outputs are compared with the
+tolerances of ONNX's own test runner. Inputs such as shapes and axes are constants, as in exported models.
 With `--types`, a case of every operator is tried with every element type that ONNX allows instead.
 """
 

@@ -1,4 +1,4 @@
-"""ONNX's own node tests, with shapes, axes and the like as constants, as exporters write them."""
+"""ONNX's own node tests. As in exported models, inputs such as shapes and axes are constants."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnx.backend.test.loader import load_node_model_tests
 
 Array = NDArray[Any]
 
-# Inputs that say what to compute, not on what: their positions, by operator.
+# The positions of inputs that are parameters, not data, by operator.
 CONSTANT_INPUTS: dict[str, tuple[int, ...]] = {
     "AffineGrid": (1,),
     "BlackmanWindow": (0,),
@@ -72,10 +72,10 @@ TEXT = {"RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit", "Tf
 
 @dataclass(frozen=True)
 class Case:
-    """A model of one operator, or of the body that ONNX gives for it, with its inputs and outputs.
+    """A model of one operator, or of ONNX's function body for it, with its inputs and outputs.
 
-    `left_out` names the reason why a case isn't counted among the operators of ordinary models; it is empty
-    for those that are.
+    `left_out` is the reason why a case isn't counted among the operators of ordinary models; "" if it is
+    counted.
     """
 
     name: str
@@ -97,7 +97,8 @@ def load() -> list[Case]:
 
 
 def _plain_name(test: Any) -> str:
-    """Return the test of the operator itself: `..._expanded` computes the same by the operator's body."""
+    """Return the name of the test of the operator itself. A test `..._expanded` computes the same by the
+    operator's body."""
     return test.name.partition("_expanded")[0]
 
 
@@ -126,7 +127,7 @@ def _array(value: Any) -> Any:
 
 
 def _operator(test: Any) -> onnx.NodeProto:
-    """Return the node that is tested: the last one, others make its inputs."""
+    """Return the tested node: the last one, because the others compute its inputs."""
     node: onnx.NodeProto = test.model.graph.node[-1]
     return node
 

@@ -1,4 +1,4 @@
-"""The importers that are compared, and the process in which they try one case after the other."""
+"""The compared importers, and the process in which they try one case after the other."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ TARGET = '{"kind":"llvm","num-cores":1}'
 # The kernels run for microseconds: optimizing them would take most of the time.
 BUILD_TARGET = {"kind": "llvm", "opt-level": 0}
 CASE_S = 120.0
-# Sums are rounded in another order than in ONNX's reference. Near zero, where ONNX's runner has a constant
-# bound, an output may be off by this many rounding errors of its largest value.
+# Sums are rounded in a different order than in ONNX's reference. Near zero, where ONNX's runner has a
+# constant tolerance, an output may differ by this many rounding errors of its largest value.
 ROUNDING_ERRORS = 4
-# A compiled model, and the types of its outputs, empty if it says them itself.
+# A compiled model, and the types of its outputs; empty if the model has them itself.
 Imported = tuple[tvm.IRModule, list[str]]
 
 
 def _ours(case: Case) -> Imported:
-    """Import as a job does. Raises ModelError."""
+    """Import a case as a job does. Raises ModelError."""
     shapes = {name: array.shape for name, array in case.inputs.items() if isinstance(array, np.ndarray)}
     model = read_onnx(case.model, shapes)
     return fuse_untuned(model, TARGET), [spec.dtype for spec in model.outputs]
 
 
 def _tvms(case: Case) -> Imported:
-    """Import as TVM's documentation shows."""
+    """Import a case as in TVM's documentation."""
     module = from_onnx(onnx.load_from_string(case.model))
     with tvm.target.Target({"kind": "llvm", "num-cores": 1}):
         return relax.get_pipeline("zero")(module), []
@@ -59,7 +59,7 @@ PIPELINES = {OURS: UNTUNED, TVM_FRONTEND_OPS: "default"}
 def attempt(importer: str, case: Case) -> Verdict:
     """Import, compile and run a case, and compare its outputs as ONNX does."""
     try:
-        # TVM prints what fails and warns of names.
+        # TVM prints failures, and warns about names.
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             module, types = IMPORTERS[importer](case)
@@ -86,7 +86,7 @@ def attempt(importer: str, case: Case) -> Verdict:
 
 
 def _rounding_error(values: Array) -> float:
-    """Return the rounding error of the largest finite value, zero for integers."""
+    """Return the rounding error of the largest finite value; 0 for integers."""
     if values.size == 0 or "float" not in str(values.dtype):
         return 0.0
     sizes = np.abs(values.astype(np.float64))
@@ -95,7 +95,8 @@ def _rounding_error(values: Array) -> float:
 
 
 def run(executable: Any, inputs: Sequence[Array], types: Sequence[str]) -> list[Array]:
-    """Return the outputs. Outputs of types of less than a byte are bytes, and `types` names their types."""
+    """Run a model and return its outputs. Outputs of types below a byte are bytes; `types` has their
+    types."""
     machine = relax.VirtualMachine(executable, tvm.cpu())
     stored = [np.asarray(to_storage(np.asarray(array)), order="C") for array in inputs]
     result = machine["main"](*map(tvm.runtime.tensor, stored))
@@ -105,7 +106,7 @@ def run(executable: Any, inputs: Sequence[Array], types: Sequence[str]) -> list[
 
 
 class Attempts:
-    """Tries cases in a process, which is replaced when it crashes or hangs."""
+    """Tries cases in a process, which is replaced if it crashes or hangs."""
 
     def __init__(self, importer: str) -> None:
         self._importer = importer

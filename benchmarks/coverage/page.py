@@ -47,7 +47,8 @@ def figures_of(tried: Sequence[Tried]) -> list[Figure]:
 
 
 def figures_of_types(answers: Sequence[TypedVerdict]) -> list[Figure]:
-    """Count the cases of operators with element types; those without expected values are counted apart."""
+    """Return the figures of operators with element types. Cases without expected values are counted
+    separately."""
     known = [each.answer for each in answers if each.answer is not None]
     counts = Counter(answer.outcome for answer in known)
     found = [figure("cases without expected values", len(answers) - len(known), "", subject=WITH_TYPES)]
@@ -61,7 +62,8 @@ def figures_of_types(answers: Sequence[TypedVerdict]) -> list[Figure]:
 
 
 def types_table(answers: Sequence[TypedVerdict]) -> str:
-    """Return a row for each operator and a column for each element type; an empty cell isn't in ONNX."""
+    """Return a table with a row for each operator and a column for each element type. A cell is empty if ONNX
+    doesn't have the combination."""
     found: defaultdict[str, defaultdict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for each in answers:
         outcome = "unknown" if each.answer is None else str(each.answer.outcome)
@@ -76,7 +78,7 @@ def types_table(answers: Sequence[TypedVerdict]) -> str:
 
 
 def _worst(outcomes: set[str]) -> str:
-    """Return what counts for a cell: a mistake before a refusal, a refusal before a right result."""
+    """Return the worst outcome: a mistake, otherwise a refusal, otherwise a right result."""
     order = (Outcome.CRASHED, Outcome.WRONG, Outcome.REFUSED, Outcome.RIGHT, "unknown")
     return next(str(outcome) for outcome in order if outcome in outcomes)
 

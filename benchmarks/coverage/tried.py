@@ -1,4 +1,4 @@
-"""The cases of a run and what became of them, kept beside its figures."""
+"""The outcomes of a run's cases, which are stored beside its figures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.results.sidecar import Sidecar
 
 
 class Outcome(StrEnum):
-    """The result of a case. An importer that raised anything has refused it."""
+    """The outcome of a case. If an importer raises an exception, it has refused the case."""
 
     RIGHT = "right"
     REFUSED = "refused"
@@ -27,7 +27,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Tried:
-    """A case and the answers of both importers to it; `left_out` is as in `Case`."""
+    """A case and the verdicts of both importers; `left_out` is as in `Case`."""
 
     case: str
     operator: str
@@ -50,8 +50,8 @@ TYPES = (
 
 @dataclass(frozen=True)
 class TypedVerdict:
-    """An operator with an element type, and the importer's answer; None if ONNX Runtime computes nothing to
-    compare with."""
+    """An operator with an element type, and the importer's verdict; None if ONNX Runtime can't compute a
+    reference."""
 
     case: str
     operator: str

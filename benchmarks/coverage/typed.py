@@ -20,11 +20,12 @@ from benchmarks.coverage.importers import Attempts
 from benchmarks.coverage.tried import TYPES, TypedVerdict
 from compiler.importing.values import numpy_dtype
 
-# Types in which ONNX Runtime may have a kernel instead, the first that has one counts.
+# Wider types that replace a type without a kernel in ONNX Runtime. The first with a kernel is used.
 WIDER = {"float": ("float32", "float64"), "int": ("int64", "int32", "float32"), "bool": ("uint8", "int32")}
-# Relative to the largest value; float64 is compared with float32 where ONNX Runtime has no other kernel.
+# Tolerances relative to the largest value. float64 is compared with float32 if ONNX Runtime has no other
+# kernel.
 TOLERANCES = {"float16": 4e-3, "bfloat16": 3e-2, "float64": 1e-5, "float32": 1e-4}
-# What ONNX Runtime reads: it has few kernels of the newest operators.
+# The opset for ONNX Runtime, which has few kernels of the newest operators.
 IR_VERSION = 10
 OPSETS = (23, 21, 19, 17)
 CASES_EACH = 1
@@ -62,7 +63,8 @@ def attempt(operator: str, dtype: str, case: Case, attempts: Attempts) -> TypedV
 
 
 def _differs(case: Case) -> bool:
-    """Return whether ONNX Runtime doesn't compute what the node test has, as for some places of MaxUnpool."""
+    """Return whether ONNX Runtime's outputs differ from the node test's, as for some positions of
+    MaxUnpool."""
     found = _computed(case.model, case.inputs)
     if found is None:
         return False
@@ -80,7 +82,7 @@ def _schema(model: onnx.ModelProto) -> Any:
 
 
 def _variables(model: onnx.ModelProto) -> Iterator[tuple[str, str]]:
-    """Yield the type variables of the operator of a model, each with the types that it may stand for."""
+    """Yield the type variables of a model's operator, each with its allowed types."""
     for constraint in _schema(model).type_constraints:
         allowed = {text.removeprefix("tensor(").removesuffix(")") for text in constraint.allowed_type_strs}
         names = {"float": "float32", "double": "float64"}
@@ -92,7 +94,7 @@ def _variables(model: onnx.ModelProto) -> Iterator[tuple[str, str]]:
 
 
 def _retyped(case: Case, model: onnx.ModelProto, variable: str, dtype: str) -> Case | None:
-    """Return the case with another type for the type variable; None if nothing has it."""
+    """Return the case with another type for a type variable; None if no input or output has that variable."""
     typed = onnx.ModelProto()
     typed.CopyFrom(model)
     (node,) = typed.graph.node
@@ -121,7 +123,7 @@ def _retyped(case: Case, model: onnx.ModelProto, variable: str, dtype: str) -> C
 
 
 def _as(array: Array, dtype: str) -> Array:
-    """Return about the same values in another type: small whole numbers where it holds no others."""
+    """Convert values to another type. If it can't represent them, use small whole numbers."""
     wanted = numpy_dtype(dtype)
     if "float" in dtype:
         return array.astype(np.float32).astype(wanted)
@@ -141,7 +143,7 @@ def _as(array: Array, dtype: str) -> Array:
 
 
 def _expected(case: Case, dtype: str) -> tuple[Array, ...] | None:
-    """Return the outputs as ONNX Runtime computes them; None if it can't."""
+    """Return ONNX Runtime's outputs; None if it can't run the case."""
     found = _computed(case.model, case.inputs)
     kind = "bool" if dtype == "bool" else "float" if dtype.startswith(("float", "bfloat")) else "int"
     for wider in WIDER[kind] if found is None else ():
@@ -172,7 +174,7 @@ def _expected(case: Case, dtype: str) -> tuple[Array, ...] | None:
 
 
 def _computed(model: bytes, inputs: Mapping[str, Array]) -> tuple[Array, ...] | None:
-    """Run ONNX Runtime, at an older version of the operators where it has no kernel of this one."""
+    """Run ONNX Runtime, with an older opset if it has no kernel for the current one."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
@@ -187,7 +189,7 @@ def _computed(model: bytes, inputs: Mapping[str, Array]) -> tuple[Array, ...] | 
                 proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
             )
             results = session.run(None, dict(inputs))
-        except Exception:  # each error has its own class
+        except Exception:  # ONNX Runtime's errors have no common class
             continue
         return tuple(results) if all(isinstance(one, np.ndarray) for one in results) else None
     return None

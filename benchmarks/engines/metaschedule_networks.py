@@ -1,6 +1,6 @@
-"""Tune a network with MetaSchedule, on the subgraphs that tunefarm tunes, with smaller batches than its own.
+"""Tune a network with MetaSchedule, on tunefarm's subgraphs and with smaller batches than its default.
 
-As a program, this module tunes; `trial_rate` runs it in a process group that can be killed at any time.
+As a program, this module tunes. `trial_rate` runs it in a process group that can be killed at any time.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ STARTED = "started"
 WORKLOADS = "database_workload.json"
 RECORDS = "database_tuning_record.json"
 FAILED_S = 1e9  # MetaSchedule records failed candidates with at least this time
-# Its own limit of 30 s may pass while its builders import TVM, which takes 15 s of CPU, on few cores.
+# Its default limit of 30 s may pass while its builders import TVM, which takes 15 s of CPU.
 BUILD_LIMIT_S = 120.0
 
 
 class PeerFailed(Exception):
-    """MetaSchedule failed before it measured anything; the message is its last line of output."""
+    """MetaSchedule failed before its first measurement. The message is its last line of output."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,14 @@ class TrialRate:
         return self.trials / self.seconds
 
     def per_s_over(self, trials: int) -> float:
-        """Extrapolate `per_s` to a run of `trials`, with the set-up paid once."""
+        """Extrapolate `per_s` to a run of `trials` with one set-up."""
         return trials / (self.set_up_s + trials * (self.seconds - self.set_up_s) / self.trials)
 
 
 def trial_rate(
     model: Path, target: str, *, threads: int, trials: int, limit_s: float, folder: Path
 ) -> TrialRate | None:
-    """Tune until `trials` are done or `limit_s` is over; return None when nothing was measured.
+    """Tune until `trials` are done or `limit_s` seconds have passed. Return None if nothing was measured.
 
     MetaSchedule's database and logs stay in the empty `folder`. Raises PeerFailed.
     """
@@ -76,7 +76,7 @@ def trial_rate(
 
 
 def read_rate(folder: Path) -> TrialRate | None:
-    """Read the rate from the files in a run's folder; MetaSchedule appends records after each batch."""
+    """Read the rate from the files in a run's folder. MetaSchedule appends records after each batch."""
     started, workloads, records = (folder / name for name in (STARTED, WORKLOADS, RECORDS))
     if not records.exists() or records.stat().st_size == 0:
         return None
@@ -104,8 +104,8 @@ def _tune(model: Path, folder: Path, target: str, trials: int) -> None:
         parsed,
         str(folder),
         max_trials_global=trials,
-        # With batches of its 64 it leaves subgraphs untuned where there are few trials for each. Smaller ones
-        # than needed cost it time: for every batch it starts builders anew, which import TVM.
+        # With its default of 64 trials a batch, it leaves subgraphs untuned if there are few trials for each.
+        # Unnecessarily small batches cost time, because each starts new builders, which import TVM.
         num_trials_per_iter=min(64, max(4, trials // subgraphs)),
         builder=LocalBuilder(timeout_sec=BUILD_LIMIT_S),
         seed=0,

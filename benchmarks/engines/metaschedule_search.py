@@ -36,7 +36,7 @@ from compiler.packaging.cuda import load_cuda
 from compiler.target import parse_target
 from core.device import Device
 
-# How many programs its cost model predicts at once when it is timed: its batch size.
+# The number of programs that its cost model predicts at once when it is timed: its batch size.
 SCORED_AT_ONCE = 64
 # Its model may predict negative scores.
 LOWEST_SCORE = 1e-3
@@ -46,10 +46,10 @@ Measured = tuple[MeasureCandidate, RunnerResult]
 
 @dataclass(frozen=True)
 class SearchRun:
-    """Trials in the order of its records, with its own timings.
+    """MetaSchedule's trials in the order of its records, with its timings.
 
-    `seconds` passed from the call of its tuner until its last record, `set_up_s` of these before its first
-    build. `error` says why it ended early.
+    `seconds` is the time from the call of its tuner until its last record, and `set_up_s` the part before its
+    first build. `error` says why it ended early.
     """
 
     trials: tuple[Trial, ...]
@@ -67,8 +67,8 @@ def tune(
     folder: Path,
     cores: int | None = None,
 ) -> SearchRun:
-    """Run its tuner with defaults, a longer time limit for builds, and as many cores as the device has,
-    unless `cores` says how many.
+    """Run its tuner with defaults, a longer time limit for builds, and `cores` cores, by default the
+    device's.
 
     Its database and logs stay in `folder`. Its runner obeys TVM_NUM_THREADS in the environment, too.
     """
@@ -85,7 +85,7 @@ def tune(
             runner=_recording_runner(timeline, device),
             measure_callbacks=[_recording_callback(timeline), *MeasureCallback.create("default")],
             num_tuning_cores=cores or device.cores,
-            seed=seed + 1,  # it takes 0 for a random seed
+            seed=seed + 1,  # MetaSchedule would replace a seed of 0 by a random one
         )
     except Exception as failure:  # TVM's C++ code may raise any exception class
         error = str(failure)[-500:]
@@ -112,7 +112,7 @@ class _Timeline:
         self._ran_at.append(self._now())
 
     def batch(self, measured: Sequence[Measured], built: Sequence[bool]) -> None:
-        """Record a batch; a candidate that failed to build gets the time of the one before it."""
+        """Record a batch. A candidate that failed to build gets the time of the previous one."""
         stamps = iter(self._ran_at)
         at_s = self._at[-1] if self._at else self._set_up_s or 0.0
         for is_built in built:
@@ -134,7 +134,7 @@ class _Timeline:
 
 
 def _seconds(result: RunnerResult) -> float:
-    """Return the mean, which MetaSchedule ranks by; inf for a failure."""
+    """Return the mean, by which MetaSchedule ranks; inf for a failure."""
     return math.inf if result.error_msg else statistics.fmean(map(float, result.run_secs))
 
 
@@ -155,13 +155,13 @@ def _recording_builder(timeline: _Timeline, cores: int, device: Device) -> PyBui
 
 
 def _build_for_gpu(module: tvm.IRModule, target: tvm.target.Target, params: Any) -> tvm.runtime.Module:
-    """Build as MetaSchedule does, with the target in the context: nvcc is called for it."""
+    """Build as MetaSchedule does, with the target as the current one, which nvcc's call needs."""
     with target:
         return default_build(module, target, params)
 
 
 def _recording_runner(timeline: _Timeline, device: Device) -> PyRunner:
-    """Return a runner that gives LocalRunner one program at a time, to record when each is done."""
+    """Return a runner that passes LocalRunner one program at a time, and records when each is done."""
     local = LocalRunner(initializer=load_cuda if device.gpu else None)
 
     @derived_object
@@ -203,14 +203,14 @@ class Scorer:
         self._model.update(self._context, self._candidates, [result for _, result in measured])
 
     def score(self) -> int:
-        """Predict some of the programs that it was trained on; return how many."""
+        """Predict some of the programs that it was trained on. Return their number."""
         some = self._candidates[:SCORED_AT_ONCE]
         self._model.predict(self._context, some)
         return len(some)
 
 
 class Predictor:
-    """Its features and its cost model with defaults, for programs of ours."""
+    """MetaSchedule's features and cost model with defaults, for our programs."""
 
     def __init__(self) -> None:
         quiet()
@@ -219,7 +219,7 @@ class Predictor:
     def learn(
         self, module: tvm.IRModule, device: Device, traces: Sequence[str], secs: Sequence[float]
     ) -> None:
-        """Train on more programs of a workload with their seconds, inf for a failure."""
+        """Train on further programs of a workload and their seconds, inf for a failure."""
         results = [
             RunnerResult([one], None) if math.isfinite(one) else RunnerResult(None, "failed") for one in secs
         ]
@@ -239,7 +239,7 @@ def _candidates(
 
 
 class Timer:
-    """Times programs like MetaSchedule's tuner: with its runner, in a separate process, with its repeats."""
+    """Times programs as MetaSchedule's tuner does: with its runner and repeats, in a separate process."""
 
     def __init__(self, module: tvm.IRModule, folder: Path) -> None:
         """Built programs are written into `folder`."""
@@ -248,7 +248,7 @@ class Timer:
         self._folder = folder
 
     def timing(self, built: BuiltKernel) -> MetaScheduleTiming:
-        """Return a contestant for a built kernel, whose arguments must not be packed."""
+        """Return a contestant for a built kernel without packed arguments."""
         path = Path(tempfile.mkdtemp(dir=self._folder)) / "program.tar"
         built.library.mod.export_library(str(path), fcompile=tar)
         return MetaScheduleTiming(self._runner, RunnerInput(str(path), "cpu", self._arguments))

@@ -1,4 +1,4 @@
-"""MetaSchedule's space of one workload: its rules, postprocessors and search, measured by our runner."""
+"""MetaSchedule's search space of one workload: its rules, postprocessors and search, with our runner."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from compiler.target import parse_target
 from core.device import Device
 from core.measurement import Measurement, Outcome
 
-# More trials than are ever drawn, because the strategy gets no results and never ends.
+# More trials than are ever drawn. The strategy gets no results, so it doesn't end.
 ENDLESS = 1 << 30
 SAMPLED_AT_ONCE = 64
 
@@ -45,12 +45,12 @@ class MetaScheduleSpace:
     def sample(self) -> list[tvm.IRModule]:
         """Return up to 64 traces of its design spaces with random decisions, postprocessed.
 
-        Traces that a postprocessor refuses are drawn again, as in its own search.
+        Traces that a postprocessor rejects are redrawn, as in its own search.
         """
         return [one.sch.mod for one in self._context.generate_measure_candidates() or ()]
 
     def random(self, count: int) -> list[Candidate]:
-        """Return `count` random programs. Raises RuntimeError when it finds no valid one."""
+        """Return `count` random programs. Raises RuntimeError if it finds no valid one."""
         modules: list[tvm.IRModule] = []
         while len(modules) < count:
             found = self.sample()
@@ -60,7 +60,7 @@ class MetaScheduleSpace:
         return [Candidate.scheduled(module) for module in modules[:count]]
 
     def tune(self, trials: int, measurer: ProgramMeasurer, folder: Path) -> list[tuple[Candidate, float]]:
-        """Run its evolutionary search with its cost model; return all candidates with their seconds, in
+        """Run its evolutionary search with its cost model. Return all candidates with their seconds, in
         order.
 
         Its database and logs stay in `folder`.
@@ -74,7 +74,7 @@ class MetaScheduleSpace:
             trials,
             builder=_builder(measuring),
             runner=_runner(measuring),
-            # Its defaults without the callback that removes built files: there are none.
+            # Its default callbacks without the one that removes built files, because there are none.
             measure_callbacks=[AddToDatabase(), UpdateCostModel()],
             num_tuning_cores=self._device.cores,
             seed=self._seed + 1,
@@ -83,8 +83,7 @@ class MetaScheduleSpace:
 
 
 def quiet() -> None:
-    """Silence its tables, and remove the log handlers of an earlier tuning, with which its set-up would
-    fail."""
+    """Silence its tables, and remove the log handlers of an earlier tuning, which would break its set-up."""
     logging.disable(logging.INFO)
     logger = logging.getLogger("tvm.s_tir.meta_schedule")
     for handler in list(logger.handlers):

@@ -1,4 +1,4 @@
-"""Our search of one workload, with as much of `search` and `compiler` as benchmarks need."""
+"""Our search of one workload: the parts of `search` and `compiler` that benchmarks need."""
 
 from __future__ import annotations
 
@@ -26,26 +26,27 @@ from search.remeasurement import MeasuredProgram, remeasurement_count, select_fo
 from search.rules.space import generate
 from search.sketches.sketch import Sketch
 
-# Few measurements correct most of the estimate's errors, so rounds begin small and grow.
+# Rounds begin small and grow, because few measurements correct most of the estimate's errors.
 SMALLEST_ROUND, LARGEST_ROUND = 8, 32
-# How many programs of each similar workload are fitted to the searched one.
+# The number of programs of each similar workload that are fitted to the searched one.
 SEEDS = 4
 
-# Times programs, given the best time so far. Yields the seconds of each program in order as soon as they are
-# known, inf for a failure.
+# Times programs, given the best seconds so far. Yields the seconds of each program in order, inf for a
+# failure.
 Measure = Callable[[Sequence[Candidate | None], float], Iterable[float]]
 
 
 class EmptySpace(Exception):
-    """The search found no valid program of a workload; the message names it."""
+    """The search found no valid program of a workload. The message names it."""
 
 
 @dataclass(frozen=True)
 class Variant:
     """A variant of the search.
 
-    `task` makes the search task from a workload's sketches, `config` says how batches are picked. The learned
-    model is trained if it `learns`, and the fastest programs are measured again if it `measures_again`.
+    `task` makes the tuning context from a workload's sketches, and `config` has the rules for picking a
+    batch. With `learns`, the learned model is trained. With `measures_again`, the fastest programs are
+    measured again.
     """
 
     task: Callable[[Dag, tuple[Sketch, ...], Device], TuneContext] = TuneContext
@@ -56,14 +57,14 @@ class Variant:
 
 @dataclass
 class MeasuredCandidate:
-    """A lowered program, None when TVM refused it, and the seconds of each measurement."""
+    """A lowered program, None if TVM refused it, and the seconds of each measurement."""
 
     candidate: Candidate | None
     secs: list[float] = field(default_factory=list)
 
     @property
     def seconds(self) -> float:
-        """Their median, inf for a program that failed or was not measured yet."""
+        """The median of the measurements; inf for a program that failed or wasn't measured yet."""
         return statistics.median(self.secs) if self.secs else math.inf
 
 
@@ -80,7 +81,7 @@ class TunefarmSearch:
     """The sketches of one workload on one device."""
 
     def __init__(self, module: tvm.IRModule, device: Device, variant: Variant | None = None) -> None:
-        """Raises UnsupportedSubgraph when the search can't represent the workload."""
+        """Raises UnsupportedSubgraph if the search can't represent the workload."""
         start_s = time.perf_counter()
         dag = read_dag(module)
         self._module = module
@@ -90,7 +91,7 @@ class TunefarmSearch:
         self._set_up_s = time.perf_counter() - start_s
 
     def random(self, count: int, rng: np.random.Generator) -> list[Program]:
-        """Draw programs as the search does before it has measurements. Raises EmptySpace."""
+        """Draw random programs as the search does without measurements. Raises EmptySpace."""
         programs = draw(self._task, count, rng)
         if not programs:
             raise EmptySpace(self._task.dag.name)
@@ -104,24 +105,24 @@ class TunefarmSearch:
         return [population.program(int(rng.integers(len(population)))) for population in chosen]
 
     def sample_all(self, count: int, rng: np.random.Generator) -> int:
-        """Draw `count` programs of every sketch; return how many were valid."""
+        """Draw `count` programs of every sketch. Return the number of valid ones."""
         return sum(len(sample(sketch, count, rng)) for sketch in self._task.sketches)
 
     def population(self, count: int, rng: np.random.Generator) -> Population:
-        """Draw `count` programs of every sketch; return the valid ones of the sketch that has the most."""
+        """Draw `count` programs of every sketch. Return the valid programs of the sketch with the most."""
         drawn = [sample(sketch, count, rng) for sketch in self._task.sketches]
         return max(drawn, key=len)
 
     def score(self, population: Population, model: CostModel) -> int:
-        """Predict all programs; return how many there were."""
+        """Predict all programs. Return their number."""
         return len(self._task.predict(population, model))
 
     def lower(self, program: Program) -> Candidate:
-        """Raises LoweringError when TVM refuses the program."""
+        """Return the program as a TVM schedule. Raises LoweringError if TVM refuses it."""
         return Candidate(self._text, lower(self._module, program, self._task.device))
 
     def candidate(self, program: Program) -> Candidate | None:
-        """Return the lowered program, None when TVM refuses it."""
+        """Return the lowered program; None if TVM refuses it."""
         try:
             return self.lower(program)
         except LoweringError:
@@ -130,7 +131,7 @@ class TunefarmSearch:
     def tune(
         self, trials: int, measure: Measure, rng: np.random.Generator, before: Sequence[Sample] = ()
     ) -> Searched:
-        """Search as a job does, round by round; nothing else runs while candidates are timed.
+        """Search as a job does, round by round. Nothing else runs while candidates are timed.
 
         The model is trained on `before`, measurements of other workloads, from the start, and evolution
         begins with the best of them, fitted to this workload. The trials' seconds include reading the

@@ -5,9 +5,9 @@
     python -m benchmarks.fit --database DATABASE --database DATABASE --json FILE
 
 PROGRAMS is a file of measured programs; --measure adds to it, while nothing else should run on the machine.
-The fitted factors belong into search/cost/cost_parameters.py. The figures say how estimates agree with
-measurements. They are taken on programs of the fit, on an operator or device class that was left out, and on
-the layers of benchmarks/layers.py. Those layers are never part of a fit.
+The fitted factors belong in search/cost/cost_parameters.py. The figures compare estimates with measurements:
+on programs of the fit, on operators or device classes that were left out, and on the layers of
+benchmarks/layers.py. Those layers are never part of a fit.
 
 With --database, the programs are those that jobs measured on GPUs, in tunefarm.db of their data folders. The
 factors of GPUs are fitted to all networks but one, from values that nothing was fitted to, and tested on that
@@ -37,8 +37,8 @@ from search.cost.cost_parameters import FITTED, ShapeFactors
 from worker.settings import usable_cores
 
 LAYER_S = 8.0
-# The factors of tiled kernels on GPUs, and values of them that nothing was fitted to: an instruction a cycle,
-# one latency for each wait.
+# The factors of tiled kernels on GPUs, with values to start a fit from: an instruction a cycle, one latency
+# for each wait.
 GPU_FACTORS = tuple(name for name in FACTORS if name.startswith("gpu_") and name != "gpu_overlap")
 UNFITTED = replace(
     FITTED,
@@ -55,7 +55,7 @@ PAIRS_RIGHT = at_least(80)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return the exit code: 1 when programs could not be measured or read."""
+    """Return the exit code: 1 if programs could not be measured or read."""
     args = _parser().parse_args(argv)
     output = Output("benchmarks.fit", argv, args.json, args.threads)
     if args.databases:
@@ -90,8 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(args: argparse.Namespace, output: Output) -> int:
-    """Measure every layer on every device class into PROGRAMS; return how many layers could not be
-    measured."""
+    """Measure every layer on every device class, and add the programs to PROGRAMS. Return the number of
+    layers that failed."""
     classes = [one.name for one in args.device_classes or [CLASSES["native"]]]
     devices = {name: run_isolated(name, args.threads, calibrated, name, args.threads) for name in classes}
     with args.programs.open("a") as file:
@@ -111,7 +111,7 @@ def _measure(args: argparse.Namespace, output: Output) -> int:
 
 
 def _left_out(what: str, suite: Sequence[Group], of: Callable[[Group], str], output: Output) -> list[Figure]:
-    """Estimate each operator or device class with factors that were fitted to all others."""
+    """Evaluate the estimate of each operator or device class with factors that were fitted to all others."""
     fits: dict[str, ShapeFactors] = {}
     for one in dict.fromkeys(map(of, suite)):
         output.say(f"without {what} {one}")
@@ -131,8 +131,8 @@ def _figures_by_class(
 
 
 def _networks(groups: Sequence[Group], output: Output) -> list[Figure]:
-    """Return how the estimates order the programs of each network: as they ship, and with factors that were
-    fitted to the other networks."""
+    """Return how well the estimates rank the programs of each network: with the shipped factors, and with
+    factors that were fitted to the other networks."""
     found = []
     for network in dict.fromkeys(group.operator for group in groups):
         own = [group for group in groups if group.operator == network]

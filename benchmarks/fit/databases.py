@@ -25,8 +25,8 @@ from search.rules.space import generate
 
 
 def read_databases(files: Sequence[Path]) -> list[Group]:
-    """Read the tasks of all jobs in data folders' databases, which stay as they are. A group's `operator` is
-    the name of its network. Raises ProgramsError."""
+    """Read the tasks of all jobs in the databases of data folders, without changing them. A group's
+    `operator` is the name of its network. Raises ProgramsError."""
     found: list[Group] = []
     for file in files:
         if not file.is_file():
@@ -63,7 +63,7 @@ def _groups(database: Database) -> list[Group]:
 
 
 def _group(network: str, task: str, module: str, device: Device, measured: Sequence[Trial]) -> Group | None:
-    """Return the programs of a task that ran; None if there is none of today's sketches."""
+    """Return the successful programs of a task; None if none belongs to the current sketches."""
     try:
         sketches = generate(read_dag(workload_from_json(module)), device)
     except UnsupportedSubgraph:
@@ -71,10 +71,10 @@ def _group(network: str, task: str, module: str, device: Device, measured: Seque
     by_sketch: defaultdict[str, list[tuple[Program, float]]] = defaultdict(list)
     for trial in measured:
         if trial.program is None or trial.latency_s is None:
-            continue  # the fallback schedule is no program of the search
+            continue  # the fallback schedule isn't a program of the search
         try:
             program = from_json(sketches, trial.program)
-        except ValueError:  # the rules no longer derive it
+        except ValueError:  # the rules don't derive its sketch any more
             continue
         by_sketch[program.sketch.key].append((program, trial.latency_s))
     if not by_sketch:

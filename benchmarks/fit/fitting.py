@@ -20,10 +20,10 @@ CHOICE = 8.0
 SHARES = dict.fromkeys(("issue", "loads", "l1_share", "l2_share", "l3_share", "overlap", "crowding"), 1.0)
 STEPS = (1.6, 1.25, 1.1)
 FACTORS = tuple(one.name for one in fields(ShapeFactors))
-# Pairs of programs that differ by less than this share are as fast as each other.
+# Programs whose times differ by less than this fraction count as equally fast.
 DISTINCT = 0.05
-# Regularization: moving a factor from its start costs RESTRAINT times its squared log ratio. So a few
-# programs don't change the factors of all others.
+# Regularization: changing a factor costs RESTRAINT times its squared log ratio, so that a few programs don't
+# change all factors.
 RESTRAINT = 0.005
 
 
@@ -66,9 +66,8 @@ def agreement(group: Group, factors: ShapeFactors) -> Agreement:
 
 
 def pairs_right(groups: Sequence[Group], factors: ShapeFactors) -> tuple[int, int]:
-    """Return how many pairs of a task's programs the estimates order like the measurements, and how many
-    pairs differ by at least DISTINCT.
-    """
+    """Count the pairs of a task's programs that differ by at least DISTINCT. Return the number that the
+    estimates rank right, and the number of all."""
     right = total = 0
     for group in groups:
         guessed = estimated(group, factors)

@@ -15,8 +15,8 @@ from benchmarks.timing.measurer import ProgramMeasurer
 from core.device import Device
 from search.programs.program import Program
 
-# Programs of each layer on each device class. A fit to random programs alone overrates those that searches
-# find.
+# The numbers of programs for each layer and device class. With random programs only, the fit overrates
+# programs that searches find.
 SEARCHED, RANDOM = 28, 10
 SUITE: Mapping[str, Layer] = {
     name: Layer(name, name, operator.benchmark) for name, operator in OPERATORS.items() if name != "attention"

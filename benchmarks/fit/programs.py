@@ -1,4 +1,4 @@
-"""The file of measured programs, of many layers and device classes, that a fit reads."""
+"""The file of measured programs of many layers and device classes, which a fit reads."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from search.sketches.sketch import Sketch
 
 
 class ProgramsError(ValueError):
-    """A file holds no measured programs that this version can read; the message is one sentence."""
+    """A file has no measured programs that this version can read. The message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Group:
     """Programs of one layer on one device class: one population for each sketch, and `seconds` [programs].
 
-    `name` is the layer's, `operator` the name of its operator in the suite, which it computes for `shape` and
-    `batch`.
+    `name` is the layer's name, `operator` the name of its operator in the suite. The layer has that
+    operator's form with `shape` and `batch`.
     """
 
     name: str

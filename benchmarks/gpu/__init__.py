@@ -1,1 +1,1 @@
-"""Our search, MetaSchedule, PyTorch and the measured peak, on one GPU."""
+"""Compare our search with MetaSchedule, PyTorch and the measured peak, on one GPU."""

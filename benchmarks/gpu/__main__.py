@@ -3,13 +3,15 @@
     python -m benchmarks.gpu --quick --json FILE
     python -m benchmarks.gpu --seconds 540 --json FILE
 
-With --seconds, it does the most valuable parts first, each with its own limit, and says what it left out.
+With --seconds, the most valuable parts run first, each with its own limit. The figures list the parts that
+were left out.
 
-Operators are computed in float32 without TF32, matrix products in float16, bfloat16 and TF32 too, held
-against the peak that calibration measures. Networks are tuned on an embedded stack with an empty data folder.
-PyTorch runs with CUDA graphs, networks by torch.compile too. Nothing else should run on the machine.
+Operators are computed in float32 without TF32. Matrix products are also computed in float16, bfloat16 and
+TF32, and compared with the calibrated peak. Networks are tuned on an embedded stack with an empty data
+folder. PyTorch runs with CUDA graphs, and networks also with torch.compile. Nothing else should run on the
+machine.
 
-On the tests' stand-in for a GPU, every figure says that it means nothing. None is stored in docs.
+On the tests' stand-in for a GPU, every figure is marked as meaningless, and none is stored in docs.
 """
 
 from __future__ import annotations
@@ -44,12 +46,12 @@ TRIALS, QUICK_TRIALS, NETWORK_TRIALS, QUICK_NETWORK_TRIALS = 256, 64, 1000, 200
 # Shapes that a stand-in computes in seconds.
 TINY = {"GMM": (32, 32, 32), "C2D": (8, 8, 8, 8, 3, 1, 1), "DEP": (8, 8, 8, 3, 1, 1)}
 TINY_SIDE = 32
-# Assumed seconds of a trial of both engines together, for the first estimate of the time left.
+# The assumed seconds of a trial of both engines together, for the first estimate of the remaining time.
 TRIAL_S = 2.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return the exit code: 1 when something could not be measured, whatever the figures say otherwise."""
+    """Return the exit code: 1 if a measurement failed. Missed aims don't count."""
     args = _parser().parse_args(argv)
     output = Output(NAME, argv, args.json, args.threads)
     try:
@@ -134,7 +136,7 @@ class _Run:
         return without_aims([*found, *self._products, *networks.figures_of(self._networks)], self._device)
 
     def _write(self) -> None:
-        """Replace both files, so that a run that is interrupted leaves what it has measured."""
+        """Write both files, so that an interrupted run keeps its measurements."""
         self._output.write(self._figures())
         SEARCHES.write([one for each in self._operators for one in each.searches], self._output.file)
 

@@ -1,4 +1,4 @@
-"""The GPU that is measured on, and figures that mean nothing where a stand-in takes its place."""
+"""The benchmarked GPU. Figures of the tests' stand-in are marked as meaningless."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.results.figures import Figure
 from core.device import Device
 
 CALIBRATION_S = 30.0
-# What the stand-in of the tests calls itself.
+# The name of the tests' stand-in.
 STAND_IN = "stand-in"
 MEANINGLESS = "means nothing, no GPU was there: "
 # Figures that users read.
@@ -18,9 +18,9 @@ STORED = Path(__file__).parents[2] / "docs"
 
 
 def detect() -> Device:
-    """Return the first GPU that CUDA shows, with its measured profile.
+    """Return the first GPU that CUDA shows, with its calibrated profile.
 
-    Needs its own process. Raises RuntimeError, whose message says why there is none.
+    Needs its own process. Raises RuntimeError, which says why there is none.
     """
     from compiler.gpus import detect_gpu
     from compiler.measuring.gpu_calibration import calibrate_gpu
@@ -41,7 +41,7 @@ def describe(device: Device) -> str:
 
 
 def without_aims(figures: Sequence[Figure], device: Device) -> list[Figure]:
-    """Return figures that say of themselves, and reach no aim, if they are of a stand-in."""
+    """Return the figures. Those of a stand-in are marked as meaningless, and have no aims."""
     if not is_stand_in(device):
         return list(figures)
     return [replace(one, name=MEANINGLESS + one.name, aim=None, bound=None, reached=None) for one in figures]

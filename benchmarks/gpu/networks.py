@@ -27,13 +27,13 @@ from examples import make_models
 
 FASTER_PYTORCH = "the faster PyTorch"
 NETWORKS = ("resnet18", "resnet50", "mobilenet_v2", "bert_base", "vit_b16", "dcgan")
-# Of a network's products. The network is a float32 one in TF32, too.
+# The element type of a network's matrix products. With TF32, the network itself is float32.
 TYPES = ("float32", "tf32", "float16")
-# The worker of an embedded stack measures the GPU of the index that this variable has.
+# The variable with the index of the GPU that the worker of an embedded stack measures.
 WORKER_GPU = "TUNEFARM_WORKER_GPU"
 CONVERTER = "onnx2torch"
 FASTER = at_least(1.0)
-# The sum of the kernels' best latencies predicts the published model's within this many percent.
+# The largest allowed difference of the kernels' total latency from the published model's, in percent.
 CLOSE = at_most(10)
 # Aims for trials a second while searching.
 PACE = at_least(10)
@@ -41,7 +41,7 @@ PACE = at_least(10)
 
 @dataclass(frozen=True)
 class Plan:
-    """A network, the type of its products, and how it is tuned; `minutes` limit the trials, None for no
+    """A network, the type of its matrix products, and its tuning. `minutes` limits the trials; None for no
     limit."""
 
     network: str
@@ -69,7 +69,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class NetworkResult:
-    """A tuned network, the latencies of it and of its peers, and the greatest difference of outputs."""
+    """A tuned network, its and its peers' latencies, and the largest difference of outputs."""
 
     label: str
     tuning: Tuning
@@ -77,15 +77,14 @@ class NetworkResult:
 
 
 def absent_peer() -> str:
-    """Say why the comparison lacks PyTorch's networks; "" if it has them."""
+    """Return why PyTorch's networks aren't compared; "" if they are."""
     if why := missing():
         return why
     return "" if importlib.util.find_spec(CONVERTER) else f"{CONVERTER}, which reads ONNX, is not installed"
 
 
 def run(plan: Plan, folder: Path, console: Console) -> NetworkResult:
-    """Tune and measure a network in an empty `folder`. Raises CommandError and ClientError as the client
-    does."""
+    """Tune and measure a network in an empty `folder`. Raises CommandError, ClientError."""
     model = folder / f"{plan.network}.onnx"
     onnx.save(plan.model(), model)
     with _on_gpu(), session(folder / "data", plan.threads, NATIVE, console) as stack:
@@ -135,7 +134,8 @@ def figures_of(results: Sequence[NetworkResult]) -> list[Figure]:
 
 
 def _search_figures(result: NetworkResult) -> list[Figure]:
-    """Return how well the kernels' times predict the model's, and how many trials a second were done."""
+    """Return the figures of the search: how well the kernels' latencies predict the model's, and trials a
+    second."""
     found, tuning = [], result.tuning
     summed_s, published_s = network_s(tuning.tasks), tuning.manifest.latency_s
     if summed_s and published_s:
@@ -150,7 +150,7 @@ def _search_figures(result: NetworkResult) -> list[Figure]:
 
 
 def _ratio(result: NetworkResult) -> float | None:
-    """Return the latency of the faster peer over ours; None without peers."""
+    """Return the faster peer's latency divided by ours; None without peers."""
     peers = [timings for name, timings in result.timings.items() if name != TUNED]
     if not peers:
         return None
@@ -160,7 +160,7 @@ def _ratio(result: NetworkResult) -> float | None:
 
 @contextlib.contextmanager
 def _on_gpu() -> Iterator[None]:
-    """Have workers that are started meanwhile measure the first GPU."""
+    """Let workers that start in this context measure the first GPU."""
     before = os.environ.get(WORKER_GPU)
     os.environ[WORKER_GPU] = before or "0"
     try:

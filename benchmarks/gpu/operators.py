@@ -1,4 +1,4 @@
-"""Search one operator on a GPU with both engines, and time the best programs in turns with PyTorch."""
+"""Search an operator on a GPU with both engines, and time the best programs in turns with PyTorch."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ from core.device import Device
 from core.job import TF32
 
 AFTER = (16, 64)
-# MetaSchedule's latency over ours after as many trials, its seconds for all over ours until as fast, and
-# PyTorch's latency over ours.
+# Aims: MetaSchedule's latency divided by ours after equal trials, its seconds for all trials divided by ours
+# until as fast, and PyTorch's latency divided by ours.
 QUALITY, SOONER, LIBRARY = at_least(1.15), at_least(10), at_least(1.0)
 # The share of the peak that matrix products on tensor cores reach.
 OF_PEAK = at_least(60)
@@ -52,7 +52,7 @@ PRODUCT_TYPES = ("float16", "bfloat16", TF32)
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings of every operator's searches; `shapes` are those that aren't the suite's own."""
+    """The settings of each operator's searches; `shapes` replace shapes of the suite."""
 
     device: Device
     trials: int
@@ -67,8 +67,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class OperatorResult:
-    """The searches of one operator; `library` has our best program and PyTorch's in turns, None where
-    PyTorch has none. `errors` say what failed."""
+    """The searches of one operator. `library` has our best program and PyTorch's, timed in turns; None if
+    PyTorch has none. `errors` lists failures."""
 
     operator: str
     ours: SearchResult
@@ -82,7 +82,8 @@ class OperatorResult:
 
 
 def run(operator: str, plan: Plan) -> OperatorResult:
-    """Needs its own process, with TVM_NUM_THREADS in the environment. Raises UnsupportedSubgraph."""
+    """Search an operator, and time the best programs. Needs its own process, with TVM_NUM_THREADS in the
+    environment. Raises UnsupportedSubgraph."""
     module = OPERATORS[operator].module(plan.shape(operator))
     measurer = ProgramMeasurer(module, plan.device, plan.threads)
     ours = TunefarmSearch(module, plan.device).tune(
@@ -111,7 +112,7 @@ def run(operator: str, plan: Plan) -> OperatorResult:
 
 
 def product_seconds(dtype: str, side: int, plan: Plan) -> float:
-    """Return the seconds of a matrix product after our search. Wants a process as `run` does.
+    """Return the seconds of a matrix product after our search. Needs its own process, as `run` does.
 
     Raises RuntimeError when no program works.
     """
@@ -137,7 +138,7 @@ def _product(dtype: str, side: int) -> tvm.IRModule:
 
 
 def product_figure(dtype: str, side: int, seconds: float, device: Device) -> Figure:
-    """Return how much of the peak that calibration measured a product of `side` cubed reaches."""
+    """Return the figure of a product of `side` cubed: its speed as a fraction of the calibrated peak."""
     speeds = device.speeds
     stored, item_bytes = ("float32", 4) if dtype == TF32 else (dtype, 2)
     lanes = device.vector_bytes / item_bytes

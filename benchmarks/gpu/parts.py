@@ -1,7 +1,7 @@
 """The parts of a run that has a fixed number of seconds, most valuable first.
 
 Each part is this benchmark's command for one network, product or operator. It has its own processes and time
-limit. So a part that hangs or crashes costs no other part.
+limit. So a part that hangs or crashes doesn't affect the others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks.results import figures
 from benchmarks.results.figures import Figure, figure
 from benchmarks.results.output import Output
 
-# A part that gets SIGINT has this long to stop its processes; its figures are written by then.
+# Seconds in which a part must stop its processes after SIGINT. It has written its figures before.
 STOP_S = 15.0
 # Seconds of a network's part beside the job's import and trials: calibration, the start of a stack,
 # publishing, and timing beside peers.
@@ -31,7 +31,8 @@ LEAST_TRIALS_S = 40.0
 
 @dataclass(frozen=True)
 class Part:
-    """A command's arguments. The part takes at most `limit_s`, and isn't begun with less than `least_s`."""
+    """The arguments of a part's command. It takes at most `limit_s` seconds, and needs at least `least_s` to
+    start."""
 
     name: str
     arguments: tuple[str, ...]
@@ -39,7 +40,7 @@ class Part:
     least_s: float
 
     def command(self, given_s: float) -> tuple[str, ...]:
-        """Return the arguments for a part that may take so many seconds."""
+        """Return the arguments for a part that may take `given_s` seconds."""
         if "--network" not in self.arguments:
             return self.arguments
         minutes = max(given_s - BESIDE_TRIALS_S, LEAST_TRIALS_S) / 60
@@ -86,10 +87,10 @@ def run(
     output: Output,
     clock: Callable[[], float] = time.monotonic,
 ) -> int:
-    """Run parts one after the other, with `more` arguments each, as long as `seconds` last. Write all figures
-    after each part. Return the exit code: 1 if a part failed or was cut off.
+    """Run parts one after the other for at most `seconds`, each with the additional arguments `more`. Write
+    all figures after each part. Return the exit code: 1 if a part failed or was cut off.
 
-    A part for which too little time is left is left out, and a later, shorter one may still be run.
+    A part for which too little time is left is skipped. Later, shorter ones may still run.
     """
     end_s = clock() + seconds
     found: list[Figure] = []
@@ -108,7 +109,7 @@ def run(
             if problem:
                 output.fail(f"{part.name}: {problem}")
                 failed.append(part.name)
-            with contextlib.suppress(figures.FiguresError):  # it wrote none
+            with contextlib.suppress(figures.FiguresError):  # the part wrote no figures
                 found += figures.read(file).figures
         output.write([*found, *_notes(left_out, failed)])
     found += _notes(left_out, failed)
@@ -124,7 +125,8 @@ def _notes(left_out: Sequence[str], failed: Sequence[str]) -> list[Figure]:
 
 
 def _run_command(command: Sequence[str], timeout_s: float) -> str:
-    """Run a part's command; return why it is not whole, empty if it is. Nothing of it is left running."""
+    """Run a part's command, and end all of its processes. Return why it is incomplete; "" if it is
+    complete."""
     process = subprocess.Popen(command, start_new_session=True)
     try:
         code = process.wait(timeout_s)

@@ -1,5 +1,5 @@
-"""PyTorch on a GPU as whoever wants speed runs it: channels-last, cuDNN's fastest algorithms, no TF32, CUDA
-graphs or torch.compile."""
+"""PyTorch on a GPU, set up for speed: channels-last, cuDNN's fastest algorithms, CUDA graphs or
+torch.compile, without TF32."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from benchmarks.timing.interleaved import Block
 GRAPHS, COMPILED = "PyTorch with CUDA graphs", "torch.compile (max-autotune)"
 # Calls before a graph is captured, in which cuDNN chooses its algorithms.
 WARM_UP_CALLS = 3
-# What PyTorch's caches are flushed with: larger than any GPU's.
+# The bytes that are written to flush the caches: more than any GPU's cache.
 FLUSH_BYTES = 256 << 20
 
 
 def missing() -> str:
-    """Say why the comparison lacks PyTorch; "" if it has it."""
+    """Return why PyTorch isn't compared; "" if it is."""
     if importlib.util.find_spec("torch") is None:
         return "PyTorch is not installed"
     import torch
@@ -42,7 +42,7 @@ def operator_peer(operator: str, shape: Shape) -> tuple[tuple[Shape, ...], Model
 
 @dataclass(frozen=True)
 class Graphed:
-    """An operator as a CUDA graph, so that no time is lost between launches."""
+    """An operator as a CUDA graph, without gaps between launches."""
 
     operator: ModelFile
 
@@ -58,8 +58,8 @@ class Graphed:
 
 @dataclass(frozen=True)
 class TorchNetwork:
-    """An ONNX file that onnx2torch made a module of; `compiled` by torch.compile, or as a CUDA graph. Its
-    products are computed in an `element_type`; a file in float16 is in that type already."""
+    """An ONNX file converted to a module by onnx2torch, `compiled` by torch.compile or run as a CUDA graph.
+    Its products are computed in an `element_type`; a file in float16 is in that type already."""
 
     path: Path
     compiled: bool

@@ -1,1 +1,1 @@
-"""Whole networks against TVM untuned, ONNX Runtime and MetaSchedule."""
+"""Compare whole networks with untuned TVM, ONNX Runtime and MetaSchedule."""

@@ -3,10 +3,10 @@
     python -m benchmarks.networks --quick --json FILE
     python -m benchmarks.networks --compile --device-class avx2 --json FILE
 
-A network is tuned on an embedded stack with an empty data folder. Seconds run from before the stack starts
-until the module is unpacked; latencies are measured afterwards, with the stack stopped. Without --quick,
-MetaSchedule tunes the same subgraphs, and what it finds takes turns, too. The figures go to FILE, the
-curves of the latencies while tuning to a file beside it. Nothing else should run on the machine.
+A network is tuned on an embedded stack with an empty data folder. The time runs from before the stack starts
+until the module is unpacked. Latencies are measured afterwards, with the stack stopped. Without --quick,
+MetaSchedule tunes the same subgraphs, and its model takes part in the turns. The figures go to FILE, and the
+tuning curves to a file beside it. Nothing else should run on the machine.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ QUICK_MINUTES = 2.5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return the exit code: 1 when a network could not be measured, whatever the figures say otherwise."""
+    """Return the exit code: 1 if a network could not be measured. Missed aims don't count."""
     args = _parser().parse_args(argv)
     output = Output("benchmarks.networks", argv, args.json, args.threads, args.device_class.without)
     with tempfile.TemporaryDirectory(prefix="tunefarm-benchmark-") as folder:
@@ -72,7 +72,7 @@ def _tune(args: argparse.Namespace, masked: Mapping[str, MaskedPackage], output:
             trials=args.trials,
             minutes=args.minutes or (QUICK_MINUTES if args.quick else None),
             peer_trials=args.peer_trials or (0 if args.quick else 128),
-            # Twice what a trial of MetaSchedule's took in earlier runs.
+            # Twice the seconds of a MetaSchedule trial in earlier runs.
             peer_limit_s=3.0 * max(args.peer_trials or 0, 200),
             every_peer=args.every_peer,
         )

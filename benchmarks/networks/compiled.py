@@ -1,4 +1,4 @@
-"""Compile one network without trials, then with one for each subgraph, and measure it against its peers."""
+"""Compile a network without trials, then with one for each subgraph, and compare it with its peers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ AT_ONCE, AFTER = "tunefarm compile", "tunefarm with a trial for each subgraph"
 @dataclass(frozen=True)
 class CompiledNetwork:
     """A network compiled `at_once`, without trials, and `after` one trial for each subgraph. Both are timed
-    in turns with their peers, and `alone` right after publishing.
-    """
+    in turns with their peers, and, as `alone`, right after publishing."""
 
     label: str
     at_once: Tuning
@@ -36,7 +35,8 @@ class CompiledNetwork:
 def run(plan: Plan, folder: Path, console: Console) -> CompiledNetwork:
     """Compile and measure a network in an empty `folder`, without records of other networks.
 
-    Raises CommandError or ClientError as `Session.tune` does, RuntimeError when the device class wasn't kept.
+    Raises CommandError or ClientError as `Session.tune` does, and RuntimeError if the code uses other
+    instruction sets than the device class.
     """
     model = plan.write(folder)
     with session(folder / "data", plan.threads, plan.device_class, console) as stack:

@@ -45,8 +45,8 @@ from benchmarks.timing.interleaved import Timings
 class Aims:
     """Aims for a network: ratios, and trials a second from start to finish.
 
-    `of_fastest` bounds the latency over the fastest peer's; `of_artifact` the exported database's over the
-    artifact's, which has the same schedules.
+    `of_fastest` bounds the ratio of the fastest peer's latency. `of_artifact` bounds the exported database's
+    latency relative to the artifact, which has the same schedules.
     """
 
     speedup: Aim | None = None
@@ -56,7 +56,7 @@ class Aims:
 
 
 CONVOLUTIONAL = Aims(of_fastest=at_most(1.0), trials_per_s=at_least(4))
-# Winograd's filtering takes a fraction of these networks' multiplications.
+# Networks for which Winograd's convolution saves most multiplications.
 FILTERED = at_most(0.77)
 AIMS: Mapping[str, Aims] = {
     "resnet18": Aims(at_least(30), FILTERED, at_most(1.05), at_least(4)),
@@ -64,15 +64,15 @@ AIMS: Mapping[str, Aims] = {
     **dict.fromkeys(("resnet50", "mobilenet_v2", "efficientnet_b0", "convnext_t", "dcgan"), CONVOLUTIONAL),
     **dict.fromkeys(("bert_base", "vit_b16", "gpt2"), Aims(of_fastest=at_most(1.0))),
 }
-# How far a published latency may be from the one in a user's process.
+# The largest allowed difference of a published latency from the latency in a user's process, in percent.
 PUBLISHED_PERCENT = at_most(3)
-# The subgraphs that are named, of those that take longer than the machine must.
+# The number of subgraphs that are listed, those that lose most relative to the machine's limits.
 FARTHEST = 5
 AT_ONCE_MEAN, AFTER_MEAN, TUNED_MEAN = at_most(1.5), at_most(1.25), at_most(0.83)
 
 
 def figures_of_tuned(networks: Sequence[TunedNetwork]) -> list[Figure]:
-    """Return the figures of every tuned network, and the figures of all together."""
+    """Return the figures of each tuned network, and of all networks together."""
     found = [each for network in networks for each in _figures_of_tuned(network)]
     if len(networks) > 1:
         ratios = {
@@ -83,7 +83,7 @@ def figures_of_tuned(networks: Sequence[TunedNetwork]) -> list[Figure]:
 
 
 def figures_of_compiled(networks: Sequence[CompiledNetwork]) -> list[Figure]:
-    """Return the figures of every compiled network, and the figures of all together."""
+    """Return the figures of each compiled network, and of all networks together."""
     found = [each for network in networks for each in _figures_of_compiled(network)]
     for contestant, when, aim in (
         (AT_ONCE, WITHOUT_TRIALS, AT_ONCE_MEAN),
@@ -208,7 +208,7 @@ def _deviations(label: str, deviation: Deviation) -> Iterator[Figure]:
 
 
 def _distance_from_limits(label: str, tuning: Tuning) -> Iterator[Figure]:
-    """Compare the subgraphs' latencies with the machine's limits for them, and name those that lose most."""
+    """Compare the subgraphs' latencies with the machine's limits, and list those that lose most."""
     parts, limits = parts_of(tuning.tasks, tuning.limits), tuning.limits
     measured_s = sum(part.measured_s for part in parts)
     if not measured_s:
@@ -228,7 +228,8 @@ def _distance_from_limits(label: str, tuning: Tuning) -> Iterator[Figure]:
 
 
 def _trial_rates(network: TunedNetwork, aims: Aims) -> Iterator[Figure]:
-    """Trials a second over the whole run, on a running stack and while searching, beside MetaSchedule's."""
+    """Return the trials a second over the whole run, on a running stack and during the search, and
+    MetaSchedule's."""
     label, tuning, rate = network.label, network.tuning, network.peer_rate
     note = f"{METASCHEDULE}: {number(rate.per_s_over(tuning.job.trials_done))} /s" if rate else ""
     for when, per_s, aim in (

@@ -1,4 +1,4 @@
-"""How far each subgraph of a network is from what its machine can do at most."""
+"""The distance of a network's subgraphs from the machine's limits."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tunefarm.client.values import DeviceClass, Task
 
 @dataclass(frozen=True)
 class Limits:
-    """What all cores together can do at most, as calibration measured it, with float32 and from memory."""
+    """The calibrated limits of all cores together: float32 operations, and bytes from memory."""
 
     flops_per_s: float
     bytes_per_s: float
 
     @classmethod
     def of(cls, device: DeviceClass) -> Self:
-        """Raises ValueError for a device class that nobody calibrated."""
+        """Return the limits of a device class. Raises ValueError if it wasn't calibrated."""
         if device.profile is None:
             raise ValueError(f"{device.name} wasn't calibrated")
         limits = roofline.Limits(Profile(**device.profile), device.vector_bytes, device.cores)
@@ -30,10 +30,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Part:
-    """A subgraph's share of one run of its network, in seconds: the measured share and a lower limit. The
-    limit is its operations at the machine's peak, or its operands at the memory's bandwidth; a cache can be
-    faster.
-    """
+    """A subgraph's seconds in one run of its network: measured, and a lower limit. The limit is its
+    operations at the machine's peak, or its operands at the memory's bandwidth, whichever takes longer. A
+    cache can be faster."""
 
     name: str
     variant: str
@@ -47,7 +46,7 @@ class Part:
 
 
 def parts_of(tasks: Sequence[Task], limits: Limits) -> list[Part]:
-    """Return the parts of a network, the one farthest above its limit first."""
+    """Return the parts of a network, those farthest above their limits first."""
     parts = [
         Part(
             task.name,

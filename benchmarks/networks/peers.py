@@ -21,7 +21,7 @@ METASCHEDULE = "MetaSchedule"
 
 @dataclass(frozen=True)
 class Peer:
-    """A runtime with its model. `words` name its version and how it is kept to the device class."""
+    """A runtime with its model. `words` describes its version and how it is limited to the device class."""
 
     name: str
     words: str
@@ -33,7 +33,7 @@ def peers_of(
 ) -> list[Peer]:
     """Return ONNX Runtime and the installed ones of OpenVINO and, with `every`, PyTorch and IREE.
 
-    `masked` has, by name, the packages of the first two for a device class that gives features up.
+    `masked` has the packages of the first two by name, for a device class with disabled features.
     """
     told = f" told that the processor has no {' and no '.join(device_class.without)}" if masked else ""
     words = f"{ONNXRUNTIME} {importlib.metadata.version('onnxruntime')}{told}"
@@ -50,7 +50,7 @@ def _compilers(model: Path, device_class: DeviceClass) -> Iterator[Peer]:
         kept = "" if device_class.aten is None else f" with ATEN_CPU_CAPABILITY={device_class.aten}"
         file = TorchFile(model, aten=device_class.aten, onednn=device_class.onednn)
         yield Peer(TORCH, f"{TORCH} {version}{kept}", file)
-        if device_class.aten is None:  # it compiles for the processor it finds
+        if device_class.aten is None:  # it compiles for this machine's processor
             yield Peer(COMPILED, f"{COMPILED} of {TORCH} {version}", TorchFile(model, compiled=True))
     if importlib.util.find_spec("iree") is not None:
         words = f"{IREE} {importlib.metadata.version('iree-base-compiler')} for {device_class.llvm_cpu}"

@@ -30,7 +30,7 @@ class Plan:
     """A network, and the turns of its contestants, each with `threads` threads and the instructions of
     `device_class`.
 
-    `masked` has, by name, the packages of peers for a device class that gives features up.
+    `masked` has the packages of peers by name, for a device class with disabled features.
     """
 
     network: str
@@ -53,15 +53,14 @@ class Plan:
 
 
 def inputs_of(manifest: Manifest) -> list[list[NDArray[Any]]]:
-    """Return one set of random inputs for each of SEEDS; contestants are timed with the first."""
+    """Return a set of random inputs for each of SEEDS. Contestants are timed with the first."""
     specs = [(one.shape, one.dtype) for one in manifest.inputs]
     return [random_inputs(specs, seed) for seed in SEEDS]
 
 
 def time_alone(tuning: Tuning, plan: Plan) -> Timings:
-    """Time what a job has just published in a process of its own, as its user does. It takes no turns with
-    others, and the machine's state has hardly changed.
-    """
+    """Time a job's artifact right after publishing, in its own process and without turns, as its user does.
+    The machine's state has hardly changed since."""
     user = "a user's process"
     with contestants({user: TvmLibrary(tuning.library)}, inputs_of(tuning.manifest), plan) as running:
         return measure(running, plan.rounds, plan.block)[user]

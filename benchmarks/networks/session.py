@@ -1,4 +1,4 @@
-"""Tune models the way a user does, on an embedded stack with an empty data folder, timed from outside."""
+"""Tune models as a user does, on an embedded stack with an empty data folder, and time all steps."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ class Manifest:
 
     @property
     def latency_s(self) -> float | None:
-        """The median of the fastest candidate, which is the published one; None when nothing was timed."""
+        """The median latency of the fastest candidate, which is published; None if nothing was timed."""
         timed = filter(None, (self.untuned_s, self.tuned_s, self.published_s))
         return min(map(statistics.median, timed), default=None)
 
 
 @dataclass
 class Recorder:
-    """A display that records every picture and passes it on to another display."""
+    """A display that records every update and passes it on to another display."""
 
     shown_on: JobDisplay
     pictures: list[JobProgress] = field(default_factory=list)
@@ -62,7 +62,8 @@ class Recorder:
         self.pictures.append(picture)
 
     def points(self, start_s: float) -> tuple[Point, ...]:
-        """Return the tuning curve, one point for every change; `start_s` is when the job was submitted."""
+        """Return the tuning curve, with a point for every change. `start_s` is the time of the job's
+        submission."""
         points: list[Point] = []
         for picture in self.pictures:
             latency_s = network_s(picture.tasks)
@@ -74,7 +75,7 @@ class Recorder:
         return tuple(points)
 
     def search_s(self) -> float | None:
-        """Return the seconds from the first to the last picture in state TUNING, accurate to about a
+        """Return the seconds from the first to the last update in state TUNING, accurate to about a
         second."""
         seen = [picture.at_s for picture in self.pictures if picture.job.state is JobState.TUNING]
         return seen[-1] - seen[0] if len(seen) > 1 else None
@@ -84,8 +85,8 @@ class Recorder:
 class Tuning:
     """A finished job with its `tasks`, and its machine's `limits`; `folder` has the unpacked artifact.
 
-    `start_s` is the time until the stack ran. `job_s` goes from the upload of the model until the artifact
-    was unpacked. `search_s` is its part spent on trials, without the first and the last build.
+    `start_s` is the time to start the stack. `job_s` is the time from the upload of the model until the
+    artifact is unpacked. `search_s` is the part of `job_s` for trials, without the first and the last build.
     """
 
     job: Job
@@ -112,12 +113,12 @@ class Tuning:
 
     @property
     def trials_per_s(self) -> float:
-        """Trials over all seconds, the stack's start included."""
+        """Trials divided by all seconds, including the stack's start."""
         return self.job.trials_done / self.total_s
 
     @property
     def trials_per_s_started(self) -> float:
-        """Trials over the seconds from upload to artifact, on a running stack."""
+        """Trials divided by the seconds from upload to artifact, on a running stack."""
         return self.job.trials_done / self.job_s
 
     @property
@@ -138,10 +139,10 @@ class Session:
     def tune(
         self, model: Path, trials: int, folder: Path, *, minutes: float | None = None, tf32: bool = False
     ) -> Tuning:
-        """Tune an ONNX file and unpack its artifact into `folder`; with 0 trials, do what `tunefarm
-        compile` does.
+        """Tune an ONNX file and unpack its artifact into `folder`. With 0 trials, compile it like `tunefarm
+        compile`.
 
-        Raises CommandError when the stack or the job fails, ClientError as the client does.
+        Raises CommandError if the stack or the job fails, and ClientError.
         """
         folder.mkdir(exist_ok=True)
         recorder = Recorder(PlainJobDisplay(self.console))
@@ -178,7 +179,7 @@ def session(
     console: Console,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Session]:
-    """Start a stack over the empty folder `data`. Raises CommandError when it doesn't start."""
+    """Start a stack with the empty folder `data`. Raises CommandError if it doesn't start."""
     before_s = clock()
     config = stack.StackConfig(data, threads=threads)
     with (

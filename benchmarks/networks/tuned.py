@@ -1,4 +1,4 @@
-"""Tune one network, then measure it against its peers."""
+"""Tune a network, then compare it with its peers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from benchmarks.timing.deviation import Deviation, compare_outputs
 from benchmarks.timing.interleaved import Pair, Timings, measure
 from tunefarm.client import metaschedule_files
 
-# TVM's untuned build is too slow to take part in every round: 3D-ResNet-18 takes it half a minute.
+# The rounds of TVM's untuned build, which is too slow for every round: it runs 3D-ResNet-18 for half a
+# minute.
 SLOW_ROUNDS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuningPlan(Plan):
     """The settings of a network's tuning. `minutes` limits our job, `peer_limit_s` MetaSchedule's tuning,
-    which is left out when `peer_trials` is 0. With `every_peer`, PyTorch and IREE take turns too."""
+    which is left out if `peer_trials` is 0. With `every_peer`, PyTorch and IREE are also compared."""
 
     trials: int
     minutes: float | None
@@ -42,9 +43,9 @@ class TuningPlan(Plan):
 class TunedNetwork:
     """All measurements of one network.
 
-    `alone` has the tuned model right after it was published, in a user's process. `untuned` has TVM's untuned
-    build and the tuned one in turns of their own. `peer_rate` is None when MetaSchedule measured nothing or
-    was left out.
+    `alone` has the timings of the tuned model right after publishing, in a user's process. `untuned` has
+    TVM's untuned build and the tuned one, timed in separate turns. `peer_rate` is None if MetaSchedule
+    measured nothing or was left out.
     """
 
     label: str
@@ -96,7 +97,7 @@ def run(plan: TuningPlan, folder: Path, console: Console) -> TunedNetwork:
 def _loadable(
     peers: Sequence[Peer], inputs: list[list[NDArray[Any]]], plan: TuningPlan, console: Console
 ) -> list[Peer]:
-    """Return the peers that can run the model; print why others can't."""
+    """Return the peers that can run the model. Print why others can't."""
     found = []
     for peer in peers:
         try:
@@ -111,7 +112,8 @@ def _loadable(
 def _metaschedule(
     model: Path, target: str, plan: TuningPlan, folder: Path, console: Console
 ) -> tuple[TrialRate | None, list[Peer]]:
-    """Tune with MetaSchedule, and compile what it found; print a failure, which other figures survive."""
+    """Tune with MetaSchedule, and compile its result. A failure is printed, and other figures are still
+    taken."""
     if not plan.peer_trials:
         return None, []
     console.print(f"{plan.label}: {plan.peer_trials} trials of MetaSchedule")

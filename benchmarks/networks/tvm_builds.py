@@ -10,7 +10,7 @@ from tunefarm.client.metaschedule_files import RECORD_FILE, WORKLOAD_FILE
 
 
 def build_untuned(model: Path, target: str, library: Path) -> None:
-    """Compile an ONNX file without schedules, in another process.
+    """Compile an ONNX file without schedules, in a separate process.
 
     Raises ModelError or ArtifactError as the compiler does.
     """
@@ -19,7 +19,7 @@ def build_untuned(model: Path, target: str, library: Path) -> None:
 
 
 def build_with_database(model: Path, target: str, database: Path, library: Path) -> None:
-    """Compile an ONNX file with the two MetaSchedule files in the folder `database`, in another process.
+    """Compile an ONNX file with the MetaSchedule database in the folder `database`, in a separate process.
 
     Raises ModelError or ArtifactError as the compiler does, RuntimeError when no record applies.
     """
@@ -28,8 +28,8 @@ def build_with_database(model: Path, target: str, database: Path, library: Path)
 
 
 def build_with_metaschedule(model: Path, target: str, database: Path, library: Path) -> None:
-    """Compile an ONNX file with what MetaSchedule found for its subgraphs, in another process. Those that it
-    didn't get to stay untuned.
+    """Compile an ONNX file with MetaSchedule's schedules of its subgraphs, in a separate process. Subgraphs
+    without a schedule stay untuned.
 
     Raises as `build_with_database` does.
     """
@@ -67,7 +67,7 @@ def _records(database: Path) -> Any:
 
 
 def _applied(fused: Any, records: Any, target: str) -> Any:
-    """Return a module with schedules and its constants packed as they want them. Raises RuntimeError."""
+    """Return a module with its schedules applied, and its constants packed for them. Raises RuntimeError."""
     import tvm
     import tvm_ffi
     from tvm import relax

@@ -1,1 +1,1 @@
-"""Our search against MetaSchedule's and against libraries, an operator at a time."""
+"""Compare our search with MetaSchedule's and with libraries, one operator at a time."""

@@ -1,4 +1,4 @@
-"""Compare our search with MetaSchedule's: how soon it is as good, how good after few trials, trials a second.
+"""Compare our search with MetaSchedule's: time to its result, quality after few trials, trials a second.
 
     python -m benchmarks.operators --quick --json FILE
     python -m benchmarks.operators --ablation --json FILE
@@ -6,10 +6,10 @@
     python -m benchmarks.operators --unseen --device-class avx2 [--resume] --json FILE
 
 Both engines search an operator with as many trials and threads, one after the other. MetaSchedule runs with
-its defaults and a longer time limit for builds; its seconds end with its last record. The best programs of
-all searches are then built again and timed in turns. The figures go to FILE, the curves of all searches to a
-file beside it. All results of unseen layers go there too, and `--resume` measures what they lack. Nothing
-else should run on the machine.
+its defaults and a longer time limit for builds. Its time ends with its last record. The best programs of all
+searches are then built again and timed in turns. The figures go to FILE, and the curves of all searches to a
+file beside it. All results of unseen layers go there, too, and `--resume` measures missing ones. Nothing else
+should run on the machine.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from benchmarks.timing.finals import SearchResult
 from benchmarks.timing.isolation import measure_each, run_isolated
 
 PAPER = tuple(OPERATORS)[:12]  # the suite without the operators of transformers
-# Without convolutions, which Halide takes minutes to schedule.
+# Without convolutions, because Halide takes minutes to schedule them.
 QUICK = ("GMM", "C1D", "DEP")
 TRIALS, QUICK_TRIALS = 256, 64
-# Assumed seconds of a trial of MetaSchedule's and of ours, for the first estimate of the time left.
+# The assumed seconds of a trial of MetaSchedule and of ours, for the first estimate of the remaining time.
 THEIR_TRIAL_S, OUR_TRIAL_S, FINALS_S = 1.0, 0.1, 40.0
 
 
@@ -58,7 +58,7 @@ SETTLED = OwnComparison(settled.run, settled.figures_of, 1, trials=settled.SETTL
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return the exit code: 1 when an operator could not be measured, whatever the figures say otherwise."""
+    """Return the exit code: 1 if an operator could not be measured. Missed aims don't count."""
     args = _parser().parse_args(argv)
     args.rounds = args.rounds or (5 if args.quick else 10)
     output = Output("benchmarks.operators", argv, args.json, args.threads)
@@ -104,7 +104,7 @@ def _compare_with_itself(
 
 
 def _compare_on_layers(args: argparse.Namespace, output: Output) -> int:
-    """Compare the engines on every layer and every device class that was asked for."""
+    """Compare the engines on every layer and every requested device class."""
     trials = args.trials or unseen.TRIALS
     layers = args.layers or (tuple(LAYERS)[:: len(LAYERS) // 3] if args.quick else tuple(LAYERS))
     classes = [one.name for one in args.device_classes or [CLASSES["native"]]]
@@ -136,7 +136,7 @@ def _write(output: Output, figures: Sequence[Figure], curves: Sequence[Search]) 
 
 
 def expected_s(plan: Plan) -> float:
-    """Estimate the seconds of one operator before any was measured."""
+    """Estimate the seconds of an operator before the first measurement."""
     own = 2 * plan.trials + 3 * plan.trials / 4
     return plan.trials * THEIR_TRIAL_S + own * OUR_TRIAL_S + FINALS_S
 

@@ -1,4 +1,4 @@
-"""Compare our search with itself without one part at a time, to see what each part gains."""
+"""Compare our search with variants that lack one part each, to measure the gain of each part."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ AFTER = (16, 64)
 
 
 class NoEstimate(TuneContext):
-    """A task whose estimate is one second for every program; the learned model still sees all features."""
+    """A tuning context whose estimate is one second for every program. The learned model still gets all
+    features."""
 
     def describe(self, population: Population) -> tuple[NDArray[np.float32], Estimate]:
         features, guess = super().describe(population)
@@ -38,7 +39,7 @@ class NoEstimate(TuneContext):
 
 
 class DirectReads(Sketch):
-    """A sketch whose tiled nodes read every operand in place, without copies."""
+    """A sketch whose tiled nodes read all operands in place, without copies."""
 
     @cached_property
     def variables(self) -> tuple[Variable, ...]:
@@ -50,13 +51,13 @@ class DirectReads(Sketch):
 
 
 def first_sketch(dag: Dag, sketches: tuple[Sketch, ...], device: Device) -> TuneContext:
-    """Keep the first sketch without copies and packed operands, roughly a template's search space."""
+    """Keep the first sketch without copies and packed operands, similar to a template's search space."""
     only = sketches[0]
     return TuneContext(dag, (DirectReads(only.dag, only.stages, only.gpu),), device)
 
 
 def _with_evolution(change: Callable[[EvolutionConfig], EvolutionConfig]) -> SearchConfig:
-    """Change evolution both before and after anything was learned."""
+    """Return a search configuration with changed evolution, with and without a learned model."""
     usual = SearchConfig()
     return replace(
         usual, evolution=change(usual.evolution), untrained_evolution=change(usual.untrained_evolution)
@@ -83,7 +84,7 @@ def run(operator: str, trials: int, rounds: int, threads: int, seed: int) -> tup
 
 
 def figures_of(results: Sequence[SearchResult], trials: int) -> list[Figure]:
-    """Return each variant's latency over the whole search's, after some trials and after all.
+    """Return each variant's latency divided by the whole search's, after some trials and after all.
 
     A variant has no figure where no operator has both.
     """
@@ -109,7 +110,7 @@ def figures_of(results: Sequence[SearchResult], trials: int) -> list[Figure]:
 
 
 def _ratios(results: Sequence[SearchResult], variant: str, count: int) -> dict[str, float]:
-    """Return the variant's latency over the whole search's after `count` trials, by operator."""
+    """Return the variant's latency divided by the whole search's after `count` trials, by operator."""
     milestones = {(each.curve.operator, each.curve.engine): each.after(count) for each in results}
     ratios: dict[str, float] = {}
     for operator in dict.fromkeys(result.curve.operator for result in results):

@@ -34,7 +34,7 @@ QUALITY_AIMS: Mapping[int, Aim] = {8: at_least(1.5), 16: at_least(1.5), 64: at_l
 NEVER_BELOW_AFTER, NEVER_BELOW = 64, at_least(0.97)
 SCORED_A_SECOND = "candidates scored a second on one core"
 SPREAD = "spread of repeated measurements"
-# The searches of ours that are compared with MetaSchedule's: the figure's condition, the search, its aim.
+# Our searches that are compared with MetaSchedule's: the figure's condition, the search, and the aim.
 SOONER: tuple[tuple[str, Callable[[OperatorResult], SearchResult], Aim], ...] = (
     ("", lambda result: result.ours, at_least(10)),
     ("other shapes known", lambda result: result.warm, at_least(25)),
@@ -55,10 +55,11 @@ class Searched(Protocol):
 
 @dataclass(frozen=True)
 class TimeToMatch:
-    """When a search was as fast as MetaSchedule's best: `at_s` seconds and `trials` after its start.
+    """The time at which a search was as fast as MetaSchedule's best: `at_s` seconds and `trials` after its
+    start.
 
-    `ratio` is MetaSchedule's seconds for all of its trials over `at_s`, `own_ratio` its seconds until it had
-    found its best program over `at_s`.
+    `ratio` is MetaSchedule's seconds for all of its trials divided by `at_s`. `own_ratio` is its seconds
+    until it found its best program divided by `at_s`.
     """
 
     at_s: float
@@ -83,17 +84,17 @@ def figures_of(results: Sequence[OperatorResult], plan: Plan) -> list[Figure]:
 def correction(search: SearchResult) -> float | None:
     """Return the median over the finalists of latency in turns / latency as the search measured it.
 
-    A search's own measurements depend on the machine's state at the time and favour lucky programs. None
-    without finalists.
+    A search's own measurements depend on the machine's state and favour lucky programs. Return None without
+    finalists.
     """
     ratios = [each.timings.latency_s.value / each.searched_s for each in search.milestones]
     return statistics.median(ratios) if ratios else None
 
 
 def time_to_match(result: Searched, search: SearchResult, trials: int) -> TimeToMatch | None:
-    """Return when `search` was as fast as MetaSchedule's best after `trials`.
+    """Return the time at which `search` was as fast as MetaSchedule's best after `trials`.
 
-    None when it never was, or when either search has no finalist to compare.
+    Return None if it never was, or if one of the searches has no finalist.
     """
     goal, factor = result.theirs.after(trials), correction(search)
     if goal is None or factor is None:
@@ -107,7 +108,7 @@ def time_to_match(result: Searched, search: SearchResult, trials: int) -> TimeTo
 
 
 def quality(result: Searched, trials: int) -> Median | None:
-    """Return MetaSchedule's latency over ours after `trials` of each; None when either has no finalist."""
+    """Return MetaSchedule's latency divided by ours after `trials` of each; None if one has no finalist."""
     ours, theirs = result.ours.after(trials), result.theirs.after(trials)
     return theirs.timings.ratio_to(ours.timings) if ours and theirs else None
 
@@ -165,7 +166,8 @@ def _mean_time_to_match(
 
 
 def _exceptions(metric: str, condition: str, operators: Sequence[str], count: int) -> Figure:
-    """Return how many of `count` operators a mean leaves out because our search failed."""
+    """Return the figure of the number of `count` operators that a mean leaves out because our search
+    failed."""
     return figure(
         metric,
         len(operators),
@@ -235,7 +237,8 @@ def _figures_of_operator(result: OperatorResult, plan: Plan) -> list[Figure]:
 def quality_figures(
     result: Searched, subject: str, after: Sequence[int], *, device_class: str = "", aims: bool = False
 ) -> list[Figure]:
-    """Return MetaSchedule's latency over ours after each number of trials at which both have a program."""
+    """Return the figures of MetaSchedule's latency divided by ours, for each number of trials at which both
+    have a program."""
     figures = []
     for trials in after:
         ratio = quality(result, trials)
@@ -280,7 +283,7 @@ def _joined(*conditions: str) -> str:
 
 
 def _spread(timings: Timings) -> float:
-    """Return the 10th to the 90th percentile of the turns over their median."""
+    """Return the spread of the turns, from the 10th to the 90th percentile, divided by their median."""
     median = timings.latency_s
     return (median.spread[1] - median.spread[0]) / median.value
 

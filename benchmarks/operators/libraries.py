@@ -1,4 +1,4 @@
-"""Libraries that compute single operators: numpy (OpenBLAS) and, where installed, PyTorch (oneDNN) and
+"""Libraries that compute single operators: NumPy (OpenBLAS) and, if installed, PyTorch (oneDNN) and
 Halide."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from benchmarks.timing.contestants import Arrays, Bind, ModelFile, ProcessContes
 from benchmarks.timing.deviation import random_inputs
 from benchmarks.timing.interleaved import Block, Contestant, Timings, measure
 
-# The libraries read these variables when they are loaded.
+# Variables that the libraries read when they are loaded.
 THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 NUMPY, TORCH, HALIDE = "numpy", "PyTorch", "Halide"
 OURS = "ours"
@@ -26,7 +26,8 @@ OURS = "ours"
 
 @dataclass(frozen=True)
 class Compared:
-    """Our program and the installed libraries' at one shape, timed in turns; `missing` names the others."""
+    """Our program and the installed libraries at one shape, timed in turns. `missing` has the names of
+    missing libraries."""
 
     shape: Shape
     ours: Timings
@@ -71,7 +72,7 @@ class TorchMatmul:
 
 @dataclass(frozen=True)
 class TorchConvolution:
-    """A convolution over `dims` axes by PyTorch, channels-last in memory where it has that."""
+    """A convolution over `dims` axes by PyTorch, channels-last if PyTorch supports it."""
 
     dims: int
     stride: int
@@ -112,7 +113,8 @@ def _matmul(shape: Shape) -> Peers:
 
 
 def _conv2d(shape: Shape) -> Peers:
-    """Return PyTorch, and Halide at the benchmark shape only: it takes minutes to schedule a convolution."""
+    """Return PyTorch and, at the benchmark shape only, Halide, which takes minutes to schedule a
+    convolution."""
     given, peers = _convolution(2)(shape)
     if shape != OPERATORS["C2D"].benchmark:
         return given, peers
@@ -166,7 +168,7 @@ def missing() -> list[str]:
 
 
 def compare(operator: str, shape: Shape, ours: Contestant, threads: int, rounds: int) -> Compared | None:
-    """Time our program and the installed libraries' in turns; return None when no library computes the
+    """Time our program and the installed libraries in turns. Return None if no library computes the
     operator."""
     if operator not in PEERS:
         return None
@@ -187,7 +189,7 @@ def compare(operator: str, shape: Shape, ours: Contestant, threads: int, rounds:
 
 @contextmanager
 def _thread_variables(threads: int) -> Iterator[None]:
-    """Limit the threads of libraries in processes that are started meanwhile."""
+    """Limit the threads of libraries in processes that start in this context."""
     before = {name: os.environ.get(name) for name in THREADS}
     os.environ.update(dict.fromkeys(THREADS, str(threads)))
     try:

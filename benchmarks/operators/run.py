@@ -42,9 +42,9 @@ SCORE_BLOCK = Block(warm_up_s=0.1, min_s=0.2, min_calls=1)
 
 @dataclass(frozen=True)
 class Plan:
-    """Each engine has `trials` for an operator.
+    """The settings of a run. Each engine has `trials` for an operator.
 
-    Its other shapes get half of them where every shape is compared with libraries, a quarter elsewhere.
+    Its other shapes get half of them if every shape is compared with libraries, otherwise a quarter.
     """
 
     trials: int
@@ -57,7 +57,7 @@ class Plan:
 
     @property
     def milestones(self) -> tuple[int, ...]:
-        """The numbers of trials after which the best program is timed in turns, the last one included."""
+        """The numbers of trials after which the best program is timed in turns, including the last."""
         return milestones_up_to(self.trials, AFTER)
 
 
@@ -65,8 +65,8 @@ class Plan:
 class OperatorResult:
     """The searches of one operator. `warm` is our search again, trained on the operator's other shapes first.
 
-    `set_up_s` are the seconds that MetaSchedule took before it built anything. `precision` has programs that
-    both engines' runners timed repeatedly, `scored` the seconds that a prediction takes.
+    `set_up_s` is MetaSchedule's time before its first build. `precision` has programs that both engines'
+    runners timed repeatedly, `scored` the seconds of a prediction.
     """
 
     operator: str
@@ -87,7 +87,7 @@ class OperatorResult:
 def run(operator: str, plan: Plan) -> OperatorResult:
     """Needs its own process, with TVM_NUM_THREADS in the environment.
 
-    Raises UnsupportedSubgraph when our search can't represent the operator.
+    Raises UnsupportedSubgraph if our search can't represent the operator.
     """
     return _Run(operator, plan).result()
 
@@ -146,8 +146,8 @@ class _Run:
         return tuned
 
     def _other_shapes(self) -> tuple[list[Sample], list[Compared | None]]:
-        """Search the operator's other shapes; return all measurements, and their best beside the
-        libraries."""
+        """Search the operator's other shapes. Return all measurements, and the comparisons of their best
+        programs with libraries."""
         samples: list[Sample] = []
         compared = []
         for shape in self._chosen.shapes:
@@ -175,7 +175,7 @@ class _Run:
         return found
 
     def _precision(self, ours: Sequence[Trial], theirs: Sequence[Trial]) -> tuple[Pair, ...]:
-        """Time the best program of each engine with both engines' runners in turns; ours is given the best
+        """Time the best program of each engine with both engines' runners in turns. Our runner gets the best
         latency."""
         found = verified(self._measurer, [*best(ours), *best(theirs)], self._errors)
         secs = median_seconds([*ours, *theirs])
@@ -184,7 +184,7 @@ class _Run:
             timer = metaschedule_search.Timer(self._module, Path(folder))
             try:
                 return tuple(self._time_with_both(finalist, timer) for finalist in finalists)
-            except RuntimeError as error:  # the other figures don't depend on it
+            except RuntimeError as error:  # other figures don't depend on it
                 self._errors.append(f"MetaSchedule's runner: {error}")
                 return ()
 

@@ -1,4 +1,5 @@
-"""Compare the best of our search after few trials with its best after many, to see how little is left."""
+"""Compare our search's best program after few trials with its best after many, to see how much is left to
+gain."""
 
 from __future__ import annotations
 
@@ -11,13 +12,13 @@ from benchmarks.results.figures import Figure, at_most, figure, mean_figure
 from benchmarks.timing.finals import SearchResult, milestones_up_to
 
 AFTER = (16, 64, 256)
-# A search of SETTLED_OF trials should find little that it has not found after SETTLED_AFTER.
+# A search of SETTLED_OF trials should hardly improve after SETTLED_AFTER trials.
 SETTLED_AFTER, SETTLED_OF = 64, 1000
 LITTLE = at_most(1.03)
 
 
 def run(operator: str, trials: int, rounds: int, threads: int, seed: int) -> tuple[SearchResult, ...]:
-    """Make one search; see `compare_variants`."""
+    """Run one search; see `compare_variants`."""
     after = milestones_up_to(trials, AFTER)
     return compare_variants(operator, {OURS: Variant()}, trials, after, rounds, threads, seed)
 

@@ -1,4 +1,4 @@
-"""Compare both engines' searches of layers that the estimate was not fitted to, on several device classes."""
+"""Compare both engines on layers to which the estimate wasn't fitted, on several device classes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from core.device import Device
 
 AFTER = (1, 8, 16)
 TRIALS = 64
-# MetaSchedule's latency over ours after TRIALS of each.
+# The aim of MetaSchedule's latency divided by ours after TRIALS of each.
 QUALITY = at_least(1.1)
-# MetaSchedule's seconds for all of its trials over ours until as fast.
+# The aim of MetaSchedule's seconds for all of its trials divided by ours until as fast.
 SOONER = at_least(20)
 
 

@@ -22,7 +22,7 @@ def compare_variants(
     threads: int,
     seed: int,
 ) -> tuple[SearchResult, ...]:
-    """Search with every variant from the same seed; time the best after every milestone in turns.
+    """Search with every variant from the same seed. Time the best programs after each milestone in turns.
 
     Needs its own process, with TVM_NUM_THREADS in the environment. Raises UnsupportedSubgraph.
     """

@@ -3,8 +3,8 @@
     python -m benchmarks.report
     python -m benchmarks.report build/networks.json --details build/report
 
-With --details, each FILE becomes a page of its own in that folder: all figures, and plots of the curves
-beside FILE. `make docs` makes the tables of all files.
+With --details, each FILE becomes a page in that folder, with all figures and plots of the curves beside FILE.
+`make docs` makes the tables of all files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PLOTS = Path("docs/plots")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return the exit code: 1 when a file can't be read or a plot can't be written."""
+    """Return the exit code: 1 if a file can't be read or a plot can't be written."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__.split("\n\n")[0])
     parser.add_argument(
         "files", type=Path, nargs="*", metavar="FILE", help="figures [docs/benchmarks/*.json]"

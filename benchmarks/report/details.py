@@ -27,7 +27,7 @@ def write(file: Path, folder: Path) -> None:
 
 
 def markdown(results: Results) -> str:
-    """Return all figures as a table, below the run that they come from."""
+    """Return a description of the run, and a table of all figures."""
     commit = f" at commit {results.commit}" if results.commit else ""
     source = f"Measured {results.date}{commit} with `{results.command}` on {results.machine}."
     return f"{source}\n\n{table(figures.HEADERS, map(figures.cells, results.figures))}\n"

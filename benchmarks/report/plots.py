@@ -1,4 +1,4 @@
-"""Plots of measurements as small SVG files with real text; the same measurements give the same bytes."""
+"""Plots of measurements as small SVG files with real text. Equal measurements give equal bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchmarks.results.random_programs import RandomPrograms
 from benchmarks.results.searches import Search
 
 PANELS_A_ROW = 4
-# The runtimes of the bar chart: in the figures, in the legend, their colour. IREE would hide the others.
+# The runtimes of the bar chart: name in figures, name in the legend, colour. IREE's bars would be too long.
 PEERS = (
     ("ONNX Runtime", "ONNX Runtime", "tab:green"),
     ("OpenVINO", "OpenVINO", "tab:blue"),

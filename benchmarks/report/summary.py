@@ -1,4 +1,4 @@
-"""The tables of the documentation site: from each file of figures, those that matter."""
+"""The tables of the documentation site, with the most important figures of each file."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ DENSE = "geometric mean of 3 operators:"
 EQUAL = "median of all networks: trials with equal shares relative to"
 HALF = "to reach the latency after 50% of all trials"
 BUSY = "1000 workers, 2222 trials offered a second"
-# The figures that are shown of each other benchmark, by file.
+# The shown figures of each other benchmark, by file.
 HEADLINES: Mapping[str, tuple[str, ...]] = {
     "operators_64": (
         f"{OPERATORS} speed-up over MetaSchedule, after 8 trials",
@@ -110,7 +110,7 @@ HEADLINES: Mapping[str, tuple[str, ...]] = {
 
 
 def tables(files: Mapping[str, Results]) -> dict[str, str]:
-    """Return the Markdown of each section of the document, made from the results by file name."""
+    """Return the Markdown of each section, given results by file name."""
     files = dict(sorted(files.items()))
     return {
         "layers": layers(files.values()),
@@ -234,7 +234,7 @@ def equal_trials(files: Iterable[Results]) -> str:
 
 
 def limits(files: Iterable[Results]) -> str:
-    """Return a row for each tuned network whose latency was compared with its machine's limits."""
+    """Return a row for each tuned network whose latency was compared with the machine's limits."""
     whole = (LATENCY, MACHINE_LIMIT, ALL_SUBGRAPHS)
     rows = []
     for name, label, found in _networks(files, lambda found: whole in found):
@@ -250,7 +250,7 @@ def limits(files: Iterable[Results]) -> str:
 
 
 def element_types(files: Iterable[Results]) -> str:
-    """Return a row for each network in each type; of several runs, the last one counts."""
+    """Return a row for each network in each type. Of several runs, the last one counts."""
     rows: dict[tuple[str, str], list[str]] = {}
     for results in sorted(files, key=lambda each: each.date):
         found = {(each.subject, each.metric, each.peer, each.condition): each for each in results.figures}
@@ -329,9 +329,9 @@ def processes(files: Iterable[Results]) -> str:
 
 
 def levels(soak: Results | None) -> str:
-    """Return a row for each series that the soak watched: whether it levels off.
+    """Return a row for each series of the soak, with whether it levels off.
 
-    Series that stayed empty have no row. Of the database's tables, only the one closest to its bound has one.
+    Empty series have no row. Of the database's tables, only the one closest to its bound has a row.
     """
     found = soak.figures if soak is not None else ()
     means = {(each.subject, each.condition): each for each in found if each.metric == MEAN_LEVEL}
@@ -353,14 +353,14 @@ def levels(soak: Results | None) -> str:
 
 
 def deployment(results: Results | None) -> str:
-    """Return every figure of benchmarks.runtime; no rows before there is a run."""
+    """Return a row for each figure of benchmarks.runtime; none without a run."""
     figures = results.figures if results else ()
     rows = [[one.name, _value(one), one.verdict, one.note] for one in figures]
     return table(["figure", "value", "aim", "beside"], rows or [["not measured", "", "", ""]])
 
 
 def others(files: Mapping[str, Results]) -> str:
-    """Return the headlines of the other benchmarks; a headline whose file or figure is missing has no row."""
+    """Return a row for each headline figure of the other benchmarks, if its file and figure exist."""
     rows = []
     for file, names in HEADLINES.items():
         found = {figure.name: figure for figure in files[file].figures} if file in files else {}
@@ -369,11 +369,12 @@ def others(files: Mapping[str, Results]) -> str:
 
 
 def missed(files: Mapping[str, Results]) -> str:
-    """Return every figure that misses its aim. Figures that differ only in their subject share a row."""
+    """Return a row for each figure that misses its aim. Figures that differ only in their subject share a
+    row."""
     found: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
     for file, results in files.items():
         for figure in results.figures:
-            # The lowest of several stands again under its own name.
+            # Left out, because the lowest of several figures also appears under its own name.
             if figure.reached is False and figure.metric != LOWEST_SPEED_UP:
                 value = f"{figure.subject} {_value(figure)}".strip()
                 found[file, figure.measured, figure.aim or ""].append(value)
@@ -382,7 +383,7 @@ def missed(files: Mapping[str, Results]) -> str:
 
 
 def runs(files: Mapping[str, Results]) -> str:
-    """Return date, commit, instruction sets and command of every file."""
+    """Return a row for each file, with date, commit, instruction sets and command."""
     rows = [
         [
             file,
@@ -425,14 +426,14 @@ def _has(found: ByKey, condition: str) -> bool:
 
 
 def _without_metaschedule(files: Iterable[Results]) -> list[Results]:
-    """Return the runs in which MetaSchedule tuned no network."""
+    """Return the runs without MetaSchedule."""
     of_metaschedule = (LATENCY, METASCHEDULE, "")
     return [each for each in files if not any(one.key == of_metaschedule for one in each.figures)]
 
 
 def _with_means(rows: Sequence[list[str]], columns: range) -> list[list[str]]:
-    """Return the rows of each device class above the geometric means of their ratios; classes without rows
-    say so."""
+    """Return the rows of each device class, followed by the geometric means of their ratios. Classes without
+    rows get a note."""
     result = []
     for name in INSTRUCTION_SETS.values():
         own = [row for row in rows if row[0] == name]

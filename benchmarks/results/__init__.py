@@ -1,1 +1,1 @@
-"""The results of a benchmark: figures with their aims, curves beside them, where and when."""
+"""The results of a benchmark: figures with their aims, curves, and a description of the run."""

@@ -1,4 +1,4 @@
-"""Tuning curves: how a network's latency fell while it was tuned."""
+"""Tuning curves: a network's latency over the time and the trials of its tuning."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from benchmarks.results.sidecar import Sidecar
 
 @dataclass(frozen=True)
 class Point:
-    """At `at_s` seconds after the start, `trials` were done and the best known latency was `latency_s`.
+    """A point of a curve: `at_s` seconds after the start, `trials` were done and the best known latency was
+    `latency_s`.
 
-    A network's latency is the sum over its tasks, known once every task has a schedule.
+    A network's latency is the sum over its tasks. It is known once every task has a schedule.
     """
 
     at_s: float

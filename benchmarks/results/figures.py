@@ -17,7 +17,7 @@ from benchmarks.timing.interleaved import Median
 
 
 class FiguresError(ValueError):
-    """A file does not hold a benchmark's figures; the message is one sentence."""
+    """A file doesn't have a benchmark's figures. The message is one sentence."""
 
 
 _ALWAYS_WRITTEN = ("name", "value", "unit", "metric", "peer", "aim", "reached", "spread")
@@ -25,7 +25,7 @@ _ALWAYS_WRITTEN = ("name", "value", "unit", "metric", "peer", "aim", "reached", 
 
 @dataclass(frozen=True)
 class Figure:
-    """One number of a benchmark. Create it by `figure`, which makes the sentence `name` of the fields.
+    """One number of a benchmark. Create it by `figure`, which composes `name` from the other fields.
 
     metric: what was measured, such as "latency". A ratio also has a `peer`.
     unit: "x" for a ratio, empty for a count.
@@ -81,10 +81,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Results:
-    """A benchmark's run: its figures, and where, when, how and at which commit they were measured.
+    """A benchmark's run: its figures, the machine, date, command and commit.
 
-    `instruction_set` is the largest one that the run could use, a value of machine.INSTRUCTION_SETS. It and
-    `commit` are empty if they aren't known.
+    `instruction_set` is the largest one that the run could use, a value of machine.INSTRUCTION_SETS.
+    `instruction_set` and `commit` are "" if unknown.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -97,7 +97,7 @@ class Results:
     instruction_set: str = ""
 
     def write(self, path: Path) -> None:
-        """Replace the file at once when the new contents are complete. Raises OSError.
+        """Replace the file atomically. Raises OSError.
 
         Empty fields that are not in _ALWAYS_WRITTEN are left out.
         """
@@ -114,7 +114,7 @@ _RESULTS = TypeAdapter(Results)
 
 
 def read(path: Path) -> Results:
-    """Raises FiguresError when the file can't be read or holds anything else."""
+    """Read a file of figures. Raises FiguresError if it can't be read or is invalid."""
     try:
         return _RESULTS.validate_json(path.read_bytes())
     except OSError as error:
@@ -127,7 +127,7 @@ def read(path: Path) -> Results:
 
 @dataclass(frozen=True)
 class Aim:
-    """A bound, in words and as a number, and a function that says whether a value keeps it."""
+    """A bound, in words and as a number, and a function that tests whether a value keeps it."""
 
     words: str
     bound: float
@@ -135,12 +135,12 @@ class Aim:
 
 
 def at_least(bound: float) -> Aim:
-    """Return the aim that values of `bound` and more reach."""
+    """Return an aim that values of at least `bound` reach."""
     return Aim(f"at least {number(bound)}", bound, lambda value: value >= bound)
 
 
 def at_most(bound: float) -> Aim:
-    """Return the aim that values of `bound` and less reach."""
+    """Return an aim that values of at most `bound` reach."""
     return Aim(f"at most {number(bound)}", bound, lambda value: value <= bound)
 
 
@@ -216,7 +216,8 @@ def mean_figure(
     condition: str = "",
     device_class: str = "",
 ) -> list[Figure]:
-    """Return one figure, the geometric mean over the subjects that have a value; none when no subject has.
+    """Return a list with the figure of the geometric mean over the subjects with a value; [] if there is
+    none.
 
     Its `note` names the lowest, the highest and the subjects without a value.
     """
@@ -247,7 +248,7 @@ def _measured(metric: str, peer: str | None, condition: str) -> str:
 
 
 def number(value: float) -> str:
-    """Format with three digits; no exponent between 1000 and 1e9."""
+    """Format a number with three digits, and without an exponent between 1000 and 1e9."""
     return f"{value:.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.3g}"
 
 
@@ -261,7 +262,7 @@ HEADERS = ("figure", "value", "p10 .. p90", "aim", "details")
 
 
 def table(figures: Sequence[Figure]) -> Table:
-    """Return a table for the terminal, reached aims green and missed ones red."""
+    """Return a table for the terminal, with reached aims in green and missed ones in red."""
     drawn = Table(box=None, pad_edge=False)
     for header in HEADERS:
         drawn.add_column(header, justify="right" if header in HEADERS[1:3] else "left")

@@ -1,5 +1,4 @@
-"""Describe the machine, the versions and the commit that figures were measured with; no host name is in
-it."""
+"""Describe the machine, the versions and the commit of a run, without the host's name."""
 
 from __future__ import annotations
 
@@ -20,15 +19,15 @@ VECTORS = (
     *("amx_tile", "asimd", "asimddp", "i8mm", "bf16", "sve", "sve2"),
 )
 
-# A flag of the processor -> its name in documents, the largest instruction set first.
+# The names of instruction sets by processor flag, the largest first.
 INSTRUCTION_SETS = {"avx512f": "AVX-512", "avx2": "AVX2", "sse4_2": "SSE4.2"}
-# The sets of INSTRUCTION_SETS that go with a feature.
+# The instruction sets of INSTRUCTION_SETS that depend on a feature.
 _LOST_WITH = {"avx": ("avx2", "avx512f"), "avx2": ("avx2", "avx512f")}
 
 
 def describe(threads: int, without: Sequence[str] = ()) -> str:
-    """Describe in one line: processor, instruction sets shown and given up (`without`), threads used, memory,
-    system, versions and the load before the benchmark."""
+    """Describe in one line: processor, available and disabled (`without`) instruction sets, threads, memory,
+    system, versions, and the load before the benchmark."""
     processor = _cpu_info().get("model name") or platform.processor() or platform.machine()
     memory_gib = psutil.virtual_memory().total / 2**30
     shown = flags()
@@ -42,9 +41,10 @@ def describe(threads: int, without: Sequence[str] = ()) -> str:
 
 
 def instruction_set(without: Sequence[str] = ()) -> str:
-    """Return the largest of INSTRUCTION_SETS that is left when `without` and what builds on it is given up.
+    """Return the largest of INSTRUCTION_SETS that is left without the features in `without` and all that
+    depend on them.
 
-    Empty on other processors than x86.
+    Return "" for other processors than x86.
     """
     lost = {flag for name in without for flag in _LOST_WITH.get(name, (name,))}
     shown = flags() - lost
@@ -61,7 +61,7 @@ def commit() -> str:
 
 
 def flags() -> frozenset[str]:
-    """Return the processor's flags in /proc/cpuinfo, none where it has none."""
+    """Return the processor's flags in /proc/cpuinfo; none if it has none."""
     fields = _cpu_info()
     return frozenset((fields.get("flags") or fields.get("Features") or "").split())
 
