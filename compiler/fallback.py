@@ -19,8 +19,8 @@ SLOW_ITERATIONS = 1 << 20
 
 
 def schedule(mod: tvm.IRModule, min_iterations: int = MIN_PARALLEL_ITERATIONS) -> tvm.IRModule:
-    """Schedule every loop nest of the workload `main` on its own. A nest with fewer iterations stays as it
-    is. So does a nest that can't be scheduled, and a workload that TVM can't schedule at all.
+    """Schedule every loop nest of the workload `main` separately. Nests with fewer iterations stay unchanged,
+    and so do nests and workloads that TVM can't schedule.
 
         for i, j, c, k:
             C[i, j, c] += A[i, j, k] * B[k, c]
@@ -52,13 +52,13 @@ def mark_scheduled(scheduled: PrimFunc, original: PrimFunc) -> PrimFunc:
 
 
 def trace(mod: tvm.IRModule) -> str:
-    """Return the trace of what `schedule` makes of a workload, for a device to measure."""
+    """Return the trace of the fallback schedule of a workload, for a device to measure."""
     scheduled = _schedule_nests(mod, MIN_PARALLEL_ITERATIONS)
     return UNSCHEDULED if scheduled is None else trace_of(scheduled)
 
 
 def _schedule_nests(mod: tvm.IRModule, min_iterations: int) -> Schedule | None:
-    """Return None when TVM can't schedule the workload."""
+    """Schedule all loop nests; None if TVM can't schedule the workload."""
     try:
         current = Schedule(mod, debug_mask="none")
         names = [
@@ -90,7 +90,7 @@ def _schedule_nest(sch: Schedule, block: SBlockRV, min_iterations: int) -> None:
     axes = sch.get(block).iter_vars
     if len(axes) != len(loops):
         return
-    # Each loop belongs to one axis, in the same order, in what TE and relax generate.
+    # In code from TE and relax, each loop belongs to one axis, in the same order.
     is_spatial = [axis.iter_type == IterVar.DataPar for axis in axes]
     spatial = loops[: is_spatial.index(False)] if False in is_spatial else list(loops)
     iterations = math.prod(int(sch.get(loop).extent) for loop in loops)

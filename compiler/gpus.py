@@ -1,4 +1,4 @@
-"""Detect the device fingerprint of a GPU, and the TVM target that code for it is generated with."""
+"""Detect the device fingerprint of a GPU, and its TVM target."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ATTRIBUTES = {
     "dynamic_shared_bytes": 97,
     "resident_blocks": 106,
 }
-# Those that `Gpu` has by the same names.
+# The attributes that are fields of `Gpu`.
 LIMITS = (
     *("max_threads", "warp_size", "shared_bytes", "dynamic_shared_bytes", "registers"),
     *("resident_threads", "resident_blocks", "resident_shared_bytes"),
@@ -40,11 +40,12 @@ IN_GRAPH = 2  # the way that kernels are timed here (compiler.measuring.timing.G
 
 
 class NoGpuError(RuntimeError):
-    """CUDA shows this process no GPU; the message says why."""
+    """CUDA shows no GPU to this process. The message says why."""
 
 
 def detect_gpu() -> Device:
-    """Describe the first GPU that CUDA shows this process, and open CUDA. Raises CudaError and NoGpuError."""
+    """Return the first GPU that CUDA shows to this process as a device. This opens CUDA. Raises CudaError and
+    NoGpuError."""
     found = read_attributes()
     host = detect_device()
     capability = found["capability_major"] * 10 + found["capability_minor"]
@@ -86,8 +87,8 @@ def target_text(gpu: Gpu, host: Mapping[str, object]) -> str:
 
 
 def read_attributes() -> dict[str, int]:
-    """Return what CUDA's runtime says of the first GPU, by the names of ATTRIBUTES. Raises CudaError and
-    NoGpuError."""
+    """Return the attributes of the first GPU from CUDA's runtime, by the names in ATTRIBUTES. Raises
+    CudaError and NoGpuError."""
     load_cuda()
     runtime = ctypes.CDLL(RUNTIME)
     runtime.cudaGetErrorString.restype = ctypes.c_char_p

@@ -1,12 +1,12 @@
-"""TVM objects as JSON, checked before TVM reads them and after TVM made them.
+"""Check TVM objects in JSON, before TVM reads them and after TVM created them.
 
-TVM's reader is native code that trusts its text: a field that is missing, null or of another kind can crash
-the process later. So the text is parsed here, held against TVM's own description of its classes, and written
+TVM's reader is native code that trusts its input. A field that is missing, null or of another kind can crash
+the process later. So the text is parsed here, checked against TVM's reflection of its classes, and written
 anew.
 
     {"root_index": 7, "nodes": [{"type": "ir.Var", "data": {"name": 2, "ty": 1, "span": 0}}, ...]}
 
-A node refers to others by their numbers. TVM writes each node after those that it refers to.
+A node refers to others by their numbers. Each node follows the nodes that it refers to.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from tvm_ffi import core
 from tvm_ffi.serialization import from_json_graph_str
 
 MAX_DEPTH = 1000
-# A node that two others share counts twice: TVM walks it twice.
+# The most visited nodes. A node that two others share counts twice, because TVM visits it twice.
 MAX_TREE_NODES = 1 << 26
 MAX_INTEGER = (1 << 63) - 1
-# Beside spans, the fields that may be null though TVM's description doesn't say so.
+# Fields besides spans that may be null although TVM's reflection doesn't say so.
 _NULLABLE = frozenset(("ir.Call.attrs", "ir.Call.ty", "ir.Op.ty"))
 
 
@@ -52,7 +52,7 @@ Named = tuple[Part, str]
 
 
 class GraphRefused(ValueError):
-    """A text is no graph of TVM objects. The message is a clause that says why."""
+    """A text isn't a valid graph of TVM objects. The message is a clause that says why."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class ObjectGraph:
 
     @classmethod
     def parse(cls, text: str) -> ObjectGraph:
-        """Parse what this version of TVM or an older one wrote. Raises GraphRefused."""
+        """Parse JSON of this version of TVM or an older one. Raises GraphRefused."""
         try:
             graph = json.loads(text, object_pairs_hook=_without_duplicates)
             version = graph.get("metadata", {}).get("tvm_version") if isinstance(graph, dict) else None
@@ -93,14 +93,14 @@ class ObjectGraph:
     def named(self) -> frozenset[Named]:
         """Return the kinds of objects, and the names that they use in calls, annotations and storage scopes.
 
-        A serial loop has no name: every program has them. Raises GraphRefused.
+        Serial loops are left out, because every program has them. Raises GraphRefused.
         """
         return frozenset(self._named())
 
     def check(self) -> None:
-        """Check every object against TVM's description of its class. Raises GraphRefused.
+        """Check every object against TVM's reflection of its class. Raises GraphRefused.
 
-        The graph is no deeper and, as a tree, no larger than TVM can walk.
+        The graph's depth, and its size as a tree, are limited to what TVM can visit.
         """
         sizes: list[int] = []
         depths: list[int] = []
@@ -151,7 +151,7 @@ class ObjectGraph:
             yield from map(self._text, self.nodes[number]["data"][::2])
 
     def _children(self, number: int, node: Mapping[str, Any]) -> Iterator[tuple[int, bool]]:
-        """Yield the nodes that a node refers to, each with whether TVM's visitors walk on to it."""
+        """Yield (node, whether TVM's visitors continue to it) for the nodes that a node refers to."""
         kind = node["type"]
         if kind in _PLAIN:
             if not _PLAIN[kind](node.get("data")):
@@ -185,7 +185,7 @@ class ObjectGraph:
         return self.nodes[child]["type"] == "None" and (name == "span" or f"{kind}.{name}" in _NULLABLE)
 
     def _fits(self, number: int, schema: Mapping[str, Any]) -> bool:
-        """Return whether a node is what TVM describes a field as."""
+        """Return whether a node matches TVM's schema of a field."""
         wanted, arguments = schema.get("type"), schema.get("args", ())
         node = self.nodes[number]
         kind, data = node["type"], node.get("data", ())
@@ -232,7 +232,7 @@ _PLAIN: Mapping[str, Callable[[Any], bool]] = {
     "ffi.String": _is_text,
     "ffi.Tensor": _is_text,
     "ffi.Shape": lambda data: isinstance(data, list) and all(map(_is_integer, data)),
-    # Found by their names.
+    # Objects that are identified by their names.
     "ir.Op": _is_text,
     "ir.SourceName": _is_text,
     "tirx.Axis": _is_text,
@@ -269,7 +269,7 @@ def _fields(kind: str) -> Mapping[str, Mapping[str, Any]]:
 
 @functools.cache
 def _lineage(kind: str) -> frozenset[str]:
-    """Return the names of a class of TVM and of those that it inherits from."""
+    """Return the names of a TVM class and of its base classes."""
     return frozenset(info.type_key for info in _classes(kind)) if "." in kind else frozenset((kind,))
 
 

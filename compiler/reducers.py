@@ -1,7 +1,7 @@
-"""Reductions that TVM's schedule primitives know: maxima and minima that begin with infinity.
+"""Teach TVM's schedule primitives maxima and minima that begin with infinity.
 
-Imported maxima begin with -inf, as ONNX has them. TVM knows only maxima that begin with the least finite
-number, and refuses `rfactor` and cross-thread reductions of others.
+Imported maxima begin with -inf, as in ONNX. TVM knows only maxima that begin with the least finite number,
+and rejects `rfactor` and cross-thread reductions of others.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _identity(infinity: float, finite: Callable[[str], Any]) -> Callable[..., li
 def _immortal(function: Callable[..., Any]) -> Any:
     """Return a function for TVM that is never freed.
 
-    TVM's table outlives Python: to free a Python function then would end the process with an error.
+    TVM's table outlives Python, and freeing a Python function at that time would crash the process.
     """
     converted = tvm_ffi.convert(function)
     increase = ctypes.CDLL(find_libtvm_ffi()).TVMFFIObjectIncRef

@@ -1,8 +1,8 @@
-"""Detect this machine's device fingerprint and the TVM target that code for it is generated with.
+"""Detect this machine's device fingerprint and its TVM target.
 
-The target names the processor as LLVM does, and the instruction sets that differ from that processor's. A
-hypervisor may hide some, and a device's owner may give some up. The device's features are the instruction
-sets that it executes. The length of its vectors and the intrinsics that the search may use follow from them.
+The target has LLVM's name of the processor, and the instruction sets that differ from that processor's. A
+hypervisor may hide some, and a device's owner may disable some. The device's features are the instruction
+sets that it executes. They determine the length of its vectors and the available intrinsics.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from compiler.boards import Board, find_board
 from core.device import Device
 from core.instruction_sets import FeatureError, instruction_sets, llvm_names
 
-# Where Linux describes the machine, and the files there.
+# The folders and files in which Linux describes the machine.
 ROOT = Path("/")
 CPU_INFO, CACHES, DEVICE_TREE = "proc/cpuinfo", "sys/devices/system/cpu/cpu0/cache", "proc/device-tree/model"
 SIZES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-# Assumed where Linux doesn't report them: the caches of a small core.
+# Cache sizes that are assumed if Linux doesn't report them: those of a small core.
 DEFAULT_CACHES = {"l1": 32 << 10, "l2": 512 << 10, "l3": 2 << 20}
 # The prefixes of features that the search and the estimate use, as /proc/cpuinfo spells them.
 FEATURE_PREFIXES = ("avx", "sse4", "asimd", "sve", "fma", "neon")
 # Linux lists these only if it saves their registers on a context switch, even if the processor has them.
 NEED_SAVED_REGISTERS = ("avx", "avx512f")
-# Never added to what LLVM's processor has: programs must ask Linux for AMX, and the lengths of TVM's vectors
-# are fixed at compile time.
+# Instruction sets that are never enabled beyond LLVM's processor: programs must request AMX from Linux, and
+# TVM's vector lengths are fixed at compile time.
 NOT_ADDED = ("amx", "sve", "sme")
 AT_HWCAP, AT_HWCAP2 = 16, 26
-# Bits of these two words (Linux, arch/arm64/include/uapi/asm/hwcap.h), by LLVM's names of the features.
+# The bits of features in these two words (Linux, arch/arm64/include/uapi/asm/hwcap.h), by LLVM's names.
 ARM_BITS = {"neon": 1, "fullfp16": 10, "rdm": 12, "complxnum": 14, "dotprod": 20, "sve": 22, "fp16fml": 23}
 ARM_BITS_2 = {"sve2": 1, "i8mm": 13, "bf16": 14, "sme": 23}
 
@@ -45,10 +45,10 @@ ARM_BITS_2 = {"sve2": 1, "i8mm": 13, "bf16": 14, "sme": 23}
 def detect_device(cores: int | None = None, without: Sequence[str] = ()) -> Device:
     """Describe this machine's CPU. Candidates run on `cores`, by default on all that the process may use.
 
-    The device gives up the instruction sets `without`, spelled as in Linux or LLVM, and all sets that need
-    them. It is then in another device class. A known board has the caches of its data sheet, and its
-    processor, too, where LLVM doesn't recognise one. Raises FeatureError for an instruction set that the
-    machine lacks.
+    The device disables the instruction sets in `without`, spelled as in Linux or LLVM, and all that depend on
+    them. It is then in another device class. A known board gets the cache sizes of its data sheet and, if
+    LLVM doesn't recognize the processor, its processor's name. Raises FeatureError for an instruction set
+    that the machine lacks.
     """
     board = find_board(_read(ROOT / DEVICE_TREE).rstrip("\0\n"))
     arch = platform.machine()
@@ -79,7 +79,7 @@ def detect_device(cores: int | None = None, without: Sequence[str] = ()) -> Devi
 
 
 def parse_target(text: str) -> tvm.target.Target:
-    """Raises ValueError when TVM doesn't know the target."""
+    """Parse a TVM target. Raises ValueError if TVM doesn't know it."""
     try:
         return tvm.target.Target(json.loads(text))
     except Exception as error:  # TVM's C++ code may raise any exception class
@@ -113,7 +113,7 @@ def _executed_features(
 ) -> dict[str, bool]:
     """Return for each instruction set of this kind of machine (LLVM's names) whether the device executes it.
 
-    Raises FeatureError when the machine lacks one of `without` anyway.
+    Raises FeatureError if the machine lacks one of `without` anyway.
     """
     arch = platform.machine()
     names = {known.name for known in instruction_sets(arch)}
@@ -126,7 +126,7 @@ def _executed_features(
         given_up += found
     if words:
         given_up += [name for name in NEED_SAVED_REGISTERS if present.get(name) and name not in words]
-    # LLVM knows which instruction sets need which others.
+    # LLVM knows the dependencies of instruction sets.
     switches = [f"+{name}" for name in sorted(present) if present[name]]
     left = _llvm_features(attributes, [*switches, *(f"-{name}" for name in sorted(given_up))])
     return {name: is_present and name in left for name, is_present in present.items()}
@@ -156,7 +156,7 @@ def _host_features() -> dict[str, bool]:
 
 def _target_text(attributes: Mapping[str, Any], executed: Mapping[str, bool]) -> str:
     """Return the target as canonical JSON. Its mattr has the differences from LLVM's processor, without those
-    that others of them imply."""
+    that others imply."""
     own = _llvm_features(attributes)
     missing = {name for name, runs in executed.items() if runs and not name.startswith(NOT_ADDED)} - own
     added = _without_implied("+", {name: _llvm_features(attributes, [f"+{name}"]) for name in missing})
@@ -170,8 +170,8 @@ def _target_text(attributes: Mapping[str, Any], executed: Mapping[str, bool]) ->
 
 
 def _without_implied(sign: str, changes: Mapping[str, set[str]]) -> list[str]:
-    """Return the names of `changes`, which maps each to all that it changes, without those that another name
-    changes too."""
+    """Return the names in `changes` whose effect isn't implied by another name. `changes` maps a name to all
+    features that it changes."""
     return [
         f"{sign}{name}"
         for name in sorted(changes)
@@ -186,8 +186,7 @@ def _llvm_features(attributes: Mapping[str, Any], switches: Sequence[str] = ()) 
 
 
 def _cpuinfo_features() -> tuple[str, ...]:
-    """Return the features in /proc/cpuinfo; none if it lists none, or describes a machine of another kind
-    that emulates this one."""
+    """Return the features in /proc/cpuinfo; none if it lists none, or describes the host of an emulator."""
     line = "Features" if platform.machine().startswith(("aarch64", "arm")) else "flags"
     for text in _read(ROOT / CPU_INFO).splitlines():
         name, _, words = text.partition(":")
@@ -201,7 +200,7 @@ def _device_features(arch: str, words: Sequence[str], executed: Mapping[str, boo
     known = instruction_sets(arch)
     present = {one.word for one in known if executed.get(one.name)}
     lacking = tuple({one.word for one in known} - present)
-    # A word that isn't known here, such as svei8mm, is dropped with the known one that it begins with.
+    # An unknown word, such as svei8mm, is dropped together with its known prefix.
     kept = [word for word in words or present if word in present or not word.startswith(lacking)]
     return tuple(sorted(word for word in kept if word.startswith(FEATURE_PREFIXES)))
 

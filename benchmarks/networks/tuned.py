@@ -104,7 +104,7 @@ def _loadable(
             with contestants({peer.name: peer.file}, inputs, plan) as running:
                 running[peer.name].outputs(inputs[0])
                 found.append(peer)
-        except Exception as error:  # whatever a compiler raises
+        except Exception as error:  # compilers have their own exceptions
             console.print(f"{plan.label}: {peer.name} can't run it: {error}", markup=False, soft_wrap=True)
     return found
 
@@ -133,7 +133,7 @@ def _metaschedule(
             console.print(f"{plan.label}: MetaSchedule recorded nothing in {plan.peer_limit_s:.0f} s")
             return None, []
         build_with_metaschedule(model, target, work, library.path)
-    except Exception as error:  # whatever a compiler raises
+    except Exception as error:  # compilers have their own exceptions
         console.print(f"{plan.label}: MetaSchedule failed: {error}", markup=False, soft_wrap=True)
         return None, []
     return rate, [Peer(METASCHEDULE, f"{METASCHEDULE} after {rate.trials} trials", library)]

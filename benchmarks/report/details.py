@@ -35,7 +35,7 @@ def markdown(results: Results) -> str:
 
 def draw_peers(files: Iterable[Results], folder: Path) -> Path:
     """Draw the latencies of other runtimes relative to ours in peers.svg; return the plot."""
-    from benchmarks.report import plots  # slow to import
+    from benchmarks.report import plots  # imported here, because it is slow
 
     folder.mkdir(parents=True, exist_ok=True)
     plot = folder / "peers.svg"
@@ -45,7 +45,7 @@ def draw_peers(files: Iterable[Results], folder: Path) -> Path:
 
 def draw_curves(file: Path, folder: Path) -> list[Path]:
     """Draw the tuning curve of each network beside `file`; return the plots."""
-    from benchmarks.report import plots  # slow to import
+    from benchmarks.report import plots  # imported here, because it is slow
 
     folder.mkdir(parents=True, exist_ok=True)
     made = []

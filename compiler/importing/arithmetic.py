@@ -1,4 +1,4 @@
-"""Arithmetic that TVM leaves open or gets wrong: 0 * NaN, divisors of 0, long shifts."""
+"""Rewrite arithmetic that TVM leaves undefined or gets wrong: 0 * NaN, divisors of 0, long shifts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shapes that a batch gives the inputs of a model that leaves its leading dimension open."""
+"""Compute the shapes of a model's inputs for a batch size, if the file leaves the leading dimension open."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def batch_shapes(file: IO[bytes], shapes: Mapping[str, Shape], batch: int) -> di
     """Return `shapes`, completed for inputs whose leading dimension the .onnx file leaves open. That
     dimension becomes the batch wherever the file names it. Weights are skipped, not read.
 
-    Raises ModelError when the file leaves none open, or other dimensions too.
+    Raises ModelError if no leading dimension is open, or if other dimensions are open, too.
     """
     try:
         inputs = input_dimensions(file)

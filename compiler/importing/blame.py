@@ -41,6 +41,6 @@ def _compiles(file: OnnxFile, count: int, compile_model: Callable[[RelaxModel], 
         compile_model(import_file(replace(file, proto=proto), results[-1:]))
     except CompileError:
         return False
-    except ModelError:  # of an output that the model doesn't have, such as an empty one
+    except ModelError:  # for an output that the model doesn't have, such as an empty one
         return True
     return True

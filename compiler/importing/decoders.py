@@ -39,7 +39,7 @@ from core.decoder import MASKS, POSITIONS, TOKENS, cache_inputs, is_present
 
 Array = NDArray[Any]
 PAST_LENGTH = "past_length"
-# Lengths that hardly any model has otherwise, so values that derive from them can be recognized.
+# Unusual lengths, so that values that derive from them can be recognized.
 PROBE_PAST, PROBE_TOKENS = 37, 5
 MIN_OPSET = 13
 _PREFIX = "tunefarm."

@@ -1,8 +1,8 @@
 """Compute nodes of constants while a model is imported.
 
-Shapes and the arithmetic on them must be known at once. The operators that occur there are computed with
-numpy, by functions that give exactly what ONNX defines. ONNX Runtime computes other nodes of constants. A
-node that neither can compute is imported like any other, and TVM folds it later.
+Shapes, and arithmetic on shapes, must be known during the import. NumPy computes the operators that occur
+there, with exactly ONNX's results. ONNX Runtime computes other nodes of constants. A node that neither can
+compute is imported normally, and TVM folds it later.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from compiler.importing.onnx_runtime import load_session
 from compiler.importing.spec import NARROW
 from compiler.importing.values import Array, Node, numpy_dtype
 
-# A larger result of a convolution or a recurrence takes longer to compute than to leave to TVM.
+# Larger results of convolutions and recurrent layers are left to TVM, because computing them here takes too
+# long.
 SLOW_TO_FOLD = {
     *("Conv", "ConvInteger", "ConvTranspose", "DeformConv", "QLinearConv"),
     *("GRU", "LSTM", "RNN", "GridSample", "RoiAlign", "Resize", "Upsample"),
@@ -28,14 +29,14 @@ MAX_SLOW_ELEMENTS = 1 << 16
 RANDOM = {
     *("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
 }
-# The version of ONNX's file format that ONNX Runtime reads since long.
+# A version of ONNX's file format that also older versions of ONNX Runtime read.
 _IR_VERSION = 10
 
 
 def fold(node: Node) -> list[Array] | None:
-    """Return the values of a node's named outputs, in order; None where they can't be known now.
+    """Return the values of a node's named outputs, in order; None if they can't be computed now.
 
-    Raises ValueError and IndexError for inputs that the operator doesn't take.
+    Raises ValueError and IndexError for invalid inputs.
     """
     if node.kind in RANDOM or any(attribute.HasField("g") for attribute in node.proto.attribute):
         return None
@@ -55,7 +56,7 @@ def fold(node: Node) -> list[Array] | None:
             result = evaluate(node, given)
         if result is not None:
             return result if isinstance(result, list) else [np.asarray(result)]
-    # ONNX Runtime hands no narrow types over, neither as inputs nor as outputs.
+    # ONNX Runtime doesn't accept or return narrow types.
     if any(str(constant.dtype) in NARROW for constant in known) or _makes_narrow(node):
         return None
     if node.kind in SLOW_TO_FOLD and sum(constant.size for constant in known) > MAX_SLOW_ELEMENTS:
@@ -78,7 +79,7 @@ def _by_onnx_runtime(node: Node) -> list[Array] | None:
     wanted = [name for name in node.outputs if name]
     inputs = [onnx.ValueInfoProto(name=name, type=value.onnx_type()) for name, value in given.items()]
     outputs = [onnx.ValueInfoProto(name=name) for name in wanted]
-    # The model's opset may be newer than ONNX Runtime; the operator's version seldom is.
+    # The model's opset may be newer than ONNX Runtime, but the operator's version seldom is.
     version = node.opset
     if onnx.defs.has(node.kind, node.opset, node.domain):
         version = onnx.defs.get_schema(node.kind, node.opset, node.domain).since_version
@@ -90,13 +91,13 @@ def _by_onnx_runtime(node: Node) -> list[Array] | None:
     arrays = {name: np.asarray(value.constant, order="C") for name, value in given.items()}
     try:
         results = load_session(model, wanted)(arrays)
-    except Exception:  # it isn't installed, or has no kernel: each raises errors of its own
+    except Exception:  # it isn't installed, or has no kernel; the exceptions have no common class
         return None
     return None if any(result.dtype.hasobject for result in results) else results
 
 
 def check_fits(shape: Sequence[int], dtype: np.dtype[Any]) -> None:
-    """Raises ValueError for a constant that is too large."""
+    """Raise ValueError for a constant that is too large."""
     size = math.prod(shape) * dtype.itemsize
     if size > MAX_CONSTANT_BYTES:
         raise ValueError(f"it computes a constant of {size} bytes; the limit is {MAX_CONSTANT_BYTES}")
@@ -110,7 +111,7 @@ def _shape(node: Node) -> Array:
     shape = node.input(0).shape
     if node.kind == "Size":
         return np.array(math.prod(shape), np.int64)
-    # Negative ends count from the last axis, and ends beyond it are cut off, as in Python.
+    # Negative ends count from the last axis, and ends beyond the last axis are clipped, as in Python.
     return np.array(shape[node.attributes.get("start", 0) : node.attributes.get("end")], np.int64)
 
 
@@ -275,7 +276,7 @@ def _compress(node: Node, given: _Given) -> Array:
 
 
 def _dequantize(node: Node, given: _Given) -> Array | None:
-    """(data - zero) * scale in float32, of types that TVM has no kernels for."""
+    """(data - zero) * scale in float32, for types without kernels in TVM."""
     data, scale = _required(given, 0), _required(given, 1)
     zero = given[2] if len(given) > 2 else None
     if str(data.dtype) not in NARROW or node.attributes.get("output_dtype"):
@@ -295,7 +296,8 @@ def _dequantize(node: Node, given: _Given) -> Array | None:
 
 
 def _reduced(function: Callable[..., Any]) -> _Evaluate:
-    """Return how integers are reduced; sums of floats depend on their order, and are ONNX Runtime's."""
+    """Return a function that reduces integers. Sums of floats depend on their order, so ONNX Runtime computes
+    those."""
 
     def evaluate(node: Node, given: _Given) -> Array | None:
         data = _required(given, 0)
@@ -314,14 +316,14 @@ def _reduced(function: Callable[..., Any]) -> _Evaluate:
 
 
 def _elementwise(function: Callable[..., Any], since: int = 1, kinds: str = "biuf") -> _Evaluate:
-    """Return how a function of equally typed numbers is computed. Before the version `since`, the operator
-    broadcasts otherwise."""
+    """Return a function that computes an elementwise operator of equally typed numbers. Before the version
+    `since`, the operator broadcast differently."""
 
     def evaluate(node: Node, given: _Given) -> Array | None:
         arrays = [_required(given, k) for k in range(len(given))]
         if node.opset < since and node.attributes.get("broadcast", 0):
             return None
-        # Functions of numpy don't know the kinds of what ml_dtypes adds.
+        # NumPy's functions don't know the kinds of types of ml_dtypes.
         if any(array.dtype.kind not in kinds for array in arrays):
             return None
         check_fits(np.broadcast_shapes(*(array.shape for array in arrays)), arrays[0].dtype)

@@ -1,4 +1,4 @@
-"""Legalize relax operators so that reductions begin with the right value and follow NaN."""
+"""Legalize relax operators so that reductions begin with the right value and propagate NaN."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_INT32 = (1 << 31) - 1
 
 
 def legalize(module: tvm.IRModule) -> tvm.IRModule:
-    """Return the module with a PrimFunc for each operator; no two are fused yet."""
+    """Return the module with a separate PrimFunc for each operator, before fusion."""
     passes = [tirx.transform.prim_func_pass(each, opt_level=0) for each in (_begin_at_infinity, _name_blocks)]
     return tvm.transform.Sequential([transform.LegalizeOps(_LEGALIZATIONS), *passes])(module)
 
@@ -93,12 +93,12 @@ _LEGALIZATIONS = {
 
 
 def _wide(element: Any) -> Any:
-    """Return an element in a type that TVM knows NaN of."""
+    """Cast an element to a type for which TVM supports NaN."""
     return element.astype("float32") if str(element.ty.dtype) == "bfloat16" else element
 
 
 def _begin_at_infinity(function: PrimFunc, _module: tvm.IRModule, _context: object) -> PrimFunc:
-    """Have maxima and minima of floats begin with infinity, and pad with it.
+    """Let maxima and minima of floats begin with infinity, and pad with it.
 
     TVM begins with the largest finite number, which is wrong if all elements are infinite.
 
@@ -120,7 +120,7 @@ def _begin_at_infinity(function: PrimFunc, _module: tvm.IRModule, _context: obje
 
     def replace(number: FloatImm) -> FloatImm:
         dtype, value = str(number.ty.dtype), float(number.value)
-        # TVM's largest bfloat16 is larger than there is.
+        # TVM's constant for the largest bfloat16 exceeds the largest bfloat16.
         is_limit = (dtype, value < 0) in limits and abs(value) >= _largest(dtype)
         return tirx.FloatImm(dtype, math.copysign(math.inf, value)) if is_limit else number
 
@@ -138,7 +138,7 @@ def _name_blocks(function: PrimFunc, _module: tvm.IRModule, _context: object) ->
     """
     prefixes = [f"{parameter.name}_" for parameter in function.params]
     names = [block.name_hint for block in find_all(function.body, SBlock)]
-    # The longest prefix: one parameter's name may begin with another's.
+    # The longest matching prefix, because one parameter's name may begin with another's.
     found = {name: max(filter(name.startswith, prefixes), key=len, default="") for name in names}
     if not any(found.values()):
         return function

@@ -52,7 +52,8 @@ from compiler.precision.quantized import compute_in_bytes
 from compiler.target import parse_target
 from compiler.workload import normalise, to_json, workload_hash
 
-# Channels are innermost, because that axis vectorizes. TVM can't lower transposed convolutions so.
+# Channels are innermost, because that axis vectorizes. TVM can't lower transposed convolutions in this
+# layout.
 LAYOUTS = {
     "relax.nn.conv1d": ["NWC", "WIO"],
     "relax.nn.conv2d": ["NHWC", "HWIO"],
@@ -106,19 +107,19 @@ class ExtractedTask:
 def read_onnx(data: bytes, shapes: Mapping[str, Shape]) -> RelaxModel:
     """Import the bytes of a .onnx file; `shapes` gives dynamic inputs their shape, by input name.
 
-    Raises ModelError. TVM's importer is native code: strangers' files belong into a child process (see
+    Raises ModelError. TVM's importer is native code, so read untrusted files in a child process (see
     compiler.children.child).
     """
     return import_file(read_file(data, shapes))
 
 
 def import_file(file: OnnxFile, names: Sequence[str] | None = None) -> RelaxModel:
-    """Import a file that was read; `names` are values of the graph to compute instead of its outputs.
+    """Import a checked file. `names` are values of the graph to compute instead of its outputs.
 
     Raises ModelError.
     """
     names = file.output_names if names is None else names
-    # TVM's importer prints the operands of what fails, and warns of every name that it changes.
+    # TVM's importer prints the operands of failing operators, and warns about each name that it changes.
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         graph = Graph(CONVERTERS, FORMS)
@@ -234,7 +235,7 @@ def fuse_operators(operators: tvm.IRModule, target: str) -> tvm.IRModule:
 def fuse_untuned(model: RelaxModel, target: str) -> tvm.IRModule:
     """Rewrite a model with TVM's default pipeline: layouts as imported, operators fused, no schedules.
 
-    Products of halves sum in float32, as in the tuned model: this one may be published, too.
+    Products of halves are summed in float32, as in the tuned model, because this model may be published, too.
 
         lv = conv2d(x, w, data_layout="NCHW")
         gv = relu(lv)

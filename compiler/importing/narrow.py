@@ -1,7 +1,7 @@
 """Import nodes that move elements of less than a byte, or floats of a byte.
 
-Each element's code is kept in a byte. What moves elements moves these bytes; what converts them to another
-type has converters of its own. No other operator of ONNX takes them.
+Each element's code is stored in a byte. Operators that move elements move these bytes. Operators that convert
+them to another type have their own converters. ONNX has no other operators for these types.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def convert_narrow(
     node: Node, plainly: Callable[[Node], Sequence[Value | None]]
 ) -> Sequence[Value | None] | None:
     """Import a node that moves narrow elements; `plainly` imports it for their codes. Return None for a node
-    that converts them. Raises UnsupportedOperator for any other."""
+    that converts them. Raises UnsupportedOperator for other nodes."""
     if node.domain or node.kind in _CONVERTS:
         return None
     dtypes = {value.dtype for value in node.inputs if value is not None and value.dtype in NARROW}

@@ -1,4 +1,4 @@
-"""Read ONNX files of strangers: the result is a valid model with static input shapes, or a ModelError."""
+"""Read untrusted ONNX files. The result is a valid model with static input shapes, or a ModelError."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ from numpy.typing import NDArray
 
 from compiler.importing.spec import NARROW, CacheSpec, ModelError, Shape, TensorSpec, first_line
 
-# Protobuf's own limit: larger models keep weights in other files.
+# Protobuf's own limit. Larger models store weights in other files.
 MAX_FILE_BYTES = (2 << 30) - 1
-# Weights in other files that are no larger become part of the model.
+# Weights in other files of up to this size become part of the model.
 MAX_INLINE_BYTES = 1 << 20
 MAX_NODES = 50_000
 MAX_INPUT_ELEMENTS = 1 << 28
 MAX_RANK = 64
 _MAX_INT32 = (1 << 31) - 1
-# How coarsely a model computes, the finest first: the types of its floats, and their passing through bytes.
+# The types in which a model may compute, the finest first: float types, and "quantized" for values that pass
+# through bytes.
 COARSENESS = ("float64", "float32", "float16", "quantized", "bfloat16")
-# Bounds of attributes that TVM divides by or computes extents with, in any operator.
+# Bounds of attributes by which TVM divides, or with which it computes extents.
 _BOUNDS = {
     **dict.fromkeys(("group", "strides", "dilations", "kernel_shape", "blocksize"), (1, _MAX_INT32)),
     **dict.fromkeys(("output_shape", "output_padding"), (0, _MAX_INT32)),
     **dict.fromkeys(("axis", "axes", "perm", "batch_dims"), (-MAX_RANK, MAX_RANK)),
     "pads": (-_MAX_INT32, _MAX_INT32),
 }
-# A domain of operators that no checker knows.
+# A domain of operators that ONNX's checker doesn't know.
 _HIDDEN = "tunefarm.hidden"
-# The domain, name and overload that a node calls one of the model's own functions by.
+# The domain, name and overload that identify one of the model's own functions.
 FunctionKey = tuple[str, str, str]
 
 
@@ -65,7 +66,7 @@ class OnnxFile:
 
     @cached_property
     def types(self) -> frozenset[str]:
-        """The types of inputs, of weights and of what is cast to."""
+        """The types of inputs and weights, and the target types of casts."""
         graph = self.proto.graph
         types = {weight.data_type for weight in graph.initializer}
         types |= {value.type.tensor_type.elem_type for value in graph.input}
@@ -80,7 +81,7 @@ class OnnxFile:
 
     @cached_property
     def computed_in(self) -> str:
-        """The coarsest of COARSENESS among `types`, and what is quantized."""
+        """The coarsest of COARSENESS among `types` and quantized values."""
         found = set(self.types)
         if any("Quantize" in node.op_type or node.op_type.startswith("QLinear") for node in self._nodes):
             found.add("quantized")
@@ -130,8 +131,8 @@ def parse_archive(data: memoryview, file: IO[bytes]) -> tuple[onnx.ModelProto, M
 
 
 def _take_weights(proto: onnx.ModelProto, files: Mapping[str, memoryview]) -> dict[str, NDArray[Any]]:
-    """Return the large weights of the main graph that are in other files, which become inputs of it; write
-    all others into the model. Raises ModelError."""
+    """Turn large weights of the main graph that are in other files into inputs, and return them. Write all
+    other weights into the model. Raises ModelError."""
     weights = {}
     for tensor in list(proto.graph.initializer):
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
@@ -183,7 +184,8 @@ def _content(tensor: onnx.TensorProto, files: Mapping[str, memoryview]) -> memor
 
 
 def _numpy_dtype(tensor: onnx.TensorProto) -> np.dtype[Any]:
-    """Return the type of a weight that is in another file. Raises ModelError for one that isn't stored so."""
+    """Return the type of a weight that is in another file. Raises ModelError for types that can't be stored
+    there."""
     try:
         dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
     except KeyError as error:
@@ -207,7 +209,7 @@ def checked(
             raise ModelError(
                 f"output '{output.name}' is a sequence; only tensors are supported: return its tensors"
             )
-        # Exporters leave out shapes of outputs, and ONNX's checker wants one even of an unused output.
+        # Exporters leave out shapes of outputs, but ONNX's checker requires one even for an unused output.
         if output.type.HasField("tensor_type") and not output.type.tensor_type.HasField("shape"):
             output.type.tensor_type.shape.SetInParent()
     try:
@@ -235,7 +237,7 @@ def checked(
 def _deprecated_hidden(proto: onnx.ModelProto) -> Iterator[None]:
     """Hide nodes of deprecated operators that ONNX defines by a body, such as GroupNormalization of opset 18.
 
-    ONNX's checker refuses them, but ONNX Runtime runs them.
+    ONNX's checker rejects them, but ONNX Runtime runs them.
     """
     bodies: list[tuple[Any, Any]] = [(graph.node, proto.opset_import) for graph in _all_graphs(proto.graph)]
     bodies += [(function.node, function.opset_import) for function in proto.functions]
@@ -271,8 +273,8 @@ def _is_deprecated_with_body(node: onnx.NodeProto, opset: int) -> bool:
 def _inlined(proto: onnx.ModelProto, functions: Collection[FunctionKey]) -> onnx.ModelProto:
     """Return the model with the calls of these functions replaced by their bodies.
 
-    A call gets the defaults of the attributes that it leaves out first: onnx.inliner drops them. Functions
-    whose operators have other versions than the model's stay.
+    First, a call gets the defaults of missing attributes, because onnx.inliner drops them. Functions whose
+    operators have other versions than the model's stay.
     """
     versions = {plain_domain(entry.domain): entry.version for entry in proto.opset_import}
     chosen = [
@@ -345,7 +347,7 @@ def _check_functions(proto: onnx.ModelProto) -> list[set[FunctionKey]]:
     """Return the functions in groups, callers before the functions that they call. Refuse models that have
     too many nodes once their functions are inlined.
 
-    If every function calls the next one twice, a page of functions fills any memory.
+    If every function calls the next one twice, a few functions can expand to any number of nodes.
     """
     bodies = {function_key(function): list(_nodes(function.node)) for function in proto.functions}
     if len(bodies) < len(proto.functions):
@@ -427,7 +429,7 @@ def _all_nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 
 
 def _check_attributes(proto: onnx.ModelProto) -> None:
-    """Check what ONNX's checker doesn't: TVM's native code divides by strides, also by a stride of zero."""
+    """Check attributes that ONNX's checker ignores: TVM's native code divides by strides, even by zero."""
     for node in _all_nodes(proto):
         for attribute in node.attribute:
             least, most = _BOUNDS.get(attribute.name, (None, None))
@@ -439,8 +441,7 @@ def _check_attributes(proto: onnx.ModelProto) -> None:
 
 
 def node_name(node: onnx.NodeProto, position: int | None = None) -> str:
-    """Describe a node in a message, whether it has a name or not; `position` counts the nodes of its graph
-    from 0."""
+    """Describe a node in a message, with or without a name. `position` is its index in its graph, from 0."""
     if node.name:
         return f"node '{node.name}'"
     outputs = ", ".join(f"'{name}'" for name in node.output if name) or "nothing"
@@ -474,9 +475,9 @@ def _fix_input(value: onnx.ValueInfoProto, given: Shape | None) -> TensorSpec:
         raise ModelError(f"input '{name}' holds text; only tensors of numbers are supported")
     declared = None
     if tensor.HasField("shape"):
-        # Exporters write zero for an extent that isn't known; only users know that one is meant.
+        # Exporters write 0 for an unknown extent. Only the user can replace it by 1.
         empty = 0 if given is not None and 0 in given else None
-        # A negative extent stands for one that isn't known, too.
+        # A negative extent also means unknown.
         declared = [
             None if dim.dim_value < 0 else dim.dim_value or (empty if dim.HasField("dim_value") else None)
             for dim in tensor.shape.dim
@@ -488,8 +489,8 @@ def _fix_input(value: onnx.ValueInfoProto, given: Shape | None) -> TensorSpec:
 
 
 def static_shape_of(name: str, declared: Sequence[int | None] | None, given: Shape | None) -> Shape:
-    """Return the shape that the user gave, or else the one that the file declares. Raises ModelError when it
-    isn't static, is too large, or contradicts the file."""
+    """Return the user's shape, or else the file's. Raises ModelError if it isn't static, is too large, or
+    contradicts the file."""
     shape = declared if given is None else given
     if shape is None or any(extent is None for extent in shape):
         extents = ",".join(str(extent or 1) for extent in declared or (1, 3, 224, 224))

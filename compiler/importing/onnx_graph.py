@@ -1,7 +1,7 @@
 """Import the nodes of an ONNX graph one after the other, as relax operators on static shapes.
 
 Every value has a static shape. Nodes of constants are computed at once (`compiler.importing.folding`), so
-that shapes and the arithmetic on them never reach TVM. An operator is imported by the first that knows it:
+that shapes and arithmetic on them never reach TVM. The first of these that knows an operator imports it:
 
 1. a converter of ours (`compiler.importing.operators`), mostly in terms of other ONNX operators;
 2. TVM's importer;
@@ -45,17 +45,17 @@ from compiler.importing.row_writes import write_rows
 from compiler.importing.spec import NARROW, STORAGE, ModelError, Shape, TensorSpec, first_line
 from compiler.importing.values import OPSET, Array, NameScope, Node, UnsupportedOperator, Value, numpy_dtype
 
-# A small file can describe an enormous computation: no tensor of a model may be larger than this.
+# The largest tensor of a model in bytes, because a small file can describe an enormous computation.
 MAX_TENSOR_BYTES = 4 << 30
 
 
-# Returns the outputs that it computes, or None for a node that it leaves to the next importer.
+# Returns the outputs of a node, or None to leave the node to the next importer.
 Converter = Callable[["Graph", Node], "Value | Sequence[Value | None] | None"]
 
 
 class Graph:
-    """The relax function that is being made. Converters write into it: `op` imports another ONNX operator,
-    `emit` takes a relax expression."""
+    """The relax function under construction. Converters add to it: `op` imports another ONNX operator, `emit`
+    takes a relax expression."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Graph:
         self.places = Places()
         # The name for new bindings, see compiler.importing.places.
         self.binding = ""
-        # Those of the module.
+        # The outputs of the module.
         self.outputs: tuple[TensorSpec, ...] = ()
         # The buffers of a decoder's cache by name, and its input with the number of earlier tokens.
         self._buffers: dict[str, relax.Var] = {}
@@ -124,7 +124,7 @@ class Graph:
 
     def _input(self, spec: TensorSpec, param: relax.Var) -> Value:
         if 0 in spec.shape:
-            # What holds nothing is known.
+            # An empty tensor is a constant.
             return Value(np.empty(spec.shape, numpy_dtype(spec.dtype)))
         if spec.dtype not in NARROW:
             return Value(expr=param)
@@ -145,8 +145,8 @@ class Graph:
         inputs = {value.name for value in graph.input}
         for tensor in graph.initializer:
             if tensor.name in given and (tensor.name in inputs or not inputs):
-                # A default of an input; or a name that ONNX forbids to give twice. Of such a name, ONNX
-                # Runtime takes the outer value in a branch, which has no inputs, the inner one in a loop.
+                # A default of an input, or a duplicate name, which ONNX forbids. For duplicates, ONNX Runtime
+                # uses the outer value in branches, which have no inputs, and the inner one in loops.
                 continue
             try:
                 values[tensor.name] = self.constant(numpy_helper.to_array(tensor))
@@ -256,7 +256,7 @@ class Graph:
             raise UnsupportedOperator("the shape of what it computes depends on the data: not supported")
         check_size(shape, str(variable.ty.dtype))
         if 0 in shape:
-            # What holds nothing is known.
+            # An empty tensor is a constant.
             return self.constant(np.empty(shape, numpy_dtype(str(variable.ty.dtype))))
         return Value(expr=variable)
 
@@ -299,7 +299,8 @@ class Graph:
             try:
                 return self.import_with_tvm(node)
             except Exception:
-                # TVM's converters lack types and attributes that a body may not need.
+                # TVM's converters lack some types and attributes, and ONNX's function body may not need
+                # those.
                 if not _has_body(node):
                     raise
         return self._convert_by_body(node)
@@ -342,7 +343,7 @@ class Graph:
         try:
             return self._by_function(node, body, attributes)
         except _NodeError as error:
-            # Nobody has seen the nodes of ONNX's definitions.
+            # The user doesn't know the nodes of ONNX's function bodies.
             raise UnsupportedOperator(f"by its definition, {error.reason}") from error
 
     def _call(self, node: Node, function: onnx.FunctionProto) -> Sequence[Value | None]:
@@ -411,7 +412,7 @@ class Subgraph:
         return graph.import_subgraph(self.proto, given, self.scope.opsets, results)
 
 
-# What TVM imports, by domain. It looks at names only: its Attention is Microsoft's, for instance.
+# The operators that TVM imports, by domain. TVM ignores domains: its Attention is Microsoft's, for example.
 _MICROSOFTS = frozenset({"EmbedLayerNormalization", "MatMulInteger16"})
 _NOT_TENSORS = re.compile("Sequence|Optional")
 TVM_FRONTEND_OPS: Mapping[str, frozenset[str]] = {
@@ -423,7 +424,7 @@ TVM_FRONTEND_OPS: Mapping[str, frozenset[str]] = {
 
 
 def check_size(shape: Shape, dtype: str) -> None:
-    """Raises UnsupportedOperator for a tensor of a negative or absurdly large shape."""
+    """Raise UnsupportedOperator for a tensor with a negative extent, or of more than MAX_TENSOR_BYTES."""
     if any(extent < 0 for extent in shape):
         raise UnsupportedOperator(f"it computes a tensor of shape {shape}: no extent can be negative")
     size = math.prod(shape) * max(tvm.DataType(dtype).bits // 8, 1)
@@ -502,8 +503,8 @@ def _body(node: Node) -> onnx.FunctionProto:
 def _resolve(
     proto: onnx.NodeProto, attributes: Mapping[str, onnx.AttributeProto], values: Mapping[str, Value]
 ) -> onnx.NodeProto:
-    """Return a node of a body with the attributes that the body's caller gave, without the inputs that it
-    left out."""
+    """Return a node of a function body with the attributes of the call, and without the inputs that the call
+    leaves out."""
     resolved = onnx.NodeProto()
     resolved.CopyFrom(proto)
     _give_attributes(resolved, attributes)
@@ -516,7 +517,7 @@ def _resolve(
 
 
 def _give_attributes(node: onnx.NodeProto, attributes: Mapping[str, onnx.AttributeProto]) -> None:
-    """Replace the references to a caller's attributes, in the graphs within the node as well."""
+    """Replace references to the call's attributes, also in graphs within the node."""
     own = [*node.attribute]
     del node.attribute[:]
     for attribute in own:

@@ -1,4 +1,4 @@
-"""Run ONNX models in ONNX Runtime as they are written: without optimizations, on one thread."""
+"""Run ONNX models in ONNX Runtime without optimizations, on one thread."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from compiler.importing.spec import NARROW
 
 Array = NDArray[Any]
-# ONNX Runtime takes and returns no integers of less than a byte. Integers of a byte replace them, with this
-# behind their names.
+# ONNX Runtime can't pass integers of less than a byte. int8 or uint8 values replace them, with this suffix in
+# their names.
 _BYTE = "@byte"
 _NARROW = {getattr(onnx.TensorProto, name.upper()): name for name in NARROW if "int" in name}
 
@@ -55,8 +55,8 @@ def load_session(
 def _with_bytes_at_border(
     proto: onnx.ModelProto, names: Iterable[str]
 ) -> tuple[onnx.ModelProto, Mapping[str, int], Mapping[str, int]]:
-    """Return the model with inputs and results of narrow integers as integers of a byte, and the types of
-    these inputs and results, by name."""
+    """Return the model with int8 or uint8 in place of narrow integers in inputs and results. Also return the
+    narrow types, by name."""
     inputs = _narrow_types(proto.graph.input)
     if not inputs and not any(map(_makes_narrow, proto.graph.node)):
         return proto, {}, {}

@@ -1,9 +1,9 @@
-"""Values that are padded, because the data decides how many of their rows are valid.
+"""Padded values: the data decides how many of their rows are valid.
 
-Kernels are compiled for one shape. What selects rows gives as many as there can be: the valid ones first, in
-order, then others that stand for nothing. Operators that compute each row alone are imported as ever.
-Operators that would mix rows, such as a sum of all rows, are refused. `Shape` counts the valid rows, `TopK`
-chooses among them, and `Slice` keeps the first ones.
+Kernels are compiled for one shape. An operator that selects rows returns the maximum number: first the valid
+rows in order, then invalid ones. Operators that compute each row separately are imported normally. Operators
+that would mix rows, such as a sum of all rows, are refused. `Shape` counts the valid rows, `TopK` chooses
+among them, and `Slice` keeps the first ones.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from compiler.importing.values import Array, Node, Operators, Padding, Value, nu
 NO_ROW = -1
 
 
-# Of those inputs of a node that are padded, by position.
+# The padding of a node's padded inputs, by position.
 Paddings = Mapping[int, Padding]
 
 
 def convert_padded(
     graph: Operators, node: Node, plainly: Callable[[Node], Sequence[Value | None]]
 ) -> Sequence[Value | None] | None:
-    """Import a node that reads padded values; `plainly` imports one as if all rows were valid. Return None
-    where the node may mix rows."""
+    """Import a node that reads padded values; `plainly` imports it as if all rows were valid. Return None if
+    the node may mix rows."""
     padded = {at: value.padding for at, value in enumerate(node.inputs) if value and value.padding}
     plain = replace(node, inputs=tuple(value and value.with_padding(None) for value in node.inputs))
     if node.domain != "":
@@ -56,13 +56,13 @@ def convert_padded(
     if extents != {shape[axis]}:
         if node.kind != "Slice":
             return None
-        # Its count differs from the count of the whole, so the two can't be combined any more.
+        # The part's count differs from the whole's, so the two can't be combined any more.
         count = graph.op("Min", count, np.int64(shape[axis]))
     return [result and result.with_padding(Padding(axis, count)) for result in computed]
 
 
 def fill_invalid_rows(graph: Operators, value: Value) -> Value:
-    """Return the value with a marker in its invalid rows, which tells them from others."""
+    """Return the value with a marker in its invalid rows."""
     if value.padding is None:
         return value
     plain = value.with_padding(None)
@@ -100,7 +100,7 @@ def _shape(graph: Operators, node: Node, padded: Paddings) -> Sequence[Value]:
 
 
 def _taken(graph: Operators, node: Node, padded: Paddings) -> Sequence[Value] | None:
-    """Take rows by their numbers; those from the end count from the last valid one."""
+    """Take rows by their indices. Negative indices count from the last valid row."""
     data, places, padding = node.input(0), node.input(1), padded[0]
     axis = int(node.attributes.get("axis", 0)) % data.rank
     if axis != padding.axis or places.dtype not in ("int32", "int64"):
@@ -108,7 +108,7 @@ def _taken(graph: Operators, node: Node, padded: Paddings) -> Sequence[Value] | 
     wide = graph.op("CastLike", places, np.int64(0))
     from_end = graph.op("Add", wide, padding.count)
     positive = graph.op("Where", graph.op("Less", wide, np.int64(0)), from_end, wide)
-    # Of rows that aren't valid any will do, but they have to exist.
+    # For invalid rows, any index will do, but it must exist.
     inside = graph.op("Clip", positive, np.int64(0), np.int64(data.shape[axis] - 1))
     result = graph.op("Gather", data, inside, axis=axis)
     left = padded.get(1)
@@ -116,7 +116,7 @@ def _taken(graph: Operators, node: Node, padded: Paddings) -> Sequence[Value] | 
 
 
 def _selected(graph: Operators, node: Node, padded: Paddings) -> Sequence[Value] | None:
-    """Select among the valid boxes: no other has a score above the threshold."""
+    """Select among the valid boxes: scores of invalid boxes are below the threshold."""
     boxes, scores, *rest = (node.optional(position) for position in range(5))
     if padded.keys() != {0, 1} or (padded[0].axis, padded[1].axis) != (1, 2) or not boxes or not scores:
         return None
@@ -131,10 +131,10 @@ def _selected(graph: Operators, node: Node, padded: Paddings) -> Sequence[Value]
 
 
 def _top_k(graph: Operators, node: Node, padded: Paddings) -> Sequence[Value] | None:
-    """Sort what isn't valid to the end; where the data decides how many are wanted, sort all."""
+    """Sort invalid rows to the end. If the data decides how many are requested, sort all."""
     data, padding = node.input(0), padded[0]
     axis = int(node.attributes.get("axis", -1)) % data.rank
-    # Older ones have the number in an attribute.
+    # Older versions have the number in an attribute.
     if axis != padding.axis or node.opset < 11 or 1 in padded:
         return None
     wanted = graph.op("Reshape", node.input(1), np.array([], np.int64))
@@ -150,16 +150,15 @@ def _top_k(graph: Operators, node: Node, padded: Paddings) -> Sequence[Value] | 
     return [result.with_padding(left) for result in results]
 
 
-# What needs to know how many rows of its first input are valid; each returns None where it doesn't.
+# Converters that need the number of valid rows of their first input; they return None if they don't need it.
 _COUNTING: Mapping[str, Callable[[Operators, Node, Paddings], Sequence[Value] | None]] = {
     "Gather": _taken,
     "NonMaxSuppression": _selected,
     "Shape": _shape,
     "TopK": _top_k,
 }
-# Inputs whose integers matter where rows aren't valid, too, whatever the model calculated, by operator: their
-# position, and an integer that does no harm. Parts that they number are read, so they have to exist; and
-# processors stop at the division of the least integer by -1.
+# Inputs whose integers also matter in invalid rows, by operator: their position, and a harmless integer.
+# Indexed parts are read, so they must exist, and dividing the least integer by -1 crashes the process.
 _HARMLESS: Mapping[str, tuple[int, int]] = {
     "Div": (1, 1),
     "Mod": (1, 1),
@@ -235,7 +234,8 @@ def _transpose(node: Node, _at: int, axis: int, shape: Shape) -> int | None:
 
 
 def _reshape(node: Node, at: int, axis: int, shape: Shape) -> int | None:
-    """Rows stay where the elements before them and of them do, and the shape leaves their number open."""
+    """Rows stay separate if the elements before and within them stay the same, and the shape leaves their
+    number open."""
     if at != 0:
         return None
     before = node.input(0).shape
@@ -253,7 +253,7 @@ def _flatten(node: Node, _at: int, axis: int, _shape: Shape) -> int | None:
 
 
 def _slice(node: Node, at: int, axis: int, _shape: Shape) -> int | None:
-    """The first rows are the same, however many there are; the last ones aren't."""
+    """Slices of the first rows don't depend on the number of valid rows; slices of the last ones do."""
     if at != 0:
         return None
     if node.opset < 10:
@@ -308,7 +308,7 @@ _ELEMENTWISE = (
     *("Selu", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Sub", "Sum", "Tan"),
     *("Tanh", "ThresholdedRelu", "Where", "Xor"),
 )
-# Compute each element of a batch alone.
+# Operators that compute each element of a batch separately.
 _BATCHED = (
     *("AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "GlobalAveragePool", "GlobalMaxPool"),
     *("InstanceNormalization", "MaxPool"),

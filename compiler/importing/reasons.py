@@ -1,7 +1,7 @@
 """The reason in a message why a node can't be imported, in ONNX's words.
 
-What TVM and Python say of a failure is for their developers. So a failed node is checked again: for inputs
-that ONNX doesn't allow, then for inputs and attributes that no importer takes.
+Error messages of TVM and Python are written for developers. So a failed node is checked again: for inputs
+that ONNX doesn't allow, then for inputs and attributes that no importer supports.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from compiler.importing.spec import first_line
 from compiler.importing.values import UnsupportedOperator, Value
 
 _log = logging.getLogger(__name__)
-# A message names so many inputs, and so many characters of an attribute.
+# The most inputs in a message, and the most characters of an attribute.
 MAX_TOLD_INPUTS = 4
 MAX_TOLD_CHARS = 40
-# ONNX looks at the values of constants up to this size.
+# ONNX's shape inference gets the values of constants up to this size.
 _MAX_TOLD_ELEMENTS = 1 << 10
 # ONNX's names of the types that NumPy names differently.
 _ONNX_NAMES = {
@@ -37,7 +37,7 @@ _ONNX_NAMES = {
     "float4_e2m1fn": "float4e2m1",
     "float8_e8m0fnu": "float8e8m0",
 }
-# Errors of these are about the model; what TVM says is about itself.
+# Errors from these modules describe the model; TVM's errors describe TVM.
 _PLAIN_SPOKEN = (str(Path(__file__).parents[1]), str(Path(np.__file__).parent))
 
 
@@ -77,7 +77,7 @@ def _schema(proto: onnx.NodeProto, version: int) -> Any:
 
 
 def _mixed_types(proto: onnx.NodeProto, values: Mapping[str, Value], version: int) -> str:
-    """Say which inputs have different types where ONNX wants one; empty where none do."""
+    """Describe inputs that have different types although ONNX requires one; "" if there are none."""
     schema = _schema(proto, version)
     if schema is None:
         return ""
@@ -127,7 +127,7 @@ def _misfit(proto: onnx.NodeProto, values: Mapping[str, Value]) -> str:
 
 
 def _disallowed(proto: onnx.NodeProto, values: Mapping[str, Value], version: int) -> str:
-    """Return what ONNX's own shape inference says against the inputs; empty where it says nothing."""
+    """Return the error of ONNX's own shape inference; "" without one."""
     schema = _schema(proto, version)
     if schema is None or any(each.type in (each.GRAPH, each.GRAPHS) for each in proto.attribute):
         return ""
@@ -145,7 +145,7 @@ def _disallowed(proto: onnx.NodeProto, values: Mapping[str, Value], version: int
     except onnx.shape_inference.InferenceError as error:
         text = re.split(r"\[\w+Error\]", first_line(error))[-1].strip().rstrip(".")
         return f"ONNX doesn't allow its inputs: {text[:1].lower()}{text[1:]}" if text else ""
-    except Exception:  # it can't judge what it doesn't know
+    except Exception:  # shape inference doesn't know the operator
         return ""
     return ""
 
@@ -161,7 +161,7 @@ def _short(attribute: onnx.AttributeProto) -> str:
 
 
 def _given(proto: onnx.NodeProto, values: Mapping[str, Value]) -> str:
-    """Say which types and shapes a node's inputs have."""
+    """Describe the types and shapes of a node's inputs."""
     known = [values[name] for name in proto.input if name in values]
     types = ", ".join(f"{value.dtype} {value.shape}" for value in known[:MAX_TOLD_INPUTS])
     more = ", ..." if len(known) > MAX_TOLD_INPUTS else ""

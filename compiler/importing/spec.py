@@ -38,7 +38,7 @@ class CompileError(ModelError):
 
 
 class NoReference(Exception):
-    """Nothing here can run the model as its file defines it. The message says why."""
+    """There is no reference runtime that can run the model's file. The message says why."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class CacheSpec:
 
 
 def storage_of(dtype: str) -> str:
-    """Return the type that compiled code stores the elements of a type in."""
+    """Return the type in which compiled code stores elements of a type."""
     return STORAGE if dtype in NARROW else dtype
 
 
@@ -117,8 +117,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of a library's error message, cut to 300 characters. Of the objects of TVM's that
-    it dumps, their names are left."""
+    """Return the first line of a library's error message, cut to 300 characters. Dumps of TVM's objects are
+    replaced by their names."""
     lines = [line.strip() for line in without_dumps(str(error)).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:300]
 
@@ -138,7 +138,7 @@ def without_dumps(text: str) -> str:
     return text
 
 
-# How TVM prints numbers, shapes and constants.
+# Patterns of TVM's numbers, shapes and constants.
 _SYNTAX = (
     (re.compile(r"\bT\.u?int\d+\((-?\d+)\)"), r"\1"),
     (re.compile(r"\bR\.shape\((\[[^\]]*\])\)"), r"\1"),
@@ -149,7 +149,7 @@ _NAME = re.compile(r'\bname(?:_hint)?="([\w.]+)"')
 
 
 def _closing(text: str, start: int) -> int:
-    """Return the place behind the bracket that closes the one before `start`, or the text's end."""
+    """Return the index after the bracket that closes the one before `start`, or the text's end."""
     depth = 1
     for place in range(start, len(text)):
         depth += {"(": 1, ")": -1}.get(text[place], 0)

@@ -17,7 +17,7 @@ from compiler.constants.fold import static_shape
 from compiler.importing.spec import NARROW, STORAGE, Shape, storage_of
 
 Array = NDArray[Any]
-# The version of ONNX's operators in whose terms converters write.
+# The opset in which converters are written.
 OPSET = 21
 
 
@@ -30,9 +30,9 @@ class Padding:
 
 
 class Value:
-    """A tensor of static shape: a constant of the model, or what an expression computes. `padding` says which
-    rows of it the data decides to be valid; without, all are. `narrow` is the type of elements whose
-    codes, in STORAGE, the expression computes."""
+    """A tensor of static shape: a constant of the model, or the result of an expression. `padding` gives the
+    valid rows, which the data decides; without it, all rows are valid. If the expression computes codes of a
+    narrow type, in STORAGE, `narrow` is that type."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Value:
 
 
 class UnsupportedOperator(ValueError):
-    """A node asks for what can't be imported. The message says what, the importer adds which node."""
+    """A node can't be imported. The message says why; the importer adds the node."""
 
 
 @dataclass(frozen=True)
@@ -131,14 +131,14 @@ class Node:
         return self.inputs[position] if position < len(self.inputs) else None
 
     def input(self, position: int) -> Value:
-        """Raises UnsupportedOperator when the input was left out."""
+        """Return an input. Raises UnsupportedOperator if it was left out."""
         value = self.optional(position)
         if value is None:
             raise UnsupportedOperator(f"input {position} is missing")
         return value
 
     def wants(self, position: int) -> bool:
-        """Return whether anything may use this output."""
+        """Return whether this output may be used."""
         return position < len(self.outputs) and self.outputs[position] != ""
 
 
@@ -168,12 +168,12 @@ class Operators(Protocol):
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return numpy's type of an element type, also of those that ml_dtypes adds."""
+    """Return the NumPy type of an element type, including types of ml_dtypes."""
     return _DTYPES[name] if name in _DTYPES else np.dtype(name)
 
 
 def to_storage(array: Array) -> Array:
-    """Return an array as compiled code takes it: of narrow types, the codes."""
+    """Return an array in the form for compiled code: for narrow types, their codes."""
     dtype = str(array.dtype)
     if dtype not in NARROW:
         return array
@@ -181,7 +181,7 @@ def to_storage(array: Array) -> Array:
 
 
 def from_storage(array: Array, dtype: str) -> Array:
-    """Return an array that compiled code computed as one of this type."""
+    """Convert an array from compiled code to this type."""
     return array.view(numpy_dtype(dtype)) if dtype in NARROW else array
 
 

@@ -1,7 +1,7 @@
-"""Let every operator that only moves elements read from what was computed, not from another one's copy.
+"""Let operators that only move elements read computed values instead of copies by other such operators.
 
-TVM fuses such operators, views, into one kernel if each has one reader. One with several readers, as in
-attention, is a copy in memory of its own.
+TVM fuses a chain of such operators, views, into one kernel if each has one reader. A view with several
+readers, as in attention, becomes a copy in memory.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ VIEWS = {f"relax.{name}" for name in ("expand_dims", "permute_dims", "reshape", 
 
 
 def read_through_views(mod: tvm.IRModule) -> tvm.IRModule:
-    """Give each view its own copies of the views that it reads, down to what was computed. Splits, and what
-    is taken from a view at one constant place, become slices.
+    """Give each view its own copies of the views that it reads, up to a computed value. Splits, and `take` at
+    one constant index of a view, become slices.
 
         lv = permute_dims(x, axes=[2, 0, 1])
         q = take(lv, 0, axis=0)
@@ -51,7 +51,7 @@ class _Reader(relax.PyExprMutator):
         return self._slice(split.args[0], axis, start, start + shape[axis])
 
     def _taken(self, call: Call) -> relax.Expr:
-        """Return the slice of a view that a take at one place is; any other call itself."""
+        """Return a `take` at one constant index as a slice; return any other call unchanged."""
         data, place = call.args
         shape = static_shape(data)
         is_one = isinstance(place, GenericConst) and not place.value.numpy().ndim
@@ -66,7 +66,7 @@ class _Reader(relax.PyExprMutator):
         return self.builder_.normalize(relax.op.strided_slice(self._own_copy(data), [axis], [start], [end]))
 
     def _own_copy(self, value: relax.Expr) -> relax.Expr:
-        """Emit again the views that `value` is read through; what they left unused is removed later."""
+        """Emit copies of the views that `value` is read through. Unused ones are removed later."""
         view = self._definition(value)
         if not _is_view(view):
             return value

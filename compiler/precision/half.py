@@ -1,8 +1,8 @@
-"""Add up halves in float32.
+"""Sum halves in float32.
 
 Sums of elements are float32 everywhere. So are sums of products, except sums of float16 on CPUs with float16
 arithmetic. Other CPUs convert every operand to float32 and every result back. A sum in float32 converts its
-operands only, and rounds once, as ONNX Runtime does. The tensor cores of GPUs add up so by themselves.
+operands only, and rounds once, as ONNX Runtime does. Tensor cores do the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from compiler.target import target_features
 # The instruction sets that compute in halves, as Linux names them.
 HALF_ARITHMETIC = frozenset({"avx512_fp16", "asimdhp"})
 HALVES = frozenset({"float16", "bfloat16"})
-# By operator, its own constructor and the attributes that it takes.
+# By operator: its constructor and its attributes.
 _CONVOLUTION = ("strides", "padding", "dilation", "groups", "data_layout", "kernel_layout", "out_layout")
 _TRANSPOSED = (*_CONVOLUTION, "output_padding")
 SUMS: dict[str, tuple[Callable[..., relax.Expr], tuple[str, ...]]] = {
@@ -30,7 +30,7 @@ SUMS: dict[str, tuple[Callable[..., relax.Expr], tuple[str, ...]]] = {
     "relax.nn.conv1d_transpose": (relax.op.nn.conv1d_transpose, _TRANSPOSED),
     "relax.nn.conv2d_transpose": (relax.op.nn.conv2d_transpose, _TRANSPOSED),
 }
-# Operators that add up, or multiply, elements of one tensor, and what is made of such operators.
+# Operators that sum or multiply elements of one tensor, and operators composed of these.
 REDUCTIONS = frozenset(
     f"relax.{name}"
     for name in (
@@ -42,12 +42,12 @@ REDUCTIONS = frozenset(
     )
 )
 
-# Those that have the type of their result as an attribute.
+# Operators with the type of their result as an attribute.
 SCANS = {"relax.cumsum": relax.op.cumsum, "relax.cumprod": relax.op.cumprod}
 
 
 def reduce_in_floats(mod: tvm.IRModule) -> tvm.IRModule:
-    """Have operators that add up elements of halves compute in float32, and round their result once.
+    """Let operators that sum elements of halves compute in float32, and round their result once.
 
         gv = sum(x)                                   # x: Tensor((1, 64), "float16")
     ->
@@ -90,7 +90,7 @@ def _is_half(expr: relax.Expr) -> bool:
 
 
 def sum_in_floats(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
-    """Have convolutions and matrix products of halves sum in float32.
+    """Let convolutions and matrix products of halves sum in float32.
 
     Sums of float16 keep their type on a CPU with float16 arithmetic.
 

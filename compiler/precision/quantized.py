@@ -1,12 +1,12 @@
 """Compute the quantized operators of a model with dot products of bytes.
 
-A quantized tensor of bytes stands for `scale * (byte - zero)`. Quantizers keep the operators as they are and
-write between them what becomes bytes and what these stand for. A device that has dot products of bytes, or a
-GPU's tensor cores, takes the bytes themselves:
+A quantized tensor of bytes represents `scale * (byte - zero)`. Quantizers keep the operators, and insert
+quantize and dequantize between them. A device with dot products of bytes, or tensor cores, computes with the
+bytes themselves:
 
     sum_k sx (x[i, k] - zx) * sw w[k, j]  =  sx sw (sum_k x[i, k] w[k, j]  -  zx sum_k w[k, j])
 
-The last sum is a constant of the model, and the rest of the operators stays as it was.
+The last sum is a constant of the model. Other operators stay unchanged.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from search.sketches.tensor_core import MIN_EXTENTS, TENSOR_SINCE
 
 Array = NDArray[np.generic]
 
-# By operator, its own constructor and the layouts of its data and its kernel.
+# By operator: its constructor, and the layouts of its data and its kernel.
 CONVOLUTIONS = {
     "relax.nn.conv1d": (relax.op.nn.conv1d, "NCW", "OIW"),
     "relax.nn.conv2d": (relax.op.nn.conv2d, "NCHW", "OIHW"),
     "relax.nn.conv3d": (relax.op.nn.conv3d, "NCDHW", "OIDHW"),
 }
-# Operators that move values or choose among them: they do the same to the bytes that stand for the values.
+# Operators that move or select values. They have the same effect on the bytes that represent the values.
 MOVES = {
     *("relax.reshape", "relax.flatten", "relax.expand_dims", "relax.squeeze", "relax.permute_dims"),
     *("relax.take", "relax.strided_slice", "relax.nn.max_pool1d", "relax.nn.max_pool2d"),
     *("relax.nn.max_pool3d", "relax.max", "relax.min", "relax.broadcast_to"),
 }
-# Floats hold whole numbers up to this exactly.
+# float32 represents all integers up to this exactly.
 MAX_EXACT = 1 << 24
-# The two types of bytes differ by this where they hold the same bits but the highest.
+# The difference of int8 and uint8 values whose bits differ only in the highest.
 SHIFT = 128
-# Shorter sums over two activations don't pay for the sums of their rows and columns.
+# For shorter sums over two activations, the sums of their rows and columns cost too much.
 MIN_DEPTH = 16
 
 
@@ -60,7 +60,7 @@ def compute_in_bytes(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModu
         lv1 = subtract(lv, zx * sum(w, axis=0))
         gv = multiply(astype(lv1, "float32"), sx * sw)
 
-    What else becomes bytes, or stands for them, is written with elementwise operators, which TVM fuses.
+    Other quantize and dequantize operators become elementwise operators, which TVM fuses.
     """
     products = _products_of(target)
     mod = rewrite_functions(mod, lambda function: _Integers(mod, products).visit_expr(function))
@@ -68,8 +68,8 @@ def compute_in_bytes(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModu
 
 
 class _Product(NamedTuple):
-    """An instruction's sums of products: the type of what is multiplied with the columns, and how many terms
-    it adds up."""
+    """The products of an instruction: the type of the operand that is multiplied by the columns, and the
+    number of summed terms."""
 
     rows: str
     depth: int
@@ -85,7 +85,7 @@ def _products_of(target: tvm.target.Target) -> _Products:
 
     def best(lanes: int, columns: str) -> _Product | None:
         if on_tensor_cores:
-            # Their tiles are padded where they are fetched, so any number of terms will do.
+            # Tiles are padded during the fetch, so any number of terms is possible.
             fits = columns == "int8" and lanes >= MIN_EXTENTS["j"]
             return _Product("int8", depth=1) if fits else None
         intrinsic = dot_product(features, lanes, columns)
@@ -96,8 +96,7 @@ def _products_of(target: tvm.target.Target) -> _Products:
 
 @dataclass(frozen=True)
 class _Quantized:
-    """`data` stands for `scale * (data - zero)`. With several scales, `axis` is the dimension they run
-    along."""
+    """A quantized value: `scale * (data - zero)`. With several scales, `axis` is their dimension."""
 
     data: relax.Expr
     scale: NDArray[np.float32]
@@ -120,7 +119,7 @@ class _Quantized:
 
 
 class _Visitor(relax.PyExprMutator):
-    """The values that are bound, as the rewriting of quantized operators asks for them."""
+    """Access to the bound values for the rewriting of quantized operators."""
 
     def _call(self, expr: relax.Expr) -> Call | None:
         """Return the call that an expression is or that a variable is bound to."""
@@ -143,7 +142,7 @@ class _Visitor(relax.PyExprMutator):
 
 @relax.expr_functor.mutator
 class _Integers(_Visitor):
-    """Rewrites what reads quantized values into what reads their bytes."""
+    """Rewrites operators on quantized values into operators on their bytes."""
 
     def __init__(self, mod: tvm.IRModule, products: _Products) -> None:
         super().__init__(mod)
@@ -168,7 +167,7 @@ class _Integers(_Visitor):
         return call if rewritten is None else rewritten
 
     def _quantized(self, expr: relax.Expr) -> _Quantized | None:
-        """Return what a value was dequantized from, if it was."""
+        """Return the quantized value that a value was dequantized from; None if it wasn't."""
         call = self._call(expr)
         if call is None or getattr(call.op, "name", "") != "relax.dequantize" or static_shape(call) is None:
             return None
@@ -179,7 +178,7 @@ class _Integers(_Visitor):
         return _Quantized(call.args[0], found[0], int(found[1][0]), int(call.attrs.axis))
 
     def _quantized_again(self, call: Call) -> relax.Expr:
-        """Leave out what only turns bytes into themselves.
+        """Remove a dequantize that is followed by an equal quantize.
 
             lv = dequantize(x, s, z)
             gv = quantize(lv, s, z)
@@ -194,7 +193,7 @@ class _Integers(_Visitor):
         return before.data if is_same and before.is_scaled_along(int(call.attrs.axis)) else call
 
     def _moved(self, call: Call, data: _Quantized) -> relax.Expr | None:
-        """Move the bytes instead of what they stand for.
+        """Move the bytes instead of the values that they represent.
 
             lv = dequantize(x, s, z)
             gv = reshape(lv, (1, 64))
@@ -216,8 +215,9 @@ class _Integers(_Visitor):
         return relax.op.dequantize(moved, scale, zero, axis, str(call.ty.dtype))
 
     def _convolved(self, call: Call, data: _Quantized, weight: _Quantized) -> relax.Expr | None:
-        """Compute a convolution from the bytes. What pads them stands for zero; further input channels fill
-        up instructions. A grouped convolution fills none, and is computed in floats if these are exact."""
+        """Compute a convolution from the bytes. Padding represents zero, and additional input channels fill
+        up instructions. A grouped convolution fills no instruction, and is computed in floats if these are
+        exact."""
         compute, data_layout, kernel_layout = CONVOLUTIONS[call.op.name]
         attrs = call.attrs
         values = self._constant(weight.data)
@@ -301,7 +301,7 @@ class _Integers(_Visitor):
         return relax.op.multiply(self.builder_.emit(sums), relax.const(factor))
 
     def _in_type(self, value: _Quantized, dtype: str) -> _Quantized:
-        """Return the same in the other type of bytes, if it isn't in this one: 128 more or less."""
+        """Convert a value between int8 and uint8 if necessary, by adding or subtracting 128."""
         if value.dtype == dtype:
             return value
         by = SHIFT if dtype == "uint8" else -SHIFT

@@ -1,7 +1,7 @@
-"""Products of float32 in TF32: their factors are rounded to ten bits of fraction, as tensor cores take them.
+"""Products of float32 in TF32: factors are rounded to ten bits of fraction, as in tensor cores.
 
-The rounding is part of the workload, in arithmetic that every device has. So whatever computes such a product
-rounds the same, and is compared as strictly as one of float32: products of two rounded factors are exact.
+The rounding is part of the workload, in arithmetic that every device has. So every device rounds equally, and
+candidates are compared as strictly as in float32, because products of two rounded factors are exact.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tvm import ir, tirx
 
 from compiler.tir_nodes import find_all
 
-# float32 has 13 bits of fraction more: half of the last bit that stays is added, and they are cleared.
+# float32 has 13 more bits of fraction. Half of the last remaining bit is added, and the 13 bits are cleared.
 _HALF, _KEPT = 0x1000, 0xFFFFE000
 
 

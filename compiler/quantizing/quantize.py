@@ -79,7 +79,7 @@ def quantize(
 
 
 def _attempt(make: Callable[[Any], onnx.ModelProto], given: object) -> onnx.ModelProto:
-    """Return the model that ONNX Runtime's tools make. Any exception of theirs becomes a ModelError."""
+    """Run ONNX Runtime's tools, and return their model. Convert their exceptions to ModelError."""
     try:
         return make(given)
     except (ModelError, MemoryError):
@@ -108,7 +108,8 @@ def _lossy(floats: FloatModel, kind: Quantize, accuracy: Accuracy, kept: Collect
         if db < MIN_LAYER_DB[kind]:
             layer = accuracy.layers[place]
             more = {*layer.nodes} - {*kept}
-            # A layer that is kept already loses because it reads values that other nodes have quantized.
+            # A layer that is already kept loses accuracy because it reads values that other nodes have
+            # quantized.
             found |= more or (_neighbours(floats, layer) - {*kept})
     if found:
         return found

@@ -1,1 +1,1 @@
-"""Read TVM workloads into the search's own form, a `Dag`."""
+"""Convert TVM workloads to the search's representation, a `Dag`."""

@@ -30,7 +30,7 @@ EXPENSIVE_FLOPS = 16.0
 
 
 class UnsupportedSubgraph(Exception):
-    """The search has no form for a subgraph. The message names the first thing that it can't express."""
+    """The search can't represent a subgraph. The message names the first thing that it can't represent."""
 
 
 class BlockReader:
@@ -75,7 +75,7 @@ class BlockReader:
             axes=axes,
             write=writes[0],
             reads=reads,
-            # What reads nothing is index arithmetic, or a constant that the compiler folds.
+            # Values that read nothing are index arithmetic, or constants that the compiler folds.
             flops=sum(_flops(value, () if is_reduction else row) for value in values) if reads else 0.0,
             has_branch=is_predicated or any(map(_has_branch, values)),
             is_expensive=any(is_expensive(call) for value in values for call in find_all(value, ir.Call)),
@@ -127,7 +127,7 @@ class BlockReader:
         return values
 
     def _reads(self, values: list[Any], writes: tuple[Access, ...], reduces: bool) -> tuple[Access, ...]:
-        """Return the accesses that the values load from, each once, without a reduction's accumulators."""
+        """Return the accesses that the values load, each once, without a reduction's accumulators."""
         loads = [load for value in values for load in find_all(value, ir.TensorLoad)]
         reads = dict.fromkeys(self._access(load.source, load.indices) for load in loads)
         own = [read for read in reads if read.buffer in {write.buffer for write in writes}]

@@ -27,7 +27,7 @@ class IndexReader:
             self._analyzer.bind(variable, domain)
 
     def read(self, expression: Any) -> Index:
-        """Return the index; one that isn't a sum of multiples and quotients keeps only its axes."""
+        """Return the index. An index that isn't a sum of multiples and quotients keeps only its axes."""
         index = self._read(expression)
         if index.affine and all(term.divisor == 1 for term in index.terms):
             return index
@@ -73,7 +73,7 @@ def _times(a: Index, factor: int) -> Index:
 
 def _floor_divide(a: Index, divisor: int) -> Index:
     """Divide every term: (8 i + 4 j) // 4 -> 2 i + j, (2 i) // 8 -> i // 4. A term whose coefficient is
-    neither a multiple nor a divisor of the divisor has no form."""
+    neither a multiple nor a divisor of the divisor can't be represented."""
     quotients = []
     for axis, coefficient, term_divisor in a.terms:
         size, sign = abs(coefficient), 1 if coefficient > 0 else -1
@@ -94,6 +94,6 @@ def _sum(*terms: Term) -> tuple[Term, ...]:
 
 
 def _not_affine(parts: Iterable[Index]) -> Index:
-    """Return an index that depends on the axes of its parts, in a way that has no form."""
+    """Return a non-affine index that depends on the axes of its parts."""
     axes = frozenset(axis for part in parts for axis in part.axes)
     return Index(tuple(Term(axis, 1) for axis in sorted(axes)), affine=False)

@@ -1,4 +1,4 @@
-"""Read a workload into the search's own form: TIR blocks become the nodes of a `Dag`."""
+"""Convert a workload to the search's representation: TIR blocks become the nodes of a `Dag`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from search.dag import Buffer, BufferRole, Dag, Node
 
 __all__ = ["UnsupportedSubgraph", "read_dag"]
 
-# Matrices of constants up to this size become part of the code (winograd's have 12 to 64 elements).
+# Constant matrices up to this size become part of the code. Winograd's have 12 to 64 elements.
 MAX_CONSTANT_ELEMENTS = 256
 
 
 def read_dag(module: tvm.IRModule) -> Dag:
-    """Read the computation of the workload's `main`; a node's axes are the loops that a schedule finds around
-    its block. Raises UnsupportedSubgraph, which names the first thing that the search can't express."""
+    """Convert the computation of the workload's `main`. A node's axes are the loops around its block in a
+    schedule. Raises UnsupportedSubgraph, which names the first thing that the search can't represent."""
     func = module["main"]
     root = _root(func)
     names = _names([*func.params, *root.alloc_buffers])
@@ -53,13 +53,13 @@ def _root(func: Any) -> SBlock:
 
 
 def named_buffers(func: Any) -> Mapping[str, Any]:
-    """Return the function's buffers by the names that they have in its dag."""
+    """Return the function's buffers by their names in its dag."""
     root = _root(func)
     return {name: buffer for buffer, name in _names([*func.params, *root.alloc_buffers]).items()}
 
 
 def _names(variables: Sequence[Any]) -> Mapping[Any, str]:
-    """Return a different name for every buffer: in TIR several may have the same."""
+    """Return a unique name for every buffer, because several may have the same name in TIR."""
     return dict(zip(variables, distinct([variable.name for variable in variables]), strict=True))
 
 

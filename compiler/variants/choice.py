@@ -1,7 +1,7 @@
 """Find the subgraphs that variants of a model change, and build the model with some of these changes.
 
-A variant rewrites operators one by one, and TVM decides how they are fused. So the model calls as many
-kernels, in the same order, with it as without it.
+A variant rewrites operators one by one, and TVM fuses them. So the model calls the same number of kernels in
+the same order, with or without the variant.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from system import plugins
 class Variant(Protocol):
     """Another way to compute some operators of a model, called `name`.
 
-    An `exact` one differs from them by the order of sums alone, as schedules do.
+    An `exact` variant differs only in the order of sums, as schedules do.
     """
 
     name: str
     exact: bool
 
     def rewrite(self, operators: tvm.IRModule) -> tvm.IRModule | None:
-        """Rewrite the operators of a model that the variant applies to; None when there is none."""
+        """Rewrite the operators of a model to which the variant applies; None if there are none."""
 
 
 VARIANTS: tuple[Variant, ...] = (Winograd(2), Winograd(4), Subpixel(), PaddedColumns(), Floats())
-# A core of a CPU adds up the parts that AddRfactor makes; blocks of a GPU can't wait for each other.
+# On CPUs, AddRfactor divides sums among the cores. Blocks of a GPU can't wait for each other.
 GPU_VARIANTS: tuple[Variant, ...] = (SplitK(4), SplitK(16))
 
 
@@ -74,7 +74,7 @@ class VariantModel:
 
     @classmethod
     def of(cls, model: RelaxModel, target: str, tf32: bool = False) -> VariantModel:
-        """Raises ModelError when TVM can't compile the model."""
+        """Raises ModelError if TVM can't compile the model."""
         operators = convert_operators(model, target)
         fused = fuse_operators(operators, target)
         variants, exact = {}, set()
@@ -82,7 +82,7 @@ class VariantModel:
             try:
                 rewritten = variant.rewrite(operators)
                 changed = None if rewritten is None else fuse_operators(rewritten, target)
-            except Exception:  # TVM's C++ code may raise any exception class; the model does without
+            except Exception:  # TVM's C++ code may raise any exception class; the variant is left out
                 changed = None
             if changed is not None and _is_comparable(fused, changed):
                 variants[variant.name] = changed
@@ -117,7 +117,7 @@ class VariantModel:
             gv = call_tir(fused_winograd_4_conv2d_add_relu, (x, weight', bias))
         """
         wanted = set(workloads) - {task.workload_hash for task in extract_tasks(self.fused)}
-        # By the position of a call, the variant and its call that take the place.
+        # The variant and its replacing call, by the position of the replaced call.
         chosen: dict[int, tuple[tvm.IRModule, Call]] = {}
         for variant in self.variants.values():
             tasks = [task for task in extract_tasks(variant) if task.workload_hash in wanted]

@@ -1,4 +1,4 @@
-"""Matrix products with more columns than they have, so that tiles divide them."""
+"""A variant that pads matrix products with columns of zeros, so that tiles divide them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from compiler.constants.fold import static_shape
 from compiler.variants.rewriting import Kernel, rewrite_calls
 from search.sketches.factors import GOOD_VECTORS
 
-# The number of columns becomes a multiple of this, which many tiles divide.
+# The number of columns is padded to a multiple of this, which many tile sizes divide.
 ROUND_TO = 128
-# With fewer rows a product streams its weights once, however they are tiled; few columns cost little.
+# With fewer rows, a product streams its weights once with any tiles. With few columns, a partial tile costs
+# little.
 MIN_ROWS, MIN_COLUMNS = 16, 1024
 
 
@@ -33,7 +34,7 @@ class PaddedColumns:
     exact = True
 
     def rewrite(self, operators: tvm.IRModule) -> tvm.IRModule | None:
-        """Rewrite the products that `applies` accepts; None when there is none."""
+        """Rewrite the products that `applies` accepts; None if there are none."""
         return rewrite_calls(operators, self.name, _kernel)
 
 

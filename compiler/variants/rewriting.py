@@ -12,7 +12,7 @@ from tvm.relax.expr import Expr
 
 from compiler.constants.fold import rewrite_functions
 
-# What TVM calls "out element-wise fusable": element-wise operators are fused to the result.
+# TVM's OpPatternKind kOutEWiseFusable: elementwise operators are fused with the result.
 FUSES_ELEMENTWISE = 4
 
 
@@ -27,8 +27,8 @@ class Kernel:
 def rewrite_calls(
     operators: tvm.IRModule, name: str, kernel_of: Callable[[Call], Kernel | None]
 ) -> tvm.IRModule | None:
-    """Replace every call for which there is a kernel by that kernel, called `name` and the operator; None
-    when there is none.
+    """Replace every call for which there is a kernel by that kernel, named after `name` and the operator;
+    None if there are none.
 
         gv = conv2d(x, w)
     ->

@@ -1,4 +1,4 @@
-"""Matrix products and convolutions whose sums the blocks of a GPU share."""
+"""A variant that divides the sums of matrix products and convolutions among the blocks of a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tvm.ir import Call
 from compiler.constants.fold import static_shape
 from compiler.variants.rewriting import Kernel, rewrite_calls
 
-# A part of a shorter sum takes less time than adding up the parts.
+# The shortest part of a sum. Summing the parts of a shorter one takes longer than it saves.
 MIN_PART = 64
 # The shortest sums that are split, relative to the square root of the number of results. By the estimate for
 # an H200, split convolutions gain from 10 (14x14x256, 3x3) on and lose at 4 (28x28x128).
@@ -39,7 +39,7 @@ class SplitK:
         self._parts = parts
 
     def rewrite(self, operators: tvm.IRModule) -> tvm.IRModule | None:
-        """Rewrite the products and convolutions that are worth it; None when there is none."""
+        """Rewrite the products and convolutions for which it may help; None if there are none."""
         return rewrite_calls(operators, self.name, self._kernel)
 
     def _kernel(self, call: Call) -> Kernel | None:

@@ -1,10 +1,11 @@
-"""Transposed convolutions as ordinary ones over the input as it is, an output pixel's phase at a time.
+"""A variant that computes transposed convolutions as ordinary convolutions, one for each phase of output
+pixels.
 
-A transposed convolution of stride s puts s - 1 zeros between the pixels of its input and convolves. Output
-pixels whose coordinates have equal remainders modulo s use the same weights: every s-th one. So each is an
-ordinary convolution with a kernel of ceil(k / s) pixels (Shi et al., "Is the deconvolution layer the same as
-a convolutional layer?", 2016). The products with zeros are left out, so results differ by the order of sums
-alone.
+A transposed convolution of stride s inserts s - 1 zeros between the pixels of its input, and convolves.
+Output pixels whose coordinates have equal remainders modulo s (a phase) use the same weights: every s-th one.
+So each phase is an ordinary convolution with a kernel of ceil(k / s) pixels (Shi et al., "Is the
+deconvolution layer the same as a convolutional layer?", 2016). Products with zeros are left out, so results
+differ only in the order of sums.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ FEW_OUTPUTS = 8
 
 
 class Subpixel:
-    """Computes transposed convolutions channels-last, by phases, without the zeros between pixels.
+    """Computes transposed convolutions channels-last, phase by phase, without zeros between pixels.
 
         conv[o, h, w] = sum(dilated[c, h + i, w + j] * weight[c, o, k-1 - i, k-1 - j])         i, j < k
     ->
@@ -41,7 +42,7 @@ class Subpixel:
     exact = True
 
     def rewrite(self, operators: tvm.IRModule) -> tvm.IRModule | None:
-        """Rewrite the transposed convolutions that `applies` accepts; None when there is none."""
+        """Rewrite the transposed convolutions that `applies` accepts; None if there are none."""
         return rewrite_calls(operators, self.name, _kernel)
 
 
@@ -86,23 +87,23 @@ class Axis:
 
     @property
     def phases(self) -> int:
-        """The stride. For a single pixel, the stride is the kernel: it has no neighbours, and no two pixels
-        of the output share a weight."""
+        """The number of phases: the stride. For a single pixel, it is the kernel's size, because no two
+        output pixels share a weight."""
         return self.kernel if self.pixels == 1 else self.stride
 
     @property
     def taps(self) -> int:
-        """The kernel's pixels that each phase uses; weights beyond the kernel are zero."""
+        """The number of the kernel's pixels that each phase uses; weights beyond the kernel are zero."""
         return -(-self.kernel // self.phases)
 
     @property
     def windows(self) -> int:
-        """The pixels of each phase."""
+        """The number of output pixels of each phase."""
         return -(-self.results // self.phases)
 
     @property
     def beyond(self) -> int:
-        """The pixels that the last window of the last phase reads behind the input."""
+        """The number of pixels that the last window of the last phase reads after the input."""
         return max(self.windows - 1 + (self.phases - 1 + self.padding) // self.phases - self.pixels + 1, 0)
 
 

@@ -1,7 +1,7 @@
-"""Matrix products and convolutions of float32 whose factors are rounded to TF32, for tensor cores.
+"""A variant that rounds the factors of float32 matrix products and convolutions to TF32, for tensor cores.
 
-TF32 has float32's range and float16's ten bits of fraction. So each factor is off by at most one part in
-2048. Sums stay in float32.
+TF32 has float32's range and float16's ten bits of fraction. So the relative error of each factor is at most 1
+in 2048. Sums stay in float32.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OLDEST = TENSOR_SINCE[TF32, "float32"]
 
 
 class Tf32:
-    """Computes matrix products, and convolutions of one group, of rounded factors.
+    """Computes matrix products, and convolutions of one group, with rounded factors.
 
         c[i, j] = sum(a[i, k] * b[k, j])
     ->

@@ -1,4 +1,5 @@
-"""Winograd's minimal filtering for 3x3 and kx3x3 convolutions: fewer multiplications, more additions.
+"""A variant that computes 3x3 and kx3x3 convolutions by Winograd's minimal filtering: fewer multiplications,
+more additions.
 
 F(m x m, 3 x 3) of Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015), computes a tile
 of m x m outputs from a tile of a x a inputs, a = m + 2, with a * a multiplications instead of 9 * m * m:
@@ -32,12 +33,13 @@ LAYOUTS = {
     "relax.nn.conv2d": ("NHWC", "HWIO", "NHWC"),
     "relax.nn.conv3d": ("NDHWC", "DHWIO", "NDHWC"),
 }
-# Below this many channels the transforms cost more than the products that they save.
+# With fewer channels than this, the transforms cost more than they save.
 MIN_CHANNELS = 16
 # By tile size, the smallest images in pixels. Transformed weights are 1.8 (2) and 4 times (4) as large as the
 # weights, and each is used once per tile. With few tiles, reading them costs more than their products save.
 MIN_PIXELS = {2: 8, 4: 24}
-# By tile size, the points at which polynomials are evaluated: those that round least (Barabasz et al., 2018).
+# By tile size, the points at which polynomials are evaluated, chosen for the least rounding (Barabasz et al.,
+# 2018).
 POINTS = {2: (0.0, -1.0, 1.0), 4: (0.0, -1.0, 1.0, 0.5, -2.0)}
 
 
@@ -58,7 +60,7 @@ class Winograd:
         self.name = f"winograd_{tile}"
 
     def rewrite(self, operators: tvm.IRModule) -> tvm.IRModule | None:
-        """Rewrite the convolutions that `applies` accepts; None when there is none."""
+        """Rewrite the convolutions that `applies` accepts; None if there are none."""
         return rewrite_calls(operators, self.name, self._kernel)
 
     def _kernel(self, call: Call) -> Kernel | None:
@@ -75,7 +77,7 @@ class Winograd:
 
 
 def applies(call: Call, tile: int) -> bool:
-    """Return whether a call is a convolution that this size of tiles suits best.
+    """Return whether a call is a convolution for which this tile size is the best.
 
     It must have stride 1, 32-bit floats, channels last, 3x3 in height and width, and constant weights.
     """
@@ -95,7 +97,8 @@ def applies(call: Call, tile: int) -> bool:
 
 
 def _best_tile(pixels: int) -> int | None:
-    """Return the tile size for an image of this many pixels in each direction; None when there is none."""
+    """Return the tile size for an image with this number of pixels in each direction; None if there is
+    none."""
     return max((tile for tile, fewest in MIN_PIXELS.items() if pixels >= fewest), default=None)
 
 
@@ -169,7 +172,7 @@ def convolution(data: te.Tensor, weight: te.Tensor, padding: Sequence[int], tile
 
 
 def _constant(matrix: NDArray[np.float64], name: str) -> te.Tensor:
-    """Compute a matrix from the places of its elements.
+    """Compute a matrix from the positions of its elements.
 
     TVM folds these sums as soon as the loops around are unrolled. The nested selections of topi's
     `const_matrix` it simplifies branch by branch, which takes several times as long.

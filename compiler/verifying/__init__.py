@@ -1,1 +1,1 @@
-"""Compare an imported model with what runs its format elsewhere, such as ONNX Runtime or XLA."""
+"""Compare an imported model with a reference runtime of its format, such as ONNX Runtime or XLA."""

@@ -1,4 +1,4 @@
-"""Take a model apart: what follows some of its values depends on given ones, not on those it computes."""
+"""Split a model at some of its values: the nodes after them read given values instead of computed ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Array = NDArray[Any]
 
 
 def apart(file: OnnxFile, names: Iterable[str], wanted: Mapping[str, Array]) -> OnnxFile:
-    """Return the model with the values of these names as further inputs, with the shapes in `wanted`.
+    """Return the model with these values as additional inputs, with the shapes in `wanted`.
 
     All nodes read these inputs. The model still computes the values themselves.
     """
@@ -36,16 +36,16 @@ def apart(file: OnnxFile, names: Iterable[str], wanted: Mapping[str, Array]) -> 
 
 
 def given(names: Iterable[str], wanted: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the further inputs of the model that `apart` returns."""
+    """Return the additional inputs of the model that `apart` returns."""
     return {f"{name}{GIVEN}": wanted[name] for name in names}
 
 
 def selected_from(file: OnnxFile) -> list[str]:
     """Return the names of the boxes and scores that a model computes and selects from.
 
-    A rounding error that changes the order of two scores, or whether two boxes overlap, changes all that
-    comes after. So what is selected is compared from the reference's boxes and scores, unless these are a
-    selection themselves: then their shapes depend on the inputs.
+    A rounding error that changes the order of two scores, or whether two boxes overlap, changes all later
+    values. So selections are compared for the reference's boxes and scores, unless these are a selection
+    themselves, whose shapes depend on the inputs.
     """
     computed: set[str] = set()
     selected: set[str] = set()

@@ -1,8 +1,8 @@
-"""Inputs at the edges of types' ranges, and the meaning of a difference there.
+"""Inputs at the edges of types' ranges, and the rules for differences there.
 
 An operator that is right for ordinary numbers may be wrong for NaN, infinities, the least and the greatest
-number, signed zeros, and ties. ONNX Runtime, PyTorch, XLA or LiteRT says what is right. Where the result is
-open, as for an integer that is cast from NaN, the difference is a note.
+number, signed zeros, and ties. ONNX Runtime, PyTorch, XLA or LiteRT is the reference. If the standard leaves
+a result open, as for an integer that is cast from NaN, a difference becomes a note.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Difference:
 def edge_sets(
     inputs: Sequence[TensorSpec], extents: Mapping[str, int], usual: Mapping[str, Array]
 ) -> Iterator[EdgeSet]:
-    """Yield inputs at the edges: copies of the `usual` ones with some elements, or all, replaced.
+    """Yield inputs at the edges: copies of the `usual` inputs with some or all elements replaced.
 
     An input in `extents` holds indices below its number there.
     """
@@ -185,7 +185,7 @@ def onnx_finfo(dtype: np.dtype[Any]) -> tuple[float, float]:
 
 
 def _with(usual: Array, specials: Sequence[float]) -> Array:
-    """Put special values, evenly spread, in place of elements."""
+    """Replace evenly spaced elements with special values."""
     result = usual.copy()
     flat = result.reshape(-1)
     count = min(len(specials), flat.size)
@@ -195,7 +195,8 @@ def _with(usual: Array, specials: Sequence[float]) -> Array:
 
 
 def compare_edges(wanted: Sequence[Array], found: Sequence[Array], computed_in: str) -> str:
-    """Return how outputs differ, empty when they don't: NaN and infinities are in the same places."""
+    """Describe how outputs differ; "" if NaN and infinities are at the same positions, and other values
+    agree."""
     for number, (right, own) in enumerate(zip(wanted, found, strict=True)):
         if (right.shape, right.dtype) != (own.shape, own.dtype):
             return compare_outputs([right], [own], computed_in)
@@ -218,7 +219,8 @@ def _is_whole(array: Array) -> bool:
 
 
 def _differ(right: Array, own: Array) -> NDArray[np.bool_]:
-    """Return where one value is NaN or infinite and the other isn't, or has the other sign."""
+    """Return a mask of positions at which one value is NaN or infinite and the other isn't, or has the other
+    sign."""
     if _is_whole(right):
         return np.zeros(right.shape, bool)
     a, b = right.astype(np.float64), own.astype(np.float64)
@@ -227,7 +229,7 @@ def _differ(right: Array, own: Array) -> NDArray[np.bool_]:
 
 
 def varying(file: OnnxFile) -> list[str]:
-    """Return the names of what the nodes of the graph compute from the inputs, without shapes."""
+    """Return the names of the values that nodes of the graph compute from the inputs, without shapes."""
     found = {spec.name for spec in file.inputs}
     names = []
     for node in file.proto.graph.node:
@@ -241,12 +243,12 @@ def varying(file: OnnxFile) -> list[str]:
 
 
 def can_be_given(array: Array) -> bool:
-    """Return whether a value can be an input of the model that is taken apart."""
+    """Return whether a value can be an input of a model that is split by `apart`."""
     return not array.dtype.hasobject and array.size > 0
 
 
 def step_of(node: onnx.NodeProto) -> Step:
-    """Return the step that a node of an ONNX graph is."""
+    """Return a node of an ONNX graph as a step."""
     label = f"operator {node.op_type} of {node_name(node)}"
     names = (tuple(filter(None, each)) for each in (node.input, node.output))
     return Step(frozenset({node.op_type}), label, *names)
@@ -259,7 +261,7 @@ def judge(
     edge: EdgeSet,
     computed_in: str,
 ) -> Difference | None:
-    """Return how a step's values differ; None where they don't, or only by the order of roundings.
+    """Return how a step's outputs differ; None if they agree up to rounding.
 
     `values` are the right ones of its inputs and outputs.
     """
@@ -291,7 +293,7 @@ def _is_open(kinds: frozenset[str], inputs: Sequence[Array], right: Array) -> bo
 
 
 def _spreads(right: Array, own: Array) -> bool:
-    """Return whether all that differs is NaN or infinite where the right value is another."""
+    """Return whether all differing values are NaN or infinite."""
     if right.shape != own.shape or right.dtype != own.dtype or _is_whole(right):
         return False
     numbers = _is_finite(own)
@@ -301,11 +303,12 @@ def _spreads(right: Array, own: Array) -> bool:
 
 
 def _overflows(right: Array, inputs: Sequence[Array]) -> bool:
-    """Return whether products and sums of these inputs overflow or lose all digits, by the order of steps."""
+    """Return whether products and sums of these inputs may overflow or lose all digits, depending on the
+    order of steps."""
     if _is_whole(right):
         return False
     most = onnx_finfo(right.dtype)[1] * _LARGE
-    # NaN may stand beside large numbers, where an earlier step overflowed.
+    # There may be NaN beside large numbers, if an earlier step overflowed.
     wide = [np.abs(array.astype(np.float64)) for array in inputs]
     sizes = [float(np.max(size, where=~np.isnan(size), initial=0)) for size in wide]
     return max(sizes, default=0.0) > np.sqrt(most)
@@ -314,7 +317,8 @@ def _overflows(right: Array, inputs: Sequence[Array]) -> bool:
 def is_open_at_edge(
     kinds: frozenset[str], edge: EdgeSet, wanted: Sequence[Array], found: Sequence[Array]
 ) -> bool:
-    """Return whether a difference of outputs at an edge may be open, where no node can be judged alone.
+    """Return whether the standard may leave a difference of outputs at an edge open, if nodes can't be
+    compared one by one.
 
     A tuned kernel may spread NaN further, and overflow earlier; it must not lose NaN or an infinity.
     """

@@ -1,4 +1,4 @@
-"""Compare what an imported model computes with what its file defines."""
+"""Compare an imported model's outputs with a reference for its file."""
 
 from __future__ import annotations
 
@@ -38,8 +38,7 @@ ADVICE = "the model can't be tuned: report this with the file, or replace the op
 
 @dataclass(frozen=True)
 class Agreement:
-    """The outputs agree for these `inputs`. A `note` says where they differ though the standard leaves the
-    result open."""
+    """The outputs agree for these `inputs`. A `note` describes a difference that the standard leaves open."""
 
     inputs: str
     note: str = ""
@@ -79,10 +78,10 @@ def verify_file(file: ModelFile, target: str, tuned_for: str) -> Iterator[Agreem
 
 
 def _judged_apart(file: Defined, edge: EdgeSet, target: str, computed_in: str) -> str:
-    """Do as `_judged` does, for a model that isn't ONNX's."""
+    """Do the same as `_judged` for a model of another format than ONNX."""
     try:
         steps, values, found = _values_apart(file, edge.inputs, target)
-    except Exception as error:  # PyTorch, MLIR and TVM each raise their own
+    except Exception as error:  # exceptions of PyTorch, MLIR and TVM have no common class
         reason = first_line(error)
         return f"for {edge.what}, outputs differ, and the operators can't be compared one by one ({reason})"
     return _judged_steps(steps, {**values, **edge.inputs}, found, edge, computed_in)
@@ -91,7 +90,8 @@ def _judged_apart(file: Defined, edge: EdgeSet, target: str, computed_in: str) -
 def _values_apart(
     file: Defined, inputs: Mapping[str, Array], target: str
 ) -> tuple[Sequence[Step], Mapping[str, Array], Mapping[str, Array]]:
-    """Return the operators of a model, their right values, and what each computes from the right ones."""
+    """Return the operators of a model, their right values, and the values that each computes from right
+    operands."""
     apart = take_apart(file)
     values = dict(apart.reference(inputs))
     own = Imported(apart.to_relax(), target).compute({**inputs, **apart.given(values)})
@@ -101,10 +101,10 @@ def _values_apart(
 def _describe_apart(
     file: Defined, inputs: Mapping[str, Array], target: str, computed_in: str, wrong: str
 ) -> str:
-    """Do as `_describe` does, for a model that isn't ONNX's."""
+    """Do the same as `_describe` for a model of another format than ONNX."""
     try:
         steps, values, found = _values_apart(file, inputs, target)
-    except Exception:  # PyTorch, MLIR and TVM each raise their own
+    except Exception:  # exceptions of PyTorch, MLIR and TVM have no common class
         steps, values, found = (), {}, {}
     for step in steps:
         for name in step.outputs:
@@ -133,7 +133,7 @@ def verify(file: OnnxFile, model: RelaxModel, target: str, tuned_for: str) -> It
     first: Mapping[str, Array] = {}
 
     def compute(inputs: Mapping[str, Array]) -> Imported:
-        """Return what runs the imported model: its selections follow from given boxes and scores."""
+        """Run the imported model. Its selections use given boxes and scores."""
         nonlocal imported
         if imported is None:
             chosen = import_file(apart(file, cut, inputs), names) if cut else model
@@ -174,8 +174,8 @@ def verify(file: OnnxFile, model: RelaxModel, target: str, tuned_for: str) -> It
 
 
 def _judged(file: OnnxFile, edge: EdgeSet, target: str) -> str:
-    """Return what is to be said of outputs that differ for inputs at the edges. Each node is judged alone,
-    on the reference's values. Raises ModelError for the first node that computes something wrong."""
+    """Return a note on outputs that differ for inputs at the edges. Each node is compared separately, for the
+    reference's values. Raises ModelError for the first node with a wrong result."""
     outputs = [name for node in file.proto.graph.node for name in node.output if name]
     values = Reference(file.proto, outputs).compute({**edge.inputs, **file.weights})
     cut = [name for name in varying(file) if can_be_given(values[name])]
@@ -198,7 +198,8 @@ def _judged_steps(
     edge: EdgeSet,
     computed_in: str,
 ) -> str:
-    """Return the first difference that is open. Raises ModelError for the first one that is wrong."""
+    """Return the first difference that the standard leaves open. Raises ModelError for the first wrong
+    one."""
     note = ""
     for step in steps:
         difference = judge(step, values, found, edge, computed_in)
@@ -213,10 +214,11 @@ class Imported:
     """Runs an imported model; only slow loop nests are scheduled."""
 
     def __init__(self, model: RelaxModel, target: str, tuned_for: str = "") -> None:
-        """Run it as TVM imports it, or as it is rewritten to be tuned for a device."""
+        """Prepare to run the model as TVM imports it or, with `tuned_for`, in the form that is tuned for a
+        device."""
         fused = fuse(model, tuned_for) if tuned_for else fuse_untuned(model, target)
-        # LLVM's higher levels take twice as long, which the few calls don't gain. Without the machine's own
-        # instructions, those that convert float16 above all, a call of ResNet-18 takes forty seconds.
+        # LLVM's higher optimization levels take twice as long, which a few calls don't make up for. Without
+        # the machine's own instructions, especially conversions of float16, a call of ResNet-18 takes 40 s.
         quickly = tvm.target.Target({**parse_target(target).export(), "opt-level": 1})
         executable = relax.build(fallback.schedule_slow(fused), quickly, tir_pipeline=UNTUNED)
         self._machine = relax.VirtualMachine(executable, tvm.cpu())
@@ -231,7 +233,8 @@ class Imported:
         return {spec.name: from_storage(field.numpy(), spec.dtype) for spec, field in pairs}
 
     def compute_like(self, wanted: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the outputs by name, those that are padded as long as `wanted` unless more is valid."""
+        """Return the outputs by name. Padded ones are cut to the shape in `wanted`, unless more rows are
+        valid."""
         found = self.compute(inputs)
         for spec in self._model.outputs:
             if spec.padded_axis is not None:
@@ -240,7 +243,7 @@ class Imported:
 
 
 class _InLayers:
-    """Runs the layers of a quantized model, each on the reference's bytes."""
+    """Runs the layers of a quantized model, each with the reference's bytes as inputs."""
 
     def __init__(self, layers: Layers, target: str, tuned_for: str) -> None:
         self._layers = layers
@@ -250,7 +253,8 @@ class _InLayers:
         self._imported: Imported | None = None
 
     def check(self, inputs: Mapping[str, Array]) -> None:
-        """Raises ModelError for the first layer that computes something else, and NoReference."""
+        """Compare all layers for these inputs. Raises ModelError for the first wrong layer, and
+        NoReference."""
         layers = self._layers
         wanted = self._reference.compute({**inputs, **layers.file.weights})
         try:
@@ -265,7 +269,7 @@ class _InLayers:
 
 
 def _describe(file: OnnxFile, inputs: Mapping[str, Array], target: str, wrong: str) -> str:
-    """Say which node's value is the first to differ, and how; without one, which output does."""
+    """Describe the first node whose value differs, and how; otherwise the output that differs."""
     for node, name, difference in _differences(file, inputs, target):
         culprit = f"operator {node.op_type} of {node_name(node)}"
         return f"{culprit} is imported wrongly ('{name}': {difference})"
@@ -273,7 +277,7 @@ def _describe(file: OnnxFile, inputs: Mapping[str, Array], target: str, wrong: s
 
 
 def _differences(file: OnnxFile, inputs: Mapping[str, Array], target: str) -> Iterator[tuple[Any, str, str]]:
-    """Yield the nodes of the graph whose values differ, in order, with the value's name and how it does."""
+    """Yield (node, value's name, difference) for the nodes of the graph whose values differ, in order."""
     nodes = [(node, name) for node in file.proto.graph.node for name in node.output if name]
     wanted = Reference(file.proto, [name for _, name in nodes]).compute({**inputs, **file.weights})
     cut = selected_from(file)

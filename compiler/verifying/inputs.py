@@ -1,4 +1,4 @@
-"""Inputs like those that a model meets: images, ids, masks, positions."""
+"""Draw typical inputs of models: images, ids, masks, positions."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from compiler.importing.spec import NARROW, TensorSpec
 from compiler.importing.values import numpy_dtype
 
 Array = NDArray[Any]
-# What hands its first input on: indices stay indices of the same range.
+# Operators that pass their first input on: indices stay indices of the same range.
 _HANDS_ON = {"Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
-# The inputs of operators that count the parts of their first input along an axis.
+# Inputs of operators that are indices into the first input along an axis.
 _INDEXES = {"Gather": 1, "GatherElements": 1, "EmbedLayerNormalization": 0, "RoiAlign": 2}
-# What the sets of inputs are, for messages.
+# Descriptions of the sets of inputs, for messages.
 USUAL = ("floats around zero", "floats from 0 to 1")
 
 
@@ -56,7 +56,7 @@ def _array(spec: TensorSpec, extent: int | None, number: int, rng: np.random.Gen
 
 
 def index_extents(file: OnnxFile) -> Mapping[str, int]:
-    """Return for the inputs that are indices how many parts there are to choose from, by their names."""
+    """Return the number of indexed parts for each input that holds indices, by name."""
     graph = file.proto.graph
     shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     shapes |= {name: tuple(array.shape) for name, array in file.weights.items()}

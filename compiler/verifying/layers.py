@@ -1,8 +1,8 @@
 """Compare a quantized model layer by layer.
 
-A wrong zero point moves the outputs of a network by less than the steps that rounding errors become on the
-way through its layers. So every layer, from the bytes of some tensors to the bytes of the next ones, gets the
-reference's bytes. Rounding errors don't add up, and hardly a byte may differ.
+A wrong zero point changes a network's outputs less than rounding errors do that accumulate through its
+layers. So each layer gets the reference's bytes as inputs, and its output bytes are compared. Then rounding
+errors don't accumulate, and hardly any byte may differ.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from compiler.verifying.apart import apart, given
 from compiler.verifying.reference import Reference
 
 Array = NDArray[Any]
-# The operator that rounds its input; others compute what they round.
+# The operator that rounds its input; other quantizing operators round a computed value.
 QUANTIZE = "QuantizeLinear"
 MULTIPLY = ("QLinearConv", "QLinearMatMul", "QGemm")
-# x86 without one of these adds up pairs of products of bytes in 16 bits, which overflow in ONNX Runtime.
+# Without one of these instruction sets, ONNX Runtime on x86 sums pairs of products of bytes in 16 bits, which
+# overflow.
 EXACT_PRODUCTS = frozenset({"avx512_vnni", "avx_vnni"})
 INTEGER_PRODUCTS = (
     *MULTIPLY,
@@ -34,9 +35,9 @@ INTEGER_PRODUCTS = (
     "MatMulIntegerToFloat",
     "DynamicQuantizeMatMul",
 )
-# So close to the middle between two steps a value may be rounded to either.
+# A value this close to the middle between two steps may be rounded to either.
 NEAR_MIDDLE = 0.02
-# This share of a tensor's bytes may be off by a step for no reason that we see.
+# The fraction of a tensor's bytes that may be off by a step without a known reason.
 MAX_SHARE = 0.01
 # Sums and means of bytes are often halfway between two steps.
 MAX_SHARE_OF_MIDDLES = 0.5
@@ -71,7 +72,7 @@ class Layers:
         varying = {spec.name for spec in file.inputs}
         nodes = []
         for node in graph.node:
-            # What subgraphs take from around them isn't among a node's inputs.
+            # Values that subgraphs read from the outer graph aren't among a node's inputs.
             if varying.intersection(node.input) or any(one.HasField("g") for one in node.attribute):
                 varying.update(node.output)
                 is_product = node.op_type == "QGemm" and len(node.input) > 7
@@ -98,13 +99,13 @@ class Layers:
         )
 
     def reference(self) -> Reference:
-        """Return what computes the `results`, and what was rounded to them."""
+        """Return a model that computes the `results` and the values that were rounded to them."""
         given = {spec.name for spec in self.file.inputs}
         names = [*self.results, *(name for name in self.rounded.values() if name not in given)]
         return Reference(self.file.proto, list(dict.fromkeys(names)))
 
     def apart(self, wanted: Mapping[str, Array]) -> OnnxFile:
-        """Return the model with what its nodes quantize as further inputs, on which all else depends."""
+        """Return the model with its quantized values as additional inputs, which all other nodes read."""
         return apart(self.file, self._names, wanted)
 
     def given(self, wanted: Mapping[str, Array]) -> dict[str, Array]:
@@ -118,9 +119,9 @@ class Layers:
     def differences(
         self, wanted: Mapping[str, Array], found: Mapping[str, Array]
     ) -> Iterator[tuple[str, str, str]]:
-        """Yield which node computes something else, the name of what, and how it differs, in their order.
+        """Yield (node, value's name, difference) for each node with a wrong result, in order.
 
-        `wanted` holds the inputs of the model, too.
+        `wanted` includes the model's inputs.
         """
         for node in self.nodes:
             for name in filter(None, node.output):
@@ -141,8 +142,8 @@ class Layers:
 def compare(
     wanted: Array, found: Array, middles: NDArray[np.bool_] | None, max_share: float = MAX_SHARE
 ) -> str:
-    """Return how the values of one layer differ, empty when they don't. Integers may be off by a step where
-    `middles` says that the value was between two, and so may a share of the others."""
+    """Describe how the values of one layer differ; "" if they agree. Integers may be off by a step where
+    `middles` says that the value was between two steps, and so may a fraction of the others."""
     if (wanted.shape, wanted.dtype) != (found.shape, found.dtype):
         return f"it is {found.dtype} {found.shape} instead of {wanted.dtype} {wanted.shape}"
     if wanted.size == 0:

@@ -35,8 +35,8 @@ OWN = "your inputs"
 
 @dataclass(frozen=True)
 class Check:
-    """How the outputs of a library compare for some `inputs`. Empty `wrong` and `note` mean that they agree;
-    a `note` says where they differ though the standard leaves the result open."""
+    """The comparison of a library's outputs for some `inputs`. If `wrong` and `note` are empty, they agree. A
+    `note` describes a difference that the standard leaves open."""
 
     inputs: str
     wrong: str = ""

@@ -88,7 +88,8 @@ def _ignoring_nan(operator: Callable[[Any, Any], Any]) -> Convert:
 
 
 def _clamp(node: Any, importer: Any) -> Any:
-    """Clamp. TVM's front end replaces missing bounds with infinities, which integers don't have.
+    """Clamp between bounds. TVM's front end replaces missing bounds with infinities, which integers don't
+    have.
 
     If the lower bound exceeds the upper one, PyTorch returns the upper bound.
     """
@@ -112,8 +113,8 @@ def _exp2(node: Any, importer: Any) -> Any:
 
 
 def _full(node: Any, importer: Any) -> Any:
-    """Return a tensor of one number. TVM can't compile `full` of NaN, of infinities, and of numbers that
-    float32 lacks: those are broadcast."""
+    """Return a tensor of one number. TVM can't compile `full` for NaN, infinities and numbers that float32
+    lacks, so those are broadcast."""
     fill = _arguments(node, importer)["fill_value" if "fill_value" in _names(node) else "s"]
     if not isinstance(fill, int | float):
         raise UnsupportedOperator("it is filled with a number that the data decides: broadcast a tensor")
@@ -174,7 +175,7 @@ def _stable_sort(node: Any, importer: Any) -> list[Any]:
 
 
 def _upsample(mode: str, coordinates: str) -> Convert:
-    """Return the converter of an interpolation. PyTorch computes places by the scale that it was given."""
+    """Return the converter of an interpolation. PyTorch computes positions with the given scale."""
 
     def convert(node: Any, importer: Any) -> Any:
         given, graph = _arguments(node, importer), _graph(importer)
@@ -352,7 +353,7 @@ def _group_norm(node: Any, importer: Any) -> Any:
 
 
 def _floored(node: Any, importer: Any) -> Any:
-    """Compute a remainder with the divisor's sign, or a quotient that is rounded down.
+    """Compute a remainder with the divisor's sign, or a quotient rounded down.
 
     For floats, PyTorch uses the exact remainder: 1.0 // 0.1 is 9, because float 0.1 times 10 exceeds 1.
     """
@@ -424,10 +425,10 @@ def _scatter_reduce(node: Any, importer: Any) -> Any:
 
 
 def _index_put(node: Any, importer: Any) -> Any:
-    """Write values at places of some axes, as `y[:, at] = values` and index_copy do; TVM's front end doesn't
-    for places of some axes only.
+    """Write values at positions of some axes, as `y[:, at] = values` and index_copy do. TVM's front end
+    supports only positions of all axes.
 
-    One place is compared with all: that is a loop nest like others. Several are scattered.
+    A single position is compared with all positions, which is an ordinary loop nest. Several are scattered.
     """
     data, indices, values, *more = importer.retrieve_args(node)
     shape, axes = _extents(data), [axis for axis, index in enumerate(indices) if index is not None]
@@ -436,7 +437,7 @@ def _index_put(node: Any, importer: Any) -> Any:
         return _put_masked(importer, data, indices, values, adds)
     at = _places(importer, indices, shape)
     together = np.broadcast_shapes(*(_extents(index) for index in at.values()))
-    # Where what is indexed isn't side by side, PyTorch puts its axes first.
+    # If the indexed axes aren't adjacent, PyTorch puts their result first.
     first = axes[0] if axes == [*range(axes[0], axes[-1] + 1)] else 0
     rest = [axis for axis in range(len(shape)) if axis not in at]
     target = [shape[axis] for axis in rest]
@@ -502,8 +503,8 @@ def _put_masked(importer: Any, data: Any, indices: Sequence[Any], values: Any, a
 
 
 def _index(node: Any, importer: Any) -> Any:
-    """Read elements at places of some axes, as `x[:, rows, columns]` does. The axes are merged into one, and
-    elements are taken from it."""
+    """Read elements at positions of some axes, as `x[:, rows, columns]` does. The axes are merged into one,
+    from which elements are taken."""
     data, indices = importer.retrieve_args(node)[:2]
     shape, emit = _extents(data), importer.block_builder.emit
     axes = [axis for axis, index in enumerate(indices) if index is not None]
@@ -511,7 +512,7 @@ def _index(node: Any, importer: Any) -> Any:
         raise UnsupportedOperator("the data decides how many elements a mask selects: use torch.where")
     at = _places(importer, indices, shape)
     together = list(np.broadcast_shapes(*(_extents(index) for index in at.values())))
-    # Where what is indexed isn't side by side, PyTorch puts its axes first.
+    # If the indexed axes aren't adjacent, PyTorch puts their result first.
     first = axes[0] if axes == [*range(axes[0], axes[-1] + 1)] else 0
     rest = [axis for axis in range(len(shape)) if axis not in at]
     order = [*rest[:first], *axes, *rest[first:]]

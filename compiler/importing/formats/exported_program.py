@@ -1,9 +1,9 @@
 """PyTorch's exported programs, the .pt2 files of torch.export.save.
 
-Such a file is a zip of JSON, of weights as plain bytes and of pickled example inputs. PyTorch looks up by
-name what a node calls, and runs it to learn shapes. It evaluates the text of symbolic extents, runs Python
+Such a file is a zip of JSON, of weights as plain bytes and of pickled example inputs. PyTorch looks up a
+node's target by name, and runs it to compute shapes. It evaluates the text of symbolic extents, runs Python
 code with names from the file, and imports modules that containers name. So the file's parts and texts are
-compared with what models need before PyTorch sees the file. PyTorch unpickles only tensors and containers of
+checked against allow-lists before PyTorch reads the file. PyTorch unpickles only tensors and containers of
 tensors.
 """
 
@@ -39,22 +39,24 @@ from sandbox import python_packages
 Array = NDArray[Any]
 EXPORT_AGAIN = "export the model again with PyTorch 2.8 or newer"
 MAX_JSON_BYTES = 64 << 20
-# The files of an archive, below its own folder.
+# The allowed files of an archive, below its own folder.
 _FILES = re.compile(
     r"models/model\.json|data/weights/(model_weights_config\.json|weight_\d+)"
     r"|data/constants/(model_constants_config\.json|tensor_\d+)|data/sample_inputs/model\.pt"
     r"|archive_format|archive_version|byteorder|\.data/(version|serialization_id)|\.format_version"
 )
-# What nodes may call.
+# The allowed targets of nodes.
 _TARGETS = re.compile(
     r"torch\.ops\.(aten|prims|torchvision)\.(?!from_file)\w+\.\w+"
     r"|_operator\.(getitem|add|sub|mul|neg|floordiv|truediv|mod|eq|ne|lt|le|gt|ge|and_|or_)"
 )
-# Names of values and arguments, which PyTorch writes into Python code; other names, such as weights' paths.
+# Patterns of names of values and arguments, which PyTorch writes into Python code, and of other names, such
+# as weights' paths.
 _NAME, _PATH = re.compile(r"\w*"), re.compile(r"[\w.+:/ -]*")
-# Texts that PyTorch only keeps: operators' text arguments, and where a node comes from.
+# Keys of texts that PyTorch only stores: operators' text arguments, and a node's origin.
 _KEPT_TEXTS = ("as_string", "as_strings", "metadata")
-# Containers of inputs and outputs. The context of any other names modules, which PyTorch imports.
+# The allowed containers of inputs and outputs. The context of other containers names modules that PyTorch
+# imports.
 _CONTAINERS = (None, "builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict")
 
 _RANDOM = frozenset(
@@ -74,8 +76,8 @@ _RANDOM = frozenset(
     }
 )
 NARROW = frozenset({"float16", "bfloat16"})
-# The arguments that TVM's front end needs in float32, by operator. It adds products up in float32 and then
-# fails to add a narrow bias, and it normalizes only by weights of the data's type.
+# The arguments that TVM's front end needs in float32, by operator. It sums products in float32 and then can't
+# add a narrow bias, and it normalizes only with weights of the data's type.
 _WIDENED: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(("addmm.default", "baddbmm.default"), (0,)),
     **dict.fromkeys(("linear.default", "conv1d.default", "conv2d.default", "conv3d.default"), (2,)),
@@ -87,15 +89,15 @@ _WIDENED: Mapping[str, tuple[int, ...]] = {
         (0, 1, 2, 3, 4),
     ),
 }
-# Their operands get the result's type, as PyTorch does.
+# Operators whose operands are cast to the result's type, as in PyTorch.
 _JOINS = frozenset({"cat.default", "stack.default", "where.self"})
-# They compute in the result's type, and compare with a float in a float's: TVM's front end makes an integer
-# of 2.5 beside integers.
+# Operators that compute in the result's type, and compare with a float in float. TVM's front end turns 2.5
+# beside integers into an integer.
 _ARITHMETIC = frozenset(
     {"add", "atan2", "clamp", "clamp_max", "clamp_min", "div", "mul", "pow", "remainder", "rsub", "sub"}
 )
 _COMPARISONS = frozenset({"eq", "ge", "gt", "le", "lt", "ne"})
-# Functions of floats, which PyTorch also takes integers and booleans for.
+# Functions of floats that PyTorch also applies to integers and booleans.
 _OF_FLOATS = frozenset(
     f"{name}.default"
     for name in (
@@ -107,15 +109,14 @@ _OF_FLOATS = frozenset(
 
 @dataclass(frozen=True)
 class ExportedProgram:
-    """An exported program that was loaded, and the same in PyTorch's core operators, without writes in
-    place."""
+    """A loaded exported program, and the same program in PyTorch's core operators without in-place writes."""
 
     program: Any
     decomposed: Any
     inputs: tuple[TensorSpec, ...]
 
     def to_relax(self) -> RelaxModel:
-        # These load PyTorch.
+        # Imported here, because these modules load PyTorch.
         from tvm.relax.frontend.torch import from_exported_program
         from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
@@ -174,7 +175,7 @@ def _array(torch: Any, tensor: Any) -> Array:
 
 
 class _NamingBuilder:
-    """TVM's block builder, which names the bindings that it creates."""
+    """A block builder of TVM that names the bindings that it creates."""
 
     def __init__(self, builder: relax.BlockBuilder, binding: str) -> None:
         self._builder = builder
@@ -199,8 +200,8 @@ def _convert_at(places: Places, node: Any, importer: Any) -> Any:
 
 
 def _convert(node: Any, importer: Any) -> Any:
-    """Convert a node as TVM's front end does, which computes much in float32 whatever the operands are: the
-    result gets the type that PyTorch says."""
+    """Convert a node with TVM's front end, which computes much in float32 for any operands. Cast the result
+    to the type that PyTorch recorded."""
     name, builder = node.target.__name__, importer.block_builder
     value = node.meta.get("val")
     wanted = str(getattr(value[0] if isinstance(value, tuple | list) else value, "dtype", ""))
@@ -254,7 +255,7 @@ def _refuse_unknown(graph: Any, known: set[str]) -> None:
 def _refuse_random_numbers(graph: Any) -> None:
     for node in graph.nodes:
         name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
-        # PyTorch leaves dropout out where a model is in evaluation.
+        # PyTorch omits dropout from models in evaluation mode.
         drops = name in ("dropout.default", "native_dropout.default") and node.args[2:3] == (True,)
         if drops or name.partition(".")[0] in _RANDOM:
             raise ModelError(
@@ -266,7 +267,8 @@ def _refuse_random_numbers(graph: Any) -> None:
 def read(content: Content, shapes: Mapping[str, Shape]) -> ExportedProgram:
     file = io.BytesIO(content)
     operators = _check(file)
-    # Of PyTorch itself: nothing but tensors and containers of them is unpickled, whatever the caller asks.
+    # PyTorch's own setting: only tensors and containers of tensors are unpickled, even if a caller requests
+    # more.
     os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
     python_packages.let_in(python_packages.TORCH)
     try:
@@ -295,7 +297,8 @@ def read(content: Content, shapes: Mapping[str, Shape]) -> ExportedProgram:
 
 
 def of_program(program: Any) -> ExportedProgram:
-    """Return a program of torch.export in this process. Raises ModelError, and what PyTorch raises."""
+    """Return the model of a torch.export program in this process. Raises ModelError, and PyTorch's
+    exceptions."""
     torch = importlib.import_module("torch")
     with _quietly():
         decomposed = program.run_decompositions()
@@ -340,8 +343,8 @@ def _quietly() -> Iterator[None]:
 
 
 def _check(file: io.BytesIO) -> set[str]:
-    """Return the names of the operators in a file. Raise ModelError for what PyTorch would run, unpickle or
-    evaluate."""
+    """Return the names of the operators in a file. Raise ModelError for parts that PyTorch would run,
+    unpickle or evaluate."""
     operators: set[str] = set()
     try:
         with zipfile.ZipFile(file) as archive:
@@ -394,7 +397,7 @@ def _check_json(part: Any, key: str, operators: set[str]) -> None:
 
 
 def _check_text(text: str, key: str, operators: set[str]) -> None:
-    """Check a text that stands under a key, or a key itself."""
+    """Check the text of a key, or a key itself."""
     if key in ("target", "as_operator"):
         if not _TARGETS.fullmatch(text):
             raise ModelError(
@@ -411,7 +414,7 @@ def _check_text(text: str, key: str, operators: set[str]) -> None:
 
 
 def _check_containers(text: str) -> None:
-    """Check the description of how inputs or outputs are nested, which is JSON within JSON."""
+    """Check the description of the nesting of inputs or outputs, which is JSON within JSON."""
     try:
         _, *waiting = json.loads(text) if text else (1,)
         while waiting:
@@ -430,8 +433,8 @@ def _check_containers(text: str) -> None:
 
 
 def _check_operators(torch: Any, names: set[str]) -> None:
-    """Raise ModelError for a name that isn't one of PyTorch's compiled operators on tensors: PyTorch's
-    scripts have others, such as aten::save, and each object has methods."""
+    """Raise ModelError for a name that isn't a compiled PyTorch operator on tensors. TorchScript has others,
+    such as aten::save, and objects have methods."""
     for name in names:
         found = torch
         for part in name.split(".")[1:]:

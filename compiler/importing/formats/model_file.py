@@ -1,4 +1,4 @@
-"""A model's file that was checked and may be imported, as every reader returns it."""
+"""A checked model file: the result of each format's reader."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class ModelFile(Protocol):
 
 
 class Reader(Protocol):
-    """Reads the files of one format. `shapes` are the user's shapes, by input.
+    """A reader of one format. `shapes` are the user's shapes, by input.
 
-    Raises ModelError. TVM's importers are native code: strangers' files belong into a child process (see
+    Raises ModelError. TVM's importers are native code, so read untrusted files in a child process (see
     compiler.children.child).
     """
 
@@ -34,7 +34,7 @@ class Reader(Protocol):
 
 
 def check_shapes(inputs: tuple[TensorSpec, ...], shapes: Mapping[str, Shape]) -> None:
-    """Raise ModelError where the user gave another shape than the static one that the file declares."""
+    """Raise ModelError if the user gave another shape than the static one in the file."""
     declared = {spec.name: spec.shape for spec in inputs}
     for name, shape in shapes.items():
         if name not in declared:

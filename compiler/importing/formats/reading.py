@@ -1,4 +1,4 @@
-"""Read a model's file, whatever format it has."""
+"""Read a model's file of any format."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ READERS: Mapping[ModelFormat, Reader] = {
 
 
 def read_model(data: bytes | IO[bytes], shapes: Mapping[str, Shape]) -> ModelFile:
-    """Read a model; its content decides the format. `shapes` gives dynamic inputs their shape, by name.
+    """Read a model. Its content decides the format. `shapes` has the shapes of dynamic inputs, by name.
 
-    A file is mapped into memory, not read. Raises ModelError. TVM's importers are native code: strangers'
-    files belong into a child process (see compiler.children.child).
+    A file is mapped into memory. Raises ModelError. TVM's importers are native code, so read untrusted files
+    in a child process (see compiler.children.child).
     """
     if isinstance(data, bytes):
         content: bytes | mmap.mmap = data

@@ -1,7 +1,7 @@
-"""StableHLO programs: MLIR's text or bytecode, portable artifacts, and what jax.export serializes around one.
+"""StableHLO programs: MLIR's text or bytecode, portable artifacts, and files of jax.export.
 
-jaxlib parses them, and compiles them with XLA to say what they compute. Nothing runs that the program doesn't
-define itself: whatever else it calls is refused before, also where the import doesn't look.
+jaxlib parses them, and XLA computes their reference outputs. Calls of functions that the program doesn't
+define are refused before, even in parts that the import doesn't use.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from compiler.importing.stablehlo.importer import Importer, functions_of
 from compiler.importing.values import UnsupportedOperator
 from core.model_format import MLIR_BYTECODE, exported_artifact
 
-# Of the operations that XLA may be given.
+# Dialects of the operations that XLA may get.
 _DIALECTS = frozenset(("builtin", "chlo", "func", "sdy", "stablehlo"))
 _PORTABLE = MLIR_BYTECODE + b"\rStableHLO_v"
 MAX_CALLS = 1000
@@ -36,7 +36,7 @@ MAX_CALLS = 1000
 
 @dataclass(frozen=True)
 class StablehloModel:
-    """A program that was parsed, whose function main has these inputs and outputs."""
+    """A parsed program whose function `main` has these inputs and outputs."""
 
     module: Any
     inputs: tuple[TensorSpec, ...]
@@ -69,7 +69,7 @@ class StablehloModel:
                 for spec in self.inputs
             ]
             return [np.asarray(result) for result in executable.execute(buffers)]
-        except Exception as error:  # XLA raises whatever it meets
+        except Exception as error:  # XLA's exceptions have no common class
             raise NoReference(f"XLA can't run it ({first_line(error)})") from error
 
     @cached_property
@@ -119,7 +119,7 @@ def _parsed(data: bytes) -> Any:
     context.load_all_available_dialects()
     for dialect in ("stablehlo", "chlo", "sdy"):
         mlir(f"dialects.{dialect}").register_dialect(context)
-    # They are refused by name.
+    # Unknown dialects are refused by name later.
     context.allow_unregistered_dialects = True
     data = data[exported_artifact(io.BytesIO(data)) or slice(None)]
     try:
@@ -135,8 +135,8 @@ def _parsed(data: bytes) -> Any:
 
 
 def _check_calls(module: Any) -> None:
-    """Raise ValueError where any operation, even one that the import leaves out, calls the process's own
-    functions. XLA finds these by name, and some take addresses."""
+    """Raise ValueError if any operation, even one that the import leaves out, calls a function of the
+    process. XLA finds these by name, and some take addresses."""
 
     found: list[str] = []
 
@@ -154,7 +154,7 @@ def _check_calls(module: Any) -> None:
 
 
 def _diagnosis(error: Exception) -> str:
-    """Return the first line that names the problem: MLIR's first lines say what it was doing."""
+    """Return the first line that names the problem. MLIR's first lines describe its current task."""
     lines = [line for line in str(error).splitlines() if "error:" in line]
     return first_line(ValueError(lines[0].partition("error:")[2]) if lines else error)
 
@@ -170,7 +170,8 @@ def _main(module: Any) -> Any:
 
 
 def _name(functions: Mapping[str, Any], argument: Any) -> str:
-    """Return the name that an argument's location has, as JAX writes it: there, or where it is handed on."""
+    """Return the name in an argument's location, as JAX writes it, or in the location of the function that
+    the argument is passed to."""
     places = [argument.location]
     for use in argument.uses:
         callee = (
@@ -201,8 +202,8 @@ def _is_dynamic(kind: Any) -> bool:
 
 
 def _refined(module: Any, names: Sequence[str], arguments: Sequence[Any], shapes: Mapping[str, Shape]) -> Any:
-    """Return the program with static shapes: inputs with open dimensions have the user's shapes, and all
-    values follow."""
+    """Return the program with static shapes. Inputs with open dimensions get the user's shapes, and the other
+    shapes are inferred."""
     types = []
     for name, argument in zip(names, arguments, strict=True):
         kind = argument.type
@@ -234,7 +235,8 @@ def bytecode(module: Any) -> bytes:
 
 
 def _separate(module: Any) -> None:
-    """Give every call a function of its own. MLIR's pass knows no shapes of two calls that differ."""
+    """Copy the function of every call, because MLIR's pass can't infer different shapes for calls of one
+    function."""
     ir = mlir("ir")
     functions = functions_of(module)
     del functions["main"]

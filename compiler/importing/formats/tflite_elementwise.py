@@ -1,7 +1,7 @@
 """Converters of TFLite's elementwise operators, norms and means in windows.
 
-LiteRT computes quantized ones in integers. Here they are computed in float32 and rounded once, which is
-within one step of its results.
+LiteRT computes quantized operators in integers. Here they are computed in float32 and rounded once, which
+differs by at most one step.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _square(x: Any) -> Any:
 
 
 def _negate(importer: Any, op: Any) -> Any:
-    """Negate stored bytes, as LiteRT does whatever the zero point is."""
+    """Negate stored bytes. LiteRT does so for any zero point."""
     (tensor,) = importer.get_input_tensors(op)
     if tensor.qnn_params and (zero := int(tensor.qnn_params["zero_point"].value.numpy())):
         raise UnsupportedOperator(f"LiteRT ignores its zero point {zero}: quantize it with the zero point 0")
@@ -62,7 +62,7 @@ def _negate(importer: Any, op: Any) -> Any:
 
 
 def _l2_normalization(x: Any) -> Any:
-    """Divide by the norm along the last axis, or by 1e-6 where it is smaller."""
+    """Divide by the norm along the last axis, but at least by 1e-6."""
     norm = relax.op.sqrt(relax.op.sum(_square(x), -1, True))
     return relax.op.divide(x, relax.op.maximum(norm, relax.const(1e-6, "float32")))
 
@@ -128,7 +128,7 @@ def _average_pool(importer: Any, op: Any) -> Any:
 
 
 def _floor_mod(x: Any, y: Any) -> Any:
-    """Return the remainder of the divisor's sign. TVM's is NaN for an infinite divisor."""
+    """Return the remainder with the divisor's sign. TVM returns NaN for an infinite divisor."""
     if "float" not in str(x.ty.dtype):
         return relax.op.floor_mod(x, y)
     zero = relax.const(0, str(x.ty.dtype))

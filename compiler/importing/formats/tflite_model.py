@@ -1,4 +1,4 @@
-"""TFLite's files."""
+"""TFLite files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class TfliteModel:
-    """A TFLite model that was read. `content` is its file."""
+    """A TFLite model. `content` is its file."""
 
     content: bytes
     model: Any
@@ -48,7 +48,7 @@ class TfliteModel:
         """Return the outputs as LiteRT computes them. Raises NoReference."""
         try:
             litert = importlib.import_module("ai_edge_litert.interpreter")
-            # The default adds XNNPACK, which has mistakes of its own: its exp(NaN) is 0.
+            # The default adds XNNPACK, which has errors: its exp(NaN) is 0.
             interpreter = litert.Interpreter(
                 model_content=self.content,
                 num_threads=1,
@@ -83,7 +83,7 @@ def read(content: Content, shapes: Mapping[str, Shape]) -> TfliteModel:
         names = tuple(graph.Tensors(number).Name().decode() for number in graph.OutputsAsNumpy())
     except ModelError:
         raise
-    except Exception as error:  # a table of offsets: a damaged one leads anywhere
+    except Exception as error:  # a damaged table of offsets may cause any exception
         raise ModelError(
             f"the TFLite file is damaged ({first_line(error)}): convert the model again"
         ) from error
@@ -92,7 +92,7 @@ def read(content: Content, shapes: Mapping[str, Shape]) -> TfliteModel:
 
 
 def _check_names(graph: Any) -> None:
-    """Raise ModelError for tensors of one name: TVM's front end knows them by their names."""
+    """Raise ModelError for tensors with equal names, because TVM's front end identifies tensors by name."""
     names = [graph.Tensors(number).Name() or b"" for number in range(graph.TensorsLength())]
     for name, count in Counter(names).items():
         if count > 1:
@@ -103,8 +103,8 @@ def _check_names(graph: Any) -> None:
 
 
 def _spec(tflite: Any, tensor: Any, shapes: Mapping[str, Shape]) -> TensorSpec:
-    """Return an input in the shape that the file stores for it. LiteRT runs a model in this shape, too,
-    unless it is given another one for the dimensions that the signature leaves open."""
+    """Return an input with the shape that the file stores. By default, LiteRT also runs the model with this
+    shape."""
     types = {number: name for name, number in vars(tflite.TensorType).items() if isinstance(number, int)}
     dtype, name = types.get(tensor.Type(), "").lower(), tensor.Name().decode()
     if dtype not in _DTYPES:

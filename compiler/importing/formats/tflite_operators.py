@@ -1,4 +1,5 @@
-"""The importer of TFLite's operators: TVM's front end, and converters of what it lacks or gets wrong."""
+"""Import TFLite's operators with TVM's front end, and with converters of operators that it lacks or gets
+wrong."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ Array = NDArray[Any]
 Convert = Callable[..., Any]
 
 
-# Operators that hand elements on as they are stored, quantized or not.
+# Operators that pass stored elements on, quantized or not.
 _MOVES = frozenset(
     {
         *("BATCH_TO_SPACE_ND", "BROADCAST_TO", "DEPTH_TO_SPACE", "EXPAND_DIMS", "GATHER", "GATHER_ND"),
@@ -37,7 +38,7 @@ _MOVES = frozenset(
         *("SQUEEZE", "STRIDED_SLICE", "TILE", "TRANSPOSE", "UNPACK"),
     }
 )
-# Operators that take weights as bytes beside floats: "dynamic range quantization".
+# Operators with weights of bytes and data of floats: "dynamic range quantization".
 _WITH_STORED_WEIGHTS = frozenset(
     {"BATCH_MATMUL", "CONV_2D", "DEPTHWISE_CONV_2D", "EMBEDDING_LOOKUP", "FULLY_CONNECTED", "TRANSPOSE_CONV"}
 )
@@ -46,7 +47,7 @@ _RANDOM = frozenset(
     {"MULTINOMIAL", "RANDOM_STANDARD_NORMAL", "RANDOM_UNIFORM", "STABLEHLO_RNG_BIT_GENERATOR"}
 )
 _TYPES = ("FLOAT32", "FLOAT16", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT32", "UINT64", "BOOL")
-# TVM's front end keeps complex numbers as pairs, which no output is.
+# TVM's front end represents complex numbers as pairs, which can't be outputs.
 _COMPLEX = frozenset({"COMPLEX_ABS", "IMAG", "REAL", "RFFT2D"})
 
 
@@ -189,7 +190,7 @@ class Converter(OperatorConverter):
                 if kind in _MOVES:
                     self._check_scales([*self.get_input_tensors(op), *outputs])
                 result = self.convert_map[kind](op=op)
-                if result is None:  # a constant that others read
+                if result is None:  # a constant that other operators read
                     continue
                 result = self.bb.normalize(result)
                 fields = [result] if len(outputs) == 1 else [result[k] for k in range(len(outputs))]
@@ -236,7 +237,7 @@ class Converter(OperatorConverter):
         return self.get_tensor_expr(*self.get_tensors([input_tensor_idx]))
 
     def dequantize(self, expr: Any, tensor: Any) -> Any:
-        """Return the numbers that integers represent, also integers of 16, 32 and 64 bits."""
+        """Return the numbers that quantized integers of 8 to 64 bits represent."""
         shape = static_shape(self.bb.normalize(expr))
         scale, zero = (tensor.qnn_params[name].value.numpy() for name in ("scale", "zero_point"))
         if str(expr.ty.dtype) in ("int8", "uint8", "int32") or shape is None:
@@ -285,7 +286,7 @@ class Converter(OperatorConverter):
         return relax.VirtualMachine(executable, tvm.cpu())["main"]().numpy()
 
     def _collect(self, expr: Any, bindings: list[Any], seen: set[Any]) -> bool:
-        """Add the variables that an expression reads; return whether none of them is an input."""
+        """Collect the variables that an expression reads. Return whether none of them is an input."""
         if isinstance(expr, relax.Var):
             if expr in seen:
                 return True
@@ -308,7 +309,7 @@ class Converter(OperatorConverter):
         return super().convert_fused_activation_function(in_expr, fused_activation_fn)
 
     def activated(self, expr: Any, kind: int) -> Any:
-        """Apply the activation of a recurrent operator, where LiteRT has all of them."""
+        """Apply the activation of a recurrent operator, for which LiteRT supports all activations."""
         return super().convert_fused_activation_function(expr, kind)
 
     def options(self, op: Any, name: str) -> Any:
@@ -353,7 +354,7 @@ class Converter(OperatorConverter):
         )
 
     def _reshape_to(self, op: Any) -> Any:
-        """Reshape to the shape that is declared: it follows from the operands, unless one is an input."""
+        """Reshape to the declared shape, which derives from the operands unless the shape is an input."""
         tensors = self.get_input_tensors(op)
         if len(tensors) > 1 and tensors[1].tensor_idx != -1:
             self.get_tensor_value(tensors[1])
@@ -395,7 +396,8 @@ class Converter(OperatorConverter):
         return relax.op.take(self.real(table), self.get_tensor_expr(ids), axis=0, mode="clip")
 
     def _selection(self, convert: Convert, op: Any) -> Any:
-        """Return the selected boxes, zeros behind them, and their number. TVM leaves other numbers behind."""
+        """Return the selected boxes, followed by zeros, and their number. TVM leaves other numbers after
+        them."""
         *selected, count = self._fields(convert(op))
         extent = int(selected[0].ty.shape.values[0])
         is_valid = relax.op.less(relax.const(np.arange(extent), "int32"), relax.op.astype(count, "int32"))
@@ -430,7 +432,7 @@ class Converter(OperatorConverter):
         )
 
     def _segments(self, name: str, op: Any) -> Any:
-        """Combine the rows of each segment. Rows of segments that don't exist are left out."""
+        """Combine the rows of each segment. Rows of nonexistent segments are left out."""
         data, ids, number = self.get_input_tensors(op)
         count = int(self.get_tensor_value(number).reshape(()))
         rows, places = self.get_tensor_expr(data), relax.op.astype(self.get_tensor_expr(ids), "int64")
@@ -485,7 +487,7 @@ class Converter(OperatorConverter):
         return relax.op.where(on_diagonal, relax.op.expand_dims(diagonal, -1), others)
 
     def _select(self, op: Any) -> Any:
-        """Select rows, if the condition is a vector, else elements."""
+        """Select rows if the condition is a vector, otherwise elements."""
         tensors = self.get_input_tensors(op)
         condition, first, second = (self.get_tensor_expr(tensor) for tensor in tensors)
         ranks = [len(self.declared_shape(tensor)) for tensor in tensors]
@@ -566,14 +568,14 @@ class Converter(OperatorConverter):
         return relax.op.right_shift(data, relax.op.minimum(by, bound))
 
     def _fully_connected(self, op: Any) -> Any:
-        """Multiply rows of as many elements as the weight has columns. The axes before are one axis, unless
-        `keep_num_dims` is set."""
+        """Multiply rows whose length is the weight's number of columns. Unless `keep_num_dims` is set, all
+        other axes become one axis."""
         data, weight = self.get_input_tensors(op)[:2]
         depth = self.declared_shape(weight)[-1]
         expr = self.get_tensor_expr(data)
         if not self.options(op, "FullyConnectedOptions").KeepNumDims():
             expr = relax.op.reshape(expr, [-1, depth])
-        # Beside data that isn't quantized, weights are multiplied as numbers.
+        # If the data isn't quantized, weights are dequantized.
         numbers = self.get_tensor_expr(weight) if data.qnn_params else self.real(weight)
         with self._replaced(data, expr), self._replaced(weight, numbers):
             return self.bb.normalize(self.convert_fully_connected(op))

@@ -1,7 +1,7 @@
 """Converters of TFLite's recurrent operators, unrolled step by step.
 
-LiteRT keeps their states from one run to the next. A library keeps nothing: states begin with zeros, as in
-LiteRT's first run. If a state is an input of the model, it begins with that.
+LiteRT keeps their states between runs. A library doesn't: states begin with zeros, as in LiteRT's first run,
+or with the model's input for the state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Convert = Callable[[Any, Any], Any]
 _NORM_EPSILON = 1e-8
 # The gates in the order of their operands.
 _INPUT, _FORGET, _CELL, _OUTPUT = range(4)
-# Where an LSTM with one direction has the weights that normalize its gates.
+# The positions of the normalization weights of an LSTM with one direction.
 _NORMS = (20, 21, 22, 23)
 
 
@@ -232,7 +232,8 @@ def _rnn_both_ways(importer: Any, op: Any) -> Any:
 
 
 def _svdf(importer: Any, op: Any) -> Any:
-    """Move the memory of every filter by one step, append the filtered input, and weight what is remembered.
+    """Shift the memory of every filter by one step, append the filtered input, and multiply the memory by
+    weights.
 
     memory: (batch, filters, steps), weights of time: (filters, steps)
     """

@@ -1,8 +1,8 @@
 """TVM's own modules as JSON: relax functions with the TIR functions that they call, or one TIR function.
 
-A module can do more than compute: call any function of a process, bring C or LLVM code along, or be a
-schedule already. So the kinds of its objects, the operators that it calls and its annotations are held
-against what models need (`compiler.vocabulary`), before TVM sees it.
+A module can do more than compute: call any function of the process, contain C or LLVM code, or be scheduled
+already. So the kinds of its objects, its operators and its annotations are checked against the vocabulary of
+models (`compiler.vocabulary`) before TVM reads it.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def read(content: Content, shapes: Mapping[str, Shape]) -> TvmModule:
 
 
 def to_json(source: tvm.IRModule | tirx.PrimFunc | Sequence[te.Tensor]) -> str:
-    """Return a module, a TIR function, or tensor expressions as the text that `read` reads.
+    """Convert a module, a TIR function, or tensor expressions to JSON for `read`.
 
     The tensors are in the order of te.create_prim_func: inputs, then outputs.
     """
@@ -103,7 +103,8 @@ def to_json(source: tvm.IRModule | tirx.PrimFunc | Sequence[te.Tensor]) -> str:
 
 
 def _load(text: str) -> Any:
-    """Return the objects of a text. Raises ModelError for objects that no model needs, and TVM's errors."""
+    """Return the objects in a JSON text. Raises ModelError for objects that no model needs, and TVM's
+    exceptions."""
     try:
         graph = ObjectGraph.parse(text)
         foreign = MODULE.foreign(graph)

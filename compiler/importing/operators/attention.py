@@ -1,6 +1,6 @@
-"""Attention as other runtimes' optimizers write it.
+"""Convert attention operators of other runtimes' optimizers.
 
-Heads are kept as ONNX's own Attention keeps them: queries, keys and values are (batch, heads, length, size).
+As in ONNX's own Attention, queries, keys and values are (batch, heads, length, size).
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def _attend_masked(
     mask: Value | None,
     attention_bias: Value | None,
 ) -> Value:
-    """Return the attention of a Microsoft operator, whose attributes give the scale and what is hidden, with
-    its heads joined."""
+    """Return the attention of a Microsoft operator, with joined heads. Its attributes give the scale and the
+    mask."""
     batch, _, queries, size = query.shape
     keys = key.shape[2]
     filled = float(node.attributes.get("mask_filter_value", -10000.0))
@@ -127,7 +127,7 @@ def _multi_head_attention(graph: Graph, node: Node) -> Sequence[Value | None]:
 
 
 def _attention(graph: Graph, node: Node) -> Sequence[Value | None]:
-    """Import Microsoft's Attention: one product makes queries, keys and values."""
+    """Import Microsoft's Attention. One product computes queries, keys and values."""
     heads = int(node.attributes["num_heads"])
     data, weight, bias, mask, past, attention_bias, past_length = (node.optional(k) for k in range(7))
     if data is None or weight is None or past_length is not None or node.attributes.get("do_rotary", 0):
@@ -176,7 +176,7 @@ def _group_query_attention(graph: Graph, node: Node) -> Sequence[Value | None]:
     batch, _, new, size = query.shape
     past = 0 if past_key is None else past_key.shape[2]
     keys = max(past, int(total.known("the total length of the sequence").reshape(())))
-    # Of each element of the batch: how many keys it has had before, and the place of each key.
+    # For each element of the batch: its number of earlier keys, and the position of each key.
     counts = graph.op("Reshape", cast(graph, lengths, "int64"), np.array([batch, 1, 1, 1]))
     before = graph.op("Sub", counts, np.int64(new - 1))
     if node.attributes.get("do_rotary", 0):
@@ -227,7 +227,7 @@ def _appended(graph: Graph, old: Value | None, fresh: Value, before: Value, step
 
 
 def _rotate(graph: Graph, value: Value, cosine: Value, sine: Value, places: Value, interleaved: int) -> Value:
-    """Turn each pair of features by the angle of its place; `places` are (batch, length)."""
+    """Rotate each pair of features by the angle of its position; `places` are (batch, length)."""
     width = 2 * cosine.shape[-1]
     return graph.op(
         "RotaryEmbedding",
@@ -242,8 +242,8 @@ def _rotate(graph: Graph, value: Value, cosine: Value, sine: Value, places: Valu
 
 
 def _rotary_embedding(graph: Graph, node: Node) -> Value:
-    """Import Microsoft's RotaryEmbedding: (batch, length, width) or heads apart, places counted from an
-    offset."""
+    """Import Microsoft's RotaryEmbedding of (batch, length, width) or of separate heads. Positions count from
+    an offset."""
     data, places, cosine, sine = (node.input(position) for position in range(4))
     heads, width = (
         int(node.attributes.get("num_heads", 0)),
@@ -264,8 +264,8 @@ def _rotary_embedding(graph: Graph, node: Node) -> Value:
 
 
 def _mixed_attention(graph: Graph, node: Node) -> Sequence[Value | None] | None:
-    """Compute ONNX's Attention in the widest of its types, if its inputs have several; else leave it to its
-    body."""
+    """Compute ONNX's Attention in the widest of its inputs' types. If they have one type, leave it to its
+    function body."""
     query, value = node.input(0), node.input(2)
     dtypes = {each.dtype for each in node.inputs if each is not None and "float" in each.dtype}
     if len(dtypes) == 1:

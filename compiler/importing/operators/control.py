@@ -29,7 +29,7 @@ def _if(graph: Graph, node: Node) -> Sequence[Value]:
 
 
 def choose(graph: Graph, condition: Value, first: Sequence[Value], second: Sequence[Value]) -> list[Value]:
-    """Return the first values where the condition, a tensor of one element, holds, else the second."""
+    """Return the first values if the condition, a tensor of one element, is true, else the second."""
     for left, right in zip(first, second, strict=True):
         if (left.shape, left.dtype) != (right.shape, right.dtype):
             raise UnsupportedOperator("the data decides between results of different shapes")
@@ -150,7 +150,7 @@ def _required(value: Value | None) -> Value:
 
 
 def _has_element(graph: Graph, node: Node) -> Value:
-    """A tensor is there, unless it was left out."""
+    """Return whether an optional tensor is present."""
     return graph.constant(np.array(node.optional(0) is not None))
 
 

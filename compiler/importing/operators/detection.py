@@ -1,4 +1,4 @@
-"""Selections. They have as many rows as they can have; the data decides how many are valid."""
+"""Convert selections. Their outputs have the maximum number of rows; the data decides how many are valid."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from compiler.importing.padding import NO_ROW
 from compiler.importing.values import Node, Padding, UnsupportedOperator, Value
 from compiler.tvmscript import T
 
-# Of so many elements at most are the parts that Unique compares: each takes a sort.
+# The most elements in each part that Unique compares, because each element takes a sort.
 MAX_UNIQUE_WIDTH = 64
 
 
@@ -54,7 +54,8 @@ def _non_max_suppression(graph: Graph, node: Node) -> Value:
 
 
 def _first(graph: Graph, is_valid: Value, rows: Value) -> Value:
-    """Move the valid rows before all others, both in order: of (rows, columns) by (rows, 1)."""
+    """Move valid rows before all others, and keep the order of both. `rows` is (rows, columns), `is_valid`
+    (rows, 1)."""
     count, columns = rows.shape
     ones = graph.op("Where", is_valid, np.int64(1), np.int64(0))
     before = graph.op("CumSum", ones, np.int64(0), exclusive=1)
@@ -67,7 +68,7 @@ def _first(graph: Graph, is_valid: Value, rows: Value) -> Value:
 
 
 def _non_zero(graph: Graph, node: Node) -> Value:
-    """Return the places of all elements, places of nonzero elements first: (axes, elements)."""
+    """Return the positions of all elements, those of nonzero elements first: (axes, elements)."""
     data = node.input(0)
     if data.size == 0 or data.rank == 0:
         raise UnsupportedOperator("it looks for the elements of a scalar, or of nothing")
@@ -79,10 +80,10 @@ def _non_zero(graph: Graph, node: Node) -> Value:
 
 
 def _unique(graph: Graph, node: Node) -> list[Value]:
-    """Return the different elements, or parts along an axis, as many as there are parts.
+    """Return the distinct elements, or distinct parts along an axis, with as many rows as there are parts.
 
-    Parts are sorted by their last element first: stable sorts leave them in the order of all elements. Equal
-    parts are neighbours then, and the first of them in the data comes first.
+    Stable sorts by each element, the last element first, sort the parts by all elements. Equal parts are then
+    neighbours, in the order of the data.
     """
     data, axis = node.input(0), node.attributes.get("axis")
     if axis is None:
@@ -115,7 +116,7 @@ def _unique(graph: Graph, node: Node) -> list[Value]:
         # Number the groups in the order of their first parts.
         marks = graph.op("ScatterElements", nothing, places, cast(graph, is_first, "int64"), axis=0)
         is_first = graph.op("Equal", marks, np.int64(1))
-        # Parts that aren't the first of a group change nothing of its number.
+        # Parts that aren't the first of a group don't change its number.
         rank = graph.op("Where", is_first, _numbers(graph, is_first), np.int64(0))
         numbered = graph.op("ScatterElements", nothing, inverse, rank, axis=0, reduction="add")
         inverse = graph.op("Gather", numbered, inverse, axis=0)
@@ -136,17 +137,17 @@ def _unique(graph: Graph, node: Node) -> list[Value]:
 
 
 def _numbers(graph: Graph, is_first: Value) -> Value:
-    """Return for each element how many before it, and with it, are the first of a group, less one."""
+    """Return for each element the index of its group: the number of first elements up to it, minus one."""
     counted = graph.op("CumSum", cast(graph, is_first, "int64"), np.int64(0))
     return graph.op("Sub", counted, np.int64(1))
 
 
 def _greedy(batches: int, classes: int, count: int, picks: int) -> Any:
-    """Return the function that writes the boxes selected for each class, in the order of their scores. After
-    the last box it writes -1.
+    """Return a TIR function that writes the selected boxes of each class in the order of their scores,
+    followed by -1.
 
-    Most boxes are never looked at: the boxes are in a heap, and the best one is taken until enough are
-    selected.
+    The boxes are in a heap, from which the best is taken until enough are selected. So most boxes are never
+    compared.
     """
 
     @T.prim_func(s_tir=True, private=True)
@@ -159,7 +160,7 @@ def _greedy(batches: int, classes: int, count: int, picks: int) -> Any:
         heap = T.sblock_alloc_buffer((batches, classes, count), "int32", scope="local")
         size = T.sblock_alloc_buffer((batches, classes), "int32", scope="local")
         found = T.sblock_alloc_buffer((batches, classes), "int32", scope="local")
-        # What is below is a heap already.
+        # The part below is a heap already.
         root = T.sblock_alloc_buffer((batches, classes), "int32", scope="local")
         hole = T.sblock_alloc_buffer((batches, classes), "int32", scope="local")
         child = T.sblock_alloc_buffer((batches, classes), "int32", scope="local")
@@ -202,7 +203,7 @@ def _greedy(batches: int, classes: int, count: int, picks: int) -> Any:
                     hole[v, w] = root[v, w]
                     child[v, w] = 2 * root[v, w] + 1
                     while child[v, w] < size[v, w]:
-                        # Both sides of an `and` are computed: what is compared has to be in the heap.
+                        # Both sides of an `and` are computed, so the compared indices must be in the heap.
                         other[v, w] = T.min(child[v, w] + 1, size[v, w] - 1)
                         if _precedes(scores, v, w, heap[v, w, other[v, w]], heap[v, w, child[v, w]]):
                             child[v, w] = other[v, w]
@@ -225,8 +226,8 @@ def _precedes(scores: Any, batch: Any, class_: Any, one: Any, other: Any) -> Any
 
 
 def _overlaps(boxes: Any, batch: Any, one: Any, other: Any, most: Any) -> Any:
-    """Return whether two boxes have more in common than `most` of their union, computed as ONNX Runtime
-    does: boxes without an area overlap none."""
+    """Return whether the intersection of two boxes is more than `most` of their union. As in ONNX Runtime,
+    boxes without an area don't overlap."""
 
     def sides(box: Any, axis: int) -> tuple[Any, Any]:
         ends = boxes[batch, box, axis], boxes[batch, box, axis + 2]

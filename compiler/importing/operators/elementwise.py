@@ -1,4 +1,4 @@
-"""Operators on one element at a time, and reductions."""
+"""Convert elementwise operators and reductions."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ MAX_DET = 4
 
 
 def _clip(graph: Graph, node: Node) -> Value | None:
-    """Convert a Clip of floats to binary operators. Unlike relax.clip and what TVM imports, these take part
-    in layout conversion.
+    """Convert a Clip of floats to binary operators. Unlike relax.clip and TVM's import, these take part in
+    layout conversion.
 
         Clip(x, min=0, max=6)
     ->
         minimum(maximum(x, 0), 6)
 
-    One without constant bounds is left to TVM. An absent bound is infinite.
+    A Clip without constant bounds is left to TVM. A missing bound is infinite.
     """
     bounds = [float(node.attributes.get("min", -math.inf)), float(node.attributes.get("max", math.inf))]
     for position, bound in enumerate(node.inputs[1:3]):
@@ -49,7 +49,7 @@ def _clip(graph: Graph, node: Node) -> Value | None:
 
 
 def _pow(graph: Graph, node: Node) -> Value | None:
-    """Raise to a power. TVM has powers of floats only, of one type."""
+    """Raise to a power. TVM supports only powers of floats of one type."""
     data, exponent = node.input(0), node.input(1)
     if _is_integer(data):
         if _is_integer(exponent):
@@ -61,7 +61,7 @@ def _pow(graph: Graph, node: Node) -> Value | None:
     if _is_integer(exponent) and data.dtype == "float32":
         constant = exponent.constant
         if constant is None or np.any(constant.astype(np.float32).astype(np.float64) != constant):
-            # Whether an exponent is odd decides the sign.
+            # The sign depends on whether the exponent is odd.
             power = graph.op("Pow", cast(graph, data, "float64"), cast(graph, exponent, "float64"))
             return cast(graph, power, data.dtype)
     return graph.op("Pow", data, cast(graph, exponent, data.dtype))
@@ -70,7 +70,7 @@ def _pow(graph: Graph, node: Node) -> Value | None:
 def _integer_power(graph: Graph, base: Value, exponent: Value) -> Value:
     """Multiply the squares that the bits of the exponent choose. Results that are too large lose high bits.
 
-    A negative power is 0 unless the base is 1 or -1; so is the power of such bases to more than 63.
+    Negative powers are 0 unless the base is 1 or -1. Powers of even bases to more than 63 are 0.
     """
     zero, one = (np.array(number, base.dtype) for number in (0, 1))
     constant = exponent.constant
@@ -99,7 +99,7 @@ def _integer_power(graph: Graph, base: Value, exponent: Value) -> Value:
 
 
 def _is_nan(graph: Graph, node: Node) -> Value | None:
-    """Test for NaN. TVM has no NaN of 8 bits."""
+    """Test for NaN. TVM doesn't support NaN of 8-bit floats."""
     data = node.input(0)
     return graph.op("IsNaN", cast(graph, data, "float32")) if data.dtype.startswith("float8") else None
 
@@ -132,7 +132,7 @@ def _is_inf(graph: Graph, node: Node) -> Value:
 
 
 def _bit_shift(graph: Graph, node: Node) -> Value:
-    """Shift, and move all bits out where the number is negative or not below the width of the type."""
+    """Shift. If the distance is negative, or at least the type's width, all bits are shifted out."""
     data, number = node.input(0), node.input(1)
     width = numpy_dtype(data.dtype).itemsize * 8
     zero = np.array(0, data.dtype)
@@ -150,9 +150,8 @@ def _bit_shift(graph: Graph, node: Node) -> Value:
 
 
 def _mod(graph: Graph, node: Node) -> Value:
-    """The remainder has the sign of the divisor or, with fmod, the sign of the dividend. Of integers divided
-    by zero it is zero: processors stop at such a division.
-    """
+    """Return the remainder, with the sign of the divisor or, with fmod, of the dividend. For integers divided
+    by zero it is zero, because such a division crashes the process."""
     data, divisor = node.input(0), node.input(1)
     zero = np.array(0, data.dtype)
     if _is_integer(data):
@@ -165,13 +164,13 @@ def _mod(graph: Graph, node: Node) -> Value:
     differ = graph.op("Xor", graph.op("Less", rest, zero), graph.op("Less", divisor, zero))
     is_other = graph.op("And", differ, graph.op("Not", graph.op("Equal", rest, zero)))
     signed = graph.op("Where", is_other, graph.op("Add", rest, divisor), rest)
-    # Nothing is left over: zero with the sign of the divisor.
+    # The remainder is zero, with the sign of the divisor.
     signed_zero = graph.op("Mul", zero, graph.op("Sign", divisor))
     return graph.op("Where", graph.op("Equal", rest, zero), signed_zero, signed)
 
 
 def _div(graph: Graph, node: Node) -> Value | None:
-    """Divide integers by one where the divisor is zero: processors stop at such a division."""
+    """Divide. Integer divisors of zero are replaced by one, because such a division crashes the process."""
     data, divisor = node.input(0), node.input(1)
     if not _is_integer(data) or (divisor.constant is not None and divisor.constant.all()):
         return None
@@ -248,16 +247,17 @@ def _celu(graph: Graph, node: Node) -> Value:
 
 
 def _thresholded_relu(graph: Graph, node: Node) -> Value:
-    """x where it is above the threshold, else 0: also for NaN and minus infinity."""
+    """x if it is above the threshold, else 0, also for NaN and minus infinity."""
     data = node.input(0)
     threshold, zero = (np.array(number, data.dtype) for number in (node.attributes.get("alpha", 1.0), 0))
     return graph.op("Where", graph.op("Greater", data, threshold), data, zero)
 
 
 def _hardmax(graph: Graph, node: Node) -> Value:
-    """1 at the first place of the maximum, else 0.
+    """1 at the first position of the maximum, else 0.
 
-    Before opset 13 a row is all axes from the given one on."""
+    Before opset 13 a row is all axes from the given one on.
+    """
     data = node.input(0)
     if node.opset < 13:
         axis = int(node.attributes.get("axis", 1)) % data.rank
@@ -270,7 +270,7 @@ def _hardmax(graph: Graph, node: Node) -> Value:
 
 
 def _dropout(graph: Graph, node: Node) -> list[Value]:
-    """Pass the data through: nothing is dropped outside of training."""
+    """Return the data, because dropout has no effect outside of training."""
     data, training = node.input(0), node.optional(2)
     if node.attributes.get("is_test") == 0 or (
         training is not None and training.known("whether it trains").any()

@@ -1,4 +1,4 @@
-"""Conversions to and from types of 8 bits and less, which TVM lacks or rounds differently from ONNX."""
+"""Convert to and from types of at most 8 bits, which TVM lacks or rounds differently from ONNX."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def _converted(value: Value, dtype: str) -> relax.Expr:
 
 
 def _to_narrow_integer(graph: Graph, data: Value, dtype: str) -> Value:
-    """Return the lowest bits of integers. Floats are rounded to the nearest one, those in the middle away
-    from zero, as in ONNX Runtime."""
+    """Return the lowest bits of integers. Floats are rounded to the nearest integer, halves away from zero,
+    as in ONNX Runtime."""
     if "float" in data.dtype:
         size = graph.op("Abs", graph.op("Cast", data, to=onnx.TensorProto.FLOAT))
         whole = graph.op("Floor", size)
@@ -74,7 +74,7 @@ def _to_narrow_integer(graph: Graph, data: Value, dtype: str) -> Value:
 
 
 def _to_small_float(graph: Graph, data: Value, dtype: str, saturate: bool) -> Value:
-    """Count the bounds between codes below a number: that is its code, but for the sign.
+    """Count the bounds between codes that are below a number. The count is its code without the sign.
 
     A number in the middle between two codes goes to the even one.
     """
@@ -94,7 +94,7 @@ def _to_small_float(graph: Graph, data: Value, dtype: str, saturate: bool) -> Va
     # A type without NaN has minus zero instead, as in ml_dtypes.
     unordered = int([*np.flatnonzero(np.isnan(values)), sign][0])
     if not saturate:
-        # Beyond the middle to what the next number would be, it is infinite, or no number.
+        # Above the middle between the largest number and the next one, the result is infinite or NaN.
         beyond = np.float32(most + (most - finite[-2]) / 2)
         outside = graph.op("Greater" if last % 2 == 0 else "GreaterOrEqual", size, beyond)
         code = graph.op(
@@ -102,7 +102,7 @@ def _to_small_float(graph: Graph, data: Value, dtype: str, saturate: bool) -> Va
         )
     has_sign = graph.op("Less", reinterpreted(graph, data, "int32"), np.int32(0))
     if dtype.endswith("fnuz"):
-        # The code of minus zero is no number.
+        # The code of minus zero means NaN.
         has_sign = graph.op("And", has_sign, graph.op("Greater", code, np.int32(0)))
     code = graph.op("Add", code, graph.op("Where", has_sign, np.int32(sign), np.int32(0)))
     if not saturate and dtype.endswith("fnuz"):
@@ -114,12 +114,12 @@ def _to_small_float(graph: Graph, data: Value, dtype: str, saturate: bool) -> Va
 def _to_power(graph: Graph, data: Value, round_mode: str, saturate: bool) -> Value:
     """Return the powers of two that floats are rounded to: the exponents of float32, from 2**-127 on.
 
-    Signs are ignored: ONNX leaves negative numbers open.
+    Signs are ignored, because ONNX doesn't define the result for negative numbers.
     """
     if round_mode not in ("up", "down", "nearest"):
         raise UnsupportedOperator(f"round_mode is '{round_mode}': it must be up, down or nearest")
     bits = graph.op("BitwiseAnd", reinterpreted(graph, data, "int32"), np.int32(0x7FFFFFFF))
-    # From one power to the next, but 2**-127 has half as many numbers below 2**-126 as others.
+    # The numbers of floats from one power to the next. From 2**-127 to 2**-126, there are half as many.
     step, least, infinite = 1 << 23, 1 << 22, 0x7F800000
     rest = graph.op("BitwiseAnd", bits, np.int32(step - 1))
     code = graph.emit(relax.op.right_shift(bits.expr, relax.const(23, "int32")))

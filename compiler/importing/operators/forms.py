@@ -1,4 +1,4 @@
-"""Older forms of ONNX's operators, rewritten as the newest forms.
+"""Rewrite older forms of ONNX's operators as the newest forms.
 
 Converters are written for the newest form of an operator. Before opset 7, binary operators aligned their
 second operand by an attribute. Before opset 13, softmax flattened its input. Many inputs were attributes.
@@ -181,7 +181,7 @@ def _resize(graph: Graph, node: Node) -> Value | None:
     how: dict[str, Any] = {"coordinate_transformation_mode": "asymmetric", "mode": mode}
     known = scales.known("the scales").ravel()
     if mode == "nearest" and (known < 1).any():
-        # ONNX Runtime rounds the coordinates of axes that shrink up.
+        # ONNX Runtime rounds up the coordinates of axes that shrink.
         shrunk = np.where(known < 1, known, 1).astype(np.float32)
         data = graph.op("Resize", data, None, shrunk, nearest_mode="ceil", **how)
         scales = graph.value(np.where(known < 1, 1, known).astype(np.float32))
@@ -189,7 +189,7 @@ def _resize(graph: Graph, node: Node) -> Value | None:
 
 
 def _reduction(graph: Graph, node: Node) -> Value | None:
-    """Before opset 18, the axes are an attribute. Without axes, all are reduced, or none: then each
+    """Before opset 18, the axes are an attribute. Without axes, all axes or none are reduced. With none, each
     element is reduced by itself."""
     since = 13 if node.kind == "ReduceSum" else 18
     data = node.input(0)
@@ -220,7 +220,7 @@ _EACH: Mapping[str, Callable[[Graph, Value], Value]] = {
     ),
 }
 
-# What rewrites an operator's older forms; None where the node has today's.
+# A function that rewrites older forms of an operator; it returns None for the newest form.
 FORMS: Mapping[str, Converter] = {
     **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Xor"), _binary),
     **dict.fromkeys(("Equal", "Greater", "Less"), _binary),

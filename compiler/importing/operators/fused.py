@@ -1,4 +1,4 @@
-"""Operators that other runtimes' optimizers write: several of ONNX's operators in one."""
+"""Convert fused operators of other runtimes' optimizers."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ _MICROSOFT = "com.microsoft"
 
 
 def _gemm(graph: Graph, node: Node) -> Value | None:
-    """Leave the product to TVM, which would round the factors of integers down. A term with beta = 0 isn't
-    read, because it may be NaN."""
+    """Leave the product to TVM, except for integers with fractional factors, which TVM would round down. A
+    term with beta = 0 isn't read, because it may be NaN."""
     data = node.input(0)
     if node.optional(2) is not None and not node.attributes.get("beta", 1.0):
         return graph.op("Gemm", *node.inputs[:2], **{**node.attributes, "beta": 1.0})

@@ -1,4 +1,4 @@
-"""Operators of halves that ONNX Runtime computes in float32: one rounding, at the end."""
+"""Convert operators of halves that ONNX Runtime computes in float32, with one rounding at the end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from compiler.importing.operators.quantized import cast
 from compiler.importing.values import Node, Value
 
 HALVES = ("float16", "bfloat16")
-# Operators that compute in several steps, or add up elements. Others round once by themselves.
+# Operators that compute in several steps, or sum elements. Other operators round only once anyway.
 KINDS = (
     *("Celu", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "PRelu", "Selu", "Shrink"),
     *("Sigmoid", "Softplus", "Softsign", "Swish", "ThresholdedRelu"),

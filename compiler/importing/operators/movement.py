@@ -1,4 +1,4 @@
-"""Operators that move elements: slices, gathers, scatters."""
+"""Convert operators that move elements: slices, gathers, scatters."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _slice(graph: Graph, node: Node) -> Value:
 
 
 def _split(graph: Graph, node: Node) -> list[Value] | None:
-    """Cut parts out one by one where some of them are empty, which TVM generates no code for."""
+    """Slice the parts one by one if some are empty, because TVM generates no code for empty parts."""
     data, sizes = node.input(0), node.optional(1)
     if sizes is None or sizes.known("the sizes of the parts").all():
         return None
@@ -61,7 +61,7 @@ def _split(graph: Graph, node: Node) -> list[Value] | None:
 
 
 def take(graph: Graph, data: Value, indices: np.ndarray, axis: int) -> Value:
-    """Return the parts of the data at these places of an axis."""
+    """Return the parts of the data at these indices of an axis."""
     return graph.emit(relax.op.take(data.expr, relax.const(indices), axis=axis % data.rank))
 
 
@@ -74,7 +74,7 @@ def positive(graph: Graph, indices: Value, extent: Value | ArrayLike) -> Value:
 
 
 def _check_inside(known: np.ndarray | None, extent: int, axis: int) -> None:
-    """Raises UnsupportedOperator for constant indices of parts that don't exist."""
+    """Raise UnsupportedOperator for constant indices that are out of range."""
     if known is not None and known.size and not (-extent <= known.min() and known.max() < extent):
         raise UnsupportedOperator(
             f"its indices are from {known.min()} to {known.max()}, and axis {axis} has {extent} parts"
@@ -135,8 +135,8 @@ def _reverse_sequence(graph: Graph, node: Node) -> Value:
 
 
 def _pad(graph: Graph, node: Node) -> Value | None:
-    """Import what TVM doesn't: padding that cuts off, and a value that the data gives. Whatever repeats
-    elements of the data takes them from places that are known."""
+    """Import padding that TVM doesn't support: negative padding, and a fill value from the data. Modes that
+    repeat elements gather them at constant indices."""
     data = node.input(0)
     mode: Any = str(node.attributes.get("mode", "constant"))
     if node.opset < 11:
@@ -215,7 +215,7 @@ def _space_to_depth(graph: Graph, node: Node) -> Value:
 
 
 def _one_hot(graph: Graph, node: Node) -> Value:
-    """Compare indices with all places; those out of range are nowhere."""
+    """Compare indices with all positions; an index out of range equals none."""
     indices, depth, values = (node.input(position) for position in range(3))
     count = int(depth.known("the depth").reshape(()))
     axis = int(node.attributes.get("axis", -1)) % (indices.rank + 1)
@@ -227,8 +227,7 @@ def _one_hot(graph: Graph, node: Node) -> Value:
 
 
 def _top_k(graph: Graph, node: Node) -> list[Value] | None:
-    """Sort types that TVM doesn't sort in wider ones, and unsigned numbers of 64 bits as signed ones with the
-    other highest bit."""
+    """Sort types that TVM can't sort as wider types, and uint64 as int64 with the highest bit flipped."""
     data, count = node.input(0), node.input(1).constant
     attributes: Any = dict(node.attributes)
     extent = data.shape[int(attributes.get("axis", -1))]

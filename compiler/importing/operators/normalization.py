@@ -12,8 +12,7 @@ from compiler.importing.values import Node, UnsupportedOperator, Value
 
 
 def _layer_normalization(graph: Graph, node: Node) -> Sequence[Value | None] | None:
-    """Compute a layer normalization from its statistics. TVM imports one in float32 whose statistics aren't
-    outputs."""
+    """Compute a layer normalization and its statistics. TVM imports float32 without statistics as outputs."""
     data, scale = node.input(0), node.input(1)
     axis = int(node.attributes.get("axis", -1)) % data.rank
     is_plain = data.dtype == "float32" and scale.shape == data.shape[axis:]

@@ -1,4 +1,4 @@
-"""Quantized operators: integers are multiplied as integers, what follows is computed in float32.
+"""Convert quantized operators. Integers are multiplied as integers; the rest is computed in float32.
 
 A quantized value q stands for (q - zero point) * scale.
 """
@@ -98,10 +98,9 @@ def along_axis(graph: Graph, value: Value, data: Value, axis: int, block: int = 
 
 
 def _is_plain(node: Node, integers: Value | None) -> bool:
-    """Return whether a quantizer makes bytes with known parameters.
+    """Return whether a quantizer returns bytes and has constant parameters.
 
-    TVM imports these as operators of their own, and `compiler.precision` turns them into dot products of
-    bytes.
+    TVM imports these as separate operators, and `compiler.precision` turns them into dot products of bytes.
     """
     scale, zero = node.input(1), node.optional(2)
     if scale.constant is None or scale.dtype != "float32" or (zero is not None and zero.constant is None):
@@ -143,7 +142,7 @@ def _dequantize_linear(graph: Graph, node: Node) -> Value | None:
 
 
 def _dynamic_quantize_linear(graph: Graph, node: Node) -> Sequence[Value]:
-    """Quantize to uint8 by the range of the data. The scale of data of nothing but zeros is one, as in ONNX
+    """Quantize to uint8 by the range of the data. If all data is zero, the scale is one, as in ONNX
     Runtime."""
     data = node.input(0)
     zero, most = np.float32(0), np.float32(255)
@@ -159,7 +158,7 @@ def _dynamic_quantize_linear(graph: Graph, node: Node) -> Sequence[Value]:
 
 
 def matmul_of_integers(graph: Graph, a: Value, b: Value, a_zero: Value | None, b_zero: Value | None) -> Value:
-    """Return the product of the integers a and b, less their zero points, in int32.
+    """Return the product of the integers a and b, minus their zero points, in int32.
 
         sum_k (a[i,k] - za) (b[k,j] - zb)
     ->
@@ -191,7 +190,7 @@ def _matmul_integer(graph: Graph, node: Node) -> Value:
 def convolution_of_integers(
     graph: Graph, node: Node, data: Value, weight: Value, data_zero: Value | None, weight_zero: Value | None
 ) -> Value:
-    """Return the convolution of the integers, less their zero points, in int32. Padding stands for zero."""
+    """Return the convolution of the integers, minus their zero points, in int32. Padding represents zero."""
     data, weight = (cast(graph, value, "int32") for value in (data, weight))
     if data_zero is not None and not _is_zero(data_zero):
         data = graph.op("Sub", data, cast(graph, data_zero, "int32"))

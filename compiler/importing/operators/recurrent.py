@@ -1,6 +1,6 @@
 """Recurrent layers, unrolled over their sequence, whose length is static.
 
-The inputs of all steps are multiplied at once; only the products with the state go from step to step.
+The inputs of all steps are multiplied at once. Only the products with the state are computed step by step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from compiler.importing.operators.quantized import cast
 from compiler.importing.values import Node, UnsupportedOperator, Value
 
 Activation = Callable[[Value], Value]
-# Activations whose attributes have other defaults than the operators of the same name.
+# Activations whose attributes have different defaults than the operators of the same name.
 _DEFAULTS: Mapping[str, Mapping[str, float]] = {
     "LeakyRelu": {"alpha": 0.01},
     "ThresholdedRelu": {"alpha": 1.0},
@@ -68,7 +68,7 @@ class _Layer:
         return products, self.split(transposed, count, axis=1), transposed, parts
 
     def split(self, value: Value, count: int, axis: int) -> list[Value]:
-        """Return the parts of each gate, as slices: these are fused with what is computed of them."""
+        """Return the parts of each gate as slices, which are fused with their consumers."""
         starts = np.arange(count) * self.hidden
         return [
             self.graph.op(
@@ -215,7 +215,8 @@ def _layer(cell: Cell, names: Sequence[str]) -> Converter:
             every = graph.op("Where", has_ended, np.array(0, sequence.dtype), every)
         last = [stack(graph, list(part), axis=0) for part in zip(*finals, strict=True)]
         if column is not None:
-            # The states of a sequence without steps are zero in ONNX Runtime, whatever they were before.
+            # In ONNX Runtime, the states of a sequence without steps are zero, even if initial states are
+            # given.
             is_empty = graph.op("Equal", column, np.int64(0))
             last = [graph.op("Where", is_empty, np.array(0, part.dtype), part) for part in last]
         if batch_first:

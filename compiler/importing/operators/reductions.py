@@ -1,4 +1,4 @@
-"""Reductions of integers: TVM's means of int32 are int64, and its sums wrap around."""
+"""Convert reductions of integers, because TVM's means of int32 are int64, and its sums wrap around."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from compiler.importing.onnx_graph import Converter, Graph
 from compiler.importing.operators.quantized import cast
 from compiler.importing.values import Node, Value, numpy_dtype
 
-# Of these, int64 has the exact result as long as it doesn't overflow.
+# Reductions for which int64 gives the exact result unless it overflows.
 _EXACT = ("ReduceL1", "ReduceMean", "ReduceProd", "ReduceSum", "ReduceSumSquare")
 
 
@@ -29,7 +29,7 @@ def _reduce(graph: Graph, node: Node) -> Value | None:
     keepdims = int(node.attributes.get("keepdims", 1))
     number = graph.op(node.kind, cast(graph, data, "float64"), axes, keepdims=keepdims)
     limits = np.iinfo(data.dtype)
-    # The largest int64 is no float64.
+    # float64 can't represent the largest int64.
     least, most = float(limits.min), float(limits.max) if data.dtype != "int64" else np.nextafter(2.0**63, 0)
     low, high = np.float64(least), np.float64(most)
     cut = cast(graph, graph.op("Max", graph.op("Min", number, high), low), data.dtype)
@@ -59,7 +59,7 @@ def _log_sum_exp(graph: Graph, node: Node) -> Value:
 
 
 def _whole(graph: Graph, node: Node, data: Value) -> Value:
-    """Reduce integers as such; sums that are too large lose their high bits."""
+    """Reduce integers as integers. Sums that are too large lose their high bits."""
     summed = data
     if node.kind == "ReduceL1":
         summed = graph.op("Abs", data)

@@ -1,4 +1,4 @@
-"""Resize in all its modes, and operators that read an image between its elements."""
+"""Convert Resize in all modes, and operators that interpolate between pixels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from compiler.importing.values import Node, UnsupportedOperator, Value
 from compiler.tvmscript import T
 
 Floats = NDArray[np.float64]
-# More taps than this are summed by a product with a matrix.
+# Sums of more taps than this become a product with a matrix.
 MAX_TAPS = 8
 # The most samples along an axis of a bin, as a box of infinite size would never end.
 MAX_SAMPLES = 1 << 12
@@ -35,13 +35,12 @@ class _Axis:
 
 
 def _resize(graph: Graph, node: Node) -> Value | None:
-    """Resize one axis after the other. Each element of the result is a sum of some of its axis, with weights
-    that are known at once:
+    """Resize one axis after the other. Each element of the result is a sum of some elements along the axis,
+    with constant weights:
 
         y[i] = sum_k w[i,k] x[at[i,k]]
 
-    The modes of images that TVM's resize2d computes as ONNX does are left to TVM, which converts their layout
-    as well.
+    Modes that TVM's resize2d computes as ONNX does are left to TVM, which also converts their layouts.
     """
     data = node.input(0)
     mode = str(node.attributes.get("mode", "nearest"))
@@ -68,7 +67,7 @@ def _resize(graph: Graph, node: Node) -> Value | None:
     if outside is not None and outside.any():
         value = np.array(node.attributes.get("extrapolation_value", 0.0), result.dtype)
         result = graph.op("Where", outside, value, result)
-    # ONNX Runtime cuts fractions off, unless it filters.
+    # ONNX Runtime truncates fractions, unless it filters.
     if "int" in data.dtype and mode != "nearest" and node.attributes.get("antialias", 0):
         result = graph.op("Round", result)
     return cast(graph, result, data.dtype)
@@ -128,9 +127,10 @@ def _suits_tvm(node: Node, data: Value, axes: Sequence[_Axis], mode: str, how: s
 
 
 def _places(each: _Axis, before: int, how: str, kind: Any) -> NDArray[np.floating[Any]]:
-    """Return for every element of the result its place on the axis before, with the roundings of `kind`.
+    """Return the input coordinate of every element of the result, with the roundings of `kind`.
 
-    ONNX Runtime's places are float32, which decides the nearest element."""
+    ONNX Runtime's coordinates are float32, which affects the nearest element.
+    """
     after, scale = each.extent, kind(each.scale)
     at: NDArray[np.floating[Any]] = np.arange(after).astype(kind)
     match how:
@@ -159,7 +159,8 @@ def _places(each: _Axis, before: int, how: str, kind: Any) -> NDArray[np.floatin
 def _taps(
     node: Node, places: Floats, before: int, scale: float, mode: str
 ) -> tuple[NDArray[np.int64], Floats]:
-    """Return for every place the elements that it is a sum of, and their weights, (places, taps) each."""
+    """Return, for every coordinate, the indices of the summed elements and their weights, (places, taps)
+    each."""
     if mode == "nearest":
         rounding = str(node.attributes.get("nearest_mode", "round_prefer_floor"))
         chosen = _ROUNDINGS[rounding](places)
@@ -263,7 +264,7 @@ def _index(graph: Graph, places: Value, extent: int) -> Value:
 
 
 def between(graph: Graph, data: Value, y: Value, x: Value) -> Value:
-    """Read an image between its elements: (batch, channels, places)."""
+    """Interpolate an image at coordinates; the result is (batch, channels, places)."""
     parts = [graph.op("Mul", corner.value, corner.weight) for corner in corners(graph, data, y, x)]
     return graph.op("Sum", *parts)
 
@@ -301,7 +302,7 @@ def _roi_align(graph: Graph, node: Node) -> Value:
     y, x = graph.op("Clip", y, edges[0], edges[1]), graph.op("Clip", x, edges[0], edges[2])
     images = graph.op("Gather", data, batches, axis=0)
     parts = [graph.op("Mul", corner.value, corner.weight) for corner in corners(graph, images, y, x)]
-    # ONNX takes the largest of the weighted corners, not of the samples.
+    # ONNX's maximum is over the weighted corners, not over the samples.
     sampled = graph.op("Max" if is_max else "Sum", *parts)
     hidden = graph.op("Unsqueeze", outside, np.array([1]))
     sampled = graph.op("Where", hidden, np.array(0, data.dtype), sampled)
@@ -310,9 +311,8 @@ def _roi_align(graph: Graph, node: Node) -> Value:
 
 
 def _roi_align_adaptive(graph: Graph, node: Node, is_max: bool, aligned: bool) -> Value:
-    """Take as many samples from each bin of a box as the box has pixels there. An empty box gives no samples,
-    and so zero.
-    """
+    """Take a sample for each pixel in each bin of a box. An empty box has no samples, and its result is
+    zero."""
     data, rois, batches = (node.input(position) for position in range(3))
     height, width = (int(node.attributes.get(f"output_{name}", 1)) for name in ("height", "width"))
     wide = [cast(graph, value, "float32") for value in (data, rois)]
@@ -336,8 +336,8 @@ def _adaptive_bins(
     is_max: bool,
     aligned: bool,
 ) -> Any:
-    """Return the function that pools boxes (boxes, 4) of images (batch, channels, height, width), with as
-    many samples as a bin has pixels."""
+    """Return a TIR function that pools boxes (boxes, 4) of images (batch, channels, height, width), with a
+    sample for each pixel of a bin."""
     num_images, channels, height, width, count = extents
     rows, columns = bins
     offset = 0.5 if aligned else 0.0
@@ -424,8 +424,8 @@ def _pooled(before: Any, sample: Any, number: Any, is_max: bool) -> Any:
 
 
 def _between_pixels(images: Any, image: tuple[Any, Any], y: Any, x: Any, is_max: bool) -> Any:
-    """Return an image's value at a place: the sum, or the largest, of the four weighted pixels around it.
-    Places more than a pixel outside of the image have zero."""
+    """Return an image's value at a coordinate: the sum, or the maximum, of the four weighted pixels around
+    it. It is zero more than a pixel outside of the image."""
     height, width = (int(extent) for extent in images.shape[2:])
     zero, one = (tirx.const(number, "float32") for number in (0.0, 1.0))
     inside = tirx.all(
@@ -458,7 +458,7 @@ def _outside(graph: Graph, places: Value, extent: int) -> Value:
 
 
 def _deform_conv(graph: Graph, node: Node) -> Value:
-    """Read every element of the window at its own offset, then multiply with the weights."""
+    """Read every element of the window at its offset, then multiply by the weights."""
     data, weight, offset = (node.input(position) for position in range(3))
     if data.rank != 4:
         raise UnsupportedOperator("only images are supported")
@@ -509,7 +509,8 @@ def _deform_conv(graph: Graph, node: Node) -> Value:
 
 
 def _grid_sample(graph: Graph, node: Node) -> Value | None:
-    """Sample in float32, or in float64 where the data or the grid is; the result has the type of the data."""
+    """Sample in float32, or in float64 if the data or the grid is float64. The result has the type of the
+    data."""
     data, grid = node.input(0), node.input(1)
     if grid.shape[-1] != data.rank - 2:
         raise UnsupportedOperator(
@@ -518,7 +519,8 @@ def _grid_sample(graph: Graph, node: Node) -> Value | None:
     if node.attributes.get("padding_mode") == "reflection" and node.attributes.get("align_corners", 0):
         ones = [axis for axis in range(2, data.rank) if data.shape[axis] == 1]
         if ones:
-            # Nothing is reflected between the middles of one element: an equal one beside it changes nothing.
+            # An axis of one element can't be reflected between middles. A copy of the element beside it gives
+            # the same result.
             for axis in ones:
                 data = graph.op("Concat", data, data, axis=axis)
             return graph.op("GridSample", data, grid, opset=node.opset, **node.attributes)
@@ -544,7 +546,7 @@ def _affine_grid(graph: Graph, node: Node) -> Value:
 
     def middles(extent: int) -> NDArray[np.float64]:
         if is_aligned:
-            # The only one is at the end in ONNX Runtime.
+            # In ONNX Runtime, a single position is at the end.
             return np.linspace(-1, 1, extent) if extent > 1 else np.ones(1)
         return (2 * np.arange(extent) + 1) / extent - 1
 

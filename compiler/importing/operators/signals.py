@@ -24,8 +24,8 @@ def _dft(graph: Graph, node: Node) -> Value:
 
 
 def transform(graph: Graph, data: Value, axis: int, points: int, inverse: bool, onesided: bool) -> Value:
-    """Return the transform along an axis of numbers whose real and imaginary parts are in the last axis; one
-    part alone is real. Real numbers have half a spectrum, which `onesided` returns, or is the inverse of."""
+    """Return the transform along an axis. The last axis has real and imaginary parts; with one part, numbers
+    are real. With `onesided`, the spectrum of real numbers is halved."""
     real, *imaginary = graph.ops("Split", data.shape[-1], data, np.ones(data.shape[-1], np.int64), axis=-1)
     parts = [_last(graph, _fitted(graph, part, axis, points), axis) for part in (real, *imaginary)]
     terms = parts[0].shape[-1]
@@ -36,7 +36,7 @@ def transform(graph: Graph, data: Value, axis: int, points: int, inverse: bool, 
     if inverse:
         cosines, sines = cosines / points, sines / points
     if inverse and onesided:
-        # The other half are the conjugates of this one.
+        # The other half has the conjugates of this one.
         twice = np.full((terms, 1), 2.0)
         twice[0] = 1.0
         if points % 2 == 0 and terms == points // 2 + 1:
@@ -59,14 +59,14 @@ def transform(graph: Graph, data: Value, axis: int, points: int, inverse: bool, 
 
 
 def _fitted(graph: Graph, part: Value, axis: int, points: int) -> Value:
-    """Cut a signal that has more points; one that has fewer ends in zeros, which no sum needs."""
+    """Cut off a longer signal. A shorter one would be padded with zeros, which sums don't need."""
     if part.shape[axis] <= points:
         return part
     return graph.op("Slice", part, np.array([0]), np.array([points]), np.array([axis]))
 
 
 def _last(graph: Graph, part: Value, axis: int) -> Value:
-    """Move an axis to the end, in the place of the last one, which has one element and moves to its."""
+    """Swap an axis with the last axis, which has one element."""
     return graph.op("Transpose", part, perm=_swapped(part.rank, axis))
 
 

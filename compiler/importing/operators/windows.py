@@ -1,4 +1,4 @@
-"""Operators with sliding windows, in forms that TVM imports."""
+"""Convert operators with sliding windows to forms that TVM imports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from compiler.importing.values import Node, Value
 
 
 def _conv_transpose(graph: Graph, node: Node) -> Value | None:
-    """Give the padding of a transposed convolution whose output shape is given; TVM doesn't compute it."""
+    """Compute the padding of a transposed convolution with a given output shape, which TVM doesn't do."""
     data, weight = node.input(0), node.input(1)
     attributes = dict(node.attributes)
     wanted = attributes.pop("output_shape", None)
@@ -39,7 +39,7 @@ def _conv_transpose(graph: Graph, node: Node) -> Value | None:
             added[k] -= total
             total = 0
         small, large = total // 2, total - total // 2
-        # The odd one goes to the end for SAME_UPPER alone.
+        # Only with SAME_UPPER, an odd element is added at the end.
         begins.append(small if automatic == "SAME_UPPER" else large)
         ends.append(large if automatic == "SAME_UPPER" else small)
     attributes |= {"pads": [*begins, *ends], "output_padding": added}
@@ -47,8 +47,8 @@ def _conv_transpose(graph: Graph, node: Node) -> Value | None:
 
 
 def _col2im(graph: Graph, node: Node) -> Value:
-    """Add up overlapping blocks: a transposed convolution whose weights put every element of a block in its
-    place."""
+    """Sum overlapping blocks, as a transposed convolution whose weights put every element of a block in its
+    position."""
     data = node.input(0)
     image, block = (node.input(k).known("the shapes of image and blocks").tolist() for k in (1, 2))
     count = len(block)
@@ -71,7 +71,7 @@ def _col2im(graph: Graph, node: Node) -> Value:
 
 
 def _max_pool(graph: Graph, node: Node) -> list[Value] | None:
-    """Import a maximum with its place in the data: the windows' elements are compared one after the other."""
+    """Import a maximum and its index in the data. The windows' elements are compared one after the other."""
     data = node.input(0)
     automatic = str(node.attributes.get("auto_pad", "NOTSET"))
     if not node.wants(1):
@@ -114,7 +114,7 @@ def _max_pool(graph: Graph, node: Node) -> list[Value] | None:
 
 
 def _explicitly_padded(graph: Graph, node: Node) -> Value:
-    """Give a pooling the padding that `auto_pad` means: TVM computes another one for SAME_LOWER."""
+    """Make the padding of `auto_pad` explicit, because TVM's is wrong for SAME_LOWER."""
     attributes: dict[str, Any] = dict(node.attributes)
     del attributes["auto_pad"]
     attributes.pop("ceil_mode", None)
@@ -128,9 +128,9 @@ def _average_pool(graph: Graph, node: Node) -> Value | None:
 
 
 def _padding(node: Node, data: Value) -> tuple[list[int], list[int]]:
-    """Return the padding before and after each spatial axis with which every window of a pooling is whole.
+    """Return the padding before and after each spatial axis with which all windows of a pooling are complete.
 
-    `auto_pad` and `ceil_mode` become explicit. In ONNX no window begins in the padding behind the data.
+    `auto_pad` and `ceil_mode` become explicit. In ONNX, no window begins in the padding after the data.
     """
     count = data.rank - 2
     kernel = node.attributes["kernel_shape"]
@@ -170,7 +170,7 @@ def _lp_pool(graph: Graph, node: Node) -> Value:
 
 
 def _max_unpool(graph: Graph, node: Node) -> Value | None:
-    """Put each value in its place of the default shape, which may be the beginning of a larger one."""
+    """Put each value at its index in the default shape, which may be the beginning of a larger one."""
     shape = node.optional(2)
     if shape is None:
         return None
