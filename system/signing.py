@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,13 +69,12 @@ def make_key(file: Path) -> None:
     pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     if file.exists():
         return
-    fresh = file.with_name(f".{file.name}.{os.getpid()}")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    descriptor, fresh = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
     with open(descriptor, "wb") as opened:
         opened.write(pem)
     with contextlib.suppress(FileExistsError):  # another process was faster
         os.link(fresh, file)
-    fresh.unlink()
+    Path(fresh).unlink()
 
 
 def _text(raw: bytes) -> str:

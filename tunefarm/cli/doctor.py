@@ -64,7 +64,7 @@ Check = Callable[[CommandSettings], Iterator[Finding]]
 
 
 def doctor(server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False) -> None:
-    """Find problems of this machine and the service, and say how to fix each."""
+    """Find problems of this machine and the service, with fixes."""
     settings = load(server=server, token=token, data=data)
     findings = [finding for check in CHECKS for finding in check(settings)]
     if as_json:
