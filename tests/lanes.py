@@ -16,7 +16,9 @@ from pathlib import Path
 
 import pytest
 
-PARTS = 8
+PARTS = 5
+# The CPU seconds of a test whose mark names none: `@pytest.mark.slow_lane(seconds=60)`.
+USUAL_S = 5.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -59,16 +61,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def parts_of(lane: Sequence[pytest.Item]) -> list[int]:
     """Return the part of each test in the slow lane, from 0 to PARTS - 1.
 
-    The tests of a file share fixtures, so they belong to one part. The values of a parametrized test take
-    equally long, so they are distributed in turn over the parts, starting with the file's part.
+    Tests of a file share fixtures, so they belong to one part, except for the values of parametrized tests.
+    The longest of these units come first. Each goes to the part that takes the fewest seconds so far.
     """
-    parts, seen = [], Counter[str]()
-    for item in lane:
-        file, name = item.nodeid.partition("::")[0], item.nodeid.partition("[")[0]
-        first = int.from_bytes(hashlib.sha256(file.encode()).digest()[:8], "big")
-        parts.append((first + seen[name]) % PARTS)
-        seen[name] += 1
-    return parts
+    units = [item.nodeid if "[" in item.nodeid else item.nodeid.partition("::")[0] for item in lane]
+    seconds = Counter[str]()
+    for unit, item in zip(units, lane, strict=True):
+        seconds[unit] += _seconds_of(item)
+    totals, parts = [0.0] * PARTS, {}
+    for unit in sorted(seconds, key=lambda unit: (-seconds[unit], unit)):
+        parts[unit] = part = totals.index(min(totals))
+        totals[part] += seconds[unit]
+    return [parts[unit] for unit in units]
+
+
+def _seconds_of(item: pytest.Item) -> float:
+    mark = item.get_closest_marker("slow_lane")
+    return float(mark.kwargs.get("seconds", USUAL_S)) if mark else 0.0
 
 
 def commit(config: pytest.Config) -> str:

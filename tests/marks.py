@@ -7,15 +7,19 @@ from typing import Any
 
 import pytest
 
+from tests.lanes import USUAL_S
+
 
 def slow_except(values: Iterable[Any], *fast: Any) -> list[Any]:
     """Return the values to parametrize a test with; all but `fast` are marked `slow`."""
     return _marked_except(pytest.mark.slow, values, fast)
 
 
-def slow_lane_except(values: Iterable[Any], *kept: Any) -> list[Any]:
-    """Return the values to parametrize a test with; all but `kept` are marked `slow_lane`."""
-    return _marked_except(pytest.mark.slow_lane, values, kept)
+def slow_lane_except(values: Iterable[Any], *kept: Any, seconds: float = USUAL_S) -> list[Any]:
+    """Return the values to parametrize a test with; all but `kept` are marked `slow_lane`. Each takes about
+    `seconds` of CPU time.
+    """
+    return _marked_except(pytest.mark.slow_lane(seconds=seconds), values, kept)
 
 
 def _marked_except(mark: pytest.MarkDecorator, values: Iterable[Any], kept: tuple[Any, ...]) -> list[Any]:

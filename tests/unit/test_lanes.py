@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lanes import PARTS
+from tests.lanes import PARTS, USUAL_S
 
 ROOT = Path(__file__).parents[2]
 TESTS = """
@@ -69,3 +69,15 @@ def test_the_parts_of_as_many_commits_are_the_whole_lane(folder: Path) -> None:
         seen += ran & RARE
     assert len(seen) == len(RARE)
     assert set(seen) == RARE
+
+
+@pytest.mark.slow
+def test_a_long_test_has_fewer_beside_it(folder: Path) -> None:
+    """A test that takes as long as a part does has a part of its own."""
+    own = len(RARE) * USUAL_S / (PARTS - 1)
+    mark = f"@pytest.mark.slow_lane(seconds={own})"
+    (folder / "test_long.py").write_text(f"import pytest\n\n{mark}\ndef test_long(): pass\n")
+    runs = [run(folder, "--slow-lane=part", f"--commit={part:x}")[0] for part in range(PARTS)]
+    sizes = sorted(len(ran & RARE) for ran in runs)
+    assert sizes == [0, *[len(RARE) // (PARTS - 1)] * (PARTS - 1)]
+    assert [len(ran & RARE) for ran in runs if "test_long" in ran] == [0]
