@@ -7,7 +7,6 @@ lane. `make test-all` runs all.
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
 from collections import Counter
 from collections.abc import Sequence

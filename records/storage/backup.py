@@ -14,14 +14,14 @@ from pathlib import Path
 
 from sqlalchemy import URL, create_engine, exc, inspect, make_url
 
-from records.storage.database import StorageError, known_revisions
+from records.storage.database import StorageError
 from records.storage.failures import cause
+from records.storage.schema import VERSION_TABLE, known_revisions
 
 # The first bytes of each kind of file.
 _SQLITE, _POSTGRESQL = b"SQLite format 3\0", b"PGDMP"
 # Tables that every revision of the schema has.
 _TABLES = frozenset({"blobs", "jobs", "models", "records", "tasks", "trials", "workers", "workloads"})
-_VERSION_TABLE = "alembic_version"
 _SIDE_FILES = ("-wal", "-shm")
 
 
@@ -105,15 +105,15 @@ def _described_by_sqlite(copy: Path) -> tuple[set[str], set[str]]:
         tables = {
             str(row[0]) for row in database.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")
         }
-        if _VERSION_TABLE not in tables:
+        if VERSION_TABLE not in tables:
             return tables, set()
-        return tables, {str(row[0]) for row in database.execute(f"SELECT version_num FROM {_VERSION_TABLE}")}
+        return tables, {str(row[0]) for row in database.execute(f"SELECT version_num FROM {VERSION_TABLE}")}
 
 
 def _check_schema(file: Path, tables: set[str], revisions: set[str]) -> None:
     if not revisions or not tables >= _TABLES:
         raise StorageError(f"{file} is not a database of tunefarm: nothing was changed, name another file")
-    if not revisions <= known_revisions():
+    if not revisions.issubset(known_revisions()):
         newer = f"{file} has the schema {', '.join(sorted(revisions))}, which this tunefarm doesn't know"
         raise StorageError(f"{newer}: nothing was changed, restore it with the release that wrote it")
 
@@ -152,7 +152,7 @@ def _restore_postgresql(file: Path, location: URL) -> None:
         version, script, drops = (Path(folder) / name for name in ("version", "script", "drops"))
         # Without a database, pg_restore only reads its file.
         unpack = ["pg_restore", "--no-owner", "--no-privileges"]
-        _run([*unpack, "--data-only", f"--table={_VERSION_TABLE}", "--file", str(version), str(file)])
+        _run([*unpack, "--data-only", f"--table={VERSION_TABLE}", "--file", str(version), str(file)])
         _run([*unpack, "--file", str(script), str(file)])
         tables, revisions = _described(version, script)
         _check_schema(file, tables, revisions)
@@ -172,7 +172,7 @@ def _described(version: Path, script: Path) -> tuple[set[str], set[str]]:
                 tables.add(line.split()[2].rpartition(".")[2].strip('"'))
     rows = version.read_text(errors="replace").splitlines()
     for number, line in enumerate(rows):
-        if line.startswith("COPY ") and _VERSION_TABLE in line:
+        if line.startswith("COPY ") and VERSION_TABLE in line:
             revisions = set(rows[number + 1 : rows.index("\\.", number)])
     return tables, revisions
 

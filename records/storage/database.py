@@ -14,15 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alembic import command
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from alembic.util import CommandError
 from sqlalchemy import Connection, Engine, create_engine, event, exc, make_url, text
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.orm import Session
 
+from records.storage import schema
 from records.storage.failures import cause
 
 if TYPE_CHECKING:
@@ -147,7 +143,7 @@ class Database:
             connection = session.connection()  # so that an unavailable database is noticed at once
             if not self._is_current:
                 self._refuse_newer(connection)
-                if _revisions(connection) != set(_scripts().get_heads()):
+                if schema.current_revisions(connection) != {schema.known_revisions()[-1]}:
                     raise StorageError(
                         f"the database {self.name} is older than this tunefarm: migrate it first"
                     )
@@ -166,18 +162,13 @@ class Database:
 
         Raises StorageError, and then leaves the database unchanged.
         """
-        config = _alembic()
         with self._storage_errors(migrating=True), self._engine.begin() as connection:
             if connection.dialect.name == "postgresql":
                 connection.execute(text(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})"))
             self._refuse_newer(connection)
-            config.attributes["connection"] = connection
             try:
-                newest_first = [script.revision for script in _scripts().walk_revisions()]
-                later = newest_first[: newest_first.index(to)] if to in newest_first else []
-                is_back = not _revisions(connection).isdisjoint(later)
-                (command.downgrade if is_back else command.upgrade)(config, to)
-            except CommandError as error:
+                schema.migrate(connection, to)
+            except KeyError as error:
                 raise StorageError(f"there is no revision {to!r} of the schema") from error
         self._is_current = False
 
@@ -186,7 +177,7 @@ class Database:
         self._engine.dispose()
 
     def _refuse_newer(self, connection: Connection) -> None:
-        if not _revisions(connection) <= known_revisions():
+        if not schema.current_revisions(connection).issubset(schema.known_revisions()):
             raise StorageError(
                 f"the database {self.name} is of a newer tunefarm: upgrade this one or use another database"
             )
@@ -311,24 +302,3 @@ def _begin_sqlite(connection: Connection) -> None:
     # A deferred transaction that reads and then writes fails if another one has written in between. An
     # immediate one waits.
     connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-
-def _alembic() -> Config:
-    config = Config()
-    location = str(Path(__file__).parents[1] / "migrations")
-    config.set_main_option("script_location", location.replace("%", "%%"))
-    return config
-
-
-@functools.cache
-def _scripts() -> ScriptDirectory:
-    return ScriptDirectory.from_config(_alembic())
-
-
-def known_revisions() -> set[str]:
-    """Return the revisions of the schema that this release can migrate."""
-    return {script.revision for script in _scripts().walk_revisions()}
-
-
-def _revisions(connection: Connection) -> set[str]:
-    return set(MigrationContext.configure(connection).get_current_heads())

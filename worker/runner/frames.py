@@ -7,9 +7,11 @@ a reply before reading it.
 
 from __future__ import annotations
 
-import asyncio
 import struct
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:  # the child reads files
+    import asyncio
 
 # Large enough for the longest workload.
 MAX_BODY_BYTES = 128 << 20

@@ -24,7 +24,8 @@ from records.fleet.workers import WorkerSession
 from records.jobs import events, jobs, trials
 from records.schedules import schedules
 from records.storage import blobs
-from records.storage.database import Database, _alembic
+from records.storage.database import Database
+from records.storage.schema import alembic_config
 from records.storage.tables import DeviceClassRow
 from tests.devices import DEVICE, GPU
 from tests.unit.records.farm import Farm, best, make_job, measured
@@ -322,7 +323,7 @@ def test_device_classes_from_before_can_be_built_for(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/old.db"
     engine = create_engine(url)
     with engine.begin() as old:
-        config = _alembic()
+        config = alembic_config()
         config.attributes["connection"] = old
         command.upgrade(config, "0005")
         insert = "INSERT INTO device_classes (key, name, device, target) VALUES (:key, 'a', :device, '{}')"

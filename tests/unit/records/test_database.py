@@ -9,12 +9,14 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 from records.jobs import events, jobs, trials
 from records.storage import blobs
-from records.storage.database import Database, StorageError, _alembic
+from records.storage.database import Database, StorageError
+from records.storage.schema import alembic_config, known_revisions
 from records.storage.tables import Base
 from tests import services
 from tests.unit.records.farm import MIGRATE, request
@@ -92,7 +94,7 @@ class TestMigration:
         with sqlite3.connect(path) as connection:
             engine = create_engine(f"sqlite:///{path}")
             with engine.begin() as old:
-                config = _alembic()
+                config = alembic_config()
                 config.attributes["connection"] = old
                 command.upgrade(config, "0004")
             engine.dispose()
@@ -127,7 +129,7 @@ class TestMigration:
         with sqlite3.connect(path) as connection:
             engine = create_engine(f"sqlite:///{path}")
             with engine.begin() as old:
-                config = _alembic()
+                config = alembic_config()
                 config.attributes["connection"] = old
                 command.upgrade(config, "0022")
             engine.dispose()
@@ -146,6 +148,16 @@ class TestMigration:
             counted = session.execute(text("SELECT * FROM artifact_counts ORDER BY device_class")).all()
             assert counted == [("m", "x", 2), ("m", "y", 1)]
         database.close()
+
+    def test_files_of_migrations_are_named_by_their_revisions(self) -> None:
+        newest_first = ScriptDirectory.from_config(alembic_config()).walk_revisions()
+        assert [script.revision for script in newest_first] == list(reversed(known_revisions()))
+
+    def test_only_a_migration_imports_alembic(self, tmp_path: Path) -> None:
+        url = f"sqlite:///{tmp_path}/tunefarm.db"
+        command = [sys.executable, "-c", f"{MIGRATE}; print('alembic' in sys.modules)", url]
+        told = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)]
+        assert told == ["True\n", "False\n"]
 
     def test_a_migration_is_safe_to_repeat(self, database: Database) -> None:
         with database.begin() as session:

@@ -13,7 +13,8 @@ from alembic import command
 from sqlalchemy import create_engine, text
 
 from records.jobs import jobs
-from records.storage.database import Database, StorageError, _alembic
+from records.storage.database import Database, StorageError
+from records.storage.schema import alembic_config
 from tests.services import Postgresql
 
 DISK_BYTES = 16 << 20
@@ -61,7 +62,7 @@ def old_url(request: pytest.FixtureRequest, disk: Path) -> Iterator[str]:
 def prepare(url: str) -> None:
     engine = create_engine(url)
     with engine.begin() as connection:
-        config = _alembic()
+        config = alembic_config()
         config.attributes["connection"] = connection
         command.upgrade(config, OLD)
         columns = "id, model_sha, model_name, shapes, target, trials, seed, state, message, created_at"
