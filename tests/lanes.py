@@ -17,7 +17,7 @@ import pytest
 
 PARTS = 5
 # The CPU seconds of a test whose mark names none: `@pytest.mark.slow_lane(seconds=60)`.
-USUAL_S = 5.0
+USUAL_S = 2.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -19,7 +19,7 @@ from records.storage.database import Database
 from tests.onnx_models import Builder
 from tests.processes import Service, service, until, worker
 
-pytestmark = [pytest.mark.slow_lane, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow_lane(seconds=20), pytest.mark.timeout(900)]
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from tunefarm.client.values import JobRequest
 ROOT = Path(__file__).parents[2]
 TOKEN = "bootstrap-token-with-every-right"
 TRIALS = 24
-pytestmark = [pytest.mark.slow_lane, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow_lane(seconds=26), pytest.mark.timeout(600)]
 
 
 @dataclass

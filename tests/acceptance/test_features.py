@@ -15,7 +15,7 @@ from tests.devices import EMULATED_CLASSES
 from tests.processes import service, worker
 
 pytestmark = [
-    pytest.mark.slow_lane,
+    pytest.mark.slow_lane(seconds=16),
     pytest.mark.timeout(600),
     pytest.mark.skipif("avx512f" not in detect_device().features, reason="has no AVX-512 to give up"),
 ]

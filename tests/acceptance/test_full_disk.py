@@ -16,7 +16,7 @@ import pytest
 from tests.acceptance.commands import family
 from tests.faults.environments import Unsupported, full, small_tmpfs
 
-pytestmark = [pytest.mark.slow_lane, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow_lane(seconds=16), pytest.mark.timeout(300)]
 
 DISK_BYTES = 64 << 20
 

@@ -27,7 +27,7 @@ from records.storage.database import Database
 from tests.processes import until
 from tests.services import free_port
 
-pytestmark = [pytest.mark.slow_lane, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow_lane(seconds=22), pytest.mark.timeout(300)]
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 MONITORING = DEPLOY / "monitoring"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-pytestmark = [pytest.mark.slow_lane, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow_lane(seconds=8), pytest.mark.timeout(300)]
 
 
 def tunefarm(arguments: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[str]:

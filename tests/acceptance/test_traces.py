@@ -25,7 +25,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.acceptance.commands import done, tunefarm
 
-pytestmark = [pytest.mark.slow_lane, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow_lane(seconds=16), pytest.mark.timeout(600)]
 
 
 class Collector(TraceServiceServicer):

@@ -73,7 +73,7 @@ def test_a_model_is_tuned_compiled_again_and_computes_the_same(
     np.testing.assert_allclose(printed, found.ravel()[:5], rtol=1e-4)
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=20)
 def test_two_models_of_a_batch_are_tuned_together_and_right_on_any_number_of_threads(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -101,7 +101,7 @@ def test_two_models_of_a_batch_are_tuned_together_and_right_on_any_number_of_thr
             np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=20)
 def test_a_model_is_quantized_and_its_artifact_runs_with_own_inputs(
     model: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -149,7 +149,7 @@ def test_a_model_is_quantized_and_its_artifact_runs_with_own_inputs(
     assert wrong.returncode == 3
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=20)
 def test_an_interrupted_job_goes_on_and_nothing_runs_meanwhile(
     model: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -174,7 +174,7 @@ def test_an_interrupted_job_goes_on_and_nothing_runs_meanwhile(
     assert "resuming job" in errors
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=20)
 def test_a_service_that_is_up_serves_commands_and_keeps_its_folder(
     model: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -106,7 +106,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     made.stop()
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=70)
 def test_the_tutorial_and_every_command_of_the_documents_work(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:

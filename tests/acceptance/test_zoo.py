@@ -34,7 +34,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
         yield found
 
 
-@pytest.mark.parametrize("name", slow_lane_except(zoo.NETWORKS, *EVERY_PUSH))
+@pytest.mark.parametrize("name", slow_lane_except(zoo.NETWORKS, *EVERY_PUSH, seconds=13))
 def test_a_network_is_tuned_and_right(client: Client, tmp_path: Path, name: str) -> None:
     model, path = zoo.make(name), tmp_path / f"{name}.onnx"
     onnx.save(model, path)

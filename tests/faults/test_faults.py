@@ -32,7 +32,7 @@ def rigs() -> Iterator[Rigs]:
         yield opened
 
 
-@pytest.mark.parametrize("name", slow_lane_except(BY_NAME, *EVERY_PUSH))
+@pytest.mark.parametrize("name", slow_lane_except(BY_NAME, *EVERY_PUSH, seconds=9))
 def test_a_fault_costs_nothing(name: str, rigs: Rigs) -> None:
     scenario = BY_NAME[name]
     try:

@@ -8,7 +8,7 @@ from tests.faults.soak.run import Plan, run
 from tests.services import Missing
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=100)
 # On a loaded machine, the last jobs take longer.
 @pytest.mark.timeout(900)
 def test_faults_cost_nothing() -> None:

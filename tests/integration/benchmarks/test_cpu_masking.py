@@ -76,7 +76,7 @@ def test_a_library_that_never_asks_is_refused(tmp_path: Path) -> None:
         replace_cpuid(library)
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=13)
 @pytest.mark.skipif("avx512f" not in machine.flags(), reason="the processor has no AVX-512 to hide")
 def test_onnxruntime_uses_other_kernels_where_avx512_is_hidden(tmp_path: Path) -> None:
     """Other kernels sum in another order, so outputs are close but not equal."""
@@ -105,7 +105,7 @@ def _capabilities(masked: MaskedPackage | None) -> list[str]:
     return found
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=13)
 @pytest.mark.skipif(find_spec("openvino") is None, reason="OpenVINO isn't installed: pip install '.[bench]'")
 @pytest.mark.skipif("avx512f" not in machine.flags(), reason="the processor has no AVX-512 to hide")
 def test_openvino_doesnt_compute_in_bfloat16_where_avx512_is_hidden(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def known() -> dict[str, MeasuredPrograms]:
     return {"GMM": measured(OPERATORS["GMM"].module(SMALL), detect_device(2), 40, 0)}
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=5)
 def test_every_model_predicts_what_it_was_not_shown(known: dict[str, MeasuredPrograms]) -> None:
     for who, fit in FITS.items():
         told = predict_held_out(known, fit, 0)["GMM"]
@@ -43,7 +43,7 @@ def test_every_model_predicts_what_it_was_not_shown(known: dict[str, MeasuredPro
         assert len(np.unique(told)) > 10, who
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=5)
 def test_what_is_held_out_stays_unknown(known: dict[str, MeasuredPrograms]) -> None:
     """The model that predicts a program wasn't trained on it."""
     held = {"GMM": np.arange(len(known["GMM"].secs)) % 2 == 0}
@@ -53,7 +53,7 @@ def test_what_is_held_out_stays_unknown(known: dict[str, MeasuredPrograms]) -> N
         np.testing.assert_array_equal(FITS[who](known, held)["GMM"], FITS[who](other, held)["GMM"], who)
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=5)
 def test_failures_are_learned_from(known: dict[str, MeasuredPrograms]) -> None:
     failing = replace(known["GMM"], secs=np.where(np.arange(40) == 7, math.inf, known["GMM"].secs))
     told = {who: predict_held_out({"GMM": failing}, fit, 0) for who, fit in FITS.items()}
@@ -61,7 +61,7 @@ def test_failures_are_learned_from(known: dict[str, MeasuredPrograms]) -> None:
     assert "GMM: rank correlation of the estimate with 39 measured latencies" in names
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=5)
 def test_a_file_of_programs_gives_what_was_measured(
     known: dict[str, MeasuredPrograms], tmp_path: Path
 ) -> None:
@@ -76,7 +76,7 @@ def test_a_file_of_programs_gives_what_was_measured(
     assert models.main(["--recorded", str(tmp_path / "none"), "--json", str(tmp_path / "models.json")]) == 1
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=5)
 def test_the_command_compares_both_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = replace(OPERATORS["GMM"], benchmark=SMALL)
     monkeypatch.setattr(models, "OPERATORS", {"GMM": small})

@@ -11,7 +11,7 @@ from benchmarks.results import figures
 from benchmarks.results.curves import CURVES
 from benchmarks.results.figures import Figure
 
-pytestmark = [pytest.mark.slow_lane, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow_lane(seconds=80), pytest.mark.timeout(600)]
 SHORT = ("--tiny", "--threads", "2", "--rounds", "2")
 
 
@@ -26,7 +26,7 @@ def _figures(file: Path) -> dict[str, Figure]:
 
 def test_a_network_is_tuned_and_takes_turns_with_its_peers(tmp_path: Path) -> None:
     file = tmp_path / "networks.json"
-    given = ("--quick", "--network", "squeezenet1_1", "--trials", "30", "--peer-trials", "8")
+    given = ("--quick", "--network", "squeezenet1_1", "--trials", "30", "--peer-trials", "4")
     assert networks.main([*SHORT, *given, "--json", str(file)]) == 0
     found = _figures(file)
     label = "squeezenet1_1-tiny"

@@ -25,7 +25,7 @@ DEVICE = detect_device()
 CASE = Case("GMM", (16, 32, 64))
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=10)
 def test_ours_are_random_and_searched() -> None:
     ours, measurer = TunefarmSearch(CASE.module(), DEVICE), ProgramMeasurer(CASE.module(), DEVICE)
     rng = np.random.default_rng(0)
@@ -70,7 +70,7 @@ def test_a_finalist_is_timed_again() -> None:
     assert all(0 < secs < 1 for secs in Finalist(measurer, built).time_block(Block()))
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=10)
 def test_theirs_are_random_and_searched(tmp_path: Path) -> None:
     theirs, measurer = MetaScheduleSpace(CASE.module(), DEVICE, 0), ProgramMeasurer(CASE.module(), DEVICE)
     assert 0 < len(theirs.sample()) <= 64
@@ -83,7 +83,7 @@ def test_theirs_are_random_and_searched(tmp_path: Path) -> None:
     assert all(0 < secs < 1 for _, secs in found)
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=10)
 def test_one_operator_from_command_to_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TVM_NUM_THREADS", "2")  # the command sets it
     file = tmp_path / "space.json"

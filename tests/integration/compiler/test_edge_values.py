@@ -108,7 +108,7 @@ ELEMENTWISE: Mapping[str, Mapping[str, Any]] = {
 CASES = [(name, kind) for name in ELEMENTWISE for kind in TYPES if (name, kind) != ("Sign", "float16")]
 
 
-@pytest.mark.parametrize("case", slow_lane_except(CASES, *CASES[::7]))
+@pytest.mark.parametrize("case", slow_lane_except(CASES, *CASES[::7], seconds=0.2))
 def test_an_elementwise_operator(case: tuple[str, str]) -> None:
     """ONNX Runtime has no kernels for some types, and computes them in float32."""
     name, dtype = case

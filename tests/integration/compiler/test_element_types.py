@@ -32,7 +32,7 @@ def test_some_operators_with_every_element_type() -> None:
     assert mistakes(FAST) == []
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=110)
 @pytest.mark.timeout(1800)  # 1,662 cells
 def test_every_operator_with_every_element_type() -> None:
     assert mistakes(()) == []

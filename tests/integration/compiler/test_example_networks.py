@@ -41,7 +41,7 @@ def test_a_tiny_network_gives_what_onnx_runtime_gives(network: str, tmp_path: Pa
         np.testing.assert_allclose(output.numpy(), expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=5)
 @pytest.mark.parametrize("element_type", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
 @pytest.mark.parametrize("network", ["resnet18", "mobilenet_v2", "bert_base"])
 def test_a_tiny_network_in_half_precision_is_imported_rightly(network: str, element_type: int) -> None:

@@ -192,12 +192,14 @@ def exported(module: Any, *inputs: Any) -> bytes:
     return data.getvalue()
 
 
-@pytest.mark.parametrize("name", slow_lane_except([*IMAGES], "nearest", "places of maxima"))
+@pytest.mark.parametrize("name", slow_lane_except([*IMAGES], "nearest", "places of maxima", seconds=0.5))
 def test_an_operator_of_images(name: str) -> None:
     assert len(verified(IMAGES[name], torch.zeros(2, 3, 8, 8))) == 6
 
 
-@pytest.mark.parametrize("name", slow_lane_except([*TABLES], "sign", "scatter_add", "index from the end"))
+@pytest.mark.parametrize(
+    "name", slow_lane_except([*TABLES], "sign", "scatter_add", "index from the end", seconds=0.5)
+)
 def test_an_operator(name: str) -> None:
     assert len(verified(TABLES[name], torch.zeros(4, 6))) == 6
 

@@ -150,7 +150,7 @@ def test_products_of_halves_for_tensor_cores_have_sums_of_floats(dtype: str) -> 
     assert any(sketch.of_kind(StageKind.TENSOR) for sketch in generate(dag, GPU))
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=11)
 def test_tensor_cores_add_up_products_of_halves_in_floats() -> None:
     results = []
     for dtype in ("float16", "bfloat16"):

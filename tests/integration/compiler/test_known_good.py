@@ -199,7 +199,7 @@ def runner() -> LocalRunner:
     return LocalRunner(DEVICE.target)
 
 
-@pytest.mark.parametrize("name", slow_lane_except(KNOWN_GOOD, *sorted(KNOWN_GOOD)[:3]))
+@pytest.mark.parametrize("name", slow_lane_except(KNOWN_GOOD, *sorted(KNOWN_GOOD)[:3], seconds=0.5))
 def test_a_good_program_computes_the_right_result(name: str, runner: LocalRunner) -> None:
     known = KNOWN_GOOD[name]
     workload = _workload(known.graph)

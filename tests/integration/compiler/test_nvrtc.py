@@ -55,7 +55,7 @@ def test_without_headers_it_names_the_packages(monkeypatch: pytest.MonkeyPatch) 
         compile_cubin(KERNEL, "sm_80")
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=15)
 def test_it_compiles_what_tvm_writes_for_tensor_cores() -> None:
     case = Case("GMM", (64, 64, 64), dtype="float16")
     sketch = next(one for one in generate(read_dag(case.module()), GPU) if one.of_kind(StageKind.TENSOR))

@@ -132,7 +132,7 @@ def test_programs_of_what_importers_write_compute_the_right_result(commit_seed: 
     assert not failed, _told(failed)
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=9)
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_nearly_all_of_many_programs_compile_and_none_is_wrong(operator: str) -> None:

@@ -64,7 +64,7 @@ def _measure(
     return runner.run(built, to_json(workload), constants, best_s)
 
 
-@pytest.mark.parametrize("name", slow_lane_except(WORKLOADS, *list(WORKLOADS)[::3]))
+@pytest.mark.parametrize("name", slow_lane_except(WORKLOADS, *list(WORKLOADS)[::3], seconds=0.3))
 def test_an_unscheduled_workload_is_right(runner: LocalRunner, name: str) -> None:
     workload = WORKLOADS[name]()
     measurement = _measure(runner, workload, workload)

@@ -41,7 +41,7 @@ def test_a_model_is_imported_as_in_this_process() -> None:
     assert own == extract_tasks(fuse(model, TARGET))
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=5)
 def test_both_libraries_are_compiled() -> None:
     untuned, tuned = io.BytesIO(), io.BytesIO()
     imported = compile_untuned(residual(), {}, TARGET, untuned)

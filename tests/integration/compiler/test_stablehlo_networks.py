@@ -170,7 +170,7 @@ NETWORKS = {
 }
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=7)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks_are_verified_and_compiled_in_a_child(name: str) -> None:
     network, x = NETWORKS[name]()

@@ -62,7 +62,7 @@ WHERE_POSITIVE: Sequence[Callable[[Any], Any]] = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("export", slow_lane_except([exported, exported_text], exported))
+@pytest.mark.parametrize("export", slow_lane_except([exported, exported_text], exported, seconds=0.5))
 def test_elementwise_operations_of_floats(export: Callable[..., bytes]) -> None:
     """Text that isn't exported has operations of a higher level."""
     constant = jnp.asarray(NUMBERS)
@@ -85,7 +85,7 @@ def test_operations_of_two_floats() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "dtype", slow_lane_except(["int8", "int32", "int64", "uint8", "uint32"], "int8", "uint32")
+    "dtype", slow_lane_except(["int8", "int32", "int64", "uint8", "uint32"], "int8", "uint32", seconds=0.5)
 )
 def test_operations_of_integers(dtype: str) -> None:
     signed = not dtype.startswith("u")
@@ -170,7 +170,9 @@ MOVES: Mapping[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_lane_except(MOVES, "reshape", "slice", "reductions", "places"))
+@pytest.mark.parametrize(
+    "name", slow_lane_except(MOVES, "reshape", "slice", "reductions", "places", seconds=0.5)
+)
 def test_shapes_and_reductions(name: str) -> None:
     check(MOVES[name], random(3, 8, 4))
 
@@ -202,7 +204,9 @@ GATHERS: Mapping[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_lane_except(GATHERS, "of the first axis", "a window", "written"))
+@pytest.mark.parametrize(
+    "name", slow_lane_except(GATHERS, "of the first axis", "a window", "written", seconds=0.5)
+)
 def test_gathers_and_scatters(name: str) -> None:
     check(GATHERS[name], random(8, 9, 5), AT)
 
@@ -222,7 +226,7 @@ PRODUCTS: Mapping[str, tuple[str, Sequence[tuple[int, ...]]]] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_lane_except(PRODUCTS, "heads", "many rows"))
+@pytest.mark.parametrize("name", slow_lane_except(PRODUCTS, "heads", "many rows", seconds=0.5))
 def test_products(name: str) -> None:
     terms, shapes = PRODUCTS[name]
     x, y = (random(*shape, seed=seed) for seed, shape in enumerate(shapes))
@@ -288,7 +292,7 @@ CONVOLUTIONS: Mapping[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int,
 }
 
 
-@pytest.mark.parametrize("name", slow_lane_except(CONVOLUTIONS, "channels last", "transposed"))
+@pytest.mark.parametrize("name", slow_lane_except(CONVOLUTIONS, "channels last", "transposed", seconds=0.5))
 def test_convolutions(name: str) -> None:
     function, shape, kernel = CONVOLUTIONS[name]
     w = random(*kernel, seed=1)
@@ -352,7 +356,9 @@ WINDOWS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_lane_except(WINDOWS, "largest", "gradient of the first of equal ones"))
+@pytest.mark.parametrize(
+    "name", slow_lane_except(WINDOWS, "largest", "gradient of the first of equal ones", seconds=0.5)
+)
 def test_windows(name: str) -> None:
     check(WINDOWS[name], random(2, 6, 9, 4))
 
@@ -430,7 +436,9 @@ def test_operations_that_jax_does_not_write(name: str) -> None:
         assert compare_outputs(file.compute(inputs), found, model.computed_in) == ""
 
 
-@pytest.mark.parametrize("method", slow_lane_except(["nearest", "linear", "cubic", "lanczos3"], "nearest"))
+@pytest.mark.parametrize(
+    "method", slow_lane_except(["nearest", "linear", "cubic", "lanczos3"], "nearest", seconds=0.5)
+)
 @pytest.mark.parametrize("shape", [(1, 10, 14, 3), (1, 3, 4, 3)])
 def test_images_are_resized(method: str, shape: tuple[int, ...]) -> None:
     check(lambda x: jax.image.resize(x, shape, method), random(1, 5, 7, 3))
@@ -452,6 +460,6 @@ LOOPS: Mapping[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_lane_except(LOOPS, "scan", "branches"))
+@pytest.mark.parametrize("name", slow_lane_except(LOOPS, "scan", "branches", seconds=0.5))
 def test_control_flow(name: str) -> None:
     check(LOOPS[name], random(6, 4))

@@ -155,7 +155,7 @@ def test_random_programs_are_right_and_use_the_instruction(constants: tuple[int,
 
 
 @needs_vnni
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=8)
 @pytest.mark.timeout(1800)
 @COPIED_OR_PACKED
 @pytest.mark.parametrize("name", CASES)
@@ -233,7 +233,7 @@ def test_a_trace_replays_in_another_process(tmp_path: Any) -> None:
 
 
 @needs_vnni
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=8)
 def test_a_trace_with_an_unknown_instruction_is_refused_once_all_of_tvms_are_imported(tmp_path: Any) -> None:
     """Uses a separate process, because each import searches all loaded modules, and this process has many."""
     replayed = _replay(tmp_path, "abacus")

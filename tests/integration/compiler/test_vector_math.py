@@ -149,7 +149,7 @@ WORKLOADS = {
 }
 
 
-@pytest.mark.parametrize("name", slow_lane_except(WORKLOADS, "softmax"))
+@pytest.mark.parametrize("name", slow_lane_except(WORKLOADS, "softmax", seconds=0.3))
 def test_candidates_agree_with_the_reference(name: str) -> None:
     """The runner's reference is TVM's own code, which calls libm."""
     workload = to_json(WORKLOADS[name]())

@@ -40,7 +40,7 @@ for path in paths:
 """
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=7)
 def test_a_model_runs_from_its_graph_with_other_inputs(stand_in: StandIn, tmp_path: Path) -> None:
     builder = onnx_models.Builder()
     hidden = "input"

@@ -20,7 +20,7 @@ def benchmark(*arguments: str, stand_in: StandIn | None = None) -> subprocess.Co
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=120)
 @pytest.mark.timeout(1800)
 def test_it_is_whole_on_a_stand_in(stand_in: StandIn, tmp_path: Path) -> None:
     file = tmp_path / "gpu.json"

@@ -21,7 +21,7 @@ def small_network(rows: int = 8) -> bytes:
     return builder.model({"input": [rows, 16]}, {builder.op("Softmax", hidden, axis=-1): [rows, 24]})
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=18)
 def test_a_network_is_tuned_verified_timed_and_published(
     stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -46,7 +46,7 @@ def test_a_network_is_tuned_verified_timed_and_published(
     assert any(task["trace"] for task in manifest["tasks"])
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=18)
 def test_products_in_tf32_are_measured_beside_those_of_float32_when_asked_for(
     stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

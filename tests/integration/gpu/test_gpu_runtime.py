@@ -76,7 +76,7 @@ assert len(model.benchmark(seconds=0).secs) == 10
 """
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=7)
 def test_tensors_stay_on_the_gpu(stand_in: StandIn, tmp_path: Path) -> None:
     builder = onnx_models.Builder()
     weight = np.random.default_rng(1).standard_normal((16, 16), dtype=np.float32)

@@ -103,7 +103,7 @@ def test_constants_are_right_in_every_copy_that_a_graph_reads(stand_in: StandIn,
     with_gpu(stand_in, work)
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=8)
 def test_products_of_bytes_on_tensor_cores_are_right(stand_in: StandIn) -> None:
     builder = Builder()
     hidden = builder.op("Relu", builder.op("Gemm", "x", builder.weight(32, 24), builder.weight(24)))
@@ -157,7 +157,7 @@ def test_what_goes_wrong_has_a_name_and_replaces_the_child(
     with_gpu(stand_in, work)
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=8)
 def test_a_lost_gpu_is_probed_before_anything_else_runs_on_it(stand_in: StandIn) -> None:
     async def work(executor: Executor, device: Device) -> None:
         request = candidate(device)
@@ -172,7 +172,7 @@ def test_a_lost_gpu_is_probed_before_anything_else_runs_on_it(stand_in: StandIn)
     with_gpu(stand_in, work)
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=8)
 def test_a_batch_that_was_built_ahead_is_right(stand_in: StandIn, tmp_path: Path) -> None:
     async def work(executor: Executor, device: Device) -> None:
         request = candidate(device)

@@ -111,7 +111,7 @@ def test_without_the_plug_in_its_rules_and_intrinsics_are_not_there() -> None:
 
 
 @pytest.mark.usefixtures("plugin")
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=10)
 @pytest.mark.timeout(900)
 def test_a_job_is_tuned_with_the_plug_in(tmp_path: Path) -> None:
     database = Database(sqlite(tmp_path / "tunefarm.db"))

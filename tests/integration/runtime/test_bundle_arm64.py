@@ -25,7 +25,7 @@ TARGET = '{"kind":"llvm","mtriple":"aarch64-linux-gnu","mcpu":"cortex-a72","num-
 GCC = "aarch64-linux-gnu-gcc"
 OBSTACLE = arm64.obstacle()
 pytestmark = [
-    pytest.mark.slow_lane,
+    pytest.mark.slow_lane(seconds=3),
     pytest.mark.timeout(900),
     pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE)),
 ]

@@ -41,7 +41,7 @@ def test_runtimes_take_turns_on_one_model(folder: Path, capsys: pytest.CaptureFi
     assert result["rows"][0]["ratio"] == 1
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=5)
 def test_the_table_ends_with_a_verdict(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = str(folder.parent / "residual.onnx")
     assert run(app, ["bench", str(folder), "--against", model, "--threads", "1", "--seconds", "1"]) == 0
@@ -68,7 +68,7 @@ class Crashing:
         os._exit(7)
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=5)
 def test_a_process_that_dies_is_no_hang(folder: Path) -> None:
     _, peer = compare(folder, [Crashing(folder)], threads=1, seconds=0).rows
     assert peer.error == "crashing: its process has ended with exit code 7"

@@ -48,7 +48,7 @@ def compiled(model: bytes, folder: Path, given: Mapping[str, tuple[int, ...]]) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", slow_lane_except(sorted(DECODERS), "llama"))
+@pytest.mark.parametrize("name", slow_lane_except(sorted(DECODERS), "llama", seconds=6))
 def test_steps_are_right_from_one_bucket_into_the_next(name: str, tmp_path: Path) -> None:
     data, held = DECODERS[name](), HELD.get(name, {})
     sizes = {"sequence": (1, 4), "past": (8, 16), **({"audio": (AUDIO,)} if held else {})}

@@ -95,7 +95,7 @@ def _reaches(wake: Waker, broker: str) -> bool:
         return bool(connection.default_channel.client.llen("tunefarm"))
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=6)
 def test_a_scheduler_lives_through_a_restart_of_redis(
     farm: Farm, emptied: Emptied, redis_server: Redis, broker: str, tmp_path: Path
 ) -> None:
@@ -118,7 +118,7 @@ def test_a_scheduler_lives_through_a_restart_of_redis(
     assert quote(PASSWORD, safe="") not in errors
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=6)
 def test_the_successor_of_a_killed_scheduler_goes_on_at_once(
     farm: Farm, emptied: Emptied, broker: str, tmp_path: Path
 ) -> None:

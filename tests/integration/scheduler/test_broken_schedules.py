@@ -98,7 +98,7 @@ def database(tmp_path: Path) -> Iterator[Database]:
     found.close()
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=16)
 @pytest.mark.parametrize(
     ("subgraph", "breaks", "reason"),
     [
@@ -116,7 +116,7 @@ def test_a_schedule_that_breaks_the_model_is_left_out_alone(
     _check(database, subgraph, reason)
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=16)
 def test_the_search_goes_on_where_a_killed_scheduler_was(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,7 +102,7 @@ def test_a_real_model_is_tuned_and_published(database: Database, tmp_path: Path)
     assert all(isinstance(json.loads(entry.trace), list) for entry in manifest.tasks if entry.trace)
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=18)
 def test_a_model_is_quantized_before_it_is_tuned(database: Database) -> None:
     images = np.random.default_rng(0).standard_normal((6, 3, 16, 16), np.float32)
     calibration = dataset(database, data=images)
@@ -188,7 +188,7 @@ def test_bad_calibration_data_fails_the_job_at_once(database: Database) -> None:
     )
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=18)
 def test_a_model_that_computes_something_else_than_untuned_is_not_published(
     database: Database,
 ) -> None:

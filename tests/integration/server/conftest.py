@@ -121,7 +121,7 @@ Start = Callable[..., Service]
 # Runs the tests of a module on both databases; the others use SQLite. tests/unit/records runs all queries on
 # both, on every push.
 on_both_databases = pytest.mark.parametrize(
-    "database_url", slow_lane_except(["sqlite", "postgresql"], "sqlite"), indirect=True
+    "database_url", slow_lane_except(["sqlite", "postgresql"], "sqlite", seconds=0.4), indirect=True
 )
 
 

@@ -78,7 +78,7 @@ def test_without_a_terminal_and_a_token_it_says_what_to_set(guarded: Service, tm
     assert not list((tmp_path / "there").iterdir()), "nothing was installed"
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=5)
 def test_on_a_terminal_it_asks_for_the_token(guarded: Service, tmp_path: Path) -> None:
     script = script_of(guarded, tmp_path)
     child, terminal = pty.fork()

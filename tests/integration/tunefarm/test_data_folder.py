@@ -45,7 +45,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataFolder:
     return made
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=10)
 def test_jobs_are_listed_reported_cancelled_and_deleted_without_a_service(
     folder: DataFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,7 +27,7 @@ from worker.runner.interface import BuildRequest
 
 OBSTACLE = emulated.obstacle()
 pytestmark = [
-    pytest.mark.slow_lane,
+    pytest.mark.slow_lane(seconds=8),
     pytest.mark.timeout(600),
     pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE)),
 ]

@@ -21,7 +21,7 @@ from worker.runner.executor import ChildConfig, Executor
 SIZE, LAYERS = 6144, 4
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=16)
 def test_a_large_model_is_compared_and_timed(tmp_path: Path) -> None:
     """Both libraries loaded together would take more than 2.9 times the artifact."""
     artifact = tmp_path / "artifact"

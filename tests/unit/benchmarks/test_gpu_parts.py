@@ -33,7 +33,7 @@ def test_parts_begin_as_long_as_there_is_time_for_them(tmp_path: Path) -> None:
     assert (failed.value, failed.note) == (0, "")
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=4)
 def test_a_part_that_fails_is_named_and_the_next_one_is_done(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

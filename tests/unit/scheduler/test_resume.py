@@ -75,7 +75,7 @@ def mortal(database: Database) -> Iterator[MortalDatabase]:
         yield mortal
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=28)
 def test_killed_at_any_commit_the_job_resumes(
     database: Database, mortal: MortalDatabase, compiler: FakeCompiler
 ) -> None:
@@ -108,7 +108,7 @@ def _live_twice(database: Database, mortal: MortalDatabase, dies_at: int, compil
     return survived
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=28)
 def test_killed_while_it_looks_for_a_harmful_schedule_the_job_resumes(
     database: Database, mortal: MortalDatabase, compiler: FakeCompiler
 ) -> None:
