@@ -8,7 +8,7 @@ lane. `make test-all` runs all.
 from __future__ import annotations
 
 import subprocess
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -64,7 +64,7 @@ def parts_of(lane: Sequence[pytest.Item]) -> list[int]:
     The longest of these units come first. Each goes to the part that takes the fewest seconds so far.
     """
     units = [item.nodeid if "[" in item.nodeid else item.nodeid.partition("::")[0] for item in lane]
-    seconds = Counter[str]()
+    seconds = defaultdict[str, float](float)
     for unit, item in zip(units, lane, strict=True):
         seconds[unit] += _seconds_of(item)
     totals, parts = [0.0] * PARTS, {}
