@@ -77,14 +77,16 @@ def _work(
     from scheduler.context import Context
     from scheduler.steps.celery_tasks import register
     from scheduler.upkeep.deliveries import Deliverer
+    from scheduler.upkeep.outlines import OutlineReader
     from scheduler.upkeep.sweep import Sweeper
 
     context = Context(settings, database, database.now, name, Waker(celery), signing_key=signing_key)
-    sweeper = Sweeper(context)
+    outline_reader = OutlineReader(context)
+    sweeper = Sweeper(context, outline_reader)
     if settings.metrics_port is not None:
         serve_metrics(sweeper.context.metrics, settings.metrics_host, settings.metrics_port)
     deliverer = Deliverer(context)
-    register(celery, context, deliverer)
+    register(celery, context, deliverer, outline_reader)
     # Celery warns against root because pickled messages could run code; ours are JSON.
     warnings.filterwarnings("ignore", category=SecurityWarning)
     signals.setup_logging.connect(_keep_logging)
@@ -106,6 +108,7 @@ def _work(
     worker.start()
     is_stopping.set()
     deliverer.stop()
+    outline_reader.stop()
     # A sweep without a database ends without a result.
     sweeps.join(5.0)
     return int(worker.exitcode or ExitCode.OK)

@@ -16,12 +16,14 @@ from compiler.children.batch import find_batch_shapes
 from compiler.children.child import import_memory_bytes
 from compiler.children.inference import check_inputs, compare_outputs
 from compiler.children.models import ImportedModel
+from compiler.children.outlines import outline_model
 from compiler.children.quantization import quantize_model
 from compiler.children.traces import check_traces
 from compiler.children.verification import Verification, verify_import
 from compiler.importing.spec import Shape
 from core.device import Device
 from core.inference import Comparison
+from core.model_outline import ModelOutline
 from core.quantization import Quantization
 from records.jobs import quantized
 from records.jobs.jobs import JobRequest
@@ -51,6 +53,7 @@ class CompilerChildren:
     quantize_model: Callable[..., Quantization] = quantize_model
     check_inputs: Callable[..., None] = check_inputs
     compare_outputs: Callable[..., Comparison] = compare_outputs
+    outline_model: Callable[[IO[bytes]], ModelOutline] = outline_model
 
 
 class ModelCompiler:

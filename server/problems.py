@@ -20,6 +20,7 @@ from records.fleet.workers import WorkerNotFound
 from records.jobs.inferences import InferenceNotFound
 from records.jobs.jobs import IdempotencyConflict, JobNotFound
 from records.jobs.models import DatasetNotFound, ModelNotFound
+from records.jobs.outlines import OutlineNotFound
 from records.jobs.releases import ReleaseNotFound
 from records.jobs.tasks import WorkloadNotFound
 from records.storage.blobs import BlobNotFound
@@ -35,6 +36,7 @@ _MISSING: dict[type[Exception], str] = {
     InferenceNotFound: "inference",
     DatasetNotFound: "dataset",
     ModelNotFound: "model",
+    OutlineNotFound: "outline",
     ReleaseNotFound: "release",
     BlobNotFound: "file",
     WorkloadNotFound: "workload",

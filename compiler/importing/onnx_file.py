@@ -113,6 +113,12 @@ def parse_archive(data: memoryview, file: IO[bytes]) -> tuple[onnx.ModelProto, M
 
     Raises ModelError.
     """
+    proto, files = read_graph(data, file)
+    return proto, _take_weights(proto, files)
+
+
+def read_graph(data: memoryview, file: IO[bytes]) -> tuple[onnx.ModelProto, dict[str, memoryview]]:
+    """Parse the .onnx file of a tar; return it, and the tar's other files by name. Raises ModelError."""
     try:
         file.seek(0)
         with tarfile.open(fileobj=file, mode="r:") as archive:
@@ -126,8 +132,7 @@ def parse_archive(data: memoryview, file: IO[bytes]) -> tuple[onnx.ModelProto, M
     name = next((name for name in members if name.endswith(".onnx")), None)
     if name is None:
         raise ModelError("the model's archive holds no .onnx file")
-    proto = parse(bytes(members.pop(name)))
-    return proto, _take_weights(proto, members)
+    return parse(bytes(members.pop(name))), members
 
 
 def _take_weights(proto: onnx.ModelProto, files: Mapping[str, memoryview]) -> dict[str, NDArray[Any]]:

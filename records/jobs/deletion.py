@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, delete, exists, select, tuple_, update
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from core.job import JobState
-from records.jobs import jobs, releases
+from records.jobs import jobs, outlines, releases
 from records.storage.statements import changed, table_of
 from records.storage.tables import (
     BlobRow,
@@ -81,9 +81,10 @@ def delete_job(session: Session, job_id: str, now: float, limit: int = ROWS) -> 
 
 def drop_uploads(session: Session, now: float, limit: int) -> int:
     """Delete up to `limit` models and `limit` datasets without jobs that were uploaded long ago, and the
-    quantized forms of the models. Return the number of deleted uploads."""
+    quantized forms and outlines of the models. Return the number of deleted uploads."""
     models = _unused_uploads(session, ModelRow, [JobRow.model_sha], now, limit)
     session.execute(delete(QuantizedModelRow).where(QuantizedModelRow.model_sha.in_(models)))
+    outlines.drop(session, models)
     session.execute(delete(ModelRow).where(ModelRow.sha.in_(models)))
     used = [JobRow.calibration, InferenceRow.inputs]
     datasets = _unused_uploads(session, DatasetRow, used, now, limit)

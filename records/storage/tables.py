@@ -84,6 +84,20 @@ class ModelRow(Base):
     created_at: Mapped[float]
 
 
+class OutlineRow(Base):
+    """The outline of a model, null until it is read; or the problem why it can't be read.
+
+    `outline` has the fields of core.model_outline.ModelOutline.
+    """
+
+    __tablename__ = "outlines"
+    model_sha: Mapped[str] = mapped_column(ForeignKey("models.sha"), primary_key=True)
+    attempts: Mapped[int]
+    attempt_at: Mapped[float | None]
+    outline: Mapped[dict[str, Any] | None]
+    problem: Mapped[str]
+
+
 class DatasetRow(Base):
     """The arrays of an .npz file, by the names of a model's inputs."""
 

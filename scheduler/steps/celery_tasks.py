@@ -1,5 +1,5 @@
-"""The Celery tasks: one for each step of a job, one for webhook messages, and one that wakes all jobs. They
-are closures, not `shared_task`s, because they use the context of their process.
+"""The Celery tasks: one for each step of a job, for webhook messages, for outlines of models, and one that
+wakes all jobs. They are closures, not `shared_task`s, because they use the context of their process.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from celery import Celery
 from scheduler.context import Context
 from scheduler.steps import drive
 from scheduler.upkeep.deliveries import Deliverer
+from scheduler.upkeep.outlines import OutlineReader
 
 
-def register(app: Celery, context: Context, deliverer: Deliverer) -> None:
+def register(app: Celery, context: Context, deliverer: Deliverer, outline_reader: OutlineReader) -> None:
     """Register the tasks with the application. Other processes send them by name."""
 
     def register_step(name: str) -> None:
@@ -25,6 +26,10 @@ def register(app: Celery, context: Context, deliverer: Deliverer) -> None:
     @app.task(name="scheduler.deliver", shared=False)
     def deliver(delivery_id: str) -> None:
         deliverer.start(int(delivery_id))
+
+    @app.task(name="scheduler.outline", shared=False)
+    def outline(model_sha: str) -> None:
+        outline_reader.start(model_sha)
 
     @app.task(name="scheduler.wake_jobs", shared=False)
     def wake_jobs() -> None:

@@ -18,6 +18,7 @@ from scheduler.upkeep.builder_fallback import BuilderFallback
 from scheduler.upkeep.clock_watch import ClockWatch
 from scheduler.upkeep.deliveries import KEPT_S, MAX_WAITING
 from scheduler.upkeep.garbage_collection import GarbageCollector
+from scheduler.upkeep.outlines import OutlineReader
 from scheduler.upkeep.token_reminder import TokenReminder
 
 log = logging.getLogger(__name__)
@@ -29,8 +30,14 @@ MAX_PRUNED = 1000
 class Sweeper:
     """Ends lapsed leases, and runs the other upkeep when it is due."""
 
-    def __init__(self, context: Context, timer: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        context: Context,
+        outline_reader: OutlineReader,
+        timer: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.context = context
+        self._outline_reader = outline_reader
         self._clock_watch = ClockWatch(context.database, timer)
         self._builder_fallback = BuilderFallback()
         self._garbage_collector = GarbageCollector()
@@ -61,6 +68,7 @@ class Sweeper:
                     webhooks.prune(session, now() - KEPT_S, MAX_PRUNED)
                     access.prune_audit(session, now() - 86400 * self.context.settings.audit_days, MAX_PRUNED)
                 due = webhooks.due(session, now(), MAX_WAITING)
+            self._outline_reader.start_waiting()
             for delivery_id in due:
                 self.context.wake("deliver", str(delivery_id))
             self.context.metrics.sweeps.labels("well").inc()

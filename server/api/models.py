@@ -1,16 +1,18 @@
-"""`/v1/models` and `/v1/datasets`: uploads of models, and of inputs for them."""
+"""`/v1/models` and `/v1/datasets`: uploads of models, their outlines, and inputs for them."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import asdict
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Path, Query, Request
 from pydantic import BaseModel
 
 from core.archive_outline import MalformedArchive, zip_names
 from core.model_format import UnknownFormat, recognise
-from records.jobs import models
+from records.jobs import models, outlines
 from records.jobs.models import UploadInfo, UploadKind
+from records.jobs.outlines import StoredOutline
 from records.storage import blobs
 from server.api.fields import Name
 from server.api.uploads import Upload, received
@@ -20,7 +22,47 @@ from server.problems import Problem, problems
 router = APIRouter(prefix="/v1", tags=["models"])
 
 _CONTENT = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+Sha256Path = Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
 _BODY = {"requestBody": {"required": True, "content": _CONTENT}}
+
+
+class InputBody(BaseModel):
+    """An input of a model. A dimension of `shape` is an extent, or the name of a dynamic dimension, which may
+    be empty. The shape is null if the file doesn't say how many dimensions the input has.
+    """
+
+    name: str
+    dtype: str
+    shape: list[int | str] | None
+
+
+class OperatorBody(BaseModel):
+    """An operator that occurs `count` times. A job fails on one that isn't `supported`."""
+
+    name: str
+    count: int
+    supported: bool
+
+
+class OutlineBody(BaseModel):
+    """The outline of a model's file: its inputs, the names of its outputs, and its operators.
+
+    `state` is "waiting" until a scheduler has read the file, then "done", or "failed" for a file that can't
+    be read; `problem` says why.
+    """
+
+    state: Literal["waiting", "done", "failed"]
+    problem: str
+    format: str | None = None
+    inputs: list[InputBody] = []
+    outputs: list[str] = []
+    operators: list[OperatorBody] = []
+
+    @classmethod
+    def of(cls, stored: StoredOutline) -> OutlineBody:
+        if stored.outline is None:
+            return cls(state="failed" if stored.problem else "waiting", problem=stored.problem)
+        return cls.model_validate(asdict(stored.outline) | {"state": "done", "problem": ""})
 
 
 class UploadBody(BaseModel):
@@ -45,6 +87,27 @@ async def upload(
     TFLite, or a TVM module as JSON. Sending the same file again changes nothing.
     """
     return await _receive(request, context, name, UploadKind.MODEL)
+
+
+@router.post("/models/{sha}/outline", status_code=202, responses=problems(404))
+def request_outline(sha: Sha256Path, context: ContextDep) -> OutlineBody:
+    """Ask a scheduler to read the inputs and operators of an uploaded model, before any job.
+
+    Poll the same address by GET until its `state` isn't "waiting".
+    """
+    with context.database.begin() as session:
+        outlines.request(session, sha)
+        stored = outlines.get(session, sha)
+    if stored.outline is None:
+        context.wake("outline", sha)
+    return OutlineBody.of(stored)
+
+
+@router.get("/models/{sha}/outline", responses=problems(404))
+def show_outline(sha: Sha256Path, context: ContextDep) -> OutlineBody:
+    """Return the inputs and operators of an uploaded model, as far as they are known."""
+    with context.database.reading() as session:
+        return OutlineBody.of(outlines.get(session, sha))
 
 
 @router.post("/datasets", status_code=201, openapi_extra=_BODY, responses=problems(400, 408, 415))

@@ -115,12 +115,15 @@ class ExportedProgram:
     decomposed: Any
     inputs: tuple[TensorSpec, ...]
 
-    def to_relax(self) -> RelaxModel:
-        # Imported here, because these modules load PyTorch.
-        from tvm.relax.frontend.torch import from_exported_program
-        from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return tuple(str(name) for name in self.decomposed.graph_signature.user_outputs)
 
-        known = {*ExportedProgramImporter().convert_map, *CONVERTERS}
+    def to_relax(self) -> RelaxModel:
+        # Imported here, because it loads PyTorch.
+        from tvm.relax.frontend.torch import from_exported_program
+
+        known = known_operators()
         places = Places()
         _refuse_random_numbers(self.decomposed.graph)
         _refuse_unknown(self.decomposed.graph, known)
@@ -136,8 +139,7 @@ class ExportedProgram:
             raise ModelError(f"the exported program can't be imported: {first_line(error)}") from error
         main = module["main"].with_attr("num_input", len(self.inputs))
         module.update_func(module.get_global_var("main"), main)
-        names = [str(name) for name in self.decomposed.graph_signature.user_outputs]
-        return checked_model(module, self.inputs, names, places=places.names)
+        return checked_model(module, self.inputs, self.output_names, places=places.names)
 
     def compute(self, inputs: Mapping[str, Array]) -> list[Array]:
         """Return the outputs as PyTorch computes them, operator by operator."""
@@ -172,6 +174,14 @@ def _array(torch: Any, tensor: Any) -> Array:
         return bits.view(numpy_dtype("bfloat16"))
     array: Array = tensor.numpy()
     return array
+
+
+def known_operators() -> set[str]:
+    """Return the names of the operators that are imported."""
+    # Imported here, because it loads PyTorch.
+    from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+
+    return {*ExportedProgramImporter().convert_map, *CONVERTERS}
 
 
 class _NamingBuilder:

@@ -19,6 +19,9 @@ class ModelFile(Protocol):
     @property
     def inputs(self) -> tuple[TensorSpec, ...]: ...
 
+    @property
+    def output_names(self) -> tuple[str, ...]: ...
+
     def to_relax(self) -> RelaxModel:
         """Import the model. Raises ModelError."""
 

@@ -30,6 +30,10 @@ class OnnxModel:
     def inputs(self) -> tuple[TensorSpec, ...]:
         return self.file.inputs
 
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return self.file.output_names
+
     def as_function(self) -> OnnxModel:
         """Return the model as a function that takes and returns a decoder's cache. Raises ModelError."""
         return self if self.file.cache is None else OnnxModel(self.read_function(), self.read_function)

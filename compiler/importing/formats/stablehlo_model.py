@@ -56,6 +56,18 @@ class StablehloModel:
                 raise ModelError(f"output '{spec.name}' is empty, of shape {spec.shape}: leave it out")
         return model
 
+    def operations(self) -> list[str]:
+        """Return the name of every operation; for a custom call, its target."""
+        found: list[str] = []
+
+        def visit(op: Any) -> Any:
+            target = op.attributes["call_target_name"].value if op.name == "stablehlo.custom_call" else ""
+            found.append(target or op.name)
+            return mlir("ir").WalkResult.ADVANCE
+
+        self.module.operation.walk(visit)
+        return found
+
     def compute(self, inputs: Mapping[str, Array]) -> list[Array]:
         """Return the outputs as XLA computes them. Raises NoReference."""
         jax = importlib.import_module("jaxlib._jax")

@@ -44,6 +44,15 @@ class TfliteModel:
             raise ModelError(f"the TFLite model can't be imported: {first_line(error)}") from error
         return checked_model(module, self.inputs, self.output_names, places=places.names)
 
+    def operators(self) -> list[tuple[str, bool]]:
+        """Return each operator's name, and whether it is imported."""
+        from tvm.relax.frontend.tflite.tflite_frontend import ExprTable
+
+        from compiler.importing.formats.tflite_operators import Converter
+
+        converter = Converter(self.model, self.model.Subgraphs(0), ExprTable(), None)
+        return [(name, error is None) for _, name, error in converter.checked_operators()]
+
     def compute(self, inputs: Mapping[str, Array]) -> list[Array]:
         """Return the outputs as LiteRT computes them. Raises NoReference."""
         try:

@@ -139,21 +139,32 @@ class Converter(OperatorConverter):
 
     def check_unsupported_ops(self) -> None:
         """Raise ModelError for the first operator that can't be imported."""
+        for op, name, error in self.checked_operators():
+            if error is not None:
+                raise self._refusal(name, op, error) from error
+
+    def checked_operators(self) -> Iterator[tuple[Any, str, UnsupportedOperator | None]]:
+        """Yield each operator with its name, and with the reason why it can't be imported, if it can't."""
         for position in range(self.subgraph.OperatorsLength()):
             op = self.subgraph.Operators(position)
             try:
-                kind = self.get_op_code_str(op)
-            except NotImplementedError as error:  # a custom one
+                name = self.get_op_code_str(op)
+            except NotImplementedError:  # a custom one
                 code = self.model.OperatorCodes(op.OpcodeIndex()).CustomCode() or b""
-                reason = UnsupportedOperator(
-                    "only TFLite's built-in operators are supported: compute it outside of the model"
-                )
                 name = f"'{code.decode(errors='replace')[:MAX_NAME_CHARS]}' of the model's own"
-                raise self._refusal(name, op, reason) from error
+                yield (
+                    op,
+                    name,
+                    UnsupportedOperator(
+                        "only TFLite's built-in operators are supported: compute it outside of the model"
+                    ),
+                )
+                continue
             try:
-                self._check_kind(kind, op)
+                self._check_kind(name, op)
+                yield op, name, None
             except UnsupportedOperator as error:
-                raise self._refusal(kind, op, error) from error
+                yield op, name, error
 
     def _check_kind(self, kind: str, op: Any) -> None:
         if kind in _RANDOM:

@@ -52,10 +52,14 @@ class TvmModule:
     module: tvm.IRModule
     inputs: tuple[TensorSpec, ...]
 
-    def to_relax(self) -> RelaxModel:
+    @property
+    def output_names(self) -> tuple[str, ...]:
         result = self.module["main"].ret_ty
         count = len(result.fields) if isinstance(result, relax.TupleType) else 1
-        return checked_model(self.module, self.inputs, [f"output{number}" for number in range(count)])
+        return tuple(f"output{number}" for number in range(count))
+
+    def to_relax(self) -> RelaxModel:
+        return checked_model(self.module, self.inputs, self.output_names)
 
 
 def read(content: Content, shapes: Mapping[str, Shape]) -> TvmModule:

@@ -29,6 +29,7 @@ from scheduler.context import Context
 from scheduler.model_compiler import CompilerChildren
 from scheduler.settings import SchedulerSettings
 from scheduler.steps.drive import drive, wake_jobs
+from scheduler.upkeep.outlines import OutlineReader
 from scheduler.upkeep.sweep import Sweeper
 from system.signing import SigningKey
 
@@ -157,7 +158,7 @@ def finish(
 ) -> Job:
     wakes: list[tuple[str, str]] = []
     made = context(database, wakes, children, signing_key)
-    sweeper = Sweeper(made)
+    sweeper = Sweeper(made, OutlineReader(made))
     for turn in range(60):
         sweeper.repair()
         wake_jobs(made)

@@ -23,6 +23,8 @@ from core.device import Device
 from core.inference import Comparison, OutputDifference
 from core.job import Budget, Quantize
 from core.measurement import Measurement, Outcome
+from core.model_format import ModelFormat
+from core.model_outline import InputOutline, ModelOutline, OperatorOutline
 from core.quantization import OutputAccuracy, Quantization
 from core.worker import Vitals, WorkerState
 from records.fleet import leases, module_runs, workers
@@ -41,6 +43,7 @@ from scheduler.context import Context
 from scheduler.model_compiler import CompilerChildren
 from scheduler.settings import SchedulerSettings
 from scheduler.steps.drive import drive, wake_jobs
+from scheduler.upkeep.outlines import OutlineReader
 from scheduler.upkeep.sweep import Sweeper
 from search.evolution.evolve import EvolutionConfig
 from search.policy import SearchConfig, propose
@@ -107,8 +110,15 @@ class FakeCompiler:
             check_traces=self._check_traces,
             quantize_model=self._quantize,
             check_inputs=self._check_inputs,
+            outline_model=self._outline,
             compare_outputs=lambda *_: Comparison((OutputDifference("data", 3, 1, 0.5, 20.0),)),
         )
+
+    def _outline(self, file: IO[bytes]) -> ModelOutline:
+        if self.import_error is not None:
+            raise self.import_error
+        inputs = (InputOutline("data", "float32", ("batch", 3)),)
+        return ModelOutline(ModelFormat.ONNX, inputs, ("y",), (OperatorOutline("Relu", 2, True),))
 
     def _check_inputs(self, inputs: IO[bytes], specs: Sequence[TensorSpec]) -> None:
         if self.inputs_error is not None:
@@ -218,7 +228,9 @@ class Farm:
             wake,
             children=self.compiler.children,
         )
-        self._sweeper = Sweeper(self.context, lambda: self.now - self.clock_set_s)
+        self._sweeper = Sweeper(
+            self.context, OutlineReader(self.context), lambda: self.now - self.clock_set_s
+        )
 
     def submit(
         self, job_id: str = "job", trials: int = 8, minutes: float | None = None, **changes: Any

@@ -19,6 +19,7 @@ from scheduler.app import make_app
 from scheduler.context import Context
 from scheduler.main import _sweep_until
 from scheduler.steps import claims, drive
+from scheduler.upkeep.outlines import OutlineReader
 from scheduler.upkeep.sweep import Sweeper
 from tests.unit.scheduler.farm import DEVICE, Farm
 
@@ -97,7 +98,7 @@ def test_lost_devices_are_noticed_while_no_step_is_taken(farm: Farm, tmp_path: P
         assert leases.acquire_lease(session, "lease", worker, 8, now=farm.now, ttl_s=1.0)
     farm.now += 5.0
     is_stopping = threading.Event()
-    arguments = make_app(str(tmp_path)), Sweeper(farm.context), 0.05, is_stopping
+    arguments = make_app(str(tmp_path)), Sweeper(farm.context, OutlineReader(farm.context)), 0.05, is_stopping
     sweeps = threading.Thread(target=_sweep_until, args=arguments)
     sweeps.start()
 

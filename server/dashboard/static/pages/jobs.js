@@ -1,9 +1,10 @@
 // The list of jobs, and the form that starts one.
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { call, get } from "tunefarm/api.js";
 import { ago, duration, latency, time } from "tunefarm/format.js";
 import { useAnswer, useJobEvents } from "tunefarm/hooks.js";
 import { html } from "tunefarm/html.js";
+import { openShapes, Outline, useOutline } from "tunefarm/pages/outline.js";
 import { Alert, Answer, DeviceName, Field, Gain, MAX_TRIALS, Ratio, State, Tags, Trials } from "tunefarm/pages/parts.js";
 
 // A browser opens six connections to a server, so only this many rows listen to events. The others poll.
@@ -206,11 +207,13 @@ function Submit({ classes, again, onStarted }) {
   const [doing, setDoing] = useState("");
   const [problem, setProblem] = useState(null);
   const [goals, setGoals] = useState(again ? goalsOf(again) : DEFAULT_GOAL);
+  // The digest of each file that was uploaded, or is being uploaded.
+  const stored = useRef(new Map());
   const isOpen = file || again;
   const drop = (event) => {
     event.preventDefault();
     setOver(false);
-    if (event.dataTransfer.files.length) setFile(event.dataTransfer.files[0]);
+    if (event.dataTransfer.files.length) choose(event.dataTransfer.files[0]);
   };
   const upload = async (kind, data, ending) => {
     setDoing(`Sending ${data.name} …`);
@@ -218,6 +221,16 @@ function Submit({ classes, again, onStarted }) {
     const stored = await call("POST", `v1/${kind}?name=${name}`, data, { "Content-Type": "application/octet-stream" });
     return stored.sha256;
   };
+  const store = (model) => {
+    if (!stored.current.has(model)) {
+      const sent = upload("models", model, MODEL_FILE).finally(() => setDoing(""));
+      sent.catch(() => stored.current.delete(model));
+      stored.current.set(model, sent);
+    }
+    return stored.current.get(model);
+  };
+  const outline = useOutline(file, store, setProblem);
+  const choose = (chosen) => (setProblem(null), setFile(chosen));
   const submit = async (event) => {
     event.preventDefault();
     const form = new FormData(event.target);
@@ -226,7 +239,7 @@ function Submit({ classes, again, onStarted }) {
       const shapes = parseShapes(form.get("shapes"));
       const targets = form.getAll("target");
       if (!targets.length) throw new Error("choose a device");
-      const model = file ? await upload("models", file, MODEL_FILE) : again.model;
+      const model = file ? await store(file) : again.model;
       const data = form.get("calibration");
       const quantize = form.get("quantize");
       let calibration = null;
@@ -257,9 +270,10 @@ function Submit({ classes, again, onStarted }) {
   return html`<form class="card submit" onSubmit=${submit}>
     ${again && !file && html`<p>Tune <b>${again.model_name}</b> again with changes, or choose another file. <a href="#/jobs">Cancel</a></p>`}
     <label class=${`drop${isOver ? " over" : ""}`} onDragOver=${(event) => (event.preventDefault(), setOver(true))} onDragLeave=${() => setOver(false)} onDrop=${drop}>
-      <input type="file" accept=".onnx,.pt2,.mlir,.mlirbc,.tflite,.json,.tar" onChange=${(event) => setFile(event.target.files[0] ?? null)} />
+      <input type="file" accept=".onnx,.pt2,.mlir,.mlirbc,.tflite,.json,.tar" onChange=${(event) => choose(event.target.files[0] ?? null)} />
       <span>${file ? html`<b>${file.name}</b>, ${(file.size / 1e6).toFixed(1)} MB` : html`<b>Drop a model here</b>, or choose a file: ONNX, PyTorch's .pt2, StableHLO, TFLite`}</span>
     </label>
+    <${Outline} outline=${outline} />
     ${isOpen &&
     html`<p class="goals">${Object.entries(GOALS).map(([words, numbers]) => html`<button type="button" aria-pressed=${goals === numbers} onClick=${() => setGoals(numbers)}>${words}</button>`)}</p>
     <div class="fields">
@@ -268,7 +282,7 @@ function Submit({ classes, again, onStarted }) {
       ${goal("latency", "Until the latency is at most, ms", { min: "0.001", step: "any", placeholder: "no limit" })}
       ${goal("gain", "Until a minute gains less than, %", { min: "0.001", max: "99", step: "any", placeholder: "never" })}
       <label>Batch size, if dynamic <${Field} name="batch" type="number" min="1" max="65536" value=${again?.batch ?? ""} placeholder="from the shapes" /></label>
-      <label>Shapes of dynamic inputs <${Field} name="shapes" placeholder="input=1,3,224,224" autocomplete="off" value=${again ? shapesText(again.shapes) : ""} /></label>
+      <label>Shapes of dynamic inputs <${Field} name="shapes" placeholder=${openShapes(outline) || "input=1,3,224,224"} autocomplete="off" value=${again ? shapesText(again.shapes) : ""} /></label>
       <fieldset class="scopes devices"><legend>Devices, a job for each</legend>
         ${[{ key: "native", name: "any ready device" }, ...classes].map(
           ({ key, name }) => html`<label><input type="checkbox" name="target" value=${key} defaultChecked=${key === (again?.target ?? "native")} /> ${name}</label>`,
