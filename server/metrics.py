@@ -58,6 +58,29 @@ class ServerMetrics:
             ["device_class"],
             registry=self.registry,
         )
+        self.queue_s = Gauge(
+            "tunefarm_queue_seconds",
+            "Median seconds that the jobs started in the last hour had waited, 0 without such jobs",
+            registry=self.registry,
+        )
+        self.model_gain = Gauge(
+            "tunefarm_model_gain",
+            "Latency of the untuned model, or of ONNX Runtime, divided by the latency of the newest artifact",
+            ["model", "device_class", "baseline"],
+            registry=self.registry,
+        )
+        self.worker_noise = Gauge(
+            "tunefarm_worker_noise",
+            "Relative deviation of repeats in a worker's last lease, 0.01 for 1%",
+            ["worker"],
+            registry=self.registry,
+        )
+        self.worker_temperature = Gauge(
+            "tunefarm_worker_temperature_celsius",
+            "Temperature of a worker's device",
+            ["worker"],
+            registry=self.registry,
+        )
         self.workers = Gauge("tunefarm_workers", "Known workers", ["state"], registry=self.registry)
         self.workers_unhealthy = Gauge(
             "tunefarm_workers_unhealthy",

@@ -18,12 +18,12 @@ class ServerSettings(BaseSettings):
     """Settings of one server process. Port 0 takes any free port.
 
     `rate_limit` bounds the calls of every client, `failure_limit` the calls with wrong tokens from one
-    address: "600/minute" or "off". `token` has all scopes, `worker_token` only the scope worker. With
-    `require_sandbox`, workers whose measured code isn't contained get no work. `max_uploads` and
-    `max_event_streams` bound the number of open uploads and event streams. Models and artifacts are stored in
-    `blob_store`, `file:///FOLDER` or `s3://BUCKET/PREFIX`, or else in the database. `signing_key` is the file
-    with the private key that schedulers sign artifacts with. The server signs bundles with it, and shows the
-    public key.
+    address: "600/minute" or "off". `token` has all scopes, `worker_token` only the scope worker, `read_token`
+    only the scope read. With `require_sandbox`, workers whose measured code isn't contained get no work.
+    `max_uploads` and `max_event_streams` bound the number of open uploads and event streams. Models and
+    artifacts are stored in `blob_store`, `file:///FOLDER` or `s3://BUCKET/PREFIX`, or else in the database.
+    `signing_key` is the file with the private key that schedulers sign artifacts with. The server signs
+    bundles with it, and shows the public key.
     """
 
     model_config = SettingsConfigDict(env_prefix="TUNEFARM_", env_ignore_empty=True, extra="ignore")
@@ -37,6 +37,7 @@ class ServerSettings(BaseSettings):
     grpc_port: int = Field(default=8761, ge=0, le=65535)
     token: SecretStr | None = None
     worker_token: SecretStr | None = None
+    read_token: SecretStr | None = None
     require_sandbox: bool = False
     max_upload_bytes: int = Field(default=8 << 30, ge=1)
     max_uploads: int = Field(default=16, ge=1)
@@ -82,13 +83,3 @@ class ServerSettings(BaseSettings):
     def loopback(self) -> bool:
         """Whether only this machine can reach the server."""
         return is_loopback(self.host)
-
-    @property
-    def secret(self) -> str | None:
-        """The bootstrap token in clear; None if it isn't set."""
-        return None if self.token is None else self.token.get_secret_value()
-
-    @property
-    def worker_secret(self) -> str | None:
-        """The token of workers in clear; None if it isn't set."""
-        return None if self.worker_token is None else self.worker_token.get_secret_value()

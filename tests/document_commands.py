@@ -85,6 +85,7 @@ PARSED = {
     "sh deploy/make-env.sh": "of the composition",
     "docker": "needs Docker; tests/acceptance/test_composition.py does the same without",
     "kubectl": "needs a cluster; tests/unit/deploy/test_kubernetes.py validates the manifests",
+    "helm": "the same",
     "tar": "needs a model with weights in other files; tests/integration/compiler/test_formats.py has one",
     "python -m": "benchmarks, fuzzing, pictures and goldens measure for minutes or write into the checkout",
     "tunefarm --install-completion": "changes the files of whoever runs it",
@@ -131,6 +132,7 @@ PROGRAMS = (
     "curl",
     "make",
     "docker",
+    "helm",
     "kubectl",
     "sudo",
     "sh",
@@ -254,6 +256,9 @@ def check_make(words: list[str]) -> None:
 def check_docker(words: list[str]) -> None:
     composed = YAML(typ="safe").load(ROOT / "docker-compose.yml")["services"]
     assert words[0] == "compose"
+    if words[1] == "--profile":
+        assert any(words[2] in service.get("profiles", ()) for service in composed.values())
+        words = [words[0], *words[3:]]
     named = [word for word in words[2:] if not word.startswith("-")]
     if words[1] in ("up", "build"):
         assert not named
@@ -265,12 +270,18 @@ def check_docker(words: list[str]) -> None:
 @checks("kubectl")
 def check_kubectl(words: list[str]) -> None:
     text = " ".join(words)
-    if "apply" in words:
-        assert (ROOT / words[words.index("--kustomize") + 1] / "kustomization.yaml").exists()
+    if "label" in words:
+        assert words[-1].startswith("pod-security.kubernetes.io/enforce=")
     else:
         assert "create secret generic tunefarm" in text, "it is the one that the manifests name"
         for name in re.findall(r"--from-literal=(\w+)", text):
             assert is_setting(name)
+
+
+@checks("helm")
+def check_helm(words: list[str]) -> None:
+    assert words[:2] == ["upgrade", "--install"]
+    assert (ROOT / words[3] / "Chart.yaml").exists()
 
 
 @checks("export")

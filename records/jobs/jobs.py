@@ -294,6 +294,26 @@ def queues(session: Session) -> list[Queue]:
     return [Queue(JobState(row[0]), *row[1:]) for row in rows]
 
 
+def recent_waits(session: Session, since: float) -> list[float]:
+    """Return how many seconds jobs waited that were started since then, of the 200 newest jobs."""
+    newest = select(JobRow.created_at, JobRow.started_at).order_by(JobRow.created_at.desc(), JobRow.id.desc())
+    found = session.execute(newest.limit(200))
+    return [started_at - created_at for created_at, started_at in found if (started_at or 0.0) >= since]
+
+
+def newest_artifacts(session: Session, limit: int) -> list[Job]:
+    """Return the job that published the newest artifact of each model name and device class, newest first.
+
+    Looks at the newest `limit` jobs that published one.
+    """
+    done = (JobRow.state == JobState.DONE, JobRow.artifact_sha.is_not(None))
+    query = select(JobRow).where(*done).order_by(JobRow.finished_at.desc(), JobRow.id.desc())
+    found: dict[tuple[str, str | None], Job] = {}
+    for job in _jobs(session, query.limit(limit)):
+        found.setdefault((job.request.model_name, job.device_class), job)
+    return list(found.values())
+
+
 def published(
     session: Session,
     model_sha: str,

@@ -30,8 +30,8 @@ _SECRET = re.compile(TOKEN_PREFIX + "[A-Za-z0-9_-]{43}")
 
 @dataclass(frozen=True)
 class Caller:
-    """The sender of a call. `who` is a token's id, "bootstrap" or "worker" for tokens of the settings, or
-    "loopback" if no token is needed."""
+    """The sender of a call. `who` is a token's id; "bootstrap", "worker" or "reader" for tokens of the
+    settings; or "loopback" if no token is needed."""
 
     who: str
     scopes: frozenset[Scope]
@@ -48,6 +48,7 @@ class Caller:
 LOOPBACK = Caller("loopback", frozenset({Scope.ADMIN}))
 BOOTSTRAP = Caller("bootstrap", frozenset({Scope.ADMIN}))
 WORKER = Caller("worker", frozenset({Scope.WORKER}))
+READER = Caller("reader", frozenset({Scope.READ}))
 
 
 class AccessDenied(Exception):
@@ -71,7 +72,8 @@ class Authenticator:
     def __init__(self, settings: ServerSettings, database: Database, now: Callable[[], float]) -> None:
         self._open = settings.open
         # The tokens of the settings.
-        self._callers = [(settings.secret, BOOTSTRAP), (settings.worker_secret, WORKER)]
+        given = (settings.token, BOOTSTRAP), (settings.worker_token, WORKER), (settings.read_token, READER)
+        self._callers = [(token.get_secret_value(), caller) for token, caller in given if token is not None]
         self._database = database
         self._now = now
         self._calls = RateLimiter(settings.rate_limit)
@@ -122,7 +124,7 @@ class Authenticator:
         if caller is None:
             return network
         # Several clients share the tokens of the settings.
-        return f"{caller.who} {network}" if caller in (BOOTSTRAP, WORKER) else caller.who
+        return f"{caller.who} {network}" if caller in (BOOTSTRAP, WORKER, READER) else caller.who
 
     def count_call(self, caller: Caller | None, address: str) -> None:
         """Count a call of a client. Raises AccessDenied."""

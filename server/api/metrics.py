@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -17,7 +18,7 @@ from records import access
 from records.fleet import leases, workers
 from records.fleet.workers import WorkerInfo
 from records.jobs import jobs
-from records.jobs.jobs import Queue
+from records.jobs.jobs import Job, Queue
 from records.schedules import cost_models
 from records.schedules.cost_models import Version
 from server.context import ContextDep
@@ -28,6 +29,10 @@ router = APIRouter(tags=["health"])
 _TEXT_ANSWER = {"content": {"text/plain": {"schema": {"type": "string"}}}}
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 _LOST = "lost"
+# Jobs that were started within so many seconds count for the queue's time.
+_RECENT_S = 3600.0
+# Each model and each worker is a time series of Prometheus.
+_MAX_MODELS, _MAX_WORKERS = 100, 50
 
 
 @router.get("/metrics", response_class=Response, responses={200: _TEXT_ANSWER})
@@ -40,9 +45,16 @@ def metrics(context: ContextDep) -> Response:
         rates, held = leases.trials_per_minute(session, now), leases.held(session, now)
         models = cost_models.newest_evaluated(session)
         ending = access.count_ending_tokens(session, now)
+        waited_s = jobs.recent_waits(session, now - _RECENT_S)
+        published = jobs.newest_artifacts(session, _MAX_MODELS)
+        connected = [one for one in known if not one.has_left and not one.is_lost(now)][:_MAX_WORKERS]
+        noises = {one.id: leases.noise_of(session, one.id) for one in connected}
     _set_queues(gauges, queues, now)
     _set_models(gauges, models)
     gauges.ending_tokens.set(ending)
+    gauges.queue_s.set(statistics.median(waited_s) if waited_s else 0.0)
+    _set_gains(gauges, published)
+    _set_devices(gauges, connected, noises)
     _set_measured(gauges, known)
     workers_by_state = Counter(_state(worker, now) for worker in known)
     for label in (*WorkerState, _LOST, DesiredState.EVICTED):
@@ -79,6 +91,30 @@ def _set_models(gauges: ServerMetrics, models: Sequence[Version]) -> None:
         for measure in ("r2", "pairwise", "recall"):
             if isinstance(learned.get(measure), int | float):
                 gauges.model_quality.labels(model.device_class, measure).set(learned[measure])
+
+
+def _set_gains(gauges: ServerMetrics, published: Sequence[Job]) -> None:
+    gauges.model_gain.clear()
+    for job in published:
+        labels = job.request.model_name, str(job.device_class)
+        if job.untuned_s and job.tuned_s:
+            gain = statistics.median(job.untuned_s) / statistics.median(job.tuned_s)
+            gauges.model_gain.labels(*labels, "untuned").set(gain)
+        if job.onnxruntime is not None and job.onnxruntime.ratio is not None:
+            gauges.model_gain.labels(*labels, "onnxruntime").set(job.onnxruntime.ratio)
+
+
+def _set_devices(
+    gauges: ServerMetrics, connected: Sequence[WorkerInfo], noises: Mapping[str, float | None]
+) -> None:
+    gauges.worker_noise.clear()
+    gauges.worker_temperature.clear()
+    for worker in connected:
+        noise, temperature_c = noises[worker.id], worker.vitals.temperature_c
+        if noise is not None:
+            gauges.worker_noise.labels(worker.id).set(noise)
+        if temperature_c is not None:
+            gauges.worker_temperature.labels(worker.id).set(temperature_c)
 
 
 def _set_measured(gauges: ServerMetrics, workers: Sequence[WorkerInfo]) -> None:

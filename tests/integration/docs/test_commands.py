@@ -83,7 +83,7 @@ def test_a_command_that_there_isnt_is_found(tmp_path: Path) -> None:
         "sudo sh tunefarm-install --nam pi",
         "export TUNEFARM_TOKN=x",
         "docker compose logs schedule",
-        "kubectl apply --kustomize deploy/kubernete",
+        "helm upgrade --install tunefarm deploy/hel",
         "python -m benchmarcs",
         "somethingelse --flag",
     ]

@@ -172,6 +172,8 @@ def test_every_service_is_unprivileged_and_writes_nowhere_but_in_its_volumes(com
         assert service["read_only"] is True, name
         assert service["security_opt"] == ["no-new-privileges:true"], name
         assert "user" in service or name in ROLES, "the images of ours name theirs"
+        given = {one["source"] for one in service.get("configs", [])}
+        assert given <= set(composition["configs"])
         mounted = [volume.partition(":")[0] for volume in service.get("volumes", [])]
         assert set(mounted) <= set(composition["volumes"]), "nothing of the host's is mounted"
 
@@ -193,9 +195,32 @@ def test_the_worker_reaches_the_server_and_no_storage_and_knows_no_other_token(c
     networks = {name: set(service["networks"]) for name, service in services.items()}
     assert not networks["worker"] & (networks["postgres"] | networks["redis"])
     assert networks["worker"] & networks["server"]
-    assert composition["networks"]["storage"] == {"internal": True}
+    assert composition["networks"]["storage"] == composition["networks"]["monitoring"] == {"internal": True}
+    assert not networks["worker"] & (networks["prometheus"] | networks["grafana"])
     known = set(INTERPOLATED.findall(json.dumps(services["worker"]["environment"])))
     assert known == {"TUNEFARM_WORKER_TOKEN"}
+
+
+def test_monitoring_is_a_profile_with_our_board_that_sends_the_readers_token(composition: Any) -> None:
+    services, configs = composition["services"], composition["configs"]
+    optional = {name for name, service in services.items() if "profiles" in service}
+    assert optional == {"prometheus", "grafana"}
+    assert all((ROOT / one["file"]).exists() for one in configs.values() if "file" in one)
+    yaml = YAML(typ="safe")
+    scraped = yaml.load(ROOT / configs["prometheus"]["file"])["scrape_configs"]
+    targets = {one["job_name"]: one["static_configs"][0]["targets"] for one in scraped}
+    port = services["scheduler"]["environment"]["TUNEFARM_METRICS_PORT"]
+    assert targets == {"tunefarm-server": ["server:8760"], "tunefarm-scheduler": [f"scheduler:{port}"]}
+    (secret,) = services["prometheus"]["secrets"]
+    assert scraped[0]["authorization"]["credentials_file"] == secret["target"]
+    variable = composition["secrets"][secret["source"]]["environment"]
+    assert variable in services["server"]["environment"]
+    (source,) = yaml.load(configs["datasource"]["content"])["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    (provider,) = yaml.load(configs["boards"]["content"])["providers"]
+    board = services["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert Path(board).parent == Path(provider["options"]["path"])
+    assert {"source": "board", "target": board} in services["grafana"]["configs"]
 
 
 def test_every_process_of_ours_has_a_health_check(composition: Any) -> None:
@@ -204,7 +229,8 @@ def test_every_process_of_ours_has_a_health_check(composition: Any) -> None:
 
 def test_only_the_server_is_published_and_only_where_it_was_asked_for(composition: Any) -> None:
     published = {name for name, service in composition["services"].items() if "ports" in service}
-    assert published == {"server"}
+    assert published == {"server", "grafana"}
+    assert composition["services"]["grafana"]["ports"] == ["127.0.0.1:3000:3000"]
     defaults = ServerSettings.model_fields
     ports = [defaults[name].default for name in ("port", "grpc_port")]
     assert composition["services"]["server"]["ports"] == [

@@ -1,8 +1,13 @@
-"""The manifests are valid by Kubernetes' schemas, and consistent with images, settings and each other."""
+"""Helm accepts the chart. Its manifests are valid by Kubernetes' schemas, and consistent with images,
+settings and each other."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import subprocess
+import sys
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,35 +22,87 @@ from server.metrics import ServerMetrics
 from server.settings import ServerSettings
 from system.logs import VARIABLE
 
-FOLDER = Path(__file__).parents[3] / "deploy" / "kubernetes"
+CHART = Path(__file__).parents[3] / "deploy" / "helm"
 VERSION = "1.36"
+# Helm's library starts threads, which a process that forks must not have.
+RENDER = """
+import json, sys
+from helm_python.chart import Chart, lint
+chart, values = sys.argv[1], json.loads(sys.argv[2])
+report = lint(chart, values, strict=True, kube_version="v1.36.0")
+with Chart.load(chart) as loaded:
+    files = loaded.render(values, name="tunefarm", namespace="tunefarm")
+print(json.dumps({"report": report, "files": files}))
+"""
 
 
-def manifests() -> Iterator[dict[str, Any]]:
-    """Return all objects that kustomize would apply."""
+@cache
+def rendered(values: str = "{}") -> Any:
+    """Return Helm's report about the chart, and the rendered files. Raises CalledProcessError."""
+    if find_spec("helm_python") is None:
+        pytest.skip("Helm is not installed: pip install helm-python-sdk")
+    command = [sys.executable, "-c", RENDER, str(CHART), values]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def manifests(values: str = "{}") -> list[dict[str, Any]]:
+    """Return all objects that Helm would apply."""
     yaml = YAML(typ="safe")
-    for name in yaml.load(FOLDER / "kustomization.yaml")["resources"]:
-        yield from yaml.load_all(FOLDER / name)
+    return [one for text in rendered(values)["files"].values() for one in yaml.load_all(text) if one]
 
 
 def of_kind(*kinds: str) -> list[dict[str, Any]]:
     return [one for one in manifests() if one["kind"] in kinds]
 
 
+def test_helm_finds_nothing_wrong() -> None:
+    report = rendered()["report"]
+    assert report["errors"] == []
+    assert [one for one in report["messages"] if one["severity"] > 1] == []
+
+
+def test_kubernetes_accepts_it() -> None:
+    kinds = [(one["kind"], one["metadata"]["name"]) for one in manifests()]
+    assert len(set(kinds)) == len(kinds) > 7
+    for manifest in manifests():
+        kubernetes_validate.validate(manifest, VERSION, strict=True)
+
+
+def test_every_value_has_its_effect() -> None:
+    changed = {
+        "images": {"server": "registry.example.org/server:2"},
+        "secret": "mine",
+        "server": {"replicas": 3, "env": {"TUNEFARM_BLOB_STORE": "s3://models"}, "scratch": "1Gi"},
+        "scheduler": {"autoscaling": {"enabled": False}, "resources": {"requests": {"cpu": "2"}}},
+        "ingress": {"host": "tunefarm.example.org", "className": "nginx", "tlsSecret": "certificate"},
+        "monitoringNamespace": "observing",
+    }
+    found = manifests(json.dumps(changed))
+    for manifest in found:
+        kubernetes_validate.validate(manifest, VERSION, strict=True)
+    by_kind = {(one["kind"], one["metadata"]["name"]): one for one in found}
+    server = by_kind["Deployment", "server"]["spec"]
+    (container,) = server["template"]["spec"]["containers"]
+    assert (server["replicas"], container["image"]) == (3, "registry.example.org/server:2")
+    assert container["envFrom"] == [{"secretRef": {"name": "mine"}}]
+    assert {"name": "TUNEFARM_BLOB_STORE", "value": "s3://models"} in container["env"]
+    assert ("HorizontalPodAutoscaler", "scheduler") not in by_kind
+    assert by_kind["Ingress", "server"]["spec"]["rules"][0]["host"] == "tunefarm.example.org"
+    assert "observing" in json.dumps(by_kind["NetworkPolicy", "scheduler"])
+
+
 @pytest.mark.parametrize(
-    "manifest", list(manifests()), ids=lambda one: f"{one['kind']} {one['metadata']['name']}"
+    "wrong",
+    [{"sever": {}}, {"server": {"replicas": 0}}, {"server": {"env": {"PATH": "/"}}}, {"secret": ""}],
 )
-def test_kubernetes_accepts_it(manifest: dict[str, Any]) -> None:
-    kubernetes_validate.validate(manifest, VERSION, strict=True)
-
-
-def test_every_file_is_applied() -> None:
-    listed = YAML(typ="safe").load(FOLDER / "kustomization.yaml")["resources"]
-    assert {path.name for path in FOLDER.glob("*.yaml")} == {*listed, "kustomization.yaml"}
+def test_a_wrong_value_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        rendered(json.dumps(wrong))
+    assert "schema" in failed.value.stderr
 
 
 def test_images_are_those_of_the_dockerfile() -> None:
-    parser = DockerfileParser(str(FOLDER.parent / "Dockerfile"))
+    parser = DockerfileParser(str(CHART.parent / "Dockerfile"))
     built = {line["value"].rpartition(" ")[2] for line in parser.structure if line["instruction"] == "FROM"}
     for workload in of_kind("Deployment", "Job"):
         (container,) = workload["spec"]["template"]["spec"]["containers"]
@@ -107,7 +164,7 @@ def test_schedulers_are_scaled_by_a_metric_of_servers() -> None:
     (metric,) = scaler["spec"]["metrics"]
     name = metric["external"]["metric"]["name"]
     assert name in {family.name for family in ServerMetrics().registry.collect()}
-    (rule,) = YAML(typ="safe").load(FOLDER.parent / "monitoring" / "adapter.yml")["externalRules"]
+    (rule,) = YAML(typ="safe").load(CHART.parent / "monitoring" / "adapter.yml")["externalRules"]
     assert rule["seriesQuery"] == name
 
 

@@ -18,7 +18,7 @@ def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TUNEFARM_PORT", "1234")
     monkeypatch.setenv("TUNEFARM_TOKEN", "")
     settings = ServerSettings()
-    assert (settings.database_url, settings.port, settings.secret) == ("sqlite:///from-env.db", 1234, None)
+    assert (settings.database_url, settings.port, settings.token) == ("sqlite:///from-env.db", 1234, None)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
