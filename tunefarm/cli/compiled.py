@@ -91,17 +91,22 @@ def bench(
 def _print(result: Comparison) -> None:
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("runtime")
-    for title in ("median", "p10 to p90", "latency / tunefarm's", "load", "peak memory", "on disk"):
+    titles = ["median", "p10 to p90", "latency / tunefarm's", "load", "peak memory", "on disk"]
+    if result.rows[0].joules:
+        titles.append("energy of a call")
+    for title in titles:
         table.add_column(title, justify="right")
     for row in result.rows:
         if row.error:
-            table.add_row(row.name, "-", "", "", "", "", "")
+            table.add_row(row.name, "-")
             continue
         spread = f"{latency_text(row.p10_s)} to {latency_text(row.p90_s)}"
         is_own = row is result.rows[0]
         ratio = "" if is_own else f"{row.ratio:.2f} ({row.ratio_p10:.2f} to {row.ratio_p90:.2f})"
-        sizes = [f"{size / 1e6:.1f} MB" for size in (row.peak_bytes, row.disk_bytes)]
-        table.add_row(row.name, latency_text(row.median_s), spread, ratio, latency_text(row.load_s), *sizes)
+        costs = [f"{size / 1e6:.1f} MB" for size in (row.peak_bytes, row.disk_bytes)]
+        if result.rows[0].joules:
+            costs.append(f"{row.joules * 1e3:.3g} mJ")
+        table.add_row(row.name, latency_text(row.median_s), spread, ratio, latency_text(row.load_s), *costs)
     console = stdout()
     console.print(table)
     for row in result.rows:

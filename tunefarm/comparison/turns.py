@@ -20,6 +20,7 @@ from tunefarm.comparison.contestants import (
     ContestantError,
     Runtime,
 )
+from tunefarm.comparison.energy import EnergyMeter
 
 TURN_S = 0.25
 MIN_ROUNDS = 5
@@ -27,8 +28,10 @@ MIN_ROUNDS = 5
 
 @dataclass(frozen=True)
 class Row:
-    """One runtime: seconds of a call, seconds to load, bytes of memory and on disk.
+    """One runtime: seconds of a call, seconds to load, bytes of memory and on disk, joules of a call.
 
+    `joules` is the energy of the processor's packages during its turns, divided by its calls; 0 if the
+    machine doesn't tell.
     `ratio` is its latency divided by the compiled model's in the same round: the median of all rounds, and
     the 10th and 90th percentile. `error` says why the runtime couldn't run the model; the rest is 0 then.
     """
@@ -40,6 +43,7 @@ class Row:
     load_s: float = 0.0
     peak_bytes: int = 0
     disk_bytes: int = 0
+    joules: float = 0.0
     ratio: float = 0.0
     ratio_p10: float = 0.0
     ratio_p90: float = 0.0
@@ -93,10 +97,16 @@ def compare(
                 failed.append(Row(peer.name, error=str(error)))
         rounds: list[list[float]] = []
         calls: list[list[float]] = [[] for _ in entries]
+        meter = EnergyMeter.find()
+        joules = [0.0 for _ in entries]
         end = time.monotonic() + seconds
         while len(rounds) < MIN_ROUNDS or time.monotonic() < end:
             progress(f"round {len(rounds) + 1}, {max(0.0, end - time.monotonic()):.0f} s left")
-            secs = [contestant.time_calls(TURN_S) for _, contestant in entries]
+            secs = []
+            for index, (_, contestant) in enumerate(entries):
+                before = meter.joules() if meter else 0.0
+                secs.append(contestant.time_calls(TURN_S))
+                joules[index] += meter.joules() - before if meter else 0.0
             rounds.append([float(np.median(one)) for one in secs])
             for all_of, new in zip(calls, secs, strict=True):
                 all_of += new
@@ -114,6 +124,8 @@ def compare(
                     contestant.load_s,
                     contestant.peak_bytes(),
                     _disk_bytes(runtime.path),
+                    # Each turn has a first call that isn't timed.
+                    joules[index] / (len(calls[index]) + len(rounds)),
                     float(middle),
                     float(low),
                     float(high),
