@@ -28,6 +28,7 @@ from server.api import (
     workers,
     workloads,
 )
+from server.api.examples import add_examples
 from server.api.metrics import RequestMetricsMiddleware
 from server.api.schedules import RoutineLookUps
 from server.context import ServerContext
@@ -54,7 +55,7 @@ _NOT_TRACED = "healthz,readyz,/metrics,/assets/,/events"
 
 
 class Application(FastAPI):
-    """A FastAPI application whose OpenAPI document has the schema of problem documents.
+    """A FastAPI application whose OpenAPI document has the schema of problem documents, and examples.
 
     The schema is added to the document by hand. If routes named ProblemBody as a model, FastAPI would declare
     problems as `application/json`.
@@ -62,7 +63,9 @@ class Application(FastAPI):
 
     def openapi(self) -> dict[str, Any]:
         document = super().openapi()
-        document["components"]["schemas"][ProblemBody.__name__] = ProblemBody.model_json_schema()
+        if ProblemBody.__name__ not in document["components"]["schemas"]:
+            document["components"]["schemas"][ProblemBody.__name__] = ProblemBody.model_json_schema()
+            add_examples(document)
         return document
 
 
@@ -72,7 +75,8 @@ def create_app(context: ServerContext) -> FastAPI:
         title="tunefarm",
         description="Tunes neural networks for the devices that will run them.",
         version=context.version or "0",
-        # FastAPI's pages would load scripts from the internet, which closed networks don't have.
+        # FastAPI's pages would load scripts from the internet, which closed networks don't have. `/docs` leads to
+        # a page of the dashboard.
         docs_url=None,
         redoc_url=None,
         responses=EVERYWHERE,

@@ -92,7 +92,9 @@ def http() -> str:
     lines = [
         "# HTTP",
         "",
-        "This page was made from `/openapi.json`. Errors are problem documents (RFC 9457).",
+        "This page was made from `/openapi.json`, like the service's page `/docs`. Tests send all examples. "
+        'Where a service asks for tokens, add `-H "Authorization: Bearer TOKEN"`. Errors are problem '
+        "documents (RFC 9457).",
         "",
     ]
     for path, operations in sorted(document["paths"].items()):
@@ -109,7 +111,10 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> list[str]:
         (scope for route, scope in ROUTES.items() if _plain(route) == _plain(f"{method} {path}")), None
     )
     needs = "no token" if path in OPEN_PATHS else f"the scope `{scope}`" if scope else "the scope `admin`"
-    lines = [f"## {method} {path}", "", _text(operation.get("description", "")), "", f"Needs {needs}.", ""]
+    lines = [f"## {method} {path}", "", _text(operation["description"]), "", f"Needs {needs}.", ""]
+    lines += [
+        line for sample in operation["x-codeSamples"] for line in ("```sh", sample["source"], "```", "")
+    ]
     rows = [
         (f"`{one['name']}`", one["in"], _type(one["schema"]), one.get("description", ""))
         for one in operation.get("parameters", ())

@@ -63,6 +63,14 @@ def of_job(session: Session, job_id: str) -> list[StoredModuleRun]:
     return [module_run_of(row) for row in session.scalars(runs)]
 
 
+def published_before(session: Session, job_ids: Sequence[str]) -> dict[str, tuple[float, ...]]:
+    """Return the repeats of the artifact that was published before a job, by job. Omit jobs without one."""
+    timed = select(ModuleRunRow.job_id, ModuleRunRow.run_s).where(
+        ModuleRunRow.job_id.in_(job_ids), ModuleRunRow.kind == "published", ModuleRunRow.outcome == Outcome.OK
+    )
+    return {job_id: tuple(run_s) for job_id, run_s in session.execute(timed)}
+
+
 def time_again(session: Session, run_ids: Sequence[int]) -> None:
     """Make finished module runs pending again, to be timed together."""
     done = update(ModuleRunRow).where(ModuleRunRow.id.in_(run_ids), ModuleRunRow.state == "done")

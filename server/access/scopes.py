@@ -13,8 +13,8 @@ from core.tokens import Scope
 
 # Probes send no token, and get only "ok".
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
-# The dashboard's page and files contain no data.
-_PAGE, _FILES = "/", "/assets/"
+# The dashboard's pages and files contain no data.
+_PAGES, _FILES = frozenset({"/", "/docs"}), "/assets/"
 # Devices install without a token.
 _INSTALL = frozenset({"/install", "/install/worker.tar"})
 
@@ -37,6 +37,7 @@ ROUTES = {
     "GET /v1/jobs/{job_id}/tasks": Scope.READ,
     "GET /v1/jobs/{job_id}/tasks/{workload}": Scope.READ,
     "GET /v1/jobs/{job_id}/trials": Scope.READ,
+    "GET /v1/models/{sha}/outline": Scope.READ,
     "GET /v1/releases": Scope.READ,
     "GET /v1/releases/{name}": Scope.READ,
     "GET /v1/releases/{name}/artifact": Scope.READ,
@@ -57,6 +58,7 @@ ROUTES = {
     "POST /v1/jobs/{job_id}/inferences": Scope.SUBMIT,
     "POST /v1/jobs/{job_id}:cancel": Scope.SUBMIT,
     "POST /v1/models": Scope.SUBMIT,
+    "POST /v1/models/{sha}/outline": Scope.SUBMIT,
     "POST /v1/schedules/import": Scope.SUBMIT,
     "DELETE /v1/jobs/{job_id}": Scope.ADMIN,
     "DELETE /v1/releases/{name}": Scope.ADMIN,
@@ -102,7 +104,7 @@ class Operation:
 
 def is_open(path: str) -> bool:
     """Return whether a path needs no token."""
-    return path in OPEN_PATHS or path == _PAGE or path.startswith(_FILES) or path in _INSTALL
+    return path in OPEN_PATHS or path in _PAGES or path.startswith(_FILES) or path in _INSTALL
 
 
 def operation_of(method: str, path: str) -> Operation:

@@ -18,7 +18,7 @@ async def healthz() -> dict[str, str]:
 
 @router.get("/readyz", responses=problems(503, 507))
 def readyz(context: ContextDep) -> dict[str, str]:
-    """The process answers and can use its database; 503 when it can't, or when it is stopping."""
+    """Answer while the process can use its database; 503 if it can't, or if it is stopping."""
     if context.stopping.is_set():
         raise Problem(503, "stopping", "The service stops.")
     context.database.ping()

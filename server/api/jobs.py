@@ -37,6 +37,7 @@ from core.job import (
 )
 from core.roofline import Limits, verdict
 from records import devices
+from records.fleet import module_runs
 from records.jobs import deletion, jobs, models, tasks, trials
 from records.jobs.deletion import JobInUse
 from records.jobs.jobs import Job, JobNotFound, JobRequest, OnnxRuntime
@@ -186,6 +187,7 @@ class JobBody(BaseModel):
     `end_reason` says which goal ended the search: trials, minutes, latency, gain, or exhausted if nothing was
     left to try. `seconds_left` is an estimate, null while it is unknown. Jobs that share their trials are
     listed in `members`, which is empty for a single job. `onnxruntime` is null until a model is published.
+    `published_before_s` are the repeats of the model's earlier artifact, timed in turns with the others.
     `artifact_version` counts the artifacts of the model on the device class. An inference job runs the
     artifact of the job `infers`. `tags` and `notes` are written by users.
     """
@@ -218,6 +220,7 @@ class JobBody(BaseModel):
     tuned_latency_s: float | None
     untuned_s: list[float]
     tuned_s: list[float]
+    published_before_s: list[float]
     onnxruntime: OnnxRuntimeBody | None
     artifact_version: int | None
     infers: str | None
@@ -225,7 +228,9 @@ class JobBody(BaseModel):
     notes: str
 
     @classmethod
-    def of(cls, job: Job, now: float, members: Sequence[str] = ()) -> JobBody:
+    def of(
+        cls, job: Job, now: float, members: Sequence[str] = (), published_before_s: Sequence[float] = ()
+    ) -> JobBody:
         request, expected_at = job.request, job.expected_end_at
         return cls(
             id=job.id,
@@ -256,6 +261,7 @@ class JobBody(BaseModel):
             tuned_latency_s=statistics.median(job.tuned_s) if job.tuned_s else None,
             untuned_s=list(job.untuned_s or ()),
             tuned_s=list(job.tuned_s or ()),
+            published_before_s=list(published_before_s),
             artifact_version=job.artifact_version,
             infers=request.infers,
             tags=list(job.tags),
@@ -499,6 +505,7 @@ def list_jobs(
 
 @router.get("/{job_id}", responses=problems(404))
 def show(job_id: str, context: ContextDep) -> JobBody:
+    """Return a job."""
     with context.database.begin() as session:
         return _bodies(session, [jobs.get(session, job_id)], context.now())[0]
 
@@ -630,7 +637,10 @@ def _limits(session: Session, job: Job) -> Limits | None:
 
 def _bodies(session: Session, found: Sequence[Job], now: float) -> list[JobBody]:
     members = jobs.groups(session, {job.group for job in found if job.group is not None})
-    return [JobBody.of(job, now, members[job.group] if job.group else ()) for job in found]
+    before = module_runs.published_before(session, [job.id for job in found])
+    return [
+        JobBody.of(job, now, members[job.group] if job.group else (), before.get(job.id, ())) for job in found
+    ]
 
 
 def _job_requests(session: Session, body: JobRequestBody, now: float) -> list[JobRequest]:

@@ -89,6 +89,7 @@ def show_signing_key(context: ContextDep) -> SigningKeyBody:
 
 @router.get("/releases")
 def show_all(context: ContextDep) -> ReleasesBody:
+    """Return every release: the artifact that a name points to on a device class."""
     with context.database.reading() as session:
         found = releases.all_releases(session)
     return ReleasesBody(items=[ReleaseBody.of(release) for release in found])
@@ -96,6 +97,7 @@ def show_all(context: ContextDep) -> ReleasesBody:
 
 @router.get("/releases/{name}", responses=problems(404))
 def show(name: ReleaseName, context: ContextDep, target: Target = NATIVE) -> ReleaseBody:
+    """Return the job and the artifact that a name points to on a device class."""
     with context.database.reading() as session:
         key = device_class(session, target, context.now())
         return ReleaseBody.of(releases.get(session, name, key))

@@ -110,6 +110,7 @@ def create(body: WebhookRequestBody, request: Request, context: ContextDep) -> N
 
 @router.get("")
 def show_all(context: ContextDep) -> WebhooksBody:
+    """Return all webhooks, oldest first."""
     with context.database.reading() as session:
         found = webhooks.webhooks(session)
     fields = WebhookBody.model_fields
@@ -120,6 +121,7 @@ def show_all(context: ContextDep) -> WebhooksBody:
 def show_deliveries(
     webhook_id: str, context: ContextDep, limit: Annotated[int, Query(ge=1, le=1000)] = 100
 ) -> DeliveriesBody:
+    """Return the latest messages of a webhook, and whether they were delivered."""
     with context.database.reading() as session:
         found = webhooks.deliveries(session, webhook_id, limit)
     return DeliveriesBody(items=[DeliveryBody.of(one) for one in found])

@@ -212,6 +212,7 @@ def calibrate(worker_id: str, context: ContextDep) -> WorkerBody:
 
 @router.get("/device-classes")
 def show_device_classes(context: ContextDep) -> DeviceClassesBody:
+    """Return every device class: what its devices are, and what calibration measured."""
     with context.database.begin() as session:
         classes = devices.classes(session)
     items = [DeviceClassBody.model_validate({"key": device.key, **asdict(device)}) for device in classes]

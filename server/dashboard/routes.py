@@ -1,11 +1,11 @@
-"""`/` and `/assets`: the dashboard's page and its files. They need no token."""
+"""`/`, `/docs` and `/assets`: the dashboard's page and its files. They need no token."""
 
 from __future__ import annotations
 
 import mimetypes
 
 from fastapi import APIRouter, HTTPException, Request
-from fastapi.responses import HTMLResponse, Response
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from server.conditional import etag_of, is_current
 from server.dashboard import page
@@ -26,6 +26,12 @@ async def dashboard() -> HTMLResponse:
         document,
         headers={**_REVALIDATED, "Content-Security-Policy": policy, "Referrer-Policy": "no-referrer"},
     )
+
+
+@router.get("/docs")
+async def documentation() -> RedirectResponse:
+    """Redirect to the dashboard's page about the HTTP API."""
+    return RedirectResponse("./#/api")
 
 
 @router.get("/assets/{path:path}")

@@ -5,6 +5,7 @@ import { call, get, isReport, whenSignedOut } from "tunefarm/api.js";
 import { useTheme } from "tunefarm/hooks.js";
 import { html } from "tunefarm/html.js";
 import { AccessPage } from "tunefarm/pages/access.js";
+import { ApiPage } from "tunefarm/pages/http_api.js";
 import { ComparePage } from "tunefarm/pages/compare.js";
 import { DevicesPage } from "tunefarm/pages/devices.js";
 import { JobPage } from "tunefarm/pages/job.js";
@@ -27,6 +28,7 @@ const ROUTES = [
   { path: "releases", title: "Releases", page: ReleasesPage },
   { path: "models", title: "Cost models", page: ModelsPage },
   { path: "access", title: "Access", page: AccessPage, scope: "admin" },
+  { path: "api", title: "API", page: ApiPage },
 ];
 
 function routeOf(address) {

@@ -118,6 +118,29 @@ function middle(sorted) {
   return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
 }
 
+// The lines of a program, each with whether `other` lacks it: lines outside a longest common subsequence of both.
+// Indentation doesn't count. Without `other`, and for very long programs, no line is marked.
+export function marked(text, other, limit = 2e6) {
+  const lines = text.split("\n");
+  const [a, b] = [lines, (other ?? "").split("\n")].map((all) => all.map((line) => line.trim()));
+  if (!other || a.length * b.length > limit) return lines.map((line) => ({ line, isOwn: false }));
+  // The lengths of the longest common subsequences of a's and b's ends.
+  const width = b.length + 1;
+  const common = new Uint16Array((a.length + 1) * width);
+  for (let i = a.length - 1; i >= 0; i--) {
+    for (let j = b.length - 1; j >= 0; j--) {
+      common[i * width + j] = a[i] === b[j] ? common[(i + 1) * width + j + 1] + 1 : Math.max(common[(i + 1) * width + j], common[i * width + j + 1]);
+    }
+  }
+  let j = 0;
+  return lines.map((line, i) => {
+    while (j < b.length && a[i] !== b[j] && common[i * width + j + 1] >= common[(i + 1) * width + j]) j++;
+    const isShared = j < b.length && a[i] === b[j];
+    if (isShared) j++;
+    return { line, isOwn: !isShared };
+  });
+}
+
 // Join lines to a common x: { x, y }. `y` has each line's numbers, null if the line has no point there.
 export function joined(lines) {
   const x = [...new Set(lines.flatMap((line) => line.x))].sort((a, b) => a - b);

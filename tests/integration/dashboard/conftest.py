@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
-from sqlalchemy import insert
+from sqlalchemy import insert, update
 from sqlalchemy.orm import Session
 
 from core.job import Budget, EndReason, JobState
@@ -23,7 +23,7 @@ from core.tokens import Scope
 from core.worker import Vitals, WorkerState
 from records import access, devices
 from records.access import Token
-from records.fleet import workers
+from records.fleet import module_runs, workers
 from records.fleet.workers import WorkerSession
 from records.jobs import events, jobs, models, tasks
 from records.jobs.jobs import JobRequest, OnnxRuntime
@@ -33,7 +33,7 @@ from records.schedules.cost_models import Version
 from records.schedules.tvmscripts import UNSCHEDULED, Tvmscript
 from records.storage import blobs
 from records.storage.statements import digest
-from records.storage.tables import TrialRow
+from records.storage.tables import ModuleRunRow, TrialRow
 from server.access.authentication import TOKEN_PREFIX, token_digest
 from tests.devices import DEVICE
 from tests.integration.server.conftest import Service, launch
@@ -147,7 +147,12 @@ def fill(session: Session, now: float) -> None:
     jobs.set_end_to_end(session, "job-done", "untuned", [0.0302, 0.0299, 0.0311, 0.0304])
     jobs.set_end_to_end(session, "job-done", "tuned", [0.0046, 0.0047, 0.0046, 0.0049])
     jobs.set_onnxruntime(session, "job-done", OnnxRuntime("1.31.1", (0.0061, 0.0060, 0.0062), 1.311))
-    jobs.set_artifacts(session, "job-done", tuned_sha=blobs.put(session, b"a tar file"))
+    artifact = blobs.put(session, b"a tar file")
+    jobs.set_artifacts(session, "job-done", tuned_sha=artifact)
+    module_runs.add(session, "job-done", "published", artifact, now)
+    session.execute(
+        update(ModuleRunRow).values(state="done", outcome=Outcome.OK, run_s=[0.0051, 0.0052, 0.0050])
+    )
     jobs.advance(
         session, "job-done", {JobState.TUNING}, JobState.DONE, now - 4700,
         message="4.65 ms, 6.5 times faster than untuned (30.3 ms)", end_reason=EndReason.TRIALS,

@@ -15,11 +15,13 @@ from playwright.sync_api import Page, Response, expect
 
 from core.exit_code import ExitCode
 from core.job import JobState, Quantize
+from core.model_format import ModelFormat
+from core.model_outline import InputOutline, ModelOutline, OperatorOutline
 from core.quantization import LayerAccuracy, OutputAccuracy, Quantization
 from core.tokens import Scope
 from records import access
 from records.access import AuditEntry, Token
-from records.jobs import inferences, jobs, quantized
+from records.jobs import inferences, jobs, outlines, quantized
 from records.storage import blobs
 from server.access.authentication import token_digest
 from tests.integration.server.conftest import Service, onnx_model
@@ -29,7 +31,7 @@ from .conftest import ADMIN, CALIBRATED, EVIL, READER, add_schedules
 
 PAGES = [
     *("#/jobs", "#/jobs/job-done", "#/jobs/job-done/tasks/w0", "#/compare?jobs=job-done,job-running"),
-    *("#/devices", "#/schedules", "#/releases", "#/models", "#/access"),
+    *("#/devices", "#/schedules", "#/releases", "#/models", "#/access", "#/api"),
 ]
 # The most bytes that a visitor loads before the API's first answer.
 MAX_PAGE_BYTES = 500_000
@@ -100,6 +102,9 @@ def test_a_job_shows_gain_charts_and_failures(page: Page, site: Service) -> None
     facts = page.locator("dl.facts > div")
     expect(facts.first).to_have_text("1.31×times as fast as ONNX Runtime 1.31.1")
     expect(page.get_by_text("6.52×")).to_be_visible()
+    bars = page.locator("dl.bars")
+    expect(bars.locator("dt")).to_have_text(["ONNX Runtime", "untuned", "published before", "tuned"])
+    expect(bars).to_contain_text("5.1 ms")
     expect(page.get_by_text("The search ended: all trials were spent.")).to_be_visible()
     for chart in ("Best latency", "Trials of each subgraph", "Time of each subgraph"):
         expect(page.get_by_role("img", name=chart).locator("canvas")).to_be_visible()
@@ -234,6 +239,10 @@ def test_a_subgraph_shows_programs_and_their_predictions(page: Page, site: Servi
     expect(page.get_by_text("for i, j, k in T.grid(56, 56, 64):")).to_be_visible()
     expect(page.get_by_text("for i_0 in T.parallel(14):")).to_be_visible()
     expect(page.get_by_text("unroll 512")).to_be_visible()
+    own = page.locator("pre.script .own")
+    expect(own.first).to_have_text(re.compile("^− for i, j, k in T.grid"))
+    expect(own.last).to_contain_text("+")
+    expect(page.locator("pre.script b")).to_have_count(3)  # the loops
     for chart in ("Predicted and measured", "Roofline"):
         expect(page.get_by_role("img", name=chart).locator("canvas")).to_be_visible()
     expect(page.get_by_text("Rank correlation")).to_contain_text("predicted 0.")
@@ -318,6 +327,16 @@ def test_devices_say_why_they_cannot_measure_and_are_told_what_to_do(page: Page,
     page.get_by_role("button", name="Drain epyc-1").click()
     page.get_by_role("button", name="Resume epyc-1").click()
     expect(page.get_by_role("button", name="Drain epyc-1")).to_be_visible()
+
+
+def test_the_api_is_documented_without_other_sites(page: Page, site: Service) -> None:
+    page.goto(f"{site.url}/docs")
+    expect(page.get_by_role("heading", level=1)).to_have_text("HTTP API")
+    page.get_by_role("searchbox", name="Search").fill("cancel")
+    route = page.locator("details", has_text="POST /v1/jobs/{job_id}:cancel")
+    route.locator("summary").click()
+    expect(route.locator("pre")).to_contain_text("curl -X POST http://127.0.0.1:8760/v1/jobs/")
+    expect(page.get_by_text("GET /v1/releases", exact=True)).to_have_count(0)
 
 
 def test_an_administrator_makes_and_revokes_a_token(page: Page, site: Service) -> None:
@@ -419,12 +438,41 @@ def test_a_file_that_is_no_model_is_refused_in_words(page: Page, site: Service, 
     wrong.write_bytes(b"no model")
     open_page(page, site)
     page.get_by_label("Drop a model here").set_input_files(wrong)
+    expect(page.get_by_role("alert")).to_contain_text("ONNX")
     page.get_by_label("Shapes of dynamic inputs").fill("x=1;3")
     page.get_by_role("button", name="Tune").click()
     expect(page.get_by_role("alert")).to_contain_text("a shape is like input=1,3,224,224, not x=1;3")
     page.get_by_label("Shapes of dynamic inputs").fill("")
     page.get_by_role("button", name="Tune").click()
     expect(page.get_by_role("alert")).to_contain_text("ONNX")
+
+
+def test_a_dropped_model_shows_its_inputs_and_operators_before_any_job(
+    page: Page, site: Service, tmp_path: Path
+) -> None:
+    model = tmp_path / "custom.onnx"
+    model.write_bytes(onnx_model(7))
+    open_page(page, site)
+    page.get_by_label("Drop a model here").set_input_files(model)
+    expect(page.get_by_text("Reading the model's inputs and operators")).to_be_visible()
+    inputs = (InputOutline("image", "float32", ("batch", 3, 224, 224)), InputOutline(EVIL, "int64", None))
+    operators = (OperatorOutline("Conv", 20, True), OperatorOutline("acme.Blend", 2, False))
+    with site.database.begin() as session:
+        [sha] = outlines.waiting(session, 10)
+        outlines.put(session, sha, ModelOutline(ModelFormat.ONNX, inputs, ("logits",), operators))
+    outline = page.locator("dl.outline")
+    expect(outline).to_contain_text("image float32 [batch, 3, 224, 224]")
+    expect(outline).to_contain_text(f"{EVIL} int64 of any shape")
+    expect(outline).to_contain_text("Conv 20, acme.Blend 2")
+    expect(page.get_by_role("alert")).to_have_text(re.compile(r"^acme\.Blend 2: a job would fail\."))
+    expect(page.get_by_placeholder("image=?,3,224,224")).to_be_visible()
+    assert Axe().run(page).violations_count == 0
+    page.get_by_role("button", name="Tune").click()
+    expect(page.get_by_role("link", name="custom", exact=True)).to_be_visible()
+    uploads = [
+        entry for entry in site.http.get("/v1/jobs").json()["items"] if entry["model_name"] == "custom"
+    ]
+    assert [job["model"] for job in uploads] == [sha]
 
 
 def test_the_keyboard_is_enough(page: Page, site: Service) -> None:

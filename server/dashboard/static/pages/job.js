@@ -187,10 +187,11 @@ function Trust({ job }) {
     peer && (apart ? "; none overlaps with ONNX Runtime's" : "; some overlap with ONNX Runtime's")}.`;
 }
 
-// The whole model's timings on the device (ONNX Runtime, untuned, tuned) on one scale.
+// The whole model's timings on the device (ONNX Runtime, untuned, published before, tuned) on one scale.
 function WholeModel({ job }) {
   const peer = job.onnxruntime?.run_s ?? [];
-  const models = [["ONNX Runtime", peer], ["untuned", job.untuned_s], ["tuned", job.tuned_s]].filter(([, secs]) => secs.length);
+  const all = [["ONNX Runtime", peer], ["untuned", job.untuned_s], ["published before", job.published_before_s], ["tuned", job.tuned_s]];
+  const models = all.filter(([, secs]) => secs.length);
   if (!models.length) return null;
   const slowest = Math.max(...models.flatMap(([, secs]) => secs));
   return html`<section class="card">
@@ -246,14 +247,15 @@ function Progress({ job, steps }) {
   );
   const { untuned_latency_s: untuned, tuned_latency_s: tuned } = job;
   const peer = job.onnxruntime?.latency_s ?? null;
+  const before = spread(job.published_before_s)?.median ?? null;
   const series = useMemo(
     () => [
       { label: "the network, estimated", kind: "step", values: steps.network_s },
-      ...[["ONNX Runtime, measured", peer], ["untuned, measured", untuned], ["tuned, measured", tuned]]
+      ...[["ONNX Runtime, measured", peer], ["untuned, measured", untuned], ["published before, measured", before], ["tuned, measured", tuned]]
         .filter(([, secs]) => secs !== null && steps.network_s.length)
         .map(([label, secs]) => ({ label, kind: "line", values: steps.network_s.map(() => secs) })),
     ],
-    [steps, peer, untuned, tuned],
+    [steps, peer, untuned, before, tuned],
   );
   return html`<section class="card">
     <fieldset class="choice">

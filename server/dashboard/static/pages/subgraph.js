@@ -1,4 +1,4 @@
-// One subgraph of a job: its best program beside the unscheduled one, and the cost model's predictions.
+// One subgraph of a job: its best program beside the unscheduled one with a diff, and the cost model's predictions.
 import { useMemo } from "preact/hooks";
 import { Chart } from "tunefarm/charts.js";
 import { ago, bytes, digits, latency, scaled, speed } from "tunefarm/format.js";
@@ -6,7 +6,10 @@ import { useAnswer, useTitle } from "tunefarm/hooks.js";
 import { html } from "tunefarm/html.js";
 import { Answer, Fact, Hash } from "tunefarm/pages/parts.js";
 import { Roofline } from "tunefarm/pages/roofline.js";
-import { baseWorkload, rankCorrelation, subgraphs } from "tunefarm/series.js";
+import { baseWorkload, marked, rankCorrelation, subgraphs } from "tunefarm/series.js";
+
+// A line of TVMScript that begins loops.
+const LOOP = /^\s*for .*:$/;
 
 export function SubgraphPage({ id, workload }) {
   const path = `v1/jobs/${encodeURIComponent(id)}`;
@@ -55,11 +58,21 @@ function Programs({ tvmscript, best }) {
     ${best?.decisions
       ? html`<pre tabindex="0">${best.decisions}</pre>`
       : html`<p class="muted">Not stored yet: the next round of a job stores it.</p>`}
+    <p class="muted">Lines marked − and + differ between the two.</p>
     <div class="two">
-      <div><h2>Before</h2>${tvmscript ? html`<pre tabindex="0">${tvmscript}</pre>` : html`<p class="muted">Not stored yet.</p>`}</div>
-      <div><h2>The best program</h2>${best?.tvmscript ? html`<pre tabindex="0">${best.tvmscript}</pre>` : html`<p class="muted">Not stored yet.</p>`}</div>
+      <div><h2>Before</h2><${Script} text=${tvmscript} other=${best?.tvmscript} sign="−" /></div>
+      <div><h2>The best program</h2><${Script} text=${best?.tvmscript} other=${tvmscript} sign="+" /></div>
     </div>
   </section>`;
+}
+
+// A TVMScript with its loops in bold, and a mark at lines that the other one lacks.
+function Script({ text, other, sign }) {
+  const lines = useMemo(() => text && marked(text, other), [text, other]);
+  if (!lines) return html`<p class="muted">Not stored yet.</p>`;
+  return html`<pre class="script" tabindex="0">${lines.map(
+    ({ line, isOwn }) => html`<span class=${isOwn ? "own" : ""}>${isOwn ? sign : " "} ${LOOP.test(line) ? html`<b>${line}</b>` : line}${"\n"}</span>`,
+  )}</pre>`;
 }
 
 // Predicted against measured latency of each program.
