@@ -18,6 +18,7 @@ class SchedulerSettings(BaseSettings):
     blob_store       where models and artifacts are stored, as for the servers; the database by default
     webhook_allow    private networks that webhooks may reach, such as "10.0.0.0/8,192.168.1.5"
     audit_days       how long lines of the audit log are kept
+    reset_command    resets the device of a lost worker, whose name is its last argument; for one scheduler
     scheduler_name   names the claims on jobs, so a scheduler continues at once after a crash; by default the
                      first free name of HOST-1, HOST-2..., see `scheduler.identity`
     alive_file       is touched after every step, so that a watchdog can tell whether the process hangs
@@ -43,6 +44,7 @@ class SchedulerSettings(BaseSettings):
     signing_key: Path | None = None
     webhook_allow: str = ""
     audit_days: float = Field(default=90, gt=0, le=36500)
+    reset_command: str | None = None
     scheduler_name: str | None = Field(default=None, min_length=1)
     alive_file: Path | None = None
     metrics_host: str = "127.0.0.1"

@@ -17,6 +17,7 @@ from scheduler.context import Context
 from scheduler.upkeep.builder_fallback import BuilderFallback
 from scheduler.upkeep.clock_watch import ClockWatch
 from scheduler.upkeep.deliveries import KEPT_S, MAX_WAITING
+from scheduler.upkeep.device_reset import DeviceReset
 from scheduler.upkeep.garbage_collection import GarbageCollector
 from scheduler.upkeep.outlines import OutlineReader
 from scheduler.upkeep.token_reminder import TokenReminder
@@ -42,6 +43,7 @@ class Sweeper:
         self._builder_fallback = BuilderFallback()
         self._garbage_collector = GarbageCollector()
         self._token_reminder = TokenReminder()
+        self._device_reset = DeviceReset(context.settings.reset_command)
 
     def repair(self) -> None:
         """End lapsed leases, and run other upkeep that is due. A failure is logged, and the next sweep tries
@@ -63,6 +65,7 @@ class Sweeper:
             self._builder_fallback.check(database, now())
             self._garbage_collector.collect(database, now(), by_age=not self._clock_watch.may_be_wrong)
             self._token_reminder.remind(database, now())
+            self._device_reset.check(database, now())
             with database.begin() as session:
                 if not self._clock_watch.may_be_wrong:
                     webhooks.prune(session, now() - KEPT_S, MAX_PRUNED)

@@ -77,11 +77,18 @@ def test_the_snippet_for_pytorch_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     torch = pytest.importorskip("torch")
     monkeypatch.setenv("TUNEFARM_DATA", str(tmp_path / "data"))
     monkeypatch.delenv("TUNEFARM_SERVER", raising=False)
-    [text] = [one for one in snippets("docs/runtime.md") if PYTORCH in one]
+    monkeypatch.chdir(tmp_path)
+    compile_model(elementwise("Neg", TensorProto.FLOAT, (2, 8), outputs=1), tmp_path / "model-tuned")
     model, inputs = torch.nn.Linear(8, 4), torch.randn(2, 8)
     given = {"torch": torch, "model": model, "inputs": inputs}
-    exec(compile(text, "docs/runtime.md", "exec"), given)
+    [compiled, exported, run] = [text for _, text in SNIPPET.findall((ROOT / "docs/pytorch.md").read_text())]
+    exec(compile(compiled, "docs/pytorch.md", "exec"), given)
     torch.testing.assert_close(given["outputs"], model(inputs))
+    given["model"] = torch.nn.Conv2d(3, 4, 3)
+    exec(compile(exported, "docs/pytorch.md", "exec"), given)
+    assert (tmp_path / "model.pt2").exists()
+    exec(compile(run, "docs/pytorch.md", "exec"), given)
+    torch.testing.assert_close(given["outputs"][0], -inputs)
 
 
 @pytest.mark.slow
