@@ -298,7 +298,7 @@ def recent_waits(session: Session, since: float) -> list[float]:
     """Return how many seconds jobs waited that were started since then, of the 200 newest jobs."""
     newest = select(JobRow.created_at, JobRow.started_at).order_by(JobRow.created_at.desc(), JobRow.id.desc())
     found = session.execute(newest.limit(200))
-    return [started_at - created_at for created_at, started_at in found if (started_at or 0.0) >= since]
+    return [started_at - created_at for created_at, started_at in found if started_at and started_at >= since]
 
 
 def newest_artifacts(session: Session, limit: int) -> list[Job]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import time
+from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
@@ -458,7 +459,7 @@ def test_a_dropped_model_shows_its_inputs_and_operators_before_any_job(
     inputs = (InputOutline("image", "float32", ("batch", 3, 224, 224)), InputOutline(EVIL, "int64", None))
     operators = (OperatorOutline("Conv", 20, True), OperatorOutline("acme.Blend", 2, False))
     with site.database.begin() as session:
-        [sha] = outlines.waiting(session, 10)
+        sha = sha256(onnx_model(7)).hexdigest()
         outlines.put(session, sha, ModelOutline(ModelFormat.ONNX, inputs, ("logits",), operators))
     outline = page.locator("dl.outline")
     expect(outline).to_contain_text("image float32 [batch, 3, 224, 224]")

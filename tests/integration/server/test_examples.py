@@ -61,7 +61,7 @@ def filled(service: Service, worker: Worker) -> Mapping[str, str]:
             session, examples.JOB, [TaskSpec(examples.JOB, examples.WORKLOAD, "conv", 1, 1e6, True, "", (1,))]
         )
         (task,) = tasks.for_job(session, examples.JOB)
-        trials.add(session, examples.JOB, 1, [NewTrial(task.id, examples.WORKLOAD, {}, "[]", 1e-3)], 2.0)
+        trials.add(session, examples.JOB, 1, [NewTrial(task.id, examples.WORKLOAD, {}, "[[],[]]", 1e-3)], 2.0)
     worker.call(results=results(leased(worker)))
     with service.database.begin() as session:
         for job_id in (examples.JOB, examples.QUANTIZED_JOB, examples.INFERENCE_JOB):

@@ -8,6 +8,7 @@ from scheduler.app import make_app
 from scheduler.steps import celery_tasks
 from scheduler.steps.drive import STEPS, step_of
 from scheduler.upkeep.deliveries import Deliverer
+from scheduler.upkeep.outlines import OutlineReader
 from tests.unit.scheduler.farm import Farm
 
 
@@ -18,9 +19,10 @@ def test_every_unfinished_state_needs_exactly_one_step() -> None:
 
 def test_every_step_is_a_task_of_its_own(farm: Farm, tmp_path: Path) -> None:
     app = make_app(str(tmp_path / "broker"))
-    celery_tasks.register(app, farm.context, Deliverer(farm.context))
+    celery_tasks.register(app, farm.context, Deliverer(farm.context), OutlineReader(farm.context))
     farm.submit()
     app.tasks["scheduler.round"]("job")  # a job that is queued needs intake first
     assert list(farm.wakes) == [("intake", "job")]
     ours = {name for name in app.tasks if name.startswith("scheduler.")}
-    assert ours == {"scheduler.wake_jobs", "scheduler.deliver", *(f"scheduler.{step.name}" for step in STEPS)}
+    others = {f"scheduler.{name}" for name in ("wake_jobs", "deliver", "outline")}
+    assert ours == {*others, *(f"scheduler.{step.name}" for step in STEPS)}
