@@ -75,7 +75,7 @@ def create_app(context: ServerContext) -> FastAPI:
         title="tunefarm",
         description="Tunes neural networks for the devices that will run them.",
         version=context.version or "0",
-        # FastAPI's pages would load scripts from the internet, which closed networks don't have. `/docs` leads
+        # FastAPI's pages would load scripts from the internet, which closed networks lack. `/docs` leads
         # to a page of the dashboard.
         docs_url=None,
         redoc_url=None,
