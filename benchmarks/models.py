@@ -22,7 +22,6 @@ import numpy as np
 import tvm
 from numpy.typing import NDArray
 from rich.progress import track
-from scipy.stats import spearmanr
 
 from benchmarks.arguments import positive, suite_parser
 from benchmarks.engines.metaschedule_search import Predictor
@@ -243,6 +242,8 @@ def _metric(what: str, metric: str, judged: Mapping[str, ModelMetrics]) -> list[
 def _rank_correlation(name: str, records: MeasuredPrograms, estimated_s: Floats) -> Figure:
     """Return the figure of Spearman's correlation between estimated and measured seconds, without
     failures."""
+    from scipy.stats import spearmanr
+
     ran = np.isfinite(records.secs)
     rho = float(spearmanr(estimated_s[ran], records.secs[ran]).statistic)
     count = int(ran.sum())

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
 import numpy as np
-from scipy.stats import rankdata
 
 from benchmarks.fit.programs import Group
 from search.cost.analytic import estimate
@@ -53,6 +52,8 @@ def estimated(group: Group, factors: ShapeFactors) -> Floats:
 
 
 def agreement(group: Group, factors: ShapeFactors) -> Agreement:
+    from scipy.stats import rankdata
+
     guessed, measured = estimated(group, factors), group.seconds
     relative = measured / measured.min()
     logs = np.log(measured / guessed)

@@ -86,27 +86,31 @@ def _tables() -> bytes:
     return b"\x10\x00\x00\x00TFL3" + struct.pack("<40i", *range(-20, 20)) + b"\xff" * 400
 
 
-HOSTILE = {
-    "tar.onnx": DIGITS,
-    "elsewhere.onnx": _elsewhere(),
-    "nested.onnx": _nested(),
-    "huge.onnx": _huge(),
-    "negative.onnx": _onnx(helper.make_node("Relu", ["x"], ["y"]), shape=(-5, 1 << 62)),
-    "loop.onnx": _onnx(helper.make_node("Relu", ["y"], ["y"])),
-    "pickle.pt2": _zip({"m/models/model.json": b"{}", "m/data.pkl": pickle.dumps(_Command())}),
-    "inputs.pt2": _zip(
-        {"m/models/model.json": b"{}", "m/data/sample_inputs/model.pt": pickle.dumps(_Command())}
-    ),
-    "name.pt2": _zip({"m/models/model.json": b'{"name": "x=__import__(\'os\').abort()"}'}),
-    "bomb.pt2": _zip({"m/models/model.json": bytes(200 * _MIB)}),
-    "deep.pt2": _zip({"m/models/model.json": b"[" * _MIB}),
-    "call.mlir": b"func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {\n"
-    b"  %y = stablehlo.custom_call @system(%x) : (tensor<4xf32>) -> tensor<4xf32>\n"
-    b"  return %y : tensor<4xf32>\n}\n",
-    "deep.mlir": b"module {" * 100_000,
-    "bytes.mlirbc": b"ML\xefR\x0dStableHLO_v1.15.0" + bytes(range(256)) * 40,
-    "tables.tflite": _tables(),
-    "zeros.tflite": b"\x1c\x00\x00\x00TFL3" + bytes(4096),
-    "deep.json": b'{"root_index": 0, "nodes": ' + b"[" * 200_000,
-    "module.json": json.dumps({"root_index": 2**62, "nodes": [{"type": "ir.IRModule", "data": -1}]}).encode(),
-}
+def hostile() -> dict[str, bytes]:
+    """Return the files by name."""
+    return {
+        "tar.onnx": DIGITS,
+        "elsewhere.onnx": _elsewhere(),
+        "nested.onnx": _nested(),
+        "huge.onnx": _huge(),
+        "negative.onnx": _onnx(helper.make_node("Relu", ["x"], ["y"]), shape=(-5, 1 << 62)),
+        "loop.onnx": _onnx(helper.make_node("Relu", ["y"], ["y"])),
+        "pickle.pt2": _zip({"m/models/model.json": b"{}", "m/data.pkl": pickle.dumps(_Command())}),
+        "inputs.pt2": _zip(
+            {"m/models/model.json": b"{}", "m/data/sample_inputs/model.pt": pickle.dumps(_Command())}
+        ),
+        "name.pt2": _zip({"m/models/model.json": b'{"name": "x=__import__(\'os\').abort()"}'}),
+        "bomb.pt2": _zip({"m/models/model.json": bytes(200 * _MIB)}),
+        "deep.pt2": _zip({"m/models/model.json": b"[" * _MIB}),
+        "call.mlir": b"func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {\n"
+        b"  %y = stablehlo.custom_call @system(%x) : (tensor<4xf32>) -> tensor<4xf32>\n"
+        b"  return %y : tensor<4xf32>\n}\n",
+        "deep.mlir": b"module {" * 100_000,
+        "bytes.mlirbc": b"ML\xefR\x0dStableHLO_v1.15.0" + bytes(range(256)) * 40,
+        "tables.tflite": _tables(),
+        "zeros.tflite": b"\x1c\x00\x00\x00TFL3" + bytes(4096),
+        "deep.json": b'{"root_index": 0, "nodes": ' + b"[" * 200_000,
+        "module.json": json.dumps(
+            {"root_index": 2**62, "nodes": [{"type": "ir.IRModule", "data": -1}]}
+        ).encode(),
+    }

@@ -17,7 +17,7 @@ from core.measurement import Outcome
 from core.worker import WorkerState
 from records.storage import backup
 from tests.faults import environments
-from tests.faults.hostile_models import CODE_RAN, HOSTILE
+from tests.faults.hostile_models import CODE_RAN, hostile
 from tests.faults.job_run import JobRun, Ledger, processes_left_behind, product
 from tests.faults.replicas import ReplicatedRig
 from tests.faults.scripted_worker import ScriptedWorker, connected
@@ -257,7 +257,7 @@ def _send_hostile_models(run: JobRun) -> float:
     started: dict[str, str] = {}
     target = run.faults.device.key
     with run.rig.http() as http:
-        for name, data in HOSTILE.items():
+        for name, data in hostile().items():
             answer = http.post("/v1/models", params={"name": name}, content=data)
             if answer.status_code == 422:
                 _require(".", answer.json()["detail"])

@@ -19,12 +19,13 @@ from tunefarm.client.client import Client
 
 from .conftest import Service, Worker, onnx_model
 
-mcp: Any = pytest.importorskip("mcp")
 ROOT = Path(__file__).parents[3]
 
 
 def call(service: Service, tool: str, **arguments: Any) -> Any:
     """Return a tool's result as JSON, or its message if it fails."""
+
+    mcp: Any = pytest.importorskip("mcp")
 
     async def answer() -> Any:
         with Client(service.url) as client:
@@ -74,6 +75,7 @@ def test_a_tool_that_fails_says_why(
 
 
 def test_the_command_speaks_over_standard_input_and_output(service: Service) -> None:
+    mcp: Any = pytest.importorskip("mcp")
     command = mcp.StdioServerParameters(
         command=sys.executable, args=["-m", "tunefarm", "mcp", "--server", service.url], cwd=str(ROOT)
     )

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from moto.server import ThreadedMotoServer
 from s3fs import S3FileSystem
 from sqlalchemy import func, select
 
@@ -28,6 +27,8 @@ SOON = time.time() + 3600.0
 @pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
     """The address of an S3 with the bucket `models`."""
+    from moto.server import ThreadedMotoServer
+
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
