@@ -193,7 +193,7 @@ def request_all(operation: Any, request: Callable[[schemathesis.Case[Any]], obje
 
 @of_every_operation
 def test_an_empty_service_answers_as_the_document_says(label: str, empty: Site) -> None:
-    request_all(operations(20, ALL)[label], lambda case: send(case, empty))
+    request_all(operations(10, ALL)[label], lambda case: send(case, empty))
 
 
 @of_every_operation
@@ -214,6 +214,7 @@ def test_without_a_token_nothing_but_probes_is_answered(label: str, guarded: Sit
     request_all(operations(5, FUZZING)[label], request)
 
 
+@pytest.mark.slow_lane(seconds=0.3)
 @of_every_operation
 def test_with_a_token_the_document_is_as_true(label: str, guarded: Site) -> None:
     def request(case: schemathesis.Case[Any]) -> None:

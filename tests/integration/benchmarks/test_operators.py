@@ -23,7 +23,6 @@ from compiler.target import detect_device
 from search.policy import TuneContext
 from search.programs.annotate import sample
 from search.rules.space import generate
-from tests.marks import slow_lane_except
 from tests.suite import Case
 
 DEVICE = detect_device()
@@ -56,7 +55,8 @@ def test_the_limited_space_has_one_sketch_whose_operands_are_read_as_they_lie() 
     assert all(str(kind).startswith("read ") for _, kind in left_out)
 
 
-@pytest.mark.parametrize("name", slow_lane_except(VARIANTS, "no learned model"))
+@pytest.mark.slow_lane
+@pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_searches(name: str) -> None:
     measurer = ProgramMeasurer(CASE.module(), DEVICE)
     space = TunefarmSearch(CASE.module(), DEVICE, VARIANTS[name])

@@ -53,7 +53,7 @@ def database(tmp_path: Path) -> Iterator[Database]:
     found.close()
 
 
-@pytest.mark.slow
+@pytest.mark.slow_lane(seconds=8)
 def test_a_real_model_is_tuned_and_published(database: Database, tmp_path: Path) -> None:
     submit(database)
     make_key(tmp_path / "key.pem")

@@ -51,6 +51,7 @@ class _Deadly:
         return os._exit, (7,)
 
 
+@pytest.mark.slow_lane
 def test_a_crash_is_an_outcome_and_the_next_case_is_tried_in_another_process() -> None:
     with Attempts(OURS) as attempts:
         crashed = attempts.attempt(_deadly())

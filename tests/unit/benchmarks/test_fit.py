@@ -71,6 +71,7 @@ def test_a_fit_comes_closer_to_the_truth(group: Group) -> None:
     assert said
 
 
+@pytest.mark.slow_lane(seconds=3)
 def test_factors_that_nothing_asks_for_stay_where_they_are(group: Group) -> None:
     """The factors for partial results and inlining don't change a matrix product's estimate."""
     found = fit([group], FITTED, steps=(1.25,))

@@ -15,6 +15,7 @@ from records.fleet.workers import WorkerSession
 from records.storage.tables import WorkerRow
 from scheduler.upkeep.builder_fallback import PATIENCE_S
 from tests.devices import DEVICE
+from tests.marks import slow_lane_except
 from tests.unit.scheduler.farm import Farm
 
 LARGE = Builder(("x86_64",), "x86_64", 64, DEVICE.toolchain)
@@ -59,7 +60,7 @@ def come_and_go(farm: Farm, turn: int) -> None:
             leases.give_back(session, f"builder {turn - 1}", "s", farm.now)
 
 
-@pytest.mark.parametrize("act", [only_call, hold, come_and_go])
+@pytest.mark.parametrize("act", slow_lane_except([only_call, hold, come_and_go], hold))
 def test_builders_that_build_nothing_delay_a_job_by_minutes_only(farm: Farm, act: AuditEntry) -> None:
     farm.plug_in()
     farm.submit()

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sqlalchemy import event
 
 from records.jobs import events
@@ -56,6 +57,7 @@ def begin(farm: Farm, trials: int) -> None:
     farm.drain()
 
 
+@pytest.mark.slow_lane
 def test_a_million_events_cost_a_round_nothing(farm: Farm, database_file: Path, tmp_path: Path) -> None:
     begin(farm, trials=100)
     lease = farm.lease()
