@@ -27,7 +27,7 @@ import psutil
 
 from benchmarks.arguments import command_parser, positive
 from benchmarks.results import figures
-from benchmarks.results.figures import Figure, at_least, figure
+from benchmarks.results.figures import Figure, at_least, figure, ratio_figure
 from benchmarks.results.metrics import TRIALS_A_SECOND
 from benchmarks.results.output import Output
 from benchmarks.simulated_workers import CpuMeter
@@ -232,17 +232,9 @@ def figures_of(one: Sequence[WindowStats], two: Sequence[WindowStats]) -> list[F
     turn."""
     alone, both = _timings(one), _timings(two)
     gain = alone.ratio_to(both)
+    note = f"one worker: {figures.number(alone.per_s.value)} /s"
     found = [
-        figure(
-            TRIALS_A_SECOND,
-            gain.value,
-            "x",
-            peer="one worker",
-            subject="two workers",
-            aim=at_least(AIM),
-            spread=gain.spread,
-            note=f"one worker: {figures.number(alone.per_s.value)} /s",
-        )
+        ratio_figure(TRIALS_A_SECOND, gain, "one worker", "two workers", aim=at_least(AIM), note=note),
     ]
     for count, seen, timings in ((1, one, alone), (2, two, both)):
         who = _label(count)

@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 
 from benchmarks.arguments import command_parser, positive
-from benchmarks.results.figures import Figure, at_most, figure, number
+from benchmarks.results.figures import Figure, at_most, figure, number, ratio_figure
 from benchmarks.results.metrics import TUNED_TOGETHER
 from benchmarks.results.output import Output
 from benchmarks.timing.contestants import Deployed, ProcessContestant
@@ -159,17 +159,9 @@ def figures_of(name: str, network: Network, compared: Compared) -> list[Figure]:
     for each in compared.sizes:
         ratio = each.together.ratio_to(each.alone)
         together_ms, alone_ms = (one.latency_s.value * 1e3 for one in (each.together, each.alone))
-        one = figure(
-            TUNED_TOGETHER,
-            ratio.value,
-            "x",
-            peer="the size tuned alone",
-            subject=f"{name}, {network.dimension}={each.size}",
-            aim=AIM,
-            spread=ratio.spread,
-            note=f"{number(together_ms)} ms, alone {number(alone_ms)} ms",
-        )
-        found.append(one)
+        subject = f"{name}, {network.dimension}={each.size}"
+        note = f"{number(together_ms)} ms, alone {number(alone_ms)} ms"
+        found.append(ratio_figure(TUNED_TOGETHER, ratio, "the size tuned alone", subject, aim=AIM, note=note))
     note = f"alone, one after the other: {number(compared.alone_s)} s; {compared.trials} trials for each size"
     whole = figure("time for all sizes together", compared.together_s, "s", subject=name, note=note)
     return [*found, whole]

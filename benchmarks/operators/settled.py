@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from benchmarks.engines.tunefarm_search import Variant
 from benchmarks.operators.run import OURS
 from benchmarks.operators.variants import compare_variants
-from benchmarks.results.figures import Figure, at_most, figure, mean_figure
+from benchmarks.results.figures import Figure, at_most, mean_figure, ratio_figure
 from benchmarks.timing.finals import SearchResult, milestones_up_to
 
 AFTER = (16, 64, 256)
@@ -38,9 +38,6 @@ def figures_of(results: Sequence[SearchResult], trials: int) -> list[Figure]:
             if early is not None and late is not None:
                 ratio = early.timings.ratio_to(late.timings)
                 ratios[operator] = ratio.value
-                single = figure(
-                    metric, ratio.value, "x", peer=peer, subject=operator, aim=aim, spread=ratio.spread
-                )
-                singles[operator].append(single)
+                singles[operator].append(ratio_figure(metric, ratio, peer, operator, aim=aim))
         means += mean_figure(metric, ratios, "x", aim=aim, peer=peer)
     return means + [each for found in singles.values() for each in found]

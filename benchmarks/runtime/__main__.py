@@ -26,7 +26,7 @@ from tunefarm_runtime.bundle import SOURCES, make_bundle
 from benchmarks.arguments import command_parser, positive
 from benchmarks.device_class import NATIVE
 from benchmarks.networks.session import session
-from benchmarks.results.figures import Aim, Figure, at_most, figure, number
+from benchmarks.results.figures import Aim, Figure, at_most, figure, number, ratio_figure
 from benchmarks.results.output import Output
 from benchmarks.runtime import installed
 from benchmarks.runtime.calls import (
@@ -260,17 +260,8 @@ def _ratio(
 ) -> Figure:
     """Return the latency of one contestant relative to another's."""
     ratio, other = timings[ours].ratio_to(timings[theirs]), timings[theirs].latency_s.value
-    return figure(
-        f"latency of {ours}",
-        ratio.value,
-        "x",
-        peer=theirs,
-        subject=label,
-        condition=condition,
-        aim=aim,
-        spread=ratio.spread,
-        note=f"{theirs}: {number(other * 1e3)} ms",
-    )
+    note = f"{theirs}: {number(other * 1e3)} ms"
+    return ratio_figure(f"latency of {ours}", ratio, theirs, label, condition=condition, aim=aim, note=note)
 
 
 def _median(values: Sequence[float]) -> Median:

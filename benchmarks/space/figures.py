@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from benchmarks.results.figures import Figure, at_least, at_most, figure, number
+from benchmarks.results.figures import Figure, at_least, at_most, figure, number, ratio_figure
 from benchmarks.results.metrics import LATENCY, after_trials
 from benchmarks.space.run import OperatorResult, Plan
 from benchmarks.timing.interleaved import Pair, Timings
@@ -95,18 +95,10 @@ def _final(operator: str, condition: str, final: Pair | None, bound: float) -> l
     if final is None:
         return []
     ratio = final.ours.ratio_to(final.theirs)
-    found = figure(
-        LATENCY,
-        ratio.value,
-        "x",
-        peer=THEIRS,
-        subject=operator,
-        condition=condition,
-        aim=at_most(bound),
-        spread=ratio.spread,
-        note=f"{THEIRS}: {_ms(final.theirs)}, ours: {_ms(final.ours)}",
-    )
-    return [found]
+    note = f"{THEIRS}: {_ms(final.theirs)}, ours: {_ms(final.ours)}"
+    return [
+        ratio_figure(LATENCY, ratio, THEIRS, operator, condition=condition, aim=at_most(bound), note=note)
+    ]
 
 
 def _ms(timings: Timings) -> str:
