@@ -33,11 +33,3 @@ MEASURE_GPU = ChildKind(
 )
 BUILD = ChildKind("builder", "the builder")
 KINDS = (COMPILE, MEASURE, MEASURE_GPU, BUILD)
-
-# Descriptions that apply to every kind.
-FILES_READ = (
-    "the system's programs and libraries, this Python's packages, the compiler's parts, some settings in /etc"
-)
-FILES_WRITTEN = "one folder of its own, TMPDIR and HOME, which is deleted with it"
-PROC_AND_SYS = "/proc of its own PID namespace and /sys, both read-only"
-SOCKETS = "AF_UNIX only"

@@ -25,8 +25,6 @@ from search.sketches.row_registers import row_registers
 from search.sketches.stage import Stage
 from search.sketches.variables import fetch_kind
 
-# Bytes of a load from shared memory.
-LOAD_BYTES = 4
 # Global memory is read in sectors.
 SECTOR_BYTES = 32
 # Multiple buffering divides the wait for a fetch by the number of buffers to this power.
@@ -39,24 +37,21 @@ COMBINE_INSTRUCTIONS = 3
 
 @dataclass(frozen=True)
 class GpuSpeeds:
-    """The rates of one multiprocessor per cycle, from the device's profile: loads from shared memory, bytes
-    from the L2 cache and from memory. `load_cycles` is the latency of a load from memory.
-    """
+    """The rates of one multiprocessor in bytes per cycle, from the device's profile. `load_cycles` is the
+    latency of a load from memory."""
 
     hertz: float
     launch_s: float
-    shared_lanes: float
     l2_bytes: float
     memory_bytes: float
     load_cycles: float
 
     @classmethod
     def of(cls, parameters: CostParameters) -> GpuSpeeds:
-        speeds, vector_bytes = parameters.speeds, parameters.device.vector_bytes
+        speeds = parameters.speeds
         return cls(
             hertz=speeds.hertz,
             launch_s=speeds.launch_s,
-            shared_lanes=speeds.loads * vector_bytes / LOAD_BYTES,
             l2_bytes=speeds.l2_rate,
             memory_bytes=speeds.memory_rate_all / parameters.cores,
             load_cycles=speeds.gather_cycles,
