@@ -35,8 +35,8 @@ from compiler.reading.subgraph import read_dag
 from compiler.target import detect_device
 from compiler.workload import to_json
 from core.device import Device
-from search.cost import metrics
-from search.cost.metrics import ModelMetrics, Predictions
+from search.cost import accuracy
+from search.cost.accuracy import ModelMetrics, Predictions
 from search.cost.model import CostModel
 from search.policy import TuneContext, draw, train
 from search.programs.nest import Floats
@@ -49,7 +49,7 @@ OURS, THEIRS, ESTIMATE = "ours", "TVM's", "the estimate"
 WORDS: Mapping[str, str] = {
     "r2": "R2 of throughput",
     "pairwise": "pairs in the right order",
-    "recall": f"recall of the {metrics.TOP} fastest",
+    "recall": f"recall of the {accuracy.TOP} fastest",
 }
 
 
@@ -212,7 +212,7 @@ def _predictions(
 
 def _compared(what: str, predictions: Mapping[str, Predictions]) -> list[Figure]:
     """Compare our model with TVM's in every metric that both have."""
-    judged = {who: metrics.evaluate(each) for who, each in predictions.items()}
+    judged = {who: accuracy.evaluate(each) for who, each in predictions.items()}
     return [
         each
         for metric in fields(ModelMetrics)

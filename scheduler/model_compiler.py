@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from compiler.children import models
-from compiler.children.batch import find_batch_shapes
+from compiler.children.batch_shapes import find_batch_shapes
 from compiler.children.child import import_memory_bytes
 from compiler.children.inference import check_inputs, compare_outputs
 from compiler.children.models import ImportedModel
@@ -25,7 +25,7 @@ from core.device import Device
 from core.inference import Comparison
 from core.model_outline import ModelOutline
 from core.quantization import Quantization
-from records.jobs import quantized
+from records.jobs import quantized_models
 from records.jobs.jobs import JobRequest
 from records.storage import blobs
 from records.storage.blobs import BlobNotFound
@@ -132,7 +132,7 @@ class ModelCompiler:
     def _file(self, request: JobRequest) -> Iterator[IO[bytes]]:
         """Yield the file of the model that is compiled."""
         with self._database.reading() as session:
-            sha = quantized.file_sha(session, request)
+            sha = quantized_models.file_sha(session, request)
         with self.stored(sha, MODEL_GONE) as file:
             yield file
 

@@ -11,6 +11,7 @@ from server.access.middleware import AccessMiddleware, BodySizeMiddleware
 from server.access.open_calls import OpenCalls
 from server.api import (
     artifacts,
+    browser_session,
     cost_models,
     events,
     health,
@@ -22,7 +23,6 @@ from server.api import (
     quantizations,
     releases,
     schedules,
-    session,
     tokens,
     webhooks,
     workers,
@@ -34,7 +34,7 @@ from server.api.schedules import RoutineLookUps
 from server.context import ServerContext
 from server.dashboard import report
 from server.dashboard import routes as dashboard
-from server.head import HeadMiddleware
+from server.head_requests import HeadMiddleware
 from server.install import routes as install
 from server.problems import EVERYWHERE, GUARDED, ProblemBody, install_error_handlers
 from system import tracing
@@ -86,7 +86,7 @@ def create_app(context: ServerContext) -> FastAPI:
         (models, jobs, quantizations, inferences, events, artifacts, releases),
         (schedules, workloads, cost_models),
     )
-    for guarded in (*of_jobs, *of_schedules, workers, tokens, webhooks, session, metrics, report):
+    for guarded in (*of_jobs, *of_schedules, workers, tokens, webhooks, browser_session, metrics, report):
         app.include_router(guarded.router, responses=GUARDED)
     app.include_router(health.router)
     app.include_router(dashboard.router)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import platformdirs
 
-from server.install.bundle import wheel_of
+from server.install.worker_archive import wheel_of
 
 CHECKOUT = Path(__file__).parents[1]
 # Not in the checkout, whose tools should not find another system's root.

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tvm
 
-from compiler.codegen.steps import compile_scheduled
+from compiler.codegen.compilation import compile_scheduled
 from compiler.lowering.trace import LoweringError, apply_trace, lower
 from compiler.reading.subgraph import read_dag
 from search.programs.annotate import sample

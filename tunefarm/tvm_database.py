@@ -29,8 +29,8 @@ from tvm.ir.utils import derived_object
 from tvm.s_tir.meta_schedule.database import Database, PyDatabase, TuningRecord, Workload
 from tvm.tirx import PrimFunc
 
+from compiler.codegen.compilation import apply_passes, pass_context
 from compiler.codegen.pipeline import PIPELINE
-from compiler.codegen.steps import apply_passes, pass_context
 from compiler.importing.formats.reading import read_model
 from compiler.importing.spec import Shape
 from compiler.lowering.trace import apply_trace

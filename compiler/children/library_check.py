@@ -1,5 +1,5 @@
-"""Compare an untrusted library with its model (`compiler.verifying.library`), in a sandboxed child process
-(`compiler.children.child`).
+"""Compare an untrusted library with its model (`compiler.verifying.library_outputs`) in a sandboxed child
+process (`compiler.children.child`).
 
 The child replies with a line of JSON for each set of inputs, or with one line if the model can't be compared.
 """
@@ -33,7 +33,7 @@ from compiler.children.child import (
 from compiler.importing.formats.reading import read_model
 from compiler.importing.spec import ModelError, NoReference
 from compiler.packaging.artifact import LIBRARY, Manifest
-from compiler.verifying.library import Check, compare_library
+from compiler.verifying.library_outputs import Check, compare_library
 
 CHECK_S = 600.0
 MEMORY_BYTES = BASE_MEMORY_BYTES + (8 << 30)

@@ -79,7 +79,7 @@ def _answer(request: dict[str, Any], reply: BinaryIO) -> None:
 
 def _problem(module_json: str, trace: str, target: Any) -> str:
     """Replay and compile one trace; return its problem, "" for a valid trace."""
-    from compiler.codegen.steps import compile_scheduled
+    from compiler.codegen.compilation import compile_scheduled
     from compiler.lowering.trace import apply_trace
     from compiler.workload import from_json
 

@@ -17,7 +17,7 @@ from compiler.codegen.element_types import compute_in_known_types
 from compiler.codegen.extremes import propagate_nan, propagate_nan_in_kernels
 from compiler.codegen.fragments import declare_as_halves, use_mma_sync
 from compiler.codegen.prefetch import prefetch_operands
-from compiler.codegen.stack import keep_on_stack
+from compiler.codegen.stack_buffers import keep_on_stack
 
 PIPELINE = "tunefarm"
 UNTUNED = "tunefarm_untuned"

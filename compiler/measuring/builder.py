@@ -13,8 +13,8 @@ import tvm
 from tvm import te
 from tvm.s_tir import Schedule
 
+from compiler.codegen.compilation import compile_scheduled
 from compiler.codegen.nvcc import last_resources
-from compiler.codegen.steps import compile_scheduled
 from compiler.constants.packing import PackedConstants
 from compiler.lowering.trace import apply_trace
 from compiler.packaging.cuda import load_cuda

@@ -16,8 +16,8 @@ import tvm
 from tvm import relax, tirx
 
 from compiler import fallback
+from compiler.codegen.compilation import apply_passes, pass_context
 from compiler.codegen.pipeline import PIPELINE, UNTUNED
-from compiler.codegen.steps import apply_passes, pass_context
 from compiler.constants.packing import prepack
 from compiler.importing.spec import (
     CacheSpec,
@@ -31,7 +31,7 @@ from compiler.lowering.trace import UNSCHEDULED, LoweringError, apply_trace
 from compiler.packaging import archive
 from compiler.packaging.archive import ArchiveError
 from compiler.packaging.cuda import CudaError, load_cuda
-from compiler.packaging.imports import LargeConstants
+from compiler.packaging.large_constants import LargeConstants
 from compiler.packaging.linker import LinkerError, find_linker, link_library
 from compiler.packaging.weights import Weights
 from compiler.target import host_triple, parse_target

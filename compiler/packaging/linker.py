@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from compiler.packaging.elf import ARCHS, elf_arch
-from compiler.packaging.imports import LargeConstants
+from compiler.packaging.large_constants import LargeConstants
 from core.library_check import check_library
 from sandbox.cache_seed import ZIG_CACHE, seed_name
 from system.host_compiler import find_compiler, find_cross_compiler

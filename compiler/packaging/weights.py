@@ -18,7 +18,7 @@ import tvm_ffi
 from tvm import relax
 from tvm.ir import GenericConst
 
-from compiler.packaging.imports import content_of, is_large
+from compiler.packaging.large_constants import content_of, is_large
 from core.library_weights import append, read_index
 
 _MAIN = "main"

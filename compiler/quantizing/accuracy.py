@@ -19,9 +19,9 @@ from onnx import numpy_helper
 
 from compiler.importing.onnx_file import read_file
 from compiler.importing.spec import ModelError
-from compiler.quantizing.graph import float_values
-from compiler.verifying.apart import apart, given
+from compiler.quantizing.preparation import float_values
 from compiler.verifying.reference import Reference
+from compiler.verifying.splitting import given_values, split_at
 from core.quantization import decibels
 
 Array = NDArray[Any]
@@ -176,10 +176,10 @@ def measure(
         if alone is None:
             shapes = {name: array.shape for name, array in inputs.items()}
             file = read_file(quantized.SerializeToString(), shapes)
-            alone = Reference(apart(file, read, read).proto, [layer.value for layer in layers])
+            alone = Reference(split_at(file, read, read).proto, [layer.value for layer in layers])
         for powers, found in (
             (accuracy.total, _compute(whole, inputs)),
-            (accuracy.own, _compute(alone, {**inputs, **given(read, read)})),
+            (accuracy.own, _compute(alone, {**inputs, **given_values(read, read)})),
         ):
             for place, layer in enumerate(layers):
                 powers[place].add(wanted[layer.wanted], found[layer.value])

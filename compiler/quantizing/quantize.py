@@ -14,7 +14,7 @@ from compiler.importing.formats.onnx_model import OnnxModel
 from compiler.importing.spec import ModelError, first_line
 from compiler.quantizing.accuracy import Accuracy, FloatModel, Layer, measure
 from compiler.quantizing.activations import quantize_values
-from compiler.quantizing.graph import prepared
+from compiler.quantizing.preparation import prepared
 from compiler.quantizing.samples import Samples
 from compiler.quantizing.weights import quantize_weights
 from compiler.verifying.inputs import input_sets

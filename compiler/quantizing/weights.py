@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from compiler.importing.onnx_file import walk
-from compiler.quantizing.graph import FLOATS
+from compiler.quantizing.preparation import FLOATS
 
 DOMAIN, OPERATOR = "com.microsoft", "MatMulNBits"
 # The number of consecutive weights in a column that share a scale and a zero point.

@@ -243,7 +243,7 @@ def varying(file: OnnxFile) -> list[str]:
 
 
 def can_be_given(array: Array) -> bool:
-    """Return whether a value can be an input of a model that is split by `apart`."""
+    """Return whether a value can be an input of a model that `split_at` returns."""
     return not array.dtype.hasobject and array.size > 0
 
 

@@ -23,13 +23,13 @@ from compiler.importing.spec import ModelError, NoReference, first_line
 from compiler.importing.values import from_storage, to_storage
 from compiler.measuring.outputs import compare_outputs
 from compiler.target import parse_target
-from compiler.verifying.apart import apart, given, selected_from
 from compiler.verifying.cache import check_cache
 from compiler.verifying.edges import EdgeSet, can_be_given, compare_edges, edge_sets, judge, step_of, varying
 from compiler.verifying.inputs import USUAL, drawn, index_extents, input_sets
 from compiler.verifying.layers import Layers
 from compiler.verifying.reference import Reference
-from compiler.verifying.steps.formats import Defined, compute_edge, index_extents_of, take_apart
+from compiler.verifying.splitting import given_values, selected_from, split_at
+from compiler.verifying.steps.formats import Defined, compute_edge, index_extents_of, split_into_steps
 from compiler.verifying.steps.step import Step
 
 Array = NDArray[Any]
@@ -92,10 +92,10 @@ def _values_apart(
 ) -> tuple[Sequence[Step], Mapping[str, Array], Mapping[str, Array]]:
     """Return the operators of a model, their right values, and the values that each computes from right
     operands."""
-    apart = take_apart(file)
-    values = dict(apart.reference(inputs))
-    own = Imported(apart.to_relax(), target).compute({**inputs, **apart.given(values)})
-    return apart.steps, values, dict(zip(values, own.values(), strict=True))
+    split = split_into_steps(file)
+    values = dict(split.reference(inputs))
+    own = Imported(split.to_relax(), target).compute({**inputs, **split.given(values)})
+    return split.steps, values, dict(zip(values, own.values(), strict=True))
 
 
 def _describe_apart(
@@ -136,7 +136,7 @@ def verify(file: OnnxFile, model: RelaxModel, target: str, tuned_for: str) -> It
         """Run the imported model. Its selections use given boxes and scores."""
         nonlocal imported
         if imported is None:
-            chosen = import_file(apart(file, cut, inputs), names) if cut else model
+            chosen = import_file(split_at(file, cut, inputs), names) if cut else model
             imported = Imported(chosen, target)
         return imported
 
@@ -145,7 +145,7 @@ def verify(file: OnnxFile, model: RelaxModel, target: str, tuned_for: str) -> It
         wanted = reference.compute(given_inputs)
         if inner is not reference:
             wanted |= inner.compute(given_inputs)
-        found = compute(wanted).compute_like(wanted, {**inputs, **given(cut, wanted)})
+        found = compute(wanted).compute_like(wanted, {**inputs, **given_values(cut, wanted)})
         expected, actual = [wanted[name] for name in names], [found[name] for name in names]
         if wrong := compare_outputs(expected, actual, file.computed_in):
             message = _describe(file, inputs, target, wrong)
@@ -166,7 +166,7 @@ def verify(file: OnnxFile, model: RelaxModel, target: str, tuned_for: str) -> It
         if right is None or inside is None:
             continue
         right = {**right, **inside}
-        found = compute(right).compute_like(right, {**edge.inputs, **given(cut, right)})
+        found = compute(right).compute_like(right, {**edge.inputs, **given_values(cut, right)})
         wrong = compare_edges(
             [right[name] for name in names], [found[name] for name in names], file.computed_in
         )
@@ -181,8 +181,8 @@ def _judged(file: OnnxFile, edge: EdgeSet, target: str) -> str:
     cut = [name for name in varying(file) if can_be_given(values[name])]
     results = [name for name in cut if values[name].size]
     try:
-        own = Imported(import_file(apart(file, cut, values), results), target)
-        found = own.compute_like(values, {**edge.inputs, **given(cut, values)})
+        own = Imported(import_file(split_at(file, cut, values), results), target)
+        found = own.compute_like(values, {**edge.inputs, **given_values(cut, values)})
     except ModelError as error:
         return f"for {edge.what}, outputs differ, and the nodes can't be compared one by one ({error})"
     values |= {**file.weights, **edge.inputs}
@@ -259,8 +259,8 @@ class _InLayers:
         wanted = self._reference.compute({**inputs, **layers.file.weights})
         try:
             if self._imported is None:
-                apart = import_file(layers.apart(wanted), layers.results)
-                self._imported = Imported(apart, self._target, self._tuned_for)
+                model = import_file(layers.split(wanted), layers.results)
+                self._imported = Imported(model, self._target, self._tuned_for)
         except ModelError as error:
             raise NoReference(f"its layers can't be compared one by one ({error})") from error
         found = self._imported.compute_like(wanted, {**inputs, **layers.given(wanted)})
@@ -281,8 +281,8 @@ def _differences(file: OnnxFile, inputs: Mapping[str, Array], target: str) -> It
     nodes = [(node, name) for node in file.proto.graph.node for name in node.output if name]
     wanted = Reference(file.proto, [name for _, name in nodes]).compute({**inputs, **file.weights})
     cut = selected_from(file)
-    model = import_file(apart(file, cut, wanted), [name for _, name in nodes])
-    found = Imported(model, target).compute_like(wanted, {**inputs, **given(cut, wanted)})
+    model = import_file(split_at(file, cut, wanted), [name for _, name in nodes])
+    found = Imported(model, target).compute_like(wanted, {**inputs, **given_values(cut, wanted)})
     for node, name in nodes:
         if wrong := compare_outputs([wanted[name]], [found[name]], file.computed_in):
             yield node, name, wrong.removeprefix("output 0: ")

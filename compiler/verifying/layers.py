@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from compiler.importing.onnx_file import OnnxFile, node_name
 from compiler.target import detect_device
-from compiler.verifying.apart import apart, given
 from compiler.verifying.reference import Reference
+from compiler.verifying.splitting import given_values, split_at
 
 Array = NDArray[Any]
 # The operator that rounds its input; other quantizing operators round a computed value.
@@ -104,13 +104,13 @@ class Layers:
         names = [*self.results, *(name for name in self.rounded.values() if name not in given)]
         return Reference(self.file.proto, list(dict.fromkeys(names)))
 
-    def apart(self, wanted: Mapping[str, Array]) -> OnnxFile:
+    def split(self, wanted: Mapping[str, Array]) -> OnnxFile:
         """Return the model with its quantized values as additional inputs, which all other nodes read."""
-        return apart(self.file, self._names, wanted)
+        return split_at(self.file, self._names, wanted)
 
     def given(self, wanted: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the further inputs of the model that `apart` returns."""
-        return given(self._names, wanted)
+        """Return the additional inputs of the model that `split` returns."""
+        return given_values(self._names, wanted)
 
     @property
     def _names(self) -> list[str]:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from search.cost import metrics
-from search.cost.metrics import Predictions, by_task
+from search.cost import accuracy
+from search.cost.accuracy import Predictions, by_task
 from search.cost.model import CostModel
 from search.policy import Sample, train
 from search.programs.program import gather
@@ -43,7 +43,7 @@ def evaluate(examples: Sequence[Example]) -> dict[str, Any]:
     tasks = {kind: by_task(predicted) for kind, predicted in predictions.items()}
     return {
         "trained_on": len(seen),
-        **{kind: asdict(metrics.evaluate(predicted)) for kind, predicted in predictions.items()},
+        **{kind: asdict(accuracy.evaluate(predicted)) for kind, predicted in predictions.items()},
         "tasks": {
             workload: {kind: asdict(found[number]) for kind, found in tasks.items()}
             for number, workload in enumerate(_workloads(unseen))

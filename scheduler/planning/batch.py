@@ -134,7 +134,7 @@ def fallback_trials(session: Session, device: Device, listed: Sequence[Task]) ->
     ]
 
 
-def task_searches(
+def task_rounds(
     snapshot: JobSnapshot,
     spaces: Mapping[str, SearchSpace],
     initial_programs: Mapping[str, Sequence[Program]],
@@ -142,7 +142,7 @@ def task_searches(
     *,
     stop_early: bool,
 ) -> list[TaskRound]:
-    """Return the searches of the tasks that have a space.
+    """Return the rounds of the tasks that have a space.
 
     `spaces`, `initial_programs` and `weights` have workload hashes as keys. With `stop_early`, stalled tasks
     count as exhausted.
@@ -166,7 +166,7 @@ def task_searches(
 
 
 def plan_batch(
-    searches: Sequence[TaskRound],
+    rounds: Sequence[TaskRound],
     model: CostModel,
     rng: np.random.Generator,
     trials: int,
@@ -181,13 +181,13 @@ def plan_batch(
     """
     batch: list[NewTrial] = []
     while len(batch) < trials:
-        progress = [search.progress for search in searches]
+        progress = [one.progress for one in rounds]
         shares: Counter[int] = Counter()
         for index, count in next_tasks(progress, trials - len(batch), trials_per_pick, rng, epsilon):
             shares[index] += count
         if not shares:
             break
         for index, share in shares.items():
-            repeats = searches[index].remeasure(remeasurement_count(share, rng, is_last=is_last))
-            batch += repeats + searches[index].explore(model, rng, share - len(repeats))
+            repeats = rounds[index].remeasure(remeasurement_count(share, rng, is_last=is_last))
+            batch += repeats + rounds[index].explore(model, rng, share - len(repeats))
     return batch

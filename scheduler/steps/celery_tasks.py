@@ -17,7 +17,7 @@ def register(app: Celery, context: Context, deliverer: Deliverer, outline_reader
 
     def register_step(name: str) -> None:
         @app.task(name=f"scheduler.{name}", shared=False)
-        def take_step(job_id: str) -> None:
+        def run_step(job_id: str) -> None:
             drive.drive(context, name, job_id)
 
     for step in drive.STEPS:

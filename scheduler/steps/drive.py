@@ -68,7 +68,7 @@ def drive(context: Context, name: str, job_id: str) -> None:
         if step is not None and step.name == name:
             timed = context.metrics.timed(step.name)
             with logs.about(job=job_id, step=step.name), timed, claims.renewed(context, job_id):
-                _take(context, step, job)
+                _run_step(context, step, job)
     finally:
         state = _release(context, job_id)
     # A job in a new state continues at once, without waiting for the next sweep.
@@ -111,7 +111,7 @@ def _release(context: Context, job_id: str) -> JobState | None:
         return None
 
 
-def _take(context: Context, step: Step, job: Job) -> None:
+def _run_step(context: Context, step: Step, job: Job) -> None:
     try:
         with context.database.begin() as session:
             newest = events.latest(session, job.id, 1)

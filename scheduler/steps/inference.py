@@ -15,7 +15,7 @@ from records.jobs.jobs import Job, JobNotFound
 from records.storage import blobs
 from scheduler.context import Context
 from scheduler.errors import PermanentError
-from scheduler.steps import attempts, waiting
+from scheduler.steps import attempts, waiting_messages
 from scheduler.steps.selection import failure_of
 from system import tracing
 
@@ -68,7 +68,7 @@ def _compare(context: Context, job: Job) -> None:
     with context.database.begin() as session:
         [done] = module_runs.of_job(session, job.id)
         if done.state != "done":
-            waiting.note_missing_device(session, job, context.now())
+            waiting_messages.note_missing_device(session, job, context.now())
             return
         found = inferences.get(session, job.id)
         now = context.now()

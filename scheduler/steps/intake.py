@@ -19,7 +19,7 @@ from compiler.workload import from_json, workload_hash
 from core.device import Device
 from core.job import TF32, JobState, Quantize
 from records import devices
-from records.jobs import events, jobs, quantized, tasks
+from records.jobs import events, jobs, quantized_models, tasks
 from records.jobs.jobs import Job
 from records.jobs.tasks import TaskSpec
 from records.storage import blobs
@@ -27,7 +27,7 @@ from scheduler.context import Context
 from scheduler.planning.budget import read_remaining
 from scheduler.planning.group import Group
 from scheduler.spaces import sketches_of, tag_of
-from scheduler.steps import attempts, waiting
+from scheduler.steps import attempts, waiting_messages
 from scheduler.steps.artifacts import write_untuned
 from search.dag import Dag
 from search.sketches.tensor_core import TENSOR_SINCE
@@ -81,7 +81,7 @@ def _import(context: Context, job: Job, device: Device) -> None:
         with context.database.begin() as session:
             blobs.put_file(session, artifact, sha, size)
             notes = _notes(job, device, imported, subgraphs, verification)
-            if (form := quantized.find(session, job.request)) is not None:
+            if (form := quantized_models.find(session, job.request)) is not None:
                 notes[QUANTIZED] = form.accuracy.text
             for kind, note in notes.items():
                 events.append(session, job.id, kind, {"message": note}, context.now())
@@ -102,7 +102,7 @@ def _quantize(context: Context, job: Job) -> None:
     """Store the quantized form of the model that the job asks for, unless another job has. Raises
     ModelError."""
     with context.database.begin() as session:
-        if quantized.find(session, job.request) is not None:
+        if quantized_models.find(session, job.request) is not None:
             return
         jobs.set_message(session, job.id, "quantizing the model")
     with tempfile.TemporaryFile() as file:
@@ -110,7 +110,7 @@ def _quantize(context: Context, job: Job) -> None:
         sha, size = blobs.stage(context.database, file)
         with context.database.begin() as session:
             blobs.put_file(session, file, sha, size)
-            quantized.put(session, job.request, sha, accuracy)
+            quantized_models.put(session, job.request, sha, accuracy)
 
 
 def _begin(context: Context, job: Job) -> Device | None:
@@ -129,7 +129,7 @@ def _begin(context: Context, job: Job) -> Device | None:
                 if device is not None and other.state is JobState.QUEUED and other.id != job.id:
                     context.wake("intake", other.id)
         if device is None:
-            waiting.note_no_device(session, job, now, has_local_worker=context.settings.local_worker)
+            waiting_messages.note_no_device(session, job, now, has_local_worker=context.settings.local_worker)
             return None
         jobs.set_device_class(session, job.id, device.key)
         jobs.advance(session, job.id, {JobState.QUEUED}, JobState.IMPORTING, now)

@@ -26,7 +26,7 @@ from core.webhook import WebhookEvent
 from records import devices, webhooks
 from records.fleet import module_runs
 from records.fleet.module_runs import StoredModuleRun
-from records.jobs import events, jobs, quantized, tasks, trials
+from records.jobs import events, jobs, quantized_models, tasks, trials
 from records.jobs.jobs import Job, OnnxRuntime
 from records.jobs.tasks import Task
 from records.jobs.trials import FALLBACK
@@ -36,7 +36,7 @@ from records.storage import blobs
 from records.storage.blobs import BlobNotFound
 from scheduler.context import Context
 from scheduler.errors import PermanentError
-from scheduler.steps import attempts, selection, tvmscripts, waiting
+from scheduler.steps import attempts, selection, tvmscripts, waiting_messages
 from scheduler.steps.artifacts import (
     describe_replaced,
     find_uncompilable,
@@ -80,7 +80,7 @@ def run(context: Context, job: Job) -> None:
         runs = module_runs.of_job(session, job.id)
         history = read_history(session, job.id, runs)
         if any(run.state != "done" for run in runs):
-            waiting.note_missing_device(session, job, context.now())
+            waiting_messages.note_missing_device(session, job, context.now())
             return
     cause: Exception | None = None
     works_at_once = len(history.assemblies) == 1 and not history.assemblies[0].failure
@@ -285,7 +285,7 @@ def _onnx_runtime(
     if runs:
         return {}
     if imported.is_onnx and device.gpu is None:
-        return {"onnxruntime": quantized.file_sha(session, job.request)}
+        return {"onnxruntime": quantized_models.file_sha(session, job.request)}
     note = NOT_ONNX if device.gpu is None else ON_A_GPU
     jobs.set_onnxruntime(session, job.id, OnnxRuntime(note=note))
     return {}
@@ -365,7 +365,7 @@ def _publish(
         secs["tuned"] = secs.pop("published")
     with context.database.reading() as session:
         verification = _verified(session, job, verdict.run, outputs_unverified)
-        form = quantized.find(session, job.request)
+        form = quantized_models.find(session, job.request)
     sign = None if context.signing_key is None else context.signing_key.sign
     with _stored(context, verdict.run.artifact_sha) as timed, tempfile.TemporaryFile() as published:
         manifest = write_timed(published, timed, secs, verification, form and form.accuracy, sign)

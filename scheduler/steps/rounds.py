@@ -17,12 +17,12 @@ from records.jobs.tasks import Task
 from records.jobs.trials import MeasuredTrial, NewTrial
 from scheduler.context import Context
 from scheduler.planning import forecast
-from scheduler.planning.batch import fallback_trials, plan_batch, task_searches
+from scheduler.planning.batch import fallback_trials, plan_batch, task_rounds
 from scheduler.planning.budget import read_remaining
 from scheduler.planning.group import Group
 from scheduler.planning.initial_programs import find_initial_programs
 from scheduler.planning.job_snapshot import ROUND, next_round, read_snapshot
-from scheduler.steps import attempts, tvmscripts, waiting
+from scheduler.steps import attempts, tvmscripts, waiting_messages
 from search.objectives import EARLY_STOPPING
 from system import tracing
 
@@ -56,7 +56,7 @@ def run(context: Context, job: Job) -> None:
     with context.database.begin() as session:
         is_over = plan.trials or not plan.issuable
         if not (is_over and _end_tuning_if_idle(session, context, job, plan.reached)):
-            waiting.note_missing_device(session, job, context.now())
+            waiting_messages.note_missing_device(session, job, context.now())
 
 
 @dataclass(frozen=True)
@@ -157,12 +157,12 @@ def _issue_batch(context: Context, group: Group, plan: RoundPlan) -> int:
         trained = context.trainer.up_to_date(snapshot.device)
     initial_programs = find_initial_programs(context.database, context.spaces, snapshot, spaces)
     stop_early = job.request.objective == EARLY_STOPPING
-    searches = task_searches(snapshot, spaces, initial_programs, group.weights(), stop_early=stop_early)
+    rounds = task_rounds(snapshot, spaces, initial_programs, group.weights(), stop_early=stop_early)
     # Divide a small budget among all tasks.
-    share = max(job.request.budget.trials // max(len(searches), 1), 1)
+    share = max(job.request.budget.trials // max(len(rounds), 1), 1)
     with tracing.span("search"):
         batch = plan_batch(
-            searches,
+            rounds,
             trained.model,
             np.random.default_rng((job.request.seed, snapshot.round)),
             plan.trials - len(plan.imported) - len(fallbacks),

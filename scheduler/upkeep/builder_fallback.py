@@ -23,7 +23,7 @@ class BuilderFallback:
     def __init__(self) -> None:
         self._since: dict[WaitingJob, float] = {}
 
-    def check(self, database: Database, now: float) -> None:
+    def update(self, database: Database, now: float) -> None:
         """Let the devices build for jobs that have waited longer than `PATIENCE_S`. Raises StorageError."""
         with database.begin() as session:
             waiting = builder_fallback.waiting_jobs(session, now)

@@ -36,7 +36,7 @@ class ClockWatch:
         self._stored: ClockReading | None = None
         self._jumped_at = float("-inf")
 
-    def look(self, now: Callable[[], float]) -> None:
+    def update(self, now: Callable[[], float]) -> None:
         """Compare the clock with the timer, and store a changed difference. Raises StorageError."""
         if self._stored is None and self._boot_id:
             with self._database.begin() as session:

@@ -50,7 +50,7 @@ class Sweeper:
         again."""
         database, now = self.context.database, self.context.now
         try:
-            self._clock_watch.look(now)
+            self._clock_watch.update(now)
             with database.begin() as session:
                 clock.correct_future_times(session, now(), self.context.settings.claim_ttl_s)
             max_attempts = None if self._clock_watch.has_jumped else leases.MAX_ATTEMPTS
@@ -62,7 +62,7 @@ class Sweeper:
                 unfinished = jobs.unfinished(session)
             with database.begin() as session:
                 events.drop_old_progress(session, [job.id for job in unfinished])
-            self._builder_fallback.check(database, now())
+            self._builder_fallback.update(database, now())
             self._garbage_collector.collect(database, now(), by_age=not self._clock_watch.may_be_wrong)
             self._token_reminder.remind(database, now())
             self._device_reset.check(database, now())

@@ -11,8 +11,8 @@ from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
 from core.job import Quantize
-from records.jobs import jobs, quantized
-from records.jobs.quantized import QuantizedModel
+from records.jobs import jobs, quantized_models
+from records.jobs.quantized_models import QuantizedModel
 from server.api.downloads import file_answer
 from server.context import ContextDep
 from server.problems import Problem, problems
@@ -87,7 +87,7 @@ async def model(job_id: str, context: ContextDep) -> Response:
 
 def _found(session: Session, job_id: str) -> QuantizedModel:
     """Return the quantized model of a job. Raises JobNotFound and Problem."""
-    found = quantized.find(session, jobs.get(session, job_id).request)
+    found = quantized_models.find(session, jobs.get(session, job_id).request)
     if found is None:
         detail = (
             f"Job {job_id} has no quantized model: it didn't request one, or the service hasn't made it yet."

@@ -39,9 +39,9 @@ from server.access.interceptor import current_caller
 from server.blob_stream import PIECE_BYTES, stream_blob
 from server.context import ServerContext
 from server.fleet import reconcile
-from server.fleet.library import rejection_reason
 from server.fleet.reconcile import WorkerCall
 from server.fleet.sessions import RegisteredSession, SessionCache
+from server.fleet.uploaded_library import rejection_reason
 from server.fleet.work_poller import AvailableWork, WorkPoller
 from system import logs
 

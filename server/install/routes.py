@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response
 
 from server.context import ContextDep
-from server.install.bundle import worker_archive
+from server.install.worker_archive import worker_archive
 from server.problems import Problem
 
 router = APIRouter(include_in_schema=False)

@@ -52,7 +52,7 @@ def compile_graph(
     Raises ValueError for wrong options.
     """
     wanted = Options.of(options)
-    from tunefarm.torch_backend.graph import reason_to_reject
+    from tunefarm.torch_backend.exported_graph import reason_to_reject
 
     reason = reason_to_reject(graph, example_inputs)
     if reason:
@@ -69,7 +69,7 @@ class CompiledGraph:
     """A graph and its libraries, one for each size of its open dimensions."""
 
     def __init__(self, graph: Any, example_inputs: Sequence[Any], options: Options) -> None:
-        from tunefarm.torch_backend.graph import Weights, is_size
+        from tunefarm.torch_backend.exported_graph import Weights, is_size
 
         self._graph = graph
         self._options = options
@@ -107,7 +107,7 @@ class CompiledGraph:
     def _compiled(self, size: tuple[int, ...], args: Sequence[Any]) -> Any:
         from torch import Tensor
 
-        from tunefarm.torch_backend.graph import CannotCompile, export
+        from tunefarm.torch_backend.exported_graph import CannotCompile, export
         from tunefarm.torch_backend.libraries import compile_with_known, tune_in_background, tune_now
 
         try:

@@ -31,7 +31,7 @@ from tunefarm.client.schedule_cache import ScheduleCache
 from tunefarm.client.values import JobRequest
 from tunefarm.embedded.folder import DataFolder
 from tunefarm.settings import CommandSettings, load
-from tunefarm.torch_backend.graph import CannotCompile, Exported
+from tunefarm.torch_backend.exported_graph import CannotCompile, Exported
 from tunefarm.tuning import tune
 
 _log = logging.getLogger(__name__)

@@ -1,1 +1,1 @@
-"""Take models of every format apart, to compare one operator after the other."""
+"""Split models of every format into operators, to compare them one by one."""

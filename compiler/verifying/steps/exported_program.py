@@ -1,4 +1,4 @@
-"""Take an exported program of PyTorch apart."""
+"""Split a PyTorch exported program into its operators."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from numpy.typing import NDArray
 
 from compiler.importing.formats.exported_program import ExportedProgram
 from compiler.importing.spec import TensorSpec
-from compiler.verifying.steps.step import GIVEN, Apart, Step
+from compiler.verifying.steps.step import GIVEN, Step, StepwiseModel
 
 Array = NDArray[Any]
-# These name the tensor, the index and, if it is an argument, the axis.
+# Operators that index: the positions of the tensor, of the index and, if it is an argument, of the axis.
 _INDEXES = {"embedding": (0, 1, None), "index_select": (0, 2, 1), "gather": (0, 2, 1)}
-# These hand their first argument on.
+# Operators that pass their first argument on.
 _HANDS_ON = {"_to_copy", "clone", "expand", "permute", "squeeze", "unsqueeze", "view"}
 
 
-def take_apart(file: ExportedProgram) -> Apart:
+def split_into_steps(file: ExportedProgram) -> StepwiseModel:
     """Return the steps of a program in PyTorch's core operators."""
     torch: Any = importlib.import_module("torch")
     program = file.decomposed
@@ -54,7 +54,7 @@ def take_apart(file: ExportedProgram) -> Apart:
         found = ExportedProgram(plain, plain, file.inputs).compute(inputs)
         return dict(zip([spec.name for spec in specs], found, strict=True))
 
-    return Apart(
+    return StepwiseModel(
         tuple(_step(node) for node in values),
         reference,
         ExportedProgram(cut, cut, (*file.inputs, *further)).to_relax,
@@ -62,7 +62,7 @@ def take_apart(file: ExportedProgram) -> Apart:
 
 
 def index_extents(file: ExportedProgram) -> dict[str, int]:
-    """Return for the inputs that are indices how many parts there are to choose from, by their names."""
+    """Return the number of indexed parts for each input that holds indices, by name."""
     graph = file.decomposed.graph
     found: dict[str, int] = {}
     for node in graph.nodes:
@@ -105,7 +105,7 @@ def _step(node: Any) -> Step:
 
 
 def _copied(graph: Any, node: Any, values: Mapping[Any, Any]) -> Any:
-    """Copy a node with its name, also where a graph would give it another one, as it does for `input`."""
+    """Copy a node with its name, even if the graph would choose another one, as for `input`."""
     copy = graph.node_copy(node, lambda one: values[one])
     copy.name = node.name
     if node.op == "placeholder":

@@ -1,4 +1,4 @@
-"""What can be asked of models of every format whose reference is PyTorch, XLA or LiteRT."""
+"""Common functions for models of all formats whose reference is PyTorch, XLA or LiteRT."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from compiler.importing.formats.exported_program import ExportedProgram
 from compiler.importing.formats.stablehlo_model import StablehloModel
 from compiler.importing.formats.tflite_model import TfliteModel
 from compiler.verifying.steps import exported_program, stablehlo, tflite
-from compiler.verifying.steps.step import Apart
+from compiler.verifying.steps.step import StepwiseModel
 
 Array = NDArray[Any]
 Defined = ExportedProgram | StablehloModel | TfliteModel
 
 
-def take_apart(file: Defined) -> Apart:
-    """Return the steps of a model. Raises NoReference where nothing here can run it."""
+def split_into_steps(file: Defined) -> StepwiseModel:
+    """Return the steps of a model. Raises NoReference if no installed runtime can run it."""
     match file:
         case ExportedProgram():
-            return exported_program.take_apart(file)
+            return exported_program.split_into_steps(file)
         case StablehloModel():
-            return stablehlo.take_apart(file)
+            return stablehlo.split_into_steps(file)
         case TfliteModel():
-            return tflite.take_apart(file)
+            return tflite.split_into_steps(file)
 
 
 def index_extents_of(file: Defined) -> Mapping[str, int]:
-    """Return for the inputs that are indices how many parts there are to choose from, by their names.
+    """Return the number of indexed parts for each input that holds indices, by name.
 
-    StableHLO clamps indices: any integer is right there.
+    StableHLO clamps indices, so any integer is valid.
     """
     match file:
         case ExportedProgram():
@@ -43,8 +43,8 @@ def index_extents_of(file: Defined) -> Mapping[str, int]:
 
 
 def compute_edge(file: Defined, inputs: Mapping[str, Array]) -> list[Array] | None:
-    """Return the outputs for inputs that the reference may refuse, such as a divisor of zero; None where it
-    does."""
+    """Return the outputs for inputs that the reference may refuse, such as a divisor of zero; None if it
+    refuses."""
     try:
         return list(file.compute(inputs))
     except Exception:  # PyTorch raises errors of many types

@@ -1,4 +1,4 @@
-"""Take a StableHLO program apart, operation by operation of its function main."""
+"""Split a StableHLO program into the operations of its function `main`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from compiler.importing.spec import TensorSpec
 from compiler.importing.stablehlo.attributes import mlir, tensor_type
 from compiler.importing.stablehlo.importer import functions_of, place
 from compiler.verifying.edges import BATCH_GROUPS
-from compiler.verifying.steps.step import GIVEN, Apart, Step
+from compiler.verifying.steps.step import GIVEN, Step, StepwiseModel
 
 Array = NDArray[Any]
 
 
-def take_apart(file: StablehloModel) -> Apart:
+def split_into_steps(file: StablehloModel) -> StepwiseModel:
     """Return the operations of main that depend on its inputs. A call is one step."""
     names, steps = _steps(file)
     results = tuple(name for step in steps for name in step.outputs)
@@ -36,7 +36,7 @@ def take_apart(file: StablehloModel) -> Apart:
         ]
         return StablehloModel(module, (*file.inputs, *given), results).to_relax()
 
-    return Apart(steps, reference, to_relax)
+    return StepwiseModel(steps, reference, to_relax)
 
 
 def _operations(module: Any) -> list[Any]:
@@ -65,7 +65,7 @@ def _steps(file: StablehloModel) -> tuple[dict[tuple[int, int], str], tuple[Step
 
 
 def _read(op: Any) -> list[Any]:
-    """Return what an operation reads, in its regions too."""
+    """Return the values that an operation reads, also in its regions."""
     found: list[Any] = list(op.operands)
     for region in op.regions:
         for block in region.blocks:
@@ -92,8 +92,8 @@ def _kinds(op: Any, functions: Mapping[str, Any], seen: frozenset[str]) -> froze
 def _rewritten(
     file: StablehloModel, names: Mapping[tuple[int, int], str], results: tuple[str, ...], *, cut: bool
 ) -> Any:
-    """Return the program whose main returns these values; with `cut`, what follows a value reads a further
-    argument instead."""
+    """Return the program with a `main` that returns these values. With `cut`, the readers of a value read an
+    additional argument instead."""
     ir = mlir("ir")
     with file.module.context, ir.Location.unknown():
         module = ir.Module.parse(bytecode(file.module))

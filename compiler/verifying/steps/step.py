@@ -1,4 +1,4 @@
-"""One operator of a model, and a model that was taken apart."""
+"""One operator of a model, and a model that is split into its operators."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Apart:
-    """The steps of a model, and two ways to compute their values by name.
+class StepwiseModel:
+    """A model split into steps, with two ways to compute their values by name.
 
     `reference` computes them from the model's inputs, as the file defines them. `to_relax` returns the model
-    in which every step reads the values of other steps as further inputs, named with the suffix GIVEN.
+    in which every step reads the values of other steps as additional inputs, named with the suffix GIVEN.
     """
 
     steps: tuple[Step, ...]
@@ -37,5 +37,5 @@ class Apart:
     to_relax: Callable[[], RelaxModel]
 
     def given(self, values: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the further inputs of the model that `to_relax` returns."""
+        """Return the additional inputs of the model that `to_relax` returns."""
         return {f"{name}{GIVEN}": values[name] for step in self.steps for name in step.outputs}

@@ -1,4 +1,4 @@
-"""Take a TFLite model apart."""
+"""Split a TFLite model into its operators."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from compiler.importing.formats.tflite_model import TfliteModel, read
 from compiler.importing.spec import NoReference
 from compiler.verifying.edges import DYNAMIC_RANGE
-from compiler.verifying.steps.step import GIVEN, Apart, Step
+from compiler.verifying.steps.step import GIVEN, Step, StepwiseModel
 
 Array = NDArray[Any]
 # The positions of the tensor and of the index.
 _INDEXES = {"GATHER": (0, 1), "EMBEDDING_LOOKUP": (1, 0)}
 
 
-def take_apart(file: TfliteModel) -> Apart:
+def split_into_steps(file: TfliteModel) -> StepwiseModel:
     """Return the operators of a model. Raises NoReference without LiteRT."""
     schema, model = _unpacked(file)
     graph = model.subgraphs[0]
@@ -55,11 +55,11 @@ def take_apart(file: TfliteModel) -> Apart:
         graph.inputs = [*graph.inputs, *given.values()]
         return read(_packed(schema, model), {}).to_relax()
 
-    return Apart(tuple(steps), reference, to_relax)
+    return StepwiseModel(tuple(steps), reference, to_relax)
 
 
 def index_extents(file: TfliteModel) -> dict[str, int]:
-    """Return for the inputs that are indices how many parts there are to choose from, by their names."""
+    """Return the number of indexed parts for each input that holds indices, by name."""
     schema, model = _unpacked(file)
     graph = model.subgraphs[0]
     found: dict[str, int] = {}

@@ -25,7 +25,7 @@ DURATIONS: Mapping[str, Mapping[str, float]] = {
     "server.access.authentication": {"CACHE_S": 0.5},
     "scheduler.planning.record_cache": {"OVERLAP_S": 2.0, "STALE_S": 6.0},
     "scheduler.steps.attempts": {"FIRST_DELAY_S": 0.5},
-    "scheduler.steps.waiting": {"AWAY_AFTER_S": 3.0},
+    "scheduler.steps.waiting_messages": {"AWAY_AFTER_S": 3.0},
     "scheduler.upkeep.garbage_collection": {"INTERVAL_S": 1.0},
     "scheduler.upkeep.builder_fallback": {"PATIENCE_S": 5.0},
     "worker.agent.service": {"ANSWER_TIMEOUT_S": 3.0},

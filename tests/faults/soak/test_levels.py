@@ -37,7 +37,7 @@ def test_a_row_that_every_job_leaves_is_growth() -> None:
     assert "does not level off" in level("rows", 0.0, 1.0, 0.0).verdict
 
 
-def test_what_fills_up_in_the_first_half_levels_off() -> None:
+def test_a_series_that_grows_only_in_the_first_half_levels_off() -> None:
     values = [min(at, 100) * 5.0 for at in range(len(HOURS))]
     assert Level("scheduler-1", "memory", HOURS, values).verdict == ""
 

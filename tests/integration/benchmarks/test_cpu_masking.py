@@ -55,7 +55,7 @@ def _shown(library: Path, handler: Path | None, masks_avx: bool) -> tuple[set[tu
 
 
 @pytest.mark.parametrize(("masks_avx", "hidden"), [(False, {AVX512F}), (True, {AVX512F, AVX2, AVX, FMA})])
-def test_a_library_sees_what_is_left(
+def test_a_library_sees_only_the_remaining_instruction_sets(
     library: Path, tmp_path: Path, masks_avx: bool, hidden: set[tuple[int, ...]]
 ) -> None:
     with spawn_process() as process:
@@ -125,12 +125,12 @@ def test_openvino_doesnt_compute_in_bfloat16_where_avx512_is_hidden(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("package", "feature"), [("onnxruntime", "neon"), ("absent", "avx512f")])
-def test_only_what_is_known_can_be_hidden(tmp_path: Path, package: str, feature: str) -> None:
+def test_only_known_features_can_be_masked(tmp_path: Path, package: str, feature: str) -> None:
     with pytest.raises(RuntimeError, match=f"{package} can't be told that the processor has no {feature}"):
         mask(package, (feature,), tmp_path)
 
 
-def test_a_process_that_knows_its_processor_cannot_be_told_otherwise(
+def test_a_loaded_package_cannot_be_masked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", sys)

@@ -35,7 +35,7 @@ def known() -> dict[str, MeasuredPrograms]:
 
 
 @pytest.mark.slow_lane(seconds=5)
-def test_every_model_predicts_what_it_was_not_shown(known: dict[str, MeasuredPrograms]) -> None:
+def test_every_model_predicts_programs_that_it_was_not_trained_on(known: dict[str, MeasuredPrograms]) -> None:
     for who, fit in FITS.items():
         told = predict_held_out(known, fit, 0)["GMM"]
         assert told.shape == known["GMM"].secs.shape, who
@@ -44,7 +44,7 @@ def test_every_model_predicts_what_it_was_not_shown(known: dict[str, MeasuredPro
 
 
 @pytest.mark.slow_lane(seconds=5)
-def test_what_is_held_out_stays_unknown(known: dict[str, MeasuredPrograms]) -> None:
+def test_held_out_programs_are_not_trained_on(known: dict[str, MeasuredPrograms]) -> None:
     """The model that predicts a program wasn't trained on it."""
     held = {"GMM": np.arange(len(known["GMM"].secs)) % 2 == 0}
     secs = known["GMM"].secs
@@ -62,7 +62,7 @@ def test_failures_are_learned_from(known: dict[str, MeasuredPrograms]) -> None:
 
 
 @pytest.mark.slow_lane(seconds=5)
-def test_a_file_of_programs_gives_what_was_measured(
+def test_a_file_of_programs_has_the_measured_seconds(
     known: dict[str, MeasuredPrograms], tmp_path: Path
 ) -> None:
     gmm, file = known["GMM"], tmp_path / "programs.jsonl"

@@ -42,7 +42,7 @@ def _reference(data: bytes, model: RelaxModel, inputs: list[NDArray[Any]]) -> li
 
 
 @pytest.mark.parametrize("name", slow_lane_except(sorted(MODELS), "residual"))
-def test_a_fused_model_gives_what_onnx_runtime_gives(name: str, tmp_path: Path) -> None:
+def test_a_fused_model_agrees_with_onnx_runtime(name: str, tmp_path: Path) -> None:
     data = MODELS[name]()
     model = read_onnx(data, {})
     inputs = _inputs(model)
@@ -77,7 +77,7 @@ def test_only_the_slow_loop_nests_of_an_untuned_model_are_scheduled(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_the_untuned_module_gives_what_onnx_runtime_gives(tmp_path: Path) -> None:
+def test_the_untuned_module_agrees_with_onnx_runtime(tmp_path: Path) -> None:
     data = MODELS["residual"]()
     model = read_onnx(data, {})
     inputs = _inputs(model)

@@ -257,7 +257,7 @@ def test_unique_parts(axis: int | None, is_sorted: int, dtype: str) -> None:
             assert found[name].dtype == wanted[name].dtype
 
 
-def test_what_follows_unique_counts_its_rows() -> None:
+def test_operators_after_unique_use_its_number_of_rows() -> None:
     text = """<ir_version: 9, opset_import: ["" : 20]> g (float[6] x) => (float[n] twice, int64[1] count) {
         y = Unique (x)
         twice = Add (y, y)

@@ -120,7 +120,7 @@ def test_a_quantized_tflite_model() -> None:
     assert [one.inputs for one in found] == [*USUAL, *EDGES]
 
 
-def test_what_litert_bounds_or_rounds_goes_on() -> None:
+def test_values_that_litert_bounds_or_rounds_stay_unchanged() -> None:
     """LiteRT's sum of infinities is the greatest number, and it rounds data to bytes if weights are bytes."""
     builder = TfliteBuilder()
     x, y = builder.input((1, 6)), builder.input((1, 6))

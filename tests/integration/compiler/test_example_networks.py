@@ -24,7 +24,7 @@ TARGET = '{"kind":"llvm","num-cores":2}'
 
 @pytest.mark.slow
 @pytest.mark.parametrize("network", slow_lane_except(sorted(make_models.NETWORKS), "resnet18", "bert_base"))
-def test_a_tiny_network_gives_what_onnx_runtime_gives(network: str, tmp_path: Path) -> None:
+def test_a_tiny_network_agrees_with_onnx_runtime(network: str, tmp_path: Path) -> None:
     data = make_models.make(network, tiny=True).SerializeToString()
     model = read_onnx(data, {})
     fused = fuse(model, TARGET)

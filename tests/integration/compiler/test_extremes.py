@@ -15,8 +15,8 @@ from tvm import te, tirx, topi
 from tvm.s_tir import Schedule
 
 from compiler import fallback
+from compiler.codegen.compilation import compile_scheduled
 from compiler.codegen.pipeline import PIPELINE, UNTUNED
-from compiler.codegen.steps import compile_scheduled
 from tests.cuda_emulator.emulator import compile_batch, host_code
 from tests.gpu_programs import TARGET as GPU_TARGET
 from tests.workloads import module

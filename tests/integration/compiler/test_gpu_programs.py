@@ -98,14 +98,14 @@ def check(operators: Sequence[str], count: int) -> list[Failure]:
     return refused + failures([one for one in results if not isinstance(one, Failure)])
 
 
-def test_random_programs_compute_what_the_reference_does() -> None:
+def test_random_programs_agree_with_the_reference() -> None:
     found = check(["GMM"], FEW)
     assert not found, "\n\n".join(map(str, found))
 
 
 @pytest.mark.slow_lane(seconds=25)
 @pytest.mark.timeout(900)
-def test_tensor_cores_compute_what_the_reference_does() -> None:
+def test_tensor_cores_agree_with_the_reference() -> None:
     """CUDA's compilers take all cases of an element type together."""
     results = []
     for case in TENSOR_CASES:
@@ -119,7 +119,7 @@ def test_tensor_cores_compute_what_the_reference_does() -> None:
 
 
 @pytest.mark.parametrize("case", slow_lane_except(ROW_CASES, *ROW_CASES[:2]), ids=str)
-def test_rows_in_registers_compute_what_the_reference_does(case: Case) -> None:
+def test_rows_in_registers_agree_with_the_reference(case: Case) -> None:
     rng = np.random.default_rng(0)
     found = generate(read_dag(case.module()), GPU)
     sketches = [one for one in found if any(stage.in_registers for stage in one.stages)]
@@ -143,7 +143,7 @@ def test_rows_in_registers_compute_what_the_reference_does(case: Case) -> None:
     ),
     ids=str,
 )
-def test_what_importers_write_is_one_kernel(case: Case) -> None:
+def test_imported_chains_are_one_kernel(case: Case) -> None:
     kernels = {StageKind.ROWS, StageKind.THREADS, StageKind.TILED, StageKind.TENSOR}
     sketch = generate(read_dag(case.module()), GPU)[0]
     assert sum(stage.kind in kernels for stage in sketch.stages) == 1

@@ -80,7 +80,7 @@ def test_no_cuda_compiles_for_the_first_nano() -> None:
     assert "CUDA 13 compiles nothing for sm_53" in refused.error
 
 
-def test_what_a_thread_has_no_registers_for_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_spills_too_much_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     for spilled, runs in ((4 * 64, True), (4 * 64 + 4, False)):
         resources = Resources(64, spilled)
         monkeypatch.setattr(builder, "last_resources", lambda found=resources: found)

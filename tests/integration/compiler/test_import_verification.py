@@ -91,7 +91,7 @@ def test_a_model_that_neither_can_run_is_said() -> None:
         Reference(file.proto, file.output_names).compute({"x": np.zeros(4, np.float32)})
 
 
-def test_inputs_are_in_the_range_of_what_they_are_for() -> None:
+def test_drawn_inputs_are_in_the_range_of_their_use() -> None:
     b = Builder()
     table = b.weight(7, 3)
     ids = b.op("Unsqueeze", b.op("Cast", "ids", to=onnx.TensorProto.INT32), b.constant(np.array([0])))
@@ -137,7 +137,7 @@ def test_integers_at_the_ends_of_their_type_are_compared(monkeypatch: pytest.Mon
         _verify(file)
 
 
-def test_what_the_standard_leaves_open_is_a_note() -> None:
+def test_a_difference_that_the_standard_leaves_open_is_a_note() -> None:
     file = _of("g (float[6] x) => (int32[6] y) { y = Cast<to = 6>(x) }")
     notes = {one.inputs: one.note for one in verify(file, import_file(file), TARGET, TARGET)}
     assert [*notes] == [*USUAL, *EDGES]

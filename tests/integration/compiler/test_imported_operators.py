@@ -326,7 +326,7 @@ REFUSED: Mapping[str, Callable[[], onnx.ModelProto]] = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_what_cannot_be_imported_is_named_with_its_node(message: str) -> None:
+def test_a_refusal_names_the_node(message: str) -> None:
     with pytest.raises(ModelError, match=f"operator .* of node 'node' can't be imported: {message}"):
         import_file(read_file(REFUSED[message]().SerializeToString(), {}))
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from tvm import relax
 from tvm.ir import GenericConst
 
-from compiler.packaging import imports
-from compiler.packaging.imports import LargeConstants
+from compiler.packaging import large_constants
+from compiler.packaging.large_constants import LargeConstants
 from compiler.packaging.linker import find_linker, link_library
 from compiler.target import host_triple
 from tests.integration.compiler.constant_models import EXTENT, adder
@@ -39,8 +39,8 @@ def _packed_by_tvm(module: tvm.IRModule) -> bytes:
 
 def _packed_in(library: Path) -> bytes:
     loaded = ctypes.CDLL(str(library))
-    size = ctypes.c_uint64.in_dll(loaded, imports.SYMBOL).value
-    return (ctypes.c_char * (8 + size)).in_dll(loaded, imports.SYMBOL).raw
+    size = ctypes.c_uint64.in_dll(loaded, large_constants.SYMBOL).value
+    return (ctypes.c_char * (8 + size)).in_dll(loaded, large_constants.SYMBOL).raw
 
 
 MIXED: tuple[NDArray[Any], ...] = (
@@ -63,7 +63,9 @@ def _build_as_for_a_gpu(module: tvm.IRModule, library: Path) -> None:
 
 
 @pytest.mark.parametrize("weights", [MIXED, (MIXED[6],) * 2, MIXED[7:]], ids=["mixed", "equal", "small"])
-def test_a_library_holds_what_tvm_would_pack(weights: tuple[NDArray[Any], ...], tmp_path: Path) -> None:
+def test_a_library_has_the_bytes_that_tvm_would_pack(
+    weights: tuple[NDArray[Any], ...], tmp_path: Path
+) -> None:
     library, module = tmp_path / "model.so", adder(*weights)
     _build_as_for_a_gpu(module, library)
     assert _packed_in(library) == _packed_by_tvm(module)
@@ -75,11 +77,11 @@ def test_a_library_holds_what_tvm_would_pack(weights: tuple[NDArray[Any], ...], 
     )
 
 
-def test_large_constants_are_not_what_tvm_packs() -> None:
+def test_tvm_does_not_pack_large_constants() -> None:
     constants = LargeConstants()
     module = relax.get_pipeline("default")(adder(*MIXED))
-    assert max(_bytes_of_constants(module)) > imports.MIN_BYTES
-    assert max(_bytes_of_constants(constants.set_aside(module))) < imports.MIN_BYTES
+    assert max(_bytes_of_constants(module)) > large_constants.MIN_BYTES
+    assert max(_bytes_of_constants(constants.set_aside(module))) < large_constants.MIN_BYTES
 
 
 def test_a_constant_with_the_digest_of_another_stays(tmp_path: Path) -> None:

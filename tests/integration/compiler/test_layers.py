@@ -79,7 +79,7 @@ def test_a_node_without_a_name_is_named_by_its_output_and_a_loops_body_by_the_lo
     assert "inner" not in found
 
 
-def test_variants_have_the_layer_of_what_they_replace() -> None:
+def test_variants_have_the_layer_of_their_original() -> None:
     tasks = VariantModel.of(read_onnx(transposed(), {}), TARGET).tasks()
     own = {task.workload_hash: task for task in tasks if not task.variant}
     variants = [task for task in tasks if task.variant]

@@ -111,7 +111,7 @@ def test_a_wrong_trace_is_a_build_error() -> None:
     assert (refused.outcome, bool(refused.error)) == (Outcome.BUILD_ERROR, True)
 
 
-def test_without_a_linker_the_failure_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_linker_the_failure_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("PATH", "/nowhere"), ("CC", ""), ("CXX", "")):
         monkeypatch.setenv(name, value)
     refused = BUILDER.export(to_json(matmul(8, 8, 8)), UNTOUCHED)

@@ -187,7 +187,7 @@ def test_narrow_weights_and_inputs_meet() -> None:
     np.testing.assert_array_equal(y.astype(np.int8), [-2, -8, 0, 7])
 
 
-def test_what_onnx_does_not_define_is_refused_by_name() -> None:
+def test_an_operator_undefined_for_narrow_types_is_refused_by_name() -> None:
     text = "g (int4[3] x) => (int4[3] y) { [sum] y = Add (x, x) }"
     with pytest.raises(ModelError, match=r"operator Add .*node 'sum' can't be imported: .*int4: cast"):
         import_file(read_file(model_of(text).SerializeToString(), {}))

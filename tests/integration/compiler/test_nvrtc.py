@@ -28,7 +28,7 @@ def no_nvcc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvcc, "find_nvcc", lambda: None)
 
 
-def test_it_gives_machine_code_and_says_what_that_takes() -> None:
+def test_nvrtc_returns_machine_code_and_its_resources() -> None:
     assert compiler_version().startswith("13.")
     cubin, resources = compile_cubin(KERNEL, "sm_80")
     assert (cubin[:4], cubin[18]) == (b"\x7fELF", CUDA_MACHINE)
@@ -43,7 +43,7 @@ def test_it_gives_machine_code_and_says_what_that_takes() -> None:
         ("__global__ void broken() { x; }", "sm_80", 'identifier "x" is undefined'),
     ],
 )
-def test_what_it_refuses_has_a_reason(source: str, arch: str, says: str) -> None:
+def test_nvrtcs_refusal_has_a_reason(source: str, arch: str, says: str) -> None:
     with pytest.raises(NvccError, match=says):
         compile_cubin(source, arch)
 
@@ -56,7 +56,7 @@ def test_without_headers_it_names_the_packages(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.slow_lane(seconds=15)
-def test_it_compiles_what_tvm_writes_for_tensor_cores() -> None:
+def test_nvrtc_compiles_tvms_code_for_tensor_cores() -> None:
     case = Case("GMM", (64, 64, 64), dtype="float16")
     sketch = next(one for one in generate(read_dag(case.module()), GPU) if one.of_kind(StageKind.TENSOR))
     candidate = compiled(case, sample(sketch, 64, np.random.default_rng(0)).program(20))

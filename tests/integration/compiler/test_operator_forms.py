@@ -202,7 +202,7 @@ CASES: dict[str, tuple[str, int, list[Array | None], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_form_computes_what_onnx_runtime_does(case: str) -> None:
+def test_a_form_agrees_with_onnx_runtime(case: str) -> None:
     kind, opset, inputs, attributes = CASES[case]
     model = model_of(kind, opset, inputs, 2 if kind in ("Dropout", "TopK") else 1, **attributes)
     first = inputs[0]
@@ -432,7 +432,7 @@ def test_a_part_without_elements_is_left_out() -> None:
     np.testing.assert_array_equal(found["y1"], x[2:])
 
 
-def test_what_is_added_zero_times_is_not_read() -> None:
+def test_a_term_with_factor_zero_is_not_read() -> None:
     a, b = normal(2, 3), normal(3, 4)
     c = np.full((2, 4), np.nan, np.float32)
     proto = model_of("Gemm", 18, [a, b, c], varying=3, beta=0.0)

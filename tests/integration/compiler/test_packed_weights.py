@@ -58,9 +58,7 @@ def constants(module: tvm.IRModule) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("rows", "bits"), [((1,), 4), ((1, 1), 8), ((2, 3), 4), pytest.param((), 4, id="a vector")]
 )
-def test_the_library_computes_what_onnx_runtime_does(
-    rows: tuple[int, ...], bits: int, tmp_path: Path
-) -> None:
+def test_the_library_agrees_with_onnx_runtime(rows: tuple[int, ...], bits: int, tmp_path: Path) -> None:
     quantized = product(rows or (1,), 128, 48, bits)
     variants = VariantModel.of(read_onnx(quantized.SerializeToString(), {}), DEVICE.target)
     data = np.random.default_rng(1).standard_normal((*(rows or (1,)), 128), np.float32)
@@ -116,7 +114,7 @@ def test_the_estimate_knows_that_fewer_bytes_are_faster(monkeypatch: pytest.Monk
     assert packed_s < floats_s / 2
 
 
-def test_one_row_keeps_large_weights_packed_and_several_rows_try_floats(
+def test_large_weights_stay_packed_for_one_row_and_try_floats_for_several(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(floats, "CACHED_BYTES", 4 * 64 * 48 - 1)

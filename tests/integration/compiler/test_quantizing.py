@@ -162,7 +162,7 @@ def test_inputs_with_different_numbers_of_samples_are_refused() -> None:
         made(model, Quantize.INT8, data, a=(1, 4), b=(1, 4))
 
 
-def test_an_archive_that_lies_about_its_arrays_is_refused() -> None:
+def test_an_archive_with_false_array_headers_is_refused() -> None:
     header = b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False, 'shape': (9999, 3, 8, 8), }"
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
@@ -173,7 +173,7 @@ def test_an_archive_that_lies_about_its_arrays_is_refused() -> None:
         made(residual(), Quantize.INT8, io.BytesIO(b"no zip"))
 
 
-def test_what_cannot_be_quantized_says_why() -> None:
+def test_the_error_says_why_a_model_cannot_be_quantized() -> None:
     b = Builder()
     convolution = b.model({"x": [1, 3, 8, 8]}, {b.conv("x", 3, 4, 3): [1, 4, 8, 8]})
     with pytest.raises(ModelError, match=r"no matrix product with constant weights.*: give calibration data"):
@@ -191,7 +191,7 @@ def test_what_cannot_be_quantized_says_why() -> None:
         made(quantized.SerializeToString(), Quantize.INT8, npz(x=IMAGES))
 
 
-def test_a_child_quantizes_and_says_what_is_wrong() -> None:
+def test_a_child_quantizes_and_reports_errors() -> None:
     with (
         tempfile.TemporaryFile() as model,
         tempfile.TemporaryFile() as data,

@@ -126,7 +126,7 @@ def test_random_programs_compute_the_right_result(operator: str, commit_seed: in
 
 
 @pytest.mark.slow
-def test_programs_of_what_importers_write_compute_the_right_result(commit_seed: int) -> None:
+def test_programs_of_imported_subgraphs_compute_the_right_result(commit_seed: int) -> None:
     of = [ImportedSoftmax("softmax", (7, 1000)), GeluProduct("GMM", (13, 49, 32))]
     failed = [one for one in _try(of, FEW, commit_seed) if one.wrong or one.build_error]
     assert not failed, _told(failed)

@@ -54,7 +54,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_blocks_compute_what_the_convolution_is(case: Case) -> None:
+def test_row_blocks_agree_with_the_convolution(case: Case) -> None:
     """A bias, a residual of the result's shape and an activation follow the convolution."""
     tile, data, outputs, expected = case
     edge, depth = tile + 2, (3,) * (len(data) - 4)

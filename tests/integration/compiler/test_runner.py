@@ -119,7 +119,7 @@ def test_a_kernel_that_leaves_a_part_undone_is_caught(runner: LocalRunner) -> No
     assert measurement.error == "output 1 of large values: 1 of 64 values differ, by up to 113"
 
 
-def test_a_kernel_that_adds_to_what_was_there_is_caught(runner: LocalRunner) -> None:
+def test_a_kernel_that_adds_to_old_outputs_is_caught(runner: LocalRunner) -> None:
     @T.prim_func(s_tir=True)
     def main(data: T.Buffer((64,), "float32"), result: T.Buffer((64,), "float32")):
         for i in range(64):

@@ -77,7 +77,7 @@ def test_the_library_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("no_vocabulary")
-def test_what_is_compiled_into_the_process_is_refused() -> None:
+def test_foreign_calls_in_code_compiled_into_the_process_are_refused() -> None:
     built = BUILDER.build(WORKLOAD_TEXT, SYSTEM)
     assert isinstance(built, Measurement)
     assert built.outcome is Outcome.BUILD_ERROR
@@ -124,14 +124,14 @@ def test_an_artifact_that_calls_another_function_is_not_loaded(tmp_path: Path) -
         ('char s[] = ".extern .func (.param .b32 r) vprintf (.param .b64 a);";', (), "PTX"),
     ],
 )
-def test_libraries_take_only_what_is_listed(
+def test_libraries_refer_only_to_listed_names(
     tmp_path: Path, source: str, options: tuple[str, ...], says: str
 ) -> None:
     with pytest.raises(SymbolError, match=says):
         check_library(io.BytesIO(linked(tmp_path, source, *options)))
 
 
-def test_the_check_reads_what_the_loader_reads(tmp_path: Path) -> None:
+def test_the_check_reads_the_same_tables_as_the_loader(tmp_path: Path) -> None:
     """A library without section headers is loaded all the same."""
     data = bytearray(linked(tmp_path, CALLS))
     data[40:48] = bytes(8)  # where they are
@@ -141,7 +141,7 @@ def test_the_check_reads_what_the_loader_reads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 3, 20, 64, 100, 500, 4000])
-def test_what_is_cut_short_is_refused(tmp_path: Path, length: int) -> None:
+def test_a_truncated_library_is_refused(tmp_path: Path, length: int) -> None:
     with pytest.raises(SymbolError):
         check_library(io.BytesIO(linked(tmp_path, CALLS)[:length]))
 
@@ -169,7 +169,7 @@ def test_a_model_is_linked_without_complaint(tmp_path: Path) -> None:
         ('module asm "syscall"\n', "assembly"),
     ],
 )
-def test_llvms_code_names_only_what_is_listed(source: str, says: str) -> None:
+def test_llvms_code_refers_only_to_listed_names(source: str, says: str) -> None:
     check_llvm("declare float @llvm.exp.f32(float)\ndeclare float @expf(float)\n")
     with pytest.raises(SymbolError, match=says):
         check_llvm(source)

@@ -140,7 +140,7 @@ def test_the_parts_are_tiled_and_added_up_by_a_kernel_of_their_own() -> None:
     ),
     ids=str,
 )
-def test_programs_of_parts_compute_what_the_reference_does(case: Case) -> None:
+def test_programs_of_split_sums_agree_with_the_reference(case: Case) -> None:
     results = [compiled(case, program) for program in draw(case, 2, np.random.default_rng(0))]
     wrong = [one for one in results if isinstance(one, Failure)]
     wrong += failures([one for one in results if not isinstance(one, Failure)])

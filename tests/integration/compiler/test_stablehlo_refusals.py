@@ -155,7 +155,7 @@ FUNCTIONS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_what_is_not_read_is_refused_by_name(name: str) -> None:
+def test_an_unsupported_operation_is_refused_by_name(name: str) -> None:
     made, says = FUNCTIONS[name]
     with pytest.raises(ModelError, match=says) as raised:
         read_model(exported(made, X), {}).to_relax()

@@ -75,7 +75,7 @@ def _expected(case: dict[str, Any], data: NDArray[Any], weight: NDArray[Any]) ->
 @pytest.mark.slow
 @settings(max_examples=20)
 @given(cases())
-def test_phases_give_what_the_transposed_convolution_gives(case: dict[str, Any]) -> None:
+def test_phases_agree_with_the_transposed_convolution(case: dict[str, Any]) -> None:
     model, weight = _model(case)
     variants = VariantModel.of(read_onnx(model, {}), TARGET)
     [task] = (task for task in variants.tasks() if task.variant)

@@ -17,7 +17,7 @@ from tvm.s_tir import Schedule
 from tvm.target.codegen import llvm_get_cpu_features, target_has_features
 
 import compiler.target
-from compiler.codegen.steps import compile_scheduled
+from compiler.codegen.compilation import compile_scheduled
 from compiler.target import detect_device, parse_target
 from core.device import Device
 from core.instruction_sets import FeatureError, instruction_sets

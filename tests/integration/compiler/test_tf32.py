@@ -135,7 +135,7 @@ def test_values_are_rounded_to_the_nearest_and_ties_away_from_zero() -> None:
     np.testing.assert_array_equal(result.numpy()[-3:], values[-3:])
 
 
-def test_only_the_truncation_of_tensor_cores_is_allowed_beyond_what_is_of_float32() -> None:
+def test_only_the_truncation_of_tensor_cores_is_allowed_beyond_float32s_errors() -> None:
     variants = VariantModel.of(read_onnx(PRODUCTS["rows"].model(), {}), GPU.target, tf32=True)
     [own, other] = (t for t in variants.tasks() if t.variant in ("", "tf32"))
     plain, truncated = (Rounding.of(from_json(task.module_json)["main"]) for task in (own, other))
@@ -188,7 +188,7 @@ def long_product(request: pytest.FixtureRequest) -> tuple[Rounding, list[NDArray
 
 
 @pytest.mark.parametrize("cores", [AMPERE, HOPPER])
-def test_what_tensor_cores_cut_off_is_not_called_wrong(
+def test_truncation_by_tensor_cores_is_not_an_error(
     long_product: tuple[Rounding, list[NDArray[np.float32]]], cores: TensorCores
 ) -> None:
     rounding, factors = long_product

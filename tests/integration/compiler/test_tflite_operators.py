@@ -357,7 +357,7 @@ TOGETHER: dict[str, Callable[[], Case]] = {
 }
 
 
-def test_operators_compute_together_what_litert_does() -> None:
+def test_operators_in_one_model_agree_with_litert() -> None:
     builder = TfliteBuilder()
     names, results, inputs = [], [], []
     for name, made in TOGETHER.items():
@@ -545,7 +545,7 @@ def test_an_lstm_both_ways(is_merged: bool) -> None:
         np.testing.assert_allclose(own, right, rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_not_selected_is_zero() -> None:
+def test_unselected_boxes_are_zero() -> None:
     corners = [[0, 0, 1, 1], [0, 0.1, 1, 1.1], [0, 10, 1, 11], [0, 10.1, 1, 11.1], [0, 100, 1, 101]]
     inputs = [np.array(corners, np.float32), np.array([0.9, 0.75, 0.95, 0.5, 0.3], np.float32)]
     builder = TfliteBuilder()
@@ -560,7 +560,7 @@ def test_what_is_not_selected_is_zero() -> None:
         np.testing.assert_allclose(own, right, rtol=1e-6)
 
 
-def test_an_open_dimension_is_the_one_that_is_stored() -> None:
+def test_an_open_dimension_has_the_stored_size() -> None:
     builder = TfliteBuilder()
     x, result = builder.input((1, 3)), builder.tensor((1, 3))
     builder.signature(x, [-1, 3])
@@ -595,7 +595,7 @@ def test_small_scales_differ() -> None:
 
 
 @pytest.mark.parametrize("name", IMPORTED)
-def test_operator_computes_what_litert_does(name: str) -> None:
+def test_an_operator_agrees_with_litert(name: str) -> None:
     IMPORTED[name]().check()
 
 
@@ -732,7 +732,7 @@ REFUSED: dict[str, tuple[Callable[[], Case], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_right_is_refused_by_name(name: str) -> None:
+def test_an_operator_that_cannot_be_right_is_refused_by_name(name: str) -> None:
     case, message = REFUSED[name]
     with pytest.raises(ModelError, match=message):
         read(case().model()[0], {}).to_relax()

@@ -62,7 +62,7 @@ def _correlation(data: NDArray[Any], weight: NDArray[Any], padding: Sequence[int
         ((1, 2, 7, 8, 3), (1, 3, 3), 4, (0, 1, 1, 0, 1, 1)),
     ],
 )
-def test_tiles_give_what_the_convolution_gives(
+def test_winograd_tiles_agree_with_the_convolution(
     tile: int,
     allowed: float,
     shape: tuple[int, ...],
@@ -105,7 +105,7 @@ def test_convolutions_of_three_dimensions_have_a_variant(
         np.testing.assert_allclose(_run(chosen, inputs), _run(variants.fused, inputs), atol=1e-4)
 
 
-def test_variants_of_a_model_are_tasks_of_the_same_weight_that_name_what_they_replace(
+def test_variants_are_tasks_with_the_weight_and_name_of_their_original(
     variants: VariantModel,
 ) -> None:
     tasks = variants.tasks()

@@ -136,7 +136,7 @@ def test_a_program_that_is_wrong_only_there_is_caught(runner: LocalRunner, mista
     assert measured(runner, candidate, workload).outcome is Outcome.WRONG_RESULT
 
 
-def test_what_a_limit_leaves_of_large_sums_may_be_off_by_their_errors(runner: LocalRunner) -> None:
+def test_clamped_large_sums_may_differ_by_the_sums_errors(runner: LocalRunner) -> None:
     """Nearly all of the large sums are far beyond the limits; a few that aren't have errors of their size."""
 
     def limited_sums(used: Callable[[Any], Any]) -> tvm.IRModule:

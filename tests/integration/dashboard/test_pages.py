@@ -22,7 +22,7 @@ from core.quantization import LayerAccuracy, OutputAccuracy, Quantization
 from core.tokens import Scope
 from records import access
 from records.access import AuditEntry, Token
-from records.jobs import inferences, jobs, outlines, quantized
+from records.jobs import inferences, jobs, outlines, quantized_models
 from records.storage import blobs
 from server.access.authentication import token_digest
 from tests.integration.server.conftest import Service, onnx_model
@@ -80,7 +80,7 @@ def test_a_jobs_answers_do_not_wait_for_the_modules(page: Page, site: Service) -
     assert answer.value.ok
 
 
-def test_each_answer_is_asked_for_once(page: Page, site: Service) -> None:
+def test_each_response_is_requested_once(page: Page, site: Service) -> None:
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url.removeprefix(site.url)))
     open_page(page, site, "#/jobs/job-done")
@@ -322,7 +322,7 @@ def test_a_service_of_this_machine_alone_says_how_others_reach_it(page: Page, si
     expect(page.get_by_text("tunefarm-install")).to_have_count(0)
 
 
-def test_devices_say_why_they_cannot_measure_and_are_told_what_to_do(page: Page, site: Service) -> None:
+def test_the_devices_page_shows_why_one_cannot_measure_and_the_next_step(page: Page, site: Service) -> None:
     open_page(page, site, "#/devices")
     expect(page.get_by_text("Can't measure: the compiler is missing: apt-get install gcc")).to_be_visible()
     page.get_by_role("button", name="Drain epyc-1").click()
@@ -400,7 +400,7 @@ def test_a_model_is_dropped_watched_and_cancelled(page: Page, site: Service, tmp
     accuracy = Quantization(Quantize.INT8, False, 2, 2, 1, (OutputAccuracy("y", 30.0),), (layer,))
     with site.database.begin() as session:
         [job] = [job for job in jobs.list_jobs(session, 50, None) if job.request.model_name == "little"]
-        quantized.put(session, job.request, blobs.put(session, b"quantized"), accuracy)
+        quantized_models.put(session, job.request, blobs.put(session, b"quantized"), accuracy)
         jobs.advance(session, job.id, {JobState.QUEUED}, JobState.TUNING, 5.0, message="searching")
     # The page learns of it from an event.
     expect(page.get_by_role("heading", level=1)).to_contain_text("tuning")

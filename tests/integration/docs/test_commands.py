@@ -26,7 +26,7 @@ from tests.marks import slow_except
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.stem)
-def test_every_command_is_one_that_there_is(document: Path) -> None:
+def test_every_command_exists(document: Path) -> None:
     for command in commands(document):
         try:
             check(command)
@@ -35,7 +35,7 @@ def test_every_command_is_one_that_there_is(document: Path) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.stem)
-def test_every_route_is_one_that_there_is(document: Path) -> None:
+def test_every_route_exists(document: Path) -> None:
     named = re.findall(r"`(GET|POST|DELETE) (/[^`\s]*)`", document.read_text())
     assert [one for one in named if not is_routed(*one)] == []
 

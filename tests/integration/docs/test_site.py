@@ -23,7 +23,7 @@ LOADED = re.compile(
 
 # `.ci/run` also runs `make docs`.
 @pytest.mark.slow_lane(seconds=5)
-def test_it_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+def test_the_site_builds_strictly_and_loads_only_its_own_files(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -22,7 +22,7 @@ def benchmark(*arguments: str, stand_in: StandIn | None = None) -> subprocess.Co
 
 @pytest.mark.slow_lane(seconds=120)
 @pytest.mark.timeout(1800)
-def test_it_is_whole_on_a_stand_in(stand_in: StandIn, tmp_path: Path) -> None:
+def test_the_gpu_benchmark_is_complete_on_the_stand_in(stand_in: StandIn, tmp_path: Path) -> None:
     file = tmp_path / "gpu.json"
     given = ("--tiny", "--operator", "GMM", "--network", "dcgan", "--trials", "2", "--network-trials", "2")
     done = benchmark(*given, "--rounds", "1", "--json", str(file), stand_in=stand_in)

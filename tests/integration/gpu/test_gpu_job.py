@@ -47,7 +47,7 @@ def test_a_network_is_tuned_verified_timed_and_published(
 
 
 @pytest.mark.slow_lane(seconds=18)
-def test_products_in_tf32_are_measured_beside_those_of_float32_when_asked_for(
+def test_with_tf32_products_are_also_measured_in_tf32(
     stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in stand_in.environment.items():

@@ -145,7 +145,7 @@ def test_a_measurement_with_clocks_held_back_is_marked(stand_in: StandIn) -> Non
         ("alloc 3 2", Outcome.OUT_OF_MEMORY),
     ],
 )
-def test_what_goes_wrong_has_a_name_and_replaces_the_child(
+def test_a_gpu_failure_has_its_outcome_and_replaces_the_child(
     stand_in: StandIn, behaviour: str, outcome: Outcome
 ) -> None:
     async def work(executor: Executor, device: Device) -> None:

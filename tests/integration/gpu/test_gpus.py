@@ -65,7 +65,7 @@ def test_its_vitals_are_read(stand_in: StandIn, behaviour: str) -> None:
     assert said(VITALS, stand_in=stand_in) == "41.0 87.5 805306368 580.0 (stand-in)"
 
 
-def test_an_old_jetson_is_told_that_its_gpu_is_too_old(tmp_path: Path) -> None:
+def test_the_error_for_an_old_jetson_says_that_its_gpu_is_too_old(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.write_text("NVIDIA Jetson Nano Developer Kit\0")
     choose = (

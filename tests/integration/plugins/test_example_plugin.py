@@ -94,7 +94,7 @@ def programs(wanted: str) -> list[Program]:
 
 @pytest.mark.usefixtures("plugin")
 @pytest.mark.parametrize("wanted", ["matmul SRS", NAME])
-def test_what_the_plug_in_adds_computes_right(wanted: str) -> None:
+def test_the_plug_ins_extensions_compute_right_results(wanted: str) -> None:
     text, target = workload(), detect_device().target
     found = programs(wanted)
     assert found
@@ -128,7 +128,7 @@ def test_a_job_is_tuned_with_the_plug_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("plugin")
-def test_a_worker_with_the_plug_in_measures_and_one_without_says_what_it_lacks(
+def test_a_worker_with_the_plug_in_measures_and_one_without_names_it(
     installed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = workload()

@@ -73,7 +73,7 @@ def test_steps_are_right_from_one_bucket_into_the_next(name: str, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_what_a_step_does_not_take_is_refused(tmp_path: Path) -> None:
+def test_invalid_inputs_of_a_step_are_refused(tmp_path: Path) -> None:
     model = load(
         compiled(DECODERS["whisper"](), tmp_path, {"sequence": (1,), "past": (8,), "audio": (AUDIO,)})
     )

@@ -224,7 +224,7 @@ def test_a_machine_without_the_instructions_is_refused(
         load(changed(folder, tmp_path / "lacking"))
 
 
-def test_what_is_not_for_this_machine_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_a_model_for_another_machine_is_refused(folder: Path, tmp_path: Path) -> None:
     target = json.dumps({"kind": "llvm", "mtriple": "riscv64-linux-gnu"})
     with pytest.raises(LoadError, match="was compiled for riscv64, and this machine is"):
         load(changed(folder, tmp_path / "other", target=target))
@@ -259,7 +259,7 @@ def test_what_is_not_for_this_machine_is_refused(folder: Path, tmp_path: Path) -
         ("artifact.tar", "is an archive: unpack it"),
     ],
 )
-def test_what_is_no_folder_of_a_model_says_what_to_load(
+def test_the_error_for_another_path_says_what_to_load(
     named: str, why: str, folder: Path, tmp_path: Path
 ) -> None:
     changed(folder, tmp_path / "compiled")

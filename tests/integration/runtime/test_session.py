@@ -100,7 +100,7 @@ def test_a_program_for_onnxruntime_needs_another_import_and_path(
     assert runtime.__version__
 
 
-def test_what_can_not_be_bound_is_refused(folder: Path, image: Array) -> None:
+def test_an_invalid_binding_is_refused(folder: Path, image: Array) -> None:
     session = InferenceSession(folder)
     binding = session.io_binding()
     binding.bind_cpu_input("input", image)

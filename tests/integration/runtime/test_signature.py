@@ -74,7 +74,7 @@ def redirect(folder: Path) -> None:
     ],
     ids=["library", "manifest", "digest", "signature", "none", "bytes", "long", "no library"],
 )
-def test_what_was_changed_is_not_loaded(
+def test_a_changed_model_is_not_loaded(
     signed: Path,
     key: SigningKey,
     tmp_path: Path,
@@ -113,7 +113,7 @@ def test_an_empty_list_trusts_nobody(signed: Path) -> None:
         load(signed, trusted=[])
 
 
-def test_without_cryptography_it_says_what_to_install(
+def test_without_cryptography_the_error_names_the_package(
     signed: Path, key: SigningKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)

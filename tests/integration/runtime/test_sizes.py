@@ -95,7 +95,7 @@ def hidden_by_one(tokens: Extent) -> bytes:
     )
 
 
-def test_inputs_are_padded_with_what_hides(compiled: Compile) -> None:
+def test_masks_are_padded_with_their_hiding_value(compiled: Compile) -> None:
     data = hidden_by_one("tokens")
     folder = compiled(data, "tokens", (4, 9))
     inputs = drawn(1, 6, 4) - 3, np.zeros((1, 6, 1), np.float32)
@@ -114,12 +114,14 @@ def test_inputs_are_padded_with_what_hides(compiled: Compile) -> None:
         *(("int32", float("inf"), False), ("int32", float("nan"), False), ("float32", -np.inf, True)),
     ],
 )
-def test_an_input_is_padded_with_what_it_holds(dtype: str, number: float, expected_answer: bool) -> None:
+def test_the_padding_value_must_fit_the_inputs_type(dtype: str, number: float, expected_answer: bool) -> None:
     assert holds(np.dtype(dtype), number) is expected_answer
 
 
 @pytest.mark.parametrize(("pad", "fitting"), [(False, [4, 9]), (True, [1, 4, 7, 9])])
-def test_what_no_size_fits_falls_back(pad: bool, fitting: list[int], compiled: Compile) -> None:
+def test_inputs_that_no_size_fits_go_to_the_fallback(
+    pad: bool, fitting: list[int], compiled: Compile
+) -> None:
     data = masked_attention(1, "tokens")
     asked: list[int] = []
 

@@ -61,7 +61,7 @@ def test_the_variable_is_checked(value: str, folder: Path, monkeypatch: pytest.M
     ("given", "variables", "counted"),
     [("", {}, 2), ("", {"TVM_NUM_THREADS": "1"}, 1), (", threads=3", {}, 3)],
 )
-def test_it_is_given_or_the_variables_or_the_models(
+def test_the_number_is_the_argument_the_variable_or_the_models(
     given: str, variables: dict[str, str], counted: int, folder: Path
 ) -> None:
     text = f"""

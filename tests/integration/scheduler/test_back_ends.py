@@ -77,7 +77,7 @@ def read(broker: str, count: int) -> list[str]:
     return found
 
 
-def test_wake_ups_travel_over_redis_and_go_on_after_it_restarted(redis_server: Redis, broker: str) -> None:
+def test_wake_ups_use_redis_and_survive_its_restart(redis_server: Redis, broker: str) -> None:
     wake = Waker(make_app(broker))
     wake("round", "job 1")
     assert read(broker, 1) == ["scheduler.round"]
@@ -119,7 +119,7 @@ def test_a_scheduler_lives_through_a_restart_of_redis(
 
 
 @pytest.mark.slow_lane(seconds=6)
-def test_the_successor_of_a_killed_scheduler_goes_on_at_once(
+def test_the_successor_of_a_killed_scheduler_continues_at_once(
     farm: Farm, emptied: Emptied, broker: str, tmp_path: Path
 ) -> None:
     """The killed scheduler's claim is still valid."""

@@ -117,7 +117,7 @@ def test_a_schedule_that_breaks_the_model_is_left_out_alone(
 
 
 @pytest.mark.slow_lane(seconds=16)
-def test_the_search_goes_on_where_a_killed_scheduler_was(
+def test_the_search_continues_after_a_scheduler_was_killed(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def work_until(reached: Callable[[], bool]) -> None:

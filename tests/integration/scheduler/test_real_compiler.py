@@ -20,7 +20,7 @@ from sqlalchemy import select
 from compiler.importing.onnx_runtime import load_session
 from core.job import JobState, Quantize
 from records.fleet import module_runs
-from records.jobs import inferences, jobs, quantized, tasks
+from records.jobs import inferences, jobs, quantized_models, tasks
 from records.jobs.jobs import Job
 from records.schedules import schedules, tvmscripts
 from records.schedules.tvmscripts import UNSCHEDULED
@@ -111,7 +111,7 @@ def test_a_model_is_quantized_before_it_is_tuned(database: Database) -> None:
     assert (job.state, job.error) == (JobState.DONE, None)
     library, manifest = artifact(database, job.artifact_sha)
     with database.begin() as session:
-        form = quantized.find(session, job.request)
+        form = quantized_models.find(session, job.request)
         assert form is not None
         compiled = blobs.get(session, form.sha)
         runs = {run.kind: run.artifact_sha for run in module_runs.of_job(session, "job")}

@@ -206,7 +206,7 @@ def refusal(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
         ({"scopes": frozenset({Scope.READ})}, grpc.StatusCode.PERMISSION_DENIED, "lacks the scope worker"),
     ],
 )
-def test_a_worker_is_told_what_its_token_lacks(
+def test_the_error_names_the_scope_that_a_workers_token_lacks(
     guarded: Service, changes: dict[str, object], code: grpc.StatusCode, says: str
 ) -> None:
     secret = stored(guarded, f"worker {code.name}".replace(" ", "-"), **changes)

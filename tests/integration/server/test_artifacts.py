@@ -78,7 +78,7 @@ def test_an_exact_model_is_of_an_exact_job(service: Service, worker: Worker) -> 
     assert service.http.get("/v1/artifacts/best", params=asked | {"exact": True}).content == b"exact"
 
 
-def test_a_client_downloads_what_is_best_and_only_what_is_better(
+def test_a_client_downloads_the_best_artifact_and_only_better_ones(
     service: Service, worker: Worker, tmp_path: Path
 ) -> None:
     worker.call()
@@ -101,7 +101,7 @@ def unpacked(tar: bytes) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("by", ["job", "model"])
-def test_a_bundle_is_the_artifact_with_what_runs_it(service: Service, worker: Worker, by: str) -> None:
+def test_a_bundle_is_the_artifact_with_its_runtime(service: Service, worker: Worker, by: str) -> None:
     worker.call()
     data = artifact()
     job_id = publish(service, worker, data, 1e-3)
@@ -138,7 +138,9 @@ def test_a_bundle_is_the_artifact_with_what_runs_it(service: Service, worker: Wo
     ],
     ids=["gpu", "machine", "damaged", "empty"],
 )
-def test_what_can_not_be_bundled_is_refused(service: Service, worker: Worker, data: bytes, why: str) -> None:
+def test_an_artifact_without_a_bundle_is_refused(
+    service: Service, worker: Worker, data: bytes, why: str
+) -> None:
     worker.call()
     job_id = publish(service, worker, data, 1e-3)
     answer = service.http.get(f"/v1/jobs/{job_id}/artifact", params={"bundle": "1"})

@@ -74,7 +74,7 @@ def test_a_builder_is_shown_as_one(service: Service, builder: Worker) -> None:
     assert service.http.get("/v1/device-classes").json()["items"] == []
 
 
-def test_a_device_measures_what_a_builder_built(service: Service, builder: Worker, board: Worker) -> None:
+def test_a_device_measures_a_builders_library(service: Service, builder: Worker, board: Worker) -> None:
     builder.call(slots=0)
     board.call(slots=0)
     job_id = tuning_job(service, board, count=2)
@@ -150,7 +150,7 @@ def test_libraries_are_kept_only_for_the_holder_of_the_lease(
         fetch(board, SHA)
 
 
-def test_a_builder_that_waits_gets_what_comes(service: Service, builder: Worker, board: Worker) -> None:
+def test_a_waiting_builder_gets_new_trials(service: Service, builder: Worker, board: Worker) -> None:
     builder.call(slots=0)
     found: list[Lease | None] = []
     waiting = threading.Thread(target=lambda: found.append(builder.call(wait_s=20.0).lease))
@@ -162,7 +162,7 @@ def test_a_builder_that_waits_gets_what_comes(service: Service, builder: Worker,
     assert found[0].build
 
 
-def test_a_device_that_waits_gets_what_was_built(service: Service, builder: Worker, board: Worker) -> None:
+def test_a_waiting_device_gets_built_trials(service: Service, builder: Worker, board: Worker) -> None:
     builder.call(slots=0)
     board.call(slots=0)
     tuning_job(service, board, count=1)

@@ -86,7 +86,9 @@ def test_subgraphs_options_and_the_whole_are_compared(jobs: Jobs, capsys: pytest
     assert rows["new|2"]["speedup"] is None
 
 
-def test_the_table_has_units_and_says_what_differs(jobs: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_has_units_and_lists_differing_options(
+    jobs: Jobs, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(app, ["diff", jobs.first, jobs.second]) == ExitCode.OK
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "name of \ufffdconv 2 400 us 200 us 2.00x faster changed" in lines
@@ -118,7 +120,7 @@ def test_a_damaged_artifact_is_said(
 @pytest.mark.parametrize(
     ("allowed", "code"), [("5%", 11), ("9.9", 11), ("10.1%", 0), ("1000%", 0), ("0%", 11)]
 )
-def test_a_regression_beyond_what_is_allowed_fails(
+def test_a_regression_beyond_the_limit_fails(
     allowed: str, code: int, jobs: Jobs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(app, ["release", "set", "production", jobs.first])

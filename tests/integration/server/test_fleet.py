@@ -194,7 +194,7 @@ def test_a_worker_that_the_server_has_forgotten_works_on(
     assert done(service, job_id) == 3
 
 
-def test_a_session_cannot_report_for_anothers_lease(service: Service, worker: Worker) -> None:
+def test_a_session_cannot_report_for_another_sessions_lease(service: Service, worker: Worker) -> None:
     job_id = tuning_job(service, worker)
     lease = leased(worker)
     thief = Worker(service.fleet, id="thief")
@@ -261,7 +261,7 @@ def test_a_wait_ends_when_it_was_agreed_to(service: Service, worker: Worker) -> 
     assert time.monotonic() - began > 0.25
 
 
-def test_a_fenced_session_does_not_go_on_waiting(service: Service, worker: Worker) -> None:
+def test_a_fenced_session_stops_waiting(service: Service, worker: Worker) -> None:
     fenced: list[bool] = []
     waiting = threading.Thread(target=lambda: fenced.append(worker.call(wait_s=15).fenced))
     waiting.start()
@@ -329,9 +329,7 @@ def test_a_worker_times_onnx_runtime_only_where_it_has_it(service: Service, work
         assert module_runs.of_job(session, job_id)[1].onnxruntime == "1.31.1"
 
 
-def test_a_tuned_model_is_not_compared_with_one_that_is_known_not_to_run(
-    service: Service, worker: Worker
-) -> None:
+def test_a_tuned_model_is_not_compared_with_a_failing_untuned_one(service: Service, worker: Worker) -> None:
     job_id = tuning_job(service, worker, count=1)
     with service.database.begin() as session:
         sha = blobs.put(session, b"packed")

@@ -78,7 +78,7 @@ CHUNKED = b"Host: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     ],
     ids=["trailers", "a long trailer", "an extension", "a long name"],
 )
-def test_what_frames_a_body_without_end_is_not_kept(
+def test_endless_framing_of_a_body_is_not_kept(
     service: Service, target: bytes, begin: bytes, more: bytes
 ) -> None:
     tracemalloc.start()

@@ -130,7 +130,7 @@ def _nonsense(trace: str, random: Random) -> str:
 @pytest.mark.slow_lane
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", TRACES)
-def test_what_the_schema_lets_pass_ends_at_most_a_child(name: str) -> None:
+def test_an_accepted_trace_kills_at_most_a_child(name: str) -> None:
     """TVM gets numbers, blocks and loops that are well-formed but meaningless."""
     random, workload = Random(name), to_json(SCHEDULES[name].make())
     changed = [_nonsense(TRACES[name], random) for _ in range(4)]

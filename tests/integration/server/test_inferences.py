@@ -121,7 +121,7 @@ def test_an_older_worker_runs_no_inputs(service: Service, worker: Worker) -> Non
     assert (run.state, run.error) == ("done", WITHOUT_INFERENCE)
 
 
-def test_what_cannot_be_run_is_refused(service: Service, worker: Worker) -> None:
+def test_an_inference_that_cannot_run_is_refused(service: Service, worker: Worker) -> None:
     worker.call(slots=0)
     small = replace(DEVICE, name="a small one", features=(), vector_bytes=16)
     Worker(service.fleet, "small", device=small).call(slots=0)

@@ -71,7 +71,9 @@ def installing(script: Path, folder: Path, **options: object) -> subprocess.Pope
     return subprocess.Popen(command, env=environment, text=True, start_new_session=True, **options)  # type: ignore[call-overload]
 
 
-def test_without_a_terminal_and_a_token_it_says_what_to_set(guarded: Service, tmp_path: Path) -> None:
+def test_without_a_terminal_and_a_token_it_names_the_variable_to_set(
+    guarded: Service, tmp_path: Path
+) -> None:
     process = installing(script_of(guarded, tmp_path), tmp_path, stderr=subprocess.PIPE)
     assert "set TUNEFARM_WORKER_TOKEN" in process.communicate(timeout=60)[1]
     assert process.returncode == 2

@@ -12,7 +12,7 @@ import pytest
 
 from core.job import MAX_TRIALS, EndReason, JobState, Quantize
 from core.quantization import LayerAccuracy, OutputAccuracy, Quantization
-from records.jobs import jobs, quantized, tasks
+from records.jobs import jobs, quantized_models, tasks
 from records.jobs.tasks import TaskSpec
 from records.storage import blobs
 from tunefarm.client import Client
@@ -301,7 +301,7 @@ def test_cancelling_a_job_cancels_those_that_share_its_trials(service: Service) 
     assert service.http.get(f"/v1/jobs/{members[0]}").json()["state"] == "cancelled"
 
 
-def test_what_ended_a_search_and_what_is_left_is_shown(service: Service) -> None:
+def test_the_end_reason_and_the_remaining_time_are_shown(service: Service) -> None:
     job_id = service.submit()
     now = service.context.now()
     with service.database.begin() as session:
@@ -329,7 +329,7 @@ def test_a_job_quantizes_its_model_with_a_dataset(service: Service, tmp_path: Pa
     layer = LayerAccuracy("conv\x1b[31m", "Conv", kept=True, own_db=None, total_db=31.5)
     found = Quantization(Quantize.INT8, False, 4, 4, 1, (OutputAccuracy("y", 30.0),), (layer,))
     with service.database.begin() as session:
-        quantized.put(session, jobs.get(session, job["id"]).request, blobs.put(session, made), found)
+        quantized_models.put(session, jobs.get(session, job["id"]).request, blobs.put(session, made), found)
     shown = service.http.get(f"/v1/jobs/{job['id']}/quantization").json()
     assert shown["layers"] == [
         {"name": "conv\ufffd[31m", "operator": "Conv", "kept": True, "own_db": None, "total_db": 31.5}

@@ -72,7 +72,7 @@ def test_each_device_class_has_its_own(service: Service, worker: Worker) -> None
         assert answer.content == content
 
 
-def test_only_what_is_there_gets_a_name(service: Service, worker: Worker) -> None:
+def test_only_existing_artifacts_get_a_name(service: Service, worker: Worker) -> None:
     worker.call()
     queued = service.submit()
     answer = service.http.put("/v1/releases/production", json={"job": queued})

@@ -72,7 +72,7 @@ def test_an_imported_trace_is_written_anew(ready: Service) -> None:
     assert known(ready)["abc"]["trace"] == plain
 
 
-def test_an_import_is_what_export_gives(ready: Service) -> None:
+def test_an_export_can_be_imported(ready: Service) -> None:
     body = database(3e-3, 1e-3, 2e-3)
     answer = ready.http.post("/v1/schedules/import", json=body).json()
     assert (answer["records"], answer["added"]) == (3, 3)
@@ -124,7 +124,7 @@ def test_the_best_schedule_is_the_fastest(ready: Service, worker: Worker) -> Non
     assert answer == {"device_class": worker.device.key, "schedules": {"abc": best, "other": None}}
 
 
-def test_who_has_the_best_schedule_is_told_so_until_there_is_a_better_one(ready: Service) -> None:
+def test_a_current_etag_gets_304_until_there_is_a_better_schedule(ready: Service) -> None:
     import_measured(ready, database(*LATENCIES[:2]))
     one: dict[str, Any] = {"method": "GET", "url": "/v1/schedules/best?workload=abc"}
     many: dict[str, Any] = {
@@ -144,7 +144,7 @@ def test_who_has_the_best_schedule_is_told_so_until_there_is_a_better_one(ready:
         assert (better.status_code, better.headers["etag"] != tag) == (200, True)
 
 
-def test_nothing_but_a_304_is_older_than_its_request(
+def test_only_a_304_may_be_older_than_its_request(
     ready: Service, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api, "HELD_S", 3600.0)
@@ -175,7 +175,7 @@ def test_the_answer_says_how_sure_it_is_and_of_what(ready: Service, worker: Work
     assert known(ready, "once")["once"]["noise"] is None
 
 
-def test_another_class_stands_in_only_when_asked_to(ready: Service, worker: Worker) -> None:
+def test_another_class_stands_in_only_with_nearest(ready: Service, worker: Worker) -> None:
     import_measured(ready, database(1e-3))
     larger = replace(worker.device, name="larger board", cores=8)
     with ready.database.begin() as session:
@@ -202,7 +202,7 @@ def test_many_look_ups_at_once_are_each_answered(ready: Service) -> None:
         assert list(pool.map(ask, range(40))) == [1e-3, 2e-3, 3e-3, 4e-3, None] * 8
 
 
-def test_a_schedule_that_nobody_measured_is_marked_and_comes_after_all_others(ready: Service) -> None:
+def test_an_unmeasured_schedule_is_marked_and_comes_last(ready: Service) -> None:
     foreign = database(1e-9, 2e-9, 1e-3)
     ready.http.post("/v1/schedules/import", json=foreign)
     best = ready.http.get("/v1/schedules/best", params={"workload": "abc"}).json()

@@ -51,7 +51,7 @@ def test_a_token_in_the_header_counts_before_the_cookie(browser: httpx.Client) -
     assert kind(answer) == (401, "token-needed")
 
 
-def test_a_forgotten_cookie_lets_nobody_in(browser: httpx.Client) -> None:
+def test_a_deleted_cookie_is_rejected(browser: httpx.Client) -> None:
     own = {"Origin": str(browser.base_url).rstrip("/")}
     assert browser.delete("/v1/session", headers=own).status_code == 204
     assert kind(browser.get("/v1/jobs")) == (401, "token-needed")
@@ -63,7 +63,7 @@ def test_wrong_tokens_get_no_cookie(guarded: Service) -> None:
     assert "set-cookie" not in answer.headers
 
 
-def test_the_page_runs_nothing_but_its_own_files(guarded: Service) -> None:
+def test_the_page_runs_only_its_own_files(guarded: Service) -> None:
     answer = guarded.http.get("/")
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     policy = dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
@@ -77,7 +77,7 @@ def test_the_page_runs_nothing_but_its_own_files(guarded: Service) -> None:
         assert guarded.http.get(path, headers={"If-None-Match": file.headers["etag"]}).status_code == 304
 
 
-def test_a_file_can_be_asked_for_without_its_content(guarded: Service) -> None:
+def test_head_returns_a_file_without_its_content(guarded: Service) -> None:
     path = "/assets/dashboard.css"
     whole, asked = guarded.http.get(path), guarded.http.head(path)
     assert (asked.status_code, asked.content) == (200, b"")

@@ -157,7 +157,7 @@ def test_the_client_trusts_no_other_server(tls: Service, folder: Path, stranger:
         list(client.jobs())
 
 
-def test_a_tls_server_answers_nobody_in_clear(tls: Service) -> None:
+def test_a_tls_server_does_not_answer_in_clear(tls: Service) -> None:
     with pytest.raises(httpx.TransportError):
         httpx.get(tls.url.replace("https", "http") + "/healthz", trust_env=False)
     assert workload_code(tls.context.settings.grpc_port, None) is grpc.StatusCode.UNAVAILABLE
@@ -193,7 +193,7 @@ def speaks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     [(None, "give --tls if the service uses TLS"), ("theirs", "give the service's authority with --ca")],
 )
 @pytest.mark.usefixtures("speaks_at_once")
-def test_a_worker_that_gets_no_connection_says_what_it_may_lack(
+def test_a_worker_without_a_connection_suggests_missing_flags(
     tls: Service, folder: Path, caplog: pytest.LogCaptureFixture, ca_of: str | None, says: str
 ) -> None:
     files = None if ca_of is None else client_files(folder, ca_of=ca_of)

@@ -55,7 +55,7 @@ def test_json_has_every_field(guarded: Service, capsys: pytest.CaptureFixture[st
     assert (made["expires_at"], made["scopes"]) == (None, ["worker"])
 
 
-def test_a_caller_without_the_scope_is_told_which_one(
+def test_the_error_names_the_missing_scope(
     guarded: Service, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(app, ["create", "--name", "ci", "--scope", "read"])

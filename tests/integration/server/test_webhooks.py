@@ -41,7 +41,7 @@ def test_a_webhook_is_made_listed_and_deleted(service: Service, worker: Worker) 
         assert (answer.status_code, answer.json()["type"]) == (404, "urn:tunefarm:problem:webhook-not-found")
 
 
-def test_what_is_no_webhook_is_refused(service: Service) -> None:
+def test_an_invalid_webhook_is_refused(service: Service) -> None:
     changes: list[dict[str, Any]] = [
         {"url": "ftp://example.com"},
         {"url": "https://user:secret@example.com"},

@@ -72,7 +72,7 @@ def test_a_workers_failures_are_shown_by_kind(service: Service, worker: Worker) 
     assert (shown(service)["failures"], shown(service)["failures_by_kind"]) == (2, {"run_timeout": 2})
 
 
-def test_a_worker_is_told_to_calibrate_until_it_has(service: Service, worker: Worker) -> None:
+def test_a_worker_gets_the_instruction_to_calibrate_until_it_has(service: Service, worker: Worker) -> None:
     slow, fast = (replace(DEVICE.speeds, hertz=hertz, derived=("registers",)) for hertz in (2e9, 4e9))
     worker.device = replace(DEVICE, profile=slow)
     assert not worker.call(calibrated=True).calibrate

@@ -21,7 +21,7 @@ from compiler.workload import from_json  # noqa: E402
 from tests import torch_models  # noqa: E402
 from tests.unit.records.farm import make_job, put_measured  # noqa: E402
 from tunefarm.embedded import stack  # noqa: E402
-from tunefarm.torch_backend import MAX_SIZES, graph, libraries  # noqa: E402
+from tunefarm.torch_backend import MAX_SIZES, exported_graph, libraries  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 LOGGER = "tunefarm.torch_backend"
@@ -120,7 +120,7 @@ def test_a_graph_break_leaves_the_rest_compiled(lines: pytest.LogCaptureFixture)
     ],
     ids=["random numbers", "complex numbers", "an operator that is unknown"],
 )
-def test_what_cannot_be_compiled_runs_in_pytorch(run: Any, lines: pytest.LogCaptureFixture) -> None:
+def test_a_graph_that_cannot_be_compiled_runs_in_pytorch(run: Any, lines: pytest.LogCaptureFixture) -> None:
     x = torch.randn(4, 4)
     with torch.no_grad():
         compiled = _compiled(run)
@@ -133,9 +133,9 @@ def test_what_cannot_be_compiled_runs_in_pytorch(run: Any, lines: pytest.LogCapt
 def test_a_wrong_library_is_not_used(
     monkeypatch: pytest.MonkeyPatch, lines: pytest.LogCaptureFixture
 ) -> None:
-    call = graph.TorchLibrary.__call__
+    call = exported_graph.TorchLibrary.__call__
     monkeypatch.setattr(
-        graph.TorchLibrary, "__call__", lambda self, args: [one * 1.01 for one in call(self, args)]
+        exported_graph.TorchLibrary, "__call__", lambda self, args: [one * 1.01 for one in call(self, args)]
     )
     x = torch.randn(4, 8)
     with torch.no_grad():
@@ -240,7 +240,7 @@ def _exported(model: Any, x: Any) -> Any:
     found = []
 
     def keep(captured: Any, examples: Any) -> Any:
-        found.append(graph.export(captured, examples, graph.Weights(examples)))
+        found.append(exported_graph.export(captured, examples, exported_graph.Weights(examples)))
         return captured.forward
 
     with torch.no_grad():
@@ -298,7 +298,7 @@ def test_a_service_that_sends_another_library_changes_nothing(
         compiled(x)
         _compiled(other, background=True)(*inputs)
         [(_, swap), (exported, _)] = asked
-        with pytest.raises(graph.CannotCompile, match=says):
+        with pytest.raises(exported_graph.CannotCompile, match=says):
             swap(libraries.compile_with_known(exported))
         _agree(compiled(x), torch.neg(x))
 

@@ -126,7 +126,7 @@ def test_a_workload_without_a_schedule_stays_as_it_is(service: Service, tmp_path
     assert len(database) == 0
 
 
-def test_a_schedule_that_nobody_measured_is_not_compiled_in(service: Service, tmp_path: Path) -> None:
+def test_an_unmeasured_schedule_is_not_compiled_in(service: Service, tmp_path: Path) -> None:
     service.source = "import"
     database = service_database(service.cache(tmp_path), network())
     assert not database.has_workload(normalise(matmul()))

@@ -48,7 +48,7 @@ def test_a_worker_probes_then_works_through_its_leases() -> None:
     with_fleet(work)
 
 
-def test_what_a_report_says_agrees_with_its_state() -> None:
+def test_a_reports_fields_agree_with_its_state() -> None:
     async def work(fleet: FakeFleet) -> None:
         fleet.offer("ok", "ok")
         async with working(fleet):
@@ -421,7 +421,7 @@ def test_once_means_one_lease() -> None:
     with_fleet(work)
 
 
-def test_a_farewell_delivers_what_is_left() -> None:
+def test_a_farewell_delivers_remaining_results() -> None:
     async def work(fleet: FakeFleet) -> None:
         fleet.offer("ok", "hang")
         fleet.acknowledging = False

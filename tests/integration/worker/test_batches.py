@@ -27,7 +27,7 @@ from worker.runner.executor import Executor
 
 
 @pytest.mark.parametrize("fault", slow_lane_except(["build segfault", "build hang"], "build segfault"))
-def test_a_candidate_does_not_pay_for_one_that_was_built_along(fault: str) -> None:
+def test_a_candidate_does_not_fail_because_of_one_built_with_it(fault: str) -> None:
     async def work(executor: Executor) -> None:
         first = await child_of_next(executor)
         guilty = build_request(fault)
@@ -86,7 +86,7 @@ def test_a_batch_is_built_once_by_a_child_that_behaves() -> None:
     with_executor(work)
 
 
-def test_nobody_fails_when_the_child_is_killed_while_it_builds(tmp_path: Path) -> None:
+def test_no_candidate_fails_when_the_child_is_killed_while_it_builds(tmp_path: Path) -> None:
     async def work(executor: Executor) -> None:
         note = tmp_path / "hanging"
         traces = ["build ok", "build hang_once", "build ok 2"]
@@ -100,7 +100,7 @@ def test_nobody_fails_when_the_child_is_killed_while_it_builds(tmp_path: Path) -
     with_executor(work)
 
 
-def test_nobody_fails_when_the_child_is_killed_while_it_has_nothing_to_do() -> None:
+def test_no_candidate_fails_when_the_child_is_killed_while_idle() -> None:
     async def work(executor: Executor) -> None:
         first = await child_of_next(executor)
         process = measuring_process(executor)
@@ -125,7 +125,7 @@ def test_the_time_limit_is_for_each_candidate_of_a_batch() -> None:
     with_executor(work)
 
 
-def test_what_fails_to_build_for_want_of_memory_among_others_is_built_alone() -> None:
+def test_a_candidate_that_lacked_memory_among_others_is_built_alone() -> None:
     async def work(executor: Executor) -> None:
         traces = ["build crowded", "build ok", "build crowded 2"]
         assert outcomes(await measure_all(executor, traces, GENEROUS)) == ["ok", "ok", "ok"]
@@ -133,7 +133,7 @@ def test_what_fails_to_build_for_want_of_memory_among_others_is_built_alone() ->
     with_executor(work)
 
 
-def test_a_candidate_does_not_pay_for_what_ran_before_it() -> None:
+def test_a_candidate_does_not_fail_because_of_an_earlier_one() -> None:
     async def work(executor: Executor) -> None:
         assert outcomes([await executor.measure(build_request("run plant"), GENEROUS)]) == ["ok"]
         assert outcomes([await executor.measure(build_request("build trip"), GENEROUS)]) == ["ok"]

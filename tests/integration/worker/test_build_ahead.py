@@ -46,7 +46,7 @@ def test_the_next_batch_is_built_while_one_is_measured(tmp_path: Path) -> None:
     with_fleet(work)
 
 
-def test_what_the_builder_builds_is_what_is_measured() -> None:
+def test_the_builders_libraries_are_measured() -> None:
     async def work(fleet: FakeFleet) -> None:
         traces = ["load library", "load library 2", "load library 3"]
         fleet.offer(*traces)
@@ -57,7 +57,7 @@ def test_what_the_builder_builds_is_what_is_measured() -> None:
     with_fleet(work)
 
 
-def test_what_fails_to_build_is_not_measured_and_costs_its_neighbours_nothing() -> None:
+def test_a_failed_build_is_not_measured_and_does_not_affect_others() -> None:
     async def work(fleet: FakeFleet) -> None:
         fleet.offer("build refuse", "ok", "build segfault", "ok 2", "ok 3", "measure exit", "ok 4")
         config = replace(PAIRS, slots=8)

@@ -26,7 +26,7 @@ def sha(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def test_a_builder_says_so_and_stores_what_it_builds() -> None:
+def test_a_builder_reports_its_role_and_stores_libraries() -> None:
     async def work(fleet: FakeFleet) -> None:
         fleet.offer("ok", "build refuse", "ok 2", build=True)
         async with working(fleet, BUILDER):
@@ -43,7 +43,7 @@ def test_a_builder_says_so_and_stores_what_it_builds() -> None:
     with_fleet(work)
 
 
-def test_what_kills_the_child_costs_its_own_candidate_only() -> None:
+def test_a_candidate_that_kills_the_child_fails_alone() -> None:
     async def work(fleet: FakeFleet) -> None:
         fleet.offer("ok", "build segfault", "ok 2", "run exit", "ok 3", build=True)
         async with working(fleet, BUILDER):
@@ -78,7 +78,7 @@ def test_a_service_that_knows_no_builders_is_left(config: object, build: bool) -
     with_fleet(work)
 
 
-def test_what_comes_built_is_fetched_and_loaded() -> None:
+def test_a_built_candidate_is_fetched_and_loaded() -> None:
     async def work(fleet: FakeFleet) -> None:
         fleet.blobs[sha(LIBRARY)] = LIBRARY
         fleet.offer("build library", library_sha=sha(LIBRARY))
@@ -105,7 +105,7 @@ def test_a_library_that_keeps_arriving_damaged_fails_its_own_candidate() -> None
     with_fleet(work)
 
 
-def test_what_linkers_cached_is_removed_with_the_builder(
+def test_the_linkers_cache_is_removed_with_the_builder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

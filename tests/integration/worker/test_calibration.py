@@ -28,7 +28,7 @@ def hertz(fleet: FakeFleet) -> list[float]:
     return list(dict.fromkeys(sent))
 
 
-def test_it_calibrates_before_it_is_ready_and_says_so_once(tmp_path: Path, notes: Path) -> None:
+def test_a_worker_calibrates_before_it_is_ready_and_reports_that_once(tmp_path: Path, notes: Path) -> None:
     async def work(fleet: FakeFleet) -> None:
         kept = ProfileCache(tmp_path / "profiles")
         async with working(fleet, profiles=kept, TVM_FAULT_CALIBRATIONS=str(notes)):
@@ -41,7 +41,7 @@ def test_it_calibrates_before_it_is_ready_and_says_so_once(tmp_path: Path, notes
     with_fleet(work)
 
 
-def test_a_new_session_goes_on_with_what_was_kept(tmp_path: Path, notes: Path) -> None:
+def test_a_new_session_uses_the_cached_profile(tmp_path: Path, notes: Path) -> None:
     async def work(fleet: FakeFleet) -> None:
         for session in ("first", "second"):
             kept = ProfileCache(tmp_path / "profiles")
@@ -105,7 +105,7 @@ def test_a_child_that_dies_leaves_the_device_without_a_profile(
     assert "SIGILL" in said
 
 
-def test_a_child_that_is_gone_is_replaced_by_one_that_calibrates(tmp_path: Path, notes: Path) -> None:
+def test_a_dead_child_is_replaced_before_calibration(tmp_path: Path, notes: Path) -> None:
     async def work(fleet: FakeFleet) -> None:
         kept = ProfileCache(tmp_path / "profiles")
         async with working(fleet, profiles=kept, TVM_FAULT_CALIBRATIONS=str(notes)) as worker:

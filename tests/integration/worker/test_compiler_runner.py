@@ -67,14 +67,14 @@ def test_nothing_is_compiled_while_candidates_run(
     assert [runner.run(number, None).outcome for number in (1, 2)] == [Outcome.OK, Outcome.OK]
 
 
-def test_what_has_run_is_gone(runner: CompilerRunner) -> None:
+def test_a_candidate_is_deleted_after_its_run(runner: CompilerRunner) -> None:
     runner.build({9: build_request(8)}, lambda _: None, lambda _: None)
     runner.run(9, None)
     with pytest.raises(KeyError):
         runner.run(9, None)
 
 
-def test_what_it_exports_it_loads_and_measures(runner: CompilerRunner, tmp_path: Path) -> None:
+def test_an_exported_candidate_is_loaded_and_measured(runner: CompilerRunner, tmp_path: Path) -> None:
     requests = {
         1: replace(build_request(8), export=True),
         2: replace(build_request(8, "no trace"), export=True),
@@ -93,13 +93,13 @@ def test_what_it_exports_it_loads_and_measures(runner: CompilerRunner, tmp_path:
     assert measurement.build_s == exported.build_s
 
 
-def test_what_is_exported_is_not_run(runner: CompilerRunner) -> None:
+def test_an_exported_candidate_is_not_run(runner: CompilerRunner) -> None:
     runner.build({1: replace(build_request(8), export=True)}, lambda _: None, lambda _: None)
     assert runner.run(1, None).outcome is Outcome.RUN_ERROR
 
 
 @pytest.mark.slow
-def test_it_knows_for_which_machines_it_can_link(
+def test_a_runner_lists_the_platforms_that_it_can_link_for(
     runner: CompilerRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, own_with_gpus, *_ = runner.platforms().names

@@ -86,7 +86,7 @@ def test_an_evicted_worker_drops_its_lease_and_waits_to_be_let_in(
     assert len(said) == 1, "it says so once"
 
 
-def test_a_worker_that_starts_while_its_name_is_evicted_goes_on_starting(tmp_path: Path) -> None:
+def test_a_worker_whose_name_is_evicted_keeps_trying_to_start(tmp_path: Path) -> None:
     async def work(fleet: FakeFleet) -> None:
         fleet.desired_state = DesiredState.EVICTED
         fleet.offer("ok")
@@ -99,7 +99,7 @@ def test_a_worker_that_starts_while_its_name_is_evicted_goes_on_starting(tmp_pat
     with_fleet(work)
 
 
-def test_it_tells_how_far_its_lease_is(tmp_path: Path) -> None:
+def test_a_worker_reports_the_progress_of_its_lease(tmp_path: Path) -> None:
     async def work(fleet: FakeFleet) -> None:
         fleet.workloads["gate"] = str(tmp_path / "gate")
         fleet.offer("ok", "build refuse", "wait_for_file", workload="gate")
@@ -130,7 +130,7 @@ def test_a_worker_that_may_be_updated_finishes_its_lease_and_ends(tmp_path: Path
     with_fleet(work)
 
 
-def test_one_that_may_not_waits_without_work() -> None:
+def test_a_worker_without_permission_waits_without_work() -> None:
     async def work(fleet: FakeFleet) -> None:
         fleet.desired_state = DesiredState.UPDATE
         fleet.offer("ok")

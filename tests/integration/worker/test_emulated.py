@@ -68,7 +68,7 @@ async def measured(without: tuple[str, ...]) -> tuple[Device, list[Measurement]]
     ],
     ids=["avx2", "sse4.2", "hidden avx512", "avx given up"],
 )
-def test_candidates_run_on_what_the_processor_executes(
+def test_candidates_use_only_instructions_of_the_processor(
     processor: str,
     without: tuple[str, ...],
     mcpu: str,

@@ -70,7 +70,7 @@ def test_files_are_removed_while_the_event_loop_goes_on(monkeypatch: pytest.Monk
     assert len(removed) == 2
 
 
-def test_the_runner_is_told_the_best_latency_known() -> None:
+def test_the_runner_gets_the_best_known_latency() -> None:
     async def work(executor: Executor) -> None:
         for best_s in (None, 0.25):
             assert (await executor.measure(build_request("best"), GENEROUS, (), best_s)).error == str(best_s)
@@ -106,7 +106,7 @@ def test_a_child_that_misbehaved_is_replaced(trace: str, limits: Limits, outcome
     with_executor(work)
 
 
-def test_what_a_hanging_candidate_wrote_is_kept() -> None:
+def test_the_output_of_a_hanging_candidate_is_kept() -> None:
     async def work(executor: Executor) -> None:
         # The limit is what ends it, so it has to leave time to write.
         measurement = await executor.measure(build_request("run hang"), Limits(run_timeout_s=2.0))
@@ -125,7 +125,7 @@ def test_prints_and_reads_of_a_candidate_stay_out_of_the_protocol() -> None:
     with_executor(work)
 
 
-def test_an_error_quotes_what_its_own_candidate_wrote_only() -> None:
+def test_an_error_quotes_only_its_own_candidates_output() -> None:
     async def work(executor: Executor) -> None:
         await executor.measure(build_request("print"), GENEROUS)
         measurement = await executor.measure(build_request("run exit"), GENEROUS)
@@ -179,7 +179,7 @@ def test_the_child_is_limited() -> None:
     with_executor(work)
 
 
-def test_what_a_child_left_on_disk_goes_with_it() -> None:
+def test_a_childs_files_are_deleted_with_it() -> None:
     async def work(executor: Executor) -> None:
         measurement = await executor.measure(build_request("leave_file"), GENEROUS)
         assert measurement.outcome is Outcome.WRONG_RESULT
@@ -218,7 +218,7 @@ def test_modules_are_timed_under_a_limit_of_their_own(
         (1 << 20, "and this device has 0.00105 GB: time it on a device with more memory"),
     ],
 )
-def test_a_module_that_lacks_memory_says_what_to_do(
+def test_the_error_of_a_module_without_memory_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: int, says: str
 ) -> None:
     async def work(executor: Executor) -> None:
@@ -253,7 +253,7 @@ def test_a_child_that_fails_its_check_says_why(tmp_path: Path) -> None:
         ("exit", "its check exited with code 7: the probe computed nonsense"),
     ],
 )
-def test_a_child_that_dies_in_its_check_is_told_of_in_one_line(tmp_path: Path, how: str, line: str) -> None:
+def test_a_child_that_dies_in_its_check_is_reported_in_one_line(tmp_path: Path, how: str, line: str) -> None:
     async def work(executor: Executor) -> None:
         with pytest.raises(ChildStartError) as raised:
             await executor.start()

@@ -88,7 +88,7 @@ def test_a_message_of_72_megabytes_costs_its_own_candidate() -> None:
 
 
 @pytest.mark.parametrize("reply", ["long", "no seconds"])
-def test_the_agent_reports_what_it_can_send(reply: str) -> None:
+def test_the_agent_reports_only_valid_results(reply: str) -> None:
     async def work(fleet: FakeFleet) -> None:
         fleet.workloads["hostile"] = REPLIES[reply]
         fleet.offer("run reply", workload="hostile")

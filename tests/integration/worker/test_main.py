@@ -80,7 +80,7 @@ def test_a_signal_stops_the_worker_and_its_child_cleanly(number: signal.Signals)
     assert fleet.reports[-1].state is WorkerState.OFFLINE
 
 
-def test_it_touches_a_file_whenever_the_service_has_answered(tmp_path: Path) -> None:
+def test_the_worker_touches_a_file_after_each_response(tmp_path: Path) -> None:
     fleet = FakeFleet()
     alive = tmp_path / "alive"
 
@@ -96,7 +96,7 @@ def test_it_touches_a_file_whenever_the_service_has_answered(tmp_path: Path) -> 
     assert (code, "Traceback" in errors) == (0, False)
 
 
-def test_a_signal_in_the_middle_of_a_lease_delivers_what_is_measured_and_gives_back_the_rest() -> None:
+def test_a_signal_during_a_lease_delivers_results_and_returns_the_rest() -> None:
     fleet = FakeFleet()
     fleet.workloads["matmul"] = to_json(workloads.matmul(16, 16, 16))
     lease = fleet.offer(*[UNTOUCHED] * 200, workload="matmul", target='{"kind":"llvm"}')
@@ -147,7 +147,7 @@ def test_a_device_that_gives_something_up_is_another_one() -> None:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names instruction sets of x86")
-def test_what_the_device_lacks_cannot_be_given_up() -> None:
+def test_a_missing_instruction_set_cannot_be_disabled() -> None:
     fleet = FakeFleet()
 
     async def work(process: asyncio.subprocess.Process) -> None:
@@ -172,7 +172,7 @@ def test_a_worker_that_is_refused_says_why_in_one_line() -> None:
     assert "Traceback" not in errors
 
 
-def test_a_worker_whose_token_lacks_its_scope_is_told_the_next_step() -> None:
+def test_a_worker_without_its_scope_names_the_next_step() -> None:
     fleet = FakeFleet()
     fleet.refusal = grpc.StatusCode.PERMISSION_DENIED, "this token lacks the scope worker"
 

@@ -163,7 +163,7 @@ def test_open_files_are_limited() -> None:
 
 @pytest.mark.parametrize("system", SYSTEMS)
 @pytest.mark.parametrize("trace", ["escape", "escape_and_hang"])
-def test_what_left_its_session_ends_with_the_child(system: str, trace: str, tmp_path: Path) -> None:
+def test_a_process_in_another_session_ends_with_the_child(system: str, trace: str, tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     note = tmp_path / "pid"
     if trace == "escape":

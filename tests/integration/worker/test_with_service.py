@@ -89,7 +89,7 @@ def shown(service: Service) -> dict[str, object]:
     return dict(worker)
 
 
-def test_a_worker_that_stops_gives_back_what_it_has_not_measured(tmp_path: Path) -> None:
+def test_a_worker_that_stops_returns_unmeasured_trials(tmp_path: Path) -> None:
     async def work(service: Service, agent: Agent, running: asyncio.Task[None]) -> None:
         job_id = queue(service, str(tmp_path / "begun"), "ok", "hang", "ok 2")
         await until(lambda: states(service, job_id) == ["done", "leased", "leased"])
@@ -122,7 +122,7 @@ def test_evicting_frees_the_trials_at_once_and_resuming_lets_it_go_on(tmp_path: 
 
 
 @pytest.mark.slow
-def test_draining_a_worker_that_waits_and_one_that_works(tmp_path: Path) -> None:
+def test_draining_an_idle_and_a_busy_worker(tmp_path: Path) -> None:
     async def work(service: Service, agent: Agent, running: asyncio.Task[None]) -> None:
         gate = tmp_path / "gate"
         job_id = queue(service, str(gate), "wait_for_file", "ok", "ok 2", "ok 3", "ok 4", "ok 5")

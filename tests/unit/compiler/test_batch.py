@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import onnx
 import pytest
 
-from compiler.children.batch import find_batch_shapes
-from compiler.importing import batch as importing
+from compiler.children.batch_shapes import find_batch_shapes
+from compiler.importing import batch_shapes as importing
 from compiler.importing.onnx_file import read_file
 from compiler.importing.spec import ModelError, Shape
 from tests.onnx_models import Builder, Extent, residual

@@ -10,9 +10,9 @@ import tvm
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 
+from compiler.codegen.compilation import pass_context
 from compiler.codegen.last_steps import HINT, count_in_int32
 from compiler.codegen.pipeline import PIPELINE
-from compiler.codegen.steps import pass_context
 from compiler.tir_nodes import find_all
 from tests.workloads import module
 

@@ -9,9 +9,9 @@ from tvm import te
 from tvm.s_tir import Schedule
 
 from compiler.codegen import prefetch
+from compiler.codegen.compilation import pass_context
 from compiler.codegen.pipeline import PIPELINE
 from compiler.codegen.prefetch import AHEAD_BYTES, LEAST_BYTES, LINE_BYTES
-from compiler.codegen.steps import pass_context
 from tests.workloads import module
 
 NATIVE = tvm.target.Target("llvm")

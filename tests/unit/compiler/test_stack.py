@@ -9,7 +9,7 @@ from tvm import te
 from tvm.s_tir import Schedule
 
 from compiler.codegen.pipeline import PIPELINE
-from compiler.codegen.stack import MOST_BYTES
+from compiler.codegen.stack_buffers import MOST_BYTES
 from tests.workloads import module
 
 NATIVE = tvm.target.Target("llvm")

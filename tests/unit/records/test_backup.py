@@ -65,7 +65,7 @@ def state(database: Database) -> tuple[JobState, int, int]:
         return job.state, job.trials_done, len(schedules.successes(session, DEVICE.key))
 
 
-def test_what_was_backed_up_comes_back(filled: Database, url: str, tmp_path: Path) -> None:
+def test_a_backup_is_restored(filled: Database, url: str, tmp_path: Path) -> None:
     file = tmp_path / "copy"
     before = state(filled)
     backup.backup(url, file)
@@ -232,7 +232,7 @@ def test_a_filled_database_goes_back_to_the_first_revision_and_forward(filled: D
         assert [worker.id for worker in workers.list_workers(session)] == ["w1"]
 
 
-def test_the_commands_do_so_for_a_folder_that_nobody_uses(
+def test_the_commands_back_up_and_restore_an_unused_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TUNEFARM_DATABASE_URL", raising=False)

@@ -68,7 +68,7 @@ class TestModels:
         assert added == models.UploadInfo(sha, "resnet", 7, 5.0)
         assert models.get(session, sha) == added
 
-    def test_adding_again_changes_nothing_but_its_age(self, session: Session) -> None:
+    def test_adding_again_changes_only_its_age(self, session: Session) -> None:
         sha = blobs.put(session, b"a model")
         models.add(session, sha, "resnet", now=5.0)
         again = models.UploadInfo(sha, "resnet", 7, 6.0)

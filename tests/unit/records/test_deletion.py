@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from core.job import JobState, Quantize
 from core.quantization import OutputAccuracy, Quantization
 from records.fleet import leases, module_runs
-from records.jobs import deletion, jobs, models, quantized, tasks
+from records.jobs import deletion, jobs, models, quantized_models, tasks
 from records.jobs.deletion import UPLOAD_GRACE_S, JobInUse, delete_job, drop_blobs, drop_uploads
 from records.jobs.models import UploadKind
 from records.schedules import schedules
@@ -147,10 +147,10 @@ class TestFiles:
         asked = replace(request(session), quantize=Quantize.INT8, calibration=sha)
         jobs.create(session, "job", asked, None, now=1.0)
         accuracy = Quantization(Quantize.INT8, False, 1, 1, 0, (OutputAccuracy("y", 30.0),), ())
-        quantized.put(session, asked, blobs.put(session, b"in bytes"), accuracy)
+        quantized_models.put(session, asked, blobs.put(session, b"in bytes"), accuracy)
         assert (drop_uploads(session, LATER, 10), drop_blobs(session, 10).blobs) == (0, 0)
-        assert quantized.find(session, asked) == (blobs.put(session, b"in bytes"), accuracy)
-        assert quantized.file_sha(session, asked) == blobs.put(session, b"in bytes")
+        assert quantized_models.find(session, asked) == (blobs.put(session, b"in bytes"), accuracy)
+        assert quantized_models.file_sha(session, asked) == blobs.put(session, b"in bytes")
         jobs.cancel(session, "job", now=2.0)
         delete_job(session, "job", now=50.0)
         assert (drop_uploads(session, LATER, 10), drop_blobs(session, 10).blobs) == (2, 3)

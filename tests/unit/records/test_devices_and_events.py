@@ -73,7 +73,7 @@ class TestProfiles:
         found = [devices.resolve_class(session, name, now=6.0) for name in names]
         assert [one.profile for one in [*found, *devices.classes(session)] if one] == [self.FAST] * 4
 
-    def test_a_worker_is_asked_until_it_has_calibrated(self, session: Session) -> None:
+    def test_the_request_to_calibrate_lasts_until_the_worker_has(self, session: Session) -> None:
         device = replace(DEVICE, profile=self.SLOW)
         register(session, "a", "s", device)
         register(session, "b", "s", device)
@@ -212,13 +212,13 @@ class TestWorkers:
         workers.heartbeat(session, WorkerSession("a", "s", WorkerState.PROBING, vitals=broken), 3.0)
         assert workers.get(session, "a").unable == "can't measure: no linker"
 
-    def test_one_that_is_silent_for_longer_than_a_call_may_last_is_lost(self, session: Session) -> None:
+    def test_a_worker_that_is_silent_for_too_long_is_lost(self, session: Session) -> None:
         register(session, "a", "s", DEVICE, now=100.0)
         assert not workers.get(session, "a").is_lost(100.0 + LOST_AFTER_S)
         assert workers.get(session, "a").is_lost(100.1 + LOST_AFTER_S)
         assert LOST_AFTER_S > 30.0
 
-    def test_one_that_said_farewell_has_left_and_is_not_lost(self, session: Session) -> None:
+    def test_a_worker_that_went_offline_is_not_lost(self, session: Session) -> None:
         register(session, "a", "s", DEVICE, now=100.0)
         assert not workers.get(session, "a").has_left
         workers.heartbeat(session, WorkerSession("a", "s", WorkerState.OFFLINE), 101.0)
@@ -240,7 +240,7 @@ class TestWorkers:
         [worker] = workers.list_workers(session)
         assert (worker.state, worker.last_seen_at) == ("busy", 9.0)
 
-    def test_counts_what_it_reported(self, farm: Farm) -> None:
+    def test_a_workers_results_are_counted(self, farm: Farm) -> None:
         register(farm.session, "worker", "session", DEVICE)
         ids = farm.issue("t1", "t2")
         farm.leased("lease")
@@ -315,7 +315,7 @@ class TestWanted:
         workers.heartbeat(session, WorkerSession("a", "s", WorkerState.DRAINING), 2.0)
         assert not workers.may_lease(session, "a", "s")
 
-    def test_an_evicted_name_lets_nobody_in_until_it_is_resumed(self, session: Session) -> None:
+    def test_sessions_under_an_evicted_name_are_rejected_until_it_is_resumed(self, session: Session) -> None:
         register(session, "a", "s", DEVICE)
         leases.evict(session, "a", now=2.0)
         assert not workers.heartbeat(session, WorkerSession("a", "s", WorkerState.READY), 3.0)

@@ -139,7 +139,7 @@ class TestBest:
         assert held is not None
         assert held.best_s == {"w1": 2e-3}
 
-    def test_the_best_is_that_of_the_device_class(self, farm: Farm) -> None:
+    def test_the_best_latency_is_the_device_classs(self, farm: Farm) -> None:
         other = make_job(farm.session, "other", replace(DEVICE, cores=8))
         other.report("theirs", [trial.id for trial in _leased(other, "theirs", "t1").trials])
         assert _leased(farm, "mine", "t1").best_s == {}

@@ -44,7 +44,7 @@ class TestExpire:
         assert [[trial.id for trial in lease.trials] for lease in taken] == [ids[:1], ids[1:2], ids[2:]]
         assert [lease.attempt for lease in taken] == [2, 2, 1]
 
-    def test_one_that_lost_two_devices_is_quarantined(self, farm: Farm) -> None:
+    def test_a_trial_that_lost_two_devices_is_quarantined(self, farm: Farm) -> None:
         ids = farm.issue("t1", "t2")
         farm.leased("lease", now=20.0)
         leases.expire(farm.session, now=80.0)
@@ -138,7 +138,7 @@ def loss_events(farm: Farm) -> list[Event]:
     return [event for event in events.since(farm.session, farm.job_id, 0, 100) if event.kind == DEVICE_LOST]
 
 
-def test_a_lost_device_is_named_with_what_it_held(farm: Farm) -> None:
+def test_a_lost_devices_event_names_it_and_its_lost_trials(farm: Farm) -> None:
     first, *_ = farm.issue("a", "b", "c")
     farm.leased("lease")
     farm.report("lease", [first])

@@ -139,7 +139,7 @@ def test_a_heartbeat_needs_the_token_of_its_session(session: Session) -> None:
 
 
 @pytest.mark.parametrize("end", [revoke, expire])
-def test_a_session_goes_on_under_a_new_token_when_the_old_one_ends(
+def test_a_session_continues_under_a_new_token_when_the_old_one_ends(
     session: Session, end: Callable[[Session], float]
 ) -> None:
     register(session, OURS)

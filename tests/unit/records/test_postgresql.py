@@ -284,7 +284,7 @@ class TestClock:
         side = "ahead of" if ahead_s > 0 else "behind"
         assert f"this machine's clock is 3600 s {side} the clock of the database server" in caplog.text
 
-    def test_nobody_who_sets_the_clock_of_this_machine_changes_the_time(
+    def test_setting_this_machines_clock_does_not_change_the_databases_time(
         self, pg: Database, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with pg.begin():

@@ -23,7 +23,7 @@ class TestWorkloads:
         assert tasks.workload(session, "w1") == '{"nodes": []}'
         assert tasks.workloads(session, ["w1", "w2"]) == {"w1": '{"nodes": []}'}
 
-    def test_a_workload_hashed_here_replaces_one_that_a_client_named_so(self, session: Session) -> None:
+    def test_a_workload_hashed_here_replaces_a_clients_workload(self, session: Session) -> None:
         tasks.put_workload(session, "w1", "[1]")
         tasks.put_workload(session, "w1", "{}", hashed_here=True)
         tasks.put_workload(session, "w1", "[2]")
@@ -134,7 +134,7 @@ class TestTrials:
         assert trials.attempted_tasks(farm.session, "job") == {farm.task_id}
         assert trials.attempted_tasks(farm.session, "other") == set()
 
-    def test_dropping_leaves_what_a_device_holds(self, farm: Farm) -> None:
+    def test_dropping_keeps_leased_trials(self, farm: Farm) -> None:
         farm.issue("t1", "t2", "t3")
         farm.leased("lease", limit=1)
         assert trials.drop_pending(farm.session, "job") == 2
@@ -168,7 +168,7 @@ class TestDone:
         expected = [(30.0, 8e-3), (31.0, None), (32.0, 2e-3)]  # of 1, 2 and 3 times the seconds
         assert trials.measured(farm.session, "job") == [(farm.task_id, *one) for one in expected]
 
-    def test_those_that_went_well_are_held_against_what_was_said_of_them(self, farm: Farm) -> None:
+    def test_successful_trials_are_listed_with_their_predictions(self, farm: Farm) -> None:
         self.done(farm)
         assert trials.predictions(farm.session, farm.task_id) == [(2e-3, 1e-3, None), (8e-3, 1e-3, None)]
 

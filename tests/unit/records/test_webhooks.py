@@ -19,7 +19,7 @@ def hook(name: str, *events: WebhookEvent) -> Webhook:
     return Webhook(name, "https://example.com", events or tuple(WebhookEvent), "whsec_c2VjcmV0", 1.0)
 
 
-def test_the_end_of_a_job_is_told_to_those_who_want_it(farm: Farm, session: Session) -> None:
+def test_webhooks_that_subscribe_get_the_end_of_a_job(farm: Farm, session: Session) -> None:
     webhooks.add(session, hook("all"))
     webhooks.add(session, hook("others", WebhookEvent.ARTIFACT_FASTER))
     jobs.advance(session, "job", {JobState.TUNING}, JobState.PUBLISHING, 40.0)

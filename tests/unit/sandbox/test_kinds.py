@@ -15,7 +15,7 @@ def row(kind: ChildKind) -> str:
     return f"| {kind.name} | {devices} | {', '.join(kind.groups)} |".replace("|  |", "| |")
 
 
-def test_the_document_shows_what_each_kind_of_child_may_use() -> None:
+def test_the_document_lists_the_devices_and_groups_of_each_kind_of_child() -> None:
     lines = SECURITY.read_text().splitlines()
     head = lines.index("| child | nodes in `/dev` | groups |")
     assert lines[head + 2 : head + 2 + len(KINDS) + 1] == [*map(row, KINDS), ""]

@@ -37,13 +37,13 @@ class TestWatch:
     def test_a_jump_is_noticed_for_a_while(self, database: Database, jump_s: float) -> None:
         time_s = 5.0
         watch = ClockWatch(database, lambda: time_s)
-        watch.look(lambda: 1000.0)
+        watch.update(lambda: 1000.0)
         assert not watch.has_jumped
         time_s += 2.0
-        watch.look(lambda: 1002.0 + jump_s)
+        watch.update(lambda: 1002.0 + jump_s)
         assert watch.has_jumped
         time_s += PATIENCE_S - 1.0
-        watch.look(lambda: 1001.0 + PATIENCE_S + jump_s)
+        watch.update(lambda: 1001.0 + PATIENCE_S + jump_s)
         assert watch.has_jumped
         time_s += 1.0
         assert not watch.has_jumped
@@ -52,15 +52,15 @@ class TestWatch:
         for number in range(100):
             # Each time another process, which knows what the last one stored.
             watch = ClockWatch(database, itertools.repeat(5.0 * number).__next__)
-            watch.look(itertools.repeat(1000.0 + 5.1 * number).__next__)
+            watch.update(itertools.repeat(1000.0 + 5.1 * number).__next__)
             assert not watch.has_jumped
 
     def test_another_boot_begins_anew(self, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(clock_watch, "boot_id", lambda: "first")
-        ClockWatch(database, lambda: 90_000.0).look(lambda: 1e9)
+        ClockWatch(database, lambda: 90_000.0).update(lambda: 1e9)
         monkeypatch.setattr(clock_watch, "boot_id", lambda: "second")
         watch = ClockWatch(database, lambda: 5.0)
-        watch.look(lambda: 1e9 + 60.0)
+        watch.update(lambda: 1e9 + 60.0)
         assert not watch.has_jumped
 
 

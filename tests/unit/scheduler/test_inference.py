@@ -10,7 +10,7 @@ import pytest
 from compiler.importing.spec import ModelError
 from core.job import Budget, JobState, Quantize
 from core.measurement import Measurement, Outcome
-from records.jobs import deletion, inferences, jobs, models, quantized
+from records.jobs import deletion, inferences, jobs, models, quantized_models
 from records.jobs.jobs import Job
 from records.jobs.models import UploadKind
 from records.storage import blobs
@@ -125,6 +125,6 @@ def test_a_model_is_quantized_once_for_all_jobs(farm: Farm, compiler: FakeCompil
     assert all("published" not in kinds[job_id] for job_id in kinds)
     floats_request = farm.job("floats").request
     with farm.database.begin() as session:
-        assert quantized.find(session, floats_request) is None
+        assert quantized_models.find(session, floats_request) is None
         floats = jobs.published(session, job.request.model_sha, str(job.device_class))
         assert [one.id for one in floats] == ["floats"]

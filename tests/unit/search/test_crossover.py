@@ -63,7 +63,7 @@ def test_a_child_joins_what_its_parents_do_best() -> None:
     assert (child.choice("first", "unroll"), child.choice("second", "unroll")) == (0, 0)
 
 
-def test_what_is_computed_in_anothers_loops_stays_with_it() -> None:
+def test_nodes_computed_in_anothers_loops_stay_together() -> None:
     """The row's maximum and sum may be computed in the loops of the result."""
     by_size = [sorted(map(len, node_groups(sketch))) for sketch in generate(dags.softmax(), DEVICE)]
     assert max(sizes[-1] for sizes in by_size) > 1

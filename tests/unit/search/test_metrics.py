@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search.cost.metrics import TOP, ModelMetrics, Predictions, by_task, evaluate
+from search.cost.accuracy import TOP, ModelMetrics, Predictions, by_task, evaluate
 
 seconds = st.floats(1e-6, 1.0)
 

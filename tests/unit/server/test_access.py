@@ -96,7 +96,7 @@ def test_addresses_of_one_network_count_together(address: str, counts_as: str) -
         ("", "unknown"),
     ],
 )
-def test_addresses_are_read_from_what_grpc_calls_peers(peer: str, address: str) -> None:
+def test_addresses_are_read_from_grpcs_peers(peer: str, address: str) -> None:
     assert peer_address(peer) == address
 
 
@@ -173,7 +173,7 @@ def test_equal_daily_acts_are_a_line_a_day(database: Database, clock: Clock) -> 
     assert [line.at for line in lines(log)] == [995.0 - DAILY_S, 1000.0]
 
 
-def test_a_log_that_cannot_be_written_keeps_what_was_refused(
+def test_refusals_are_kept_while_the_log_cannot_be_written(
     database: Database, clock: Clock, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = AuditLog(Database(f"sqlite:///{tmp_path}/none/audit.db"), clock)

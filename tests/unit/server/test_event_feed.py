@@ -72,7 +72,7 @@ def test_a_hundred_watchers_of_three_jobs_share_a_transaction(database: Counting
     assert asyncio.run(run()) < 20, "a few polls, and not one for each watcher"
 
 
-def test_those_who_come_late_get_what_they_missed(database: CountingDatabase) -> None:
+def test_late_subscribers_get_missed_events(database: CountingDatabase) -> None:
     async def run() -> None:
         feed = EventFeed(database, asyncio.Event())
         late, later = await asyncio.gather(
@@ -134,7 +134,7 @@ def test_a_failing_storage_is_every_watchers_error_and_the_next_ones_are_served(
     asyncio.run(run())
 
 
-def test_one_that_leaves_takes_nothing_from_the_others(database: CountingDatabase) -> None:
+def test_a_subscriber_that_leaves_does_not_affect_the_others(database: CountingDatabase) -> None:
     place = EventCursor("a", last_id(database, "a"))
 
     async def run() -> None:

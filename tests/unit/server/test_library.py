@@ -6,7 +6,7 @@ import tarfile
 import pytest
 
 from compiler.packaging.archive import pack
-from server.fleet.library import rejection_reason
+from server.fleet.uploaded_library import rejection_reason
 from tests.shared_libraries import AARCH64, shared_library
 
 LIBRARY, MANIFEST = ("candidate.so", shared_library()), ("manifest.json", b"{}")

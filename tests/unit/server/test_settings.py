@@ -66,6 +66,6 @@ def test_half_of_tls_and_invalid_limits_are_refused(given: dict[str, Any], says:
         ServerSettings(**NEEDED, **given)
 
 
-def test_tls_is_off_unless_it_is_asked_for() -> None:
+def test_tls_is_off_by_default() -> None:
     assert not ServerSettings(**NEEDED).tls
     assert ServerSettings(**NEEDED, tls_cert="x.pem", tls_key="x.key").tls

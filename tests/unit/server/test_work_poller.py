@@ -50,7 +50,7 @@ def test_a_failing_storage_is_everybodys_error_and_the_next_poll_is_another(
     asyncio.run(run())
 
 
-def test_nobody_tries_after_one_that_found_nothing(database: CountingDatabase) -> None:
+def test_no_worker_tries_after_one_that_found_no_work(database: CountingDatabase) -> None:
     left, tries = [LEASE, LEASE], []
 
     def take() -> Lease | None:

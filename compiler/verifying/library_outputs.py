@@ -26,7 +26,7 @@ from compiler.target import parse_target
 from compiler.verifying.edges import compare_edges, edge_sets, is_open_at_edge
 from compiler.verifying.inputs import USUAL, drawn, index_extents
 from compiler.verifying.reference import Reference
-from compiler.verifying.steps.formats import Defined, compute_edge, index_extents_of, take_apart
+from compiler.verifying.steps.formats import Defined, compute_edge, index_extents_of, split_into_steps
 
 Array = NDArray[Any]
 Compute = Callable[[Mapping[str, Array]], dict[str, Array]]
@@ -135,7 +135,7 @@ class _OtherModel:
         return compute_edge(self._file, inputs)
 
     def kinds(self) -> frozenset[str]:
-        return frozenset[str]().union(*(step.kinds for step in take_apart(self._file).steps))
+        return frozenset[str]().union(*(step.kinds for step in split_into_steps(self._file).steps))
 
 
 def _load(library: Path, manifest: Manifest) -> Callable[[Mapping[str, Array]], list[Array]]:

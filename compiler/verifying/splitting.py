@@ -16,7 +16,7 @@ from compiler.verifying.steps.step import GIVEN
 Array = NDArray[Any]
 
 
-def apart(file: OnnxFile, names: Iterable[str], wanted: Mapping[str, Array]) -> OnnxFile:
+def split_at(file: OnnxFile, names: Iterable[str], wanted: Mapping[str, Array]) -> OnnxFile:
     """Return the model with these values as additional inputs, with the shapes in `wanted`.
 
     All nodes read these inputs. The model still computes the values themselves.
@@ -35,8 +35,8 @@ def apart(file: OnnxFile, names: Iterable[str], wanted: Mapping[str, Array]) -> 
     return replace(file, proto=proto, inputs=tuple(inputs))
 
 
-def given(names: Iterable[str], wanted: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the additional inputs of the model that `apart` returns."""
+def given_values(names: Iterable[str], wanted: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the additional inputs of the model that `split_at` returns."""
     return {f"{name}{GIVEN}": wanted[name] for name in names}
 
 

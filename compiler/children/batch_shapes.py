@@ -19,16 +19,17 @@ from compiler.children.child import (
     serve,
     write_line,
 )
-from compiler.importing.batch import batch_shapes
+from compiler.importing.batch_shapes import batch_shapes
 from compiler.importing.spec import ModelError, Shape
 
 READ_S = 60.0
 
 
 def find_batch_shapes(data: bytes | IO[bytes], shapes: Mapping[str, Shape], batch: int) -> dict[str, Shape]:
-    """Return the shapes of `compiler.importing.batch.batch_shapes`. Raises ModelError."""
+    """Return the shapes of `compiler.importing.batch_shapes.batch_shapes`. Raises ModelError."""
     request = {"shapes": dict(shapes), "batch": batch, "memory_bytes": BASE_MEMORY_BYTES}
-    with run_on_model("compiler.children.batch", data, request, READ_S, BASE_MEMORY_BYTES) as (reply, status):
+    child = run_on_model("compiler.children.batch_shapes", data, request, READ_S, BASE_MEMORY_BYTES)
+    with child as (reply, status):
         text = reply.read(MAX_REPLY_BYTES)
     try:
         fields = json.loads(text)
