@@ -22,6 +22,7 @@ from compiler.constants.forms import lower_scalars, raise_ranks
 from compiler.constants.packing import LAYOUT_FREE
 from compiler.constants.scales import fold_scales
 from compiler.importing.arithmetic import define_arithmetic, round_to_bfloat16
+from compiler.importing.attention_groups import fuse_attention
 from compiler.importing.layouts import convert_unsupported_layouts, count_axes_from_zero
 from compiler.importing.legalization import legalize
 from compiler.importing.onnx_file import COARSENESS, OnnxFile, read_file
@@ -49,7 +50,7 @@ from compiler.importing.views import read_through_views
 from compiler.precision.half import reduce_in_floats, sum_in_floats
 from compiler.precision.packed_weights import unpack
 from compiler.precision.quantized import compute_in_bytes
-from compiler.target import parse_target
+from compiler.target import capability_of, parse_target
 from compiler.workload import normalise, to_json, workload_hash
 
 # Channels are innermost, because that axis vectorizes. TVM can't lower transposed convolutions in this
@@ -202,6 +203,7 @@ def convert_operators(model: RelaxModel, target: str) -> tvm.IRModule:
         lower_scalars,
         transform.FoldConstant(),
         lambda module: with_places(module, model.places),
+        lambda module: module if capability_of(parse_target(target)) else fuse_attention(module),
     ]
     return _apply(passes, model.module, target)
 
@@ -359,7 +361,8 @@ def _task_name(function: str, func: tirx.PrimFunc, inputs: int) -> str:
 
     fused_tf32_conv2d1_add1_relu1  ->  tf32_conv2d_add_relu 1x56x56x64 3x3x64x64 -> 1x56x56x64
     """
-    operators = re.sub(r"(?<=[a-z])(?<!tf)\d+(?=_|$)", "", function.removeprefix("fused_"))
+    plain = function.removeprefix("fused_").replace("relax_nn_", "").replace("relax_", "")
+    operators = re.sub(r"(?<=[a-z])(?<!tf)\d+(?=_|$)", "", plain)
     shapes = [
         "x".join(str(getattr(extent, "value", extent)) for extent in getattr(param.ty, "shape", ())) or "1"
         for param in func.params

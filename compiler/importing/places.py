@@ -76,7 +76,9 @@ def name_output(module: tvm.IRModule) -> tvm.IRModule:
         return module
     output = relax.Var(source.name, alias.var.ty)
     last = type(last)([*last.bindings[:-1], relax.VarBinding(output, source)])
-    return _with_body(module, relax.SeqExpr([*blocks, last], output))
+    module = module.clone()
+    module["main"] = _with_body(main, relax.SeqExpr([*blocks, last], output))
+    return module
 
 
 def with_places(module: tvm.IRModule, names: Sequence[str]) -> tvm.IRModule:
@@ -87,9 +89,16 @@ def with_places(module: tvm.IRModule, names: Sequence[str]) -> tvm.IRModule:
 
 
 def mark_calls(module: tvm.IRModule) -> tvm.IRModule:
-    """Write the place of each binding of `main` into the span of its call."""
-    main = module["main"]
-    blocks = list(main.body.blocks)
+    """Write the place of each binding into the span of its call."""
+    module = module.clone()
+    for variable, function in module.functions_items():
+        if isinstance(function, relax.Function):
+            module[variable] = _with_marked_calls(function)
+    return module
+
+
+def _with_marked_calls(function: relax.Function) -> relax.Function:
+    blocks = list(function.body.blocks)
     places: dict[relax.Var, int] = {}
     for block in reversed(blocks):
         for binding in reversed(block.bindings):
@@ -109,7 +118,7 @@ def mark_calls(module: tvm.IRModule) -> tvm.IRModule:
         )
 
     marked_blocks = [type(block)([marked(binding) for binding in block.bindings]) for block in blocks]
-    return _with_body(module, relax.SeqExpr(marked_blocks, main.body.body))
+    return _with_body(function, relax.SeqExpr(marked_blocks, function.body.body))
 
 
 def note_places(module: tvm.IRModule) -> tvm.IRModule:
@@ -129,10 +138,8 @@ def note_places(module: tvm.IRModule) -> tvm.IRModule:
     return with_places(module, [names[place] if 0 <= place < len(names) else "" for place in found])
 
 
-def _with_body(module: tvm.IRModule, body: relax.SeqExpr) -> tvm.IRModule:
-    main, module = module["main"], module.clone()
-    module["main"] = relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
-    return module
+def _with_body(function: relax.Function, body: relax.SeqExpr) -> relax.Function:
+    return relax.Function(function.params, body, function.ret_ty, function.is_pure, function.attrs)
 
 
 def _place_of_group(module: tvm.IRModule, group: relax.Function) -> int:

@@ -27,6 +27,7 @@ from search.programs.compute_location import (
 )
 from search.programs.nest import Floats, Nest, region, vector_instructions
 from search.programs.program import Population
+from search.sketches.factors import Ints
 from search.sketches.stage import Rfactor, Stage, StageKind
 from search.sketches.variables import transposed_axis
 
@@ -41,7 +42,7 @@ def nest_terms(population: Population, stage: Stage, parameters: CostParameters)
     return {
         "s": seconds,
         "vector": vector_lanes(population, stage).astype(np.float64),
-        "chunks": parallel_chunks(population, population.sketch.dag.node[stage.node]),
+        "chunks": _chunks(population, stage),
         "depth": np.where(
             is_inlined(population, stage.node), 0.0, 1.0 + location_depth(population, stage.node)
         ),
@@ -103,9 +104,11 @@ def _nest_seconds(population: Population, stage: Stage, parameters: CostParamete
     cycles = _compute_cycles(population, stage, parameters)
     cycles = np.where(inlined, _inlined_cycles(population, node, parameters), cycles)
     # A nest that is computed at a loop of its consumer runs in the consumer's parallel chunks.
-    is_elsewhere = (location_depth(population, stage.node) > 0) | inlined
-    chunks_of_consumer = parallel_chunks(population, sketch.compute_at.get(stage.node, node))
-    chunks = np.where(is_elsewhere, chunks_of_consumer, parallel_chunks(population, node))
+    is_elsewhere = (location_depth(population, stage.node) > 0) | inlined | bool(stage.blocks)
+    own_chunks = _chunks(population, stage)
+    compute_at = sketch.compute_at.get(stage.node)
+    chunks_of_consumer = own_chunks if compute_at is None else parallel_chunks(population, compute_at)
+    chunks = np.where(is_elsewhere, chunks_of_consumer, own_chunks)
     launches = (~is_elsewhere & (chunks > 1)).astype(np.float64)
     balance = balance_of(chunks, parameters.cores)
     if stage.rfactor:
@@ -122,6 +125,14 @@ def _nest_seconds(population: Population, stage: Stage, parameters: CostParamete
     longest = np.maximum(own_s, memory_s)
     return np.asarray(
         longest + parameters.factors.overlap * (own_s + memory_s - longest) + launches * parameters.launch_s
+    )
+
+
+def _chunks(population: Population, stage: Stage) -> Ints:
+    """Return [programs]: the iterations of a nest's parallel loops, or the blocks that it is computed in."""
+    node = population.sketch.dag.node[stage.node]
+    return (
+        np.full(len(population), _blocks(node, stage)) if stage.blocks else parallel_chunks(population, node)
     )
 
 
@@ -179,7 +190,7 @@ def _memory_seconds(population: Population, stage: Stage, parameters: CostParame
     depth = location_depth(population, stage.node)
     compute_at = sketch.compute_at.get(stage.node, node)
     extents = np.cumprod([1, *(axis.extent for axis in compute_at.axes if axis.kind is AxisKind.SPATIAL)])
-    pieces = extents[np.minimum(depth, len(extents) - 1)]
+    pieces = _chunks(population, stage) if stage.blocks else extents[np.minimum(depth, len(extents) - 1)]
     seconds = np.zeros(len(population))
     for access in (*node.reads, *node.writes):
         size = sketch.dag.buffer[access.buffer].num_bytes

@@ -8,6 +8,7 @@ from dataclasses import replace
 from search.dag import Node, extent_of
 from search.rules.derive import ConditionKind, Rule, State, when
 from search.rules.tensorize import TENSORIZE, feeds_intrinsic
+from search.sketches.attention_blocks import attention_blocks
 from search.sketches.location import compute_at_of
 from search.sketches.predicates import (
     is_strictly_inlineable,
@@ -16,9 +17,11 @@ from search.sketches.predicates import (
     reduces_rows,
     writes_boxes,
 )
-from search.sketches.row_blocks import row_blocks
+from search.sketches.row_blocks import RowBlocks
 from search.sketches.stage import Rfactor, Stage, StageKind
-from search.stages.cpu import LoopNest, RowBlock, Tiled, Unrolled, rfactor_lanes
+from search.sketches.variables import rfactor_lanes
+from search.sketches.winograd_blocks import winograd_blocks
+from search.stages.cpu import LoopNest, RowBlock, Tiled, Unrolled
 from search.stages.inlined import Fused, Inlined
 
 TILING = "SSRSRS"
@@ -141,7 +144,8 @@ def skip(state: State) -> list[State]:
 
 
 def compute_in_blocks(state: State) -> list[State]:
-    """Compute transform, product and inverse transform for a block of rows at a time.
+    """Compute a chain for a block of rows at a time: Winograd's transform, product and inverse transform, or
+    attention's scores, softmax and weighted values.
 
         parallel for p, q: t[.., p, q] = transform(d[p, q])
         parallel for p, q: m[.., p, q] = t[.., p, q] * w
@@ -152,7 +156,7 @@ def compute_in_blocks(state: State) -> list[State]:
           for p1, q: m[.., p1, q] = t[.., p1, q] * w
           for p1, q: y[p0, p1, q] = inverse(m[.., p1, q])
     """
-    chain = row_blocks(state.dag, state.current)
+    chain = _row_blocks(state, state.current)
     assert chain is not None
     output = state.current.name
     return [
@@ -165,7 +169,7 @@ def compute_in_blocks(state: State) -> list[State]:
                 channel_blocks=channel_blocks,
             )
         )
-        for blocks, channel_blocks in chain.cuts(state.device.cores)
+        for blocks, channel_blocks in chain.cuts
     ]
 
 
@@ -176,28 +180,45 @@ def follow_blocks(state: State) -> list[State]:
     return [state.put(stage)]
 
 
+def _blocks_condition(state: State) -> ConditionKind:
+    chain = _row_blocks(state, state.current) if state.is_output else None
+    if chain is None:
+        return ConditionKind.SKIP
+    return ConditionKind.APPLY_AND_SKIP_REST if chain.is_best else ConditionKind.APPLY
+
+
+def _row_blocks(state: State, output: Node) -> RowBlocks | None:
+    """Return the chain of blocks that ends at an output; None without one."""
+    device = state.device
+    found = winograd_blocks(state.dag, output, device.cores)
+    return found or attention_blocks(state.dag, output, device.l2_bytes)
+
+
 def _stage_in_blocks(state: State) -> Stage | None:
     """Return the stage of a node in a blocked chain; None for other nodes."""
+    node = state.current
     for last in state.stages:
-        if last.kind is not StageKind.BLOCKS:
+        chain = _row_blocks(state, state.dag.node[last.node]) if last.kind is StageKind.BLOCKS else None
+        kind = chain.kinds.get(node.name) if chain is not None else None
+        if chain is None or kind is None:
             continue
-        chain = row_blocks(state.dag, state.dag.node[last.node])
-        node = state.current
-        if chain is None:
-            continue
-        if node in chain.inlined:
+        if kind is StageKind.INLINE:
             return Inlined(node.name)
-        if node.name in chain.rows:
-            kind, structure = (Tiled, TILING) if node is chain.products else (Unrolled, UNROLLED)
-            return kind(
-                node.name,
-                structure,
-                compute_at=last.node,
-                rows=chain.rows[node.name],
-                blocks=last.blocks,
-                channels=chain.channels.get(node.name, ()),
-                channel_blocks=last.channel_blocks,
-            )
+        stage, structure = {
+            StageKind.TILED: (Tiled, TILING),
+            StageKind.UNROLLED: (Unrolled, UNROLLED),
+            StageKind.NEST: (LoopNest, ""),
+        }[kind]
+        return stage(
+            node.name,
+            structure,
+            rfactor=Rfactor.INNER if kind is StageKind.NEST and node.reduction else Rfactor.NONE,
+            compute_at=last.node,
+            rows=chain.rows[node.name],
+            blocks=last.blocks,
+            channels=chain.channels.get(node.name, ()),
+            channel_blocks=last.channel_blocks,
+        )
     return None
 
 
@@ -240,11 +261,7 @@ def _should_skip(state: State) -> bool:
 
 CPU_RULES: tuple[Rule, ...] = (
     Rule("FollowBlocks", lambda s: when(_stage_in_blocks(s) is not None), follow_blocks),
-    Rule(
-        "ComputeInBlocks",
-        lambda s: when(s.is_output and row_blocks(s.dag, s.current) is not None, ConditionKind.APPLY),
-        compute_in_blocks,
-    ),
+    Rule("ComputeInBlocks", _blocks_condition, compute_in_blocks),
     Rule(
         "AlwaysInline",
         lambda s: when(not s.is_output and is_strictly_inlineable(s.current) and not feeds_intrinsic(s)),

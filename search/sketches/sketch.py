@@ -67,7 +67,9 @@ class Sketch:
     def compute_at(self) -> dict[str, Node]:
         """Map nests to the consumer in whose loops they can be computed. Other nests are omitted."""
         found = {
-            stage.node: compute_at_of(self.dag, self.stage, self.dag.node[stage.node]) for stage in self.nests
+            stage.node: compute_at_of(self.dag, self.stage, self.dag.node[stage.node])
+            for stage in self.nests
+            if not stage.blocks
         }
         return {name: compute_at for name, compute_at in found.items() if compute_at is not None}
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from search.dag import Node, extent_of
-from search.sketches.factors import Ints, Tail, covers, tilings
+from search.sketches.factors import GOOD_VECTORS, Ints, Tail, covers, divisors, tilings
+from search.sketches.stage import Rfactor
 
 MAX_INNERMOST = 64
 VECTOR_LANES = (1, 4, 8, 16, 32, 64)
@@ -123,3 +124,14 @@ def transposed_axis(node: Node) -> int | None:
             if term.axis not in vector_loops(node):
                 return term.axis
     return None
+
+
+def rfactor_lanes(node: Node, half: Rfactor) -> tuple[int, ...]:
+    """Return the possible sizes of the axis of partial results: divisors of the last reduction axis, if
+    possible ones that fill vectors. If they needn't divide, sizes of full vectors.
+    """
+    extent = node.axes[node.reduction[-1]].extent
+    if half is Rfactor.UNEVEN:
+        return tuple(lanes for lanes in GOOD_VECTORS if lanes < extent and extent % lanes)
+    found = [d for d in divisors(extent) if 1 < d <= MAX_INNERMOST and (half is Rfactor.INNER or d < extent)]
+    return tuple([d for d in found if d % 8 == 0] or found)

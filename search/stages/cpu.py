@@ -17,20 +17,20 @@ from search.programs.compute_location import encloses_readers
 from search.programs.nest import Nest
 from search.programs.program import Population
 from search.programs.validity import is_valid
-from search.sketches.factors import GOOD_VECTORS, Tail, divisors
+from search.sketches.factors import Tail
 from search.sketches.intrinsics import intrinsic_extents, stage_roles
 from search.sketches.location import can_inline, possible_depths, readers
 from search.sketches.predicates import is_arranged, is_permutation
 from search.sketches.sketch import Sketch
-from search.sketches.stage import Rfactor, Stage, StageKind
+from search.sketches.stage import Stage, StageKind
 from search.sketches.variables import (
-    MAX_INNERMOST,
     ROW_PARTS,
     VECTOR_LANES,
     Choice,
     Split,
     Variable,
     read_kind,
+    rfactor_lanes,
     transposed_axis,
     vector_loops,
 )
@@ -83,7 +83,8 @@ class Tiled(Stage):
         if self.structure.count("R") < 2 or len(reads) > 1 or not all(i.affine for i in reads[0].indices):
             return ("direct",)
         if dag.buffer[buffer].constant:
-            return ("direct", "packed") if is_permutation(dag, node, reads[0]) else ("direct",)
+            is_packable = is_permutation(dag, node, reads[0]) and not reads[0].axes.intersection(self.rows)
+            return ("direct", "packed") if is_packable else ("direct",)
         inner = self.structure.index("R")
         whole = ("0",) if is_arranged(dag, node, reads[0]) else ()
         return ("direct", *whole, str(inner), str(inner + 1))
@@ -111,7 +112,7 @@ def _(stage: Tiled, population: Population, parameters: CostParameters) -> Estim
 
 class LoopNest(Stage):
     """A nest of plain loops. A variable selects its compute location: standalone, inside its consumer's
-    loops, or inlined.
+    loops, or inlined. A nest of a chain in blocks is computed inside the loop over the blocks.
     """
 
     kind = StageKind.NEST
@@ -121,7 +122,7 @@ class LoopNest(Stage):
         inside = possible_depths(dag, sketch.stage, node)
         feeds_intrinsic = any(sketch.stage[one.name].intrinsic for one in readers(dag, sketch.stage, node))
         inline = ("inline",) if can_inline(dag, node) and not feeds_intrinsic else ()
-        if inside or inline:
+        if (inside or inline) and not self.blocks:
             yield Choice("location", node.name, (*inline, "root", *(str(depth) for depth in inside)))
         if self.rfactor:
             yield Choice("lanes", node.name, rfactor_lanes(node, self.rfactor))
@@ -133,11 +134,11 @@ class LoopNest(Stage):
             if len(loops) > 1:
                 yield Choice("fused", node.name, tuple(range(1, len(loops) + 1)))
         transposed = transposed_axis(node)
-        if transposed is not None:
+        if transposed is not None and not self.blocks:
             parts = tuple(part for part in ROW_PARTS if node.axes[transposed].extent % part == 0)
             if len(parts) > 1:
                 yield Choice("row", node.name, parts)
-        if node.spatial:
+        if node.spatial and not self.blocks:
             # Numbers of outer loops that are fused and run in parallel. Loops of one iteration add nothing.
             sizes = [node.axes[axis].extent for axis in node.spatial]
             parallel = (depth for depth, size in enumerate(sizes, start=1) if size > 1)
@@ -145,7 +146,8 @@ class LoopNest(Stage):
             yield Choice("unroll", node.name, UNROLL_STEPS)
 
     def __str__(self) -> str:
-        return f"nest {self.node}" + (f" rfactor {self.rfactor}" if self.rfactor else "")
+        rfactor = f" rfactor {self.rfactor}" if self.rfactor else ""
+        return f"nest {self.node}{rfactor}" + (" in blocks" if self.blocks else "")
 
 
 @is_valid.register
@@ -205,14 +207,3 @@ def extent_in_block(node: Node, stage: Stage, axis: int) -> int:
     if not stage.blocks or axis not in stage.rows:
         return extent
     return extent // stage.blocks if axis == stage.rows[-1] else 1
-
-
-def rfactor_lanes(node: Node, half: Rfactor) -> tuple[int, ...]:
-    """Return the possible sizes of the axis of partial results: divisors of the last reduction axis, if
-    possible ones that fill vectors. If they needn't divide, sizes of full vectors.
-    """
-    extent = node.axes[node.reduction[-1]].extent
-    if half is Rfactor.UNEVEN:
-        return tuple(lanes for lanes in GOOD_VECTORS if lanes < extent and extent % lanes)
-    found = [d for d in divisors(extent) if 1 < d <= MAX_INNERMOST and (half is Rfactor.INNER or d < extent)]
-    return tuple([d for d in found if d % 8 == 0] or found)

@@ -122,11 +122,17 @@ class NestLowering(StageLowering):
         return self.loops.spatial[self._depth(inner) - 1]
 
     def _depth(self, stage: Stage) -> int:
-        """Return how many loops of its consumer surround a nest; 0 for a standalone nest."""
+        """Return how many loops of its consumer surround a nest; 0 for a standalone nest. In a chain in
+        blocks, this is the loop over the blocks.
+        """
+        if stage.blocks:
+            return 1
         location = self.program.location(stage.node)
         return int(location) if location.isdigit() else 0
 
     def _compute_at_loop(self) -> Any:
+        if self.stage.blocks:
+            return self.block_loop()
         return self.stages[self.program.sketch.compute_at[self.node.name].name].loop_around(self.stage)
 
     def _rfactor(self, block: Any) -> Any:

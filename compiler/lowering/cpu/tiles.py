@@ -41,11 +41,10 @@ class TileLowering(StageLowering):
         epilogue = self.schedule.get_sblock(stage.epilogue) if stage.epilogue else None
         if stage.cache_write:
             epilogue = self.schedule.cache_write(block, 0, "global")
+        self.copies = [copy for copy in copies if copy is not None]
         if not stage.blocks:
             self.levels = self._split(block)
-        for copy, level in filter(None, copies):
-            self.schedule.compute_at(copy, self.levels[level - 1][-1], preserve_unit_loops=True)
-            self.primitives.vectorize_later(copy)
+            self._place_copies()
         if stage.epilogue_level:
             target = self.levels[stage.epilogue_level - 1][-1]
             self.schedule.reverse_compute_at(epilogue, target, preserve_unit_loops=True)
@@ -57,6 +56,7 @@ class TileLowering(StageLowering):
             block = self.schedule.get_sblock(self.node.name)
             self.schedule.compute_at(block, self.block_loop(), preserve_unit_loops=True)
             self.levels = self._split(block)
+            self._place_copies()
 
     def fill_registers(self) -> None:
         """Run the outermost loop in parallel, vectorize and unroll the register tile, and initialize it.
@@ -82,6 +82,11 @@ class TileLowering(StageLowering):
 
     def loop_around(self, inner: Stage) -> Any:
         return self.levels[int(self.program.location(inner.node)) - 1][-1]
+
+    def _place_copies(self) -> None:
+        for copy, level in self.copies:
+            self.schedule.compute_at(copy, self.levels[level - 1][-1], preserve_unit_loops=True)
+            self.primitives.vectorize_later(copy)
 
     def _annotate_loops(self, rows: Sequence[Any]) -> None:
         """Run the outermost loop in parallel, and unroll the loops of the register tile."""

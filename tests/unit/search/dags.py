@@ -181,26 +181,39 @@ def layer_norm_one_pass(rows: int = 12, columns: int = 32) -> Dag:
 
 def attention(heads: int = 2, length: int = 12, size: int = 8) -> Dag:
     """softmax(Q K^T / sqrt(size)) V"""
+    return dag(
+        dict.fromkeys(("query", "key", "value"), (heads, length, size)), _attention(heads, length, size)
+    )
+
+
+def joined_attention(heads: int = 2, length: int = 32, size: int = 8) -> Dag:
+    """The attention of each query, its heads side by side."""
+    joined = node("joined", {"i": length, "h": heads, "c": size}, ["attention[h, i, c]"], flops=0.0)
+    return dag(_operands(heads, length, size), [*_attention(heads, length, size), joined])
+
+
+def _operands(heads: int, length: int, size: int) -> dict[str, tuple[int, ...]]:
+    return dict.fromkeys(("query", "key", "value"), (heads, length, size))
+
+
+def _attention(heads: int, length: int, size: int) -> list[Node]:
     row = {"h": heads, "i": length}
     square = row | {"j": length}
-    return dag(
-        dict.fromkeys(("query", "key", "value"), (heads, length, size)),
-        [
-            node("scores", square, ["query[h, i, d]", "key[h, j, d]"], reduction={"d": size}, flops=2.0),
-            node("scaled", square, ["scores[h, i, j]"], flops=1.0),
-            node("max", row, ["scaled[h, i, k]"], reduction={"k": length}, flops=1.0, reducer="max"),
-            node("exp", square, ["scaled[h, i, j]", "max[h, i]"], flops=17.0, is_expensive=True),
-            node("sum", row, ["exp[h, i, k]"], reduction={"k": length}, flops=1.0),
-            node("weights", square, ["exp[h, i, j]", "sum[h, i]"], flops=1.0),
-            node(
-                "attention",
-                row | {"c": size},
-                ["weights[h, i, t]", "value[h, t, c]"],
-                reduction={"t": length},
-                flops=2.0,
-            ),
-        ],
-    )
+    return [
+        node("scores", square, ["query[h, i, d]", "key[h, j, d]"], reduction={"d": size}, flops=2.0),
+        node("scaled", square, ["scores[h, i, j]"], flops=1.0),
+        node("max", row, ["scaled[h, i, k]"], reduction={"k": length}, flops=1.0, reducer="max"),
+        node("exp", square, ["scaled[h, i, j]", "max[h, i]"], flops=17.0, is_expensive=True),
+        node("sum", row, ["exp[h, i, k]"], reduction={"k": length}, flops=1.0),
+        node("weights", square, ["exp[h, i, j]", "sum[h, i]"], flops=1.0),
+        node(
+            "attention",
+            row | {"c": size},
+            ["weights[h, i, t]", "value[h, t, c]"],
+            reduction={"t": length},
+            flops=2.0,
+        ),
+    ]
 
 
 def norm(rows: int = 6, columns: int = 40) -> Dag:
@@ -434,6 +447,7 @@ DAGS: dict[str, Callable[[], Dag]] = {
     "long_layer_norm": lambda: layer_norm(12, 768),
     "layer_norm_one_pass": layer_norm_one_pass,
     "attention": attention,
+    "joined_attention": joined_attention,
     "norm": norm,
     "argmax": argmax,
     "add_relu": add_relu,

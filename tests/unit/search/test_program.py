@@ -12,6 +12,7 @@ from search.rules.space import generate
 from search.sketches.factors import covers
 from search.sketches.sketch import Sketch
 from search.sketches.variables import Choice, Split
+from search.stages.cpu import extent_in_block
 from tests.unit.search import dags
 from tests.unit.search.dags import DEVICE
 from tests.unit.search.programs import (
@@ -38,12 +39,14 @@ CHOOSING_SKETCHES = [
 def test_factors_of_every_axis_cover_its_extent(sketch: Sketch, seed: int) -> None:
     for program in all_programs(drawn(sketch, seed, count=8)):
         for stage in sketch.tiled:
-            for position, axis in enumerate(sketch.dag.node[stage.node].axes):
+            node = sketch.dag.node[stage.node]
+            for position, axis in enumerate(node.axes):
                 factors = program.factors(stage.node, position)
                 assert len(factors) == stage.structure.count(axis.kind)
                 split = sketch.variable.get((stage.node, position))
                 assert isinstance(split, Split | None)
-                assert covers(factors, axis.extent, split.tail) if split else factors == (1,) * len(factors)
+                extent = extent_in_block(node, stage, position)
+                assert covers(factors, extent, split.tail) if split else factors == (1,) * len(factors)
 
 
 @given(sketches, seeds)

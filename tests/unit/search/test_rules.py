@@ -72,6 +72,18 @@ def test_a_chain_of_transforms_is_also_computed_in_blocks_of_rows() -> None:
         assert all(isinstance(stage, Inlined) for stage in stages if not stage.blocks)
 
 
+def test_attention_is_only_computed_in_blocks_of_queries() -> None:
+    """At most half of the L2 cache holds the scores of a block: 16 queries of 32 keys are 2 KiB."""
+    small = replace(DEVICE, l2_bytes=4 << 10)
+    found = generate(dags.joined_attention(), small)
+    assert [sketch.stages[-1].blocks for sketch in found] == [2, 4]
+    assert str(found[0].key) == (
+        "tile scores SSRSRS in blocks; inline scaled; nest max rfactor inner in blocks; nest exp in blocks; "
+        "nest sum rfactor inner in blocks; nest weights in blocks; tile attention SSRSRS in blocks; "
+        "nest joined in 2 blocks"
+    )
+
+
 def test_several_results_at_once_are_neither_tiled_nor_factored() -> None:
     assert _keys(dags.argmax()) == ["nest found; nest position"]
     assert _keys(dags.layer_norm_one_pass()) == ["nest sums; nest norm"]

@@ -18,9 +18,9 @@ from compiler.variants.winograd import convolution
 from compiler.workload import to_json
 from search.programs.annotate import sample
 from search.rules.space import generate
-from search.sketches.row_blocks import row_blocks
 from search.sketches.sketch import Sketch
 from search.sketches.stage import StageKind
+from search.sketches.winograd_blocks import winograd_blocks
 from tests.packing import with_constants
 from tests.workloads import module
 
@@ -83,4 +83,4 @@ def test_a_result_with_another_reader_is_not_computed_in_blocks() -> None:
     product = convolution(x, weight, (1, 1, 1, 1), 4)
     workload = module([x, weight, product, topi.nn.relu(product)])
     dag = read_dag(workload)
-    assert all(row_blocks(dag, node) is None for node in dag.nodes if node is not dag.nodes[-2])
+    assert all(winograd_blocks(dag, node, 2) is None for node in dag.nodes if node is not dag.nodes[-2])

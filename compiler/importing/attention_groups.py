@@ -1,0 +1,60 @@
+"""Make one subgraph of an attention over many keys, so that its scores never reach main memory."""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax
+from tvm.relax.dpl import DFPattern, is_op, wildcard
+from tvm.relax.transform import PatternCheckContext
+
+from compiler.constants.fold import static_shape
+
+# The lengths of the partial results of a softmax's sums, which must divide the keys.
+LANES = range(8, 65)
+# With fewer keys, the scores of all queries stay in the caches, and the three subgraphs are as fast.
+MIN_KEYS = 512
+# A step of a decoder has a query for each head. Its products read each key once.
+MIN_QUERIES = 16
+
+
+def fuse_attention(module: tvm.IRModule) -> tvm.IRModule:
+    """Group scores, softmax, weighted values and the permutation of heads in functions of their own.
+
+        lv = matmul(query, key)
+        lv1 = multiply(lv, scale)
+        lv2 = softmax(lv1)
+        lv3 = matmul(lv2, value)
+        gv = permute_dims(lv3, axes=[0, 2, 1, 3])
+    ->
+        gv = attention(query, key, value)
+
+    The subgraph's sketches compute it a block of queries at a time (search.sketches.attention_blocks).
+    """
+    result, named = _pattern()
+
+    def is_long(context: PatternCheckContext) -> bool:
+        scores = static_shape(context.annotated_expr["scores"])
+        softmax = context.annotated_expr["softmax"]
+        return (
+            scores is not None
+            and scores[-1] >= MIN_KEYS
+            and scores[-2] >= MIN_QUERIES
+            and any(scores[-1] % lanes == 0 for lanes in LANES)
+            and int(softmax.attrs.axis) in (-1, len(scores) - 1)
+            and str(softmax.ty.dtype) == "float32"
+        )
+
+    patterns = [("attention", result, named, is_long)]
+    return relax.transform.FuseOpsByPattern(patterns, bind_constants=True, annotate_codegen=False)(module)
+
+
+def _pattern() -> tuple[DFPattern, dict[str, DFPattern]]:
+    """Return the pattern, and its scores and softmax by these names."""
+    scores = is_op("relax.matmul")(wildcard(), wildcard())
+    scaled = scores
+    for operator in ("relax.multiply", "relax.divide"):
+        scaled = scaled | is_op(operator)(scores, wildcard())
+    masked = scaled | is_op("relax.add")(scaled, wildcard()) | is_op("relax.add")(wildcard(), scaled)
+    softmax = is_op("relax.nn.softmax")(masked)
+    values = is_op("relax.matmul")(softmax, wildcard())
+    return is_op("relax.permute_dims")(values), {"scores": scores, "softmax": softmax}

@@ -1,0 +1,124 @@
+"""Attention in blocks of queries."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te, topi
+
+from compiler.importing.model import extract_tasks, fuse, read_onnx
+from compiler.lowering.trace import lower
+from compiler.measuring.builder import BuiltKernel, LocalBuilder
+from compiler.measuring.runner import LocalRunner
+from compiler.reading.subgraph import read_dag
+from compiler.target import detect_device
+from compiler.workload import from_json, to_json
+from search.programs.annotate import sample
+from search.rules.space import generate
+from search.sketches.sketch import Sketch
+from search.sketches.stage import StageKind
+from tests.onnx_models import Builder
+from tests.packing import with_constants
+from tests.workloads import module
+
+DEVICE = replace(detect_device(2), profile=None)
+BUILDER, RUNNER = LocalBuilder(DEVICE.target), LocalRunner(DEVICE.target)
+
+
+def _blocks(sketch: Sketch) -> list[int]:
+    """Return the numbers of blocks of queries."""
+    return [stage.blocks for stage in sketch.of_kind(StageKind.BLOCKS)]
+
+
+class Case(NamedTuple):
+    """An attention with some constant operands, and the numbers of blocks that are tried if the L2 cache has
+    `l2_bytes`.
+    """
+
+    heads: int
+    queries: int
+    keys: int
+    width: int
+    masked: bool
+    l2_bytes: int
+    blocks: list[int]
+    constants: list[int]
+
+
+CASES = [
+    Case(2, 48, 96, 16, False, 1 << 14, [3, 4, 6], []),  # at most 8 KiB of scores: 16, 12 or 8 queries
+    Case(3, 40, 60, 12, True, 1 << 20, [1, 2, 4], [1]),  # no multiple of a vector divides the keys
+    Case(1, 32, 64, 8, True, 1 << 10, [4], [2]),  # no block fits the cache
+    Case(2, 48, 97, 16, False, 1 << 14, [], []),  # the keys are prime
+]
+
+
+def _attention(case: Case) -> tvm.IRModule:
+    query = te.placeholder((case.heads, case.queries, case.width), name="query")
+    key = te.placeholder((case.heads, case.width, case.keys), name="key")
+    value = te.placeholder((case.heads, case.keys, case.width), name="value")
+    mask = te.placeholder((1, 1, case.keys), name="mask")
+    scores = topi.multiply(topi.nn.matmul(query, key), te.const(0.25, "float32"))
+    weights = topi.nn.softmax(topi.add(scores, mask) if case.masked else scores)
+    result = topi.transpose(topi.nn.matmul(weights, value), (1, 0, 2))
+    return with_constants(
+        module([query, key, value, *([mask] if case.masked else []), result]), case.constants
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_blocks_compute_what_the_attention_is(case: Case) -> None:
+    workload = _attention(case)
+    device = replace(DEVICE, l2_bytes=case.l2_bytes)
+    found = [sketch for sketch in generate(read_dag(workload), device) if _blocks(sketch)]
+    assert [blocks for sketch in found for blocks in _blocks(sketch)] == case.blocks
+    rng = np.random.default_rng(0)
+    for sketch in found:
+        population = sample(sketch, 64, rng)
+        program = population.program(int(rng.integers(len(population))))
+        built = BUILDER.build(to_json(workload), lower(workload, program, DEVICE))
+        assert isinstance(built, BuiltKernel), f"{program}\n{built.error}"
+        measured = RUNNER.run(built, to_json(workload), (), best_s=1e-12)
+        assert not measured.error, f"{program}\n{measured.error}"
+
+
+def _model(queries: int, keys: int, scale: str = "Mul", masked: bool = False) -> bytes:
+    """An attention of two heads, whose queries, keys and values are inputs."""
+    b = Builder()
+    scaled = b.op(scale, b.op("MatMul", "query", "key"), b.constant(np.float32(4.0)))
+    weights = b.op("Softmax", b.op("Add", scaled, "mask") if masked else scaled, axis=-1)
+    result = b.op("Transpose", b.op("MatMul", weights, "value"), perm=[0, 2, 1, 3])
+    inputs = {"query": [1, 2, queries, 8], "key": [1, 2, 8, keys], "value": [1, 2, keys, 8]}
+    return b.model(inputs | ({"mask": [1, 1, 1, keys]} if masked else {}), {result: [1, queries, 2, 8]})
+
+
+@pytest.mark.parametrize(
+    ("model", "operators"),
+    [
+        (_model(16, 512), "matmul_multiply_softmax_matmul_permute_dims"),
+        (_model(16, 512, "Div"), "matmul_divide_softmax_matmul_permute_dims"),
+        (_model(24, 600, masked=True), "matmul_multiply_add_softmax_matmul_permute_dims"),
+    ],
+)
+def test_an_attention_over_many_keys_is_one_task(model: bytes, operators: str) -> None:
+    (task,) = extract_tasks(fuse(read_onnx(model, {}), DEVICE.target))
+    assert task.name.split()[0] == operators
+    assert task.layer == "matmul0"
+    assert all(map(_blocks, generate(read_dag(from_json(task.module_json)), DEVICE)))
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys"),
+    [
+        pytest.param(16, 256, id="few keys"),
+        pytest.param(2, 512, id="few queries"),
+        pytest.param(16, 521, id="a prime number of keys"),
+    ],
+)
+def test_other_attentions_are_tasks_of_their_own(queries: int, keys: int) -> None:
+    tasks = extract_tasks(fuse(read_onnx(_model(queries, keys), {}), DEVICE.target))
+    assert [task.layer for task in tasks] == ["matmul0", "softmax2", "matmul3", "transpose4"]
