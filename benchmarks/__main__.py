@@ -104,10 +104,12 @@ COMMANDS = {
         "every ONNX operator with every element type that ONNX allows; about a quarter of an hour"
     ),
     "benchmarks.decoders --quick --json FILE": (
-        "a Llama-like decoder and a GPT-2 of a few million parameters that keep their cache: prefill and "
-        "decode beside ONNX Runtime; about a quarter of an hour"
+        "Llama-like decoders of 6 million parameters that keep their cache, in float32 and with 4 bits: "
+        "prefill, decode and memory beside ONNX Runtime, OpenVINO and llama.cpp; under ten minutes"
     ),
-    "benchmarks.decoders --json FILE": "the same with 170 million parameters and 1,000 trials; hours",
+    "benchmarks.decoders --json FILE": (
+        "the same with 170 million parameters, a GPT-2 beside them, and 1,000 trials; hours"
+    ),
     "benchmarks.zoo --json FILE": (
         "twenty small networks of the kinds that people bring: right, and how much of their time is tuned; "
         "about a quarter of an hour"

@@ -16,7 +16,11 @@ LOWEST = float(np.finfo(np.float32).min)
 
 @dataclass(frozen=True)
 class DecoderScale:
-    """Extents of a decoder. `size` is the size of a head, `longest` the number of positions in tables."""
+    """Extents of a decoder.
+
+    `size` is the size of a head, `longest` the number of positions in tables. Rotary embeddings have the
+    frequencies `rotary_base ** (-2 k / size)`.
+    """
 
     words: int = 50
     features: int = 32
@@ -25,6 +29,7 @@ class DecoderScale:
     size: int = 8
     layers: int = 2
     longest: int = 64
+    rotary_base: float = 100
 
 
 TINY = DecoderScale()
@@ -60,23 +65,24 @@ class Network:
         self.nodes.append(helper.make_node(kind, list(inputs), [name], name=f"node {name}", **attributes))
         return name
 
-    def constant(self, value: Any, dtype: Any = np.int64) -> str:
-        name = f"w{len(self.weights)}"
+    def constant(self, value: Any, dtype: Any = np.int64, name: str = "") -> str:
+        name = name or f"w{len(self.weights)}"
         self.weights.append(numpy_helper.from_array(np.asarray(value, dtype), name))
         return name
 
-    def weight(self, *shape: int, spread: float = 0.3) -> str:
-        return self.constant(self.rng.standard_normal(shape) * spread, np.float32)
+    def weight(self, *shape: int, spread: float = 0.3, name: str = "") -> str:
+        return self.constant(self.rng.standard_normal(shape) * spread, np.float32, name)
 
-    def linear(self, x: str, inputs: int, outputs: int, bias: bool = True) -> str:
-        product = self.op("MatMul", x, self.weight(inputs, outputs, spread=1.7 * inputs**-0.5))
+    def linear(self, x: str, inputs: int, outputs: int, bias: bool = True, name: str = "") -> str:
+        weight = self.weight(inputs, outputs, spread=1.7 * inputs**-0.5, name=name)
+        product = self.op("MatMul", x, weight)
         return self.op("Add", product, self.weight(outputs)) if bias else product
 
-    def norm(self, x: str) -> str:
+    def norm(self, x: str, name: str) -> str:
         """Add RMSNorm as exporters write it."""
         square = self.op("ReduceMean", self.op("Mul", x, x), axes=[-1], keepdims=1)
         root = self.op("Sqrt", self.op("Add", square, self.constant(1e-6, np.float32)))
-        return self.op("Mul", self.op("Div", x, root), self.weight(self.scale.features, spread=1))
+        return self.op("Mul", self.op("Div", x, root), self.weight(self.scale.features, spread=1, name=name))
 
     def layer_norm(self, x: str) -> str:
         scale, shift = self.weight(self.scale.features, spread=1), self.weight(self.scale.features)
@@ -183,7 +189,10 @@ def _rotated(net: Network, x: str, cos: str, sin: str) -> str:
 
 
 def llama(bias: bool = False, seed: int = 1, scale: DecoderScale = TINY) -> bytes:
-    """Rotary embeddings of given positions, grouped heads, RMSNorm, gates; with `bias`, as Qwen has it."""
+    """Rotary embeddings of given positions, grouped heads, RMSNorm, gates; with `bias`, as Qwen has it.
+
+    Weights have the names that llama.cpp gives them.
+    """
     net = Network(scale, scale.grouped_heads, seed)
     features, heads = scale.features, scale.heads
     mask_input = net.input("attention_mask", TensorProto.INT64, 1, "total")
@@ -191,7 +200,7 @@ def llama(bias: bool = False, seed: int = 1, scale: DecoderScale = TINY) -> byte
     pasts = [[net.past(layer, kind) for kind in ("key", "value")] for layer in range(scale.layers)]
     length, count = net.extent(pasts[0][0], 2), net.extent(net.ids, 1)
     total = net.op("Add", length, count)
-    x = net.op("Gather", net.weight(scale.words, features, spread=1), net.ids)
+    x = net.op("Gather", net.weight(scale.words, features, spread=1, name="token_embd.weight"), net.ids)
     # The keys at or before each query, computed from ranges, without keys that the mask hides.
     queries = net.op("Unsqueeze", net.range(length, total), net.constant([1]))
     keys = net.op("Unsqueeze", net.range(net.constant([0]), total), net.constant([0]))
@@ -199,25 +208,37 @@ def llama(bias: bool = False, seed: int = 1, scale: DecoderScale = TINY) -> byte
     absent = net.op("Equal", net.op("Unsqueeze", mask_input, net.constant([1, 2])), net.constant(0))
     lowest = net.constant(LOWEST, np.float32)
     mask = net.op("Where", net.op("Or", later, absent), lowest, net.constant(0, np.float32))
-    frequencies = net.constant(1 / 100 ** (np.arange(scale.size // 2) * 2 / scale.size), np.float32)
+    frequencies = net.constant(
+        1 / scale.rotary_base ** (np.arange(scale.size // 2) * 2 / scale.size), np.float32
+    )
     angles = net.op("Unsqueeze", net.op("Cast", positions, to=TensorProto.FLOAT), net.constant([2]))
     angles = net.op("Mul", angles, frequencies)
     angles = net.op("Unsqueeze", net.op("Concat", angles, angles, axis=-1), net.constant([1]))
     cos, sin = net.op("Cos", angles), net.op("Sin", angles)
     for layer, past in enumerate(pasts):
-        normal = net.norm(x)
+        block = f"blk.{layer}"
+        normal = net.norm(x, f"{block}.attn_norm.weight")
         width = net.kv_heads * scale.size
-        query = _rotated(net, net.heads(net.linear(normal, features, features, bias), heads), cos, sin)
-        key = _rotated(net, net.heads(net.linear(normal, features, width, bias), net.kv_heads), cos, sin)
-        rows = [key, net.heads(net.linear(normal, features, width, bias), net.kv_heads)]
-        key, value = (net.repeated(one) for one in net.append(layer, past, rows))
-        x = net.op("Add", x, net.linear(net.attend(query, key, value, mask), features, features, False))
-        normal = net.norm(x)
-        gate = net.linear(normal, features, 2 * features, False)
+        query, key, value = (
+            net.heads(net.linear(normal, features, outputs, bias, f"{block}.attn_{kind}.weight"), count)
+            for kind, outputs, count in (
+                ("q", features, heads),
+                ("k", width, net.kv_heads),
+                ("v", width, net.kv_heads),
+            )
+        )
+        query, key = (_rotated(net, one, cos, sin) for one in (query, key))
+        key, value = (net.repeated(one) for one in net.append(layer, past, [key, value]))
+        attended = net.attend(query, key, value, mask)
+        x = net.op("Add", x, net.linear(attended, features, features, False, f"{block}.attn_output.weight"))
+        normal = net.norm(x, f"{block}.ffn_norm.weight")
+        gate = net.linear(normal, features, 2 * features, False, f"{block}.ffn_gate.weight")
         gate = net.op("Mul", gate, net.op("Sigmoid", gate))
-        inner = net.op("Mul", gate, net.linear(normal, features, 2 * features, False))
-        x = net.op("Add", x, net.linear(inner, 2 * features, features, False))
-    return net.model(net.linear(net.norm(x), features, scale.words, False))
+        up = net.linear(normal, features, 2 * features, False, f"{block}.ffn_up.weight")
+        inner = net.op("Mul", gate, up)
+        x = net.op("Add", x, net.linear(inner, 2 * features, features, False, f"{block}.ffn_down.weight"))
+    logits = net.linear(net.norm(x, "output_norm.weight"), features, scale.words, False, "output.weight")
+    return net.model(logits)
 
 
 def qwen() -> bytes:

@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 from tunefarm_runtime import NoSuchSize, load
 
-from benchmarks.decoders import OnnxRuntime
+from benchmarks.decoders.runtimes import OnnxRuntime
 from examples.networks.decoders import TINY, llama
 from tests.acceptance.commands import done, tunefarm
 from tests.onnx_models import fully_convolutional, masked_attention
@@ -71,7 +71,7 @@ def test_a_decoder_is_tuned_with_its_cache_in_place(environment: dict[str, str],
     flags = ["--shape", "sequence=1", "--shape", "past=8,16", "--trials", 8, "--json"]
     results = json.loads(done(tunefarm(["tune", "llama.onnx", *flags], environment, tmp_path)))
     assert all(result["job"]["onnxruntime"]["ratio"] for result in results)
-    model, reference = load(tmp_path / "llama-tuned"), OnnxRuntime(tmp_path / "llama.onnx", 1)
+    model, reference = load(tmp_path / "llama-tuned"), OnnxRuntime(tmp_path / "llama.onnx", TINY, 1)
     for token in np.random.default_rng(0).integers(0, TINY.words, 16):
         np.testing.assert_allclose(model.step(token)[0], reference(np.array([[token]])), rtol=1e-3, atol=1e-4)
     done(tunefarm(["verify", "llama-tuned", "--against", "llama.onnx"], environment, tmp_path))

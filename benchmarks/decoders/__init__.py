@@ -1,0 +1,1 @@
+"""Tokens per second of decoders that keep their cache, beside other runtimes."""
