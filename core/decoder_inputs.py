@@ -31,6 +31,8 @@ class _Cache(Protocol):
     def buffers(self) -> Mapping[str, int]: ...
     @property
     def derived(self) -> Sequence[_Derived]: ...
+    @property
+    def moved(self) -> Mapping[str, int]: ...
 
 
 def inputs_of_file(cache: _Cache, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -41,7 +43,8 @@ def inputs_of_file(cache: _Cache, inputs: Mapping[str, Array]) -> dict[str, Arra
     before = int(inputs[cache.position][0])
     given = {name: array for name, array in inputs.items() if name != cache.position}
     for name, axis in cache.buffers.items():
-        given[name] = np.ascontiguousarray(np.take(inputs[name], range(before), axis))
+        rows = np.take(inputs[name], range(before), axis)
+        given[name] = np.ascontiguousarray(np.moveaxis(rows, axis, cache.moved.get(name, axis)))
     for one in cache.derived:
         positions = np.arange(before, before + cache.count)
         value = np.ones(before + cache.count) if one.is_mask else positions

@@ -5,16 +5,19 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
+from collections.abc import Mapping
 from pathlib import Path
 
 from onnx import helper
 
-from compiler.importing.model import fuse, fuse_untuned, read_onnx
+from compiler.importing.formats.onnx_model import read
+from compiler.importing.model import RelaxModel, fuse, fuse_untuned, read_onnx
 from compiler.packaging.artifact import Manifest, build_library, write
 from compiler.target import detect_device, parse_target, target_features
 from system.signing import SigningKey
 from tests.compiled import build_module
 from tunefarm.client.artifact import unpack
+from tunefarm.client.sizes import sizes_of
 
 
 def compile_model(model: bytes, folder: Path, threads: int = 1, scheduled: bool = False) -> Path:
@@ -42,6 +45,37 @@ def compile_model(model: bytes, folder: Path, threads: int = 1, scheduled: bool 
     )
     (folder / "manifest.json").write_text(manifest.to_json())
     return folder
+
+
+def compile_decoder(
+    model: bytes, folder: Path, given: Mapping[str, tuple[int, ...]], scheduled: bool = False
+) -> Path:
+    """Compile a decoder in all sizes, like a job without trials; return the folder.
+
+    With `scheduled`, it is rewritten to be tuned, and its kernels have fallback schedules.
+    """
+    file, device = folder / "decoder.onnx", detect_device(1)
+    file.write_bytes(model)
+    [sizes] = sizes_of([file], given)
+    for size in sizes:
+        imported = read(model, size.shapes).to_relax()
+        own = folder / "tuned" / (size.name or "one")
+        own.mkdir(parents=True)
+        if scheduled:
+            build_module(fuse(imported, device.target), {}, device.target, own / "model.so")
+        else:
+            build_library(fuse_untuned(imported, device.target), device.target, own / "model.so")
+        (own / "manifest.json").write_text(manifest_of(imported, device.target).to_json())
+    return folder / "tuned"
+
+
+def manifest_of(imported: RelaxModel, target: str) -> Manifest:
+    """Return the manifest of an imported model for one thread."""
+    return Manifest(
+        *("net", "sha", target, "cafe", imported.inputs, imported.outputs, 1, {}, 0.0),
+        cache=imported.cache,
+        no_cache=imported.no_cache,
+    )
 
 
 def elementwise(kind: str, dtype: int, shape: tuple[int, ...] = (2, 3), outputs: int = 1) -> bytes:

@@ -99,8 +99,8 @@ def _write(name: str, file: Path, scale: DecoderScale) -> list[Runtime]:
 
 
 def measure(runs: Mapping[Runtime, Process], rounds: int, words: int) -> dict[str, Rates]:
-    """Run decoders in turns, and return the rates of each. The first is compared with all others. The prompt has
-    random tokens from a vocabulary of `words`.
+    """Run decoders in turns, and return the rates of each. The first is compared with all others. The prompt
+    has random tokens from a vocabulary of `words`.
 
     Raises ValueError if the decoders' logits differ.
     """

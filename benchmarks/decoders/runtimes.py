@@ -63,8 +63,8 @@ class Compiled:
 
 
 class OnnxRuntime:
-    """The ONNX file in ONNX Runtime, which takes the cache as inputs and returns it. `held` has the inputs that
-    stay the same.
+    """The ONNX file in ONNX Runtime, which takes the cache as inputs and returns it. `held` has the inputs
+    that stay the same.
     """
 
     def __init__(

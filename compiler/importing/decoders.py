@@ -12,6 +12,9 @@ kinds of computations are rewritten:
     past, ..., past + tokens ->  past_length, ..., past_length + tokens (computed positions)
     x[past : past + tokens]  ->  Gather(x, past_length, ..., past_length + tokens)
 
+Products with keys contract their last axis, and add up vectors of rows. So the library keeps keys with their
+rows last, [1, heads, size, rows], and no step transposes them.
+
 To find these computations, the file is imported with unusual lengths. `compiler.verifying.cache` compares the
 rewritten decoder with the file.
 """
@@ -19,7 +22,7 @@ rewritten decoder with the file.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -162,17 +165,40 @@ class _Decoder:
         concats = self._concats()
         capacity, count = self._lengths()
         rewrite = _Rewrite(self._graph, self._nodes, self.values, self.probed_tokens, capacity, count)
+        moved = {
+            name: self.axes[name]
+            for name, concat in concats.items()
+            if self._has_keys(name, concat.output[0])
+        }
         for name, axis in self.axes.items():
-            rewrite.shorten_shape(name, axis)
-        rewrite.write_rows(concats, self.axes)
+            rewrite.shorten_shape(name, axis, name in moved)
+        rewrite.write_rows(concats, self.axes, moved)
         rewrite.replace_positions()
         if not rewrite.mask_softmax({concat.output[0] for concat in concats.values()}):
             raise NotKept("it has no Softmax over the cache's keys")
         derived = rewrite.derive([specs[name] for name in (*MASKS, *POSITIONS) if name in specs])
-        return self._finished(rewrite.nodes, derived, capacity, count)
+        return self._finished(rewrite.nodes, derived, moved, capacity, count)
+
+    def _has_keys(self, name: str, joined: str) -> bool:
+        """Return whether a buffer holds keys: in the next products with it, its rows are the columns."""
+        tainted, products = {joined}, []
+        for node in self._nodes:
+            if not tainted.intersection(node.input):
+                continue
+            if node.op_type == "MatMul":
+                columns = self.values[node.input[1]].shape[-1] if node.input[1] in tainted else 0
+                products.append(columns == PROBE_PAST + self.probed_tokens)
+            elif node.op_type != "Shape":
+                tainted.update(node.output)
+        return bool(products) and all(products) and self.axes[name] != self.values[name].rank - 1
 
     def _finished(
-        self, nodes: Sequence[onnx.NodeProto], derived: tuple[Derived, ...], capacity: int, count: int
+        self,
+        nodes: Sequence[onnx.NodeProto],
+        derived: tuple[Derived, ...],
+        moved: dict[str, int],
+        capacity: int,
+        count: int,
     ) -> OnnxFile:
         """Return the rewritten file. `past_length` and the buffers are its last inputs."""
         graph = self._graph
@@ -196,16 +222,26 @@ class _Decoder:
             if value.name in self.shapes:
                 for dim in value.type.tensor_type.shape.dim:
                     dim.dim_param = "open"
-        shapes = {name: shape for name, shape in self.shapes.items() if name not in removed}
+        shapes = {
+            name: tuple(shape[axis] for axis in rows_last(len(shape), moved[name]))
+            if name in moved
+            else shape
+            for name, shape in self.shapes.items()
+            if name not in removed
+        }
         specs = fix_inputs(graph, shapes, self.file.weights)
         cache = CacheSpec(
             position=PAST_LENGTH,
             capacity=capacity,
             count=count,
-            buffers=dict(self.axes),
+            buffers={
+                name: self.values[name].rank - 1 if name in moved else axis
+                for name, axis in self.axes.items()
+            },
             tokens={self.tokens: 1},
             outputs={name: axis for name, axis in axes.items() if axis is not None},
             derived=derived,
+            moved=moved,
         )
         return replace(
             self.file,
@@ -265,6 +301,11 @@ class _Decoder:
         return concats
 
 
+def rows_last(rank: int, axis: int) -> list[int]:
+    """Return the permutation that makes an axis the last one."""
+    return [*(k for k in range(rank) if k != axis), axis]
+
+
 def _probe_shapes(
     inputs: Mapping[str, onnx.ValueInfoProto],
     axes: Mapping[str, int],
@@ -320,26 +361,40 @@ class _Rewrite:
         keys = self._constant(np.arange(capacity).reshape(1, capacity))
         self._is_later = self._op(self._first, "Greater", keys, queries)
 
-    def shorten_shape(self, name: str, axis: int) -> None:
+    def shorten_shape(self, name: str, axis: int, is_moved: bool) -> None:
         """Make the file read a past's shape as if the new rows would just fill the buffer."""
         ends = [self._constant(np.array([each])) for each in (0, self._capacity - self._count, axis)]
-        shorter = self._op(self._first, "Slice", name, *ends)
+        past = self._rows_back(self._first, name, name, axis) if is_moved else name
+        shorter = self._op(self._first, "Slice", past, *ends)
         for node in self.nodes:
             if node.op_type == "Shape" and node.input[0] == name:
                 node.input[0] = shorter
 
-    def write_rows(self, concats: Mapping[str, onnx.NodeProto], axes: Mapping[str, int]) -> None:
-        """Replace each Concat with a node that writes the new rows into the buffer."""
+    def write_rows(
+        self, concats: Mapping[str, onnx.NodeProto], axes: Mapping[str, int], moved: Container[str]
+    ) -> None:
+        """Replace each Concat with a node that writes the new rows into the buffer. Rows of `moved` buffers
+        are last."""
         for name, concat in concats.items():
             rows, axis = concat.input[1], axes[name]
             before: list[onnx.NodeProto] = []
-            shape = [self._count if k == axis else 1 for k in range(self._values[rows].rank)]
+            rank = self._values[rows].rank
+            if name in moved:
+                rows = self._op(before, "Transpose", rows, perm=rows_last(rank, axis))
+            written_axis = rank - 1 if name in moved else axis
+            shape = [self._count if k == written_axis else 1 for k in range(rank)]
             places = self._op(before, "Reshape", self._positions, self._constant(np.array(shape)))
             places = self._op(before, "Expand", places, self._op(before, "Shape", rows))
-            write = helper.make_node(
-                "ScatterElements", [name, places, rows], list(concat.output), name=concat.name, axis=axis
-            )
-            self._replace(concat, [*before, write])
+            buffer = self._op(before, "ScatterElements", name, places, rows, axis=written_axis)
+            if name in moved:
+                buffer = self._rows_back(before, name, buffer, axis)
+            last = helper.make_node("Identity", [buffer], list(concat.output), name=concat.name)
+            self._replace(concat, [*before, last])
+
+    def _rows_back(self, nodes: list[onnx.NodeProto], name: str, buffer: str, axis: int) -> str:
+        """Transpose a buffer whose rows are last to the axes that it has in the file."""
+        order = np.argsort(rows_last(self._values[name].rank, axis)).tolist()
+        return self._op(nodes, "Transpose", buffer, perm=order)
 
     def replace_positions(self) -> None:
         """Compute the positions of new tokens from `past_length`."""

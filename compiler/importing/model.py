@@ -36,6 +36,7 @@ from compiler.importing.places import (
     note_places,
     with_places,
 )
+from compiler.importing.shared_heads import share_heads
 from compiler.importing.spec import (
     CacheSpec,
     CompileError,
@@ -191,6 +192,7 @@ def convert_operators(model: RelaxModel, target: str) -> tvm.IRModule:
         transform.DecomposeOpsForInference(),
         transform.CanonicalizeBindings(),
         fold_constants,
+        share_heads,
         lambda module: compute_in_bytes(module, parse_target(target)),
         lambda module: sum_in_floats(module, parse_target(target)),
         fold_scales,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Shape = tuple[int, ...]
 # Types of less than a byte and small floats, and their bits.
@@ -89,7 +89,8 @@ class CacheSpec:
 
     `position` is the input with the number of earlier tokens. `buffers` maps inputs to the axis of their
     `capacity` rows. `tokens` and `outputs` map inputs and outputs to the axis of the `count` new tokens.
-    `derived` are inputs of the file that the library computes.
+    `derived` are inputs of the file that the library computes. `moved` maps buffers to the axis that their
+    rows have in the file; in the library, their rows are last.
     """
 
     position: str
@@ -99,6 +100,7 @@ class CacheSpec:
     tokens: dict[str, int]
     outputs: dict[str, int]
     derived: tuple[Derived, ...] = ()
+    moved: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 0 < self.count < self.capacity:

@@ -62,7 +62,12 @@ def companions(manifest: Manifest) -> dict[str, Path]:
 
 
 def describe(manifest: Manifest) -> bytes:
-    """Return the content of `model.txt`, which `tunefarm.c` reads: a line for each input and output."""
+    """Return the content of `model.txt`, which `tunefarm.c` reads: a line for each input and output.
+
+    A decoder's inputs that `tunefarm.c` keeps are its state: the number of earlier tokens, then the cache.
+    """
+    cache = manifest.cache
+    state = set() if cache is None else {cache.position, *cache.buffers}
 
     def line(kind: str, tensor: Tensor) -> str:
         return " ".join((kind, _escaped(tensor.name), tensor.dtype, *map(str, tensor.shape)))
@@ -70,7 +75,8 @@ def describe(manifest: Manifest) -> bytes:
     return "\n".join(
         [
             f"threads {manifest.threads}",
-            *(line("input", one) for one in manifest.inputs),
+            *([] if cache is None else [f"cache {cache.capacity} {cache.count}"]),
+            *(line("state" if one.name in state else "input", one) for one in manifest.inputs),
             *(line("output", one) for one in manifest.outputs),
             "",
         ]

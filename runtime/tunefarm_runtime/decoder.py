@@ -34,6 +34,7 @@ class Decoder:
         self._lock = threading.Lock()
         _, self._first, self._cache = self._sizes[0]
         fed = {self._cache.position, *self._cache.buffers, *self._cache.tokens}
+        self._axes = self._cache.buffers
         self._held_names = [one.name for one in self._first.inputs if one.name not in fed]
         self._held: dict[str, Array] = {}
         self._tensors: dict[str, Any] = {}
@@ -47,11 +48,16 @@ class Decoder:
         return max(cache.capacity for _, _, cache in self._sizes)
 
     def reset(self, held: Mapping[str, Any]) -> None:
-        """Empty the cache. `held` are inputs for all later steps. Raises RunError."""
+        """Empty the cache, and free all but the smallest buffers. `held` are inputs for all later steps.
+
+        Raises RunError.
+        """
         self._check_names(held)
         with self._lock:
             self._held |= {name: np.array(value, order="C") for name, value in held.items()}
             self.length = 0
+            if self._capacity > min(cache.capacity for _, _, cache in self._sizes):
+                self._tensors, self._arrays, self._capacity = {}, {}, 0
             for array in self._arrays.values():
                 array[...] = 0
 
@@ -60,6 +66,8 @@ class Decoder:
         with self._lock:
             if not 0 <= length <= self.length:
                 raise RunError(f"the cache can't be rewound to {length} tokens: give 0 to {self.length}")
+            for name, array in self._arrays.items():
+                array[(slice(None),) * self._axes[name] + (slice(length, self.length),)] = 0
             self.length = length
 
     def step(self, tokens: Any, inputs: Mapping[str, Any]) -> list[Array]:
@@ -156,15 +164,16 @@ class Decoder:
         """Run one size on new tokens, padded with zeros. Padding doesn't change earlier tokens' outputs."""
         index, manifest, cache = size
         new = tokens.shape[axis]
-        padded = np.pad(tokens, [(0, cache.count - new if k == axis else 0) for k in range(tokens.ndim)])
+        if new < cache.count:
+            tokens = np.pad(tokens, [(0, cache.count - new if k == axis else 0) for k in range(tokens.ndim)])
         values = []
         for spec in manifest.inputs:
             if spec.name in cache.buffers:
                 values.append(self._tensors[spec.name])
             elif spec.name == cache.position:
-                values.append(np.array([self.length], spec.numpy_dtype))
+                values.append(np.full(spec.shape, self.length, spec.numpy_dtype))
             elif spec.name in cache.tokens:
-                values.append(padded)
+                values.append(tokens)
             else:
                 value = np.asarray(others[spec.name])
                 if value.shape != spec.shape or value.dtype != spec.numpy_dtype:

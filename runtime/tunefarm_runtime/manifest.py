@@ -86,6 +86,7 @@ class Cache:
 
     `position` is the input with the number of earlier tokens. `tokens` and `outputs` map inputs and outputs
     to the axis of the `count` new tokens. `derived` are inputs of the model's file that the library computes.
+    `moved` maps buffers to the axis that their rows have in the file, where that is another one.
     """
 
     position: str
@@ -95,11 +96,14 @@ class Cache:
     tokens: Mapping[str, int]
     outputs: Mapping[str, int]
     derived: tuple[Derived, ...]
+    moved: Mapping[str, int]
 
     @classmethod
     def parse(cls, data: Mapping[str, Any]) -> Cache:
-        buffers, tokens, outputs = (
-            {str(name): int(axis) for name, axis in data[kind].items()} for kind in _CACHED
+        # Manifests of older versions have no `moved`.
+        buffers, tokens, outputs, moved = (
+            {str(name): int(axis) for name, axis in axes.items()}
+            for axes in (data["buffers"], data["tokens"], data["outputs"], data.get("moved", {}))
         )
         derived = tuple(
             Derived(str(one["name"]), str(one["dtype"]), tuple(map(int, one["shape"])), bool(one["is_mask"]))
@@ -108,10 +112,7 @@ class Cache:
         numbers = int(data["capacity"]), int(data["count"])
         if min(numbers) < 1:
             raise ValueError("a number is too small")
-        return cls(str(data["position"]), *numbers, buffers, tokens, outputs, derived)
-
-
-_CACHED = ("buffers", "tokens", "outputs")
+        return cls(str(data["position"]), *numbers, buffers, tokens, outputs, derived, moved)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-/* Run a bundle on inputs of ones, and print the first elements of each float32 output. usage: main [FOLDER] */
+/* Run a bundle on inputs of ones (0 for integers), and print the first elements of each float32 output.
+ * usage: main [FOLDER] */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,7 +29,9 @@ int main(int argc, char** argv) {
   }
   for (size_t i = 0; i < output_count; ++i) out[i] = malloc(outputs[i].bytes + 1);
 
-  check(tunefarm_run(model, (const void* const*)in, out));
+  int is_decoder = tunefarm_reset(model, 0).code == TUNEFARM_OK;
+  if (is_decoder) check(tunefarm_step(model, 1, (const void* const*)in, out));
+  else check(tunefarm_run(model, (const void* const*)in, out));
 
   for (size_t i = 0; i < output_count; ++i) {
     printf("%s (%s):", outputs[i].name, outputs[i].dtype);

@@ -24,10 +24,12 @@ typedef struct {
 
 struct tunefarm_model {
   tensor_list inputs, outputs;
+  tensor_list state; /* a decoder's inputs that the model keeps: the number of earlier tokens, then the cache */
+  size_t capacity, count; /* the tokens that the cache holds, and the tokens of a step; 0 for other models */
   TVMFFIObjectHandle library, machine, main;
-  TVMFFIAny* arguments; /* the inputs, then the weights */
+  TVMFFIAny* arguments; /* the inputs, then what stays the same in all runs: the state and the weights */
   DLManagedTensor* managed;
-  size_t weights;
+  size_t kept; /* how many arguments stay the same */
   void* file; /* model.so with the weights, mapped into memory */
   size_t file_bytes;
 };
@@ -150,6 +152,13 @@ static tunefarm_status parse_tensor(tensor_list* list, char* text) {
   return ok();
 }
 
+/* Parse "cache CAPACITY COUNT". */
+static void parse_cache(tunefarm_model* model, const char* text) {
+  char* end = NULL;
+  model->capacity = strtoul(text, &end, 10);
+  model->count = strtoul(end, NULL, 10);
+}
+
 static tunefarm_status read_description(tunefarm_model* model, const char* folder, int* threads) {
   char path[MAX_LINE], line[MAX_LINE];
   snprintf(path, sizeof path, "%s/model.txt", folder);
@@ -159,18 +168,42 @@ static tunefarm_status read_description(tunefarm_model* model, const char* folde
   while (result.code == TUNEFARM_OK && fgets(line, sizeof line, file) != NULL) {
     if (strncmp(line, "input ", 6) == 0) result = parse_tensor(&model->inputs, line + 6);
     else if (strncmp(line, "output ", 7) == 0) result = parse_tensor(&model->outputs, line + 7);
+    else if (strncmp(line, "state ", 6) == 0) result = parse_tensor(&model->state, line + 6);
+    else if (strncmp(line, "cache ", 6) == 0) parse_cache(model, line + 6);
     else if (strncmp(line, "threads ", 8) == 0 && *threads == 0) *threads = atoi(line + 8);
   }
   fclose(file);
   if (result.code == TUNEFARM_OK && model->outputs.count == 0)
     return status(TUNEFARM_BAD_FOLDER, "%.400s describes no output: make the bundle again", path);
+  int is_whole = model->count == 0 ? model->state.count == 0
+                                   : model->count <= model->capacity && model->state.count > 1 &&
+                                         model->state.tensors[0].bytes == sizeof(int64_t);
+  if (result.code == TUNEFARM_OK && !is_whole)
+    return status(TUNEFARM_BAD_FOLDER, "%.400s describes no whole cache: make the bundle again", path);
   return result;
 }
 
 static void keep_memory(DLManagedTensor* tensor) { (void)tensor; /* it belongs to the caller */ }
 
+/* Make memory of a tensor that stays the same an argument. */
+static tunefarm_status keep_argument(tunefarm_model* model, void* data, DLDataType type, int ndim, const int64_t* lengths) {
+  size_t at = model->inputs.count + model->kept;
+  DLManagedTensor* managed = &model->managed[at];
+  int64_t* shape = calloc((size_t)ndim + 1, sizeof *shape);
+  if (shape == NULL) return status(TUNEFARM_NO_MEMORY, "there is no memory for the model's description");
+  memcpy(shape, lengths, (size_t)ndim * sizeof *shape);
+  DLTensor tensor = {data, {kDLCPU, 0}, ndim, type, shape, NULL, 0};
+  managed->dl_tensor = tensor;
+  managed->deleter = keep_memory;
+  TVMFFIObjectHandle object = NULL;
+  ++model->kept;
+  if (TVMFFITensorFromDLPack(managed, ALIGNMENT, 1, &object) != 0) return tvm_error("a weight or a cache");
+  model->arguments[at] = object_argument(object);
+  return ok();
+}
+
 static tunefarm_status make_arguments(tunefarm_model* model, size_t weights) {
-  size_t count = model->inputs.count + weights + 1;
+  size_t count = model->inputs.count + model->state.count + weights + 1;
   model->arguments = calloc(count, sizeof *model->arguments);
   model->managed = calloc(count, sizeof *model->managed);
   if (model->arguments == NULL || model->managed == NULL) return status(TUNEFARM_NO_MEMORY, "there is no memory for the arguments");
@@ -179,6 +212,14 @@ static tunefarm_status make_arguments(tunefarm_model* model, size_t weights) {
                        (int64_t*)model->inputs.tensors[i].shape, NULL, 0};
     model->managed[i].dl_tensor = tensor;
     model->managed[i].deleter = keep_memory;
+  }
+  for (size_t i = 0; i < model->state.count; ++i) {
+    const tunefarm_tensor* tensor = &model->state.tensors[i];
+    if (posix_memalign(&model->state.buffers[i], ALIGNMENT, tensor->bytes + ALIGNMENT) != 0)
+      return status(TUNEFARM_NO_MEMORY, "there is no memory for %s", tensor->name);
+    memset(model->state.buffers[i], 0, tensor->bytes);
+    tunefarm_status result = keep_argument(model, model->state.buffers[i], model->state.types[i], tensor->ndim, tensor->shape);
+    if (result.code != TUNEFARM_OK) return result;
   }
   return ok();
 }
@@ -193,11 +234,10 @@ static tunefarm_status add_weight(tunefarm_model* model, char* line, const char*
   while (count < MAX_DIMS + 2 && (word = strtok_r(NULL, " ", &state)) != NULL) numbers[count++] = strtoll(word, NULL, 10);
   if (count < 2 || numbers[0] < 0 || numbers[1] < 0 || (uint64_t)numbers[0] + (uint64_t)numbers[1] > model->file_bytes)
     return status(TUNEFARM_BAD_FOLDER, "%.400s is damaged: make the bundle again", path);
-  size_t at = model->inputs.count + model->weights;
-  DLManagedTensor* managed = &model->managed[at];
+  DLDataType type;
   TVMFFIByteArray type_name = bytes_of(dtype);
-  if (TVMFFIDataTypeFromString(&type_name, &managed->dl_tensor.dtype) != 0) return tvm_error(dtype);
-  uint64_t element_bits = (uint64_t)managed->dl_tensor.dtype.bits * managed->dl_tensor.dtype.lanes;
+  if (TVMFFIDataTypeFromString(&type_name, &type) != 0) return tvm_error(dtype);
+  uint64_t element_bits = (uint64_t)type.bits * type.lanes;
   uint64_t most = element_bits == 0 ? 0 : (uint64_t)numbers[1] * 8 / element_bits, elements = 1;
   for (int k = 2; k < count; ++k) {
     if (numbers[k] < 0 || (numbers[k] > 0 && elements > most / (uint64_t)numbers[k]))
@@ -205,19 +245,7 @@ static tunefarm_status add_weight(tunefarm_model* model, char* line, const char*
     elements *= (uint64_t)numbers[k];
   }
   if (elements > most) return status(TUNEFARM_BAD_FOLDER, "%.400s is damaged: make the bundle again", path);
-  int64_t* shape = calloc((size_t)count, sizeof *shape);
-  if (shape == NULL) return status(TUNEFARM_NO_MEMORY, "there is no memory for the weights");
-  memcpy(shape, numbers + 2, (size_t)(count - 2) * sizeof *shape);
-  managed->dl_tensor.data = (char*)model->file + numbers[0];
-  managed->dl_tensor.device.device_type = kDLCPU;
-  managed->dl_tensor.ndim = count - 2;
-  managed->dl_tensor.shape = shape;
-  managed->deleter = keep_memory;
-  TVMFFIObjectHandle tensor = NULL;
-  ++model->weights;
-  if (TVMFFITensorFromDLPack(managed, ALIGNMENT, 1, &tensor) != 0) return tvm_error("a weight");
-  model->arguments[at] = object_argument(tensor);
-  return ok();
+  return keep_argument(model, (char*)model->file + numbers[0], type, count - 2, numbers + 2);
 }
 
 /* Map the weights behind the library, if there are any. Their index, its mark and its length end the file. */
@@ -332,9 +360,7 @@ static tunefarm_status copy_output(const tunefarm_model* model, size_t i, TVMFFI
   return ok();
 }
 
-tunefarm_status tunefarm_run(tunefarm_model* model, const void* const* inputs, void* const* outputs) {
-  if (model == NULL || outputs == NULL || (inputs == NULL && model->inputs.count > 0))
-    return status(TUNEFARM_BAD_ARGUMENT, "pass a model, its inputs and places for its outputs");
+static tunefarm_status run(tunefarm_model* model, const void* const* inputs, void* const* outputs) {
   tunefarm_status result = ok();
   TVMFFIObjectHandle returned = NULL;
   size_t made = 0;
@@ -348,7 +374,7 @@ tunefarm_status tunefarm_run(tunefarm_model* model, const void* const* inputs, v
     if (result.code != TUNEFARM_OK) break;
     model->arguments[made] = object_argument(tensor);
   }
-  if (result.code == TUNEFARM_OK && call(model->main, model->arguments, (int)(model->inputs.count + model->weights), &returned) != 0)
+  if (result.code == TUNEFARM_OK && call(model->main, model->arguments, (int)(model->inputs.count + model->kept), &returned) != 0)
     result = tvm_error("the model failed");
   for (size_t i = 0; i < made; ++i) release(model->arguments[i].v_obj);
   for (size_t i = 0; result.code == TUNEFARM_OK && i < model->outputs.count; ++i) {
@@ -361,6 +387,50 @@ tunefarm_status tunefarm_run(tunefarm_model* model, const void* const* inputs, v
     if (model->outputs.count > 1 && tensor != returned) release(tensor);
   }
   release(returned);
+  return result;
+}
+
+/* Check the arguments of tunefarm_run, and of tunefarm_step if it is a decoder's step. */
+static tunefarm_status check_call(const tunefarm_model* model, int is_step, const void* inputs, const void* outputs) {
+  if (model == NULL || outputs == NULL || (inputs == NULL && model->inputs.count > 0))
+    return status(TUNEFARM_BAD_ARGUMENT, "pass a model, its inputs and places for its outputs");
+  if (is_step && model->count == 0)
+    return status(TUNEFARM_BAD_ARGUMENT, "the model keeps no cache: call tunefarm_run");
+  if (!is_step && model->count > 0)
+    return status(TUNEFARM_BAD_ARGUMENT, "the model keeps its cache: call tunefarm_step");
+  return ok();
+}
+
+tunefarm_status tunefarm_run(tunefarm_model* model, const void* const* inputs, void* const* outputs) {
+  tunefarm_status result = check_call(model, 0, inputs, outputs);
+  return result.code == TUNEFARM_OK ? run(model, inputs, outputs) : result;
+}
+
+/* The number of tokens in a decoder's cache. */
+static int64_t* length_of(tunefarm_model* model) { return model->state.buffers[0]; }
+
+tunefarm_status tunefarm_reset(tunefarm_model* model, size_t length) {
+  if (model == NULL || model->count == 0) return status(TUNEFARM_BAD_ARGUMENT, "pass a decoder that keeps its cache");
+  int64_t* kept = length_of(model);
+  if (length > (size_t)*kept)
+    return status(TUNEFARM_BAD_ARGUMENT, "the cache can't be reset to %zu tokens: it has %lld", length, (long long)*kept);
+  for (size_t i = 1; length == 0 && i < model->state.count; ++i)
+    memset(model->state.buffers[i], 0, model->state.tensors[i].bytes);
+  *kept = (int64_t)length;
+  return ok();
+}
+
+tunefarm_status tunefarm_step(tunefarm_model* model, size_t tokens, const void* const* inputs, void* const* outputs) {
+  tunefarm_status result = check_call(model, 1, inputs, outputs);
+  if (result.code != TUNEFARM_OK) return result;
+  int64_t* length = length_of(model);
+  if (tokens == 0 || tokens > model->count)
+    return status(TUNEFARM_BAD_ARGUMENT, "a step takes 1 to %zu tokens, not %zu", model->count, tokens);
+  if ((size_t)*length + model->count > model->capacity)
+    return status(TUNEFARM_BAD_ARGUMENT, "the cache has %lld tokens, and a step needs room for %zu of %zu: call tunefarm_reset",
+                  (long long)*length, model->count, model->capacity);
+  result = run(model, inputs, outputs);
+  if (result.code == TUNEFARM_OK) *length += (int64_t)tokens;
   return result;
 }
 
@@ -378,7 +448,7 @@ static void free_list(tensor_list* list) {
 
 void tunefarm_free(tunefarm_model* model) {
   if (model == NULL) return;
-  for (size_t i = 0; i < model->weights; ++i) {
+  for (size_t i = 0; i < model->kept; ++i) {
     release(model->arguments[model->inputs.count + i].v_obj);
     free(model->managed[model->inputs.count + i].dl_tensor.shape);
   }
@@ -388,6 +458,7 @@ void tunefarm_free(tunefarm_model* model) {
   release(model->library);
   free_list(&model->inputs);
   free_list(&model->outputs);
+  free_list(&model->state);
   free(model->arguments);
   free(model->managed);
   free(model);

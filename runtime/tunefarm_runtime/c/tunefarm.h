@@ -36,13 +36,21 @@ typedef struct tunefarm_model tunefarm_model;
  * was tuned for. The first load of a process decides it for all models. */
 tunefarm_status tunefarm_load(const char* folder, int threads, tunefarm_model** model);
 
-/* Describe the inputs, or the outputs. The array belongs to the model. */
+/* Describe the inputs, or the outputs. The array belongs to the model. A decoder's cache isn't among them. */
 tunefarm_status tunefarm_inputs(const tunefarm_model* model, const tunefarm_tensor** tensors, size_t* count);
 tunefarm_status tunefarm_outputs(const tunefarm_model* model, const tunefarm_tensor** tensors, size_t* count);
 
 /* Run the model. `inputs` and `outputs` hold a pointer for each input and output, to as many bytes as its tensor
  * has. An input that begins at a multiple of 64 bytes is read where it is; another one is copied first. */
 tunefarm_status tunefarm_run(tunefarm_model* model, const void* const* inputs, void* const* outputs);
+
+/* Run a decoder that keeps its cache, and append so many new tokens to the cache. `inputs` and `outputs` are as in
+ * tunefarm_run. If `tokens` is less than their shapes say, fill the inputs up with any token: the outputs of the first
+ * `tokens` are right. A step needs room in the cache for as many tokens as the shapes say. */
+tunefarm_status tunefarm_step(tunefarm_model* model, size_t tokens, const void* const* inputs, void* const* outputs);
+
+/* Keep only the first `length` tokens in a decoder's cache; 0 empties it. */
+tunefarm_status tunefarm_reset(tunefarm_model* model, size_t length);
 
 /* Free the model. NULL is allowed. */
 void tunefarm_free(tunefarm_model* model);

@@ -34,12 +34,24 @@ class Model {
 
   /// Run on a pointer for each input and output. Throws Error.
   void run(const std::vector<const void*>& inputs, const std::vector<void*>& outputs) {
-    if (inputs.size() != this->inputs().size() || outputs.size() != this->outputs().size())
-      throw std::invalid_argument("pass a pointer for each input and output of the model");
+    count(inputs, outputs);
     check(tunefarm_run(model_, inputs.data(), outputs.data()));
   }
 
+  /// Run a decoder, and append `tokens` new tokens to its cache. Throws Error.
+  void step(std::size_t tokens, const std::vector<const void*>& inputs, const std::vector<void*>& outputs) {
+    count(inputs, outputs);
+    check(tunefarm_step(model_, tokens, inputs.data(), outputs.data()));
+  }
+
+  /// Keep only the first `length` tokens in a decoder's cache. Throws Error.
+  void reset(std::size_t length = 0) { check(tunefarm_reset(model_, length)); }
+
  private:
+  void count(const std::vector<const void*>& inputs, const std::vector<void*>& outputs) const {
+    if (inputs.size() != this->inputs().size() || outputs.size() != this->outputs().size())
+      throw std::invalid_argument("pass a pointer for each input and output of the model");
+  }
   static void check(const tunefarm_status& status) {
     if (status.code != TUNEFARM_OK) throw Error(status);
   }

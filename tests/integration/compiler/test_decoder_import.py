@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 
+from compiler.constants.fold import static_shape
 from compiler.importing import decoders
 from compiler.importing.decoders import keep_cache
+from compiler.importing.model import fuse, import_file, kernel_calls
 from compiler.importing.onnx_file import OnnxFile, parse
 from compiler.importing.spec import ModelError
 from compiler.verifying.cache import check_cache
 from examples.networks.decoders import DECODERS, TINY, gpt2, llama, whisper
 
+TARGET = '{"kind":"llvm","num-cores":1}'
 Shapes = dict[str, tuple[int, ...]]
 CAPACITY = 16
 
@@ -31,6 +36,28 @@ def shapes_of(model: bytes, tokens: int) -> Shapes:
         elif value.name in known:
             found[value.name] = known[value.name]
     return found
+
+
+def _scaled_keys() -> bytes:
+    """A Llama whose keys are scaled before the product, as PyTorch exports attention."""
+    proto = parse(llama())
+    graph = proto.graph
+    renamed: dict[str, str] = {}
+    graph.initializer.append(numpy_helper.from_array(np.array(0.5, np.float32), "root"))
+    keys = {node.input[1] for node in graph.node if node.op_type == "MatMul"}
+    keys &= {node.output[0] for node in graph.node if node.op_type == "Transpose"}
+    nodes = []
+    for node in graph.node:
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+        nodes.append(node)
+        if node.output[0] in keys:
+            name = node.output[0]
+            renamed[name] = f"{name}.scaled"
+            nodes.append(helper.make_node("Mul", [name, "root"], [renamed[name]]))
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    graph.ClearField("node")
+    graph.node.extend(copies)
+    return bytes(proto.SerializeToString())
 
 
 def kept(model: bytes, tokens: int) -> OnnxFile:
@@ -62,6 +89,25 @@ def test_a_wrong_rewrite_is_found(left_out: str, monkeypatch: pytest.MonkeyPatch
     file = kept(whisper(), 1)
     with pytest.raises(ModelError, match="after 1 tokens, the decoder computes other outputs with its"):
         check_cache(file)
+
+
+@pytest.mark.parametrize("tokens", [1, 4])
+@pytest.mark.parametrize("make", [gpt2, llama, _scaled_keys])
+def test_no_step_copies_a_buffer(make: Callable[..., bytes], tokens: int) -> None:
+    """Keys aren't transposed, and heads that groups share aren't repeated."""
+    file = kept(make(), tokens)
+    assert file.cache is not None, file.no_cache
+    sizes = {spec.name: math.prod(spec.shape) for spec in file.inputs}
+    smallest = min(sizes[name] for name in file.cache.buffers)
+    written = 0
+    for call in kernel_calls(fuse(import_file(file), TARGET)):
+        if call.args[0].name_hint.startswith("write_rows"):
+            written += 1
+        else:
+            shape = static_shape(call)
+            assert shape is not None
+            assert math.prod(shape) < max(smallest, tokens * TINY.heads * CAPACITY + 1), call
+    assert written == len(file.cache.buffers)
 
 
 def changed(change: Callable[[onnx.GraphProto], Any]) -> bytes:

@@ -12,7 +12,8 @@ from onnx import TensorProto, helper
 from tunefarm_runtime import LoadError, load
 from tunefarm_runtime.bundle import SOURCES, make_bundle
 
-from tests.compiled_models import compile_model
+from examples.networks.decoders import llama
+from tests.compiled_models import compile_decoder, compile_model
 from tests.onnx_models import products, residual
 
 WARNINGS = ("-Wall", "-Wextra", "-Werror", "-pedantic")
@@ -56,6 +57,89 @@ int main(int argc, char** argv) {
   }
 }
 """
+
+
+DECODER = """
+#include <cstdint>
+#include <cstdio>
+#include "tunefarm.hpp"
+
+int main(int argc, char** argv) {
+  tunefarm_runtime::Model model(argv[argc - 1], 1);
+  int64_t tokens[2];
+  float logits[2 * 50];
+  int steps[][2] = {{2, 3}, {1, 7}, {2, 4}};
+  for (int round = 0; round < 2; ++round) {
+    model.reset();
+    for (auto& step : steps) {
+      tokens[0] = step[1];
+      tokens[1] = step[0] == 2 ? step[1] + 1 : 0;
+      model.step(step[0], {tokens}, {logits});
+    }
+    std::printf("%zu %g\\n", model.inputs().size(), logits[50]);
+  }
+  model.reset(3);
+  model.step(2, {tokens}, {logits});
+  std::printf("%g\\n", logits[50]);
+  for (std::size_t count : {0, 3, 2, 2}) {
+    try {
+      model.step(count, {tokens}, {logits});
+    } catch (const tunefarm_runtime::Error& error) {
+      std::printf("%s\\n", error.what());
+    }
+  }
+  try {
+    model.run({tokens}, {logits});
+  } catch (const tunefarm_runtime::Error& error) {
+    std::printf("%s\\n", error.what());
+  }
+  try {
+    model.reset(9);
+  } catch (const tunefarm_runtime::Error& error) {
+    std::printf("%s\\n", error.what());
+  }
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle of a decoder that takes two tokens a step, and holds eight."""
+    folder = tmp_path_factory.mktemp("decoder")
+    tuned = compile_decoder(llama(), folder, {"sequence": (2,), "past": (8,)})
+    make_bundle(tuned / "one", folder / "bundle")
+    return folder / "bundle"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_a_decoder_keeps_its_cache_in_c(decoder: Path, compiler: str, tmp_path: Path) -> None:
+    main = build(decoder, tmp_path / "main", [decoder / "main.c"], compiler, "-std=c11")
+    code, text = output_of(main, str(decoder))
+    assert code == 0, text
+    model = load(decoder)
+    found = [float(word) for word in text.partition(":")[2].split()]
+    np.testing.assert_allclose(found, model.step(0)[0].ravel()[:5], rtol=1e-3)
+
+    (tmp_path / "main.cpp").write_text(DECODER)
+    own = {"gcc": "g++", "clang": "clang++"}[compiler]
+    main = build(decoder, tmp_path / "steps", [tmp_path / "main.cpp"], own, "-std=c++17")
+    code, text = output_of(main, str(decoder))
+    first, second, again, *errors = text.splitlines()
+    model.reset()
+    for tokens in ([3, 4], 7, [4, 5]):
+        (logits,) = model.step(tokens)
+    assert (code, first) == (0, second)
+    assert first.startswith("1 ")
+    np.testing.assert_allclose(float(first.split()[1]), logits[0, 1, 0], rtol=1e-3)
+    np.testing.assert_allclose(float(again), logits[0, 1, 0], rtol=1e-3)
+    assert errors == [
+        "a step takes 1 to 2 tokens, not 0",
+        "a step takes 1 to 2 tokens, not 3",
+        "the cache has 7 tokens, and a step needs room for 2 of 8: call tunefarm_reset",
+        "the model keeps its cache: call tunefarm_step",
+        "the cache can't be reset to 9 tokens: it has 7",
+    ]
 
 
 @pytest.fixture(scope="module")

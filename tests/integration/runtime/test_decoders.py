@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,53 +10,33 @@ import pytest
 from numpy.typing import NDArray
 from tunefarm_runtime import RunError, load
 
-from benchmarks.decoders import OnnxRuntime
-from compiler.importing.formats.onnx_model import read
-from compiler.importing.model import fuse_untuned
-from compiler.packaging.artifact import Manifest, build_library
-from compiler.target import detect_device
-from examples.networks.decoders import DECODERS, TINY
+from benchmarks.decoders.four_bits import with_four_bits
+from benchmarks.decoders.runtimes import OnnxRuntime
+from examples.networks.decoders import DECODERS, TINY, llama
+from tests.compiled_models import compile_decoder
 from tests.marks import slow_lane_except
-from tunefarm.client.sizes import sizes_of
 from tunefarm.comparison import contestants
 from tunefarm.comparison.turns import compare
 
 Array = NDArray[Any]
 AUDIO = 6
 STATES = np.random.default_rng(5).standard_normal((1, AUDIO, TINY.features), np.float32)
+NETWORKS = DECODERS | {"llama of 4 bits": lambda: with_four_bits(llama())}
 HELD = {"whisper": {"encoder_hidden_states": STATES}}
 
 
-def compiled(model: bytes, folder: Path, given: Mapping[str, tuple[int, ...]]) -> Path:
-    """Compile a decoder in all sizes, like a job without trials; return the folder."""
-    file, device = folder / "decoder.onnx", detect_device(1)
-    file.write_bytes(model)
-    [sizes] = sizes_of([file], given)
-    for size in sizes:
-        imported = read(model, size.shapes).to_relax()
-        own = folder / "tuned" / (size.name or "one")
-        own.mkdir(parents=True)
-        build_library(fuse_untuned(imported, device.target), device.target, own / "model.so")
-        manifest = Manifest(
-            *("net", "sha", device.target, "cafe", imported.inputs, imported.outputs, 1, {}, 0.0),
-            cache=imported.cache,
-            no_cache=imported.no_cache,
-        )
-        (own / "manifest.json").write_text(manifest.to_json())
-    return folder / "tuned"
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", slow_lane_except(sorted(DECODERS), "llama", seconds=6))
+@pytest.mark.parametrize("name", slow_lane_except(sorted(NETWORKS), "llama of 4 bits", seconds=6))
 def test_steps_are_right_from_one_bucket_into_the_next(name: str, tmp_path: Path) -> None:
-    data, held = DECODERS[name](), HELD.get(name, {})
+    data, held = NETWORKS[name](), HELD.get(name, {})
     sizes = {"sequence": (1, 4), "past": (8, 16), **({"audio": (AUDIO,)} if held else {})}
-    model = load(compiled(data, tmp_path, sizes))
+    model = load(compile_decoder(data, tmp_path, sizes, scheduled=True))
     assert [one.name for one in model.outputs] == ["logits"]
     rng = np.random.default_rng(0)
-    for _ in range(2):  # the second time, the buffers exist already
+    for _ in range(2):
         model.reset(**held)
-        reference = OnnxRuntime(tmp_path / "decoder.onnx", 1, held)
+        assert not model._decoder._arrays  # type: ignore[union-attr]  # a reset frees larger buffers
+        reference = OnnxRuntime(tmp_path / "decoder.onnx", TINY, 1, held)
         for count in (3, 1, 1, 6, 1, 1, 1, 2):  # the first bucket ends within the 6
             tokens = rng.integers(0, TINY.words, count).tolist()
             (found,) = model.step(tokens if count > 1 else tokens[0])
@@ -75,7 +54,7 @@ def test_steps_are_right_from_one_bucket_into_the_next(name: str, tmp_path: Path
 @pytest.mark.slow
 def test_invalid_inputs_of_a_step_are_refused(tmp_path: Path) -> None:
     model = load(
-        compiled(DECODERS["whisper"](), tmp_path, {"sequence": (1,), "past": (8,), "audio": (AUDIO,)})
+        compile_decoder(DECODERS["whisper"](), tmp_path, {"sequence": (1,), "past": (8,), "audio": (AUDIO,)})
     )
     with pytest.raises(RunError, match=r"the model keeps its cache: call reset\(\) and step"):
         model(np.zeros((1, 1), np.int64))
