@@ -36,6 +36,7 @@ from compiler.children.child import (
 )
 from compiler.children.linking import linker_seed
 from compiler.importing.blame import blamed
+from compiler.importing.formats.exported_program import ExportedProgram
 from compiler.importing.formats.model_file import ModelFile
 from compiler.importing.formats.onnx_model import OnnxModel
 from compiler.importing.formats.reading import read_model
@@ -354,7 +355,7 @@ def _read(request: CompileRequest) -> ModelFile:
     """Read the model. Only libraries for CPUs keep the cache of a decoder."""
     file = read_model(request.data, request.shapes)
     on_gpu = parse_target(request.target).kind.name == "cuda"
-    return file.as_function() if on_gpu and isinstance(file, OnnxModel) else file
+    return file.as_function() if on_gpu and isinstance(file, OnnxModel | ExportedProgram) else file
 
 
 def _answer(asked: dict[str, Any], reply: BinaryIO) -> None:

@@ -14,6 +14,7 @@ from tvm import relax
 
 from compiler import fallback
 from compiler.codegen.pipeline import UNTUNED
+from compiler.importing.formats.exported_program import ExportedProgram
 from compiler.importing.formats.model_file import ModelFile
 from compiler.importing.formats.onnx_model import OnnxModel
 from compiler.importing.model import RelaxModel, fuse, fuse_untuned, import_file
@@ -56,6 +57,8 @@ def verify_file(file: ModelFile, target: str, tuned_for: str) -> Iterator[Agreem
         return
     if not isinstance(file, Defined):
         raise NoReference("a TVM module is defined by TVM alone")
+    if isinstance(file, ExportedProgram) and parse_target(tuned_for).kind.name == "cuda":
+        file = file.as_function()
     model = file.to_relax()
     imported: Imported | None = None
     extents = index_extents_of(file)

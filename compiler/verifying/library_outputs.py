@@ -12,6 +12,7 @@ import tvm
 from numpy.typing import NDArray
 from tvm import relax
 
+from compiler.importing.formats.exported_program import ExportedProgram
 from compiler.importing.formats.model_file import ModelFile
 from compiler.importing.formats.onnx_model import OnnxModel
 from compiler.importing.onnx_file import OnnxFile
@@ -52,7 +53,7 @@ def compare_library(
     This runs the library's code. Raises ModelError where the model has other inputs than the library, and
     NoReference where nothing here can run the model.
     """
-    if manifest.cache is None and isinstance(file, OnnxModel):
+    if manifest.cache is None and isinstance(file, OnnxModel | ExportedProgram):
         file = file.as_function()
     expected = [(spec.name, spec.shape, spec.dtype) for spec in manifest.inputs]
     if [(spec.name, spec.shape, spec.dtype) for spec in file.inputs] != expected:

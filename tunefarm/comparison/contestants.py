@@ -123,8 +123,10 @@ class PyTorch:
         import torch
 
         torch.set_num_threads(threads)
-        module = torch.export.load(self.path).module()
-        tensors = [torch.from_numpy(array) for array in inputs.values()]
+        program = torch.export.load(self.path)
+        module = program.module()
+        # Buffers that the program writes are inputs of the compiled model only.
+        tensors = [torch.from_numpy(inputs[name]) for name in program.graph_signature.user_inputs]
 
         def call() -> object:
             with torch.inference_mode():

@@ -13,6 +13,7 @@ from compiler.constants.fold import constant
 from compiler.importing.onnx_graph import Graph
 from compiler.importing.operators import CONVERTERS as ONNX_CONVERTERS
 from compiler.importing.operators.floats import reinterpreted
+from compiler.importing.row_writes import write_rows
 from compiler.importing.values import UnsupportedOperator, Value, numpy_dtype
 
 # Takes the node and TVM's importer; returns a tensor, or a list of them.
@@ -466,6 +467,17 @@ def _index_put(node: Any, importer: Any) -> Any:
         parts.append(emit(relax.op.broadcast_to(index, target)))
     stacked = emit(relax.op.stack(parts, axis=len(target)))
     return emit(relax.op.scatter_nd(data, stacked, spread, "add" if adds else "update"))
+
+
+def write_in_place(node: Any, importer: Any, axis: int) -> relax.Expr:
+    """Write the rows of a token into a buffer of a cache. An `index_put` would copy the buffer."""
+    builder = importer.block_builder
+    buffer, indices, rows, *_ = importer.retrieve_args(node)
+    extents = _extents(buffer)
+    place = builder.emit(relax.op.reshape(_places(importer, indices, extents)[axis], [1]))
+    written = [1 if k == axis else extent for k, extent in enumerate(extents)]
+    rows = builder.emit(relax.op.broadcast_to(cast(builder, rows, str(buffer.ty.dtype)), written))
+    return builder.emit(write_rows(builder, buffer, rows, place, axis))
 
 
 def _extents(tensor: Any) -> list[int]:

@@ -19,7 +19,7 @@ import re
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 from tvm import relax
 
 from compiler.constants.fold import static_shape
-from compiler.importing.formats.exported_operators import CONVERTERS, cast, is_float
+from compiler.importing.formats.exported_cache import KeptCache, NotKept, find_cache
+from compiler.importing.formats.exported_operators import CONVERTERS, cast, is_float, write_in_place
 from compiler.importing.formats.model_file import Content, check_shapes
 from compiler.importing.model import RelaxModel, checked_model
 from compiler.importing.places import Places
@@ -109,11 +110,34 @@ _OF_FLOATS = frozenset(
 
 @dataclass(frozen=True)
 class ExportedProgram:
-    """A loaded exported program, and the same program in PyTorch's core operators without in-place writes."""
+    """A loaded exported program, and the same program in PyTorch's core operators without in-place writes.
+
+    `buffers` maps outputs that are new contents of buffers to the inputs that are the buffers. A decoder that
+    keeps its cache has a `cache`, and the `function` that takes and returns it; `no_cache` says why another
+    one doesn't.
+    """
 
     program: Any
     decomposed: Any
     inputs: tuple[TensorSpec, ...]
+    buffers: Mapping[str, str] = field(default_factory=dict)
+    cache: KeptCache | None = None
+    function: ExportedProgram | None = None
+    no_cache: str = ""
+
+    def as_function(self) -> ExportedProgram:
+        """Return the program as a function that takes and returns a decoder's cache."""
+        return self.function or self
+
+    def keep_cache(self) -> ExportedProgram:
+        """If the program is a decoder that writes its cache, return it as a decoder that keeps its cache."""
+        if not self.buffers:
+            return self
+        try:
+            cache = find_cache(self.decomposed, self.inputs, dict(self.buffers))
+        except NotKept as error:
+            return replace(self, no_cache=str(error))
+        return ExportedProgram(cache.program, cache.program, cache.inputs, cache=cache, function=self)
 
     @property
     def output_names(self) -> tuple[str, ...]:
@@ -125,6 +149,7 @@ class ExportedProgram:
 
         known = known_operators()
         places = Places()
+        writes = self.cache.writes if self.cache else {}
         _refuse_random_numbers(self.decomposed.graph)
         _refuse_unknown(self.decomposed.graph, known)
         try:
@@ -133,13 +158,16 @@ class ExportedProgram:
                     self.decomposed,
                     unwrap_unit_return_tuple=True,
                     run_ep_decomposition=False,
-                    custom_convert_map=dict.fromkeys(known, partial(_convert_at, places)),
+                    custom_convert_map=dict.fromkeys(known, partial(_convert_at, places, writes)),
                 )
         except Exception as error:
             raise ModelError(f"the exported program can't be imported: {first_line(error)}") from error
-        main = module["main"].with_attr("num_input", len(self.inputs))
-        module.update_func(module.get_global_var("main"), main)
-        return checked_model(module, self.inputs, self.output_names, places=places.names)
+        names = [str(name) for name in self.decomposed.graph_signature.user_inputs]
+        main = _in_order(module["main"], names, self.inputs)
+        module.update_func(module.get_global_var("main"), main.with_attr("num_input", len(self.inputs)))
+        model = checked_model(module, self.inputs, self.output_names, places=places.names)
+        cache = self.cache.spec if self.cache else None
+        return replace(model, cache=cache, no_cache=self.no_cache)
 
     def compute(self, inputs: Mapping[str, Array]) -> list[Array]:
         """Return the outputs as PyTorch computes them, operator by operator."""
@@ -158,6 +186,13 @@ class ExportedProgram:
             for spec, result in zip(signature.output_specs, results, strict=True)
             if spec.arg.name in wanted and spec.kind.name == "USER_OUTPUT"
         ]
+
+
+def _in_order(main: relax.Function, names: Sequence[str], inputs: Sequence[TensorSpec]) -> relax.Function:
+    """Return a function whose parameters, in the order of `names`, are in the order of the inputs."""
+    params = dict(zip(names, main.params, strict=True))
+    ordered = [params[spec.name] for spec in inputs]
+    return relax.Function(ordered, main.body, main.ret_ty, main.is_pure, main.attrs)
 
 
 def _tensor(torch: Any, array: Array) -> Any:
@@ -198,12 +233,16 @@ class _NamingBuilder:
         return self._builder.emit(expr, name_hint or self._binding)
 
 
-def _convert_at(places: Places, node: Any, importer: Any) -> Any:
-    """Convert a node, and name its bindings after the module that it comes from."""
+def _convert_at(places: Places, writes: Mapping[str, int], node: Any, importer: Any) -> Any:
+    """Convert a node, and name its bindings after the module that it comes from. `writes` maps the nodes that
+    write into a cache to the axis of their rows.
+    """
     builder = importer.block_builder
     modules = [str(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
     importer.block_builder = _NamingBuilder(builder, places.binding(next(reversed(modules), "") or node.name))
     try:
+        if node.name in writes:
+            return write_in_place(node, importer, writes[node.name])
         return _convert(node, importer)
     finally:
         importer.block_builder = builder
@@ -302,6 +341,7 @@ def read(content: Content, shapes: Mapping[str, Shape]) -> ExportedProgram:
             f"PyTorch {torch.__version__} can't load the exported program ({first_line(error)}): "
             "export it with this version, or as ONNX"
         ) from error
+    exported = exported.keep_cache()
     check_shapes(exported.inputs, shapes)
     return exported
 
@@ -312,9 +352,12 @@ def of_program(program: Any) -> ExportedProgram:
     torch = importlib.import_module("torch")
     with _quietly():
         decomposed = program.run_decompositions()
+    signature = decomposed.graph_signature
+    names = {spec.target: spec.arg.name for spec in signature.input_specs if spec.kind.name == "BUFFER"}
+    buffers = {output: names[buffer] for output, buffer in signature.buffers_to_mutate.items()}
     if _pass_states(torch, decomposed):
         program = decomposed
-    return ExportedProgram(program, decomposed, _inputs(decomposed))
+    return ExportedProgram(program, decomposed, _inputs(decomposed), buffers)
 
 
 def _pass_states(torch: Any, program: Any) -> bool:

@@ -5,20 +5,26 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tunefarm_runtime import load
 
 from compiler.importing.formats.exported_program import ExportedProgram
 from compiler.importing.formats.reading import read_model
+from compiler.importing.model import fuse, kernel_calls
 from compiler.importing.spec import ModelError
+from compiler.target import detect_device
 from compiler.verifying.imported import Imported, verify_file
+from tests.compiled import build_module
+from tests.compiled_models import manifest_of
 
 torch: Any = pytest.importorskip("torch")
 nn, functional = torch.nn, torch.nn.functional
 TARGET = '{"kind":"llvm","num-cores":1}'
-TOKENS, DIM = 6, 16
+TOKENS, DIM, HEAD = 6, 16, 4
 CHANNELS = (3, 4), (4, 8), (12, 4)
 put = torch.ops.aten.index_put
 
@@ -128,6 +134,56 @@ def writing_decoder() -> tuple[Any, Sequence[Any]]:
     return WritingDecoder(), (*TOKEN, *caches())
 
 
+class StaticCache(nn.Module):  # type: ignore[name-defined]
+    """A layer of grouped attention with rotated keys and a static cache, as transformers exports it."""
+
+    def __init__(self, writes: Callable[[Any, Any, Any], None]) -> None:
+        super().__init__()
+        self.writes = writes
+        self.embedding = nn.Embedding(20, 4 * HEAD)
+        self.query, self.out = nn.Linear(4 * HEAD, 4 * HEAD), nn.Linear(4 * HEAD, 20)
+        self.key, self.value = (nn.Linear(4 * HEAD, 2 * HEAD) for _ in range(2))
+        for layer in range(2):
+            self.register_buffer(f"key_cache_{layer}", torch.zeros(1, 2, TOKENS, HEAD))
+            self.register_buffer(f"value_cache_{layer}", torch.zeros(1, 2, TOKENS, HEAD))
+
+    def heads(self, x: Any) -> Any:
+        return x.view(1, 1, -1, HEAD).transpose(1, 2)
+
+    def forward(self, input_ids: Any, cache_position: Any) -> Any:
+        x = self.embedding(input_ids)
+        angle = cache_position[:, None] / torch.arange(1, HEAD + 1)
+        seen = torch.arange(TOKENS) <= cache_position[:, None]
+        for layer in range(2):
+            keys, values = (getattr(self, f"{kind}_cache_{layer}") for kind in ("key", "value"))
+            self.writes(keys, cache_position, self.heads(self.key(x)) * angle.cos())
+            self.writes(values, cache_position, self.heads(self.value(x)))
+            whole = [
+                one[:, :, None].expand(1, 2, 2, TOKENS, HEAD).reshape(1, 4, TOKENS, HEAD)
+                for one in (keys, values)
+            ]
+            query = self.heads(self.query(x)) * angle.cos()
+            mixed = functional.scaled_dot_product_attention(query, *whole, attn_mask=seen)
+            x = x + mixed.transpose(1, 2).reshape(1, 1, -1)
+        return self.out(x)
+
+
+def _copied_by_index(cache: Any, at: Any, rows: Any) -> None:
+    cache.index_copy_(2, at, rows)
+
+
+def _assigned(cache: Any, at: Any, rows: Any) -> None:
+    cache[:, :, at] = rows
+
+
+def _first(cache: Any, at: Any, rows: Any) -> None:
+    cache[:, :, :1] = rows
+
+
+def _added(cache: Any, at: Any, rows: Any) -> None:
+    cache.index_add_(2, at, rows)
+
+
 NETWORKS: Mapping[str, Callable[[], tuple[Any, Sequence[Any]]]] = {
     made.__name__: made
     for made in (halves, brain_floats, one_float_weight, decoder, caching_decoder, writing_decoder)
@@ -150,9 +206,58 @@ def test_a_network_is_imported_and_right(name: str) -> None:
     assert len(list(verify_file(exported(*NETWORKS[name]()), TARGET, TARGET))) >= 2
 
 
+@pytest.mark.parametrize("writes", [_copied_by_index, _assigned])
+def test_a_static_cache_stays_in_the_library(writes: Callable[..., None], tmp_path: Path) -> None:
+    network = StaticCache(writes).eval()
+    file = exported(network, TOKEN)
+    assert len(list(verify_file(file, TARGET, TARGET))) >= 2
+    device = detect_device(1)
+    imported = file.to_relax()
+    assert imported.cache is not None, imported.no_cache
+    fused = fuse(imported, device.target)
+    kernels = [call.args[0].name_hint for call in kernel_calls(fused)]
+    assert sum(name.startswith("write_rows") for name in kernels) == 4
+    build_module(fused, {}, device.target, tmp_path / "model.so")
+    manifest = manifest_of(imported, device.target)
+    (tmp_path / "manifest.json").write_text(manifest.to_json())
+    model = load(tmp_path)
+    assert (len(model.outputs), model.length) == (1, 0)
+    for _ in range(2):
+        for _, buffer in network.named_buffers():
+            buffer.zero_()
+        model.reset()
+        for place, token in enumerate((3, 4, 5, 9)):
+            with torch.no_grad():
+                wanted = network(torch.tensor([[token]]), torch.tensor([place])).numpy()
+            np.testing.assert_allclose(model.step(token)[0], wanted, rtol=1e-3, atol=1e-4)
+        model.rewind(1)
+        np.testing.assert_allclose(model.step([4, 5, 9])[0][:, -1:], wanted, rtol=1e-3, atol=1e-4)
+
+
+def _read_before(cache: Any, at: Any, rows: Any) -> None:
+    cache.index_copy_(2, at, rows + cache.sum(2, keepdim=True))
+
+
+@pytest.mark.parametrize(
+    ("writes", "example", "reason"),
+    [
+        (_first, TOKEN, "its buffer 'b_key_cache_0' isn't only written at one place"),
+        (_added, TOKEN, "its buffer 'b_key_cache_0' is also read, added to"),
+        (_read_before, TOKEN, "its buffer 'b_key_cache_0' is also read"),
+    ],
+)
+def test_other_buffers_are_inputs_and_outputs(
+    writes: Callable[..., None], example: Sequence[Any], reason: str
+) -> None:
+    model = exported(StaticCache(writes).eval(), example).to_relax()
+    assert model.cache is None
+    assert model.no_cache.startswith(reason)
+    assert len(model.outputs) == 5
+
+
 def test_a_buffer_that_is_written_into_is_passed_on() -> None:
     network = CachingDecoder().eval()
-    file = exported(network, TOKEN)
+    file = exported(network, TOKEN).as_function()
     model = file.to_relax()
     assert [spec.name for spec in model.inputs] == ["b_keys", "b_values", "token", "place"]
     imported = Imported(model, TARGET)

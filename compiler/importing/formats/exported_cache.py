@@ -1,0 +1,130 @@
+"""Find the cache of an exported decoder: buffers into which each call writes the rows of a token.
+
+    keys = index_put(b_keys, [None, None, cache_position], rows)    # index_copy_, or y[:, :, at] = rows
+    return keys, logits                                             # the program updates its buffer `keys`
+
+The library keeps such buffers, writes the rows in place and doesn't return them. The program's own masks hide
+rows that hold no token yet.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+from compiler.importing.spec import CacheSpec, Derived, TensorSpec
+from core.decoder import TOKENS
+
+# Operators that return the elements of their first argument in the same order.
+_HANDS_ON = {"_to_copy", "clone", "squeeze", "unsqueeze", "view"}
+
+
+class NotKept(Exception):
+    """The buffers that a program writes aren't a decoder's cache. The message says why."""
+
+
+@dataclass(frozen=True)
+class KeptCache:
+    """A program without its buffers among the outputs, and its cache.
+
+    `inputs` ends with the position and the buffers. `writes` maps the nodes that write rows to their axes.
+    """
+
+    program: Any
+    inputs: tuple[TensorSpec, ...]
+    spec: CacheSpec
+    writes: dict[str, int]
+
+
+def find_cache(program: Any, inputs: tuple[TensorSpec, ...], buffers: dict[str, str]) -> KeptCache:
+    """Return the cache of a program that takes its buffers as inputs and returns them.
+
+    `buffers` maps the outputs that are buffers to their inputs. Raises NotKept.
+    """
+    nodes = {node.name: node for node in program.graph.nodes}
+    specs = {spec.name: spec for spec in inputs}
+    axes, writes, positions = {}, {}, set()
+    for output, name in buffers.items():
+        node = nodes[output]
+        axis, position = _write(node, name, specs)
+        axes[name], writes[output] = axis, axis
+        positions.add(position)
+    if len(positions) != 1:
+        raise NotKept(f"its buffers are written at places that {len(positions)} inputs give")
+    capacities = {specs[name].shape[axis] for name, axis in axes.items()}
+    if len(capacities) != 1:
+        raise NotKept(f"its buffers have different lengths, {sorted(capacities)}")
+    (position,), (capacity,) = positions, capacities
+    tokens = _tokens([spec for spec in inputs if spec.name not in {*buffers.values(), position}])
+    if capacity < 2:
+        raise NotKept("its buffers hold a single token")
+    kept = _without_outputs(program, set(buffers))
+    outputs = {str(name): nodes[str(name)].meta["val"].shape for name in kept.graph_signature.user_outputs}
+    spec = CacheSpec(
+        position=position,
+        capacity=capacity,
+        count=1,
+        buffers=axes,
+        tokens={tokens.name: min(1, len(tokens.shape) - 1)},
+        outputs={name: 1 for name, shape in outputs.items() if len(shape) > 1 and shape[1] == 1},
+        derived=(Derived(position, "int64", specs[position].shape, False),),
+    )
+    last = [specs[position], *(specs[name] for name in axes)]
+    first = [one for one in inputs if one not in last]
+    return KeptCache(kept, (*first, *last), spec, writes)
+
+
+def _write(node: Any, buffer: str, specs: dict[str, TensorSpec]) -> tuple[int, str]:
+    """Return the axis of the rows that a node writes into a buffer, and the input with their place."""
+    if getattr(node.target, "__name__", "") != "index_put.default" or node.args[0].name != buffer:
+        raise NotKept(f"its buffer '{buffer}' isn't only written at one place, as index_copy_ does")
+    axes = [axis for axis, index in enumerate(node.args[1]) if index is not None]
+    if len(axes) != 1 or node.args[3:4] == (True,) or len(node.args[0].users) != 1:
+        raise NotKept(f"its buffer '{buffer}' is also read, added to, or written at places of several axes")
+    place = node.args[1][axes[0]]
+    while place.op == "call_function" and place.target.__name__.partition(".")[0] in _HANDS_ON:
+        place = place.args[0]
+    spec = specs.get(place.name)
+    if spec is None or spec.dtype != "int64" or spec.shape not in ((1,), (1, 1)):
+        raise NotKept(f"no input of one int64 gives the place of new rows in its buffer '{buffer}'")
+    return axes[0], spec.name
+
+
+def _tokens(inputs: list[TensorSpec]) -> TensorSpec:
+    """Return the input with the new token: the one that is named so, or else the only one."""
+    named = [spec for spec in inputs if spec.name in TOKENS]
+    found = named or inputs
+    if len(found) != 1:
+        raise NotKept(f"none of its inputs is called {', '.join(TOKENS)}")
+    (tokens,) = found
+    axis = min(1, len(tokens.shape) - 1)
+    if axis < 0 or tokens.shape[axis] != 1:
+        raise NotKept(f"its input '{tokens.name}' has the shape {tokens.shape}, not one token")
+    return tokens
+
+
+def _without_outputs(program: Any, names: set[str]) -> Any:
+    """Return a copy of a program that doesn't return values of these names."""
+    torch = importlib.import_module("torch")
+    signatures, graph = torch.export.graph_signature, torch.fx.Graph()
+    copies: dict[Any, Any] = {}
+    for node in program.graph.nodes:
+        if node.op == "output":
+            results = tuple(copies[one] for one in node.args[0] if one.name not in names)
+            graph.output(results).meta = dict(node.meta)
+            continue
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+        copies[node].name = node.name
+    signature = program.graph_signature
+    outputs = [spec for spec in signature.output_specs if spec.arg.name not in names]
+    return torch.export.ExportedProgram(
+        root=program.graph_module,
+        graph=graph,
+        graph_signature=signatures.ExportGraphSignature([*signature.input_specs], outputs),
+        state_dict=program.state_dict,
+        range_constraints={},
+        module_call_graph=program.module_call_graph,
+        constants=program.constants,
+        verifiers=program.verifiers,
+    )
