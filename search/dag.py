@@ -143,6 +143,10 @@ class Node:
     def reduction(self) -> tuple[int, ...]:
         return tuple(i for i, axis in enumerate(self.axes) if axis.kind is AxisKind.REDUCTION)
 
+    @cached_property
+    def distinct_reads(self) -> tuple[Access, ...]:
+        return tuple(dict.fromkeys(self.reads))
+
     @property
     def looped_spatial(self) -> tuple[int, ...]:
         """The spatial axes with loops. Axes over small constant matrices are unrolled."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import merge
+from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +49,15 @@ class TuneContext:
     def predict(self, population: Population, model: CostModel) -> Floats:
         """Predict the seconds [programs]."""
         return model.predict(*self.describe(population))
+
+    def estimated_seconds(self, programs: Sequence[Program]) -> list[float]:
+        """Return the analytic estimate of each program."""
+        seconds: dict[Program, float] = {}
+        for key in dict.fromkeys(program.sketch.key for program in programs):
+            of_sketch = [program for program in programs if program.sketch.key == key]
+            found = estimate(gather(of_sketch), self.device).seconds
+            seconds |= zip(of_sketch, found.tolist(), strict=True)
+        return [seconds[program] for program in programs]
 
 
 @dataclass(frozen=True)
@@ -177,18 +188,19 @@ def _merge(
     """Yield the best `depth` new programs of every sketch with their innermost tiles, predicted fastest
     first.
     """
+    known = {(program.sketch.key, program.values) for program in excluded}
     heads = [
         population.take(np.arange(min(len(population), depth + len(excluded)))) for population, _ in ranked
     ]
-    rows = [
-        (float(ranked[number][1][row]), number, row)
-        for number, head in enumerate(heads)
-        for row in range(len(head))
-    ]
     tiles = [[Nest.of(head, stage).tile.T for stage in head.sketch.tiled] for head in heads]
-    for seconds, number, row in sorted(rows):
-        program = heads[number].program(row)
-        if program not in excluded:
+    rows = [
+        zip(seconds.tolist(), repeat(number), range(len(head)), head.values.tolist(), strict=False)
+        for number, (head, (_, seconds)) in enumerate(zip(heads, ranked, strict=True))
+    ]
+    for seconds, number, row, values in merge(*rows):
+        sketch = heads[number].sketch
+        if (sketch.key, tuple(values)) not in known:
+            program = Program(sketch, tuple(values))
             yield Proposal(program, seconds), tuple(tile[row].tobytes() for tile in tiles[number])
 
 

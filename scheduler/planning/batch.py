@@ -23,10 +23,9 @@ from scheduler.planning.job_snapshot import JobSnapshot
 from scheduler.planning.task_history import TaskHistory
 from scheduler.spaces import SearchSpace
 from search.allocate import TaskProgress, next_tasks
-from search.cost.analytic import estimate
 from search.cost.model import CostModel
 from search.policy import Proposal, propose
-from search.programs.program import Program, gather
+from search.programs.program import Program
 from search.remeasurement import remeasurement_count
 
 # How often to ask the search for replacements of programs that TVM can't lower or whose traces are known.
@@ -85,7 +84,8 @@ class TaskRound:
                 # An error in one subgraph's search must not stop the others.
                 log.exception("%s: the search failed", self.task.name)
                 break
-            lowered = [self._lower(proposal) for proposal in proposals]
+            programs = [proposal.program for proposal in proposals]
+            lowered = map(self._lower, proposals, self.space.search_task.estimated_seconds(programs))
             found += [trial for trial in lowered if trial is not None]
             if len(proposals) < missing:
                 break
@@ -93,7 +93,7 @@ class TaskRound:
         self.progress = replace(self.progress, issued=self.history.num_issued, exhausted=is_exhausted)
         return found
 
-    def _lower(self, proposal: Proposal) -> NewTrial | None:
+    def _lower(self, proposal: Proposal, estimated_s: float) -> NewTrial | None:
         """Return the trial of a program; None if TVM can't lower it or its trace was issued before."""
         program = proposal.program
         try:
@@ -111,7 +111,7 @@ class TaskRound:
             program.to_json(),
             trace,
             proposal.predicted_s,
-            estimated_s=float(estimate(gather([program]), self.space.search_task.device).seconds[0]),
+            estimated_s=estimated_s,
         )
 
 

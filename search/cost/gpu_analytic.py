@@ -153,7 +153,7 @@ def _loads(tile: GpuTile) -> Floats:
     shapes = [tile.dag.buffer[read.buffer].shape for read in nest.node.reads]
     return np.sum(
         [
-            np.multiply.reduce([np.ones_like(own[0]), *region(read, own, shape)])
+            np.multiply.reduce(region(read, own, shape))
             for read, shape in zip(nest.node.reads, shapes, strict=True)
         ],
         axis=0,

@@ -143,8 +143,9 @@ def _loads_of_all(population: Population, nest: Nest, body: _Body, parameters: C
         # Intrinsics read only vectors, because their operands are copied into the right order.
         is_intrinsic = bool(nest.stage.intrinsic)
         vectors = _loads_of(read, body.tile, node.vector_axis, body.lanes, is_arranged=is_intrinsic)
-        if is_permutation(dag, node, read):
-            arranged = copied_at(population, nest, read) <= nest.depth
+        copied = copied_at(population, nest, read)
+        if copied is not None and is_permutation(dag, node, read):
+            arranged = copied <= nest.depth
             in_order = _loads_of(read, body.tile, node.vector_axis, body.lanes, is_arranged=True)
             vectors = np.where(arranged, in_order, vectors)
         # A short reduction is unrolled: its operands stay in registers while the loop around it goes on.
@@ -153,9 +154,10 @@ def _loads_of_all(population: Population, nest: Nest, body: _Body, parameters: C
         repeats = np.maximum(
             repeats, _sharing(nest, body, read, vectors, dag.buffer[read.buffer].shape, parameters.registers)
         )
-        conditions, gathers = _conditions(nest, body, read), _loads_of_gather(nest, body, read, vectors)
-        slots = _slots_of_load(population, read.buffer, conditions, gathers, parameters)
-        loads = loads + vectors * slots / repeats
+        if read.buffer in dag.producer:
+            conditions, gathers = _conditions(nest, body, read), _loads_of_gather(nest, body, read, vectors)
+            vectors = vectors * _slots_of_load(population, read.buffer, conditions, gathers, parameters)
+        loads = loads + vectors / repeats
     return loads
 
 
@@ -243,6 +245,6 @@ def _repeats(nest: Nest, read: Access) -> Ints:
     the same elements, else 1."""
     order = np.arange(1, len(nest.node.axes) + 1)[:, None]
     last = np.argmax(np.where(nest.extents[-3] > 1, order, 0), axis=0)
-    moves = np.isin(last, sorted(read.axes))
+    moves = np.array([axis in read.axes for axis in range(len(nest.node.axes))])[last]
     extent = np.take_along_axis(nest.extents[-3], last[None], axis=0)[0]
     return np.where(moves, 1, extent)

@@ -80,13 +80,13 @@ class GpuTile:
 
     def elements(self, access: Access) -> Ints:
         """Return the elements of an operand that a block fetches at once."""
-        parts = region(access, self.fetched, self.dag.buffer[access.buffer].shape)
-        return np.asarray(np.multiply.reduce([np.ones_like(self.blocks), *parts]))
+        return np.asarray(
+            np.multiply.reduce(region(access, self.fetched, self.dag.buffer[access.buffer].shape))
+        )
 
     def run(self, access: Access) -> Ints:
         """Return the elements of one row of an operand that a block fetches at once."""
-        parts = region(access, self.fetched, self.dag.buffer[access.buffer].shape)
-        return parts[-1] if parts else np.ones_like(self.blocks)
+        return region(access, self.fetched, self.dag.buffer[access.buffer].shape)[-1]
 
     def keeps_its_shape(self, access: Access) -> NDArray[np.bool_]:
         """[programs]: whether every fetch of an operand has the same extents. (With a quotient in an index,

@@ -8,13 +8,14 @@ one inside all.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from search.dag import Access, AxisKind, Buffer, Node, extent_of
+from search.dag import Access, AxisKind, Buffer, Index, Node, extent_of
 from search.programs.program import Population
 from search.sketches.factors import Ints
 from search.sketches.intrinsics import intrinsic_extents
@@ -64,8 +65,7 @@ class Nest:
     @cached_property
     def inside(self) -> Ints:
         """[boundaries, axes, programs]: the extent of each axis that the loops inside a boundary cover."""
-        outward = np.cumprod(self.extents[::-1], axis=0)
-        return np.concatenate([outward[::-1], np.ones_like(self.extents[:1])])
+        return products_inside(self.extents)
 
     @cached_property
     def loops(self) -> tuple[tuple[int, int], ...]:
@@ -80,12 +80,11 @@ class Nest:
             if self.node.axes[axis].kind == letter and self.node.axes[axis].extent > 1
         )
 
-    def by_loop(self) -> Nest:
-        """Return the same nest with a level for every loop."""
-        extents = np.ones((len(self.loops), *self.extents.shape[1:]), dtype=np.int64)
-        for number, (level, axis) in enumerate(self.loops):
-            extents[number, axis] = self.extents[level, axis]
-        return replace(self, extents=extents)
+    def by_loop(self) -> Loops:
+        """Return the loops one by one."""
+        extents = np.array([self.extents[level, axis] for level, axis in self.loops], dtype=np.int64)
+        axes = [axis for _, axis in self.loops]
+        return Loops(len(self.node.axes), axes, extents.reshape(len(axes), self.extents.shape[-1]))
 
     @property
     def chunks(self) -> Ints:
@@ -98,7 +97,35 @@ class Nest:
 
     def trips(self, level: int) -> Ints:
         """Return [programs]: the iterations of one level's loops together."""
-        return np.asarray(self.extents[level].prod(axis=0))
+        return np.asarray(self._trips[level])
+
+    @cached_property
+    def _trips(self) -> Ints:
+        return np.asarray(self.extents.prod(axis=1))
+
+
+@dataclass(frozen=True)
+class Loops:
+    """The loops of a nest one by one, outermost first: the axis of each, and the `extents` [loops, programs].
+
+    Boundary b is the point just outside loop b.
+    """
+
+    num_axes: int
+    axes: Sequence[int]
+    extents: Ints
+
+    @cached_property
+    def inside(self) -> Ints:
+        """[boundaries, axes, programs]: the extent of each axis that the loops inside a boundary cover."""
+        count, programs = self.extents.shape
+        inside = np.empty((count + 1, self.num_axes, programs), dtype=np.int64)
+        for axis in range(self.num_axes):
+            own = [loop for loop, each in enumerate(self.axes) if each == axis]
+            # At each boundary, how many of the axis's loops are outside.
+            outside = np.searchsorted(own, np.arange(count + 1))
+            inside[:, axis] = products_inside(self.extents[own])[outside]
+        return inside
 
     def visits(self, access: Access) -> Ints:
         """Return [boundaries, programs]: how often the region that an access touches inside a boundary
@@ -107,52 +134,75 @@ class Nest:
         Loops right outside the boundary that the access doesn't depend on reuse the region. The iterations of
         the innermost loop outside the boundary on which it depends, and of all loops around that one, count.
         """
-        used = sorted(access.axes)
-        moves = np.where(self.extents[:, used] > 1, self._iterations[:, used], 1)
-        changes = np.ones((self.depth + 1, self.extents.shape[-1]), dtype=np.int64)
-        changes[1:] = moves.max(axis=1, initial=1)
+        changes = np.ones((len(self.axes) + 1, self.extents.shape[-1]), dtype=np.int64)
+        own = [loop for loop, axis in enumerate(self.axes) if axis in access.axes]
+        changes[1:][own] = self._moves[own]
         return np.asarray(np.maximum.accumulate(changes, axis=0))
 
     @cached_property
-    def _iterations(self) -> Ints:
-        """[levels, axes, programs]: the product of the iterations of a loop and of its outer loops."""
-        levels, axes, programs = self.extents.shape
-        flat = self.extents.reshape(levels * axes, programs)
-        return np.cumprod(flat, axis=0).reshape(self.extents.shape)
+    def _moves(self) -> Ints:
+        """[loops, programs]: the product of the iterations of a loop and of all loops around it; 1 for a loop
+        of one iteration, which moves nothing.
+        """
+        moves = self.extents.copy()
+        for outer, inner in pairwise(moves):
+            inner *= outer
+        return np.where(self.extents > 1, moves, 1)
+
+
+def products_inside(extents: Ints) -> Ints:
+    """Return [boundaries, ...]: the product of the extents [loops, ...] inside each boundary."""
+    products = np.ones((len(extents) + 1, *extents.shape[1:]), dtype=np.int64)
+    for loop in reversed(range(len(extents))):
+        np.multiply(products[loop + 1], extents[loop], out=products[loop])
+    return products
 
 
 def vector_instructions(width: Ints, lanes: Ints | int) -> Ints:
     """Return the instructions for a row of `width` elements: full vectors, and one for each power of two in
     the rest."""
-    rest = width % lanes
-    bits = (rest[..., None] >> np.arange(int(np.max(lanes, initial=1)).bit_length())) & 1
-    return np.asarray(width // lanes + bits.sum(axis=-1))
+    return np.asarray(width // lanes + np.bitwise_count(width % lanes))
 
 
 def region(access: Access, inner: Ints, shape: Sequence[int]) -> list[Ints]:
     """Return, for each dimension, the elements touched while the axes run over `inner` [..., axes, programs]
-    values."""
-    touched = []
-    for index, size in zip(access.indices, shape, strict=True):
-        span = np.ones((*inner.shape[:-2], inner.shape[-1]), dtype=np.int64)
-        for axis, coefficient, divisor in index.terms:
-            # Tiles start at multiples of their size, so the quotient is constant in a tile shorter than the
-            # divisor. Nearly all divisors are 1 and are skipped, because dividing would take most of the
-            # time.
-            values = inner[..., axis, :]
-            quotients = values if divisor == 1 else (values + divisor - 1) // divisor
-            span += abs(coefficient) * (quotients - 1)
-        touched.append(np.minimum(span, size) if index.affine else np.full_like(span, size))
-    return touched
+    values. A scalar counts as one dimension."""
+    return [
+        _span(index, inner, size) if index.affine else np.full_like(inner[..., 0, :], size)
+        for index, size in zip(access.indices, shape, strict=True)
+    ] or [np.ones_like(inner[..., 0, :])]
+
+
+def _span(index: Index, inner: Ints, size: int) -> Ints:
+    """Return [..., programs]: the elements of a dimension of `size` elements that an index touches."""
+    if index.is_single_axis and index.terms:  # nearly every index
+        return np.minimum(inner[..., index.terms[0].axis, :], size)
+    span = np.ones_like(inner[..., 0, :])
+    for axis, coefficient, divisor in index.terms:
+        # Tiles start at multiples of their size, so the quotient is constant in a tile shorter than the
+        # divisor. Nearly all divisors are 1 and are skipped, because dividing would take most of the time.
+        values = inner[..., axis, :]
+        quotients = values if divisor == 1 else (values + divisor - 1) // divisor
+        span += abs(coefficient) * (quotients - 1)
+    return np.minimum(span, size)
+
+
+def elements_of(box: Sequence[Ints]) -> Floats:
+    """Return [..., programs]: the elements of a box that `region` returned."""
+    return np.asarray(reduce(np.multiply, box[1:], box[0].astype(np.float64)))
+
+
+def bytes_of_lines(box: Sequence[Ints], item_bytes: int, line_bytes: int) -> Floats:
+    """Return [..., programs]: the bytes of the cache lines of a box, if rows start on lines."""
+    *rows, row = box
+    return np.asarray(reduce(np.multiply, rows, np.ceil(row * item_bytes / line_bytes) * line_bytes))
 
 
 def touched_elements(access: Access, inner: Ints, shape: Sequence[int]) -> Floats:
     """Return [..., programs]: the elements of the box that an access touches."""
-    return np.asarray(np.multiply.reduce(region(access, inner, shape), dtype=np.float64))
+    return elements_of(region(access, inner, shape))
 
 
 def footprint_bytes(access: Access, inner: Ints, buffer: Buffer, line_bytes: int) -> Floats:
     """Return [..., programs]: the bytes of the cache lines that an access touches, if rows start on lines."""
-    *rows, row = region(access, inner, buffer.shape) or [np.ones_like(inner[..., 0, :])]
-    lines = np.ceil(row * buffer.item_bytes / line_bytes)
-    return np.asarray(np.multiply.reduce([lines * line_bytes, *rows]))
+    return bytes_of_lines(region(access, inner, buffer.shape), buffer.item_bytes, line_bytes)

@@ -13,6 +13,8 @@ from search.sketches.sketch import Sketch
 from search.sketches.stage import Stage
 from search.sketches.variables import Choice, Variable
 
+KEY_BITS = 63
+
 
 @dataclass(frozen=True)
 class Program:
@@ -106,7 +108,7 @@ class Population:
         """Return [programs]: the chosen options, if they are numbers."""
         variable = self.sketch.variable[node, kind]
         assert isinstance(variable, Choice)
-        return np.array(variable.options, dtype=np.int64)[self.column(node, kind)]
+        return variable.numbers[self.column(node, kind)]
 
     def take(self, rows: Ints) -> Population:
         return Population(self.sketch, self.values[rows])
@@ -119,10 +121,10 @@ class Population:
         """Return the row of every program's first occurrence, ordered by values."""
         if not self.sketch.num_columns:
             return np.arange(min(len(self), 1))
-        order = np.lexsort(self.values.T[::-1])
-        ordered = self.values[order]
+        keys = sort_keys(self.values)
+        order = np.lexsort(keys[::-1])
         is_new = np.ones(len(self), dtype=bool)
-        is_new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+        is_new[1:] = np.any([key[order[1:]] != key[order[:-1]] for key in keys], axis=0)
         return order[is_new]
 
     def program(self, row: int) -> Program:
@@ -137,6 +139,24 @@ def gather(programs: Sequence[Program]) -> Population:
     return Population(
         sketch, np.array([p.values for p in programs], dtype=np.int64).reshape(len(programs), -1)
     )
+
+
+def sort_keys(values: Ints) -> list[Ints]:
+    """Return keys [rows] that order rows of non-negative values [rows, columns] as the columns do, in turn.
+
+    A key holds the values of as many columns as fit into 63 bits, because sorting by every column is slow.
+    """
+    widths = [int(most).bit_length() for most in values.max(axis=0, initial=0)]
+    keys: list[Ints] = []
+    room = 0
+    for column, width in enumerate(widths):
+        if not keys or width > room:
+            keys.append(values[:, column])
+            room = KEY_BITS - width
+        else:
+            keys[-1] = (keys[-1] << width) | values[:, column]
+            room -= width
+    return keys
 
 
 def _stage_lines(program: Program, stage: Stage) -> list[str]:

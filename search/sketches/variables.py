@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -64,6 +65,11 @@ class Choice:
     @property
     def key(self) -> tuple[str, str | int]:
         return self.node, self.kind
+
+    @cached_property
+    def numbers(self) -> Ints:
+        """[options]: the options, if they are numbers."""
+        return np.array(self.options, dtype=np.int64)
 
     @property
     def width(self) -> int:

@@ -143,20 +143,21 @@ def test_the_region_is_the_box_around_the_elements_touched(sketch: Sketch, seed:
 
 
 @given(small_sketches, seeds)
-def test_visits_count_the_changes_of_the_inner_region(sketch: Sketch, seed: int) -> None:
-    for nest, row, loops in _cases(sketch, seed):
-        for read in (*loops.node.reads, loops.node.write):
-            used = read.axes
-            for boundary in range(nest.depth + 1):
-                places = [
-                    tuple(p for axis, p in enumerate(position) if axis in used)
-                    for position in _outer(loops, boundary)
-                ]
-                assert nest.visits(read)[boundary, row] == sum(1 for _ in itertools.groupby(places))
-
-
-def _outer(loops: _Loops, boundary: int) -> Iterator[Position]:
-    return loops.run(range(boundary))
+def test_loops_one_by_one_cover_and_visit_the_same(sketch: Sketch, seed: int) -> None:
+    """Just outside each loop: what the loops inside cover, and how often the region of an access changes."""
+    for nest, row, _ in _cases(sketch, seed):
+        loops = nest.by_loop()
+        trips = loops.extents[:, row].tolist()
+        for boundary in range(len(trips) + 1):
+            covered = [1] * loops.num_axes
+            for axis, extent in zip(loops.axes[boundary:], trips[boundary:], strict=True):
+                covered[axis] *= extent
+            assert loops.inside[boundary, :, row].tolist() == covered
+            for each in (*nest.node.reads, nest.node.write):
+                used = [loop for loop in range(boundary) if loops.axes[loop] in each.axes]
+                outside = itertools.product(*map(range, trips[:boundary]))
+                places = [tuple(counters[loop] for loop in used) for counters in outside]
+                assert loops.visits(each)[boundary, row] == sum(1 for _ in itertools.groupby(places))
 
 
 def test_a_matrix_product_by_hand() -> None:
@@ -175,8 +176,10 @@ def test_a_matrix_product_by_hand() -> None:
         [1, 1, 1],
     ]
     # Column by column a is the same: its rows are visited again only where k moves inside.
-    assert nest.visits(a)[:, 0].tolist() == [1, 2, 2, 12, 24, 48, 48]
-    assert nest.visits(b)[:, 0].tolist() == [1, 1, 6, 12, 12, 48, 96]
+    loops = nest.by_loop()
+    assert loops.axes == [0, 1, 0, 1, 2, 0, 1, 2, 0, 1]
+    assert loops.visits(a)[:, 0].tolist() == [1, 2, 2, 2, 2, 12, 24, 24, 48, 48, 48]
+    assert loops.visits(b)[:, 0].tolist() == [1, 1, 1, 1, 6, 12, 12, 12, 48, 48, 96]
 
 
 def test_data_dependent_accesses_touch_the_whole_dimension() -> None:

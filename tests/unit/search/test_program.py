@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
-from search.programs.program import Population, Program, from_json, gather
+from search.programs.program import Population, Program, from_json, gather, sort_keys
 from search.rules.space import generate
-from search.sketches.factors import covers
+from search.sketches.factors import Ints, covers
 from search.sketches.sketch import Sketch
 from search.sketches.variables import Choice, Split
 from search.stages.cpu import extent_in_block
@@ -174,6 +175,19 @@ def test_distinct_keeps_the_first_of_each(sketch: Sketch, seed: int, picks: list
     assert sorted(rows) == sorted({programs.index(program) for program in programs})
     values = repeated.distinct().values.tolist()
     assert values == sorted(values)
+
+
+@given(
+    arrays(
+        np.int64,
+        st.tuples(st.integers(0, 6), st.integers(1, 8)),
+        elements=st.sampled_from([0, 1, 2**31, 2**62]),
+    )
+)
+def test_rows_are_ordered_by_their_columns_in_turn(values: Ints) -> None:
+    """Also rows whose values together have more bits than a key."""
+    order = np.lexsort(sort_keys(values)[::-1])
+    assert values[order].tolist() == sorted(values.tolist())
 
 
 def test_without_variables_there_is_one_distinct_program() -> None:
