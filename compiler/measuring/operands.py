@@ -14,7 +14,7 @@ from tvm import tirx
 from tvm.s_tir import SBlock
 
 from compiler.measuring.draws import InputKind, nudge, parameters
-from compiler.measuring.rounding import NUDGE_FACTOR, STEPPED_SHARE, Rounding, is_float, reduced, widened
+from compiler.measuring.rounding import NUDGE_FACTOR, STEPPED_SHARE, Rounding, is_float, reduced
 from compiler.tir_nodes import find_all
 
 # The initial value of outputs. A correct kernel overwrites it.
@@ -111,17 +111,20 @@ class Expected:
         rounds = rounding.relative > 0.0 and is_float(values.dtype)
         return cls(
             values,
-            rounding.bounds(values, nudged) if rounds else None,
+            _rounded_down(rounding.bounds(values, nudged), _computable(values).dtype) if rounds else None,
             math.ceil(STEPPED_SHARE * values.size) if rounding.has_steps else 0,
         )
 
     def difference(self, actual: NDArray[Any]) -> str:
         """Describe how many values differ too much and by how much; "" if not more than allowed."""
         with np.errstate(all="ignore"):
-            far = np.asarray(actual != self.values)
-            if self.bounds is not None:
-                error = np.abs(widened(actual) - widened(self.values))
-                far &= ~((error <= self.bounds) | np.isinf(self.bounds))
+            if self.bounds is None:
+                far = np.asarray(actual != self.values)
+            else:
+                is_near = np.abs(_computable(actual) - _computable(self.values)) <= self.bounds
+                if is_near.all():
+                    return ""
+                far = ~(is_near | (actual == self.values) | np.isinf(self.bounds))
             # Two NaNs agree: square roots and logarithms of negative numbers are NaN.
             if far.any():
                 far &= ~(np.isnan(actual) & np.isnan(self.values))
@@ -129,3 +132,17 @@ class Expected:
                 return ""
             worst = np.max(np.abs(actual[far].astype(np.float64) - self.values[far].astype(np.float64)))
         return f"{np.count_nonzero(far)} of {far.size} values differ, by up to {worst:.3g}"
+
+
+def _computable(floats: NDArray[Any]) -> NDArray[Any]:
+    """Return floats of fewer than 32 bits as float32, in which their differences are exact enough."""
+    return floats if floats.dtype.itemsize >= 4 else floats.astype(np.float32)
+
+
+def _rounded_down(bounds: NDArray[np.float64], dtype: Any) -> NDArray[Any]:
+    """Return bounds in the type of the differences that they limit: a little less, never more. Infinities
+    stay."""
+    with np.errstate(all="ignore"):
+        # One step for the rounding of the bound, and one for the rounding of a difference.
+        lower = np.nextafter(np.nextafter(bounds.astype(dtype), dtype.type(0)), dtype.type(0))
+    return np.where(np.isinf(bounds), bounds, lower).astype(dtype)

@@ -33,6 +33,8 @@ MAX_CLOSE_REPEATS = 100
 # only adds time, and seldom doubles the faster of two calls. Changes of clock rate or load since the best
 # latency was measured make less difference, too.
 SLOW = 2.0
+# Noise is a smaller part of a call that takes at least LONG_S, so these are slow from LONG_SLOW on.
+LONG_S, LONG_SLOW = TIMING_S, 1.3
 # The most time that a first call needs to wake threads and to load code into the caches.
 COLD_S = 1e-3
 
@@ -94,7 +96,7 @@ class TimedKernel:
         if best_s is None:
             return self._repeat(_repeats(TIMING_S / cost_s, MAX_REPEATS))
         fastest_s = min(first_s, once_s)
-        if fastest_s > SLOW * best_s + COLD_S:
+        if fastest_s > SLOW * best_s + COLD_S or fastest_s > max(LONG_S, LONG_SLOW * best_s):
             return (once_s,)
         secs: tuple[float, ...] = ()
         if fastest_s > SLOW * best_s:

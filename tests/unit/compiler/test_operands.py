@@ -93,6 +93,22 @@ def test_values_may_differ_by_a_share_of_their_size_and_of_the_usual_size(
     assert (expected.difference(actual) == "") == bool((error <= bounds).all())
 
 
+@given(
+    st.sampled_from(["float16", "float32", "float64"]),
+    st.lists(st.floats(width=16), min_size=SIZE, max_size=SIZE),
+    st.lists(st.floats(-2e-3, 2e-3), min_size=SIZE, max_size=SIZE),
+)
+def test_nothing_is_accepted_beyond_the_bounds(dtype: str, values: list[float], off: list[float]) -> None:
+    """Whatever the type in which differences are computed."""
+    wanted = np.array(values).astype(dtype)
+    with np.errstate(all="ignore"):
+        actual = (wanted * (1 + np.array(off))).astype(dtype)
+        error = np.abs(actual.astype(np.longdouble) - wanted.astype(np.longdouble))
+        equal = (actual == wanted) | (np.isnan(actual) & np.isnan(wanted))
+        allowed = equal | (error <= ROUNDED.bounds(wanted, None))
+    assert Expected.of(wanted, None, ROUNDED).difference(actual) != "" or allowed.all()
+
+
 def test_what_amplifies_errors_may_differ_more() -> None:
     """The reference's own outputs move by 0.1 when its inputs move by as much as the roundings."""
     wanted = np.ones(SIZE, "float32")

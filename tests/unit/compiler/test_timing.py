@@ -100,6 +100,11 @@ def test_a_clearly_slow_kernel_is_called_once_more_and_no_further(machine: Make)
     assert slow.timed == []
 
 
+@pytest.mark.parametrize(("share", "repeats"), [(1.4, 1), (1.2, MIN_REPEATS)])
+def test_a_long_kernel_counts_as_slow_sooner(machine: Make, share: float, repeats: int) -> None:
+    assert machine(share * 0.1).measure(0.1) == pytest.approx([share * 0.1] * repeats)
+
+
 def test_a_kernel_in_between_is_timed_as_without_a_best_latency(machine: Make) -> None:
     assert len(machine(1.5 * BEST_S).measure(BEST_S)) == len(machine(1.5 * BEST_S).measure(None))
 
