@@ -204,7 +204,7 @@ def test_a_model_that_computes_something_else_than_untuned_is_not_published(
     job = finish(database, Device(database), CompilerChildren(compile_tuned=compile_another))
     assert job.state is JobState.DONE
     assert "wrong_result: not what the untuned model computes: output 0: its values are off by" in job.message
-    assert job.message.endswith(": the untuned one is published")
+    assert ": the untuned one is published" in job.message
     assert job.tuned_s is None
     published, _ = artifact(database, job.artifact_sha)
     assert published == artifact(database, job.untuned_artifact_sha)[0]
