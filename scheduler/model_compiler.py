@@ -20,7 +20,7 @@ from compiler.children.outlines import outline_model
 from compiler.children.quantization import quantize_model
 from compiler.children.traces import check_traces
 from compiler.children.verification import Verification, verify_import
-from compiler.importing.spec import Shape
+from compiler.importing.spec import KEEP_AS_FUNCTION, ModelError, Shape
 from core.device import Device
 from core.inference import Comparison
 from core.model_outline import ModelOutline
@@ -95,7 +95,8 @@ class ModelCompiler:
         self, request: JobRequest, device: Device, library: IO[bytes]
     ) -> tuple[ImportedModel, Verification]:
         """Return the imported model, and the result of its comparison with the file. Write the untuned
-        library to a file. Raises ModelError also if the imported model's outputs differ from the file's.
+        library to a file. Raises ModelError also if the imported model's outputs differ from the file's, and
+        for a decoder that was rewritten to keep its cache but can't be compared.
         """
 
         def compile_and_keep(file: IO[bytes]) -> ImportedModel:
@@ -113,11 +114,11 @@ class ModelCompiler:
         with self._file(request) as file:
             size = os.fstat(file.fileno()).st_size
             if 2 * import_memory_bytes(size) > usable_memory_bytes():
-                return compile_and_keep(file), verify(file)
+                return _compared(compile_and_keep(file), verify(file))
         # Each of the two processes uses one core, and has its own descriptor and so its own file position.
         with self._file(request) as file, self._file(request) as other, ThreadPoolExecutor(1) as beside:
             verifying = beside.submit(copy_context().run, verify, other)
-            return compile_and_keep(file), verifying.result()
+            return _compared(compile_and_keep(file), verifying.result())
 
     def compile_tuned(
         self, request: JobRequest, device: Device, traces: Mapping[str, str], library: IO[bytes]
@@ -148,6 +149,16 @@ class ModelCompiler:
                 raise PermanentError(when_gone) from error
             file.flush()
             yield file
+
+
+def _compared(imported: ImportedModel, verification: Verification) -> tuple[ImportedModel, Verification]:
+    """Return both. Raises ModelError for a rewritten decoder whose outputs nothing has confirmed."""
+    if imported.cache is not None and verification.unverified:
+        raise ModelError(
+            "the decoder, rewritten to keep its cache in place, can't be compared with its file "
+            f"({verification.unverified}): {KEEP_AS_FUNCTION}"
+        )
+    return imported, verification
 
 
 def _key(request: JobRequest, device: Device) -> object:

@@ -22,6 +22,8 @@ NARROW = {
 }
 # Compiled code keeps each element of a narrow type as its code in a byte, as ml_dtypes does: in the low bits.
 STORAGE = "uint8"
+# What to do with a decoder whose cache can't stay in place.
+KEEP_AS_FUNCTION = "export it with fixed lengths, to tune it as a function that takes its cache"
 
 
 class ModelError(ValueError):

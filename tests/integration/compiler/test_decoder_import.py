@@ -110,6 +110,23 @@ def test_no_step_copies_a_buffer(make: Callable[..., bytes], tokens: int) -> Non
     assert written == len(file.cache.buffers)
 
 
+def test_a_rewrite_that_is_wrong_only_without_earlier_tokens_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Treat no earlier token as one earlier token."""
+    write_rows = decoders._Rewrite.write_rows
+
+    def write_behind(rewrite: Any, *arguments: Any) -> None:
+        least = rewrite._op(rewrite._first, "Max", decoders.PAST_LENGTH, rewrite._constant(np.array([1])))
+        rewrite._positions = rewrite._op(rewrite._first, "Identity", least)
+        write_rows(rewrite, *arguments)
+
+    monkeypatch.setattr(decoders._Rewrite, "write_rows", write_behind)
+    file = kept(whisper(tokens=1), 1)
+    with pytest.raises(ModelError, match="after 0 tokens, the decoder computes other outputs with its"):
+        check_cache(file)
+
+
 def changed(change: Callable[[onnx.GraphProto], Any]) -> bytes:
     proto = parse(llama())
     change(proto.graph)

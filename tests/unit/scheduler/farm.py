@@ -15,7 +15,7 @@ from tvm import te, topi
 from compiler.children.models import ImportedModel
 from compiler.children.verification import Verification
 from compiler.importing.model import ExtractedTask
-from compiler.importing.spec import TensorSpec
+from compiler.importing.spec import CacheSpec, TensorSpec
 from compiler.lowering.trace import UNSCHEDULED
 from compiler.packaging.artifact import REFERENCE_FAILED, ArtifactError, Manifest, open_reference, unpack
 from compiler.workload import to_json, workload_hash
@@ -97,6 +97,7 @@ class FakeCompiler:
     quantized: int = 0
     tf32: bool = False
     is_onnx: bool = False
+    cache: CacheSpec | None = None
     schedules: list[Mapping[str, str]] = field(default_factory=list)
 
     @property
@@ -141,7 +142,10 @@ class FakeCompiler:
             raise self.import_error
         data = TensorSpec("data", (1, 3), "float32")
         outputs = (replace(data, padded_axis=self.padded_axis),)
-        return ImportedModel((data,), outputs, tuple(self.tasks), is_onnx=self.is_onnx)
+        inputs: tuple[TensorSpec, ...] = (data,)
+        if self.cache is not None:
+            inputs += (TensorSpec(self.cache.position, (1,), "int64"),)
+        return ImportedModel(inputs, outputs, tuple(self.tasks), is_onnx=self.is_onnx, cache=self.cache)
 
     def _compile_untuned(
         self,

@@ -12,7 +12,7 @@ import pytest
 
 from compiler.children.verification import Verification
 from compiler.importing.model import ExtractedTask
-from compiler.importing.spec import ModelError
+from compiler.importing.spec import CacheSpec, ModelError
 from compiler.lowering.trace import UNSCHEDULED
 from compiler.packaging.artifact import ArtifactError, open_reference
 from compiler.reading.subgraph import read_dag
@@ -237,6 +237,21 @@ def test_an_import_that_nobody_could_verify_is_said(farm: Farm, compiler: FakeCo
     assert said.data["message"].endswith("defines: it takes longer than 300 s")
     assert farm.job().state is JobState.TUNING
     assert farm.finish().message.endswith(said.data["message"])
+
+
+def test_a_rewritten_decoder_that_cannot_be_compared_is_refused(farm: Farm, compiler: FakeCompiler) -> None:
+    compiler.cache = CacheSpec("past_length", 8, 1, {}, {}, {})
+    compiler.verification = Verification("onnxruntime isn't installed")
+    farm.submit()
+    farm.plug_in()
+    farm.tick()
+    job = farm.job()
+    assert job.state is JobState.FAILED
+    assert job.error == (
+        "the decoder, rewritten to keep its cache in place, can't be compared with its file (onnxruntime "
+        "isn't installed): export it with fixed lengths, to tune it as a function that takes its cache"
+    )
+    assert farm.tasks() == []
 
 
 def test_what_the_standard_leaves_open_is_said(farm: Farm, compiler: FakeCompiler) -> None:
