@@ -24,7 +24,7 @@ def figures_of(tried: Sequence[Tried]) -> list[Figure]:
         ours, tvms = (_counts(cases, answer) for answer in (_ours, _tvms))
         share = 100 * ours[Outcome.RIGHT] / len(cases)
         theirs = f"TVM's importer: {100 * tvms[Outcome.RIGHT] / len(cases):.1f}"
-        aim = at_least(90) if name == ORDINARY else None
+        aim = at_least(97) if name == ORDINARY else None
         found.append(figure("right", share, "%", subject=name, aim=aim, note=theirs))
         for outcome in Outcome:
             aim = at_most(0) if outcome in (Outcome.WRONG, Outcome.CRASHED) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Collection, Sequence
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +17,18 @@ Array = NDArray[Any]
 MAX_DATA_BYTES = 4 << 30
 # The most arrays that a message names.
 _NAMED = 8
+_ADVICE = {
+    "input": "Save it by numpy.savez, with an array for each input",
+    "output": "Run the inference again",
+}
 
 
-def read_arrays(file: IO[bytes], names: Collection[str], what: str) -> dict[str, Array]:
+def read_arrays(
+    file: IO[bytes], names: Collection[str], what: str, role: Literal["input", "output"] = "input"
+) -> dict[str, Array]:
     """Return the named arrays of an .npz file, without reading the others. Raises ModelError.
 
-    `what` names the file in messages.
+    `what` names the file in messages, and `role` says what its arrays are.
     """
     try:
         with zipfile.ZipFile(file) as archive:
@@ -31,8 +37,8 @@ def read_arrays(file: IO[bytes], names: Collection[str], what: str) -> dict[str,
                 if name not in entries:
                     found = ", ".join(list(entries)[:_NAMED]) or "none"
                     raise ModelError(
-                        f"{what} has no array '{name}', which is an input of the model; its arrays are: "
-                        f"{found}. Save it by numpy.savez, with an array for each input"
+                        f"{what} has no array '{name}', which is an {role} of the model; its arrays are: "
+                        f"{found}. {_ADVICE[role]}"
                     )
             total = sum(entries[name].file_size for name in names)
             if total > MAX_DATA_BYTES:
@@ -49,9 +55,7 @@ def read_arrays(file: IO[bytes], names: Collection[str], what: str) -> dict[str,
     except Exception as error:  # damaged archives and headers may raise any exception class
         if is_out_of_memory(error):
             raise ModelError(f"{what} doesn't fit into memory: give fewer samples") from error
-        raise ModelError(
-            f"{what} can't be read: {first_line(error)}. Save it by numpy.savez, without pickled objects"
-        ) from error
+        raise ModelError(f"{what} can't be read: {first_line(error)}. {_ADVICE[role]}") from error
 
 
 def check_type(array: Array, spec: TensorSpec, what: str) -> None:

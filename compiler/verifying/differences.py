@@ -32,7 +32,7 @@ def compare(
     """Return how the outputs in an .npz file differ from ONNX Runtime's. Raises ModelError if a file can't be
     read.
     """
-    found = read_arrays(outputs, [spec.name for spec in output_specs], "the file of outputs")
+    found = read_arrays(outputs, [spec.name for spec in output_specs], "the file of outputs", "output")
     file = read_model(model, shapes)
     if not isinstance(file, OnnxModel):
         return Comparison(note="only the outputs of ONNX models can be compared")
@@ -60,18 +60,29 @@ def difference(spec: TensorSpec, wanted: Array, found: Array) -> OutputDifferenc
         found = found.take(range(wanted.shape[spec.padded_axis]), spec.padded_axis, mode="clip")
     if wanted.shape != found.shape:
         return OutputDifference(spec.name, wanted.size, wanted.size, None, decibels(1.0, math.inf))
-    a, b = wanted.astype(np.float64), found.astype(np.float64)
-    differs = ~((a == b) | (np.isnan(a) & np.isnan(b)))
+    differs = ~((wanted == found) | ((wanted != wanted) & (found != found)))
     if not differs.any():
         return OutputDifference(spec.name, wanted.size, 0, 0.0, None)
+    a, b = wanted.astype(np.float64), found.astype(np.float64)
     numbers = np.isfinite(a) & np.isfinite(b)
     with np.errstate(over="ignore", invalid="ignore"):
-        error = np.where(numbers, a - b, 0.0)
+        error = np.where(numbers, _distances(wanted, found), 0.0)
         noise = float(np.sum(error * error))
         signal = float(np.sum(np.where(numbers, a * a, 0.0)))
-    largest = float(np.abs(error).max())
+    largest = float(error.max())
     if (differs & ~numbers).any() or not math.isfinite(largest):
         return OutputDifference(spec.name, wanted.size, int(differs.sum()), None, decibels(1.0, math.inf))
     # The square of a tiny error is zero, but the output isn't equal.
     ratio = decibels(signal, max(noise, sys.float_info.min))
     return OutputDifference(spec.name, wanted.size, int(differs.sum()), largest, ratio)
+
+
+def _distances(wanted: Array, found: Array) -> NDArray[np.float64]:
+    """Return the absolute differences. Integers are subtracted as integers: doubles can't hold those of 64
+    bits.
+    """
+    if wanted.dtype.kind in "iu" and found.dtype.kind in "iu":
+        large, small = np.maximum(wanted, found), np.minimum(wanted, found)
+        # Modulo 2^64, which no difference reaches.
+        return (large.astype(np.uint64) - small.astype(np.uint64)).astype(np.float64)
+    return np.abs(wanted.astype(np.float64) - found.astype(np.float64))

@@ -47,6 +47,22 @@ def test_doubles_whose_squares_are_infinite_or_zero(
     assert "-1000.0 dB signal to noise" in Comparison((own,)).text
 
 
+@pytest.mark.parametrize(
+    ("dtype", "wanted", "found", "largest"),
+    [
+        ("int64", 2**63 - 1, 2**63 - 2, 1.0),
+        ("int64", -(2**63), 2**63 - 1, float(2**64 - 1)),
+        ("uint64", 2**64 - 1, 2**64 - 2, 1.0),
+        ("int8", -128, 127, 255.0),
+        ("bool", True, False, 1.0),
+    ],
+)
+def test_integers_that_doubles_cannot_hold(dtype: str, wanted: int, found: int, largest: float) -> None:
+    spec = TensorSpec("y", (2,), dtype)
+    own = difference(spec, np.array([wanted, 0], dtype), np.array([found, 0], dtype))
+    assert (own.differing, own.largest) == (1, largest)
+
+
 def test_other_shapes_and_rows_that_the_data_selects() -> None:
     found = np.array([[1.0, 2.0], [-1.0, -1.0]], np.float32)
     whole = difference(SPEC, found[:1], found)
