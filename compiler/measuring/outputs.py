@@ -29,6 +29,9 @@ MAX_DIFFERENT = 0.01
 # Fewer values have no meaningful standard deviation, so their size replaces it.
 MIN_VALUES = 16
 
+# An element is far off if its error exceeds this many times the tolerance of its type.
+FAR_FACTOR = 10.0
+
 Arrays = Sequence[NDArray[Any]]
 
 
@@ -73,16 +76,41 @@ def _compare(wanted: NDArray[Any], found: NDArray[Any], computed_in: str) -> str
     if b.size == 0:
         return ""
     size = _root_mean_square(b)
-    spread = _root_mean_square(b - np.mean(b)) if b.size >= MIN_VALUES else size
+    spread = _spread(b)
     error = _root_mean_square(a - b)
     tolerance = max(tolerance, MODEL_TOLERANCE[computed_in], MIN_TOLERANCE)
     allowed = tolerance * (SPREAD_FACTOR * spread + SIZE_FACTOR * size)
     return f"its values are off by {error:.3g}, {allowed:.3g} is allowed" if error > allowed else ""
 
 
+def far_off(expected: NDArray[Any], actual: NDArray[Any], computed_in: str) -> str:
+    """Describe values that are far off, though too few for `compare_outputs` to notice; "" if none are."""
+    tolerance = MODEL_TOLERANCE.get(str(expected.dtype))
+    if expected.shape != actual.shape or (tolerance is None and computed_in == "quantized"):
+        return ""
+    a, b = (one.astype(np.float64) if tolerance is not None else one for one in (actual, expected))
+    equal = (a == b) | ((a != a) & (b != b))
+    if equal.all():
+        return ""
+    if tolerance is None:
+        return f"{np.count_nonzero(~equal)} of {b.size} values differ"
+    numbers = np.isfinite(a) & np.isfinite(b)
+    known = b[numbers]
+    spread = _spread(known) if known.size else 0.0
+    allowed = FAR_FACTOR * max(tolerance, MODEL_TOLERANCE[computed_in], MIN_TOLERANCE)
+    with np.errstate(invalid="ignore"):
+        far = ~equal & ~(numbers & (np.abs(a - b) <= allowed * (np.abs(b) + spread)))
+    return f"{np.count_nonzero(far)} of {b.size} values are far off" if far.any() else ""
+
+
 def _count_different(different: NDArray[np.bool_]) -> str:
     count = int(np.count_nonzero(different))
     return f"{count} of {different.size} values differ" if count > MAX_DIFFERENT * different.size else ""
+
+
+def _spread(values: NDArray[np.float64]) -> float:
+    """Return the standard deviation; the size of a few values."""
+    return _root_mean_square(values - np.mean(values) if values.size >= MIN_VALUES else values)
 
 
 def _root_mean_square(values: NDArray[np.float64]) -> float:

@@ -60,17 +60,29 @@ OPEN_FOR_SPECIAL = {
     *("NON_MAX_SUPPRESSION_V5", "SIGN", "ONE_HOT", "FAKE_QUANT", DYNAMIC_RANGE, BATCH_GROUPS),
 }
 _CASTS = {"Cast", "CastLike", "_to_copy", "stablehlo.convert", "CAST"}
-# Integer operators that are open for a divisor of zero, for a shift by too much, and for an overflow.
-OPEN_FOR_INTEGERS = {
-    *("Div", "Mod", "BitShift", "Pow", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp"),
-    *("ReduceMean", "ReduceProd", "ReduceSum", "ReduceSumSquare"),
-    # PyTorch's
-    *("div", "remainder", "fmod", "floor_divide", "pow", "__lshift__", "__rshift__"),
-    *("bitwise_left_shift", "bitwise_right_shift"),
-    # TFLite's
-    *("DIV", "FLOOR_DIV", "FLOOR_MOD", "POW", "RIGHT_SHIFT", "ADD", "SUB", "MUL", "NEG", "ABS", "SQUARE"),
-    *("SUM", "MEAN", "REDUCE_PROD", "CUMSUM"),
-}
+# Integer operators of ONNX, PyTorch and TFLite. They are open for a divisor of zero, for a shift by too much,
+# and for an overflow.
+_DIVISIONS = frozenset(
+    {*("Div", "Mod", "div", "remainder", "fmod", "floor_divide", "DIV", "FLOOR_DIV", "FLOOR_MOD")}
+)
+_SHIFTS = frozenset(
+    {
+        *("BitShift", "RIGHT_SHIFT", "__lshift__", "__rshift__"),
+        *("bitwise_left_shift", "bitwise_right_shift"),
+    }
+)
+_POWERS = frozenset({"Pow", "pow", "POW"})
+_SUMS = frozenset(
+    {
+        *("ReduceL1", "ReduceMean", "ReduceSum", "ReduceSumSquare", "ADD", "SUB", "MUL", "NEG", "ABS"),
+        *("SQUARE", "SUM", "MEAN", "CUMSUM"),
+    }
+)
+# Functions that are computed in floats and cut off, and products of many numbers.
+_CUT = frozenset({"ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceProd", "REDUCE_PROD"})
+OPEN_FOR_INTEGERS = _DIVISIONS | _SHIFTS | _POWERS | _SUMS | _CUT
+# Sums of integers up to this absolute value don't overflow.
+_SMALL = 9
 # Operators that may spread NaN further than ONNX Runtime does. NaN spreads further if products with zeros are
 # computed. ONNX Runtime's recurrent kernels lose it, its pooling keeps only the NaN of a window's last
 # element, and its ScatterND the NaN of the data.
@@ -91,7 +103,8 @@ _SPREADING = {
     *("RESIZE_BILINEAR", "UNIDIRECTIONAL_SEQUENCE_LSTM", "BIDIRECTIONAL_SEQUENCE_LSTM", "LSTM", "RNN"),
     *("UNIDIRECTIONAL_SEQUENCE_RNN", "BIDIRECTIONAL_SEQUENCE_RNN", "SVDF"),
 }
-# Descriptions of the edge inputs, for messages.
+# Descriptions of the edge inputs, for messages. Models of floats get EDGES, models of integers SMALL as well.
+SMALL = "small integers of both signs"
 LIMITS, NAN, INFINITIES, LEAST = EDGES = (
     "the least and greatest numbers, zeros and ties",
     "NaN",
@@ -126,6 +139,15 @@ def edge_sets(
 
     An input in `extents` holds indices below its number there.
     """
+    if any(_holds_numbers(spec, extents) for spec in inputs):
+        yield EdgeSet(
+            SMALL,
+            {
+                spec.name: _with_small(spec, usual[spec.name], _holds_numbers(spec, extents))
+                for spec in inputs
+            },
+            finite=True,
+        )
     yield EdgeSet(
         LIMITS,
         {spec.name: _with_limits(spec, usual[spec.name], extents.get(spec.name)) for spec in inputs},
@@ -151,6 +173,22 @@ def edge_sets(
 
 def _is_float(spec: TensorSpec) -> bool:
     return "float" in spec.dtype
+
+
+def _holds_numbers(spec: TensorSpec, extents: Mapping[str, int]) -> bool:
+    """Return whether an input holds integers that aren't indices, and of which the usual ones are 0 and 1."""
+    is_wide = spec.dtype.removeprefix("u") in ("int16", "int32", "int64")
+    return is_wide and spec.name not in extents and "mask" not in spec.name.lower()
+
+
+def _with_small(spec: TensorSpec, usual: Array, are_numbers: bool) -> Array:
+    """Replace numbers with small ones that aren't zero: some of the usual ones are."""
+    if not are_numbers:
+        return usual
+    rng = np.random.default_rng(2)
+    sizes = rng.integers(1, _SMALL, usual.shape, endpoint=True)
+    signs = 1 if spec.dtype.startswith("u") else rng.choice([-1, 1], usual.shape)
+    return (sizes * signs).astype(usual.dtype)
 
 
 def _with_limits(spec: TensorSpec, usual: Array, extent: int | None) -> Array:
@@ -286,10 +324,30 @@ def judge(
 
 def _is_open(kinds: frozenset[str], inputs: Sequence[Array], right: Array) -> bool:
     if all(map(_is_whole, inputs)):
-        return bool(kinds & OPEN_FOR_INTEGERS)
+        return _is_open_for_integers(kinds, inputs)
     if not _is_whole(right) or right.dtype.kind == "b":
         kinds = kinds - _CASTS
     return bool(kinds & OPEN_FOR_SPECIAL)
+
+
+def _is_open_for_integers(kinds: frozenset[str], inputs: Sequence[Array]) -> bool:
+    """Return whether integers are divided by zero, shifted by too much, or may overflow."""
+    if not kinds & (_DIVISIONS | _SHIFTS | _POWERS) or len(inputs) < 2:
+        return bool(kinds & OPEN_FOR_INTEGERS) and not (kinds & _SUMS and all(map(_are_small, inputs)))
+    data, other = inputs[:2]
+    limits = np.iinfo(data.dtype)
+    if kinds & _DIVISIONS:
+        is_overflow = limits.min < 0 and (other == -1).any() and (data == limits.min).any()
+        return bool((other == 0).any() or is_overflow)
+    if kinds & _SHIFTS:
+        return bool((other < 0).any() or (other >= limits.bits).any())
+    largest = max(abs(int(data.min(initial=0))), abs(int(data.max(initial=0))))
+    exponent = int(other.max(initial=0))
+    return bool((other < 0).any()) or exponent > limits.bits or largest**exponent > limits.max
+
+
+def _are_small(array: Array) -> bool:
+    return bool((array <= _SMALL).all() and (array >= -_SMALL).all())
 
 
 def _spreads(right: Array, own: Array) -> bool:

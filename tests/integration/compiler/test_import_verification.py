@@ -18,7 +18,7 @@ from compiler.importing.onnx_file import OnnxFile, read_file
 from compiler.importing.onnx_graph import Graph
 from compiler.importing.spec import ModelError, NoReference
 from compiler.importing.values import Node, Value
-from compiler.verifying.edges import EDGES, LEAST, LIMITS, EdgeSet, edge_sets, judge
+from compiler.verifying.edges import EDGES, LEAST, LIMITS, SMALL, EdgeSet, edge_sets, judge
 from compiler.verifying.imported import verify
 from compiler.verifying.inputs import USUAL, index_extents, input_sets
 from compiler.verifying.reference import Reference
@@ -131,10 +131,46 @@ def test_integers_at_the_ends_of_their_type_are_compared(monkeypatch: pytest.Mon
         return graph.op("Cast", graph.op("Abs", wide), to=onnx.TensorProto.INT64)
 
     file = _of("g (int64[8] x) => (int64[8] y) { y = Abs(x) }")
-    assert _verify(file) == [*USUAL, LIMITS, LEAST]
+    assert _verify(file) == [*USUAL, SMALL, LIMITS, LEAST]
     monkeypatch.setitem(operators.CONVERTERS, ("", "Abs"), through_floats)
     with pytest.raises(ModelError, match="for the least and greatest numbers"):
         _verify(file)
+
+
+@pytest.mark.parametrize("kind", ["Mod", "Pow"])
+def test_only_an_undefined_quotient_or_power_of_integers_is_open(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Absolute values are right for numbers that aren't negative, as the usual ones are."""
+    right = operators.CONVERTERS["", kind]
+
+    def of_absolutes(graph: Graph, node: Node) -> object:
+        return right(graph, replace(node, inputs=(graph.op("Abs", node.input(0)), *node.inputs[1:])))
+
+    file = _of(f"g (int64[12] x) => (int64[12] y) <int64 k = {{3}}> {{ y = {kind}(x, k) }}")
+    assert SMALL in _verify(file)
+    monkeypatch.setitem(operators.CONVERTERS, ("", kind), of_absolutes)
+    with pytest.raises(ModelError, match=f"for small integers of both signs, operator {kind} of"):
+        _verify(file)
+
+
+@pytest.mark.parametrize("dtype", ["float", "int64"])
+def test_one_wrong_value_among_thousands_is_found(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A root mean square doesn't show it."""
+    right = operators.CONVERTERS["", "Mod"]
+
+    def but_the_last(graph: Graph, node: Node) -> object:
+        data = node.input(0)
+        is_last = np.arange(data.size).reshape(data.shape) == data.size - 1
+        one = np.array(1, data.dtype)
+        changed = graph.op("Where", is_last, graph.op("Add", data, one), data)
+        return right(graph, replace(node, inputs=(changed, *node.inputs[1:])))
+
+    text = f"g ({dtype}[128,128] x) => ({dtype}[128,128] y) <{dtype} k = {{3}}> {{ y = Mod<fmod = 1>(x, k) }}"
+    assert SMALL in _verify(_of(text)) or dtype == "float"
+    monkeypatch.setitem(operators.CONVERTERS, ("", "Mod"), but_the_last)
+    with pytest.raises(ModelError, match=r"operator Mod of .* is imported wrongly \('y': 1 of 16384 values"):
+        _verify(_of(text))
 
 
 def test_a_difference_that_the_standard_leaves_open_is_a_note() -> None:
@@ -153,7 +189,12 @@ def test_the_edges_of_inputs() -> None:
             z = Gather(w, at)
         }"""
     )
-    limits, nan, infinities, least = edge_sets(file.inputs, index_extents(file), next(iter(input_sets(file))))
+    small, limits, nan, infinities, least = edge_sets(
+        file.inputs, index_extents(file), next(iter(input_sets(file)))
+    )
+    assert {*np.sign(small.inputs["k"]).tolist()} == {-1, 1}
+    assert np.abs(small.inputs["k"]).max() <= 9
+    assert small.inputs["at"].min() >= 0
     assert {-(2**31), 2**31 - 1} <= {*limits.inputs["k"].tolist()}
     assert {0, 4, -1, -5} <= {*limits.inputs["at"].tolist()}
     zeros = limits.inputs["x"][limits.inputs["x"] == 0]
