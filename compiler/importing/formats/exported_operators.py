@@ -28,14 +28,14 @@ def is_float(tensor: Any) -> bool:
     return "float" in str(tensor.ty.dtype)
 
 
-def _graph(importer: Any) -> Graph:
+def graph_of(importer: Any) -> Graph:
     """Return the graph that imports ONNX operators into the same function."""
     graph = Graph(ONNX_CONVERTERS)
     graph.builder = importer.block_builder
     return graph
 
 
-def _arguments(node: Any, importer: Any) -> dict[str, Any]:
+def arguments(node: Any, importer: Any) -> dict[str, Any]:
     """Return the arguments of an operator by name, with its defaults. Tensors are expressions."""
     declared = node.target._schema.arguments
     given = {one.name: one.default_value for one in declared if one.has_default_value()}
@@ -94,7 +94,7 @@ def _clamp(node: Any, importer: Any) -> Any:
 
     If the lower bound exceeds the upper one, PyTorch returns the upper bound.
     """
-    given, builder = _arguments(node, importer), importer.block_builder
+    given, builder = arguments(node, importer), importer.block_builder
     dtype = str(node.meta["val"].dtype).removeprefix("torch.")
     least, most = given["min"], given["max"]
     is_crossed = least is not None and most is not None and least > most
@@ -116,7 +116,7 @@ def _exp2(node: Any, importer: Any) -> Any:
 def _full(node: Any, importer: Any) -> Any:
     """Return a tensor of one number. TVM can't compile `full` for NaN, infinities and numbers that float32
     lacks, so those are broadcast."""
-    fill = _arguments(node, importer)["fill_value" if "fill_value" in _names(node) else "s"]
+    fill = arguments(node, importer)["fill_value" if "fill_value" in _names(node) else "s"]
     if not isinstance(fill, int | float):
         raise UnsupportedOperator("it is filled with a number that the data decides: broadcast a tensor")
     value, emit = node.meta["val"], importer.block_builder.emit
@@ -133,7 +133,7 @@ def _names(node: Any) -> list[str]:
 
 
 def _product(node: Any, importer: Any) -> Any:
-    given, builder = _arguments(node, importer), importer.block_builder
+    given, builder = arguments(node, importer), importer.block_builder
     data = cast(builder, given["self"], str(node.meta["val"].dtype).removeprefix("torch."))
     return builder.emit(relax.op.prod(data, given["dim"], given["keepdim"]))
 
@@ -142,7 +142,7 @@ def _extreme(operator: Callable[..., Any]) -> Convert:
     """Return the converter of amax or amin."""
 
     def convert(node: Any, importer: Any) -> Any:
-        given = _arguments(node, importer)
+        given = arguments(node, importer)
         return importer.block_builder.emit(
             operator(given["self"], list(given["dim"]) or None, given["keepdim"])
         )
@@ -155,11 +155,11 @@ def _extreme_along(name: str) -> Convert:
     extreme, place = getattr(relax.op, name), getattr(relax.op, f"arg{name}")
 
     def convert(node: Any, importer: Any) -> Any:
-        given, emit = _arguments(node, importer), importer.block_builder.emit
+        given, emit = arguments(node, importer), importer.block_builder.emit
         data, axis, keeps = given["self"], given["dim"], given["keepdim"]
         # Booleans are compared as bytes.
         ordered = cast(importer.block_builder, data, "int8") if str(data.ty.dtype) == "bool" else data
-        if not _extents(data):
+        if not extents_of(data):
             return [data, relax.const(0, "int64")]
         found = cast(importer.block_builder, emit(extreme(ordered, axis, keeps)), str(data.ty.dtype))
         return [found, emit(place(ordered, axis, keeps))]
@@ -167,19 +167,11 @@ def _extreme_along(name: str) -> Convert:
     return convert
 
 
-def _stable_sort(node: Any, importer: Any) -> list[Any]:
-    """Sort as TVM does, whose sort is stable."""
-    given, emit = _arguments(node, importer), importer.block_builder.emit
-    data, axis, descending = given["self"], given["dim"], given["descending"]
-    values = emit(relax.op.sort(data, axis, descending))
-    return [values, emit(relax.op.argsort(data, axis, descending, "int64"))]
-
-
 def _upsample(mode: str, coordinates: str) -> Convert:
     """Return the converter of an interpolation. PyTorch computes positions with the given scale."""
 
     def convert(node: Any, importer: Any) -> Any:
-        given, graph = _arguments(node, importer), _graph(importer)
+        given, graph = arguments(node, importer), graph_of(importer)
         found = [given[name] for name in given if name.startswith("scale")]
         factors = [each for one in found for each in (one if isinstance(one, list | tuple) else [one])]
         data = given["input" if "input" in given else "self"]
@@ -213,7 +205,7 @@ def _grid_sample(node: Any, importer: Any) -> Any:
     """TVM's front end reads the grid with its coordinates as the second axis."""
     data, grid, mode, padding, is_aligned = importer.retrieve_args(node)
     return (
-        _graph(importer)
+        graph_of(importer)
         .op(
             "GridSample",
             Value(expr=data),
@@ -230,7 +222,7 @@ def _max_pool(node: Any, importer: Any) -> Any:
     """Max-pool with indices, or with default strides. TVM's front end supports neither."""
     if not any(user.args[1] == 1 for user in node.users) and (node.args[2:3] or [[]])[0]:
         return importer.create_convert_map()[node.target.__name__](node)
-    given = _arguments(node, importer)
+    given = arguments(node, importer)
     rank = 2 if "2d" in node.target.__name__ else 3
 
     def each(name: str) -> list[int]:
@@ -249,9 +241,9 @@ def _max_pool(node: Any, importer: Any) -> Any:
 
 
 def _adaptive_max_pool(node: Any, importer: Any) -> Any:
-    given = _arguments(node, importer)
+    given = arguments(node, importer)
     data, sizes = given["self"], list(given["output_size"])
-    extents = _extents(data)[-len(sizes) :]
+    extents = extents_of(data)[-len(sizes) :]
     if any(extent % size for extent, size in zip(extents, sizes, strict=True)):
         raise UnsupportedOperator(
             f"its windows differ in size, since {tuple(extents)} isn't a multiple of {tuple(sizes)}: pool "
@@ -263,7 +255,7 @@ def _adaptive_max_pool(node: Any, importer: Any) -> Any:
 
 def _pooled(importer: Any, data: Any, **attributes: Any) -> list[Any]:
     """Return the maxima and their places within their channel. ONNX counts places through all channels."""
-    graph, shape = _graph(importer), _extents(data)
+    graph, shape = graph_of(importer), extents_of(data)
     rank = len(attributes["kernel_shape"])
     value, first = Value(expr=data), np.array([0], np.int64)
     is_batched = len(shape) == rank + 2
@@ -278,7 +270,7 @@ def _pooled(importer: Any, data: Any, **attributes: Any) -> list[Any]:
 
 def _average_pool(node: Any, importer: Any) -> Any:
     """Pool averages with a divisor, which TVM's front end ignores."""
-    given = _arguments(node, importer)
+    given = arguments(node, importer)
     mean = importer.create_convert_map()[node.target.__name__](node)
     if given.get("divisor_override") is None:
         return mean
@@ -293,7 +285,7 @@ def _average_pool(node: Any, importer: Any) -> Any:
 
 def _copysign(node: Any, importer: Any) -> Any:
     """Return |x| with the sign bit of y, which zeros and NaN have, too."""
-    given, builder, graph = _arguments(node, importer), importer.block_builder, _graph(importer)
+    given, builder, graph = arguments(node, importer), importer.block_builder, graph_of(importer)
     value = node.meta["val"]
     dtype = str(value.dtype).removeprefix("torch.")
     wide = "float64" if dtype == "float64" else "float32"
@@ -320,7 +312,7 @@ def _with_alpha(name: str) -> Convert:
     """Return the converter of x + alpha * y or x - alpha * y. TVM's front end ignores alpha."""
 
     def convert(node: Any, importer: Any) -> Any:
-        given, builder = _arguments(node, importer), importer.block_builder
+        given, builder = arguments(node, importer), importer.block_builder
         if given.get("alpha", 1) == 1:
             return importer.create_convert_map()[node.target.__name__](node)
         dtype = str(node.meta["val"].dtype).removeprefix("torch.")
@@ -338,7 +330,7 @@ def _with_alpha(name: str) -> Convert:
 
 def _group_norm(node: Any, importer: Any) -> Any:
     """Group normalization with optional weights. TVM's front end requires weights."""
-    given, graph = _arguments(node, importer), _graph(importer)
+    given, graph = arguments(node, importer), graph_of(importer)
     if given["weight"] is not None and given["bias"] is not None:
         return importer.create_convert_map()[node.target.__name__](node)
     dtype, channels = numpy_dtype(str(given["input"].ty.dtype)), int(given["C"])
@@ -359,7 +351,7 @@ def _floored(node: Any, importer: Any) -> Any:
     For floats, PyTorch uses the exact remainder: 1.0 // 0.1 is 9, because float 0.1 times 10 exceeds 1.
     """
     is_quotient = node.target.__name__.startswith("div")
-    if is_quotient and _arguments(node, importer).get("rounding_mode") != "floor":
+    if is_quotient and arguments(node, importer).get("rounding_mode") != "floor":
         return importer.create_convert_map()[node.target.__name__](node)
     dtype = str(node.meta["val"].dtype).removeprefix("torch.")
     wide = "float32" if dtype in ("float16", "bfloat16") else dtype
@@ -368,7 +360,7 @@ def _floored(node: Any, importer: Any) -> Any:
         operator = relax.op.floor_divide if is_quotient else relax.op.floor_mod
         return importer.block_builder.emit(operator(*operands))
     x, y = (Value(expr=one) for one in operands)
-    op, zero, one = _graph(importer).op, np.zeros((), wide), np.ones((), wide)
+    op, zero, one = graph_of(importer).op, np.zeros((), wide), np.ones((), wide)
     rest = op("Mod", x, y, fmod=1)
     is_other = op("Xor", op("Less", rest, zero), op("Less", y, zero))
     is_other = op("And", is_other, op("Not", op("Equal", rest, zero)))
@@ -393,7 +385,7 @@ def _shift(operator: Callable[..., Any]) -> Convert:
     return convert
 
 
-_REDUCTIONS = {
+REDUCTIONS = {
     "": ("none", 0.0),
     "sum": ("add", 0.0),
     "prod": ("mul", 1.0),
@@ -406,12 +398,12 @@ def _scatter_reduce(node: Any, importer: Any) -> Any:
     """Scatter elements, and reduce those with the same index. With include_self, the data's own elements are
     reduced, too.
     """
-    given, graph = _arguments(node, importer), _graph(importer)
+    given, graph = arguments(node, importer), graph_of(importer)
     default = "" if node.target.__name__ == "scatter.src" else "sum"
     kind, includes = given.get("reduce", default), given.get("include_self", True)
-    if kind not in _REDUCTIONS:
+    if kind not in REDUCTIONS:
         raise UnsupportedOperator(f"the reduction '{kind}' isn't supported: divide a sum by a count")
-    reduction, neutral = _REDUCTIONS[kind]
+    reduction, neutral = REDUCTIONS[kind]
     data, index, source = (Value(expr=given[name]) for name in ("self", "index", "src"))
     if source.shape != index.shape:
         ends, axes = np.array(index.shape, np.int64), np.arange(index.rank)
@@ -432,12 +424,12 @@ def _index_put(node: Any, importer: Any) -> Any:
     A single position is compared with all positions, which is an ordinary loop nest. Several are scattered.
     """
     data, indices, values, *more = importer.retrieve_args(node)
-    shape, axes = _extents(data), [axis for axis, index in enumerate(indices) if index is not None]
+    shape, axes = extents_of(data), [axis for axis, index in enumerate(indices) if index is not None]
     emit, adds = importer.block_builder.emit, bool(more and more[0])
     if any(_is_mask(indices[axis]) for axis in axes):
         return _put_masked(importer, data, indices, values, adds)
     at = _places(importer, indices, shape)
-    together = np.broadcast_shapes(*(_extents(index) for index in at.values()))
+    together = np.broadcast_shapes(*(extents_of(index) for index in at.values()))
     # If the indexed axes aren't adjacent, PyTorch puts their result first.
     first = axes[0] if axes == [*range(axes[0], axes[-1] + 1)] else 0
     rest = [axis for axis in range(len(shape)) if axis not in at]
@@ -456,7 +448,7 @@ def _index_put(node: Any, importer: Any) -> Any:
     for axis, extent in enumerate(shape):
         broad = [1] * len(target)
         if axis in at:
-            own = _extents(at[axis])
+            own = extents_of(at[axis])
             end = first + len(together)
             broad[end - len(own) : end] = own
             index = emit(relax.op.reshape(at[axis], broad))
@@ -473,14 +465,14 @@ def write_in_place(node: Any, importer: Any, axis: int) -> relax.Expr:
     """Write the rows of a token into a buffer of a cache. An `index_put` would copy the buffer."""
     builder = importer.block_builder
     buffer, indices, rows, *_ = importer.retrieve_args(node)
-    extents = _extents(buffer)
+    extents = extents_of(buffer)
     place = builder.emit(relax.op.reshape(_places(importer, indices, extents)[axis], [1]))
     written = [1 if k == axis else extent for k, extent in enumerate(extents)]
     rows = builder.emit(relax.op.broadcast_to(cast(builder, rows, str(buffer.ty.dtype)), written))
     return builder.emit(write_rows(builder, buffer, rows, place, axis))
 
 
-def _extents(tensor: Any) -> list[int]:
+def extents_of(tensor: Any) -> list[int]:
     return [int(extent) for extent in tensor.ty.shape.values]
 
 
@@ -502,12 +494,12 @@ def _places(importer: Any, indices: Sequence[Any], shape: Sequence[int]) -> dict
 
 def _put_masked(importer: Any, data: Any, indices: Sequence[Any], values: Any, adds: bool) -> Any:
     """Write one number where a mask holds, as `x[x > 0] = 0` does."""
-    mask, shape, emit = indices[0], _extents(data), importer.block_builder.emit
-    if mask is None or len(indices) > 1 or math.prod(_extents(values)) != 1:
+    mask, shape, emit = indices[0], extents_of(data), importer.block_builder.emit
+    if mask is None or len(indices) > 1 or math.prod(extents_of(values)) != 1:
         raise UnsupportedOperator(
             "the data decides how many values a mask takes: write one number, or use torch.where"
         )
-    extents = _extents(mask)
+    extents = extents_of(mask)
     mask = cast(importer.block_builder, mask, "bool")
     mask = emit(relax.op.reshape(mask, [*extents, *(1 for _ in shape[len(extents) :])]))
     value = emit(relax.op.reshape(cast(importer.block_builder, values, str(data.ty.dtype)), [1] * len(shape)))
@@ -518,12 +510,12 @@ def _index(node: Any, importer: Any) -> Any:
     """Read elements at positions of some axes, as `x[:, rows, columns]` does. The axes are merged into one,
     from which elements are taken."""
     data, indices = importer.retrieve_args(node)[:2]
-    shape, emit = _extents(data), importer.block_builder.emit
+    shape, emit = extents_of(data), importer.block_builder.emit
     axes = [axis for axis, index in enumerate(indices) if index is not None]
     if any(_is_mask(indices[axis]) for axis in axes):
         raise UnsupportedOperator("the data decides how many elements a mask selects: use torch.where")
     at = _places(importer, indices, shape)
-    together = list(np.broadcast_shapes(*(_extents(index) for index in at.values())))
+    together = list(np.broadcast_shapes(*(extents_of(index) for index in at.values())))
     # If the indexed axes aren't adjacent, PyTorch puts their result first.
     first = axes[0] if axes == [*range(axes[0], axes[-1] + 1)] else 0
     rest = [axis for axis in range(len(shape)) if axis not in at]
@@ -596,7 +588,6 @@ CONVERTERS: Mapping[str, Convert] = {
     "adaptive_max_pool3d.default": _adaptive_max_pool,
     "avg_pool2d.default": _average_pool,
     "avg_pool3d.default": _average_pool,
-    "sort.stable": _stable_sort,
     "scatter.src": _scatter_reduce,
     "scatter_add.default": _scatter_reduce,
     "scatter_reduce.two": _scatter_reduce,

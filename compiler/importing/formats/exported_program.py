@@ -28,8 +28,9 @@ from numpy.typing import NDArray
 from tvm import relax
 
 from compiler.constants.fold import static_shape
+from compiler.importing.formats import exported_operators, exported_reductions
 from compiler.importing.formats.exported_cache import KeptCache, NotKept, find_cache
-from compiler.importing.formats.exported_operators import CONVERTERS, cast, is_float, write_in_place
+from compiler.importing.formats.exported_operators import cast, is_float, write_in_place
 from compiler.importing.formats.model_file import Content, check_shapes
 from compiler.importing.model import RelaxModel, checked_model
 from compiler.importing.places import Places
@@ -77,6 +78,7 @@ _RANDOM = frozenset(
     }
 )
 NARROW = frozenset({"float16", "bfloat16"})
+CONVERTERS = {**exported_operators.CONVERTERS, **exported_reductions.CONVERTERS}
 # The arguments that TVM's front end needs in float32, by operator. It sums products in float32 and then can't
 # add a narrow bias, and it normalizes only with weights of the data's type.
 _WIDENED: Mapping[str, tuple[int, ...]] = {
@@ -334,6 +336,8 @@ def read(content: Content, shapes: Mapping[str, Shape]) -> ExportedProgram:
         with _quietly():
             program = torch.export.load(file)
         exported = of_program(program)
+        for one in (exported.program, exported.decomposed):
+            _leave_out_nones(one)
     except ModelError:
         raise
     except Exception as error:
@@ -358,6 +362,18 @@ def of_program(program: Any) -> ExportedProgram:
     if _pass_states(torch, decomposed):
         program = decomposed
     return ExportedProgram(program, decomposed, _inputs(decomposed), buffers)
+
+
+def _leave_out_nones(program: Any) -> None:
+    """Remove outputs that are None, which a model returns in place of optional results."""
+    specs = program.graph_signature.output_specs
+    (output,) = (node for node in program.graph.nodes if node.op == "output")
+    values = output.args[0]
+    kept = [place for place, value in enumerate(values) if value is not None]
+    if len(kept) < len(specs):
+        output.args = (tuple(values[place] for place in kept),)
+        specs[:] = [specs[place] for place in kept]
+        program.graph_module.recompile()
 
 
 def _pass_states(torch: Any, program: Any) -> bool:

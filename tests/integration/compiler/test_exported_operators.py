@@ -14,6 +14,7 @@ from compiler.importing.formats.exported_program import ExportedProgram
 from compiler.importing.formats.reading import read_model
 from compiler.importing.spec import ModelError
 from compiler.verifying.imported import Imported, verify_file
+from compiler.verifying.inputs import USUAL
 from tests.marks import slow_lane_except
 
 torch: Any = pytest.importorskip("torch")
@@ -118,6 +119,60 @@ def test_quotients_are_rounded_by_the_exact_remainder() -> None:
     }
     x = torch.tensor([1.0, 0.5, 6.0, -1.0, INF, 7.5, 0.0, 1.0])
     check_together(functions, x, torch.tensor([0.1, 0.1, 0.2, 0.1, 2.0, -2.5, 0.0, INF]))
+
+
+def test_reductions_orders_and_windows() -> None:
+    functions: dict[str, Function] = {
+        "negative bytes": lambda x: -x.abs().to(torch.uint8),
+        "softmax of scalars": lambda x: (x[0, 0].softmax(0), x[0, 1].log_softmax(0)),
+        "any": lambda x: (
+            (x > 1).any(),
+            x.any(1),
+            (x > 0).any((0, 1), True),
+            x.long().any(0),
+            (x > 0).all(1),
+        ),
+        "moments": lambda x: torch.var_mean(x, 1, correction=0, keepdim=True),
+        "moments of all": lambda x: (*torch.var_mean(x), *torch.std_mean(x.double(), 0), x.half().std(1)),
+        "no degree of freedom": lambda x: (x[:, :1].var(1), x[:, :1].var(1, correction=3)),
+        "norm 0": lambda x: torch.linalg.vector_norm(x.round(), 0, 1),
+        "norms": lambda x: (torch.linalg.vector_norm(x, INF), torch.linalg.vector_norm(x, -INF, 0, True)),
+        "sums so far": lambda x: ((x > 0).cumsum(1), (x * 9).to(torch.int8).cumsum(0), x.half().cumsum(1)),
+        "sums as floats": lambda x: ((x * 9).long().cumsum(1, dtype=torch.float32), x[0, 0].cumsum(0)),
+        "products so far": lambda x: ((x > 0).cumprod(1), (x * 3).int().cumprod(0)),
+        "sorted booleans": lambda x: (x > 0).sort(stable=True, descending=True)[0],
+        "order of booleans": lambda x: (x > 0).sort(stable=True, dim=0)[1],
+        "sorted bytes": lambda x: (x.abs() * 90).to(torch.uint8).sort(1)[0],
+        "sorted halves": lambda x: x.half().sort(0, descending=True)[0],
+        "slices": lambda x: x.index_reduce(1, torch.tensor([0, 2, 0]), x[:, :3], "amax"),
+        "slices alone": lambda x: x.index_reduce(0, torch.tensor([3, 3]), x[:2], "prod", include_self=False),
+        "windows": lambda x: (x.unfold(1, 3, 2), x.unfold(0, 2, 1).unfold(1, 6, 1)),
+        "triangles": lambda x: x[torch.tril_indices(3, 4, -1)[0]] + x[torch.triu_indices(2, 2, 1)[1]],
+    }
+    torch.manual_seed(0)
+    check_together({name: flattened(each) for name, each in functions.items()}, torch.randn(4, 6), digits=3)
+
+
+def flattened(function: Function) -> Function:
+    """Return the function with its outputs joined in one tensor of doubles."""
+
+    def convert(*given: Any) -> Any:
+        found = function(*given)
+        return torch.cat([one.double().ravel() for one in (found if isinstance(found, tuple) else (found,))])
+
+    return convert
+
+
+def test_outputs_that_are_none_are_left_out() -> None:
+    class Module(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return None, x + 1, None, (x * 2, None)
+
+    file = read_model(exported(Module(), torch.ones(3)), {})
+    assert [one.inputs for one in verify_file(file, TARGET, TARGET)][:2] == [*USUAL]
+    (name,) = (spec.name for spec in file.inputs)
+    found = Imported(file.to_relax(), TARGET, TARGET).compute({name: np.ones(3, np.float32)})
+    assert [array.tolist() for array in found.values()] == [[2.0] * 3, [2.0] * 3]
 
 
 def test_functions_of_bfloat16() -> None:
