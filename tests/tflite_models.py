@@ -51,7 +51,8 @@ class TfliteBuilder:
         tensor.buffer = 0
         if data is not None:
             buffer = self.schema.BufferT()
-            buffer.data = np.frombuffer(np.ascontiguousarray(data).tobytes(), np.uint8)
+            stored = _packed(data) if dtype == "int4" else np.ascontiguousarray(data)
+            buffer.data = np.frombuffer(stored.tobytes(), np.uint8)
             tensor.buffer = len(self._buffers)
             self._buffers.append(buffer)
         if quantization is not None:
@@ -116,3 +117,11 @@ class TfliteBuilder:
         builder = importlib.import_module("flatbuffers").Builder(0)
         builder.Finish(model.Pack(builder), file_identifier=b"TFL3")
         return bytes(builder.Output())
+
+
+def _packed(data: Array) -> Array:
+    """Return integers of 4 bits two in a byte, the first in the lower bits."""
+    flat = data.astype(np.int8).view(np.uint8).ravel() & 15
+    pairs = np.append(flat, np.zeros(flat.size % 2, np.uint8)).reshape(-1, 2)
+    packed: Array = pairs[:, 0] | pairs[:, 1] << 4
+    return packed

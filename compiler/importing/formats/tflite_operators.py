@@ -47,8 +47,39 @@ _RANDOM = frozenset(
     {"MULTINOMIAL", "RANDOM_STANDARD_NORMAL", "RANDOM_UNIFORM", "STABLEHLO_RNG_BIT_GENERATOR"}
 )
 _TYPES = ("FLOAT32", "FLOAT16", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT32", "UINT64", "BOOL")
+_INTEGERS = ("INT4", "INT8")
 # TVM's front end represents complex numbers as pairs, which can't be outputs.
 _COMPLEX = frozenset({"COMPLEX_ABS", "IMAG", "REAL", "RFFT2D"})
+
+
+class _Retyped:
+    """A tensor of a file, with another element type."""
+
+    def __init__(self, tensor: Any, number: int) -> None:
+        self._tensor = tensor
+        self._number = number
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tensor, name)
+
+    def Type(self) -> int:  # noqa: N802 (a name of FlatBuffers)
+        return self._number
+
+
+class _Unpacked:
+    """A buffer of `count` integers of 4 bits, two in a byte, the lower bits first. It returns bytes."""
+
+    def __init__(self, buffer: Any, count: int) -> None:
+        self._buffer = buffer
+        self._count = count
+
+    def DataLength(self) -> int:  # noqa: N802 (a name of FlatBuffers)
+        return self._count
+
+    def DataAsNumpy(self) -> NDArray[np.uint8]:  # noqa: N802 (a name of FlatBuffers)
+        pairs = self._buffer.DataAsNumpy().view(np.int8)
+        numbers = np.stack([pairs << 4 >> 4, pairs >> 4], axis=-1).ravel()[: self._count]
+        return numbers.astype(np.int8).view(np.uint8)
 
 
 class Converter(OperatorConverter):
@@ -231,6 +262,16 @@ class Converter(OperatorConverter):
             for name in ("scale", "zero_point")
         )
         return bool(np.allclose(scales[0], scales[1], rtol=1e-5, atol=0)) and np.array_equal(*zeros)
+
+    def get_tensors(self, tensors_idx_list: Sequence[int]) -> list[Any]:
+        """Return tensors, with constants of int4 as int8. TVM's front end has no int4."""
+        tensors: list[Any] = super().get_tensors(tensors_idx_list)
+        int4, int8 = (getattr(importlib.import_module("tflite.TensorType").TensorType, k) for k in _INTEGERS)
+        for tensor in tensors:
+            if tensor.tensor_idx >= 0 and tensor.tensor.Type() == int4 and tensor.buffer.DataLength():
+                tensor.buffer = _Unpacked(tensor.buffer, math.prod(tensor.tensor.ShapeAsNumpy().tolist()))
+                tensor.tensor = _Retyped(tensor.tensor, int8)
+        return tensors
 
     def get_tensor_type_str(self, tensor_type: int) -> str:
         kinds = vars(importlib.import_module("tflite.TensorType").TensorType)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -746,3 +747,37 @@ def test_bytes_of_two_scales_are_not_handed_on() -> None:
     builder.op("TRANSPOSE", [data, order], [result], "TransposeOptions")
     with pytest.raises(ModelError, match=r"operator TRANSPOSE .* are quantized in different ways"):
         read(builder.model([result]), {}).to_relax()
+
+
+@pytest.mark.parametrize("kind", ["FULLY_CONNECTED", "DEQUANTIZE"])
+def test_weights_of_four_bits(kind: str) -> None:
+    """An odd number of them leaves half a byte empty."""
+    builder = TfliteBuilder()
+    weight = (np.arange(15).reshape(3, 5) - 8).astype(ml_dtypes.int4)
+    scales = Quantization(0.1) if kind == "DEQUANTIZE" else Quantization([0.1, 0.2, 0.05], [0, 0, 0])
+    position = builder.constant(weight, scales)
+    if kind == "DEQUANTIZE":
+        x = random(3, 5)
+        numbers, result = builder.tensor((3, 5)), builder.tensor((3, 5))
+        given = builder.input((3, 5))
+        builder.op(kind, [position], [numbers])
+        builder.op("ADD", [given, numbers], [result], "AddOptions")
+    else:
+        x = stored(2, 5)
+        given, result = builder.input((2, 5), "int8", STEP), builder.tensor((2, 3), "int8", quantization=STEP)
+        builder.op(kind, [given, position, -1], [result], "FullyConnectedOptions")
+    file = read(builder.model([result]), {})
+    inputs = {file.inputs[0].name: x}
+    (wanted,), (found,) = (
+        file.compute(inputs),
+        Imported(file.to_relax(), TARGET, TARGET).compute(inputs).values(),
+    )
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1 if kind == "FULLY_CONNECTED" else 1e-5)
+
+
+def test_an_input_of_four_bits_is_refused() -> None:
+    builder = TfliteBuilder()
+    given, result = builder.input((4,), "int4", Quantization(0.1)), builder.tensor((4,))
+    builder.op("DEQUANTIZE", [given], [result])
+    with pytest.raises(ModelError, match="input 't0' holds int4, which isn't supported: convert the model"):
+        read(builder.model([result]), {})
