@@ -11,7 +11,7 @@ import numpy as np
 
 from compiler.importing.onnx_graph import Converter, Graph
 from compiler.importing.operators.quantized import cast
-from compiler.importing.values import Node, UnsupportedOperator, Value
+from compiler.importing.values import Node, UnsupportedOperator, Value, numpy_dtype
 
 
 def heads_of(graph: Graph, value: Value, heads: int) -> Value:
@@ -67,10 +67,14 @@ def _padding_mask(
     return graph.op("Where", seen, np.array(0, dtype), np.array(filled, dtype))
 
 
-def _causal_mask(queries: int, keys: int, filled: float, dtype: str) -> np.ndarray:
-    """Return the mask that hides later keys from each query; the last query sees all."""
-    seen = np.arange(keys)[None, :] <= np.arange(queries)[:, None] + keys - queries
-    return np.where(seen, 0, filled).astype(dtype).reshape(1, 1, queries, keys)
+def _causal_mask(queries: int, keys: int, past: int, dtype: str) -> np.ndarray:
+    """Return the mask that hides later keys from each query but the last. The first one follows `past` keys.
+
+    ONNX Runtime hides them by the least number, whatever hides padding.
+    """
+    seen = np.arange(keys)[None, :] <= np.arange(queries)[:, None] + past
+    seen[-1] = True
+    return np.where(seen, 0, np.finfo(dtype).min).astype(numpy_dtype(dtype)).reshape(1, 1, queries, keys)
 
 
 def _attend_masked(
@@ -81,9 +85,10 @@ def _attend_masked(
     value: Value,
     mask: Value | None,
     attention_bias: Value | None,
+    past: int,
 ) -> Value:
     """Return the attention of a Microsoft operator, with joined heads. Its attributes give the scale and the
-    mask."""
+    mask. The first `past` keys come from earlier calls."""
     batch, _, queries, size = query.shape
     keys = key.shape[2]
     filled = float(node.attributes.get("mask_filter_value", -10000.0))
@@ -93,7 +98,7 @@ def _attend_masked(
     if attention_bias is not None:
         added.append(attention_bias)
     if node.attributes.get("unidirectional", 0):
-        added.append(graph.value(_causal_mask(queries, keys, filled, query.dtype)))
+        added.append(graph.value(_causal_mask(queries, keys, past, query.dtype)))
     scale = float(node.attributes.get("scale", 0.0)) or size**-0.5
     return join_heads(graph, attend(graph, query, key, value, scale, added))
 
@@ -122,7 +127,8 @@ def _multi_head_attention(graph: Graph, node: Node) -> Sequence[Value | None]:
     if past_key is not None and past_value is not None:
         key = graph.op("Concat", past_key, key, axis=2)
         value = graph.op("Concat", past_value, value, axis=2)
-    attended = _attend_masked(graph, node, query, key, value, node.optional(4), node.optional(5))
+    past = 0 if past_key is None else past_key.shape[2]
+    attended = _attend_masked(graph, node, query, key, value, node.optional(4), node.optional(5), past)
     return [attended, key, value]
 
 
@@ -150,7 +156,8 @@ def _attention(graph: Graph, node: Node) -> Sequence[Value | None]:
     if node.wants(1):
         axis = np.array([0])
         present = graph.op("Concat", *(graph.op("Unsqueeze", each, axis) for each in (key, value)), axis=0)
-    return [_attend_masked(graph, node, query, key, value, mask, attention_bias), present]
+    earlier = 0 if past is None else past.shape[3]
+    return [_attend_masked(graph, node, query, key, value, mask, attention_bias, earlier), present]
 
 
 def _group_query_attention(graph: Graph, node: Node) -> Sequence[Value | None]:
@@ -210,7 +217,7 @@ def _group_query_attention(graph: Graph, node: Node) -> Sequence[Value | None]:
 
 
 def _appended(graph: Graph, old: Value | None, fresh: Value, before: Value, steps: np.ndarray) -> Value:
-    """Return the keys or values of the past, `before` of them, followed by the new ones.
+    """Return the keys or values of the past, `before` of them, followed by the new ones and by zeros.
 
     `before` is (batch, 1, 1, 1), `steps` the places of the result, (1, 1, keys, 1).
     """
@@ -219,6 +226,8 @@ def _appended(graph: Graph, old: Value | None, fresh: Value, before: Value, step
     offsets = graph.op("Clip", graph.op("Sub", steps, before), np.int64(0), np.int64(new - 1))
     places = graph.op("Expand", offsets, np.array([batch, heads, keys, size]))
     moved = graph.op("GatherElements", fresh, places, axis=2)
+    end = graph.op("Add", before, np.int64(new))
+    moved = graph.op("Where", graph.op("Less", steps, end), moved, np.array(0, moved.dtype))
     if old is None:
         return moved
     padding = np.array([0, 0, 0, 0, 0, 0, keys - old.shape[2], 0])

@@ -170,8 +170,14 @@ def _mod(graph: Graph, node: Node) -> Value:
 
 
 def _div(graph: Graph, node: Node) -> Value | None:
-    """Divide. Integer divisors of zero are replaced by one, because such a division crashes the process."""
+    """Divide. Integer divisors of zero are replaced by one, because such a division crashes the process.
+
+    TVM can't compile a division by the number 0.0, so floats are divided by a tensor of it.
+    """
     data, divisor = node.input(0), node.input(1)
+    zero = divisor.constant if divisor.rank == 0 < data.rank and not _is_integer(data) else None
+    if zero is not None and not zero.any():
+        return graph.op("Div", data, zero.reshape(1))
     if not _is_integer(data) or (divisor.constant is not None and divisor.constant.all()):
         return None
     return graph.emit(relax.op.divide(data.expr, _never_zero(graph, divisor).expr))

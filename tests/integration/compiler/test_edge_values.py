@@ -500,3 +500,10 @@ def test_nothing_is_dropped_of_small_floats(dtype: str) -> None:
     (found,) = computed(model("Dropout", [data], opset=22), [data])
     assert found.dtype == data.dtype
     np.testing.assert_array_equal(found.view(np.uint8), data.view(np.uint8))
+
+
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_floats_are_divided_by_zero(zero: float) -> None:
+    data, divisor = np.array([1, -2, 0, np.nan], np.float32), np.full((), zero, np.float32)
+    proto = model("Div", [data], [divisor])
+    assert_same(computed(proto, [data])[0], by_onnxruntime(proto, [data])[0], 0)

@@ -139,6 +139,32 @@ SINGLE: Mapping[str, Callable[[], onnx.ModelProto]] = {
         num_heads=2,
         unidirectional=1,
     ),
+    "MultiHeadAttention without later keys": lambda: single(
+        "MultiHeadAttention",
+        [(2, 3, 8), (2, 5, 8), (2, 5, 8)],
+        domain=MICROSOFT,
+        num_heads=2,
+        unidirectional=1,
+    ),
+    "Attention that hides later keys more than padding": lambda: single(
+        "Attention",
+        [(2, 3, 8), random(8, 24), random(24), np.array([[0, 1, 1], [0, 0, 0]], np.int32)],
+        domain=MICROSOFT,
+        num_heads=2,
+        unidirectional=1,
+        mask_filter_value=-5.0,
+    ),
+    "GroupQueryAttention of several lengths": lambda: single(
+        "GroupQueryAttention",
+        [
+            *((2, 1, 32), (2, 1, 16), (2, 1, 16), (2, 1, 4, 16), (2, 1, 4, 16)),
+            *(ints(3, 1), np.array(4, np.int32)),
+        ],
+        3,
+        domain=MICROSOFT,
+        num_heads=2,
+        kv_num_heads=1,
+    ),
     "GroupQueryAttention": lambda: single(
         "GroupQueryAttention",
         [

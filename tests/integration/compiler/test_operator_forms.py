@@ -295,6 +295,19 @@ def test_an_odd_total_of_padding_goes_to_the_side_that_onnx_says(automatic: str,
     check(model, {"x0": x})
 
 
+@pytest.mark.parametrize("automatic", ["SAME_UPPER", "SAME_LOWER"])
+@pytest.mark.parametrize(("kernel", "strides"), [([1, 1], [3, 2]), ([2, 3], [3, 2]), ([1, 4], [2, 3])])
+def test_windows_that_are_smaller_than_their_steps_take_no_padding(
+    automatic: str, kernel: list[int], strides: list[int]
+) -> None:
+    """ONNX Runtime's outputs are then smaller than the input times the stride."""
+    x = normal(1, 2, 2, 4)
+    check(
+        model_of("ConvTranspose", 11, [x, normal(2, 3, *kernel)], strides=strides, auto_pad=automatic),
+        {"x0": x},
+    )
+
+
 @pytest.mark.parametrize("attributes", [{"auto_pad": "SAME_LOWER"}, {"auto_pad": "VALID"}, {"ceil_mode": 1}])
 def test_places_of_maxima_with_automatic_padding(attributes: dict[str, Any]) -> None:
     x = normal(1, 2, 7, 8)
