@@ -55,6 +55,14 @@ class ArtifactError(ValueError):
     """A library can't be built, or bytes are not an artifact. The message is one sentence for users."""
 
 
+class ScheduleError(ArtifactError):
+    """The trace of a workload doesn't apply to it."""
+
+    def __init__(self, message: str, workload_hash: str) -> None:
+        super().__init__(message)
+        self.workload_hash = workload_hash
+
+
 @dataclass(frozen=True)
 class TaskEntry:
     """One workload in an artifact. The `source` of its `trace` is "trial", "import", or "fallback" for the
@@ -170,7 +178,7 @@ def schedule_module(fused: tvm.IRModule, schedules: Mapping[str, str], target: s
     """Schedule the functions of a fused module, and pack its constants as the schedules read them.
 
     `schedules` maps workload hashes to traces; functions without one get the fallback schedule. Raises
-    ArtifactError if a trace doesn't apply.
+    ScheduleError if a trace doesn't apply, ArtifactError if the constants can't be packed.
     """
     on_gpu = parse_target(target).kind.name == "cuda"
     functions = {
@@ -236,13 +244,14 @@ def _schedule_function(
     if func.attrs.get("tirx.is_scheduled", False):
         return func
     workload = normalise(func)
-    trace = schedules.get(workload_hash(workload))
+    key = workload_hash(workload)
+    trace = schedules.get(key)
     if on_gpu and trace in (None, UNSCHEDULED):
         return func  # `build_library` schedules the rest
     try:
         module = fallback.schedule(workload) if trace is None else apply_trace(workload, trace)
     except LoweringError as error:
-        raise ArtifactError(f"the schedule of {name} doesn't apply: {error}") from error
+        raise ScheduleError(f"the schedule of {name} doesn't apply: {error}", key) from error
     return fallback.mark_scheduled(module["main"], func)
 
 

@@ -15,7 +15,7 @@ from compiler.children.models import CompileRequest, FusedModel, LibraryKind
 from compiler.importing.formats import exported_program
 from compiler.importing.model import ExtractedTask
 from compiler.importing.spec import ModelError, first_line
-from compiler.packaging.artifact import ArtifactError, Manifest
+from compiler.packaging.artifact import ArtifactError, Manifest, ScheduleError
 from compiler.target import detect_device, parse_target, target_features
 from compiler.variants.choice import VariantModel
 from core.device import Device
@@ -54,9 +54,8 @@ def compile_with_known(exported: Exported) -> TemporaryDirectory[str]:
         fused = FusedModel(model, VariantModel.of(model, device.target), is_onnx=False)
         tasks = fused.imported.tasks
         traces = _fastest(tasks, _known([task.workload_hash for task in tasks], device, settings))
-        request = CompileRequest(b"", {}, device.target, LibraryKind.TUNED, traces)
         folder = TemporaryDirectory(prefix="tunefarm-torch-")
-        fused.prepare(request)(Path(folder.name, "model.so"))
+        _prepare(fused, device.target, traces)(Path(folder.name, "model.so"))
     except (ModelError, ArtifactError) as error:
         raise CannotCompile(str(error)) from error
     except CannotCompile:
@@ -79,6 +78,20 @@ def compile_with_known(exported: Exported) -> TemporaryDirectory[str]:
     Path(folder.name, "manifest.json").write_text(manifest.to_json())
     _log.info("compiled a graph with %d of %d schedules known", len(traces), len(tasks))
     return folder
+
+
+def _prepare(fused: FusedModel, target: str, traces: dict[str, str]) -> Callable[[Path], None]:
+    """Schedule a graph. Return the function that compiles it into a file.
+
+    A trace that doesn't apply is logged and removed from `traces`. Raises ArtifactError.
+    """
+    while True:
+        try:
+            return fused.prepare(CompileRequest(b"", {}, target, LibraryKind.TUNED, traces))
+        except ScheduleError as error:
+            if traces.pop(error.workload_hash, None) is None:
+                raise
+            _log.warning("torch.compile: the fallback schedule is used instead: %s", error)
 
 
 def tune_now(exported: Exported, trials: int) -> TemporaryDirectory[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import tunefarm_runtime.library  # noqa: E402
 from compiler import fallback  # noqa: E402
 from compiler.target import detect_device  # noqa: E402
 from compiler.workload import from_json  # noqa: E402
-from tests import torch_models  # noqa: E402
+from tests import torch_models, workloads  # noqa: E402
 from tests.unit.records.farm import make_job, put_measured  # noqa: E402
 from tunefarm.embedded import stack  # noqa: E402
 from tunefarm.torch_backend import MAX_SIZES, exported_graph, libraries  # noqa: E402
@@ -199,6 +199,26 @@ def test_half_floats_and_several_outputs(lines: pytest.LogCaptureFixture) -> Non
 
 
 def test_schedules_of_the_local_database_are_used(lines: pytest.LogCaptureFixture) -> None:
+    model, x = torch.nn.Linear(64, 64).eval(), torch.randn(16, 64)
+    _store(model, x, lambda module_json: fallback.trace(from_json(module_json)))
+    with torch.no_grad():
+        _agree(_compiled(model)(x), model(x))
+    assert _messages(lines)[-1].startswith("compiled a graph with 1 of ")
+
+
+def test_a_schedule_that_does_not_apply_is_not_used(lines: pytest.LogCaptureFixture) -> None:
+    """The rest of the graph keeps its library."""
+    model, x = torch.nn.Linear(64, 64).eval(), torch.randn(16, 64)
+    _store(model, x, lambda _: fallback.trace(workloads.softmax(6, 40)))
+    with torch.no_grad():
+        _agree(_compiled(model)(x), model(x))
+    *_, warning, last = _messages(lines)
+    assert warning.startswith("torch.compile: the fallback schedule is used instead: the schedule of ")
+    assert last.startswith("compiled a graph with 0 of ")
+
+
+def _store(model: Any, x: Any, trace_of: Callable[[str], str]) -> None:
+    """Store a measured schedule for the only task of a model, made of its workload by `trace_of`."""
     from core.measurement import Outcome
     from records.jobs import tasks
     from records.schedules.schedules import Record
@@ -206,7 +226,6 @@ def test_schedules_of_the_local_database_are_used(lines: pytest.LogCaptureFixtur
     from tunefarm.embedded.folder import DataFolder
     from tunefarm.settings import load
 
-    model, x = torch.nn.Linear(64, 64).eval(), torch.randn(16, 64)
     device = detect_device(load().threads)
     exported = _exported(model, x)
     [task] = [task for task in _tasks(exported, device.target) if not task.variant]
@@ -214,14 +233,13 @@ def test_schedules_of_the_local_database_are_used(lines: pytest.LogCaptureFixtur
     folder.path.mkdir(parents=True)
     database = Database(folder.database_url)
     database.migrate()
-    trace = fallback.trace(from_json(task.module_json))
     with database.begin() as session:
         make_job(session, "job", device)
         tasks.put_workload(session, task.workload_hash, task.module_json)
         record = Record(
             task.workload_hash,
             device.key,
-            trace,
+            trace_of(task.module_json),
             None,
             1e-5,
             (1e-5,),
@@ -231,9 +249,6 @@ def test_schedules_of_the_local_database_are_used(lines: pytest.LogCaptureFixtur
             5.0,
         )
         put_measured(session, record)
-    with torch.no_grad():
-        _agree(_compiled(model)(x), model(x))
-    assert _messages(lines)[-1].startswith("compiled a graph with 1 of ")
 
 
 def _exported(model: Any, x: Any) -> Any:
