@@ -13,7 +13,7 @@ from typing import Any
 from cachetools import LRUCache
 
 from compiler import workload
-from compiler.lowering.tensor_intrinsics import offer_plugins
+from compiler.lowering.tensor_intrinsics import register_plugins
 from compiler.reading.subgraph import UnsupportedSubgraph, read_dag
 from core.device import Device
 from records.jobs import tasks
@@ -84,7 +84,7 @@ def tag_of(dag: Dag) -> str:
 
 def sketches_of(dag: Dag, device: Device) -> tuple[Sketch, ...]:
     """Return all sketches of a subgraph, with the rules and intrinsics of plug-ins. Raises PluginError."""
-    offer_plugins()
+    register_plugins()
     return generate(dag, device, [one.value for one in plugins.extensions(plugins.RULES)])
 
 

@@ -21,7 +21,7 @@ from tvm.tirx import PrimFunc
 
 import compiler.tvmscript  # noqa: F401 - the intrinsics are functions in TVMScript
 from compiler.lowering.gpu import wmma_intrinsics
-from search.sketches.intrinsics import Intrinsic, offer
+from search.sketches.intrinsics import Intrinsic, register_intrinsic
 from system.plugins import INTRINSICS, extension, extensions, is_plugins
 
 PACKAGE = "tvm.s_tir.tensor_intrin"
@@ -52,10 +52,10 @@ _lock = Lock()
 _registered: set[str] = set()
 
 
-def offer_plugins() -> None:
+def register_plugins() -> None:
     """Offer the intrinsics of installed plug-ins to the search. Raises PluginError."""
     for one in extensions(INTRINSICS):
-        offer(replace(one.value.intrinsic, name=one.full_name))
+        register_intrinsic(replace(one.value.intrinsic, name=one.full_name))
 
 
 def register(name: str) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from search.evolution.crossover import StageSeconds, cross, node_groups
 from search.evolution.mutate import mutate
-from search.programs.annotate import legal, sample
+from search.programs.annotate import keep_valid, sample
 from search.programs.nest import Floats
 from search.programs.program import Population, Program, gather
 from search.sketches.sketch import Sketch
@@ -101,5 +101,5 @@ def _next_generation(
         mates = population.take(rng.choice(len(population), size=count, p=share))
         crossed = cross(parents.take(np.arange(count)), mates, stage_seconds)
         children = np.concatenate([crossed.values, children])
-    survivors = legal(Population(population.sketch, children))
+    survivors = keep_valid(Population(population.sketch, children))
     return survivors if len(survivors) else population

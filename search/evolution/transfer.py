@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from search.programs.annotate import legal
+from search.programs.annotate import keep_valid
 from search.programs.program import Program, gather
 from search.sketches.factors import Ints
 from search.sketches.sketch import Sketch
@@ -26,7 +26,7 @@ def transfer_programs(programs: Sequence[Program], sketches: Sequence[Sketch]) -
         for j0 in 14:                                # one of 56
           for j1 in 4: y[j] = x[j]
 
-    Programs without such a sketch, and those that would not be legal, are left out. Nodes and buffers
+    Programs without such a sketch, and those that would not be valid, are left out. Nodes and buffers
     correspond by their positions, whatever their names. Factors become the nearest ones that the other
     extents allow, the innermost first; choices become the same option or the nearest one.
     """
@@ -35,7 +35,7 @@ def transfer_programs(programs: Sequence[Program], sketches: Sequence[Sketch]) -
     for program in programs:
         sketch = by_structure.get(_structure(program.sketch))
         if sketch is not None:
-            fitted = legal(gather([_fit(program, sketch)]))
+            fitted = keep_valid(gather([_fit(program, sketch)]))
             found |= {fitted.program(row): None for row in range(len(fitted))}
     return list(found)
 

@@ -1,4 +1,4 @@
-"""Random annotation: draw legal values for a sketch's variables (paper section 4.2)."""
+"""Random annotation: draw valid values for a sketch's variables (paper section 4.2)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ REDRAWS = 48
 
 
 def sample(sketch: Sketch, count: int, rng: np.random.Generator) -> Population:
-    """Draw `count` programs, each variable uniformly, and return the legal ones."""
+    """Draw `count` programs, each variable uniformly, and return the valid ones."""
     drawn = np.zeros((count, sketch.num_columns), dtype=np.int64)
     for variable in sketch.variables:
         drawn[:, sketch.columns[variable.key]] = variable.draw(count, rng)
     population = Population(sketch, drawn)
-    return legal(population if sketch.gpu is None else _redraw(population, rng))
+    return keep_valid(population if sketch.gpu is None else _redraw(population, rng))
 
 
-def legal(population: Population) -> Population:
+def keep_valid(population: Population) -> Population:
     """Return the distinct valid programs. Variables without effect get their first value."""
     distinct = _canonical(population).distinct()
     return distinct.take(np.flatnonzero(valid(distinct)))

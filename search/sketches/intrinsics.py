@@ -45,7 +45,7 @@ INTRINSICS = [
 BY_NAME = {intrinsic.name: intrinsic for intrinsic in INTRINSICS}
 
 
-def offer(intrinsic: Intrinsic) -> None:
+def register_intrinsic(intrinsic: Intrinsic) -> None:
     """Add an intrinsic to the search, after the built-in ones. Adding it again has no effect."""
     if intrinsic.name not in BY_NAME:
         BY_NAME[intrinsic.name] = intrinsic

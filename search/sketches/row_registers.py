@@ -36,10 +36,10 @@ def row_registers(sketch: Sketch, kernel: Stage) -> RowRegisters:
 
     It fetches a buffer of another kernel if a reduction or several nodes read it.
     """
-    dag, host = sketch.dag, sketch.dag.node[kernel.node]
+    dag, kernel_node = sketch.dag, sketch.dag.node[kernel.node]
     members = [stage for stage in sketch.stages if stage.compute_at == kernel.node or stage is kernel]
     nodes = [dag.node[stage.node] for stage in members]
-    length = max(extent_of(node, along_row(dag, host, kernel.rows, node)) for node in nodes)
+    length = max(extent_of(node, along_row(dag, kernel_node, kernel.rows, node)) for node in nodes)
     inside = {node.name for node in nodes}
     inlined = {stage.node for stage in sketch.of_kind(StageKind.INLINE)}
     found = {}
@@ -52,19 +52,19 @@ def row_registers(sketch: Sketch, kernel: Stage) -> RowRegisters:
         if not final <= inside or not (reduces or len(final) > 1):
             continue
         direct = _direct_readers(dag, buffer)
-        if all(_reads_row(dag, host, kernel, node, buffer, length) for node in direct):
+        if all(_reads_row(dag, kernel_node, kernel, node, buffer, length) for node in direct):
             found[buffer] = tuple(node.name for node in direct)
     kept = (stage.node for stage in members if stage.kind is StageKind.KEPT)
     computed = tuple(dag.node[name].write.buffer for name in kept)
     return RowRegisters(length, found, computed)
 
 
-def along_row(dag: Dag, host: Node, rows: tuple[int, ...], node: Node) -> tuple[int, ...]:
-    """Return a node's axes along the rows of the kernel of `host`, without axes of extent 1."""
+def along_row(dag: Dag, kernel_node: Node, rows: tuple[int, ...], node: Node) -> tuple[int, ...]:
+    """Return a node's axes along the rows of the kernel of `kernel_node`, without axes of extent 1."""
     if node.reduction:
         axes = node.reduction
     else:
-        aligned = aligned_axes(dag, host, node)
+        aligned = aligned_axes(dag, kernel_node, node)
         axes = tuple(axis for axis in node.spatial if aligned.get(axis) not in rows)
     return tuple(axis for axis in axes if node.axes[axis].extent > 1)
 
@@ -97,7 +97,7 @@ def _direct_readers(dag: Dag, buffer: str) -> list[Node]:
     return [node for node in dag.nodes if any(read.buffer == buffer for read in node.reads)]
 
 
-def _reads_row(dag: Dag, host: Node, kernel: Stage, node: Node, buffer: str, length: int) -> bool:
-    along = along_row(dag, host, kernel.rows, node)
+def _reads_row(dag: Dag, kernel_node: Node, kernel: Stage, node: Node, buffer: str, length: int) -> bool:
+    along = along_row(dag, kernel_node, kernel.rows, node)
     reads = (read for read in node.reads if read.buffer == buffer)
     return extent_of(node, along) == length and all(fills_row(dag, node, read, along) for read in reads)

@@ -1,4 +1,4 @@
-"""The variables of a sketch: integers with a few legal values each."""
+"""The variables of a sketch: integers with a few allowed values each."""
 
 from __future__ import annotations
 

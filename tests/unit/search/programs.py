@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from core.device import Device
 from search.dag import Dag
-from search.programs.annotate import legal, sample
+from search.programs.annotate import keep_valid, sample
 from search.programs.program import Population, Program, gather
 from search.rules.space import generate
 from search.sketches.sketch import Sketch
@@ -63,16 +63,16 @@ def _setting(
 
 
 def middling(sketch: Sketch) -> Program:
-    """Return a legal program from the middle of the space, the same one on every call."""
-    found = legal(gather([program_of(sketch)]))
-    assert len(found), f"not legal:\n{program_of(sketch)}"
+    """Return a valid program from the middle of the space, the same one on every call."""
+    found = keep_valid(gather([program_of(sketch)]))
+    assert len(found), f"not valid:\n{program_of(sketch)}"
     return found.program(0)
 
 
 def _middle(variable: Variable) -> tuple[int, ...]:
     if isinstance(variable, Choice):
         last = len(variable.options) - 1
-        # Unrolling much of a large body is not legal.
+        # Unrolling much of a large body is not valid.
         return ({"location": last, "unroll": 1, "fused": 0}.get(variable.kind, (last + 1) // 2),)
     table = variable.table
     return tuple(int(factor) for factor in table[len(table) // 2])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from search.programs.annotate import legal, sample
+from search.programs.annotate import keep_valid, sample
 from search.programs.code_size import MAX_TILE_INSTRUCTIONS, MAX_UNROLLED_INSTRUCTIONS, VECTOR_BYTES
 from search.programs.compute_location import count_gathers, is_inlined, location_depth
 from search.programs.program import Population, Program, gather
@@ -177,13 +177,13 @@ def test_values_that_do_not_matter_make_no_other_program(sketch: Sketch, seed: i
             variable = sketch.choice(stage.node, kind)
             if variable is not None:
                 second.values[moved, sketch.columns[variable.key]] = len(variable.options) - 1
-    assert np.array_equal(legal(second).values, first.values)
+    assert np.array_equal(keep_valid(second).values, first.values)
 
 
 @given(sketches, seeds)
 def test_legal_programs_stay_as_they_are(sketch: Sketch, seed: int) -> None:
-    once = legal(_unchecked(sketch, seed))
-    assert np.array_equal(legal(once).values, once.values)
+    once = keep_valid(_unchecked(sketch, seed))
+    assert np.array_equal(keep_valid(once).values, once.values)
 
 
 def test_sampling_reaches_every_program_of_a_small_space() -> None:

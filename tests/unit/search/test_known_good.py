@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from search.programs.annotate import legal
+from search.programs.annotate import keep_valid
 from search.programs.program import Program, gather
 from search.sketches.variables import Split
 from tests.unit.search.known_good import KNOWN_GOOD
@@ -16,7 +16,7 @@ names = pytest.mark.parametrize("name", KNOWN_GOOD)
 @names
 def test_a_good_program_is_legal_as_it_stands(name: str) -> None:
     population = gather([KNOWN_GOOD[name].program])
-    assert np.array_equal(legal(population).values, population.values)
+    assert np.array_equal(keep_valid(population).values, population.values)
 
 
 @names

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from search.evolution.mutate import move_factor, mutate
-from search.programs.annotate import legal
+from search.programs.annotate import keep_valid
 from search.programs.program import Population
 from search.programs.validity import valid
 from search.rules.space import generate
@@ -98,9 +98,9 @@ def _values(variable: Variable) -> set[tuple[int, ...]]:
 def test_legal_children_are_valid(sketch: Sketch, seed: int) -> None:
     rng = np.random.default_rng(seed)
     parents = drawn(sketch, seed)
-    kept = legal(mutate(parents, rng))
+    kept = keep_valid(mutate(parents, rng))
     assert valid(kept).all()
-    assert np.array_equal(legal(kept).values, kept.values)
+    assert np.array_equal(keep_valid(kept).values, kept.values)
 
 
 def test_a_split_of_one_part_stays_as_it_is() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from core.device import Device
 from search.dag import Access, Dag
 from search.evolution.transfer import nearest_factors, transfer_programs
-from search.programs.annotate import legal
+from search.programs.annotate import keep_valid
 from search.programs.program import Program, gather
 from search.rules.space import generate
 from search.sketches.factors import Tail
@@ -66,7 +66,7 @@ def test_transferred_programs_are_legal_and_of_the_given_sketches(
     assert len(set(found)) == len(found)
     for program in found:
         assert any(program.sketch is known for known in target)
-        assert len(legal(gather([program]))) == 1
+        assert len(keep_valid(gather([program]))) == 1
 
 
 @settings(max_examples=60)
