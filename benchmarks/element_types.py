@@ -148,7 +148,7 @@ def run(plan: Plan, folder: Path, console: Console) -> dict[str, Measured]:
             for peer in peers_of(file, NATIVE, {}):
                 try:
                     contestant = ProcessContestant(peer.file, threads, inputs[0])
-                except Exception as error:  # its own, which depend on the type
+                except Exception as error:  # ONNX Runtime's own exceptions, which depend on the type
                     if name == FLOAT32:
                         raise
                     console.print(f"{name}: {peer.name} can't run it: {error}", markup=False)

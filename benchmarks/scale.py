@@ -8,8 +8,8 @@ workers' protocol over a connection of its own, but waits instead of measuring. 
 device class, which has one job with more trials than are used up. A lease's latency runs from the call
 until its answer, and the same call stores the results of the lease before.
 
-With --schedulers, trials aren't there before: schedulers import a network and plan them, with one to as many
-servers and schedulers as are asked for.
+With --schedulers, no trials exist beforehand: schedulers import a network and plan them. The load runs with
+one server and one scheduler, then with more, up to the numbers given.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from records.storage.database import Database
 from tests import services
 
 WORKERS, QUICK_WORKERS = 1000, 100
-# Workers of a class share its job.
+# The workers of a device class share one job.
 CLASS_SIZE = 20
 # The duration of a trial: 1,000 workers then offer 2,222 trials a second.
 TRIAL_S = 0.45
@@ -59,7 +59,7 @@ TRACE_CHARS = 3000
 CORES = 2
 # Calls a second on a slow machine, which is how many workers a second get their first lease.
 SLOWEST_CALLS = 40.0
-# An upper bound of the trials a second that one worker without waiting stores.
+# An upper bound of the trials that one worker stores in a second when it doesn't wait.
 FASTEST = 4000.0
 # All workers work for this long before counting begins: a fleet's first leases are small, so calls queue at
 # first.
@@ -286,8 +286,8 @@ def queue(database: Database, classes: int) -> list[str]:
 
 
 def fill(database: Database, classes: int, each: int, subgraphs: int = 1) -> list[str]:
-    """Create a tuning job with `each` trials for every device class, of so many subgraphs in turns; return
-    the ids."""
+    """Create a tuning job for every device class, with `each` trials spread over `subgraphs` subgraphs;
+    return the ids."""
     made = []
     for number in range(classes):
         with database.begin() as session:

@@ -43,7 +43,8 @@ AIM = at_most(1.05)
 
 @dataclass(frozen=True)
 class Network:
-    """A network of the kind that `add` makes, whose inputs leave a dimension open, and the sizes of it."""
+    """A network that `add` builds with one dimension left open in its inputs, and the sizes of that
+    dimension."""
 
     add: Callable[[Graph], None]
     dimension: str
@@ -57,7 +58,7 @@ class Network:
 
 def _resnet(graph: Graph) -> None:
     resnet(graph, SMALL, RESNET18, basic_block)
-    # It pools over the whole image, so that any will do.
+    # It pools over the whole image, so that any size works.
     for dim in graph.inputs[0].type.tensor_type.shape.dim[2:]:
         dim.dim_param = "side"
 
@@ -70,7 +71,7 @@ NETWORKS: Mapping[str, Network] = {
 
 @dataclass(frozen=True)
 class Measured:
-    """One size: its latency in the model that has several, and alone."""
+    """One size: its latency in the model of all sizes, and in the model of this size alone."""
 
     size: int
     together: Timings

@@ -1,12 +1,11 @@
-"""Run a service and its fleet for twelve hours in compressed time, under faults, and watch what it loses and
-what grows.
+"""Run a service and its fleet for twelve hours in compressed time, under faults; check for losses and growth.
 
     python -m benchmarks.soak --json FILE
 
 Two servers, two schedulers and four workers run as real processes, on their own PostgreSQL and Redis. They
 suffer random kills, restarts, cut networks, full disks and stepped clocks. Waits are shorter by one factor
-(`tests/faults/soak/compression.py`); clocks go as they go. Candidates run no code of TVM: what a program
-takes depends on it alone, so that every record and every best schedule can be checked.
+(`tests/faults/soak/compression.py`); clocks run at their usual speed. Candidates run no code of TVM: a
+program's latency depends on the program alone, so that every record and every best schedule can be checked.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ HOURS, QUICK_HOURS, SPEED_UP = 12.0, 2.0, 90.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return the exit code: 1 when something was lost, doubled or wrong, or doesn't level off."""
+    """Return the exit code: 1 when something was lost, doubled or wrong, or keeps growing."""
     args = _parser().parse_args(argv)
     output = Output("benchmarks.soak", argv, args.json, usable_cores())
     hours = args.hours or (QUICK_HOURS if args.quick else HOURS)

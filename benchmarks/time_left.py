@@ -3,8 +3,8 @@
     python -m benchmarks.time_left docs/benchmarks/recording.recordings.jsonl --json FILE
 
 After every batch of a recorded job, `scheduler.planning.forecast` predicts when its model will be published.
-The job's recorded trials are its budget. The peer is the rate of the last minute, however little of it was
-search, which is what jobs were told before.
+The job's recorded trials are its budget. The peer is the rate of the last minute, which jobs reported before,
+even when little of it was search.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def figures_of(recordings: Sequence[Recording]) -> list[Figure]:
-    """Return how far off the forecasts of jobs were from a third of them on, and after their first batch."""
+    """Return the errors of the forecasts after a third of each job and later, and after its first batch."""
     found: list[Figure] = []
     largest = []
     for recording in recordings:

@@ -239,7 +239,7 @@ class Process:
     """A decoder in a process of its own, so that runtimes share neither threads nor memory."""
 
     def __init__(self, runtime: Runtime, model: Path, scale: DecoderScale, threads: int) -> None:
-        """Load the model. What the runtime raises is raised here."""
+        """Load the model. Raises the runtime's exceptions."""
         self._executor: ProcessPoolExecutor = spawn_process()
         try:
             self._executor.submit(_load, runtime, model, scale, threads).result()

@@ -16,7 +16,7 @@ from benchmarks.results.figures import Figure, Results
 from system.command import CommandError
 from tunefarm.client.client import ClientError
 
-WIDTH = 180  # of the table where output is no terminal
+WIDTH = 180  # the table's width where output is no terminal
 
 
 class Output:
@@ -30,7 +30,7 @@ class Output:
         threads: int,
         without: Sequence[str] = (),
     ) -> None:
-        """Record the date and the machine's load, so create it before anything is measured.
+        """Record the date and the machine's load. Create it before anything is measured.
 
         `name` is the benchmark's module, `argv` the arguments of its `main`, None for the process's own;
         `without` are the instruction sets given up.
@@ -63,8 +63,8 @@ class Output:
         self.show(found)
 
     def measure_each(self, names: Iterable[str], measure: Callable[[str, Path], Sequence[Figure]]) -> int:
-        """Measure one thing after the other, each with an empty folder; return the exit code, 1 when one
-        could not be measured. `measure` returns all figures so far, which are written each time."""
+        """Measure each name in turn, with an empty folder; return the exit code, 1 when one could not be
+        measured. `measure` returns all figures so far, which are written each time."""
         found: Sequence[Figure] = []
         try:
             for name in names:

@@ -3,7 +3,7 @@
     python -m benchmarks.runtime --json FILE
 
 ResNet-18 is tuned on an embedded stack with an empty data folder; a model of one kernel is compiled there
-without trials. What is compared takes turns; nothing else should run on the machine. Figures of torch.compile
+without trials. The contestants take turns; nothing else should run on the machine. Figures of torch.compile
 need PyTorch, and are left out where it isn't installed.
 """
 
@@ -56,7 +56,7 @@ TUNEFARM, INDUCTOR, INDUCTOR_TUNED = "torch.compile", "inductor", "inductor, max
 
 @dataclass(frozen=True)
 class Plan:
-    """The scale of ResNet-18, its trials, the threads of everyone, and how often things are timed."""
+    """The scale of ResNet-18, its trials, the threads of each contestant, and how often each is timed."""
 
     scale: Scale
     trials: int

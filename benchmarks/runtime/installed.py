@@ -1,4 +1,4 @@
-"""What tunefarm-runtime takes on disk: installed by pip, and in a bundle for C."""
+"""The disk space of tunefarm-runtime: installed by pip, and in a bundle for C."""
 
 from __future__ import annotations
 

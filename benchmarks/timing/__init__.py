@@ -1,1 +1,1 @@
-"""Timing that is fair: whoever is compared takes turns, after its results were checked."""
+"""Fair timing: the contestants take turns, after their results were checked."""

@@ -1,8 +1,8 @@
 """Mask instruction sets of the processor for ONNX Runtime and OpenVINO.
 
-They choose kernels by the CPUID instruction. ONNX Runtime has no switch; OpenVINO's matrix products don't
-heed oneDNN's switch. In a copy of the package, CPUID is replaced by an invalid instruction; the handler of
-SIGILL in cpuid.c answers instead of the processor.
+They choose kernels by the CPUID instruction. ONNX Runtime has no switch; OpenVINO's matrix products ignore
+oneDNN's switch. In a copy of the package, CPUID is replaced by an invalid instruction; the handler of SIGILL
+in cpuid.c answers instead of the processor.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SECTION = re.compile(r"\s*\d+ \S+\s+([0-9a-f]+)\s+([0-9a-f]+)\s+[0-9a-f]+\s+([0-
 MASKS_AVX: dict[tuple[str, ...], bool] = {("avx512f",): False, ("avx",): True}
 
 
-# Packages that can be masked, and their libraries that ask.
+# Packages that can be masked, and their libraries that execute CPUID.
 LIBRARIES: Mapping[str, Sequence[str]] = {
     "onnxruntime": ("capi/onnxruntime_pybind11_state*.so",),
     "openvino": ("libs/libopenvino.so*", "libs/libopenvino_intel_cpu_plugin.so"),

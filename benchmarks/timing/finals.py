@@ -59,7 +59,7 @@ def time_best_programs(
 ) -> dict[str, SearchResult]:
     """Time the best program of every search after every milestone in turns, each program once.
 
-    Programs that fail or whose results are wrong have no milestone; why is appended to `errors`.
+    Programs that fail or whose results are wrong have no milestone; their reasons are appended to `errors`.
     """
     chosen = {
         (name, count): best(trials.tried[:count])
@@ -90,7 +90,7 @@ def time_best_programs(
 def verified(
     measurer: ProgramMeasurer, candidates: Sequence[Candidate], errors: list[str]
 ) -> dict[Candidate, Finalist]:
-    """Return the candidates that build and whose results are right, each once; append the others to
+    """Return the candidates that build and whose results are right, each once; append the others' reasons to
     `errors`."""
     wanted = list(dict.fromkeys(candidates))
     found = {}

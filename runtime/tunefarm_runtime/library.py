@@ -207,7 +207,7 @@ def to_numpy(value: Any, spec: Tensor) -> Array:
 def load_runtime(cuda: bool) -> None:
     """Load TVM's runtime into this process, once. Raises LoadError where it is missing."""
     if "tvm" in sys.modules:
-        return  # it has loaded its own
+        return  # the process has loaded its own TVM
     folder = library_folder()
     names = [*RUNTIME_LIBRARIES, *((CUDA_LIBRARY,) if cuda else ())]
     try:

@@ -57,7 +57,7 @@ def load(
         raise LoadError(f"load takes the folder that tunefarm has written, not {type(folder).__name__}")
     root = Path(folder)
     if not root.is_dir():
-        raise LoadError(f"{root} {_what_it_is(root)}")
+        raise LoadError(f"{root} {_why_not_loadable(root)}")
     own = root / "manifest.json"
     inner = sorted(root.glob("*/manifest.json"))
     if own.exists() and inner:
@@ -74,7 +74,7 @@ def load(
     return model
 
 
-def _what_it_is(path: Path) -> str:
+def _why_not_loadable(path: Path) -> str:
     """Return why a path that is no folder can't be loaded, and what to load instead."""
     if not path.exists():
         return "doesn't exist: name the folder that tunefarm has written"

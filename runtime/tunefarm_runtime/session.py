@@ -1,4 +1,4 @@
-"""The interface of `onnxruntime.InferenceSession`: change the import, keep the program."""
+"""The interface of `onnxruntime.InferenceSession`: a program has to change only its import."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ _ONNX_NAMES = {"float32": "float", "float64": "double", "float4_e2m1fn": "float4
 
 
 class SessionOptions:
-    """Takes every option of ONNX Runtime; only `intra_op_num_threads` is used. 0 is the model's number."""
+    """Accepts every option of ONNX Runtime, and uses only `intra_op_num_threads`; 0 means the number that the
+    model was tuned for."""
 
     def __init__(self) -> None:
         self.intra_op_num_threads = 0
 
 
 class GraphOptimizationLevel(IntEnum):
-    """ONNX Runtime's levels. The library is as optimized as it gets."""
+    """ONNX Runtime's levels. They change nothing, because the library is already optimized."""
 
     ORT_DISABLE_ALL = 0
     ORT_ENABLE_BASIC = 1
@@ -40,7 +41,7 @@ class GraphOptimizationLevel(IntEnum):
 
 
 class ExecutionMode(IntEnum):
-    """ONNX Runtime's modes. The kernels of a library run one after the other."""
+    """ONNX Runtime's modes. They change nothing: the kernels of a library always run one after the other."""
 
     ORT_SEQUENTIAL = 0
     ORT_PARALLEL = 1

@@ -17,7 +17,7 @@ from tunefarm_runtime.ffi import tvm_ffi
 
 THREADS_VARIABLE = "TVM_NUM_THREADS"
 BINDING_VARIABLE = "TVM_BIND_THREADS"
-# More can't be meant, and a system that refuses a thread ends the process.
+# A larger number is surely a mistake, and TVM ends the process where the system refuses a thread.
 MAX_THREADS = 1024
 # TVM's number for processors of the highest frequency, which are all of them on most machines.
 _FASTEST = 1
@@ -56,7 +56,7 @@ def choose_threads(wanted: int | None, tuned: int) -> int:
     """
     variable = os.environ.get(THREADS_VARIABLE)
     if _Process.most and variable == str(_Process.most):
-        variable = _Process.given  # what it was before it was set here
+        variable = _Process.given  # its value before this module set it
     number: object
     if wanted is not None:
         number, name = wanted, "threads"

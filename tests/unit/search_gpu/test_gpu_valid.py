@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from core.device import Gpu
 from search.dag import AxisKind
 from search.evolution.mutate import mutate
-from search.programs.annotate import legal, sample
+from search.programs.annotate import keep_valid, sample
 from search.programs.program import Program, gather
 from search.programs.validity import valid
 from search.rules.space import generate
@@ -79,7 +79,7 @@ def test_legal_mutants_are_valid(sketch: Sketch, seed: int) -> None:
     rng = np.random.default_rng(seed)
     population = sample(sketch, 16, rng)
     if len(population) and sketch.num_columns:
-        assert valid(legal(mutate(population, rng))).all()
+        assert valid(keep_valid(mutate(population, rng))).all()
 
 
 @pytest.mark.parametrize("shape", [(128, 128, 128), (1024, 1024, 1024), (512, 32, 512), (49, 1000, 384)])
