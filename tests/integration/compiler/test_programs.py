@@ -31,7 +31,7 @@ from tests.unit.search.programs import program_of, sketch_of
 from tests.workloads import WORKLOADS, matmul
 
 DEVICE = detect_device()
-MANY = 24
+MANY = 12
 BUILDER = LocalBuilder(DEVICE.target)
 
 
@@ -72,7 +72,7 @@ def test_programs_compute_the_right_result(name: str) -> None:
     _check(name, [programs[i] for i in rng.permutation(len(programs))[:3]])
 
 
-@pytest.mark.slow_lane(seconds=4)
+@pytest.mark.slow_lane(seconds=3)
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_many_programs_compute_the_right_result(name: str) -> None:
     programs = list(_programs(WORKLOADS[name](), per_sketch=3, seed=2))
@@ -117,7 +117,7 @@ for text, traces in json.load(sys.stdin):
 """
 
 
-@pytest.mark.slow_lane(seconds=4)
+@pytest.mark.slow_lane(seconds=3)
 def test_another_process_replays_to_the_same_modules() -> None:
     work, expected = [], []
     for make in WORKLOADS.values():

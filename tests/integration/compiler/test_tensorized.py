@@ -28,7 +28,7 @@ from search.rules.space import generate
 
 Array = NDArray[Any]
 DEVICE = detect_device()
-FEW, MANY = 2, 12  # programs of a sketch
+FEW, MANY = 2, 6  # programs of a sketch
 needs_vnni = pytest.mark.skipif(
     "avx512_vnni" not in DEVICE.features, reason="this CPU has no such instruction"
 )
@@ -155,7 +155,7 @@ def test_random_programs_are_right_and_use_the_instruction(constants: tuple[int,
 
 
 @needs_vnni
-@pytest.mark.slow_lane(seconds=8)
+@pytest.mark.slow_lane(seconds=4)
 @pytest.mark.timeout(1800)
 @COPIED_OR_PACKED
 @pytest.mark.parametrize("name", CASES)
