@@ -49,7 +49,7 @@ def test_one_machine_is_three_device_classes(model: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("way", ["flag", "setting"])
-def test_an_embedded_stack_gives_up_what_it_is_told_to(
+def test_an_embedded_stack_gives_up_the_features_in_its_settings(
     way: str, model: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
     flags = ["--features", "-avx512f"] if way == "flag" else []

@@ -106,7 +106,7 @@ def _instructions(pipeline: str, workload: tvm.IRModule, target: tvm.target.Targ
 
 
 @pytest.mark.parametrize("name", ["relu", "clip"])
-def test_a_bound_costs_the_instructions_that_it_did(name: str) -> None:
+def test_a_bound_needs_the_same_instructions_as_in_tvms_pipeline(name: str) -> None:
     workload = _workload(name, "float32")
     ours, tvms = (_instructions(pipeline, workload, CPU) for pipeline in (PIPELINE, "default"))
     assert ours

@@ -59,7 +59,7 @@ def test_axe_finds_nothing_on_any_page(
         assert page.evaluate("document.documentElement.scrollWidth") <= width, address
 
 
-def test_nothing_comes_from_elsewhere_and_pages_are_light(page: Page, site: Service) -> None:
+def test_pages_are_small_and_load_only_from_the_service(page: Page, site: Service) -> None:
     answers: list[Response] = []
     page.on("response", lambda answer: answers.append(answer))
     open_page(page, site)

@@ -381,7 +381,7 @@ def test_invalid_calls_are_refused_and_change_nothing(service: Service) -> None:
     assert service.http.get("/v1/workers").json()["items"] == []
 
 
-def test_an_invalid_measurement_costs_only_itself(service: Service, worker: Worker) -> None:
+def test_an_invalid_measurement_affects_only_itself(service: Service, worker: Worker) -> None:
     job_id = tuning_job(service, worker)
     sent = results(leased(worker))
     message = request()

@@ -279,7 +279,7 @@ def test_a_refusal_ends_the_worker_with_a_hint(status: grpc.StatusCode, hint: st
     with_fleet(work)
 
 
-def test_a_workload_that_is_not_there_costs_its_candidates_only() -> None:
+def test_a_missing_workload_fails_only_its_candidates() -> None:
     async def work(fleet: FakeFleet) -> None:
         fleet.offer("ok", "ok", workload="lost")
         lease = fleet.leases[0]
@@ -310,7 +310,7 @@ def test_a_module_is_fetched_checked_and_timed(damaged: int, outcome: str, fetch
     with_fleet(work)
 
 
-def test_a_model_that_crashes_costs_the_others_nothing() -> None:
+def test_a_model_that_crashes_leaves_the_other_models_comparison() -> None:
     """The tuned model isn't compared with an untuned one that crashes."""
     shas = {text: hashlib.sha256(text.encode()).hexdigest() for text in ("segfault", "ok", SAYS)}
     kinds: tuple[tuple[ModuleKind, str], ...] = (

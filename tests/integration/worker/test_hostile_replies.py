@@ -46,7 +46,7 @@ REPLIES = {
 
 
 @pytest.mark.parametrize("trace", ["run reply", "build reply"])
-def test_a_hostile_reply_costs_its_own_candidate(trace: str) -> None:
+def test_a_hostile_reply_fails_only_its_candidate(trace: str) -> None:
     async def work(executor: Executor) -> None:
         child = await child_of_next(executor)
         for name, reply in REPLIES.items():
@@ -63,7 +63,7 @@ def test_a_hostile_reply_costs_its_own_candidate(trace: str) -> None:
     with_executor(work)
 
 
-def test_a_hostile_reply_to_an_export_costs_its_own_candidate() -> None:
+def test_a_hostile_reply_to_an_export_fails_only_its_candidate() -> None:
     async def work(executor: Executor) -> None:
         for reply in ("1 ", f"{child_messages.MAX_EXPORT_REPLY_BYTES + 1} 78", "1 ff"):
             hostile = replace(build_request("run reply", reply), export=True)
@@ -75,7 +75,7 @@ def test_a_hostile_reply_to_an_export_costs_its_own_candidate() -> None:
 
 
 @pytest.mark.slow
-def test_a_message_of_72_megabytes_costs_its_own_candidate() -> None:
+def test_a_message_of_72_megabytes_fails_only_its_candidate() -> None:
     """It was once sent again and again to the service, which accepts 64 MiB."""
 
     async def work(fleet: FakeFleet) -> None:

@@ -47,7 +47,7 @@ def test_workers_are_told_what_to_give_up_while_they_start(monkeypatch: pytest.M
         assert os.environ[WORKER_FEATURES] == "-fma"
 
 
-def test_a_machine_gives_up_what_it_has(cpu_info: Path) -> None:
+def test_a_device_class_masks_only_features_that_the_machine_has(cpu_info: Path) -> None:
     assert device_class("avx2").without == ("avx512f",)
     assert device_class("avx512").without == ()
     cpu_info.write_text(SERVER.replace("avx512f avx512_vnni", ""))
@@ -64,7 +64,7 @@ def test_a_board_is_no_server(cpu_info: Path) -> None:
         device_class("sse42")
 
 
-def test_the_machine_says_what_it_shows_and_what_was_given_up(cpu_info: Path) -> None:
+def test_the_machines_description_names_its_features_and_those_given_up(cpu_info: Path) -> None:
     assert "Some Server (sse4_2, avx, avx2, fma, avx512f, avx512_vnni), 2 threads" in machine.describe(2)
     less = machine.describe(2, ("avx512f",))
     assert "avx512_vnni; given up: avx512f and what builds on it), 2 threads" in less

@@ -59,7 +59,7 @@ def _run(folder: Path, limit_s: float) -> TrialRate | None:
     return trial_rate(Path("model.onnx"), "{}", threads=2, trials=4, limit_s=limit_s, folder=work)
 
 
-def test_a_failure_is_told_with_its_last_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_reported_with_its_last_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _become(monkeypatch, tmp_path, "echo first; echo No module named cloudpickle >&2; exit 1")
     with pytest.raises(PeerFailed, match=r"^No module named cloudpickle$"):
         _run(tmp_path, 30)

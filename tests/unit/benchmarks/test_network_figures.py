@@ -120,7 +120,7 @@ def test_other_networks_only_have_to_agree_and_be_what_was_published() -> None:
     ]
 
 
-def test_the_mean_over_networks_is_of_each_ones_fastest_peer() -> None:
+def test_the_mean_over_networks_takes_each_networks_fastest_peer() -> None:
     slow = dict(MEASURED.timings) | {OPENVINO: Timings((0.005, 0.006))}
     other = replace(MEASURED, label="other", timings=slow)
     mean = _named(figures_of_tuned([MEASURED, other]))[

@@ -59,7 +59,7 @@ def test_what_was_only_lucky_has_reached_nothing(latency_s: float, at_s: float |
     assert (None if point is None else point.at_s) == at_s
 
 
-def test_what_turns_out_to_be_slower_is_told_so() -> None:
+def test_the_best_after_some_trials_has_its_final_timing() -> None:
     assert [LUCKY.best_after(trials) for trials in (1, 2, 3, 4)] == [5e-3, 3e-3, 4.5e-3, 4e-3]
 
 

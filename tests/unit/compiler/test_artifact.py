@@ -94,7 +94,7 @@ def test_an_entry_over_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 @settings(max_examples=100)
 @given(position=st.integers(0, 4095), value=st.integers(0, 255))
-def test_a_flipped_byte_is_refused_or_changes_only_what_it_hits(position: int, value: int) -> None:
+def test_a_changed_byte_is_refused_or_changes_only_that_byte(position: int, value: int) -> None:
     data = bytearray(pack(b"library", MANIFEST))
     data[position] = value
     try:

@@ -66,7 +66,7 @@ class TestTokens:
         assert not replace(BOARD, expires_at=None).expired(1e12)
 
     @pytest.mark.parametrize("wrong", [{"name": ""}, {"scopes": frozenset()}])
-    def test_senseless_ones_are_refused(self, wrong: dict[str, Any]) -> None:
+    def test_invalid_tokens_are_refused(self, wrong: dict[str, Any]) -> None:
         with pytest.raises(ValueError, match="name and at least one scope"):
             replace(BOARD, **wrong)
 

@@ -125,14 +125,14 @@ def test_blobs_in_the_database_are_read_beside_those_of_a_store(store: BlobStore
     after.close()
 
 
-def test_nothing_is_left_of_what_is_not_what_it_says(store: BlobStore) -> None:
+def test_a_blob_with_another_digest_is_removed(store: BlobStore) -> None:
     with pytest.raises(StorageError, match="was damaged"):
         store.write(io.BytesIO(DATA[1:]), SHA, len(DATA))
     assert store.size(SHA) is None
     assert store.older_than(SOON) == []
 
 
-def test_nothing_is_left_of_a_file_that_cannot_be_read_to_its_end(store: BlobStore) -> None:
+def test_a_file_that_cannot_be_read_to_its_end_is_removed(store: BlobStore) -> None:
     class Broken(io.BytesIO):
         def read(self, size: int | None = -1) -> bytes:
             if self.tell() > 0:

@@ -386,7 +386,7 @@ class TestLostBuilders:
         lease = board.leased("own", now=81.0)
         assert [(trial.id, trial.library_sha) for trial in lease.trials] == [(ids[1], SHA)]
 
-    def test_one_that_stops_gives_back_what_it_held_and_nobody_is_blamed(self, board: Farm) -> None:
+    def test_a_builder_that_stops_returns_its_lease_without_counting_attempts(self, board: Farm) -> None:
         board.issue("t1", "t2")
         enrol(board.session)
         leased(board, "built")

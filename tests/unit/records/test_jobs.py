@@ -99,7 +99,7 @@ class TestLists:
         with pytest.raises(jobs.JobNotFound):
             jobs.list_jobs(session, 2, "x")
 
-    def test_unfinished_ones_from_the_oldest(self, session: Session) -> None:
+    def test_unfinished_jobs_are_listed_from_the_oldest(self, session: Session) -> None:
         for job_id, now in (("a", 3.0), ("b", 2.0), ("c", 1.0)):
             create(session, job_id, now)
         jobs.cancel(session, "b", now=4.0)
@@ -201,7 +201,7 @@ class TestCancel:
         assert farm.trials() == []
         assert farm.take("other", now=101.0) is None
 
-    def test_a_finished_job_stays_what_it_is(self, session: Session) -> None:
+    def test_a_finished_job_keeps_its_state(self, session: Session) -> None:
         create(session, "job")
         jobs.advance(session, "job", {JobState.QUEUED}, JobState.DONE, now=2.0)
         assert jobs.cancel(session, "job", now=3.0).state is JobState.DONE

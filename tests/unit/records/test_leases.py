@@ -198,7 +198,7 @@ class TestPace:
         assert leases.trials_per_minute(farm.session, now=1120.0) == {"worker": 1.0}
         assert leases.trials_per_minute(farm.session, now=9000.0) == {}
 
-    def test_held_leases_are_the_open_ones_whose_time_is_not_up(self, farm: Farm) -> None:
+    def test_held_leases_are_open_and_unexpired(self, farm: Farm) -> None:
         ids = farm.issue("t1", "t2")
         farm.leased("one", limit=1, now=20.0)
         farm.leased("two", limit=1, now=21.0)

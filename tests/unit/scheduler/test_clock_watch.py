@@ -244,7 +244,7 @@ class TestSetBack:
         farm.restart()
         farm.finish(ticks=200)
 
-    def test_a_webhook_is_told(self, farm: Farm) -> None:
+    def test_a_webhook_is_retried_after_the_clock_jumps(self, farm: Farm) -> None:
         farm.now = 100 * DAY_S
         told = Webhook("hook", "https://example.com", (WebhookEvent.JOB_FINISHED,), "whsec_", farm.now)
         with farm.database.begin() as session:

@@ -276,7 +276,7 @@ def test_outputs_of_which_the_data_decides_the_rows_are_said(farm: Farm, compile
     assert farm.finish().message.endswith(said.data["message"])
 
 
-def test_a_job_is_told_that_nothing_is_computed_in_tf32(farm: Farm, compiler: FakeCompiler) -> None:
+def test_a_job_reports_that_nothing_is_computed_in_tf32(farm: Farm, compiler: FakeCompiler) -> None:
     farm.submit(tf32=True)
     farm.plug_in()
     farm.tick()
@@ -614,7 +614,7 @@ def test_what_was_found_is_published_though_the_compiler_then_fails(
     assert (job.state, farm.published()[0]) == (JobState.DONE, TUNED)
 
 
-def test_a_comparison_that_fails_by_itself_costs_no_schedule(farm: Farm) -> None:
+def test_a_failed_comparison_loses_no_schedule(farm: Farm) -> None:
     """The untuned model runs alone, but there is no room for it beside the tuned one."""
     farm.uncomparable = True
     farm.submit()
@@ -648,7 +648,7 @@ def test_a_cancelled_job_is_left_alone(farm: Farm) -> None:
     assert farm.wakes == type(farm.wakes)()
 
 
-def test_a_lost_device_costs_no_trial(farm: Farm) -> None:
+def test_a_lost_device_loses_no_trial(farm: Farm) -> None:
     farm.submit()
     farm.plug_in()
     farm.tick()

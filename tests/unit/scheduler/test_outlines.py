@@ -81,7 +81,7 @@ def test_a_deleted_model_has_no_outline(farm: Farm) -> None:
             outlines.request(session, sha)
 
 
-def test_a_lost_file_is_told(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_file_is_reported(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
     sha = ask(farm)
 
     def gone(*_: object) -> None:

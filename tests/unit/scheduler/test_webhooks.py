@@ -40,7 +40,7 @@ def told(farm: Farm) -> list[tuple[str, str]]:
     return [(body["type"], body["data"]["job"]) for body in bodies]
 
 
-def test_a_faster_artifact_is_told_of_and_an_old_one_is_not(farm: Farm) -> None:
+def test_only_a_faster_artifact_is_announced(farm: Farm) -> None:
     hook(farm)
     farm.plug_in()
     farm.submit("first")
@@ -55,7 +55,7 @@ def test_a_faster_artifact_is_told_of_and_an_old_one_is_not(farm: Farm) -> None:
     assert told(farm)[2:] == [("job.finished", "second")]
 
 
-def test_a_cancelled_job_is_told_of(farm: Farm) -> None:
+def test_a_cancelled_job_is_announced(farm: Farm) -> None:
     from records.jobs import jobs
 
     hook(farm)

@@ -52,7 +52,7 @@ def test_every_group_comes_whole_from_the_parent_where_it_scores_better(sketch: 
         assert np.array_equal(children.values[:, own], better)
 
 
-def test_a_child_joins_what_its_parents_do_best() -> None:
+def test_a_child_joins_the_best_parts_of_its_parents() -> None:
     sketch = generate(dags.two_matmuls(), DEVICE)[0]
     parents = [
         program_of(sketch, first={"unroll": of_first}, second={"unroll": of_second})

@@ -112,7 +112,7 @@ def test_programs_of_another_structure_are_left_out() -> None:
 
 
 @given(st.integers(2, 300), st.integers(2, 4), st.sampled_from(list(Tail)), st.integers(2, 300), seeds)
-def test_factors_are_legal_and_no_legal_ones_are_nearer_inside(
+def test_factors_are_valid_and_no_valid_ones_have_a_nearer_inner_tile(
     extent: int, parts: int, tail: Tail, other: int, seed: int
 ) -> None:
     source, target = Split("n", 0, other, parts, tail), Split("n", 0, extent, parts, tail)

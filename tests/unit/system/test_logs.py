@@ -25,7 +25,7 @@ def lines(stream: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_a_line_has_the_ids_of_what_it_is_about(log: tuple[logging.Logger, io.StringIO]) -> None:
+def test_a_line_has_the_ids_of_its_job_and_worker(log: tuple[logging.Logger, io.StringIO]) -> None:
     logger, stream = log
 
     async def work() -> None:

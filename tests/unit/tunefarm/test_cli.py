@@ -335,7 +335,7 @@ def test_a_job_that_makes_nothing_has_its_own_exit_code(
 
 
 @pytest.mark.parametrize(("status", "code"), [(422, 3), (413, 3), (401, 5), (503, 5), (507, 5)])
-def test_a_refusal_is_told_in_the_service_s_words(
+def test_a_refusal_is_printed_in_the_services_words(
     status: int, code: int, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     refusal = {"status": status, "title": "No", "detail": "Because of the weather:\n wait for sun."}
@@ -503,6 +503,6 @@ def test_help_fits_a_narrow_terminal_with_whole_sentences(
     assert "..." not in listed
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(app, ["--version"]) == ExitCode.OK
     assert capsys.readouterr().out == f"tunefarm {version('tunefarm')}\n"

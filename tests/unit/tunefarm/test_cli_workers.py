@@ -109,7 +109,9 @@ def test_names_are_no_markup(fake: FakeService, capsys: pytest.CaptureFixture[st
     assert "[red]x[/red]" in line(fake, capsys, id="[red]x[/red]")
 
 
-def test_without_workers_the_next_step_is_told(fake: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_workers_the_next_step_is_printed(
+    fake: FakeService, capsys: pytest.CaptureFixture[str]
+) -> None:
     fake.workers.clear()
     assert run(app, ["workers", "--server", fake.url]) == ExitCode.OK
     assert "start one with `tunefarm worker" in capsys.readouterr().out
@@ -126,7 +128,7 @@ def test_a_worker_is_drained_resumed_and_evicted(
     assert fake.acted == [f"/v1/workers/a%2Fboard:{action}"] * 2
 
 
-def test_a_refusal_is_told_in_the_service_s_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refusal_is_printed_in_the_services_words(capsys: pytest.CaptureFixture[str]) -> None:
     refusal = {"status": 404, "title": "Worker not found", "detail": "There is no worker 'x'."}
     with serving(FakeService(refusal=refusal)) as fake:
         assert run(app, ["workers", "drain", "x", "--server", fake.url]) == ExitCode.REFUSED
@@ -153,7 +155,7 @@ def test_gaps_of_the_sandbox_are_told_below(fake: FakeService, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(("role", "does"), [("measure", "can't measure"), ("build", "can't build")])
-def test_the_reason_that_one_cannot_measure_is_told_below(
+def test_why_a_worker_cannot_measure_is_printed_below_it(
     fake: FakeService, capsys: pytest.CaptureFixture[str], role: str, does: str
 ) -> None:
     why = "its check was ended by SIGILL (illegal instruction)"

@@ -18,7 +18,7 @@ from tunefarm.errors import StackError
 RUNNING = RunningStack("http://127.0.0.1:8760", "127.0.0.1:8761", pid=7, lasting=True)
 
 
-def test_a_second_owner_is_told_where_the_first_one_answers(tmp_path: Path) -> None:
+def test_a_second_owner_gets_the_url_of_the_first(tmp_path: Path) -> None:
     folder = DataFolder(tmp_path)
     with folder.locked():
         folder.announce(RUNNING)

@@ -142,7 +142,7 @@ def test_only_the_fastest_of_a_place_counts() -> None:
     assert network_s((replace(own, best_s=None), faster, dense)) == pytest.approx(0.010)
 
 
-def test_the_costliest_task_comes_first_and_uncovered_ones_last() -> None:
+def test_the_slowest_task_comes_first_and_uncovered_tasks_last() -> None:
     tasks = [task("f", covered=False), task("slow", best_s=2.0), task("fast", best_s=1.0), task("new")]
     assert [one.name for one in by_time(tasks)] == ["slow", "fast", "new", "f"]
 

@@ -94,7 +94,7 @@ def test_turns_of_slow_models_are_fewer() -> None:
 
 @pytest.mark.parametrize("turn", range(1, ROUNDS + 1))
 @pytest.mark.parametrize("model", ["a", "b", "c"])
-def test_one_that_crashes_costs_the_others_nothing(model: str, turn: int) -> None:
+def test_a_model_that_crashes_leaves_the_other_timings_complete(model: str, turn: int) -> None:
     machine = Machine({"a": 0.01, "b": 0.011, "c": 0.012}, faults={model: turn})
     found = machine.run()
     assert found.pop(model) == CRASH
@@ -102,7 +102,7 @@ def test_one_that_crashes_costs_the_others_nothing(model: str, turn: int) -> Non
     assert {len(each.run_s) for each in found.values()} == {2 * ROUNDS}
 
 
-def test_the_next_models_first_turn_is_told_how_the_others_ended() -> None:
+def test_a_models_first_turn_gets_the_outcomes_of_earlier_models() -> None:
     machine = Machine({"a": 0.01, "b": 0.01, "c": 0.01}, faults={"a": 1, "c": 1})
     machine.run()
     assert machine.told == {"a": [], "b": ["run_error"], "c": ["run_error", "ok"]}
