@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import tarfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,6 +40,7 @@ _BOUNDS = {
 }
 # A domain of operators that ONNX's checker doesn't know.
 _HIDDEN = "tunefarm.hidden"
+MAX_REASON_CHARS = 300
 # The domain, name and overload that identify one of the model's own functions.
 FunctionKey = tuple[str, str, str]
 
@@ -227,7 +229,7 @@ def checked(
         for level in levels:
             proto = _inlined(proto, level)
     except Exception as error:
-        raise ModelError(f"the model isn't valid ONNX: {first_line(error)}") from error
+        raise ModelError(f"the model isn't valid ONNX: {_checker_reason(error)}") from error
     _check_attributes(proto)
     opsets = {plain_domain(entry.domain): int(entry.version) for entry in proto.opset_import}
     if "" not in opsets and any(plain_domain(node.domain) == "" for node in _nodes(proto.graph.node)):
@@ -346,6 +348,16 @@ def _all_tensors(proto: onnx.ModelProto) -> list[onnx.TensorProto]:
     tensors = [tensor for graph in graphs for tensor in graph.initializer]
     tensors += [attribute.t for attribute in attributes if attribute.HasField("t")]
     return tensors + [tensor for attribute in attributes for tensor in attribute.tensors]
+
+
+def _checker_reason(error: Exception) -> str:
+    """Return the message of ONNX's checker on one line, with the node that it is about."""
+    text, _, context = str(error).partition("==> Context:")
+    said = " ".join(text.split()).rstrip(".")[:MAX_REASON_CHARS] or type(error).__name__
+    if node := re.search(r"Name: (.*?) ?OpType: (\w+)", context):
+        name = f"node '{node[1]}'" if node[1].strip() else "an unnamed node"
+        said = f"{said} (operator {node[2]} of {name})"
+    return f"{said}. Export the model again"
 
 
 def _check_functions(proto: onnx.ModelProto) -> list[set[FunctionKey]]:

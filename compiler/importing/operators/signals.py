@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from compiler.importing.onnx_graph import Converter, Graph
-from compiler.importing.values import Node, Value
+from compiler.importing.values import Node, UnsupportedOperator, Value
 
 
 def _dft(graph: Graph, node: Node) -> Value:
@@ -20,6 +20,11 @@ def _dft(graph: Graph, node: Node) -> Value:
     inverse, onesided = (bool(node.attributes.get(name, 0)) for name in ("inverse", "onesided"))
     points = 2 * (data.shape[axis] - 1) if inverse and onesided else data.shape[axis]
     points = points if length is None else int(length.known("the length").reshape(()))
+    frequencies = data.shape[axis]
+    if inverse and onesided and (points < 1 or frequencies != points // 2 + 1):
+        raise UnsupportedOperator(
+            f"the inverse of {frequencies} frequencies has no {points} points: give {points // 2 + 1} of them"
+        )
     return transform(graph, data, axis % data.rank, points, inverse, onesided)
 
 

@@ -81,6 +81,10 @@ REFUSED: Mapping[str, tuple[bytes, str]] = {
         model_of("Transpose", [floats(2, 3)], [], perm=[0, 2]),
         "invalid attribute perm {0, 2}",
     ),
+    "a spectrum of another length": (
+        model_of("DFT", [floats(2, 6, 2)], [np.array(4)], inverse=1, onesided=1),
+        "the inverse of 6 frequencies has no 4 points: give 3 of them",
+    ),
     "an equation": (
         model_of("Einsum", [floats(2, 3)], [], equation="ij->i!"),
         "it isn't supported for these attributes (equation='ij->i!')",

@@ -165,8 +165,15 @@ def _hide_external_data_in_a_function(model: onnx.ModelProto) -> None:
         (_changed(_call_in_a_circle), "calls itself"),
         (_changed(_add_two_of_one_name), "the same name"),
         (_changed(_hide_external_data_in_a_function), "'hidden' is stored outside the file"),
-        (_changed(lambda m: m.graph.node[0].input.append("nowhere")), "isn't valid ONNX"),
-        (_changed(lambda m: m.graph.node.reverse()), "isn't valid ONNX"),
+        (
+            _changed(lambda m: setattr(m.graph.node[0], "op_type", "Foo")),
+            r"isn't valid ONNX: No Op .* \(operator Foo of node 'conv0'\)\. Export the model again",
+        ),
+        (
+            _changed(lambda m: m.graph.node[0].input.append("nowhere")),
+            "name: conv0 OpType: Conv is not output",
+        ),
+        (_changed(lambda m: m.graph.node.reverse()), "isn't valid ONNX: .* name: .* is not output of any"),
         (_changed(lambda m: setattr(m, "ir_version", 9999)), "isn't valid ONNX"),
         (_changed(_set_number("strides", 0)), r"'conv0' has strides \[0, 0\]: each must be from 1 to"),
         (_changed(_set_number("group", -(2**63))), "has group"),
