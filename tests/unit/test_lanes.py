@@ -46,7 +46,7 @@ def run(folder: Path, *flags: str) -> tuple[set[str], str]:
 RARE = {f"test_rare[{number}]" for number in range(40)}
 
 
-def test_all_run_unless_told_otherwise(folder: Path) -> None:
+def test_all_tests_run_by_default(folder: Path) -> None:
     assert run(folder)[0] == RARE | {"test_slow", "test_quick"}
 
 

@@ -123,7 +123,7 @@ def test_without_a_linker_the_failure_names_the_package(monkeypatch: pytest.Monk
 
 @pytest.mark.slow_lane
 @pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="the extra 'cross' is not installed")
-def test_for_another_machine_it_is_linked_and_refused_here(runner: LocalRunner) -> None:
+def test_a_library_for_another_machine_is_linked_and_refused_here(runner: LocalRunner) -> None:
     target = json.loads(DEVICE.target) | {"mtriple": f"{OTHER}-linux-gnu", "mcpu": "generic"}
     target.pop("mattr", None)
     check_export(OTHER)

@@ -152,7 +152,7 @@ def test_nan_equals_nothing() -> None:
     check(lambda x: [function(x) for function in functions], EDGES)
 
 
-def test_nothing_has_the_largest_element_that_it_begins_with() -> None:
+def test_the_maximum_of_no_elements_is_the_initial_value() -> None:
     check(lambda x: jnp.max(x, axis=1, initial=-5) + jnp.zeros(3, "float32"), np.zeros((3, 0), np.float32))
 
 

@@ -153,6 +153,6 @@ def test_the_model_with_some_kernels_chosen_computes_the_same(
     np.testing.assert_allclose(_run(model, inputs), _run(variants.fused, inputs), rtol=1e-3, atol=1e-5)
 
 
-def test_nothing_chosen_is_the_model_itself(variants: VariantModel) -> None:
+def test_without_a_chosen_variant_the_model_is_unchanged(variants: VariantModel) -> None:
     assert variants.choose([]) is variants.fused
     assert variants.choose(["no such workload"]) is variants.fused

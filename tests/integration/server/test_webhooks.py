@@ -59,7 +59,7 @@ def test_an_invalid_webhook_is_refused(service: Service) -> None:
     assert (full.status_code, full.json()["type"]) == (409, "urn:tunefarm:problem:too-many-webhooks")
 
 
-def test_only_administrators_see_them_and_changes_are_logged(start: Start) -> None:
+def test_only_administrators_see_webhooks_and_changes_are_logged(start: Start) -> None:
     service = start(token=BOOTSTRAP)
     admin = bearer(BOOTSTRAP)
     asked = {"name": "ci", "scopes": ["read", "submit"]}

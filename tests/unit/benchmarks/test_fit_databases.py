@@ -108,6 +108,8 @@ def test_what_is_no_database_is_named(tmp_path: Path, content: bytes | None) -> 
         read_databases([file])
 
 
-def test_nothing_to_fit_to_is_a_wrong_call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_call_without_data_to_fit_is_a_usage_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["--json", str(tmp_path / "fit.json")]) == 2
     assert "give a file of programs, or --database" in capsys.readouterr().err

@@ -76,7 +76,7 @@ def _overall(found: list[Figure], part: str) -> Figure:
     return _named([each for each in found if not each.name.startswith(("GMM", "C2D"))], part)
 
 
-def test_as_fast_is_judged_by_turns() -> None:
+def test_time_to_match_uses_timings_in_turns() -> None:
     """MetaSchedule's best takes 2.2 ms in turns, as ours does when its search measured 2 ms."""
     assert correction(FOUND.ours) == pytest.approx(1.1)
     found = time_to_match(FOUND, FOUND.ours, 64)
@@ -170,7 +170,7 @@ def test_when_theirs_fails_everything_there_is_nothing_to_reach() -> None:
     assert (never.value, never.unit) == (0, "of 1")
 
 
-def test_nothing_found_by_anybody_is_no_figure() -> None:
+def test_an_operator_without_any_result_has_no_figures() -> None:
     empty = SearchResult(Search.of("GMM", OURS, []), ())
     lost = replace(
         FOUND, ours=empty, theirs=empty, warm=empty, scored=None, precision=(), libraries=(), errors=("why",)

@@ -124,7 +124,7 @@ def test_a_value_at_the_edge_of_infinity_may_be_either() -> None:
     assert Expected.of(wanted, moved, ROUNDED).difference(actual).startswith(f"1 of {SIZE} values differ")
 
 
-def test_of_what_is_rounded_to_whole_numbers_a_thousandth_may_be_the_next() -> None:
+def test_a_thousandth_of_rounded_integers_may_differ_by_one() -> None:
     wanted = np.arange(2000, dtype="int8")
     stepped = Rounding(has_steps=True)
     for count, right in ((2, True), (3, False)):

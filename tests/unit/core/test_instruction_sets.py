@@ -22,7 +22,7 @@ def test_names_are_read(text: str, names: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("text", ["avx2", "+avx2", "-", ",", "-avx2,", "-avx2 -fma", "-avx2,fma"])
-def test_nothing_but_giving_up_is_understood(text: str) -> None:
+def test_only_disabled_features_are_accepted(text: str) -> None:
     with pytest.raises(FeatureError):
         disabled_features(text, "x86_64")
 

@@ -35,14 +35,14 @@ def test_systemd_understands_it(tmp_path: Path) -> None:
     assert (about_it, done.returncode) == ([], 0), done.stderr
 
 
-def test_it_is_started_again_for_ever(service: configparser.SectionProxy) -> None:
+def test_systemd_always_restarts_the_worker(service: configparser.SectionProxy) -> None:
     assert (service["Restart"], service["KillMode"]) == ("always", "mixed")
     assert service["ExecStart"] == f"{PROGRAM} worker"
     assert service["EnvironmentFile"] == "/etc/tunefarm/worker.env"
 
 
 @pytest.mark.parametrize(("code", "updates"), [("10", True), ("0", False), ("9", False)])
-def test_it_is_updated_after_it_ended_for_that(
+def test_systemd_updates_the_worker_only_after_exit_code_10(
     service: configparser.SectionProxy, tmp_path: Path, code: str, updates: bool
 ) -> None:
     """Run the unit's commands like systemd, in a separate folder."""

@@ -283,7 +283,7 @@ class TestBuilding:
 
 
 class TestLibraries:
-    def test_only_of_what_is_held(self, board: Farm) -> None:
+    def test_only_libraries_of_the_held_lease_are_stored(self, board: Farm) -> None:
         ids = board.issue("t1", "t2")
         enrol(board.session)
         leased(board, "built", limit=1)

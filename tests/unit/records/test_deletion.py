@@ -51,7 +51,7 @@ def full(session: Session, job_id: str = "job") -> Farm:
 
 
 class TestJobs:
-    def test_a_jobs_own_rows_go_and_the_rest_stays(self, session: Session) -> None:
+    def test_deleting_a_job_deletes_only_its_own_rows(self, session: Session) -> None:
         full(session)
         finish(session)
         before = rows(session)
@@ -109,7 +109,7 @@ class TestJobs:
         with pytest.raises(JobInUse, match="Job job is tuning: cancel it first"):
             delete_job(farm.session, "job", now=50.0)
 
-    def test_one_that_a_scheduler_works_on_waits(self, farm: Farm) -> None:
+    def test_a_job_that_a_scheduler_holds_is_not_deleted(self, farm: Farm) -> None:
         jobs.claim_job(farm.session, "job", "scheduler", 39.0, 900.0)
         finish(farm.session)
         with pytest.raises(JobInUse, match="a scheduler still runs one of its steps: try again soon"):
@@ -156,7 +156,7 @@ class TestFiles:
         assert (drop_uploads(session, LATER, 10), drop_blobs(session, 10).blobs) == (2, 3)
         assert not {"blobs", "datasets", "models", "quantized_models"} & set(rows(session))
 
-    def test_only_so_many_at_once(self, session: Session) -> None:
+    def test_a_call_deletes_a_limited_number_of_blobs(self, session: Session) -> None:
         for number in range(5):
             blobs.put(session, bytes([number]))
         assert [drop_blobs(session, 2).blobs for _ in range(4)] == [2, 2, 1, 0]
@@ -209,7 +209,7 @@ class TestFiles:
             sha = jobs.get(session, "job").artifact_sha
             assert blobs.get(session, str(sha)) == b"library"
 
-    def test_one_that_is_being_deleted_is_written_again(self, database: Database) -> None:
+    def test_a_blob_that_is_being_deleted_is_written_again(self, database: Database) -> None:
         with database.begin() as session:
             make_job(session, "job")
             blobs.put(session, b"library")

@@ -180,7 +180,7 @@ class TestWorkers:
         with pytest.raises(workers.WorkerNotFound, match="there is no worker 'x'"):
             workers.get(session, "x")
 
-    def test_how_it_is_stays_until_it_says_otherwise(self, session: Session) -> None:
+    def test_vitals_stay_until_a_heartbeat_has_new_ones(self, session: Session) -> None:
         warm = Vitals("0.1", "0.27", 1.5, 61.0, 1 << 30, 16, 3)
         workers.register(session, WorkerSession("a", "s", WorkerState.BUSY, DEVICE, vitals=warm), 1.0)
         assert workers.get(session, "a").vitals == warm

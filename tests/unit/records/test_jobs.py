@@ -124,7 +124,7 @@ class TestPublished:
 
 
 class TestClaim:
-    def test_only_one_holds_it(self, session: Session) -> None:
+    def test_only_one_scheduler_holds_a_job(self, session: Session) -> None:
         create(session, "job")
         assert jobs.claim_job(session, "job", "one", now=1.0, ttl_s=10.0)
         assert not jobs.claim_job(session, "job", "two", now=10.9, ttl_s=10.0)

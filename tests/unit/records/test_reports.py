@@ -127,7 +127,9 @@ class TestReport:
 
     @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(order=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["one", "two"])), max_size=12))
-    def test_in_any_order_each_trial_counts_once(self, farm: Farm, order: list[tuple[int, str]]) -> None:
+    def test_each_trial_counts_once_in_any_order_of_reports(
+        self, farm: Farm, order: list[tuple[int, str]]
+    ) -> None:
         jobs_so_far = len(jobs.list_jobs(farm.session, 1000, None))
         mine = make_job(farm.session, f"job {jobs_so_far}")
         ids = mine.issue("t1", "t2", "t3", "t4")

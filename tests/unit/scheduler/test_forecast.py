@@ -56,7 +56,7 @@ def test_a_minute_gains_what_the_logarithm_says() -> None:
     assert gain_of_next_minute(LOGARITHMIC, 100.0, 300.0) == pytest.approx(expected)
 
 
-def test_it_is_too_early_in_the_first_minute_and_without_a_first_half() -> None:
+def test_gain_is_unknown_in_the_first_minute_and_without_a_first_half() -> None:
     assert gain_of_next_minute(LOGARITHMIC[:59], 100.0, 159.0) is None
     assert gain_of_next_minute(LOGARITHMIC[150:], 100.0, 300.0) is None
     assert gain_of_next_minute([], 100.0, 300.0) is None

@@ -252,7 +252,7 @@ def test_cancelling_one_cancels_all(farm: Farm) -> None:
 
 @pytest.mark.usefixtures("two_models")
 @pytest.mark.parametrize("death", ["job", "job-2"])
-def test_one_that_is_gone_leaves_the_rounds_to_the_other(farm: Farm, death: str) -> None:
+def test_an_ended_job_leaves_its_rounds_to_the_other(farm: Farm, death: str) -> None:
     submit_two(farm, Budget(40))
     farm.plug_in()
     farm.tick()

@@ -71,7 +71,7 @@ def test_the_ratio_is_of_the_model_that_is_published(farm: Farm, onnx: FakeCompi
     assert compared(farm) == ("1.31.1", (0.0131,) * 3, pytest.approx(13.1 / 4), "")
 
 
-def test_it_is_timed_again_beside_the_model_that_works(farm: Farm, onnx: FakeCompiler) -> None:
+def test_onnxruntime_is_timed_again_beside_the_model_that_works(farm: Farm, onnx: FakeCompiler) -> None:
     """The first model with the schedules found computes wrong results."""
     number = count()
     onnx.harmful = lambda trace: next(number) == 0

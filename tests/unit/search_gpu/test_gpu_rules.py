@@ -117,7 +117,7 @@ def test_cpus_are_described_as_before_there_were_gpus() -> None:
     assert "gpu" not in DEVICE.to_json()
 
 
-def test_an_odd_gpu_is_refused() -> None:
+def test_an_invalid_gpu_fingerprint_is_refused() -> None:
     with pytest.raises(ValueError, match="not a device fingerprint"):
         Device.from_json(GPU.to_json().replace("capability", "ability"))
     with pytest.raises(ValueError, match="a GPU's warp_size must be positive, not 0"):

@@ -25,7 +25,7 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     provider.shutdown()
 
 
-def test_nothing_is_below_nothing(exporter: InMemorySpanExporter) -> None:
+def test_without_a_parent_no_span_is_recorded(exporter: InMemorySpanExporter) -> None:
     with tracing.span("step"), tracing.span("part", ""):
         assert tracing.current() == ""
     assert exporter.get_finished_spans() == ()
@@ -56,7 +56,7 @@ def test_calls_below_a_parent(exporter: InMemorySpanExporter) -> None:
     assert tracing.current() == ""
 
 
-def test_it_is_off_without_an_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracing_is_off_without_an_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in tracing.ENDPOINTS:
         monkeypatch.delenv(name, raising=False)
     assert not tracing.is_on()

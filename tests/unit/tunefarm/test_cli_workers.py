@@ -147,7 +147,9 @@ def test_help_names_the_actions(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"\n  {action} " in out
 
 
-def test_gaps_of_the_sandbox_are_told_below(fake: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gaps_of_the_sandbox_are_printed_below_the_workers(
+    fake: FakeService, capsys: pytest.CaptureFixture[str]
+) -> None:
     fake.workers[:] = [WHOLE | {"sandbox_gaps": "measured code runs as root: install it in /opt"}]
     assert run(app, ["workers", "--server", fake.url]) == ExitCode.OK
     *_, told = capsys.readouterr().out.splitlines()

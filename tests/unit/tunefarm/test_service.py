@@ -39,7 +39,7 @@ class Played:
         return [replace(one, last_seen_at=one.last_seen_at + self.looks) for one in self.known]
 
 
-def test_it_fails_once_its_worker_cannot_measure() -> None:
+def test_the_stack_fails_once_its_worker_cannot_measure() -> None:
     stack = Played(WORKER)
     for _ in range(3):
         stack.own.check()
@@ -66,7 +66,7 @@ def test_a_health_error_reported_to_an_earlier_stack_is_ignored() -> None:
         [replace(WORKER, id="another", state="busy")],
     ],
 )
-def test_it_goes_on_while_another_worker_may_measure(others: list[Worker]) -> None:
+def test_the_stack_continues_while_another_worker_may_measure(others: list[Worker]) -> None:
     stack = Played(BROKEN, *others)
     for _ in range(3):
         stack.own.check()

@@ -27,7 +27,7 @@ def test_three_that_fail_alike_are_told_and_checked_seldom() -> None:
     assert checks.health_error == "its check failed by SIGILL"
 
 
-def test_one_hiccup_is_not_told() -> None:
+def test_a_single_failed_check_is_not_reported() -> None:
     checks = FailedChecks(600.0)
     assert failing(checks, "SIGILL", "SIGKILL", "SIGILL", "SIGILL") == [1.0, 2.0, 4.0, 8.0]
     assert checks.health_error == ""

@@ -43,7 +43,7 @@ def test_a_report_holds_the_oldest_and_no_more_than_the_protocol_allows() -> Non
     assert [result.trial_id for result in outbox.pending()] == list(range(MAX_RESULTS, MAX_RESULTS + 5))
 
 
-def test_it_knows_what_of_a_lease_is_settled() -> None:
+def test_the_outbox_knows_which_results_of_a_lease_it_has() -> None:
     outbox = filled(2)
     outbox.add_trial(LeaseId("lease", 2), 9, FAILED)
     assert set(outbox.results_of(LEASE)) == {0, 1}
