@@ -42,8 +42,10 @@ def fold(node: Node) -> list[Array] | None:
         return None
     if node.domain == "" and node.kind in ("Shape", "Size"):
         return [_shape(node)]
-    # Weights stay bytes, for dot products of bytes.
-    if node.kind == "DequantizeLinear" and node.input(0).dtype in ("int8", "uint8", "int32"):
+    # Weights stay bytes, for dot products of bytes, and stay packed in blocks.
+    if node.kind == "DequantizeLinear" and (
+        node.input(0).dtype in ("int8", "uint8", "int32") or node.attributes.get("block_size", 0)
+    ):
         return None
     constants = [value.constant for value in node.inputs if value is not None]
     known = [constant for constant in constants if constant is not None]

@@ -41,10 +41,15 @@ class Value:
         padding: Padding | None = None,
         narrow: str = "",
     ) -> None:
-        self.constant = constant
+        self._constant = constant
         self._expr = expr
         self.padding = padding
         self._narrow = narrow
+
+    @property
+    def constant(self) -> Array | None:
+        """The value of a constant of the model."""
+        return self._constant
 
     def with_padding(self, padding: Padding | None) -> Value:
         return self if padding is self.padding else Value(self.constant, self._expr, padding, self._narrow)
@@ -98,6 +103,40 @@ class Value:
     def onnx_type(self) -> onnx.TypeProto:
         elem_type = onnx.helper.np_dtype_to_tensor_dtype(numpy_dtype(self.dtype))
         return onnx.helper.make_tensor_type_proto(elem_type, self.shape)
+
+
+class BlockQuantized(Value):
+    """A constant matrix of float32: (codes - zeros) * scales, with a scale and a zero for each block of a
+    column. Products read its codes. Anything else reads it in float32, converted anew each time.
+
+    `codes` are uint8 numbers of `bits` bits, [columns, blocks, block]. `scales` and `zeros` are [columns,
+    blocks]. The matrix is [rows, columns], or [columns, rows] if it `is_turned`.
+    """
+
+    def __init__(self, codes: Array, scales: Array, zeros: Array, bits: int, is_turned: bool = False) -> None:
+        super().__init__()
+        self.codes, self.scales, self.zeros, self.bits = codes, scales, zeros, bits
+        self.is_turned = is_turned
+
+    def turned(self) -> BlockQuantized:
+        """Return the transposed matrix."""
+        return BlockQuantized(self.codes, self.scales, self.zeros, self.bits, not self.is_turned)
+
+    @property
+    def constant(self) -> Array:
+        zeros, scales = (one[..., np.newaxis].astype(np.float32) for one in (self.zeros, self.scales))
+        floats = (self.codes.astype(np.float32) - zeros) * scales
+        matrix = floats.reshape(len(floats), -1).astype(self.dtype)
+        return matrix if self.is_turned else np.ascontiguousarray(matrix.T)
+
+    @cached_property
+    def shape(self) -> Shape:
+        columns, blocks, block = self.codes.shape
+        return (columns, blocks * block) if self.is_turned else (blocks * block, columns)
+
+    @cached_property
+    def dtype(self) -> str:
+        return str(self.scales.dtype)
 
 
 class UnsupportedOperator(ValueError):

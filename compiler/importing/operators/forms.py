@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 
 from compiler.importing.onnx_graph import Converter, Graph
+from compiler.importing.operators import quantized
 from compiler.importing.values import Node, UnsupportedOperator, Value
 
 
@@ -229,6 +230,7 @@ FORMS: Mapping[str, Converter] = {
     **dict.fromkeys(("Squeeze", "Unsqueeze"), _with_axes),
     **dict.fromkeys(("Resize", "Upsample"), _resize),
     **dict.fromkeys(_EACH, _reduction),
+    **quantized.FORMS,
     "BatchNormalization": _batch_normalization,
     "Cast": _cast,
     "Concat": _concat,

@@ -15,9 +15,11 @@ from tvm import relax
 
 from compiler.importing.onnx_graph import Converter, Graph
 from compiler.importing.spec import NARROW
-from compiler.importing.values import Node, UnsupportedOperator, Value, numpy_dtype
+from compiler.importing.values import BlockQuantized, Node, UnsupportedOperator, Value, numpy_dtype
 from compiler.precision.packed_weights import PACKED_BITS, PackedWeight, packed_product
 
+# The types of floats that are multiplied by packed weights.
+_PACKED_FLOATS = ("float32", "float16", "bfloat16")
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "int64", "int4", "uint4", "int2", "uint2")
 
 
@@ -136,9 +138,35 @@ def _dequantize_linear(graph: Graph, node: Node) -> Value | None:
     if node.attributes.get("output_dtype"):
         dtype = str(onnx.helper.tensor_dtype_to_np_dtype(int(node.attributes["output_dtype"])))
     axis, block = int(node.attributes.get("axis", 1)), int(node.attributes.get("block_size", 0))
+    if dtype == scale.dtype and (quantized := _in_blocks(data, scale, zero, axis, block)) is not None:
+        return quantized
     scale = along_axis(graph, scale, data, axis, block) if data.rank else scale
     zero = along_axis(graph, zero, data, axis, block) if zero is not None and data.rank else zero
     return dequantize(graph, data, scale, zero, dtype)
+
+
+def _in_blocks(data: Value, scale: Value, zero: Value | None, axis: int, block: int) -> BlockQuantized | None:
+    """Return a constant matrix of 4 or 8 bits that is quantized in whole blocks of an axis; None for
+    others.
+    """
+    codes, scales = data.constant, scale.constant
+    if not block or codes is None or scales is None or codes.ndim != 2 or scale.dtype not in _PACKED_FLOATS:
+        return None
+    if data.dtype not in ("int4", "uint4", "int8", "uint8") or codes.shape[axis] % block:
+        return None
+    bits, least = int(data.dtype.strip("uint")), bounds(data.dtype)[0]
+    zeros = np.zeros(scales.shape, np.int16)
+    if zero is not None:
+        if zero.constant is None:
+            return None
+        zeros = zero.constant.astype(np.int16)
+    # Signed numbers become unsigned ones: so do their zero points.
+    numbers = (codes.astype(np.int16) - least).astype(np.uint8)
+    is_turned = axis % 2 == 1
+    if not is_turned:
+        numbers, scales, zeros = numbers.T, scales.T, zeros.T
+    in_blocks = np.ascontiguousarray(numbers).reshape(len(numbers), -1, block)
+    return BlockQuantized(in_blocks, scales, zeros - least, bits, is_turned)
 
 
 def _dynamic_quantize_linear(graph: Graph, node: Node) -> Sequence[Value]:
@@ -280,8 +308,8 @@ def _dynamic_quantize_matmul(graph: Graph, node: Node) -> Value:
 def _matmul_nbits(graph: Graph, node: Node) -> Value:
     """Microsoft's MatMulNBits: y = a w' + bias, with constant weights of a few bits.
 
-    Each block of a row has a scale and a zero point. Weights of 4 or 8 bits in whole blocks stay packed for
-    float32. Others are unpacked to floats.
+    Each block of a row has a scale and a zero point. Weights of 4 or 8 bits in whole blocks stay packed.
+    Others are unpacked to floats.
     """
     data, bits = node.input(0), int(node.attributes.get("bits", 4))
     depth, rows, block = (int(node.attributes[name]) for name in ("K", "N", "block_size"))
@@ -300,14 +328,57 @@ def _matmul_nbits(graph: Graph, node: Node) -> Value:
         points = _unpacked(points, bits)[:, :blocks] if given.dtype == "uint8" else points
         zero = points.astype(np.float32)[..., np.newaxis]
     codes, bias = _unpacked(packed, bits), node.optional(5)
-    if bits in PACKED_BITS and data.dtype == "float32" and data.rank and depth % block == 0:
-        zeros = np.broadcast_to(zero, scale.shape)
-        weight = PackedWeight.of(codes[..., :block], scale[..., 0], zeros[..., 0], bits)
-        product = graph.emit(packed_product(graph.builder, data.expr, weight))
-    else:
+    product = None
+    if bits in PACKED_BITS and depth % block == 0:
+        zeros = np.broadcast_to(zero, scale.shape)[..., 0]
+        product = _packed_product(graph, data, BlockQuantized(codes[..., :block], scale[..., 0], zeros, bits))
+    if product is None:
         floats = ((codes.astype(np.float32) - zero) * scale).reshape(rows, -1)[:, :depth].T
         product = graph.op("MatMul", data, np.ascontiguousarray(floats.astype(numpy_dtype(data.dtype))))
     return product if bias is None else graph.op("Add", product, bias)
+
+
+def _packed_product(graph: Graph, data: Value, weight: Value) -> Value | None:
+    """Return the product of data and a weight that stays packed; None if it can't.
+
+    It is computed in float32. Halves are converted, as ONNX Runtime does.
+    """
+    if not isinstance(weight, BlockQuantized) or weight.is_turned or data.constant is not None:
+        return None
+    if data.dtype not in _PACKED_FLOATS or data.shape[-1:] != weight.shape[:1]:
+        return None
+    packed = PackedWeight.of(weight.codes, weight.scales, weight.zeros, weight.bits)
+    product = packed_product(graph.builder, cast(graph, data, "float32").expr, packed)
+    return cast(graph, graph.emit(product), data.dtype)
+
+
+def _matmul(graph: Graph, node: Node) -> Value | None:
+    """Multiply by a weight in blocks.
+
+        w = DequantizeLinear <axis = 0, block_size = 32> (codes, scales, zeros)
+        y = MatMul(x, w)
+    ->
+        y = MatMulNBits <block_size = 32> (x, codes, scales, zeros)
+    """
+    return _packed_product(graph, node.input(0), node.input(1))
+
+
+def _gemm(graph: Graph, node: Node) -> Value | None:
+    """Multiply by a weight in blocks, as `_matmul` does, and add the bias."""
+    data, weight, bias = node.input(0), node.input(1), node.optional(2)
+    given = node.attributes
+    if given.get("transA", 0) or given.get("alpha", 1.0) != 1.0 or given.get("beta", 1.0) != 1.0:
+        return None
+    if given.get("transB", 0) and isinstance(weight, BlockQuantized):
+        weight = weight.turned()
+    product = _packed_product(graph, data, weight)
+    return product if product is None or bias is None else graph.op("Add", product, bias)
+
+
+def _transpose(_graph: Graph, node: Node) -> Value | None:
+    weight = node.input(0)
+    order = list(node.attributes.get("perm", [1, 0]))
+    return weight.turned() if isinstance(weight, BlockQuantized) and order == [1, 0] else None
 
 
 def _unpacked(values: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
@@ -366,6 +437,8 @@ def _qlinear_concat(graph: Graph, node: Node) -> Value:
     return quantize(graph, joined, scale, zero, zero.dtype)
 
 
+# What operators do with a weight in blocks. None leaves a node to the other importers.
+FORMS: Mapping[str, Converter] = {"MatMul": _matmul, "Gemm": _gemm, "Transpose": _transpose}
 _POOL = ("auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "strides")
 _MICROSOFT = "com.microsoft"
 CONVERTERS: Mapping[tuple[str, str], Converter] = {

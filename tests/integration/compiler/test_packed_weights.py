@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
 import tvm
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
 from compiler.importing.model import fuse, read_onnx
@@ -21,6 +25,7 @@ from compiler.reading.subgraph import read_dag
 from compiler.target import detect_device
 from compiler.variants import floats
 from compiler.variants.choice import VariantModel
+from compiler.verifying.imported import Imported
 from compiler.workload import from_json
 from core.measurement import Outcome
 from search.cost.model import CostModel
@@ -77,6 +82,87 @@ def test_the_library_agrees_with_onnx_runtime(rows: tuple[int, ...], bits: int, 
         assert kinds["float32"] == (128 * 48 + 48 if chosen else 4 * 48 + 48) * 4
 
 
+def in_blocks(dtype: int, block: int, layout: str, zeros: bool, float_type: int) -> onnx.ModelProto:
+    """A product whose weight is dequantized in blocks, as exporters write it since opset 21. `layout` says
+    how the product reads the weight.
+    """
+    rng, depth, columns = np.random.default_rng(block), 256, 24
+    kind = helper.tensor_dtype_to_np_dtype(dtype)
+    limits = ml_dtypes.iinfo(kind)  # type: ignore[no-untyped-call]
+    is_turned = layout != "MatMul"
+    shape, scales = [depth, columns], [depth // block, columns]
+    if is_turned:
+        shape, scales = shape[::-1], scales[::-1]
+
+    def integers(extents: list[int]) -> NDArray[Any]:
+        return rng.integers(limits.min, limits.max, extents, endpoint=True).astype(kind)
+
+    floats = helper.tensor_dtype_to_np_dtype(float_type)
+    weights = {"codes": integers(shape), "scales": rng.uniform(0.01, 0.1, scales).astype(floats)}
+    weights |= {"zeros": integers(scales)} if zeros else {}
+    weights |= {"bias": rng.standard_normal(columns).astype(floats)} if layout == "Gemm" else {}
+    nodes = [
+        helper.make_node(
+            "DequantizeLinear", [*weights][: 2 + zeros], ["w"], axis=int(is_turned), block_size=block
+        )
+    ]
+    weight = "w"
+    if layout == "Transpose":
+        nodes.append(helper.make_node("Transpose", ["w"], ["turned"], perm=[1, 0]))
+        weight = "turned"
+    if layout == "Gemm":
+        nodes.append(helper.make_node("Gemm", ["x", "w", "bias"], ["y"], transB=1))
+    else:
+        nodes.append(helper.make_node("MatMul", ["x", weight], ["y"]))
+    graph = helper.make_graph(
+        nodes,
+        "blocks",
+        [helper.make_tensor_value_info("x", float_type, [3, depth])],
+        [helper.make_tensor_value_info("y", float_type, [3, columns])],
+        [numpy_helper.from_array(value, name) for name, value in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+BLOCKS = {
+    "int4": (TensorProto.INT4, 32, "MatMul", False, TensorProto.FLOAT),
+    "uint4 with zeros": (TensorProto.UINT4, 16, "MatMul", True, TensorProto.FLOAT),
+    "int8": (TensorProto.INT8, 64, "Transpose", False, TensorProto.FLOAT),
+    "int8 with zeros": (TensorProto.INT8, 128, "Gemm", True, TensorProto.FLOAT),
+    "uint8": (TensorProto.UINT8, 32, "Gemm", True, TensorProto.FLOAT),
+    "float16": (TensorProto.INT4, 32, "MatMul", False, TensorProto.FLOAT16),
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_weights_dequantized_in_blocks_stay_packed(name: str, tmp_path: Path) -> None:
+    dtype, block, _, _, float_type = BLOCKS[name]
+    model = in_blocks(*BLOCKS[name])
+    floats = helper.tensor_dtype_to_np_dtype(float_type)
+    data = np.random.default_rng(1).standard_normal((3, 256)).astype(floats)
+    [wanted] = load_session(model, ["y"])({"x": data})
+    fused = fuse(read_onnx(model.SerializeToString(), {}), DEVICE.target)
+    bits = 4 if dtype in (TensorProto.INT4, TensorProto.UINT4) else 8
+    assert constants(fused)["uint8"] >= 256 * 24 * bits // 8
+    assert constants(fused).get("float32", 0) <= 4 * 24 * (256 // block + 1)
+    library = tmp_path / "model.so"
+    build_module(fused, {}, DEVICE.target, library)
+    machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
+    found = machine["main"](tvm.runtime.tensor(data)).numpy()
+    tolerance = 1e-4 if floats == np.float32 else 5e-3
+    np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance * np.abs(wanted).max())
+
+
+def test_weights_in_blocks_that_others_read_are_floats() -> None:
+    model = in_blocks(*BLOCKS["int4"])
+    model.graph.node.append(helper.make_node("ReduceSum", ["w"], ["total"], keepdims=0))
+    model.graph.output.append(helper.make_tensor_value_info("total", TensorProto.FLOAT, []))
+    module = read_onnx(model.SerializeToString(), {})
+    [wanted] = load_session(model, ["total"])({"x": np.zeros((3, 256), np.float32)})
+    found = Imported(module, '{"kind":"llvm","num-cores":1}').compute({"x": np.zeros((3, 256), np.float32)})
+    np.testing.assert_allclose(found["total"], wanted, rtol=1e-4)
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_programs_of_each_sketch_are_right(bits: int) -> None:
     variants = VariantModel.of(
@@ -128,6 +214,8 @@ def test_large_weights_stay_packed_for_one_row_and_try_floats_for_several(
 def test_a_gpu_computes_with_floats() -> None:
     model = read_onnx(product((1,), 64, 48, 4).SerializeToString(), {})
     assert set(constants(fuse(model, GPU))) == {"float32"}
+    halves = read_onnx(in_blocks(*BLOCKS["float16"]).SerializeToString(), {})
+    assert constants(fuse(halves, GPU)) == {"float16": 2 * 256 * 24}
 
 
 def test_the_last_block_in_part_becomes_floats() -> None:
