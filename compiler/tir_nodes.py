@@ -1,4 +1,4 @@
-"""Find nodes in TIR."""
+"""Find nodes in TIR, and name their operators."""
 
 from __future__ import annotations
 
@@ -12,3 +12,8 @@ def find_all(expression: Any, *kinds: type) -> list[Any]:
     found: list[Any] = []
     tvm_ffi.structural_walk(expression, [(kind, found.append) for kind in kinds])
     return found
+
+
+def op_name(call: Any) -> str:
+    """Return the operator's name without its dialect: TVM registers some operators in several."""
+    return str(getattr(call.op, "name", call.op)).rpartition(".")[2]

@@ -12,9 +12,11 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 FLOAT32 = "float32"
+# The prefix of a rate of dot products, such as "dotbfloat16". The rate of "int8" is its dot products' rate.
+DOT = "dot"
 MAX_TYPE_CHARS = 16
 # The version of calibration: profiles measured by another version are measured again.
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class Profile:
     On a GPU, `hertz` is the clock that the device names. The first cache is shared memory, the second and
     third are the cache that all multiprocessors share. `gather_cycles` is the latency of a load from memory.
     `launch_s` is the time that one more kernel adds to a CUDA graph. `multiply_adds` also has the rates of
-    tensor cores, under "tensor" and the type; float32 is multiplied there in TF32.
+    tensor cores, under "tensor" and the type; float32 is multiplied there in TF32. A CPU's rate of dot
+    products of bfloat16, in vectors of operands, is under "dotbfloat16".
     """
 
     hertz: float

@@ -114,7 +114,7 @@ ZEN4 = Machine(
     "avx512f avx512ifma avx512vbmi avx512vl fma sse4_1 sse4_2 sse4a",
     64,
     32,
-    intrinsics=("dot_16x4_vnni", "dot_8x4_vnni"),
+    intrinsics=("dot_16x4_vnni", "dot_8x4_vnni", "dot_16x2_dpbf16ps", "dot_8x2_dpbf16ps"),
 )
 MACHINES = {
     "zen4": ZEN4,

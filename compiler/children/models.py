@@ -50,6 +50,7 @@ from compiler.packaging.artifact import (
     build_scheduled,
     schedule_module,
 )
+from compiler.precision.half import count_products
 from compiler.target import parse_target
 from compiler.variants.choice import VariantModel
 from core.library_check import SymbolError, check_library
@@ -127,7 +128,9 @@ class ImportedModel:
     """The inputs, outputs and tuning tasks of a model that was imported and fused for a target.
 
     `computed_in`, `cache` and `no_cache` are as in `OnnxFile`; `is_onnx` tells whether the file is an ONNX
-    model. Raises ValueError for impossible values, because a compromised child may send anything.
+    model. `halves_in_float32` are the number of products of halves that are computed in float32, and the
+    number of all products of halves. Raises ValueError for impossible values, because a compromised child
+    may send anything.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -137,11 +140,14 @@ class ImportedModel:
     is_onnx: bool = False
     cache: CacheSpec | None = None
     no_cache: str = ""
+    halves_in_float32: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
         types = [self.computed_in, *(spec.dtype for spec in (*self.inputs, *self.outputs))]
         if not all(map(_TYPE_NAME.fullmatch, types)):
             raise ValueError("an element type has no name")
+        if not 0 <= self.halves_in_float32[0] <= self.halves_in_float32[1]:
+            raise ValueError("there can't be more products in float32 than products")
         names = {spec.name for spec in self.inputs}
         if self.cache is not None and not names.issuperset({self.cache.position, *self.cache.buffers}):
             raise ValueError("the cache refers to inputs that the model doesn't have")
@@ -305,6 +311,7 @@ class FusedModel:
     model: RelaxModel
     fused: VariantModel
     is_onnx: bool
+    halves_in_float32: tuple[int, int] = (0, 0)
 
     @classmethod
     def of(cls, request: CompileRequest) -> FusedModel:
@@ -319,7 +326,8 @@ class FusedModel:
             if not isinstance(file, OnnxModel):
                 raise
             raise blamed(error, file.file, lambda part: fuse(part, request.target)) from error
-        return cls(model, variants, is_onnx)
+        counts = count_products(model.module, parse_target(request.target))
+        return cls(model, variants, is_onnx, counts)
 
     @property
     def imported(self) -> ImportedModel:
@@ -327,7 +335,7 @@ class FusedModel:
         model = self.model
         return ImportedModel(
             *(model.inputs, model.outputs, tasks, model.computed_in, self.is_onnx),
-            *(model.cache, model.no_cache),
+            *(model.cache, model.no_cache, self.halves_in_float32),
         )
 
     def prepare(self, request: CompileRequest) -> Callable[[Path], None]:

@@ -12,6 +12,7 @@ import tvm
 import tvm_ffi
 from tvm.tirx.compilation_pipeline import get_tir_pipeline, register_tir_pipeline
 
+from compiler.codegen.bfloat16 import import_functions
 from compiler.codegen.broadcasts import store_bfloat16
 from compiler.codegen.element_types import compute_in_known_types
 from compiler.codegen.extremes import propagate_nan, propagate_nan_in_kernels
@@ -42,7 +43,7 @@ def _untuned() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
 
     def finish_with_nan() -> Callable[[tvm.IRModule], tvm.IRModule]:
         finish = finish_host()
-        return lambda module: propagate_nan(finish(module))
+        return lambda module: propagate_nan(finish(import_functions(module)))
 
     return (
         lambda module: store_bfloat16(compute_in_known_types(module), lower),

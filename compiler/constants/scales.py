@@ -17,7 +17,7 @@ Vector = NDArray[np.float64]
 
 
 def fold_scales(mod: tvm.IRModule) -> tvm.IRModule:
-    """Fold scales and shifts per channel into float convolutions with constant weights.
+    """Fold scales and shifts per channel into convolutions with constant weights and sums of float32.
 
         lv = conv2d(x, w)
         lv1 = subtract(lv, mean)
@@ -27,6 +27,8 @@ def fold_scales(mod: tvm.IRModule) -> tvm.IRModule:
     ->
         lv = conv2d(x, w * gamma / std)
         gv = add(lv, beta - mean * gamma / std)
+
+    The scale of halves stays a multiplication, because their products with it would be rounded again.
     """
     # Weights may hold any values. A chain whose scale or shift isn't finite is not folded.
     with np.errstate(all="ignore"):
@@ -76,12 +78,18 @@ class _ScaleFolder(relax.PyExprMutator):
         if chain is None:
             return self.visit_expr_post_order(op)
         data, weight = self.visit_expr_post_order(chain.convolution).args
-        layout = str(chain.convolution.attrs.kernel_layout)
-        scale = chain.scale.reshape([-1 if axis == "O" else 1 for axis in layout]).astype(np.float32)
-        scaled = np.ascontiguousarray(weight.value.numpy() * scale)
-        convolution = Call(chain.convolution.op, [data, relax.const(scaled)], chain.convolution.attrs)
-        shift = chain.shift.reshape(chain.channel_shape).astype(np.float32)
-        return relax.op.add(self.builder_.emit(convolution, chain.name), relax.const(shift))
+        scale, shift = (
+            one.reshape(chain.channel_shape).astype(np.float32) for one in (chain.scale, chain.shift)
+        )
+        if str(weight.ty.dtype) == "float32":
+            layout = str(chain.convolution.attrs.kernel_layout)
+            by_output = scale.reshape([-1 if axis == "O" else 1 for axis in layout])
+            weight = relax.const(np.ascontiguousarray(weight.value.numpy() * by_output))
+            scale = np.ones_like(scale)
+        result = Call(chain.convolution.op, [data, weight], chain.convolution.attrs)
+        if np.any(scale != 1):
+            result = relax.op.multiply(self.builder_.emit(result, chain.name), relax.const(scale))
+        return relax.op.add(self.builder_.emit(result, chain.name), relax.const(shift))
 
 
 def _chain_ends(function: relax.Function) -> dict[Call, _ScaledConvolution]:
@@ -136,7 +144,8 @@ def _is_convolution(call: Call) -> bool:
     if name not in _CONVOLUTIONS or not isinstance(call.args[1], GenericConst):
         return False
     grouped_transpose = name.endswith("_transpose") and int(call.attrs.groups) != 1
-    floats = str(call.ty.dtype) == str(call.args[1].ty.dtype) == "float32"
+    types = str(call.ty.dtype), str(call.args[1].ty.dtype)
+    floats = types in (("float32", "float32"), ("float32", "bfloat16"), ("float32", "float16"))
     return floats and not grouped_transpose and static_shape(call) is not None
 
 

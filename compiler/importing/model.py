@@ -48,7 +48,7 @@ from compiler.importing.spec import (
 )
 from compiler.importing.values import UnsupportedOperator
 from compiler.importing.views import read_through_views
-from compiler.precision.half import reduce_in_floats, sum_in_floats
+from compiler.precision.half import compute_halves, reduce_in_floats
 from compiler.precision.packed_weights import unpack
 from compiler.precision.quantized import compute_in_bytes
 from compiler.target import capability_of, parse_target
@@ -194,7 +194,7 @@ def convert_operators(model: RelaxModel, target: str) -> tvm.IRModule:
         fold_constants,
         share_heads,
         lambda module: compute_in_bytes(module, parse_target(target)),
-        lambda module: sum_in_floats(module, parse_target(target)),
+        lambda module: compute_halves(module, parse_target(target)),
         fold_scales,
         raise_ranks,
         count_axes_from_zero,
@@ -239,7 +239,7 @@ def fuse_operators(operators: tvm.IRModule, target: str) -> tvm.IRModule:
 def fuse_untuned(model: RelaxModel, target: str) -> tvm.IRModule:
     """Rewrite a model with TVM's default pipeline: layouts as imported, operators fused, no schedules.
 
-    Products of halves are summed in float32, as in the tuned model, because this model may be published, too.
+    Halves are computed as in the tuned model: this one may be published, too.
 
         lv = conv2d(x, w, data_layout="NCHW")
         gv = relu(lv)
@@ -250,7 +250,7 @@ def fuse_untuned(model: RelaxModel, target: str) -> tvm.IRModule:
     """
     passes = [
         lambda module: _with_weights_for(module, parse_target(target)),
-        lambda module: sum_in_floats(module, parse_target(target)),
+        lambda module: compute_halves(module, parse_target(target)),
         legalize,
         relax.get_pipeline("zero"),
     ]

@@ -26,7 +26,8 @@ from system.plugins import INTRINSICS, extension, extensions, is_plugins
 
 PACKAGE = "tvm.s_tir.tensor_intrin"
 VNNI = "dot_16x4_vnni"
-NARROW_VNNI = "dot_8x4_vnni"
+NARROW_VNNI = ("dot_8x4_vnni", "dot_8x4_avx_vnni")
+BFLOAT16 = ("dot_16x2_dpbf16ps", "dot_8x2_dpbf16ps")
 X86, ARM, CUDA = ("x86",), ("dot_product_common", "arm_cpu"), ("cuda",)
 FILES = {
     VNNI: X86,
@@ -70,15 +71,19 @@ def register(name: str) -> None:
 
 
 def _register(name: str) -> None:
-    if name in (VNNI, NARROW_VNNI):
+    if name in (VNNI, *NARROW_VNNI):
         from compiler.lowering import vnni
-    if wmma_intrinsics.is_missing(name):
+    if name in BFLOAT16:
+        from compiler.lowering import bfloat16
+
+        bfloat16.register(name)
+    elif wmma_intrinsics.is_missing(name):
         _import(CUDA)
         wmma_intrinsics.register(name, sys.modules[f"{PACKAGE}.cuda"])
     elif is_plugins(name):
         added = extension(INTRINSICS, name).value
         TensorIntrin.register(name, added.description, added.implementation)
-    elif name == NARROW_VNNI:
+    elif name in NARROW_VNNI:
         vnni.register_narrow(name)
     elif TensorIntrin.get(name, allow_missing=True) is None:
         _import(CUDA if name.startswith("wmma_") else FILES.get(name, ()))

@@ -45,7 +45,7 @@ from compiler.measuring.microkernels import (
 )
 from compiler.target import parse_target
 from core.device import Device
-from core.profile import FLOAT32, Profile, assumed_profile
+from core.profile import DOT, FLOAT32, Profile, assumed_profile
 
 _log = logging.getLogger(__name__)
 
@@ -178,6 +178,7 @@ class _Calibration:
             "the latency of multiply-adds": self._latency,
             "gathers": self._gathers,
             "the multiply-adds of int8": self._byte_multiply_adds,
+            "the dot products of bfloat16": self._bfloat16_dot_products,
             "the memory's rate for all cores": self._shared_memory_rate,
             **{f"the multiply-adds of {dtype}": partial(self._multiply_adds, dtype) for dtype in OTHER_TYPES},
         }
@@ -238,6 +239,19 @@ class _Calibration:
         vectors = WIDENED_STEPS * WIDENED_ROWS * WIDENED_COLUMNS / 4
         yield _Microbenchmark(
             call, lambda cycles, hertz: self._record_multiply_adds("int8", vectors / cycles)
+        )
+
+    def _bfloat16_dot_products(self) -> Iterator[_Microbenchmark]:
+        """Measure the dot product of bfloat16 if the device has one."""
+        if "avx512_bf16" not in self._device.features:
+            return
+        lanes, chains, step = self._device.vector_bytes // 4, self._chains, microkernels.bfloat16_dot_product
+        main = self._compile(
+            partial(microkernels.multiply_adds, FLOAT32, FLOAT32, lanes, lanes, chains, step)
+        )
+        call = partial(main, _tensor(2 * lanes, FLOAT32), _tensor(chains * lanes, FLOAT32))
+        yield _Microbenchmark(
+            call, lambda cycles, hertz: self._record_multiply_adds(DOT + "bfloat16", chains / cycles)
         )
 
     def _latency(self) -> Iterator[_Microbenchmark]:

@@ -10,6 +10,7 @@ import tvm
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T  # noqa: N812 - as in TVM
 
+from compiler.codegen.bfloat16 import bfloat16_dot, import_functions
 from compiler.lowering.vnni import BYTES_SINCE_LLVM
 from core.profile import FLOAT32
 
@@ -31,7 +32,7 @@ def build_module(body: Callable[[], None]) -> tvm.IRModule:
         T.func_name("main")
         T.func_attr({"tirx.noalias": True})
         body()
-    return tvm.IRModule({"main": builder.get()})
+    return import_functions(tvm.IRModule({"main": builder.get()}))
 
 
 def _steps_argument() -> Any:
@@ -94,10 +95,11 @@ def multiply_add(total: Any, factor: Any, summand: Any) -> Any:
 
 
 def _vnni(total: Any, rows: Any, columns: Any) -> Any:
+    sums = f"int32x{total.ty.dtype.lanes}"
     if tvm.get_global_func("target.llvm_version_major")() < BYTES_SINCE_LLVM:
-        rows, columns = (T.reinterpret(one, dtype="int32x16") for one in (rows, columns))
-    intrinsic = T.llvm_lookup_intrinsic_id("llvm.x86.avx512.vpdpbusd.512")
-    return T.call_llvm_pure_intrin(intrinsic, total, rows, columns, dtype="int32x16")
+        rows, columns = (T.reinterpret(one, dtype=sums) for one in (rows, columns))
+    intrinsic = T.llvm_lookup_intrinsic_id(f"llvm.x86.avx512.vpdpbusd.{32 * total.ty.dtype.lanes}")
+    return T.call_llvm_pure_intrin(intrinsic, total, rows, columns, dtype=sums)
 
 
 def _sdot(total: Any, rows: Any, columns: Any) -> Any:
@@ -105,8 +107,15 @@ def _sdot(total: Any, rows: Any, columns: Any) -> Any:
     return T.call_llvm_pure_intrin(intrinsic, total, rows, columns, dtype="int32x4")
 
 
-# The dot products of search.sketches.intrinsics: the CPU feature as Linux names it, and the instruction.
-DOT_PRODUCTS = (("avx512_vnni", _vnni), ("asimddp", _sdot))
+def bfloat16_dot_product(total: Any, rows: Any, columns: Any) -> Any:
+    """Multiply pairs of bfloat16 in vectors of float32."""
+    sums = int(total.ty.dtype.lanes)
+    rows, columns = (T.reinterpret(one, dtype=f"int32x{sums}") for one in (rows, columns))
+    return bfloat16_dot(total, rows, columns, sums)
+
+
+# Dot products of bytes: the CPU feature as Linux names it, and the instruction.
+DOT_PRODUCTS = (("avx512_vnni", _vnni), ("avx_vnni", _vnni), ("asimddp", _sdot))
 
 
 def widened_multiply_adds(lanes: int) -> None:

@@ -26,8 +26,8 @@ from tvm.s_tir.schedule import ScheduleError
 
 from compiler.measuring.draws import limits
 from compiler.precision.tf32 import multiplies_rounded
-from compiler.reading.blocks import is_expensive, op_name
-from compiler.tir_nodes import find_all
+from compiler.reading.blocks import is_expensive
+from compiler.tir_nodes import find_all, op_name
 
 ROUNDED = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div)
 # Operations that may amplify the relative error: a divisor may be small, and a limit or a choice may shrink a
@@ -42,6 +42,11 @@ SUM_FACTOR = 4.0
 # errors accumulate. An H100 keeps two more bits of each term, and adds 8 terms of 16 bits in a step.
 DEPTH = 4
 TRUNCATIONS = (DEPTH + 2) / DEPTH  # for each term of a sum
+# Dot products of bfloat16 round to nearest, so the bound of other sums holds for them. They replace subnormal
+# operands, products and sums by zero ("Intel 64 and IA-32 Architectures Software Developer's Manual",
+# VDPBF16PS). Each term loses at most two numbers below the smallest normal one. This holds because inputs
+# that are compared are either all subnormal or ordinary. Rounding to bfloat16 takes them as zero, too.
+FLUSHED = 2 * float(np.finfo(np.float32).smallest_normal)
 # exp, tanh and the like are approximations. Ours differ from a library's by up to ten epsilons of float32, a
 # GPU's by a hundred.
 FUNCTION_EPSILONS = 200.0
@@ -58,12 +63,14 @@ class Rounding:
     """The effect of a workload's rounding errors on its outputs.
 
     `relative` is the error relative to the outputs. Values below `floor` times their type's smallest number
-    have no precision left. `amplified`: outputs may have larger relative errors than their operands.
-    `has_steps`: a few values may differ by a step.
+    have no precision left. `flushed` is the sum of the small numbers that dot products may take as zero.
+    `amplified`: outputs may have larger relative errors than their operands. `has_steps`: a few values may
+    differ by a step.
     """
 
     relative: float = 0.0
     floor: float = 0.0
+    flushed: float = 0.0
     amplified: bool = False
     has_steps: bool = False
 
@@ -76,12 +83,14 @@ class Rounding:
         ->
             relative = (2 + 4 * sqrt(4608)) * 2**-23 + 1 * 2**-23
         """
-        relative = floor = 0.0
+        relative = floor = flushed = 0.0
         for block in find_all(function.body, SBlock):
             if find_all(block.body, SBlock):
                 continue
             terms = reduced(block)
-            truncations = TRUNCATIONS * terms if terms > 1 and _may_be_truncated(block) else 0.0
+            is_of_halves = terms > 1 and _may_be_truncated(block)
+            truncations = TRUNCATIONS * terms if is_of_halves else 0.0
+            flushed += FLUSHED * terms if is_of_halves else 0.0
             for store in find_all(block.body, tirx.BufferStore):
                 dtype = str(store.buffer.ty.dtype)
                 operations = _operations(store)
@@ -90,6 +99,7 @@ class Rounding:
                 count = operations + (SUM_FACTOR * math.sqrt(terms) if terms > 1 else 0.0) + truncations
                 relative += count * epsilon(dtype)
                 floor += count
+                flushed += FLUSHED if dtype == "bfloat16" else 0.0
         calls = [call for call in find_all(function.body, ir.Call) if is_float(call.ty.dtype)]
         functions = {str(call.ty.dtype) for call in calls if is_expensive(call)}
         for dtype in functions:
@@ -102,14 +112,14 @@ class Rounding:
             for cast in find_all(function.body, tirx.Cast)
         )
         amplifies = any(is_float(node.ty.dtype) for node in find_all(function.body, *AMPLIFYING))
-        return cls(relative, floor, bool(functions) or amplifies, has_steps)
+        return cls(relative, floor, flushed, bool(functions) or amplifies, has_steps)
 
     def bounds(self, values: NDArray[Any], nudged: NDArray[Any] | None) -> NDArray[Any]:
         """Return the allowed difference of each output. `nudged` are the outputs for nudged inputs."""
         with np.errstate(all="ignore"):
             size = np.abs(widened(values))
             error = np.asarray(self.relative * (size + _root_mean_square(size)))
-            error += self.floor * float(limits(values.dtype).smallest_subnormal)
+            error += self.floor * float(limits(values.dtype).smallest_subnormal) + self.flushed
             is_finite = np.isfinite(size)
             if nudged is not None:
                 change = np.asarray(np.abs(widened(nudged) - widened(values)))
@@ -186,8 +196,8 @@ def reduced(block: SBlock) -> int:
 
 
 def _may_be_truncated(block: SBlock) -> bool:
-    """Return whether tensor cores may compute a block's sum: its factors have at most 16 bits or are rounded
-    to TF32, and its products are float32.
+    """Return whether tensor cores or dot products of halves may compute a block's sum: its factors have at
+    most 16 bits or are rounded to TF32, and its products are float32.
     """
     values = [store.value for store in find_all(block.body, tirx.BufferStore)]
     products = [one for value in values for one in find_all(value, tirx.Mul) if _is_float32(one)]

@@ -7,9 +7,11 @@ bits. The time of a product of few rows is the time to load its weights, so fewe
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import tvm
 from numpy.typing import NDArray
@@ -20,6 +22,9 @@ from compiler.constants.fold import constant, rewrite_functions, static_shape
 
 # The supported numbers of bits of a code.
 PACKED_BITS = (4, 8)
+# Larger weights come from memory. A single-row product then takes as long as loading them.
+CACHED_BYTES = 32 << 20
+_HALVES: Mapping[str, type] = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 # The prefix of the kernels' names.
 KERNEL = "packed_matmul"
 # TVM's OpPatternKind kOutEWiseFusable: elementwise operators are fused with the result.
@@ -148,7 +153,14 @@ class _Unpacker(relax.PyExprMutator):
         if weight is None or self._stays(call, weight):
             return call
         self.found = True
-        return relax.op.matmul(call.args[1][0], constant(weight.floats))
+        data = call.args[1][0]
+        bound: Any = self.lookup_binding(data) if isinstance(data, relax.Var) else None
+        if self._largest is None and getattr(getattr(bound, "op", None), "name", "") == "relax.astype":
+            # Tensor cores multiply halves, and add up in float32.
+            source = bound.args[0]
+            if (half := _HALVES.get(str(source.ty.dtype))) is not None:
+                return relax.op.matmul(source, constant(weight.floats.astype(half)), out_dtype="float32")
+        return relax.op.matmul(data, constant(weight.floats))
 
     def _stays(self, call: Call, weight: PackedWeight) -> bool:
         rows = math.prod((static_shape(call.args[1][0]) or ())[:-1])

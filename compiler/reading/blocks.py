@@ -12,7 +12,7 @@ from tvm.s_tir import SBlock, SBlockRealize
 
 from compiler.precision.tf32 import multiplies_rounded, without_rounding
 from compiler.reading.indices import IndexReader
-from compiler.tir_nodes import find_all
+from compiler.tir_nodes import find_all, op_name
 from core.job import TF32
 from search.dag import Access, Axis, AxisKind, Node
 
@@ -213,8 +213,3 @@ def _has_branch(value: Any) -> bool:
 def is_expensive(call: Any) -> bool:
     """Return whether a call computes a function such as exp or tanh."""
     return op_name(call) not in CHEAP_OPS and op_name(call) not in BRANCH_OPS
-
-
-def op_name(call: Any) -> str:
-    """Return the operator's name without its dialect: TVM registers some operators in several."""
-    return str(getattr(call.op, "name", call.op)).rpartition(".")[2]

@@ -31,6 +31,7 @@ from compiler.variants.subpixel import Subpixel
 from compiler.variants.tf32 import OLDEST as TF32_SINCE
 from compiler.variants.tf32 import Tf32
 from compiler.variants.winograd import Winograd
+from core.profile import FLOAT32
 from system import plugins
 
 
@@ -47,7 +48,9 @@ class Variant(Protocol):
         """Rewrite the operators of a model to which the variant applies; None if there are none."""
 
 
-VARIANTS: tuple[Variant, ...] = (Winograd(2), Winograd(4), Subpixel(), PaddedColumns(), Floats())
+# On CPUs, dot products of bfloat16 compete with fewer products of float32.
+CPU_VARIANTS: tuple[Variant, ...] = tuple(Winograd(tile, (FLOAT32, "bfloat16")) for tile in (2, 4))
+VARIANTS: tuple[Variant, ...] = (Subpixel(), PaddedColumns(), Floats())
 # On CPUs, AddRfactor divides sums among the cores. Blocks of a GPU can't wait for each other.
 GPU_VARIANTS: tuple[Variant, ...] = (SplitK(4), SplitK(16))
 
@@ -55,9 +58,11 @@ GPU_VARIANTS: tuple[Variant, ...] = (SplitK(4), SplitK(16))
 def all_variants(target: str, tf32: bool = False) -> tuple[Variant, ...]:
     """Return the variants for a target, plug-ins' variants last. With `tf32`, the variant `tf32` is among
     them if the target's tensor cores know TF32. Raises PluginError."""
-    own, capability = VARIANTS, capability_of(parse_target(target))
+    capability = capability_of(parse_target(target))
     if capability:
-        own += GPU_VARIANTS
+        own: tuple[Variant, ...] = (Winograd(2), Winograd(4), *VARIANTS, *GPU_VARIANTS)
+    else:
+        own = (*CPU_VARIANTS, *VARIANTS)
     if tf32 and capability >= TF32_SINCE:
         own += (Tf32(),)
     return (*own, *(one.value for one in plugins.extensions(plugins.VARIANTS)))

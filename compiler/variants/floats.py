@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import tvm
 
-from compiler.precision.packed_weights import unpack
-
-# Larger weights come from memory. A single-row product then takes as long as loading them.
-CACHED_BYTES = 32 << 20
+from compiler.precision.packed_weights import CACHED_BYTES, unpack
 
 
 class Floats:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from tvm.ir import Call, GenericConst
 
 from compiler.constants.fold import static_shape
 from compiler.variants.rewriting import Kernel, rewrite_calls
+from core.profile import FLOAT32
 
 KERNEL = 3
 # The layouts of each operator, channels last.
@@ -51,12 +52,15 @@ class Winograd:
         transformed[e, v, p, q, c] = sum(data[m*p + i, m*q + j, c] * B[i, e] * B[j, v])      i, j < m + 2
         products[e, v, p, q, o] = sum(transformed[e, v, p, q, c] * weight'[e, v, c, o])
         conv[m*p + h, m*q + w, o] = sum(products[e, v, p, q, o] * A[e, h] * A[v, w])         h, w < m
+
+    It computes in float32. `types` are the possible types of data and weights.
     """
 
     exact = False
 
-    def __init__(self, tile: int) -> None:
+    def __init__(self, tile: int, types: Collection[str] = (FLOAT32,)) -> None:
         self.tile = tile
+        self.types = types
         self.name = f"winograd_{tile}"
 
     def rewrite(self, operators: tvm.IRModule) -> tvm.IRModule | None:
@@ -64,7 +68,7 @@ class Winograd:
         return rewrite_calls(operators, self.name, self._kernel)
 
     def _kernel(self, call: Call) -> Kernel | None:
-        if not applies(call, self.tile):
+        if not applies(call, self.tile, self.types):
             return None
         data, weight = call.args
         transformed = transform_weights(weight.value.numpy(), matrices(self.tile)[2])
@@ -76,10 +80,11 @@ class Winograd:
         return Kernel(compute, (data, relax.const(transformed)))
 
 
-def applies(call: Call, tile: int) -> bool:
+def applies(call: Call, tile: int, types: Collection[str] = (FLOAT32,)) -> bool:
     """Return whether a call is a convolution for which this tile size is the best.
 
-    It must have stride 1, 32-bit floats, channels last, 3x3 in height and width, and constant weights.
+    It must have stride 1, sums of float32, channels last, 3x3 in height and width, and constant weights of
+    one of the `types`.
     """
     layouts = LAYOUTS.get(getattr(call.op, "name", ""))
     if layouts is None or not isinstance(call.args[1], GenericConst):
@@ -92,7 +97,8 @@ def applies(call: Call, tile: int) -> bool:
         and all(int(step) == 1 for step in (*attrs.strides, *attrs.dilation, attrs.groups))
         and min(weight.shape[-2:]) >= MIN_CHANNELS
         and _best_tile(min(result[-3:-1])) == tile
-        and {str(weight.dtype), str(call.ty.dtype)} == {"float32"}
+        and str(weight.dtype) in types
+        and str(call.ty.dtype) == FLOAT32
     )
 
 
@@ -126,6 +132,10 @@ def convolution(data: te.Tensor, weight: te.Tensor, padding: Sequence[int], tile
     padded = topi.nn.pad(
         data, (0, *before, 0), (0, *(a + b for a, b in zip(after, beyond, strict=True)), 0), name="padded"
     )
+
+    def pixel(*place: Any) -> Any:
+        return padded[place] if str(data.dtype) == FLOAT32 else padded[place].astype(FLOAT32)
+
     # The inner sum of a transform's two sums is written out. TVM then compiles the kernel in half the time,
     # and LLVM computes what several outputs of a tile share only once.
     i = te.reduce_axis((0, edge), "i")
@@ -135,7 +145,7 @@ def convolution(data: te.Tensor, weight: te.Tensor, padding: Sequence[int], tile
         return te.sum(
             data_matrix[i, e]
             * _written_sum(
-                padded[n, *d, tile * p + i, tile * q + j, c] * data_matrix[j, v] for j in range(edge)
+                pixel(n, *d, tile * p + i, tile * q + j, c) * data_matrix[j, v] for j in range(edge)
             ),
             axis=[i],
         )

@@ -48,7 +48,9 @@ NOT_IN_TF32 = "not_in_tf32"
 QUANTIZED = "quantized"
 # Why a decoder's cache can't stay in its library.
 NO_CACHE = "no_cache"
-NOTES = (UNVERIFIED, OPEN, PADDED, NOT_IN_TF32, QUANTIZED, NO_CACHE)
+# How many products of halves are computed in float32.
+IN_FLOAT32 = "in_float32"
+NOTES = (UNVERIFIED, OPEN, PADDED, NOT_IN_TF32, QUANTIZED, NO_CACHE, IN_FLOAT32)
 
 
 def run(context: Context, job: Job) -> None:
@@ -207,6 +209,13 @@ def _notes(
         notes[PADDED] = f"the data decides how many of the first rows are valid, the rest hold -1: {said}"
     if imported.no_cache:
         notes[NO_CACHE] = f"the library doesn't keep the decoder's cache: {imported.no_cache}"
+    in_float32, products = imported.halves_in_float32
+    if in_float32:
+        counted = f"{in_float32} of {products}" if in_float32 < products else "all"
+        notes[IN_FLOAT32] = (
+            f"{counted} convolutions and matrix products of float16 or bfloat16 are computed in float32, "
+            "which is faster on this processor"
+        )
     if job.request.tf32 and (reason := _why_not_in_tf32(device, subgraphs)):
         notes[NOT_IN_TF32] = reason
     return notes

@@ -157,7 +157,11 @@ class CostParameters:
 
     def issue(self, buffer: Buffer) -> float:
         """Return the vector operations per cycle on a buffer's elements."""
-        return self.speeds.issue(buffer.dtype) * self.factors.issue
+        return self.issue_of(buffer.dtype)
+
+    def issue_of(self, rate: str) -> float:
+        """Return the vector operations per cycle by the name of a rate in the profile."""
+        return self.speeds.issue(rate) * self.factors.issue
 
     def rate_of(self, size: Floats) -> Floats:
         """Return the rate at which one core reads `size` bytes that were just written.

@@ -104,7 +104,8 @@ class _Body:
         rows = tile.prod(axis=0) / width
         accumulators = rows * instructions
         level = nest.depth - 2
-        depth = BY_NAME[nest.stage.intrinsic].depth if nest.stage.intrinsic else 1
+        intrinsic = BY_NAME.get(nest.stage.intrinsic)
+        depth = intrinsic.depth if intrinsic else 1
         steps = nest.trips(level) / depth
         between, outer = _loops_between(nest)
         # Without loops between the reduction levels the accumulators stay in registers for both.
@@ -123,7 +124,7 @@ class _Body:
             unrolled=np.minimum(unrolled, nest.trips(level)),
             is_flat=is_flat,
             depth=depth,
-            issue=parameters.issue(written),
+            issue=parameters.issue_of(intrinsic.rate if intrinsic else written.dtype),
         )
 
 

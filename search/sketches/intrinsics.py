@@ -5,8 +5,9 @@ An instruction adds to each of its lanes the products of a few neighbours along 
 The operand `columns` needs a special layout, so it is packed or copied. The operand `rows` is read in place,
 so the reduction must be contiguous in it.
 
-Two are missing: AVX-512's pmaddubsw saturates sums of two products at 16 bits, and x86 has no instruction for
-int8 times int8. Shifting one side by 128 would change the computation.
+Some are missing: x86's pmaddubsw saturates sums of two products at 16 bits, and x86 has no instruction for
+int8 times int8. Shifting one side by 128 would change the computation. Instructions that multiply tiles (AMX,
+Arm's smmla and bfmmla) have another structure.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from core.device import Device
+from core.profile import DOT
 from search.dag import Access, AxisKind, BufferRole, Dag, Node
 from search.sketches.predicates import is_permutation, writes_boxes
 from search.sketches.stage import Stage
@@ -32,11 +34,19 @@ class Intrinsic:
     sums: str
     features: tuple[str, ...]
 
+    @property
+    def rate(self) -> str:
+        """The name of its rate in a profile's `multiply_adds`."""
+        return "int8" if self.columns in ("int8", "uint8") else DOT + self.columns
+
 
 # Faster intrinsics come first.
 INTRINSICS = [
     Intrinsic("dot_16x4_vnni", 16, 4, "uint8", "int8", "int32", ("avx512_vnni",)),
     Intrinsic("dot_8x4_vnni", 8, 4, "uint8", "int8", "int32", ("avx512_vnni", "avx512vl")),
+    Intrinsic("dot_16x2_dpbf16ps", 16, 2, "bfloat16", "bfloat16", "float32", ("avx512_bf16",)),
+    Intrinsic("dot_8x2_dpbf16ps", 8, 2, "bfloat16", "bfloat16", "float32", ("avx512_bf16", "avx512vl")),
+    Intrinsic("dot_8x4_avx_vnni", 8, 4, "uint8", "int8", "int32", ("avx_vnni",)),
     Intrinsic("dot_4x4_i8i8s32_sdot", 4, 4, "int8", "int8", "int32", ("asimddp",)),
     Intrinsic("dot_4x4_u8u8u32_udot", 4, 4, "uint8", "uint8", "uint32", ("asimddp",)),
     Intrinsic("dot_4x4_u8u8i32_hdot", 4, 4, "uint8", "uint8", "int32", ("asimddp",)),
@@ -62,13 +72,13 @@ class Roles:
     columns: str
 
 
-def dot_product(features: Collection[str], lanes: int, columns: str) -> Intrinsic | None:
-    """Return the best intrinsic for `columns` of this type and `lanes` sums of int32; None if a device with
-    these features has none.
+def dot_product(features: Collection[str], lanes: int, columns: str, sums: str = "int32") -> Intrinsic | None:
+    """Return the best intrinsic for `columns` of this type and `lanes` sums of the type `sums`; None if a
+    device with these features has none.
     """
     for intrinsic in INTRINSICS:
         fits = lanes > 0 and lanes % intrinsic.lanes == 0 and intrinsic.columns == columns
-        if fits and intrinsic.sums == "int32" and set(intrinsic.features) <= set(features):
+        if fits and intrinsic.sums == sums and set(intrinsic.features) <= set(features):
             return intrinsic
     return None
 

@@ -45,6 +45,7 @@ def test_this_machine() -> None:
     profile = calibrate(device)
     assert set(profile.derived) <= {"registers", "l3_rate", "memory_rate", "memory_rate_all"}
     assert set(profile.multiply_adds) >= {"float32", "float64", "int32", "int8"}
+    assert ("dotbfloat16" in profile.multiply_adds) == ("avx512_bf16" in device.features)
     rates = [getattr(profile, name) for name in RATES]
     assert rates == sorted(rates, reverse=True)
     assert profile.memory_rate_all >= profile.memory_rate

@@ -1,4 +1,4 @@
-"""Products of float16 are summed in float32, unless the device computes in float16."""
+"""Halves are computed in float32, unless the device has arithmetic or dot products of them."""
 
 from __future__ import annotations
 
@@ -25,16 +25,20 @@ from compiler.importing.model import (
     read_onnx,
 )
 from compiler.packaging.artifact import build_library
-from compiler.precision.half import HALF_ARITHMETIC, SUMS
+from compiler.precision import half
+from compiler.precision.half import HALF_ARITHMETIC, SUMS, count_products
 from compiler.reading.subgraph import read_dag
-from compiler.target import detect_device
+from compiler.target import detect_device, parse_target
+from compiler.variants.choice import VariantModel
 from compiler.workload import from_json
+from examples.quantization import narrowed
 from search.programs.annotate import sample
 from search.rules.space import generate
 from search.sketches.stage import StageKind
 from tests.compiled import build_module, load_main
 from tests.devices import GPU
 from tests.gpu_programs import Failure, compiled, failures
+from tests.onnx_models import Builder, residual
 from tests.suite import Case
 
 DEVICE = detect_device()
@@ -119,6 +123,101 @@ def test_sums_of_halves_are_rounded_once(file: bytes, model: RelaxModel, tmp_pat
     computed = load_main(library)(tvm.runtime.tensor(image)).numpy()
     (expected,) = onnxruntime.InferenceSession(file).run(None, {"image": image})
     assert np.abs(computed - expected).max() < 2e-3 * np.abs(expected).max()
+
+
+GENERIC = '{"kind":"llvm","mtriple":"x86_64-linux-gnu","mcpu":"haswell"}'
+GENOA = '{"kind":"llvm","mtriple":"x86_64-linux-gnu","mcpu":"znver4"}'
+
+
+def _types(module: tvm.IRModule) -> dict[str, set[str]]:
+    """Return the types of operands and results by operator."""
+    found: dict[str, set[str]] = {}
+
+    def visit(expr: relax.Expr) -> None:
+        name = getattr(getattr(expr, "op", None), "name", "")
+        if isinstance(expr, tvm.ir.Call) and name.startswith("relax.") and expr.args:
+            types = {str(getattr(one.ty, "dtype", "")) for one in (expr, *expr.args)} - {""}
+            found.setdefault(name.removeprefix("relax."), set()).update(types)
+
+    relax.analysis.post_order_visit(module["main"], visit)
+    return found
+
+
+def _residual(dtype: int) -> RelaxModel:
+    return read_onnx(narrowed(onnx.load_from_string(residual()), dtype).SerializeToString(), {})
+
+
+@pytest.mark.parametrize("dtype", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+def test_halves_without_instructions_of_their_own_are_computed_in_float32(dtype: int) -> None:
+    types = _types(convert_operators(_residual(dtype), GENERIC))
+    assert types["nn.conv2d"] == types["nn.relu"] == types["add"] == {"float32"}, types
+    models = _residual(dtype), read_onnx(residual(), {})
+    own, plain = (extract_tasks(fuse(model, GENERIC)) for model in models)
+    layers = [
+        {task.workload_hash: task.layer for task in tasks if "conv2d" in task.name} for tasks in (plain, own)
+    ]
+    assert layers[0]
+    assert layers[0] == layers[1]
+
+
+def test_dot_products_read_halves_and_the_rest_is_float32() -> None:
+    model = _residual(TensorProto.BFLOAT16)
+    types = _types(convert_operators(model, GENOA))
+    assert types["nn.conv2d"] == {"bfloat16", "float32"}
+    assert types["nn.relu"] == {"float32"}
+    names = [task.name.split()[0] for task in extract_tasks(fuse(model, GENOA))]
+    assert not any("astype" in name and "conv2d" not in name for name in names[1:]), names
+
+
+def test_products_in_float32_are_counted() -> None:
+    model = _residual(TensorProto.BFLOAT16)
+    counts = [count_products(model.module, parse_target(target)) for target in (GENERIC, GENOA, GPU.target)]
+    assert counts == [(3, 3), (1, 3), (0, 0)]
+    plain = read_onnx(residual(), {}).module
+    assert count_products(plain, parse_target(GENERIC)) == (0, 0)
+
+
+def test_casts_of_the_model_still_round() -> None:
+    b = Builder()
+    rounded = b.op("Cast", b.op("Cast", "x", to=TensorProto.FLOAT16), to=TensorProto.FLOAT)
+    module = read_onnx(b.model({"x": [1, 8]}, {rounded: [1, 8]}), {})
+    assert _types(convert_operators(module, GENERIC))["astype"] == {"float16", "float32"}
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_row_times_large_weights_keeps_halves(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(half, "CACHED_BYTES", 4 * 64 * 48 - 1)
+    b = Builder()
+    file = onnx.load_from_string(
+        b.model({"x": [rows, 64]}, {b.op("MatMul", "x", b.weight(64, 48)): [rows, 48]})
+    )
+    model = read_onnx(narrowed(file, TensorProto.FLOAT16).SerializeToString(), {})
+    types = _types(convert_operators(model, GENERIC))
+    assert types["matmul"] == ({"float16", "float32"} if rows == 1 else {"float32"})
+
+
+@needs_floats
+@pytest.mark.parametrize("dtype", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+def test_networks_of_halves_agree_with_float32(dtype: int, tmp_path: Path) -> None:
+    image = RNG.normal(0, 1, (1, 3, 8, 8)).astype(np.float32)
+    build_module(fuse(_residual(dtype), DEVICE.target), {}, DEVICE.target, tmp_path / "model.so")
+    found = load_main(tmp_path / "model.so")(tvm.runtime.tensor(image)).numpy()
+    (wanted,) = onnxruntime.InferenceSession(residual()).run(None, {"input": image})
+    assert np.abs(found - wanted).max() < 2e-2 * np.abs(wanted).max()
+
+
+def test_winograd_competes_with_dot_products_of_bfloat16() -> None:
+    b = Builder()
+    conv = b.op("Relu", b.conv("input", 16, 16, 3))
+    file = onnx.load_from_string(b.model({"input": [1, 16, 12, 12]}, {conv: [1, 16, 12, 12]}))
+    model = read_onnx(narrowed(file, TensorProto.BFLOAT16).SerializeToString(), {})
+    tasks = VariantModel.of(model, GENOA).tasks()
+    (variant,) = (task for task in tasks if task.variant)
+    assert (variant.variant, variant.exact) == ("winograd_2", False)
+    (own,) = (task for task in tasks if task.workload_hash == variant.variant_of)
+    signatures = [read_dag(from_json(task.module_json)).signature for task in (own, variant)]
+    assert [signature.partition("[")[0] for signature in signatures] == ["bfloat16", "bfloat16"]
+    assert "float32[4,4,16,16]" in signatures[1]
 
 
 class ImportedProduct(Case):

@@ -1,4 +1,4 @@
-"""Programs with dot-product instructions are right for all bytes, in this process and in others."""
+"""Programs with dot-product instructions are right, in this process and in others."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tvm
 from numpy.typing import NDArray
 from tvm import te, topi
 
+from compiler.codegen.pipeline import PIPELINE
 from compiler.lowering.trace import apply_trace, lower
+from compiler.measuring.rounding import Rounding
 from compiler.reading.subgraph import read_dag
 from compiler.target import detect_device, parse_target
 from compiler.workload import to_json
@@ -32,6 +35,10 @@ FEW, MANY = 2, 6  # programs of a sketch
 needs_vnni = pytest.mark.skipif(
     "avx512_vnni" not in DEVICE.features, reason="this CPU has no such instruction"
 )
+needs_bfloat16 = pytest.mark.skipif(
+    "avx512_bf16" not in DEVICE.features, reason="this CPU has no dot product of bfloat16"
+)
+BFLOAT16 = ("bfloat16", "bfloat16", "float32")
 COPIED_OR_PACKED = pytest.mark.parametrize("constants", [(), (1,)], ids=["copied", "packed"])
 
 
@@ -54,8 +61,15 @@ class Case:
         return tvm.IRModule({"main": function})
 
     def inputs(self) -> list[Array]:
-        """Return all byte values, in an order in which sums of two products exceed 16 bits."""
+        """Return all byte values, in an order in which sums of two products exceed 16 bits; or floats of all
+        sizes.
+        """
         rng = np.random.default_rng(0)
+        if self.dtypes == BFLOAT16:
+            floats = (
+                rng.standard_normal(shape) * np.exp2(rng.integers(-9, 9, shape)) for shape in self.operands
+            )
+            return [each.astype(ml_dtypes.bfloat16) for each in floats]
         return [_bytes(rng, shape, dtype) for shape, dtype in zip(self.operands, self.dtypes, strict=False)]
 
 
@@ -95,11 +109,12 @@ def _batched(batch: int, n: int, m: int, k: int) -> Case:
     return Case(((batch, n, k), (batch, k, m)), compute, lambda a, b: a @ b)
 
 
-def _conv(size: int, inputs: int, outputs: int, kernel: int, stride: int, padding: int) -> Case:
+def _conv(size: int, inputs: int, outputs: int, kernel: int, stride: int, padding: int, *dtypes: str) -> Case:
     """Return a convolution with channels last and a rectifier."""
+    dtypes = dtypes or Case.dtypes
 
     def compute(a: te.Tensor, b: te.Tensor) -> te.Tensor:
-        conv = topi.nn.conv2d(a, b, stride, padding, 1, "NHWC", "HWIO", out_dtype="int32")
+        conv = topi.nn.conv2d(a, b, stride, padding, 1, "NHWC", "HWIO", out_dtype=dtypes[2])
         return topi.nn.relu(conv)
 
     def expect(a: Array, b: Array) -> Array:
@@ -108,7 +123,7 @@ def _conv(size: int, inputs: int, outputs: int, kernel: int, stride: int, paddin
         return np.maximum(np.einsum("nyxchw,hwcf->nyxf", windows[:, ::stride, ::stride], b), 0)
 
     shapes = ((1, size, size, inputs), (kernel, kernel, inputs, outputs))
-    return Case(shapes, compute, expect)
+    return Case(shapes, compute, expect, dtypes)
 
 
 CASES = {
@@ -136,13 +151,23 @@ def _programs(module: tvm.IRModule, device: Device, seed: int, each: int) -> lis
     return found
 
 
+HALVES = {
+    "matmul": _matmul(32, 48, 64, *BFLOAT16),
+    "one row": _matmul(1, 16, 2, *BFLOAT16),
+    "eight lanes": _matmul(9, 24, 16, *BFLOAT16),
+    "transposed": _matmul(16, 32, 24, *BFLOAT16, transposed=True),
+    "convolution": _conv(10, 8, 32, 3, 1, 1, *BFLOAT16),
+    "strided": _conv(9, 6, 16, 3, 2, 1, *BFLOAT16),
+}
+
+
 def _compiled(module: tvm.IRModule, program: Program, device: Device) -> Any:
     scheduled = apply_trace(module, lower(module, program, device))
-    return tvm.compile(scheduled, target=parse_target(device.target))
+    return tvm.compile(scheduled, target=parse_target(device.target), tir_pipeline=PIPELINE)
 
 
-def _run(library: Any, case: Case, expected: Array) -> Array:
-    placed = [tvm.runtime.tensor(array, device=tvm.cpu()) for array in case.inputs()]
+def _run(library: Any, case: Case, expected: Array, inputs: Sequence[Array] = ()) -> Array:
+    placed = [tvm.runtime.tensor(array, device=tvm.cpu()) for array in inputs or case.inputs()]
     result = tvm.runtime.tensor(np.full(expected.shape, 113, case.dtypes[2]), device=tvm.cpu())
     library["main"](*placed, result)
     return np.asarray(result.numpy())
@@ -175,6 +200,49 @@ def _check(case: Case, constants: tuple[int, ...], each: int) -> None:
         assert np.array_equal(_run(library, case, expected), expected), str(program)
 
 
+@needs_bfloat16
+@COPIED_OR_PACKED
+def test_products_of_bfloat16_use_the_instruction(constants: tuple[int, ...]) -> None:
+    _check_halves(HALVES["convolution"], constants, 1)
+
+
+@needs_bfloat16
+@pytest.mark.slow_lane
+@pytest.mark.timeout(1800)
+@COPIED_OR_PACKED
+@pytest.mark.parametrize("name", HALVES)
+def test_many_random_programs_of_bfloat16_are_right(name: str, constants: tuple[int, ...]) -> None:
+    _check_halves(HALVES[name], constants, MANY)
+
+
+def _check_halves(case: Case, constants: tuple[int, ...], each: int) -> None:
+    """Compare with sums in float64, by the bound that candidates are verified by."""
+    module = case.module(constants)
+    expected = case.expect(*(array.astype(np.float64) for array in case.inputs())).astype(np.float32)
+    allowed = Rounding.of(module["main"]).bounds(expected, None)
+    programs = _programs(module, DEVICE, each, each)
+    assert programs
+    for program in programs:
+        library = _compiled(module, program, DEVICE)
+        assert "vdpbf16ps" in library.mod.inspect_source("asm"), str(program)
+        assert (np.abs(_run(library, case, expected) - expected) <= allowed).all(), str(program)
+
+
+@needs_bfloat16
+def test_subnormal_products_may_be_zero() -> None:
+    """The instruction takes subnormal operands and sums as zero, and the bound allows it."""
+    case = HALVES["one row"]
+    module = case.module()
+    tiny = [np.full(shape, 2.0**-66, ml_dtypes.bfloat16) for shape in case.operands]
+    expected = np.full((1, 16), 2.0**-131, np.float32)
+    (program, *_) = _programs(module, DEVICE, 0, 1)
+    found = _run(_compiled(module, program, DEVICE), case, expected, tiny)
+    assert (found == 0).all()
+    allowed = Rounding.of(module["main"]).bounds(expected, None)
+    assert (np.abs(found - expected) <= allowed).all()
+    assert (allowed < 2.0**-120).all()
+
+
 @pytest.mark.parametrize(
     ("dtypes", "mcpu", "features", "instruction"),
     [
@@ -193,6 +261,16 @@ def test_boards_use_their_instructions(
     for program in _programs(module, board, seed=0, each=1):
         library = _compiled(module, program, board)
         assert re.search(rf"\b{instruction}\b", library.mod.inspect_source("asm")), str(program)
+
+
+def test_avx_vnni_is_used_without_avx512() -> None:
+    target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "alderlake"}
+    features = ("avx", "avx2", "avx_vnni", "fma")
+    device = replace(DEVICE, features=features, vector_bytes=32, mcpu="alderlake", target=json.dumps(target))
+    (program, *_) = _programs(CASES["matmul"].module([1]), device, seed=0, each=1)
+    source = _compiled(CASES["matmul"].module([1]), program, device).mod.inspect_source("asm")
+    assert "vpdpbusd" in source
+    assert "zmm" not in source
 
 
 REPLAY = """

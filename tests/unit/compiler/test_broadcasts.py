@@ -1,4 +1,4 @@
-"""Vectorized loops store one bfloat16 in all lanes."""
+"""Vectorized loops store one bfloat16 in all lanes, and round by one instruction."""
 
 from __future__ import annotations
 
@@ -13,9 +13,29 @@ from tvm import te, tirx, topi
 from tvm.s_tir import Schedule
 
 from compiler.codegen.pipeline import PIPELINE
+from compiler.target import detect_device, parse_target
 from tests.workloads import module
 
 DATA = np.random.default_rng(0).standard_normal((1, 4, 4, 16)).astype(ml_dtypes.bfloat16)
+
+
+DEVICE = detect_device(1)
+
+
+@pytest.mark.skipif("avx512_bf16" not in DEVICE.features, reason="this CPU doesn't round to bfloat16")
+def test_vectors_are_rounded_by_one_instruction() -> None:
+    floats = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1.00390625, 1.01171875, 3.4e38], np.float32)
+    values = np.concatenate([floats, np.random.default_rng(0).standard_normal(56, np.float32)])
+    data = te.placeholder((64,), "float32", name="data")
+    schedule = Schedule(module([data, te.compute((64,), lambda i: data[i].astype("bfloat16"), name="cast")]))
+    _, inner = schedule.split(schedule.get_loops(schedule.get_sblock("cast"))[0], [None, 16])
+    schedule.vectorize(inner)
+    built = tvm.compile(schedule.mod, target=parse_target(DEVICE.target), tir_pipeline=PIPELINE)
+    assert "vcvtneps2bf16" in built.mod.inspect_source("asm")
+    result = tvm.runtime.tensor(np.zeros(64, ml_dtypes.bfloat16))
+    built["main"](tvm.runtime.tensor(values), result)
+    found = result.numpy().astype(np.float32)
+    np.testing.assert_array_equal(found, values.astype(ml_dtypes.bfloat16).astype(np.float32))
 
 
 def _result(schedule: Schedule, shape: tuple[int, ...]) -> NDArray[Any]:

@@ -12,7 +12,13 @@ from core.roofline import Limits, verdict
 PROFILE = replace(
     assumed_profile("x86_64", ("avx2", "fma"), 2),
     hertz=1e9,
-    multiply_adds={"float32": 2.0, "int8": 4.0, "tensorfloat16": 8.0, "tensorfloat32": 8.0},
+    multiply_adds={
+        "float32": 2.0,
+        "int8": 4.0,
+        "tensorfloat16": 8.0,
+        "tensorfloat32": 8.0,
+        "dotbfloat16": 2.5,
+    },
     memory_rate_all=10.0,
 )
 # 2 operations * 8 lanes * 2 per cycle * 1 GHz * 2 cores, and 10 bytes per cycle.
@@ -24,10 +30,11 @@ MATMUL, BYTES, HALVES = (
 )
 
 
-def test_a_types_peak_counts_its_lanes_and_its_tensor_cores() -> None:
+def test_a_types_peak_counts_its_lanes_and_its_instructions() -> None:
     assert LIMITS.flops_per_s() == 64e9
     assert LIMITS.flops_per_s("int8") == 2 * 32 * 4 * 1e9 * 2
     assert LIMITS.flops_per_s("float16") == 2 * 16 * 8 * 1e9 * 2
+    assert LIMITS.flops_per_s("bfloat16") == 2 * 16 * 2.5 * 1e9 * 2
     assert LIMITS.flops_per_s("bool") == 2 * 32 * 2 * 1e9 * 2
     assert LIMITS.bytes_per_s == 10e9
 

@@ -88,6 +88,7 @@ class FakeCompiler:
     verification: Verification | Exception = field(default_factory=Verification)
     build_error: Exception | None = None
     padded_axis: int | None = None
+    halves_in_float32: tuple[int, int] = (0, 0)
     uncompilable: Callable[[str], bool] = lambda trace: False
     harmful: Callable[[str], bool] = lambda trace: False
     unschedulable: ExtractedTask | None = None
@@ -145,7 +146,12 @@ class FakeCompiler:
         inputs: tuple[TensorSpec, ...] = (data,)
         if self.cache is not None:
             inputs += (TensorSpec(self.cache.position, (1,), "int64"),)
-        return ImportedModel(inputs, outputs, tuple(self.tasks), is_onnx=self.is_onnx, cache=self.cache)
+        return ImportedModel(
+            *(inputs, outputs, tuple(self.tasks)),
+            is_onnx=self.is_onnx,
+            cache=self.cache,
+            halves_in_float32=self.halves_in_float32,
+        )
 
     def _compile_untuned(
         self,

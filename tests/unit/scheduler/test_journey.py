@@ -276,6 +276,21 @@ def test_outputs_of_which_the_data_decides_the_rows_are_said(farm: Farm, compile
     assert farm.finish().message.endswith(said.data["message"])
 
 
+@pytest.mark.parametrize(("counts", "counted"), [((3, 3), "all"), ((2, 3), "2 of 3")])
+def test_a_job_says_what_is_computed_in_float32_instead_of_halves(
+    farm: Farm, compiler: FakeCompiler, counts: tuple[int, int], counted: str
+) -> None:
+    compiler.halves_in_float32 = counts
+    farm.submit()
+    farm.plug_in()
+    farm.tick()
+    message = farm.finish().message
+    assert message.endswith(
+        f"; {counted} convolutions and matrix products of float16 or bfloat16 are computed in float32, "
+        "which is faster on this processor"
+    )
+
+
 def test_a_job_reports_that_nothing_is_computed_in_tf32(farm: Farm, compiler: FakeCompiler) -> None:
     farm.submit(tf32=True)
     farm.plug_in()

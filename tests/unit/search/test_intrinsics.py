@@ -32,6 +32,8 @@ from tests.unit.search.dags import DEVICE
 from tests.unit.search.programs import all_programs, drawn, program_of, sketch_of
 
 SERVER = replace(DEVICE, features=(*DEVICE.features, "avx512_vnni"))
+ALDER_LAKE = replace(DEVICE, features=(*DEVICE.features, "avx_vnni"))
+GENOA = replace(SERVER, features=(*SERVER.features, "avx512_bf16"))
 BOARD = replace(DEVICE, triple="aarch64-linux-gnu", features=("asimd", "asimddp"), vector_bytes=16)
 OLD_BOARD = replace(BOARD, features=("asimd",))
 VNNI = BY_NAME["dot_16x4_vnni"]
@@ -149,7 +151,13 @@ def test_columns_that_the_subgraph_computes_are_not_rearranged() -> None:
     [
         (DEVICE, ("uint8", "int8", "int32"), None),
         (SERVER, ("uint8", "int8", "int32"), "dot_16x4_vnni"),
+        (ALDER_LAKE, ("uint8", "int8", "int32"), "dot_8x4_avx_vnni"),
         (SERVER, ("int8", "int8", "int32"), None),
+        (SERVER, ("bfloat16", "bfloat16", "float32"), None),
+        (GENOA, ("bfloat16", "bfloat16", "float32"), "dot_16x2_dpbf16ps"),
+        (GENOA, ("bfloat16", "bfloat16", "bfloat16"), None),
+        (GENOA, ("float16", "float16", "float32"), None),
+        (GENOA, ("uint8", "int8", "int32"), "dot_16x4_vnni"),
         (BOARD, ("int8", "int8", "int32"), "dot_4x4_i8i8s32_sdot"),
         (BOARD, ("uint8", "uint8", "uint32"), "dot_4x4_u8u8u32_udot"),
         (BOARD, ("uint8", "uint8", "int32"), "dot_4x4_u8u8i32_hdot"),
@@ -267,6 +275,47 @@ def test_an_instruction_takes_as_long_as_one_of_a_vector() -> None:
         estimate(_alone(program), SERVER).quantities["cycles"] for program in (dots, vectors)
     )
     assert dot_cycles == pytest.approx(cycles)
+
+
+@pytest.mark.parametrize(
+    ("types", "depth", "rate"),
+    [
+        (U8_S8, 4, "int8"),
+        ({"a": "bfloat16", "b": "bfloat16", "matmul": "float32"}, 2, "dotbfloat16"),
+    ],
+    ids=["bytes", "bfloat16"],
+)
+def test_the_estimate_takes_an_instructions_own_rate(types: dict[str, str], depth: int, rate: str) -> None:
+    """At half the rate, 16 accumulators take as many cycles as twice the instructions would."""
+    (name,) = (one.name for one in INTRINSICS if one.rate == rate and one.lanes == 16)
+    graph = _matmul(32, 32, 64 * depth, dtypes=types, constants=("b",))
+    sketch = sketch_of(graph, f"tile matmul SSRSRS of {name}", GENOA)
+    program = program_of(sketch, matmul={"i": (4, 1, 1, 8), "j": (1, 1, 1, 2), "k": (1, 64), "unroll": 0})
+    cycles = []
+    for speed in (2.0, 1.0):
+        base = GENOA.speeds
+        profile = replace(base, multiply_adds={**base.multiply_adds, rate: speed, "int32": 0.1})
+        device = replace(GENOA, profile=profile)
+        (found,) = estimate(_alone(program), device).quantities["cycles"]
+        cycles.append(found)
+    assert 1.5 < cycles[1] / cycles[0] <= 2.0
+
+
+def test_a_convolution_of_bfloat16_fuses_its_consumer() -> None:
+    conv = _conv()
+    types = {
+        "data": "bfloat16",
+        "pad": "bfloat16",
+        "weight": "bfloat16",
+        "conv": "float32",
+        "relu": "bfloat16",
+    }
+    graph = replace(conv, buffers=tuple(replace(one, dtype=types[one.name]) for one in conv.buffers))
+    assert [sketch.key for sketch in _tensorized(graph, GENOA)] == [
+        "nest pad; tile conv SSRSRS of dot_16x2_dpbf16ps; nest relu",
+        "nest pad; tile conv SSRSRS of dot_16x2_dpbf16ps, relu at 1; fuse relu",
+        "nest pad; tile conv SSRSRS of dot_16x2_dpbf16ps, relu at 2; fuse relu",
+    ]
 
 
 def test_the_original_order_of_the_columns_does_not_matter_to_registers() -> None:
