@@ -200,7 +200,7 @@ NAN_ROWS = np.array(
 )
 
 
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("dtype", slow_lane_except(TYPES, "float32", "bfloat16", seconds=0.2))
 @pytest.mark.parametrize("kind", ["ArgMax", "ArgMin", "ReduceMax", "ReduceMin", "Hardmax", "GlobalMaxPool"])
 def test_rows_with_nan_and_infinities(kind: str, dtype: str) -> None:
     """NaN is the extreme, and the first one counts, as numpy has it."""
@@ -225,7 +225,10 @@ def test_rows_with_nan_and_infinities(kind: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("last", [0, 1])
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64", "uint64"])
+@pytest.mark.parametrize(
+    "dtype",
+    slow_lane_except(["int8", "uint8", "int16", "int32", "int64", "uint64"], "int8", "uint64", seconds=0.1),
+)
 @pytest.mark.parametrize("kind", ["ArgMax", "ArgMin"])
 def test_the_place_of_equal_extremes_of_a_type(kind: str, dtype: str, last: int) -> None:
     limits = np.iinfo(dtype)
@@ -263,7 +266,7 @@ LONG_SUMS: Mapping[str, tuple[Sequence[Array], Mapping[str, Any], float]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", slow_lane_except(["float16", "bfloat16"], "float16", seconds=0.2))
 @pytest.mark.parametrize("kind", LONG_SUMS)
 def test_long_sums_of_halves(kind: str, dtype: str) -> None:
     constants, attributes, value = LONG_SUMS[kind]
@@ -314,7 +317,7 @@ def test_booleans_are_compared(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     "padding", [{"pads": [1, 0, 2, 1]}, {"auto_pad": "SAME_UPPER"}, {"auto_pad": "SAME_LOWER"}]
 )
-@pytest.mark.parametrize("p", [1, 2, 3])
+@pytest.mark.parametrize("p", slow_lane_except([1, 2, 3], 2, seconds=0.1))
 def test_norms_of_windows_at_the_edge(p: int, padding: dict[str, Any], ceil_mode: int) -> None:
     data = np.random.default_rng(0).normal(size=(1, 2, 11, 10)).astype(np.float32)
     dilations = [2, 1] if "pads" in padding else [1, 1]
