@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from sandbox import landlock, limits, mounts, privileges, python_packages, reaper, socket_filter
+from sandbox import landlock, limits, mounts, privileges, python_packages, reaper, syscall_filter
 from sandbox.files import VisibleFiles
 from sandbox.kinds import ChildKind
 from sandbox.privileges import Account
@@ -102,7 +102,7 @@ def enter(
     if refused_mounts:
         gaps += _restrict_by_landlock(kind, files, refused_mounts)
     try:
-        socket_filter.load(not refused_mounts, protected)
+        syscall_filter.load(not refused_mounts, protected, has_driver=bool(kind.groups))
     except OSError as error:
         gaps.append(f"{kind.subject} can reach sockets, no filter is possible: {error}: install libseccomp2")
     die_with_parent(parent_pid=parent)  # again, because the kernel resets it when the user changes

@@ -95,7 +95,7 @@ def attacked(kind: str, system: str, machine: Machine, told: dict[str, str]) -> 
 @pytest.mark.parametrize("kind", [kind.name for kind in KINDS])
 def test_a_child_reaches_nothing_and_leaves_nothing(kind: str, system: str, machine: Machine) -> None:
     marker = uuid.uuid4().hex
-    found = attacked(kind, system, machine, {**machine.told, "marker": marker})
+    found = attacked(kind, system, machine, {**machine.told, "marker": marker, "kind": kind})
     assert found["works"] == "ok"
     reached = {name: what for name, what in found["reached"].items() if what}
     assert reached == {}
