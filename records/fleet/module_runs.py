@@ -46,7 +46,7 @@ class StoredModuleRun:
 def add(session: Session, job_id: str, kind: ModuleKind, artifact_sha: str, now: float) -> int:
     """Add a module run to a job unless it has the same one; return the id.
 
-    Raises BlobNotFound, JobNotFound.
+    The caller has locked the job, and it isn't finished. Raises BlobNotFound, JobNotFound.
     """
     jobs.get(session, job_id)
     if blobs.size(session, artifact_sha) is None:
@@ -72,7 +72,7 @@ def published_before(session: Session, job_ids: Sequence[str]) -> dict[str, tupl
 
 
 def time_again(session: Session, run_ids: Sequence[int]) -> None:
-    """Make finished module runs pending again, to be timed together."""
+    """Make finished module runs pending again, to be timed together. The caller has locked their job."""
     done = update(ModuleRunRow).where(ModuleRunRow.id.in_(run_ids), ModuleRunRow.state == "done")
     session.execute(done.values(state="pending", lease_id=None, outcome=None, run_s=None, error=""))
 

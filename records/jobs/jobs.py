@@ -31,7 +31,7 @@ from records import devices, webhooks
 from records.jobs import events, models
 from records.jobs.models import UploadKind
 from records.storage.database import NotFound
-from records.storage.statements import changed, insert_into, table_of
+from records.storage.statements import changed, insert_into, lock_job, table_of
 from records.storage.tables import ArtifactCountRow, JobRow, ModuleRunRow, TaskRow, TrialRow
 
 _STOPPED = (JobState.FAILED, JobState.CANCELLED)
@@ -226,6 +226,17 @@ def get(session: Session, job_id: str) -> Job:
     if not found:
         raise JobNotFound(f"there is no job {job_id!r}")
     return found[0]
+
+
+def lock(session: Session, job_id: str) -> JobState:
+    """Lock a job until this transaction ends, so that its state stays the same; return the state.
+
+    Raises JobNotFound.
+    """
+    state = lock_job(session, job_id)
+    if state is None:
+        raise JobNotFound(f"there is no job {job_id!r}")
+    return JobState(state)
 
 
 def by_id(session: Session, ids: Select[str]) -> dict[str, Job]:

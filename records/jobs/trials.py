@@ -13,10 +13,8 @@ from sqlalchemy import Row, String, func, or_, select
 from sqlalchemy import cast as cast_as
 from sqlalchemy.orm import Session
 
-from core.job import JobState
 from core.measurement import Outcome
 from records.jobs import jobs
-from records.jobs.jobs import JobNotFound
 from records.storage.statements import digest, insert_into, lock_job, table_of
 from records.storage.tables import TrialRow
 
@@ -146,10 +144,7 @@ def add(
 
     A finished job gets no trials. Raises JobNotFound.
     """
-    state = lock_job(session, job_id)
-    if state is None:
-        raise JobNotFound(f"there is no job {job_id!r}")
-    if JobState(state).finished or not trials:
+    if jobs.lock(session, job_id).finished or not trials:
         return []
     common = {
         "job_id": job_id,

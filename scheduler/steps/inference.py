@@ -57,11 +57,11 @@ def _request_run(context: Context, job: Job) -> None:
         write_with_inputs(packed, artifact, inputs)
         sha, size = blobs.stage(context.database, packed)
         with context.database.begin() as session:
-            blobs.put_file(session, packed, sha, size)
-            module_runs.add(session, job.id, "inference", sha, context.now())
-            message = "running on the device"
+            message, now = "running on the device", context.now()
             before = {JobState.QUEUED, JobState.IMPORTING}
-            jobs.advance(session, job.id, before, JobState.PUBLISHING, context.now(), message=message)
+            if jobs.advance(session, job.id, before, JobState.PUBLISHING, now, message=message):
+                blobs.put_file(session, packed, sha, size)
+                module_runs.add(session, job.id, "inference", sha, now)
 
 
 def _compare(context: Context, job: Job) -> None:
@@ -91,9 +91,10 @@ def _compare(context: Context, job: Job) -> None:
             model, job.request.shapes, inputs, manifest.inputs, outputs, manifest.outputs
         )
     with context.database.begin() as session:
-        inferences.set_comparison(session, job.id, comparison)
         message = f"worker {module_runs.worker_of(session, done)} ran it; {comparison.text}"
-        jobs.advance(session, job.id, {JobState.PUBLISHING}, JobState.DONE, context.now(), message=message)
+        before = {JobState.PUBLISHING}
+        if jobs.advance(session, job.id, before, JobState.DONE, context.now(), message=message):
+            inferences.set_comparison(session, job.id, comparison)
 
 
 def _source(session: Session, job: Job) -> Job:

@@ -81,6 +81,9 @@ def _import(context: Context, job: Job, device: Device) -> None:
         subgraphs = [subgraph for subgraph in read if subgraph.dag is not None or not subgraph.task.variant]
         sha, size = blobs.stage(context.database, artifact)
         with context.database.begin() as session:
+            before = (JobState.QUEUED, JobState.IMPORTING)
+            if jobs.lock(session, job.id) not in before:
+                return  # it was cancelled, or another scheduler has imported it
             blobs.put_file(session, artifact, sha, size)
             notes = _notes(job, device, imported, subgraphs, verification)
             if (form := quantized_models.find(session, job.request)) is not None:
@@ -95,7 +98,6 @@ def _import(context: Context, job: Job, device: Device) -> None:
             tasks.add_tasks(session, job.id, [subgraph.spec(job) for subgraph in subgraphs])
             state, message = _next_state(session, job, subgraphs)
             message = "; ".join([message, *notes.values()])
-            before = {JobState.QUEUED, JobState.IMPORTING}
             jobs.advance(session, job.id, before, state, context.now(), message=message)
             jobs.set_artifacts(session, job.id, untuned_sha=sha)
 

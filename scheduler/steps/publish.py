@@ -97,10 +97,13 @@ def run(context: Context, job: Job) -> None:
     if not runs:
         peers = _peers(context, job)
         with context.database.begin() as session:
-            _request_timings(session, job, peers, f"{not_compiled}: timing the untuned one", context.now())
+            if jobs.lock(session, job.id) is JobState.PUBLISHING:
+                message = f"{not_compiled}: timing the untuned one"
+                _request_timings(session, job, peers, message, context.now())
     elif not _timed_together(runs):
         with context.database.begin() as session:
-            module_runs.time_again(session, [run.id for run in runs if not run.failed])
+            if jobs.lock(session, job.id) is JobState.PUBLISHING:
+                module_runs.time_again(session, [run.id for run in runs if not run.failed])
     else:
         verdict = judge([run for run in runs if run.kind != "onnxruntime"], not_compiled)
         if history.uncompared and verdict.run.kind == "tuned" and not _untuned_fails(runs):
@@ -225,11 +228,13 @@ def _compile_next(
             write_tuned(artifact, job, device, imported, selected, library, reference, reasons, context.now())
             sha, size = blobs.stage(context.database, artifact)
             with context.database.begin() as session:
+                if jobs.lock(session, job.id) is not JobState.PUBLISHING:
+                    return True
                 blobs.put_file(session, artifact, sha, size)
                 now = context.now()
                 artifacts = peers | {"tuned": sha} | _onnx_runtime(session, job, runs, imported, device)
-                if _request_timings(session, job, artifacts, "timing the compiled model", now):
-                    selection.store_timed(session, job.id, selected, sha, compares, now)
+                _request_timings(session, job, artifacts, "timing the compiled model", now)
+                selection.store_timed(session, job.id, selected, sha, compares, now)
     tvmscripts.store_missing(context, job)
     return True
 
@@ -250,14 +255,11 @@ def _untuned(session: Session, listed: Sequence[Task], records: Sequence[Record]
 
 def _request_timings(
     session: Session, job: Job, artifacts: Mapping[ModuleKind, str], message: str, now: float
-) -> bool:
-    """Request the timings of artifacts. Return False if the job's state has changed meanwhile."""
-    if jobs.get(session, job.id).state is not JobState.PUBLISHING:
-        return False
+) -> None:
+    """Request the timings of artifacts. The caller has locked the job."""
     for kind, sha in artifacts.items():
         module_runs.add(session, job.id, kind, sha, now)
     jobs.set_message(session, job.id, message)
-    return True
 
 
 def _peers(context: Context, job: Job, tuned: bytes = b"") -> dict[ModuleKind, str]:
@@ -371,6 +373,8 @@ def _publish(
         manifest = write_timed(published, timed, secs, verification, form and form.accuracy, sign)
         sha, size = blobs.stage(context.database, published)
         with context.database.begin() as session:
+            if jobs.lock(session, job.id) is not JobState.PUBLISHING:
+                return  # it was cancelled, or another scheduler has published it
             blobs.put_file(session, published, sha, size)
             for kind in ("untuned", "tuned"):
                 if kind in secs:
@@ -380,14 +384,14 @@ def _publish(
             disturbed = _describe_noise(verdict.run)
             parts = [_describe_ratio(peer), verdict.message, disturbed, describe_replaced(manifest), *notes]
             message = "; ".join(filter(None, parts))
-            if jobs.set_artifacts(session, job.id, tuned_sha=sha):
-                now = context.now()
-                jobs.advance(session, job.id, {JobState.PUBLISHING}, JobState.DONE, now, message=message)
-                if verdict.run.kind == "tuned":
-                    told = jobs.webhook_data(jobs.get(session, job.id))
-                    latencies = {kind: statistics.median(secs[kind]) for kind in secs}
-                    told |= {f"{kind}_latency_s": latencies.get(kind) for kind in NAMES}
-                    webhooks.emit(session, WebhookEvent.ARTIFACT_FASTER, told, now)
+            jobs.set_artifacts(session, job.id, tuned_sha=sha)
+            now = context.now()
+            jobs.advance(session, job.id, {JobState.PUBLISHING}, JobState.DONE, now, message=message)
+            if verdict.run.kind == "tuned":
+                told = jobs.webhook_data(jobs.get(session, job.id))
+                latencies = {kind: statistics.median(secs[kind]) for kind in secs}
+                told |= {f"{kind}_latency_s": latencies.get(kind) for kind in NAMES}
+                webhooks.emit(session, WebhookEvent.ARTIFACT_FASTER, told, now)
     context.exhausted_at.pop(job.id, None)
 
 

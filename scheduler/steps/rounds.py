@@ -180,6 +180,7 @@ def _issue_batch(context: Context, group: Group, plan: RoundPlan) -> int:
 
 def _store(session: Session, context: Context, planner: Job, batch: Sequence[NewTrial]) -> int:
     """Issue the batch unless the planner's state has changed. Return the number of issued trials."""
+    jobs.lock(session, planner.id)
     group = Group.read(session, planner)
     if group.planner is None or group.planner.id != planner.id:
         return 0
@@ -240,6 +241,7 @@ def _expected_end(session: Session, group: Group, now: float) -> float | None:
 def _end_tuning_if_idle(session: Session, context: Context, planner: Job, reached: EndReason | None) -> bool:
     """End the tuning unless trials are being measured or fallback schedules still have to be. Return whether
     it ended."""
+    jobs.lock(session, planner.id)
     group = Group.read(session, planner)
     if group.planner is None or group.planner.id != planner.id:
         return False

@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import ProgrammingError
 
+from core.job import JobState
 from core.measurement import Measurement, Outcome
 from core.worker import WorkerState
 from records.fleet import leases
@@ -254,6 +255,28 @@ def test_a_report_stores_many_results_in_the_order_given(farm: Farm) -> None:
     reported = leases.report(farm.session, "lease", "session", [strange, *found, *found], now=30.0)
     assert (reported.accepted, reported.closed) == (8, True)
     assert [trial.run_s for trial in reversed(farm.trials())] == [(1e-3 * (n + 1),) for n in range(8)]
+
+
+def test_a_state_that_is_locked_is_the_last_one(emptied: Emptied, connect: Callable[[str], Database]) -> None:
+    """A step that adds work to a job waits for a transaction that cancels the job."""
+    emptied.empty()
+    database = connect(emptied.url)
+    with database.begin() as session:
+        make_job(session, "job")
+
+    def lock() -> JobState:
+        with database.begin() as session:
+            return jobs.lock(session, "job")
+
+    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+    with ThreadPoolExecutor(1) as pool:
+        with database.begin() as session:
+            jobs.cancel(session, "job", 40.0)
+            locked = pool.submit(lock)
+            while not session.scalar(text(waiting)):
+                assert not locked.done()
+                time.sleep(0.01)
+        assert locked.result() is JobState.CANCELLED
 
 
 class TestClock:

@@ -128,3 +128,18 @@ def test_a_model_is_quantized_once_for_all_jobs(farm: Farm, compiler: FakeCompil
         assert quantized_models.find(session, floats_request) is None
         floats = jobs.published(session, job.request.model_sha, str(job.device_class))
         assert [one.id for one in floats] == ["floats"]
+
+
+def test_a_job_cancelled_while_its_inputs_are_checked_runs_nothing(
+    farm: Farm, done: Job, compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cancel(*_: object) -> None:
+        with farm.database.begin() as session:
+            jobs.cancel(session, "infer", farm.now)
+
+    monkeypatch.setattr(compiler, "_check_inputs", cancel)
+    farm.restart()
+    infer(farm, done)
+    farm.sweep()
+    assert farm.job("infer").state is JobState.CANCELLED
+    assert farm.runs("infer") == []
