@@ -191,10 +191,12 @@ def open_whole(library: Path) -> IO[bytes]:
 
 
 def _keep(file: IO[bytes], weight: Weight, folder: Path) -> None:
-    """Write a weight to its file in a folder, unless the file exists."""
+    """Write a weight to its file in a folder, unless the file exists and is whole."""
     kept = folder / weight.sha256
-    if kept.exists() and kept.stat().st_size == weight.size:
-        return
+    if kept.exists():
+        with kept.open("rb") as stored:
+            if hashlib.file_digest(stored, "sha256").hexdigest() == weight.sha256:
+                return
     fresh = folder / f".{weight.sha256}.new"
     with fresh.open("wb") as copy:
         digest = _copy(file, weight.size, copy)

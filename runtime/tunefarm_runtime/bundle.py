@@ -32,15 +32,23 @@ def make_bundle(model: Path, folder: Path) -> None:
     files = companions(manifest)
     if folder.exists() and any(folder.iterdir()):
         raise LoadError(f"{folder} isn't empty: name a new folder for the bundle")
+    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LIBRARY).open("wb") as library:
-        library.writelines(whole(model / LIBRARY))
-    _copy(model / MANIFEST, folder / MANIFEST)
-    if (model / SIGNATURE).exists():
-        _copy(model / SIGNATURE, folder / SIGNATURE)
-    for name, source in files.items():
-        _copy(source, folder / name)
-    (folder / DESCRIPTION).write_bytes(describe(manifest))
+    try:
+        if (model / SIGNATURE).exists():
+            _copy(model / SIGNATURE, folder / SIGNATURE)
+        for name, source in files.items():
+            _copy(source, folder / name)
+        with (folder / LIBRARY).open("wb") as library:
+            library.writelines(whole(model / LIBRARY))
+        # Nothing loads a folder without these.
+        (folder / DESCRIPTION).write_bytes(describe(manifest))
+        _copy(model / MANIFEST, folder / MANIFEST)
+    except BaseException:
+        _empty(folder)
+        if is_new:
+            folder.rmdir()
+        raise
 
 
 def companions(manifest: Manifest) -> dict[str, Path]:
@@ -111,6 +119,14 @@ def _ffi_folder() -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise LoadError("the package apache-tvm-ffi is missing: install tunefarm-runtime again")
     return Path(spec.submodule_search_locations[0])
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -6,8 +6,10 @@ import ctypes
 import importlib.metadata
 import importlib.util
 import math
+import os
 import platform
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -20,7 +22,6 @@ from numpy.typing import NDArray
 from tunefarm_runtime.errors import LoadError, RunError
 from tunefarm_runtime.ffi import tvm_ffi
 from tunefarm_runtime.manifest import Manifest, Tensor
-from tunefarm_runtime.signature import check_library
 from tunefarm_runtime.threads import Runner, choose_threads
 from tunefarm_runtime.weights import MappedWeights
 
@@ -52,19 +53,48 @@ class Library:
         self._lock = threading.Lock()
         load_runtime(self._is_cuda)
         self._runner = Runner(choose_threads(threads, manifest.threads))
-        file = manifest.folder / "model.so"
-        if manifest.signed_digest is not None:  # one of several sizes is loaded long after it was checked
-            check_library(file, manifest.signed_digest)
+        file, weights = manifest.folder / "model.so", weights or MappedWeights()
+        if manifest.signed_digest is None:
+            self._load(file)
+            self._weights = weights.of(file)
+        else:
+            self._weights = self._load_signed(file, manifest.signed_digest, weights)
+        self._device = tvm_ffi.device("cuda" if self._is_cuda else "cpu", 0)
+        self._inputs = [_Input(spec, self._device) for spec in manifest.inputs]
+
+    def _load(self, file: Path) -> None:
+        """Load a library. Raises LoadError."""
         devices = (CUDA, 0, POOLED, CPU, 0, POOLED) if self._is_cuda else (CPU, 0, POOLED)
         try:
             machine = tvm_ffi.load_module(str(file))["vm_load_executable"]()
             machine["vm_initialization"](*devices)
             self._main: Callable[..., Any] = machine["main"]
         except Exception as error:  # TVM's C++ code may raise any exception class
-            raise LoadError(f"{file} can't be loaded: {str(error).strip().splitlines()[-1]}") from error
-        self._weights = (weights or MappedWeights()).of(file)
-        self._device = tvm_ffi.device("cuda" if self._is_cuda else "cpu", 0)
-        self._inputs = [_Input(spec, self._device) for spec in manifest.inputs]
+            reason = str(error).strip().splitlines()[-1]
+            raise LoadError(f"{self.manifest.folder / file.name} can't be loaded: {reason}") from error
+
+    def _load_signed(self, file: Path, signed: str, weights: MappedWeights) -> list[Any]:
+        """Load a copy of a signed library, and return copies of its weights.
+
+        The file may be changed after it was checked, so only the copies are checked and used. Raises
+        LoadError.
+        """
+        try:
+            # The linker takes a path that it has seen before for the same library, so the folder is new.
+            with (
+                tempfile.TemporaryDirectory(prefix="tunefarm-") as folder,
+                os.fdopen(os.memfd_create(file.name), "wb") as copy,
+            ):
+                copied = weights.copied(file, signed, copy)
+                link = Path(folder, file.name)
+                link.symlink_to(f"/proc/self/fd/{copy.fileno()}")
+                self._load(link)
+                return copied
+        except OSError as error:
+            raise LoadError(
+                f"{file} can't be copied into memory ({error.strerror or error}): free memory, and set "
+                "TMPDIR to a folder that can be written"
+            ) from error
 
     @property
     def threads(self) -> int:

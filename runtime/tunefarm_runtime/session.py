@@ -146,11 +146,16 @@ class InferenceSession:
         sess_options: Any = None,
         providers: Sequence[Any] | None = None,
         provider_options: Sequence[Any] | None = None,
+        *,
+        trusted: str | Sequence[str] | None = None,
         **_kwargs: Any,
     ) -> None:
-        """Load the folder that `tunefarm tune` has written. Raises LoadError."""
+        """Load the folder that `tunefarm tune` has written. `trusted` are public keys, as for `load`.
+
+        Raises LoadError.
+        """
         threads = getattr(sess_options, "intra_op_num_threads", 0) or None
-        self._model = load(path_or_bytes, threads=threads)
+        self._model = load(path_or_bytes, threads=threads, trusted=trusted)
 
     def get_inputs(self) -> list[NodeArg]:
         return [

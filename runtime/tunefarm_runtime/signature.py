@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tunefarm_runtime.errors import LoadError
-from tunefarm_runtime.weights import whole
+from tunefarm_runtime.weights import changed, whole
 
 MANIFEST, LIBRARY, SIGNATURE = "manifest.json", "model.so", "manifest.sig"
 BUNDLE, BUNDLE_SIGNATURE = "bundle.json", "bundle.sig"
@@ -35,13 +35,14 @@ def check_signature(folder: Path, trusted: str | Sequence[str]) -> bytes:
     return manifest
 
 
-def check_folder(folder: Path, trusted: str | Sequence[str]) -> None:
-    """Raise LoadError unless one of these keys has signed every file in the folder of a compiled model.
+def check_folder(folder: Path, trusted: str | Sequence[str]) -> bytes:
+    """Check that one of these keys has signed every file in the folder of a compiled model; raise LoadError
+    otherwise. Return the manifest.
 
     A bundle's libraries, headers and sources are in its `bundle.json`. Models beside them, such as the
     quantized one that `tunefarm tune` writes, may be unsigned: nothing here reads them.
     """
-    check_signature(folder, trusted)
+    manifest = check_signature(folder, trusted)
     digests: Mapping[str, str] = {}
     if (folder / BUNDLE).exists():
         listed = _signed_text(folder / BUNDLE, folder / BUNDLE_SIGNATURE, BUNDLE_CONTEXT, trusted)
@@ -56,6 +57,7 @@ def check_folder(folder: Path, trusted: str | Sequence[str]) -> None:
                 f"{file} isn't signed: move it elsewhere, or download its bundle again from a service with "
                 "TUNEFARM_SIGNING_KEY"
             )
+    return manifest
 
 
 def list_files(files: Mapping[str, bytes], manifest: bytes) -> bytes:
@@ -85,7 +87,7 @@ def _check_digest(file: Path, pieces: Iterable[bytes], signed: str) -> None:
     except OSError as error:
         raise LoadError(f"{file} can't be read: {error.strerror}") from error
     if found.hexdigest() != signed:
-        raise LoadError(f"{file} isn't the file that was signed: download the model again")
+        raise changed(file)
 
 
 def _signed_text(file: Path, signature: Path, context: bytes, trusted: str | Sequence[str]) -> bytes:

@@ -5,15 +5,17 @@ The service's `core/library_weights.py` describes the format.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import mmap
 import os
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -95,10 +97,15 @@ def whole(library: Path) -> Iterator[bytes]:
     """
     index = read_index(library)
     yield from _pieces(library, 0, index.library_bytes)
+    yield from _behind(index, lambda weight: _pieces(weight.file, weight.offset, weight.size))
+
+
+def _behind(index: Index, content: Callable[[Weight], Iterable[bytes | memoryview]]) -> Iterator[Any]:
+    """Yield what follows the ELF library in a whole file, given the content of each weight."""
     at = index.library_bytes
     for weight, offset in index.weights:
         yield bytes(offset - at)
-        yield from _pieces(weight.file, weight.offset, weight.size)
+        yield from content(weight)
         at = offset + weight.size
     if index.weights:
         yield index.text + _END.pack(_WHOLE, len(index.text))
@@ -109,26 +116,37 @@ def _folder(library: Path) -> Path:
 
 
 def _pieces(path: Path, start: int, size: int) -> Iterator[bytes]:
-    try:
-        file = path.open("rb")
-    except FileNotFoundError as error:
-        raise _missing(path) from error
-    with file:
+    with _open(path) as file:
         file.seek(start)
         while size:
             piece = file.read(min(size, _CHUNK_BYTES))
             if not piece:
-                raise LoadError(f"{path} is cut short: download the model again")
+                raise _cut_short(path)
             yield piece
             size -= len(piece)
+
+
+def _open(path: Path) -> BufferedReader:
+    """Open a library or a weight. Raises LoadError, OSError."""
+    try:
+        return path.open("rb")
+    except FileNotFoundError as error:
+        raise LoadError(
+            f"{path} is missing: keep the folder {FOLDER} beside the folders of the sizes"
+        ) from error
+
+
+def changed(file: Path) -> LoadError:
+    """Return the error of a file that doesn't have its signed SHA-256."""
+    return LoadError(f"{file} isn't the file that was signed: download the model again")
 
 
 def _damaged(library: Path) -> LoadError:
     return LoadError(f"{library} is damaged: download the model again")
 
 
-def _missing(path: Path) -> LoadError:
-    return LoadError(f"{path} is missing: keep the folder {FOLDER} beside the folders of the sizes")
+def _cut_short(path: Path) -> LoadError:
+    return LoadError(f"{path} is cut short: download the model again")
 
 
 class MappedWeights:
@@ -136,32 +154,77 @@ class MappedWeights:
 
     def __init__(self) -> None:
         self._files: dict[Path, Any] = {}
+        self._copies: dict[Weight, Any] = {}
 
     def of(self, library: Path) -> list[Any]:
         """Return the weights that a library's `main` takes after the inputs. Raises LoadError."""
-        view = tvm_ffi.get_global_func("runtime.TVMTensorCreateView")
-        weights = [(weight, self._content(weight)) for weight, _ in read_index(library).weights]
-        try:
-            return [
-                view(content, tvm_ffi.Shape(weight.shape), tvm_ffi.dtype(weight.dtype), 0)
-                for weight, content in weights
-            ]
-        except ValueError as error:  # an unknown type, or a shape that takes more bytes
-            raise _damaged(library) from error
+        return _views(library, [(weight, self._content(weight)) for weight, _ in read_index(library).weights])
+
+    def copied(self, library: Path, signed: str, into: IO[bytes]) -> list[Any]:
+        """Write a signed ELF library into a file; return copies of its weights, as `of` does.
+
+        The copies are checked, so nobody can change them afterwards. Raises OSError, and LoadError unless the
+        library with its weights has the SHA-256 `signed`.
+        """
+        index, digest = read_index(library), hashlib.sha256()
+        # Copies that were checked with another size are shared.
+        copies = {weight: self._copies.get(weight) for weight, _ in index.weights}
+
+        def content(weight: Weight) -> Iterator[memoryview]:
+            copy = copies[weight]
+            if copy is None:
+                copy = copies[weight] = _copy(weight)
+            yield copy.data
+
+        for piece in _pieces(library, 0, index.library_bytes):
+            digest.update(piece)
+            into.write(piece)
+        for piece in _behind(index, content):
+            digest.update(piece)
+        into.flush()
+        if digest.hexdigest() != signed:
+            raise changed(library)
+        self._copies |= copies
+        return _views(library, [(weight, _aligned(copies[weight])) for weight, _ in index.weights])
 
     def _content(self, weight: Weight) -> Any:
         mapped = self._files.get(weight.file)
         if mapped is None:
             try:
-                with weight.file.open("rb") as file:
+                with _open(weight.file) as file:
                     # DLPack accepts only writable memory. Private pages are shared until a process writes.
                     mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8)
-            except FileNotFoundError as error:
-                raise _missing(weight.file) from error
             except (OSError, ValueError) as error:
                 raise LoadError(f"{weight.file} can't be read: {error}") from error
             self._files[weight.file] = mapped
         if weight.offset + weight.size > mapped.size:
-            raise LoadError(f"{weight.file} is cut short: download the model again")
-        content = mapped[weight.offset : weight.offset + weight.size]
-        return tvm_ffi.from_dlpack(content, require_alignment=ALIGNMENT)
+            raise _cut_short(weight.file)
+        return _aligned(mapped[weight.offset : weight.offset + weight.size])
+
+
+def _copy(weight: Weight) -> Any:
+    """Return a copy of a weight, in memory that begins at a page. Raises LoadError, OSError."""
+    with _open(weight.file) as file:
+        if weight.offset + weight.size > os.fstat(file.fileno()).st_size:
+            raise _cut_short(weight.file)
+        copy = np.frombuffer(mmap.mmap(-1, max(weight.size, 1)), np.uint8)[: weight.size]
+        file.seek(weight.offset)
+        if file.readinto(copy.data) < weight.size:
+            raise _cut_short(weight.file)
+    return copy
+
+
+def _aligned(content: Any) -> Any:
+    return tvm_ffi.from_dlpack(content, require_alignment=ALIGNMENT)
+
+
+def _views(library: Path, contents: Sequence[tuple[Weight, Any]]) -> list[Any]:
+    """Return weights as tensors of their types and shapes. Raises LoadError."""
+    view = tvm_ffi.get_global_func("runtime.TVMTensorCreateView")
+    try:
+        return [
+            view(content, tvm_ffi.Shape(weight.shape), tvm_ffi.dtype(weight.dtype), 0)
+            for weight, content in contents
+        ]
+    except ValueError as error:  # an unknown type, or a shape that takes more bytes
+        raise _damaged(library) from error

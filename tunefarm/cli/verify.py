@@ -3,13 +3,16 @@ from."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from core.exit_code import ExitCode
@@ -58,9 +61,9 @@ def verify(
     if inputs is not None and against is None:
         raise CommandError("--inputs needs --against MODEL: nothing else runs them", ExitCode.USAGE)
     parts = _parts(folder)
+    signed: dict[str, bytes] = {}
     if trusted:
-        for part in parts.values():
-            _check_signature(part, trusted)
+        signed = {name: _check_signature(part, trusted) for name, part in parts.items()}
     if against is None:
         if as_json:
             print_json({"folder": str(folder), "signed": True})
@@ -72,7 +75,7 @@ def verify(
     rows = []
     with _packed(against) as model:
         for name, part in parts.items():
-            rows += [{"size": name, **row} for row in _compare(part, model, own)]
+            rows += [{"size": name, **row} for row in _compare(part, model, own, signed.get(name))]
     agrees = not any(row["wrong"] for row in rows)
     if own and not any(row["inputs"] == "your inputs" for row in rows):
         raise InputError(f"{inputs} has the inputs of no size in {folder}: check names, shapes and types")
@@ -100,14 +103,15 @@ def _parts(folder: Path) -> dict[str, Path]:
     return found
 
 
-def _check_signature(folder: Path, trusted: Sequence[str]) -> None:
-    """Raise InputError unless one of the keys has signed every file of the compiled model."""
+def _check_signature(folder: Path, trusted: Sequence[str]) -> bytes:
+    """Return the manifest of a compiled model. Raises InputError unless one of the keys has signed every file
+    of it."""
     check_runtime()
     from tunefarm_runtime.errors import LoadError
     from tunefarm_runtime.signature import check_folder
 
     try:
-        check_folder(folder, trusted)
+        return check_folder(folder, trusted)
     except LoadError as error:
         raise InputError(str(error)) from error
 
@@ -136,13 +140,35 @@ def _read_inputs(file: Path) -> dict[str, Any]:
         raise InputError(f"{file} can't be read as .npz: {error}") from error
 
 
-def _compare(folder: Path, model: IO[bytes], own: Mapping[str, Any]) -> list[dict[str, str]]:
+@contextmanager
+def _signed_copy(folder: Path, library: IO[bytes], manifest: Any) -> Iterator[IO[bytes]]:
+    """Yield a copy of a library, which nobody can change. Raises InputError if it isn't the signed one."""
+    digest = hashlib.sha256()
+    with tempfile.TemporaryFile() as copy:
+        while chunk := library.read(1 << 20):
+            digest.update(chunk)
+            copy.write(chunk)
+        if digest.hexdigest() != manifest.library_sha256:
+            raise InputError(f"the library in {folder} was changed after its signature was checked")
+        copy.flush()
+        copy.seek(0)
+        yield copy
+
+
+def _compare(
+    folder: Path, model: IO[bytes], own: Mapping[str, Any], signed: bytes | None
+) -> list[dict[str, str]]:
+    """Compare a library's outputs with the model's. `signed` is the manifest if its signature was checked."""
     artifact = load_compiler("compiler.packaging.artifact")
     spec = load_compiler("compiler.importing.spec")
     library_check = load_compiler("compiler.children.library_check")
     try:
-        manifest = artifact.Manifest.from_json((folder / artifact.MANIFEST).read_text())
-        with open_whole(folder / artifact.LIBRARY) as library:
+        text = (folder / artifact.MANIFEST).read_bytes() if signed is None else signed
+        manifest = artifact.Manifest.from_json(text.decode())
+        with ExitStack() as files:
+            library = files.enter_context(open_whole(folder / artifact.LIBRARY))
+            if signed is not None:
+                library = files.enter_context(_signed_copy(folder, library, manifest))
             given = [own] if _fits(manifest.inputs, own) else []
             if '"cuda"' in manifest.target:
                 say("the library of a GPU runs in this process, with your rights")
@@ -175,5 +201,6 @@ def _table(rows: list[dict[str, str]], has_sizes: bool) -> Table:
     for row in rows:
         note = f"agree, except where the standard leaves it open ({row['note']})" if row["note"] else "agree"
         result = f"differ: {row['wrong']}" if row["wrong"] else note
-        table.add_row(*([row["size"]] if has_sizes else []), row["inputs"], result)
+        cells = (*([row["size"]] if has_sizes else []), row["inputs"], result)
+        table.add_row(*map(escape, cells))
     return table

@@ -13,7 +13,7 @@
 #include <tvm/ffi/c_api.h>
 #include <unistd.h>
 
-enum { ALIGNMENT = 64, MAX_DIMS = 16, MAX_TENSORS = 1024, MAX_LINE = 4096, POOLED_ALLOCATOR = 2 };
+enum { ALIGNMENT = 64, MAX_DIMS = 16, MAX_TENSORS = 1024, MAX_LINE = 4096, MAX_ELEMENT_BYTES = 8, POOLED_ALLOCATOR = 2 };
 
 typedef struct {
   tunefarm_tensor* tensors;
@@ -127,6 +127,8 @@ static tunefarm_status parse_tensor(tensor_list* list, char* text) {
   while ((word = strtok_r(NULL, " \n", &state)) != NULL) {
     if (ndim == MAX_DIMS) return status(TUNEFARM_BAD_FOLDER, "%s has over %d dimensions", name, MAX_DIMS);
     lengths[ndim] = strtoll(word, NULL, 10);
+    if (lengths[ndim] < 0 || (lengths[ndim] > 0 && elements > INT64_MAX / MAX_ELEMENT_BYTES / lengths[ndim]))
+      return status(TUNEFARM_BAD_FOLDER, "model.txt is damaged: make the bundle again");
     elements *= lengths[ndim++];
   }
   size_t at = list->count;

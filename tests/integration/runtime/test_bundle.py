@@ -301,3 +301,15 @@ def test_no_folder_is_overwritten(bundle: Path, tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=r"manifest\.json can't be read"):
         make_bundle(tmp_path / "nowhere", tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_no_half_of_a_bundle_is_left(bundle: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(bundle, tmp_path / "model")
+    with (model / "model.so").open("ab") as library:  # the end of an index of weights that isn't there
+        library.write(b"TFWHOLE1" + (1 << 40).to_bytes(8, "little"))
+    (tmp_path / "empty").mkdir()
+    for name in ("new", "empty"):
+        with pytest.raises(LoadError, match=r"model\.so is damaged"):
+            make_bundle(model, tmp_path / name)
+    assert not (tmp_path / "new").exists()
+    assert list((tmp_path / "empty").iterdir()) == []

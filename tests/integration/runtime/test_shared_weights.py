@@ -14,6 +14,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import tvm
+import tvm_ffi
 from tunefarm_runtime import LoadError, load
 from tunefarm_runtime.bundle import make_bundle
 from tunefarm_runtime.library import load_runtime
@@ -207,6 +208,43 @@ def test_a_weight_that_makes_no_sense_is_not_mapped(line: bytes, tmp_path: Path)
     file.write_bytes(b"\x7fELF" + bytes(124) + text + WHOLE + len(text).to_bytes(8, "little"))
     with pytest.raises(LoadError, match=r"model\.so is damaged: download the model again"):
         MappedWeights().of(file)
+
+
+@pytest.mark.parametrize("changed", ["libraries", "weights"])
+def test_what_is_changed_after_the_check_is_not_used(
+    sizes: Path, copied: Path, key: SigningKey, changed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files are changed when a signed library has been checked, right before it is loaded."""
+    model, load_module = load(copied, trusted=key.public), tvm_ffi.load_module
+    ones = np.ones((1, EXTENT), np.float32)
+    expected = load(sizes / "more")(ones)[0]
+
+    def change(path: str) -> object:
+        files = copied.glob("*/model.so") if changed == "libraries" else (copied / FOLDER).iterdir()
+        for file in files:
+            file.write_bytes(bytes(file.stat().st_size))
+        return load_module(path)
+
+    monkeypatch.setattr(tvm_ffi, "load_module", change)
+    np.testing.assert_array_equal(model(ones)[0], expected)
+    wrong = "isn't the file that was signed"
+    if changed == "libraries":
+        with pytest.raises(LoadError, match=wrong):
+            model(np.ones((2, EXTENT), np.float32))
+    else:  # the copies of the weights are shared with the other sizes
+        assert np.isfinite(model(np.ones((2, EXTENT), np.float32))[0]).all()
+    with pytest.raises(LoadError, match=wrong):
+        load(copied, trusted=key.public)
+
+
+def test_a_weight_that_is_damaged_on_disk_is_written_again(copied: Path, tmp_path: Path) -> None:
+    size, weight = copied / "rows=2", next((copied / FOLDER).iterdir())
+    with open_whole(size / "model.so") as whole:
+        (tmp_path / "model.so").write_bytes(whole.read())
+    content = weight.read_bytes()
+    weight.write_bytes(bytes(len(content)))
+    set_apart(tmp_path / "model.so", copied / FOLDER)
+    assert weight.read_bytes() == content
 
 
 def test_unused_weights_are_removed(copied: Path) -> None:

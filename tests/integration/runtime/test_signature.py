@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tunefarm_runtime import LoadError, load
+from tunefarm_runtime import LoadError, load, signature
 from tunefarm_runtime.bundle import make_bundle
+from tunefarm_runtime.session import InferenceSession
 
 from core.exit_code import ExitCode
 from system.signing import SigningKey, make_key, read_key
@@ -39,11 +40,14 @@ def test_a_signed_model_runs(signed: Path, key: SigningKey, other: str, tmp_path
     for folder in (signed, tmp_path / "bundle"):
         model = load(folder, trusted=[other, key.public])
         assert model(np.ones((1, 3, 8, 8), np.float32))[0].shape == (1, 10)
-    # A bundle's runtime libraries are for C. Python's come with the package.
-    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
-    assert {path for path in mapped if path.startswith(str(tmp_path))} == {f"{tmp_path}/bundle/model.so"}
+    # A bundle's runtime libraries are for C. Python's come with the package, and a signed library is copied.
+    mapped = Path("/proc/self/maps").read_text()
+    assert str(tmp_path) not in mapped
+    assert "/memfd:model.so" in mapped
     with pytest.raises(LoadError, match="isn't signed by a trusted key"):
         load(signed, trusted=other)
+    with pytest.raises(LoadError, match="isn't signed by a trusted key"):
+        InferenceSession(str(signed), trusted=other)
 
 
 def flip(file: str) -> Callable[[Path], None]:
@@ -100,6 +104,28 @@ def test_a_size_that_is_changed_after_the_check_is_not_loaded(key: SigningKey, t
     shutil.copyfile(tmp_path / "batch1/model.so", tmp_path / "batch2/model.so")
     with pytest.raises(LoadError, match="isn't the file that was signed"):
         model(np.ones((2, 3, 8, 8), np.float32))
+
+
+def test_a_library_that_is_changed_after_the_check_is_not_compared(
+    signed: Path,
+    key: SigningKey,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    copy, check_folder = shutil.copytree(signed, tmp_path / "copy"), signature.check_folder
+
+    def check_then_change(folder: Path, trusted: Sequence[str]) -> bytes:
+        manifest = check_folder(folder, trusted)
+        flip("model.so")(folder)
+        return manifest
+
+    monkeypatch.setattr(signature, "check_folder", check_then_change)
+    model = tmp_path / "model.onnx"
+    model.write_bytes(residual())
+    command = ["verify", str(copy), "--trusted", key.public, "--against", str(model)]
+    assert run(app, command) == ExitCode.BAD_INPUT
+    assert "was changed after its signature was checked" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("bad", ["", "ed25519:", "ed25519:abc", "rsa:" + "A" * 44, "ed25519:" + "A" * 40])
