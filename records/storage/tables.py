@@ -511,6 +511,7 @@ class ClockRow(Base):
     boot_id: Mapped[str] = mapped_column(primary_key=True)
     ahead_s: Mapped[float]
     jumped_at: Mapped[float | None]
+    seen_at: Mapped[float | None]
 
 
 class WebhookRow(Base):

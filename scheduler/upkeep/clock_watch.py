@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from records import clock
 from records.clock import ClockReading
@@ -12,6 +13,8 @@ from records.storage.database import Database
 from system.linux import boot_id
 
 log = logging.getLogger(__name__)
+
+DOUBTED = "nothing is deleted by its age for a day, in case the clock is wrong now"
 
 # The least jump between two sweeps. A slow adjustment of the clock differs less.
 JUMP_S = 10.0
@@ -22,11 +25,13 @@ PATIENCE_S = 120.0
 FAR_S = 86400.0
 # A smaller difference isn't stored.
 STORED_S = 1.0
+# How often a reading is stored even if nothing changed.
+SEEN_EVERY_S = 600.0
 
 
 class ClockWatch:
     """Compares the clock with a monotonic timer. The difference is stored, so a scheduler also detects jumps
-    while none was running, unless its machine has rebooted since.
+    while none was running. After a boot, it compares the clock with the last time before.
     """
 
     def __init__(self, database: Database, timer: Callable[[], float] = time.monotonic) -> None:
@@ -41,8 +46,11 @@ class ClockWatch:
         if self._stored is None and self._boot_id:
             with self._database.begin() as session:
                 self._stored = clock.read(session, self._boot_id)
-        time_s = self._timer()
-        reading = ClockReading(now() - time_s, self._stored.jumped_at if self._stored else None)
+                if self._stored is None and (previous := clock.latest(session)) is not None:
+                    self._stored = self._after_boot(previous, now(), self._timer())
+                    clock.write(session, self._boot_id, self._stored)
+        time_s, seen_at = self._timer(), now()
+        reading = ClockReading(seen_at - time_s, self._stored.jumped_at if self._stored else None, seen_at)
         jump_s = reading.ahead_s - self._stored.ahead_s if self._stored else 0.0
         if abs(jump_s) > JUMP_S:
             log.warning(
@@ -50,12 +58,27 @@ class ClockWatch:
             )
             self._jumped_at = time_s
         if abs(jump_s) > FAR_S:
-            log.warning("nothing is deleted by its age for a day, in case the clock is wrong now")
-            reading = ClockReading(reading.ahead_s, time_s)
-        if self._stored is None or abs(jump_s) > STORED_S:
+            log.warning(DOUBTED)
+            reading = replace(reading, jumped_at=time_s)
+        stored_at = (self._stored.seen_at if self._stored else None) or float("-inf")
+        if abs(jump_s) > STORED_S or not 0.0 <= seen_at - stored_at < SEEN_EVERY_S:
             with self._database.begin() as session:
                 clock.write(session, self._boot_id, reading)
             self._stored = reading
+
+    def _after_boot(self, previous: ClockReading, now: float, time_s: float) -> ClockReading:
+        """Return the first reading after a boot. A doubt about the clock ends when the machine has run for a
+        day, in one or several boots.
+        """
+        assert previous.seen_at is not None, "it was chosen by this time"
+        jumped_at = None
+        away_s = now - previous.seen_at
+        if abs(away_s) > FAR_S:
+            log.warning("the clock is %+.0f s from when tunefarm last ran: %s", away_s, DOUBTED)
+            self._jumped_at = jumped_at = time_s
+        elif previous.jumped_at is not None:
+            jumped_at = time_s - (previous.seen_at - previous.ahead_s - previous.jumped_at)
+        return ClockReading(now - time_s, jumped_at, now)
 
     @property
     def has_jumped(self) -> bool:

@@ -44,6 +44,7 @@ class Sweeper:
         self._garbage_collector = GarbageCollector()
         self._token_reminder = TokenReminder()
         self._device_reset = DeviceReset(context.settings.reset_command)
+        self._is_first = True
 
     def repair(self) -> None:
         """End lapsed leases, and run other upkeep that is due. A failure is logged, and the next sweep tries
@@ -53,6 +54,9 @@ class Sweeper:
             self._clock_watch.update(now)
             with database.begin() as session:
                 clock.correct_future_times(session, now(), self.context.settings.claim_ttl_s)
+                if self._clock_watch.has_jumped or self._is_first:
+                    clock.correct_history(session, now())
+            self._is_first = False
             max_attempts = None if self._clock_watch.has_jumped else leases.MAX_ATTEMPTS
             lapsed = True
             while lapsed:

@@ -9,17 +9,21 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import trustme
 
 from tests import services
 from tests.faults.links import Links
-from tests.faults.process import CHILDREN_VARIABLE
+from tests.faults.process import CHILDREN_VARIABLE, MAINS
 from tests.faults.replicas import ReplicatedRig
-from tests.faults.rig import Rig, running
+from tests.faults.rig import Program, Rig, running
 
 DISK_BYTES = 48 << 20
+TEN_YEARS_S = 3650 * 86400.0
 NAMESPACE = f"tunefarm-{os.getpid()}"
 # Interfaces have names of 15 characters at most.
 CABLE = f"tf{os.getpid()}"
@@ -98,10 +102,32 @@ def contained() -> Iterator[Rig]:
 @contextlib.contextmanager
 def encrypted() -> Iterator[Rig]:
     """Yield a rig whose clients and workers use TLS."""
+    with (
+        _certified() as (folder, settings),
+        running(Rig(folder, settings=settings, authority=folder / "ca.pem")) as rig,
+    ):
+        yield rig
+
+
+@contextlib.contextmanager
+def encrypted_behind() -> Iterator[Rig]:
+    """Yield a rig with TLS, and with devices that have booted with a clock TEN_YEARS_S behind. Raises
+    Unsupported."""
+    wrong: dict[str, Any] = {"library": _faketime(), "kinds": ("worker",), "ahead_s": -TEN_YEARS_S}
+    with (
+        _certified() as (folder, settings),
+        running(WrongClockRig(folder, settings=settings, authority=folder / "ca.pem", **wrong)) as rig,
+    ):
+        yield rig
+
+
+@contextlib.contextmanager
+def _certified() -> Iterator[tuple[Path, dict[str, str]]]:
+    """Yield a folder with the certificate of a server, and the settings that use it."""
     with tempfile.TemporaryDirectory(prefix="tunefarm-rig-") as name:
         folder = Path(name)
         authority = trustme.CA()
-        made = authority.issue_cert("127.0.0.1")
+        made = authority.issue_cert("127.0.0.1", not_before=datetime.now(UTC) - timedelta(days=1))
         authority.cert_pem.write_to_path(folder / "ca.pem")
         made.cert_chain_pems[0].write_to_path(folder / "server.pem")
         made.private_key_pem.write_to_path(folder / "server.key")
@@ -110,8 +136,58 @@ def encrypted() -> Iterator[Rig]:
             "TUNEFARM_TLS_KEY": str(folder / "server.key"),
             "TUNEFARM_WORKER_CA": str(folder / "ca.pem"),
         }
-        with running(Rig(folder, settings=settings, authority=folder / "ca.pem")) as rig:
-            yield rig
+        yield folder, settings
+
+
+@dataclass(kw_only=True)
+class WrongClockRig(Rig):
+    """A rig whose programs see a wrong time: libfaketime answers them. Timers aren't affected.
+
+    `kinds` are the kinds of these programs, and `ahead_s` the seconds at the beginning.
+    """
+
+    library: Path
+    kinds: tuple[str, ...]
+    ahead_s: float
+
+    def __post_init__(self) -> None:
+        self._offset = self.folder / "offset"
+        self._offset.write_text(f"{self.ahead_s:+.0f}")
+        super().__post_init__()
+
+    def step_clock(self, seconds: float) -> None:
+        fresh = self._offset.with_suffix(".new")
+        fresh.write_text(f"{float(self._offset.read_text()) + seconds:+.0f}")
+        fresh.replace(self._offset)
+
+    def program(self, kind: str, *flags: str, name: str = "", **more: str) -> Program:
+        faked = {
+            "LD_PRELOAD": str(self.library),
+            "FAKETIME_TIMESTAMP_FILE": str(self._offset),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+        return super().program(kind, *flags, name=name, **more, **(faked if kind in self.kinds else {}))
+
+
+def _faketime() -> Path:
+    """Return the library that sets a program's clock. Raises Unsupported."""
+    libraries = [*Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")]
+    if not libraries:
+        raise Unsupported("no clock can be set: install faketime")
+    return libraries[0]
+
+
+@contextlib.contextmanager
+def wrong_clock() -> Iterator[Rig]:
+    """Yield a rig on a machine that has booted with a clock TEN_YEARS_S ahead. Raises Unsupported."""
+    wrong: dict[str, Any] = {"library": _faketime(), "kinds": tuple(MAINS), "ahead_s": TEN_YEARS_S}
+    settings = {"TUNEFARM_WEBHOOK_ALLOW": "127.0.0.1"}
+    with (
+        tempfile.TemporaryDirectory(prefix="tunefarm-rig-") as folder,
+        running(WrongClockRig(Path(folder), settings=settings, **wrong)) as rig,
+    ):
+        yield rig
 
 
 ENVIRONMENTS: dict[str, Callable[[], AbstractContextManager[Rig]]] = {
@@ -121,6 +197,8 @@ ENVIRONMENTS: dict[str, Callable[[], AbstractContextManager[Rig]]] = {
     "replicated": replicated,
     "contained": contained,
     "encrypted": encrypted,
+    "wrong clock": wrong_clock,
+    "encrypted, devices behind": encrypted_behind,
 }
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from core.job import JobState
 from core.measurement import Outcome
+from core.tokens import DEFAULT_LIFETIME_S
 from core.worker import WorkerState
 from records.storage import backup
 from tests.faults import environments
@@ -21,6 +22,7 @@ from tests.faults.hostile_models import CODE_RAN, hostile
 from tests.faults.job_run import JobRun, Ledger, processes_left_behind, product
 from tests.faults.replicas import ReplicatedRig
 from tests.faults.scripted_worker import ScriptedWorker, connected
+from tests.unit.tunefarm.answering import Reply, Request, answering
 
 # Slow candidates and many trials: the fault comes in the middle of the job.
 NAP_S = 0.1
@@ -220,6 +222,49 @@ def _let_clock_jump(run: JobRun, is_watched: bool) -> float:
         for scheduler in stopped:
             scheduler.start()
         recovery_s = max(recovery_s, run.seconds_to_recovery(time.monotonic()))
+    run.until_finished()
+    return recovery_s
+
+
+def _correct_clock(run: JobRun) -> float:
+    """Correct the clock of a machine that has booted with a clock ten years ahead."""
+    sent: list[int] = []
+
+    def receive(_: Request) -> Reply:
+        sent.append(500 if not sent else 200)
+        return Reply(sent[-1])
+
+    with answering(receive) as url, run.rig.http() as http:
+        http.post("/v1/webhooks", json={"url": url, "events": ["job.finished"]}).raise_for_status()
+        run.begin(nap_s=NAP_S)
+        run.until_finished()
+        first = run.job_id
+        run.until(lambda: bool(sent), "no message was sent")
+        http.post("/v1/tokens", json={"name": "ci", "scopes": ["read"]}).raise_for_status()
+        run.submit(LONG)
+        run.until_done(4)
+        run.rig.step_clock(-environments.TEN_YEARS_S)
+        recovery_s = run.seconds_to_recovery(time.monotonic())
+        run.until(lambda: 200 in sent, "the message was not sent again")
+        [token] = http.get("/v1/tokens").raise_for_status().json()["items"]
+        if not token["expires_at"] < time.time() + 2 * DEFAULT_LIFETIME_S:
+            raise NotReported(f"the token is valid for years: {token}")
+        listed = [job["id"] for job in http.get("/v1/jobs").raise_for_status().json()["items"]]
+        if listed != [run.job_id, first]:
+            raise NotReported(f"the jobs are listed in the order {listed}")
+        run.until_finished()
+    return recovery_s
+
+
+def _correct_devices_clock(run: JobRun) -> float:
+    """Correct the clock of a device that has booted before the server's certificate was made."""
+    worker = run.worker()
+    run.until(lambda: "certificate" in worker.output(), "the worker doesn't mention the certificate")
+    since = time.monotonic()
+    run.rig.step_clock(environments.TEN_YEARS_S)
+    run.until(lambda: bool(run.workers()), "the worker did not connect")
+    recovery_s = time.monotonic() - since
+    run.submit()
     run.until_finished()
     return recovery_s
 
@@ -476,6 +521,8 @@ SCENARIOS = (
     Scenario("clock an hour back", functools.partial(_step_clock, seconds=-HOUR_S)),
     Scenario("clock jumps by days", functools.partial(_let_clock_jump, is_watched=True)),
     Scenario("clock jumps while no scheduler runs", functools.partial(_let_clock_jump, is_watched=False)),
+    Scenario("clock ten years ahead after a boot", _correct_clock, environment="wrong clock"),
+    Scenario("device ten years behind", _correct_devices_clock, environment="encrypted, devices behind"),
     Scenario("database damaged and restored", _damage_database),
     Scenario("hostile models", _send_hostile_models, environment="contained"),
     Scenario("200 jobs at once", _submit_many),

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from core.measurement import Outcome
+from core.tokens import Scope
 from core.webhook import WebhookEvent
 from records import access, webhooks
-from records.access import AuditEntry
+from records.access import AuditEntry, Token
 from records.fleet import names, workers
 from records.fleet.names import NameClaim
 from records.jobs import deletion, jobs, models
@@ -274,3 +275,103 @@ def test_devices_that_are_lost_count_while_the_scheduler_starts_again(farm: Farm
         farm.restart()
         farm.sweep()
     assert Outcome.DEVICE_LOST in {trial.outcome for trial in farm.trials()}
+
+
+# Takes a boot's id, and the seconds by which the clock is ahead of the last boot's.
+Boot = Callable[[str, float], None]
+
+
+@pytest.fixture
+def boot(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> Boot:
+    """Start the machine anew: its timer begins at 5 s."""
+
+    def start(name: str, ahead_s: float) -> None:
+        farm.now += 60.0 + ahead_s
+        farm.clock_set_s = farm.now - 5.0
+        monkeypatch.setattr(clock_watch, "boot_id", lambda: name)
+        farm.restart()
+        farm.sweep()
+
+    farm.now = 1000 * DAY_S
+    start("first", 0.0)
+    return start
+
+
+class TestBoot:
+    """A machine boots with a wrong clock, which is corrected later."""
+
+    @pytest.mark.parametrize("boots", [1, 3])
+    def test_a_clock_far_ahead_makes_nothing_old(self, farm: Farm, boot: Boot, boots: int) -> None:
+        farm.plug_in()
+        with farm.database.begin() as session:
+            sha = blobs.put(session, b"uploaded a moment ago")
+            models.add(session, sha, "net", farm.now)
+            access.append_audit(
+                session, {AuditEntry("t1", "POST /v1/jobs", "", "202", "10.0.0.7"): 1}, farm.now
+            )
+
+        def are_stored() -> bool:
+            with farm.database.begin() as session:
+                others = access.audit(session, 10), workers.list_workers(session)
+                return blobs.size(session, sha) is not None and all(others)
+
+        farm.sweep()
+        uptime_s = 0.0
+        for number in range(boots):
+            boot(f"wrong {number}", 10 * 365 * DAY_S if number == 0 else 0.0)
+            for _ in range(3):
+                farm.now += INTERVAL_S
+                uptime_s += INTERVAL_S
+                farm.sweep()
+                assert are_stored()
+        farm.now += FAR_S - uptime_s + INTERVAL_S  # nobody has corrected it for a day
+        farm.sweep()
+        assert not are_stored()
+
+    def test_no_device_is_blamed_for_a_clock_far_ahead(self, farm: Farm, boot: Boot) -> None:
+        farm.submit()
+        farm.plug_in()
+        for number in range(3):
+            farm.sweep()
+            assert farm.lease() is not None
+            boot(f"wrong {number}", 10 * DAY_S)
+            assert {trial.attempts for trial in farm.trials()} == {0}
+
+    def test_what_was_made_in_the_future_counts_from_its_correction(self, farm: Farm, boot: Boot) -> None:
+        boot("wrong", 10 * 365 * DAY_S)
+        farm.plug_in()
+        made_at = farm.now
+        token = Token("t1", "ci", frozenset({Scope.READ}), made_at, made_at + 90 * DAY_S)
+        with farm.database.begin() as session:
+            access.add_token(session, token, "digest")
+            access.use_token(session, "digest", made_at)
+            unused = blobs.put(session, b"never used")
+            models.add(session, unused, "net", made_at)
+        for name in ("first", "second"):
+            farm.submit(name)
+            farm.finish(name)
+        # It is corrected, whether tunefarm sees that or not.
+        for number, name in enumerate(("third", "fourth")):
+            if number:
+                boot("right", 0.0)
+            else:
+                jump(farm, -10 * 365 * DAY_S)
+                farm.sweep()
+            farm.plug_in()
+            farm.submit(name)
+            assert farm.finish(name).artifact_version == 3 + number
+        model = farm.job("first").request.model_sha
+        with farm.database.begin() as session:
+            [found] = access.tokens(session)
+            listed = [job.id for job in jobs.list_jobs(session, 10, None)]
+            published = jobs.published(session, model, farm.device.key)
+        assert listed == ["fourth", "third", "second", "first"]
+        assert [job.id for job in published] == listed
+        assert found.expires_at is not None
+        assert found.expires_at <= farm.now + 90 * DAY_S
+        assert found.last_used_at is not None
+        assert found.last_used_at <= farm.now
+        farm.now += FAR_S + deletion.UPLOAD_GRACE_S + INTERVAL_S
+        farm.sweep()
+        with farm.database.begin() as session:
+            assert blobs.size(session, unused) is None
