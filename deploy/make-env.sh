@@ -3,14 +3,16 @@
 set -eu
 cd "$(dirname "$0")/.."
 umask 077
-# Never overwrite .env, because services keep the secrets that they were started with.
-set -C
+new=.env.$$
+trap 'rm -f "$new"' EXIT
 while IFS= read -r line; do
     case $line in
         [A-Z]*=) printf '%s%s\n' "$line" "$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')" ;;
         *) printf '%s\n' "$line" ;;
     esac
-done < .env.example > .env || {
+done < .env.example > "$new"
+# Never overwrite .env, because services keep the secrets that they were started with.
+ln "$new" .env || {
     echo "make-env: .env was not written: if it exists, delete an old one to make new secrets" >&2
     exit 1
 }

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import Any
 
 from core.exit_code import ExitCode
 from system.command import CommandError
+from system.new_file import new_file
 from tunefarm.cli.options import AsJson, print_json, print_plain
 from tunefarm.settings import CommandSettings, config_file
 
@@ -22,14 +22,12 @@ def init(as_json: AsJson = False) -> None:
     path = config_file()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # The file may hold a token: only its owner may read it.
-        with open(path, "x", opener=_private) as file:
-            file.write(config_text())
-    except OSError as error:
         if path.exists():
-            raise CommandError(
-                f"{path} is there already: edit it, or move it away", ExitCode.LOCAL
-            ) from error
+            raise CommandError(f"{path} is there already: edit it, or move it away", ExitCode.LOCAL)
+        # The file may hold a token: only its owner may read it.
+        with new_file(path, 0o600) as file:
+            file.write(config_text().encode())
+    except OSError as error:
         cause = error.strerror or error
         raise CommandError(
             f"can't write {path} ({cause}): set TUNEFARM_CONFIG to another file", ExitCode.LOCAL
@@ -50,7 +48,3 @@ def config_text() -> str:
         text = str(value) if isinstance(value, int) else json.dumps(str(value), ensure_ascii=False)
         parts.append(f"# {field.description}\n# {name} = {text}\n")
     return "\n".join(parts)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, mode=0o600)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tarfile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -15,43 +17,37 @@ from system.command import CommandError
 from tunefarm.client.values import PublishedTask
 
 _MANIFEST = "manifest.json"
-MEMBERS = ("model.so", _MANIFEST)
+MEMBERS = (_MANIFEST, "model.so")
 # The quantized model, which commands write beside the compiled model.
 QUANTIZED = "quantized.onnx"
 SIGNATURE = "manifest.sig"
 # The signed list of a bundle's files.
 _BUNDLE_LIST = ("bundle.json", "bundle.sig")
+# What a bundle may write into the user's folder. Nothing is hidden or leads elsewhere.
+_OF_A_BUNDLE = re.compile(
+    r"bundle\.(json|sig)|model\.txt|main\.c|CMakeLists\.txt|tunefarm\.(c|h|hpp)"
+    r"|(lib|include|licenses)(/[A-Za-z0-9_+-][A-Za-z0-9_+.-]*)+"
+)
 
 
 def unpack(archive: Path, folder: Path, *, bundle: bool = False, weights: Path | None = None) -> None:
     """Write `model.so`, `manifest.json` and its signature into a folder, and the rest for a `bundle` only.
 
-    The large weights of one of several sizes go into the folder `weights`, which all sizes share.
+    The large weights of one of several sizes go into the folder `weights`, which all sizes share. The
+    manifest comes last: without it, no program loads a folder that is half written.
 
-    Raises CommandError if a member is missing, is outside of the folder or can't be written.
+    Raises CommandError if a member is missing, isn't a bundle's or can't be written.
     """
     try:
-        with tarfile.open(archive, "r:") as tar:
-            others = [
-                name for name in tar.getnames() if name not in MEMBERS and (bundle or name == SIGNATURE)
-            ]
-            for name in {SIGNATURE, *_BUNDLE_LIST}.difference(others):  # from an earlier download
-                (folder / name).unlink(missing_ok=True)
-            for name in (*MEMBERS, *others):
-                stream = tar.extractfile(name)
-                if stream is None:
-                    raise KeyError(f"{name} is not a regular file")
-                target = folder / name
-                if not target.resolve().is_relative_to(folder.resolve()):
-                    raise KeyError(f"{name} leads out of the folder")
-                if target.parent != folder:
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                fresh = target.with_name(f".{target.name}.new")
-                with stream, fresh.open("wb") as file:
-                    shutil.copyfileobj(stream, file)
-                if weights is not None and name == MEMBERS[0]:
-                    set_apart(fresh, weights)
-                fresh.replace(target)  # processes that use the old library keep its pages mapped
+        with tarfile.open(archive, "r:") as tar, TemporaryDirectory(prefix=".", dir=folder) as new:
+            others = [name for name in tar.getnames() if bundle or name == SIGNATURE]
+            fresh: dict[str, Path] = {}
+            for number, name in enumerate(dict.fromkeys((*MEMBERS, *others))):
+                fresh[name] = Path(new, str(number))
+                _extract(tar, name, folder, fresh[name])
+            if weights is not None:
+                set_apart(fresh["model.so"], weights)
+            _replace(folder, fresh)
     except (
         tarfile.TarError,
         KeyError,
@@ -62,6 +58,43 @@ def unpack(archive: Path, folder: Path, *, bundle: bool = False, weights: Path |
         raise CommandError(
             f"the artifact can't be written to {folder} ({error.strerror})", ExitCode.LOCAL
         ) from error
+
+
+def _extract(tar: tarfile.TarFile, name: str, folder: Path, fresh: Path) -> None:
+    """Write a member that goes to `folder / name` to the file `fresh`. Raises KeyError, OSError."""
+    if name not in (*MEMBERS, SIGNATURE) and not _OF_A_BUNDLE.fullmatch(name):
+        raise KeyError(f"{name} is no file of a bundle")
+    if not (folder / name).resolve().is_relative_to(folder.resolve()):
+        raise KeyError(f"{name} leads out of the folder")
+    entry = tar.getmember(name)
+    # A sparse file of a kilobyte may fill the disk.
+    stream = tar.extractfile(entry) if entry.isreg() and not entry.issparse() else None
+    if stream is None:
+        raise KeyError(f"{name} is not a regular file")
+    with stream, fresh.open("wb") as file:
+        shutil.copyfileobj(stream, file)
+
+
+def _replace(folder: Path, fresh: dict[str, Path]) -> None:
+    """Replace the files of a folder, and delete those of an earlier download. Raises OSError."""
+    manifest = folder / _MANIFEST
+    stale = {SIGNATURE, *_BUNDLE_LIST}.difference(fresh)
+    if _is_quantized(manifest):
+        stale.add(QUANTIZED)
+    for name in (_MANIFEST, *stale):
+        (folder / name).unlink(missing_ok=True)
+    for name, file in reversed(fresh.items()):  # processes that use the old library keep its pages
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file.replace(target)
+
+
+def _is_quantized(manifest: Path) -> bool:
+    """Return whether the service quantized the model of a manifest, so that QUANTIZED beside it is ours."""
+    try:
+        return bool(msgspec.json.decode(manifest.read_bytes())["quantization"])
+    except (OSError, LookupError, TypeError, msgspec.MsgspecError):
+        return False
 
 
 def published_tasks(archive: Path) -> list[PublishedTask]:

@@ -20,7 +20,7 @@ from dataclasses import asdict
 from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 from urllib.parse import quote, urlencode
 from urllib.request import getproxies, proxy_bypass
 
@@ -35,6 +35,7 @@ from core.quantization import Quantization
 from core.tokens import Scope
 from core.webhook import WebhookEvent
 from system.ip_addresses import is_loopback
+from system.new_file import new_file
 from system.tls import TlsFiles
 from tunefarm.client.model_files import ModelFiles, chunks_of
 from tunefarm.client.values import (
@@ -74,24 +75,6 @@ SHOWN_IDS = 3
 MAX_PAUSE_S = 60.0
 
 _log = logging.getLogger(__name__)
-
-
-@contextlib.contextmanager
-def _whole(path: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary file that replaces `path` once it is complete. Devices and pipes are written
-    directly."""
-    path = path.resolve()  # the target of a link
-    if path.exists() and not path.is_file():
-        with path.open("wb") as file:
-            yield file
-        return
-    partial = path.with_name(f".{path.name}.part")
-    try:
-        with partial.open("wb") as file:
-            yield file
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 class ClientError(Exception):
@@ -509,7 +492,7 @@ class Client:
                 if not _is_success(answer):
                     answer.read(cache_content=True)
                     return answer
-                with _whole(into) as file:
+                with new_file(into) as file:
                     for chunk in answer.stream(CHUNK_BYTES, decode_content=True):
                         file.write(chunk)
                 return answer

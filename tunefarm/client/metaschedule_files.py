@@ -9,6 +9,7 @@ from types import ModuleType
 
 from core.exit_code import ExitCode
 from system.command import CommandError
+from system.new_file import new_file
 from tunefarm.client.values import ExportedRecord, ExportedWorkload, ScheduleDatabase
 from tunefarm.errors import InputError
 
@@ -39,8 +40,9 @@ def write(database: ScheduleDatabase, folder: Path) -> ExportCounts:
     ]
     try:
         workload_text, record_text = metaschedule.export_database(records, modules)
-        (folder / WORKLOAD_FILE).write_text(workload_text)
-        (folder / RECORD_FILE).write_text(record_text)
+        with new_file(folder / WORKLOAD_FILE) as workloads, new_file(folder / RECORD_FILE) as written:
+            workloads.write(workload_text.encode())
+            written.write(record_text.encode())
     except (KeyError, ValueError) as error:
         raise CommandError(f"the service sent damaged records: {error}", ExitCode.REFUSED) from error
     except OSError as error:
