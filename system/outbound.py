@@ -15,9 +15,13 @@ from urllib.parse import urlsplit
 _NAT64 = ip_network("64:ff9b::/96")
 # An interface with this identifier, in any network, is a tunnel to the IPv4 address in the last 32 bits.
 _ISATAP, _ISATAP_MASK = 0x5EFE << 32, 0xFDFF_FFFF << 32
-# Site-local networks, and networks without hosts, for which Python's `is_global` is true.
+# Site-local networks, and networks without hosts, for which Python's `is_global` is true. The last one is the
+# host of Azure's virtual machines.
 _WITHIN = tuple(
-    map(ip_network, ("fec0::/10", "64:ff9b:1::/48", "3fff::/20", "192.0.0.0/24", "192.88.99.0/24"))
+    map(
+        ip_network,
+        ("fec0::/10", "64:ff9b:1::/48", "3fff::/20", "192.0.0.0/24", "192.88.99.0/24", "168.63.129.16/32"),
+    )
 )
 
 Address = IPv4Address | IPv6Address

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parents[1]
 SECURITY = TESTS.parent / "docs" / "security.md"
 PLACES = (TESTS, TESTS / "integration")
@@ -19,9 +21,11 @@ def test_each_test_that_the_page_names_exists() -> None:
     assert (TESTS / "faults").is_dir()
 
 
-def test_each_threat_names_its_test() -> None:
-    """A threat is a list item, or a sentence that begins in bold, in the section Threats."""
-    threats = SECURITY.read_text().partition("## Threats")[2].partition("\n## ")[0]
-    items = [item for item in re.split(r"\n(?=- |\*\*)|\n\n", threats) if re.match(r"- |\*\*", item)]
+@pytest.mark.parametrize("section", ["Threats", "Traces, workloads and libraries", "The service"])
+def test_each_promise_names_its_test(section: str) -> None:
+    """A promise is a list item, or a sentence that begins in bold."""
+    promises = SECURITY.read_text().partition(f"## {section}\n")[2].partition("\n## ")[0]
+    items = [item for item in re.split(r"\n(?=- |\*\*)|\n\n", promises) if re.match(r"- |\*\*", item)]
+    assert items
     test = re.compile(r"test_\w+\.py|\]\(#|faults/|tests\.fuzz| may$")
     assert [item for item in items if not test.search(item.rstrip())] == []

@@ -266,7 +266,8 @@ def _table(names: Sequence[str], found: Difference) -> Table:
     for one in found.subgraphs:
         latencies = map(latency_text, one.latency_s)
         times = _times_text(one.weights)
-        table.add_row(escape(one.name), times, *latencies, _speedup_text(one.speedup), one.schedule)
+        cells = (one.name, times, *latencies, _speedup_text(one.speedup), one.schedule)
+        table.add_row(*map(escape, cells))
     latencies = map(latency_text, found.latency_s)
     table.add_row("whole model", "1", *latencies, _speedup_text(_speedup(*found.latency_s)), style="bold")
     return table

@@ -11,11 +11,13 @@ from typing import Annotated
 
 import typer
 from rich.console import Console, Group
+from rich.markup import escape
 from rich.table import Table
 
 from core.durations import latency_text
 from core.exit_code import ExitCode
 from system.command import CommandError
+from system.new_file import new_file
 from tunefarm.cli.completion import job_ids
 from tunefarm.cli.follow import follow_job, require_done
 from tunefarm.cli.live import IsLive, show_live
@@ -96,7 +98,7 @@ def cancel(
     if as_json:
         print_json(asdict(cancelled))
     else:
-        stdout().print(f"job {cancelled.id} is cancelled")
+        print_plain(f"job {cancelled.id} is cancelled")
 
 
 def report(
@@ -115,7 +117,8 @@ def report(
         document = service.client.report(job)
     file = output or Path(f"tunefarm-{job}.html")
     try:
-        file.write_text(document)
+        with new_file(file) as written:
+            written.write(document.encode())
     except OSError as error:
         cause = error.strerror or error
         raise CommandError(
@@ -143,7 +146,7 @@ def delete(
 def _table(listed: Sequence[Job]) -> Table:
     table = Table("job", "model", "state", "trials", "untuned", "tuned", "created", box=None, pad_edge=False)
     for job in listed:
-        table.add_row(
+        cells = (
             job.id,
             job.model_name,
             job.state,
@@ -152,4 +155,5 @@ def _table(listed: Sequence[Job]) -> Table:
             latency_text(job.tuned_latency_s),
             datetime.fromtimestamp(job.created_at).isoformat(" ", "seconds"),
         )
+        table.add_row(*map(escape, cells))
     return table

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from core.exit_code import ExitCode
 from core.job import MAX_TRIALS, JobState
+from core.model_format import recognise
 from core.model_latency import network_s
 from system.command import CommandError
 from tunefarm.cli.differences import difference
@@ -89,7 +90,12 @@ class Tools:
             raise ValueError(
                 f"a job has at least one trial, not {trials}: leave trials out for {DEFAULT_TRIALS}"
             )
-        stored = self._client.upload(checked_model(Path(model)))
+        path = checked_model(Path(model))
+        with path.open("rb") as file:
+            recognise(
+                file
+            )  # nothing but a model leaves this machine, whatever an assistant is made to ask for
+        stored = self._client.upload(path)
         request = JobRequest(
             model=stored.sha256,
             trials=trials or (DEFAULT_TRIALS if minutes is None else MAX_TRIALS),

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from core.exit_code import ExitCode
@@ -70,6 +71,8 @@ def checked_model(path: Path) -> Path:
         raise InputError(f"there is no file {path}: check the path")
     if path.is_dir():
         raise InputError(f"{path} is a folder: name the model's file in it")
+    if not path.is_file():
+        raise InputError(f"{path} is no regular file: write the model to a file")
     try:
         with path.open("rb") as file:
             empty = not file.read(1)
@@ -158,8 +161,8 @@ def opened(server: str | None, token: str | None, data: Path | None) -> Iterator
 def stdout() -> Console:
     """Return a console for standard output. Unless it is a terminal, it is wide, so that programs read whole
     lines."""
-    console = Console()
-    return console if console.is_terminal else Console(width=160)
+    console = Console(emoji=False)
+    return console if console.is_terminal else Console(width=160, emoji=False)
 
 
 def print_json(value: Any) -> None:
@@ -175,7 +178,7 @@ def print_list(
         return
     table = Table(*columns, box=None, pad_edge=False)
     for one in found:
-        table.add_row(*row(one))
+        table.add_row(*map(escape, row(one)))
     stdout().print(table)
 
 

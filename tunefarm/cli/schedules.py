@@ -20,7 +20,6 @@ from tunefarm.cli.options import (
     print_json,
     print_plain,
     say,
-    stdout,
 )
 from tunefarm.embedded.service import connect_or_start, wait_for_device
 from tunefarm.settings import load
@@ -108,7 +107,7 @@ def export(
     if as_json:
         print_json(asdict(counts))
     else:
-        stdout().print(f"{counts.records} records of {counts.workloads} workloads are in {output}")
+        print_plain(f"{counts.records} records of {counts.workloads} workloads are in {output}")
 
 
 def import_(
@@ -132,7 +131,7 @@ def import_(
     if as_json:
         print_json(asdict(result))
     else:
-        stdout().print(f"{result.added} of {result.records} records are new on {result.device_class}")
+        print_plain(f"{result.added} of {result.records} records are new on {result.device_class}")
 
 
 def delete_imported(
@@ -152,4 +151,4 @@ def delete_imported(
     if as_json:
         print_json(asdict(result))
     else:
-        stdout().print(f"{result.deleted} imported records are deleted on {result.device_class}")
+        print_plain(f"{result.deleted} imported records are deleted on {result.device_class}")

@@ -58,6 +58,16 @@ def test_a_job_is_submitted_watched_and_looked_into(service: Service, worker: Wo
     assert [one["key"] for one in call(service, "devices")["result"]] == [worker.device.key]
 
 
+def test_nothing_but_a_model_leaves_the_machine(service: Service, tmp_path: Path) -> None:
+    """An assistant may be made to ask for any file."""
+    secret = tmp_path / "id_ed25519"
+    secret.write_text("-----BEGIN OPENSSH PRIVATE KEY-----")
+    for path, message in ((secret, "not an ONNX file"), (Path("/dev/zero"), "is no regular file")):
+        assert message in call(service, "submit", model=str(path))
+    assert service.http.get("/v1/jobs").json()["items"] == []
+    assert "POST /v1/models" not in service.http.get("/v1/audit").text
+
+
 @pytest.mark.parametrize(
     ("tool", "arguments", "message"),
     [

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
+import socket
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from core.webhook import WebhookEvent, sign
+from core.webhook import WebhookEvent, check_url, sign
 from records import webhooks
 from records.webhooks import DELAYS_S, Delivery, Webhook
 from scheduler.app import make_app
@@ -132,6 +135,91 @@ def test_sweeps_wake_what_is_due_and_a_deliverer_takes_it_once(farm: Farm) -> No
     farm.now += deliveries.KEPT_S + 1
     farm._sweeper.repair()
     assert messages(farm) == []
+
+
+# Spellings of this machine's addresses, with a place for the port.
+SPELLINGS = (
+    *("127.0.0.1:{}", "127.1:{}", "2130706433:{}", "0x7f000001:{}", "0177.0.0.1:{}", "127.0.0.53:{}"),
+    *("0.0.0.0:{}", "0:{}", "[::1]:{}", "[::]:{}", "[::ffff:127.0.0.1]:{}", "[::ffff:7f00:1]:{}"),
+    *("[::1%25lo]:{}", "localhost:{}", "LOCALHOST:{}"),
+)
+
+
+@pytest.mark.slow_lane(seconds=30)
+def test_a_running_scheduler_reaches_no_private_address_and_waits_for_none(
+    farm: Farm, database_file: Path, tmp_path: Path
+) -> None:
+    """One receiver is allowed, 127.0.0.2. It redirects to 127.0.0.1, which isn't."""
+    inside: list[str] = []
+    asked: list[str] = []
+
+    def serve(listening: socket.socket, answer: bytes, seen: list[str]) -> None:
+        while True:
+            try:
+                connection, _ = listening.accept()
+            except OSError:
+                return
+            with connection, contextlib.suppress(OSError):
+                seen.append(connection.recv(65536).decode("latin-1").partition("\r")[0])
+                connection.sendall(answer)
+                while seen is asked and b"Endless" in answer:
+                    connection.sendall(b"x" * 65536)
+
+    with (
+        socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as service,
+        socket.create_server(("127.0.0.2", 0)) as redirecting,
+        socket.create_server(("127.0.0.2", 0)) as endless,
+    ):
+        port, first, second = (one.getsockname()[1] for one in (service, redirecting, endless))
+        moved = f"HTTP/1.1 307 x\r\nLocation: http://127.0.0.1:{port}/moved\r\n\r\n".encode()
+        threads = [
+            threading.Thread(target=serve, args=arguments)
+            for arguments in (
+                (service, b"HTTP/1.1 200 OK\r\n\r\n", inside),
+                (redirecting, moved, asked),
+                (endless, b"HTTP/1.1 200 OK\r\nEndless: ", asked),
+            )
+        ]
+        for thread in threads:
+            thread.start()
+        urls = [f"http://{spelling.format(port)}/" for spelling in SPELLINGS]
+        urls += [f"http://127.0.0.2:{first}/redirect", f"http://127.0.0.2:{second}/endless"]
+        with farm.database.begin() as session:
+            for number, url in enumerate(urls):
+                check_url(url)
+                webhooks.add(session, Webhook(f"hook{number}", url, tuple(WebhookEvent), SECRET, 1.0))
+            webhooks.emit(session, WebhookEvent.JOB_FINISHED, {"job": "job"}, 1.0)
+        make_app(str(tmp_path / "broker"))
+        process = start(
+            TUNEFARM_BROKER=str(tmp_path / "broker"),
+            TUNEFARM_DATABASE_URL=f"sqlite:///{database_file}",
+            TUNEFARM_SWEEP_INTERVAL_S="0.5",
+            TUNEFARM_WEBHOOK_ALLOW="127.0.0.2",
+        )
+        errors: list[str] = []
+        try:
+            deadline = time.monotonic() + 90
+            while len(errors) < len(urls):
+                assert time.monotonic() < deadline, errors
+                time.sleep(0.2)
+                with farm.database.begin() as session:
+                    sent = [
+                        webhooks.deliveries(session, f"hook{number}", 1)[0] for number in range(len(urls))
+                    ]
+                errors = [one.error for one in sent if one.error]
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=60)
+            for one in (service, redirecting, endless):
+                one.shutdown(socket.SHUT_RDWR)
+            for thread in threads:
+                thread.join()
+    assert inside == []
+    assert set(asked) == {"POST /redirect HTTP/1.1", "POST /endless HTTP/1.1"}
+    assert "redirects aren't followed" in errors[-2]
+    assert "did not answer within 10 s" in errors[-1]
+    refused = "which isn't a public address: name another host"
+    assert [error for error in errors[:-2] if refused not in error and "can't be resolved" not in error] == []
 
 
 @pytest.mark.slow

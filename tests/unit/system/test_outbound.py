@@ -27,6 +27,9 @@ LOOPBACK = parse_networks("127.0.0.0/8")
         *("2001:0:0:0:0:0:80ff:fffe", "2606:4700::5efe:a00:1", "2606:4700::200:5efe:a00:1"),
         # Networks that Python considers public.
         *("fec0::1", "64:ff9b:1:a00:1:808:808:808", "3fff::1", "192.0.0.8", "::ffff:192.0.0.8"),
+        *("::127.0.0.1", "::ffff:0:127.0.0.1", "5f00::1"),
+        # The host agent of Azure's virtual machines.
+        *("168.63.129.16", "::ffff:168.63.129.16"),
     ],
 )
 def test_no_address_of_a_private_network_is_reached(address: str) -> None:
