@@ -29,6 +29,8 @@ MAX_SLOW_ELEMENTS = 1 << 16
 RANDOM = {
     *("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
 }
+# The domains whose operators are computed here.
+FOLDED_DOMAINS = ("", "ai.onnx.ml")
 # A version of ONNX's file format that also older versions of ONNX Runtime read.
 _IR_VERSION = 10
 
@@ -49,7 +51,7 @@ def fold(node: Node) -> list[Array] | None:
         return None
     constants = [value.constant for value in node.inputs if value is not None]
     known = [constant for constant in constants if constant is not None]
-    if len(known) < len(constants) or node.domain not in ("", "ai.onnx.ml"):
+    if len(known) < len(constants) or node.domain not in FOLDED_DOMAINS:
         return None
     evaluate = _EXACT.get(node.kind) if node.domain == "" else None
     if evaluate is not None:

@@ -12,6 +12,7 @@ import onnx
 from tvm import relax
 from tvm.ir import Call
 
+from compiler.importing.folding import FOLDED_DOMAINS, RANDOM
 from compiler.importing.formats import exported_program
 from compiler.importing.formats.exported_program import ExportedProgram
 from compiler.importing.formats.model_file import Content, ModelFile
@@ -104,17 +105,18 @@ def _onnx_operators(proto: onnx.ModelProto) -> Iterator[_Found]:
 def _of_nodes(
     nodes: Iterable[onnx.NodeProto], opsets: Any, functions: Collection[FunctionKey], constants: set[str]
 ) -> Iterator[_Found]:
-    """Yield the operators of a graph. `constants` are the names of values that don't depend on inputs."""
+    """Yield the operators of a graph. `constants` are the names of values that are known without inputs."""
     versions = {plain_domain(entry.domain): int(entry.version) for entry in opsets}
     for node in nodes:
-        # The import computes such nodes at once, whatever their operator is.
-        is_constant = constants.issuperset(name for name in node.input if name)
-        if is_constant:
+        domain = plain_domain(node.domain)
+        # The import computes these nodes at once (compiler.importing.folding).
+        is_folded = domain in FOLDED_DOMAINS and node.op_type not in RANDOM
+        is_folded &= constants.issuperset(name for name in node.input if name)
+        if is_folded or (not domain and node.op_type in ("Shape", "Size")):
             constants.update(node.output)
         if call_key(node) not in functions:
-            domain = plain_domain(node.domain)
             name = f"{domain}.{node.op_type}" if domain else node.op_type
-            yield name, is_constant or _reads(domain, node.op_type, versions.get(domain, 1))
+            yield name, is_folded or _reads(domain, node.op_type, versions.get(domain, 1))
         for attribute in node.attribute:
             for graph in [attribute.g, *attribute.graphs]:
                 inner = constants | {tensor.name for tensor in graph.initializer}

@@ -56,11 +56,16 @@ def test_an_unknown_operator_is_named_wherever_it_is() -> None:
     assert unsupported == {"acme.Blend": 1, "acme.Mix": 2}
 
 
-def test_what_is_computed_of_constants_is_no_obstacle() -> None:
-    folded = helper.make_node("Blend", ["w"], ["v"], domain="acme")
-    outline = read_outline(custom(folded, w=[1.0, 2.0]))
-    assert OperatorOutline("acme.Blend", 1, True) in outline.operators
-    assert OperatorOutline("acme.Blend", 1, False) in outline.operators
+def test_what_is_computed_of_constants_is_no_obstacle_if_its_operator_is_defined() -> None:
+    nodes = [
+        helper.make_node("Scaler", [name], [f"{name} scaled"], domain="ai.onnx.ml", offset=[0.0], scale=[2.0])
+        for name in ("x", "w")
+    ]
+    nodes.append(helper.make_node("Blend", ["w"], ["v"], domain="acme"))
+    outline = read_outline(custom(*nodes, w=[1.0, 2.0]))
+    assert OperatorOutline("ai.onnx.ml.Scaler", 1, True) in outline.operators
+    assert OperatorOutline("ai.onnx.ml.Scaler", 1, False) in outline.operators
+    assert OperatorOutline("acme.Blend", 2, False) in outline.operators
 
 
 @pytest.mark.parametrize(
