@@ -23,7 +23,10 @@ class TvmFinder(MetaPathFinder):
 
 def _list_functions_once() -> None:
     """List TVM's global functions again only if there are more of them."""
-    from tvm_ffi import registry
+    try:
+        from tvm_ffi import registry
+    except ModuleNotFoundError:
+        return  # TVM isn't installed either, and its import says so
 
     names: list[str] = []
 

@@ -10,7 +10,7 @@ import pytest
 import tvm_ffi
 from tvm_ffi import registry
 
-import compiler.tvm_import  # noqa: F401
+from compiler.tvm_import import TvmFinder
 
 LISTED = """
 import json, sys
@@ -46,6 +46,14 @@ def test_a_function_that_is_registered_later_is_listed() -> None:
     finally:
         tvm_ffi.registry.remove_global_func("tunefarm.tests.later")
     assert "tunefarm.tests.later" not in registry.list_global_func_names()
+
+
+def test_where_tvm_is_missing_its_import_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    finder = TvmFinder()
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    monkeypatch.setitem(sys.modules, "tvm_ffi", None)
+    assert finder.find_spec("tvm", None) is None
+    assert finder not in sys.meta_path
 
 
 @pytest.mark.slow
