@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         runtimes = _write(name, file, scale)
         for one in (*PEERS, LLAMA_CPP):
             if one not in runtimes:
-                output.say(f"{name}: {one.name} is left out, because it or the format isn't there")
+                output.say(f"{name}: {one.name} is left out: it isn't installed or doesn't read the network")
         sizes = {"sequence": (1, 32), "past": (CACHED,)}
         tuned = tune(file, trials=trials, shapes=sizes, output=folder / "tuned", data=folder / "data")
         with ExitStack() as stack:
@@ -102,7 +102,7 @@ def measure(runs: Mapping[Runtime, Process], rounds: int, words: int) -> dict[st
     """Run decoders in turns, and return the rates of each. The first is compared with all others. The prompt
     has random tokens from a vocabulary of `words`.
 
-    Raises ValueError if the decoders' logits differ.
+    Raises RuntimeError if the decoders' logits differ.
     """
     prompt = np.random.default_rng(0).integers(0, words, (1, PREFILLED))
     done: dict[Runtime, list[Round]] = {runtime: [] for runtime in runs}
@@ -118,7 +118,7 @@ def measure(runs: Mapping[Runtime, Process], rounds: int, words: int) -> dict[st
     right = done[first][-1].logits
     for other in others:
         if np.abs(right - done[other][-1].logits).max() > other.tolerance * np.abs(right).max():
-            raise ValueError(f"the logits of {first.name} and {other.name} differ")
+            raise RuntimeError(f"the logits of {first.name} and {other.name} differ")
     return {
         runtime.name: Rates(
             Timings(tuple(one.prefill_s for one in turns)),

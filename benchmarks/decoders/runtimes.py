@@ -172,13 +172,14 @@ class LlamaCpp:
         return np.ctypeslib.as_array(self._model._ctx.get_logits_ith(-1), (1, 1, self._words)).copy()
 
 
-# llama.cpp rounds activations to 8 bits, and keeps its cache in float16.
+# They round activations to 8 bits where weights have 4.
 LLAMA_CPP = Runtime("llama.cpp", "llama_cpp", LlamaCpp, tolerance=0.2)
+OPENVINO = Runtime("OpenVINO", "openvino", OpenVino, tolerance=0.2)
 TUNEFARM = Runtime("tunefarm", "tunefarm_runtime", Compiled)
 PEERS = (
     Runtime("ONNX Runtime", "onnxruntime", OnnxRuntime),
     Runtime("ONNX Runtime GenAI", "onnxruntime_genai", OnnxRuntimeGenAi),
-    Runtime("OpenVINO", "openvino", OpenVino),
+    OPENVINO,
 )
 
 

@@ -51,7 +51,7 @@ def test_what_computes_something_else_has_no_rates(tmp_path: Path) -> None:
         wrong = Runtime("wrong", "numpy", Wrong)
         with (
             Process(wrong, file, SCALE, 1) as three,
-            pytest.raises(ValueError, match="the logits of ONNX Runtime and wrong differ"),
+            pytest.raises(RuntimeError, match="the logits of ONNX Runtime and wrong differ"),
         ):
             measure({right: one, wrong: three}, 1, SCALE.words)
 
