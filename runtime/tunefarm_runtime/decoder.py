@@ -146,9 +146,10 @@ class Decoder:
 
     def _grow(self, size: _Size) -> None:
         """Move the cache into the buffers of a size if they are larger than the current ones."""
-        _, manifest, cache = size
+        index, manifest, cache = size
         if cache.capacity == self._capacity:
             return
+        self._library(index)  # loads TVM's runtime, which allocates
         for spec in manifest.inputs:
             if spec.name not in cache.buffers:
                 continue

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,29 @@ def test_steps_are_right_from_one_bucket_into_the_next(name: str, tmp_path: Path
             model.rewind(17)
         with pytest.raises(RunError, match="the cache is full with 16 tokens; the largest size holds 16"):
             model.step(0)
+
+
+ALONE = """
+import sys
+import tunefarm_runtime
+
+model = tunefarm_runtime.load(sys.argv[1])
+print(*model.step([1, 2])[0][0, -1, :3], "tvm" in sys.modules)
+"""
+
+
+@pytest.mark.slow
+def test_a_decoder_runs_without_a_compiler(tmp_path: Path) -> None:
+    """Its first step allocates buffers before it needs the library of a size."""
+    folder = compile_decoder(llama(), tmp_path, {"sequence": (1,), "past": (8, 16)})
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, str(folder)], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    *found, has_tvm = done.stdout.split()
+    wanted = load(folder).step([1, 2])[0][0, -1, :3]
+    np.testing.assert_allclose(list(map(float, found)), wanted, rtol=1e-4)
+    assert has_tvm == "False"
 
 
 @pytest.mark.slow
