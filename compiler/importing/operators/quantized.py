@@ -200,10 +200,10 @@ def matmul_of_integers(graph: Graph, a: Value, b: Value, a_zero: Value | None, b
         product = graph.emit(relax.op.matmul(a.expr, b.expr, out_dtype="int32"))
         if a_zero is None or _is_zero(a_zero):
             return product
-        sums = graph.op(
-            "ReduceSum", cast(graph, b, "int32"), np.array([-2 if b.rank > 1 else -1]), keepdims=1
-        )
-        sums = graph.op("Squeeze", sums, np.array([-1])) if b.rank == 1 else sums
+        # A vector has no axis that the product keeps.
+        are_matrices = a.rank > 1 and b.rank > 1
+        axis = np.array([-2 if b.rank > 1 else -1])
+        sums = graph.op("ReduceSum", cast(graph, b, "int32"), axis, keepdims=int(are_matrices))
         return graph.op("Sub", product, graph.op("Mul", cast(graph, a_zero, "int32"), sums))
     a, b = (cast(graph, value, "int32") for value in (a, b))
     if a_zero is not None and not _is_zero(a_zero):

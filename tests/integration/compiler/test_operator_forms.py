@@ -475,3 +475,10 @@ def test_the_states_of_a_sequence_without_steps_are_zero(kind: str) -> None:
     found = Imported(read_onnx(proto.SerializeToString(), {}), TARGET).compute(given)
     for name in outputs:
         np.testing.assert_allclose(found[name], wanted[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("left", "right"), [((5,), (5, 4)), ((5,), (2, 5, 4)), ((3, 5), (5,)), ((5,), (5,))])
+def test_products_of_vectors_of_bytes(left: tuple[int, ...], right: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(0, 256, shape).astype(np.uint8) for shape in (left, right))
+    check(model_of("MatMulInteger", 10, [a, b, np.array(7, np.uint8)]), {"x0": a})
