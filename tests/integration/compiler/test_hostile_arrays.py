@@ -59,7 +59,7 @@ def bomb(_: Path) -> bytes:
     file = io.BytesIO()
     with (
         zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
-        archive.open("input.npy", "w") as stream,
+        archive.open("input.npy", "w", force_zip64=True) as stream,
     ):
         stream.write(header(shape=f"({2 << 30 >> 9}, 128)"))
         for _number in range(2 << 6):
