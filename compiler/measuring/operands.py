@@ -140,9 +140,10 @@ def _computable(floats: NDArray[Any]) -> NDArray[Any]:
 
 
 def _rounded_down(bounds: NDArray[np.float64], dtype: Any) -> NDArray[Any]:
-    """Return bounds in the type of the differences that they limit: a little less, never more. Infinities
-    stay."""
+    """Return bounds in the type of the differences that they limit: never more, because differences are
+    rounded, too. Subnormal differences are exact."""
     with np.errstate(all="ignore"):
-        # One step for the rounding of the bound, and one for the rounding of a difference.
-        lower = np.nextafter(np.nextafter(bounds.astype(dtype), dtype.type(0)), dtype.type(0))
-    return np.where(np.isinf(bounds), bounds, lower).astype(dtype)
+        info = np.finfo(dtype)
+        wanted = np.where(bounds > info.smallest_normal, bounds * (1 - 2 * float(info.eps)), bounds)
+        rounded = wanted.astype(dtype)
+        return np.where(rounded > wanted, np.nextafter(rounded, dtype.type(0)), rounded)

@@ -109,6 +109,14 @@ def test_nothing_is_accepted_beyond_the_bounds(dtype: str, values: list[float], 
     assert Expected.of(wanted, None, ROUNDED).difference(actual) != "" or allowed.all()
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_a_subnormal_number_may_be_the_next_one(dtype: str) -> None:
+    least = np.finfo(dtype).smallest_subnormal
+    expected = Expected.of(np.array([3 * least], dtype), None, Rounding(relative=1e-7, floor=1.0))
+    assert expected.difference(np.array([4 * least], dtype)) == ""
+    assert expected.difference(np.array([5 * least], dtype)) != ""
+
+
 def test_what_amplifies_errors_may_differ_more() -> None:
     """The reference's own outputs move by 0.1 when its inputs move by as much as the roundings."""
     wanted = np.ones(SIZE, "float32")
