@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import resource
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -259,14 +258,17 @@ class Process:
         return self._executor.submit(_run, prompt, decoded).result()
 
     def peak_bytes(self) -> int:
-        """Return the most memory that the process has had."""
+        """Return the most memory that the process has had, without what it had before it loaded the model."""
         return self._executor.submit(_peak_bytes).result()
 
 
-_loaded: list[Step] = []  # in the child, which serves one decoder
+# In the child, which serves one decoder: the decoder, and the bytes of memory before it was loaded.
+_loaded: list[Step] = []
+_before: list[int] = []
 
 
 def _load(runtime: Runtime, model: Path, scale: DecoderScale, threads: int) -> None:
+    _before.append(_memory("VmRSS"))
     _loaded.append(runtime.load(model, scale, threads))
 
 
@@ -283,4 +285,10 @@ def _run(prompt: Array, decoded: int) -> Round:
 
 
 def _peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return _memory("VmHWM") - _before[0]
+
+
+def _memory(field: str) -> int:
+    """Return a field of /proc/self/status in bytes. Unlike getrusage, its peak begins with the process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
