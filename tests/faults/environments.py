@@ -18,7 +18,7 @@ import trustme
 
 from tests import services
 from tests.faults.links import Links
-from tests.faults.process import CHILDREN_VARIABLE, MAINS
+from tests.faults.process import CHILDREN_VARIABLE
 from tests.faults.replicas import ReplicatedRig
 from tests.faults.rig import Program, Rig, running
 
@@ -180,14 +180,12 @@ def _faketime() -> Path:
 
 @contextlib.contextmanager
 def wrong_clock() -> Iterator[Rig]:
-    """Yield a rig on a machine that has booted with a clock TEN_YEARS_S ahead. Raises Unsupported."""
-    wrong: dict[str, Any] = {"library": _faketime(), "kinds": tuple(MAINS), "ahead_s": TEN_YEARS_S}
-    settings = {"TUNEFARM_WEBHOOK_ALLOW": "127.0.0.1"}
-    with (
-        tempfile.TemporaryDirectory(prefix="tunefarm-rig-") as folder,
-        running(WrongClockRig(Path(folder), settings=settings, **wrong)) as rig,
-    ):
-        yield rig
+    """Yield a rig on a machine that has booted with a clock TEN_YEARS_S ahead."""
+    with tempfile.TemporaryDirectory(prefix="tunefarm-rig-") as folder:
+        rig = Rig(Path(folder), settings={"TUNEFARM_WEBHOOK_ALLOW": "127.0.0.1"})
+        rig.step_clock(TEN_YEARS_S)
+        with running(rig):
+            yield rig
 
 
 ENVIRONMENTS: dict[str, Callable[[], AbstractContextManager[Rig]]] = {
