@@ -20,7 +20,7 @@ def write_rows(
 
         buffer[:, position : position + count] = rows
 
-    Rows beyond the end of the buffer are dropped. The kernel isn't tuned.
+    Negative rows count from the end, as in ScatterElements. Rows outside are dropped. The kernel isn't tuned.
     """
     shape, written = static_shape(buffer), static_shape(rows)
     assert shape is not None
@@ -38,7 +38,8 @@ def _kernel(shape: Shape, written: Shape, dtype: str, axis: int) -> tirx.PrimFun
         rows = T.arg("rows", T.buffer([T.int64(n) for n in written], dtype))
         position = T.arg("position", T.buffer((T.int64(1),), "int64"))
         with T.grid(*map(T.int64, written)) as loops:
-            row = loops[axis] + position[0]
+            place = loops[axis] + position[0]
+            row = tirx.Select(place < 0, place + shape[axis], place)
             with T.If(tirx.all(row >= 0, row < shape[axis])), T.Then():
                 T.buffer_store(buffer, rows[tuple(loops)], [*loops[:axis], row, *loops[axis + 1 :]])
     return made.get()
