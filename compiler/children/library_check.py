@@ -31,7 +31,7 @@ from compiler.children.child import (
     write_line,
 )
 from compiler.importing.formats.reading import read_model
-from compiler.importing.spec import ModelError, NoReference
+from compiler.importing.spec import ModelError, NoReference, Shape
 from compiler.packaging.artifact import LIBRARY, Manifest
 from compiler.verifying.library_outputs import Check, compare_library
 
@@ -96,11 +96,28 @@ def _answer(request: dict[str, Any], reply: BinaryIO) -> None:
         write_line(reply, {"problem": describe_error(error), "is_model": False})
 
 
+def _shapes_of_file(manifest: Manifest) -> dict[str, Shape]:
+    """Return the shapes of the inputs of a library's model.
+
+    A decoder's file has no number of earlier tokens, and its buffers may have their rows at another axis.
+    """
+    shapes = {spec.name: spec.shape for spec in manifest.inputs}
+    if manifest.cache is None:
+        return shapes
+    file_has_position = any(one.name == manifest.cache.position for one in manifest.cache.derived)
+    if not file_has_position:
+        del shapes[manifest.cache.position]
+    for name, axis in manifest.cache.moved.items():
+        *others, rows = shapes[name]
+        shapes[name] = (*others[:axis], rows, *others[axis:])
+    return shapes
+
+
 def check_here(
     model: IO[bytes], library: IO[bytes], manifest: Manifest, own: Sequence[Mapping[str, Array]]
 ) -> Iterator[Check]:
     """Compare a library in this process, which it can compromise. Raises ModelError and NoReference."""
-    file = read_model(model, {spec.name: spec.shape for spec in manifest.inputs})
+    file = read_model(model, _shapes_of_file(manifest))
     with tempfile.TemporaryDirectory(prefix="tunefarm-") as folder:
         path = Path(folder) / LIBRARY
         with path.open("wb") as copy:
