@@ -15,7 +15,6 @@
 #include <cuda.h>
 #include <dlfcn.h>
 #include <elf.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -84,7 +83,6 @@ CUresult fault_at(const std::string& call, bool* skips = nullptr) {
 
 struct CUmod_st {
   void* library = nullptr;
-  int file = -1;
   std::map<std::string, CUfunc_st*> functions;
 };
 struct CUfunc_st {
@@ -246,22 +244,27 @@ CUresult CUDAAPI cuModuleLoadData(CUmodule* module, const void* image) {
   const unsigned char* behind = bytes + elf_bytes(bytes);
   unsigned long long size;
   std::memcpy(&size, behind, sizeof(size));
-  int file = memfd_create("kernels", 0);
-  if (write(file, behind + sizeof(size), size) != static_cast<ssize_t>(size)) return CUDA_ERROR_OUT_OF_MEMORY;
-  void* library = dlopen(("/proc/self/fd/" + std::to_string(file)).c_str(), RTLD_NOW | RTLD_LOCAL);
+  // A child without a real driver may have no files in memory.
+  const char* folder = std::getenv("TMPDIR");
+  std::string path = std::string(folder ? folder : "/tmp") + "/kernels-XXXXXX";
+  int file = mkstemp(path.data());
+  if (file < 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  bool written = write(file, behind + sizeof(size), size) == static_cast<ssize_t>(size);
+  close(file);
+  void* library = written ? dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL) : nullptr;
+  unlink(path.c_str());
+  if (!written) return CUDA_ERROR_OUT_OF_MEMORY;
   if (!library) {
     std::fprintf(stderr, "the stand-in can't load a module: %s\n", dlerror());
-    return close(file), CUDA_ERROR_INVALID_IMAGE;
+    return CUDA_ERROR_INVALID_IMAGE;
   }
-  // The file stays open as long as the module: dlopen takes a library of the same path for the same library.
-  *module = new CUmod_st{library, file};
+  *module = new CUmod_st{library};
   return CUDA_SUCCESS;
 }
 
 CUresult CUDAAPI cuModuleUnload(CUmodule module) {
   for (auto& [name, function] : module->functions) delete function;
   dlclose(module->library);
-  close(module->file);
   delete module;
   return lost;
 }

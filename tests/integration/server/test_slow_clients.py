@@ -180,4 +180,4 @@ def test_an_upload_of_which_nothing_more_comes_is_ended(
             answer.begin()
             assert answer.status == 408
             # Of the length that its header says: the connection stays open for some seconds.
-            assert json.load(answer)["detail"].startswith("Nothing of the body came for 0.1 s")
+            assert json.load(answer)["detail"].startswith("No part of the body came for 0.1 s")
