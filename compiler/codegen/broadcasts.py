@@ -4,7 +4,7 @@ TVM's last pass stores bfloat16 as uint16. It converts the scalar of a broadcast
 value, but not the broadcast itself. The types then differ, and TVM rejects the store.
 
 TVM rounds to bfloat16 by integer operations. A CPU with AVX512_BF16 has an instruction, which takes subnormal
-numbers as zero.
+numbers as zero. So functions that only copy keep the integer operations.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call
-from tvm.tirx import Broadcast, Cast, IntImm, PrimFunc
+from tvm.tirx import Add, Broadcast, Cast, Div, IntImm, Max, Min, Mul, PrimFunc, Sub
 
 from compiler.codegen.bfloat16 import bfloat16_bits
 from compiler.codegen.bfloat16_buffers import COMPACT, has_dot_products, keep_bits
@@ -25,6 +25,8 @@ from compiler.target import target_features
 from compiler.tir_nodes import find_all, op_name
 
 _STORE = "tirx.BF16StorageLegalize"
+_ARITHMETIC = (Add, Sub, Mul, Div, Max, Min)
+_COPYING = ("reinterpret", "if_then_else")
 
 
 def store_bfloat16(module: tvm.IRModule, lower: Callable[[tvm.IRModule], tvm.IRModule]) -> tvm.IRModule:
@@ -53,9 +55,18 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
     if target.kind.name != "llvm":
         return function
     rewriters: list[tuple[type, Callable[[Any], Any]]] = [(Broadcast, _as_bits)]
-    if "avx512_bf16" in target_features(target):
+    if "avx512_bf16" in target_features(target) and _computes(function):
         rewriters.append((Cast, _by_instruction))
     return function.with_body(tvm_ffi.structural_map(function.body, rewriters))
+
+
+def _computes(function: PrimFunc) -> bool:
+    """Return whether a function does more with floats than load, convert, select and store them."""
+    called = [call for call in find_all(function.body, Call) if op_name(call) not in _COPYING]
+    return any(
+        str(getattr(each.ty, "dtype", "")).startswith("float")
+        for each in (*called, *find_all(function.body, *_ARITHMETIC))
+    )
 
 
 def _as_bits(broadcast: Broadcast) -> Any:

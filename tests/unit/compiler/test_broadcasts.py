@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -22,19 +23,40 @@ DATA = np.random.default_rng(0).standard_normal((1, 4, 4, 16)).astype(ml_dtypes.
 DEVICE = detect_device(1)
 
 
-@pytest.mark.skipif("avx512_bf16" not in DEVICE.features, reason="this CPU doesn't round to bfloat16")
-def test_vectors_are_rounded_by_one_instruction() -> None:
-    floats = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1.00390625, 1.01171875, 3.4e38], np.float32)
-    values = np.concatenate([floats, np.random.default_rng(0).standard_normal(56, np.float32)])
+VALUES = np.concatenate(
+    [
+        np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1.00390625, 1.01171875, 3.4e38], np.float32),
+        np.random.default_rng(0).standard_normal(56, np.float32),
+    ]
+)
+
+
+def _rounded(value: Callable[[Any], Any], values: NDArray[np.float32]) -> tuple[NDArray[np.float32], str]:
+    """Round `value` of each float32 to bfloat16 in vectors of 16. Return the results and the machine code."""
     data = te.placeholder((64,), "float32", name="data")
-    schedule = Schedule(module([data, te.compute((64,), lambda i: data[i].astype("bfloat16"), name="cast")]))
+    schedule = Schedule(
+        module([data, te.compute((64,), lambda i: value(data[i]).astype("bfloat16"), name="cast")])
+    )
     _, inner = schedule.split(schedule.get_loops(schedule.get_sblock("cast"))[0], [None, 16])
     schedule.vectorize(inner)
     built = tvm.compile(schedule.mod, target=parse_target(DEVICE.target), tir_pipeline=PIPELINE)
-    assert "vcvtneps2bf16" in built.mod.inspect_source("asm")
     result = tvm.runtime.tensor(np.zeros(64, ml_dtypes.bfloat16))
     built["main"](tvm.runtime.tensor(values), result)
-    found = result.numpy().astype(np.float32)
+    return result.numpy().astype(np.float32), str(built.mod.inspect_source("asm"))
+
+
+@pytest.mark.skipif("avx512_bf16" not in DEVICE.features, reason="this CPU doesn't round to bfloat16")
+def test_results_of_arithmetic_are_rounded_by_one_instruction() -> None:
+    found, code = _rounded(lambda x: x * tirx.const(2.0, "float32"), (VALUES / 2).astype(np.float32))
+    assert "vcvtneps2bf16" in code
+    np.testing.assert_array_equal(found, VALUES.astype(ml_dtypes.bfloat16).astype(np.float32))
+
+
+def test_copies_keep_subnormal_numbers() -> None:
+    """The instruction would take them as zero."""
+    values = np.where(np.arange(64) % 2, VALUES, np.float32(1e-40))
+    found, code = _rounded(lambda x: x, values)
+    assert "vcvtneps2bf16" not in code
     np.testing.assert_array_equal(found, values.astype(ml_dtypes.bfloat16).astype(np.float32))
 
 
