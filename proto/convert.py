@@ -102,7 +102,7 @@ def measurement_from_wire(message: pb.Measurement) -> Measurement:
         resources = None if found is None else Resources(found.registers, found.spilled_bytes)
         return Measurement(outcome, run_s, build_s, error, resources)
     except ValueError as problem:
-        return Measurement(Outcome.UNKNOWN, (), build_s, f"the worker's measurement made no sense: {problem}")
+        return Measurement(Outcome.UNKNOWN, (), build_s, f"the worker's measurement is impossible: {problem}")
 
 
 def strict_measurement_from_wire(message: pb.Measurement, max_repeats: int) -> Measurement:
@@ -270,7 +270,7 @@ def result_from_wire(message: pb.Result) -> Result:
         else:
             measurement = measurement_from_wire(message.measurement)
     except ValueError as problem:
-        measurement = Measurement(Outcome.UNKNOWN, error=f"the worker's result made no sense: {problem}")
+        measurement = Measurement(Outcome.UNKNOWN, error=f"the worker's result is impossible: {problem}")
     return Result(
         number=message.number,
         lease=lease_id_from_wire(message.lease),

@@ -69,7 +69,7 @@ def test_every_outcome_survives(outcome: Outcome) -> None:
 def test_an_ok_measurement_without_possible_times_is_a_failure(run_s: list[float]) -> None:
     measurement = convert.measurement_from_wire(pb.Measurement(outcome="OUTCOME_OK", run_s=run_s))
     assert measurement.outcome is Outcome.UNKNOWN
-    assert "made no sense" in measurement.error
+    assert "is impossible" in measurement.error
 
 
 def test_an_outcome_of_the_future_is_a_failure() -> None:
@@ -409,7 +409,7 @@ def test_an_invalid_built_result_is_a_failure_and_refuses_no_other(sha: str, bui
     (result,) = convert.report_from_wire(message).results
     assert isinstance(result.measurement, Measurement)
     assert (result.trial_id, result.measurement.outcome) == (3, Outcome.UNKNOWN)
-    assert "made no sense" in result.measurement.error
+    assert "is impossible" in result.measurement.error
 
 
 def test_a_builder_survives_and_a_worker_of_before_there_were_any_measures() -> None:
