@@ -72,7 +72,7 @@ class JobRun:
         of `Faults`."""
         self.faults = replace(self.faults, **faults)  # type: ignore[arg-type]
         worker = self.worker()
-        self.until(lambda: self._are_ready(1), "no worker got ready")
+        self.until(lambda: self.are_ready(1), "no worker got ready")
         self.submit(trials)
         return worker
 
@@ -82,7 +82,7 @@ class JobRun:
         self.faults = replace(self.faults, nap_s=nap_s)
         self.worker()
         builder = self.builder()
-        self.until(lambda: self._are_ready(2), "worker and builder did not get ready")
+        self.until(lambda: self.are_ready(2), "worker and builder did not get ready")
         self.submit(build=Build.BUILDER)
         return builder
 
@@ -219,7 +219,7 @@ class JobRun:
         self.until(over, "nothing was measured any more")
         return time.monotonic() - since
 
-    def _are_ready(self, count: int) -> bool:
+    def are_ready(self, count: int) -> bool:
         return sum(worker.state is WorkerState.READY for worker in self.workers()) >= count
 
 

@@ -262,7 +262,7 @@ def _correct_devices_clock(run: JobRun) -> float:
     run.until(lambda: "certificate" in worker.output(), "the worker doesn't mention the certificate")
     since = time.monotonic()
     run.rig.step_clock(environments.TEN_YEARS_S)
-    run.until(lambda: bool(run.workers()), "the worker did not connect")
+    run.until(lambda: run.are_ready(1), "the worker did not get ready")
     recovery_s = time.monotonic() - since
     run.submit()
     run.until_finished()
