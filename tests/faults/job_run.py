@@ -121,8 +121,11 @@ class JobRun:
             return jobs.get(session, self.job_id)
 
     def trials(self) -> list[Trial]:
+        return self._trials_of(self.job_id)
+
+    def _trials_of(self, job_id: str) -> list[Trial]:
         with self.rig.database.begin() as session:
-            listed = tasks.for_job(session, self.job_id)
+            listed = tasks.for_job(session, job_id)
             return [trial for task in listed for trial in trials.for_task(session, task.id)]
 
     def done(self) -> int:
@@ -171,14 +174,15 @@ class JobRun:
             state=job.state.value,
             lost=job.request.budget.trials - len(finished) + max(len(lost) - given_up, 0),
             twice=abs(counted - reported) + abs(job.trials_done - len(finished)) + built_twice,
-            wrong=self._unverified_schedules(job, found),
+            wrong=self._unverified_schedules(job),
             given_up=len(lost),
         )
 
-    def _unverified_schedules(self, job: Job, found: list[Trial]) -> int:
-        """Count published schedules that no trial measured with outcome OK."""
+    def _unverified_schedules(self, job: Job) -> int:
+        """Count published schedules that no trial of this job or of others measured with outcome OK."""
         if job.artifact_sha is None:
             return 0
+        found = [trial for one in (job, *self.others()) for trial in self._trials_of(one.id)]
         with self.rig.database.begin() as session:
             _, manifest = unpack(blobs.get(session, job.artifact_sha))
         right = {trial.trace for trial in found if trial.outcome is Outcome.OK}
