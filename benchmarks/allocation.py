@@ -213,8 +213,10 @@ def latency_s(tasks: Sequence[RecordedTask]) -> float:
 def fewer_trials(
     equal: Sequence[tuple[int, float]], other: Sequence[tuple[int, float]], part: float
 ) -> float:
-    """Return the trials of `equal` divided by those of `other` to reach a latency: that of `equal` after
-    `part` of its trials."""
+    """Return how many times the trials of `other` the curve `equal` needs for the same latency.
+
+    The latency is the one that `equal` has reached after `part` of its trials.
+    """
     allowed = part * equal[-1][0]
     reached_s = min(seconds for trials, seconds in equal if trials <= allowed)
     theirs, ours = (next(trials for trials, secs in curve if secs <= reached_s) for curve in (equal, other))

@@ -75,7 +75,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Measured:
-    """A network in one type: our timings, and those of the peers that have kernels of the type, by name.
+    """A network in one type: our timings, and the timings of each peer that can run the type.
 
     `deviation` is the largest difference from ONNX Runtime's outputs, relative to the largest output. Where
     ONNX Runtime has no kernels of the type, its outputs in float32 are the reference.

@@ -41,7 +41,7 @@ def describe(device: Device) -> str:
 
 
 def without_aims(figures: Sequence[Figure], device: Device) -> list[Figure]:
-    """Return the figures. Those of a stand-in are marked as meaningless, and have no aims."""
+    """Return the figures. Figures of a stand-in are marked as meaningless and have no aims."""
     if not is_stand_in(device):
         return list(figures)
     return [replace(one, name=MEANINGLESS + one.name, aim=None, bound=None, reached=None) for one in figures]

@@ -176,7 +176,7 @@ def _is_float(spec: TensorSpec) -> bool:
 
 
 def _holds_numbers(spec: TensorSpec, extents: Mapping[str, int]) -> bool:
-    """Return whether an input holds integers that aren't indices, and of which the usual ones are 0 and 1."""
+    """Return whether an input holds wide integers that aren't indices. The usual inputs draw only 0 and 1."""
     is_wide = spec.dtype.removeprefix("u") in ("int16", "int32", "int64")
     return is_wide and spec.name not in extents and "mask" not in spec.name.lower()
 

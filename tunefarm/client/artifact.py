@@ -76,7 +76,7 @@ def _extract(tar: tarfile.TarFile, name: str, folder: Path, fresh: Path) -> None
 
 
 def _replace(folder: Path, fresh: dict[str, Path]) -> None:
-    """Replace the files of a folder, and delete those of an earlier download. Raises OSError."""
+    """Replace the files of a folder, and delete files of an earlier download. Raises OSError."""
     manifest = folder / _MANIFEST
     stale = {SIGNATURE, *_BUNDLE_LIST}.difference(fresh)
     if _is_quantized(manifest):

@@ -18,7 +18,7 @@ from compiler.importing.values import Node, UnsupportedOperator, Value
 from compiler.tvmscript import T
 
 Floats = NDArray[np.float64]
-# Sums of more taps than this become a product with a matrix.
+# With more taps, a sum is computed as a product with a matrix.
 MAX_TAPS = 8
 # The most samples along an axis of a bin, as a box of infinite size would never end.
 MAX_SAMPLES = 1 << 12

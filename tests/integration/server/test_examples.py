@@ -44,7 +44,7 @@ def npz() -> bytes:
 
 
 def filled(service: Service, worker: Worker) -> Mapping[str, str]:
-    """Store what the examples name. Return the ids that a server made up, by those of the examples."""
+    """Store what the examples name. Map the ids in the examples to the ids that the server created."""
     worker.call()
     model = service.upload()
     data = service.http.post("/v1/datasets", content=npz()).json()["sha256"]
