@@ -8,9 +8,10 @@ from tvm.relax.dpl import DFPattern, is_op, wildcard
 from tvm.relax.transform import PatternCheckContext
 
 from compiler.constants.fold import static_shape
+from search.sketches.variables import MAX_INNERMOST
 
 # The lengths of the partial results of a softmax's sums, which must divide the keys.
-LANES = range(8, 65)
+LANES = range(8, MAX_INNERMOST + 1)
 # With fewer keys, the scores of all queries stay in the caches, and the three subgraphs are as fast.
 MIN_KEYS = 512
 # A step of a decoder has a query for each head. Its products read each key once.
