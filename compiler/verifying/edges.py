@@ -85,11 +85,11 @@ OPEN_FOR_INTEGERS = _DIVISIONS | _SHIFTS | _POWERS | _SUMS | _CUT
 _SMALL = 9
 # Operators that may spread NaN further than ONNX Runtime does. NaN spreads further if products with zeros are
 # computed. ONNX Runtime's recurrent kernels lose it, its pooling keeps only the NaN of a window's last
-# element, and its ScatterND the NaN of the data.
+# element, its ScatterND the NaN of the data, and its MatMulNBits a NaN that it rounds to 8 bits.
 _SPREADING = {
     *("Conv", "ConvTranspose", "DeformConv", "MatMul", "Gemm", "Einsum", "Attention", "MultiHeadAttention"),
     *("Resize", "Upsample", "Col2Im", "GRU", "LSTM", "RNN", "GroupQueryAttention"),
-    *("MaxPool", "GlobalMaxPool", "ScatterND", "Det"),
+    *("MaxPool", "GlobalMaxPool", "ScatterND", "Det", "MatMulNBits"),
     # PyTorch's
     *("convolution", "mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "einsum", "dot", "mv"),
     *("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu"),

@@ -20,6 +20,8 @@ from compiler.precision.packed_weights import PACKED_BITS, PackedWeight, packed_
 
 # The types of floats that are multiplied by packed weights.
 _PACKED_FLOATS = ("float32", "float16", "bfloat16")
+# The accuracy level of MatMulNBits that rounds activations to int8.
+INT8_LEVEL = 4
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "int64", "int4", "uint4", "int2", "uint2")
 
 
@@ -309,7 +311,7 @@ def _matmul_nbits(graph: Graph, node: Node) -> Value:
     """Microsoft's MatMulNBits: y = a w' + bias, with constant weights of a few bits.
 
     Each block of a row has a scale and a zero point. Weights of 4 or 8 bits in whole blocks stay packed.
-    Others are unpacked to floats.
+    Others are unpacked to floats. `accuracy_level` 4 rounds `a` to 8 bits.
     """
     data, bits = node.input(0), int(node.attributes.get("bits", 4))
     depth, rows, block = (int(node.attributes[name]) for name in ("K", "N", "block_size"))
@@ -328,6 +330,10 @@ def _matmul_nbits(graph: Graph, node: Node) -> Value:
         points = _unpacked(points, bits)[:, :blocks] if given.dtype == "uint8" else points
         zero = points.astype(np.float32)[..., np.newaxis]
     codes, bias = _unpacked(packed, bits), node.optional(5)
+    # ONNX Runtime multiplies floats where zero points are floats.
+    has_floats = given is not None and given.dtype != "uint8"
+    if int(node.attributes.get("accuracy_level", 0)) == INT8_LEVEL and not has_floats:
+        data = _rounded_to_bytes(graph, data, block)
     product = None
     if bits in PACKED_BITS and depth % block == 0:
         zeros = np.broadcast_to(zero, scale.shape)[..., 0]
@@ -336,6 +342,35 @@ def _matmul_nbits(graph: Graph, node: Node) -> Value:
         floats = ((codes.astype(np.float32) - zero) * scale).reshape(rows, -1)[:, :depth].T
         product = graph.op("MatMul", data, np.ascontiguousarray(floats.astype(numpy_dtype(data.dtype))))
     return product if bias is None else graph.op("Add", product, bias)
+
+
+def _rounded_to_bytes(graph: Graph, data: Value, block: int) -> Value:
+    """Return data whose blocks of the last axis are rounded to int8, each with a scale of its own.
+
+        s = max(abs(x[b])) / 127
+        y[b] = round(x[b] / s) * s
+
+    If the extent isn't a multiple of `block`, the last block is shorter.
+    """
+    most = np.float32(127)
+    depth = data.shape[-1]
+    blocks = -(-depth // block)
+    floats = cast(graph, data, "float32")
+    if depth % block:
+        pads = [0] * (2 * data.rank - 1) + [blocks * block - depth]
+        floats = graph.op("Pad", floats, np.array(pads, np.int64))
+    floats = graph.op("Reshape", floats, np.array([*data.shape[:-1], blocks, block], np.int64))
+    scale = graph.op("Div", graph.op("ReduceMax", graph.op("Abs", floats), np.array([-1])), most)
+    zero, one = np.float32(0), np.float32(1)
+    # A block of zeros has the scale 0.
+    divisor = graph.op("Where", graph.op("Equal", scale, zero), one, scale)
+    integers = graph.op("Round", graph.op("Div", floats, divisor))
+    rounded = graph.op("Mul", integers, scale)
+    shape = np.array([*data.shape[:-1], blocks * block], np.int64)
+    rounded = graph.op("Reshape", rounded, shape)
+    if depth % block:
+        rounded = graph.op("Slice", rounded, *(np.array([end]) for end in (0, depth, -1)))
+    return cast(graph, rounded, data.dtype)
 
 
 def _packed_product(graph: Graph, data: Value, weight: Value) -> Value | None:
