@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sandbox.kinds import ChildKind
 from system.host_compiler import compiler_parts
-from system.nvcc import find_nvcc
+from system.nvcc import find_compiler
 
 # Programs and libraries of the system.
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
@@ -76,8 +76,8 @@ def _needed(environment: Mapping[str, str]) -> Iterator[Path]:
     prefixes = [Path(sys.prefix), Path(sys.base_prefix), Path(sys.exec_prefix), executable.parents[1]]
     prefixes += [Path(environment[name]) for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if environment.get(name)]
     prefixes += [Path(environment["CUDA_HOME"])] if environment.get("CUDA_HOME") else []
-    nvcc = find_nvcc()
-    prefixes += [] if nvcc is None else [nvcc.parents[1], nvcc.resolve().parents[1]]
+    compiler = find_compiler()
+    prefixes += [] if compiler is None else [compiler.path.parents[1], compiler.path.resolve().parents[1]]
     parts = [prefix / part for prefix in prefixes for part in ENVIRONMENT_PARTS]
     yield from parts
     yield from _hops(Path(sys.executable))

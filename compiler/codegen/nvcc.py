@@ -1,7 +1,7 @@
-"""Compile CUDA C to a GPU's machine code by nvcc, or else by NVRTC. No GPU is needed.
+"""Compile CUDA C to a GPU's machine code by NVRTC, or else by nvcc. No GPU is needed.
 
-nvcc comes from the packages of the extra `cuda` or from a CUDA toolkit on the machine. TVM calls it through a
-function of its registry, which `register` replaces. The result is a cubin for the target's compute
+The compiler comes from the packages of the extra `cuda` or from a CUDA toolkit on the machine. TVM calls it
+through a function of its registry, which `register` replaces. The result is a cubin for the target's compute
 capability. The compiler's report on registers and spills is kept.
 """
 
@@ -18,7 +18,7 @@ from tvm.target import Target
 
 from compiler.codegen import nvrtc
 from core.measurement import Resources
-from system.nvcc import find_nvcc, find_nvrtc
+from system.nvcc import find_compiler
 
 # Ten times the lowest compute capability that CUDA 13 supports.
 OLDEST = 75
@@ -43,24 +43,23 @@ def compile_cubin(source: str, arch: str) -> tuple[bytes, Resources | None]:
 
     Raises NvccError, whose message ends with the compiler's output.
     """
-    nvcc = find_nvcc()
-    if nvcc is None:
-        library = find_nvrtc()
-        if library is None:
-            raise NvccError(
-                "there is no nvcc to compile for GPUs with: install tunefarm's extra 'cuda', "
-                "or set CUDA_HOME to a toolkit"
-            )
-        try:
-            compiled, said = nvrtc.compile_source(library, source, arch)
-        except nvrtc.NvrtcError as error:
-            refused = "invalid value for --gpu-architecture" in str(error)
-            raise NvccError(
-                too_old(arch)
-                if refused
-                else f"NVRTC doesn't compile what TVM generated: {str(error)[-1500:]}"
-            ) from error
-        return compiled, read_report(said)
+    compiler = find_compiler()
+    if compiler is None:
+        raise NvccError(
+            "there is no compiler for GPUs: install tunefarm's extra 'cuda', or set CUDA_HOME to a toolkit"
+        )
+    if not compiler.headers:
+        return _by_nvcc(compiler.path, source, arch)
+    try:
+        cubin, said = nvrtc.compile_source(compiler, source, arch)
+    except nvrtc.NvrtcError as error:
+        if "invalid value for --gpu-architecture" in str(error):
+            raise NvccError(too_old(arch)) from error
+        raise NvccError(f"NVRTC refuses what TVM generated: {str(error)[-1500:]}") from error
+    return cubin, read_report(said)
+
+
+def _by_nvcc(nvcc: Path, source: str, arch: str) -> tuple[bytes, Resources | None]:
     with tempfile.TemporaryDirectory(prefix="tunefarm-nvcc-") as folder:
         path, cubin = Path(folder) / "kernels.cu", Path(folder) / "kernels.cubin"
         path.write_text(source)
@@ -87,11 +86,12 @@ def too_old(arch: str) -> str:
 
 def compiler_version() -> str:
     """Return the version of nvcc or NVRTC, such as "13.0"; "" if neither is installed."""
-    nvcc = find_nvcc()
-    if nvcc is None:
-        library = find_nvrtc()
-        return "" if library is None else nvrtc.version(library)
-    said = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True).stdout
+    compiler = find_compiler()
+    if compiler is None:
+        return ""
+    if compiler.headers:
+        return nvrtc.version(compiler.path)
+    said = subprocess.run([str(compiler.path), "--version"], capture_output=True, text=True).stdout
     found = _RELEASE.search(said)
     return found[1] if found else ""
 

@@ -1,43 +1,48 @@
-"""Compile CUDA C by NVRTC, NVIDIA's compiler as a library."""
+"""Compile CUDA C by NVRTC, NVIDIA's compiler as a library. Several threads may compile at the same time."""
 
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from system.nvcc import find_headers
+from system.nvcc import CudaCompiler
 
-# Headers that nvcc includes by itself, and a macro that its host compiler defines.
-_PREAMBLE = """\
-#include <cuda/std/cstdint>
-#include <cuda/std/limits>
-#define INFINITY (::cuda::std::numeric_limits<float>::infinity())
+# TVM includes CUDA's C++ library for types of integers and for templates that few kernels use. Reading it
+# takes several times longer than compiling a kernel.
+_LIBRARY = re.compile(r"#ifdef __CUDACC_RTC__\n.*?#include <cuda\.h>\n#endif\n", re.DOTALL)
+_TYPES = """\
+using int8_t = signed char;
+using int16_t = short;
+using int32_t = int;
+using int64_t = long long;
+using uint8_t = unsigned char;
+using uint16_t = unsigned short;
+using uint32_t = unsigned int;
+using uint64_t = unsigned long long;
 """
+# A macro that nvcc's host compiler defines.
+_PREAMBLE = "#define INFINITY __int_as_float(0x7f800000)\n"
 # Functions without a qualifier are device functions, because there is no host code.
 FLAGS = ("-default-device", "--use_fast_math", "--ptxas-options=-v")
 
 
 class NvrtcError(RuntimeError):
-    """NVRTC can't compile the CUDA C, or CUDA's headers are missing. The message says why."""
+    """NVRTC can't compile the CUDA C. The message says why."""
 
 
-def compile_source(library: Path, source: str, arch: str) -> tuple[bytes, str]:
+def compile_source(compiler: CudaCompiler, source: str, arch: str) -> tuple[bytes, str]:
     """Compile CUDA C for an architecture such as sm_80; return the cubin and the compiler's log.
 
-    `library` is the loaded NVRTC. Raises NvrtcError.
+    Raises NvrtcError.
     """
-    headers = find_headers()
-    if not headers:
-        raise NvrtcError(
-            "NVRTC needs CUDA's headers: install nvidia-cuda-runtime, nvidia-cuda-crt and nvidia-cuda-cccl"
-        )
-    nvrtc = _load(library)
+    nvrtc = _load(compiler.path)
     program = ctypes.c_void_p()
-    text = (_PREAMBLE + source).encode()
+    text = (_PREAMBLE + with_few_headers(source)).encode()
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, b"kernels.cu", 0, None, None)
     try:
-        flags = [f"-arch={arch}", *FLAGS, *(f"-I{folder}" for folder in headers)]
+        flags = [f"-arch={arch}", *FLAGS, *(f"-I{folder}" for folder in compiler.headers)]
         failed = nvrtc.nvrtcCompileProgram(program, len(flags), _strings(flags))
         said = _read(nvrtc, program, "ProgramLog").rstrip(b"\0").decode(errors="replace").strip()
         if failed:
@@ -45,6 +50,18 @@ def compile_source(library: Path, source: str, arch: str) -> tuple[bytes, str]:
         return _read(nvrtc, program, "CUBIN"), said
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def with_few_headers(source: str) -> str:
+    """Replace TVM's headers of the C++ library by the types that kernels use. Sources that use more of the
+    library keep them.
+
+        #include <cuda/std/cstdint>
+    ->
+        using int8_t = signed char;
+    """
+    shorter = _LIBRARY.sub(_TYPES, source)
+    return source if "std::" in shorter else shorter
 
 
 def version(library: Path) -> str:

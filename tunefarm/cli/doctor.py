@@ -23,7 +23,7 @@ from core.exit_code import ExitCode
 from core.measurement import noise
 from system.command import CommandError
 from system.errors import SettingsError
-from system.nvcc import find_headers, find_nvcc, find_nvrtc
+from system.nvcc import find_compiler
 from tunefarm.cli.options import AsJson, Data, Server, Token, print_json, print_plain, stdout
 from tunefarm.client.client import ClientError
 from tunefarm.embedded.folder import DataFolder
@@ -117,18 +117,17 @@ def check_gpus(_: CommandSettings) -> Iterator[Finding]:
         if _text(path / "vendor") == NVIDIA and _text(path / "class").startswith(DISPLAY)
     ]
     count = max(len(on_bus), len(list(DEV.glob("nvidia[0-9]*"))))
-    # NVRTC needs CUDA's headers to compile.
-    compiler = find_nvcc() or (find_nvrtc() if find_headers() else None)
+    compiler = find_compiler()
     if not count:
         yield Finding("GPU", "no NVIDIA GPU")
-        yield Finding("nvcc", str(compiler or "none, which only GPUs need"))
+        yield Finding("CUDA", str(compiler.path if compiler else "no compiler, which only GPUs need"))
         return
     yield _driver(f"{count} NVIDIA GPU(s)")
     if compiler is None:
         mend = "pip install 'tunefarm[cuda]', or set CUDA_HOME to a toolkit, see docs/devices/gpu-host.md"
-        yield Finding("nvcc", "none, and GPUs are here", Severity.WARNING, mend)
+        yield Finding("CUDA", "no compiler, and GPUs are here", Severity.WARNING, mend)
     else:
-        yield Finding("nvcc", str(compiler))
+        yield Finding("CUDA", str(compiler.path))
 
 
 def check_threads(_: CommandSettings) -> Iterator[Finding]:

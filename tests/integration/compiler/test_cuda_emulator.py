@@ -94,5 +94,5 @@ def test_a_barrier_that_some_threads_miss_is_an_error(tmp_path: Path) -> None:
 def test_cudas_compilers_accept_and_refuse() -> None:
     good = REVERSE.replace("BARRIER", "__syncthreads();")
     assert compile_error([good, good], 80) == ""
-    assert "nvcc" in compile_error([good, good.replace("63 -", "undefined -")], 80)
+    assert "NVRTC" in compile_error([good, good.replace("63 -", "undefined -")], 80)
     assert "ptxas" in compile_error([good.replace("[64]", "[64000]")], 80)

@@ -25,7 +25,7 @@ from compiler.vocabulary import Vocabulary
 from compiler.workload import to_json
 from core.library_check import SymbolError, check_cubin, check_library
 from core.measurement import Measurement, Outcome
-from system.nvcc import find_nvcc, find_nvrtc
+from system.nvcc import find_compiler
 from tests.compiled_models import compile_model
 from tests.onnx_models import residual
 from tests.traces import calling
@@ -178,7 +178,7 @@ def test_llvms_code_refers_only_to_listed_names(source: str, says: str) -> None:
 KERNEL = 'extern "C" __global__ void main_kernel(float *x) {{ {} }}'
 
 
-@pytest.mark.skipif(find_nvcc() is None and find_nvrtc() is None, reason="no compiler for GPUs")
+@pytest.mark.skipif(find_compiler() is None, reason="no compiler for GPUs")
 @pytest.mark.parametrize(
     ("body", "calls"),
     [("x[0] = expf(x[1]);", ""), ('printf("%f", x[0]);', "vprintf"), ("x[0] = *new float[4];", "malloc")],
