@@ -11,13 +11,13 @@ MASKS = ("attention_mask", "decoder_attention_mask")
 POSITIONS = ("position_ids", "cache_position")
 _CACHE = re.compile(r"past(_key_values)?\.|past_(key|value)")
 # Inputs with an encoder's keys and values, which stay the same while the decoder runs.
-_HELD = re.compile(r"encoder|cross")
+_CROSS_ATTENTION = re.compile(r"encoder|cross")
 _PRESENT = re.compile(r"present")
 
 
 def cache_inputs(names: Iterable[str]) -> list[str]:
     """Return the inputs that hold the keys and values of earlier tokens."""
-    return [name for name in names if _CACHE.match(name) and not _HELD.search(name)]
+    return [name for name in names if _CACHE.match(name) and not _CROSS_ATTENTION.search(name)]
 
 
 def is_present(name: str) -> bool:

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 # The memory that a candidate's process may allocate, on top of its memory at the start.
 MEMORY_BYTES = 4 << 30
 # The bytes of an artifact that a slow device reads, unpacks and loads in a second.
-SECS_PER_ARTIFACT_BYTE = 1e-7
+SECONDS_PER_ARTIFACT_BYTE = 1e-7
 # The memory to load a packed model, in multiples of its size: the file, the library, the weights.
 MEMORY_PER_ARTIFACT_BYTE = 6
 MAX_MODULE_RUNS = 16
@@ -47,7 +47,7 @@ class Limits:
     def for_module(cls, artifact_bytes: int) -> Limits:
         """Return the limits of a module run, whose time and memory grow with its artifact."""
         return cls(
-            module_timeout_s=cls.module_timeout_s + SECS_PER_ARTIFACT_BYTE * artifact_bytes,
+            module_timeout_s=cls.module_timeout_s + SECONDS_PER_ARTIFACT_BYTE * artifact_bytes,
             memory_bytes=MEMORY_BYTES + MEMORY_PER_ARTIFACT_BYTE * artifact_bytes,
         )
 

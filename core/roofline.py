@@ -11,7 +11,7 @@ from core.profile import DOT, FLOAT32, Profile
 # The fractions of the limit above which the verdict is that nothing, little or something can be gained.
 NOTHING_LEFT, LITTLE_LEFT, SOME_LEFT = 0.95, 0.85, 0.6
 # Above this fraction, a subgraph exceeds the limit by more than the noise of a calibration.
-ABOVE = 1.05
+IMPLAUSIBLE_SHARE = 1.05
 _BITS = re.compile(r"\d+")
 _TENSOR = "tensor"
 
@@ -61,7 +61,7 @@ def verdict(
     memory_s = num_bytes / limits.bytes_per_s
     name = "peak arithmetic" if arithmetic_s >= memory_s else "memory bandwidth"
     share = max(arithmetic_s, memory_s) / best_s
-    if share > ABOVE:
+    if share > IMPLAUSIBLE_SHARE:
         # A variant such as Winograd's convolution needs fewer operations than its original.
         is_cached = arithmetic_s < memory_s
         return (

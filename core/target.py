@@ -60,7 +60,7 @@ def _is_size(value: Any) -> bool:
     return type(value) is int and 0 < value <= MAX_SIZE
 
 
-def _are(value: Any, word: re.Pattern[str]) -> bool:
+def _is_list_of(value: Any, word: re.Pattern[str]) -> bool:
     is_list = isinstance(value, list) and len(value) <= MAX_WORDS
     return is_list and all(isinstance(one, str) and word.fullmatch(one) for one in value)
 
@@ -72,8 +72,8 @@ _OPTIONS: Mapping[str, Callable[[Any], object]] = {
     **dict.fromkeys(("num-cores", "vector-width", "thread_warp_size", "max_num_threads"), _is_size),
     **dict.fromkeys(("max_threads_per_block", "max_shared_memory_per_block"), _is_size),
     **dict.fromkeys(("registers_per_block", "l2_cache_size_bytes"), _is_size),
-    "mattr": lambda value: _are(value, _FEATURE),
-    "keys": lambda value: _are(value, _WORD),
+    "mattr": lambda value: _is_list_of(value, _FEATURE),
+    "keys": lambda value: _is_list_of(value, _WORD),
     "tag": lambda value: (
         value == "" or _is_word(value.replace("/", "-") if isinstance(value, str) else value)
     ),

@@ -33,7 +33,7 @@ class _Namespaces:
 
 
 @dataclass(frozen=True)
-class _Attempt:
+class _Rehearsal:
     """The result of a rehearsal: the error of the step that failed, or the first path that can't be read."""
 
     mounts: str = ""
@@ -146,14 +146,14 @@ def _unshare() -> _Namespaces:
 
 def _rehearse(
     files: VisibleFiles, namespaces: _Namespaces, with_mounts: bool, account: Account | None
-) -> _Attempt:
+) -> _Rehearsal:
     """Try irreversible steps in a separate process, and check that all needed files stay readable."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         found: dict[str, str] = {"mounts": "the rehearsal died"} if with_mounts else {"user": "it died"}
         try:
-            found = _try(files, namespaces, with_mounts, account)
+            found = _try_steps(files, namespaces, with_mounts, account)
         finally:
             os.write(writing, json.dumps(found).encode()[:MAX_REPORT_BYTES])
             os._exit(0)
@@ -161,10 +161,10 @@ def _rehearse(
     with os.fdopen(reading, "rb") as report:
         text = report.read()
     os.waitpid(child, 0)
-    return _Attempt(**json.loads(text))
+    return _Rehearsal(**json.loads(text))
 
 
-def _try(
+def _try_steps(
     files: VisibleFiles, namespaces: _Namespaces, with_mounts: bool, account: Account | None
 ) -> dict[str, str]:
     if with_mounts:
@@ -224,7 +224,7 @@ def _give(folder: Path, account: Account) -> None:
             os.chown(os.path.join(path, name), account.uid, account.gid, follow_symlinks=False)
 
 
-def _root_gap(kind: ChildKind, account: Account, attempt: _Attempt) -> str:
+def _root_gap(kind: ChildKind, account: Account, attempt: _Rehearsal) -> str:
     if attempt.user:
         reason = f"this system refuses to make it {account.name}'s ({attempt.user})"
     else:

@@ -63,7 +63,7 @@ class Index:
 
 
 @dataclass(frozen=True)
-class Access:
+class BufferAccess:
     buffer: str
     indices: tuple[Index, ...]
 
@@ -113,18 +113,18 @@ class Node:
 
     name: str
     axes: tuple[Axis, ...]
-    write: Access
-    reads: tuple[Access, ...]
+    write: BufferAccess
+    reads: tuple[BufferAccess, ...]
     flops: float
     has_branch: bool = False
     is_expensive: bool = False
     reducer: str | None = None
-    extra_writes: tuple[Access, ...] = ()
+    extra_writes: tuple[BufferAccess, ...] = ()
     constant_axes: tuple[int, ...] = ()
     rounds_to: str = ""
 
     @property
-    def writes(self) -> tuple[Access, ...]:
+    def writes(self) -> tuple[BufferAccess, ...]:
         return (self.write, *self.extra_writes)
 
     @cached_property
@@ -144,7 +144,7 @@ class Node:
         return tuple(i for i, axis in enumerate(self.axes) if axis.kind is AxisKind.REDUCTION)
 
     @cached_property
-    def distinct_reads(self) -> tuple[Access, ...]:
+    def distinct_reads(self) -> tuple[BufferAccess, ...]:
         return tuple(dict.fromkeys(self.reads))
 
     @property
@@ -255,7 +255,7 @@ def _axes_text(node: Node, axes: tuple[int, ...]) -> str:
     return " ".join([node.axes[axes[0]].kind, *named]) if axes else ""
 
 
-def _access_text(node: Node, access: Access) -> str:
+def _access_text(node: Node, access: BufferAccess) -> str:
     indices = []
     for index in access.indices:
         if not index.affine:

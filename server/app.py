@@ -36,7 +36,7 @@ from server.dashboard import report
 from server.dashboard import routes as dashboard
 from server.head_requests import HeadMiddleware
 from server.install import routes as install
-from server.problems import EVERYWHERE, GUARDED, ProblemBody, install_error_handlers
+from server.problems import COMMON_PROBLEMS, PROBLEMS_WITH_TOKENS, ProblemBody, install_error_handlers
 from system import tracing
 
 # Parsing JSON blocks other requests, for a time that grows with the text.
@@ -79,7 +79,7 @@ def create_app(context: ServerContext) -> FastAPI:
         # to a page of the dashboard.
         docs_url=None,
         redoc_url=None,
-        responses=EVERYWHERE,
+        responses=COMMON_PROBLEMS,
     )
     app.state.context = context
     of_jobs, of_schedules = (
@@ -87,7 +87,7 @@ def create_app(context: ServerContext) -> FastAPI:
         (schedules, workloads, cost_models),
     )
     for guarded in (*of_jobs, *of_schedules, workers, tokens, webhooks, browser_session, metrics, report):
-        app.include_router(guarded.router, responses=GUARDED)
+        app.include_router(guarded.router, responses=PROBLEMS_WITH_TOKENS)
     app.include_router(health.router)
     app.include_router(dashboard.router)
     app.include_router(install.router)

@@ -70,10 +70,10 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 # Statuses of any route: the body is too large, parameters are invalid, too many requests, an internal error.
-EVERYWHERE = problems(413, 422, 429, 500)
+COMMON_PROBLEMS = problems(413, 422, 429, 500)
 # Statuses of any route except probes: the token is missing, wrong or lacks the scope; the storage is
 # unavailable or full.
-GUARDED = problems(401, 403, 503, 507)
+PROBLEMS_WITH_TOKENS = problems(401, 403, 503, 507)
 
 
 class Problem(HTTPException):

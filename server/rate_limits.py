@@ -16,7 +16,7 @@ OFF = "off"
 # If more clients than this call within a window, the oldest windows are dropped.
 MAX_CLIENTS = 100_000
 _LIMIT = re.compile(r"(\d{1,9}) ?(?:/|per) ?(\d{1,4})? ?(second|minute|hour|day)s?")
-_SECS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
+_UNIT_S = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def parse_limit(text: str) -> Limit | None:
     if text in ("", OFF):
         return None
     found = _LIMIT.fullmatch(text.strip().lower())
-    window_s = int(found[2] or 1) * _SECS[found[3]] if found else 0
+    window_s = int(found[2] or 1) * _UNIT_S[found[3]] if found else 0
     if found is None or window_s == 0:
         raise ValueError(f'a limit is like "600/minute", or "{OFF}", not {text!r}')
     return Limit(int(found[1]), window_s)

@@ -17,7 +17,7 @@ _NAT64 = ip_network("64:ff9b::/96")
 _ISATAP, _ISATAP_MASK = 0x5EFE << 32, 0xFDFF_FFFF << 32
 # Site-local networks, and networks without hosts, for which Python's `is_global` is true. The last one is the
 # host of Azure's virtual machines.
-_WITHIN = tuple(
+_NOT_PUBLIC = tuple(
     map(
         ip_network,
         ("fec0::/10", "64:ff9b:1::/48", "3fff::/20", "192.0.0.0/24", "192.88.99.0/24", "168.63.129.16/32"),
@@ -68,10 +68,10 @@ def post(
 
 def is_allowed(address: Address, allowed: Sequence[Network]) -> bool:
     """Return whether requests may go to an address: it is public, or the operator allows it."""
-    reached = _embedded(address)
+    reached = _embedded_ipv4(address)
     if any(one in network for network in allowed for one in (address, reached)):
         return True
-    if any(one in network for network in _WITHIN for one in (address, reached)):
+    if any(one in network for network in _NOT_PUBLIC for one in (address, reached)):
         return False
     return reached.is_global and not reached.is_multicast and not reached.is_reserved
 
@@ -81,7 +81,7 @@ def parse_networks(text: str) -> tuple[Network, ...]:
     return tuple(ip_network(part.strip()) for part in text.split(",") if part.strip())
 
 
-def _embedded(address: Address) -> Address:
+def _embedded_ipv4(address: Address) -> Address:
     """Return the IPv4 address that an IPv6 address embeds; the address itself if it embeds none."""
     if isinstance(address, IPv4Address):
         return address

@@ -28,7 +28,7 @@ from system.scratch import scratch_folder
 from system.settings import read_settings
 from worker.agent.agent import Agent, AgentConfig, Fenced, UpdateRequested
 from worker.agent.display import Display, display
-from worker.agent.gpus import ONLY, VISIBLE, GpuVitals, choose_gpu
+from worker.agent.gpus import ONLY_GPU, VISIBLE_DEVICES_VARIABLE, GpuVitals, choose_gpu
 from worker.agent.health import HealthMonitor
 from worker.agent.profile_cache import ProfileCache
 from worker.agent.service import FleetClient, WorkerRefused, open_channel
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str]) -> int:
     given = list(arguments)
     for place in (index for index, word in enumerate(arguments) if word == "--gpu"):
         if place + 1 == len(given) or given[place + 1].startswith("-"):
-            given[place] = f"--gpu={ONLY}"
+            given[place] = f"--gpu={ONLY_GPU}"
     return run_function(worker, "tunefarm worker", given)
 
 
@@ -118,7 +118,7 @@ async def _work(settings: WorkerSettings, shown: Display) -> None:
     environment, read_vitals, runner = dict(os.environ), HealthMonitor(), CPU_RUNNER
     if settings.gpu is not None:
         gpu = choose_gpu(settings.gpu)
-        environment[VISIBLE] = gpu.uuid
+        environment[VISIBLE_DEVICES_VARIABLE] = gpu.uuid
         read_vitals, runner = HealthMonitor(read=GpuVitals(gpu)), GPU_RUNNER
     async with contextlib.AsyncExitStack() as stack:
         if (settings.build or settings.gpu is not None) and ZIG_CACHE in environment:

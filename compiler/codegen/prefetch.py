@@ -34,7 +34,7 @@ from compiler.codegen.rewrite import rewrite_prim_funcs
 AHEAD_BYTES = 8192
 LINE_BYTES = 64
 # Smaller operands stay in the L1 cache.
-LEAST_BYTES = 32768
+MIN_OPERAND_BYTES = 32768
 
 _NAME = "tunefarm_prefetch"
 # LLVM assumes that its prefetch intrinsic may write into accumulators, and stores them in every iteration.
@@ -118,7 +118,7 @@ def _streamed(stores: list[BufferStore], own: list[Any]) -> Iterable[TensorLoad]
         tvm_ffi.structural_walk(store.value, [(TensorLoad, loads.append)])
         if any(load.source.same_as(store.buffer) for load in loads):
             for load in loads:
-                if _is_vector(load) and _bytes(load) >= LEAST_BYTES and not _has(own, load.source):
+                if _is_vector(load) and _bytes(load) >= MIN_OPERAND_BYTES and not _has(own, load.source):
                     found[tvm_ffi.StructuralKey(load)] = load
     return found.values()
 

@@ -16,7 +16,7 @@ from tvm.tirx import AllocBuffer, IntImm, PrimFunc
 from compiler.codegen.rewrite import rewrite_prim_funcs
 
 # A core has at most 2 KiB of vector registers, and a thread megabytes of stack.
-MOST_BYTES = 8192
+MAX_STACK_BYTES = 8192
 
 
 def keep_on_stack(module: tvm.IRModule) -> tvm.IRModule:
@@ -32,7 +32,7 @@ def _mark(allocation: AllocBuffer) -> AllocBuffer:
     if not all(isinstance(extent, IntImm) for extent in shape):
         return allocation
     dtype = tvm.DataType(str(allocation.buffer.dtype))
-    if math.prod(map(int, shape)) * -(-dtype.bits * dtype.lanes // 8) > MOST_BYTES:
+    if math.prod(map(int, shape)) * -(-dtype.bits * dtype.lanes // 8) > MAX_STACK_BYTES:
         return allocation
     annotations = {**allocation.annotations, "disable_lower_builtin": IntImm("bool", 1)}
     return AllocBuffer(allocation.buffer, annotations, allocation.span)

@@ -47,7 +47,7 @@ class _ScaledConvolution:
 
     def then(self, operator: str, value: Vector) -> _ScaledConvolution | None:
         """Apply one more operation; None when the result isn't finite."""
-        scale, shift = _THEN[operator](self.scale, self.shift, value)
+        scale, shift = _APPLY[operator](self.scale, self.shift, value)
         finite = all(np.isfinite(values.astype(np.float32)).all() for values in (scale, shift))
         return replace(self, scale=scale, shift=shift) if finite else None
 
@@ -58,13 +58,13 @@ class _ScaledConvolution:
         return tuple(self.scale.size if axis == "C" else 1 for axis in layout)
 
 
-_THEN: dict[str, Callable[[Vector, Vector, Vector], tuple[Vector, Vector]]] = {
+_APPLY: dict[str, Callable[[Vector, Vector, Vector], tuple[Vector, Vector]]] = {
     "relax.add": lambda scale, shift, value: (scale, shift + value),
     "relax.subtract": lambda scale, shift, value: (scale, shift - value),
     "relax.multiply": lambda scale, shift, value: (scale * value, shift * value),
     "relax.divide": lambda scale, shift, value: (scale / value, shift / value),
 }
-_COMMUTES = {"relax.add", "relax.multiply"}
+_COMMUTATIVE = {"relax.add", "relax.multiply"}
 
 
 @relax.expr_functor.mutator
@@ -128,9 +128,9 @@ def _extend(
 ) -> tuple[relax.Var, _ScaledConvolution] | None:
     """Return the variable whose chain the call continues, and the chain with the call as its end."""
     operator = getattr(call.op, "name", "")
-    if operator not in _THEN:
+    if operator not in _APPLY:
         return None
-    for position in (0, 1) if operator in _COMMUTES else (0,):
+    for position in (0, 1) if operator in _COMMUTATIVE else (0,):
         chain = chains.get(call.args[position])
         if chain is not None and static_shape(call) == static_shape(chain.convolution):
             value = _per_channel(call.args[1 - position], chain)

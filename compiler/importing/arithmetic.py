@@ -16,7 +16,7 @@ from compiler.importing.values import numpy_dtype
 
 _DIVISIONS = frozenset({"relax.divide", "relax.floor_divide", "relax.mod", "relax.floor_mod"})
 # Replacements for arithmetic on booleans, for which TVM generates no code.
-_OF_BOOLEANS = {
+_BOOLEAN_OPERATORS = {
     "relax.add": relax.op.logical_or,
     "relax.maximum": relax.op.logical_or,
     "relax.multiply": relax.op.logical_and,
@@ -24,14 +24,14 @@ _OF_BOOLEANS = {
 }
 _REMAINDERS = frozenset({"relax.mod", "relax.floor_mod"})
 # Operators whose second argument holds indices into the first one.
-_AT_PLACES = frozenset(
+_INDEXED_OPERATORS = frozenset(
     f"relax.{name}" for name in ("gather_elements", "gather_nd", "scatter_elements", "scatter_nd", "take")
 )
 # Operators on boxes of images, and the limit of a corner's coordinates.
-_OF_BOXES = frozenset({"relax.vision.roi_align", "relax.vision.roi_pool"})
-_FARTHEST = 1 << 20
+_BOX_OPERATORS = frozenset({"relax.vision.roi_align", "relax.vision.roi_pool"})
+_MAX_COORDINATE = 1 << 20
 # TVM generates no code for these functions of bfloat16.
-_IN_FLOAT32: dict[str, Callable[..., relax.Expr]] = {
+_FLOAT32_OPERATORS: dict[str, Callable[..., relax.Expr]] = {
     "relax.floor_mod": relax.op.floor_mod,
     "relax.isfinite": relax.op.isfinite,
     "relax.isinf": relax.op.isinf,
@@ -111,15 +111,15 @@ class _Arithmetic(relax.PyExprMutator):
     def visit_call_(self, op: Call) -> relax.Expr:
         call = self.visit_expr_post_order(op)
         name = getattr(op.op, "name", "")
-        if name in _OF_BOOLEANS and str(op.ty.dtype) == "bool":
-            return _OF_BOOLEANS[name](*call.args)
-        if name in _IN_FLOAT32 and str(op.args[0].ty.dtype) == "bfloat16":
+        if name in _BOOLEAN_OPERATORS and str(op.ty.dtype) == "bool":
+            return _BOOLEAN_OPERATORS[name](*call.args)
+        if name in _FLOAT32_OPERATORS and str(op.args[0].ty.dtype) == "bfloat16":
             emit = self.builder_.emit
             wide = [emit(relax.op.astype(argument, "float32")) for argument in call.args]
-            return relax.op.astype(emit(_IN_FLOAT32[name](*wide)), op.ty.dtype)
-        if name in _AT_PLACES:
+            return relax.op.astype(emit(_FLOAT32_OPERATORS[name](*wide)), op.ty.dtype)
+        if name in _INDEXED_OPERATORS:
             return self._inside(name, call, op)
-        if name in _OF_BOXES:
+        if name in _BOX_OPERATORS:
             return self._boxes_inside(call, op)
         if name in _DIVISIONS or name in ("relax.multiply", "relax.left_shift", "relax.right_shift"):
             return self._defined(name, call, op)
@@ -162,8 +162,8 @@ class _Arithmetic(relax.PyExprMutator):
         images, dtype = static_shape(op.args[0]), str(boxes.ty.dtype)
         if images is None:
             return call
-        most = np.array([images[0] - 1, *[_FARTHEST] * 4])
-        least = np.array([0, *[-_FARTHEST] * 4])
+        most = np.array([images[0] - 1, *[_MAX_COORDINATE] * 4])
+        least = np.array([0, *[-_MAX_COORDINATE] * 4])
         emit = self.builder_.emit
         wide = emit(relax.op.astype(boxes, "float32")) if dtype == "bfloat16" else boxes
         is_nan = emit(relax.op.isnan(wide))

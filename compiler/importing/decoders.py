@@ -54,7 +54,7 @@ _FLOATS = {
 }
 
 
-class NotKept(Exception):
+class CacheNotInPlace(Exception):
     """A decoder's cache can't stay in place. The message says why."""
 
 
@@ -73,7 +73,7 @@ def keep_cache(proto: onnx.ModelProto, shapes: Mapping[str, Shape], weights: Map
         return checked(proto, shapes, weights)
     try:
         return _Decoder.of(proto, inputs, axes, shapes, weights).rewritten()
-    except NotKept as error:
+    except CacheNotInPlace as error:
         return replace(checked(proto, shapes, weights), no_cache=str(error))
 
 
@@ -119,20 +119,20 @@ class _Decoder:
         shapes: Mapping[str, Shape],
         weights: Mapping[str, Array],
     ) -> _Decoder:
-        """Import a decoder with the probe's lengths. Raises NotKept."""
+        """Import a decoder with the probe's lengths. Raises CacheNotInPlace."""
         tokens = next((name for name in TOKENS if name in inputs), None)
         if tokens is None:
-            raise NotKept(f"it has none of the inputs {', '.join(TOKENS)}")
+            raise CacheNotInPlace(f"it has none of the inputs {', '.join(TOKENS)}")
         opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
         if opset < MIN_OPSET:
-            raise NotKept(f"its opset {opset} is older than {MIN_OPSET}: export it again")
+            raise CacheNotInPlace(f"its opset {opset} is older than {MIN_OPSET}: export it again")
         for name, found in open_axes.items():
             if len(found) != 1:
-                raise NotKept(f"its input '{name}' has {len(found)} open dimensions beside its batch")
+                raise CacheNotInPlace(f"its input '{name}' has {len(found)} open dimensions beside its batch")
         axes = {name: found[0] for name, found in open_axes.items()}
         declared = [dim.dim_value for dim in inputs[tokens].type.tensor_type.shape.dim]
         if len(declared) < 2:
-            raise NotKept(f"its input '{tokens}' has no dimension for tokens")
+            raise CacheNotInPlace(f"its input '{tokens}' has no dimension for tokens")
         count = declared[1] if declared[1] > 0 else PROBE_TOKENS
         batch = shapes[tokens][0] if tokens in shapes else max(declared[0], 1)
         probed = _probe_shapes(inputs, axes, shapes, tokens, batch, count)
@@ -142,7 +142,7 @@ class _Decoder:
             file = checked(copy, probed, weights)
             graph.module(file, file.output_names)
         except ModelError as error:
-            raise NotKept(f"it can't be imported with other lengths ({error})") from error
+            raise CacheNotInPlace(f"it can't be imported with other lengths ({error})") from error
         source = onnx.ModelProto()
         source.CopyFrom(proto)
         source.graph.ClearField("initializer")
@@ -157,11 +157,13 @@ class _Decoder:
         return list(self._graph.node)
 
     def rewritten(self) -> OnnxFile:
-        """Return the file for the requested shapes, with its cache in place. Raises NotKept, ModelError."""
+        """Return the file for the requested shapes, with its cache in place. Raises CacheNotInPlace, ModelError."""
         specs = {spec.name: spec for spec in self.file.inputs}
         for name in self.axes:
             if (dtype := specs[name].dtype) in NARROW:
-                raise NotKept(f"its input '{name}' is {dtype}, which a library takes as a copy in bytes")
+                raise CacheNotInPlace(
+                    f"its input '{name}' is {dtype}, which a library takes as a copy in bytes"
+                )
         concats = self._concats()
         capacity, count = self._lengths()
         rewrite = _Rewrite(self._graph, self._nodes, self.values, self.probed_tokens, capacity, count)
@@ -175,7 +177,7 @@ class _Decoder:
         rewrite.write_rows(concats, self.axes, moved)
         rewrite.replace_positions()
         if not rewrite.mask_softmax({concat.output[0] for concat in concats.values()}):
-            raise NotKept("it has no Softmax over the cache's keys")
+            raise CacheNotInPlace("it has no Softmax over the cache's keys")
         derived = rewrite.derive([specs[name] for name in (*MASKS, *POSITIONS) if name in specs])
         return self._finished(rewrite.nodes, derived, moved, capacity, count)
 
@@ -204,7 +206,7 @@ class _Decoder:
         graph = self._graph
         outputs = [output for output in graph.output if not is_present(output.name)]
         if not outputs:
-            raise NotKept("it has no output besides its cache")
+            raise CacheNotInPlace("it has no output besides its cache")
         axes = {output.name: self._token_axis(output.name) for output in outputs}
         removed = {one.name for one in derived}
         made = onnx.GraphProto()
@@ -258,13 +260,13 @@ class _Decoder:
         return next((axis for axis in axes if self.values[name].shape[axis] == self.probed_tokens), None)
 
     def _lengths(self) -> tuple[int, int]:
-        """Return the number of rows of each buffer, and of new tokens. Raises NotKept, ModelError."""
+        """Return the number of rows of each buffer, and of new tokens. Raises CacheNotInPlace, ModelError."""
         for name in self.axes:
             if name not in self.shapes:
                 raise ModelError(f"input '{name}' has a dynamic dimension: give its shape")
         found = {self.shapes[name][axis] for name, axis in self.axes.items()}
         if len(found) > 1:
-            raise NotKept(f"its buffers have different lengths, {sorted(found)}: give them one")
+            raise CacheNotInPlace(f"its buffers have different lengths, {sorted(found)}: give them one")
         (capacity,) = found
         count = self.shapes[self.tokens][1] if self.tokens in self.shapes else self.probed_tokens
         if not 0 < count < capacity:
@@ -275,7 +277,7 @@ class _Decoder:
         return capacity, count
 
     def _concats(self) -> dict[str, onnx.NodeProto]:
-        """Map each buffer to the Concat that appends rows to it. Raises NotKept."""
+        """Map each buffer to the Concat that appends rows to it. Raises CacheNotInPlace."""
         consumers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
         for node in self._nodes:
             for name in dict.fromkeys(node.input):
@@ -286,17 +288,21 @@ class _Decoder:
             used = [node for node in consumers[name] if node.op_type != "Shape"]
             if len(used) != 1 or used[0].op_type != "Concat" or list(used[0].input)[:1] != [name]:
                 kinds = ", ".join(sorted({node.op_type for node in used})) or "nothing"
-                raise NotKept(f"its input '{name}' goes to {kinds}; it may only go to Concat(input, rows)")
+                raise CacheNotInPlace(
+                    f"its input '{name}' goes to {kinds}; it may only go to Concat(input, rows)"
+                )
             (concat,) = used
             rows = self.values[concat.input[1]].shape if len(concat.input) == 2 else ()
             own = self.values[name].shape
             if rows != (*own[:axis], self.probed_tokens, *own[axis + 1 :]):
-                raise NotKept(f"its input '{name}' isn't concatenated with the rows of the new tokens")
+                raise CacheNotInPlace(
+                    f"its input '{name}' isn't concatenated with the rows of the new tokens"
+                )
             handed = {concat.output[0]} | {
                 node.output[0] for node in consumers[concat.output[0]] if node.op_type == "Identity"
             }
             if not any(is_present(one) for one in handed & outputs):
-                raise NotKept(f"no output present.* returns '{name}' with the new rows")
+                raise CacheNotInPlace(f"no output present.* returns '{name}' with the new rows")
             concats[name] = concat
         return concats
 
@@ -411,7 +417,7 @@ class _Rewrite:
     def mask_softmax(self, written: set[str]) -> int:
         """Mask the keys of later tokens and of empty rows in each attention over the cache.
 
-        Return the number of attentions. Raises NotKept.
+        Return the number of attentions. Raises CacheNotInPlace.
         """
         found, tainted = 0, set(written)
         for node in list(self.nodes):
@@ -424,7 +430,7 @@ class _Rewrite:
                 continue
             axis = next((one.i for one in node.attribute if one.name == "axis"), -1)
             if axis not in (-1, value.rank - 1) or value.shape[-2] != self._probed:
-                raise NotKept(f"its attention has the shape {value.shape}, not (..., queries, keys)")
+                raise CacheNotInPlace(f"its attention has the shape {value.shape}, not (..., queries, keys)")
             lowest = np.finfo(value.dtype).min if value.dtype.startswith("float") else -1e30
             before: list[onnx.NodeProto] = []
             hidden = self._constant(np.array(lowest, helper.tensor_dtype_to_np_dtype(_type_of(value))))
@@ -434,12 +440,12 @@ class _Rewrite:
         return found
 
     def derive(self, specs: Sequence[TensorSpec]) -> tuple[Derived, ...]:
-        """Compute masks and positions, which were inputs, from `past_length`. Raises NotKept."""
+        """Compute masks and positions, which were inputs, from `past_length`. Raises CacheNotInPlace."""
         derived = []
         for spec in specs:
             is_mask = spec.name in MASKS
             if len(spec.shape) not in ((2,) if is_mask else (1, 2)):
-                raise NotKept(f"its input '{spec.name}' has {len(spec.shape)} dimensions")
+                raise CacheNotInPlace(f"its input '{spec.name}' has {len(spec.shape)} dimensions")
             shape: Shape = (spec.shape[0], self._count) if len(spec.shape) == 2 else (self._count,)
             value = self._positions
             if is_mask:

@@ -22,10 +22,10 @@ from compiler.importing.values import UnsupportedOperator, Value
 
 _log = logging.getLogger(__name__)
 # The most inputs in a message, and the most characters of an attribute.
-MAX_TOLD_INPUTS = 4
-MAX_TOLD_CHARS = 40
+MAX_INPUTS_SHOWN = 4
+MAX_ATTRIBUTE_CHARS = 40
 # ONNX's shape inference gets the values of constants up to this size.
-_MAX_TOLD_ELEMENTS = 1 << 10
+_MAX_INFERENCE_ELEMENTS = 1 << 10
 # ONNX's names of the types that NumPy names differently.
 _ONNX_NAMES = {
     "float32": "float",
@@ -38,7 +38,7 @@ _ONNX_NAMES = {
     "float8_e8m0fnu": "float8e8m0",
 }
 # Errors from these modules describe the model; TVM's errors describe TVM.
-_PLAIN_SPOKEN = (str(Path(__file__).parents[1]), str(Path(np.__file__).parent))
+_READABLE_MODULES = (str(Path(__file__).parents[1]), str(Path(np.__file__).parent))
 
 
 def reason_of(error: Exception, proto: onnx.NodeProto, values: Mapping[str, Value], version: int) -> str:
@@ -54,19 +54,19 @@ def reason_of(error: Exception, proto: onnx.NodeProto, values: Mapping[str, Valu
     )
     if found:
         return f"{found}{_given(proto, values)}"
-    if isinstance(error, ValueError | IndexError | MemoryError) and _is_plain_spoken(error):
+    if isinstance(error, ValueError | IndexError | MemoryError) and _has_readable_message(error):
         return f"{first_line(error).rstrip('.')}{_given(proto, values)}"
     told = ", ".join(f"{each.name}={_short(each)}" for each in proto.attribute if each.type != each.GRAPH)
     what = f"attributes ({told})" if told else "types and shapes"
     return f"it isn't supported for these {what}{_given(proto, values)}"
 
 
-def _is_plain_spoken(error: BaseException) -> bool:
+def _has_readable_message(error: BaseException) -> bool:
     """Return whether our code or numpy raised an error."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PLAIN_SPOKEN)
+    return trace is not None and trace.tb_frame.f_code.co_filename.startswith(_READABLE_MODULES)
 
 
 def _schema(proto: onnx.NodeProto, version: int) -> Any:
@@ -136,7 +136,7 @@ def _disallowed(proto: onnx.NodeProto, values: Mapping[str, Value], version: int
     data = {
         name: numpy_helper.from_array(np.asarray(value.constant), name)
         for name, value in known.items()
-        if value.constant is not None and value.size <= _MAX_TOLD_ELEMENTS
+        if value.constant is not None and value.size <= _MAX_INFERENCE_ELEMENTS
     }
     try:
         onnx.shape_inference.infer_node_outputs(
@@ -153,16 +153,16 @@ def _disallowed(proto: onnx.NodeProto, values: Mapping[str, Value], version: int
 def _short(attribute: onnx.AttributeProto) -> str:
     value = onnx.helper.get_attribute_value(attribute)
     if isinstance(value, bytes):
-        return f"'{value.decode(errors='replace')[:MAX_TOLD_CHARS]}'"
+        return f"'{value.decode(errors='replace')[:MAX_ATTRIBUTE_CHARS]}'"
     if isinstance(value, onnx.TensorProto | onnx.SparseTensorProto):
         return "a tensor"
     text = f"{value:g}" if isinstance(value, float) else str(value)
-    return text if len(text) <= MAX_TOLD_CHARS else f"{text[:MAX_TOLD_CHARS]}..."
+    return text if len(text) <= MAX_ATTRIBUTE_CHARS else f"{text[:MAX_ATTRIBUTE_CHARS]}..."
 
 
 def _given(proto: onnx.NodeProto, values: Mapping[str, Value]) -> str:
     """Describe the types and shapes of a node's inputs."""
     known = [values[name] for name in proto.input if name in values]
-    types = ", ".join(f"{value.dtype} {value.shape}" for value in known[:MAX_TOLD_INPUTS])
-    more = ", ..." if len(known) > MAX_TOLD_INPUTS else ""
+    types = ", ".join(f"{value.dtype} {value.shape}" for value in known[:MAX_INPUTS_SHOWN])
+    more = ", ..." if len(known) > MAX_INPUTS_SHOWN else ""
     return f" (its inputs are {types}{more})" if known else ""

@@ -10,7 +10,7 @@ from tvm.s_tir import Schedule
 from compiler.lowering.cpu.nests import RowBlockLowering, UnrolledLowering, nest_lowering
 from compiler.lowering.cpu.tensor_tiles import tile_lowering
 from compiler.lowering.gpu.kernels import ThreadKernelLowering, ThreadLocalLowering
-from compiler.lowering.gpu.rows import BlockReductionLowering, KeptLowering, RowKernelLowering
+from compiler.lowering.gpu.rows import BlockReductionLowering, KeptInRegistersLowering, RowKernelLowering
 from compiler.lowering.gpu.tensor_cores import TensorTileLowering
 from compiler.lowering.gpu.tiles import GpuTileLowering
 from compiler.lowering.primitives import Primitives
@@ -22,7 +22,7 @@ from search.stages.cpu import LoopNest, RowBlock, Tiled, Unrolled
 from search.stages.gpu import (
     BlockReduction,
     GpuTiled,
-    Kept,
+    KeptInRegisters,
     RowKernel,
     TensorTiled,
     ThreadKernel,
@@ -42,7 +42,7 @@ LOWERINGS: Mapping[type[Stage], Callable[[Lowering, Stage], StageLowering]] = {
     ThreadKernel: ThreadKernelLowering,
     RowKernel: RowKernelLowering,
     BlockReduction: BlockReductionLowering,
-    Kept: KeptLowering,
+    KeptInRegisters: KeptInRegistersLowering,
     ThreadLocal: ThreadLocalLowering,
 }
 

@@ -54,11 +54,11 @@ BUDGET_S = 20.0
 ROUNDS, REPEAT_S, FAR_REPEAT_S, CALL_S, CHAIN_S = 4, 0.06, 0.15, 1e-3, 2e-4
 LAUNCHES = 100
 OTHER_TYPES = ("float16", "bfloat16", "int32", "float64")
-# The working set for memory's rate has TIMES_L3 times the size of the L3 cache, between LEAST_BYTES and
-# MOST_BYTES, and at most FREE_SHARE of the free memory. Below LEAST_TIMES_L3 times the L3 cache, memory isn't
+# The working set for memory's rate has TIMES_L3 times the size of the L3 cache, between MIN_BYTES and
+# MAX_BYTES, and at most FREE_SHARE of the free memory. Below MIN_TIMES_L3 times the L3 cache, memory isn't
 # measured.
-TIMES_L3, LEAST_TIMES_L3 = 4.0, 1.5
-LEAST_BYTES, MOST_BYTES, FREE_SHARE = 64 << 20, 512 << 20, 0.25
+TIMES_L3, MIN_TIMES_L3 = 4.0, 1.5
+MIN_BYTES, MAX_BYTES, FREE_SHARE = 64 << 20, 512 << 20, 0.25
 MEMORY_INFO, MEMORY_LIMIT = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
 # The levels of the memory hierarchy, from the nearest to the core to the farthest.
 RATES = ("l1_rate", "l2_rate", "l3_rate", "memory_rate")
@@ -335,9 +335,9 @@ class _Calibration:
         would hold too much of it.
         """
         l3_bytes = self._device.l3_bytes
-        wanted = min(max(int(TIMES_L3 * l3_bytes), LEAST_BYTES), MOST_BYTES)
+        wanted = min(max(int(TIMES_L3 * l3_bytes), MIN_BYTES), MAX_BYTES)
         size = min(wanted, int(FREE_SHARE * free_bytes()))
-        if size < LEAST_TIMES_L3 * l3_bytes:
+        if size < MIN_TIMES_L3 * l3_bytes:
             raise MemoryError(
                 f"{size >> 20} MiB of memory may be used, too little for an L3 cache of {l3_bytes >> 20} MiB"
             )
@@ -396,7 +396,7 @@ def _read(path: Path) -> str:
 
 def _tensor(length: int, dtype: str) -> Any:
     """Return a tensor whose pages are all allocated, with numbers whose products and sums stay normal."""
-    if length * np.dtype(dtype).itemsize < LEAST_BYTES:
+    if length * np.dtype(dtype).itemsize < MIN_BYTES:
         value = 0.5 if "float" in dtype else 1
         return tvm.runtime.tensor(np.full(length, value).astype(dtype))
     tensor = tvm.runtime.empty((length,), dtype)

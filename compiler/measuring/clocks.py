@@ -13,7 +13,7 @@ import pynvml
 # How often to try a measurement, and the pause between tries in which the GPU cools down.
 TRIES, PAUSE_S = 3, 1.0
 # If the clock falls by more than this fraction during a measurement, the GPU was throttled.
-FALL = 0.1
+MAX_CLOCK_DROP = 0.1
 # NVML's throttle reasons, except an idle GPU and the power limit, which applies to heavy kernels at all
 # times.
 REASONS = {
@@ -22,7 +22,7 @@ REASONS = {
     64: "the hardware is too hot",
     128: "the power supply brakes it",
 }
-VISIBLE = "CUDA_VISIBLE_DEVICES"
+VISIBLE_DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class GpuClocks:
         self._handle = None
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlInit()
-            uuid = os.environ.get(VISIBLE, "")
+            uuid = os.environ.get(VISIBLE_DEVICES_VARIABLE, "")
             by_uuid = uuid.startswith(("GPU-", "MIG-"))
             self._handle = (
                 pynvml.nvmlDeviceGetHandleByUUID(uuid) if by_uuid else pynvml.nvmlDeviceGetHandleByIndex(0)
@@ -81,6 +81,6 @@ class GpuClocks:
 def _held_back(before: Reading | None, after: Reading | None) -> str:
     if before is None or after is None:
         return ""
-    if after.megahertz < (1 - FALL) * before.megahertz:
+    if after.megahertz < (1 - MAX_CLOCK_DROP) * before.megahertz:
         return f"its clock fell from {before.megahertz} to {after.megahertz} MHz"
     return before.held_back or after.held_back

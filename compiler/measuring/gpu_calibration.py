@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 # The least time of a call that events measure well: their resolution is half a microsecond.
 LONG_S, CALLS = 1e-3, 5
-MOST_STEPS = 1 << 20
+MAX_STEPS = 1 << 20
 # The launches of two graphs. Their difference in time is that of the additional launches.
 GRAPHS = (8, 72)
 WARP, THREADS, BLOCKS_PER_CORE = 32, 256, 4
@@ -213,7 +213,7 @@ class _GpuCalibration:
         """Return the seconds per step of a kernel whose last argument is the number of steps."""
         timer = self._timer(kernel)
         steps, taken_s = 1, min(timer(*tensors, 1))
-        while taken_s < LONG_S and steps < MOST_STEPS:
+        while taken_s < LONG_S and steps < MAX_STEPS:
             steps *= 4
             taken_s = min(timer(*tensors, steps))
         return max(taken_s - self._call_s, 1e-9) / steps

@@ -14,11 +14,11 @@ from tvm import tirx
 from tvm.s_tir import SBlock
 
 from compiler.measuring.draws import InputKind, nudge, parameters
-from compiler.measuring.rounding import NUDGE_FACTOR, STEPPED_SHARE, Rounding, is_float, reduced
+from compiler.measuring.rounding import MAX_OTHER_NEIGHBOUR_SHARE, NUDGE_FACTOR, Rounding, is_float, reduced
 from compiler.tir_nodes import find_all
 
 # The initial value of outputs. A correct kernel overwrites it.
-GARBAGE = 113
+OUTPUT_FILL = 113
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ class Operands:
         self.draws = (InputKind.ORDINARY, InputKind.LARGE) if is_sum else tuple(InputKind)
         self._tensors: dict[InputKind, list[Any]] = {}
         self._garbage = {
-            i: np.full(self._parameters[i].shape, GARBAGE, self._parameters[i].dtype) for i in self._outputs
+            i: np.full(self._parameters[i].shape, OUTPUT_FILL, self._parameters[i].dtype)
+            for i in self._outputs
         }
         self._expected = {draw: self._compute(draw, reference) for draw in self.draws}
 
@@ -112,7 +113,7 @@ class Expected:
         return cls(
             values,
             _rounded_down(rounding.bounds(values, nudged), _computable(values).dtype) if rounds else None,
-            math.ceil(STEPPED_SHARE * values.size) if rounding.has_steps else 0,
+            math.ceil(MAX_OTHER_NEIGHBOUR_SHARE * values.size) if rounding.has_steps else 0,
         )
 
     def difference(self, actual: NDArray[Any]) -> str:

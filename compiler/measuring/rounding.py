@@ -51,7 +51,7 @@ FLUSHED = 2 * float(np.finfo(np.float32).smallest_normal)
 # GPU's by a hundred.
 FUNCTION_EPSILONS = 200.0
 # The fraction of values that may round to the other neighbour when rounded to integers.
-STEPPED_SHARE = 1e-3
+MAX_OTHER_NEIGHBOUR_SHARE = 1e-3
 # Inputs of the reference are nudged by this multiple of the allowed error, because nudges may cancel each
 # other out.
 NUDGE_FACTOR = 2.0

@@ -14,7 +14,7 @@ from compiler.precision.tf32 import multiplies_rounded, without_rounding
 from compiler.reading.indices import IndexReader
 from compiler.tir_nodes import find_all, op_name
 from core.job import TF32
-from search.dag import Access, Axis, AxisKind, Node
+from search.dag import Axis, AxisKind, BufferAccess, Node
 
 KINDS = {tirx.IterVar.DataPar: AxisKind.SPATIAL, tirx.IterVar.CommReduce: AxisKind.REDUCTION}
 REDUCERS = {tirx.Add: "sum", tirx.Mul: "prod", tirx.Max: "max", tirx.Min: "min"}
@@ -118,7 +118,7 @@ class BlockReader:
                 stores.append(statement)
         return values, stores
 
-    def _initial_values(self, writes: tuple[Access, ...]) -> list[Any]:
+    def _initial_values(self, writes: tuple[BufferAccess, ...]) -> list[Any]:
         if self.block.init is None:
             return []
         values, stores = self._statements(self.block.init)
@@ -126,7 +126,9 @@ class BlockReader:
         self._expect(same, "initializes other elements than those that it reduces")
         return values
 
-    def _reads(self, values: list[Any], writes: tuple[Access, ...], reduces: bool) -> tuple[Access, ...]:
+    def _reads(
+        self, values: list[Any], writes: tuple[BufferAccess, ...], reduces: bool
+    ) -> tuple[BufferAccess, ...]:
         """Return the accesses that the values load, each once, without a reduction's accumulators."""
         loads = [load for value in values for load in find_all(value, ir.TensorLoad)]
         reads = dict.fromkeys(self._access(load.source, load.indices) for load in loads)
@@ -134,9 +136,9 @@ class BlockReader:
         self._expect(not own or (reduces and set(own) <= set(writes)), "reads what it stores")
         return tuple(read for read in reads if read not in own)
 
-    def _access(self, buffer: Any, indices: Any) -> Access:
+    def _access(self, buffer: Any, indices: Any) -> BufferAccess:
         self._expect(buffer in self.names, f"uses {buffer.name}, neither an argument nor allocated outside")
-        return Access(self.names[buffer], tuple(self.indices.read(index) for index in indices))
+        return BufferAccess(self.names[buffer], tuple(self.indices.read(index) for index in indices))
 
 
 def distinct(names: Sequence[str]) -> list[str]:
@@ -159,7 +161,7 @@ def _reducer(stores: Sequence[Any], initial: Sequence[Any]) -> str:
         return "other"
     (store,), (first,) = stores, initial
     name, dtype = REDUCERS.get(type(store.value)), str(store.buffer.ty.dtype)
-    if name is None or not _combines_itself(store.value.a, store.value.b, store.buffer):
+    if name is None or not _reads_accumulator(store.value.a, store.value.b, store.buffer):
         return "other"
     infinity = [-math.inf, math.inf] if "float" in dtype else []
     match name:
@@ -172,7 +174,7 @@ def _reducer(stores: Sequence[Any], initial: Sequence[Any]) -> str:
     return name if any(tvm_ffi.structural_equal(first, one) for one in identities) else "other"
 
 
-def _combines_itself(a: Any, b: Any, buffer: Any) -> bool:
+def _reads_accumulator(a: Any, b: Any, buffer: Any) -> bool:
     """Return whether one operand is an element of `buffer` and the other contains none."""
     own = [[load.source.same_as(buffer) for load in find_all(side, ir.TensorLoad)] for side in (a, b)]
     return sum(map(sum, own)) == 1 and any(

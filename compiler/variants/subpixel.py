@@ -75,7 +75,7 @@ def _kernel(call: Call) -> Kernel | None:
 
 
 @dataclass(frozen=True)
-class Axis:
+class Direction:
     """One direction of a transposed convolution: pixels of its input, kernel and output, the stride, and the
     padding before the first pixel."""
 
@@ -107,18 +107,18 @@ class Axis:
         return max(self.windows - 1 + (self.phases - 1 + self.padding) // self.phases - self.pixels + 1, 0)
 
 
-def axes_of(call: Call) -> tuple[Axis, Axis]:
+def axes_of(call: Call) -> tuple[Direction, Direction]:
     """Return the vertical and the horizontal direction of a transposed convolution of static shapes."""
     data, weight, result = (expr.ty.shape.values for expr in (*call.args, call))
     vertical, horizontal = (
-        Axis(*map(int, (data[at], weight[at], result[at], stride, padding)))
+        Direction(*map(int, (data[at], weight[at], result[at], stride, padding)))
         for at, stride, padding in zip((2, 3), call.attrs.strides, call.attrs.padding[:2], strict=True)
     )
     return vertical, horizontal
 
 
 def weights_by_phase(
-    weight: NDArray[Any], vertical: Axis, horizontal: Axis, groups: int
+    weight: NDArray[Any], vertical: Direction, horizontal: Direction, groups: int
 ) -> NDArray[np.float32]:
     """Reorder weights: [inputs, outputs of a group, k, k'] -> [s, s', taps, taps', inputs of a group,
     outputs].
@@ -138,7 +138,7 @@ def weights_by_phase(
 
 
 def transposed_convolution(
-    data: te.Tensor, weight: te.Tensor, vertical: Axis, horizontal: Axis, groups: int
+    data: te.Tensor, weight: te.Tensor, vertical: Direction, horizontal: Direction, groups: int
 ) -> te.Tensor:
     """Compute a transposed convolution from weights by phase.
 
@@ -163,7 +163,7 @@ def transposed_convolution(
     i, j = (te.reduce_axis((0, axis.taps), name) for axis, name in ((vertical, "i"), (horizontal, "j")))
     c = te.reduce_axis((0, inputs), "c")
 
-    def pixel(window: Any, phase: Any, tap: Any, axis: Axis) -> Any:
+    def pixel(window: Any, phase: Any, tap: Any, axis: Direction) -> Any:
         return window + (phase + axis.padding) // axis.phases + (axis.taps - 1) - tap
 
     def product(n: Any, t: Any, r: Any, *place: Any) -> Any:

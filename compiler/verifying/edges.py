@@ -36,7 +36,7 @@ _BOUNDED = frozenset(
 )
 # Operators that convert floats to integers, or order them. Their results are open for NaN, infinities, and
 # numbers that the integer type doesn't have.
-OPEN_FOR_SPECIAL = {
+UNDEFINED_FOR_SPECIAL_VALUES = {
     *("Cast", "CastLike", "QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"),
     *("TopK", "NonMaxSuppression", "Unique", "RoiAlign", "MaxRoiPool", "GridSample", "DeformConv"),
     *("Hardmax", "LRN", "OneHot", "Range", "NonZero"),
@@ -79,8 +79,8 @@ _SUMS = frozenset(
     }
 )
 # Functions that are computed in floats and cut off, and products of many numbers.
-_CUT = frozenset({"ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceProd", "REDUCE_PROD"})
-OPEN_FOR_INTEGERS = _DIVISIONS | _SHIFTS | _POWERS | _SUMS | _CUT
+_ROUNDED_PRODUCTS = frozenset({"ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceProd", "REDUCE_PROD"})
+UNDEFINED_FOR_INTEGERS = _DIVISIONS | _SHIFTS | _POWERS | _SUMS | _ROUNDED_PRODUCTS
 # Sums of integers up to this absolute value don't overflow.
 _SMALL = 9
 # Operators that may spread NaN further than ONNX Runtime does. NaN spreads further if products with zeros are
@@ -158,7 +158,7 @@ def edge_sets(
         yield EdgeSet(
             what,
             {
-                spec.name: _with(usual[spec.name], specials) if _is_float(spec) else usual[spec.name]
+                spec.name: _with_values(usual[spec.name], specials) if _is_float(spec) else usual[spec.name]
                 for spec in inputs
             },
             finite=False,
@@ -166,7 +166,7 @@ def edge_sets(
     # A maximum that starts with a number above the least is wrong if no element is larger.
     yield EdgeSet(
         LEAST,
-        {spec.name: _of_least(spec, usual[spec.name], is_index=spec.name in extents) for spec in inputs},
+        {spec.name: _with_least(spec, usual[spec.name], is_index=spec.name in extents) for spec in inputs},
         finite=not has_floats,
     )
 
@@ -194,17 +194,17 @@ def _with_small(spec: TensorSpec, usual: Array, are_numbers: bool) -> Array:
 def _with_limits(spec: TensorSpec, usual: Array, extent: int | None) -> Array:
     dtype = numpy_dtype(spec.dtype)
     if extent is not None:
-        return _with(usual, [0, extent - 1, *([-1, -extent] if dtype.kind == "i" else [])])
+        return _with_values(usual, [0, extent - 1, *([-1, -extent] if dtype.kind == "i" else [])])
     if spec.dtype == "bool" or "mask" in spec.name.lower():
         return usual
     if _is_float(spec):
         limits = onnx_finfo(dtype)
-        return _with(usual, [limits[1], -limits[1], 0.0, -0.0, limits[0], -limits[0], 1.0, 1.0])
+        return _with_values(usual, [limits[1], -limits[1], 0.0, -0.0, limits[0], -limits[0], 1.0, 1.0])
     numbers = ml_dtypes.iinfo(dtype)  # type: ignore[no-untyped-call]
-    return _with(usual, [numbers.min, numbers.max, 0, 1, 1])
+    return _with_values(usual, [numbers.min, numbers.max, 0, 1, 1])
 
 
-def _of_least(spec: TensorSpec, usual: Array, is_index: bool) -> Array:
+def _with_least(spec: TensorSpec, usual: Array, is_index: bool) -> Array:
     """Replace all elements with the type's least number, but keep masks and set indices to 0."""
     if spec.dtype == "bool" or "mask" in spec.name.lower():
         return usual
@@ -222,7 +222,7 @@ def onnx_finfo(dtype: np.dtype[Any]) -> tuple[float, float]:
     return float(limits.smallest_normal), float(limits.max)
 
 
-def _with(usual: Array, specials: Sequence[float]) -> Array:
+def _with_values(usual: Array, specials: Sequence[float]) -> Array:
     """Replace evenly spaced elements with special values."""
     result = usual.copy()
     flat = result.reshape(-1)
@@ -248,10 +248,10 @@ def compare_edges(wanted: Sequence[Array], found: Sequence[Array], computed_in: 
 
 
 def _is_finite(array: Array) -> NDArray[np.bool_]:
-    return np.ones(array.shape, bool) if _is_whole(array) else np.isfinite(array.astype(np.float64))
+    return np.ones(array.shape, bool) if _has_integers(array) else np.isfinite(array.astype(np.float64))
 
 
-def _is_whole(array: Array) -> bool:
+def _has_integers(array: Array) -> bool:
     """Return whether an array holds integers or booleans, also of the types that ml_dtypes adds."""
     return "float" not in str(array.dtype)
 
@@ -259,7 +259,7 @@ def _is_whole(array: Array) -> bool:
 def _differ(right: Array, own: Array) -> NDArray[np.bool_]:
     """Return a mask of positions at which one value is NaN or infinite and the other isn't, or has the other
     sign."""
-    if _is_whole(right):
+    if _has_integers(right):
         return np.zeros(right.shape, bool)
     a, b = right.astype(np.float64), own.astype(np.float64)
     both = np.isfinite(a) & np.isfinite(b)
@@ -315,7 +315,7 @@ def judge(
         inputs = [values[one] for one in step.inputs if one in values]
         if not wrong or (edge.finite and _overflows(right, inputs)):
             continue
-        if step.kinds & _SPREADING and _spreads(right, own):
+        if step.kinds & _SPREADING and _differs_in_specials_only(right, own):
             continue
         text = f"for {edge.what}, {step.label} computes '{name}' otherwise ({wrong})"
         return Difference(text, _is_open(step.kinds, inputs, right))
@@ -323,17 +323,19 @@ def judge(
 
 
 def _is_open(kinds: frozenset[str], inputs: Sequence[Array], right: Array) -> bool:
-    if all(map(_is_whole, inputs)):
+    if all(map(_has_integers, inputs)):
         return _is_open_for_integers(kinds, inputs)
-    if not _is_whole(right) or right.dtype.kind == "b":
+    if not _has_integers(right) or right.dtype.kind == "b":
         kinds = kinds - _CASTS
-    return bool(kinds & OPEN_FOR_SPECIAL)
+    return bool(kinds & UNDEFINED_FOR_SPECIAL_VALUES)
 
 
 def _is_open_for_integers(kinds: frozenset[str], inputs: Sequence[Array]) -> bool:
     """Return whether integers are divided by zero, shifted by too much, or may overflow."""
     if not kinds & (_DIVISIONS | _SHIFTS | _POWERS) or len(inputs) < 2:
-        return bool(kinds & OPEN_FOR_INTEGERS) and not (kinds & _SUMS and all(map(_are_small, inputs)))
+        return bool(kinds & UNDEFINED_FOR_INTEGERS) and not (
+            kinds & _SUMS and all(map(_cannot_overflow, inputs))
+        )
     data, other = inputs[:2]
     limits = np.iinfo(data.dtype)
     if kinds & _DIVISIONS:
@@ -346,13 +348,13 @@ def _is_open_for_integers(kinds: frozenset[str], inputs: Sequence[Array]) -> boo
     return bool((other < 0).any()) or exponent > limits.bits or largest**exponent > limits.max
 
 
-def _are_small(array: Array) -> bool:
+def _cannot_overflow(array: Array) -> bool:
     return bool((array <= _SMALL).all() and (array >= -_SMALL).all())
 
 
-def _spreads(right: Array, own: Array) -> bool:
+def _differs_in_specials_only(right: Array, own: Array) -> bool:
     """Return whether all differing values are NaN or infinite."""
-    if right.shape != own.shape or right.dtype != own.dtype or _is_whole(right):
+    if right.shape != own.shape or right.dtype != own.dtype or _has_integers(right):
         return False
     numbers = _is_finite(own)
     return bool(_is_finite(right)[numbers].all()) and not compare_outputs(
@@ -363,7 +365,7 @@ def _spreads(right: Array, own: Array) -> bool:
 def _overflows(right: Array, inputs: Sequence[Array]) -> bool:
     """Return whether products and sums of these inputs may overflow or lose all digits, depending on the
     order of steps."""
-    if _is_whole(right):
+    if _has_integers(right):
         return False
     most = onnx_finfo(right.dtype)[1] * _LARGE
     # There may be NaN beside large numbers, if an earlier step overflowed.
@@ -383,10 +385,10 @@ def is_open_at_edge(
     for right, own in zip(wanted, found, strict=True):
         if right.shape != own.shape or right.dtype != own.dtype:
             return False
-        if _is_whole(right):
-            if (right != own).any() and not kinds & (OPEN_FOR_SPECIAL | OPEN_FOR_INTEGERS):
+        if _has_integers(right):
+            if (right != own).any() and not kinds & (UNDEFINED_FOR_SPECIAL_VALUES | UNDEFINED_FOR_INTEGERS):
                 return False
             continue
-        if not edge.finite and not _spreads(right, own):
+        if not edge.finite and not _differs_in_specials_only(right, own):
             return False
     return True

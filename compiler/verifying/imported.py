@@ -27,7 +27,7 @@ from compiler.measuring.outputs import compare_outputs, far_off
 from compiler.target import parse_target
 from compiler.verifying.cache import check_cache
 from compiler.verifying.edges import EdgeSet, can_be_given, compare_edges, edge_sets, judge, step_of, varying
-from compiler.verifying.inputs import USUAL, drawn, index_extents, input_sets
+from compiler.verifying.inputs import ORDINARY_SETS, drawn, index_extents, input_sets
 from compiler.verifying.layers import Layers
 from compiler.verifying.reference import Reference
 from compiler.verifying.splitting import given_values, selected_from, split_at
@@ -66,14 +66,16 @@ def verify_file(file: ModelFile, target: str, tuned_for: str) -> Iterator[Agreem
     imported: Imported | None = None
     extents = index_extents_of(file)
     first: Mapping[str, Array] = {}
-    for what, inputs in zip(USUAL, drawn(file.inputs, extents), strict=True):
+    for what, inputs in zip(ORDINARY_SETS, drawn(file.inputs, extents), strict=True):
         expected = file.compute(inputs)
         imported = imported or Imported(model, target)
         actual = list(imported.compute(inputs).values())
         if wrong := compare_outputs(expected, actual, model.computed_in):
-            raise ModelError(f"{_describe_apart(file, inputs, target, model.computed_in, wrong)}; {ADVICE}")
+            raise ModelError(
+                f"{_describe_by_operator(file, inputs, target, model.computed_in, wrong)}; {ADVICE}"
+            )
         if _are_far_off(expected, actual, model.computed_in):
-            _check_steps(partial(_values_apart, file, inputs, target), model.computed_in)
+            _check_steps(partial(_operator_values, file, inputs, target), model.computed_in)
         first = first or inputs
         yield Agreement(what)
     for edge in edge_sets(file.inputs, extents, first):
@@ -82,20 +84,22 @@ def verify_file(file: ModelFile, target: str, tuned_for: str) -> Iterator[Agreem
             continue
         found = list(imported.compute(edge.inputs).values())
         wrong = compare_edges(right, found, model.computed_in)
-        yield Agreement(edge.what, _judged_apart(file, edge, target, model.computed_in) if wrong else "")
+        yield Agreement(
+            edge.what, _explain_edge_by_operator(file, edge, target, model.computed_in) if wrong else ""
+        )
 
 
-def _judged_apart(file: Defined, edge: EdgeSet, target: str, computed_in: str) -> str:
-    """Do the same as `_judged` for a model of another format than ONNX."""
+def _explain_edge_by_operator(file: Defined, edge: EdgeSet, target: str, computed_in: str) -> str:
+    """Do the same as `_explain_edge` for a model of another format than ONNX."""
     try:
-        steps, values, found = _values_apart(file, edge.inputs, target)
+        steps, values, found = _operator_values(file, edge.inputs, target)
     except Exception as error:  # exceptions of PyTorch, MLIR and TVM have no common class
         reason = first_line(error)
         return f"for {edge.what}, outputs differ, and the operators can't be compared one by one ({reason})"
-    return _judged_steps(steps, {**values, **edge.inputs}, found, edge, computed_in)
+    return _explain_edge_by_step(steps, {**values, **edge.inputs}, found, edge, computed_in)
 
 
-def _values_apart(file: Defined, inputs: Mapping[str, Array], target: str) -> Steps:
+def _operator_values(file: Defined, inputs: Mapping[str, Array], target: str) -> Steps:
     """Return the operators of a model, their right values, and the values that each computes from right
     operands."""
     split = split_into_steps(file)
@@ -104,12 +108,12 @@ def _values_apart(file: Defined, inputs: Mapping[str, Array], target: str) -> St
     return split.steps, values, dict(zip(values, own.values(), strict=True))
 
 
-def _describe_apart(
+def _describe_by_operator(
     file: Defined, inputs: Mapping[str, Array], target: str, computed_in: str, wrong: str
 ) -> str:
     """Do the same as `_describe` for a model of another format than ONNX."""
     try:
-        steps, values, found = _values_apart(file, inputs, target)
+        steps, values, found = _operator_values(file, inputs, target)
     except Exception:  # exceptions of PyTorch, MLIR and TVM have no common class
         steps, values, found = (), {}, {}
     for step in steps:
@@ -134,7 +138,7 @@ def verify(file: OnnxFile, model: RelaxModel, target: str, tuned_for: str) -> It
     reference = Reference(file.original, names if is_same else file.output_names)
     inner = reference if is_same or not cut else Reference(file.proto, cut)
     layers = Layers.of(file)
-    in_layers = None if layers is None else _InLayers(layers, target, tuned_for)
+    in_layers = None if layers is None else _LayerRunner(layers, target, tuned_for)
     imported: Imported | None = None
     first: Mapping[str, Array] = {}
 
@@ -146,7 +150,7 @@ def verify(file: OnnxFile, model: RelaxModel, target: str, tuned_for: str) -> It
             imported = Imported(chosen, target)
         return imported
 
-    for what, inputs in zip(USUAL, input_sets(file), strict=True):
+    for what, inputs in zip(ORDINARY_SETS, input_sets(file), strict=True):
         given_inputs = {**inputs, **file.weights}
         wanted = reference.compute(given_inputs)
         if inner is not reference:
@@ -178,17 +182,17 @@ def verify(file: OnnxFile, model: RelaxModel, target: str, tuned_for: str) -> It
         wrong = compare_edges(
             [right[name] for name in names], [found[name] for name in names], file.computed_in
         )
-        yield Agreement(edge.what, _judged(file, edge, target) if wrong else "")
+        yield Agreement(edge.what, _explain_edge(file, edge, target) if wrong else "")
 
 
-def _judged(file: OnnxFile, edge: EdgeSet, target: str) -> str:
+def _explain_edge(file: OnnxFile, edge: EdgeSet, target: str) -> str:
     """Return a note on outputs that differ for inputs at the edges. Each node is compared separately, for the
     reference's values. Raises ModelError for the first node with a wrong result."""
     try:
         steps, values, found = _split_nodes(file, edge.inputs, target)
     except ModelError as error:
         return f"for {edge.what}, outputs differ, and the nodes can't be compared one by one ({error})"
-    return _judged_steps(steps, values, found, edge, file.computed_in)
+    return _explain_edge_by_step(steps, values, found, edge, file.computed_in)
 
 
 def _split_nodes(file: OnnxFile, inputs: Mapping[str, Array], target: str) -> Steps:
@@ -223,7 +227,7 @@ def _check_steps(split: Callable[[], Steps], computed_in: str) -> None:
                 raise ModelError(f"{step.label} is imported wrongly ('{name}': {wrong}); {ADVICE}")
 
 
-def _judged_steps(
+def _explain_edge_by_step(
     steps: Sequence[Step],
     values: Mapping[str, Array],
     found: Mapping[str, Array],
@@ -274,7 +278,7 @@ class Imported:
         return found
 
 
-class _InLayers:
+class _LayerRunner:
     """Runs the layers of a quantized model, each with the reference's bytes as inputs."""
 
     def __init__(self, layers: Layers, target: str, tuned_for: str) -> None:

@@ -21,7 +21,7 @@ _HANDS_ON = {"Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Tra
 # Inputs of operators that are indices into the first input along an axis.
 _INDEXES = {"Gather": 1, "GatherElements": 1, "EmbedLayerNormalization": 0, "RoiAlign": 2}
 # Descriptions of the sets of inputs, for messages.
-USUAL = ("floats around zero", "floats from 0 to 1")
+ORDINARY_SETS = ("floats around zero", "floats from 0 to 1")
 
 
 def input_sets(file: OnnxFile) -> Iterable[dict[str, Array]]:
@@ -34,7 +34,7 @@ def drawn(inputs: Iterable[TensorSpec], extents: Mapping[str, int]) -> Iterable[
     images. Masks hide the end of their sequences. An input in `extents` holds indices below its
     number there.
     """
-    for number in range(len(USUAL)):
+    for number in range(len(ORDINARY_SETS)):
         rng = np.random.default_rng(number)
         yield {spec.name: _array(spec, extents.get(spec.name), number, rng) for spec in inputs}
 

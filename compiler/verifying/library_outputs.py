@@ -25,7 +25,7 @@ from compiler.packaging.cuda import load_cuda
 from compiler.packaging.weights import bind_weights
 from compiler.target import parse_target
 from compiler.verifying.edges import compare_edges, edge_sets, is_open_at_edge
-from compiler.verifying.inputs import USUAL, drawn, index_extents
+from compiler.verifying.inputs import ORDINARY_SETS, drawn, index_extents
 from compiler.verifying.reference import Reference
 from compiler.verifying.steps.formats import Defined, compute_edge, index_extents_of, split_into_steps
 
@@ -61,13 +61,15 @@ def compare_library(
             f"the model takes {_listed(file.inputs)}, and the library {_listed(manifest.inputs)}"
         )
     run = _load(library, manifest)
-    right = _of(file)
+    right = _reference_of(file)
 
     def compare(inputs: Mapping[str, Array]) -> str:
-        return compare_outputs(*_alike(right.compute(inputs), run(inputs), manifest), manifest.computed_in)
+        return compare_outputs(
+            *_comparable(right.compute(inputs), run(inputs), manifest), manifest.computed_in
+        )
 
     first: dict[str, Array] = {}
-    for what, inputs in zip(USUAL, drawn(file.inputs, right.extents), strict=True):
+    for what, inputs in zip(ORDINARY_SETS, drawn(file.inputs, right.extents), strict=True):
         wrong = compare(inputs)
         if wrong and right.doubt:
             raise NoReference(f"ONNX Runtime can't run the model ({right.doubt})")
@@ -81,22 +83,22 @@ def compare_library(
         wanted = right.compute_edge(edge.inputs)
         if wanted is None:
             continue
-        expected_values, actual = _alike(wanted, run(edge.inputs), manifest)
+        expected_values, actual = _comparable(wanted, run(edge.inputs), manifest)
         wrong = compare_edges(expected_values, actual, manifest.computed_in)
         is_open = bool(wrong) and is_open_at_edge(right.kinds(), edge, expected_values, actual)
         yield Check(edge.what, "" if is_open else wrong, wrong if is_open else "")
 
 
-def _of(file: ModelFile) -> _OnnxModel | _OtherModel:
+def _reference_of(file: ModelFile) -> _OnnxReference | _StepwiseReference:
     """Raises NoReference where nothing defines the model."""
     if isinstance(file, OnnxModel):
-        return _OnnxModel(file.file)
+        return _OnnxReference(file.file)
     if isinstance(file, Defined):
-        return _OtherModel(file)
+        return _StepwiseReference(file)
     raise NoReference("a TVM module is defined by TVM alone")
 
 
-class _OnnxModel:
+class _OnnxReference:
     """Computes what ONNX Runtime does. `extents` bound the inputs that are indices."""
 
     def __init__(self, file: OnnxFile) -> None:
@@ -120,7 +122,7 @@ class _OnnxModel:
         return frozenset(node.op_type for node in self._file.proto.graph.node)
 
 
-class _OtherModel:
+class _StepwiseReference:
     """Computes what PyTorch, XLA or LiteRT does. `extents` bound the inputs that are indices."""
 
     doubt = ""
@@ -157,7 +159,9 @@ def _load(library: Path, manifest: Manifest) -> Callable[[Mapping[str, Array]], 
     return run
 
 
-def _alike(wanted: list[Array], found: list[Array], manifest: Manifest) -> tuple[list[Array], list[Array]]:
+def _comparable(
+    wanted: list[Array], found: list[Array], manifest: Manifest
+) -> tuple[list[Array], list[Array]]:
     """Cut outputs that are padded to the length that is wanted, unless more of them is valid."""
     pairs = zip(manifest.outputs, wanted, found, strict=True)
     return wanted, [own if spec.padded_axis is None else valid_part(own, right) for spec, right, own in pairs]

@@ -88,7 +88,7 @@ class QueueEntry:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WaitingWork:
     """The device classes that have work waiting, and whether candidates wait for a builder."""
 
     device_classes: set[str]
@@ -146,10 +146,10 @@ def entries_to_build(session: Session, worker_id: str) -> list[QueueEntry]:
     return [replace(entry, has_module_run=False, takes=TrialFilter.UNBUILT) for entry in order(shares)]
 
 
-def waiting(session: Session, now: float) -> Waiting:
+def waiting(session: Session, now: float) -> WaitingWork:
     """Return which device classes have work waiting, and whether builders have."""
     rows = session.execute(_select_waiting(), {"seen_after": now - LOST_AFTER_S}).all()
-    return Waiting({row.device_class for row in rows if row.waits}, any(row.unbuilt for row in rows))
+    return WaitingWork({row.device_class for row in rows if row.waits}, any(row.unbuilt for row in rows))
 
 
 def charge(session: Session, entry: QueueEntry, trials: int) -> None:

@@ -97,7 +97,7 @@ class HeldLease:
 
 
 @dataclass(frozen=True)
-class Reported:
+class ReportEffect:
     """The effect of a report: the number of new results, and whether they closed the lease.
 
     `job_id` is None if the lease is stale. `worth_planning`: the lease is still open, but enough results have
@@ -181,7 +181,7 @@ def renew(session: Session, lease_id: str, session_id: str, now: float, ttl_s: f
 
 def report(
     session: Session, lease_id: str, session_id: str, reported: Sequence[LeaseResult], now: float
-) -> Reported:
+) -> ReportEffect:
     """Store each result once. Repeated results, and results of a stale lease, change nothing.
 
     A lease is stale if it is closed, has expired or belongs to another session. A measurement also becomes a
@@ -190,7 +190,7 @@ def report(
     """
     lease = session.scalar(_select_live_lease(), {"lease": lease_id, "its_session": session_id, "now": now})
     if lease is None:
-        return Reported(accepted=0, job_id=None, closed=False)
+        return ReportEffect(accepted=0, job_id=None, closed=False)
     held: dict[WorkKey, LeasedWork] = {
         (row.id, None): LeasedWork(row.library_sha, row.repeat)
         for row in session.execute(_select_leased_trials(), {"lease": lease_id})
@@ -202,7 +202,7 @@ def report(
         held = {(None, run_id): LeasedWork() for run_id in session.scalars(runs)}
     accepted = results.accept(lease, held, reported)
     if not accepted:
-        return Reported(accepted=0, job_id=lease.job_id, closed=False)
+        return ReportEffect(accepted=0, job_id=lease.job_id, closed=False)
     is_last = len(accepted) == len(held)
     measured = list(accepted.trials)
     results.add_earlier_s(session, accepted, [one for one in measured if held[one, None].repeat])
@@ -215,7 +215,7 @@ def report(
     if accepted.trials or accepted.module_runs:
         events.append_locked(session, lease.job_id, events.PROGRESS, _progress(issued, done), now)
     wakes = (lease.measured + len(accepted)) // _RESULTS_PER_WAKE - lease.measured // _RESULTS_PER_WAKE
-    return Reported(len(accepted), lease.job_id, is_last, worth_planning=not is_last and wakes > 0)
+    return ReportEffect(len(accepted), lease.job_id, is_last, worth_planning=not is_last and wakes > 0)
 
 
 def expire(

@@ -16,7 +16,7 @@ from records.storage.statements import table_of, update_each
 from records.storage.tables import JobRow, LeaseRow, ModuleRunRow, RecordRow, TrialRow, WorkerRow
 
 # The record of a program that is measured again keeps at most this many repeats, about four measurements.
-MAX_RUN_SECS = 400
+MAX_REPEATS_KEPT = 400
 # The columns of a trial that have the names of fields of its measurement's `resources`.
 RESOURCES = ("registers", "spilled_bytes")
 
@@ -110,7 +110,7 @@ def add_earlier_s(session: Session, accepted: Accepted, repeats: Collection[int]
         measurement = accepted.trials[trial_id]
         if measurement.outcome is Outcome.OK:
             # Only the newest are kept, because the device may have changed since.
-            run_s = (*earlier.get(trial_id, ()), *measurement.run_s)[-MAX_RUN_SECS:]
+            run_s = (*earlier.get(trial_id, ()), *measurement.run_s)[-MAX_REPEATS_KEPT:]
             accepted.trials[trial_id] = replace(measurement, run_s=run_s)
 
 

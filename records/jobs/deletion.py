@@ -37,7 +37,7 @@ ROWS = 5000
 # The chunks of files that one transaction deletes. A chunk has up to 4 MiB.
 CHUNKS = 16
 # Rows are deleted before the rows that they refer to. Libraries are deleted with their trials.
-_OF_A_JOB = (TrialRow, ModuleRunRow, LeaseRow, TaskRow, EventRow, ShareRow, InferenceRow)
+_JOB_TABLES = (TrialRow, ModuleRunRow, LeaseRow, TaskRow, EventRow, ShareRow, InferenceRow)
 
 
 class JobInUse(Exception):
@@ -70,7 +70,7 @@ def delete_job(session: Session, job_id: str, now: float, limit: int = ROWS) -> 
     # Once the leases are closed, no more results can arrive.
     live = (LeaseRow.job_id == job_id, LeaseRow.closed_at.is_(None))
     session.execute(update(LeaseRow).where(*live).values(closed_at=now))
-    for table in _OF_A_JOB:
+    for table in _JOB_TABLES:
         key = next(iter(table_of(table).primary_key))
         some = select(key).where(table.job_id == job_id).order_by(key).limit(limit)
         if changed(session, delete(table).where(key.in_(some))) == limit:

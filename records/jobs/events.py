@@ -34,7 +34,7 @@ class Event:
     at: float
 
 
-class End(NamedTuple):
+class JobEnd(NamedTuple):
     """The id of a job's last event (0 without one), and whether the job is finished, so that no event
     follows."""
 
@@ -94,12 +94,12 @@ def since(session: Session, job_id: str, after_id: int, limit: int | None = None
     return _events(session, select(EventRow).where(*where).order_by(EventRow.id).limit(limit))
 
 
-def ends(session: Session, job_ids: Collection[str]) -> dict[str, End]:
+def ends(session: Session, job_ids: Collection[str]) -> dict[str, JobEnd]:
     """Return the ends of jobs' events, by job, without unknown jobs."""
     # One look-up in the index for each job, however many events it has.
     last_id = select(func.max(EventRow.id)).where(EventRow.job_id == JobRow.id).scalar_subquery()
     found = session.execute(select(JobRow.id, JobRow.state, last_id).where(JobRow.id.in_(job_ids)))
-    return {job_id: End(last or 0, JobState(state).finished) for job_id, state, last in found}
+    return {job_id: JobEnd(last or 0, JobState(state).finished) for job_id, state, last in found}
 
 
 def _events(session: Session, query: Select[EventRow]) -> list[Event]:

@@ -14,10 +14,10 @@ from records import devices
 from records.storage.tables import CostModelRow
 
 # The number of versions of a class whose bytes are kept. Older ones are only listed.
-KEPT = 10
+VERSIONS_WITH_BYTES = 10
 # The number of versions of a class that are listed, and of evaluated ones. There is a new one every few
 # seconds.
-LISTED = 500
+LISTED_VERSIONS = 500
 
 
 @dataclass(frozen=True)
@@ -40,20 +40,20 @@ _COLUMNS = [getattr(CostModelRow, name) for name in Version.__dataclass_fields__
 
 
 def add(session: Session, version: Version, model: bytes) -> None:
-    """Store a version with its bytes, and delete old ones. Only the newest KEPT versions of a class keep
-    their bytes.
+    """Store a version with its bytes, and delete old ones. The newest VERSIONS_WITH_BYTES versions of a class
+    keep their bytes.
 
     Raises DeviceClassNotFound.
     """
     devices.get_class(session, version.device_class)
     session.execute(insert(CostModelRow).values(asdict(version) | {"model": model}))
     of_class = CostModelRow.device_class == version.device_class
-    kept = select(CostModelRow.id).where(of_class).order_by(CostModelRow.id.desc()).limit(KEPT)
+    kept = select(CostModelRow.id).where(of_class).order_by(CostModelRow.id.desc()).limit(VERSIONS_WITH_BYTES)
     old = (of_class, CostModelRow.model.is_not(None), CostModelRow.id.not_in(kept.scalar_subquery()))
     session.execute(update(CostModelRow).where(*old).values(model=None))
     newest_first = select(CostModelRow.id).where(of_class).order_by(CostModelRow.id.desc())
-    evaluated = newest_first.where(CostModelRow.metrics.is_not(None)).limit(LISTED)
-    listed = (newest_first.limit(LISTED), evaluated)
+    evaluated = newest_first.where(CostModelRow.metrics.is_not(None)).limit(LISTED_VERSIONS)
+    listed = (newest_first.limit(LISTED_VERSIONS), evaluated)
     unlisted = [CostModelRow.id.not_in(ids.scalar_subquery()) for ids in listed]
     session.execute(delete(CostModelRow).where(of_class, *unlisted))
 

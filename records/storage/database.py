@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from records.storage.blob_store import BlobStore
 
 # Seconds between two readings of the server's clock.
-_CLOCK_LOOK_S = 30.0
+_CLOCK_INTERVAL_S = 30.0
 # A reading that took longer isn't used, because it may be wrong by as much.
-_SLOW_LOOK_S = 1.0
+_MAX_READING_S = 1.0
 # A larger difference between the server's clock and this machine's is logged.
 _SKEW_S = 5.0
 # It goes on while the machine sleeps, and can't be set.
-_COUNTER = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_SINCE_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 # Any number that other programs on a PostgreSQL server are unlikely to lock.
 _MIGRATION_LOCK = 7_305_822_146
 # At most this many transactions of one process run at once; others wait.
@@ -48,7 +48,7 @@ _POSTGRESQL_ARGUMENTS: dict[str, Any] = {
 # The server ends transactions of hanging processes, so that their rows don't stay locked.
 _IDLE_LIMIT_S = 120.0
 # These statements take milliseconds, but PostgreSQL may compile one, which takes a tenth of a second.
-_NO_COMPILER = "-c jit=off"
+_WITHOUT_JIT = "-c jit=off"
 
 # An execution option of ours for SQLite. SQLAlchemy's isolation levels would change the settings of a
 # connection.
@@ -213,16 +213,16 @@ class _ServerClock:
 
     def now(self) -> float:
         start = self._start
-        return time.time() if start is None else start + time.clock_gettime(_COUNTER)
+        return time.time() if start is None else start + time.clock_gettime(_SINCE_BOOT)
 
     def look(self, connection: Connection, database: str) -> None:
         """Read the server's clock, unless the last reading is recent."""
-        before = time.clock_gettime(_COUNTER)
-        if self._start is not None and before < self._looked_at + _CLOCK_LOOK_S:
+        before = time.clock_gettime(_SINCE_BOOT)
+        if self._start is not None and before < self._looked_at + _CLOCK_INTERVAL_S:
             return
         server_s = float(connection.scalar(text("SELECT extract(epoch FROM clock_timestamp())")) or 0.0)
-        after = time.clock_gettime(_COUNTER)
-        if self._start is not None and after - before > _SLOW_LOOK_S:
+        after = time.clock_gettime(_SINCE_BOOT)
+        if self._start is not None and after - before > _MAX_READING_S:
             return
         self._looked_at, self._start = after, server_s - (before + after) / 2
         ahead_s = time.time() - server_s
@@ -243,7 +243,7 @@ def _engine(url: str, busy_timeout_s: float) -> Engine:
     if parsed.get_backend_name() == "postgresql":
         limits_s = {"lock_timeout": busy_timeout_s, "idle_in_transaction_session_timeout": _IDLE_LIMIT_S}
         options = [f"-c {name}={round(1000 * limit_s)}" for name, limit_s in limits_s.items()]
-        arguments = _POSTGRESQL_ARGUMENTS | {"options": " ".join([_NO_COMPILER, *options])}
+        arguments = _POSTGRESQL_ARGUMENTS | {"options": " ".join([_WITHOUT_JIT, *options])}
         engine = create_engine(
             parsed,
             json_serializer=serializer,

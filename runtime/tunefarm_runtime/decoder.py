@@ -16,7 +16,7 @@ from tunefarm_runtime.manifest import Cache, Manifest
 
 Array = NDArray[Any]
 # A size is padded to run fewer new tokens if they are at least this fraction of its tokens.
-LEAST_PART = 0.25
+MIN_SIZE_RATIO = 0.25
 _Size = tuple[int, Manifest, Cache]
 
 
@@ -139,7 +139,7 @@ class Decoder:
                 "Call reset() or rewind(), or tune a larger size"
             )
         counts = sorted({size[2].count for size in fitting})
-        useful = [count for count in counts if left >= LEAST_PART * count]
+        useful = [count for count in counts if left >= MIN_SIZE_RATIO * count]
         enough = [count for count in useful if count >= left]
         best = min(enough) if enough else max(useful, default=counts[0])
         return min((size for size in fitting if size[2].count == best), key=lambda size: size[2].capacity)

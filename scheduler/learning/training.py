@@ -24,11 +24,12 @@ from search.policy import train
 # Reading more records and computing their features would take too long. The newest records matter most for
 # the current search.
 HISTORY_LIMIT = 5_000
-# While training has taken less than CHEAP_SHARE of the time, any new record triggers a training. Up to
-# MOST_SHARE, a training needs a batch of new records that is at least GROWTH times the learned records.
-CHEAP_SHARE = 0.03
-MOST_SHARE = 0.06
-GROWTH = 0.05
+# While training has taken less than EAGER_TRAINING_SHARE of the time, any new record triggers a training. Up
+# to MAX_TRAINING_SHARE, a training needs a batch of new records that is at least BATCH_GROWTH times the
+# learned records.
+EAGER_TRAINING_SHARE = 0.03
+MAX_TRAINING_SHARE = 0.06
+BATCH_GROWTH = 0.05
 # The model is evaluated when the number of records has grown by this factor since the last evaluation.
 EVALUATION_GROWTH = 1.5
 MIN_EVALUATED = 100
@@ -65,10 +66,10 @@ class TrainedModel:
         elapsed_s = max(now - self.started_at, 0.0)
         if num_new == 0:
             return False
-        if self.training_s <= CHEAP_SHARE * elapsed_s:
+        if self.training_s <= EAGER_TRAINING_SHARE * elapsed_s:
             return True
-        is_enough = num_new >= max(batch_size, GROWTH * self.records)
-        return is_enough and self.training_s <= MOST_SHARE * elapsed_s
+        is_enough = num_new >= max(batch_size, BATCH_GROWTH * self.records)
+        return is_enough and self.training_s <= MAX_TRAINING_SHARE * elapsed_s
 
 
 class Trainer:

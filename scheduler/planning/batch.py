@@ -29,7 +29,7 @@ from search.programs.program import Program
 from search.remeasurement import remeasurement_count
 
 # How often to ask the search for replacements of programs that TVM can't lower or whose traces are known.
-ASKS_PER_TASK = 3
+MAX_PROPOSALS_PER_TASK = 3
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class TaskRound:
     def explore(self, model: CostModel, rng: np.random.Generator, count: int) -> list[NewTrial]:
         """Return up to `count` trials of new programs. If there are fewer, mark the task as exhausted."""
         found: list[NewTrial] = []
-        for _ in range(ASKS_PER_TASK):
+        for _ in range(MAX_PROPOSALS_PER_TASK):
             missing = count - len(found)
             if not missing:
                 break

@@ -17,10 +17,10 @@ from records.jobs.tasks import Task
 from records.jobs.trials import MeasuredTrial
 
 # The time after which the next minute's gain is predicted.
-JUDGED_AFTER_S = 60.0
+MIN_FORECAST_AGE_S = 60.0
 MINUTE_S = 60.0
 # The number of trials after which the search's speed is known.
-FEWEST_TRIALS = 8
+MIN_FORECAST_TRIALS = 8
 
 
 class Point(NamedTuple):
@@ -80,7 +80,7 @@ def _fall(points: Sequence[Point], began_at: float, now: float) -> float | None:
     """
     half = began_at + (now - began_at) / 2
     before = [point for point in points if point.at <= half]
-    if now - began_at < JUDGED_AFTER_S or not before:
+    if now - began_at < MIN_FORECAST_AGE_S or not before:
         return None
     return (before[-1].latency_s - points[-1].latency_s) / math.log(2)
 
@@ -101,7 +101,7 @@ def seconds_left(
     trials ended, oldest first.
     """
     limits = []
-    if len(finished_at) >= FEWEST_TRIALS:
+    if len(finished_at) >= MIN_FORECAST_TRIALS:
         since = finished_at[len(finished_at) // 2 - 1]
         # Trials are reported in batches, so trials of the same moment don't count.
         if recent := len(finished_at) - bisect_right(finished_at, since):

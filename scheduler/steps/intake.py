@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 # import could not be verified.
 UNVERIFIED = "unverified"
 # The model's outputs differ from ONNX Runtime's in a way that the standard allows.
-OPEN = "open"
+ALLOWED_DIFFERENCE = "open"
 # Outputs are padded, because the number of valid rows depends on the data.
 PADDED = "padded"
 # The job asks for TF32, but no subgraph can use it.
@@ -50,7 +50,7 @@ QUANTIZED = "quantized"
 NO_CACHE = "no_cache"
 # How many products of halves are computed in float32.
 IN_FLOAT32 = "in_float32"
-NOTES = (UNVERIFIED, OPEN, PADDED, NOT_IN_TF32, QUANTIZED, NO_CACHE, IN_FLOAT32)
+NOTES = (UNVERIFIED, ALLOWED_DIFFERENCE, PADDED, NOT_IN_TF32, QUANTIZED, NO_CACHE, IN_FLOAT32)
 
 
 def run(context: Context, job: Job) -> None:
@@ -204,7 +204,7 @@ def _notes(
         compared = "the import could not be compared with what the model's file defines"
         notes[UNVERIFIED] = f"{compared}: {verification.unverified}"
     if verification.note:
-        notes[OPEN] = verification.note
+        notes[ALLOWED_DIFFERENCE] = verification.note
     padded = [spec for spec in imported.outputs if spec.padded_axis is not None]
     if padded:
         said = ", ".join(f"'{spec.name}' {spec.shape}" for spec in padded)

@@ -50,13 +50,13 @@ from scheduler.steps.selection import AssemblyHistory, failure_of, next_selectio
 from system import tracing
 
 # The names of publishable models in messages. Of equally fast models, the first is published.
-NAMES: Mapping[ModuleKind, str] = {
+MODEL_NAMES: Mapping[ModuleKind, str] = {
     "tuned": "the tuned model",
     "published": "the one published before",
     "untuned": "the untuned one",
 }
 NOT_ONNX = "ONNX Runtime runs ONNX models only"
-ON_A_GPU = "ONNX Runtime is timed on CPUs only, and this device is a GPU"
+GPU_NOT_TIMED = "ONNX Runtime is timed on CPUs only, and this device is a GPU"
 NOT_TIMED = "the model was not timed in ONNX Runtime"
 # A model is slower than another if its median is larger by this many standard errors, or by this fraction in
 # spite of any noise.
@@ -132,9 +132,9 @@ def judge(runs: Sequence[StoredModuleRun], not_compiled: str = "") -> Verdict:
     if tuned is not None and tuned.failed:
         cause = f"the tuned model failed on the device ({failure_of(tuned)})"
     elif tuned is not None:
-        cause = f"the tuned model takes {_ms(tuned)}, {NAMES[best.kind]} {_ms(best)}"
+        cause = f"the tuned model takes {_ms(tuned)}, {MODEL_NAMES[best.kind]} {_ms(best)}"
     again = " again" if best.kind == "published" else ""
-    return Verdict(best, f"{cause}: {NAMES[best.kind]} is published{again}")
+    return Verdict(best, f"{cause}: {MODEL_NAMES[best.kind]} is published{again}")
 
 
 def _describe_speed(tuned: StoredModuleRun, working: Sequence[StoredModuleRun]) -> str:
@@ -288,7 +288,7 @@ def _onnx_runtime(
         return {}
     if imported.is_onnx and device.gpu is None:
         return {"onnxruntime": quantized_models.file_sha(session, job.request)}
-    note = NOT_ONNX if device.gpu is None else ON_A_GPU
+    note = NOT_ONNX if device.gpu is None else GPU_NOT_TIMED
     jobs.set_onnxruntime(session, job.id, OnnxRuntime(note=note))
     return {}
 
@@ -390,7 +390,7 @@ def _publish(
             if verdict.run.kind == "tuned":
                 told = jobs.webhook_data(jobs.get(session, job.id))
                 latencies = {kind: statistics.median(secs[kind]) for kind in secs}
-                told |= {f"{kind}_latency_s": latencies.get(kind) for kind in NAMES}
+                told |= {f"{kind}_latency_s": latencies.get(kind) for kind in MODEL_NAMES}
                 webhooks.emit(session, WebhookEvent.ARTIFACT_FASTER, told, now)
     context.exhausted_at.pop(job.id, None)
 
@@ -413,7 +413,7 @@ def _describe_noise(run: StoredModuleRun) -> str:
 
 
 def _rank(run: StoredModuleRun) -> tuple[float, int]:
-    return _latency_s(run), list(NAMES).index(run.kind)
+    return _latency_s(run), list(MODEL_NAMES).index(run.kind)
 
 
 def _latency_s(run: StoredModuleRun) -> float:

@@ -14,19 +14,19 @@ from system.linux import boot_id
 
 log = logging.getLogger(__name__)
 
-DOUBTED = "nothing is deleted by its age for a day, in case the clock is wrong now"
+CLOCK_MAY_BE_WRONG = "nothing is deleted by its age for a day, in case the clock is wrong now"
 
 # The least jump between two sweeps. A slow adjustment of the clock differs less.
-JUMP_S = 10.0
+MIN_JUMP_S = 10.0
 # After a jump, other processes may use the old time until they read PostgreSQL's clock. Devices call again
 # within a minute.
 PATIENCE_S = 120.0
 # A clock that was set by more than a day may be wrong, so nothing is deleted by its age for a day.
-FAR_S = 86400.0
+DOUBTFUL_JUMP_S = 86400.0
 # A smaller difference isn't stored.
-STORED_S = 1.0
+MIN_STORED_CHANGE_S = 1.0
 # How often a reading is stored even if nothing changed.
-SEEN_EVERY_S = 600.0
+STORE_INTERVAL_S = 600.0
 
 
 class ClockWatch:
@@ -52,16 +52,16 @@ class ClockWatch:
         time_s, seen_at = self._timer(), now()
         reading = ClockReading(seen_at - time_s, self._stored.jumped_at if self._stored else None, seen_at)
         jump_s = reading.ahead_s - self._stored.ahead_s if self._stored else 0.0
-        if abs(jump_s) > JUMP_S:
+        if abs(jump_s) > MIN_JUMP_S:
             log.warning(
                 "the clock was set %+.0f s: leases that lapse now don't count as lost devices", jump_s
             )
             self._jumped_at = time_s
-        if abs(jump_s) > FAR_S:
-            log.warning(DOUBTED)
+        if abs(jump_s) > DOUBTFUL_JUMP_S:
+            log.warning(CLOCK_MAY_BE_WRONG)
             reading = replace(reading, jumped_at=time_s)
         stored_at = (self._stored.seen_at if self._stored else None) or float("-inf")
-        if abs(jump_s) > STORED_S or not 0.0 <= seen_at - stored_at < SEEN_EVERY_S:
+        if abs(jump_s) > MIN_STORED_CHANGE_S or not 0.0 <= seen_at - stored_at < STORE_INTERVAL_S:
             with self._database.begin() as session:
                 clock.write(session, self._boot_id, reading)
             self._stored = reading
@@ -73,8 +73,8 @@ class ClockWatch:
         assert previous.seen_at is not None, "it was chosen by this time"
         jumped_at = None
         away_s = now - previous.seen_at
-        if abs(away_s) > FAR_S:
-            log.warning("the clock is %+.0f s from when tunefarm last ran: %s", away_s, DOUBTED)
+        if abs(away_s) > DOUBTFUL_JUMP_S:
+            log.warning("the clock is %+.0f s from when tunefarm last ran: %s", away_s, CLOCK_MAY_BE_WRONG)
             self._jumped_at = jumped_at = time_s
         elif previous.jumped_at is not None:
             jumped_at = time_s - (previous.seen_at - previous.ahead_s - previous.jumped_at)
@@ -89,4 +89,4 @@ class ClockWatch:
     def may_be_wrong(self) -> bool:
         """Whether the clock was set by more than a day less than a day ago."""
         far_at = self._stored.jumped_at if self._stored else None
-        return far_at is not None and self._timer() - far_at < FAR_S
+        return far_at is not None and self._timer() - far_at < DOUBTFUL_JUMP_S

@@ -15,7 +15,7 @@ import numpy as np
 
 from core.device import Gpu
 from search.cost.cost_parameters import CostParameters, balance_of
-from search.dag import Access, Buffer, Node, extent_of
+from search.dag import Buffer, BufferAccess, Node, extent_of
 from search.programs.gpu_nest import FETCH, VTHREAD, GpuTile
 from search.programs.nest import Floats, region
 from search.programs.program import Population
@@ -183,7 +183,7 @@ def _moved_bytes(tile: GpuTile, blocks: Floats) -> Floats:
     return moved
 
 
-def _bytes(tile: GpuTile, access: Access) -> int:
+def _bytes(tile: GpuTile, access: BufferAccess) -> int:
     return tile.dag.buffer[access.buffer].num_bytes
 
 

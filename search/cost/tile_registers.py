@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from search.cost.cost_parameters import CostParameters
 from search.cost.sparsity import remaining_share
 from search.cost.tile_traffic import copied_at
-from search.dag import Access, Term
+from search.dag import BufferAccess, Term
 from search.programs.code_size import GATHER_INSTRUCTIONS, unrolled_steps
 from search.programs.compute_location import is_inlined
 from search.programs.nest import Floats, Nest, touched_elements, vector_instructions
@@ -163,7 +163,7 @@ def _loads_of_all(population: Population, nest: Nest, body: _Body, parameters: C
 
 
 def _sharing(
-    nest: Nest, body: _Body, read: Access, vectors: Floats, shape: Sequence[int], registers: int
+    nest: Nest, body: _Body, read: BufferAccess, vectors: Floats, shape: Sequence[int], registers: int
 ) -> Floats:
     """Return [programs]: the number of steps that share a load of `vectors` vectors.
 
@@ -180,7 +180,7 @@ def _sharing(
     return np.where(body.is_flat & (held <= registers), steps * alone / touched, 1.0)
 
 
-def _conditions(nest: Nest, body: _Body, read: Access) -> Floats:
+def _conditions(nest: Nest, body: _Body, read: BufferAccess) -> Floats:
     """Return [programs]: how often a condition on the row (such as padding) is evaluated for each load.
 
     It is 1 if a step reads several rows. The condition of a single row is hoisted out of the innermost
@@ -192,7 +192,7 @@ def _conditions(nest: Nest, body: _Body, read: Access) -> Floats:
     return np.where(is_one, 1.0 / nest.extents[nest.depth - 2, along].prod(axis=0), 1.0)
 
 
-def _loads_of_gather(nest: Nest, body: _Body, read: Access, vectors: Floats) -> Floats:
+def _loads_of_gather(nest: Nest, body: _Body, read: BufferAccess, vectors: Floats) -> Floats:
     """Return [programs]: the loads that replace each of a step's `vectors` if its lanes must be gathered."""
     if nest.node.vector_axis not in read.axes:
         return np.ones_like(vectors)
@@ -224,7 +224,9 @@ def _slots_of_load(
     return np.where(inlined, slots, 1.0)
 
 
-def _loads_of(read: Access, tile: Ints, axis: int | None, lanes: int, is_arranged: bool = False) -> Floats:
+def _loads_of(
+    read: BufferAccess, tile: Ints, axis: int | None, lanes: int, is_arranged: bool = False
+) -> Floats:
     """Return the load instructions of one access per step: vectors, scalars for all lanes, or a gather."""
     used = read.axes
     rows = tile[[a for a in used if a != axis]].prod(axis=0, dtype=np.float64)
@@ -241,7 +243,7 @@ def _loads_of(read: Access, tile: Ints, axis: int | None, lanes: int, is_arrange
     return rows * (vector_instructions(tile[axis], lanes) if in_vectors else GATHER_INSTRUCTIONS * tile[axis])
 
 
-def _repeats(nest: Nest, read: Access) -> Ints:
+def _repeats(nest: Nest, read: BufferAccess) -> Ints:
     """Return [programs]: the iterations of the loop right outside the innermost reduction if all of them read
     the same elements, else 1."""
     order = np.arange(1, len(nest.node.axes) + 1)[:, None]

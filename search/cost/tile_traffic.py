@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from search.cost.cost_parameters import LINE_BYTES, PAGE_BYTES, CostParameters
-from search.dag import Access, Buffer
+from search.dag import Buffer, BufferAccess
 from search.programs.nest import Floats, Nest, bytes_of_lines, elements_of, region, touched_elements
 from search.programs.program import Population
 from search.sketches.factors import Ints
@@ -65,7 +65,7 @@ def traffic_terms(population: Population, nest: Nest, parameters: CostParameters
     return terms
 
 
-def copied_at(population: Population, nest: Nest, access: Access) -> Ints | None:
+def copied_at(population: Population, nest: Nest, access: BufferAccess) -> Ints | None:
     """Return [programs]: the boundary at which an operand is copied into the order of the loops.
 
     It is 0 if the operand is packed ahead of time, and one more than there are if it isn't copied. Return
@@ -118,7 +118,7 @@ def copy_cycles(population: Population, nest: Nest, parameters: CostParameters) 
     return cycles
 
 
-def _stalls(access: Access, nest: Nest, buffer: Buffer, parameters: CostParameters) -> Floats | float:
+def _stalls(access: BufferAccess, nest: Nest, buffer: Buffer, parameters: CostParameters) -> Floats | float:
     """Return [programs]: the time to read the rows of a large buffer, relative to streaming them.
 
     The innermost reduction and spatial levels read the rows in runs, and every jump to the next run costs as

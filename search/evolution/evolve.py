@@ -15,7 +15,7 @@ from search.programs.program import Population, Program, gather
 from search.sketches.sketch import Sketch
 
 # How often to redraw a population without a valid program.
-DRAWS = 8
+MAX_DRAWS = 8
 
 Predict = Callable[[Population], Floats]
 
@@ -72,7 +72,7 @@ def evolve(
 def _initial_population(
     sketch: Sketch, measured: Sequence[Program], rng: np.random.Generator, config: EvolutionConfig
 ) -> Population:
-    for _ in range(DRAWS):
+    for _ in range(MAX_DRAWS):
         drawn = sample(sketch, config.population, rng)
         if len(drawn):
             break

@@ -10,7 +10,7 @@ from search.programs.validity import is_valid, valid
 from search.sketches.sketch import Sketch
 
 # How often to redraw invalid stages on GPUs.
-REDRAWS = 48
+MAX_REDRAWS = 48
 
 
 def sample(sketch: Sketch, count: int, rng: np.random.Generator) -> Population:
@@ -37,7 +37,7 @@ def _redraw(population: Population, rng: np.random.Generator) -> Population:
     sketch, values = population.sketch, population.values.copy()
     for stage in sketch.stages:
         own = [variable for variable in sketch.variables if variable.node == stage.node]
-        for _ in range(REDRAWS):
+        for _ in range(MAX_REDRAWS):
             rows = np.flatnonzero(~is_valid(stage, Population(sketch, values)))
             if not len(rows):
                 break

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from search.dag import Access, Dag
+from search.dag import BufferAccess, Dag
 from search.programs.nest import Nest, region
 from search.programs.program import Population
 from search.sketches.factors import Ints
@@ -78,17 +78,17 @@ class GpuTile:
         extents = self.nest.extents
         return np.asarray(self.nest.inside[FETCH + 1] * extents[VTHREAD] * extents[THREAD])
 
-    def elements(self, access: Access) -> Ints:
+    def elements(self, access: BufferAccess) -> Ints:
         """Return the elements of an operand that a block fetches at once."""
         return np.asarray(
             np.multiply.reduce(region(access, self.fetched, self.dag.buffer[access.buffer].shape))
         )
 
-    def run(self, access: Access) -> Ints:
+    def run(self, access: BufferAccess) -> Ints:
         """Return the elements of one row of an operand that a block fetches at once."""
         return region(access, self.fetched, self.dag.buffer[access.buffer].shape)[-1]
 
-    def keeps_its_shape(self, access: Access) -> NDArray[np.bool_]:
+    def keeps_its_shape(self, access: BufferAccess) -> NDArray[np.bool_]:
         """[programs]: whether every fetch of an operand has the same extents. (With a quotient in an index,
         they change when tiles straddle multiples of the divisor.)
         """

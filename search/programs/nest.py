@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from search.dag import Access, AxisKind, Buffer, Index, Node, extent_of
+from search.dag import AxisKind, Buffer, BufferAccess, Index, Node, extent_of
 from search.programs.program import Population
 from search.sketches.factors import Ints
 from search.sketches.intrinsics import intrinsic_extents
@@ -127,7 +127,7 @@ class Loops:
             inside[:, axis] = products_inside(self.extents[own])[outside]
         return inside
 
-    def visits(self, access: Access) -> Ints:
+    def visits(self, access: BufferAccess) -> Ints:
         """Return [boundaries, programs]: how often the region that an access touches inside a boundary
         changes.
 
@@ -164,7 +164,7 @@ def vector_instructions(width: Ints, lanes: Ints | int) -> Ints:
     return np.asarray(width // lanes + np.bitwise_count(width % lanes))
 
 
-def region(access: Access, inner: Ints, shape: Sequence[int]) -> list[Ints]:
+def region(access: BufferAccess, inner: Ints, shape: Sequence[int]) -> list[Ints]:
     """Return, for each dimension, the elements touched while the axes run over `inner` [..., axes, programs]
     values. A scalar counts as one dimension."""
     return [
@@ -198,11 +198,11 @@ def bytes_of_lines(box: Sequence[Ints], item_bytes: int, line_bytes: int) -> Flo
     return np.asarray(reduce(np.multiply, rows, np.ceil(row * item_bytes / line_bytes) * line_bytes))
 
 
-def touched_elements(access: Access, inner: Ints, shape: Sequence[int]) -> Floats:
+def touched_elements(access: BufferAccess, inner: Ints, shape: Sequence[int]) -> Floats:
     """Return [..., programs]: the elements of the box that an access touches."""
     return elements_of(region(access, inner, shape))
 
 
-def footprint_bytes(access: Access, inner: Ints, buffer: Buffer, line_bytes: int) -> Floats:
+def footprint_bytes(access: BufferAccess, inner: Ints, buffer: Buffer, line_bytes: int) -> Floats:
     """Return [..., programs]: the bytes of the cache lines that an access touches, if rows start on lines."""
     return bytes_of_lines(region(access, inner, buffer.shape), buffer.item_bytes, line_bytes)

@@ -18,7 +18,7 @@ from search.sketches.tensor_core import match_product
 from search.stages.gpu import (
     BlockReduction,
     GpuTiled,
-    Kept,
+    KeptInRegisters,
     RowKernel,
     TensorTiled,
     ThreadKernel,
@@ -105,7 +105,7 @@ def keep_in_registers(state: State) -> list[State]:
     """
     (kernel,) = _kernels_of_readers(state)
     assert kernel is not None
-    return [state.put(Kept(state.current.name, compute_at=kernel))]
+    return [state.put(KeptInRegisters(state.current.name, compute_at=kernel))]
 
 
 def tensor_cores(state: State) -> list[State]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from core.device import Device
 from core.profile import DOT
-from search.dag import Access, AxisKind, BufferRole, Dag, Node
+from search.dag import AxisKind, BufferAccess, BufferRole, Dag, Node
 from search.sketches.predicates import is_permutation, writes_boxes
 from search.sketches.stage import Stage
 
@@ -130,7 +130,7 @@ def stage_roles(dag: Dag, stage: Stage) -> Roles:
     return found
 
 
-def _contiguous_axis(access: Access) -> int | None:
+def _contiguous_axis(access: BufferAccess) -> int | None:
     if not access.indices:
         return None
     *outer, last = access.indices
@@ -141,7 +141,11 @@ def _contiguous_axis(access: Access) -> int | None:
 
 
 def _fits(
-    dag: Dag, node: Node, intrinsic: Intrinsic, operands: tuple[Access, Access], axes: tuple[int, int]
+    dag: Dag,
+    node: Node,
+    intrinsic: Intrinsic,
+    operands: tuple[BufferAccess, BufferAccess],
+    axes: tuple[int, int],
 ) -> bool:
     (rows, columns), (lane, depth) = operands, axes
     source = dag.buffer[columns.buffer]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import product
 
-from search.dag import Access, AxisKind, Dag, Node
+from search.dag import AxisKind, BufferAccess, Dag, Node
 from search.sketches.stage import Stage, StageKind
 
 Stages = Mapping[str, Stage]
@@ -98,7 +98,7 @@ def aligned_axes(dag: Dag, outer: Node, node: Node) -> dict[int, int]:
     return dict(set.intersection(*maps)) if maps else {}
 
 
-def _aligned_by(write: Access, read: Access, onward: Mapping[int, int]) -> set[tuple[int, int]]:
+def _aligned_by(write: BufferAccess, read: BufferAccess, onward: Mapping[int, int]) -> set[tuple[int, int]]:
     """Return the pairs of axes that one read aligns; `onward` maps the reader's axes to the consumer's."""
     found = set()
     for own, index in zip(write.indices, read.indices, strict=True):

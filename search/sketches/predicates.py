@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from search.dag import Access, Dag, Node
+from search.dag import BufferAccess, Dag, Node
 
 
 def is_strictly_inlineable(node: Node) -> bool:
@@ -56,7 +56,7 @@ def reduces_rows(node: Node) -> bool:
     return any(row.is_single_axis and row.axes == {node.reduction[-1]} for row in rows)
 
 
-def is_permutation(dag: Dag, node: Node, read: Access) -> bool:
+def is_permutation(dag: Dag, node: Node, read: BufferAccess) -> bool:
     """Return whether an access runs over its whole buffer once, with one axis for each dimension."""
     axes = [index.terms[0].axis for index in read.indices if index.is_single_axis and index.terms]
     shape = dag.buffer[read.buffer].shape
@@ -70,7 +70,7 @@ def is_permutation(dag: Dag, node: Node, read: Access) -> bool:
     return whole and constants and len(set(axes)) == len(axes)
 
 
-def is_strided(access: Access, axis: int | None) -> bool:
+def is_strided(access: BufferAccess, axis: int | None) -> bool:
     """Return whether neighbouring iterations of an axis access elements that aren't adjacent in memory."""
     if axis is None or not access.indices or axis not in access.axes:
         return False
@@ -78,7 +78,7 @@ def is_strided(access: Access, axis: int | None) -> bool:
     return not (last.is_single_axis and last.axes == {axis}) or any(axis in index.axes for index in outer)
 
 
-def is_strided_when_fused(dag: Dag, node: Node, access: Access, axes: Sequence[int]) -> bool:
+def is_strided_when_fused(dag: Dag, node: Node, access: BufferAccess, axes: Sequence[int]) -> bool:
     """Return whether the elements that neighbouring iterations of fused loops (`axes`, innermost first)
     access are not adjacent in memory.
     """
@@ -91,7 +91,7 @@ def is_strided_when_fused(dag: Dag, node: Node, access: Access, axes: Sequence[i
     return len(inner) < len(axes) or not (follow_rows and fill_rows)
 
 
-def is_arranged(dag: Dag, node: Node, read: Access) -> bool:
+def is_arranged(dag: Dag, node: Node, read: BufferAccess) -> bool:
     """Return whether copying an operand into the order of the loops makes its vectors contiguous."""
     return is_strided(read, node.vector_axis) and is_permutation(dag, node, read)
 
@@ -124,7 +124,7 @@ def elementwise_consumer(dag: Dag, node: Node, inlined: Collection[str]) -> Node
     return found
 
 
-def _same_position(reader: Node, read: Access) -> bool:
+def _same_position(reader: Node, read: BufferAccess) -> bool:
     """Return whether a node reads where it writes."""
     for index, own in zip(read.indices, reader.write.indices, strict=True):
         if not index.is_single_axis or index.offset != 0:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from search.dag import Access, Dag, Node, extent_of
+from search.dag import BufferAccess, Dag, Node, extent_of
 from search.sketches.location import Stages, aligned_axes, readers
 from search.sketches.sketch import Sketch
 from search.sketches.stage import Stage, StageKind
@@ -69,7 +69,7 @@ def along_row(dag: Dag, kernel_node: Node, rows: tuple[int, ...], node: Node) ->
     return tuple(axis for axis in axes if node.axes[axis].extent > 1)
 
 
-def fills_row(dag: Dag, node: Node, access: Access, along: tuple[int, ...]) -> bool:
+def fills_row(dag: Dag, node: Node, access: BufferAccess, along: tuple[int, ...]) -> bool:
     """Return whether the axes along a row are the indices of a buffer's last dimensions, in order."""
     shape = dag.buffer[access.buffer].shape
     long = [(index, size) for index, size in zip(access.indices, shape, strict=True) if size > 1]

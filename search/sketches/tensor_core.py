@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from core.device import Gpu
 from core.job import TF32
-from search.dag import Access, Axis, AxisKind, Dag, Node, extent_of
+from search.dag import Axis, AxisKind, BufferAccess, Dag, Node, extent_of
 
 SIDE = 16
 TF32_DEPTH = 8
@@ -99,6 +99,6 @@ def axes_of(parts: str, part: str) -> list[int]:
     return [axis for axis, letter in enumerate(parts) if letter == part]
 
 
-def _sums_rows(node: Node, access: Access) -> bool:
+def _sums_rows(node: Node, access: BufferAccess) -> bool:
     """Return whether the reduction runs along the rows of an operand."""
     return bool(access.indices) and any(axis in node.reduction for axis in access.indices[-1].axes)

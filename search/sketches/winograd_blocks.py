@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from search.dag import Access, Dag, Node, extent_of
+from search.dag import BufferAccess, Dag, Node, extent_of
 from search.sketches.factors import divisors
 from search.sketches.row_blocks import RowBlocks
 from search.sketches.stage import StageKind
@@ -162,7 +162,7 @@ def _same_axis(reader: Node, axis: int | None, producer: Node) -> int | None:
     return own.terms[0].axis if own.is_single_axis and own.offset == 0 and own.terms else None
 
 
-def _place(read: Access, axis: int | None) -> int | None:
+def _place(read: BufferAccess, axis: int | None) -> int | None:
     """Return the dimension that an axis alone indexes; None if there is none."""
     for place, index in enumerate(read.indices):
         if index.is_single_axis and index.axes == {axis} and index.offset == 0:

@@ -209,7 +209,7 @@ class BlockReduction(Stage):
         return f"{self.kind} {self.node} in {self.compute_at}"
 
 
-class Kept(Stage):
+class KeptInRegisters(Stage):
     """An elementwise node inside a row kernel, computed once, with its rows in the threads' registers."""
 
     kind = StageKind.KEPT

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from core.target import MAX_TARGET_CHARS, TargetRefused, rewrite_target
 from core.trace import TraceRefused, parse_trace, write_trace
-from server.fleet.plausibility import LONGEST_S, SHORTEST_S
+from server.fleet.plausibility import MAX_PLAUSIBLE_S, MIN_PLAUSIBLE_S
 from server.problems import Problem
 
 MAX_BYTES = 16 << 20
@@ -39,7 +39,8 @@ class ImportedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     workload: str
     trace: Annotated[str, Meta(max_length=MAX_TRACE_CHARS)]
     run_s: Annotated[
-        list[Annotated[float, Meta(ge=SHORTEST_S, le=LONGEST_S)]], Meta(min_length=1, max_length=MAX_REPEATS)
+        list[Annotated[float, Meta(ge=MIN_PLAUSIBLE_S, le=MAX_PLAUSIBLE_S)]],
+        Meta(min_length=1, max_length=MAX_REPEATS),
     ]
     target: Annotated[str, Meta(max_length=MAX_TARGET_CHARS)]
 

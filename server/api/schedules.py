@@ -28,7 +28,7 @@ from server.api.targets import NATIVE, device_class, device_class_of
 from server.api.uploads import Upload, received
 from server.conditional import NOT_MODIFIED, TaggedJson, is_current
 from server.context import ContextDep, ServerContext
-from server.fleet.plausibility import LONGEST_S, SHORTEST_S
+from server.fleet.plausibility import MAX_PLAUSIBLE_S, MIN_PLAUSIBLE_S
 from server.look_ups import ClassFacts, LookUps
 from server.problems import Problem, problems
 
@@ -36,9 +36,9 @@ router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
 
 _BEST_PATH = f"{router.prefix}/best"
 # Each kept response takes 8 kB, with its record.
-_KEPT_ANSWERS = 2000
+_CACHED_ANSWERS = 2000
 # For this many seconds, a 304 may miss newly stored schedules.
-HELD_S = 1.0
+MAX_ETAG_AGE_S = 1.0
 _EXPORT_BATCH = 20
 # The rows of one transaction. There are few, so that its locks are short.
 _DELETE_BATCH = 1000
@@ -48,7 +48,7 @@ _NEAREST = "if the target has no schedule, take one of the nearest device class 
 _IMPORT_BODY = {"requestBody": {"required": True, **_EXPORT_ANSWER}}
 
 
-RunSecs = Annotated[float, Field(ge=SHORTEST_S, le=LONGEST_S, allow_inf_nan=False)]
+RunSeconds = Annotated[float, Field(ge=MIN_PLAUSIBLE_S, le=MAX_PLAUSIBLE_S, allow_inf_nan=False)]
 
 
 class ScheduleBody(BaseModel):
@@ -125,7 +125,7 @@ class ExportedRecordBody(RequestBody):
 
     workload: WorkloadHash
     trace: str = Field(min_length=2, max_length=import_body.MAX_TRACE_CHARS)
-    run_s: list[RunSecs] = Field(min_length=1, max_length=import_body.MAX_REPEATS)
+    run_s: list[RunSeconds] = Field(min_length=1, max_length=import_body.MAX_REPEATS)
     target: str = Field(min_length=2, max_length=MAX_TARGET_CHARS)
 
 
@@ -235,7 +235,7 @@ _BEST_ROUTE = Route(_BEST_PATH, best)
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _CachedAnswer:
     """A response, its record, and the time of its query by the monotonic clock."""
 
     record: Record
@@ -248,15 +248,14 @@ class RoutineLookUps:
 
     A look-up is routine if the workload has a schedule, and the device class is given by its key and was
     requested before. Other look-ups go to `best`, which returns the same responses. A client whose ETag was
-    current less than HELD_S seconds ago gets 304 without a query. Every other response is read for its
-    request.
+    current less than MAX_ETAG_AGE_S seconds ago gets 304 without a query. Every other request makes a query.
     """
 
     def __init__(self, app: ASGIApp, look_ups: LookUps) -> None:
         self._app = app
         self._look_ups = look_ups
         # Responses by the query string of their URL, because parsing that takes longer than finding it here.
-        self._kept: LRUCache[bytes, _Kept] = LRUCache(_KEPT_ANSWERS)
+        self._kept: LRUCache[bytes, _CachedAnswer] = LRUCache(_CACHED_ANSWERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = None
@@ -275,7 +274,7 @@ class RoutineLookUps:
                 return None
         else:
             workload, key = kept.record.workload_hash, kept.record.device_class
-            if time.monotonic() - kept.asked_at < HELD_S and is_current(request, kept.answer.etag):
+            if time.monotonic() - kept.asked_at < MAX_ETAG_AGE_S and is_current(request, kept.answer.etag):
                 request.scope["route"] = _BEST_ROUTE  # for the metrics
                 return kept.answer.to(request)
         asked_at = time.monotonic()
@@ -287,7 +286,7 @@ class RoutineLookUps:
             answer = kept.answer  # serializing and digesting it again would take longer
         else:
             answer = TaggedJson.of(ScheduleBody.of(record, await self._look_ups.facts(key), key))
-        self._kept[query] = _Kept(record, answer, asked_at)
+        self._kept[query] = _CachedAnswer(record, answer, asked_at)
         return answer.to(request)
 
 

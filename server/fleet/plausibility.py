@@ -16,9 +16,9 @@ from proto.messages import Result, WorkerReport
 _log = logging.getLogger(__name__)
 
 # A few cycles. A kernel that copies 64 numbers takes 6 ns when it is called repeatedly.
-SHORTEST_S = 1e-9
+MIN_PLAUSIBLE_S = 1e-9
 # Eleven days. Workers end runs that take minutes, and the median of longer times could be infinite.
-LONGEST_S = 1e6
+MAX_PLAUSIBLE_S = 1e6
 # The bounds of a profile's fields, from the speed of an emulator to several times the speed of any core or
 # GPU multiprocessor. `core.profile.Profile` defines the units.
 PROFILE_RANGES = {
@@ -40,7 +40,7 @@ MULTIPLY_ADDS_RANGE = (1e-6, 1024)
 def reject_implausible(result: Result) -> Result:
     """Return the result, or a failure in place of times that no machine can have measured."""
     measurement = result.measurement
-    implausible = [secs for secs in measurement.run_s if not SHORTEST_S <= secs <= LONGEST_S]
+    implausible = [secs for secs in measurement.run_s if not MIN_PLAUSIBLE_S <= secs <= MAX_PLAUSIBLE_S]
     if not implausible:
         return result
     error = f"the worker's measurement is impossible: no call takes {implausible[0]:g} s"

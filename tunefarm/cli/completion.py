@@ -9,14 +9,14 @@ from tunefarm.client.client import Client
 from tunefarm.embedded.service import connect
 from tunefarm.settings import load
 
-_MOST = 50
+_MAX_CHOICES = 50
 
 
 def job_ids(incomplete: str) -> list[tuple[str, str]]:
     """Return the newest jobs whose ids start with the text, each with its model and state."""
 
     def listed(client: Client) -> list[tuple[str, str]]:
-        return [(job.id, f"{job.model_name}, {job.state}") for job in islice(client.jobs(), _MOST)]
+        return [(job.id, f"{job.model_name}, {job.state}") for job in islice(client.jobs(), _MAX_CHOICES)]
 
     return [pair for pair in _asked(listed) if pair[0].startswith(incomplete)]
 

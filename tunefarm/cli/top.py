@@ -25,7 +25,7 @@ from tunefarm.client.values import Job, Task
 
 # The states of unfinished jobs, those closest to their end first.
 STATES = (JobState.PUBLISHING, JobState.TUNING, JobState.IMPORTING, JobState.QUEUED)
-MOST_JOBS = 20
+MAX_JOBS_SHOWN = 20
 
 
 def top(server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False) -> None:
@@ -40,8 +40,8 @@ def top(server: Server = None, token: Token = None, data: Data = None, as_json: 
 
 
 def unfinished(client: Client) -> list[Job]:
-    """Return up to MOST_JOBS unfinished jobs, those closest to their end first."""
-    return list(islice(chain.from_iterable(client.jobs(state=state) for state in STATES), MOST_JOBS))
+    """Return up to MAX_JOBS_SHOWN unfinished jobs, those closest to their end first."""
+    return list(islice(chain.from_iterable(client.jobs(state=state) for state in STATES), MAX_JOBS_SHOWN))
 
 
 class Screen:

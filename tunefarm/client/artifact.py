@@ -24,7 +24,7 @@ SIGNATURE = "manifest.sig"
 # The signed list of a bundle's files.
 _BUNDLE_LIST = ("bundle.json", "bundle.sig")
 # What a bundle may write into the user's folder. Nothing is hidden or leads elsewhere.
-_OF_A_BUNDLE = re.compile(
+_BUNDLE_FILE = re.compile(
     r"bundle\.(json|sig)|model\.txt|main\.c|CMakeLists\.txt|tunefarm\.(c|h|hpp)"
     r"|(lib|include|licenses)(/[A-Za-z0-9_+-][A-Za-z0-9_+.-]*)+"
 )
@@ -62,7 +62,7 @@ def unpack(archive: Path, folder: Path, *, bundle: bool = False, weights: Path |
 
 def _extract(tar: tarfile.TarFile, name: str, folder: Path, fresh: Path) -> None:
     """Write a member that goes to `folder / name` to the file `fresh`. Raises KeyError, OSError."""
-    if name not in (*MEMBERS, SIGNATURE) and not _OF_A_BUNDLE.fullmatch(name):
+    if name not in (*MEMBERS, SIGNATURE) and not _BUNDLE_FILE.fullmatch(name):
         raise KeyError(f"{name} is no file of a bundle")
     if not (folder / name).resolve().is_relative_to(folder.resolve()):
         raise KeyError(f"{name} leads out of the folder")

@@ -15,14 +15,14 @@ from system.errors import SettingsError
 from worker.agent.health import read_vitals
 
 # The variable with the UUIDs of the GPUs that CUDA shows to a process.
-VISIBLE = "CUDA_VISIBLE_DEVICES"
+VISIBLE_DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 DEVICE_TREE = Path("/proc/device-tree/model")
 # The first words of Jetson models with GPUs (compute capability 5.3 to 7.2) that CUDA 13 doesn't support.
 OLD_JETSONS = (
     *("NVIDIA Jetson Nano", "NVIDIA Jetson TX", "NVIDIA Jetson Xavier", "NVIDIA Jetson AGX Xavier"),
     "Jetson-AGX",
 )
-ONLY = "only"
+ONLY_GPU = "only"
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def choose_gpu(wanted: int | Literal["only"]) -> VisibleGpu:
     elif len(gpus) == 1:
         return gpus[0]
     known = ", ".join(f"{index} ({gpu.name})" for index, gpu in enumerate(gpus)) or "none"
-    which = f"has {len(gpus)} GPUs" if wanted == ONLY else f"has no GPU {wanted}"
+    which = f"has {len(gpus)} GPUs" if wanted == ONLY_GPU else f"has no GPU {wanted}"
     raise SettingsError(f"this machine {which}: start a worker for each with --gpu INDEX, of {known}")
 
 
@@ -91,7 +91,7 @@ class GpuVitals:
 def _handles() -> Iterator[Any]:
     for index in range(pynvml.nvmlDeviceGetCount()):
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        if not _is_divided(handle):
+        if not _has_slices(handle):
             yield handle
             continue
         for number in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
@@ -99,7 +99,7 @@ def _handles() -> Iterator[Any]:
                 yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
 
 
-def _is_divided(handle: Any) -> bool:
+def _has_slices(handle: Any) -> bool:
     try:
         return bool(pynvml.nvmlDeviceGetMigMode(handle)[0])
     except pynvml.NVMLError_NotSupported:

@@ -20,7 +20,7 @@ from core.decoder import TOKENS
 _HANDS_ON = {"_to_copy", "clone", "squeeze", "unsqueeze", "view"}
 
 
-class NotKept(Exception):
+class CacheNotInPlace(Exception):
     """The buffers that a program writes aren't a decoder's cache. The message says why."""
 
 
@@ -51,14 +51,14 @@ def find_cache(program: Any, inputs: tuple[TensorSpec, ...], buffers: dict[str, 
         axes[name], writes[output] = axis, axis
         positions.add(position)
     if len(positions) != 1:
-        raise NotKept(f"its buffers are written at places that {len(positions)} inputs give")
+        raise CacheNotInPlace(f"its buffers are written at places that {len(positions)} inputs give")
     capacities = {specs[name].shape[axis] for name, axis in axes.items()}
     if len(capacities) != 1:
-        raise NotKept(f"its buffers have different lengths, {sorted(capacities)}")
+        raise CacheNotInPlace(f"its buffers have different lengths, {sorted(capacities)}")
     (position,), (capacity,) = positions, capacities
     tokens = _tokens([spec for spec in inputs if spec.name not in {*buffers.values(), position}])
     if capacity < 2:
-        raise NotKept("its buffers hold a single token")
+        raise CacheNotInPlace("its buffers hold a single token")
     kept = _without_outputs(program, set(buffers))
     outputs = {str(name): nodes[str(name)].meta["val"].shape for name in kept.graph_signature.user_outputs}
     spec = CacheSpec(
@@ -78,16 +78,18 @@ def find_cache(program: Any, inputs: tuple[TensorSpec, ...], buffers: dict[str, 
 def _write(node: Any, buffer: str, specs: dict[str, TensorSpec]) -> tuple[int, str]:
     """Return the axis of the rows that a node writes into a buffer, and the input with their place."""
     if getattr(node.target, "__name__", "") != "index_put.default" or node.args[0].name != buffer:
-        raise NotKept(f"its buffer '{buffer}' isn't only written at one place, as index_copy_ does")
+        raise CacheNotInPlace(f"its buffer '{buffer}' isn't only written at one place, as index_copy_ does")
     axes = [axis for axis, index in enumerate(node.args[1]) if index is not None]
     if len(axes) != 1 or node.args[3:4] == (True,) or len(node.args[0].users) != 1:
-        raise NotKept(f"its buffer '{buffer}' is also read, added to, or written at places of several axes")
+        raise CacheNotInPlace(
+            f"its buffer '{buffer}' is also read, added to, or written at places of several axes"
+        )
     place = node.args[1][axes[0]]
     while place.op == "call_function" and place.target.__name__.partition(".")[0] in _HANDS_ON:
         place = place.args[0]
     spec = specs.get(place.name)
     if spec is None or spec.dtype != "int64" or spec.shape not in ((1,), (1, 1)):
-        raise NotKept(f"no input of one int64 gives the place of new rows in its buffer '{buffer}'")
+        raise CacheNotInPlace(f"no input of one int64 gives the place of new rows in its buffer '{buffer}'")
     return axes[0], spec.name
 
 
@@ -96,11 +98,11 @@ def _tokens(inputs: list[TensorSpec]) -> TensorSpec:
     named = [spec for spec in inputs if spec.name in TOKENS]
     found = named or inputs
     if len(found) != 1:
-        raise NotKept(f"none of its inputs is called {', '.join(TOKENS)}")
+        raise CacheNotInPlace(f"none of its inputs is called {', '.join(TOKENS)}")
     (tokens,) = found
     axis = min(1, len(tokens.shape) - 1)
     if axis < 0 or tokens.shape[axis] != 1:
-        raise NotKept(f"its input '{tokens.name}' has the shape {tokens.shape}, not one token")
+        raise CacheNotInPlace(f"its input '{tokens.name}' has the shape {tokens.shape}, not one token")
     return tokens
 
 

@@ -29,7 +29,7 @@ from tvm import relax
 
 from compiler.constants.fold import static_shape
 from compiler.importing.formats import exported_operators, exported_reductions
-from compiler.importing.formats.exported_cache import KeptCache, NotKept, find_cache
+from compiler.importing.formats.exported_cache import CacheNotInPlace, KeptCache, find_cache
 from compiler.importing.formats.exported_operators import cast, is_float, write_in_place
 from compiler.importing.formats.model_file import Content, check_shapes
 from compiler.importing.model import RelaxModel, checked_model
@@ -101,7 +101,7 @@ _ARITHMETIC = frozenset(
 )
 _COMPARISONS = frozenset({"eq", "ge", "gt", "le", "lt", "ne"})
 # Functions of floats that PyTorch also applies to integers and booleans.
-_OF_FLOATS = frozenset(
+_FLOAT_FUNCTIONS = frozenset(
     f"{name}.default"
     for name in (
         *("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "exp", "expm1", "log"),
@@ -137,7 +137,7 @@ class ExportedProgram:
             return self
         try:
             cache = find_cache(self.decomposed, self.inputs, dict(self.buffers))
-        except NotKept as error:
+        except CacheNotInPlace as error:
             return replace(self, no_cache=str(error))
         return ExportedProgram(cache.program, cache.program, cache.inputs, cache=cache, function=self)
 
@@ -260,7 +260,7 @@ def _convert(node: Any, importer: Any) -> Any:
     operands: Sequence[Any] = ()
     if name in _JOINS:
         operands = node.args[1:3] if name == "where.self" else node.args[0]
-    elif name in _OF_FLOATS or ("float" in wanted and name.partition(".")[0] in _ARITHMETIC):
+    elif name in _FLOAT_FUNCTIONS or ("float" in wanted and name.partition(".")[0] in _ARITHMETIC):
         operands = [one for one in node.args[:2] if one in importer.env and not is_float(importer.env[one])]
     elif name.partition(".")[0] in _COMPARISONS and isinstance(node.args[1], float):
         operands, wanted = node.args[:1], "float32"

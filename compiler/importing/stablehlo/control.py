@@ -10,7 +10,7 @@ import numpy as np
 from compiler.importing.operators.control import choose
 from compiler.importing.stablehlo.attributes import tensor_type
 from compiler.importing.stablehlo.elementwise import CONVERTERS as ELEMENTWISE
-from compiler.importing.stablehlo.importer import Converter, Given, Importer, Tensor
+from compiler.importing.stablehlo.importer import Converter, Importer, Tensor, TensorOrParts
 from compiler.importing.stablehlo.sorting import top_k
 from compiler.importing.values import UnsupportedOperator
 
@@ -25,11 +25,11 @@ _TOP_K = "mhlo.topk"
 CALL_TARGETS = frozenset((*_TARGETS, *_MARKS, _TOP_K))
 
 
-def _call(importer: Importer, op: Any) -> list[Given]:
+def _call(importer: Importer, op: Any) -> list[TensorOrParts]:
     return importer.call(str(op.attributes["callee"].value), importer.given(op))
 
 
-def _composite(importer: Importer, op: Any) -> Sequence[Given] | Given:
+def _composite(importer: Importer, op: Any) -> Sequence[TensorOrParts] | TensorOrParts:
     """Import an operation with a name and a body: by the name, if it is known."""
     name = str(op.attributes["name"].value)
     if name.startswith("chlo.") and name in ELEMENTWISE:
@@ -41,7 +41,7 @@ def _composite(importer: Importer, op: Any) -> Sequence[Given] | Given:
     return importer.call(str(op.attributes["decomposition"].value), importer.given(op))
 
 
-def _custom_call(importer: Importer, op: Any) -> Sequence[Given] | Given:
+def _custom_call(importer: Importer, op: Any) -> Sequence[TensorOrParts] | TensorOrParts:
     target = str(op.attributes["call_target_name"].value)
     if target in _MARKS:
         return importer.given(op)
@@ -54,11 +54,11 @@ def _custom_call(importer: Importer, op: Any) -> Sequence[Given] | Given:
     return _TARGETS[target](importer, op)
 
 
-def _as_given(importer: Importer, op: Any) -> list[Given]:
+def _as_given(importer: Importer, op: Any) -> list[TensorOrParts]:
     return importer.given(op)
 
 
-def _while(importer: Importer, op: Any) -> list[Given]:
+def _while(importer: Importer, op: Any) -> list[TensorOrParts]:
     """Unroll a loop whose condition only constants decide, such as those that count."""
     carried = importer.given(op)
     condition, body = op.regions
@@ -73,7 +73,7 @@ def _while(importer: Importer, op: Any) -> list[Given]:
         carried = importer.region(body, carried)
 
 
-def _case(importer: Importer, op: Any) -> list[Given]:
+def _case(importer: Importer, op: Any) -> list[TensorOrParts]:
     """Import the branch that a constant chooses. Otherwise all are computed, and the data selects."""
     (index,) = importer.operands(op)
     branches = list(op.regions)

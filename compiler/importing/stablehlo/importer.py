@@ -108,9 +108,8 @@ class Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
-    """Tensors that are one behind the other along an axis, not joined yet: what a loop writes, part by part,
-    into a tensor of zeros."""
+class ConcatenatedTensors:
+    """Tensors that will be concatenated along an axis. A loop that fills a tensor of zeros makes them."""
 
     parts: tuple[Tensor, ...]
     axis: int
@@ -126,9 +125,9 @@ class Row:
         return self.parts[0].dtype
 
 
-Given = Tensor | Row
+TensorOrParts = Tensor | ConcatenatedTensors
 # Returns what the operation computes, in order.
-Converter = Callable[["Importer", Any], "Sequence[Given] | Given"]
+Converter = Callable[["Importer", Any], "Sequence[TensorOrParts] | TensorOrParts"]
 
 
 def functions_of(module: Any) -> dict[str, Any]:
@@ -144,7 +143,7 @@ class Importer:
         self.graph = Graph(ONNX_CONVERTERS)
         self._converters = converters
         self._functions = functions_of(module)
-        self._values: dict[Any, Given] = {}
+        self._values: dict[Any, TensorOrParts] = {}
         self._rows: dict[tuple[int, int], tuple[Tensor, list[Tensor]]] = {}
         self._depth = 0
         self.in_loop = False
@@ -177,13 +176,13 @@ class Importer:
         module["main"] = module["main"].with_attr("num_input", len(params))
         return module
 
-    def call(self, name: str, arguments: Sequence[Given]) -> list[Given]:
+    def call(self, name: str, arguments: Sequence[TensorOrParts]) -> list[TensorOrParts]:
         """Import the body of a function."""
         if name not in self._functions:
             raise UnsupportedOperator(f"it calls a function '{name}', which the program doesn't define")
         return self.region(self._functions[name].regions[0], arguments)
 
-    def region(self, region: Any, arguments: Sequence[Given]) -> list[Given]:
+    def region(self, region: Any, arguments: Sequence[TensorOrParts]) -> list[TensorOrParts]:
         """Import the operations of a region; return what it ends with."""
         if len(region.blocks) != 1:
             raise UnsupportedOperator("it branches between blocks of operations, which isn't supported")
@@ -207,7 +206,7 @@ class Importer:
         ]
         return [self.joined(result).scalar for result in self.region(region, given)]
 
-    def given(self, op: Any) -> list[Given]:
+    def given(self, op: Any) -> list[TensorOrParts]:
         return [self._values[value] for value in op.operands]
 
     def operands(self, op: Any) -> list[Tensor]:
@@ -216,7 +215,7 @@ class Importer:
     def tensor(self, value: Any) -> Tensor:
         return self.joined(self._values[value])
 
-    def joined(self, given: Given) -> Tensor:
+    def joined(self, given: TensorOrParts) -> Tensor:
         if isinstance(given, Tensor):
             return given
         values = [self.full(part) for part in given.parts]
@@ -280,7 +279,7 @@ class Importer:
             wanted = [tensor_type(result.type) for result in op.results]
             self.graph.binding = self.graph.places.binding(place(op.location).strip("'"))
             found = converter(self, op)
-            results = [found] if isinstance(found, Tensor | Row) else list(found)
+            results = [found] if isinstance(found, Tensor | ConcatenatedTensors) else list(found)
             computed = [(result.shape, result.dtype) for result in results]
             if computed != wanted:
                 raise UnsupportedOperator(f"it was imported as {computed} instead of {wanted}")

@@ -10,7 +10,13 @@ from tvm import relax
 
 from compiler.importing.stablehlo.attributes import elements, ints, number, tensor_type
 from compiler.importing.stablehlo.elementwise import as_index
-from compiler.importing.stablehlo.importer import Converter, Given, Importer, Row, Tensor
+from compiler.importing.stablehlo.importer import (
+    ConcatenatedTensors,
+    Converter,
+    Importer,
+    Tensor,
+    TensorOrParts,
+)
 from compiler.importing.values import Value, numpy_dtype
 
 
@@ -162,7 +168,7 @@ def _places(importer: Importer, start: Tensor, size: int, extent: int) -> Value:
     return graph.op("Add", graph.op("Reshape", begin, np.array([1])), np.arange(size))
 
 
-def _dynamic_update_slice(importer: Importer, op: Any) -> Given:
+def _dynamic_update_slice(importer: Importer, op: Any) -> TensorOrParts:
     given, *_ = importer.given(op)
     _, update, *starts = importer.operands(op)
     partial = [axis for axis, extent in enumerate(given.shape) if update.shape[axis] < extent]
@@ -176,9 +182,15 @@ def _dynamic_update_slice(importer: Importer, op: Any) -> Given:
     return _written_anywhere(importer, importer.joined(given), update, starts)
 
 
-def _written(importer: Importer, given: Given, update: Tensor, axis: int, begin: int) -> Row:
+def _written(
+    importer: Importer, given: TensorOrParts, update: Tensor, axis: int, begin: int
+) -> ConcatenatedTensors:
     """Return a tensor with the update in its place along an axis; it isn't joined before it is read."""
-    before = given.parts if isinstance(given, Row) and given.axis == axis else (importer.joined(given),)
+    before = (
+        given.parts
+        if isinstance(given, ConcatenatedTensors) and given.axis == axis
+        else (importer.joined(given),)
+    )
     end = begin + update.shape[axis]
     left: list[Tensor] = []
     right: list[Tensor] = []
@@ -194,7 +206,7 @@ def _written(importer: Importer, given: Given, update: Tensor, axis: int, begin:
                     sliced(importer, part, [cut if k == axis else slice(None) for k in range(part.rank)])
                 )
         at += extent
-    return Row((*left, update, *right), axis)
+    return ConcatenatedTensors((*left, update, *right), axis)
 
 
 def _written_anywhere(importer: Importer, data: Tensor, update: Tensor, starts: Sequence[Tensor]) -> Tensor:
@@ -223,7 +235,7 @@ def _written_anywhere(importer: Importer, data: Tensor, update: Tensor, starts: 
 def _concatenate(importer: Importer, op: Any) -> Tensor:
     axis = number(op, "dimension")
     parts = [part for part in importer.operands(op) if part.shape[axis]]
-    return importer.joined(Row(tuple(parts), axis))
+    return importer.joined(ConcatenatedTensors(tuple(parts), axis))
 
 
 def _pad(importer: Importer, op: Any) -> Tensor:

@@ -17,7 +17,7 @@ from tvm import relax
 
 from compiler.importing.stablehlo.attributes import ints
 from compiler.importing.stablehlo.elementwise import as_type
-from compiler.importing.stablehlo.importer import Converter, Importer, Row, Tensor
+from compiler.importing.stablehlo.importer import ConcatenatedTensors, Converter, Importer, Tensor
 from compiler.importing.stablehlo.movement import reshaped, sliced
 from compiler.importing.values import UnsupportedOperator, numpy_dtype
 
@@ -66,7 +66,7 @@ _FOLDS = {
     )
 }
 # Booleans are compared as bytes.
-_OF_BOOLS = {"or": "maximum", "and": "minimum", "add": "maximum", "multiply": "minimum"}
+_BOOLEAN_FOLDS = {"or": "maximum", "and": "minimum", "add": "maximum", "multiply": "minimum"}
 
 
 def fold_of(region: Any, dtype: str) -> Fold | None:
@@ -78,7 +78,7 @@ def fold_of(region: Any, dtype: str) -> Fold | None:
     if given not in (arguments, arguments[::-1]):
         return None
     name = operations[0].name.removeprefix("stablehlo.")
-    return _FOLDS.get(_OF_BOOLS.get(name, name) if dtype == "bool" else name)
+    return _FOLDS.get(_BOOLEAN_FOLDS.get(name, name) if dtype == "bool" else name)
 
 
 def _reduce(importer: Importer, op: Any) -> Any:
@@ -102,10 +102,10 @@ def _reduce(importer: Importer, op: Any) -> Any:
             result = Tensor.constant(np.asarray(found))
     else:
         result = _folded(importer, data, axes, fold)
-    return as_type(importer, started(importer, result, start, fold), dtype)
+    return as_type(importer, combine_with_start(importer, result, start, fold), dtype)
 
 
-def started(importer: Importer, result: Tensor, start: Tensor, fold: Fold) -> Tensor:
+def combine_with_start(importer: Importer, result: Tensor, start: Tensor, fold: Fold) -> Tensor:
     """Combine the result of a reduction with what it starts from, a scalar."""
     if start.scalar is not None and start.scalar == fold.identity(result.dtype):
         return result
@@ -124,15 +124,20 @@ def _folded(importer: Importer, data: Tensor, axes: Sequence[int], fold: Fold) -
     for axis in axes:
         while (extent := data.shape[axis]) > 1:
             half = extent // 2
-            first, second = part(importer, data, axis, 0, half), part(importer, data, axis, half, half)
+            first, second = (
+                take_part(importer, data, axis, 0, half),
+                take_part(importer, data, axis, half, half),
+            )
             found = fold.of(importer, first, second)
             if extent % 2:
-                found = importer.joined(Row((found, part(importer, data, axis, extent - 1, 1)), axis))
+                found = importer.joined(
+                    ConcatenatedTensors((found, take_part(importer, data, axis, extent - 1, 1)), axis)
+                )
             data = found
     return reshaped(importer, data, left)
 
 
-def part(importer: Importer, data: Tensor, axis: int, begin: int, count: int, stride: int = 1) -> Tensor:
+def take_part(importer: Importer, data: Tensor, axis: int, begin: int, count: int, stride: int = 1) -> Tensor:
     """Return so many elements along one axis."""
     cuts = [slice(None)] * data.rank
     cuts[axis] = slice(begin, begin + (count - 1) * stride + 1, stride)

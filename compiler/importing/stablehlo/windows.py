@@ -21,7 +21,7 @@ from compiler.importing.stablehlo.attributes import Array, ints, mlir, pairs, te
 from compiler.importing.stablehlo.elementwise import DIRECTIONS, HALVES, as_type
 from compiler.importing.stablehlo.importer import Converter, Importer, Tensor
 from compiler.importing.stablehlo.movement import padded, reshaped, reversed_along, sliced, transposed
-from compiler.importing.stablehlo.reductions import Fold, fold_of, part, started
+from compiler.importing.stablehlo.reductions import Fold, combine_with_start, fold_of, take_part
 from compiler.importing.values import UnsupportedOperator, Value, numpy_dtype
 
 _POOLS = {
@@ -86,7 +86,7 @@ def _reduced(
     wide = padded(importer, data, Tensor.constant(nothing), window.edges, gaps)
     for axis in range(data.rank):
         wide = _along(importer, wide, axis, window, fold)
-    return started(importer, wide, start, fold)
+    return combine_with_start(importer, wide, start, fold)
 
 
 @dataclass(frozen=True)
@@ -197,16 +197,16 @@ def _along(importer: Importer, data: Tensor, axis: int, window: Window, fold: Fo
     done, width = 0, 1
     while True:
         if size & width:
-            more = part(importer, data, axis, done * dilation, count)
+            more = take_part(importer, data, axis, done * dilation, count)
             found = more if found is None else fold.of(importer, found, more)
             done += width
         if done == size:
-            return part(importer, found or data, axis, 0, (count - 1) // stride + 1, stride)
+            return take_part(importer, found or data, axis, 0, (count - 1) // stride + 1, stride)
         left = data.shape[axis] - width * dilation
         data = fold.of(
             importer,
-            part(importer, data, axis, 0, left),
-            part(importer, data, axis, width * dilation, left),
+            take_part(importer, data, axis, 0, left),
+            take_part(importer, data, axis, width * dilation, left),
         )
         width *= 2
 
@@ -239,7 +239,7 @@ def _select_and_scatter(importer: Importer, op: Any) -> Tensor:
     given = as_type(importer, source, "float32" if source.dtype in HALVES else source.dtype)
     zero = Tensor.constant(np.zeros((), numpy_dtype(given.dtype)))
     if 0 in source.shape:
-        return started(importer, Tensor(zero.value, data.shape), start, fold)
+        return combine_with_start(importer, Tensor(zero.value, data.shape), start, fold)
     graph = importer.graph
     place = _selected(importer, data, source.shape, window, direction)
     total = None
@@ -257,7 +257,7 @@ def _select_and_scatter(importer: Importer, op: Any) -> Tensor:
         found = padded(importer, Tensor.of(chosen), zero, spread, gaps)
         total = found if total is None else fold.of(importer, total, found)
     assert total is not None
-    return started(importer, as_type(importer, total, data.dtype), start, fold)
+    return combine_with_start(importer, as_type(importer, total, data.dtype), start, fold)
 
 
 def _selected(importer: Importer, data: Tensor, shape: Shape, window: Window, direction: str) -> Value:

@@ -153,7 +153,7 @@ class BlockReductionLowering(ComputeAtLowering):
         row_kernel(self).bind_along(summed, vectorize=False)
 
 
-class KeptLowering(ComputeAtLowering):
+class KeptInRegistersLowering(ComputeAtLowering):
     """An elementwise node that several nodes of a chain over rows read."""
 
     def place(self) -> None:

@@ -17,7 +17,7 @@ from search.sketches.tensor_core import BANKS, SIDE, WIDE_SKEW, MatrixProduct, m
 from search.sketches.variables import fetch_kind
 
 # Abbreviations of types in the names of TVM's intrinsics.
-SHORT = {
+TYPE_ABBREVIATIONS = {
     "float16": "f16",
     "bfloat16": "bf16",
     "tf32": "tf32",
@@ -225,7 +225,7 @@ class TensorTileLowering(StageLowering):
 
 def _instructions(found: MatrixProduct) -> Mapping[str, str]:
     """Register the instructions with TVM. Return TVM's name of each by its role."""
-    operand, sums = SHORT[found.operand], SHORT[found.sums]
+    operand, sums = TYPE_ABBREVIATIONS[found.operand], TYPE_ABBREVIATIONS[found.sums]
     transposed = "" if found.second_by_rows else "_trans"
     shape = f"{SIDE}x{SIDE}x{found.depth}"
     group = {

@@ -18,7 +18,7 @@ DURATIONS: Mapping[str, Mapping[str, float]] = {
     "core.worker": {"LOST_AFTER_S": 4.0},
     "records.fleet.fair_queue": {"LEASE_S": 1.0},
     "records.fleet.leases": {"PACE_WINDOW_S": 1.0},
-    "records.storage.database": {"_CLOCK_LOOK_S": 0.5, "_IDLE_LIMIT_S": 5.0},
+    "records.storage.database": {"_CLOCK_INTERVAL_S": 0.5, "_IDLE_LIMIT_S": 5.0},
     "records.access": {"LAST_USED_PRECISION_S": 1.0},
     "server.fleet.sessions": {"FORGET_S": 6.0, "MIN_INTERVAL_S": 0.2, "_MIN_LEASE_TTL_S": 3.0},
     "server.access.audit": {"FLUSH_S": 1.0, "DAILY_S": 1.0},
@@ -66,7 +66,7 @@ def compress(program: str, speed_up: float) -> None:
         _replace(home, name, lambda _: KEPT_HOURS * HOUR_S / speed_up)
     if program == "scheduler":
         _replace("scheduler.learning.training", "HISTORY_LIMIT", lambda _: HISTORY)
-        _replace("records.schedules.cost_models", "LISTED", lambda _: LISTED)
+        _replace("records.schedules.cost_models", "LISTED_VERSIONS", lambda _: LISTED)
         context: Any = sys.modules["scheduler.context"]
         context.RecordCache = partial(context.RecordCache, max_records=CACHED_RECORDS)
     if program != "worker":

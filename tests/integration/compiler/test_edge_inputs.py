@@ -23,7 +23,7 @@ from compiler.importing.formats.tflite_operators import Converter
 from compiler.importing.spec import ModelError
 from compiler.verifying.edges import EDGES
 from compiler.verifying.imported import Agreement, verify_file
-from compiler.verifying.inputs import USUAL
+from compiler.verifying.inputs import ORDINARY_SETS
 from compiler.verifying.steps.formats import index_extents_of
 from tests.stablehlo_models import exported
 from tests.tflite_models import Quantization, TfliteBuilder
@@ -48,7 +48,7 @@ def without_nan(tensor: Any) -> Any:
 
 def test_a_stablehlo_program(monkeypatch: pytest.MonkeyPatch) -> None:
     data = exported(lambda x: jnp.cos(jnp.sin(x) + 1), np.zeros((2, 9), np.float32))
-    assert kinds(data) == [*USUAL, *EDGES]
+    assert kinds(data) == [*ORDINARY_SETS, *EDGES]
 
     def cosine(importer: Any, op: Any) -> Any:
         (operand,) = importer.operands(op)
@@ -64,12 +64,12 @@ def test_a_loop_and_a_call_of_stablehlo_are_steps() -> None:
         x = jax.nn.relu(x)
         return jax.lax.fori_loop(0, 3, lambda _, y: jnp.minimum(y * 2, x), x)
 
-    assert kinds(exported(function, np.zeros((3, 3), np.float32))) == [*USUAL, *EDGES]
+    assert kinds(exported(function, np.zeros((3, 3), np.float32))) == [*ORDINARY_SETS, *EDGES]
 
 
 def test_a_stablehlo_cast_of_nan_goes_on() -> None:
     data = exported(lambda x: x.astype(np.int32), np.zeros(6, np.float32))
-    assert kinds(data) == [*USUAL, *EDGES]
+    assert kinds(data) == [*ORDINARY_SETS, *EDGES]
 
 
 def squares() -> bytes:
@@ -83,7 +83,7 @@ def squares() -> bytes:
 
 def test_a_tflite_model(monkeypatch: pytest.MonkeyPatch) -> None:
     data = squares()
-    assert kinds(data) == [*USUAL, *EDGES]
+    assert kinds(data) == [*ORDINARY_SETS, *EDGES]
 
     def squared(converter: Any, op: Any) -> Any:
         left, right = (converter.get_tensor_expr(one) for one in converter.get_input_tensors(op))
@@ -117,7 +117,7 @@ def test_a_quantized_tflite_model() -> None:
     result = builder.tensor((1, 9))
     builder.op("DEQUANTIZE", [narrow], [result])
     found = verified(builder.model([result]))
-    assert [one.inputs for one in found] == [*USUAL, *EDGES]
+    assert [one.inputs for one in found] == [*ORDINARY_SETS, *EDGES]
 
 
 def test_values_that_litert_bounds_or_rounds_stay_unchanged() -> None:
@@ -130,14 +130,14 @@ def test_values_that_litert_bounds_or_rounds_stay_unchanged() -> None:
         np.arange(18, dtype=np.int8).reshape(3, 6), Quantization([0.1, 0.2, 0.3], [0] * 3)
     )
     builder.op("FULLY_CONNECTED", [total, weight, -1], [result], "FullyConnectedOptions")
-    assert [one.inputs for one in verified(builder.model([total, result]))] == [*USUAL, *EDGES]
+    assert [one.inputs for one in verified(builder.model([total, result]))] == [*ORDINARY_SETS, *EDGES]
 
 
 def test_nan_that_xla_spreads_to_other_groups_goes_on() -> None:
     x, w = (np.zeros(shape, np.float32) for shape in ((4, 5, 5, 2), (3, 3, 2, 4)))
     axes = {"dimension_numbers": ("NHWC", "HWIO", "NHWC"), "padding": "SAME", "batch_group_count": 2}
     data = exported(lambda x, w: jax.lax.conv_general_dilated(x, w, (1, 1), **axes), x, w)
-    assert kinds(data) == [*USUAL, *EDGES]
+    assert kinds(data) == [*ORDINARY_SETS, *EDGES]
 
 
 def test_sixteen_bits_may_be_off_by_one() -> None:
@@ -185,7 +185,7 @@ def test_an_exported_program(monkeypatch: pytest.MonkeyPatch) -> None:
             return torch.nn.functional.elu(torch.sin(input))
 
     data = saved(Network(), torch.zeros(2, 9))
-    assert kinds(data) == [*USUAL, *EDGES]
+    assert kinds(data) == [*ORDINARY_SETS, *EDGES]
     elu = exported_operators.CONVERTERS["elu.default"]
     wrong = {**exported_operators.CONVERTERS, "elu.default": lambda *given: without_nan(elu(*given))}
     monkeypatch.setattr("compiler.importing.formats.exported_program.CONVERTERS", wrong)
@@ -218,7 +218,7 @@ SELECTING = """g (float[1,4,4] boxes, float[1,1,4] scores) => (int64[n,3] select
 def test_onnx_models_that_round_or_select(graph: str) -> None:
     model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> {graph}')
     onnx.checker.check_model(model)
-    assert set(kinds(model.SerializeToString())) == {*USUAL, *EDGES}
+    assert set(kinds(model.SerializeToString())) == {*ORDINARY_SETS, *EDGES}
 
 
 @pytest.mark.parametrize("reduction", ["max", "min"])
@@ -226,4 +226,4 @@ def test_a_scatter_that_spreads_nan_is_right(reduction: str) -> None:
     """ONNX Runtime keeps the number that is compared with NaN. numpy and ONNX's text return NaN."""
     text = f"""<ir_version: 8, opset_import: ["" : 18]> g (float[5, 3] x, float[2, 3] u) => (float[5, 3] y)
     <int64[2, 1] places = {{1, 3}}> {{ y = ScatterND <reduction = "{reduction}"> (x, places, u) }}"""
-    assert set(kinds(parser.parse_model(text).SerializeToString())) == {*USUAL, *EDGES}
+    assert set(kinds(parser.parse_model(text).SerializeToString())) == {*ORDINARY_SETS, *EDGES}

@@ -14,7 +14,7 @@ from compiler.importing.formats.exported_program import ExportedProgram
 from compiler.importing.formats.reading import read_model
 from compiler.importing.spec import ModelError
 from compiler.verifying.imported import Imported, verify_file
-from compiler.verifying.inputs import USUAL
+from compiler.verifying.inputs import ORDINARY_SETS
 from tests.marks import slow_lane_except
 
 torch: Any = pytest.importorskip("torch")
@@ -169,7 +169,7 @@ def test_outputs_that_are_none_are_left_out() -> None:
             return None, x + 1, None, (x * 2, None)
 
     file = read_model(exported(Module(), torch.ones(3)), {})
-    assert [one.inputs for one in verify_file(file, TARGET, TARGET)][:2] == [*USUAL]
+    assert [one.inputs for one in verify_file(file, TARGET, TARGET)][:2] == [*ORDINARY_SETS]
     (name,) = (spec.name for spec in file.inputs)
     found = Imported(file.to_relax(), TARGET, TARGET).compute({name: np.ones(3, np.float32)})
     assert [array.tolist() for array in found.values()] == [[2.0] * 3, [2.0] * 3]

@@ -20,7 +20,7 @@ from compiler.importing.spec import ModelError, NoReference
 from compiler.importing.values import Node, Value
 from compiler.verifying.edges import EDGES, LEAST, LIMITS, SMALL, EdgeSet, edge_sets, judge
 from compiler.verifying.imported import verify
-from compiler.verifying.inputs import USUAL, index_extents, input_sets
+from compiler.verifying.inputs import ORDINARY_SETS, index_extents, input_sets
 from compiler.verifying.reference import Reference
 from compiler.verifying.steps.step import Step
 from tests.onnx_models import Builder, leaky, residual
@@ -47,7 +47,7 @@ def wrong_floor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_sets_of_inputs_are_compared() -> None:
-    assert _verify(_three_nodes()) == [*USUAL, *EDGES]
+    assert _verify(_three_nodes()) == [*ORDINARY_SETS, *EDGES]
 
 
 @pytest.mark.usefixtures("wrong_floor")
@@ -68,14 +68,14 @@ def test_the_reference_evaluator_alone_calls_no_model_wrong(monkeypatch: pytest.
 
 def test_the_reference_evaluator_serves_where_there_is_no_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    assert _verify(_three_nodes()) == [*USUAL]
+    assert _verify(_three_nodes()) == [*ORDINARY_SETS]
 
 
 def test_the_file_is_compared_as_it_was_before_its_functions_were_inlined() -> None:
     """A rewrite before both sides read the model would make both wrong."""
     model = leaky("x")
     right = read_file(model.SerializeToString(), {})
-    assert _verify(right) == [*USUAL, *EDGES]
+    assert _verify(right) == [*ORDINARY_SETS, *EDGES]
     wrong = onnx.ModelProto()
     wrong.CopyFrom(right.proto)
     next(node for node in wrong.graph.node if node.op_type == "LeakyRelu").attribute[0].f = 0.01
@@ -131,7 +131,7 @@ def test_integers_at_the_ends_of_their_type_are_compared(monkeypatch: pytest.Mon
         return graph.op("Cast", graph.op("Abs", wide), to=onnx.TensorProto.INT64)
 
     file = _of("g (int64[8] x) => (int64[8] y) { y = Abs(x) }")
-    assert _verify(file) == [*USUAL, SMALL, LIMITS, LEAST]
+    assert _verify(file) == [*ORDINARY_SETS, SMALL, LIMITS, LEAST]
     monkeypatch.setitem(operators.CONVERTERS, ("", "Abs"), through_floats)
     with pytest.raises(ModelError, match="for the least and greatest numbers"):
         _verify(file)
@@ -176,7 +176,7 @@ def test_one_wrong_value_among_thousands_is_found(dtype: str, monkeypatch: pytes
 def test_a_difference_that_the_standard_leaves_open_is_a_note() -> None:
     file = _of("g (float[6] x) => (int32[6] y) { y = Cast<to = 6>(x) }")
     notes = {one.inputs: one.note for one in verify(file, import_file(file), TARGET, TARGET)}
-    assert [*notes] == [*USUAL, *EDGES]
+    assert [*notes] == [*ORDINARY_SETS, *EDGES]
     assert any("which the standard leaves open" in note for note in notes.values())
 
 

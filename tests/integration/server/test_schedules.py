@@ -147,7 +147,7 @@ def test_a_current_etag_gets_304_until_there_is_a_better_schedule(ready: Service
 def test_only_a_304_may_be_older_than_its_request(
     ready: Service, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api, "HELD_S", 3600.0)
+    monkeypatch.setattr(api, "MAX_ETAG_AGE_S", 3600.0)
     import_measured(ready, database(*LATENCIES[:2]))
     url = f"/v1/schedules/best?workload=abc&target={worker.device.key}"
     tags = {ready.http.get(url).headers["etag"] for _ in range(2)}
@@ -157,7 +157,7 @@ def test_only_a_304_may_be_older_than_its_request(
     assert ready.http.get(url).headers["etag"] != tag
     assert ready.http.get(url, headers={"If-None-Match": tag}).status_code == 200
     import_measured(ready, database(*LATENCIES[:4]))
-    monkeypatch.setattr(api, "HELD_S", 0.0)
+    monkeypatch.setattr(api, "MAX_ETAG_AGE_S", 0.0)
     for _ in range(2):
         newest = ready.http.get(url, headers={"If-None-Match": tag})
         tag = newest.headers["etag"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tvm import te
 
 from compiler.measuring.draws import InputKind, Parameter, parameters
-from compiler.measuring.operands import GARBAGE, Expected, Operands, ReferencePrograms
+from compiler.measuring.operands import OUTPUT_FILL, Expected, Operands, ReferencePrograms
 from compiler.measuring.rounding import Rounding
 from tests.workloads import WORKLOADS
 
@@ -42,7 +42,7 @@ def test_arguments_are_the_same_every_time_and_outputs_garbage(draw: InputKind) 
     output.copyfrom(np.ones(SIZE, "float32"))
     again, output = made.arguments(draw)
     assert again.same_as(first)
-    assert np.array_equal(output.numpy(), np.full(SIZE, GARBAGE, "float32"))
+    assert np.array_equal(output.numpy(), np.full(SIZE, OUTPUT_FILL, "float32"))
     first.copyfrom(np.zeros(SIZE, "float32"))
     made.forget()
     assert np.array_equal(made.arguments(draw)[0].numpy(), before)
@@ -55,7 +55,7 @@ def test_the_expected_outputs_are_right(values: Any) -> None:
     assert difference(operands(values), values) == ""
 
 
-@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf, 5.1, GARBAGE])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf, 5.1, OUTPUT_FILL])
 @pytest.mark.parametrize("wanted", [5.0, np.inf, -np.inf, np.nan])
 def test_one_wrong_value_is_noticed(wanted: float, wrong: float) -> None:
     values = np.arange(SIZE, dtype="float32")

@@ -11,7 +11,7 @@ from tvm.s_tir import Schedule
 from compiler.codegen import prefetch
 from compiler.codegen.compilation import pass_context
 from compiler.codegen.pipeline import PIPELINE
-from compiler.codegen.prefetch import AHEAD_BYTES, LEAST_BYTES, LINE_BYTES
+from compiler.codegen.prefetch import AHEAD_BYTES, LINE_BYTES, MIN_OPERAND_BYTES
 from tests.workloads import module
 
 NATIVE = tvm.target.Target("llvm")
@@ -49,9 +49,9 @@ def _depth(num_bytes: int, item: int = 4) -> int:
 @pytest.mark.parametrize(
     ("num_bytes", "dtype", "lines"),
     [
-        pytest.param(LEAST_BYTES, "float32", VECTOR * 4 // LINE_BYTES, id="as large as a cache"),
-        pytest.param(LEAST_BYTES - VECTOR * 4, "float32", 0, id="smaller"),
-        pytest.param(LEAST_BYTES, "float64", VECTOR * 8 // LINE_BYTES, id="of another type"),
+        pytest.param(MIN_OPERAND_BYTES, "float32", VECTOR * 4 // LINE_BYTES, id="as large as a cache"),
+        pytest.param(MIN_OPERAND_BYTES - VECTOR * 4, "float32", 0, id="smaller"),
+        pytest.param(MIN_OPERAND_BYTES, "float64", VECTOR * 8 // LINE_BYTES, id="of another type"),
     ],
 )
 def test_every_line_of_a_row_is_prefetched_once(num_bytes: int, dtype: str, lines: int) -> None:
@@ -66,9 +66,9 @@ def test_every_line_of_a_row_is_prefetched_once(num_bytes: int, dtype: str, line
 
 
 def test_sums_stay_in_registers(monkeypatch: pytest.MonkeyPatch) -> None:
-    scheduled = _product(_depth(LEAST_BYTES))
+    scheduled = _product(_depth(MIN_OPERAND_BYTES))
     prefetched = _compile(scheduled).mod.inspect_source("ll")
-    monkeypatch.setattr(prefetch, "LEAST_BYTES", 2 * LEAST_BYTES)
+    monkeypatch.setattr(prefetch, "MIN_OPERAND_BYTES", 2 * MIN_OPERAND_BYTES)
     plain = _compile(scheduled).mod.inspect_source("ll")
     assert (CALL in prefetched, CALL in plain) == (True, False)
     assert prefetched.count("store <") == plain.count("store <")
@@ -83,7 +83,7 @@ def test_rows_are_prefetched_in_the_loop_that_moves_along_them() -> None:
             tvm.tirx.transform.FlattenBuffer(),
             tvm.tirx.transform.VectorizeLoop(),
         ]
-    )(_product(_depth(LEAST_BYTES)))
+    )(_product(_depth(MIN_OPERAND_BYTES)))
     text = prefetch.prefetch_operands(flat)["main"].script()
     assert (
         f"""

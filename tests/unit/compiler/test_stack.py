@@ -9,7 +9,7 @@ from tvm import te
 from tvm.s_tir import Schedule
 
 from compiler.codegen.pipeline import PIPELINE
-from compiler.codegen.stack_buffers import MOST_BYTES
+from compiler.codegen.stack_buffers import MAX_STACK_BYTES
 from tests.workloads import module
 
 NATIVE = tvm.target.Target("llvm")
@@ -30,9 +30,9 @@ def _rows_through_a_cache(columns: int) -> tvm.IRModule:
 @pytest.mark.parametrize(
     ("columns", "pipeline", "is_pooled"),
     [
-        (MOST_BYTES // 4, PIPELINE, False),
-        (MOST_BYTES // 4 + 1, PIPELINE, True),
-        (MOST_BYTES // 4, "default", True),
+        (MAX_STACK_BYTES // 4, PIPELINE, False),
+        (MAX_STACK_BYTES // 4 + 1, PIPELINE, True),
+        (MAX_STACK_BYTES // 4, "default", True),
     ],
 )
 def test_buffers_are_on_the_stack_up_to_a_size(columns: int, pipeline: str, is_pooled: bool) -> None:

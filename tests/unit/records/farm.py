@@ -56,7 +56,7 @@ class Farm:
 
     def report(
         self, lease_id: str, trial_ids: Sequence[int], secs: float | None = 1e-3, now: float = 30.0
-    ) -> leases.Reported:
+    ) -> leases.ReportEffect:
         results = [LeaseResult(measured(secs), trial_id) for trial_id in trial_ids]
         return leases.report(self.session, lease_id, "session", results, now=now)
 

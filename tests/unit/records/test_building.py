@@ -18,7 +18,7 @@ from core.worker import LOST_AFTER_S, DesiredState, Vitals, WorkerState
 from records import devices
 from records.fleet import building, fair_queue, leases, module_runs, workers
 from records.fleet.building import Builder
-from records.fleet.leases import Reported, StoredLease
+from records.fleet.leases import ReportEffect, StoredLease
 from records.fleet.results import LeaseResult
 from records.fleet.workers import WorkerSession
 from records.jobs import events, jobs, trials
@@ -64,7 +64,7 @@ def leased(farm: Farm, lease_id: str, now: float = 20.0, limit: int = 8) -> Stor
 
 def report(
     farm: Farm, lease_id: str, ends: Sequence[tuple[int, Measurement | Built]], now: float = 25.0
-) -> Reported:
+) -> ReportEffect:
     results = [LeaseResult(end, trial_id) for trial_id, end in ends]
     return leases.report(farm.session, lease_id, "session", results, now)
 
@@ -190,7 +190,7 @@ class TestBuilding:
         assert (lease.build, lease.constants) == (True, {"w1": (1, 2)})
         assert building.target(board.session, lease.job_id) == BOARD.target
         assert store(board, "built", ids[0])
-        assert report(board, "built", [(ids[0], Built(SHA, 0.25))]) == Reported(1, "job", closed=False)
+        assert report(board, "built", [(ids[0], Built(SHA, 0.25))]) == ReportEffect(1, "job", closed=False)
         first, second = board.trials()
         assert (first.state, first.library_sha, first.outcome) == ("pending", SHA, None)
         assert (second.state, second.library_sha) == ("leased", None)
@@ -199,7 +199,7 @@ class TestBuilding:
         assert [(trial.id, trial.library_sha) for trial in measuring.trials] == [(ids[0], SHA)]
         assert (measuring.build, measuring.attempt) == (False, 1)
         assert building.library(board.session, SHA) == LIBRARY
-        assert board.report("measured", ids[:1]) == Reported(1, "job", closed=True)
+        assert board.report("measured", ids[:1]) == ReportEffect(1, "job", closed=True)
         assert building.library(board.session, SHA) is None
         assert jobs.get(board.session, "job").trials_done == 1
         assert best(board.session, "w1", BOARD.key) is not None
@@ -216,7 +216,7 @@ class TestBuilding:
         [trial_id] = board.issue("t1")
         enrol(board.session)
         leased(board, "built")
-        assert report(board, "built", [(trial_id, FAILED)]) == Reported(1, "job", closed=True)
+        assert report(board, "built", [(trial_id, FAILED)]) == ReportEffect(1, "job", closed=True)
         [trial] = board.trials()
         assert (trial.state, trial.outcome, trial.error) == ("done", Outcome.BUILD_ERROR, "no such loop")
         [record] = schedules.history(board.session, BOARD.key)

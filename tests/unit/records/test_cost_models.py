@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from records import devices
 from records.devices import DeviceClassNotFound
 from records.schedules import cost_models
-from records.schedules.cost_models import KEPT, Version
+from records.schedules.cost_models import VERSIONS_WITH_BYTES, Version
 from records.storage.tables import CostModelRow
 from tests.devices import DEVICE
 
@@ -47,21 +47,21 @@ def test_the_newest_of_a_class_comes_first(classes: Session) -> None:
 def test_the_bytes_of_old_versions_are_dropped_and_their_facts_stay(classes: Session) -> None:
     other = replace(FIRST, device_class=OTHER.key)
     cost_models.add(classes, other, b"of another class")
-    for number in range(KEPT + 3):
+    for number in range(VERSIONS_WITH_BYTES + 3):
         cost_models.add(classes, replace(FIRST, records=number), b"%d" % number)
     kept = select(func.count()).where(CostModelRow.model.is_not(None))
-    assert classes.scalar(kept.where(CostModelRow.device_class == DEVICE.key)) == KEPT
+    assert classes.scalar(kept.where(CostModelRow.device_class == DEVICE.key)) == VERSIONS_WITH_BYTES
     found = cost_models.newest(classes, DEVICE.key)
     assert found is not None
-    assert found[1] == b"%d" % (KEPT + 2)
-    assert len(cost_models.versions(classes)[DEVICE.key]) == KEPT + 3
+    assert found[1] == b"%d" % (VERSIONS_WITH_BYTES + 2)
+    assert len(cost_models.versions(classes)[DEVICE.key]) == VERSIONS_WITH_BYTES + 3
     assert cost_models.newest(classes, OTHER.key) == (other, b"of another class")
 
 
 def test_no_more_versions_are_listed_than_a_page_shows(
     classes: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cost_models, "LISTED", 3)
+    monkeypatch.setattr(cost_models, "LISTED_VERSIONS", 3)
     cost_models.add(classes, replace(FIRST, device_class=OTHER.key), b"of another class")
     for number in range(8):
         metrics = FIRST.metrics if number in (0, 1) else None

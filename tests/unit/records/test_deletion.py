@@ -71,7 +71,7 @@ class TestJobs:
             if any(key["referred_table"] == "jobs" for key in found.get_foreign_keys(name))
         }
         # A release keeps its job.
-        assert referring == {table.__tablename__ for table in deletion._OF_A_JOB} | {"releases"}
+        assert referring == {table.__tablename__ for table in deletion._JOB_TABLES} | {"releases"}
 
     def test_another_job_keeps_what_is_its_own(self, session: Session) -> None:
         full(session, "other")

@@ -7,7 +7,7 @@ import pytest
 from core.measurement import Outcome
 from core.worker import WorkerState
 from records.fleet import leases, module_runs, workers
-from records.fleet.leases import DEVICE_LOST, Reported
+from records.fleet.leases import DEVICE_LOST, ReportEffect
 from records.fleet.results import LeaseResult
 from records.fleet.workers import WorkerSession
 from records.jobs import events, jobs
@@ -99,7 +99,7 @@ class TestGiveBack:
         farm.leased("lease", now=20.0)
         leases.give_back(farm.session, "worker", "session", now=21.0)
         before = farm.snapshot()
-        assert farm.report("lease", ids, now=22.0) == Reported(0, None, closed=False)
+        assert farm.report("lease", ids, now=22.0) == ReportEffect(0, None, closed=False)
         assert not leases.renew(farm.session, "lease", "session", now=22.0, ttl_s=60.0)
         assert farm.snapshot() == before
 

@@ -7,7 +7,7 @@ import pytest
 from core.lease import ModuleKind
 from core.measurement import Outcome
 from records.fleet import leases, module_runs
-from records.fleet.leases import Reported
+from records.fleet.leases import ReportEffect
 from records.fleet.module_runs import StoredModuleRun
 from records.fleet.results import LeaseResult
 from records.jobs import jobs
@@ -25,7 +25,7 @@ class TestModuleRuns:
         farm.leased("lease")
         result = LeaseResult(measured(1e-2), module_run_id=run_id)
         reported = leases.report(farm.session, "lease", "session", [result], now=30.0)
-        assert reported == Reported(1, "job", closed=True)
+        assert reported == ReportEffect(1, "job", closed=True)
         [run] = module_runs.of_job(farm.session, "job")
         assert run == StoredModuleRun(
             run_id,

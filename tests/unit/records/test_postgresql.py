@@ -234,7 +234,7 @@ class TestTwoJobsOfOneWorkload:
                 session, name, WorkerSession(name, "s", WorkerState.READY, DEVICE), 4, now=20.0, ttl_s=60.0
             )
 
-    def _report(self, database: Database, lease: leases.StoredLease) -> leases.Reported:
+    def _report(self, database: Database, lease: leases.StoredLease) -> leases.ReportEffect:
         found = [LeaseResult(measured(1e-3), trial.id) for trial in lease.trials]
         with database.begin() as session:
             return leases.report(session, lease.id, "s", found, now=30.0)

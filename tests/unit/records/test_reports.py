@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from core.measurement import Measurement, Outcome
 from core.worker import WorkerState
 from records.fleet import leases, workers
-from records.fleet.leases import Reported
+from records.fleet.leases import ReportEffect
 from records.fleet.results import LeaseResult
 from records.fleet.workers import WorkerSession
 from records.jobs import events, jobs, trials
@@ -22,8 +22,8 @@ class TestReport:
     def test_a_report_stores_results_and_records_and_closes_the_lease(self, farm: Farm) -> None:
         ids = farm.issue("t1", "t2")
         farm.leased("lease")
-        assert farm.report("lease", ids[:1], secs=1e-3) == Reported(1, "job", closed=False)
-        assert farm.report("lease", ids[1:], secs=None) == Reported(1, "job", closed=True)
+        assert farm.report("lease", ids[:1], secs=1e-3) == ReportEffect(1, "job", closed=False)
+        assert farm.report("lease", ids[1:], secs=None) == ReportEffect(1, "job", closed=True)
         assert [trial.state for trial in farm.trials()] == ["done", "done"]
         assert best(farm.session, "w1", DEVICE.key) == schedules.Record(
             "w1",
@@ -63,15 +63,15 @@ class TestReport:
         farm.leased("lease")
         farm.report("lease", ids[:1], secs=1e-3)
         before = farm.snapshot()
-        assert farm.report("lease", ids[:1], secs=5e-3) == Reported(0, "job", closed=False)
+        assert farm.report("lease", ids[:1], secs=5e-3) == ReportEffect(0, "job", closed=False)
         assert farm.snapshot() == before
         assert farm.report("lease", ids, secs=5e-3).accepted == 1
-        assert farm.report("lease", ids, secs=5e-3) == Reported(0, None, closed=False)
+        assert farm.report("lease", ids, secs=5e-3) == ReportEffect(0, None, closed=False)
 
     def test_the_same_result_twice_in_one_report_counts_once(self, farm: Farm) -> None:
         [trial_id] = farm.issue("t1")
         farm.leased("lease")
-        assert farm.report("lease", [trial_id, trial_id]) == Reported(1, "job", closed=True)
+        assert farm.report("lease", [trial_id, trial_id]) == ReportEffect(1, "job", closed=True)
 
     @pytest.mark.parametrize(
         ("lease_id", "session_id", "now"),
@@ -85,7 +85,7 @@ class TestReport:
         farm.leased("lease", now=20.0)
         before = farm.snapshot()
         results = [LeaseResult(measured(1e-3), ids[0])]
-        assert leases.report(farm.session, lease_id, session_id, results, now) == Reported(0, None, False)
+        assert leases.report(farm.session, lease_id, session_id, results, now) == ReportEffect(0, None, False)
         assert farm.snapshot() == before
 
     def test_the_first_device_is_late_when_another_has_the_trial(self, farm: Farm) -> None:
@@ -103,14 +103,14 @@ class TestReport:
         farm.leased("one", limit=1)
         farm.leased("two", limit=1)
         before = farm.snapshot()
-        assert farm.report("one", ids[1:]) == Reported(0, "job", closed=False)
+        assert farm.report("one", ids[1:]) == ReportEffect(0, "job", closed=False)
         assert farm.snapshot() == before
 
     def test_an_empty_report_is_no_news(self, farm: Farm) -> None:
         farm.issue("t1")
         farm.leased("lease")
         before = farm.snapshot()
-        assert farm.report("lease", []) == Reported(0, "job", closed=False)
+        assert farm.report("lease", []) == ReportEffect(0, "job", closed=False)
         assert farm.snapshot() == before
 
     def test_an_error_is_stored_whatever_it_says(self, farm: Farm) -> None:

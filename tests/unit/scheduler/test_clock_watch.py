@@ -25,7 +25,7 @@ from records.storage.database import Database
 from records.storage.tables import WorkerRow
 from records.webhooks import Webhook
 from scheduler.upkeep import clock_watch
-from scheduler.upkeep.clock_watch import FAR_S, JUMP_S, PATIENCE_S, ClockWatch
+from scheduler.upkeep.clock_watch import DOUBTFUL_JUMP_S, MIN_JUMP_S, PATIENCE_S, ClockWatch
 from scheduler.upkeep.garbage_collection import INTERVAL_S
 from tests.unit.scheduler.farm import Farm
 
@@ -34,7 +34,7 @@ DAY_S = 86400.0
 
 @pytest.mark.usefixtures("farm")
 class TestWatch:
-    @pytest.mark.parametrize("jump_s", [JUMP_S + 1, -JUMP_S - 1, DAY_S, -DAY_S])
+    @pytest.mark.parametrize("jump_s", [MIN_JUMP_S + 1, -MIN_JUMP_S - 1, DAY_S, -DAY_S])
     def test_a_jump_is_noticed_for_a_while(self, database: Database, jump_s: float) -> None:
         time_s = 5.0
         watch = ClockWatch(database, lambda: time_s)
@@ -137,7 +137,7 @@ def test_a_clock_that_was_set_far_ahead_makes_nothing_old(farm: Farm) -> None:
         farm.sweep()
         assert is_stored()
     jump(farm, -100 * DAY_S)  # somebody has noticed
-    farm.now += FAR_S + INTERVAL_S
+    farm.now += DOUBTFUL_JUMP_S + INTERVAL_S
     farm.sweep()
     assert is_stored()
     farm.now += deletion.UPLOAD_GRACE_S
@@ -166,7 +166,7 @@ def test_a_clock_that_was_set_far_ahead_deletes_no_line_of_the_audit_log(farm: F
         farm.sweep()
         assert lines() == 1
     jump(farm, -3 * kept_s)
-    farm.now += FAR_S
+    farm.now += DOUBTFUL_JUMP_S
     farm.sweep()
     assert lines() == 1
 
@@ -324,7 +324,7 @@ class TestBoot:
                 uptime_s += INTERVAL_S
                 farm.sweep()
                 assert are_stored()
-        farm.now += FAR_S - uptime_s + INTERVAL_S  # nobody has corrected it for a day
+        farm.now += DOUBTFUL_JUMP_S - uptime_s + INTERVAL_S  # nobody has corrected it for a day
         farm.sweep()
         assert not are_stored()
 
@@ -371,7 +371,7 @@ class TestBoot:
         assert found.expires_at <= farm.now + 90 * DAY_S
         assert found.last_used_at is not None
         assert found.last_used_at <= farm.now
-        farm.now += FAR_S + deletion.UPLOAD_GRACE_S + INTERVAL_S
+        farm.now += DOUBTFUL_JUMP_S + deletion.UPLOAD_GRACE_S + INTERVAL_S
         farm.sweep()
         with farm.database.begin() as session:
             assert blobs.size(session, unused) is None

@@ -25,7 +25,7 @@ from records.jobs.trials import FALLBACK
 from records.schedules import schedules
 from scheduler import model_compiler
 from scheduler.steps import intake, publish
-from scheduler.steps.intake import NOT_IN_TF32, OPEN, PADDED, UNVERIFIED
+from scheduler.steps.intake import ALLOWED_DIFFERENCE, NOT_IN_TF32, PADDED, UNVERIFIED
 from tests.unit.scheduler.farm import CONV, CUMSUM, DEVICE, MATMUL, TUNED, UNTUNED, FakeCompiler, Farm
 
 
@@ -260,7 +260,7 @@ def test_what_the_standard_leaves_open_is_said(farm: Farm, compiler: FakeCompile
     farm.plug_in()
     farm.tick()
     with farm.database.begin() as session:
-        (said,) = [event for event in events.latest(session, "job", 100) if event.kind == OPEN]
+        (said,) = [event for event in events.latest(session, "job", 100) if event.kind == ALLOWED_DIFFERENCE]
     assert said.data["message"] == compiler.verification.note
     assert farm.finish().message.endswith(compiler.verification.note)
 

@@ -14,7 +14,7 @@ from records import devices
 from records.fleet.leases import WITHOUT_ONNX_RUNTIME
 from records.jobs.jobs import OnnxRuntime
 from scheduler.steps import publish
-from scheduler.steps.publish import NOT_ONNX, NOT_TIMED, ON_A_GPU
+from scheduler.steps.publish import GPU_NOT_TIMED, NOT_ONNX, NOT_TIMED
 from tests.devices import GPU
 from tests.unit.scheduler.farm import TUNED, UNTUNED, FakeCompiler, Farm
 
@@ -125,4 +125,4 @@ def test_nothing_is_timed_there_beside_a_gpu(
     monkeypatch.setattr(publish, "devices", of_gpu)
     farm.submit()
     farm.plug_in()
-    assert farm.finish().onnxruntime == OnnxRuntime(note=ON_A_GPU)
+    assert farm.finish().onnxruntime == OnnxRuntime(note=GPU_NOT_TIMED)

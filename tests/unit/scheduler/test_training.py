@@ -14,7 +14,13 @@ from records.schedules import cost_models
 from records.schedules.cost_models import Version
 from records.schedules.schedules import Record
 from scheduler.learning import evaluation, training
-from scheduler.learning.training import CHEAP_SHARE, GROWTH, MIN_EVALUATED, MOST_SHARE, TrainedModel
+from scheduler.learning.training import (
+    BATCH_GROWTH,
+    EAGER_TRAINING_SHARE,
+    MAX_TRAINING_SHARE,
+    MIN_EVALUATED,
+    TrainedModel,
+)
 from search import policy
 from search.cost.model import CostModel
 from search.programs.annotate import sample
@@ -112,7 +118,7 @@ def test_a_new_scheduler_goes_on_with_the_newest_version(farm: Farm, trainings: 
     assert trainings == [40]
     assert after.is_learned
     assert after.model.to_bytes() == before.model.to_bytes()
-    farm.now += 1.0 / CHEAP_SHARE
+    farm.now += 1.0 / EAGER_TRAINING_SHARE
     farm.context.trainer.up_to_date(DEVICE)
     assert trainings == [40, 70]
 
@@ -147,11 +153,11 @@ def test_a_model_of_too_few_records_is_not_stored(farm: Farm, trainings: list[in
     [
         (0.0, 0, False),
         (0.0, 1, True),
-        (100 * CHEAP_SHARE, 1, True),
-        (101 * CHEAP_SHARE, 1, False),
-        (101 * CHEAP_SHARE, 31, False),
-        (101 * CHEAP_SHARE, 32, True),
-        (101 * MOST_SHARE, 10_000, False),
+        (100 * EAGER_TRAINING_SHARE, 1, True),
+        (101 * EAGER_TRAINING_SHARE, 1, False),
+        (101 * EAGER_TRAINING_SHARE, 31, False),
+        (101 * EAGER_TRAINING_SHARE, 32, True),
+        (101 * MAX_TRAINING_SHARE, 10_000, False),
     ],
 )
 def test_training_takes_a_few_per_cent_of_the_time(training_s: float, news: int, is_due: bool) -> None:
@@ -160,9 +166,9 @@ def test_training_takes_a_few_per_cent_of_the_time(training_s: float, news: int,
 
 
 def test_a_model_of_many_records_waits_for_more_new_ones() -> None:
-    learned = TrainedModel(NOW, CostModel(), records=5000, training_s=101 * CHEAP_SHARE)
-    assert not learned.is_due(int(5000 * GROWTH) - 1, NOW + 100, batch_size=32)
-    assert learned.is_due(int(5000 * GROWTH), NOW + 100, batch_size=32)
+    learned = TrainedModel(NOW, CostModel(), records=5000, training_s=101 * EAGER_TRAINING_SHARE)
+    assert not learned.is_due(int(5000 * BATCH_GROWTH) - 1, NOW + 100, batch_size=32)
+    assert learned.is_due(int(5000 * BATCH_GROWTH), NOW + 100, batch_size=32)
 
 
 def test_the_time_spent_stays_within_its_share(farm: Farm, trainings: list[int]) -> None:
@@ -170,7 +176,7 @@ def test_the_time_spent_stays_within_its_share(farm: Farm, trainings: list[int])
         measured(farm, 1, at=farm.now)
         farm.context.trainer.up_to_date(DEVICE)
         farm.now += 5.0
-        assert turn < 10 or len(trainings) <= 1 + MOST_SHARE * (farm.now - NOW)
+        assert turn < 10 or len(trainings) <= 1 + MAX_TRAINING_SHARE * (farm.now - NOW)
     assert len(trainings) > 10
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from search.dag import Access, Axis, AxisKind, Buffer, BufferRole, Dag, Index, Node, Term
+from search.dag import Axis, AxisKind, Buffer, BufferAccess, BufferRole, Dag, Index, Node, Term
 
 Shape = tuple[int, ...]
 INNER = BufferRole.INTERMEDIATE
@@ -43,9 +43,9 @@ def node(
     )
 
 
-def access(text: str, axes: list[str]) -> Access:
+def access(text: str, axes: list[str]) -> BufferAccess:
     buffer, _, inner = text.removesuffix("]").partition("[")
-    return Access(buffer, tuple(index(part, axes) for part in inner.split(",") if part.strip()))
+    return BufferAccess(buffer, tuple(index(part, axes) for part in inner.split(",") if part.strip()))
 
 
 def index(text: str, axes: list[str]) -> Index:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search.dag import Access, AxisKind, Buffer, BufferRole, Dag
+from search.dag import AxisKind, Buffer, BufferAccess, BufferRole, Dag
 from search.programs.nest import Nest, footprint_bytes, region, vector_instructions
 from search.programs.program import Population, Program, gather
 from search.rules.space import generate
@@ -87,7 +87,7 @@ class _Loops:
         return all(at < axis.extent for at, axis in zip(position, self.node.axes, strict=True))
 
 
-def _element(read: Access, position: Position) -> Position:
+def _element(read: BufferAccess, position: Position) -> Position:
     return tuple(
         index.offset + sum(c * (position[axis] // divisor) for axis, c, divisor in index.terms)
         for index in read.indices
@@ -196,7 +196,7 @@ def test_a_region_never_exceeds_its_buffer() -> None:
 def test_a_scalar_takes_one_line() -> None:
     buffer = Buffer("total", (), "float32", BufferRole.INTERMEDIATE)
     assert (
-        footprint_bytes(Access("total", ()), np.ones((2, 3), dtype=np.int64), buffer, 64).tolist()
+        footprint_bytes(BufferAccess("total", ()), np.ones((2, 3), dtype=np.int64), buffer, 64).tolist()
         == [64.0] * 3
     )
 

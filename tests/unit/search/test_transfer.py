@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.device import Device
-from search.dag import Access, Dag
+from search.dag import BufferAccess, Dag
 from search.evolution.transfer import nearest_factors, transfer_programs
 from search.programs.annotate import keep_valid
 from search.programs.program import Program, gather
@@ -39,7 +39,7 @@ PAIRS: dict[str, tuple[Callable[[], Dag], Callable[[], Dag]]] = {
 def renamed(graph: Dag) -> Dag:
     """The same computation under other names."""
 
-    def moved(access: Access) -> Access:
+    def moved(access: BufferAccess) -> BufferAccess:
         return replace(access, buffer=f"{access.buffer}_1")
 
     nodes = tuple(
