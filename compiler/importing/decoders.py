@@ -157,7 +157,10 @@ class _Decoder:
         return list(self._graph.node)
 
     def rewritten(self) -> OnnxFile:
-        """Return the file for the requested shapes, with its cache in place. Raises CacheNotInPlace, ModelError."""
+        """Return the file for the requested shapes, with its cache in place.
+
+        Raises CacheNotInPlace, ModelError.
+        """
         specs = {spec.name: spec for spec in self.file.inputs}
         for name in self.axes:
             if (dtype := specs[name].dtype) in NARROW:
