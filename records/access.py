@@ -93,8 +93,13 @@ def use_token(session: Session, sha: str, now: float) -> Token | None:
 
 def valid_digests(session: Session, now: float) -> frozenset[str]:
     """Return the SHA-256 digests of all tokens that are neither revoked nor expired."""
-    unexpired = or_(TokenRow.expires_at.is_(None), TokenRow.expires_at > now)
-    return frozenset(session.scalars(select(TokenRow.sha).where(TokenRow.revoked_at.is_(None), unexpired)))
+    return frozenset(session.scalars(select(TokenRow.sha).where(*_is_valid(now))))
+
+
+def valid_ids(session: Session, named: str, now: float) -> list[str]:
+    """Return the ids of the valid tokens that have this id or name."""
+    is_named = or_(TokenRow.id == named, TokenRow.name == named)
+    return list(session.scalars(select(TokenRow.id).where(is_named, *_is_valid(now)).order_by(TokenRow.id)))
 
 
 def tokens(session: Session) -> list[Token]:
@@ -112,6 +117,10 @@ def ending_tokens(session: Session, now: float) -> list[Token]:
 def count_ending_tokens(session: Session, now: float) -> int:
     """Count the valid tokens that expire within WARNED_BEFORE_S."""
     return session.scalar(select(func.count()).select_from(TokenRow).where(*_ends_soon(now))) or 0
+
+
+def _is_valid(now: float) -> tuple[ColumnElement[bool], ...]:
+    return TokenRow.revoked_at.is_(None), or_(TokenRow.expires_at.is_(None), TokenRow.expires_at > now)
 
 
 def _ends_soon(now: float) -> tuple[ColumnElement[bool], ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sqlalchemy import Select, select, update
+from sqlalchemy import Select, or_, select, update
 from sqlalchemy.orm import Session
 
 from core.device import Device
@@ -55,10 +55,13 @@ def classes(session: Session) -> list[Device]:
     return [_device(*row) for row in rows]
 
 
-def resolve_class(session: Session, target: str, now: float) -> Device | None:
+def resolve_class(
+    session: Session, target: str, now: float, submitted_by: str | None = None
+) -> Device | None:
     """Return the device class that `target` means: a key, a name that only one class has, or "native".
 
     "native" is the class of the worker seen last among connected workers that are ready or busy and may work.
+    If the job's token `submitted_by` is given, workers that are reserved for another one don't count.
     """
     if target == "native":
         able = (
@@ -67,6 +70,9 @@ def resolve_class(session: Session, target: str, now: float) -> Device | None:
         )
         is_there = (WorkerRow.last_seen_at >= now - LOST_AFTER_S, WorkerRow.device_class.is_not(None))
         keys = select(WorkerRow.device_class).where(*able, *is_there)
+        if submitted_by is not None:
+            is_free = or_(WorkerRow.reserved_until.is_(None), WorkerRow.reserved_until <= now)
+            keys = keys.where(or_(is_free, WorkerRow.reserved_for == submitted_by))
         newest = session.scalar(keys.order_by(WorkerRow.last_seen_at.desc(), WorkerRow.id).limit(1))
         return None if newest is None else get_class(session, newest)
     by_key = session.execute(_select_classes().where(DeviceClassRow.key == target)).first()

@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 
 from core.job import UNFINISHED
 from core.worker import LOST_AFTER_S, DesiredState, WorkerState
-from records.fleet import building
+from records.fleet import building, reservations
 from records.storage.statements import ConflictInsert, dialect_of, insert_of, oldest_pending, table_of
 from records.storage.tables import (
     BuilderRow,
@@ -131,9 +131,14 @@ def order(shares: Sequence[JobShare]) -> list[QueueEntry]:
     ]
 
 
-def entries(session: Session, device_class: str, now: float) -> list[QueueEntry]:
-    """Return the jobs that wait for devices of this class, in the order in which they are served."""
-    values = {"device_class": device_class, "seen_after": now - LOST_AFTER_S}
+def entries(session: Session, worker_id: str, device_class: str, now: float) -> list[QueueEntry]:
+    """Return the jobs that wait for devices of this class, in the order in which this worker serves them."""
+    values = {
+        "worker": worker_id,
+        "device_class": device_class,
+        "now": now,
+        "seen_after": now - LOST_AFTER_S,
+    }
     return order([JobShare(*row) for row in session.execute(_select_shares(), values)])
 
 
@@ -199,7 +204,8 @@ def _insert_share(dialect: str) -> ConflictInsert:
 @cache
 def _select_shares() -> Select[*tuple[Any, ...]]:
     built_only = building.is_built_elsewhere()
-    shares = _shares(_has_waiting_work(built_only), built_only)
+    # All jobs are selected, because those that may not use the device count for the virtual time, too.
+    shares = _shares(and_(_has_waiting_work(built_only), reservations.may_use()), built_only)
     return shares.where(JobRow.device_class == bindparam("device_class"))
 
 

@@ -125,7 +125,7 @@ def acquire_lease(
     if worker.device_class is None:
         entries = fair_queue.entries_to_build(session, worker.worker_id)
     else:
-        entries = fair_queue.entries(session, worker.device_class, now)
+        entries = fair_queue.entries(session, worker.worker_id, worker.device_class, now)
     if not entries:
         return None
     quota = fair_queue.quota(session, worker.worker_id, worker.device_class, now)

@@ -19,7 +19,7 @@ from records.fleet.building import Builder
 from records.fleet.names import NameClaim, check_name_claim
 from records.storage.database import NotFound
 from records.storage.statements import changed, insert_missing, table_of
-from records.storage.tables import BuilderRow, DeviceClassRow, FencedSessionRow, LeaseRow, WorkerRow
+from records.storage.tables import BuilderRow, DeviceClassRow, FencedSessionRow, LeaseRow, TokenRow, WorkerRow
 
 
 class Instructions(NamedTuple):
@@ -28,6 +28,15 @@ class Instructions(NamedTuple):
 
     desired_state: DesiredState = DesiredState.WORK
     calibrate: bool = False
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """A worker measures only the jobs of the token `holder`, called `name`, until the time `until`."""
+
+    holder: str
+    name: str
+    until: float
 
 
 class WorkerNotFound(NotFound):
@@ -46,7 +55,7 @@ class WorkerInfo:
     including those of whole models. `trial_s` is the recent average of seconds per trial, None until the
     worker has finished a lease. A worker whose `role` is BUILD has no device class. Its trials are the ones
     that it built. `builder` is None until it is able to build. `calibrate`: it was asked to calibrate its
-    device again, and hasn't done so yet.
+    device again, and hasn't done so yet. The `reservation` may be over.
     """
 
     id: str
@@ -65,6 +74,7 @@ class WorkerInfo:
     role: Role = Role.MEASURE
     builder: Builder | None = None
     calibrate: bool = False
+    reservation: Reservation | None = None
 
     def is_lost(self, now: float) -> bool:
         """Return whether the worker has been silent for too long without having gone offline."""
@@ -266,14 +276,16 @@ def drop_silent(session: Session, before: float, limit: int) -> int:
     """Delete up to `limit` workers that were silent since `before`, and up to `limit` sessions that were
     fenced before it.
 
-    Return the number of both. Workers with an instruction stay, because it applies to their names. Workers
-    with fenced sessions stay, too.
+    Return the number of both. Workers with an instruction or a reservation stay, because it applies to their
+    names. Workers with fenced sessions stay, too.
     """
     key = (FencedSessionRow.worker_id, FencedSessionRow.session_id)
     old = select(*key).where(FencedSessionRow.fenced_at < before).order_by(*key).limit(limit)
     sessions = changed(session, delete(FencedSessionRow).where(tuple_(*key).in_(old)))
     fenced = select(FencedSessionRow.worker_id).where(FencedSessionRow.worker_id == WorkerRow.id)
-    silent = (WorkerRow.last_seen_at < before, WorkerRow.desired_state == DesiredState.WORK, ~fenced.exists())
+    unreserved = or_(WorkerRow.reserved_until.is_(None), WorkerRow.reserved_until < before)
+    works = WorkerRow.desired_state == DesiredState.WORK
+    silent = (WorkerRow.last_seen_at < before, works, unreserved, ~fenced.exists())
     found = select(WorkerRow.id).where(*silent).order_by(WorkerRow.id).limit(limit)
     # A locked worker is calling just now.
     ids = session.scalars(found.with_for_update(skip_locked=True)).all()
@@ -299,13 +311,14 @@ def _vitals_json(vitals: Vitals, role: Role) -> dict[str, Any]:
 def _workers(session: Session, *where: ColumnElement[bool]) -> list[WorkerInfo]:
     builders = building.builders_by_worker(session)
     rows = session.execute(
-        select(WorkerRow, DeviceClassRow.name, DeviceClassRow.cores)
+        select(WorkerRow, DeviceClassRow.name, DeviceClassRow.cores, TokenRow.name)
+        .outerjoin(TokenRow, TokenRow.id == WorkerRow.reserved_for)
         .outerjoin(DeviceClassRow, DeviceClassRow.key == WorkerRow.device_class)
         .where(*where)
         .order_by(WorkerRow.id)
     )
     found = []
-    for row, device_name, device_cores in rows:
+    for row, device_name, device_cores, holder in rows:
         builder = builders.get(row.id)
         vitals = dict(row.vitals or {})
         builds = vitals.pop("builds", False) or builder is not None
@@ -327,6 +340,9 @@ def _workers(session: Session, *where: ColumnElement[bool]) -> list[WorkerInfo]:
                 role=Role.BUILD if builds else Role.MEASURE,
                 builder=builder,
                 calibrate=row.calibrate,
+                reservation=None
+                if row.reserved_for is None or row.reserved_until is None
+                else Reservation(row.reserved_for, holder or row.reserved_for, row.reserved_until),
             )
         )
     return found

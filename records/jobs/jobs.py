@@ -95,7 +95,8 @@ class Job:
     their trials; it is the id of the first of them, None for a job alone. `end_reason` says what ended the
     tuning. The job is expected to be finished at `expected_end_at`, None if unknown. Its spans have the
     parent `trace_parent`, "" if it isn't traced. `artifact_version` counts the artifacts of its model on
-    its device class. `tags` and `notes` are written by users.
+    its device class. `tags` and `notes` are written by users. `submitted_by` is a token's id, "bootstrap" or
+    "loopback".
     """
 
     id: str
@@ -121,6 +122,7 @@ class Job:
     onnxruntime: OnnxRuntime | None = None
     tags: tuple[str, ...] = ()
     notes: str = ""
+    submitted_by: str = ""
 
 
 def create_group(
@@ -130,6 +132,7 @@ def create_group(
     idempotency_key: str | None,
     now: float,
     trace_parent: str = "",
+    submitted_by: str = "",
 ) -> list[Job]:
     """Store new jobs that share their trials, or return the jobs of equal requests with the same key.
 
@@ -137,16 +140,15 @@ def create_group(
     ModelNotFound, DatasetNotFound and IdempotencyConflict.
     """
     group_id = first_id if len(requests) > 1 else None
-    first = create(session, first_id, requests[0], idempotency_key, now, group_id, trace_parent)
+    about = (now, group_id, trace_parent, submitted_by)
+    first = create(session, first_id, requests[0], idempotency_key, *about)
     if first.id != first_id:
         found = group(session, first)
         if len(found) != len(requests) or not all(map(_is_same_request, found[1:], requests[1:])):
             raise _conflict(idempotency_key)
         return found
     others = enumerate(requests[1:], start=2)
-    made = [
-        create(session, f"{first_id}-{n}", asked, None, now, group_id, trace_parent) for n, asked in others
-    ]
+    made = [create(session, f"{first_id}-{n}", asked, None, *about) for n, asked in others]
     return [first, *made]
 
 
@@ -158,6 +160,7 @@ def create(
     now: float,
     group_id: str | None = None,
     trace_parent: str = "",
+    submitted_by: str = "",
 ) -> Job:
     """Store a new job, or return the job of an equal request with the same key.
 
@@ -169,6 +172,7 @@ def create(
     row = asdict(request)
     row |= {**row.pop("budget"), "id": job_id, "idempotency_key": idempotency_key, "created_at": now}
     row |= {"group_id": group_id, "end_reason": "", "trace_parent": trace_parent}
+    row |= {"submitted_by": submitted_by}
     statement = insert_into(session, JobRow).on_conflict_do_nothing(index_elements=["idempotency_key"])
     created = session.scalar(
         statement.values(row | {"state": JobState.QUEUED, "message": ""}).returning(JobRow.id)
@@ -607,6 +611,7 @@ def _jobs(session: Session, query: Select[JobRow]) -> list[Job]:
             artifact_version=row.artifact_version,
             tags=tuple(row.tags.split()),
             notes=row.notes,
+            submitted_by=row.submitted_by,
         )
         for row in session.scalars(query)
     ]

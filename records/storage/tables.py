@@ -156,6 +156,9 @@ class WorkerRow(Base):
     token_id: Mapped[str | None]
     # The boot id of the machine that its session runs on; empty if it is unknown.
     boot_id: Mapped[str] = mapped_column(default="")
+    # Until this time, it measures only the jobs that this token has submitted; null without a reservation.
+    reserved_for: Mapped[str | None]
+    reserved_until: Mapped[float | None]
 
 
 class BuilderRow(Base):
@@ -244,6 +247,8 @@ class JobRow(Base):
     # Written by users. There is a space before each tag and after the last one.
     tags: Mapped[str] = mapped_column(default="")
     notes: Mapped[str] = mapped_column(default="")
+    # The id of the token that submitted it, "bootstrap" or "loopback"; empty for jobs older than this column.
+    submitted_by: Mapped[str] = mapped_column(default="")
 
 
 class InferenceRow(Base):

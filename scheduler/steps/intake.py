@@ -128,7 +128,8 @@ def _begin(context: Context, job: Job) -> Device | None:
             found = next((one.device_class for one in group if one.device_class is not None), None)
             if found is None and next(one for one in group if not one.state.finished).id != job.id:
                 return None  # the first job of a group chooses the device for all
-            device = devices.resolve_class(session, found or job.request.target, now)
+            target = found or job.request.target
+            device = devices.resolve_class(session, target, now, job.submitted_by)
             for other in group:
                 if device is not None and other.state is JobState.QUEUED and other.id != job.id:
                     context.wake("intake", other.id)

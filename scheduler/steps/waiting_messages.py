@@ -10,7 +10,8 @@ from core.job import Build
 from core.worker import LOST_AFTER_S, DesiredState, Role, WorkerState
 from records import devices
 from records.fleet import building, workers
-from records.fleet.workers import WorkerInfo
+from records.fleet.reservations import utc
+from records.fleet.workers import Reservation, WorkerInfo
 from records.jobs import jobs
 from records.jobs.jobs import Job
 
@@ -28,7 +29,7 @@ def note_no_device(session: Session, job: Job, now: float, *, has_local_worker: 
     classless = [worker for worker in measuring if worker.device_class is None]
     is_starting = native and has_local_worker and not classless
     otherwise = "the worker on this machine is starting" if is_starting else "start a worker"
-    remedy = _remedy(measuring if native else [], classless, otherwise, now)
+    remedy = _remedy(job, measuring if native else [], classless, otherwise, now)
     _set_message(session, job, f"waiting for {which}: {remedy}")
 
 
@@ -40,7 +41,8 @@ def note_missing_device(session: Session, job: Job, now: float) -> None:
     measuring = [worker for worker in workers.list_workers(session) if worker.role is Role.MEASURE]
     of_class = [worker for worker in measuring if worker.device_class == job.device_class]
     able = (WorkerState.READY, WorkerState.BUSY)
-    if any(worker.state in able and _takes_work(worker, now) for worker in of_class):
+    free = [worker for worker in of_class if _reservation(worker, job, now) is None]
+    if any(worker.state in able and _takes_work(worker, now) for worker in free):
         if job.message.startswith(start):
             jobs.set_message(session, job.id, "measuring")
         if job.request.build is Build.BUILDER:
@@ -48,7 +50,7 @@ def note_missing_device(session: Session, job: Job, now: float) -> None:
         return
     # A new worker has no device class until its device is checked.
     classless = [worker for worker in measuring if worker.device_class is None]
-    _set_message(session, job, start + _remedy(of_class, classless, "start a worker on it", now))
+    _set_message(session, job, start + _remedy(job, of_class, classless, "start a worker on it", now))
 
 
 def _note_missing_builder(session: Session, job: Job, now: float) -> None:
@@ -66,15 +68,22 @@ def _note_missing_builder(session: Session, job: Job, now: float) -> None:
         if worker.role is Role.BUILD and worker.state is WorkerState.PROBING
     ]
     start_one = "start one of this tunefarm's version with `tunefarm worker --build`"
-    _set_message(session, job, start + code + _remedy([], probing, start_one, now))
+    _set_message(session, job, start + code + _remedy(job, [], probing, start_one, now))
 
 
 def _remedy(
-    suitable: Sequence[WorkerInfo], classless: Sequence[WorkerInfo], otherwise: str, now: float
+    job: Job, suitable: Sequence[WorkerInfo], classless: Sequence[WorkerInfo], otherwise: str, now: float
 ) -> str:
     """Return what the job waits for, or what the user should do, if no `suitable` worker takes work. A probe
     may show that a `classless` worker is suitable.
     """
+    for worker in suitable:
+        held = _reservation(worker, job, now)
+        if held is not None and _takes_work(worker, now):
+            return (
+                f"worker {worker.id} is reserved for {held.name} until {utc(held.until)}, "
+                f"or until `tunefarm workers unreserve {worker.id}`"
+            )
     probing = [
         worker
         for worker in (*suitable, *classless)
@@ -99,6 +108,12 @@ def _remedy(
 def _set_message(session: Session, job: Job, message: str) -> None:
     if job.message != message:
         jobs.set_message(session, job.id, message)
+
+
+def _reservation(worker: WorkerInfo, job: Job, now: float) -> Reservation | None:
+    """Return the reservation of a worker that keeps it from measuring this job now."""
+    held = worker.reservation
+    return None if held is None or held.until <= now or held.holder == job.submitted_by else held
 
 
 def _takes_work(worker: WorkerInfo, now: float) -> bool:

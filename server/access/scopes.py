@@ -74,6 +74,8 @@ ROUTES = {
     "POST /v1/workers/{worker_id:path}:calibrate": Scope.ADMIN,
     "POST /v1/workers/{worker_id:path}:drain": Scope.ADMIN,
     "POST /v1/workers/{worker_id:path}:evict": Scope.ADMIN,
+    "POST /v1/workers/{worker_id:path}:unreserve": Scope.ADMIN,
+    "POST /v1/workers/{worker_id:path}:reserve": Scope.ADMIN,
     "POST /v1/workers/{worker_id:path}:resume": Scope.ADMIN,
     "POST /v1/workers/{worker_id:path}:update": Scope.ADMIN,
     "PUT /v1/releases/{name}": Scope.ADMIN,

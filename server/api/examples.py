@@ -121,6 +121,8 @@ EXAMPLES: Mapping[str, Example] = {
     "POST /v1/workers/{worker_id}:drain": Example(_OF_WORKER),
     "POST /v1/workers/{worker_id}:evict": Example(_OF_WORKER),
     "POST /v1/workers/{worker_id}:resume": Example(_OF_WORKER),
+    "POST /v1/workers/{worker_id}:reserve": Example(_OF_WORKER, body={"minutes": 120, "holder": TOKEN}),
+    "POST /v1/workers/{worker_id}:unreserve": Example(_OF_WORKER),
     "POST /v1/workers/{worker_id}:update": Example(_OF_WORKER),
     "POST /v1/workers/{worker_id}:calibrate": Example(_OF_WORKER),
     "POST /v1/tokens": Example(body={"name": "ci", "scopes": ["submit"], "expires_after_s": 2592000}),

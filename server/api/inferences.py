@@ -108,7 +108,8 @@ def create(
             budget=Budget(0),
             infers=source.id,
         )
-        job = jobs.create(session, context.new_id(), wanted, idempotency_key, now)
+        who = request.state.caller.who
+        job = jobs.create(session, context.new_id(), wanted, idempotency_key, now, submitted_by=who)
         try:
             inferences.add(session, job.id, body.inputs)
         except DatasetNotFound as error:

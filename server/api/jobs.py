@@ -459,7 +459,7 @@ def create(
     with context.database.begin() as session:
         wanted = _job_requests(session, body, context.now())
         args = (session, context.new_id(), wanted, idempotency_key, context.now(), tracing.current())
-        job = jobs.create_group(*args)[0]
+        job = jobs.create_group(*args, submitted_by=request.state.caller.who)[0]
         [answer] = _bodies(session, [job], context.now())
     if job.state is JobState.QUEUED:
         context.wake("intake", job.id)

@@ -8,20 +8,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from fastapi import APIRouter
-from pydantic import BaseModel
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
 from core.profile import Profile
-from core.worker import DesiredState
-from records import devices
-from records.fleet import leases, workers
+from core.worker import DesiredState, Role
+from records import access, devices
+from records.fleet import leases, reservations, workers
 from records.fleet.leases import HeldLease
+from records.fleet.reservations import Reserved
 from records.fleet.workers import WorkerInfo
+from server.access.authentication import BOOTSTRAP, LOOPBACK, Caller
+from server.api.fields import Name, RequestBody
 from server.context import ContextDep
 from server.problems import Problem, problems
 
 router = APIRouter(prefix="/v1", tags=["workers"])
+
+# A reservation that is forgotten ends after a week.
+MAX_RESERVATION_MINUTES = 7 * 24 * 60
 
 
 class WorkerBody(BaseModel):
@@ -40,7 +46,8 @@ class WorkerBody(BaseModel):
     `health_error` says in one line why the worker can't measure or build. It is empty while the worker can,
     and before its first check. `sandbox_gaps` says what the sandbox doesn't keep measured code from.
     `calibrate`: the worker was asked to calibrate its device and hasn't done so yet. `other_version`: it runs
-    another version of tunefarm than the service.
+    another version of tunefarm than the service. Until `reserved_until`, it measures only the jobs of the
+    token that is called `reserved_for`; both are null without a reservation.
     """
 
     id: str
@@ -73,6 +80,8 @@ class WorkerBody(BaseModel):
     health_error: str
     calibrate: bool
     other_version: bool
+    reserved_for: str | None
+    reserved_until: float | None
 
     @classmethod
     def of(
@@ -83,7 +92,9 @@ class WorkerBody(BaseModel):
         held: HeldLease | None,
         version: str,
     ) -> WorkerBody:
-        vitals = worker.vitals
+        vitals, reservation = worker.vitals, worker.reservation
+        if reservation is not None and reservation.until <= now:
+            reservation = None
         return cls(
             id=worker.id,
             state=worker.state.value,
@@ -115,11 +126,21 @@ class WorkerBody(BaseModel):
             health_error=vitals.health_error,
             calibrate=worker.calibrate,
             other_version=bool(version and vitals.tunefarm_version) and vitals.tunefarm_version != version,
+            reserved_for=reservation and reservation.name,
+            reserved_until=reservation and reservation.until,
         )
 
 
 class WorkersBody(BaseModel):
     items: list[WorkerBody]
+
+
+class ReservationBody(RequestBody):
+    """A reservation of a worker for the next `minutes`. `holder` is the id or the name of a token, or
+    "bootstrap"; null means the caller's."""
+
+    minutes: float = Field(default=60.0, gt=0, le=MAX_RESERVATION_MINUTES, allow_inf_nan=False)
+    holder: Name | None = None
 
 
 class NoiseBody(BaseModel):
@@ -204,9 +225,38 @@ def calibrate(worker_id: str, context: ContextDep) -> WorkerBody:
     """Let the worker measure its device's profile again once it holds no lease."""
     with context.database.begin() as session:
         if workers.get(session, worker_id).builder is not None:
-            sentence = f"Worker {worker_id} only builds: name one that measures."
-            raise Problem(409, "worker-builds", sentence)
+            raise _only_builds(worker_id)
         workers.request_calibration(session, worker_id)
+        return _body(session, worker_id, context)
+
+
+@router.post("/workers/{worker_id:path}:reserve", responses=problems(404, 409))
+def reserve(worker_id: str, body: ReservationBody, request: Request, context: ContextDep) -> WorkerBody:
+    """Let the worker measure only the jobs of one token for a while.
+
+    It finishes its lease first. The token may be reserved for again, which replaces the end.
+    """
+    caller: Caller = request.state.caller
+    if caller is LOOPBACK:
+        sentence = "This service needs no token, so nobody can tell jobs apart: start it with TUNEFARM_TOKEN."
+        raise Problem(409, "no-tokens", sentence)
+    now = context.now()
+    with context.database.begin() as session:
+        if workers.get(session, worker_id).role is Role.BUILD:
+            raise _only_builds(worker_id)
+        holder = caller.who if body.holder is None else _holder(session, body.holder, now)
+        try:
+            reservations.reserve(session, worker_id, holder, now + 60 * body.minutes, now)
+        except Reserved as error:
+            raise Problem(409, "worker-reserved", f"{error}.") from error
+        return _body(session, worker_id, context)
+
+
+@router.post("/workers/{worker_id:path}:unreserve", responses=problems(404))
+def unreserve(worker_id: str, context: ContextDep) -> WorkerBody:
+    """End the worker's reservation, if it has one."""
+    with context.database.begin() as session:
+        reservations.unreserve(session, worker_id)
         return _body(session, worker_id, context)
 
 
@@ -217,6 +267,23 @@ def show_device_classes(context: ContextDep) -> DeviceClassesBody:
         classes = devices.classes(session)
     items = [DeviceClassBody.model_validate({"key": device.key, **asdict(device)}) for device in classes]
     return DeviceClassesBody(items=items)
+
+
+def _only_builds(worker_id: str) -> Problem:
+    return Problem(409, "worker-builds", f"Worker {worker_id} only builds: name one that measures.")
+
+
+def _holder(session: Session, named: str, now: float) -> str:
+    """Return the id of the token that a reservation names. Raises Problem."""
+    if named == BOOTSTRAP.who:
+        return named
+    found = access.valid_ids(session, named, now)
+    if len(found) != 1:
+        which = f"{len(found)} valid tokens are" if found else "No valid token is"
+        raise Problem(
+            422, "unknown-token", f"{which} called {named!r}: `tunefarm tokens` lists them with ids."
+        )
+    return found[0]
 
 
 def _set_desired_state(context: ContextDep, worker_id: str, what: DesiredState) -> WorkerBody:

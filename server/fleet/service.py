@@ -187,7 +187,7 @@ class FleetService(FleetServicer):
         acquire = partial(self._acquire_lease, report, self._sessions.lease_ttl_s)
         if report.role is Role.BUILD:
             return await self._poller.lease_for_builder(work, acquire)
-        return await self._poller.lease_for_device(work, report.device.key, acquire)
+        return await self._poller.lease_for_device(work, report.worker_id, report.device.key, acquire)
 
     def _acquire_lease(self, report: WorkerReport, lease_ttl_s: float) -> Lease | None:
         """Acquire a lease for the worker; None if there is no work for it. Raises NotEligible."""

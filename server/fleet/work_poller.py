@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from core.lease import Lease
-from records.fleet import fair_queue, workers
+from records.fleet import fair_queue, reservations, workers
 from records.storage.database import Database
 from server.waiting import sleep_unless_stopping
 
@@ -19,8 +19,8 @@ _BUILDERS = "builders"
 
 @dataclass(frozen=True)
 class AvailableWork:
-    """The result of one poll: the device classes with work, whether builders have work, and the ids of
-    workers that should not wait.
+    """The result of one poll: the device classes with work, whether builders have work, the ids of workers
+    that should not wait, and those of reserved workers.
 
     A class is removed once a worker finds that its work is gone, so that the other waiting workers don't try.
     """
@@ -28,6 +28,7 @@ class AvailableWork:
     classes: set[str]
     builds: bool
     unwanted: frozenset[str]
+    reserved: frozenset[str]
 
 
 class WorkPoller:
@@ -61,17 +62,18 @@ class WorkPoller:
             return await asyncio.to_thread(acquire) if work.builds else None
 
     async def lease_for_device(
-        self, work: AvailableWork, device_class: str, acquire: Callable[[], Lease | None]
+        self, work: AvailableWork, worker_id: str, device_class: str, acquire: Callable[[], Lease | None]
     ) -> Lease | None:
         """Run `acquire` in a thread and return its lease; None if the device class has no work.
 
-        One worker of each class tries at a time. If it finds nothing, no other tries.
+        One worker of each class tries at a time. If it finds nothing, no other tries, unless it is reserved:
+        the work may be that of other users.
         """
         async with self._lock(device_class):
             if device_class not in work.classes:
                 return None
             lease = await asyncio.to_thread(acquire)
-            if lease is None:
+            if lease is None and worker_id not in work.reserved:
                 work.classes.discard(device_class)
             return lease
 
@@ -84,7 +86,11 @@ class WorkPoller:
 
     def _find(self) -> AvailableWork:
         with self._database.begin() as session:
-            waiting = fair_queue.waiting(session, self._now())
+            now = self._now()
+            waiting = fair_queue.waiting(session, now)
             return AvailableWork(
-                waiting.device_classes, waiting.has_unbuilt, frozenset(workers.not_taking_work(session))
+                waiting.device_classes,
+                waiting.has_unbuilt,
+                frozenset(workers.not_taking_work(session)),
+                frozenset(reservations.reserved_workers(session, now)),
             )

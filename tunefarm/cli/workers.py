@@ -1,8 +1,8 @@
-"""`tunefarm workers` and `calibrate`: list workers and their devices, and change their desired states."""
+"""`tunefarm workers` and `calibrate`: list and reserve workers, and set their desired states."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -24,12 +24,13 @@ from tunefarm.cli.options import (
     print_json,
     print_plain,
     stdout,
+    time_text,
 )
 from tunefarm.client.client import Client
 from tunefarm.client.values import DeviceClass, Worker
 
 app = typer.Typer(
-    help="List workers and devices; drain, resume, evict or update one.",
+    help="List workers and devices; drain, resume, evict, update or reserve one.",
     rich_markup_mode=None,
     invoke_without_command=True,
 )
@@ -49,7 +50,7 @@ def list_(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """List workers and devices; drain, resume, evict or update one."""
+    """List workers and devices; drain, resume, evict, update or reserve one."""
     if context.invoked_subcommand is not None:
         if live or server or token or data or as_json:
             asked = f"tunefarm workers {context.invoked_subcommand} NAME"
@@ -70,21 +71,24 @@ def list_(
             if key in classes:
                 print_plain(f"class {key}: {_speeds(classes[key])}")
         for worker in workers:
-            if worker.unable and _state(worker) == "connected":
-                print_plain(f"{worker.id} {worker.unable}")
-            if worker.other_version:
-                wants = (
-                    "is to be updated"
-                    if worker.desired_state == "update"
-                    else f"`tunefarm workers update {worker.id}`"
-                )
-                print_plain(
-                    f"{worker.id} has another version than the service, {worker.tunefarm_version}: {wants}"
-                )
-            if worker.sandbox_gaps:
-                print_plain(f"{worker.id}: {worker.sandbox_gaps}")
+            for note in _notes(worker):
+                print_plain(f"{worker.id}{note}")
     else:
         stdout().print("no worker was here yet: start one with `tunefarm worker --server HOST:PORT`")
+
+
+def _notes(worker: Worker) -> Iterator[str]:
+    """Yield what people should know about a worker, as continuations of its name."""
+    if worker.unable and _state(worker) == "connected":
+        yield f" {worker.unable}"
+    if worker.reserved_for is not None:
+        yield f" is {_reservation(worker)}"
+    if worker.other_version:
+        is_due = worker.desired_state == "update"
+        remedy = "is to be updated" if is_due else f"`tunefarm workers update {worker.id}`"
+        yield f" has another version than the service, {worker.tunefarm_version}: {remedy}"
+    if worker.sandbox_gaps:
+        yield f": {worker.sandbox_gaps}"
 
 
 def _instruct(act: Callable[[Client, str], Worker], help_text: str, done: str) -> Callable[..., None]:
@@ -134,6 +138,41 @@ calibrate = _instruct(
     "Let a worker measure its device's speeds again, once it holds no lease.",
     "measures its device's speeds once it holds no lease",
 )
+
+
+@app.command("reserve")
+def reserve(
+    name: Name,
+    minutes: Annotated[float, typer.Option(metavar="M", help="How long; a week at most.")] = 60.0,
+    holder: Annotated[
+        str | None,
+        typer.Option("--for", metavar="TOKEN", help="Another token's name or id."),
+    ] = None,
+    server: Server = None,
+    token: Token = None,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let a worker measure only your jobs for a while, or those of another token.
+
+    It finishes its lease first. Other jobs wait, and say so.
+    """
+    with connected(server, token, data) as service:
+        worker = service.client.reserve(name, minutes, holder)
+    if as_json:
+        print_json(asdict(worker))
+    else:
+        print_plain(f"{name} is {_reservation(worker)}; `tunefarm workers unreserve {name}` ends that")
+
+
+app.command("unreserve")(
+    _instruct(Client.unreserve, "End a worker's reservation.", "measures the jobs of all tokens")
+)
+
+
+def _reservation(worker: Worker) -> str:
+    until = "" if worker.reserved_until is None else f" until {time_text(worker.reserved_until)}"
+    return f"reserved for {worker.reserved_for}{until}"
 
 
 def _speeds(device_class: DeviceClass) -> str:

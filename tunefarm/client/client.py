@@ -263,6 +263,16 @@ class Client:
         """Let a worker measure its device's profile again once it holds no lease."""
         return self._act(worker_id, "calibrate")
 
+    def reserve(self, worker_id: str, minutes: float, holder: str | None = None) -> Worker:
+        """Let a worker measure only one token's jobs for some minutes; by default, the jobs of this client's
+        token. `holder` is the token's id or name."""
+        path = f"/v1/workers/{quote(worker_id, safe='')}:reserve"
+        return _parse(Worker, self._post(path, {"minutes": minutes, "holder": holder}))
+
+    def unreserve(self, worker_id: str) -> Worker:
+        """End a worker's reservation, if it has one."""
+        return self._act(worker_id, "unreserve")
+
     def device_classes(self) -> list[DeviceClass]:
         """Return the device classes of all workers, with the profiles that calibration measured."""
         return _parse(list[DeviceClass], self._get("/v1/device-classes").get("items"))

@@ -287,7 +287,8 @@ class Worker:
     doesn't keep measured code from. `health_error` says why the worker can't measure or build. Both are empty
     if all is well. A worker whose `role` is build measures nothing: its trials are the ones that it built for
     the platforms in `builds_for`. `calibrate`: it was asked to calibrate its device and hasn't done so yet.
-    `other_version`: it runs another version of tunefarm than the service.
+    `other_version`: it runs another version of tunefarm than the service. Until `reserved_until`, it measures
+    only the jobs of the token that is called `reserved_for`.
     """
 
     id: str
@@ -319,6 +320,8 @@ class Worker:
     health_error: str = ""
     calibrate: bool = False
     other_version: bool = False
+    reserved_for: str | None = None
+    reserved_until: float | None = None
 
     @property
     def unable(self) -> str:

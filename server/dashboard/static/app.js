@@ -85,7 +85,7 @@ function App() {
   if (session === null) content = html`<${SignIn} onDone=${look} />`;
   else if (session?.problem) content = html`<p class="alert" role="alert">${session.problem.message}</p>`;
   else if (!route) content = html`<h1>Page not found</h1><p><a href="#/jobs">Go to the jobs</a></p>`;
-  else content = html`<${route.page} key=${path} ...${route.given} scopes=${session?.scopes ?? []} />`;
+  else content = html`<${route.page} key=${path} ...${route.given} scopes=${session?.scopes ?? []} who=${session?.who} />`;
   return html`
     <a class="skip" href="#main" onClick=${(event) => (event.preventDefault(), main.current.focus())}>Skip to the content</a>
     <header>

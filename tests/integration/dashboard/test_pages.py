@@ -20,8 +20,11 @@ from core.model_format import ModelFormat
 from core.model_outline import InputOutline, ModelOutline, OperatorOutline
 from core.quantization import LayerAccuracy, OutputAccuracy, Quantization
 from core.tokens import Scope
+from core.worker import WorkerState
 from records import access
 from records.access import AuditEntry, Token
+from records.fleet import workers
+from records.fleet.workers import WorkerSession
 from records.jobs import inferences, jobs, outlines, quantized_models
 from records.storage import blobs
 from server.access.authentication import token_digest
@@ -511,6 +514,23 @@ def test_a_token_signs_in_and_out(page: Page, guarded: Service) -> None:
     page.get_by_label("Token").fill(ADMIN)
     page.keyboard.press("Enter")
     expect(page.get_by_label("Drop a model here")).to_be_attached()
+
+
+def test_an_administrator_reserves_a_device(page: Page, guarded: Service) -> None:
+    worker = WorkerSession("epyc-1", "s1", WorkerState.READY, CALIBRATED)
+    with guarded.database.begin() as session:
+        workers.register(session, worker, time.time())
+    open_page(page, guarded, "#/devices")
+    page.get_by_label("Token").fill(ADMIN)
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Reserve epyc-1").click()
+    expect(page.get_by_label("Reserve for").locator("option")).to_have_text(["yourself", "admin of the test"])
+    page.get_by_label("Reserve for").select_option("admin of the test")
+    page.get_by_label("Minutes").fill("90")
+    page.get_by_role("button", name="Reserve", exact=True).click()
+    expect(page.get_by_text(re.compile("^Reserved for admin of the test until"))).to_be_visible()
+    page.get_by_role("button", name="End the reservation of epyc-1").click()
+    expect(page.get_by_role("button", name="Reserve epyc-1")).to_be_visible()
 
 
 def test_a_job_is_repeated_with_changes_on_two_devices(page: Page, site: Service) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from core.job import Build, JobState
 from core.worker import Role, Vitals, WorkerState
-from records.fleet import workers
+from records.fleet import reservations, workers
 from records.fleet.building import Builder
 from records.fleet.workers import WorkerSession
 from tests.devices import DEVICE
@@ -127,3 +127,24 @@ def test_a_builder_is_no_device_and_is_named_where_one_is_missing(farm: Farm) ->
     with farm.database.begin() as session:
         workers.heartbeat(session, WorkerSession("builder", "s", WorkerState.PROBING), farm.now)
     assert message(farm) == f"{MISSING}; worker builder can't build: no linker: install one"
+
+
+def test_a_job_waits_for_a_device_that_is_reserved_for_another_token_and_says_so(farm: Farm) -> None:
+    farm.plug_in()
+    farm.submit()
+    with farm.database.begin() as session:
+        reservations.reserve(session, "worker", "alice", farm.now + 60, farm.now)
+    until = f"{reservations.utc(farm.now + 60)}, or until `tunefarm workers unreserve worker`"
+    reserved = f"worker worker is reserved for alice until {until}"
+    assert message(farm) == f"waiting for a device: {reserved}"
+    with farm.database.begin() as session:
+        reservations.unreserve(session, "worker")
+    assert "waiting" not in message(farm)
+    farm.sweep()
+    with farm.database.begin() as session:
+        reservations.reserve(session, "worker", "alice", farm.now + 60, farm.now)
+    assert message(farm) == f"waiting for a device of class {DEVICE.key}: {reserved}"
+    with farm.database.begin() as session:
+        reservations.unreserve(session, "worker")
+    assert message(farm) == "measuring"
+    assert farm.finish().state is JobState.DONE

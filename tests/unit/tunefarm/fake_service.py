@@ -29,6 +29,7 @@ class FakeService:
     workers: list[dict[str, Any]] = field(default_factory=lambda: [dict(WORKER)])
     device_classes: list[dict[str, Any]] = field(default_factory=list)
     acted: list[str] = field(default_factory=list)
+    reservations: list[dict[str, Any]] = field(default_factory=list)
     best: Schedule = field(
         default_factory=lambda: Schedule("abc", "cafe", "[[],[]]", 1e-3, (1e-3,), "{}", "import")
     )
@@ -69,6 +70,8 @@ class FakeService:
             return listed[path]
         if path.startswith("/v1/workers/"):
             self.acted.append(path)
+            if path.endswith(":reserve"):
+                self.reservations.append(json.loads(body))
             return self.workers[0]
         if (method, path) == ("POST", "/v1/jobs"):
             self.requests.append(json.loads(body))

@@ -12,6 +12,7 @@ import pytest
 from core.exit_code import ExitCode
 from tests.unit.tunefarm.fake_service import WORKER, FakeService, serving
 from tunefarm.cli.app import app, run
+from tunefarm.cli.options import time_text
 
 WHOLE = WORKER | {
     "id": "pi",
@@ -220,3 +221,19 @@ def test_a_worker_is_asked_to_calibrate(fake: FakeService, capsys: pytest.Captur
     assert run(app, ["calibrate", "pi", "--server", fake.url]) == ExitCode.OK
     assert fake.acted == ["/v1/workers/pi:calibrate"]
     assert capsys.readouterr().out == "pi measures its device's speeds once it holds no lease\n"
+
+
+def test_a_worker_is_reserved_and_released(fake: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.workers[:] = [WHOLE | {"reserved_for": "alice", "reserved_until": 1e9}]
+    command = ["workers", "reserve", "pi", "--for", "alice", "--minutes", "90", "--server", fake.url]
+    assert run(app, command) == ExitCode.OK
+    until = time_text(1e9)
+    ends = "`tunefarm workers unreserve pi` ends that"
+    assert capsys.readouterr().out == f"pi is reserved for alice until {until}; {ends}\n"
+    assert run(app, [*command, "--json"]) == ExitCode.OK
+    assert json.loads(capsys.readouterr().out)["reserved_for"] == "alice"
+    assert fake.reservations[-1] == {"minutes": 90.0, "holder": "alice"}
+    assert run(app, ["workers", "--server", fake.url]) == ExitCode.OK
+    assert capsys.readouterr().out.endswith(f"\npi is reserved for alice until {until}\n")
+    assert run(app, ["workers", "unreserve", "pi", "--server", fake.url]) == ExitCode.OK
+    assert fake.acted == [*["/v1/workers/pi:reserve"] * 2, "/v1/workers/pi:unreserve"]

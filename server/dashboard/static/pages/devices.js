@@ -1,22 +1,28 @@
 // The workers: their current work, their health, and their devices' limits.
 import { useState } from "preact/hooks";
 import { call } from "tunefarm/api.js";
-import { ago, bytes, cacheSize, digits, latency, percent, plural, scaled } from "tunefarm/format.js";
+import { ago, bytes, cacheSize, digits, latency, percent, plural, scaled, time } from "tunefarm/format.js";
 import { useAnswer } from "tunefarm/hooks.js";
 import { html } from "tunefarm/html.js";
 import { Alert, Answer, State } from "tunefarm/pages/parts.js";
 import { machineLimits } from "tunefarm/series.js";
 
-export function DevicesPage({ scopes }) {
+// The most minutes of a reservation: a week.
+const MAX_RESERVATION = 10080;
+
+export function DevicesPage({ scopes, who }) {
   const workers = useAnswer("v1/workers", 3);
   const classes = useAnswer("v1/device-classes", 30);
   const isAdmin = scopes.includes("admin");
+  // Without tokens, a service can't tell whose jobs are whose.
+  const tokens = useAnswer(isAdmin && who !== "loopback" ? "v1/tokens" : null);
+  const holders = tokens.value?.items.filter(({ state, scopes: may }) => state === "active" && may.some((one) => one === "submit" || one === "admin"));
   return html`
     <h1>Devices</h1>
     <${Answer} answer=${workers}>
       ${({ items }) =>
         items.length
-          ? html`<div class="two">${items.map((one) => html`<${Worker} key=${one.id} worker=${one} isAdmin=${isAdmin} onChange=${workers.refresh} />`)}</div>`
+          ? html`<div class="two">${items.map((one) => html`<${Worker} key=${one.id} worker=${one} isAdmin=${isAdmin} holders=${holders} onChange=${workers.refresh} />`)}</div>`
           : html`<p>No worker yet.</p>`}
     <//>
     <${Attach} isOpen=${workers.value?.items.length === 0} />
@@ -46,16 +52,23 @@ function Attach({ isOpen }) {
   </details>`;
 }
 
-function Worker({ worker, isAdmin, onChange }) {
+function Worker({ worker, isAdmin, holders, onChange }) {
   const [problem, setProblem] = useState(null);
-  const act = (action) => async () => {
+  const [isReserving, setReserving] = useState(false);
+  const act = (action, body) => async () => {
     setProblem(null);
     try {
-      await call("POST", `v1/workers/${encodeURIComponent(worker.id)}:${action}`);
+      await call("POST", `v1/workers/${encodeURIComponent(worker.id)}:${action}`, body);
+      setReserving(false);
       onChange();
     } catch (refused) {
       setProblem(refused);
     }
+  };
+  const reserve = (event) => {
+    event.preventDefault();
+    const form = new FormData(event.target);
+    act("reserve", { minutes: Number(form.get("minutes")), holder: form.get("holder") || null })();
   };
   const { value } = useAnswer(worker.role === "measure" ? `v1/workers/${encodeURIComponent(worker.id)}/noise` : null, 15);
   const noise = value?.noise ?? null;
@@ -73,8 +86,21 @@ function Worker({ worker, isAdmin, onChange }) {
         ${worker.other_version && worker.desired_state === "work" && html`<button type="button" onClick=${act("update")} aria-label=${`Update ${worker.id}`}>Update</button>`}
         ${worker.role === "measure" &&
         html`<button type="button" disabled=${worker.calibrate} onClick=${act("calibrate")} aria-label=${`Calibrate ${worker.id}`}>${worker.calibrate ? "Calibrates soon" : "Calibrate"}</button>`}
+        ${worker.reserved_for !== null
+          ? html`<button type="button" onClick=${act("unreserve")} aria-label=${`End the reservation of ${worker.id}`}>End reservation</button>`
+          : holders && worker.role === "measure" && html`<button type="button" onClick=${() => setReserving(!isReserving)} aria-expanded=${isReserving} aria-label=${`Reserve ${worker.id}`}>Reserve</button>`}
       </div>`}
     </div>
+    ${isReserving &&
+    html`<form class="fields" onSubmit=${reserve}>
+      <label>Reserve for <select name="holder">
+        <option value="">yourself</option>
+        ${holders.map((token) => html`<option key=${token.id} value=${token.id}>${token.name}</option>`)}
+      </select></label>
+      <label>Minutes <input name="minutes" type="number" min="1" max=${MAX_RESERVATION} value="60" required /></label>
+      <button class="main">Reserve</button>
+    </form>`}
+    ${worker.reserved_for !== null && html`<p>Reserved for <b>${worker.reserved_for}</b> until ${time(worker.reserved_until)}: the jobs of other tokens wait.</p>`}
     ${problem && html`<${Alert} problem=${problem} />`}
     ${worker.other_version && html`<p class="alert">It runs tunefarm ${worker.tunefarm_version}, which isn't the service's version${worker.desired_state === "update" ? ": it is to be updated" : ""}.</p>`}
     ${worker.health_error && html`<p class="alert">Can't ${does}: ${worker.health_error}</p>`}
