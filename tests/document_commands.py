@@ -97,6 +97,7 @@ PARSED = {
     "tunefarm top": "needs a terminal; tests/integration/server/test_top.py",
     "tunefarm workers --live": "needs a terminal; tests/unit/tunefarm/test_cli.py",
     "tunefarm workers update": "for a worker of another version; tests/integration/server/test_install.py",
+    "tunefarm workers reserve": "needs tokens; tests/integration/server/test_reservations.py",
     "TUNEFARM_CA=": "needs TLS; tests/acceptance/test_secured.py",
     "tunefarm bench": "tests/integration/runtime/test_comparison.py",
     "tunefarm bundle": "the same",

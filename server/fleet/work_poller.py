@@ -28,7 +28,7 @@ class AvailableWork:
     classes: set[str]
     builds: bool
     unwanted: frozenset[str]
-    reserved: frozenset[str]
+    reserved: frozenset[str] = frozenset()
 
 
 class WorkPoller:

@@ -60,7 +60,7 @@ def test_no_worker_tries_after_one_that_found_no_work(database: CountingDatabase
     async def run() -> None:
         poller = WorkPoller(database, asyncio.Event(), lambda: 0.0)
         work = AvailableWork({"a", "b"}, False, frozenset())
-        found = await asyncio.gather(*(poller.lease_for_device(work, "a", take) for _ in range(50)))
+        found = await asyncio.gather(*(poller.lease_for_device(work, "w", "a", take) for _ in range(50)))
         assert found == [LEASE, LEASE] + [None] * 48
         assert work.classes == {"b"}
         assert len(poller._locks) == 0, "nobody waits for one any more"
