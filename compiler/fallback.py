@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 
 import tvm
-from tvm.s_tir import Schedule, dlight
-from tvm.s_tir.schedule import SBlockRV
-from tvm.tirx import IterVar, PrimFunc
+from tvm.ir import TensorLoad
+from tvm.s_tir import SBlock, Schedule, dlight
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.tirx import IterVar, PrimFunc, Var
 
 from compiler.lowering.trace import UNSCHEDULED, trace_of
+from compiler.tir_nodes import find_all
 from compiler.workload import normalise
 
 # Below this many iterations, waking the other threads costs more than they save.
 MIN_PARALLEL_ITERATIONS = 4096
 # With this many, plain loops take about a millisecond.
 SLOW_ITERATIONS = 1 << 20
+# Possible extents of a tile of results in registers, the best first.
+TILE_ROWS, TILE_COLUMNS = (8, 4), (32, 16)
 
 
 def schedule(mod: tvm.IRModule, min_iterations: int = MIN_PARALLEL_ITERATIONS) -> tvm.IRModule:
@@ -25,10 +29,11 @@ def schedule(mod: tvm.IRModule, min_iterations: int = MIN_PARALLEL_ITERATIONS) -
         for i, j, c, k:
             C[i, j, c] += A[i, j, k] * B[k, c]
     ->
-        for ij in T.parallel(I * J):
-            for c: C[i, j, c] = 0
-            for k, c:
-                C[i, j, c] += A[i, j, k] * B[k, c]
+        for ij0_c0 in T.parallel(I * (J // 8) * (N // 32)):
+            for j1 in T.unroll(8): for c1 in T.vectorized(32): C[i, j, c] = 0
+            for k:
+                for j1 in T.unroll(8): for c1 in T.vectorized(32):
+                    C[i, j, c] += A[i, j, k] * B[k, c]
     """
     scheduled = _schedule_nests(mod, min_iterations)
     return mod if scheduled is None else scheduled.mod
@@ -98,9 +103,43 @@ def _schedule_nest(sch: Schedule, block: SBlockRV, min_iterations: int) -> None:
         return
     reduction = loops[len(spatial) :]
     if len(spatial) > 1:
-        *spatial, innermost = spatial
-        if reduction:
-            sch.reorder(*reduction, innermost)
+        tile = _tile_of(sch, sch.get(block), spatial) if reduction else None
+        if tile is not None:
+            spatial = _tile(sch, spatial, reduction, tile)
+        else:
+            *spatial, innermost = spatial
+            if reduction:
+                sch.reorder(*reduction, innermost)
     sch.parallel(sch.fuse(*spatial))
     if reduction:
         sch.decompose_reduction(block, reduction[0])
+
+
+def _tile_of(sch: Schedule, block: SBlock, spatial: list[LoopRV]) -> tuple[int, int] | None:
+    """Return the extents of a tile of a product's last two spatial loops, whose rows share the loaded and
+    unpacked columns; None if no tile divides the loops, or a sum reads neighbours, as a convolution does.
+    """
+    axes = [axis.var for axis in block.iter_vars[: len(spatial)]][-2:]
+    for load in find_all(block.body, TensorLoad):
+        for index in load.indices:
+            used = [one for one in find_all(index, Var) if any(one.same_as(axis) for axis in axes)]
+            if used and not any(index.same_as(axis) for axis in axes):
+                return None
+    height, width = (
+        next((size for size in sizes if int(sch.get(loop).extent) % size == 0), 1)
+        for loop, sizes in zip(spatial[-2:], (TILE_ROWS, TILE_COLUMNS), strict=True)
+    )
+    return (height, width) if min(height, width) > 1 else None
+
+
+def _tile(
+    sch: Schedule, spatial: list[LoopRV], reduction: list[LoopRV], extents: tuple[int, int]
+) -> list[LoopRV]:
+    """Move the reduction outside a tile of the last two spatial loops; return the loops outside it."""
+    *outer, rows, columns = spatial
+    rows, row = sch.split(rows, [None, extents[0]])
+    columns, vector = sch.split(columns, [None, extents[1]])
+    sch.reorder(*outer, rows, columns, *reduction, row, vector)
+    sch.unroll(row)
+    sch.vectorize(vector)
+    return [*outer, rows, columns]

@@ -90,3 +90,26 @@ def test_a_function_that_can_not_be_scheduled_stays_as_it_is() -> None:
 
     mod = tvm.IRModule({"main": main})
     assert schedule(mod) is mod
+
+
+def _product(rows: int) -> tvm.IRModule:
+    """A product with codes that are unpacked in the innermost loop, as weights of few bits are."""
+    x, codes = te.placeholder((rows, 64), name="x"), te.placeholder((64, 96), "uint8", name="codes")
+    k = te.reduce_axis((0, 64), "k")
+    return _module(
+        x, codes, te.compute((rows, 96), lambda i, j: te.sum(x[i, k] * codes[k, j].astype("float32"), k))
+    )
+
+
+def test_rows_of_a_product_share_the_unpacked_weights() -> None:
+    module = schedule(_product(32))
+    np.testing.assert_allclose(_run(module), _run(_product(32)), rtol=1e-4, atol=1e-5)
+    target = tvm.target.Target({"kind": "llvm", "mcpu": "znver4"})
+    assembly = tvm.compile(module, target=target).mod.inspect_source("asm")
+    unpacked, multiplied = assembly.count("vcvtdq2ps"), assembly.count("vfmadd")
+    assert multiplied >= 8 * unpacked > 0
+
+
+def test_a_product_without_rows_and_a_convolution_are_not_tiled() -> None:
+    assert "T.vectorized" not in schedule(_product(67)).script()
+    assert "T.vectorized" not in schedule(_convolution()).script()
