@@ -140,8 +140,11 @@ class _Arithmetic(relax.PyExprMutator):
         if shape is None or at is None or self._are_within(places):
             return call
         if name == "relax.take":
-            is_unchecked = str(op.attrs.mode) == "fast" and _elements(places) is None
-            return relax.op.take(data, places, op.attrs.axis, "clip") if is_unchecked else call
+            if str(op.attrs.mode) != "fast":
+                return call
+            if _elements(places) is not None and op.attrs.axis is not None:
+                places = self._counted(places, np.array(shape[int(op.attrs.axis)]))
+            return relax.op.take(data, places, op.attrs.axis, "clip")
         if name in ("relax.gather_elements", "relax.scatter_elements"):
             extents = np.array(shape[int(op.attrs.axis)])
         else:

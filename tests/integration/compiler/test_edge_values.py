@@ -13,9 +13,10 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
+from tvm import relax
 
-from compiler.importing.model import read_onnx
-from compiler.importing.spec import ModelError
+from compiler.importing.model import checked_model, read_onnx
+from compiler.importing.spec import ModelError, TensorSpec
 from compiler.importing.values import numpy_dtype
 from compiler.verifying.imported import Imported
 from tests.marks import slow_lane_except
@@ -510,3 +511,18 @@ def test_floats_are_divided_by_zero(zero: float) -> None:
     data, divisor = np.array([1, -2, 0, np.nan], np.float32), np.full((), zero, np.float32)
     proto = model("Div", [data], [divisor])
     assert_same(computed(proto, [data])[0], by_onnxruntime(proto, [data])[0], 0)
+
+
+def test_the_last_element_is_read_from_the_end() -> None:
+    """PyTorch writes x[:, -1] like this. TVM would read foreign memory."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((2, 3), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            last = relax.op.take(x, relax.const(-1, "int64"), axis=1, mode="fast")
+            result = builder.emit_output(builder.emit(last))
+        builder.emit_func_output(result)
+    imported = checked_model(builder.get(), (TensorSpec("x", (2, 3), "float32"),), ["y"])
+    data = np.arange(6, dtype=np.float32).reshape(2, 3)
+    for tuned in ("", TARGET):
+        np.testing.assert_array_equal(Imported(imported, TARGET, tuned).compute({"x": data})["y"], [2, 5])
