@@ -57,15 +57,15 @@ class TfliteModel:
         """Return the outputs as LiteRT computes them. Raises NoReference."""
         try:
             litert = importlib.import_module("ai_edge_litert.interpreter")
+        except ImportError as error:
+            raise NoReference("LiteRT isn't installed (pip install 'tunefarm[tflite]')") from error
+        try:
             # The default adds XNNPACK, which has errors: its exp(NaN) is 0.
             interpreter = litert.Interpreter(
                 model_content=self.content,
                 num_threads=1,
                 experimental_op_resolver_type=litert.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
             )
-        except ImportError as error:
-            raise NoReference("LiteRT isn't installed (pip install 'tunefarm[tflite]')") from error
-        try:
             interpreter.allocate_tensors()
             for detail, spec in zip(interpreter.get_input_details(), self.inputs, strict=True):
                 interpreter.set_tensor(detail["index"], inputs[spec.name])

@@ -305,6 +305,10 @@ class Converter(OperatorConverter):
         if not isinstance(expr.ty, relax.TensorType):
             return expr
         found, of = static_shape(expr), str(expr.ty.dtype)
+        while getattr(getattr(expr, "op", None), "name", "") == "relax.reshape" and found is not None:
+            if static_shape(expr.args[0]) != found:
+                break
+            expr = expr.args[0]  # a reshape to the same shape would become a kernel
         if found is None:
             raise UnsupportedOperator(
                 "the data decides the shape of its result: write the model with shapes that are known"
@@ -625,7 +629,8 @@ class Converter(OperatorConverter):
         data, weight = self.get_input_tensors(op)[:2]
         depth = self.declared_shape(weight)[-1]
         expr = self.get_tensor_expr(data)
-        if not self.options(op, "FullyConnectedOptions").KeepNumDims():
+        keeps_axes = self.options(op, "FullyConnectedOptions").KeepNumDims()
+        if not keeps_axes and len(self.declared_shape(data)) != 2:
             expr = relax.op.reshape(expr, [-1, depth])
         # If the data isn't quantized, weights are dequantized.
         numbers = self.get_tensor_expr(weight) if data.qnn_params else self.real(weight)
