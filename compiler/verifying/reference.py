@@ -62,6 +62,13 @@ class Reference:
         except Exception:  # of a type of ONNX Runtime's own
             return None
 
+    def evaluate(self, inputs: Mapping[str, Array]) -> dict[str, Array] | None:
+        """Return the values as ONNX's reference evaluator computes them; None if it can't."""
+        try:
+            return self._evaluator()(inputs)
+        except Exception:  # its kernels raise any exception
+            return None
+
     def _onnxruntime(self) -> Compute:
         run = load_session(self._proto, self._names)
         return lambda inputs: dict(zip(self._names, run(inputs), strict=True))

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 from tvm import relax
@@ -28,17 +29,21 @@ def _clip(graph: Graph, node: Node) -> Value | None:
     ->
         minimum(maximum(x, 0), 6)
 
-    A Clip without constant bounds is left to TVM. A missing bound is infinite.
+    A Clip without constant bounds is left to TVM. A missing bound is the type's least or greatest number, so
+    that infinities become finite.
     """
-    bounds = [float(node.attributes.get("min", -math.inf)), float(node.attributes.get("max", math.inf))]
+    data = node.input(0)
+    if data.dtype not in ("float32", "float16", "bfloat16", "float64"):
+        return None
+    most = float(ml_dtypes.finfo(numpy_dtype(data.dtype)).max)  # type: ignore[no-untyped-call]
+    bounds = [float(node.attributes.get("min", -most)), float(node.attributes.get("max", most))]
     for position, bound in enumerate(node.inputs[1:3]):
         if bound is not None and bound.constant is not None and bound.size == 1:
             bounds[position] = float(bound.constant.reshape(()))
         elif bound is not None:
             return None
     low, high = bounds
-    data = node.input(0)
-    if data.dtype not in ("float32", "float16", "bfloat16") or math.isnan(low) or math.isnan(high):
+    if math.isnan(low) or math.isnan(high):
         return None
     result = data.expr
     if low > -math.inf:

@@ -66,6 +66,40 @@ def test_the_reference_evaluator_alone_calls_no_model_wrong(monkeypatch: pytest.
         _verify(_three_nodes())
 
 
+def test_the_runtime_alone_calls_no_model_wrong() -> None:
+    """ONNX Runtime returns the least float where ONNX masks scores with -inf."""
+    file = _of(
+        """g (float[1,1,2,4] q, float[1,1,3,4] k) => (float[1,1,2,4] y, float[1,1,2,3] scores) {
+            y, , , scores = Attention<is_causal = 1, qk_matmul_output_mode = 2>(q, k, k)
+        }""",
+        opset=23,
+    )
+    said = "ONNX Runtime and ONNX's reference evaluator compute different outputs, and the import agrees"
+    with pytest.raises(NoReference, match=f"{said} with the evaluator .*operator Attention of"):
+        _verify(file)
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        "g (float[8] x) => (float[8] y, float[8] z) <float low = {-1}> { y = Clip(x, low) z = Clip(x) }",
+        """g (float[3,4] x, float[4] s) => (float[3,4] y, float[3,1] mean) {
+            y, mean = LayerNormalization(x, s)
+        }""",
+        """g (float[2,3,4,5] x, float[3] s, float[3] b) => (float[2,3,4,5] y) {
+            y = InstanceNormalization(x, s, b)
+        }""",
+        "g (float[1,10,10,1] x) => (float[1,10,10,2] y) { y = DFT<axis = 1>(x) }",
+        """g (float[4] x, float[4] u) => (float[4] y) <int64[4] at = {0, 0, 1, 3}> {
+            y = ScatterElements<reduction = "max">(x, at, u)
+        }""",
+    ],
+    ids=["Clip", "LayerNormalization", "InstanceNormalization", "DFT", "ScatterElements"],
+)
+def test_a_right_model_agrees_at_the_edges(graph: str) -> None:
+    assert {*_verify(_of(graph))} >= {*ORDINARY_SETS, *EDGES}
+
+
 def test_the_reference_evaluator_serves_where_there_is_no_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     assert _verify(_three_nodes()) == [*ORDINARY_SETS]
@@ -206,8 +240,8 @@ def test_the_edges_of_inputs() -> None:
     assert (nan.inputs["at"] == infinities.inputs["at"]).all()
 
 
-def _of(graph: str) -> OnnxFile:
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> {graph}')
+def _of(graph: str, opset: int = 18) -> OnnxFile:
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> {graph}')
     return read_file(model.SerializeToString(), {})
 
 
@@ -233,3 +267,14 @@ def test_a_step_after_an_overflow_is_not_judged_where_its_numbers_are_large() ->
     assert judge(step, {"x": x, "y": right}, {"y": own}, edge, "float32") is None
     small = np.array([[np.nan, 1], [3, 1]], np.float32)
     assert judge(step, {"x": small, "y": right}, {"y": own}, edge, "float32") is not None
+
+
+def test_powers_that_are_no_integers_are_open() -> None:
+    step = Step(frozenset({"Pow"}), "a power", ("x", "k"), ("y",))
+    x, right = np.array([-3, 2], np.int32), np.array([-(2**31), 4], np.int32)
+    for exponents, is_open in (([0.5, 2.0], True), ([3.0, 2.0], False)):
+        k = np.array(exponents, np.float32)
+        edge = EdgeSet(SMALL, {"x": x, "k": k}, finite=True)
+        found = judge(step, {"x": x, "k": k, "y": right}, {"y": np.array([0, 4], np.int32)}, edge, "float32")
+        assert found is not None
+        assert found.is_open is is_open

@@ -12,8 +12,11 @@ import pytest
 from numpy.typing import NDArray
 
 from compiler.importing.formats.tflite_model import read
-from compiler.importing.spec import ModelError
-from compiler.verifying.imported import Imported
+from compiler.importing.model import extract_tasks, fuse
+from compiler.importing.spec import ModelError, NoReference
+from compiler.verifying.edges import EDGES
+from compiler.verifying.imported import Imported, verify_file
+from compiler.verifying.inputs import ORDINARY_SETS
 from tests.tflite_models import Quantization, TfliteBuilder
 
 Array = NDArray[Any]
@@ -320,6 +323,7 @@ TOGETHER: dict[str, Callable[[], Case]] = {
         "TopKV2Options",
         (1,),
     ),
+    "sum of three": lambda: _one("ADD_N", [random(3), random(3), random(3)], (3,)),
     "segments": lambda: _one(
         "UNSORTED_SEGMENT_MAX",
         [random(4, 2), ints(2, 0, -1, 0), np.array(3, np.int32)],
@@ -598,6 +602,31 @@ def test_small_scales_differ() -> None:
 @pytest.mark.parametrize("name", IMPORTED)
 def test_an_operator_agrees_with_litert(name: str) -> None:
     IMPORTED[name]().check()
+
+
+@pytest.mark.parametrize("name", ["sum of three", "segments"])
+def test_a_right_model_agrees_at_the_edges(name: str) -> None:
+    """LiteRT bounds sums by the greatest number, and its maximum depends on where NaN is."""
+    data, _ = TOGETHER[name]().model()
+    assert [one.inputs for one in verify_file(read(data, {}), TARGET, TARGET)] == [*ORDINARY_SETS, *EDGES]
+
+
+def test_a_model_that_litert_refuses_has_no_reference() -> None:
+    """LiteRT has no version 1 of this operator, and says so by another exception than for bad inputs."""
+    data, inputs = _one("BROADCAST_TO", [random(3, 1), ints(2, 3, 4)], (2, 3, 4), 1).model()
+    with pytest.raises(NoReference, match="LiteRT can't run it"):
+        read(data, {}).compute({"t0": inputs[0]})
+
+
+def test_reshapes_to_the_same_shape_are_no_kernels() -> None:
+    builder = TfliteBuilder()
+    x, same, rows, result = builder.input((2, 6)), *(builder.tensor((2, n)) for n in (6, 3, 3))
+    builder.op("RESHAPE", [x, builder.constant(ints(2, 6))], [same], "ReshapeOptions")
+    weights = builder.constant(random(3, 6))
+    builder.op("FULLY_CONNECTED", [same, weights], [rows], "FullyConnectedOptions", keepNumDims=True)
+    builder.op("RESHAPE", [rows, builder.constant(ints(2, 3))], [result], "ReshapeOptions")
+    model = read(builder.model([result]), {}).to_relax()
+    assert [task.weight for task in extract_tasks(fuse(model, TARGET))] == [1]
 
 
 def test_integers_are_divided_by_zero_without_a_crash() -> None:
