@@ -7,6 +7,7 @@ bounded number of bytes in linear time. No file is unpacked.
 from __future__ import annotations
 
 import os
+import re
 import struct
 from collections.abc import Iterator
 from typing import IO
@@ -15,8 +16,10 @@ _BLOCK_BYTES = 512
 # The most headers before a file: one for a long name, one for a long link, and pax attributes.
 _MAX_TAR_HEADERS = 8
 _MAX_TAR_EXTENSION_BYTES = 64 << 10
+_MAX_TAR_FILES = 1000
 _TAR_FILES, _TAR_PAX, _TAR_LONG_NAME, _TAR_LONG_LINK = (b"0", b"\0", b"7"), (b"x", b"g", b"X"), b"L", b"K"
 _USTAR = b"ustar\0"
+_PLAIN_SIZE = re.compile(rb"[0-7]{11}\0")
 
 _ZIP_END, _ZIP_END_64, _ZIP_LOCATOR_64, _ZIP_ENTRY = (
     b"PK\x05\x06",
@@ -44,13 +47,9 @@ def first_tar_name(file: IO[bytes]) -> str | None:
     long_name: bytes | None = None
     for _ in range(_MAX_TAR_HEADERS):
         header = file.read(_BLOCK_BYTES)
-        if len(header) < _BLOCK_BYTES:
-            raise MalformedArchive("it is cut short")
+        _check_header(header)
         if header == bytes(_BLOCK_BYTES):
             return None
-        # The checksum's own field counts as spaces.
-        if _octal(header[148:156]) != sum(header[:148]) + 8 * ord(" ") + sum(header[156:]):
-            raise MalformedArchive("a header's checksum is wrong")
         kind = header[156:157]
         if kind not in (*_TAR_PAX, _TAR_LONG_NAME, _TAR_LONG_LINK):
             if kind not in _TAR_FILES:
@@ -71,6 +70,40 @@ def first_tar_name(file: IO[bytes]) -> str | None:
         elif kind in _TAR_PAX:
             long_name = _pax_path(data) or long_name
     raise MalformedArchive("its first file has too many headers")
+
+
+def check_plain_tar(file: IO[bytes]) -> None:
+    """Raise MalformedArchive unless a tar has only plain files, each with one ustar header.
+
+    Such a tar is safe to read with the standard library, whose regular expressions for pax attributes may
+    take hours.
+    """
+    file_bytes, at = file.seek(0, os.SEEK_END), 0
+    for _ in range(_MAX_TAR_FILES + 1):
+        file.seek(at)
+        header = file.read(_BLOCK_BYTES)
+        _check_header(header)
+        if header == bytes(_BLOCK_BYTES):
+            file.seek(0)
+            return
+        # Other parsers may read other kinds and other forms of a number differently, and continue elsewhere.
+        if header[156:157] != b"0" or not _PLAIN_SIZE.fullmatch(header[124:136]):
+            raise MalformedArchive("it has more than plain files")
+        size = _octal(header[124:136])
+        at += _BLOCK_BYTES + size + -size % _BLOCK_BYTES
+        if at > file_bytes:
+            raise MalformedArchive("it is cut short")
+    raise MalformedArchive(f"it has more than {_MAX_TAR_FILES} files")
+
+
+def _check_header(header: bytes) -> None:
+    """Raise MalformedArchive unless a tar header is whole and has its checksum, or marks the tar's end."""
+    if len(header) < _BLOCK_BYTES:
+        raise MalformedArchive("it is cut short")
+    # The checksum's own field counts as spaces.
+    right = sum(header[:148]) + 8 * ord(" ") + sum(header[156:])
+    if header != bytes(_BLOCK_BYTES) and _octal(header[148:156]) != right:
+        raise MalformedArchive("a header's checksum is wrong")
 
 
 def _octal(field: bytes) -> int:

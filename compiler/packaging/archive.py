@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO
 
 from compiler.importing.spec import first_line
+from core.archive_outline import MalformedArchive, check_plain_tar
 
 
 class ArchiveError(ValueError):
@@ -40,12 +41,11 @@ def open_entries(file: IO[bytes], limits: Mapping[str, int], what: str) -> dict[
     read them. Raises ArchiveError if a file is missing, too large or damaged; its message calls the archive
     `what`.
     """
-    size = file.seek(0, os.SEEK_END)
-    file.seek(0)
     try:
+        check_plain_tar(file)
         with tarfile.open(fileobj=file, mode="r:") as tar:
-            return {name: _open_entry(tar, name, limit, size, what) for name, limit in limits.items()}
-    except (tarfile.TarError, EOFError, OSError) as error:
+            return {name: _open_entry(tar, name, limit, what) for name, limit in limits.items()}
+    except (MalformedArchive, tarfile.TarError, OSError) as error:
         raise ArchiveError(f"the {what} is damaged: {first_line(error)}") from error
 
 
@@ -58,23 +58,20 @@ def unpack(data: bytes, limits: Mapping[str, int], what: str) -> dict[str, bytes
 
 def names(file: IO[bytes], what: str) -> list[str]:
     """Return the names of the files in an archive. Raises ArchiveError."""
-    file.seek(0)
     try:
+        check_plain_tar(file)
         with tarfile.open(fileobj=file, mode="r:") as tar:
             return tar.getnames()
-    except (tarfile.TarError, EOFError, OSError) as error:
+    except (MalformedArchive, tarfile.TarError, OSError) as error:
         raise ArchiveError(f"the {what} is damaged: {first_line(error)}") from error
 
 
-def _open_entry(tar: tarfile.TarFile, name: str, limit: int, size: int, what: str) -> IO[bytes]:
+def _open_entry(tar: tarfile.TarFile, name: str, limit: int, what: str) -> IO[bytes]:
     try:
         entry = tar.getmember(name)
     except KeyError as error:
         raise ArchiveError(f"the {what} holds no {name}") from error
-    # A sparse file's data doesn't follow its header.
-    file = tar.extractfile(entry) if entry.isreg() and not entry.issparse() else None
+    file = tar.extractfile(entry)
     if file is None or entry.size > limit:
         raise ArchiveError(f"{name} in the {what} is no plain file of at most {limit} bytes")
-    if entry.offset_data + entry.size > size:
-        raise ArchiveError(f"the {what} is damaged: {name} is cut short")
     return file

@@ -5,18 +5,22 @@ from __future__ import annotations
 import re
 import shutil
 import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
 
+from core.archive_outline import check_plain_tar
 from core.exit_code import ExitCode
 from core.library_weights import set_apart
 from system.command import CommandError
 from tunefarm.client.values import PublishedTask
 
 _MANIFEST = "manifest.json"
+_MAX_MANIFEST_BYTES = 16 << 20
 MEMBERS = (_MANIFEST, "model.so")
 # The quantized model, which commands write beside the compiled model.
 QUANTIZED = "quantized.onnx"
@@ -39,7 +43,7 @@ def unpack(archive: Path, folder: Path, *, bundle: bool = False, weights: Path |
     Raises CommandError if a member is missing, isn't a bundle's or can't be written.
     """
     try:
-        with tarfile.open(archive, "r:") as tar, TemporaryDirectory(prefix=".", dir=folder) as new:
+        with _opened(archive) as tar, TemporaryDirectory(prefix=".", dir=folder) as new:
             others = [name for name in tar.getnames() if bundle or name == SIGNATURE]
             fresh: dict[str, Path] = {}
             for number, name in enumerate(dict.fromkeys((*MEMBERS, *others))):
@@ -60,15 +64,22 @@ def unpack(archive: Path, folder: Path, *, bundle: bool = False, weights: Path |
         ) from error
 
 
+@contextmanager
+def _opened(archive: Path) -> Iterator[tarfile.TarFile]:
+    """Open an archive that has only plain files. Raises ValueError, tarfile.TarError, OSError."""
+    with archive.open("rb") as file:
+        check_plain_tar(file)
+        with tarfile.open(fileobj=file, mode="r:") as tar:
+            yield tar
+
+
 def _extract(tar: tarfile.TarFile, name: str, folder: Path, fresh: Path) -> None:
     """Write a member that goes to `folder / name` to the file `fresh`. Raises KeyError, OSError."""
     if name not in (*MEMBERS, SIGNATURE) and not _BUNDLE_FILE.fullmatch(name):
         raise KeyError(f"{name} is no file of a bundle")
     if not (folder / name).resolve().is_relative_to(folder.resolve()):
         raise KeyError(f"{name} leads out of the folder")
-    entry = tar.getmember(name)
-    # A sparse file of a kilobyte may fill the disk.
-    stream = tar.extractfile(entry) if entry.isreg() and not entry.issparse() else None
+    stream = tar.extractfile(name)
     if stream is None:
         raise KeyError(f"{name} is not a regular file")
     with stream, fresh.open("wb") as file:
@@ -100,12 +111,12 @@ def _is_quantized(manifest: Path) -> bool:
 def published_tasks(archive: Path) -> list[PublishedTask]:
     """Return the subgraphs that an artifact's manifest lists. Raises CommandError for a damaged one."""
     try:
-        with tarfile.open(archive, "r:") as tar:
+        with _opened(archive) as tar:
             stream = tar.extractfile(_MANIFEST)
             if stream is None:
                 raise KeyError(f"{_MANIFEST} is not a regular file")
             with stream:
-                manifest: Any = msgspec.json.decode(stream.read())
+                manifest: Any = msgspec.json.decode(stream.read(_MAX_MANIFEST_BYTES))
         return msgspec.convert(manifest["tasks"], list[PublishedTask])
     except (tarfile.TarError, KeyError, TypeError, ValueError, msgspec.MsgspecError) as error:
         raise _damaged(error) from error

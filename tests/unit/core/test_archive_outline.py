@@ -16,7 +16,7 @@ from typing import IO, cast
 
 import pytest
 
-from core.archive_outline import MalformedArchive, first_tar_name, zip_names
+from core.archive_outline import MalformedArchive, check_plain_tar, first_tar_name, zip_names
 from core.model_format import ModelFormat, UnknownFormat, recognise
 from tests.tar_blocks import DIGITS, block, padded
 
@@ -95,6 +95,50 @@ def test_a_tar_that_makes_no_sense_is_refused_after_few_bytes(name: str) -> None
 def test_a_digit_bomb_is_refused_by_name() -> None:
     with pytest.raises(UnknownFormat, match="a damaged tar archive"):
         recognise(io.BytesIO(DIGITS))
+
+
+def plain(*sizes: int) -> bytes:
+    """Return a tar of files with these sizes."""
+    return b"".join(block(b"0", size) + padded(bytes(size)) for size in sizes) + bytes(1024)
+
+
+def resized(field: bytes) -> bytes:
+    """Return a header with another field of its size, and the right checksum."""
+    header = bytearray(block(b"0", 0))
+    header[124:136], header[148:156] = field.rjust(12, b"\0"), b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        DIGITS,
+        plain(*[0] * 1001),
+        plain(3)[:1024],  # without its end
+        plain(600)[:1536],
+        *(block(bytes([kind]), 0) + plain(1) for kind in b"521xgLS7\0?"),
+        # tarfile takes the first size for 0, and the file's content for headers.
+        resized(b"00000000144") + padded(b"1" * 100) + plain(1),
+        resized(b"\x80" + bytes(10) + b"\x64") + padded(b"1" * 100) + plain(1),
+        b"",
+        bytes(100),
+    ],
+    ids=range(18),
+)
+def test_a_tar_of_more_than_plain_files_is_refused(data: bytes) -> None:
+    file = Counted(data)
+    with pytest.raises(MalformedArchive):
+        check_plain_tar(file)
+    assert file.taken <= 512 * 1001
+
+
+def test_a_tar_of_plain_files_is_read_as_tarfile_reads_it() -> None:
+    file = io.BytesIO(plain(0, 1, 511, 512, 513))
+    check_plain_tar(file)
+    with tarfile.open(fileobj=file, mode="r:") as archive:
+        assert [entry.size for entry in archive] == [0, 1, 511, 512, 513]
+    check_plain_tar(io.BytesIO(plain(*[0] * 1000)))
 
 
 def zipped(names: list[str], comment: bytes = b"") -> bytes:

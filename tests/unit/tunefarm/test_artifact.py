@@ -10,7 +10,8 @@ import pytest
 
 from core.exit_code import ExitCode
 from system.command import CommandError
-from tunefarm.client.artifact import QUANTIZED, unpack
+from tests.tar_blocks import DIGITS, block
+from tunefarm.client.artifact import QUANTIZED, published_tasks, unpack
 
 
 def archive(path: Path, **members: bytes | str) -> Path:
@@ -88,6 +89,16 @@ def test_a_member_that_is_no_plain_file_is_refused(tmp_path: Path) -> None:
         with pytest.raises(CommandError, match="damaged artifact"):
             unpack(path, out)
         assert list(out.iterdir()) == []
+
+
+def test_a_services_archive_is_read_in_bounded_steps(tmp_path: Path) -> None:
+    """A pax header of digits keeps tarfile busy for minutes, and a million files fill the memory."""
+    good = archive(tmp_path / "a.tar", model__so=b"elf", manifest__json=b'{"tasks": []}').read_bytes()
+    for bad in (DIGITS + good, block(b"0", 0, b"x") * 1001 + good):
+        (tmp_path / "a.tar").write_bytes(bad)
+        for read in (lambda path: unpack(path, tmp_path), published_tasks):
+            with pytest.raises(CommandError, match="damaged artifact"):
+                read(tmp_path / "a.tar")
 
 
 def test_the_last_of_two_members_with_a_name_counts(tmp_path: Path) -> None:
