@@ -21,7 +21,7 @@ class ModelFiles:
     @classmethod
     def of(cls, model: Path) -> ModelFiles:
         """Return the files of a model. Raises OSError if it can't be read, and ValueError if it names files
-        outside its folder."""
+        outside its folder or hidden ones."""
         names: list[str] = []
         with model.open("rb") as file:
             try:
@@ -29,11 +29,15 @@ class ModelFiles:
                     names = external_files(file)
             except (UnknownFormat, MalformedMessage):
                 pass  # the service reports the error
+        # A cache of downloads may link the model and its weights into one folder.
+        folders = {model.parent.resolve(), model.resolve().parent}
         for name in names:
-            path = PurePosixPath(name)
-            if path.is_absolute() or ".." in path.parts:
+            path, file = PurePosixPath(name), (model.parent / name).resolve()
+            is_beside = any(file.is_relative_to(folder) for folder in folders)
+            if path.is_absolute() or not is_beside or any(part.startswith(".") for part in path.parts):
                 raise ValueError(
-                    f"{model.name} keeps weights in {name}, which is not beside it: export it again"
+                    f"{model.name} keeps weights in {name}, which is not beside it or is hidden: "
+                    "export it again"
                 )
         return cls(((model.name, model), *((name, model.parent / name) for name in names)))
 

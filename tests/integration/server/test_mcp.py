@@ -13,6 +13,7 @@ from core.exit_code import ExitCode
 from core.job import JobState
 from records.jobs import jobs, tasks
 from records.jobs.tasks import TaskSpec
+from tests.onnx_models import rectifier
 from tunefarm.cli.app import app, run
 from tunefarm.cli.mcp_server import mcp_server
 from tunefarm.client.client import Client
@@ -62,7 +63,15 @@ def test_nothing_but_a_model_leaves_the_machine(service: Service, tmp_path: Path
     """An assistant may be made to ask for any file."""
     secret = tmp_path / "id_ed25519"
     secret.write_text("-----BEGIN OPENSSH PRIVATE KEY-----")
-    for path, message in ((secret, "not an ONNX file"), (Path("/dev/zero"), "is no regular file")):
+    (tmp_path / "weights.bin").symlink_to("/etc/passwd")
+    stranger = tmp_path / "stranger.onnx"
+    stranger.write_bytes(rectifier("weights.bin"))
+    refusals = {
+        secret: "not an ONNX file",
+        Path("/dev/zero"): "is no regular file",
+        stranger: "weights in weights.bin, which is not beside it",
+    }
+    for path, message in refusals.items():
         assert message in call(service, "submit", model=str(path))
     assert service.http.get("/v1/jobs").json()["items"] == []
     assert "POST /v1/models" not in service.http.get("/v1/audit").text

@@ -48,9 +48,30 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
         uploaded(path)
 
 
-@pytest.mark.parametrize("name", ["/etc/passwd", "../passwd"])
-def test_files_elsewhere_are_not_read(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "model.onnx"
+@pytest.mark.parametrize(
+    "name",
+    ["/etc/passwd", "../passwd", "sub/../../passwd", ".env", ".ssh/id_rsa", "link", "linked/passwd", ""],
+)
+def test_files_elsewhere_and_hidden_files_are_not_sent(name: str, tmp_path: Path) -> None:
+    """A model of a stranger may name any file as its weights, and bring links."""
+    home = tmp_path / "home"
+    for file in (tmp_path / "passwd", home / ".env", home / ".ssh/id_rsa"):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("secret")
+    (home / "link").symlink_to(tmp_path / "passwd")
+    (home / "linked").symlink_to(tmp_path)
+    path = home / "model.onnx"
     path.write_bytes(rectifier(name))
-    with pytest.raises(ValueError, match="not beside it"):
-        ModelFiles.of(path)
+    with pytest.raises((ValueError, IsADirectoryError)):
+        uploaded(path)
+
+
+def test_links_into_the_models_own_folder_are_followed(tmp_path: Path) -> None:
+    """Caches of downloads keep content by its digest, and link to it."""
+    blobs, shown = tmp_path / "blobs", tmp_path / "snapshot"
+    blobs.mkdir()
+    shown.mkdir()
+    for name, content in (("model.onnx", rectifier("a.bin")), ("a.bin", b"1" * 512)):
+        (blobs / f"digest of {name}").write_bytes(content)
+        (shown / name).symlink_to(f"../blobs/digest of {name}")
+    assert b"1" * 512 in uploaded(shown / "model.onnx")
