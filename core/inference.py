@@ -9,6 +9,7 @@ from core.plain_text import without_controls
 
 MAX_OUTPUTS = 4096
 _MAX_CHARS = 200
+_MAX_INT64 = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class OutputDifference:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", without_controls(self.name)[:_MAX_CHARS])
-        if not 0 <= self.differing <= self.elements:
+        if not 0 <= self.differing <= self.elements <= _MAX_INT64:
             raise ValueError(f"{self.differing} of {self.elements} elements can't differ")
         if self.differing and self.db is None:
             raise ValueError(f"elements of {self.name} differ, so there is a ratio of signal to noise")

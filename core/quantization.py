@@ -12,6 +12,7 @@ from core.plain_text import without_controls
 MAX_LAYERS = 2000
 _MAX_CHARS = 200
 _MAX_DB = 1000.0
+_MAX_INT64 = 2**63 - 1
 
 
 def _check_db(name: str, db: float | None) -> None:
@@ -71,8 +72,9 @@ class Quantization:
     layers: tuple[LayerAccuracy, ...]
 
     def __post_init__(self) -> None:
-        if not (self.kept >= 0 and self.samples >= 0 and self.compared > 0 and self.outputs):
-            raise ValueError("a quantization needs compared outputs, and no negative numbers")
+        numbers = (self.kept, self.samples, self.compared)
+        if not (0 <= min(numbers) <= max(numbers) <= _MAX_INT64 and self.compared and self.outputs):
+            raise ValueError("a quantization needs compared outputs, and no negative or huge numbers")
         if len(self.layers) > MAX_LAYERS:
             raise ValueError(f"{len(self.layers)} layers are more than {MAX_LAYERS}")
 

@@ -16,7 +16,6 @@ import msgspec
 
 from compiler.children.child import (
     BASE_MEMORY_BYTES,
-    MAX_REPLY_BYTES,
     MEMORY_PER_MODEL_BYTE,
     describe_error,
     describe_exit,
@@ -31,6 +30,7 @@ from compiler.verifying.differences import compare
 from core.inference import Comparison
 
 COMPARE_S = 300.0
+MAX_REPLY_BYTES = 4 << 20
 MAX_PROBLEM_CHARS = 8192
 
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import msgspec
 import pytest
 
+from compiler.children import inference
 from compiler.children.models import ImportedModel
-from compiler.importing.spec import TensorSpec
+from compiler.importing.spec import ModelError, TensorSpec
+from core.inference import Comparison
 from core.job import JobState
+from core.quantization import Quantization
 from records.jobs import tasks
 from tests.unit.scheduler.farm import CONV, MATMUL, Farm
 
@@ -73,3 +80,53 @@ def test_what_no_model_has_is_refused(field: str, value: object) -> None:
         task["variant"] = "winograd"
     with pytest.raises(msgspec.ValidationError):
         ImportedModel.from_json(whole)
+
+
+DIFFERENCE = {"name": "y", "elements": 3, "differing": 1, "largest": 0.5, "db": 60.0}
+COMPARISON = {"outputs": [DIFFERENCE], "note": ""}
+LAYER = {"name": "conv", "operator": "Conv", "kept": False, "own_db": 30.0, "total_db": None}
+QUANTIZATION = {
+    "quantize": "int8",
+    "weights_only": False,
+    "samples": 1,
+    "compared": 1,
+    "kept": 0,
+    "outputs": [{"name": "y", "db": 30.0}],
+    "layers": [LAYER],
+}
+NAN, HUGE = float("nan"), 10**30
+
+
+@pytest.mark.parametrize(
+    ("kind", "whole", "changes"),
+    [
+        (Comparison, COMPARISON, {"outputs": [DIFFERENCE] * 4097}),
+        *((Comparison, COMPARISON, {"outputs": [{**DIFFERENCE, "elements": bad}]}) for bad in (HUGE, 0, NAN)),
+        *((Comparison, COMPARISON, {"outputs": [{**DIFFERENCE, "db": bad}]}) for bad in (NAN, None, "1")),
+        *((Quantization, QUANTIZATION, {"samples": bad}) for bad in (HUGE, -1, True)),
+        *((Quantization, QUANTIZATION, {"kept": bad}) for bad in (HUGE, -1)),
+        *((Quantization, QUANTIZATION, {"compared": bad}) for bad in (HUGE, 0)),
+        *((Quantization, QUANTIZATION, {"layers": [{**LAYER, "own_db": bad}]}) for bad in (NAN, 1e300)),
+        (Quantization, QUANTIZATION, {"layers": [LAYER] * 2001}),
+        (Quantization, QUANTIZATION, {"outputs": []}),
+    ],
+)
+def test_what_no_report_has_is_refused(
+    kind: type[Comparison] | type[Quantization], whole: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    assert msgspec.convert(whole, kind).outputs
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({**whole, **changes}, kind)
+
+
+def test_a_huge_comparison_is_not_parsed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Lists of numbers take dozens of times the memory of their text."""
+
+    @contextmanager
+    def taken_over(*_given: object) -> Iterator[tuple[IO[bytes], int]]:
+        yield io.BytesIO(b'{"outputs": []' + b" " * (5 << 20) + b"}"), 0
+
+    monkeypatch.setattr(inference, "run_child", taken_over)
+    (tmp_path / "inputs").touch()
+    with (tmp_path / "inputs").open("rb") as file, pytest.raises(ModelError, match="failed"):
+        inference.check_inputs(file, [])
