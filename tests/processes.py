@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -14,10 +15,13 @@ from typing import Any
 
 import httpx
 import platformdirs
+import pytest
 
 from tests.services import free_port
 
 CHECKOUT = Path(__file__).parents[1]
+# A worker imports TVM, calibrates and fills linkers' caches. That takes minutes while other tests run.
+START_S = 600.0
 # Test workers share one calibration, measured beside other tests, which deployed workers don't see.
 OWN_PROFILES = {
     "TUNEFARM_WORKER_PROFILES": str(platformdirs.user_cache_path("tunefarm") / "profiles of tests")
@@ -70,11 +74,11 @@ def service(folder: Path) -> Iterator[Service]:
         # Filling a linker's cache takes half a minute, so tests share it.
         "ZIG_GLOBAL_CACHE_DIR": str(platformdirs.user_cache_path("tunefarm") / "zig"),
         "TUNEFARM_WORKER_CHILD_USER": "root",
-        "TUNEFARM_WORKER_START_TIMEOUT_S": "300",
+        "TUNEFARM_WORKER_START_TIMEOUT_S": str(START_S),
     }
     made = Service(f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}", folder, environment)
-    with running(made, "server"):
-        until(lambda: _answers(made.url), 60.0)
+    with running(made, "server") as process:
+        _await_start(made, "server", process, lambda: _answers(made.url))
         with running(made, "scheduler"):
             yield made
 
@@ -98,9 +102,19 @@ def worker(of: Service, name: str, *flags: str) -> Iterator[subprocess.Popen[byt
     with running(of, "worker", "--server", of.address, "--name", name, *flags) as process:
         # An earlier worker may have had the same name.
         began = time.time()
-        until(lambda: process.poll() is not None or _is_ready(of.shown(name), began), 300.0)
-        assert process.poll() is None, (of.folder / "worker.log").read_text()
+        _await_start(of, "worker", process, lambda: _is_ready(of.shown(name), began))
         yield process
+
+
+def _await_start(
+    of: Service, package: str, process: subprocess.Popen[bytes], is_started: Callable[[], bool]
+) -> None:
+    """Wait until a process has started. A failure shows its log."""
+    with contextlib.suppress(AssertionError):
+        until(lambda: process.poll() is not None or is_started(), START_S)
+    if process.poll() is not None or not is_started():
+        log = (of.folder / f"{package}.log").read_text()[-5000:]
+        pytest.fail(f"the {package} did not start within {START_S:g} s: exit status {process.poll()}\n{log}")
 
 
 def until(true: Callable[[], object], timeout_s: float) -> None:
