@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+from sqlalchemy import func, select
 
 from compiler.packaging.artifact import unpack
 from core.job import Build
@@ -23,6 +24,7 @@ from records.jobs import events, jobs, tasks, trials
 from records.jobs.jobs import Job
 from records.jobs.trials import Trial
 from records.storage import blobs
+from records.storage.tables import JobRow
 from tests.faults.rig import PATIENCE_S, Program, Rig
 from tests.faults.runner import VARIABLE, Faults, digest
 from tests.integration.worker.executors import is_unlocked
@@ -114,17 +116,17 @@ class JobRun:
         for program in self.programs:
             program.stop()
 
-    # What the database says
+    # What the database says. A poll that began a transaction would keep SQLite's write lock from the service.
 
     def job(self) -> Job:
-        with self.rig.database.begin() as session:
+        with self.rig.database.reading() as session:
             return jobs.get(session, self.job_id)
 
     def trials(self) -> list[Trial]:
         return self._trials_of(self.job_id)
 
     def _trials_of(self, job_id: str) -> list[Trial]:
-        with self.rig.database.begin() as session:
+        with self.rig.database.reading() as session:
             listed = tasks.for_job(session, job_id)
             return [trial for task in listed for trial in trials.for_task(session, task.id)]
 
@@ -137,12 +139,12 @@ class JobRun:
         return next(trial for trial in self.trials() if digest(trial.trace) == wanted)
 
     def workers(self) -> list[WorkerInfo]:
-        with self.rig.database.begin() as session:
+        with self.rig.database.reading() as session:
             return [worker for worker in workers.list_workers(session) if worker.id.startswith(self.name)]
 
     def event_text(self) -> str:
         """Return the text of all events of the job."""
-        with self.rig.database.begin() as session:
+        with self.rig.database.reading() as session:
             listed = events.since(session, self.job_id, 0, 100_000)
         return "\n".join(str(event.data) for event in listed)
 
@@ -152,14 +154,21 @@ class JobRun:
 
     def others(self) -> list[Job]:
         """Return the jobs of other requests for this run's device class."""
-        with self.rig.database.begin() as session:
+        with self.rig.database.reading() as session:
             found = jobs.list_jobs(session, 1000, None)
         key = self.faults.device.key
         return [job for job in found if job.request.target == key and job.id != self.job_id]
 
+    def unfinished_others(self) -> int:
+        """Count the jobs of other requests for this run's device class that have not ended."""
+        mine = (JobRow.target == self.faults.device.key, JobRow.id != self.job_id)
+        query = select(func.count()).where(*mine, JobRow.finished_at.is_(None))
+        with self.rig.database.reading() as session:
+            return session.scalar(query) or 0
+
     def ledger(self, given_up: int = 0) -> Ledger:
         """Compare trials, workers and job; `given_up` lost trials are expected and not counted as lost."""
-        with self.rig.database.begin() as session:
+        with self.rig.database.reading() as session:
             job = jobs.get(session, self.job_id)
         found = self.trials()
         finished = [trial for trial in found if trial.state == "done"]
@@ -183,7 +192,7 @@ class JobRun:
         if job.artifact_sha is None:
             return 0
         found = [trial for one in (job, *self.others()) for trial in self._trials_of(one.id)]
-        with self.rig.database.begin() as session:
+        with self.rig.database.reading() as session:
             _, manifest = unpack(blobs.get(session, job.artifact_sha))
         right = {trial.trace for trial in found if trial.outcome is Outcome.OK}
         published = [entry.trace for entry in manifest.tasks if entry.trace is not None]
