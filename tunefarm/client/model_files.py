@@ -32,8 +32,8 @@ class ModelFiles:
         # A cache of downloads may link the model and its weights into one folder.
         folders = {model.parent.resolve(), model.resolve().parent}
         for name in names:
-            path, file = PurePosixPath(name), (model.parent / name).resolve()
-            is_beside = any(file.is_relative_to(folder) for folder in folders)
+            path, target = PurePosixPath(name), (model.parent / name).resolve()
+            is_beside = any(target.is_relative_to(folder) for folder in folders)
             if path.is_absolute() or not is_beside or any(part.startswith(".") for part in path.parts):
                 raise ValueError(
                     f"{model.name} keeps weights in {name}, which is not beside it or is hidden: "
