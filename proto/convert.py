@@ -297,6 +297,7 @@ def report_to_wire(report: WorkerReport) -> pb.SynchronizeRequest:
         builds_for=report.builds_for,
         calibrated=report.calibrated,
         boot_id=report.boot_id,
+        hardware=report.hardware,
     )
 
 
@@ -329,6 +330,7 @@ def report_from_wire(message: pb.SynchronizeRequest) -> WorkerReport:
             builds_for=tuple(message.builds_for),
             calibrated=message.calibrated,
             boot_id=message.boot_id,
+            hardware=tuple(message.hardware),
         )
     except ValueError as problem:
         raise WireError(str(problem)) from problem

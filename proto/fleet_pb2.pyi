@@ -68,7 +68,7 @@ OUTCOME_LAUNCH_ERROR: Outcome
 OUTCOME_SPILLED: Outcome
 
 class SynchronizeRequest(_message.Message):
-    __slots__ = ("protocol", "worker_id", "session_id", "starting", "state", "device", "held", "results", "slots", "wait_s", "vitals", "role", "builds_for", "calibrated", "boot_id")
+    __slots__ = ("protocol", "worker_id", "session_id", "starting", "state", "device", "held", "results", "slots", "wait_s", "vitals", "role", "builds_for", "calibrated", "boot_id", "hardware")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +84,7 @@ class SynchronizeRequest(_message.Message):
     BUILDS_FOR_FIELD_NUMBER: _ClassVar[int]
     CALIBRATED_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    HARDWARE_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     worker_id: str
     session_id: str
@@ -99,7 +100,8 @@ class SynchronizeRequest(_message.Message):
     builds_for: _containers.RepeatedScalarFieldContainer[str]
     calibrated: bool
     boot_id: str
-    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., session_id: _Optional[str] = ..., starting: _Optional[bool] = ..., state: _Optional[_Union[WorkerState, str]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., held: _Optional[_Union[LeaseId, _Mapping]] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping]]] = ..., slots: _Optional[int] = ..., wait_s: _Optional[float] = ..., vitals: _Optional[_Union[Vitals, _Mapping]] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., builds_for: _Optional[_Iterable[str]] = ..., calibrated: _Optional[bool] = ..., boot_id: _Optional[str] = ...) -> None: ...
+    hardware: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., session_id: _Optional[str] = ..., starting: _Optional[bool] = ..., state: _Optional[_Union[WorkerState, str]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., held: _Optional[_Union[LeaseId, _Mapping]] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping]]] = ..., slots: _Optional[int] = ..., wait_s: _Optional[float] = ..., vitals: _Optional[_Union[Vitals, _Mapping]] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., builds_for: _Optional[_Iterable[str]] = ..., calibrated: _Optional[bool] = ..., boot_id: _Optional[str] = ..., hardware: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Vitals(_message.Message):
     __slots__ = ("tunefarm_version", "tvm_version", "load", "temperature_c", "memory_free_bytes", "candidates", "candidates_done", "sandbox_gaps", "health_error", "power_w", "driver", "onnxruntime_version", "infers")

@@ -22,6 +22,7 @@ MAX_WAIT_S = 30.0
 MAX_LIBRARY_BYTES = 32 << 20
 MAX_OUTPUTS_BYTES = 32 << 20
 MAX_PLATFORMS = 16
+MAX_HARDWARE = 4096
 MAX_PROFILE_CHARS = 4096
 _PLATFORM = re.compile("[A-Za-z0-9_]{1,32}")
 
@@ -79,7 +80,8 @@ class WorkerReport:
     """A worker's whole state, which it sends with every Synchronize.
 
     `builds_for` names the platforms that a builder links for. `boot_id` is empty if it is unknown.
-    `calibrated`: the device was calibrated after the last response to this session.
+    `calibrated`: the device was calibrated after the last response to this session. `hardware` names the CPUs
+    or the GPU that candidates run on.
     """
 
     worker_id: str
@@ -96,12 +98,17 @@ class WorkerReport:
     builds_for: tuple[str, ...] = ()
     calibrated: bool = False
     boot_id: str = ""
+    hardware: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_name("a worker id", self.worker_id)
         check_name("a session id", self.session_id)
         if self.boot_id:
             check_name("a boot id", self.boot_id)
+        if len(self.hardware) > MAX_HARDWARE:
+            raise ValueError(f"at most {MAX_HARDWARE} CPUs fit in one call, not {len(self.hardware)}")
+        for name in self.hardware:
+            check_name("the name of a CPU or GPU", name)
         if len(self.results) > MAX_RESULTS:
             raise ValueError(f"at most {MAX_RESULTS} results fit in one call, not {len(self.results)}")
         if self.state is WorkerState.READY and self.device is None:

@@ -33,7 +33,7 @@ from worker.agent.health import HealthMonitor
 from worker.agent.profile_cache import ProfileCache
 from worker.agent.service import FleetClient, WorkerRefused, open_channel
 from worker.runner.executor import CPU_RUNNER, GPU_RUNNER, ChildConfig, Executor
-from worker.settings import MAX_BUILT_TOGETHER, WorkerSettings
+from worker.settings import MAX_BUILT_TOGETHER, WorkerSettings, usable_cpus
 
 _log = logging.getLogger(__name__)
 
@@ -116,8 +116,10 @@ async def _work(settings: WorkerSettings, shown: Display) -> None:
                 settings.alive_file.touch()
 
     environment, read_vitals, runner = dict(os.environ), HealthMonitor(), CPU_RUNNER
+    hardware = () if settings.build else usable_cpus()
     if settings.gpu is not None:
         gpu = choose_gpu(settings.gpu)
+        hardware = (gpu.uuid,)
         environment[VISIBLE_DEVICES_VARIABLE] = gpu.uuid
         read_vitals, runner = HealthMonitor(read=GpuVitals(gpu)), GPU_RUNNER
     async with contextlib.AsyncExitStack() as stack:
@@ -144,7 +146,7 @@ async def _work(settings: WorkerSettings, shown: Display) -> None:
             uuid.uuid4().hex,
             FleetClient(channel, settings.server, settings.secret, settings.reconnect_max_s),
             Executor(child, environment),
-            agent_config(settings),
+            agent_config(settings, hardware),
             shown,
             read_vitals,
             touch_alive_file,
@@ -173,8 +175,8 @@ def _make_cache(folder: Path) -> None:
         raise SettingsError(f"{ZIG_CACHE} names {folder}, which can't be made: {error.strerror}") from error
 
 
-def agent_config(settings: WorkerSettings) -> AgentConfig:
-    """Return the agent's configuration from the settings."""
+def agent_config(settings: WorkerSettings, hardware: tuple[str, ...] = ()) -> AgentConfig:
+    """Return the agent's configuration from the settings. `hardware` names what it measures on."""
     return AgentConfig(
         settings.slots,
         build_together=min(settings.slots, MAX_BUILT_TOGETHER),
@@ -182,5 +184,6 @@ def agent_config(settings: WorkerSettings) -> AgentConfig:
         role=Role.BUILD if settings.build else Role.MEASURE,
         override_limits=settings.override_limits,
         boot_id=boot_id(),
+        hardware=hardware,
         updates=settings.updates,
     )

@@ -149,6 +149,13 @@ def host_name() -> str:
     return name[:128] or "worker"
 
 
+def usable_cpus() -> tuple[str, ...]:
+    """Return the logical CPUs that this process may use, such as "cpu0"; none where that is unknown."""
+    if not hasattr(os, "sched_getaffinity"):
+        return ()
+    return tuple(f"cpu{number}" for number in sorted(os.sched_getaffinity(0)))
+
+
 def usable_cores() -> int:
     """Return the number of physical cores that this process may use."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -17,7 +17,7 @@ from core.job import JobState
 from core.measurement import Measurement, Outcome, noise
 from core.worker import DesiredState
 from records.clock import MAX_SKEW_S
-from records.fleet import building, fair_queue, results, workers
+from records.fleet import building, fair_queue, hardware, results, workers
 from records.fleet.fair_queue import QueueEntry, TrialFilter
 from records.fleet.module_runs import StoredModuleRun, module_run_of
 from records.fleet.results import LeasedWork, LeaseResult, WorkKey
@@ -118,13 +118,14 @@ def acquire_lease(
 
     A builder, which has no device class, gets trials of any class that it builds for. A trial or a module run
     that a lost device held is leased alone. If this device is lost too, the trial or run is the cause.
-    Timings in ONNX Runtime fail on a worker without it, and inferences on an older one.
+    Timings in ONNX Runtime fail on a worker without it, and inferences on an older one. Raises HardwareInUse.
     """
     if limit <= 0:
         return None
     if worker.device_class is None:
         entries = fair_queue.entries_to_build(session, worker.worker_id)
     else:
+        hardware.check_free(session, worker, now)
         entries = fair_queue.entries(session, worker.worker_id, worker.device_class, now)
     if not entries:
         return None

@@ -98,7 +98,7 @@ class WorkerSession:
 
     `device` is None until it was probed. A worker that builds has a `builder` instead. If `vitals` is None,
     the stored vitals and role stay. `calibrated`: the device was calibrated just now, so its class gets the
-    new profile. `claim` has the caller's token and machine.
+    new profile. `claim` has the caller's token and machine. `hardware` names what it measures on.
     """
 
     worker_id: str
@@ -110,6 +110,7 @@ class WorkerSession:
     builder: Builder | None = None
     calibrated: bool = False
     claim: NameClaim = NameClaim()  # noqa: RUF009 - it never changes
+    hardware: tuple[str, ...] = ()
 
     @property
     def device_class(self) -> str | None:
@@ -135,7 +136,7 @@ def register(session: Session, worker: WorkerSession, now: float) -> str | None:
     older = None if current.session_id == session_id else current.session_id
     if is_new or older is not None or current.token_id != claim.token_id:
         check_name_claim(session, current, claim, is_new, now)
-    values["boot_id"] = claim.boot_id
+    values |= {"boot_id": claim.boot_id, "hardware": list(worker.hardware) or None}
     if claim.token_id is not None:
         values["token_id"] = claim.token_id
     if worker.vitals is not None:

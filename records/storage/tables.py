@@ -156,6 +156,8 @@ class WorkerRow(Base):
     token_id: Mapped[str | None]
     # The boot id of the machine that its session runs on; empty if it is unknown.
     boot_id: Mapped[str] = mapped_column(default="")
+    # The cores, or the GPU, that its session measures on; null if they are unknown.
+    hardware: Mapped[list[Any] | None]
     # Until this time, it measures only the jobs that this token has submitted; null without a reservation.
     reserved_for: Mapped[str | None]
     reserved_until: Mapped[float | None]

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from core.profile import Profile
 from core.worker import DesiredState, Role
 from records import access, devices
-from records.fleet import leases, reservations, workers
+from records.fleet import hardware, leases, reservations, workers
 from records.fleet.leases import HeldLease
 from records.fleet.reservations import Reserved
 from records.fleet.workers import WorkerInfo
@@ -47,7 +47,8 @@ class WorkerBody(BaseModel):
     and before its first check. `sandbox_gaps` says what the sandbox doesn't keep measured code from.
     `calibrate`: the worker was asked to calibrate its device and hasn't done so yet. `other_version`: it runs
     another version of tunefarm than the service. Until `reserved_until`, it measures only the jobs of the
-    token that is called `reserved_for`; both are null without a reservation.
+    token that is called `reserved_for`; both are null without a reservation. It measures in turns with the
+    workers in `shares_with`, because they use the same cores or the same GPU.
     """
 
     id: str
@@ -82,6 +83,7 @@ class WorkerBody(BaseModel):
     other_version: bool
     reserved_for: str | None
     reserved_until: float | None
+    shares_with: list[str]
 
     @classmethod
     def of(
@@ -91,6 +93,7 @@ class WorkerBody(BaseModel):
         trials_per_minute: float,
         held: HeldLease | None,
         version: str,
+        shares_with: list[str],
     ) -> WorkerBody:
         vitals, reservation = worker.vitals, worker.reservation
         if reservation is not None and reservation.until <= now:
@@ -128,6 +131,7 @@ class WorkerBody(BaseModel):
             other_version=bool(version and vitals.tunefarm_version) and vitals.tunefarm_version != version,
             reserved_for=reservation and reservation.name,
             reserved_until=reservation and reservation.until,
+            shares_with=shares_with,
         )
 
 
@@ -301,6 +305,10 @@ def _bodies(session: Session, workers: Sequence[WorkerInfo], context: ContextDep
     now = context.now()
     rates = leases.trials_per_minute(session, now)
     held = {lease.worker_id: lease for lease in leases.held(session, now)}
+    shared = hardware.sharing(session, now)
     return [
-        WorkerBody.of(one, now, rates.get(one.id, 0.0), held.get(one.id), context.version) for one in workers
+        WorkerBody.of(
+            *(one, now, rates.get(one.id, 0.0), held.get(one.id), context.version, shared.get(one.id, []))
+        )
+        for one in workers
     ]

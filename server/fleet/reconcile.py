@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from sqlalchemy.orm import Session
@@ -14,6 +15,7 @@ from core.worker import DesiredState, Role, WorkerState
 from proto.messages import Result, SyncResponse, WorkerReport
 from records.fleet import building, leases, module_runs, workers
 from records.fleet.building import Builder
+from records.fleet.hardware import HardwareInUse
 from records.fleet.names import NameClaim
 from records.fleet.results import LeaseResult
 from records.fleet.workers import Instructions, SessionFenced, WorkerSession
@@ -71,6 +73,7 @@ class WorkerCall:
             builder,
             report.calibrated,
             NameClaim(self.token_id, report.boot_id),
+            report.hardware,
         )
 
 
@@ -103,7 +106,8 @@ def reconcile(session: Session, call: WorkerCall, version: str = "") -> Reconcil
             unnamed = leases.current(session, report.worker_id, report.session_id, now)
             lease = None if unnamed is None else _lease_of(session, unnamed, report, now)
         if lease is None and instructions.desired_state is DesiredState.WORK:
-            lease = new_lease(session, call)
+            with suppress(HardwareInUse):
+                lease = new_lease(session, call)
         # A worker that may wait does so in its next call, not between calls. But a worker that is asked to
         # calibrate and can't must not call in a loop.
         if wants_work(report) and report.wait_s > 0 and not instructions.calibrate:
@@ -125,7 +129,7 @@ def wants_work(report: WorkerReport) -> bool:
 
 
 def new_lease(session: Session, call: WorkerCall) -> Lease | None:
-    """Acquire a new lease for a worker; None if it wants no work or there is none."""
+    """Acquire a new lease for a worker; None if it wants no work or there is none. Raises HardwareInUse."""
     report = call.report
     if not wants_work(report) or report.device is None:
         return None

@@ -29,6 +29,7 @@ from proto.convert import (
 from proto.fleet_pb2_grpc import FleetServicer
 from proto.messages import SyncResponse, WorkerReport
 from records.fleet import building, module_runs, workers
+from records.fleet.hardware import HardwareInUse
 from records.fleet.names import NameInUse, NameTaken
 from records.jobs import inferences, tasks
 from records.jobs.tasks import WorkloadNotFound
@@ -175,6 +176,8 @@ class FleetService(FleetServicer):
                 break
             try:
                 lease = await self._lease_if_available(work, report)
+            except HardwareInUse:
+                continue
             except NotEligible:
                 break
             if lease is not None:
@@ -182,7 +185,7 @@ class FleetService(FleetServicer):
         return idle
 
     async def _lease_if_available(self, work: AvailableWork, report: WorkerReport) -> Lease | None:
-        """Return a lease for the worker if the poll found work for it. Raises NotEligible."""
+        """Return a lease for the worker if the poll found work for it. Raises NotEligible, HardwareInUse."""
         assert report.device is not None, "a ready worker has a device"
         acquire = partial(self._acquire_lease, report, self._sessions.lease_ttl_s)
         if report.role is Role.BUILD:
@@ -190,7 +193,8 @@ class FleetService(FleetServicer):
         return await self._poller.lease_for_device(work, report.worker_id, report.device.key, acquire)
 
     def _acquire_lease(self, report: WorkerReport, lease_ttl_s: float) -> Lease | None:
-        """Acquire a lease for the worker; None if there is no work for it. Raises NotEligible."""
+        """Acquire a lease for the worker; None if there is no work for it. Raises NotEligible,
+        HardwareInUse."""
         with self._context.database.begin() as session:
             if not workers.may_lease(session, report.worker_id, report.session_id):
                 raise NotEligible

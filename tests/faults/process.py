@@ -85,7 +85,12 @@ def _worker(flags: Sequence[str]) -> int:
     def config(threads: int, _runner: str, writable: tuple[Path, ...] = (), **others: Any) -> ChildConfig:
         return ChildConfig(threads, RUNNER, writable=(*writable, notes), **others)
 
-    with patch.object(worker.main, "ChildConfig", config):
+    name = os.environ["TUNEFARM_WORKER_NAME"]
+    # Each worker is on a machine of its own.
+    with (
+        patch.object(worker.main, "ChildConfig", config),
+        patch.object(worker.main, "boot_id", lambda: f"boot-of-{name}"),
+    ):
         return worker.main.main(flags)
 
 

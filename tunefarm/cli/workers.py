@@ -83,6 +83,12 @@ def _notes(worker: Worker) -> Iterator[str]:
         yield f" {worker.unable}"
     if worker.reserved_for is not None:
         yield f" is {_reservation(worker)}"
+    if worker.shares_with:
+        others = " and ".join(worker.shares_with)
+        yield (
+            f" measures in turns with {others}, on the same hardware: stop one, "
+            "or give each its own cores with taskset"
+        )
     if worker.other_version:
         is_due = worker.desired_state == "update"
         remedy = "is to be updated" if is_due else f"`tunefarm workers update {worker.id}`"

@@ -288,7 +288,8 @@ class Worker:
     if all is well. A worker whose `role` is build measures nothing: its trials are the ones that it built for
     the platforms in `builds_for`. `calibrate`: it was asked to calibrate its device and hasn't done so yet.
     `other_version`: it runs another version of tunefarm than the service. Until `reserved_until`, it measures
-    only the jobs of the token that is called `reserved_for`.
+    only the jobs of the token that is called `reserved_for`. It measures in turns with the workers in
+    `shares_with`, because they use the same cores or the same GPU.
     """
 
     id: str
@@ -322,6 +323,7 @@ class Worker:
     other_version: bool = False
     reserved_for: str | None = None
     reserved_until: float | None = None
+    shares_with: tuple[str, ...] = ()
 
     @property
     def unable(self) -> str:

@@ -73,6 +73,7 @@ class AgentConfig:
     role: Role = Role.MEASURE
     override_limits: Callable[[Limits], Limits] = lambda limits: limits
     boot_id: str = ""
+    hardware: tuple[str, ...] = ()
     updates: bool = False
 
 
@@ -204,6 +205,7 @@ class Agent:
             builds_for=self._executor.builds_for,
             calibrated=self._calibration_unreported,
             boot_id=self._config.boot_id,
+            hardware=self._config.hardware,
         )
 
     async def _apply(self, report: WorkerReport, response: SyncResponse) -> None:

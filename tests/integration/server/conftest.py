@@ -90,6 +90,7 @@ class Worker:
     starting: bool = True
     builds_for: tuple[str, ...] = ()
     boot_id: str = ""
+    hardware: tuple[str, ...] = ()
     token: str = ""
 
     def call(
@@ -107,7 +108,7 @@ class Worker:
         own = (self.id, self.session, self.starting, state, device)
         role = Role.BUILD if self.builds_for else Role.MEASURE
         about = vitals, role, self.builds_for, calibrated, self.boot_id
-        report = WorkerReport(*own, held, results, slots, wait_s, *about)
+        report = WorkerReport(*own, held, results, slots, wait_s, *about, hardware=self.hardware)
         metadata = (("authorization", f"Bearer {self.token}"),) if self.token else ()
         wire = convert.report_to_wire(report)
         response: pb.SynchronizeResponse = self.fleet.Synchronize(wire, timeout=40, metadata=metadata)

@@ -237,3 +237,14 @@ def test_a_worker_is_reserved_and_released(fake: FakeService, capsys: pytest.Cap
     assert capsys.readouterr().out.endswith(f"\npi is reserved for alice until {until}\n")
     assert run(app, ["workers", "unreserve", "pi", "--server", fake.url]) == ExitCode.OK
     assert fake.acted == [*["/v1/workers/pi:reserve"] * 2, "/v1/workers/pi:unreserve"]
+
+
+def test_a_worker_that_shares_its_cores_is_named(
+    fake: FakeService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.workers[:] = [WHOLE | {"shares_with": ["pi-2"]}]
+    assert run(app, ["workers", "--server", fake.url]) == ExitCode.OK
+    *_, told = capsys.readouterr().out.splitlines()
+    assert told.startswith(
+        "pi measures in turns with pi-2, on the same hardware: stop one, or give each its own"
+    )

@@ -103,6 +103,7 @@ function Worker({ worker, isAdmin, holders, onChange }) {
     ${worker.reserved_for !== null && html`<p>Reserved for <b>${worker.reserved_for}</b> until ${time(worker.reserved_until)}: the jobs of other tokens wait.</p>`}
     ${problem && html`<${Alert} problem=${problem} />`}
     ${worker.other_version && html`<p class="alert">It runs tunefarm ${worker.tunefarm_version}, which isn't the service's version${worker.desired_state === "update" ? ": it is to be updated" : ""}.</p>`}
+    ${worker.shares_with.length > 0 && html`<p class="alert">It measures in turns with ${worker.shares_with.join(" and ")}, on the same hardware: stop one, or give each its own cores with <code>taskset</code>.</p>`}
     ${worker.health_error && html`<p class="alert">Can't ${does}: ${worker.health_error}</p>`}
     <dl class="pairs">
       <dt>Now</dt><dd>${now(worker)}</dd>
