@@ -47,7 +47,7 @@ def tarred(name: str, layout: int, kind: bytes = tarfile.REGTYPE) -> bytes:
 
 @pytest.mark.parametrize("layout", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 @pytest.mark.parametrize("name", ["m.onnx", "./dir/m.onnx", "a" * 100, LONG, "übung/模型.onnx"])
-def test_the_first_name_of_a_tar_is_the_one_that_tarfile_reads(name: str, layout: int) -> None:
+def test_the_first_tar_name_equals_tarfiles(name: str, layout: int) -> None:
     if layout == tarfile.USTAR_FORMAT and name == LONG:
         name = f"{'p' * 150}/{'m' * 90}.onnx"  # more doesn't fit
     data = tarred(name, layout)
@@ -59,12 +59,12 @@ def test_the_first_name_of_a_tar_is_the_one_that_tarfile_reads(name: str, layout
 
 
 @pytest.mark.parametrize("kind", [tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
-def test_what_is_no_file_is_no_model(kind: bytes) -> None:
+def test_tar_entries_that_are_not_files_are_rejected(kind: bytes) -> None:
     data = tarred("m.onnx", tarfile.PAX_FORMAT, kind)
     assert first_tar_name(io.BytesIO(data)) is None
 
 
-def test_an_empty_tar_has_no_name() -> None:
+def test_an_empty_tar_has_no_first_name() -> None:
     assert first_tar_name(io.BytesIO(bytes(10240))) is None
 
 
@@ -84,7 +84,7 @@ TARS = {
 
 
 @pytest.mark.parametrize("name", TARS)
-def test_a_tar_that_makes_no_sense_is_refused_after_few_bytes(name: str) -> None:
+def test_a_malformed_tar_is_rejected_after_few_bytes(name: str) -> None:
     file = Counted(TARS[name])
     with pytest.raises(MalformedArchive):
         first_tar_name(file)
@@ -151,7 +151,7 @@ def zipped(names: list[str], comment: bytes = b"") -> bytes:
 
 
 @pytest.mark.parametrize("comment", [b"", b"short", b"c" * 65535])
-def test_the_names_of_a_zip_are_those_that_zipfile_reads(comment: bytes) -> None:
+def test_zip_names_equal_zipfiles(comment: bytes) -> None:
     names = ["m/models/model.json", "m/data/weights/weight_0", "m/übung", "m/" + "x" * 1000]
     assert list(zip_names(io.BytesIO(zipped(names, comment)))) == names
     assert list(zip_names(io.BytesIO(zipped([], comment)))) == []
@@ -197,7 +197,7 @@ LARGE_ZIPS: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("name", [*ZIPS, *LARGE_ZIPS])
-def test_a_zip_that_makes_no_sense_is_refused_in_little_memory(name: str) -> None:
+def test_a_malformed_zip_is_rejected_in_little_memory(name: str) -> None:
     file = io.BytesIO(ZIPS[name] if name in ZIPS else LARGE_ZIPS[name]())
     tracemalloc.start()
     try:
@@ -209,7 +209,7 @@ def test_a_zip_that_makes_no_sense_is_refused_in_little_memory(name: str) -> Non
         tracemalloc.stop()
 
 
-def test_the_names_of_many_entries_are_not_kept() -> None:
+def test_names_of_many_entries_are_not_stored() -> None:
     with tempfile.TemporaryFile() as file:
         file.write(LOCAL + ENTRY * 60_000 + end_of(60_000, 49 * 60_000, 300))
         tracemalloc.start()
@@ -227,7 +227,7 @@ def outcome(function: Callable[[IO[bytes]], object], data: bytes) -> object:
         return type(error)
 
 
-def test_random_damage_is_refused_or_read() -> None:
+def test_randomly_damaged_archives_are_rejected_or_read() -> None:
     """Any bytes raise only the documented exceptions."""
     rng = random.Random(34)
     for data in (tarred(LONG, tarfile.PAX_FORMAT), tarred(LONG, tarfile.GNU_FORMAT), zipped(["m/a", "m/b"])):
@@ -239,7 +239,7 @@ def test_random_damage_is_refused_or_read() -> None:
             outcome(recognise, spoiled)
 
 
-def test_a_file_of_any_head_is_refused_or_read() -> None:
+def test_files_with_any_first_bytes_are_rejected_or_read() -> None:
     rng = random.Random(35)
     heads = [b"PK\x03\x04", b"ML\xefR", b"module", b'{"nodes"', b"", b"\x1c\0\0\0TFL3", b"\x08\x07\x3a"]
     for _ in range(3000):

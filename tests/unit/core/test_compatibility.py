@@ -14,20 +14,20 @@ def names(asked: Device, **known: Device) -> list[str]:
     return [device.name for device in found]
 
 
-def test_a_class_runs_what_needs_no_more_than_it_has() -> None:
+def test_a_device_class_runs_code_for_a_subset_of_its_features() -> None:
     arm = replace(DEVICE, triple="aarch64-linux-gnu", features=())
     assert names(DEVICE, itself=DEVICE, avx2=AVX2, arm=arm, gpu=GPU) == ["avx2"]
     assert names(AVX2, wider=DEVICE) == []
 
 
-def test_the_nearest_has_the_same_toolchain_and_the_most_similar_sizes() -> None:
+def test_the_nearest_device_class_has_the_same_toolchain_and_similar_sizes() -> None:
     fewer, many = replace(DEVICE, cores=1), replace(DEVICE, cores=64)
     older = replace(DEVICE, toolchain="llvm 15")
     assert names(DEVICE, older=older, many=many, fewer=fewer, avx2=AVX2)[-1] == "older"
     assert names(DEVICE, many=many, fewer=fewer) == ["fewer", "many"]
 
 
-def test_a_gpu_runs_kernels_that_fit_it() -> None:
+def test_a_gpu_runs_kernels_of_compatible_capabilities() -> None:
     small = replace(GPU, gpu=Gpu(capability=75, shared_bytes=32 << 10))
     odd = replace(GPU, gpu=Gpu(warp_size=64))
     assert names(GPU, small=small, odd=odd, cpu=DEVICE) == ["small"]

@@ -14,7 +14,7 @@ def test_a_device_survives_json() -> None:
     assert Device.from_json(DEVICE.to_json()).key == DEVICE.key
 
 
-def test_the_class_is_everything_but_the_name() -> None:
+def test_the_device_class_excludes_the_name() -> None:
     assert replace(DEVICE, name="another").key == DEVICE.key
     changes = (
         {"cores": 2},
@@ -26,7 +26,7 @@ def test_the_class_is_everything_but_the_name() -> None:
     assert len({DEVICE.key, *(replace(DEVICE, **change).key for change in changes)}) == 6
 
 
-def test_records_timed_alone_and_in_a_graph_are_of_two_classes() -> None:
+def test_the_way_of_timing_is_part_of_the_device_class() -> None:
     alone, in_graph = (replace(DEVICE, gpu=Gpu(timing=timing)) for timing in (1, 2))
     assert alone.key != in_graph.key
     # A GPU that was stored before there was another way keeps its class.
@@ -43,6 +43,6 @@ def test_sizes_are_positive(field: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"name": "board"}', json.dumps({"cores": 1})])
-def test_other_text_is_no_device(text: str) -> None:
+def test_invalid_device_json_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         Device.from_json(text)

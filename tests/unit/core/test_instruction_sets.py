@@ -40,7 +40,7 @@ def test_only_disabled_features_are_accepted(text: str) -> None:
         ("vector", "riscv64"),
     ],
 )
-def test_a_name_that_nothing_has_is_named(name: str, arch: str) -> None:
+def test_an_unknown_instruction_set_is_named(name: str, arch: str) -> None:
     with pytest.raises(FeatureError, match=f"'{name}' is no instruction set of {arch}"):
         disabled_features(f"-{name}", arch)
 
@@ -57,16 +57,18 @@ def test_a_name_that_nothing_has_is_named(name: str, arch: str) -> None:
         ("dotprod", "aarch64", ("dotprod",)),
     ],
 )
-def test_the_kernels_spelling_and_llvms_are_one(spelling: str, arch: str, names: tuple[str, ...]) -> None:
+def test_linux_and_llvm_spellings_name_the_same_instruction_set(
+    spelling: str, arch: str, names: tuple[str, ...]
+) -> None:
     assert llvm_names(spelling, arch) == names
 
 
-def test_a_word_may_stand_for_several_of_llvms_names() -> None:
+def test_one_name_may_stand_for_several_llvm_features() -> None:
     assert {"egpr", "ndd", "nf"} < set(llvm_names("apx", "x86_64"))
 
 
 @pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
-def test_no_name_stands_for_two_words(arch: str) -> None:
+def test_names_of_instruction_sets_are_unique(arch: str) -> None:
     known = instruction_sets(arch)
     assert len({one.name for one in known}) == len(known)
 

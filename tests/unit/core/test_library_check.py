@@ -71,7 +71,7 @@ def test_names_are_read_by_addresses() -> None:
         (shared_library(tags=[(23, (1 << 64) - 1), (2, (1 << 64) - 1)]), "more than"),
     ],
 )
-def test_what_no_compiled_program_has_is_refused(data: bytes, says: str) -> None:
+def test_structures_that_compilers_never_write_are_rejected(data: bytes, says: str) -> None:
     assert says in refusal(data)
 
 
@@ -118,7 +118,7 @@ def linked(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return library.read_bytes()
 
 
-def test_what_a_compiler_links_is_read(linked: bytes) -> None:
+def test_libraries_of_a_real_compiler_are_accepted(linked: bytes) -> None:
     assert refusal(linked).endswith("needs: puts")
 
 
@@ -159,20 +159,20 @@ def cubin(names: list[str] | None = None, sections: int = 3, symbols: int = 0) -
     return header + strings + table + made
 
 
-def test_a_gpus_program_calls_only_itself() -> None:
+def test_gpu_programs_may_call_only_themselves() -> None:
     check_cubin(cubin())
     with pytest.raises(SymbolError, match="isn't in it: vprintf"):
         check_cubin(cubin(["vprintf"]))
     assert refusal(shared_library() + bytes(3) + cubin(["vprintf"])).endswith("isn't in it: vprintf")
 
 
-def test_tables_that_overlap_are_not_read_again_and_again() -> None:
+def test_overlapping_tables_are_rejected() -> None:
     """16,000 sections share one table of 60,000 symbols."""
     hostile = cubin(sections=1 << 14, symbols=60_000)
     assert "overlap" in refusal(shared_library() + hostile)
 
 
-def test_programs_within_programs_are_not_read_without_end() -> None:
+def test_the_number_of_gpu_programs_is_limited() -> None:
     """A library that says at every 20th byte that a GPU's program begins there."""
     start = struct.pack("<16s2H", b"\x7fELF\x02\x01\x01", 2, CUBIN)
     assert "more than" in refusal(shared_library() + start * (MAX_GPU_PROGRAMS + 1))
@@ -180,7 +180,7 @@ def test_programs_within_programs_are_not_read_without_end() -> None:
 
 
 @pytest.mark.parametrize("text", [b".extern ", b".extern .a ", b".extern\t\t", b".extern .fun ", b".a .b "])
-def test_text_like_ptx_takes_linear_time(text: bytes) -> None:
+def test_text_that_resembles_ptx_takes_linear_time(text: bytes) -> None:
     assert refusal(shared_library() + b".extern " + text * (1 << 20)) == ""
 
 

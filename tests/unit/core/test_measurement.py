@@ -21,11 +21,11 @@ def test_times_are_positive_and_finite(secs: tuple[float, ...]) -> None:
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))
-def test_exactly_what_went_well_has_times(outcome: Outcome) -> None:
+def test_only_successful_measurements_have_times(outcome: Outcome) -> None:
     wrong = () if outcome is Outcome.OK else (1.0,)
     with pytest.raises(ValueError, match="if and only if it succeeded"):
         Measurement(outcome, wrong)
 
 
-def test_an_outcome_of_a_newer_worker_is_a_failure() -> None:
+def test_unknown_outcomes_are_failures() -> None:
     assert Outcome("melted") is Outcome.UNKNOWN

@@ -65,7 +65,7 @@ def test_the_program_that_jax_exports_is_found() -> None:
         (b'{\n "root_index": 1', ModelFormat.TVM),
     ],
 )
-def test_formats_are_told_apart(data: bytes, expected: ModelFormat) -> None:
+def test_each_format_is_recognized_by_its_content(data: bytes, expected: ModelFormat) -> None:
     assert recognise(io.BytesIO(data)) is expected
 
 
@@ -96,7 +96,7 @@ def test_a_truncated_model_is_refused(cut: int) -> None:
         (b"\x08\x01" * 200_000, "not an ONNX file"),
     ],
 )
-def test_what_is_no_model_is_refused(data: bytes, why: str) -> None:
+def test_unknown_formats_are_rejected(data: bytes, why: str) -> None:
     with pytest.raises(UnknownFormat, match=why):
         recognise(io.BytesIO(data))
 

@@ -18,7 +18,7 @@ def test_a_profile_survives_json() -> None:
 @pytest.mark.parametrize(
     "text", ["", "{}", "[]", "null", "3", '{"hertz": 1}', json.dumps({"hertz": 1, "speed": 2}), "[" * 100_000]
 )
-def test_other_text_is_no_profile(text: str) -> None:
+def test_invalid_profile_json_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         Profile.from_json(text)
 
@@ -27,17 +27,17 @@ def test_other_text_is_no_profile(text: str) -> None:
 @pytest.mark.parametrize(
     "field", [f.name for f in fields(Profile) if f.name not in ("multiply_adds", "derived")]
 )
-def test_a_speed_that_no_device_has_is_refused(field: str, value: Any) -> None:
+def test_impossible_speeds_are_rejected(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=field):
         replace(PROFILE, **{field: value})
 
 
-def test_float32_is_never_missing() -> None:
+def test_a_profile_without_float32_is_rejected() -> None:
     with pytest.raises(ValueError, match="float32"):
         replace(PROFILE, multiply_adds={"int8": 1.0})
 
 
-def test_a_type_that_was_not_measured_is_taken_for_float32() -> None:
+def test_unmeasured_types_have_float32s_speed() -> None:
     assert PROFILE.issue("int8") == 0.5
     assert PROFILE.issue("bfloat16") == 2.0
 
@@ -59,13 +59,13 @@ def test_registers_follow_from_the_instruction_set(
     assert set(profile.derived) == {f.name for f in fields(Profile)} - {"derived"}
 
 
-def test_a_device_that_was_not_calibrated_has_the_speeds_of_an_ordinary_one() -> None:
+def test_uncalibrated_devices_have_an_assumed_profile() -> None:
     assert DEVICE.profile is None
     assert DEVICE.speeds == assumed_profile(DEVICE.arch, DEVICE.features, DEVICE.cores)
     assert replace(DEVICE, profile=PROFILE).speeds == PROFILE
 
 
-def test_the_profile_is_no_part_of_the_fingerprint() -> None:
+def test_the_fingerprint_excludes_the_profile() -> None:
     calibrated = replace(DEVICE, profile=PROFILE)
     assert calibrated == DEVICE
     assert calibrated.key == DEVICE.key

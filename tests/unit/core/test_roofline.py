@@ -30,7 +30,7 @@ MATMUL, BYTES, HALVES = (
 )
 
 
-def test_a_types_peak_counts_its_lanes_and_its_instructions() -> None:
+def test_the_peak_of_a_type_depends_on_lanes_and_instructions() -> None:
     assert LIMITS.flops_per_s() == 64e9
     assert LIMITS.flops_per_s("int8") == 2 * 32 * 4 * 1e9 * 2
     assert LIMITS.flops_per_s("float16") == 2 * 16 * 8 * 1e9 * 2
@@ -63,8 +63,6 @@ def test_a_verdict_names_the_limit_and_what_to_do(
 @pytest.mark.parametrize(
     ("flops", "num_bytes", "best_s"), [(0.0, 0.0, 1.0), (1.0, 1.0, None), (1.0, 1.0, 0.0)]
 )
-def test_there_is_no_verdict_on_what_is_not_known(
-    flops: float, num_bytes: float, best_s: float | None
-) -> None:
+def test_there_is_no_verdict_without_a_profile(flops: float, num_bytes: float, best_s: float | None) -> None:
     assert verdict(LIMITS, flops, num_bytes, MATMUL, best_s) == ""
     assert verdict(Limits.of(None, 32, 2), 64e9, 1e9, MATMUL, 1.0) == ""

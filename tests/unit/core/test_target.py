@@ -28,7 +28,7 @@ GPU = {
         GPU,
     ],
 )
-def test_a_target_of_a_machine_is_written_anew(target: dict[str, Any]) -> None:
+def test_targets_that_name_a_machine_are_rewritten(target: dict[str, Any]) -> None:
     assert rewrite_target(json.dumps(target, indent=2)) == json.dumps(
         target, sort_keys=True, separators=(",", ":")
     )
@@ -61,6 +61,6 @@ def test_a_target_of_a_machine_is_written_anew(target: dict[str, Any]) -> None:
         ('{"kind":"cuda","arch":"sm_80 --compiler-options x"}', "arch makes no sense"),
     ],
 )
-def test_anything_else_is_refused(text: str, why: str) -> None:
+def test_invalid_targets_are_rejected(text: str, why: str) -> None:
     with pytest.raises(TargetRefused, match=why):
         rewrite_target(text)

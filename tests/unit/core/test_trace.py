@@ -68,7 +68,7 @@ GOOD = [
 
 
 @pytest.mark.parametrize("text", GOOD)
-def test_traces_of_schedules_come_back_as_they_were(text: str) -> None:
+def test_valid_traces_are_unchanged(text: str) -> None:
     assert write_trace(parse_trace(text)) == text
 
 
@@ -125,13 +125,13 @@ def test_traces_of_schedules_come_back_as_they_were(text: str) -> None:
         ),
     ],
 )
-def test_anything_else_is_refused_in_a_sentence(text: str, why: str) -> None:
+def test_invalid_traces_are_rejected_with_one_sentence(text: str, why: str) -> None:
     with pytest.raises(TraceRefused, match=why):
         parse_trace(text)
 
 
 @pytest.mark.parametrize("name", ["root_index", "nodes", "type"])
-def test_a_call_in_an_index_map_is_refused_however_its_keys_are_spelled(name: str) -> None:
+def test_calls_in_index_maps_with_escaped_keys_are_rejected(name: str) -> None:
     """TVM's reader takes root\\u005findex for root_index."""
     plain = calling("system").replace("root\\\\u005findex", "root_index")
     assert "root_index" in plain
@@ -173,7 +173,7 @@ def _changed(**fields: Any) -> list[dict[str, Any]]:
         ("{}", "nothing else"),
     ],
 )
-def test_an_index_map_is_arithmetic_and_nothing_else(text: str, why: str) -> None:
+def test_index_maps_may_hold_only_arithmetic(text: str, why: str) -> None:
     with pytest.raises(TraceRefused, match=why):
         parse_trace(transformed(text))
 
@@ -190,7 +190,7 @@ def test_an_index_map_that_doubles_at_every_node_is_refused() -> None:
         parse_trace(transformed(index_map(nodes)))
 
 
-def test_a_trace_is_not_endless() -> None:
+def test_the_length_of_a_trace_is_limited() -> None:
     with pytest.raises(TraceRefused, match="at most"):
         parse_trace(trace(*[BLOCK] * 20_000))
 
@@ -204,7 +204,7 @@ STRANGE: st.SearchStrategy[Any] = st.sampled_from(
 
 
 @given(st.sampled_from(GOOD), st.data())
-def test_a_changed_trace_is_refused_or_written_anew_within_the_schema(text: str, data: st.DataObject) -> None:
+def test_mutated_traces_are_rejected_or_rewritten_by_the_schema(text: str, data: st.DataObject) -> None:
     steps = json.loads(text)
     for _ in range(data.draw(st.integers(1, 3))):
         _mutate(steps, data)
@@ -242,7 +242,7 @@ def _mutate(value: Any, data: st.DataObject) -> None:
 
 
 @given(st.integers(0, len(NODES) - 1), STRANGE, st.data())
-def test_a_changed_index_map_is_refused_or_stays_arithmetic(at: int, value: Any, data: st.DataObject) -> None:
+def test_mutated_index_maps_are_rejected_or_stay_arithmetic(at: int, value: Any, data: st.DataObject) -> None:
     nodes = copy.deepcopy(NODES)
     fields = nodes[at].get("data")
     if isinstance(fields, dict):

@@ -7,7 +7,7 @@ import pytest
 from core.webhook import check_url, sign
 
 
-def test_a_signature_is_that_of_standard_webhooks() -> None:
+def test_signatures_follow_standard_webhooks() -> None:
     # Computed by the package standardwebhooks 1.1.0.
     signature = sign(
         "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
@@ -19,7 +19,7 @@ def test_a_signature_is_that_of_standard_webhooks() -> None:
 
 
 @pytest.mark.parametrize("url", ["https://example.com", "http://a.b:8080/c?d=e", "https://[2001:db8::1]/x"])
-def test_addresses_of_programs_are_taken(url: str) -> None:
+def test_valid_webhook_urls_are_accepted(url: str) -> None:
     check_url(url)
 
 
@@ -44,6 +44,6 @@ def test_addresses_of_programs_are_taken(url: str) -> None:
         "https://example.com/" + "a" * 2000,
     ],
 )
-def test_other_texts_are_refused(url: str) -> None:
+def test_invalid_webhook_urls_are_rejected(url: str) -> None:
     with pytest.raises(ValueError, match="URL"):
         check_url(url)

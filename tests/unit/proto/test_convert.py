@@ -60,19 +60,19 @@ def wire_report(**changes: object) -> pb.SynchronizeRequest:
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))
-def test_every_outcome_survives(outcome: Outcome) -> None:
+def test_every_outcome_survives_conversion(outcome: Outcome) -> None:
     measurement = OK if outcome is Outcome.OK else Measurement(outcome, (), 0.5, "why", Resources(255, 1200))
     assert convert.measurement_from_wire(convert.measurement_to_wire(measurement)) == measurement
 
 
 @pytest.mark.parametrize("run_s", [[], [math.nan], [-1.0], [0.0], [1e-3, math.inf]])
-def test_an_ok_measurement_without_possible_times_is_a_failure(run_s: list[float]) -> None:
+def test_an_ok_measurement_with_impossible_times_is_a_failure(run_s: list[float]) -> None:
     measurement = convert.measurement_from_wire(pb.Measurement(outcome="OUTCOME_OK", run_s=run_s))
     assert measurement.outcome is Outcome.UNKNOWN
     assert "is impossible" in measurement.error
 
 
-def test_an_outcome_of_the_future_is_a_failure() -> None:
+def test_an_unknown_outcome_is_a_failure() -> None:
     message = pb.Measurement.FromString(bytes([0x08, 99]))
     assert message.outcome == 99
     assert convert.measurement_from_wire(message).outcome is Outcome.UNKNOWN
@@ -88,7 +88,7 @@ def test_too_many_repeats_are_a_failure() -> None:
     assert convert.measurement_from_wire(message).outcome is Outcome.UNKNOWN
 
 
-def test_errors_keep_their_tail_and_nothing_that_cannot_be_stored() -> None:
+def test_errors_keep_their_end_without_control_characters() -> None:
     error = "x" * 20000 + "\0\ud800 the end"
     sent = convert.measurement_to_wire(Measurement(Outcome.RUN_ERROR, error=error))
     received = convert.measurement_from_wire(sent).error
@@ -106,7 +106,7 @@ def test_a_gpu_survives() -> None:
     assert convert.device_from_wire(convert.device_to_wire(device)) == device
 
 
-def test_a_gpu_that_leaves_out_how_it_times_kernels_times_them_alone() -> None:
+def test_a_gpu_without_a_way_of_timing_times_kernels_alone() -> None:
     message = convert.device_to_wire(replace(DEVICE, gpu=Gpu(timing=2)))
     message.gpu.timing = 0
     gpu = convert.device_from_wire(message).gpu
@@ -178,7 +178,7 @@ def test_a_profile_survives() -> None:
         PROFILE | {"shape": 1},
     ],
 )
-def test_a_profile_that_makes_no_sense_is_refused(text: str | dict[str, object]) -> None:
+def test_an_implausible_profile_is_rejected(text: str | dict[str, object]) -> None:
     message = convert.device_to_wire(DEVICE)
     message.profile = text if isinstance(text, str) else json.dumps(text)
     with pytest.raises(WireError, match="the device's profile"):
@@ -204,12 +204,12 @@ def test_a_report_survives() -> None:
         Vitals(health_error="ü" * MAX_HEALTH_ERROR_CHARS),
     ],
 )
-def test_vitals_survive_as_far_as_they_are_known(vitals: Vitals) -> None:
+def test_known_vitals_survive_conversion(vitals: Vitals) -> None:
     report = replace(REPORT, vitals=vitals)
     assert convert.report_from_wire(convert.report_to_wire(report)) == report
 
 
-def test_resources_that_no_thread_has_are_no_measurement() -> None:
+def test_impossible_gpu_resources_are_a_failure() -> None:
     message = convert.measurement_to_wire(OK)
     message.resources.registers = 1 << 30
     assert convert.measurement_from_wire(message).outcome is Outcome.UNKNOWN
@@ -239,7 +239,7 @@ def test_a_report_without_vitals_is_understood() -> None:
         ("candidates", 1 << 30),
     ],
 )
-def test_vitals_that_make_no_sense_are_left_out_and_refuse_nobody(field: str, value: object) -> None:
+def test_implausible_vitals_are_dropped(field: str, value: object) -> None:
     message = wire_report()
     message.vitals.load = 0.5
     setattr(message.vitals, field, value)
@@ -265,7 +265,7 @@ def test_a_module_runs_result_survives() -> None:
         ({"wait_s": math.nan}, "wait_s"),
     ],
 )
-def test_a_senseless_report_is_refused(changes: dict[str, object], why: str) -> None:
+def test_an_invalid_report_is_rejected(changes: dict[str, object], why: str) -> None:
     with pytest.raises(WireError, match=why):
         convert.report_from_wire(wire_report(**changes))
 
@@ -277,14 +277,14 @@ def test_a_ready_worker_without_a_device_is_refused() -> None:
         convert.report_from_wire(message)
 
 
-def test_a_result_of_nothing_is_refused() -> None:
+def test_a_result_without_an_id_is_rejected() -> None:
     message = wire_report()
     message.results[0].ClearField("trial_id")
     with pytest.raises(WireError, match="a trial or a module run"):
         convert.report_from_wire(message)
 
 
-def test_a_result_of_an_id_no_database_has_is_refused() -> None:
+def test_a_result_with_an_impossible_id_is_rejected() -> None:
     message = wire_report()
     message.results[0].trial_id = 2**64 - 1
     with pytest.raises(WireError, match="not an id"):
@@ -312,12 +312,12 @@ def test_the_calibration_flags_survive() -> None:
     assert convert.response_from_wire(convert.response_to_wire(response), None) == response
 
 
-def test_another_protocol_is_named() -> None:
+def test_an_unsupported_protocol_is_named() -> None:
     with pytest.raises(ProtocolMismatchError, match="protocol 3, the worker 2: install the same"):
         convert.report_from_wire(wire_report(protocol=2))
 
 
-def test_the_wait_is_cut_to_what_is_allowed() -> None:
+def test_the_wait_is_limited_to_the_maximum() -> None:
     assert convert.report_from_wire(wire_report(wait_s=1e9)).wait_s == 30.0
 
 
@@ -329,7 +329,7 @@ def test_the_wait_is_cut_to_what_is_allowed() -> None:
         replace(LEASE, build=True),
     ],
 )
-def test_an_answer_with_a_new_lease_survives(lease: Lease) -> None:
+def test_a_response_with_a_new_lease_survives_conversion(lease: Lease) -> None:
     response = SyncResponse(lease=lease, acknowledged=(1, 2), call_again_after_s=5.0)
     assert convert.response_from_wire(convert.response_to_wire(response), held=None) == response
 
@@ -342,13 +342,13 @@ def test_every_desired_state_survives(desired_state: DesiredState) -> None:
     assert convert.response_from_wire(convert.response_to_wire(response), held=None) == response
 
 
-def test_an_unknown_desired_state_is_work() -> None:
+def test_an_unknown_desired_state_means_work() -> None:
     message = pb.SynchronizeResponse.FromString(bytes([0x28, 99]))
     assert message.desired_state == 99
     assert convert.response_from_wire(message, held=None).desired_state is DesiredState.WORK
 
 
-def test_a_kept_lease_travels_as_its_id() -> None:
+def test_a_held_lease_is_sent_as_an_id() -> None:
     response = SyncResponse(keeps=HELD, call_again_after_s=5.0)
     message = convert.response_to_wire(response)
     assert not message.lease.candidates
@@ -361,13 +361,13 @@ def test_a_kept_lease_that_is_not_held_is_refused() -> None:
         convert.response_from_wire(message, held=LeaseId("other", 1))
 
 
-def test_a_fenced_answer_and_a_senseless_pause_survive() -> None:
+def test_a_fenced_response_survives_and_its_pause_is_limited() -> None:
     message = pb.SynchronizeResponse(fenced=True, call_again_after_s=math.nan)
     assert convert.response_from_wire(message, held=None) == SyncResponse(fenced=True)
 
 
 @pytest.mark.parametrize("best_s", [0.0, -1.0, math.nan, math.inf])
-def test_a_best_latency_that_can_not_be_is_refused(best_s: float) -> None:
+def test_an_impossible_best_latency_is_rejected(best_s: float) -> None:
     message = convert.lease_to_wire(LEASE)
     message.candidates[0].best_s = best_s
     with pytest.raises(WireError, match="the best latency known must be positive"):
@@ -388,7 +388,7 @@ def test_a_lease_of_too_many_module_runs_is_refused() -> None:
         convert.lease_from_wire(message)
 
 
-def test_a_lease_of_protocol_1_is_no_lease() -> None:
+def test_a_lease_of_protocol_1_is_ignored() -> None:
     """Its one module run was field 4, which is not read as anything else."""
     message = convert.lease_to_wire(replace(LEASE, candidates=(), module_runs=MODULE_RUNS))
     message.ClearField("module_runs")
@@ -403,7 +403,7 @@ def test_a_built_result_survives() -> None:
 
 
 @pytest.mark.parametrize(("sha", "build_s"), [("", 0.1), ("AB" * 32, 0.1), (SHA, -1.0), (SHA, math.nan)])
-def test_an_invalid_built_result_is_a_failure_and_refuses_no_other(sha: str, build_s: float) -> None:
+def test_an_invalid_built_result_is_a_failure(sha: str, build_s: float) -> None:
     message = wire_report()
     message.results[0].built.CopyFrom(pb.Built(sha256=sha, build_s=build_s))
     (result,) = convert.report_from_wire(message).results
@@ -412,7 +412,7 @@ def test_an_invalid_built_result_is_a_failure_and_refuses_no_other(sha: str, bui
     assert "is impossible" in result.measurement.error
 
 
-def test_a_builder_survives_and_a_worker_of_before_there_were_any_measures() -> None:
+def test_roles_survive_and_old_workers_are_measuring_devices() -> None:
     builder = replace(REPORT, role=Role.BUILD, builds_for=("x86_64", "aarch64"))
     assert convert.report_from_wire(convert.report_to_wire(builder)) == builder
     assert convert.report_from_wire(convert.report_to_wire(REPORT)).role is Role.MEASURE
@@ -428,7 +428,7 @@ def test_a_builder_survives_and_a_worker_of_before_there_were_any_measures() -> 
         (["'; DROP"], "names such as"),
     ],
 )
-def test_a_builder_of_nothing_or_of_nonsense_is_refused(platforms: list[str], why: str) -> None:
+def test_a_builder_with_invalid_platforms_is_rejected(platforms: list[str], why: str) -> None:
     message = wire_report()
     message.role = pb.WORKER_ROLE_BUILD
     message.builds_for.extend(platforms)
@@ -436,7 +436,7 @@ def test_a_builder_of_nothing_or_of_nonsense_is_refused(platforms: list[str], wh
         convert.report_from_wire(message)
 
 
-def test_a_role_of_the_future_is_refused() -> None:
+def test_an_unknown_role_is_rejected() -> None:
     with pytest.raises(WireError, match="7 is not a role"):
         convert.report_from_wire(wire_report(role=7))
 
@@ -457,9 +457,7 @@ def test_a_library_survives() -> None:
         ({"lease": pb.LeaseId(id="", attempt=1)}, "lease id"),
     ],
 )
-def test_a_library_that_is_damaged_or_belongs_to_nothing_is_refused(
-    changes: dict[str, object], why: str
-) -> None:
+def test_a_damaged_library_or_one_without_a_trial_is_rejected(changes: dict[str, object], why: str) -> None:
     message = library_to_wire(LIBRARY)
     for field, value in changes.items():
         if isinstance(value, pb.LeaseId):
@@ -470,7 +468,7 @@ def test_a_library_that_is_damaged_or_belongs_to_nothing_is_refused(
         library_from_wire(message)
 
 
-def test_a_library_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_librarys_size_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proto.convert.MAX_LIBRARY_BYTES", 3)
     with pytest.raises(WireError, match="at most 3 bytes, not 4"):
         library_from_wire(library_to_wire(LIBRARY))

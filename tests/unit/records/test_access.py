@@ -49,7 +49,7 @@ class TestTokens:
         assert (found.revoked_at, found.last_used_at) == (30.0, None)
         assert access.tokens(session)[0].last_used_at is None
 
-    def test_an_unknown_one_cannot_be_revoked(self, session: Session) -> None:
+    def test_an_unknown_token_cannot_be_revoked(self, session: Session) -> None:
         with pytest.raises(TokenNotFound, match="no token 'nope'"):
             access.revoke_token(session, "nope", 1.0)
 
@@ -61,7 +61,7 @@ class TestTokens:
             noted.append(access.tokens(session)[0].last_used_at)
         assert noted == [100.0, 100.0, 100.0 + LAST_USED_PRECISION_S]
 
-    def test_a_token_expires_at_its_time(self) -> None:
+    def test_a_token_expires_at_the_given_time(self) -> None:
         assert [BOARD.expired(now) for now in (499.9, 500.0, 501.0)] == [False, True, True]
         assert not replace(BOARD, expires_at=None).expired(1e12)
 
@@ -98,7 +98,7 @@ class TestAudit:
         assert [access.prune_audit(session, 4.0, limit=3) for _ in range(3)] == [3, 1, 0]
         assert [line.at for line in access.audit(session, 9)] == [4.0]
 
-    def test_characters_that_no_database_holds_are_replaced(self, session: Session) -> None:
+    def test_characters_that_databases_reject_are_replaced(self, session: Session) -> None:
         access.append_audit(session, {replace(REFUSED, subject="nul \x00 half \ud800"): 1}, 1.0)
         assert access.audit(session, 1)[0].entry.subject == "nul \ufffd half ?"
 

@@ -82,7 +82,7 @@ def test_a_backup_is_restored(filled: Database, url: str, tmp_path: Path) -> Non
     assert state(filled) == before
 
 
-def test_a_database_of_a_newer_schema_makes_way_for_an_older_one(
+def test_a_backup_of_an_older_schema_replaces_a_newer_database(
     filled: Database, url: str, tmp_path: Path
 ) -> None:
     before = state(filled)
@@ -139,9 +139,7 @@ def cut_short(file: Path) -> None:
         (of_a_newer_release, "9999"),
     ],
 )
-def test_a_file_that_is_no_good_backup_replaces_nothing(
-    spoil: Callable[[Path], None], says: str, tmp_path: Path
-) -> None:
+def test_an_invalid_backup_replaces_nothing(spoil: Callable[[Path], None], says: str, tmp_path: Path) -> None:
     url, copy = f"sqlite:///{tmp_path}/t.db", tmp_path / "copy"
     database = Database(url)
     database.migrate()
@@ -201,7 +199,7 @@ def test_the_database_that_is_replaced_is_kept(tmp_path: Path) -> None:
     assert (tmp_path / "t.db").stat().st_mode & 0o077 == 0
 
 
-def test_the_password_is_on_no_command_line(
+def test_the_password_is_not_on_a_command_line(
     emptied: Emptied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
@@ -220,7 +218,7 @@ def test_the_password_is_on_no_command_line(
     assert not any(word in argument for argument in seen for word in (PASSWORD, quote(PASSWORD, safe="")))
 
 
-def test_a_filled_database_goes_back_to_the_first_revision_and_forward(filled: Database, url: str) -> None:
+def test_a_filled_database_downgrades_to_the_first_revision_and_upgrades(filled: Database, url: str) -> None:
     before = state(filled)
     filled.migrate("0001")
     filled.migrate()

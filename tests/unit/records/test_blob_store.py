@@ -78,7 +78,7 @@ def drop_row(database: Database, sha: str) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"a model", DATA], ids=len)
-def test_what_is_put_comes_back_by_its_digest(database: Database, data: bytes) -> None:
+def test_stored_blobs_are_read_by_their_digest(database: Database, data: bytes) -> None:
     sha = put(database, data)
     assert sha == hashlib.sha256(data).hexdigest()
     assert put(database, data) == sha
@@ -102,7 +102,7 @@ def test_an_unknown_digest(database: Database) -> None:
         get(database, "feed")
 
 
-def test_only_what_no_row_names_is_swept(database: Database) -> None:
+def test_only_unreferenced_files_are_deleted(database: Database) -> None:
     kept, dropped = put(database, b"kept"), put(database, b"dropped")
     drop_row(database, dropped) if database.blob_store else None
     assert blobs.sweep(database, 0.0) == 0, "it may be about to get its row"
@@ -112,7 +112,7 @@ def test_only_what_no_row_names_is_swept(database: Database) -> None:
     assert get(database, dropped) == b"dropped"
 
 
-def test_blobs_in_the_database_are_read_beside_those_of_a_store(store: BlobStore, tmp_path: Path) -> None:
+def test_blobs_in_the_database_are_read_when_a_store_is_set(store: BlobStore, tmp_path: Path) -> None:
     url = sqlite(tmp_path / "tunefarm.db")
     before, after = Database(url), Database(url, blob_store=store)
     old, new = put(before, b"old"), put(after, b"new")
@@ -132,7 +132,7 @@ def test_a_blob_with_another_digest_is_removed(store: BlobStore) -> None:
     assert store.older_than(SOON) == []
 
 
-def test_a_file_that_cannot_be_read_to_its_end_is_removed(store: BlobStore) -> None:
+def test_a_truncated_file_is_deleted(store: BlobStore) -> None:
     class Broken(io.BytesIO):
         def read(self, size: int | None = -1) -> bytes:
             if self.tell() > 0:
@@ -144,7 +144,7 @@ def test_a_file_that_cannot_be_read_to_its_end_is_removed(store: BlobStore) -> N
     assert store.older_than(SOON) == []
 
 
-def test_what_a_killed_writer_left_is_swept(tmp_path: Path) -> None:
+def test_incomplete_files_of_killed_writers_are_deleted(tmp_path: Path) -> None:
     store = BlobStore(f"file://{tmp_path}/blobs")
     database = Database(sqlite(tmp_path / "tunefarm.db"), blob_store=store)
     left = tmp_path / "blobs" / f"{SHA}.{'0' * 32}.new"

@@ -68,7 +68,7 @@ class TestModels:
         assert added == models.UploadInfo(sha, "resnet", 7, 5.0)
         assert models.get(session, sha) == added
 
-    def test_adding_again_changes_only_its_age(self, session: Session) -> None:
+    def test_adding_a_blob_again_changes_only_its_age(self, session: Session) -> None:
         sha = blobs.put(session, b"a model")
         models.add(session, sha, "resnet", now=5.0)
         again = models.UploadInfo(sha, "resnet", 7, 6.0)
@@ -89,7 +89,7 @@ class TestUploads:
 
     DATA = b"0123456789abcdef!"
 
-    def test_other_writers_wait_for_one_chunk_at_most(
+    def test_other_writers_wait_for_at_most_one_chunk(
         self, database: Database, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(blobs, "CHUNK_BYTES", 4)
@@ -114,7 +114,7 @@ class TestUploads:
         with database.begin() as session:
             assert blobs.get(session, sha) == self.DATA
 
-    def test_chunks_that_were_deleted_meanwhile_are_stored_again(
+    def test_chunks_deleted_during_an_upload_are_stored_again(
         self, database: Database, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(blobs, "CHUNK_BYTES", 4)

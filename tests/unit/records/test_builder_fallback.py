@@ -114,14 +114,14 @@ class TestWaitingJobs:
         assert builder_fallback.waiting_jobs(board.session, 20.0) == [WaitingJob("job", 0, 0, 0)]
 
     @pytest.mark.parametrize("build", [Build.DEVICE, Build.BUILDER])
-    def test_a_job_that_chose_who_builds_is_none_of_them(self, session: Session, build: Build) -> None:
+    def test_jobs_with_a_chosen_builder_have_no_fallback(self, session: Session, build: Build) -> None:
         make_job(session, "job", BOARD, build=build).issue("t1")
         enrol(session)
         assert builder_fallback.waiting_jobs(session, 20.0) == []
 
 
 class TestFallback:
-    def test_the_devices_build_what_the_builders_held_as_well(self, board: Farm) -> None:
+    def test_devices_also_build_what_the_builders_held(self, board: Farm) -> None:
         ids = board.issue("t1", "t2")
         enrol(board.session)
         assert take(board.session) is not None
@@ -136,7 +136,7 @@ class TestFallback:
         assert [trial.id for trial in board.leased("own", now=31.0).trials] == ids
         assert end_builder_leases(board.session, now=32.0) == []
 
-    def test_a_builder_that_took_other_work_meanwhile_keeps_it(self, board: Farm) -> None:
+    def test_a_builder_keeps_a_newer_lease(self, board: Farm) -> None:
         board.issue("t1")
         enrol(board.session)
         assert take(board.session) is not None
@@ -151,7 +151,7 @@ class TestFallback:
         job = jobs.get(board.session, "job")
         assert (job.message, job.request.build) == (message, Build.DEVICE)
 
-    def test_other_jobs_of_the_builder_are_left_to_it(self, board: Farm) -> None:
+    def test_a_builder_keeps_its_work_for_other_jobs(self, board: Farm) -> None:
         board.issue("t1")
         enrol(board.session)
         assert take(board.session) is not None
@@ -159,7 +159,7 @@ class TestFallback:
         builder_fallback.build_on_devices(board.session, "another", 180.0, now=30.0)
         assert end_builder_leases(board.session, now=30.0) == []
 
-    def test_a_finished_job_stays_as_it_is(self, board: Farm) -> None:
+    def test_a_finished_job_has_no_fallback(self, board: Farm) -> None:
         jobs.advance(board.session, "job", {JobState.TUNING}, JobState.DONE, now=29.0)
         builder_fallback.build_on_devices(board.session, "job", 180.0, now=30.0)
         assert jobs.get(board.session, "job").request.build is Build.AUTO
@@ -174,7 +174,7 @@ class TestFallback:
 
 
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
-def test_a_builder_that_reports_meanwhile_never_waits_for_the_fallback_that_waits_for_it(
+def test_a_reporting_builder_and_the_fallback_do_not_deadlock(
     database: Database,
 ) -> None:
     with database.begin() as session:

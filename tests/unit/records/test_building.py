@@ -86,7 +86,7 @@ def board(session: Session) -> Farm:
     return make_job(session, "job", BOARD)
 
 
-def test_builders_are_stored_as_they_are_and_of_no_class(session: Session) -> None:
+def test_builders_are_stored_without_a_device_class(session: Session) -> None:
     enrol(session, replace(X86, cores=16))
     worker = workers.get(session, "builder")
     assert worker.builder == replace(X86, cores=16)
@@ -138,9 +138,7 @@ class TestWhoBuilds:
         assert (lease.build, [trial.id for trial in lease.trials]) == (elsewhere, ids)
 
     @pytest.mark.parametrize("build", list(Build))
-    def test_devices_build_unless_the_job_wants_builders_and_none_is_there(
-        self, session: Session, build: Build
-    ) -> None:
+    def test_devices_build_unless_the_job_requires_builders(self, session: Session, build: Build) -> None:
         farm = make_job(session, "job", BOARD, build=build)
         farm.issue("t1")
         waits = build is Build.BUILDER
@@ -148,9 +146,7 @@ class TestWhoBuilds:
         assert (farm.take("own") is None) == waits
         assert building.has_builder(session, "job", 0.0) != waits
 
-    def test_a_builder_that_can_not_build_it_gets_nothing_and_is_not_waited_for(
-        self, session: Session
-    ) -> None:
+    def test_an_unsuitable_builder_gets_no_work_and_delays_no_device(self, session: Session) -> None:
         farm = make_job(session, "job", BOARD, build=Build.BUILDER)
         farm.issue("t1")
         enrol(session, replace(X86, builds_for=("x86_64",)))
@@ -158,7 +154,7 @@ class TestWhoBuilds:
         assert not fair_queue.waiting(session, 20.0).has_unbuilt
         assert not building.has_builder(session, "job", 0.0)
 
-    def test_devices_build_for_themselves_as_soon_as_no_builder_is_there(self, board: Farm) -> None:
+    def test_devices_build_when_the_last_builder_leaves(self, board: Farm) -> None:
         board.issue("t1", "t2", "t3", "t4", "t5")
         enrol(board.session)
         assert board.take("0", limit=1) is None
@@ -183,7 +179,7 @@ class TestWhoBuilds:
 
 
 class TestBuilding:
-    def test_a_trial_is_built_then_measured_then_its_library_is_gone(self, board: Farm) -> None:
+    def test_the_library_of_a_measured_trial_is_deleted(self, board: Farm) -> None:
         ids = board.issue("t1", "t2")
         enrol(board.session)
         lease = leased(board, "built")
@@ -204,7 +200,7 @@ class TestBuilding:
         assert jobs.get(board.session, "job").trials_done == 1
         assert best(board.session, "w1", BOARD.key) is not None
 
-    def test_the_same_library_of_another_trial_stays(self, board: Farm) -> None:
+    def test_a_library_that_another_trial_shares_is_kept(self, board: Farm) -> None:
         ids = board.issue("t1", "t2")
         enrol(board.session)
         assert build(board, "built") == ids
@@ -254,13 +250,13 @@ class TestBuilding:
         assert says in trial.error
         assert building.library(board.session, SHA) is None
 
-    def test_a_device_that_says_it_built_is_not_believed(self, board: Farm) -> None:
+    def test_a_built_result_from_a_device_is_rejected(self, board: Farm) -> None:
         [trial_id] = board.issue("t1")
         board.leased("own")
         assert report(board, "own", [(trial_id, Built(SHA, 0.25))]).closed
         assert board.trials()[0].outcome is Outcome.UNKNOWN
 
-    def test_builders_share_with_builders_and_charge_nothing(self, board: Farm) -> None:
+    def test_builders_share_the_queue_and_are_not_charged(self, board: Farm) -> None:
         workers.register(board.session, WorkerSession("worker", "session", WorkerState.READY, BOARD), 19.0)
         enrol(board.session)
         enrol(board.session, name="another")
@@ -271,7 +267,7 @@ class TestBuilding:
         [entry] = fair_queue.entries_to_build(board.session, "another")
         assert entry.start_tag == 0.0, "a job pays for what is measured"
 
-    def test_how_fast_it_builds_is_known_afterwards(self, board: Farm) -> None:
+    def test_the_build_rate_is_known_after_a_lease(self, board: Farm) -> None:
         ids = board.issue("t1", "t2")
         enrol(board.session)
         leased(board, "built", now=20.0)
@@ -304,7 +300,7 @@ class TestLibraries:
         assert building.leased_platform(board.session, lease.id, "session", 80.0) is None
         assert building.leased_platform(board.session, leased_by_device.id, "session", 21.0) is None
 
-    def test_go_with_the_trials_of_a_job_that_is_cancelled(self, board: Farm) -> None:
+    def test_cancelling_a_job_deletes_its_libraries(self, board: Farm) -> None:
         board.issue("t1", "t2")
         enrol(board.session)
         build(board, "built")
@@ -343,7 +339,7 @@ def test_device_classes_from_before_can_be_built_for(tmp_path: Path) -> None:
 
 
 class TestLostBuilders:
-    def test_trials_of_a_lost_builder_are_built_again_by_anyone(self, board: Farm) -> None:
+    def test_any_worker_may_rebuild_trials_of_a_lost_builder(self, board: Farm) -> None:
         ids = board.issue("t1", "t2")
         enrol(board.session)
         leased(board, "built", now=20.0)
@@ -354,7 +350,7 @@ class TestLostBuilders:
         assert last[0].data["message"] == said
         assert [trial.id for trial in board.leased("own", now=81.0).trials] == ids[:1]
 
-    def test_a_trial_that_was_built_in_the_end_has_no_attempts(self, board: Farm) -> None:
+    def test_a_built_trial_has_no_attempts(self, board: Farm) -> None:
         [trial_id] = board.issue("t1")
         enrol(board.session)
         leased(board, "built", now=20.0)
@@ -366,7 +362,7 @@ class TestLostBuilders:
         leases.expire(board.session, now=145.0)
         assert [(trial.state, trial.attempts) for trial in board.trials()] == [("pending", 1)]
 
-    def test_a_trial_that_takes_two_down_is_given_up(self, board: Farm) -> None:
+    def test_a_trial_that_two_builders_were_lost_with_is_given_up(self, board: Farm) -> None:
         board.issue("t1")
         for number in range(2):
             now = 20.0 + 100.0 * number

@@ -28,7 +28,7 @@ def test_the_last_reading_since_a_boot_is_kept(session: Session) -> None:
     assert clock.read(session, "another") is None
 
 
-def test_only_times_that_the_clock_has_not_written_are_replaced(farm: Farm, session: Session) -> None:
+def test_only_future_times_are_corrected(farm: Farm, session: Session) -> None:
     latest = NOW + MAX_SKEW_S
     webhooks.add(session, Webhook("hook", "https://example.com", tuple(WebhookEvent), "whsec_", NOW))
     webhooks.emit(session, WebhookEvent.JOB_FINISHED, {}, NOW)

@@ -32,7 +32,7 @@ def test_round_trip(classes: Session) -> None:
     assert cost_models.versions(classes) == {DEVICE.key: [FIRST]}
 
 
-def test_the_newest_of_a_class_comes_first(classes: Session) -> None:
+def test_the_newest_version_of_a_class_comes_first(classes: Session) -> None:
     second = replace(FIRST, records=200, metrics=None)
     other = replace(FIRST, device_class=OTHER.key)
     for version, model in ((FIRST, b"1"), (second, b"2"), (other, b"3")):
@@ -44,7 +44,7 @@ def test_the_newest_of_a_class_comes_first(classes: Session) -> None:
     assert cost_models.evaluated([second]) is None
 
 
-def test_the_bytes_of_old_versions_are_dropped_and_their_facts_stay(classes: Session) -> None:
+def test_old_versions_lose_their_bytes_and_stay_listed(classes: Session) -> None:
     other = replace(FIRST, device_class=OTHER.key)
     cost_models.add(classes, other, b"of another class")
     for number in range(VERSIONS_WITH_BYTES + 3):

@@ -59,7 +59,7 @@ class TestTransactions:
         with pytest.raises(OperationalError), sqlite(file).begin() as session:
             session.execute(text("SELECT nothing FROM nowhere"))
 
-    def test_infinity_is_no_json(self, database: Database) -> None:
+    def test_infinity_cannot_be_stored_as_json(self, database: Database) -> None:
         with database.begin() as session:
             jobs.create(session, "job", request(session), None, now=1.0)
         with pytest.raises(Exception, match="JSON compliant"), database.begin() as session:
@@ -82,7 +82,7 @@ class TestTransactions:
 
 
 class TestMigration:
-    def test_makes_the_schema_of_the_tables(self, url: str) -> None:
+    def test_migrations_make_the_schema_of_the_tables(self, url: str) -> None:
         database = Database(url)
         with database.begin() as session:
             context = MigrationContext.configure(session.connection(), opts={"compare_type": True})
@@ -149,7 +149,7 @@ class TestMigration:
             assert counted == [("m", "x", 2), ("m", "y", 1)]
         database.close()
 
-    def test_files_of_migrations_are_named_by_their_revisions(self) -> None:
+    def test_migration_files_are_named_by_revision(self) -> None:
         newest_first = ScriptDirectory.from_config(alembic_config()).walk_revisions()
         assert [script.revision for script in newest_first] == list(reversed(known_revisions()))
 
@@ -185,7 +185,7 @@ class TestMigration:
 
 
 class TestStorageError:
-    def test_a_url_that_is_none(self) -> None:
+    def test_an_invalid_database_url_is_rejected(self) -> None:
         with pytest.raises(StorageError, match="not a database URL"):
             Database("my data")
 
@@ -232,7 +232,7 @@ class TestStorageError:
         with sqlite(file).begin(), pytest.raises(StorageError, match="keeps it locked"), database.begin():
             pytest.fail("the transaction began")
 
-    def test_a_file_that_is_no_database(self, file: Path) -> None:
+    def test_a_file_that_is_not_a_database_is_rejected(self, file: Path) -> None:
         file.write_bytes(b"these are not the bytes of a database " * 100)
         with pytest.raises(StorageError, match="not a database"):
             sqlite(file).migrate()
@@ -244,7 +244,7 @@ class TestStorageError:
         with pytest.raises(StorageError, match="damaged"), sqlite(file).begin() as session:
             request(session)
 
-    def test_a_full_disk_leaves_nothing_half_stored(self, file: Path) -> None:
+    def test_a_full_disk_rolls_the_transaction_back(self, file: Path) -> None:
         database = sqlite(file)
         with pytest.raises(StorageError, match="the disk is full"):
             fill_the_disk(database)
@@ -268,7 +268,7 @@ def fill_the_disk(database: Database) -> None:
         blobs.put(session, bytes(8_000_000))
 
 
-def test_a_commit_of_sqlite_is_on_the_disk(tmp_path: Path) -> None:
+def test_sqlite_syncs_each_commit(tmp_path: Path) -> None:
     """An acknowledgement outlives a power cut: each commit is synced, not only each checkpoint."""
     database = Database(f"sqlite:///{tmp_path}/t.db")
     database.migrate()

@@ -51,7 +51,7 @@ def full(session: Session, job_id: str = "job") -> Farm:
 
 
 class TestJobs:
-    def test_deleting_a_job_deletes_only_its_own_rows(self, session: Session) -> None:
+    def test_deleting_a_job_deletes_only_rows_of_that_job(self, session: Session) -> None:
         full(session)
         finish(session)
         before = rows(session)
@@ -73,7 +73,7 @@ class TestJobs:
         # A release keeps its job.
         assert referring == {table.__tablename__ for table in deletion._JOB_TABLES} | {"releases"}
 
-    def test_another_job_keeps_what_is_its_own(self, session: Session) -> None:
+    def test_deleting_a_job_keeps_shared_blobs_and_records(self, session: Session) -> None:
         full(session, "other")
         before = rows(session)
         make_job(session, "job").issue("t3")
@@ -92,7 +92,7 @@ class TestJobs:
         assert not leases.renew(session, "lease of job", "session", 51.0, 60.0)
         assert leases.current(session, "worker", "session", 51.0) is None
 
-    def test_a_large_one_goes_a_few_rows_at_a_time(self, session: Session) -> None:
+    def test_a_large_job_is_deleted_a_few_rows_at_a_time(self, session: Session) -> None:
         farm = full(session)
         farm.report("lease of job", [trial.id for trial in farm.trials()])
         farm.issue(*(f"more {number}" for number in range(7)))
@@ -105,7 +105,7 @@ class TestJobs:
         assert turns > 2
         assert not {"jobs", "tasks", "trials", "leases", "events"} & set(rows(session))
 
-    def test_an_unfinished_one_is_cancelled_first(self, farm: Farm) -> None:
+    def test_an_unfinished_job_must_be_cancelled_first(self, farm: Farm) -> None:
         with pytest.raises(JobInUse, match="Job job is tuning: cancel it first"):
             delete_job(farm.session, "job", now=50.0)
 
@@ -116,13 +116,13 @@ class TestJobs:
             delete_job(farm.session, "job", now=50.0)
         delete_job(farm.session, "job", now=1000.0)
 
-    def test_an_unknown_one(self, session: Session) -> None:
+    def test_deleting_an_unknown_job_raises(self, session: Session) -> None:
         with pytest.raises(jobs.JobNotFound):
             delete_job(session, "job", now=50.0)
 
 
 class TestFiles:
-    def test_blobs_of_a_job_stay_until_it_is_deleted(self, session: Session) -> None:
+    def test_blobs_are_kept_until_the_job_is_deleted(self, session: Session) -> None:
         full(session)
         assert (drop_uploads(session, LATER, 10), drop_blobs(session, 10).blobs) == (0, 0)
         finish(session)
@@ -132,16 +132,14 @@ class TestFiles:
         assert (drop_uploads(session, LATER, 10), drop_blobs(session, 10).blobs) == (1, 1)
         assert not {"blobs", "blob_chunks", "models"} & set(rows(session))
 
-    def test_a_model_that_is_handed_in_again_is_new(self, session: Session) -> None:
+    def test_a_model_uploaded_again_is_new(self, session: Session) -> None:
         sha = blobs.put(session, b"a model")
         models.add(session, sha, "resnet", now=1.0)
         models.add(session, sha, "resnet", now=LATER)
         assert drop_uploads(session, LATER + 1.0, 10) == 0
         assert drop_blobs(session, 10).blobs == 0
 
-    def test_a_dataset_stays_as_long_as_a_job_needs_it_and_a_quantized_model_as_its_model(
-        self, session: Session
-    ) -> None:
+    def test_datasets_and_quantized_models_are_kept_while_jobs_need_them(self, session: Session) -> None:
         sha = blobs.put(session, b"samples")
         models.add(session, sha, "samples", 1.0, UploadKind.DATASET)
         asked = replace(request(session), quantize=Quantize.INT8, calibration=sha)
@@ -162,7 +160,7 @@ class TestFiles:
         assert [drop_blobs(session, 2).blobs for _ in range(4)] == [2, 2, 1, 0]
         assert session.scalar(select(func.count()).select_from(ChunkRow)) == 0
 
-    def test_a_large_one_goes_a_few_chunks_at_a_time(
+    def test_a_large_blob_is_deleted_a_few_chunks_at_a_time(
         self, session: Session, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(blobs, "CHUNK_BYTES", 4)
@@ -173,7 +171,7 @@ class TestFiles:
         assert sum(one.blobs for one in dropped) == 2
         assert session.scalar(select(func.count()).select_from(ChunkRow)) == 0
 
-    def test_one_that_is_half_deleted_is_written_again(
+    def test_a_half_deleted_blob_is_stored_again(
         self, session: Session, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(blobs, "CHUNK_BYTES", 4)
@@ -182,7 +180,7 @@ class TestFiles:
         assert blobs.put(session, bytes(range(90))) == sha
         assert blobs.get(session, sha) == bytes(range(90))
 
-    def test_one_that_is_being_written_is_kept(self, database: Database) -> None:
+    def test_a_blob_that_is_being_written_is_kept(self, database: Database) -> None:
         """Also when the same file, of no use until then, was there already."""
         with database.begin() as session:
             make_job(session, "job")
@@ -232,7 +230,7 @@ class TestFiles:
             sha = jobs.get(session, "job").artifact_sha
             assert blobs.get(session, str(sha)) == b"library"
 
-    def test_one_that_is_deleted_while_it_is_read(
+    def test_reading_a_blob_during_its_deletion_raises(
         self, session: Session, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(blobs, "CHUNK_BYTES", 4)

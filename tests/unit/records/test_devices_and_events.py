@@ -51,7 +51,7 @@ class TestProfiles:
     def profile(self, session: Session) -> Profile | None:
         return devices.get_class(session, DEVICE.key).profile
 
-    def test_a_class_has_none_until_a_worker_brings_it(self, session: Session) -> None:
+    def test_a_class_has_no_profile_until_a_worker_reports_one(self, session: Session) -> None:
         devices.put_class(session, DEVICE)
         assert self.profile(session) is None
         devices.put_class(session, replace(DEVICE, profile=self.FAST))
@@ -73,7 +73,7 @@ class TestProfiles:
         found = [devices.resolve_class(session, name, now=6.0) for name in names]
         assert [one.profile for one in [*found, *devices.classes(session)] if one] == [self.FAST] * 4
 
-    def test_the_request_to_calibrate_lasts_until_the_worker_has(self, session: Session) -> None:
+    def test_the_calibration_request_lasts_until_the_worker_calibrated(self, session: Session) -> None:
         device = replace(DEVICE, profile=self.SLOW)
         register(session, "a", "s", device)
         register(session, "b", "s", device)
@@ -121,7 +121,7 @@ class TestSilentWorkers:
         assert [workers.drop_silent(session, 100.0, limit=2) for _ in range(5)] == [2, 2, 2, 0, 0]
         assert workers.list_workers(session) == []
 
-    def test_a_builder_is_forgotten_with_its_machines(self, session: Session) -> None:
+    def test_the_cores_of_a_builder_are_forgotten_with_the_builder(self, session: Session) -> None:
         builder = Builder(("aarch64",), "x86_64", cores=2, toolchain="llvm 20")
         workers.register(session, WorkerSession("builder", "s", WorkerState.READY, builder=builder), 1.0)
         assert workers.drop_silent(session, 2.0, limit=9) == 1
@@ -135,7 +135,7 @@ class TestResolve:
         assert devices.resolve_class(session, "two cores", now=6.0) == DEVICE
         assert devices.resolve_class(session, "three cores", now=6.0) is None
 
-    def test_an_ambiguous_name_is_none(self, session: Session) -> None:
+    def test_an_ambiguous_device_class_name_is_not_found(self, session: Session) -> None:
         devices.put_class(session, DEVICE)
         devices.put_class(session, replace(BIGGER, name=DEVICE.name))
         assert devices.resolve_class(session, DEVICE.name, now=6.0) is None
@@ -180,7 +180,7 @@ class TestWorkers:
         with pytest.raises(workers.WorkerNotFound, match="there is no worker 'x'"):
             workers.get(session, "x")
 
-    def test_vitals_stay_until_a_heartbeat_has_new_ones(self, session: Session) -> None:
+    def test_vitals_are_kept_until_a_heartbeat_brings_new_vitals(self, session: Session) -> None:
         warm = Vitals("0.1", "0.27", 1.5, 61.0, 1 << 30, 16, 3)
         workers.register(session, WorkerSession("a", "s", WorkerState.BUSY, DEVICE, vitals=warm), 1.0)
         assert workers.get(session, "a").vitals == warm
@@ -225,14 +225,14 @@ class TestWorkers:
         left = workers.get(session, "a")
         assert (left.has_left, left.is_lost(1e9)) == (True, False)
 
-    def test_registering_again_updates(self, session: Session) -> None:
+    def test_registering_again_updates_the_worker(self, session: Session) -> None:
         register(session, "a", "s", None, WorkerState.PROBING, now=1.0)
         assert register(session, "a", "s", DEVICE, WorkerState.READY, now=2.0) is None
         assert register(session, "a", "s", None, WorkerState.BUSY, now=3.0) is None
         [worker] = workers.list_workers(session)
         assert (worker.device_class, worker.state, worker.last_seen_at) == (DEVICE.key, "busy", 3.0)
 
-    def test_a_sign_of_life(self, session: Session) -> None:
+    def test_a_heartbeat_updates_the_worker(self, session: Session) -> None:
         register(session, "a", "s", DEVICE)
         assert workers.heartbeat(session, WorkerSession("a", "s", WorkerState.BUSY), 9.0)
         assert not workers.heartbeat(session, WorkerSession("a", "another", WorkerState.READY), 10.0)
@@ -250,7 +250,7 @@ class TestWorkers:
         assert (worker.trials_done, worker.failures) == (2, 1)
         assert worker.failures_by_kind == {"build_error": 1}
 
-    def test_whole_models_are_no_trials(self, farm: Farm) -> None:
+    def test_module_runs_are_not_counted_as_trials(self, farm: Farm) -> None:
         register(farm.session, "worker", "session", DEVICE)
         run_id = farm.add_run()
         farm.leased("lease")
@@ -281,7 +281,7 @@ class TestFencing:
         assert leases.expire(farm.session, now=21.0) == ["job"]
         assert [trial.state for trial in farm.trials()] == ["pending"]
 
-    def test_other_workers_are_left_alone(self, farm: Farm) -> None:
+    def test_other_workers_are_unaffected(self, farm: Farm) -> None:
         register(farm.session, "other", "old", DEVICE)
         farm.issue("t1")
         farm.leased("lease", now=20.0)
@@ -290,7 +290,7 @@ class TestFencing:
 
 
 class TestWanted:
-    def test_an_instruction_is_kept_until_the_next_one(self, session: Session) -> None:
+    def test_a_desired_state_lasts_until_the_next_change(self, session: Session) -> None:
         register(session, "a", "s", DEVICE)
         assert workers.desired_state(session, "a") is DesiredState.WORK
         assert workers.may_lease(session, "a", "s")
@@ -309,13 +309,13 @@ class TestWanted:
         assert workers.desired_state(session, "x") is DesiredState.WORK
         assert not workers.may_lease(session, "x", "s")
 
-    def test_only_the_sessions_that_is_ready_may_take(self, session: Session) -> None:
+    def test_only_a_ready_session_may_lease(self, session: Session) -> None:
         register(session, "a", "s", DEVICE)
         assert not workers.may_lease(session, "a", "another")
         workers.heartbeat(session, WorkerSession("a", "s", WorkerState.DRAINING), 2.0)
         assert not workers.may_lease(session, "a", "s")
 
-    def test_sessions_under_an_evicted_name_are_rejected_until_it_is_resumed(self, session: Session) -> None:
+    def test_sessions_of_an_evicted_name_are_rejected_until_resumed(self, session: Session) -> None:
         register(session, "a", "s", DEVICE)
         leases.evict(session, "a", now=2.0)
         assert not workers.heartbeat(session, WorkerSession("a", "s", WorkerState.READY), 3.0)
@@ -326,12 +326,12 @@ class TestWanted:
         workers.set_desired_state(session, "a", DesiredState.WORK)
         assert workers.heartbeat(session, WorkerSession("a", "s", WorkerState.READY), 4.0)
 
-    def test_native_is_no_worker_that_is_not_wanted(self, session: Session) -> None:
+    def test_native_excludes_drained_and_evicted_workers(self, session: Session) -> None:
         register(session, "a", "s", DEVICE, now=1.0)
         workers.set_desired_state(session, "a", DesiredState.DRAIN)
         assert devices.resolve_class(session, "native", now=6.0) is None
 
-    def test_native_is_no_worker_that_has_been_silent_for_long(self, session: Session) -> None:
+    def test_native_excludes_silent_workers(self, session: Session) -> None:
         register(session, "a", "s", DEVICE, now=1.0)
         assert devices.resolve_class(session, "native", now=1.0 + LOST_AFTER_S) == DEVICE
         assert devices.resolve_class(session, "native", now=1.1 + LOST_AFTER_S) is None

@@ -59,7 +59,7 @@ def share(number: int, weight: float = 1.0, priority: int = 0, *, waits: bool = 
 
 class TestOrder:
     @given(weights=st.lists(WEIGHTS, min_size=1, max_size=5), sizes=st.lists(st.integers(1, 16), min_size=9))
-    def test_shares_are_those_of_the_weights(self, weights: list[float], sizes: list[int]) -> None:
+    def test_shares_follow_the_weights(self, weights: list[float], sizes: list[int]) -> None:
         queue = Queue([share(number, weight) for number, weight in enumerate(weights)])
         got: Counter[str | None] = Counter()
         for _, size in zip(range(400), itertools.cycle(sizes), strict=False):
@@ -70,7 +70,7 @@ class TestOrder:
             assert apart <= lag / one.weight + lag / other.weight + 1e-6
 
     @given(priorities=st.lists(st.integers(-2, 2), min_size=2, max_size=6))
-    def test_the_highest_priority_that_waits_comes_first(self, priorities: list[int]) -> None:
+    def test_the_highest_waiting_priority_comes_first(self, priorities: list[int]) -> None:
         queue = Queue([share(number, 1.0, priority) for number, priority in enumerate(priorities)])
         levels = []
         while (served := queue.serve(8)) is not None:
@@ -79,7 +79,7 @@ class TestOrder:
         assert levels == sorted(priorities, reverse=True)
 
     @given(weights=st.lists(WEIGHTS, min_size=2, max_size=4), leases_before=st.integers(1, 300))
-    def test_a_job_without_work_delays_no_other_and_saves_nothing_up(
+    def test_a_job_without_work_delays_no_other_and_saves_no_share(
         self, weights: list[float], leases_before: int
     ) -> None:
         idle, *others = [share(number, weight) for number, weight in enumerate(weights)]
@@ -141,9 +141,7 @@ def serve(session: Session, device: Device, leases_: int, limit: int) -> Counter
 class TestInTheDatabase:
     @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(weights=st.lists(WEIGHTS, min_size=2, max_size=3), limit=st.integers(1, 3))
-    def test_shares_are_those_of_the_weights(
-        self, session: Session, weights: list[float], limit: int
-    ) -> None:
+    def test_shares_follow_the_weights(self, session: Session, weights: list[float], limit: int) -> None:
         device = another_class()
         farms = [make_job(session, f"job {next(_NUMBERS)}", device, weight=weight) for weight in weights]
         for farm in farms:
@@ -162,7 +160,7 @@ class TestInTheDatabase:
         served = [next(iter(serve(session, DEVICE, 1, 3))) for _ in range(6)]
         assert served == ["urgent", "urgent", "plain", "plain", "later", "later"]
 
-    def test_a_job_that_is_out_of_work_holds_nobody_back(self, session: Session) -> None:
+    def test_a_job_without_pending_trials_delays_no_other(self, session: Session) -> None:
         idle, busy = make_job(session, "idle", priority=5), make_job(session, "busy")
         issue(busy, 9)
         assert serve(session, DEVICE, 3, 3) == {"busy": 9}
@@ -170,7 +168,7 @@ class TestInTheDatabase:
         issue(idle, 3)
         assert serve(session, DEVICE, 1, 3) == {"idle": 3}
 
-    def test_a_job_that_comes_back_has_saved_nothing_up(self, session: Session) -> None:
+    def test_a_returning_job_has_saved_no_share(self, session: Session) -> None:
         away, busy = make_job(session, "away"), make_job(session, "busy")
         issue(busy, 40)
         serve(session, DEVICE, 10, 2)
@@ -188,7 +186,7 @@ class TestInTheDatabase:
         assert take(session, DEVICE) is None
         assert fair_queue.waiting(session, 20.0).device_classes == {theirs.device.key}
 
-    def test_a_module_run_waits_for_its_jobs_turn(self, session: Session) -> None:
+    def test_a_module_run_waits_for_the_jobs_turn(self, session: Session) -> None:
         plain, urgent = make_job(session, "plain"), make_job(session, "urgent", priority=1)
         issue(urgent, 2)
         module_runs.add(session, plain.job_id, "untuned", blobs.put(session, b"artifact"), now=1.0)
@@ -290,7 +288,7 @@ class TestQuota:
         fraction=st.floats(1e-6, 1.0),
         unfinished=st.integers(1, 10_000),
     )
-    def test_the_quota_is_at_least_one_trial_and_at_most_all(
+    def test_the_quota_is_between_one_and_all_trials(
         self, max_trials: int, fraction: float, unfinished: int
     ) -> None:
         assert 1 <= Quota(max_trials, fraction).trials(unfinished) <= min(max_trials, unfinished)

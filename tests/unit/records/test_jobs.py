@@ -107,7 +107,7 @@ class TestLists:
 
 
 class TestPublished:
-    def test_what_may_compute_in_tf32_is_for_those_who_ask(self, session: Session) -> None:
+    def test_tf32_artifacts_need_an_explicit_request(self, session: Session) -> None:
         for job_id, variant in (("in float32", ""), ("in TF32", TF32)):
             make_job(session, job_id, tf32=True)
             tasks.put_workload(session, "w2", "{}")
@@ -137,7 +137,7 @@ class TestClaim:
         assert jobs.claim_job(session, "job", "one", now=9.0, ttl_s=10.0)
         assert not jobs.claim_job(session, "job", "two", now=18.0, ttl_s=10.0)
 
-    def test_released_it_is_free(self, session: Session) -> None:
+    def test_a_released_job_can_be_claimed(self, session: Session) -> None:
         create(session, "job")
         jobs.claim_job(session, "job", "one", now=1.0, ttl_s=10.0)
         jobs.release_claim(session, "job", "two")
@@ -145,12 +145,12 @@ class TestClaim:
         jobs.release_claim(session, "job", "one")
         assert jobs.claim_job(session, "job", "two", now=2.0, ttl_s=10.0)
 
-    def test_no_job_no_claim(self, session: Session) -> None:
+    def test_an_unknown_job_cannot_be_claimed(self, session: Session) -> None:
         assert not jobs.claim_job(session, "x", "one", now=1.0, ttl_s=10.0)
 
 
 class TestAdvance:
-    def test_through_its_life(self, session: Session) -> None:
+    def test_a_job_advances_through_all_states(self, session: Session) -> None:
         create(session, "job")
         path = [JobState.QUEUED, JobState.IMPORTING, JobState.TUNING, JobState.PUBLISHING, JobState.DONE]
         for now, (state, to) in enumerate(itertools.pairwise(path), start=2):
@@ -182,7 +182,7 @@ class TestAdvance:
 
 
 class TestCancel:
-    def test_drops_what_waits_and_lets_the_rest_lapse(self, farm: Farm) -> None:
+    def test_cancelling_drops_pending_trials_and_lets_leases_lapse(self, farm: Farm) -> None:
         first, second = farm.issue("t1", "t2")
         sha = blobs.put(farm.session, b"artifact")
         farm.leased("lease", limit=1)
@@ -246,7 +246,7 @@ class TestSetters:
 
 
 class TestProgress:
-    def test_counts_its_own_trials(self, farm: Farm) -> None:
+    def test_a_job_counts_only_trials_of_that_job(self, farm: Farm) -> None:
         ids = farm.issue("t1", "t2", "t3")
         farm.leased("lease", limit=2)
         farm.report("lease", ids[:1])

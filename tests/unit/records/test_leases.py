@@ -40,11 +40,11 @@ class TestTake:
     def test_nothing_to_do(self, farm: Farm) -> None:
         assert farm.take("lease") is None
 
-    def test_no_slots_no_lease(self, farm: Farm) -> None:
+    def test_without_slots_there_is_no_lease(self, farm: Farm) -> None:
         farm.issue("t1")
         assert farm.take("lease", limit=0) is None
 
-    def test_a_lease_is_of_one_job(self, farm: Farm) -> None:
+    def test_a_lease_has_trials_of_one_job(self, farm: Farm) -> None:
         other = make_job(farm.session, "other")
         mine = farm.issue("t1")
         theirs = other.issue("t1")
@@ -53,7 +53,7 @@ class TestTake:
         assert [trial.id for trial in first.trials] == mine
         assert (second.job_id, [trial.id for trial in second.trials]) == ("other", theirs)
 
-    def test_another_device_class_gets_none(self, farm: Farm) -> None:
+    def test_another_device_class_gets_no_lease(self, farm: Farm) -> None:
         farm.issue("t1")
         other = make_job(farm.session, "other", replace(DEVICE, cores=8))
         assert other.take("lease") is None
@@ -114,7 +114,7 @@ class TestRenew:
         assert not leases.renew(farm.session, "lease", "session", now=31.0, ttl_s=60.0)
 
 
-def test_constants_are_those_of_the_workloads_in_the_lease(farm: Farm) -> None:
+def test_a_lease_has_the_constants_of_the_workloads(farm: Farm) -> None:
     tasks.put_workload(farm.session, "w2", "{}")
     tasks.add_tasks(farm.session, "job", [replace(task_spec("job", "w2"), constants=())])
     [_, second] = tasks.for_job(farm.session, "job")
@@ -128,7 +128,7 @@ class TestBest:
         farm.issue("t1")
         assert farm.leased("lease").best_s == {}
 
-    def test_the_best_is_the_fastest_trial_of_the_workload(self, farm: Farm) -> None:
+    def test_the_best_latency_is_the_workloads_fastest_trial(self, farm: Farm) -> None:
         ids = farm.issue("t1", "t2", "t3", "t4")
         farm.leased("first", limit=3)
         farm.report("first", ids[:1], secs=2e-3)
@@ -160,7 +160,7 @@ def _leased(farm: Farm, lease_id: str, trace: str) -> leases.StoredLease:
 
 
 class TestPace:
-    def test_trial_s_comes_from_leases_that_are_done(self, farm: Farm) -> None:
+    def test_the_time_of_a_trial_comes_from_finished_leases(self, farm: Farm) -> None:
         farm.register()
         ids = farm.issue("t1", "t2", "t3", "t4")
         farm.leased("one", limit=2, now=20.0)
@@ -172,14 +172,14 @@ class TestPace:
         farm.report("two", ids[2:], now=38.0)
         assert workers.get(farm.session, "worker").trial_s == 3.0
 
-    def test_a_clock_that_was_set_back_tells_nothing_of_it(self, farm: Farm) -> None:
+    def test_leases_across_a_clock_change_do_not_count_for_the_pace(self, farm: Farm) -> None:
         farm.register()
         ids = farm.issue("t1")
         farm.leased("lease", now=20.0)
         farm.report("lease", ids, now=19.0)
         assert workers.get(farm.session, "worker").trial_s is None
 
-    def test_a_module_run_tells_nothing_of_it(self, farm: Farm) -> None:
+    def test_module_runs_do_not_count_for_the_pace(self, farm: Farm) -> None:
         farm.register()
         run_id = farm.add_run()
         farm.leased("lease", now=20.0)
@@ -187,7 +187,7 @@ class TestPace:
         assert leases.report(farm.session, "lease", "session", [result], now=30.0).closed
         assert workers.get(farm.session, "worker").trial_s is None
 
-    def test_trials_per_minute_are_those_of_the_last_five_minutes(self, farm: Farm) -> None:
+    def test_trials_per_minute_cover_the_last_five_minutes(self, farm: Farm) -> None:
         ids = farm.issue("t1", "t2", "t3")
         farm.leased("old", limit=1, now=20.0)
         farm.report("old", ids[:1], now=30.0)

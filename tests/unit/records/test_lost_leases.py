@@ -83,7 +83,7 @@ class TestExpire:
 
 
 class TestGiveBack:
-    def test_work_is_pending_again_at_once_without_an_attempt(self, farm: Farm) -> None:
+    def test_returned_work_is_pending_at_once_without_an_attempt(self, farm: Farm) -> None:
         ids = farm.issue("t1", "t2", "t3")
         farm.leased("lease", now=20.0)
         farm.report("lease", ids[:1])
@@ -103,7 +103,7 @@ class TestGiveBack:
         assert not leases.renew(farm.session, "lease", "session", now=22.0, ttl_s=60.0)
         assert farm.snapshot() == before
 
-    def test_another_session_gives_nothing_back(self, farm: Farm) -> None:
+    def test_another_session_cannot_return_the_lease(self, farm: Farm) -> None:
         farm.issue("t1")
         farm.leased("lease", now=20.0)
         assert leases.give_back(farm.session, "worker", "another", now=21.0) == []
@@ -138,7 +138,7 @@ def loss_events(farm: Farm) -> list[Event]:
     return [event for event in events.since(farm.session, farm.job_id, 0, 100) if event.kind == DEVICE_LOST]
 
 
-def test_a_lost_devices_event_names_it_and_its_lost_trials(farm: Farm) -> None:
+def test_the_event_of_a_lost_device_names_device_and_trials(farm: Farm) -> None:
     first, *_ = farm.issue("a", "b", "c")
     farm.leased("lease")
     farm.report("lease", [first])
@@ -158,7 +158,7 @@ def test_a_device_that_had_reported_everything_is_not_missed(farm: Farm) -> None
     assert loss_events(farm) == []
 
 
-def test_work_that_is_given_back_is_no_loss(farm: Farm) -> None:
+def test_returned_work_does_not_count_as_lost(farm: Farm) -> None:
     device, state = farm.device, WorkerState.READY
     workers.register(farm.session, WorkerSession("worker", "session", state, device), 10.0)
     farm.issue("a", "b")

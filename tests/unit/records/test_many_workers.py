@@ -35,7 +35,7 @@ class TestManyWorkersAtOnce:
         with database.begin() as session:
             assert trials.counts(session, "job") == trials.TrialCounts(0, 0, done=60)
 
-    def test_evicting_and_expiring_meanwhile_loses_nothing(self, database: Database) -> None:
+    def test_concurrent_evictions_and_expiries_lose_no_trial(self, database: Database) -> None:
         names = [f"worker {number}" for number in range(3)]
         self._issue(database, 40)
         with database.begin() as session:

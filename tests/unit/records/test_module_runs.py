@@ -41,17 +41,17 @@ class TestModuleRuns:
         )
         assert schedules.history(farm.session, DEVICE.key) == []
 
-    def test_asking_again_is_the_same_run(self, farm: Farm) -> None:
+    def test_requesting_a_module_run_again_returns_the_same_run(self, farm: Farm) -> None:
         assert farm.add_run() == farm.add_run() != farm.add_run("tuned")
 
-    def test_one_lease_ends_when_all_of_its_runs_have(self, farm: Farm) -> None:
+    def test_a_lease_of_module_runs_ends_with_the_last_run(self, farm: Farm) -> None:
         first, second = farm.add_run(), farm.add_run("tuned")
         farm.leased("lease")
         results = [LeaseResult(measured(1e-2), module_run_id=run_id) for run_id in (second, first)]
         reported = [leases.report(farm.session, "lease", "session", [one], now=30.0) for one in results]
         assert [one.closed for one in reported] == [False, True]
 
-    def test_runs_that_were_timed_apart_are_timed_again_together(self, farm: Farm) -> None:
+    def test_module_runs_timed_separately_are_repeated_together(self, farm: Farm) -> None:
         for number, kind in enumerate(KINDS):
             run_id = farm.add_run(kind)
             farm.leased(f"lease {number}")

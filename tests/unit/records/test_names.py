@@ -41,7 +41,7 @@ def register(
     return workers.register(session, WorkerSession(name, session_id, state, DEVICE, claim=claim), now)
 
 
-def test_a_name_is_refused_to_another_token_however_long_its_own_was_away(session: Session) -> None:
+def test_a_name_stays_with_its_token_during_any_absence(session: Session) -> None:
     register(session, OURS)
     for now in (2.0, LATER):
         with pytest.raises(NameTaken, match="board belongs to another token: choose another one with --name"):
@@ -59,9 +59,7 @@ def expire(_session: Session) -> float:
 
 
 @pytest.mark.parametrize("end", [revoke, expire])
-def test_a_name_is_free_when_its_token_is_no_longer_valid(
-    session: Session, end: Callable[[Session], float]
-) -> None:
+def test_a_name_is_free_when_the_token_is_invalid(session: Session, end: Callable[[Session], float]) -> None:
     register(session, OURS)
     now = end(session)
     assert register(session, THEIRS, session_id="second", now=now) == "first"
@@ -82,7 +80,9 @@ def test_a_name_without_a_token_becomes_the_first_tokens(session: Session) -> No
 
 
 @pytest.mark.parametrize("token_id", [None, "ours"])
-def test_two_boards_of_one_name_do_not_take_turns(session: Session, token_id: str | None) -> None:
+def test_two_boards_with_the_same_name_do_not_replace_each_other(
+    session: Session, token_id: str | None
+) -> None:
     one, two = NameClaim(token_id, "boot-1"), NameClaim(token_id, "boot-2")
     register(session, one)
     for now in (2.0, LOST_AFTER_S):
@@ -99,18 +99,18 @@ def test_a_restart_on_the_same_machine_takes_over_at_once(session: Session) -> N
     assert register(session, OURS, session_id="second", now=2.0) == "first"
 
 
-def test_a_worker_that_has_left_makes_room_at_once(session: Session) -> None:
+def test_a_name_is_free_when_the_worker_has_left(session: Session) -> None:
     register(session, OURS)
     workers.heartbeat(session, WorkerSession("board", "first", WorkerState.OFFLINE), 2.0)
     assert register(session, NameClaim("ours", "boot-2"), session_id="second", now=2.0) == "first"
 
 
-def test_where_no_machine_is_known_the_newer_session_wins(session: Session) -> None:
+def test_without_boot_ids_the_newer_session_wins(session: Session) -> None:
     register(session, NameClaim("ours", ""))
     assert register(session, NameClaim("ours", ""), session_id="second", now=2.0) == "first"
 
 
-def test_who_names_no_machine_takes_no_name_of_a_worker_that_is_there(session: Session) -> None:
+def test_without_a_boot_id_the_name_of_a_present_worker_is_refused(session: Session) -> None:
     register(session, NameClaim(None, "boot-1"))
     with pytest.raises(NameInUse):
         register(session, NameClaim(None, ""), session_id="second", now=2.0)
@@ -118,7 +118,7 @@ def test_who_names_no_machine_takes_no_name_of_a_worker_that_is_there(session: S
     assert register(session, NameClaim(None, ""), session_id="second", now=2 * LATER) == "first"
 
 
-def test_a_heartbeat_needs_the_token_of_its_session(session: Session) -> None:
+def test_a_heartbeat_requires_the_sessions_token(session: Session) -> None:
     register(session, OURS)
     seen = workers.get(session, "board").last_seen_at
     with pytest.raises(NameTaken):
@@ -139,7 +139,7 @@ def test_a_heartbeat_needs_the_token_of_its_session(session: Session) -> None:
 
 
 @pytest.mark.parametrize("end", [revoke, expire])
-def test_a_session_continues_under_a_new_token_when_the_old_one_ends(
+def test_a_session_continues_with_a_new_token_when_the_old_token_ends(
     session: Session, end: Callable[[Session], float]
 ) -> None:
     register(session, OURS)

@@ -66,7 +66,7 @@ def test_no_statement_is_compiled(pg: Database) -> None:
         assert session.scalar(text("SHOW jit")) == "off"
 
 
-def test_finding_pending_trials_reads_no_done_ones(pg: Database) -> None:
+def test_finding_pending_trials_reads_no_finished_trials(pg: Database) -> None:
     with pg.begin() as session:
         farm = make_job(session, "job")
         ids = farm.issue(*(f"t{number}" for number in range(2000)))
@@ -121,7 +121,7 @@ class TestStorageError:
             assert PASSWORD not in sentence
             assert "p4ss" not in sentence
 
-    def test_a_server_that_is_no_postgresql_is_refused(self) -> None:
+    def test_a_server_that_is_not_postgresql_is_rejected(self) -> None:
         assert "sqlite and postgresql" in str(failure(lambda: Database("mysql+pymysql://host/db")))
 
     def test_a_connection_that_is_lost_is_named_and_replaced(self, pg: Database, server: Postgresql) -> None:
@@ -134,7 +134,7 @@ class TestStorageError:
         assert "try again in a moment" in str(failure(lose))
         look(pg)
 
-    def test_a_server_that_restarts_is_found_again(self, pg: Database, server: Postgresql) -> None:
+    def test_connections_recover_after_a_server_restart(self, pg: Database, server: Postgresql) -> None:
         look(pg)
         server.stop()
         try:
@@ -192,7 +192,7 @@ def test_processes_may_migrate_at_once(server: Postgresql) -> None:
 
 
 @pytest.mark.parametrize("key", ["\x00", "a\x00b", "\ud800"])
-def test_keys_that_no_database_can_hold_are_of_nothing(database: Database, key: str) -> None:
+def test_keys_that_databases_reject_are_not_found(database: Database, key: str) -> None:
     with database.begin() as session:
         with pytest.raises(jobs.JobNotFound):
             jobs.get(session, key)
@@ -204,7 +204,7 @@ def test_keys_that_no_database_can_hold_are_of_nothing(database: Database, key: 
 class TestTwoJobsOfOneWorkload:
     """Their records are the same rows, so all transactions must write them in one order."""
 
-    def test_reports_of_both_at_once(self, database: Database) -> None:
+    def test_concurrent_reports_of_two_workers_are_stored(self, database: Database) -> None:
         traces = [f"t{number}" for number in range(24)]
         with database.begin() as session:
             made = {"one": traces, "two": traces[::-1]}
@@ -218,7 +218,7 @@ class TestTwoJobsOfOneWorkload:
             assert len(schedules.history(session, DEVICE.key)) == len(traces)
             assert all(trials.counts(session, job_id).leased == 0 for job_id in made)
 
-    def test_leases_of_both_lapse_at_once(self, database: Database) -> None:
+    def test_concurrent_expiries_close_each_lease_once(self, database: Database) -> None:
         with database.begin() as session:
             for job_id in ("one", "two"):
                 make_job(session, job_id).issue(*(f"t{number}" for number in range(40)))
@@ -257,7 +257,7 @@ def test_a_report_stores_many_results_in_the_order_given(farm: Farm) -> None:
     assert [trial.run_s for trial in reversed(farm.trials())] == [(1e-3 * (n + 1),) for n in range(8)]
 
 
-def test_a_state_that_is_locked_is_the_last_one(emptied: Emptied, connect: Callable[[str], Database]) -> None:
+def test_a_locked_job_has_the_latest_state(emptied: Emptied, connect: Callable[[str], Database]) -> None:
     """A step that adds work to a job waits for a transaction that cancels the job."""
     emptied.empty()
     database = connect(emptied.url)

@@ -68,7 +68,7 @@ class TestReport:
         assert farm.report("lease", ids, secs=5e-3).accepted == 1
         assert farm.report("lease", ids, secs=5e-3) == ReportEffect(0, None, closed=False)
 
-    def test_the_same_result_twice_in_one_report_counts_once(self, farm: Farm) -> None:
+    def test_a_result_repeated_in_one_report_counts_once(self, farm: Farm) -> None:
         [trial_id] = farm.issue("t1")
         farm.leased("lease")
         assert farm.report("lease", [trial_id, trial_id]) == ReportEffect(1, "job", closed=True)
@@ -88,7 +88,7 @@ class TestReport:
         assert leases.report(farm.session, lease_id, session_id, results, now) == ReportEffect(0, None, False)
         assert farm.snapshot() == before
 
-    def test_the_first_device_is_late_when_another_has_the_trial(self, farm: Farm) -> None:
+    def test_a_late_result_of_a_reassigned_trial_is_ignored(self, farm: Farm) -> None:
         ids = farm.issue("t1")
         farm.leased("first", now=20.0)
         leases.expire(farm.session, now=80.0)
@@ -98,7 +98,7 @@ class TestReport:
         assert farm.snapshot() == before
         assert farm.report("second", ids, now=83.0).accepted == 1
 
-    def test_a_lease_has_no_say_over_the_trials_of_another(self, farm: Farm) -> None:
+    def test_results_for_trials_of_another_lease_are_ignored(self, farm: Farm) -> None:
         ids = farm.issue("t1", "t2")
         farm.leased("one", limit=1)
         farm.leased("two", limit=1)
@@ -106,21 +106,21 @@ class TestReport:
         assert farm.report("one", ids[1:]) == ReportEffect(0, "job", closed=False)
         assert farm.snapshot() == before
 
-    def test_an_empty_report_is_no_news(self, farm: Farm) -> None:
+    def test_an_empty_report_changes_nothing(self, farm: Farm) -> None:
         farm.issue("t1")
         farm.leased("lease")
         before = farm.snapshot()
         assert farm.report("lease", []) == ReportEffect(0, "job", closed=False)
         assert farm.snapshot() == before
 
-    def test_an_error_is_stored_whatever_it_says(self, farm: Farm) -> None:
+    def test_any_error_text_can_be_stored(self, farm: Farm) -> None:
         [trial_id] = farm.issue("t1")
         farm.leased("lease")
         crash = Measurement(Outcome.RUN_ERROR, error="\x00\ud800 Segmentation fault")
         leases.report(farm.session, "lease", "session", [LeaseResult(crash, trial_id)], now=30.0)
         assert farm.trials()[0].error == "\ufffd? Segmentation fault"
 
-    def test_a_result_is_of_one_thing(self) -> None:
+    def test_a_result_belongs_to_a_trial_or_a_module_run(self) -> None:
         for ids in ((None, None), (1, 1)):
             with pytest.raises(ValueError, match="exactly one id"):
                 LeaseResult(measured(1.0), *ids)

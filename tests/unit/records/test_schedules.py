@@ -31,7 +31,7 @@ class TestBest:
         put_measured(session, record("t1", 2e-3), fast, record("t3"), record("t4", 3e-3))
         assert best(session, "w1", DEVICE.key) == fast
 
-    def test_keeps_workloads_and_classes_apart(self, session: Session) -> None:
+    def test_the_best_schedule_is_per_workload_and_class(self, session: Session) -> None:
         one, two = record("t", 2e-3), record("t", 3e-3, workload_hash="w2")
         other = record("t", 1e-3, device_class=OTHER.key)
         put_measured(session, one, two, other)
@@ -39,7 +39,7 @@ class TestBest:
         assert schedules.best_many(session, ["w1", "w2"], OTHER.key) == {"w1": other}
         assert schedules.best_many(session, [], DEVICE.key) == {}
 
-    def test_the_nearest_class_that_has_one_stands_in(self, session: Session) -> None:
+    def test_the_nearest_class_with_a_schedule_stands_in(self, session: Session) -> None:
         far, near = replace(DEVICE, cores=64), replace(DEVICE, cores=3)
         for device in (far, near):
             devices.put_class(session, device)
@@ -51,7 +51,7 @@ class TestBest:
         found = schedules.best_nearest(session, ["w1", "w2", "w3"], DEVICE.key)
         assert found == {"w1": slow, "w2": of_far}
 
-    def test_there_is_no_best_without_a_success(self, session: Session) -> None:
+    def test_without_a_success_there_is_no_best_schedule(self, session: Session) -> None:
         put_measured(session, record("t"))
         assert best(session, "w1", DEVICE.key) is None
 
@@ -66,12 +66,12 @@ class TestBest:
 
 
 class TestRemeasuring:
-    def test_the_newest_success_stands(self, session: Session) -> None:
+    def test_the_newest_success_replaces_older_records(self, session: Session) -> None:
         newer = record("t", 2e-3, created_at=6.0)
         put_measured(session, record("t", 1e-3), newer)
         assert schedules.history(session, DEVICE.key) == [newer]
 
-    def test_a_failure_replaces_no_success(self, session: Session) -> None:
+    def test_a_failure_does_not_replace_a_success(self, session: Session) -> None:
         good = record("t", 1e-3)
         put_measured(session, good, record("t"))
         assert best(session, "w1", DEVICE.key) == good
@@ -166,7 +166,7 @@ class TestImport:
         assert imports.add(session, [foreign], now=9.0) == 1
         assert best(session, "w1", DEVICE.key) == replace(foreign, created_at=9.0)
 
-    def test_a_trace_that_has_a_record_is_left_alone(self, session: Session) -> None:
+    def test_an_import_does_not_replace_a_record(self, session: Session) -> None:
         ours = record("t1", 2e-3)
         put_measured(session, ours)
         foreign = [imported("t1", 1e-3), imported("t2", 3e-3), imported("t2", 4e-3)]
@@ -180,7 +180,7 @@ class TestImport:
         with pytest.raises(devices.DeviceClassNotFound):
             imports.add(session, [imported("t", device_class="feed")], now=9.0)
 
-    def test_a_claimed_time_is_never_compared_with_a_measured_one(self, session: Session) -> None:
+    def test_imported_latencies_are_not_compared_with_measured_latencies(self, session: Session) -> None:
         ours, other = record("t1", 2e-3), record("t2", 3e-3, workload_hash="w2")
         put_measured(session, ours, other)
         imports.add(session, [imported("t9"), imported("t9", workload_hash="w2")], now=9.0)
@@ -191,7 +191,7 @@ class TestImport:
         [task] = [task for task in tasks.for_job(session, f"of {DEVICE.key}") if task.workload_hash == "w1"]
         assert task.best_s == 2e-3
 
-    def test_a_workload_of_which_only_imports_are_known_is_no_example(self, session: Session) -> None:
+    def test_workloads_with_only_imports_are_not_training_examples(self, session: Session) -> None:
         tasks.put_workload(session, "w2", "{}", "kind:1")
         imports.add(session, [imported("t", workload_hash="w2")], now=9.0)
         assert tasks.tags(session, DEVICE.key) == {}
@@ -199,7 +199,7 @@ class TestImport:
     @pytest.mark.parametrize(
         "measured", [record("t", 5.0), record("t"), record("t", outcome=Outcome.WRONG_RESULT)]
     )
-    def test_any_measurement_takes_the_place_of_a_claim(self, session: Session, measured: Record) -> None:
+    def test_any_measurement_replaces_an_imported_latency(self, session: Session, measured: Record) -> None:
         imports.add(session, [imported("t")], now=4.0)
         put_measured(session, measured)
         assert schedules.history(session, DEVICE.key) == [measured]

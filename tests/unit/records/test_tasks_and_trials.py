@@ -61,7 +61,7 @@ class TestTasks:
         assert after[:1] == before
         assert [task.workload_hash for task in after] == ["w1", "w2"]
 
-    def test_the_workload_comes_first(self, farm: Farm) -> None:
+    def test_the_index_starts_with_the_workload(self, farm: Farm) -> None:
         with pytest.raises(tasks.WorkloadNotFound):
             tasks.add_tasks(farm.session, "job", [task_spec("job", "w9")])
 
@@ -109,11 +109,11 @@ class TestTrials:
         assert [trial.trace for trial in farm.trials()] == ["t1", "t2", "t3"]
         assert again == [farm.trials()[2].id]
 
-    def test_another_job_may_issue_it_again(self, farm: Farm) -> None:
+    def test_another_job_may_issue_the_same_trace(self, farm: Farm) -> None:
         farm.issue("t1")
         assert len(make_job(farm.session, "other").issue("t1")) == 1
 
-    def test_a_finished_job_gets_none(self, farm: Farm) -> None:
+    def test_a_finished_job_gets_no_trials(self, farm: Farm) -> None:
         jobs.cancel(farm.session, "job", now=5.0)
         assert farm.issue("t1") == []
         assert farm.trials() == []
@@ -122,7 +122,7 @@ class TestTrials:
         with pytest.raises(jobs.JobNotFound):
             trials.add(farm.session, "x", 0, [], now=1.0)
 
-    def test_a_task_of_which_only_an_import_was_measured_has_no_guess_yet(self, farm: Farm) -> None:
+    def test_a_task_with_only_a_measured_import_has_no_first_guess(self, farm: Farm) -> None:
         assert trials.attempted_tasks(farm.session, "job") == set()
         imported = trials.NewTrial(farm.task_id, "w1", None, "t0", 1e-3)
         trials.add(farm.session, "job", 0, [imported], now=1.0)
@@ -146,7 +146,7 @@ class TestTrials:
         assert min(farm.issue("t3")) > max(dropped)
 
     @pytest.mark.parametrize("predicted_s", [math.inf, math.nan, -1.0])
-    def test_a_prediction_is_a_number_of_seconds(self, predicted_s: float) -> None:
+    def test_predictions_are_stored_in_seconds(self, predicted_s: float) -> None:
         with pytest.raises(ValueError, match="predicted_s"):
             trials.NewTrial(1, "w1", None, "t", predicted_s)
 

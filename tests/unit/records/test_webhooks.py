@@ -19,7 +19,7 @@ def hook(name: str, *events: WebhookEvent) -> Webhook:
     return Webhook(name, "https://example.com", events or tuple(WebhookEvent), "whsec_c2VjcmV0", 1.0)
 
 
-def test_webhooks_that_subscribe_get_the_end_of_a_job(farm: Farm, session: Session) -> None:
+def test_subscribed_webhooks_are_notified_when_a_job_ends(farm: Farm, session: Session) -> None:
     webhooks.add(session, hook("all"))
     webhooks.add(session, hook("others", WebhookEvent.ARTIFACT_FASTER))
     jobs.advance(session, "job", {JobState.TUNING}, JobState.PUBLISHING, 40.0)
@@ -58,7 +58,7 @@ def test_an_attempt_is_claimed_once_and_repeated_with_growing_delay(session: Ses
     assert len(ids) == 1
 
 
-def test_an_attempt_that_was_killed_is_repeated_and_its_late_end_changes_nothing(session: Session) -> None:
+def test_a_killed_delivery_attempt_is_repeated_and_its_late_end_ignored(session: Session) -> None:
     webhooks.add(session, hook("all"))
     webhooks.emit(session, WebhookEvent.JOB_FINISHED, {}, 0.0)
     (delivery_id,) = webhooks.due(session, 0.0, 10)
@@ -90,7 +90,7 @@ def test_webhooks_and_their_messages_are_bounded(session: Session) -> None:
     assert webhooks.prune(session, 0.5, 2) == 0  # the others are pending
 
 
-def test_a_webhook_goes_with_its_messages(session: Session) -> None:
+def test_deleting_a_webhook_deletes_its_messages(session: Session) -> None:
     webhooks.add(session, hook("all"))
     webhooks.emit(session, WebhookEvent.JOB_FINISHED, {}, 0.0)
     webhooks.drop(session, "all")

@@ -18,7 +18,7 @@ def cache_of_a_child(seed: CacheSeed, folder: Path) -> Path:
     return folder / "zig"
 
 
-def test_a_child_gets_a_copy_and_changes_nothing_for_others(seed: CacheSeed, tmp_path: Path) -> None:
+def test_each_child_gets_a_copy_of_the_cache(seed: CacheSeed, tmp_path: Path) -> None:
     trusted = cache_of_a_child(seed, tmp_path / "trusted")
     (trusted / "libc.a").write_text("code")
     seed.fill_from(trusted)

@@ -13,5 +13,5 @@ def test_programs_and_libraries_are_found(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["TUNEFARM_DATABASE_URL", "TUNEFARM_WORKER_TOKEN", "AWS_SECRET_ACCESS_KEY"])
-def test_secrets_stay_behind(name: str) -> None:
+def test_secrets_are_not_inherited(name: str) -> None:
     assert allowed_variables({name: "value", "PATH": "/bin"}) == {"PATH": "/bin"}

@@ -26,7 +26,7 @@ print(takes(80 << 20), [os.waitpid(child, 0)[1] for child in children])
 """
 
 
-def test_the_limit_holds_for_each_process_alone() -> None:
+def test_the_data_limit_applies_to_each_process() -> None:
     """Processes that a child starts have as much memory each: `sandbox.family_memory` limits all together."""
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[0] == "False [0, 0, 0]"

@@ -51,7 +51,7 @@ def test_a_broker_that_is_away_does_not_disturb_the_caller(
     wait_until(lambda: "the next sweep will find it" in caplog.text)
 
 
-def test_a_redis_that_does_not_answer_keeps_nobody_waiting(
+def test_an_unresponsive_redis_times_out(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler_app, "_MAX_UNSENT", 3)
@@ -63,7 +63,7 @@ def test_a_redis_that_does_not_answer_keeps_nobody_waiting(
     wait_until(lambda: caplog.text.count("the next sweep will find it") == 5)
 
 
-def test_a_redis_that_is_away_is_named_without_its_password(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unreachable_redis_is_named_without_the_password(caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     Waker(make_app(f"redis://:s3cret@127.0.0.1:{port}/0"))("round", "job 1")
@@ -72,7 +72,7 @@ def test_a_redis_that_is_away_is_named_without_its_password(caplog: pytest.LogCa
     assert "s3cret" not in caplog.text
 
 
-def test_a_broker_url_is_taken_as_it_is() -> None:
+def test_a_broker_url_is_used_unchanged() -> None:
     assert make_app("redis://host:6379/0").conf.broker_url == "redis://host:6379/0"
 
 
@@ -85,7 +85,7 @@ def test_only_json_is_accepted(broker: Path) -> None:
     assert make_app(str(broker)).conf.accept_content == ["json"]
 
 
-def test_the_server_can_import_it_without_a_compiler_or_a_learner() -> None:
+def test_scheduler_app_imports_neither_tvm_nor_xgboost() -> None:
     code = (
         "import sys, scheduler.app; "
         "print([m for m in ('tvm', 'xgboost', 'compiler', 'search', 'sqlalchemy') if m in sys.modules])"

@@ -112,7 +112,7 @@ def test_an_imported_schedule_that_crashes_the_child_is_left_out(
     assert "is left out: it crashed the compiler" in caplog.text
 
 
-def test_of_many_imported_schedules_only_a_few_are_tried(child: FakeChild) -> None:
+def test_only_a_few_imported_schedules_are_tried(child: FakeChild) -> None:
     many = [foreign(MATMUL, f"{number}") for number in range(MAX_FOREIGN + 3)]
     child.faulty = frozenset(each.trace for each in many)
     own = record(MATMUL, 2e-3)
@@ -133,7 +133,7 @@ def test_after_a_schedule_that_did_not_compile_the_next_are_tried_in_a_child_pro
     assert child.tried == [[second.trace], [third.trace]]
 
 
-def test_uncompilable_schedules_are_found_one_by_one(child: FakeChild) -> None:
+def test_uncompilable_schedules_are_found(child: FakeChild) -> None:
     good, bad = record(MATMUL, 1e-3), record(CONV, 1e-3, trace=f"{UNSCHEDULED} ")
     child.faulty = frozenset({bad.trace})
     selected = Selection({each.workload_hash: each for each in (good, bad)}, {})

@@ -30,7 +30,7 @@ def job(farm: Farm) -> None:
     farm.submit()
 
 
-def test_the_first_retry_comes_at_once_the_next_ones_later(farm: Farm) -> None:
+def test_the_first_retry_is_immediate_and_later_ones_are_delayed(farm: Farm) -> None:
     assert begin(farm, 9)
     assert begin(farm, 9)
     assert not begin(farm, 9)

@@ -76,7 +76,7 @@ def test_builders_that_build_nothing_delay_a_job_by_minutes_only(farm: Farm, act
     assert farm.now - began < 2 * PATIENCE_S
 
 
-def test_builders_that_build_are_left_alone(farm: Farm) -> None:
+def test_working_builders_are_not_replaced(farm: Farm) -> None:
     """A little now and then is enough."""
     farm.plug_in()
     farm.submit()
@@ -90,7 +90,7 @@ def test_builders_that_build_are_left_alone(farm: Farm) -> None:
     assert farm.job().request.build is Build.AUTO
 
 
-def test_a_clock_that_is_set_back_begins_anew(farm: Farm) -> None:
+def test_after_a_clock_change_the_wait_starts_again(farm: Farm) -> None:
     farm.plug_in()
     farm.submit()
     report_ready(farm)

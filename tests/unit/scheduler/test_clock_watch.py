@@ -56,7 +56,9 @@ class TestWatch:
             watch.update(itertools.repeat(1000.0 + 5.1 * number).__next__)
             assert not watch.has_jumped
 
-    def test_another_boot_begins_anew(self, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_after_a_reboot_the_watch_starts_again(
+        self, database: Database, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(clock_watch, "boot_id", lambda: "first")
         ClockWatch(database, lambda: 90_000.0).update(lambda: 1e9)
         monkeypatch.setattr(clock_watch, "boot_id", lambda: "second")
@@ -200,7 +202,7 @@ class TestSetBack:
         farm.restart()
         farm.finish()
 
-    def test_a_claim_that_is_held_goes_on(self, farm: Farm) -> None:
+    def test_a_held_claim_survives_a_clock_change(self, farm: Farm) -> None:
         farm.submit()
         with farm.database.begin() as session:
             assert jobs.claim_job(session, "job", "another", farm.now, farm.settings.claim_ttl_s)
@@ -337,7 +339,7 @@ class TestBoot:
             boot(f"wrong {number}", 10 * DAY_S)
             assert {trial.attempts for trial in farm.trials()} == {0}
 
-    def test_what_was_made_in_the_future_counts_from_its_correction(self, farm: Farm, boot: Boot) -> None:
+    def test_future_times_are_corrected_to_now(self, farm: Farm, boot: Boot) -> None:
         boot("wrong", 10 * 365 * DAY_S)
         farm.plug_in()
         made_at = farm.now

@@ -52,7 +52,7 @@ def test_a_lost_device_is_reset_until_it_calls(farm: Farm, log: Path) -> None:
 
 
 @pytest.mark.parametrize("state", [DesiredState.DRAIN, DesiredState.EVICTED])
-def test_a_device_that_nobody_expects_is_left_alone(farm: Farm, log: Path, state: DesiredState) -> None:
+def test_a_device_without_pending_work_is_not_reset(farm: Farm, log: Path, state: DesiredState) -> None:
     farm.plug_in()
     with farm.database.begin() as session:
         workers.set_desired_state(session, "worker", state)
@@ -80,7 +80,7 @@ def test_a_command_that_fails_is_named(farm: Farm, caplog: pytest.LogCaptureFixt
     assert "the device of worker worker was not reset: /no/such can't be run" in caplog.text
 
 
-def test_without_a_command_nothing_is_run(farm: Farm) -> None:
+def test_without_a_reset_command_nothing_is_run(farm: Farm) -> None:
     farm.plug_in()
     farm.now += 2 * PATIENCE_S
     reset = DeviceReset(None)

@@ -56,7 +56,7 @@ def test_a_message_that_is_being_written_is_not_seen(tmp_path: Path, channel: Ch
     assert read_all(channel) == []
 
 
-def test_a_damaged_message_is_dropped_and_the_next_one_read(tmp_path: Path, channel: Channel) -> None:
+def test_a_damaged_message_is_dropped_and_the_next_is_read(tmp_path: Path, channel: Channel) -> None:
     for text in ("", "{", "[1]", "\ufffd"):
         channel._put(QUEUE, {"number": 0})
         [path] = sorted(tmp_path.glob("*.msg"))[-1:]
@@ -79,7 +79,7 @@ def test_a_folder_that_cannot_be_written_is_a_channel_error(tmp_path: Path, chan
         channel._put(QUEUE, {"number": 1})
 
 
-def test_every_message_reaches_exactly_one_of_many_readers(tmp_path: Path, channel: Channel) -> None:
+def test_each_message_is_delivered_to_one_reader(tmp_path: Path, channel: Channel) -> None:
     found: list[int] = []
 
     def read() -> None:

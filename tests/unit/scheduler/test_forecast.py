@@ -35,11 +35,11 @@ def test_the_curve_begins_when_everything_is_known_and_falls() -> None:
     assert found == [Point(2.0, 12e-3), Point(5.0, 4e-3), Point(6.0, 3e-3)]
 
 
-def test_what_other_jobs_have_measured_counts_from_the_beginning() -> None:
+def test_measurements_of_other_jobs_count_from_the_start() -> None:
     assert curve([(1.0, (CONV, POOL))], [trial(POOL, 2.0, 1e-3)]) == [Point(2.0, 5e-3)]
 
 
-def test_networks_share_what_they_have_in_common() -> None:
+def test_networks_share_common_tasks() -> None:
     other = replace(CONV, id=9, job_id="other", weight=1)
     found = curve([(1.0, (CONV,)), (3.0, (other,))], [trial(CONV, 1.0, 2e-3), trial(CONV, 2.0, 1e-3)])
     assert [point.at for point in found] == [1.0, 2.0]
@@ -50,7 +50,7 @@ def test_networks_share_what_they_have_in_common() -> None:
 LOGARITHMIC = [Point(100.0 + at, 20.0 - math.log(at)) for at in range(1, 201)]
 
 
-def test_a_minute_gains_what_the_logarithm_says() -> None:
+def test_the_next_minutes_gain_follows_the_logarithm() -> None:
     latency_s = LOGARITHMIC[-1].latency_s
     expected = math.log(260 / 200) / latency_s
     assert gain_of_next_minute(LOGARITHMIC, 100.0, 300.0) == pytest.approx(expected)
@@ -69,7 +69,7 @@ def left(budget: Budget, trials_left: int = 100, count: int = 200) -> float | No
     return seconds_left(budget, trials_left, finished_at, points, started_at=90.0, began_at=100.0, now=now)
 
 
-def test_trials_take_as_long_as_lately() -> None:
+def test_the_time_left_uses_the_recent_trial_rate() -> None:
     assert left(Budget(300)) == pytest.approx(100.0)
     assert left(Budget(300), count=7) is None
     assert left(Budget(300), trials_left=0) == 0.0

@@ -20,7 +20,7 @@ def leave(farm: Farm, *files: bytes) -> None:
             blobs.put(session, data)
 
 
-def test_the_files_of_a_job_go_when_it_was_deleted(farm: Farm) -> None:
+def test_the_files_of_a_deleted_job_are_deleted(farm: Farm) -> None:
     farm.submit()
     farm.plug_in()
     job = farm.finish()

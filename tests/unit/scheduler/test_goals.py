@@ -48,7 +48,7 @@ def test_the_latency_asked_for_ends_a_job(farm: Farm) -> None:
 
 
 @pytest.mark.usefixtures("constant")
-def test_a_latency_that_is_not_reached_ends_nothing(farm: Farm) -> None:
+def test_an_unreached_latency_goal_does_not_end_the_job(farm: Farm) -> None:
     begin(farm, Budget(12, latency_s=3.9e-3))
     job = farm.finish()
     assert (job.end_reason, job.trials_done) == (EndReason.TRIALS, 12)
@@ -93,7 +93,7 @@ def test_early_stopping_ends_a_search_that_stalls(farm: Farm, monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("constant")
-def test_the_end_is_foreseen_from_the_second_half_of_the_search(farm: Farm) -> None:
+def test_the_forecast_uses_the_second_half_of_the_search(farm: Farm) -> None:
     """Four trials in five seconds; the import took no time on this clock."""
     begin(farm, Budget(48))
     for _ in range(5):
@@ -142,7 +142,7 @@ def total(networks: Sequence[Any]) -> float:
     return float(sum(network.latency_s for network in networks))
 
 
-def test_an_installed_objective_is_used_beside_a_broken_one(farm: Farm, install: Install) -> None:
+def test_an_installed_objective_works_next_to_a_broken_plugin(farm: Farm, install: Install) -> None:
     install(f"{__name__}:total")
     begin(farm, Budget(8), objective="mine")
     assert farm.finish().state is JobState.DONE
@@ -227,7 +227,7 @@ def test_all_models_are_imported_before_the_first_trial(farm: Farm, monkeypatch:
     assert sum(farm.job(one).trials_issued for one in ("job", "job-2")) == 4
 
 
-def test_a_model_that_fails_leaves_the_other_alone(farm: Farm, two_models: FakeCompiler) -> None:
+def test_a_failing_model_does_not_affect_the_group(farm: Farm, two_models: FakeCompiler) -> None:
     submit_two(farm, Budget(20))
     farm.plug_in()
     two_models.import_error = ModelError("the operator Foo is unknown")
@@ -241,7 +241,7 @@ def test_a_model_that_fails_leaves_the_other_alone(farm: Farm, two_models: FakeC
 
 
 @pytest.mark.usefixtures("two_models")
-def test_cancelling_one_cancels_all(farm: Farm) -> None:
+def test_cancelling_one_job_cancels_the_group(farm: Farm) -> None:
     submit_two(farm, Budget(20))
     farm.plug_in()
     farm.tick()
@@ -252,7 +252,7 @@ def test_cancelling_one_cancels_all(farm: Farm) -> None:
 
 @pytest.mark.usefixtures("two_models")
 @pytest.mark.parametrize("death", ["job", "job-2"])
-def test_an_ended_job_leaves_its_rounds_to_the_other(farm: Farm, death: str) -> None:
+def test_after_one_job_ends_another_plans_for_the_group(farm: Farm, death: str) -> None:
     submit_two(farm, Budget(40))
     farm.plug_in()
     farm.tick()
@@ -264,7 +264,7 @@ def test_an_ended_job_leaves_its_rounds_to_the_other(farm: Farm, death: str) -> 
 
 
 @pytest.mark.usefixtures("two_models", "constant")
-def test_requirements_leave_a_model_alone_that_meets_its_own(farm: Farm) -> None:
+def test_models_that_meet_their_requirement_get_no_trials(farm: Farm) -> None:
     """The first takes 4 ms, and 100 are asked for; the second never gets as fast as it should."""
     with farm.database.begin() as session:
         requests = []

@@ -70,7 +70,7 @@ IMPOSSIBLE: dict[str, list[object]] = {
 @pytest.mark.parametrize(
     ("field", "value"), [(field, value) for field, values in IMPOSSIBLE.items() for value in values]
 )
-def test_what_no_model_has_is_refused(field: str, value: object) -> None:
+def test_implausible_replies_of_the_compile_child_are_rejected(field: str, value: object) -> None:
     whole: dict[str, Any] = asdict(MODEL)
     assert ImportedModel.from_json(whole) == MODEL
     task, spec = whole["tasks"][0], whole["inputs"][0]

@@ -26,7 +26,7 @@ def start(database: str) -> tuple[subprocess.Popen[str], str]:
     return process, process.stdout.readline().strip()
 
 
-def test_schedulers_side_by_side_have_names_of_their_own() -> None:
+def test_concurrent_schedulers_have_different_names() -> None:
     with unique_name("db") as first, unique_name("db") as second, unique_name("db") as third:
         assert [first, second, third] == [f"{HOST}-1", f"{HOST}-2", f"{HOST}-3"]
 
@@ -42,7 +42,7 @@ def test_another_database_has_other_schedulers() -> None:
         assert name == f"{HOST}-1"
 
 
-def test_the_successor_of_a_killed_scheduler_has_its_name() -> None:
+def test_a_killed_schedulers_name_is_reused_by_the_next() -> None:
     victim, name = start("killed")
     other, other_name = start("killed")
     victim.kill()

@@ -60,7 +60,7 @@ def test_a_lie_about_times_neither_stops_a_search_nor_is_published(farm: Farm) -
         assert imports.drop(session, DEVICE.key, None, 0, limit=9) == [], "its measurement took its place"
 
 
-def test_a_good_import_is_published_with_the_time_that_it_was_measured_to_take(farm: Farm) -> None:
+def test_a_good_import_is_published_with_its_measured_latency(farm: Farm) -> None:
     farm.plug_in()
     [good] = traces(1, works=True)
     import_(farm, MATMUL, good)
@@ -73,7 +73,7 @@ def test_a_good_import_is_published_with_the_time_that_it_was_measured_to_take(f
     assert (entry.latency_s or 0.0) > 1e-5
 
 
-def test_bad_imports_do_not_take_the_place_of_the_best_guess(farm: Farm) -> None:
+def test_bad_imports_do_not_replace_the_first_guess(farm: Farm) -> None:
     farm.plug_in()
     import_(farm, MATMUL, *traces(7, works=False))
     begin(farm, trials=0)
@@ -99,7 +99,7 @@ def test_imports_of_a_subgraph_that_the_search_does_not_cover_are_measured(
     assert {entry.name: entry.trace for entry in manifest.tasks}["cumsum"] == good
 
 
-def test_many_imports_do_not_spend_the_budget_and_the_next_job_goes_on_with_the_rest(farm: Farm) -> None:
+def test_imports_take_a_limited_share_of_each_jobs_budget(farm: Farm) -> None:
     farm.plug_in()
     many = traces(2 * TRIED_PER_TASK, works=True)
     import_(farm, MATMUL, *many)

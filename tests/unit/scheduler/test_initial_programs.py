@@ -37,7 +37,9 @@ def seeds_of(farm: Farm, *tasks: Any) -> dict[str, tuple[Program, ...]]:
     return find_initial_programs(farm.database, context.spaces, snapshot, task_spaces)
 
 
-def test_a_new_workload_begins_with_the_best_of_its_kind(farm: Farm, compiler: FakeCompiler) -> None:
+def test_a_new_workload_starts_from_the_best_programs_of_similar_workloads(
+    farm: Farm, compiler: FakeCompiler
+) -> None:
     begin(farm, compiler, LARGER)
     farm.drain()
     [found] = seeds_of(farm, LARGER).values()
@@ -63,7 +65,7 @@ def test_seeds_are_handed_to_the_search(
     assert all(given)
 
 
-def test_a_workload_that_is_known_well_needs_none(
+def test_a_workload_with_enough_records_gets_no_initial_programs(
     farm: Farm, compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin(farm, compiler, LARGER, MATMUL)
@@ -72,7 +74,7 @@ def test_a_workload_that_is_known_well_needs_none(
     assert seeds_of(farm, LARGER, MATMUL).keys() == {LARGER.workload_hash}
 
 
-def test_another_kind_of_workload_has_nothing_to_give(farm: Farm, compiler: FakeCompiler) -> None:
+def test_other_kinds_of_workloads_give_no_initial_programs(farm: Farm, compiler: FakeCompiler) -> None:
     compiler.tasks = [CONV]
     begin(farm, compiler, LARGER)
     farm.drain()

@@ -75,7 +75,7 @@ def test_a_workload_that_a_client_stored_under_a_wrong_name_is_put_right(
         assert tasks.workload(session, MATMUL.workload_hash) == MATMUL.module_json
 
 
-def test_a_job_without_trials_is_compiled_with_what_is_known(farm: Farm, compiler: FakeCompiler) -> None:
+def test_a_job_without_trials_uses_known_schedules(farm: Farm, compiler: FakeCompiler) -> None:
     farm.submit()
     farm.plug_in()
     farm.finish()
@@ -87,9 +87,7 @@ def test_a_job_without_trials_is_compiled_with_what_is_known(farm: Farm, compile
     assert tuned == compiled != {}
 
 
-def test_without_trials_the_best_guess_is_tried_for_what_is_unknown(
-    farm: Farm, compiler: FakeCompiler
-) -> None:
+def test_without_trials_unknown_tasks_get_one_guess(farm: Farm, compiler: FakeCompiler) -> None:
     farm.submit(trials=0)
     farm.plug_in()
     job = farm.finish()
@@ -122,7 +120,7 @@ def test_a_guess_that_failed_is_not_compiled_in_and_the_next_job_makes_another(
     assert not traces[0] & traces[1]
 
 
-def test_only_what_is_unknown_is_tried(farm: Farm, compiler: FakeCompiler) -> None:
+def test_only_unknown_tasks_are_tried(farm: Farm, compiler: FakeCompiler) -> None:
     compiler.tasks = [MATMUL]
     farm.submit()
     farm.plug_in()
@@ -174,7 +172,7 @@ def test_a_named_class_is_tuned_for_even_while_its_device_is_away(farm: Farm) ->
     assert "waiting" not in farm.job().message
 
 
-def test_a_device_that_said_farewell_is_away_at_once(farm: Farm) -> None:
+def test_a_device_that_stopped_cleanly_is_away_at_once(farm: Farm) -> None:
     farm.plug_in(WorkerState.OFFLINE)
     farm.submit(target=DEVICE.key)
     farm.sweep()
@@ -227,7 +225,7 @@ def test_a_model_that_is_imported_wrongly_is_not_tuned(
     assert farm.tasks() == []
 
 
-def test_an_import_that_nobody_could_verify_is_said(farm: Farm, compiler: FakeCompiler) -> None:
+def test_a_job_reports_an_unverified_import(farm: Farm, compiler: FakeCompiler) -> None:
     compiler.verification = Verification("it takes longer than 300 s")
     farm.submit()
     farm.plug_in()
@@ -254,7 +252,7 @@ def test_a_rewritten_decoder_that_cannot_be_compared_is_refused(farm: Farm, comp
     assert farm.tasks() == []
 
 
-def test_what_the_standard_leaves_open_is_said(farm: Farm, compiler: FakeCompiler) -> None:
+def test_a_job_reports_differences_that_onnx_allows(farm: Farm, compiler: FakeCompiler) -> None:
     compiler.verification = Verification(note="for NaN, operator Cast of node 'a' computes 'y' otherwise")
     farm.submit()
     farm.plug_in()
@@ -265,7 +263,7 @@ def test_what_the_standard_leaves_open_is_said(farm: Farm, compiler: FakeCompile
     assert farm.finish().message.endswith(compiler.verification.note)
 
 
-def test_outputs_of_which_the_data_decides_the_rows_are_said(farm: Farm, compiler: FakeCompiler) -> None:
+def test_a_job_reports_padded_outputs(farm: Farm, compiler: FakeCompiler) -> None:
     compiler.padded_axis = 1
     farm.submit()
     farm.plug_in()
@@ -277,7 +275,7 @@ def test_outputs_of_which_the_data_decides_the_rows_are_said(farm: Farm, compile
 
 
 @pytest.mark.parametrize(("counts", "counted"), [((3, 3), "all"), ((2, 3), "2 of 3")])
-def test_a_job_says_what_is_computed_in_float32_instead_of_halves(
+def test_a_job_reports_halves_that_are_computed_in_float32(
     farm: Farm, compiler: FakeCompiler, counts: tuple[int, int], counted: str
 ) -> None:
     compiler.halves_in_float32 = counts
@@ -347,7 +345,7 @@ def test_a_publish_that_always_fails_ends_its_job(farm: Farm, monkeypatch: pytes
     assert (job.state, job.error) == (JobState.FAILED, "gave up after 6 attempts: RuntimeError: the moon")
 
 
-def test_an_error_that_passes_does_no_harm(farm: Farm, compiler: FakeCompiler) -> None:
+def test_a_temporary_error_does_not_fail_the_job(farm: Farm, compiler: FakeCompiler) -> None:
     compiler.import_error = RuntimeError("once")
     farm.submit()
     farm.plug_in()
@@ -411,7 +409,7 @@ def test_a_subgraph_that_the_search_stumbles_over_is_named_and_the_others_are_tu
     assert (published, other.trials) == (TUNED, 7)
 
 
-def test_a_covered_task_is_tuned_next_to_one_that_is_not(farm: Farm, compiler: FakeCompiler) -> None:
+def test_an_uncovered_task_does_not_stop_the_others(farm: Farm, compiler: FakeCompiler) -> None:
     compiler.tasks = [CUMSUM, MATMUL]
     farm.submit()
     farm.plug_in()
@@ -419,7 +417,7 @@ def test_a_covered_task_is_tuned_next_to_one_that_is_not(farm: Farm, compiler: F
     assert {task.name: task.trials for task in farm.tasks()} == {"cumsum": 1, "matmul": 7}
 
 
-def test_a_tuned_model_that_is_slower_gives_way_to_the_untuned_one(farm: Farm) -> None:
+def test_the_untuned_model_is_published_if_the_tuned_model_is_slower(farm: Farm) -> None:
     farm.latency_s = {UNTUNED: 0.01, TUNED: 0.02}
     farm.submit()
     farm.plug_in()
@@ -429,7 +427,7 @@ def test_a_tuned_model_that_is_slower_gives_way_to_the_untuned_one(farm: Farm) -
     assert farm.published()[0] == UNTUNED
 
 
-def test_a_tuned_model_that_fails_gives_way_to_the_untuned_one(farm: Farm) -> None:
+def test_the_untuned_model_is_published_if_the_tuned_model_fails(farm: Farm) -> None:
     farm.broken = frozenset({TUNED})
     farm.submit()
     farm.plug_in()
@@ -440,7 +438,7 @@ def test_a_tuned_model_that_fails_gives_way_to_the_untuned_one(farm: Farm) -> No
     assert job.tuned_s is None
 
 
-def test_a_tuned_model_is_published_though_the_untuned_one_fails(farm: Farm) -> None:
+def test_the_tuned_model_is_published_if_the_untuned_model_fails(farm: Farm) -> None:
     farm.broken = frozenset({UNTUNED})
     farm.submit()
     farm.plug_in()
@@ -486,7 +484,7 @@ def test_all_models_are_timed_in_one_lease(farm: Farm, compiler: FakeCompiler) -
     assert (job.untuned_s, job.tuned_s) == (manifest.untuned_s, manifest.tuned_s)
 
 
-def test_what_was_published_before_stays_while_it_is_faster(farm: Farm, compiler: FakeCompiler) -> None:
+def test_a_faster_earlier_model_stays_published(farm: Farm, compiler: FakeCompiler) -> None:
     farm.submit()
     farm.plug_in()
     farm.finish()
@@ -503,7 +501,9 @@ def test_what_was_published_before_stays_while_it_is_faster(farm: Farm, compiler
 
 
 @pytest.mark.parametrize("changes", [{"shapes": {"data": (4, 3)}}, {}])
-def test_another_shape_or_the_same_library_is_no_peer(farm: Farm, changes: dict[str, Any]) -> None:
+def test_earlier_models_of_other_shapes_or_the_same_library_are_not_timed(
+    farm: Farm, changes: dict[str, Any]
+) -> None:
     farm.submit()
     farm.plug_in()
     farm.finish()
@@ -512,7 +512,7 @@ def test_another_shape_or_the_same_library_is_no_peer(farm: Farm, changes: dict[
     assert [run.kind for run in farm.runs("again")] == ["untuned", "tuned"]
 
 
-def test_models_that_were_timed_apart_are_timed_again_together(farm: Farm, compiler: FakeCompiler) -> None:
+def test_models_timed_separately_are_timed_again_together(farm: Farm, compiler: FakeCompiler) -> None:
     """The second tuned one is made when the first has failed."""
     farm.submit(trials=12)
     farm.plug_in()
@@ -572,7 +572,7 @@ def test_schedules_that_do_not_compile_give_way_to_the_untuned_model(
     assert "LLVM ERROR" in job.message
 
 
-def test_a_schedule_that_harms_the_model_is_left_out_alone(farm: Farm, compiler: FakeCompiler) -> None:
+def test_only_a_harmful_schedule_is_left_out(farm: Farm, compiler: FakeCompiler) -> None:
     farm.submit(trials=12)
     farm.plug_in()
     compiler.harmful = lambda trace: trace == _traces(farm, MATMUL)[0]
@@ -588,9 +588,7 @@ def test_a_schedule_that_harms_the_model_is_left_out_alone(farm: Farm, compiler:
     assert job.tuned_s == (0.01,) * 3
 
 
-def test_a_subgraph_whose_schedules_all_do_harm_gets_the_fallback_schedule(
-    farm: Farm, compiler: FakeCompiler
-) -> None:
+def test_a_subgraph_with_only_harmful_schedules_gets_the_fallback(farm: Farm, compiler: FakeCompiler) -> None:
     farm.submit(trials=12)
     farm.plug_in()
     compiler.harmful = lambda trace: trace in _traces(farm, MATMUL)
@@ -601,7 +599,7 @@ def test_a_subgraph_whose_schedules_all_do_harm_gets_the_fallback_schedule(
     assert "1 of 2 subgraphs runs the fallback schedule: matmul: wrong_result" in job.message
 
 
-def test_a_schedule_that_does_not_compile_is_left_out_alone(farm: Farm, compiler: FakeCompiler) -> None:
+def test_only_a_schedule_that_does_not_compile_is_left_out(farm: Farm, compiler: FakeCompiler) -> None:
     farm.submit(trials=12)
     farm.plug_in()
     compiler.uncompilable = lambda trace: trace == _traces(farm, MATMUL)[0]
@@ -614,9 +612,7 @@ def test_a_schedule_that_does_not_compile_is_left_out_alone(farm: Farm, compiler
     assert job.message.endswith("% of the time): matmul: it crashed the compiler (SIGSEGV)")
 
 
-def test_what_was_found_is_published_though_the_compiler_then_fails(
-    farm: Farm, compiler: FakeCompiler
-) -> None:
+def test_found_schedules_are_published_after_a_compiler_failure(farm: Farm, compiler: FakeCompiler) -> None:
     """The untuned model isn't the only thing left once a part of the schedules has worked."""
     compiler.tasks = (MATMUL, CONV, CUMSUM)
     farm.submit(trials=12)
@@ -649,7 +645,7 @@ def _traces(farm: Farm, task: ExtractedTask) -> list[str]:
     return [record.trace for record in found]
 
 
-def test_a_cancelled_job_is_left_alone(farm: Farm) -> None:
+def test_steps_ignore_a_cancelled_job(farm: Farm) -> None:
     farm.submit()
     farm.plug_in()
     farm.tick()
@@ -688,7 +684,7 @@ def test_trials_that_take_two_devices_down_do_not_hold_up_the_job(farm: Farm) ->
     assert [t.outcome for t in farm.trials()].count(Outcome.DEVICE_LOST) == 1
 
 
-def test_steps_taken_twice_change_nothing(farm: Farm) -> None:
+def test_repeated_steps_change_nothing(farm: Farm) -> None:
     farm.submit()
     farm.plug_in()
     while not farm.job().state.finished:
@@ -702,7 +698,7 @@ def test_steps_taken_twice_change_nothing(farm: Farm) -> None:
     assert states(farm) == ["queued", "importing", "tuning", "publishing", "done"]
 
 
-def test_a_job_that_another_scheduler_holds_is_left_alone(farm: Farm) -> None:
+def test_a_job_claimed_by_another_scheduler_is_skipped(farm: Farm) -> None:
     farm.submit()
     farm.plug_in()
     with farm.database.begin() as session:
@@ -729,7 +725,7 @@ def test_any_wake_up_moves_a_job_on(farm: Farm, step: str) -> None:
     assert farm.job().trials_issued == 4
 
 
-def test_the_sweep_takes_expired_leases_back(farm: Farm) -> None:
+def test_the_sweep_expires_leases(farm: Farm) -> None:
     farm.submit()
     farm.plug_in()
     farm.tick()
@@ -746,7 +742,7 @@ VARIANT = replace(
 )
 
 
-def test_the_faster_of_a_subgraph_and_its_variant_is_compiled_in(farm: Farm, compiler: FakeCompiler) -> None:
+def test_the_faster_of_original_and_variant_is_compiled(farm: Farm, compiler: FakeCompiler) -> None:
     compiler.tasks = (MATMUL, VARIANT)
     farm.submit(trials=12)
     farm.plug_in()
@@ -796,7 +792,7 @@ def test_an_exact_job_has_variants_that_differ_by_the_order_of_sums(
     assert {task.workload_hash for task in farm.tasks()} == {MATMUL.workload_hash, VARIANT.workload_hash}
 
 
-def test_a_job_in_tf32_is_compiled_with_its_variants_and_published_apart(
+def test_a_tf32_job_uses_tf32_variants_and_is_published_separately(
     farm: Farm, compiler: FakeCompiler
 ) -> None:
     compiler.tasks = (MATMUL, replace(VARIANT, variant="tf32"))

@@ -58,7 +58,7 @@ def begin(farm: Farm, trials: int) -> None:
 
 
 @pytest.mark.slow_lane
-def test_a_million_events_cost_a_round_nothing(farm: Farm, database_file: Path, tmp_path: Path) -> None:
+def test_a_round_does_not_read_a_million_events(farm: Farm, database_file: Path, tmp_path: Path) -> None:
     begin(farm, trials=100)
     lease = farm.lease()
     assert lease is not None

@@ -28,7 +28,7 @@ def stored(farm: Farm, sha: str) -> StoredOutline:
         return outlines.get(session, sha)
 
 
-def test_a_sweep_finds_what_is_asked_for(farm: Farm) -> None:
+def test_the_sweep_finds_requested_outlines(farm: Farm) -> None:
     sha = ask(farm)
     assert stored(farm, sha) == StoredOutline(None, "")
     reader = OutlineReader(farm.context)
@@ -42,7 +42,7 @@ def test_a_sweep_finds_what_is_asked_for(farm: Farm) -> None:
         assert outlines.waiting(session, 10) == []
 
 
-def test_a_file_that_cannot_be_read_says_why_and_is_read_again_if_asked(farm: Farm) -> None:
+def test_an_unreadable_file_has_a_reason_and_can_be_retried(farm: Farm) -> None:
     sha = ask(farm)
     farm.compiler.import_error = ModelError("the file is truncated")
     read(farm.context, sha)

@@ -85,7 +85,7 @@ def settle(farm: Farm, record_cache: RecordCache, clock: Clock, *names: str) -> 
         clock.now += OVERLAP_S
 
 
-def test_what_is_new_is_added_and_what_changed_replaced(
+def test_the_cache_adds_new_records_and_replaces_changed_records(
     farm: Farm, record_cache: RecordCache, clock: Clock, asked: list[tuple[str, list[str]]]
 ) -> None:
     assert read(farm, record_cache, "w1") == {"w1": set()}
@@ -181,7 +181,7 @@ def test_the_workloads_used_least_recently_are_dropped(
     assert asked[0] == ("of_workloads", ["a"])
 
 
-def test_a_workload_with_more_records_than_are_kept_is_read_all_the_same(farm: Farm, clock: Clock) -> None:
+def test_a_workload_with_more_records_than_the_cache_is_read(farm: Farm, clock: Clock) -> None:
     record_cache = RecordCache(clock, max_records=1)
     put(farm, record("w1", "a", START), record("w1", "b", START))
     for _ in range(2):

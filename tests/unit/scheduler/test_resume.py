@@ -109,7 +109,7 @@ def _live_twice(database: Database, mortal: MortalDatabase, dies_at: int, compil
 
 
 @pytest.mark.slow_lane(seconds=28)
-def test_killed_while_it_looks_for_a_harmful_schedule_the_job_resumes(
+def test_a_job_resumes_after_a_kill_during_bisection(
     database: Database, mortal: MortalDatabase, compiler: FakeCompiler
 ) -> None:
     def live(dies_at: int) -> tuple[int, bytes, tuple[TaskEntry, ...]]:
@@ -147,9 +147,7 @@ def test_killed_while_it_looks_for_a_harmful_schedule_the_job_resumes(
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_a_storage_that_fails_now_and_then_delays_the_job_and_no_more(
-    farm: Farm, database_file: Path, seed: int
-) -> None:
+def test_temporary_storage_failures_only_delay_the_job(farm: Farm, database_file: Path, seed: int) -> None:
     farm.submit(trials=TRIALS)
     farm.plug_in()
     faulty = FaultyDatabase(f"sqlite:///{database_file}", seed)

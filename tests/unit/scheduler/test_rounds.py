@@ -83,7 +83,7 @@ def test_planning_ahead_keeps_a_batch_waiting(farm: Farm) -> None:
     assert pending(farm) == 4
 
 
-def test_a_gpu_never_waits_for_a_plan_though_its_worker_shares_the_planners_cores(farm: Farm) -> None:
+def test_a_gpu_never_waits_for_a_plan_on_shared_cores(farm: Farm) -> None:
     farm.device = GPU
     begin(farm, trials=20)
     plan(farm)
@@ -103,7 +103,7 @@ def test_the_budget_is_spent_exactly(farm: Farm, budget: int) -> None:
     assert len([trial for trial in farm.trials() if trial.program != FALLBACK]) == max(budget, 2)
 
 
-def test_when_the_minutes_are_up_only_what_is_being_measured_is_waited_for(farm: Farm) -> None:
+def test_after_the_time_budget_only_leased_trials_finish(farm: Farm) -> None:
     begin(farm, trials=100, minutes=2.0)
     lease = farm.lease(limit=1)
     assert lease is not None
@@ -122,7 +122,7 @@ def test_when_the_minutes_are_up_only_what_is_being_measured_is_waited_for(farm:
     assert (job.state, job.trials_done) == (JobState.DONE, 1)
 
 
-def test_a_job_that_goes_on_says_so_although_it_waited_for_a_device(
+def test_a_resumed_job_reports_tuning_after_waiting_for_a_device(
     farm: Farm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tests.unit.scheduler import farm as world
@@ -139,7 +139,7 @@ def test_a_job_that_goes_on_says_so_although_it_waited_for_a_device(
     assert (job.state, job.message) == (JobState.PUBLISHING, message)
 
 
-def test_a_later_job_starts_from_what_earlier_ones_measured(farm: Farm) -> None:
+def test_a_later_job_starts_from_earlier_measurements(farm: Farm) -> None:
     farm.submit()
     farm.plug_in()
     farm.finish()
@@ -252,7 +252,7 @@ def test_when_everything_is_refused_the_job_still_ends(farm: Farm, monkeypatch: 
     assert (job.state, job.trials_issued) == (JobState.DONE, 0)
 
 
-def test_programs_that_lower_to_one_trace_are_one_trial(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_with_the_same_trace_are_one_trial(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch, "lower", lambda module, program, device: str(sum(program.values) % 5))
     farm.submit(trials=50)
     farm.plug_in()
@@ -263,7 +263,7 @@ def test_programs_that_lower_to_one_trace_are_one_trial(farm: Farm, monkeypatch:
     assert len({one[:2] for one in issued}) <= 10
 
 
-def test_a_search_that_found_nothing_waits_for_news(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exhausted_search_waits_for_new_records(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
     farm.restart(plan_ahead=1)
     begin(farm)
     calls: list[int] = []
@@ -344,7 +344,7 @@ class TestRemeasurement:
             best = min(r.latency_s or 1.0 for r in farm.records() if r.workload_hash == task.workload_hash)
             assert task.best_s == best > 1e-5
 
-    def test_all_seconds_of_a_program_count(self, farm: Farm) -> None:
+    def test_all_repeats_of_a_program_count(self, farm: Farm) -> None:
         begin(farm, trials=60)
         farm.finish()
         again = max((t for t in farm.trials() if t.run_s), key=lambda trial: trial.repeat)
@@ -359,11 +359,11 @@ class TestRemeasurement:
         trial, again = self._twice(farm, Outcome.RUN_ERROR)
         assert self._gathered(farm, trial, again).measured[0].seconds == 2e-3
 
-    def test_a_wrong_result_the_second_time_takes_the_first_back(self, farm: Farm) -> None:
+    def test_a_wrong_remeasurement_revokes_the_first_result(self, farm: Farm) -> None:
         trial, again = self._twice(farm, Outcome.WRONG_RESULT)
         assert math.isinf(self._gathered(farm, trial, again).measured[0].seconds)
 
-    def test_what_is_being_measured_is_not_remeasured(self, farm: Farm) -> None:
+    def test_leased_programs_are_not_remeasured(self, farm: Farm) -> None:
         trial, again = self._twice(farm, Outcome.OK)
         waiting = replace(again, state="leased", outcome=None)
         assert [one.trace for one in self._gathered(farm, trial).to_remeasure(1)] == [trial.trace]

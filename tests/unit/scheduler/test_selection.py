@@ -74,9 +74,7 @@ def test_a_model_that_works_is_assembled_once() -> None:
 
 
 @given(st.integers(1, 32), st.data())
-def test_one_culprit_of_up_to_32_is_found_and_nothing_else_is_lost(
-    workloads: int, data: st.DataObject
-) -> None:
+def test_one_harmful_schedule_of_up_to_32_is_found_exactly(workloads: int, data: st.DataObject) -> None:
     listed = records(workloads)
     culprit = data.draw(st.sampled_from(bests(listed)))
     assemblies = searched(listed, lambda schedules: culprit in schedules)
@@ -85,7 +83,9 @@ def test_one_culprit_of_up_to_32_is_found_and_nothing_else_is_lost(
 
 
 @given(st.integers(33, 200), st.data())
-def test_a_culprit_among_more_than_32_costs_a_few_innocent_ones(workloads: int, data: st.DataObject) -> None:
+def test_a_harmful_schedule_among_more_than_32_is_dropped_with_a_few_others(
+    workloads: int, data: st.DataObject
+) -> None:
     listed = records(workloads)
     culprit = data.draw(st.sampled_from(bests(listed)))
     assemblies = searched(listed, lambda schedules: culprit in schedules)
@@ -94,7 +94,7 @@ def test_a_culprit_among_more_than_32_costs_a_few_innocent_ones(workloads: int, 
     assert len(lost) <= workloads / 32 + 1
 
 
-def test_the_next_best_takes_its_place_and_then_the_fallback() -> None:
+def test_a_harmful_schedule_is_replaced_by_the_next_best_then_the_fallback() -> None:
     listed = records(4)
     first, second, third = (schedule_id(one) for one in listed[:3])
     assemblies = searched(listed, lambda schedules: first in schedules)
@@ -104,7 +104,7 @@ def test_the_next_best_takes_its_place_and_then_the_fallback() -> None:
     assert len(best_of(assemblies)) == 3
 
 
-def test_what_cannot_be_compiled_is_left_out_without_a_search() -> None:
+def test_uncompilable_schedules_are_left_out_without_bisection() -> None:
     listed = records(29)
     refused = dict.fromkeys(bests(listed[:6], count=2), "LLVM ERROR: no such instruction")
     selection = next_selection(listed, AssemblyHistory((), refused), {})
@@ -114,7 +114,7 @@ def test_what_cannot_be_compiled_is_left_out_without_a_search() -> None:
     assert selection.reasons == dict.fromkeys(["w00", "w01"], "LLVM ERROR: no such instruction")
 
 
-def test_a_failure_that_a_refused_schedule_explains_puts_no_other_under_suspicion() -> None:
+def test_a_rejected_schedule_explains_the_failure_of_its_assembly() -> None:
     listed = records(29)
     [culprit] = bests(listed[:1])
     failed = Assembly(frozenset(bests(listed)), "compiling the model crashed the compiler (SIGSEGV)")
@@ -141,14 +141,14 @@ def test_a_model_that_always_fails_is_given_up() -> None:
     assert len(searched([], lambda _: True)) == 1
 
 
-def test_of_schedules_that_fail_only_together_one_is_left_out() -> None:
+def test_one_of_two_schedules_that_fail_together_is_left_out() -> None:
     listed = records(4)
     assemblies = searched(listed, lambda schedules: len(schedules) > 3)
     assert len(best_of(assemblies)) == 3
     assert len(assemblies) <= MAX_ASSEMBLIES
 
 
-def test_a_lost_device_says_nothing_about_schedules() -> None:
+def test_a_lost_device_is_not_blamed_on_schedules() -> None:
     listed = records(4)
     run = StoredModuleRun(1, "job", "tuned", "sha", "done", 2, "lease", Outcome.DEVICE_LOST, (), "")
     assembly = Assembly(frozenset(bests(listed)), "device_lost", run)

@@ -25,7 +25,7 @@ def stored(farm: Farm) -> None:
         tasks.put_workload(session, "damaged", "{}")
 
 
-def test_only_what_the_search_covers_is_loaded(farm: Farm) -> None:
+def test_only_covered_workloads_are_loaded(farm: Farm) -> None:
     names = [*NAMES, "misnamed", "damaged", "unknown"]
     assert set(Spaces(farm.database).load(names, DEVICE)) == {MATMUL.workload_hash, CONV.workload_hash}
 
@@ -61,7 +61,7 @@ def test_workloads_of_other_kinds_have_other_tags(farm: Farm) -> None:
     assert loaded[MATMUL.workload_hash].tag != loaded[CONV.workload_hash].tag
 
 
-def test_a_device_that_was_calibrated_has_its_spaces_made_again(farm: Farm) -> None:
+def test_a_new_profile_rebuilds_the_search_spaces(farm: Farm) -> None:
     loaded, name = Spaces(farm.database), MATMUL.workload_hash
     first = loaded.load([name], DEVICE)[name]
     calibrated = replace(DEVICE, profile=replace(DEVICE.speeds, hertz=1e9))

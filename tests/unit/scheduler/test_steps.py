@@ -17,7 +17,7 @@ def test_every_unfinished_state_needs_exactly_one_step() -> None:
     assert all(step_of(state) is None for state in JobState if state.finished)
 
 
-def test_every_step_is_a_task_of_its_own(farm: Farm, tmp_path: Path) -> None:
+def test_each_step_is_a_celery_task(farm: Farm, tmp_path: Path) -> None:
     app = make_app(str(tmp_path / "broker"))
     celery_tasks.register(app, farm.context, Deliverer(farm.context), OutlineReader(farm.context))
     farm.submit()

@@ -109,7 +109,7 @@ def test_a_new_profile_has_the_model_trained_again(farm: Farm, trainings: list[i
     assert trainings == [40, 40, 40]
 
 
-def test_a_new_scheduler_goes_on_with_the_newest_version(farm: Farm, trainings: list[int]) -> None:
+def test_a_new_scheduler_uses_the_newest_version(farm: Farm, trainings: list[int]) -> None:
     measured(farm, 40)
     before = farm.context.trainer.up_to_date(DEVICE)
     farm.restart()
@@ -132,7 +132,7 @@ def test_a_clock_that_was_set_back_delays_no_training(farm: Farm, trainings: lis
     assert trainings == [40, 70]
 
 
-def test_a_version_of_other_features_is_not_used(farm: Farm, trainings: list[int]) -> None:
+def test_a_version_with_other_features_is_ignored(farm: Farm, trainings: list[int]) -> None:
     with farm.database.begin() as session:
         cost_models.add(session, Version(DEVICE.key, 9, NOW, NOW, 1.0, None), b"no model")
     assert not farm.context.trainer.up_to_date(DEVICE).is_learned
@@ -165,13 +165,13 @@ def test_training_takes_a_few_per_cent_of_the_time(training_s: float, news: int,
     assert learned.is_due(news, NOW + 100, batch_size=32) is is_due
 
 
-def test_a_model_of_many_records_waits_for_more_new_ones() -> None:
+def test_a_model_of_many_records_waits_for_a_batch_of_new_records() -> None:
     learned = TrainedModel(NOW, CostModel(), records=5000, training_s=101 * EAGER_TRAINING_SHARE)
     assert not learned.is_due(int(5000 * BATCH_GROWTH) - 1, NOW + 100, batch_size=32)
     assert learned.is_due(int(5000 * BATCH_GROWTH), NOW + 100, batch_size=32)
 
 
-def test_the_time_spent_stays_within_its_share(farm: Farm, trainings: list[int]) -> None:
+def test_training_time_stays_within_its_share(farm: Farm, trainings: list[int]) -> None:
     for turn in range(100):
         measured(farm, 1, at=farm.now)
         farm.context.trainer.up_to_date(DEVICE)
@@ -197,7 +197,7 @@ def test_a_training_that_fails_leaves_the_last_model(
     assert len(versions(farm)) == 1
 
 
-def test_a_first_training_that_fails_leaves_the_estimate_and_the_job_goes_on(
+def test_if_the_first_training_fails_the_estimate_is_used(
     farm: Farm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(samples: object) -> CostModel:

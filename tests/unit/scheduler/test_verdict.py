@@ -35,18 +35,18 @@ def around(median: float, spread: float, count: int = 40) -> list[float]:
         ([1.001], [1.0], "untuned"),
     ],
 )
-def test_the_untuned_model_is_published_only_where_it_is_faster(
+def test_the_untuned_model_is_published_only_if_it_is_faster(
     tuned: Sequence[float], untuned: Sequence[float], published: str
 ) -> None:
     assert judge([timed("tuned", tuned), timed("untuned", untuned)]).run.kind == published
 
 
-def test_a_tie_is_said() -> None:
+def test_a_tie_is_reported() -> None:
     verdict = judge([timed("tuned", around(1.003, 0.01)), timed("untuned", around(1.0, 0.01))])
     assert verdict.message == "1e+03 ms, no slower than untuned (1e+03 ms) within the noise of the timings"
 
 
-def test_what_was_published_before_is_only_replaced_by_what_is_as_fast() -> None:
+def test_an_earlier_model_is_replaced_only_by_an_equally_fast_model() -> None:
     runs = [timed("tuned", around(1.003, 0.01)), timed("published", around(1.0, 0.01))]
     assert judge(runs).run.kind == "published"
     assert judge([*runs, timed("untuned", around(0.999, 0.01))]).run.kind == "published"

@@ -20,7 +20,7 @@ def start_builder(farm: Farm, toolchain: str = DEVICE.toolchain) -> None:
         workers.register(session, WorkerSession("builder", "s", WorkerState.READY, builder=builder), farm.now)
 
 
-def test_a_job_that_only_builders_may_build_for_says_so_while_none_is_there(farm: Farm) -> None:
+def test_a_job_that_needs_builders_reports_that_none_is_connected(farm: Farm) -> None:
     farm.plug_in()
     farm.submit(build=Build.BUILDER)
     for _ in range(3):
@@ -35,7 +35,7 @@ def test_a_job_that_only_builders_may_build_for_says_so_while_none_is_there(farm
     assert farm.job().message == "measuring"
 
 
-def test_a_job_that_anybody_may_build_for_waits_for_no_builder(farm: Farm) -> None:
+def test_a_job_that_devices_may_build_for_waits_for_no_builder(farm: Farm) -> None:
     farm.plug_in()
     farm.submit()
     assert farm.finish().state is JobState.DONE
@@ -64,7 +64,7 @@ def test_a_queued_job_names_the_worker_that_probes_or_cannot_measure(farm: Farm)
     assert farm.finish().state is JobState.DONE
 
 
-def test_a_job_for_a_class_that_is_not_known_yet_names_the_worker_beside_its_next_step(farm: Farm) -> None:
+def test_a_job_for_an_unknown_class_names_the_worker_and_the_next_step(farm: Farm) -> None:
     farm.submit(target="pi")
     farm.plug_in(WorkerState.PROBING, WHY)
     start = "waiting for a device of class pi: start a worker"
@@ -73,7 +73,7 @@ def test_a_job_for_a_class_that_is_not_known_yet_names_the_worker_beside_its_nex
     assert message(farm) == start
 
 
-def test_a_job_whose_only_device_breaks_says_so_until_it_is_repaired(farm: Farm) -> None:
+def test_a_job_reports_its_broken_device_until_the_repair(farm: Farm) -> None:
     farm.plug_in()
     farm.submit()
     for _ in range(2):
@@ -101,7 +101,7 @@ def test_a_new_worker_that_cannot_measure_is_named_before_its_class_is_known(far
     assert message(farm) == f"{start}; worker worker can't measure: {WHY}"
 
 
-def test_a_device_that_measures_makes_up_for_one_that_cannot(farm: Farm) -> None:
+def test_a_measuring_device_hides_the_failure_of_another(farm: Farm) -> None:
     with farm.database.begin() as session:
         vitals = Vitals(health_error=WHY)
         workers.register(session, WorkerSession("broken", "s", WorkerState.PROBING, vitals=vitals), farm.now)
@@ -111,7 +111,7 @@ def test_a_device_that_measures_makes_up_for_one_that_cannot(farm: Farm) -> None
     assert farm.finish().state is JobState.DONE
 
 
-def test_a_builder_is_no_device_and_is_named_where_one_is_missing(farm: Farm) -> None:
+def test_builders_do_not_count_as_devices_and_missing_builders_are_named(farm: Farm) -> None:
     farm.submit(build=Build.BUILDER)
     with farm.database.begin() as session:
         vitals = Vitals(health_error="no linker: install one")

@@ -102,7 +102,7 @@ def test_messages_are_signed_and_tried_again_until_they_arrive(farm: Farm) -> No
     assert [int(request.headers["webhook-timestamp"]) for request in seen] == [1000, 1005, 1035]
 
 
-def test_no_private_network_is_reached_unless_the_operator_allows_it(farm: Farm) -> None:
+def test_private_networks_are_reached_only_if_allowed(farm: Farm) -> None:
     seen: list[Request] = []
     with answering(lambda request: seen.append(request) or Reply()) as url:  # type: ignore[func-returns-value]
         hook(farm, url)
@@ -113,7 +113,7 @@ def test_no_private_network_is_reached_unless_the_operator_allows_it(farm: Farm)
     assert "127.0.0.1, which isn't a public address" in messages(farm)[0].error
 
 
-def test_sweeps_wake_what_is_due_and_a_deliverer_takes_it_once(farm: Farm) -> None:
+def test_due_deliveries_are_sent_once(farm: Farm) -> None:
     seen: list[Request] = []
     with answering(lambda request: seen.append(request) or Reply()) as url:  # type: ignore[func-returns-value]
         hook(farm, url)

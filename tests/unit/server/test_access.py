@@ -31,12 +31,12 @@ def test_an_invalid_limit_is_named(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "off"])
-def test_a_limit_may_be_off(text: str) -> None:
+def test_rate_limits_can_be_disabled(text: str) -> None:
     limit = RateLimiter(text)
     assert limit.hit("me") is None
 
 
-def test_clients_are_counted_each_for_itself(clock: Clock) -> None:
+def test_each_client_has_its_own_rate_limit(clock: Clock) -> None:
     limit = RateLimiter("2/hour", clock)
     assert [limit.hit(client) for client in ("me", "me", "you", "me")] == [None, None, None, 3600]
     clock.now += 1800.0
@@ -46,7 +46,7 @@ def test_clients_are_counted_each_for_itself(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("set_s", [1e6, -1e6])
-def test_a_clock_that_is_set_moves_no_limit(monkeypatch: pytest.MonkeyPatch, set_s: float) -> None:
+def test_clock_changes_do_not_affect_rate_limits(monkeypatch: pytest.MonkeyPatch, set_s: float) -> None:
     limit = RateLimiter("1/minute")
     assert limit.hit("me") is None
     clock_s = time.time() + set_s
@@ -60,11 +60,11 @@ def test_a_clock_that_is_set_moves_no_limit(monkeypatch: pytest.MonkeyPatch, set
     ("text", "calls", "window_s"),
     [("600/minute", 600, 60), ("10 per second", 10, 1), ("5/2 hours", 5, 7200), ("1 PER Day", 1, 86400)],
 )
-def test_limits_are_written_in_words(text: str, calls: int, window_s: int) -> None:
+def test_rate_limits_are_parsed_from_text(text: str, calls: int, window_s: int) -> None:
     assert parse_limit(text) == Limit(calls, window_s)
 
 
-def test_clients_without_number_take_little_memory(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_clients_take_little_memory(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rate_limits, "MAX_CLIENTS", 2)
     limit = RateLimiter("1/hour", clock)
     assert [limit.hit(client) for client in ("first", "second", "third")] == [None] * 3
@@ -82,7 +82,7 @@ def test_clients_without_number_take_little_memory(clock: Clock, monkeypatch: py
         ("unknown", "unknown"),
     ],
 )
-def test_addresses_of_one_network_count_together(address: str, counts_as: str) -> None:
+def test_addresses_of_one_network_share_a_rate_limit(address: str, counts_as: str) -> None:
     assert network_of(address) == counts_as
 
 
@@ -148,7 +148,7 @@ def lines(log: AuditLog) -> list[AuditLine]:
     return log.page(1000, None)
 
 
-def test_refusals_fill_few_lines_however_many_they_are(log: AuditLog) -> None:
+def test_repeated_refusals_share_audit_lines(log: AuditLog) -> None:
     for number in range(500):
         log.count_refused(entry(number))
     asyncio.run(log.flush())
@@ -164,7 +164,7 @@ def test_long_texts_are_cut_in_the_audit_log(log: AuditLog) -> None:
     assert len(lines(log)[0].entry.subject) == 200
 
 
-def test_equal_daily_acts_are_a_line_a_day(database: Database, clock: Clock) -> None:
+def test_repeated_acts_are_one_audit_line_a_day(database: Database, clock: Clock) -> None:
     """A day by a timer: after the clock was set back, the next line doesn't wait for the old time."""
     log = AuditLog(database, lambda: 1000.0 - clock.now, clock)
     for later_s in (0.0, 5.0, DAILY_S):
@@ -173,7 +173,7 @@ def test_equal_daily_acts_are_a_line_a_day(database: Database, clock: Clock) -> 
     assert [line.at for line in lines(log)] == [995.0 - DAILY_S, 1000.0]
 
 
-def test_refusals_are_kept_while_the_log_cannot_be_written(
+def test_refusals_are_kept_until_the_audit_log_is_writable(
     database: Database, clock: Clock, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = AuditLog(Database(f"sqlite:///{tmp_path}/none/audit.db"), clock)

@@ -83,7 +83,7 @@ def test_late_subscribers_get_missed_events(database: CountingDatabase) -> None:
     asyncio.run(run())
 
 
-def test_a_poll_reads_a_bounded_number_of_events_and_the_next_one_the_rest(
+def test_each_poll_reads_a_limited_number_of_events(
     database: CountingDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_feed, "_MAX_IN_POLL", 2)
@@ -105,7 +105,7 @@ def test_a_poll_reads_a_bounded_number_of_events_and_the_next_one_the_rest(
     assert asyncio.run(run()) == every
 
 
-def test_a_job_that_is_gone_has_ended(database: CountingDatabase) -> None:
+def test_events_of_a_deleted_job_end(database: CountingDatabase) -> None:
     async def run() -> None:
         feed = EventFeed(database, asyncio.Event())
         assert await feed.wait(EventCursor("gone", 0)) == Page([], finished=True)
@@ -115,7 +115,7 @@ def test_a_job_that_is_gone_has_ended(database: CountingDatabase) -> None:
     asyncio.run(run())
 
 
-def test_a_failing_storage_is_every_watchers_error_and_the_next_ones_are_served(
+def test_a_storage_failure_ends_current_subscriptions_only(
     database: CountingDatabase,
 ) -> None:
     place = EventCursor("a", last_id(database, "a"))
@@ -149,7 +149,7 @@ def test_a_subscriber_that_leaves_does_not_affect_the_others(database: CountingD
     asyncio.run(run())
 
 
-def test_a_stopping_server_answers_all_at_once(
+def test_a_stopping_server_ends_all_subscriptions(
     database: CountingDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_feed, "POLL_S", 3600.0)

@@ -24,7 +24,7 @@ def result(*run_s: float) -> Result:
 
 
 @pytest.mark.parametrize("run_s", [(MIN_PLAUSIBLE_S,), (6e-9, 5e-8), (1e-3, 1e-3), (MAX_PLAUSIBLE_S,)])
-def test_times_that_a_machine_can_have_are_kept(run_s: tuple[float, ...]) -> None:
+def test_plausible_times_are_kept(run_s: tuple[float, ...]) -> None:
     assert reject_implausible(result(*run_s)) == result(*run_s)
 
 
@@ -37,9 +37,7 @@ def test_a_failure_is_kept() -> None:
     ("run_s", "implausible"),
     [((1e-12,), "1e-12"), ((1e-3, 1e-10, 1e-3), "1e-10"), ((1.7e308, 1.7e308), "1.7e+308")],
 )
-def test_times_that_no_machine_has_are_a_failure_that_says_so(
-    run_s: tuple[float, ...], implausible: str
-) -> None:
+def test_implausible_times_become_a_failure(run_s: tuple[float, ...], implausible: str) -> None:
     rejected = reject_implausible(result(*run_s))
     assert (rejected.number, rejected.trial_id) == (1, 7)
     assert isinstance(rejected.measurement, Measurement)
@@ -54,7 +52,7 @@ def report(**speeds: object) -> WorkerReport:
 
 
 @pytest.mark.parametrize("emulated", [{}, {"hertz": 1e7, "latency_cycles": 900.0, "memory_rate": 0.05}])
-def test_a_profile_that_a_machine_can_have_is_kept(emulated: dict[str, float]) -> None:
+def test_a_plausible_profile_is_kept(emulated: dict[str, float]) -> None:
     device = reject_implausible_profile(report(**emulated)).device
     assert device is not None
     assert device.profile is not None
@@ -70,7 +68,7 @@ def test_a_profile_that_a_machine_can_have_is_kept(emulated: dict[str, float]) -
         ({"registers": 10**6}, "registers of 1e+06"),
     ],
 )
-def test_a_profile_that_no_machine_has_is_rejected(
+def test_an_implausible_profile_is_rejected(
     speeds: dict[str, object], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     rejected = reject_implausible_profile(report(**speeds)).device

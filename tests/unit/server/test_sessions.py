@@ -17,7 +17,7 @@ def session(name: str) -> RegisteredSession:
     return RegisteredSession(name, "class", False, ())
 
 
-def test_a_silent_worker_is_forgotten_and_a_calling_one_is_not(clock: Clock, sessions: SessionCache) -> None:
+def test_only_silent_workers_leave_the_session_cache(clock: Clock, sessions: SessionCache) -> None:
     sessions.put("gone", session("one"))
     for second in range(1, 200):
         clock.now = second
@@ -30,7 +30,7 @@ def test_a_silent_worker_is_forgotten_and_a_calling_one_is_not(clock: Clock, ses
     assert len(sessions) == FORGET_S + 1
 
 
-def test_a_newer_session_takes_the_place_of_the_older(sessions: SessionCache) -> None:
+def test_a_newer_session_replaces_the_older(sessions: SessionCache) -> None:
     sessions.put("worker", session("old"))
     sessions.put("worker", session("new"))
     assert (sessions.get("worker"), len(sessions)) == (session("new"), 1)
@@ -46,7 +46,7 @@ def test_a_newer_session_takes_the_place_of_the_older(sessions: SessionCache) ->
         (5000, MAX_INTERVAL_S, 3 * MAX_INTERVAL_S),
     ],
 )
-def test_the_more_workers_the_less_often_each_is_to_call(
+def test_the_call_interval_grows_with_the_number_of_workers(
     sessions: SessionCache, workers: int, interval_s: float, ttl_s: float
 ) -> None:
     for number in range(workers):

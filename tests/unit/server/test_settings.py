@@ -47,7 +47,7 @@ def test_invalid_ports_are_refused(port: str) -> None:
     ("host", "token", "is_open"),
     [("127.0.0.1", None, True), ("127.0.0.1", "s3cret", False), ("0.0.0.0", "s3cret", False)],
 )
-def test_a_token_in_the_settings_closes_loopback_too(host: str, token: str | None, is_open: bool) -> None:
+def test_a_configured_token_is_also_required_on_loopback(host: str, token: str | None, is_open: bool) -> None:
     assert ServerSettings(**NEEDED, host=host, token=token).open is is_open
 
 

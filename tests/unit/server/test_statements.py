@@ -63,7 +63,7 @@ def reported(lease: Lease, secs: float | None = 1e-3) -> WorkerReport:
     return replace(READY, results=tuple(results))
 
 
-def test_a_lease_costs_the_same_statements_whatever_its_size(session: Session) -> None:
+def test_a_leases_statements_do_not_depend_on_its_size(session: Session) -> None:
     farm = make_job(session, "job")
     farm.issue(*(f"t{number}" for number in range(100)))
     lease = call(session, replace(READY, starting=True), "lease-0", 20.0)
@@ -79,7 +79,7 @@ def test_a_lease_costs_the_same_statements_whatever_its_size(session: Session) -
     assert len(set(costs)) == 1
 
 
-def test_a_failure_costs_one_more_statement(session: Session) -> None:
+def test_a_failure_takes_one_more_statement(session: Session) -> None:
     farm = make_job(session, "job")
     farm.issue("t0", "t1")
     lease = call(session, replace(READY, starting=True, slots=1), "lease", 20.0)
@@ -89,7 +89,7 @@ def test_a_failure_costs_one_more_statement(session: Session) -> None:
     assert len(seen) <= MOST + 1, seen
 
 
-def test_a_heartbeat_costs_next_to_nothing(session: Session) -> None:
+def test_a_heartbeat_takes_few_statements(session: Session) -> None:
     farm = make_job(session, "job")
     farm.issue("t0")
     lease = call(session, replace(READY, starting=True), "lease", 20.0)

@@ -13,7 +13,7 @@ from .conftest import CountingDatabase
 LEASE = Lease(LeaseId("lease", 1), "{}", Limits(), 30.0, (Candidate(1, "w", "[]"),))
 
 
-def test_all_who_wait_share_a_poll(database: CountingDatabase) -> None:
+def test_waiting_workers_share_one_poll(database: CountingDatabase) -> None:
     async def run() -> None:
         poller = WorkPoller(database, asyncio.Event(), lambda: 0.0)
         found = await asyncio.gather(*(poller.next_poll() for _ in range(100)))
@@ -36,7 +36,7 @@ def test_a_cancelled_call_does_not_end_the_poll_for_the_others(database: Countin
     asyncio.run(run())
 
 
-def test_a_failing_storage_is_everybodys_error_and_the_next_poll_is_another(
+def test_a_storage_failure_reaches_all_waiting_workers_and_the_next_poll_retries(
     database: CountingDatabase,
 ) -> None:
     async def run() -> None:
@@ -50,7 +50,7 @@ def test_a_failing_storage_is_everybodys_error_and_the_next_poll_is_another(
     asyncio.run(run())
 
 
-def test_no_worker_tries_after_one_that_found_no_work(database: CountingDatabase) -> None:
+def test_after_one_worker_finds_no_work_the_others_do_not_try(database: CountingDatabase) -> None:
     left, tries = [LEASE, LEASE], []
 
     def take() -> Lease | None:
@@ -69,7 +69,7 @@ def test_no_worker_tries_after_one_that_found_no_work(database: CountingDatabase
     assert tries == [2, 1, 0]
 
 
-def test_a_stopping_server_polls_at_once(database: CountingDatabase) -> None:
+def test_a_stopping_server_answers_waiting_workers(database: CountingDatabase) -> None:
     async def run() -> None:
         stopping = asyncio.Event()
         stopping.set()

@@ -30,7 +30,7 @@ def command(cause: str = "none", number: int = 0) -> int:
         (["--colour"], ExitCode.USAGE, "my command: No such option: --colour (see my command --help)"),
     ],
 )
-def test_a_failure_is_one_line_and_an_exit_code(
+def test_a_failed_command_prints_one_line_and_returns_an_exit_code(
     arguments: list[str], code: ExitCode, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_function(command, "my command", arguments) == code
@@ -38,10 +38,10 @@ def test_a_failure_is_one_line_and_an_exit_code(
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_number_that_the_command_returns_is_its_exit_code(number: int) -> None:
+def test_the_returned_number_is_the_exit_code(number: int) -> None:
     assert run_function(command, "my command", ["--number", str(number)]) == number
 
 
-def test_other_exceptions_are_the_callers() -> None:
+def test_other_exceptions_propagate() -> None:
     with pytest.raises(ZeroDivisionError):
         run_function(command, "my command", ["--cause", "other"])

@@ -47,6 +47,6 @@ def test_a_process_whose_parent_died_before_ends_at_once() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the call is Linux's")
-def test_a_call_that_the_kernel_refuses_raises() -> None:
+def test_a_failed_system_call_raises() -> None:
     with pytest.raises(OSError, match="Invalid argument"):
         linux.prctl(-1, 0)

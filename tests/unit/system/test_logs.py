@@ -25,7 +25,7 @@ def lines(stream: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_a_line_has_the_ids_of_its_job_and_worker(log: tuple[logging.Logger, io.StringIO]) -> None:
+def test_log_lines_have_the_ids_of_job_and_worker(log: tuple[logging.Logger, io.StringIO]) -> None:
     logger, stream = log
 
     async def work() -> None:
@@ -45,7 +45,7 @@ def test_a_line_has_the_ids_of_its_job_and_worker(log: tuple[logging.Logger, io.
     assert ("lease" in done, "job" in done, "job" in after) == (False, True, False)
 
 
-def test_an_error_is_one_line_with_its_traceback(log: tuple[logging.Logger, io.StringIO]) -> None:
+def test_a_json_error_is_one_line_with_the_traceback(log: tuple[logging.Logger, io.StringIO]) -> None:
     logger, stream = log
     try:
         raise ValueError("wrong")
@@ -56,7 +56,7 @@ def test_an_error_is_one_line_with_its_traceback(log: tuple[logging.Logger, io.S
     assert line["error"].endswith("ValueError: wrong")
 
 
-def test_no_text_forges_a_line_or_moves_the_cursor() -> None:
+def test_control_characters_in_log_messages_are_replaced() -> None:
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logs.TextFormatter("%(levelname)s: %(message)s"))

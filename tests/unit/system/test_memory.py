@@ -37,7 +37,7 @@ PHYSICAL = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         pytest.param(None, {"memory.max": "1"}, PHYSICAL, id="another system"),
     ],
 )
-def test_the_least_limit_counts(
+def test_the_smallest_memory_limit_applies(
     own: str | None,
     limits: dict[str, str],
     expected: int,

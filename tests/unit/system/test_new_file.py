@@ -11,7 +11,7 @@ import pytest
 from system.new_file import new_file
 
 
-def test_a_file_is_as_it_was_until_the_new_one_is_whole(tmp_path: Path) -> None:
+def test_the_old_file_stays_until_the_new_one_is_complete(tmp_path: Path) -> None:
     file = tmp_path / "out.npz"
     file.write_bytes(b"old")
 
@@ -40,7 +40,7 @@ def test_two_writers_at_once_each_write_a_whole_file(tmp_path: Path) -> None:
     assert file.read_bytes() == b"1" * 30_000
 
 
-def test_a_pipe_is_written_into(tmp_path: Path) -> None:
+def test_a_pipe_is_written_directly(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     read: list[bytes] = []

@@ -47,7 +47,7 @@ def test_public_addresses_and_allowed_networks_are_reached() -> None:
         parse_networks("10.0.0.1/8")
 
 
-def test_a_request_goes_where_it_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_to_an_allowed_address_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Request] = []
 
     def answer(request: Request) -> Reply:
@@ -85,7 +85,7 @@ def test_a_name_with_a_public_and_a_private_address_is_refused(monkeypatch: pyte
         post("http://example.com/", b"", {}, (), 5.0)
 
 
-def test_a_redirect_is_an_answer() -> None:
+def test_redirects_are_not_followed() -> None:
     seen: list[str] = []
 
     def answer(request: Request) -> Reply:
@@ -122,12 +122,12 @@ def dripping(line: bytes) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("scheme", "line"), [("http", b"H"), ("http", b"HTTP/1.1 200 OK\r\na: b\r\n"), ("https", b"\x16")]
 )
-def test_a_receiver_that_drips_is_left(scheme: str, line: bytes) -> None:
+def test_a_slow_receiver_times_out(scheme: str, line: bytes) -> None:
     with dripping(line) as url, pytest.raises(OutboundError, match=r"did not answer within|can't be trusted"):
         post(f"{scheme}:{url}", b"", {}, LOOPBACK, 1.0)
 
 
-def test_a_receiver_that_breaks_or_is_away_is_said() -> None:
+def test_a_broken_or_absent_receiver_is_reported() -> None:
     with answering(lambda _: BROKEN) as url, pytest.raises(OutboundError, match="did not answer"):
         post(url, b"", {}, LOOPBACK, 5.0)
     with pytest.raises(OutboundError, match="Connection refused"):
@@ -136,7 +136,7 @@ def test_a_receiver_that_breaks_or_is_away_is_said() -> None:
         post("http://no-such-host.invalid/", b"", {}, LOOPBACK, 5.0)
 
 
-def test_a_certificate_of_nobody_is_not_trusted() -> None:
+def test_an_untrusted_certificate_is_rejected() -> None:
     import ssl
 
     import trustme

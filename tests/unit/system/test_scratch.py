@@ -39,7 +39,7 @@ def started(parent: Path) -> tuple[subprocess.Popen[str], Path]:
     return process, Path(process.stdout.readline().strip())
 
 
-def test_temporary_files_go_with_the_folder(parent: Path) -> None:
+def test_temporary_files_are_deleted_with_the_folder(parent: Path) -> None:
     with scratch_folder("test") as folder:
         assert Path(tempfile.mkdtemp()).parent == folder
         assert folder.parent == parent
@@ -47,7 +47,7 @@ def test_temporary_files_go_with_the_folder(parent: Path) -> None:
     assert list(parent.iterdir()) == []
 
 
-def test_what_a_killed_process_left_is_removed_and_what_a_live_one_has_stays(parent: Path) -> None:
+def test_only_folders_of_dead_processes_are_deleted(parent: Path) -> None:
     (killed, left), (alive, used) = started(parent), started(parent)
     with killed, alive:
         killed.kill()

@@ -26,7 +26,7 @@ class Settings(BaseSettings):
         return self
 
 
-def test_flags_win_over_the_environment_unless_they_are_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_given_flags_override_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STORE_PORT", "80")
     monkeypatch.setenv("STORE_GRPC_PORT", "81")
     settings = read_settings(Settings, {"port": 90, "grpc_port": None})
@@ -64,7 +64,7 @@ def test_flags_win_over_the_environment_unless_they_are_not_given(monkeypatch: p
         ),
     ],
 )
-def test_a_wrong_setting_is_named_with_its_places(
+def test_an_invalid_setting_is_named_with_its_sources(
     flags: dict[str, object], file: Path | None, says: str
 ) -> None:
     with pytest.raises(SettingsError) as refused:
@@ -72,7 +72,7 @@ def test_a_wrong_setting_is_named_with_its_places(
     assert str(refused.value) == says
 
 
-def test_settings_that_do_not_go_together_are_explained_without_secrets() -> None:
+def test_contradicting_settings_are_explained_without_secrets() -> None:
     with pytest.raises(SettingsError) as refused:
         read_settings(Settings, {"port": 2, "token": "hush"})
     assert str(refused.value) == "one port can't serve both: set STORE_PORT to another"

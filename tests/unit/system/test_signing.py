@@ -15,7 +15,7 @@ from system.errors import SettingsError
 from system.signing import CONTEXT, make_key, read_key
 
 
-def test_a_key_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
+def test_a_signing_key_is_created_once_and_private_to_its_owner(tmp_path: Path) -> None:
     file = tmp_path / "key.pem"
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda _: make_key(file), range(8)))
@@ -26,14 +26,14 @@ def test_a_key_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
     assert file.read_bytes() == before
 
 
-def test_a_signature_is_of_the_manifest_alone(tmp_path: Path) -> None:
+def test_a_signature_covers_the_manifest(tmp_path: Path) -> None:
     make_key(tmp_path / "key.pem")
     key = read_key(tmp_path / "key.pem")
     public = Ed25519PublicKey.from_public_bytes(base64.b64decode(key.public.removeprefix("ed25519:")))
     public.verify(base64.b64decode(key.sign(b"{}").removeprefix("ed25519:")), CONTEXT + b"{}")
 
 
-def test_another_file_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_an_invalid_key_file_is_rejected_with_the_next_step(tmp_path: Path) -> None:
     file = tmp_path / "key.pem"
     with pytest.raises(SettingsError, match=r"can't be read .*: make one with `openssl genpkey"):
         read_key(file)

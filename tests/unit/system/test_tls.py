@@ -65,13 +65,13 @@ def test_no_tls_files_are_false() -> None:
         ("one.pem", "one.key", ".", "can't be read"),
     ],
 )
-def test_what_is_wrong_is_named(folder: Path, cert: str, key: str, ca: str | None, says: str) -> None:
+def test_errors_in_tls_files_are_named(folder: Path, cert: str, key: str, ca: str | None, says: str) -> None:
     files = TlsFiles(folder / cert, folder / key, None if ca is None else folder / ca)
     with pytest.raises(TlsError, match=says):
         files.read()
 
 
 @pytest.mark.parametrize("given", [{"cert": Path("x.pem")}, {"key": Path("x.key")}])
-def test_half_a_pair_is_refused(given: dict[str, Path]) -> None:
+def test_a_certificate_without_its_key_is_rejected(given: dict[str, Path]) -> None:
     with pytest.raises(TlsError, match="give both or neither"):
         TlsFiles(**given)

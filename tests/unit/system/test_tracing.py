@@ -31,7 +31,7 @@ def test_without_a_parent_no_span_is_recorded(exporter: InMemorySpanExporter) ->
     assert exporter.get_finished_spans() == ()
 
 
-def test_spans_go_below_a_parent_and_then_below_each_other(exporter: InMemorySpanExporter) -> None:
+def test_spans_are_nested_below_their_parents(exporter: InMemorySpanExporter) -> None:
     with tracing.span("step", PARENT, job="j"):
         with tracing.span("part", trials=3):
             assert tracing.current().split("-")[1] == PARENT.split("-")[1]
@@ -64,7 +64,7 @@ def test_tracing_is_off_without_an_endpoint(monkeypatch: pytest.MonkeyPatch) -> 
         assert tracing.current() == ""
 
 
-def test_an_endpoint_without_the_extra_is_said(
+def test_a_missing_tracing_extra_is_reported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(tracing.ENDPOINTS[1], "http://127.0.0.1:9")

@@ -102,7 +102,7 @@ def failure(capsys: pytest.CaptureFixture[str]) -> str:
         ("jobs --colour", 2, "--colour"),
     ],
 )
-def test_a_failure_is_one_line_and_an_exit_code(
+def test_a_failed_command_prints_one_line_and_returns_an_exit_code(
     arguments: str, code: int, cause: str, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model.with_name("named.onnx").write_bytes(masked_attention("n", "m"))

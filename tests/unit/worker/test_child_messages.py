@@ -55,7 +55,7 @@ OK = fleet_pb2.Outcome.OUTCOME_OK
         ),
     ],
 )
-def test_nonsense_from_a_child_is_no_measurement(reply: pb.ChildReply) -> None:
+def test_an_invalid_measurement_from_a_child_is_rejected(reply: pb.ChildReply) -> None:
     with pytest.raises(FrameError, match="not a measurement"):
         child_messages.measurement_of(sent(reply))
 
@@ -69,12 +69,12 @@ def test_nonsense_from_a_child_is_no_measurement(reply: pb.ChildReply) -> None:
         b"\x1a\x01\xff",  # a text that isn't UTF-8
     ],
 )
-def test_bytes_that_are_no_reply_are_refused(body: bytes) -> None:
+def test_invalid_reply_bytes_are_rejected(body: bytes) -> None:
     with pytest.raises(FrameError, match="not a reply"):
         child_messages.parse_reply(body)
 
 
-def test_the_text_of_a_failure_can_be_sent_whatever_is_in_it() -> None:
+def test_any_error_text_can_be_sent() -> None:
     failed = Measurement(Outcome.RUN_ERROR, error="x" * 100_000 + "\ud800\0")
     error = child_messages.measurement_of(sent(child_messages.measurement_to_wire(failed))).error
     assert 8000 < len(error.encode()) <= convert.MAX_ERROR_CHARS
@@ -91,7 +91,7 @@ def ready(**wrong: object) -> pb.Ready:
     return sent(reply).ready
 
 
-def test_the_first_reply_survives_its_message() -> None:
+def test_the_ready_reply_survives_conversion() -> None:
     assert child_messages.device_of(ready()) == DEVICE
     assert child_messages.sandbox_gaps_of(ready()) == ("no user namespaces",)
     assert child_messages.platforms_of(ready()) == Platforms(("x86_64",), ("no zig",))
@@ -101,7 +101,7 @@ def test_the_first_reply_survives_its_message() -> None:
     "wrong",
     [{"name": "x" * 100_000}, {"features": ["avx"] * 100_000}, {"cores": 0}, {"target": "[" * 100_000}],
 )
-def test_what_is_too_much_for_the_service_is_no_device(wrong: dict[str, object]) -> None:
+def test_a_device_beyond_the_services_limits_is_rejected(wrong: dict[str, object]) -> None:
     with pytest.raises(FrameError, match="the device that it found makes no sense"):
         child_messages.device_of(ready(**wrong))
 
@@ -140,14 +140,14 @@ def test_an_export_survives_its_message(exported: Exported | Measurement) -> Non
 
 
 @pytest.mark.parametrize("build_s", [-1.0, float("inf"), float("nan")])
-def test_nonsense_from_a_child_is_no_export(build_s: float) -> None:
+def test_an_invalid_export_from_a_child_is_rejected(build_s: float) -> None:
     with pytest.raises(FrameError, match="not a library"):
         child_messages.export_of(pb.ChildReply(exported=pb.ExportedCandidate(data=b"", build_s=build_s)))
     with pytest.raises(FrameError, match="not a measurement"):
         child_messages.export_of(pb.ChildReply())
 
 
-def test_the_number_zero_is_a_candidate() -> None:
+def test_candidate_zero_is_a_valid_number() -> None:
     assert sent(pb.ChildReply(begun=0)).WhichOneof("reply") == "begun"
     assert (
         pb.ChildRequest.FromString(pb.ChildRequest(export=0).SerializeToString()).WhichOneof("work")

@@ -33,7 +33,7 @@ def own_logging() -> Iterator[None]:
         root.handlers[:], root.level = handlers, level
 
 
-def test_a_lease_in_one_line() -> None:
+def test_a_lease_is_shown_in_one_line() -> None:
     work = LeaseProgress(LEASE)
     assert str(work) == "lease 01234567: 0 of 3 candidates measured"
     for measurement in (SLOW, FAILED, FAST):
@@ -42,7 +42,7 @@ def test_a_lease_in_one_line() -> None:
     assert work.result() == "lease 01234567 is done: 1 build error, 2 ok, best 1.5 ms"
 
 
-def test_a_lease_that_is_built_in_one_line() -> None:
+def test_a_builders_lease_is_shown_in_one_line() -> None:
     work = LeaseProgress(replace(LEASE, build=True))
     work.note(Built("ab" * 32, 0.5))
     work.note(FAILED)
@@ -50,7 +50,7 @@ def test_a_lease_that_is_built_in_one_line() -> None:
     assert work.result() == "lease 01234567 is done: 1 build error, 1 ok"
 
 
-def test_module_runs_in_one_line() -> None:
+def test_module_runs_are_shown_in_one_line() -> None:
     runs = (ModuleRun(1, "untuned", "ab"), ModuleRun(2, "tuned", "cd"))
     work = LeaseProgress(Lease(LEASE.id, "{}", Limits(), 30.0, module_runs=runs))
     assert str(work) == "lease 01234567: times the untuned and the tuned model end to end"
@@ -59,7 +59,7 @@ def test_module_runs_in_one_line() -> None:
     assert work.result() == "lease 01234567 is done: 1 ok, best 250 ms"
 
 
-def test_a_log_gets_a_line_for_every_change_and_none_for_a_candidate(
+def test_the_log_has_a_line_for_each_change_and_none_for_a_candidate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     written = io.StringIO()
@@ -73,7 +73,7 @@ def test_a_log_gets_a_line_for_every_change_and_none_for_a_candidate(
     assert [line.split("display: ")[1] for line in lines] == ["probing", "ready [red]as pi4"]
 
 
-def test_a_terminal_keeps_a_line_that_tells_how_far_the_lease_is() -> None:
+def test_a_terminal_shows_the_leases_progress_in_one_line() -> None:
     written = io.StringIO()
     console = Console(file=written, force_terminal=True, width=100, color_system=None)
     with own_logging(), display(console) as shown:

@@ -19,7 +19,7 @@ def failing(checks: FailedChecks, *kinds: str) -> list[float]:
     return pauses
 
 
-def test_three_that_fail_alike_are_told_and_checked_seldom() -> None:
+def test_three_equal_failures_are_reported_and_rechecked_rarely() -> None:
     checks = FailedChecks(600.0)
     assert failing(checks, "SIGILL", "SIGILL") == [1.0, 2.0]
     assert checks.health_error == ""
@@ -36,7 +36,7 @@ def test_a_single_failed_check_is_not_reported() -> None:
     assert checks.health_error == ""
 
 
-def test_a_device_that_always_fails_differently_is_unhealthy_too() -> None:
+def test_different_failures_also_make_a_device_unhealthy() -> None:
     checks = FailedChecks(600.0)
     assert failing(checks, *"ababab")[-2:] == [16.0, 600.0]
     assert checks.health_error == "its check failed by b"
@@ -44,7 +44,7 @@ def test_a_device_that_always_fails_differently_is_unhealthy_too() -> None:
     assert checks.health_error == "its check failed by c"
 
 
-def test_attempts_1_2_4_and_8_are_logged_and_what_the_child_wrote_once(
+def test_failed_checks_are_logged_after_1_2_4_and_8_attempts(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.INFO, logger="worker"):
@@ -57,7 +57,7 @@ def test_attempts_1_2_4_and_8_are_logged_and_what_the_child_wrote_once(
     )
 
 
-def test_another_end_is_logged_whole_when_it_comes_first(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_new_failure_is_logged_in_full(caplog: pytest.LogCaptureFixture) -> None:
     failing(FailedChecks(600.0), "a", "a", "b", "a", "b")
     said = [record.getMessage() for record in caplog.records]
     assert [line.splitlines()[1:] for line in said] == [["stderr 0"], [], ["stderr 2"], []]

@@ -9,7 +9,7 @@ from sandbox.privileges import account_of
 from worker.runner.file_transfer import FileTransfer
 
 
-def test_what_is_given_is_a_copy_and_can_be_taken_back(tmp_path: Path) -> None:
+def test_a_file_for_a_child_is_a_copy_and_can_be_read_back(tmp_path: Path) -> None:
     file = tmp_path / "library"
     file.write_bytes(b"code")
     transfer = FileTransfer("nobody")
@@ -24,7 +24,7 @@ def test_what_is_given_is_a_copy_and_can_be_taken_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's child is another user's")
-def test_another_user_may_read_it_but_leave_nothing_there(tmp_path: Path) -> None:
+def test_another_user_may_read_the_file_but_not_write_to_the_folder(tmp_path: Path) -> None:
     file = tmp_path / "library"
     file.write_bytes(b"code")
     transfer = FileTransfer("nobody")
@@ -35,7 +35,7 @@ def test_another_user_may_read_it_but_leave_nothing_there(tmp_path: Path) -> Non
     transfer.close()
 
 
-def test_a_user_that_does_not_exist_is_left_to_the_child_to_name() -> None:
+def test_an_unknown_user_is_reported_by_the_child() -> None:
     transfer = FileTransfer("no such user")
     assert transfer.folder.stat().st_mode & 0o777 == 0o700, "nobody else may read it"
     transfer.close()

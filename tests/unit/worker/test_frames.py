@@ -26,7 +26,7 @@ def test_messages_arrive_as_they_were_sent() -> None:
         b"\xff\xff\xff\xff{}",
     ],
 )
-def test_nonsense_is_an_error_for_both_ends(data: bytes) -> None:
+def test_invalid_frames_are_errors_on_both_ends(data: bytes) -> None:
     with pytest.raises(FrameError):
         frames.read(io.BytesIO(data))
 

@@ -28,11 +28,13 @@ class Reading:
         ({"coretemp": [65535.0]}, None),
     ],
 )
-def test_the_hottest_processor_counts(sensors: Mapping[str, Sequence[float]], degrees: float | None) -> None:
+def test_the_hottest_processors_temperature_is_reported(
+    sensors: Mapping[str, Sequence[float]], degrees: float | None
+) -> None:
     assert hottest({name: [Reading(one) for one in all_] for name, all_ in sensors.items()}) == degrees
 
 
-def test_this_machine_says_something() -> None:
+def test_this_machine_reports_vitals() -> None:
     vitals = health.read_vitals()
     assert vitals.tunefarm_version
     assert vitals.tvm_version
@@ -42,7 +44,7 @@ def test_this_machine_says_something() -> None:
 
 
 @pytest.mark.parametrize("error", [AttributeError, OSError, NotImplementedError, psutil.AccessDenied])
-def test_what_cannot_be_asked_is_unknown(
+def test_vitals_without_a_sensor_are_unknown(
     error: Callable[[], Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse() -> None:
@@ -54,7 +56,7 @@ def test_what_cannot_be_asked_is_unknown(
     assert (vitals.temperature_c, vitals.load) == (None, None)
 
 
-def test_sensors_are_read_now_and_then_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sensors_are_read_at_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     loads = iter([1.0, 2.0, 3.0])
     monkeypatch.setattr(psutil, "getloadavg", lambda: (next(loads), 0.0, 0.0))
     now = 50.0

@@ -55,12 +55,12 @@ def test_models_take_turns_and_each_round_begins_with_another() -> None:
     assert {model: len(each.run_s) for model, each in found.items()} == dict.fromkeys("abc", 2 * ROUNDS)
 
 
-def test_a_model_that_is_alone_gets_all_turns() -> None:
+def test_a_single_model_gets_all_turns() -> None:
     machine = Machine({"a": 0.01})
     assert len(machine.run()["a"].run_s) == 2 * ROUNDS
 
 
-def test_a_machine_that_slows_down_slows_all_of_them() -> None:
+def test_a_slower_machine_affects_all_models_alike() -> None:
     """Timed one after the other, the second would seem to be half as fast."""
     found = Machine({"a": 0.01, "b": 0.01}, drift=1.05).run()
     assert found["b"].latency_s == pytest.approx(found["a"].latency_s, rel=0.16)
@@ -77,7 +77,7 @@ def test_a_disturbed_machine_times_longer() -> None:
     assert len(forever.turns) == 2 * MAX_ROUNDS
 
 
-def test_what_is_clearly_slower_has_one_turn() -> None:
+def test_a_clearly_slower_model_gets_one_turn() -> None:
     machine = Machine({"untuned": 0.4, "tuned": 0.01, "published": 0.012})
     found = machine.run()
     assert machine.turns.count("untuned") == 1
@@ -85,7 +85,7 @@ def test_what_is_clearly_slower_has_one_turn() -> None:
     assert machine.turns.count("tuned") == machine.turns.count("published") == ROUNDS
 
 
-def test_turns_of_slow_models_are_fewer() -> None:
+def test_slow_models_get_fewer_turns() -> None:
     machine = Machine({"a": 31.0, "b": 32.0})
     machine.run()
     assert machine.turns == ["a", "b", "b"]
@@ -108,6 +108,6 @@ def test_a_models_first_turn_gets_the_outcomes_of_earlier_models() -> None:
     assert machine.told == {"a": [], "b": ["run_error"], "c": ["run_error", "ok"]}
 
 
-def test_when_all_crash_all_have_failed() -> None:
+def test_if_all_models_crash_all_runs_fail() -> None:
     found = Machine({"a": 0.01, "b": 0.01}, faults={"a": 1, "b": 1}).run()
     assert found == {"a": CRASH, "b": CRASH}

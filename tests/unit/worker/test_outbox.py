@@ -25,7 +25,7 @@ def test_results_wait_in_order_until_acknowledged() -> None:
     assert len(outbox) == 2
 
 
-def test_numbers_are_never_used_again() -> None:
+def test_result_numbers_are_not_reused() -> None:
     outbox = filled(2)
     old = {result.number for result in outbox.pending()}
     outbox.acknowledge(old)
@@ -35,7 +35,7 @@ def test_numbers_are_never_used_again() -> None:
     assert result.number not in old
 
 
-def test_a_report_holds_the_oldest_and_no_more_than_the_protocol_allows() -> None:
+def test_a_report_has_the_oldest_results_up_to_the_protocols_limit() -> None:
     outbox = filled(MAX_RESULTS + 5)
     first = outbox.pending()
     assert len(first) == MAX_RESULTS
@@ -43,7 +43,7 @@ def test_a_report_holds_the_oldest_and_no_more_than_the_protocol_allows() -> Non
     assert [result.trial_id for result in outbox.pending()] == list(range(MAX_RESULTS, MAX_RESULTS + 5))
 
 
-def test_the_outbox_knows_which_results_of_a_lease_it_has() -> None:
+def test_the_outbox_lists_the_results_of_a_lease() -> None:
     outbox = filled(2)
     outbox.add_trial(LeaseId("lease", 2), 9, FAILED)
     assert set(outbox.results_of(LEASE)) == {0, 1}

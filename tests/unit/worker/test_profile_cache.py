@@ -13,7 +13,7 @@ from worker.agent.profile_cache import ProfileCache
 PROFILE = replace(DEVICE.speeds, hertz=4.2e9, derived=("registers",))
 
 
-def test_what_was_kept_is_found_by_another_process(tmp_path: Path) -> None:
+def test_a_stored_profile_is_found_by_another_process(tmp_path: Path) -> None:
     ProfileCache(tmp_path / "new").put(DEVICE, PROFILE)
     assert ProfileCache(tmp_path / "new").get(DEVICE) == PROFILE
     assert ProfileCache(tmp_path / "new").get(replace(DEVICE, cores=4)) is None
@@ -21,7 +21,7 @@ def test_what_was_kept_is_found_by_another_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"{}", b"\xff", b"null", b"[" * 60_000])
-def test_a_damaged_file_is_as_none(tmp_path: Path, damage: bytes) -> None:
+def test_a_damaged_profile_file_is_ignored(tmp_path: Path, damage: bytes) -> None:
     ProfileCache(tmp_path).put(DEVICE, PROFILE)
     (file,) = tmp_path.iterdir()
     file.write_bytes(damage)
@@ -39,7 +39,7 @@ def test_another_version_of_the_calibration_measures_again(
     assert ProfileCache(tmp_path).get(DEVICE) is None
 
 
-def test_where_nothing_can_be_written_memory_has_to_do(tmp_path: Path) -> None:
+def test_an_unwritable_folder_keeps_profiles_in_memory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     kept = ProfileCache(tmp_path / "file")
     kept.put(DEVICE, PROFILE)

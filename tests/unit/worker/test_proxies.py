@@ -15,7 +15,7 @@ DEAD = "http://127.0.0.1:9"
 
 
 @pytest.mark.parametrize("variable", ["grpc_proxy", "http_proxy", "https_proxy"])
-def test_no_proxy_is_asked_for_loopback(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+def test_loopback_connections_use_no_proxy(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     for name in ("grpc_proxy", "http_proxy", "https_proxy", "no_proxy", "no_grpc_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(variable, DEAD)

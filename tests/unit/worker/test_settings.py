@@ -28,7 +28,7 @@ def test_the_environment_stands_in_for_flags(monkeypatch: pytest.MonkeyPatch) ->
     assert WorkerSettings(server="other:1").server == "other:1"
 
 
-def test_a_builder_is_one_by_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_build_setting_makes_a_worker_a_builder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TUNEFARM_WORKER_BUILD", raising=False)
     assert not WorkerSettings(server="farm:1").build
     monkeypatch.setenv("TUNEFARM_WORKER_BUILD", "1")
@@ -46,7 +46,7 @@ def test_the_nearest_token_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "flag" not in repr(WorkerSettings(server="farm:1", token="flag"))
 
 
-def test_tls_is_asked_for_by_itself_or_by_any_of_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tls_is_enabled_by_its_flag_or_any_tls_file(monkeypatch: pytest.MonkeyPatch) -> None:
     assert WorkerSettings(server="farm:1").tls_files is None
     assert WorkerSettings(server="farm:1", tls=True).tls_files == TlsFiles()
     monkeypatch.setenv("TUNEFARM_CA", "service.ca")
@@ -56,7 +56,7 @@ def test_tls_is_asked_for_by_itself_or_by_any_of_its_files(monkeypatch: pytest.M
     assert WorkerSettings(server="farm:1").tls_files == files
 
 
-def test_instruction_sets_are_given_up_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_instruction_sets_are_disabled_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.delenv("TUNEFARM_WORKER_FEATURES", raising=False)
     assert WorkerSettings(server="farm:1").without == ()
@@ -77,12 +77,12 @@ def test_instruction_sets_are_given_up_by_their_names(monkeypatch: pytest.Monkey
         ("10.0.0.7:1", False),
     ],
 )
-def test_this_machine_is_known_by_its_address(server: str, local: bool) -> None:
+def test_loopback_servers_are_recognized(server: str, local: bool) -> None:
     assert WorkerSettings(server=server).local is local
 
 
 @pytest.mark.parametrize("server", ["farm", "http://farm:1", "farm:0", "farm:65536", "farm:x", ":1", ""])
-def test_what_is_no_address_is_refused(server: str) -> None:
+def test_invalid_server_addresses_are_rejected(server: str) -> None:
     with pytest.raises(ValidationError):
         WorkerSettings(server=server)
 
@@ -93,25 +93,25 @@ def test_addresses(server: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"threads": 0}, {"name": "two words"}, {"name": ""}, {"run_timeout_s": 0}])
-def test_values_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+def test_invalid_values_are_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         WorkerSettings(server="farm:1", **wrong)
 
 
-def test_the_host_name_is_made_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_name_is_shortened_to_a_valid_worker_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "my board\n")
     assert WorkerSettings(server="farm:1").name == "myboard"
     monkeypatch.setattr("socket.gethostname", lambda: "")
     assert WorkerSettings(server="farm:1").name == "worker"
 
 
-def test_only_the_limits_that_are_set_overrule() -> None:
+def test_only_configured_limits_override_the_leases() -> None:
     given = Limits(build_timeout_s=1.0, run_timeout_s=2.0, module_timeout_s=3.0, memory_bytes=4)
     ours = WorkerSettings(server="farm:1", run_timeout_s=20.0, memory_bytes=5)
     assert ours.override_limits(given) == Limits(1.0, 20.0, 3.0, 5)
 
 
-def test_the_service_can_ask_for_no_more_than_the_device_allows() -> None:
+def test_lease_limits_are_capped_by_the_devices() -> None:
     greedy = Limits(build_timeout_s=1e9, run_timeout_s=1e9, module_timeout_s=1e9, memory_bytes=1 << 60)
     ours = WorkerSettings(server="farm:1", max_timeout_s=100.0, max_memory_bytes=1 << 30)
     assert ours.override_limits(greedy) == Limits(100.0, 100.0, 100.0, 1 << 30)
@@ -131,7 +131,7 @@ def test_the_service_can_ask_for_no_more_than_the_device_allows() -> None:
         (8, 8, None, 8),
     ],
 )
-def test_cores_are_real_allowed_and_paid_for(
+def test_usable_cores_respect_topology_affinity_and_quota(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     allowed: int,

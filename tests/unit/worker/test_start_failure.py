@@ -56,12 +56,12 @@ def test_the_line_names_the_cause_and_the_next_step(code: int, stderr: str, line
     assert died(ChildDied("the child ended", code), stderr).line == line
 
 
-def test_of_a_traceback_that_was_cut_the_exception_is_found_all_the_same() -> None:
+def test_the_exception_of_a_truncated_traceback_is_found() -> None:
     _, _, tail = MISSING.partition("\n")
     assert died(ChildDied("", 1), tail) == died(ChildDied("", 1), MISSING)
 
 
-def test_a_child_that_fell_silent_and_one_that_takes_too_long_are_named() -> None:
+def test_silent_and_slow_children_have_different_messages() -> None:
     assert died(ChildDied("the child stopped answering"), "").line == (
         "its check failed because the child stopped answering"
     )
@@ -72,7 +72,7 @@ def test_a_child_that_fell_silent_and_one_that_takes_too_long_are_named() -> Non
 
 
 @pytest.mark.parametrize("code", [-signal.SIGILL, 1, 7])
-def test_the_line_is_one_and_fits_however_much_the_child_wrote(code: int) -> None:
+def test_the_failure_is_one_line_of_limited_length(code: int) -> None:
     stderr = "Traceback (most recent call last):\nImportError: \x1b[31m\0" + "no\tlibrary " * 1000
     line = died(ChildDied("", code), stderr).line
     assert line.isprintable()
