@@ -63,7 +63,7 @@ def published_faster(folder: Path) -> bool:
     return statistics.median(manifest["tuned_s"]) <= statistics.median(manifest["untuned_s"])
 
 
-def test_a_builder_that_is_killed_and_comes_back_costs_nothing(farm: Service, model: Path) -> None:
+def test_killing_a_builder_loses_no_trial(farm: Service, model: Path) -> None:
     with ExitStack() as workers:
         workers.enter_context(worker(farm, "device", "--threads", "1"))
         builder = workers.enter_context(worker(farm, "builder", "--build", "--threads", "1"))

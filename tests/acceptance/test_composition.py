@@ -96,7 +96,7 @@ def is_up(client: Client) -> bool:
         return False
 
 
-def test_a_job_sent_to_one_server_is_tuned_by_all_and_watched_at_the_other(composition: Composition) -> None:
+def test_two_servers_and_schedulers_share_a_job(composition: Composition) -> None:
     addresses = [composition.server(f"server-{number}") for number in (1, 2)]
     with Client(addresses[0][0], TOKEN) as first, Client(addresses[1][0], TOKEN) as second:
         composition.until(lambda: is_up(first) and is_up(second))

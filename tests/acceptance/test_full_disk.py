@@ -28,7 +28,7 @@ def until(true: Callable[[], object], errors: Path) -> None:
         time.sleep(0.2)
 
 
-def test_the_stack_goes_on_after_its_disk_was_full(
+def test_the_stack_recovers_from_a_full_disk(
     model: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
     errors = tmp_path / "errors"

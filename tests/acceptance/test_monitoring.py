@@ -162,7 +162,7 @@ def store_an_evaluated_model(folder: Path, device_class: str) -> None:
     database.close()
 
 
-def test_what_is_asked_for_is_there(scraped: Prometheus) -> None:
+def test_the_monitoring_queries_find_metrics(scraped: Prometheus) -> None:
     assert odd_panels(scraped) == []
 
     (group,) = scraped.ask("rules")["groups"]

@@ -46,7 +46,7 @@ def secured(environment: dict[str, str], tmp_path: Path) -> dict[str, str]:
     return environment | settings | {"TUNEFARM_TOKEN": "the bootstrap token"}
 
 
-def test_a_secured_service_works_for_those_who_may(secured: dict[str, str]) -> None:
+def test_a_secured_service_works_with_a_valid_token(secured: dict[str, str]) -> None:
     up = tunefarm(["up", "--port", "0", "--grpc-port", "0"], secured)
     assert up.stdout is not None
     try:
@@ -73,7 +73,7 @@ def test_a_secured_service_works_for_those_who_may(secured: dict[str, str]) -> N
     assert up.returncode == 0
 
 
-def test_half_of_what_tls_needs_is_named(secured: dict[str, str]) -> None:
+def test_a_missing_tls_file_is_named(secured: dict[str, str]) -> None:
     for missing, says in (("TUNEFARM_CA", "set TUNEFARM_CA"), ("TUNEFARM_TLS_KEY", "but no key")):
         code, _, errors = result(["up"], {name: value for name, value in secured.items() if name != missing})
         assert (code, says in errors) in ((8, True), (2, True))

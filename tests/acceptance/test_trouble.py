@@ -55,7 +55,7 @@ def test_a_command_with_a_stack_of_its_own_ends_and_says_why(
     assert "resuming job" in errors
 
 
-def test_on_a_service_that_lasts_the_job_stays_and_says_why(
+def test_on_a_remote_service_the_job_remains_and_reports_why(
     model: Path, environment: dict[str, str], tmp_path: Path, broken: Path
 ) -> None:
     up = tunefarm(["up", "--port", 0, "--grpc-port", 0], environment, tmp_path)

@@ -150,7 +150,7 @@ def test_a_model_is_quantized_and_its_artifact_runs_with_own_inputs(
 
 
 @pytest.mark.slow_lane(seconds=20)
-def test_an_interrupted_job_goes_on_and_nothing_runs_meanwhile(
+def test_an_interrupted_job_resumes_and_nothing_runs_in_between(
     model: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
     arguments = ["tune", model, "--trials", 24, "--output", "out"]

@@ -31,7 +31,7 @@ def rigs() -> Iterator[Rigs]:
 
 
 @pytest.mark.parametrize("name", slow_lane_except(BY_NAME, *EVERY_PUSH, seconds=9))
-def test_a_fault_loses_doubles_and_falsifies_no_result(name: str, rigs: Rigs) -> None:
+def test_no_fault_loses_duplicates_or_changes_a_result(name: str, rigs: Rigs) -> None:
     scenario = BY_NAME[name]
     try:
         run = rigs.run(scenario)

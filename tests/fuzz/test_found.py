@@ -44,7 +44,7 @@ def test_a_tokens_lifetime_is_a_number(service: Service, seconds: str) -> None:
     assert "expires_after_s" in answer.json()["detail"]
 
 
-def test_no_schedule_takes_a_million_years(service: Service) -> None:
+def test_imported_latencies_have_an_upper_limit(service: Service) -> None:
     """The median of such times is infinite, and the OpenAPI document says that a latency is finite."""
     Worker(service.fleet).call()
     record = {"workload": "abc", "trace": "[[],[]]", "run_s": [1.7e308, 1.7e308], "target": "{}"}

@@ -21,7 +21,7 @@ def level(kind: str, start: float, a_sample: float, noise: float) -> Level:
 @pytest.mark.parametrize(
     ("kind", "start", "noise"), [("memory", 120.0, 3.0), ("rows", 240.0, 100.0), ("descriptors", 40.0, 5.0)]
 )
-def test_noise_is_no_growth(kind: str, start: float, noise: float) -> None:
+def test_noise_is_not_reported_as_growth(kind: str, start: float, noise: float) -> None:
     assert level(kind, start, 0.0, noise).verdict == ""
 
 
@@ -42,14 +42,14 @@ def test_a_series_that_grows_only_in_the_first_half_levels_off() -> None:
     assert Level("scheduler-1", "memory", HOURS, values).verdict == ""
 
 
-def test_a_figure_says_where_it_came_to() -> None:
+def test_a_growing_figure_reports_its_level() -> None:
     mean, found = level("threads", 10.0, 0.1, 0.0).figures()
     assert mean.name == "server-1: mean in the second half, threads"
     assert (found.name, found.reached) == ("server-1: growth in the second half, threads", False)
     assert found.note.endswith("at the end 33.9; 2 in a simulated hour")
 
 
-def test_every_fault_comes_before_any_comes_again() -> None:
+def test_each_fault_happens_once_before_any_repeats() -> None:
     names = list(faults.FAULTS)
     following = faults.order(names, random.Random(1))
     for _ in range(3):

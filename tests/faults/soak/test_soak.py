@@ -11,7 +11,7 @@ from tests.services import Missing
 @pytest.mark.slow_lane(seconds=100)
 # On a loaded machine, the last jobs take longer.
 @pytest.mark.timeout(900)
-def test_faults_cost_nothing() -> None:
+def test_faults_lose_no_job_and_no_record() -> None:
     try:
         result = run(Plan(hours=1.0, speed_up=60.0, seed=1), print)
     except Missing as missing:

@@ -35,7 +35,7 @@ def known() -> dict[str, MeasuredPrograms]:
 
 
 @pytest.mark.slow_lane(seconds=5)
-def test_every_model_predicts_programs_that_it_was_not_trained_on(known: dict[str, MeasuredPrograms]) -> None:
+def test_every_cost_model_is_evaluated_on_held_out_programs(known: dict[str, MeasuredPrograms]) -> None:
     for who, fit in FITS.items():
         told = predict_held_out(known, fit, 0)["GMM"]
         assert told.shape == known["GMM"].secs.shape, who

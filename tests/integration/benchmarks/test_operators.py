@@ -37,7 +37,7 @@ def _task(name: str) -> TuneContext:
     return VARIANTS[name].task(dag, generate(dag, DEVICE), DEVICE)
 
 
-def test_without_an_estimate_every_program_takes_a_second() -> None:
+def test_without_an_estimate_all_programs_are_equal() -> None:
     task = _task("no analytic model")
     assert isinstance(task, NoEstimate)
     programs = sample(task.sketches[0], 64, np.random.default_rng(0))
@@ -46,7 +46,7 @@ def test_without_an_estimate_every_program_takes_a_second() -> None:
     assert len(np.unique(features, axis=0)) > 1
 
 
-def test_the_limited_space_has_one_sketch_whose_operands_are_read_as_they_lie() -> None:
+def test_the_limited_space_has_one_sketch_without_copies() -> None:
     (sketch,) = _task("limited space").sketches
     whole = _task(ablation.EVERYTHING).sketches
     assert sketch.key == whole[0].key
@@ -87,7 +87,7 @@ def test_our_search_is_held_against_itself_gone_on_with(monkeypatch: pytest.Monk
 
 @pytest.mark.slow_lane
 @pytest.mark.timeout(900)
-def test_one_operator_from_search_to_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_benchmark_of_an_operator_writes_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = replace(OPERATORS["GMM"], shapes=SMALL, benchmark=SMALL[0])
     monkeypatch.setattr(operators_run, "OPERATORS", {"GMM": small})
     plan = Plan(trials=10, threads=DEVICE.cores, rounds=2)

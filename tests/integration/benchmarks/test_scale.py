@@ -36,7 +36,7 @@ def test_figures_of_a_small_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert any(name.startswith("two servers: trials stored") for name in values)
 
 
-def test_who_never_gets_work_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_simulated_worker_without_work_fails_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
     async def watch() -> None:
         monkeypatch.setattr(simulated_workers, "BEGIN_LIMIT_S", 0.0)
         await simulated_workers._watch(CountingWindow(3, 1.0), FleetStats(1.0), CpuMeter({}))

@@ -52,7 +52,7 @@ def test_ours_are_random_and_searched() -> None:
     assert 100 < ours.score(population, found.model) == len(population) <= 1000
 
 
-def test_candidates_that_never_came_to_be_or_are_wrong_are_infinitely_slow() -> None:
+def test_missing_and_wrong_candidates_have_an_infinite_latency() -> None:
     measurer = ProgramMeasurer(CASE.module(), DEVICE)
     other = Candidate.scheduled(Case("GMM", (16, 32, 49)).module())
     good = Candidate.scheduled(CASE.module())
@@ -84,7 +84,7 @@ def test_theirs_are_random_and_searched(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow_lane(seconds=10)
-def test_one_operator_from_command_to_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_benchmark_of_a_space_writes_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TVM_NUM_THREADS", "2")  # the command sets it
     file = tmp_path / "space.json"
     small = ["--operator", "NRM", "--programs", "3", "--trials", "4", "--rounds", "2", "--threads", "2"]

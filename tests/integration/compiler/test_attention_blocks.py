@@ -71,7 +71,7 @@ def _attention(case: Case) -> tvm.IRModule:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_blocks_compute_what_the_attention_is(case: Case) -> None:
+def test_attention_in_blocks_computes_the_same(case: Case) -> None:
     workload = _attention(case)
     device = replace(DEVICE, l2_bytes=case.l2_bytes)
     found = [sketch for sketch in generate(read_dag(workload), device) if _blocks(sketch)]
@@ -104,7 +104,7 @@ def _model(queries: int, keys: int, scale: str = "Mul", masked: bool = False) ->
         (_model(24, 600, masked=True), "matmul_multiply_add_softmax_matmul_permute_dims"),
     ],
 )
-def test_an_attention_over_many_keys_is_one_task(model: bytes, operators: str) -> None:
+def test_attention_over_many_keys_is_one_task(model: bytes, operators: str) -> None:
     (task,) = extract_tasks(fuse(read_onnx(model, {}), DEVICE.target))
     assert task.name.split()[0] == operators
     assert task.layer == "matmul0"

@@ -55,7 +55,7 @@ def test_this_machine() -> None:
 
 @pytest.mark.slow_lane
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have other names for less")
-def test_wider_vectors_compute_no_less() -> None:
+def test_wider_vectors_have_at_least_the_same_rate() -> None:
     device = detect_device(CORES)
     classes = [lesser(device, "nehalem", 16, "sse4_1", "sse4_2")]
     if {"avx2", "fma"} <= set(device.features):

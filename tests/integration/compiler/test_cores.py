@@ -70,7 +70,7 @@ def test_a_process_that_may_not_use_all_cores_keeps_to_its_own(count: int) -> No
 
 
 @pytest.mark.slow
-def test_more_threads_than_cores_are_timed_where_they_may_run() -> None:
+def test_with_more_threads_than_cores_timing_uses_all_allowed_cores() -> None:
     for found in _cores(CORES[:1], threads=2):
         assert set().union(*found) == set(CORES[:1])
 

@@ -127,7 +127,7 @@ AFTER: Mapping[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("name", slow_lane_except(AFTER, "what is selected", "parts that are nowhere"))
-def test_rows_are_computed_one_by_one(name: str) -> None:
+def test_operators_on_detected_rows_work_row_by_row(name: str) -> None:
     outputs, nodes = AFTER[name]
     file = read(model(outputs, f"{SELECT['scores of some size']} {nodes}"))
     check(file)
@@ -172,7 +172,7 @@ FILTERED = """
 """
 
 
-def test_boxes_are_selected_from_those_of_high_scores() -> None:
+def test_boxes_with_high_scores_are_selected() -> None:
     outputs = f"int64[n, 3] selected, float[1, n, 4] found, float[1, {CLASSES}, 1] newest"
     file = read(model(outputs, FILTERED))
     agreements = list(verify(file, import_file(file), TARGET, TARGET))

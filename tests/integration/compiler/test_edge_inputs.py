@@ -67,7 +67,7 @@ def test_a_loop_and_a_call_of_stablehlo_are_steps() -> None:
     assert kinds(exported(function, np.zeros((3, 3), np.float32))) == [*ORDINARY_SETS, *EDGES]
 
 
-def test_a_stablehlo_cast_of_nan_goes_on() -> None:
+def test_a_stablehlo_cast_of_nan_is_accepted() -> None:
     data = exported(lambda x: x.astype(np.int32), np.zeros(6, np.float32))
     assert kinds(data) == [*ORDINARY_SETS, *EDGES]
 
@@ -133,14 +133,14 @@ def test_values_that_litert_bounds_or_rounds_stay_unchanged() -> None:
     assert [one.inputs for one in verified(builder.model([total, result]))] == [*ORDINARY_SETS, *EDGES]
 
 
-def test_nan_that_xla_spreads_to_other_groups_goes_on() -> None:
+def test_nan_that_xla_spreads_to_other_groups_is_accepted() -> None:
     x, w = (np.zeros(shape, np.float32) for shape in ((4, 5, 5, 2), (3, 3, 2, 4)))
     axes = {"dimension_numbers": ("NHWC", "HWIO", "NHWC"), "padding": "SAME", "batch_group_count": 2}
     data = exported(lambda x, w: jax.lax.conv_general_dilated(x, w, (1, 1), **axes), x, w)
     assert kinds(data) == [*ORDINARY_SETS, *EDGES]
 
 
-def test_sixteen_bits_may_be_off_by_one() -> None:
+def test_int16_results_may_differ_by_one() -> None:
     builder = TfliteBuilder()
     data = builder.input((1, 200), "int16", Quantization(2**-12))
     result = builder.tensor((1, 200), "int16", quantization=Quantization(2**-15))

@@ -399,7 +399,7 @@ def test_nan_and_infinities_of_small_floats(dtype: str) -> None:
         np.testing.assert_array_equal(computed(proto, [data])[0], wanted)
 
 
-def test_more_elements_than_there_are() -> None:
+def test_topk_of_more_elements_than_the_axis_is_refused() -> None:
     data = np.zeros(3, np.float32)
     with pytest.raises(ModelError, match="it wants 5 elements of 3"):
         computed(model("TopK", [data], [np.array([5])], outputs=2), [data])
@@ -486,7 +486,7 @@ def test_a_grid_of_an_affine_map(size: list[int], align_corners: int) -> None:
 
 @pytest.mark.parametrize("shape", [(1, 2, 1, 1), (1, 2, 1, 4), (1, 2, 4, 1)])
 @pytest.mark.parametrize("mode", ["linear", "nearest", "cubic"])
-def test_nothing_is_reflected_in_one_element(shape: tuple[int, ...], mode: str) -> None:
+def test_grid_sample_reflects_in_one_element(shape: tuple[int, ...], mode: str) -> None:
     rng = np.random.default_rng(0)
     data, grid = (
         rng.normal(size=shape).astype(np.float32),

@@ -107,7 +107,7 @@ def test_without_a_gpu_running_is_an_error(runner: LocalRunner) -> None:
 
 
 @pytest.mark.skipif(not tvm.cuda(0).exist, reason="there is no GPU")
-def test_a_gpu_runs_it(runner: LocalRunner) -> None:
+def test_a_gpu_runs_the_candidate(runner: LocalRunner) -> None:
     runner.self_check()
     built = BUILDER.build(MODULE, trace())
     assert isinstance(built, BuiltKernel)

@@ -175,7 +175,7 @@ def test_a_compilers_child_refuses_code_too() -> None:
         import_model(zipped(NESTED), {}, TARGET)
 
 
-def test_an_archive_has_one_directory() -> None:
+def test_archives_with_two_directories_are_rejected() -> None:
     """A reader that searches the directory from the end finds another archive."""
     with pytest.raises(ModelError, match="directory is damaged"):
         read_model(zipped({}) + zipped({}), {})
@@ -211,7 +211,7 @@ func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {{
         ('"mhlo.custom_call"(%x) {call_target_name = "abort"}', "an operation mhlo.custom_call"),
     ],
 )
-def test_xla_calls_nothing_that_the_import_does_not_see(operation: str, says: str) -> None:
+def test_custom_calls_are_rejected_before_xla(operation: str, says: str) -> None:
     """The name says what a composite computes; XLA would run its body."""
     body = f"%y = {operation} : (tensor<4xf32>) -> tensor<4xf32>"
     model = read_model(COMPOSITE.format(body).encode(), {})

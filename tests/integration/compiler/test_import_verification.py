@@ -105,7 +105,7 @@ def test_the_reference_evaluator_serves_where_there_is_no_runtime(monkeypatch: p
     assert _verify(_three_nodes()) == [*ORDINARY_SETS]
 
 
-def test_the_file_is_compared_as_it_was_before_its_functions_were_inlined() -> None:
+def test_the_reference_runs_the_file_before_inlining() -> None:
     """A rewrite before both sides read the model would make both wrong."""
     model = leaky("x")
     right = read_file(model.SerializeToString(), {})
@@ -117,7 +117,7 @@ def test_the_file_is_compared_as_it_was_before_its_functions_were_inlined() -> N
         _verify(replace(right, proto=wrong))
 
 
-def test_a_model_that_neither_can_run_is_said() -> None:
+def test_a_model_without_a_working_reference_is_reported() -> None:
     b = Builder()
     file = read_file(b.model({"x": [4]}, {b.op("Relu", "x"): [4]}), {})
     file.proto.graph.node[0].op_type = "NoSuchOperator"
@@ -189,7 +189,7 @@ def test_only_an_undefined_quotient_or_power_of_integers_is_open(
 
 
 @pytest.mark.parametrize("dtype", ["float", "int64"])
-def test_one_wrong_value_among_thousands_is_found(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_wrong_value_among_thousands_is_found(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A root mean square doesn't show it."""
     right = operators.CONVERTERS["", "Mod"]
 
@@ -249,7 +249,7 @@ def test_a_child_verifies() -> None:
     assert verify_import(residual(batch="n"), {"input": (2, 3, 8, 8)}, TARGET) == Verification()
 
 
-def test_a_verification_that_takes_too_long_is_said() -> None:
+def test_a_verification_timeout_is_reported() -> None:
     assert verify_import(residual(), {}, TARGET, timeout_s=0.1) == Verification("it takes longer than 0.1 s")
 
 
@@ -258,7 +258,7 @@ def test_an_error_that_a_child_finds_is_raised() -> None:
         verify_import(residual()[:-40], {}, TARGET)
 
 
-def test_a_step_after_an_overflow_is_not_judged_where_its_numbers_are_large() -> None:
+def test_steps_after_an_overflow_are_not_compared_at_large_values() -> None:
     """One row of its input is NaN, the other so large that its square overflows."""
     step = Step(frozenset({"native_layer_norm"}), "a norm", ("x",), ("y",))
     x = np.array([[np.nan, 1], [3e38, 1]], np.float32)

@@ -122,7 +122,7 @@ def test_pytorchs_modules_name_the_subgraphs_of_an_exported_program() -> None:
     assert [layer for layer, operators in found if "conv2d" in operators] == ["stem.0", "head"]
 
 
-def test_a_strangers_name_is_one_short_line() -> None:
+def test_layer_names_are_one_short_line() -> None:
     assert readable("a\x1b[31m\nb\t c\ud800") == "a\ufffd[31m b c?"
     assert readable(b"conv\xff1") == "conv\ufffd1"
     path = "/".join(f"layer{number}" for number in range(100))

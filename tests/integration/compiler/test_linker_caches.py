@@ -26,7 +26,9 @@ TARGET = json.dumps({"kind": "llvm", "mtriple": f"{OTHER}-linux-gnu"})
 
 @pytest.mark.slow_lane(seconds=10)
 @pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="the extra 'cross' is not installed")
-def test_a_poisoned_cache_harms_no_other_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_poisoned_linker_cache_affects_no_other_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (HERE, ROOT))))
     monkeypatch.setenv(ZIG_CACHE, str(tmp_path / "zig"))
     monkeypatch.setenv("PATH", str(tmp_path))  # without a cross compiler, which would link instead of zig

@@ -56,7 +56,7 @@ def number_of(dtype: str) -> int:
 
 
 @pytest.mark.parametrize("dtype", LESS_THAN_A_BYTE)
-def test_each_narrow_value_becomes_a_wider_one(dtype: str) -> None:
+def test_each_narrow_value_is_widened_exactly(dtype: str) -> None:
     codes = every_code(dtype)
     for wide in ("float32", "int8", "uint8", "int64"):
         (found,) = computed(cast_of(dtype, wide, codes.size), codes)

@@ -284,7 +284,7 @@ def test_before_opset_7_an_attribute_aligns_the_second_operand() -> None:
 
 @pytest.mark.parametrize("automatic", ["NOTSET", "SAME_UPPER", "SAME_LOWER"])
 @pytest.mark.parametrize("shape", [[10, 8], [11, 9], [12, 7]])
-def test_an_odd_total_of_padding_goes_to_the_side_that_onnx_says(automatic: str, shape: list[int]) -> None:
+def test_odd_padding_goes_to_the_side_that_onnx_defines(automatic: str, shape: list[int]) -> None:
     x = normal(1, 2, 4, 4)
     model = model_of(
         *("ConvTranspose", 11, [x, normal(2, 3, 3, 3)]),
@@ -316,7 +316,7 @@ def test_places_of_maxima_with_automatic_padding(attributes: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("mode", ["avg", "max"])
 @pytest.mark.parametrize("how", ["half_pixel", "output_half_pixel"])
-def test_a_box_gets_as_many_samples_as_it_has_pixels(mode: str, how: str) -> None:
+def test_adaptive_roi_align_takes_a_sample_for_each_pixel(mode: str, how: str) -> None:
     """An empty box has none, and so zeros."""
     x = normal(2, 2, 6, 7)
     boxes = np.array([[0, 0, 0, 0], [1, 1, 5, 4], [2, 3, 2.5, 3.5], [-3, -2, 9, 9], [4, 4, 1, 1]], np.float32)

@@ -186,7 +186,7 @@ def test_programs_of_each_sketch_are_right(bits: int) -> None:
         assert measured.outcome is Outcome.OK, measured.error
 
 
-def test_the_estimate_knows_that_fewer_bytes_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_estimate_prefers_packed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(floats, "CACHED_BYTES", 1 << 30)
     quantized = product((1,), 2048, 2048, 4)
     variants = VariantModel.of(read_onnx(quantized.SerializeToString(), {}), DEVICE.target)
@@ -200,7 +200,7 @@ def test_the_estimate_knows_that_fewer_bytes_are_faster(monkeypatch: pytest.Monk
     assert packed_s < floats_s / 2
 
 
-def test_large_weights_stay_packed_for_one_row_and_try_floats_for_several(
+def test_floats_are_tried_for_several_rows_of_large_packed_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(floats, "CACHED_BYTES", 4 * 64 * 48 - 1)

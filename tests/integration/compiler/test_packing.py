@@ -229,7 +229,7 @@ def test_candidates_that_pack_are_built_side_by_side() -> None:
     assert all(isinstance(one, BuiltKernel) and one.packed_constants for one in built)
 
 
-def test_an_argument_that_is_not_constant_is_packed_while_it_is_timed(runner: LocalRunner) -> None:
+def test_packing_of_a_variable_argument_is_timed(runner: LocalRunner) -> None:
     workload = with_constants(matmul(8, 64, 32), [])
     built, measurement = _measured(runner, workload, _candidate(workload))
     assert measurement.outcome is Outcome.OK, measurement.error

@@ -33,7 +33,7 @@ MODELS: Mapping[str, tuple[Array, str, Callable[[Array], Array]]] = {
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_places_that_the_user_gives_are_clipped(kind: str) -> None:
+def test_indices_from_the_user_are_clipped(kind: str) -> None:
     places, signature, right = MODELS[kind]
     proto = parser.parse_model(
         f'<ir_version: 8, opset_import: ["" : 18]> g {signature} {{ y = {kind}(x, at) }}'
@@ -55,7 +55,7 @@ def test_constant_places_outside_are_refused(kind: str) -> None:
         import_file(read_file(proto.SerializeToString(), {}))
 
 
-def test_boxes_of_images_that_do_not_exist_are_of_the_nearest_one() -> None:
+def test_image_numbers_of_boxes_are_clipped() -> None:
     proto = parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 18]>
         g (float[2,1,4,4] x, float[4,5] boxes) => (float[4,1,1,1] y)

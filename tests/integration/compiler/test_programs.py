@@ -99,7 +99,7 @@ def test_different_programs_are_different_schedules(name: str) -> None:
     assert len(traces) == len(programs)
 
 
-def test_lowering_leaves_the_workload_as_it_was() -> None:
+def test_lowering_does_not_change_the_workload() -> None:
     module = WORKLOADS["conv2d"]()
     before = workload_hash(module)
     for program in _programs(module, per_sketch=1, seed=5):

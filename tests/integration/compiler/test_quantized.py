@@ -205,7 +205,7 @@ def test_a_zero_point_that_is_lost_on_the_way_to_dot_products_is_caught(
         _verify(dense(Quantized("uint8", 121))[0])
 
 
-def test_bytes_may_be_off_by_a_step_only_between_two() -> None:
+def test_quantized_values_may_differ_by_a_step_only_near_the_middle() -> None:
     wanted = np.arange(200, dtype=np.uint8)
     off = np.where(wanted < 50, wanted + 1, wanted).astype(np.uint8)
     assert compare(wanted, off, wanted < 50) == ""

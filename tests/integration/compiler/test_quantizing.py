@@ -76,7 +76,7 @@ def test_values_and_weights_become_bytes_for_any_batch() -> None:
     assert file.file.computed_in == "quantized"
 
 
-def test_a_layer_that_loses_too_much_stays_in_floats() -> None:
+def test_an_inaccurate_layer_stays_in_float32() -> None:
     """One input column is so large that 8 bits can't resolve the other columns, which matter."""
     weight = RNG.uniform(-0.5, 0.5, (64, 64)).astype(np.float32)
     weight[0] = 0

@@ -204,7 +204,7 @@ def test_a_slow_kernel_is_timed_briefly_but_verified(runner: LocalRunner) -> Non
     assert wrong.outcome is Outcome.WRONG_RESULT
 
 
-def test_a_kernel_that_destroys_its_input_affects_no_other(runner: LocalRunner) -> None:
+def test_a_kernel_that_overwrites_inputs_affects_no_other_kernel(runner: LocalRunner) -> None:
     @T.prim_func(s_tir=True)
     def main(data: T.Buffer((64,), "float32"), result: T.Buffer((64,), "float32")):
         for i in range(64):
@@ -238,7 +238,7 @@ def test_this_machine_passes_its_self_check(runner: LocalRunner) -> None:
     runner.self_check()
 
 
-def test_a_machine_that_computes_nothing_fails_its_self_check(
+def test_a_machine_that_computes_nothing_fails_the_self_check(
     runner: LocalRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tvm, "compile", lambda *_, **__: {"main": lambda *_: None})

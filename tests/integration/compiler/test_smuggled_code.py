@@ -49,7 +49,7 @@ def no_vocabulary(no_schema: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Vocabulary, "foreign", lambda self, graph: [])
 
 
-def test_the_schema_refuses_it() -> None:
+def test_the_schema_rejects_smuggled_code() -> None:
     with pytest.raises(LoweringError, match="escaped"):
         apply_trace(matmul(16, 16, 16), SYSTEM)
 

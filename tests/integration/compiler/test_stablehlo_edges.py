@@ -141,7 +141,7 @@ def test_zero_times_infinity_is_nan() -> None:
     check(lambda x: [x * 0, 0 * x, 0 / x, x[:2, None] * jnp.zeros((1, 1), "float32")], EDGES)
 
 
-def test_nan_equals_nothing() -> None:
+def test_nan_is_not_equal_to_any_value() -> None:
     functions = [
         jnp.isnan,
         jnp.nan_to_num,
@@ -281,7 +281,7 @@ def test_order_of_zeros(kind: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["stablehlo.abs {}", "stablehlo.multiply {0}, {0}", "stablehlo.floor {}"])
-def test_orders_of_something_else_are_refused(key: str) -> None:
+def test_sorts_with_other_comparators_are_refused(key: str) -> None:
     """Such a comparator orders 1 and 2 as the plain comparison does, but not other numbers."""
     with pytest.raises(
         ModelError, match=r"operation stablehlo.sort at line .* its comparator does more than"

@@ -213,7 +213,7 @@ def test_a_softmax_is_one_kernel(axis: int) -> None:
     assert len(list(verify_file(read_model(data, {}), TARGET, TARGET))) >= 2
 
 
-def test_a_graph_similar_to_a_softmax_is_not_taken_for_one() -> None:
+def test_a_graph_similar_to_a_softmax_is_not_a_softmax() -> None:
     """The sums are repeated along the other axis."""
     x = np.ones((4, 4), np.float32)
 

@@ -196,7 +196,7 @@ def _reduction(combine: Callable[..., object]) -> str | None:
     ],
     ids=["sum", "max", "min", "prod", "not from zero", "not a single operation"],
 )
-def test_reducers_are_those_that_tvm_can_factor(combine: Callable[..., object], expected: str) -> None:
+def test_all_reducers_support_rfactor(combine: Callable[..., object], expected: str) -> None:
     assert _reduction(combine) == expected
 
 
@@ -205,7 +205,7 @@ def test_a_reduction_does_not_read_its_own_accumulator() -> None:
     assert [read.buffer for read in product.reads] == ["a", "b"]
 
 
-def test_buffers_of_equal_names_get_different_ones() -> None:
+def test_buffers_with_equal_names_are_renamed() -> None:
     """In fused graphs several buffers often have the same name."""
     first, second = te.placeholder((4, 4), name="x"), te.placeholder((4, 4), name="x")
     graph = read_dag(module([first, second, topi.add(first, second)]))

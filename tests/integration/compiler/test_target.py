@@ -58,7 +58,7 @@ def test_llvm_knows_all_features_in_mattr() -> None:
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_a_devices_features_are_those_that_its_machine_executes(
+def test_a_devices_features_are_the_instructions_it_executes(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     machine = MACHINES[name]
@@ -84,7 +84,7 @@ def test_a_target_has_no_feature_that_the_machine_lacks(
     assert {str(one) for one in llvm_get_cpu_features(target)} & known <= set(machine.llvm.split())
 
 
-def test_a_container_has_the_cores_that_it_may_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_container_has_the_allowed_number_of_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ZEN4.stand_in(monkeypatch, tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 9})
     device = detect_device()
@@ -120,7 +120,7 @@ def test_an_arm_machines_features_are_read_from_its_hwcap_bits(
         (("sse4_2",), "sse4.1 ssse3", 16, ["-sse4.2"]),
     ],
 )
-def test_giving_up_a_feature_gives_up_those_that_need_it(
+def test_disabling_a_feature_disables_dependent_features(
     without: tuple[str, ...],
     left: str,
     vector_bytes: int,
@@ -141,7 +141,7 @@ def test_giving_up_a_feature_gives_up_those_that_need_it(
     assert (device.key == detect_device(2).key) == (not without)
 
 
-def test_without_avx512_there_is_neither_its_dot_product_nor_its_registers(
+def test_without_avx512_there_are_no_avx512_dot_products_and_registers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     ZEN4.stand_in(monkeypatch, tmp_path)
@@ -158,7 +158,9 @@ def test_without_avx512_there_is_neither_its_dot_product_nor_its_registers(
     assert len({device.key for device in devices.values()}) == 3
 
 
-def test_an_arm_device_gives_up_its_dot_product(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_dot_product_of_an_arm_device_can_be_disabled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     MACHINES["neoverse-v1"].stand_in(monkeypatch, tmp_path)
     device = detect_device(2, without=("asimddp", "sve"))
     assert "asimddp" not in device.features
@@ -175,7 +177,7 @@ def test_an_arm_device_gives_up_its_dot_product(monkeypatch: pytest.MonkeyPatch,
         ("amx_tile", "this machine has no amx_tile to give up"),
     ],
 )
-def test_only_a_present_feature_can_be_given_up(
+def test_only_a_present_feature_can_be_disabled(
     name: str, says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     MACHINES["haswell"].stand_in(monkeypatch, tmp_path)
@@ -203,7 +205,7 @@ def test_generated_code_uses_the_devices_registers(
     assert max(re.findall(r"[xyz]mm", assembly)) == widest
 
 
-def test_caches_are_those_that_linux_reports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cache_sizes_come_from_linux(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _caches(
         monkeypatch,
         tmp_path,

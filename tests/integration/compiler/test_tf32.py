@@ -92,7 +92,7 @@ def test_a_product_of_rounded_factors_is_a_variant(name: str) -> None:
     assert 1e-6 < error < 2e-3, "the factors have ten bits of fraction, not float32's"
 
 
-def test_a_product_of_rounded_factors_is_one_of_their_values() -> None:
+def test_products_are_computed_from_tf32_factors() -> None:
     variants = VariantModel.of(read_onnx(PRODUCTS["batches"].model(), {}), GPU.target, tf32=True)
     [task] = (task for task in variants.tasks() if task.variant == "tf32")
     rng = np.random.default_rng(0)

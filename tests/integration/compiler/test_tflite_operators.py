@@ -579,7 +579,7 @@ def test_an_open_dimension_has_the_stored_size() -> None:
         read(data, {"t0": (2, 3)})
 
 
-def test_tensors_of_one_name_are_refused() -> None:
+def test_duplicate_tensor_names_are_refused() -> None:
     """TVM's front end takes the first one for both."""
     builder = TfliteBuilder()
     x, first, second = builder.input((3,)), builder.tensor((3,)), builder.tensor((3,))
@@ -639,7 +639,7 @@ def test_integers_are_divided_by_zero_without_a_crash() -> None:
     assert found[2] == -3
 
 
-def test_places_outside_read_no_foreign_memory() -> None:
+def test_indices_out_of_bounds_read_no_other_memory() -> None:
     case = _one("GATHER", [random(5, 4), ints(0, 7, -1)], (3, 4), options="GatherOptions")
     data, inputs = case.model()
     file = read(data, {})
@@ -648,7 +648,7 @@ def test_places_outside_read_no_foreign_memory() -> None:
     np.testing.assert_array_equal(found, inputs[0][[0, 4, 0]])
 
 
-def test_places_outside_write_no_foreign_memory() -> None:
+def test_indices_out_of_bounds_write_no_other_memory() -> None:
     """LiteRT rejects them. TVM's scatter would write anywhere."""
     indices = np.array([[-1], [1], [2**30]], np.int32)
     case = _one("SCATTER_ND", [indices, np.ones((3, 2), np.float32), ints(4, 2)], (4, 2), 2)

@@ -121,7 +121,7 @@ def test_variants_are_tasks_with_the_weight_and_name_of_their_original(
         assert read_dag(from_json(task.module_json)).flops > 0, "the search has a form for it"
 
 
-def test_only_images_of_many_tiles_and_channels_with_steps_of_one_are_rewritten(
+def test_only_large_convolutions_of_stride_1_become_winograd(
     variants: VariantModel,
 ) -> None:
     own = {task.workload_hash: task.name for task in variants.tasks() if not task.variant}

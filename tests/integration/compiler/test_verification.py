@@ -130,7 +130,7 @@ WRONG: dict[str, tuple[tvm.IRModule, tvm.IRModule]] = {
 
 
 @pytest.mark.parametrize("mistake", WRONG)
-def test_a_program_that_is_wrong_only_there_is_caught(runner: LocalRunner, mistake: str) -> None:
+def test_a_program_that_is_wrong_only_for_special_inputs_is_found(runner: LocalRunner, mistake: str) -> None:
     workload, candidate = WRONG[mistake]
     assert measured(runner, workload, workload).outcome is Outcome.OK
     assert measured(runner, candidate, workload).outcome is Outcome.WRONG_RESULT
@@ -198,7 +198,7 @@ def test_a_value_that_is_used_twice_and_becomes_bytes_is_verified(runner: LocalR
     assert found.outcome is Outcome.OK, found.error
 
 
-def test_the_message_names_the_draw_that_shows_it(runner: LocalRunner) -> None:
+def test_the_message_names_the_failing_draw(runner: LocalRunner) -> None:
     limits = measured(runner, *reversed(WRONG["large values are not limited"]))
     assert limits.error.startswith("output 1 of large values: ")
     again = measured(runner, *reversed(WRONG["what an earlier call left behind"]))

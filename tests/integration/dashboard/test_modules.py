@@ -28,7 +28,7 @@ export const name = hidden;
 }
 
 
-def test_joined_modules_behave_like_separate_ones(page: Page) -> None:
+def test_joined_modules_behave_like_separate_modules(page: Page) -> None:
     library = f'"data:text/javascript,{quote(LIBRARY)}"'
     script = joined(MODULES, ["library"]).replace('"library"', library)
     with page.expect_console_message() as message:

@@ -118,7 +118,7 @@ def test_a_job_shows_gain_charts_and_failures(page: Page, site: Service) -> None
     expect(row).to_contain_text("240 µs")
 
 
-def test_a_list_of_jobs_is_filtered_and_its_address_can_be_kept(page: Page, site: Service) -> None:
+def test_the_filter_of_jobs_is_part_of_the_url(page: Page, site: Service) -> None:
     open_page(page, site)
     words = page.get_by_role("searchbox", name="Search")
     words.fill("NET")
@@ -174,7 +174,7 @@ def test_jobs_are_compared_by_results_curves_and_subgraphs(page: Page, site: Ser
     expect(page.get_by_text("Select two or more jobs")).to_be_visible()
 
 
-def test_people_tag_a_job_and_find_it_by_the_tag(page: Page, site: Service) -> None:
+def test_jobs_can_be_tagged_and_found_by_tag(page: Page, site: Service) -> None:
     open_page(page, site, "#/jobs/job-cancelled")
     page.get_by_role("button", name="Edit tags and notes").click()
     page.get_by_label("Tags, separated by spaces").fill("nightly a*b")
@@ -318,14 +318,14 @@ def test_both_maps_show_the_same_subgraphs(page: Page, site: Service) -> None:
     assert before == after
 
 
-def test_a_service_of_this_machine_alone_says_how_others_reach_it(page: Page, site: Service) -> None:
+def test_a_loopback_service_explains_how_to_attach_other_machines(page: Page, site: Service) -> None:
     open_page(page, site, "#/devices")
     page.get_by_text("Attach a device").click()
     expect(page.get_by_text("tunefarm up --host 0.0.0.0 --token SECRET")).to_be_visible()
     expect(page.get_by_text("tunefarm-install")).to_have_count(0)
 
 
-def test_the_devices_page_shows_why_one_cannot_measure_and_the_next_step(page: Page, site: Service) -> None:
+def test_the_devices_page_shows_health_errors_and_the_next_step(page: Page, site: Service) -> None:
     open_page(page, site, "#/devices")
     expect(page.get_by_text("Can't measure: the compiler is missing: apt-get install gcc")).to_be_visible()
     page.get_by_role("button", name="Drain epyc-1").click()

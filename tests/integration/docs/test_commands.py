@@ -71,7 +71,7 @@ def test_modules_understand_their_arguments(command: str, monkeypatch: pytest.Mo
         program.main(arguments)
 
 
-def test_a_command_that_there_isnt_is_found(tmp_path: Path) -> None:
+def test_an_unknown_command_in_a_page_is_found(tmp_path: Path) -> None:
     broken = [
         "tunefarm tune model.onnx --trails 3",
         "tunefarm tuna model.onnx",

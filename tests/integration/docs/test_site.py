@@ -37,7 +37,7 @@ def test_the_site_builds_strictly_and_loads_only_its_own_files(tmp_path: Path) -
     assert not re.search(r"url\([\"']?https?:|@import", styles)
 
 
-def test_the_reference_has_all_that_there_is() -> None:
+def test_the_reference_is_complete() -> None:
     pages = reference.pages()
     commands = pages["reference/command-line.md"]
     for name in ("tune", "workers update", "token create", "worker", "migrate"):

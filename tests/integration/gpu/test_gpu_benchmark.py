@@ -49,7 +49,7 @@ def test_figures_of_a_stand_in_are_not_stored(stand_in: StandIn) -> None:
 
 
 @pytest.mark.slow_lane
-def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
+def test_without_a_gpu_the_benchmark_reports_the_reason(tmp_path: Path) -> None:
     done = benchmark("--json", str(tmp_path / "gpu.json"))
     assert done.returncode == 1
     assert done.stderr.startswith(

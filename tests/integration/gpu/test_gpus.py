@@ -54,13 +54,13 @@ def test_a_gpu_or_a_slice_is_chosen_by_its_index(
     assert said(CHOOSE, index, stand_in=stand_in) == answer
 
 
-def test_an_index_too_high_names_those_that_there_are(stand_in: StandIn) -> None:
+def test_a_gpu_index_out_of_range_lists_the_gpus(stand_in: StandIn) -> None:
     answer = said(CHOOSE, "7", stand_in=stand_in)
     assert answer.startswith("this machine has no GPU 7: start a worker for each")
 
 
 @pytest.mark.parametrize("behaviour", ["", "slices 1"])
-def test_its_vitals_are_read(stand_in: StandIn, behaviour: str) -> None:
+def test_a_gpus_vitals_are_read(stand_in: StandIn, behaviour: str) -> None:
     stand_in.behave(behaviour)
     assert said(VITALS, stand_in=stand_in) == "41.0 87.5 805306368 580.0 (stand-in)"
 

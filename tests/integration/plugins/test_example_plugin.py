@@ -106,7 +106,7 @@ def test_the_plug_ins_extensions_compute_right_results(wanted: str) -> None:
         assert (measured.outcome, measured.error) == (Outcome.OK, "")
 
 
-def test_without_the_plug_in_its_rules_and_intrinsics_are_not_there() -> None:
+def test_without_the_plugin_there_are_no_example_rules_and_intrinsics() -> None:
     assert programs("matmul SRS") == programs(NAME) == []
 
 

@@ -192,7 +192,7 @@ def test_the_example_runs_as_python_does(bundle: Path, compiler: str, tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake isn't installed")
-def test_cmake_builds_it(bundle: Path, tmp_path: Path) -> None:
+def test_cmake_builds_the_bundle(bundle: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(bundle, tmp_path / "elsewhere")
     subprocess.run(["cmake", "-S", str(copy), "-B", str(tmp_path / "build")], check=True, capture_output=True)
     subprocess.run(["cmake", "--build", str(tmp_path / "build")], check=True, capture_output=True)

@@ -74,7 +74,7 @@ def test_the_c_example_runs_on_arm64(bundle: Path, compiler: str, tmp_path: Path
     np.testing.assert_allclose(found, expected.ravel()[:5], rtol=1e-4)
 
 
-def test_the_manifest_says_which_machine_it_is_for(bundle: Path) -> None:
+def test_the_manifest_names_the_architecture(bundle: Path) -> None:
     target = json.loads((bundle / "manifest.json").read_text())["target"]
     assert json.loads(target)["mtriple"] == "aarch64-linux-gnu"
     for library in (bundle / "lib").iterdir():

@@ -69,7 +69,7 @@ class Crashing:
 
 
 @pytest.mark.slow_lane(seconds=5)
-def test_a_process_that_dies_is_no_hang(folder: Path) -> None:
+def test_a_dead_runtime_process_is_reported_at_once(folder: Path) -> None:
     _, peer = compare(folder, [Crashing(folder)], threads=1, seconds=0).rows
     assert peer.error == "crashing: its process has ended with exit code 7"
 
@@ -83,7 +83,7 @@ def test_a_process_that_dies_is_no_hang(folder: Path) -> None:
         (["bench", "FOLDER", "--against", "FOLDER/manifest.json"], "no runtime for .* is installed here"),
     ],
 )
-def test_bad_input_is_one_line(
+def test_bad_input_is_reported_in_one_line(
     arguments: list[str],
     why: str,
     folder: Path,
@@ -99,7 +99,7 @@ def test_bad_input_is_one_line(
     assert re.search(why, error)
 
 
-def test_a_bundle_says_how_to_build_it(
+def test_a_bundle_explains_how_to_build_the_program(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = tmp_path / "bundle"

@@ -29,7 +29,7 @@ HELD = {"whisper": {"encoder_hidden_states": STATES}}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", slow_lane_except(sorted(NETWORKS), "llama of 4 bits", seconds=6))
-def test_steps_are_right_from_one_bucket_into_the_next(name: str, tmp_path: Path) -> None:
+def test_decoding_continues_correctly_in_the_next_size(name: str, tmp_path: Path) -> None:
     data, held = NETWORKS[name](), HELD.get(name, {})
     sizes = {"sequence": (1, 4), "past": (8, 16), **({"audio": (AUDIO,)} if held else {})}
     model = load(compile_decoder(data, tmp_path, sizes, scheduled=True))

@@ -80,7 +80,7 @@ class OnlyDLPack:
     [np.copy, shifted, np.asfortranarray, OnlyDLPack, lambda array: OnlyDLPack(shifted(array))],
     ids=["copied", "unaligned", "other order", "DLPack", "unaligned DLPack"],
 )
-def test_outputs_are_onnxruntimes_wherever_inputs_are(
+def test_outputs_equal_onnxruntimes_for_inputs_in_any_memory(
     placed: Callable[[Array], Any], folder: Path, image: Array
 ) -> None:
     (found,) = load(folder)(placed(image))

@@ -119,7 +119,7 @@ def test_four_sizes_store_the_weights_once(sizes: Path, key: SigningKey) -> None
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how much memory a process has taken")
-def test_four_sizes_take_the_memory_of_one(sizes: Path) -> None:
+def test_sizes_share_the_memory_of_their_weights(sizes: Path) -> None:
     command = [sys.executable, "-c", MAPPED, str(sizes)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     one, four = (int(word) / WEIGHT_BYTES for word in done.stdout.split())

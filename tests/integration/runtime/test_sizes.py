@@ -60,7 +60,7 @@ def same(found: Sequence[Array], wanted: Sequence[Array]) -> None:
         np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-5)
 
 
-def test_padding_is_right_where_a_mask_hides_it(compiled: Compile) -> None:
+def test_padding_is_correct_with_a_mask(compiled: Compile) -> None:
     data = masked_attention(1, "tokens")
     model = load(compiled(data, "tokens", (12, 4)), pad=True)
     assert [size["mask"] for size in model.sizes] == [(1, 4), (1, 12)]
@@ -144,7 +144,7 @@ def pooled(tokens: Extent) -> bytes:
     return b.model({"input": [1, tokens, 4]}, {b.op("Sub", "input", mean): [1, tokens, 4]})
 
 
-def test_padding_is_refused_where_it_changes_the_rest(compiled: Compile) -> None:
+def test_padding_that_changes_results_is_refused(compiled: Compile) -> None:
     folder = compiled(pooled("n"), "n", (4, 9))
     with pytest.raises(LoadError, match=r"changes by .* when inputs \(1, 4, 4\) are padded to \(1, 9"):
         load(folder, pad=True)

@@ -97,7 +97,7 @@ for count in (1, 3, 2, 1, 2, 3):
     program(folder, text)
 
 
-def test_a_model_may_want_more_threads_than_the_first_one(folder: Path) -> None:
+def test_a_later_model_may_use_more_threads(folder: Path) -> None:
     text = """
 first = tunefarm_runtime.load(folder, threads=2)
 assert works(first)

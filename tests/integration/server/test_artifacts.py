@@ -38,7 +38,7 @@ def test_the_best_artifact_is_the_last_published(service: Service, worker: Worke
     assert service.http.get("/v1/artifacts/best", params=asked, headers={"If-None-Match": tag}).is_success
 
 
-def test_where_there_are_several_shapes_one_is_named(service: Service, worker: Worker) -> None:
+def test_artifacts_of_several_shapes_need_a_shape(service: Service, worker: Worker) -> None:
     worker.call()
     for batch in (1, 8):
         publish(service, worker, b"of %d" % batch, 1e-3, shapes={"x": [batch, 3]})
@@ -54,7 +54,7 @@ def test_where_there_are_several_shapes_one_is_named(service: Service, worker: W
         assert service.http.get("/v1/artifacts/best", params=asked | {"shape": shape}).status_code == status
 
 
-def test_a_model_in_tf32_is_given_to_those_who_ask_for_it(service: Service, worker: Worker) -> None:
+def test_tf32_artifacts_need_tf32_in_the_request(service: Service, worker: Worker) -> None:
     worker.call()
     publish(service, worker, b"in float32", 2e-3)
     job_id = publish(service, worker, b"in TF32", 1e-3, tf32=True)
@@ -78,9 +78,7 @@ def test_an_exact_model_is_of_an_exact_job(service: Service, worker: Worker) -> 
     assert service.http.get("/v1/artifacts/best", params=asked | {"exact": True}).content == b"exact"
 
 
-def test_a_client_downloads_the_best_artifact_and_only_better_ones(
-    service: Service, worker: Worker, tmp_path: Path
-) -> None:
+def test_a_client_downloads_only_a_better_artifact(service: Service, worker: Worker, tmp_path: Path) -> None:
     worker.call()
     into, target = tmp_path / "model.tar", worker.device.name
     publish(service, worker, b"slower", 2e-3)

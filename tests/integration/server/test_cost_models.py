@@ -46,7 +46,7 @@ def test_metrics_are_null_before_the_first_evaluation(service: Service, worker: 
     assert (found["metrics"], found["metrics_at"]) == (None, None)
 
 
-def test_there_is_no_cost_model_before_the_first_training(service: Service, worker: Worker) -> None:
+def test_before_the_first_training_there_is_no_cost_model(service: Service, worker: Worker) -> None:
     assert service.http.get("/v1/cost-models").json() == {"items": []}
     worker.call()
     answer = service.http.get("/v1/cost-models", params={"target": DEVICE.key})

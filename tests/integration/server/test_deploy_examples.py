@@ -32,7 +32,7 @@ def program(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return made
 
 
-def test_a_model_is_fetched_when_it_is_faster(start: Start, program: Path, tmp_path: Path) -> None:
+def test_a_faster_model_is_fetched(start: Start, program: Path, tmp_path: Path) -> None:
     service = start(token="s3cret")
     service.http.headers["Authorization"] = "Bearer s3cret"
     worker = Worker(service.fleet)

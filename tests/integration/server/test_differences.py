@@ -141,7 +141,7 @@ def test_a_regression_beyond_the_limit_fails(
     assert found["regression"] == pytest.approx(0.1)
 
 
-def test_a_models_file_stands_for_its_newest_job(
+def test_a_model_file_selects_the_newest_job(
     jobs: Jobs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(app, ["release", "set", "production", jobs.second])
@@ -163,7 +163,7 @@ def test_a_wrong_percentage_is_refused(percent: str, capsys: pytest.CaptureFixtu
     assert "between 0% and 1000%" in capsys.readouterr().err
 
 
-def test_an_unknown_baseline_names_those_that_there_are(
+def test_an_unknown_baseline_lists_the_valid_baselines(
     jobs: Jobs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["check", jobs.second, "--baseline", "production"]

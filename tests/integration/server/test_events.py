@@ -44,7 +44,7 @@ def test_a_watcher_sees_everything_and_then_the_end(service: Service) -> None:
     assert ids == sorted(set(ids))
 
 
-def test_a_watcher_resumes_after_the_last_event_it_saw(service: Service) -> None:
+def test_a_subscriber_resumes_after_the_last_event_id(service: Service) -> None:
     job_id = service.submit()
     for number in range(500):
         with service.database.begin() as session:

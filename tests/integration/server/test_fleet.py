@@ -215,7 +215,7 @@ def test_an_expired_leases_results_change_nothing(service: Service, worker: Work
     assert second.id.attempt == 2
 
 
-def test_a_service_that_insists_on_a_sandbox_gives_no_work_without_one(start: Start) -> None:
+def test_a_service_that_requires_a_sandbox_gives_no_work_to_workers_with_gaps(start: Start) -> None:
     service = start(require_sandbox=True)
     board = Worker(service.fleet)
     tuning_job(service, board)
@@ -254,7 +254,7 @@ def test_a_waiting_worker_gets_work_as_soon_as_there_is_some(service: Service, w
     assert got
 
 
-def test_a_wait_ends_when_it_was_agreed_to(service: Service, worker: Worker) -> None:
+def test_a_wait_ends_after_the_requested_time(service: Service, worker: Worker) -> None:
     began = time.monotonic()
     answer = worker.call(wait_s=0.3)
     assert (answer.lease, answer.call_again_after_s) == (None, 0.0)
@@ -306,7 +306,9 @@ def test_a_module_run_is_leased_timed_and_published(service: Service, worker: Wo
     assert ends == [(Outcome.RUN_ERROR, ()), (Outcome.OK, OK.run_s)]
 
 
-def test_a_worker_times_onnx_runtime_only_where_it_has_it(service: Service, worker: Worker) -> None:
+def test_onnx_runtime_is_timed_only_by_workers_that_have_onnx_runtime(
+    service: Service, worker: Worker
+) -> None:
     job_id = tuning_job(service, worker, count=1)
     with service.database.begin() as session:
         sha = jobs.get(session, job_id).request.model_sha

@@ -33,7 +33,7 @@ SOON_S = 0.3
         b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: ",
     ],
 )
-def test_a_head_that_does_not_come_is_waited_for_no_longer(
+def test_incomplete_request_heads_time_out(
     service: Service, sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_protocol, "HEAD_S", SOON_S)
@@ -43,7 +43,7 @@ def test_a_head_that_does_not_come_is_waited_for_no_longer(
     assert not http_protocol.half_sent
 
 
-def test_a_second_head_on_a_connection_is_waited_for_no_longer(
+def test_an_incomplete_second_request_head_times_out(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with connection(service) as client:
@@ -107,9 +107,7 @@ def test_trailers_are_no_headers(service: Service, worker: Worker) -> None:
         assert answer(client).startswith("HTTP/1.1 200 ")
 
 
-def test_the_rest_of_a_body_that_was_answered_is_waited_for_no_longer(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_rest_of_an_answered_body_times_out(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_protocol, "HEAD_S", 3 * SOON_S)
     with connection(service) as client:
         client.sendall(b"POST /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n")
@@ -123,7 +121,7 @@ def test_the_rest_of_a_body_that_was_answered_is_waited_for_no_longer(
     assert not http_protocol.half_sent
 
 
-def test_the_rest_of_a_body_that_comes_is_followed_by_another_request(service: Service) -> None:
+def test_a_connection_is_reused_after_the_rest_of_a_body(service: Service) -> None:
     with connection(service) as client:
         client.sendall(b"POST /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\na")
         assert client.recv(65536).startswith(b"HTTP/1.1 405 ")
@@ -142,7 +140,7 @@ def test_the_oldest_of_too_many_half_sent_requests_makes_room(
         assert service.http.get("/healthz").is_success
 
 
-def test_requests_that_are_sent_whole_are_answered_however_they_are_cut(service: Service) -> None:
+def test_complete_requests_are_answered_for_any_segmentation(service: Service) -> None:
     body = onnx_model()
     head = f"POST /v1/models HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     with connection(service) as client:
@@ -162,9 +160,7 @@ def test_requests_that_are_sent_whole_are_answered_however_they_are_cut(service:
             received += client.recv(65536)
 
 
-def test_a_body_that_does_not_come_is_waited_for_no_longer(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_incomplete_request_bodies_time_out(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(middleware, "BODY_S", SOON_S)
     for path in ("/v1/jobs", "/v1/schedules:query"):
         with connection(service) as client:
@@ -188,9 +184,7 @@ def test_a_stream_of_events_outlives_the_time_for_bodies(
         assert any("note" in line for line in lines)
 
 
-def test_a_workers_message_that_does_not_come_is_waited_for_no_longer(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_incomplete_worker_messages_time_out(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interceptor, "MESSAGE_S", SOON_S)
     service = start()
     with grpc.insecure_channel(f"127.0.0.1:{service.context.settings.grpc_port}") as channel:

@@ -50,7 +50,7 @@ def test_head_has_the_status_and_headers_of_get(service: Service, worker: Worker
         assert head.content == b""
 
 
-def test_head_of_a_large_artifact_reads_little_of_it(
+def test_a_head_request_reads_little_of_a_large_artifact(
     service: Service, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker.call()

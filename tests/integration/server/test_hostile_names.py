@@ -35,7 +35,7 @@ def markup(service: Service, worker: Worker) -> list[str]:
     return made
 
 
-def test_commands_show_markup_as_it_is(
+def test_commands_print_markup_unchanged(
     service: Service, markup: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TUNEFARM_SERVER", service.url)
@@ -66,7 +66,7 @@ def test_commands_show_markup_as_it_is(
         assert expected in shown, command
 
 
-def test_a_models_name_is_shown_as_it_is(
+def test_model_names_are_shown_unchanged(
     service: Service, worker: Worker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TUNEFARM_SERVER", service.url)

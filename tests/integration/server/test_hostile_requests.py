@@ -106,7 +106,7 @@ def test_a_strange_idempotency_key_is_refused(service: Service, key: str) -> Non
     assert (refused.status_code, refused.json()["errors"][0]["where"]) == (422, "idempotency-key")
 
 
-def test_lines_that_end_otherwise_are_no_head(service: Service) -> None:
+def test_invalid_line_ends_are_rejected(service: Service) -> None:
     assert sent(service, JOBS, LOCAL, end="\n")[0] == 400
 
 

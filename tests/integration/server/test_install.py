@@ -32,7 +32,7 @@ def script_of(service: Service, folder: Path) -> Path:
     return path
 
 
-def test_the_script_names_the_service_that_it_came_from(guarded: Service, tmp_path: Path) -> None:
+def test_the_install_script_names_its_service(guarded: Service, tmp_path: Path) -> None:
     script = script_of(guarded, tmp_path)
     subprocess.run(["sh", "-n", str(script)], check=True)
     text = script.read_text()
@@ -42,7 +42,7 @@ def test_the_script_names_the_service_that_it_came_from(guarded: Service, tmp_pa
 
 
 @pytest.mark.parametrize("host", ["a b", "$(reboot)", "a;b", "`id`", "a'b"])
-def test_a_host_that_is_none_gets_into_no_script(guarded: Service, host: str) -> None:
+def test_an_invalid_host_does_not_get_into_the_script(guarded: Service, host: str) -> None:
     answer = guarded.http.get("/install", headers={"Host": host})
     assert answer.status_code == 400 or f"service={guarded.url} " in answer.text
 
@@ -71,9 +71,7 @@ def installing(script: Path, folder: Path, **options: object) -> subprocess.Pope
     return subprocess.Popen(command, env=environment, text=True, start_new_session=True, **options)  # type: ignore[call-overload]
 
 
-def test_without_a_terminal_and_a_token_it_names_the_variable_to_set(
-    guarded: Service, tmp_path: Path
-) -> None:
+def test_without_a_terminal_the_script_names_the_token_variable(guarded: Service, tmp_path: Path) -> None:
     process = installing(script_of(guarded, tmp_path), tmp_path, stderr=subprocess.PIPE)
     assert "set TUNEFARM_WORKER_TOKEN" in process.communicate(timeout=60)[1]
     assert process.returncode == 2
@@ -81,7 +79,7 @@ def test_without_a_terminal_and_a_token_it_names_the_variable_to_set(
 
 
 @pytest.mark.slow_lane(seconds=5)
-def test_on_a_terminal_it_asks_for_the_token(guarded: Service, tmp_path: Path) -> None:
+def test_on_a_terminal_the_script_asks_for_the_token(guarded: Service, tmp_path: Path) -> None:
     script = script_of(guarded, tmp_path)
     child, terminal = pty.fork()
     if child == 0:

@@ -196,9 +196,7 @@ def test_a_failed_job_has_no_artifact_and_says_why(service: Service) -> None:
     assert "it broke" in answer.json()["detail"]
 
 
-def test_a_target_can_be_a_device_class_and_an_unknown_one_lists_those(
-    service: Service, worker: Worker
-) -> None:
+def test_an_unknown_target_lists_the_device_classes(service: Service, worker: Worker) -> None:
     worker.call()
     for target in (worker.device.key, worker.device.name):
         job = service.http.get(f"/v1/jobs/{service.submit(target=target)}").json()
@@ -241,7 +239,7 @@ def test_any_goal_will_do(service: Service) -> None:
         ({"latency_s": 0.1, "others": [{"model": "0" * 64}]}, "trials must be at least 1"),
     ],
 )
-def test_goals_that_cannot_be_are_refused(service: Service, goals: dict[str, Any], why: str) -> None:
+def test_impossible_goals_are_refused(service: Service, goals: dict[str, Any], why: str) -> None:
     answer = service.http.post("/v1/jobs", json={"model": service.upload(), **goals})
     assert answer.status_code == 422
     assert why in answer.text
@@ -295,7 +293,7 @@ def test_an_unknown_other_model_is_named(service: Service) -> None:
     assert service.http.get("/v1/jobs").json()["items"] == []
 
 
-def test_cancelling_a_job_cancels_those_that_share_its_trials(service: Service) -> None:
+def test_cancelling_a_job_cancels_its_group(service: Service) -> None:
     members = service.http.post("/v1/jobs", json=two_models(service)).json()["members"]
     assert service.http.post(f"/v1/jobs/{members[1]}:cancel").json()["state"] == "cancelled"
     assert service.http.get(f"/v1/jobs/{members[0]}").json()["state"] == "cancelled"

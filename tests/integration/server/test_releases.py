@@ -86,7 +86,7 @@ def test_only_existing_artifacts_get_a_name(service: Service, worker: Worker) ->
     assert service.http.get("/v1/releases").json() == {"items": []}
 
 
-def test_only_administrators_move_names_and_it_is_logged(start: Start) -> None:
+def test_only_administrators_move_releases_and_each_move_is_audited(start: Start) -> None:
     service = start(token=BOOTSTRAP)
     admin = bearer(BOOTSTRAP)
     asked = {"name": "ci", "scopes": ["read", "submit"]}

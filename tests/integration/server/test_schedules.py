@@ -124,7 +124,7 @@ def test_the_best_schedule_is_the_fastest(ready: Service, worker: Worker) -> Non
     assert answer == {"device_class": worker.device.key, "schedules": {"abc": best, "other": None}}
 
 
-def test_a_current_etag_gets_304_until_there_is_a_better_schedule(ready: Service) -> None:
+def test_a_current_etag_gets_304_until_a_better_schedule_is_stored(ready: Service) -> None:
     import_measured(ready, database(*LATENCIES[:2]))
     one: dict[str, Any] = {"method": "GET", "url": "/v1/schedules/best?workload=abc"}
     many: dict[str, Any] = {
@@ -144,7 +144,7 @@ def test_a_current_etag_gets_304_until_there_is_a_better_schedule(ready: Service
         assert (better.status_code, better.headers["etag"] != tag) == (200, True)
 
 
-def test_only_a_304_may_be_older_than_its_request(
+def test_only_304_responses_may_be_stale(
     ready: Service, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api, "MAX_ETAG_AGE_S", 3600.0)
@@ -164,7 +164,7 @@ def test_only_a_304_may_be_older_than_its_request(
     assert newest.status_code == 304
 
 
-def test_the_answer_says_how_sure_it_is_and_of_what(ready: Service, worker: Worker) -> None:
+def test_look_ups_return_the_spread_and_the_device_class(ready: Service, worker: Worker) -> None:
     body = database(1e-3)
     body["records"][0]["run_s"] = [1e-3] * 9 + [2e-3] * 2
     import_measured(ready, body)
@@ -175,7 +175,7 @@ def test_the_answer_says_how_sure_it_is_and_of_what(ready: Service, worker: Work
     assert known(ready, "once")["once"]["noise"] is None
 
 
-def test_another_class_stands_in_only_with_nearest(ready: Service, worker: Worker) -> None:
+def test_another_device_class_is_used_only_with_nearest(ready: Service, worker: Worker) -> None:
     import_measured(ready, database(1e-3))
     larger = replace(worker.device, name="larger board", cores=8)
     with ready.database.begin() as session:

@@ -24,12 +24,12 @@ def kind(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, str(answer.json()["type"]).removeprefix("urn:tunefarm:problem:")
 
 
-def test_a_cookie_stands_for_the_token(browser: httpx.Client) -> None:
+def test_a_cookie_replaces_the_token(browser: httpx.Client) -> None:
     assert browser.get("/v1/jobs").json() == {"items": [], "next": None}
     assert browser.get("/v1/session").json()["who"] == "bootstrap"
 
 
-def test_scripts_and_other_sites_have_no_use_of_the_cookie(guarded: Service) -> None:
+def test_scripts_and_other_sites_cannot_use_the_cookie(guarded: Service) -> None:
     answer = guarded.http.post("/v1/session", headers=bearer(BOOTSTRAP))
     [cookie] = SimpleCookie(answer.headers["set-cookie"]).values()
     attributes = {name: value for name, value in cookie.items() if value}

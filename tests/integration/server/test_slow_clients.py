@@ -170,9 +170,7 @@ def test_event_streams_beyond_the_limit_are_refused_and_may_be_repeated(start: S
     wait_until(is_open)
 
 
-def test_an_upload_of_which_nothing_more_comes_is_ended(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stalled_upload_is_ended(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploads, "STALL_S", 0.1)
     with half_an_upload(service) as client:
         client.settimeout(10)

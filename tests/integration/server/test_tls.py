@@ -73,7 +73,7 @@ def mutual(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x02\x00\x01", b"\x16\x03\x01\x3f\xff" + bytes(5000)])
-def test_half_a_handshake_is_waited_for_no_longer_than_a_head(
+def test_incomplete_tls_handshakes_time_out(
     folder: Path, tmp_path: Path, sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(main, "HEAD_S", 0.3)

@@ -50,7 +50,7 @@ def test_unfinished_jobs_and_workers_are_drawn_with_the_rate_of_trials(
     assert any(line.startswith("board connected") for line in lines)
 
 
-def test_json_is_one_look_and_a_terminal_is_needed_otherwise(
+def test_top_prints_json_once_or_needs_a_terminal(
     service: Service, worker: Worker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     worker.call()

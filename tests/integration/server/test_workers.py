@@ -44,7 +44,7 @@ def stored(service: Service, job_id: str) -> list[Trial]:
         return trials.for_task(session, task.id)
 
 
-def test_a_worker_is_shown_with_all_it_says_of_itself(service: Service, worker: Worker) -> None:
+def test_a_worker_is_shown_with_its_whole_report(service: Service, worker: Worker) -> None:
     tuning_job(service, worker)
     lease = leased(worker)
     half = replace(VITALS, candidates=3, candidates_done=1)
@@ -72,7 +72,7 @@ def test_a_workers_failures_are_shown_by_kind(service: Service, worker: Worker) 
     assert (shown(service)["failures"], shown(service)["failures_by_kind"]) == (2, {"run_timeout": 2})
 
 
-def test_a_worker_gets_the_instruction_to_calibrate_until_it_has(service: Service, worker: Worker) -> None:
+def test_calibration_is_requested_until_the_worker_calibrated(service: Service, worker: Worker) -> None:
     slow, fast = (replace(DEVICE.speeds, hertz=hertz, derived=("registers",)) for hertz in (2e9, 4e9))
     worker.device = replace(DEVICE, profile=slow)
     assert not worker.call(calibrated=True).calibrate
@@ -88,9 +88,7 @@ def test_a_worker_gets_the_instruction_to_calibrate_until_it_has(service: Servic
     assert known["profile"]["derived"] == ["registers"]
 
 
-def test_a_worker_that_waits_for_work_hears_at_once_that_it_is_to_calibrate(
-    service: Service, worker: Worker
-) -> None:
+def test_a_waiting_worker_gets_a_calibration_request_at_once(service: Service, worker: Worker) -> None:
     worker.call()
     asking = threading.Timer(0.3, act, (service, "calibrate"))
     asking.start()
@@ -299,7 +297,7 @@ def test_metrics_count_workers_leases_and_trials(service: Service, worker: Worke
     assert samples["tunefarm_trials_per_minute", DEVICE.key] > 0
 
 
-def test_a_worker_that_said_farewell_is_away_at_once_and_never_lost(service: Service, worker: Worker) -> None:
+def test_a_worker_that_stopped_cleanly_is_away_and_not_lost(service: Service, worker: Worker) -> None:
     worker.call()
     worker.call(WorkerState.OFFLINE)
     assert (shown(service)["connected"], shown(service)["state"]) == (False, "offline")
@@ -313,7 +311,7 @@ def test_a_worker_that_said_farewell_is_away_at_once_and_never_lost(service: Ser
     assert (shown(service)["connected"], shown(service)["state"]) == (True, "ready")
 
 
-def test_readiness_costs_the_same_however_many_workers_there_are(service: Service, worker: Worker) -> None:
+def test_the_statements_of_readyz_do_not_depend_on_the_workers(service: Service, worker: Worker) -> None:
     worker.call()
     statements: list[str] = []
 

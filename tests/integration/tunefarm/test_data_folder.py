@@ -66,7 +66,7 @@ def test_jobs_are_listed_reported_cancelled_and_deleted_without_a_service(
     assert folder.running() is None
 
 
-def test_a_folder_in_use_by_a_command_is_said(folder: DataFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_data_folder_in_use_is_reported(folder: DataFolder, capsys: pytest.CaptureFixture[str]) -> None:
     with folder.locked():
         assert run(app, ["jobs", "--data", str(folder.path)]) == ExitCode.LOCAL
     assert "is in use already: wait until it has stopped" in capsys.readouterr().err

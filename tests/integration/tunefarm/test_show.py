@@ -14,7 +14,7 @@ from tunefarm.cli.app import app, run
 from tunefarm.client.values import Schedule
 
 
-def test_the_best_program_and_the_naive_one_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_best_and_the_naive_program_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     best = Schedule("abc", "cafe", TRACE, 1e-3, (1e-3, 1e-3), TARGET, noise=0.02)
     with serving(FakeService(best=best, module_json=to_json(normalise(matmul())))) as service:
         texts = []

@@ -117,7 +117,7 @@ def test_the_example_of_the_documents_runs_and_says_how_many_functions_have_a_sc
     assert loops(names["module"], name.name_hint) == 4
 
 
-def test_a_workload_without_a_schedule_stays_as_it_is(service: Service, tmp_path: Path) -> None:
+def test_a_workload_without_a_schedule_is_unchanged(service: Service, tmp_path: Path) -> None:
     service.known = "another"
     database = service_database(service.cache(tmp_path), network())
     mod = normalise(matmul())

@@ -106,7 +106,7 @@ def test_a_model_with_other_inputs_is_refused(
     assert "the model has no input 'x'" in err
 
 
-def test_a_library_that_crashes_ends_in_one_line(
+def test_a_crashing_library_is_reported_in_one_line(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It runs in a child process."""

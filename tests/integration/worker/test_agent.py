@@ -79,7 +79,7 @@ def test_results_travel_while_the_lease_goes_on(tmp_path: Path) -> None:
     with_fleet(work)
 
 
-def test_faults_cost_their_own_candidate_only() -> None:
+def test_a_fault_fails_only_the_faulty_candidate() -> None:
     async def work(fleet: FakeFleet) -> None:
         faults = ("run segfault", "ok", "build exit", "ok", "run wrong", "ok", "run allocate", "ok")
         fleet.offer(*faults)
@@ -93,7 +93,7 @@ def test_faults_cost_their_own_candidate_only() -> None:
     with_fleet(work)
 
 
-def test_faults_of_a_batch_that_is_built_together_cost_their_own_candidate_only() -> None:
+def test_a_fault_in_a_batch_fails_only_the_faulty_candidate() -> None:
     async def work(fleet: FakeFleet) -> None:
         faults = ("run segfault", "ok", "build exit", "ok 2", "run wrong", "ok 3", "build refuse", "ok 4")
         fleet.offer(*faults)
@@ -186,7 +186,7 @@ def test_lost_answers_lose_nothing() -> None:
     with_fleet(work)
 
 
-def test_a_server_that_comes_back_finds_the_worker_and_its_results(tmp_path: Path) -> None:
+def test_a_restarted_server_gets_the_workers_results(tmp_path: Path) -> None:
     async def work(fleet: FakeFleet) -> None:
         fleet.workloads["gate"] = str(tmp_path / "gate")
         fleet.offer("ok", "wait_for_file", "ok", workload="gate")
@@ -360,7 +360,7 @@ def test_the_users_model_is_timed_in_onnx_runtime_in_the_same_turns() -> None:
     with_fleet(work)
 
 
-def test_a_device_that_fails_its_probe_gets_no_work_until_it_passes(tmp_path: Path) -> None:
+def test_a_device_gets_no_work_until_the_probe_passes(tmp_path: Path) -> None:
     async def work(fleet: FakeFleet) -> None:
         fleet.offer("ok")
         async with working(fleet, TVM_FAULT_UNTIL=str(tmp_path / "mended")):
@@ -372,7 +372,7 @@ def test_a_device_that_fails_its_probe_gets_no_work_until_it_passes(tmp_path: Pa
     with_fleet(work)
 
 
-def test_a_device_that_breaks_gives_its_lease_up_and_probes(tmp_path: Path) -> None:
+def test_a_broken_device_returns_its_lease_and_probes(tmp_path: Path) -> None:
     async def work(fleet: FakeFleet) -> None:
         sound = tmp_path / "sound"
         sound.touch()
@@ -409,7 +409,7 @@ def test_an_unhealthy_device_tells_the_service_why(tmp_path: Path, role: Role) -
     with_fleet(work)
 
 
-def test_once_means_one_lease() -> None:
+def test_the_once_flag_ends_after_one_lease() -> None:
     async def work(fleet: FakeFleet) -> None:
         fleet.offer("ok", "ok")
         fleet.offer("ok")

@@ -27,7 +27,7 @@ from worker.runner.executor import Executor
 
 
 @pytest.mark.parametrize("fault", slow_lane_except(["build segfault", "build hang"], "build segfault"))
-def test_a_candidate_does_not_fail_because_of_one_built_with_it(fault: str) -> None:
+def test_a_candidate_does_not_fail_because_of_another_in_the_batch(fault: str) -> None:
     async def work(executor: Executor) -> None:
         first = await child_of_next(executor)
         guilty = build_request(fault)
@@ -55,7 +55,7 @@ def test_a_candidate_does_not_fail_because_of_one_built_with_it(fault: str) -> N
     ],
 )
 @pytest.mark.parametrize("place", slow_lane_except([0, 3, 5], 3))
-def test_of_a_batch_that_is_built_together_the_culprit_fails_alone(
+def test_only_the_crashing_candidate_of_a_batch_fails(
     fault: str, limits: Limits, outcome: str, says: str, place: int
 ) -> None:
     async def work(executor: Executor) -> None:
@@ -133,7 +133,7 @@ def test_a_candidate_that_lacked_memory_among_others_is_built_alone() -> None:
     with_executor(work)
 
 
-def test_a_candidate_does_not_fail_because_of_an_earlier_one() -> None:
+def test_a_candidate_does_not_fail_because_of_an_earlier_candidate() -> None:
     async def work(executor: Executor) -> None:
         assert outcomes([await executor.measure(build_request("run plant"), GENEROUS)]) == ["ok"]
         assert outcomes([await executor.measure(build_request("build trip"), GENEROUS)]) == ["ok"]
@@ -141,7 +141,7 @@ def test_a_candidate_does_not_fail_because_of_an_earlier_one() -> None:
     with_executor(work)
 
 
-def test_a_child_that_tells_of_other_candidates_is_not_believed() -> None:
+def test_replies_about_other_candidates_are_rejected() -> None:
     async def work(executor: Executor) -> None:
         measurements = await measure_all(executor, ["build ok", "build ok 2"], GENEROUS)
         assert outcomes(measurements) == ["build_error", "build_error"]

@@ -36,7 +36,7 @@ def errors(fleet: FakeFleet) -> list[str]:
     return [one.error for one in measured if isinstance(one, Measurement)]
 
 
-def test_the_next_batch_is_built_while_one_is_measured(tmp_path: Path) -> None:
+def test_the_next_batch_is_built_during_a_measurement(tmp_path: Path) -> None:
     async def work(fleet: FakeFleet) -> None:
         offer_pairs(fleet, tmp_path / "gate")
         async with working(fleet, PAIRS, builder=BUILDER, TVM_FAULT_PLATFORMS=PLATFORMS):

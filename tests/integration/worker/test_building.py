@@ -67,7 +67,7 @@ def test_a_library_that_the_service_refuses_is_a_failure_that_says_so() -> None:
 
 
 @pytest.mark.parametrize(("config", "build"), [(BUILDER, False), (BRISK, True)])
-def test_a_service_that_knows_no_builders_is_left(config: object, build: bool) -> None:
+def test_a_builder_ends_if_the_service_does_not_support_builders(config: object, build: bool) -> None:
     async def work(fleet: FakeFleet) -> None:
         fleet.offer("ok", build=build)
         async with working(fleet, config) as worker:  # type: ignore[arg-type]

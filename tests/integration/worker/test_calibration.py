@@ -28,7 +28,7 @@ def hertz(fleet: FakeFleet) -> list[float]:
     return list(dict.fromkeys(sent))
 
 
-def test_a_worker_calibrates_before_it_is_ready_and_reports_that_once(tmp_path: Path, notes: Path) -> None:
+def test_a_worker_calibrates_before_it_is_ready_and_reports_once(tmp_path: Path, notes: Path) -> None:
     async def work(fleet: FakeFleet) -> None:
         kept = ProfileCache(tmp_path / "profiles")
         async with working(fleet, profiles=kept, TVM_FAULT_CALIBRATIONS=str(notes)):
@@ -58,7 +58,7 @@ def test_a_new_session_uses_the_cached_profile(tmp_path: Path, notes: Path) -> N
     with_fleet(work)
 
 
-def test_people_have_it_calibrate_again_after_its_lease(tmp_path: Path, notes: Path) -> None:
+def test_a_requested_calibration_runs_after_the_lease(tmp_path: Path, notes: Path) -> None:
     async def work(fleet: FakeFleet) -> None:
         kept = ProfileCache(tmp_path / "profiles")
         fleet.workloads["gate"] = str(tmp_path / "gate")

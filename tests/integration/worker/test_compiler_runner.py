@@ -31,7 +31,7 @@ def build_request(size: int, trace: str = UNTOUCHED, target: str = TARGET) -> Bu
     return BuildRequest(target, to_json(matmul(size, size, size)), trace, ())
 
 
-def test_candidates_are_built_together_and_then_run_one_by_one(runner: CompilerRunner) -> None:
+def test_candidates_are_built_together_and_run_one_by_one(runner: CompilerRunner) -> None:
     notes: list[tuple[str, int]] = []
     requests = {
         3: build_request(8),
@@ -99,9 +99,7 @@ def test_an_exported_candidate_is_not_run(runner: CompilerRunner) -> None:
 
 
 @pytest.mark.slow
-def test_a_runner_lists_the_platforms_that_it_can_link_for(
-    runner: CompilerRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_runner_lists_its_link_platforms(runner: CompilerRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     own, own_with_gpus, *_ = runner.platforms().names
     assert own == platform.machine()
     assert own_with_gpus == cuda_platform(own, compiler_version())

@@ -60,7 +60,7 @@ def test_draining_survives_the_server_and_a_new_session(tmp_path: Path) -> None:
     with_fleet(work)
 
 
-def test_an_evicted_worker_drops_its_lease_and_waits_to_be_let_in(
+def test_an_evicted_worker_drops_its_lease_and_waits(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work(fleet: FakeFleet) -> None:

@@ -134,7 +134,7 @@ def test_an_error_quotes_only_its_own_candidates_output() -> None:
     with_executor(work)
 
 
-def test_a_child_that_has_grown_is_replaced_before_it_fails_good_candidates() -> None:
+def test_a_child_with_much_memory_is_replaced_before_candidates_fail() -> None:
     async def work(executor: Executor) -> None:
         first = await child_of_next(executor)
         assert (await executor.measure(build_request("grow"), GENEROUS)).outcome is Outcome.OK
@@ -159,7 +159,7 @@ def test_processes_that_a_candidate_started_die_with_it(tmp_path: Path) -> None:
     with_executor(work)
 
 
-def test_the_child_knows_no_secrets_and_how_many_threads_to_use() -> None:
+def test_the_child_inherits_no_secrets_and_the_thread_count() -> None:
     async def work(executor: Executor) -> None:
         measurement = await executor.measure(build_request("environment"), GENEROUS)
         assert measurement.error == "2 None None"

@@ -50,9 +50,7 @@ def test_candidates_come_back_as_libraries() -> None:
         ("run scribble", Outcome.BUILD_ERROR, "makes no sense"),
     ],
 )
-def test_of_those_that_are_built_together_only_the_culprit_fails(
-    fault: str, outcome: Outcome, says: str
-) -> None:
+def test_only_the_faulty_export_of_a_batch_fails(fault: str, outcome: Outcome, says: str) -> None:
     async def work(executor: Executor) -> None:
         await executor.start()
         before = executor.child_pid
@@ -68,7 +66,7 @@ def test_of_those_that_are_built_together_only_the_culprit_fails(
     with_executor(work, builds=True)
 
 
-def test_where_nothing_can_be_linked_nothing_is_built() -> None:
+def test_a_worker_without_linkers_builds_nothing() -> None:
     async def work(executor: Executor) -> None:
         with pytest.raises(ChildStartError, match="no linker: install one"):
             await executor.start()
@@ -111,7 +109,7 @@ def test_a_library_is_loaded_where_the_child_may_read_and_taken_back(tmp_path: P
     with_executor(work)
 
 
-def test_a_library_that_is_not_there_fails_its_own_candidate(tmp_path: Path) -> None:
+def test_a_missing_library_fails_only_its_candidate(tmp_path: Path) -> None:
     async def work(executor: Executor) -> None:
         lost = replace(build_request("ok"), library=str(tmp_path / "nowhere"))
         good = build_request("ok 2")

@@ -131,7 +131,7 @@ def test_candidates_are_measured_with_tvm() -> None:
 
 
 @pytest.mark.skipif("fma" not in PROBED.features, reason="gives up fma")
-def test_a_device_that_gives_something_up_is_another_one() -> None:
+def test_a_device_with_disabled_features_has_another_class() -> None:
     fleet = FakeFleet()
 
     async def work(process: asyncio.subprocess.Process) -> None:
@@ -223,7 +223,7 @@ def test_a_fenced_worker_has_an_exit_code_of_its_own() -> None:
         (["--server", "farm:1", "--cert", "/gone.pem"], "a certificate, but no key"),
     ],
 )
-def test_a_wrong_setting_is_one_clear_line(
+def test_a_wrong_setting_is_reported_in_one_line(
     flags: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command runs in this process, because imports in a new one would take most of the time."""

@@ -90,7 +90,7 @@ def test_weights_in_other_files_are_found(tmp_path: Path) -> None:
     ],
     ids=["an operator that it lacks", "another format", "a shape that nobody gave", "no model"],
 )
-def test_a_model_that_it_cannot_run_says_why(tmp_path: Path, data: bytes, says: str) -> None:
+def test_an_unsupported_model_is_reported(tmp_path: Path, data: bytes, says: str) -> None:
     model = tmp_path / "model"
     model.write_bytes(data)
     measurement = _measured(model)

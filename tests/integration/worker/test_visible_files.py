@@ -76,7 +76,7 @@ def test_no_other_process_lends_its_root(system: str, home: Path) -> None:
 
 
 @pytest.mark.parametrize("system", systems(*CONTAINED))
-def test_measured_code_sees_the_files_that_it_needs(system: str) -> None:
+def test_measured_code_sees_the_needed_files(system: str) -> None:
     found = measured(system, ["write_scratch", "open"], "/dev/null /dev/zero")
     assert found["errors"] == ["written", "/dev/null /dev/zero"]
 

@@ -104,7 +104,7 @@ def test_a_worker_that_stops_returns_unmeasured_trials(tmp_path: Path) -> None:
     with_agent(tmp_path, work)
 
 
-def test_evicting_frees_the_trials_at_once_and_resuming_lets_it_go_on(tmp_path: Path) -> None:
+def test_an_evicted_workers_trials_are_free_and_resuming_continues(tmp_path: Path) -> None:
     async def work(service: Service, agent: Agent, running: asyncio.Task[None]) -> None:
         gate = tmp_path / "gate"
         job_id = queue(service, str(gate), "hang_once", "ok")
@@ -164,7 +164,7 @@ def test_a_worker_whose_child_cannot_be_started_again_gives_its_lease_back(tmp_p
     with_agent(tmp_path, work, TVM_FAULT_UNTIL=str(tmp_path / "sound"), TVM_FAULT_HOW="SIGILL")
 
 
-def test_a_device_that_cannot_measure_says_so_until_it_can(tmp_path: Path) -> None:
+def test_a_device_reports_its_health_error_until_recovery(tmp_path: Path) -> None:
     async def work(service: Service, agent: Agent, running: asyncio.Task[None]) -> None:
         await until(lambda: bool(service.http.get("/v1/workers").json()["items"]))
         assert shown(service)["state"] == "probing"

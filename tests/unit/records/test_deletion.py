@@ -73,7 +73,7 @@ class TestJobs:
         # A release keeps its job.
         assert referring == {table.__tablename__ for table in deletion._JOB_TABLES} | {"releases"}
 
-    def test_deleting_a_job_keeps_shared_blobs_and_records(self, session: Session) -> None:
+    def test_deleting_a_job_keeps_rows_of_other_jobs(self, session: Session) -> None:
         full(session, "other")
         before = rows(session)
         make_job(session, "job").issue("t3")

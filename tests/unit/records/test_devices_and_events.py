@@ -121,7 +121,7 @@ class TestSilentWorkers:
         assert [workers.drop_silent(session, 100.0, limit=2) for _ in range(5)] == [2, 2, 2, 0, 0]
         assert workers.list_workers(session) == []
 
-    def test_the_cores_of_a_builder_are_forgotten_with_the_builder(self, session: Session) -> None:
+    def test_a_silent_builder_is_deleted(self, session: Session) -> None:
         builder = Builder(("aarch64",), "x86_64", cores=2, toolchain="llvm 20")
         workers.register(session, WorkerSession("builder", "s", WorkerState.READY, builder=builder), 1.0)
         assert workers.drop_silent(session, 2.0, limit=9) == 1

@@ -52,7 +52,7 @@ def test_a_lost_device_is_reset_until_it_calls(farm: Farm, log: Path) -> None:
 
 
 @pytest.mark.parametrize("state", [DesiredState.DRAIN, DesiredState.EVICTED])
-def test_a_device_without_pending_work_is_not_reset(farm: Farm, log: Path, state: DesiredState) -> None:
+def test_drained_and_evicted_devices_are_not_reset(farm: Farm, log: Path, state: DesiredState) -> None:
     farm.plug_in()
     with farm.database.begin() as session:
         workers.set_desired_state(session, "worker", state)

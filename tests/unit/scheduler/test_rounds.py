@@ -122,9 +122,7 @@ def test_after_the_time_budget_only_leased_trials_finish(farm: Farm) -> None:
     assert (job.state, job.trials_done) == (JobState.DONE, 1)
 
 
-def test_a_resumed_job_reports_tuning_after_waiting_for_a_device(
-    farm: Farm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_continuing_job_replaces_the_waiting_message(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.unit.scheduler import farm as world
 
     monkeypatch.setattr(world, "measure", lambda trial: Measurement(Outcome.OK, (1e-3,)))
