@@ -76,9 +76,9 @@ def _work(
     # These modules load TVM, which takes seconds, so import them after the settings are checked.
     from scheduler.context import Context
     from scheduler.steps.celery_tasks import register
-    from scheduler.upkeep.deliveries import Deliverer
     from scheduler.upkeep.outlines import OutlineReader
     from scheduler.upkeep.sweep import Sweeper
+    from scheduler.upkeep.webhook_deliveries import Deliverer
 
     context = Context(settings, database, database.now, name, Waker(celery), signing_key=signing_key)
     outline_reader = OutlineReader(context)

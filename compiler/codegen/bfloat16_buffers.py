@@ -15,7 +15,7 @@ from tvm import s_tir, tirx
 from tvm.ir import Call, TensorLoad
 from tvm.tirx import AllocBuffer, BufferStore, Cast, FloatImm, PrimFunc, Select
 
-from compiler.codegen.bfloat16 import calls_dot_products
+from compiler.codegen.bfloat16_instructions import calls_dot_products
 from compiler.codegen.rewrite import rewrite_prim_funcs
 from compiler.tir_nodes import find_all, op_name
 

@@ -18,8 +18,8 @@ from tvm import tirx
 from tvm.ir import Call
 from tvm.tirx import Add, Broadcast, Cast, Div, IntImm, Max, Min, Mul, PrimFunc, Sub
 
-from compiler.codegen.bfloat16 import bfloat16_bits
 from compiler.codegen.bfloat16_buffers import COMPACT, has_dot_products, keep_bits
+from compiler.codegen.bfloat16_instructions import bfloat16_bits
 from compiler.codegen.rewrite import rewrite_prim_funcs
 from compiler.target import target_features
 from compiler.tir_nodes import find_all, op_name

@@ -12,11 +12,11 @@ import tvm
 import tvm_ffi
 from tvm.tirx.compilation_pipeline import get_tir_pipeline, register_tir_pipeline
 
-from compiler.codegen.bfloat16 import import_functions
+from compiler.codegen.bfloat16_instructions import import_functions
 from compiler.codegen.broadcasts import store_bfloat16
 from compiler.codegen.element_types import compute_in_known_types
-from compiler.codegen.extremes import propagate_nan, propagate_nan_in_kernels
 from compiler.codegen.fragments import declare_as_halves, use_mma_sync
+from compiler.codegen.nan_propagation import propagate_nan, propagate_nan_in_kernels
 from compiler.codegen.prefetch import prefetch_operands
 from compiler.codegen.stack_buffers import keep_on_stack
 

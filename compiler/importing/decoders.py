@@ -15,8 +15,8 @@ kinds of computations are rewritten:
 Products with keys contract their last axis, and add up vectors of rows. So the library keeps keys with their
 rows last, [1, heads, size, rows], and no step transposes them.
 
-To find these computations, the file is imported with unusual lengths. `compiler.verifying.cache` compares the
-rewritten decoder with the file.
+To find these computations, the file is imported with unusual lengths. `compiler.verifying.decoder_cache`
+compares the rewritten decoder with the file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from compiler.importing.operators import CONVERTERS
 from compiler.importing.operators.forms import FORMS
 from compiler.importing.spec import NARROW, CacheSpec, Derived, ModelError, Shape, TensorSpec
 from compiler.importing.values import Value
-from core.decoder import MASKS, POSITIONS, TOKENS, cache_inputs, is_present
+from core.decoder_names import MASKS, POSITIONS, TOKENS, cache_inputs, is_present
 
 Array = NDArray[Any]
 PAST_LENGTH = "past_length"

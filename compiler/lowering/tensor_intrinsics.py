@@ -72,9 +72,9 @@ def register(name: str) -> None:
 
 def _register(name: str) -> None:
     if name in (VNNI, *NARROW_VNNI):
-        from compiler.lowering import vnni
+        from compiler.lowering import vnni_dot_products as vnni
     if name in BFLOAT16:
-        from compiler.lowering import bfloat16
+        from compiler.lowering import bfloat16_dot_products as bfloat16
 
         bfloat16.register(name)
     elif wmma_intrinsics.is_missing(name):

@@ -10,8 +10,8 @@ import tvm
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T  # noqa: N812 - as in TVM
 
-from compiler.codegen.bfloat16 import bfloat16_dot, import_functions
-from compiler.lowering.vnni import BYTES_SINCE_LLVM
+from compiler.codegen.bfloat16_instructions import bfloat16_dot, import_functions
+from compiler.lowering.vnni_dot_products import BYTES_SINCE_LLVM
 from core.profile import FLOAT32
 
 # Dependent operations in one iteration of the loops of `cycle_chain` and `dependent_multiply_adds`.

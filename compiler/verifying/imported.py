@@ -25,7 +25,7 @@ from compiler.importing.spec import ModelError, NoReference, first_line
 from compiler.importing.values import from_storage, to_storage
 from compiler.measuring.outputs import compare_outputs, far_off
 from compiler.target import parse_target
-from compiler.verifying.cache import check_cache
+from compiler.verifying.decoder_cache import check_cache
 from compiler.verifying.edges import EdgeSet, can_be_given, compare_edges, edge_sets, judge, step_of, varying
 from compiler.verifying.inputs import ORDINARY_SETS, drawn, index_extents, input_sets
 from compiler.verifying.layers import Layers

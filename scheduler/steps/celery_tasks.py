@@ -8,8 +8,8 @@ from celery import Celery
 
 from scheduler.context import Context
 from scheduler.steps import drive
-from scheduler.upkeep.deliveries import Deliverer
 from scheduler.upkeep.outlines import OutlineReader
+from scheduler.upkeep.webhook_deliveries import Deliverer
 
 
 def register(app: Celery, context: Context, deliverer: Deliverer, outline_reader: OutlineReader) -> None:

@@ -16,11 +16,11 @@ from records.storage.database import StorageError
 from scheduler.context import Context
 from scheduler.upkeep.builder_fallback import BuilderFallback
 from scheduler.upkeep.clock_watch import ClockWatch
-from scheduler.upkeep.deliveries import KEPT_S, MAX_WAITING
 from scheduler.upkeep.device_reset import DeviceReset
 from scheduler.upkeep.garbage_collection import GarbageCollector
 from scheduler.upkeep.outlines import OutlineReader
 from scheduler.upkeep.token_reminder import TokenReminder
+from scheduler.upkeep.webhook_deliveries import KEPT_S, MAX_WAITING
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.decoder import MASKS, POSITIONS, TOKENS, cache_inputs
+from core.decoder_names import MASKS, POSITIONS, TOKENS, cache_inputs
 from core.job import MAX_MODELS
 from core.model_format import MalformedMessage, ModelFormat, UnknownFormat, input_dimensions, recognise
 

@@ -29,7 +29,7 @@ from tvm import relax
 
 from compiler.constants.fold import static_shape
 from compiler.importing.formats import exported_operators, exported_reductions
-from compiler.importing.formats.exported_cache import CacheNotInPlace, KeptCache, find_cache
+from compiler.importing.formats.exported_decoder_cache import CacheNotInPlace, KeptCache, find_cache
 from compiler.importing.formats.exported_operators import cast, is_float, write_in_place
 from compiler.importing.formats.model_file import Content, check_shapes
 from compiler.importing.model import RelaxModel, checked_model

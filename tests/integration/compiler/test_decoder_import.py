@@ -17,7 +17,7 @@ from compiler.importing.decoders import keep_cache
 from compiler.importing.model import fuse, import_file, kernel_calls
 from compiler.importing.onnx_file import OnnxFile, parse
 from compiler.importing.spec import ModelError
-from compiler.verifying.cache import check_cache
+from compiler.verifying.decoder_cache import check_cache
 from examples.networks.decoders import DECODERS, TINY, gpt2, llama, whisper
 
 TARGET = '{"kind":"llvm","num-cores":1}'

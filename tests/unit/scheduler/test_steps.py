@@ -7,8 +7,8 @@ from core.job import UNFINISHED, JobState
 from scheduler.app import make_app
 from scheduler.steps import celery_tasks
 from scheduler.steps.drive import STEPS, step_of
-from scheduler.upkeep.deliveries import Deliverer
 from scheduler.upkeep.outlines import OutlineReader
+from scheduler.upkeep.webhook_deliveries import Deliverer
 from tests.unit.scheduler.farm import Farm
 
 

@@ -16,8 +16,8 @@ from core.webhook import WebhookEvent, check_url, sign
 from records import webhooks
 from records.webhooks import DELAYS_S, Delivery, Webhook
 from scheduler.app import make_app
-from scheduler.upkeep import deliveries
-from scheduler.upkeep.deliveries import Deliverer
+from scheduler.upkeep import webhook_deliveries
+from scheduler.upkeep.webhook_deliveries import Deliverer
 from system.outbound import parse_networks
 from tests.unit.scheduler.farm import TUNED, UNTUNED, Farm
 from tests.unit.scheduler.processes import start
@@ -84,8 +84,8 @@ def test_messages_are_signed_and_tried_again_until_they_arrive(farm: Farm) -> No
         (message,) = messages(farm)
         errors = []
         for delay_s in (*DELAYS_S[:2], 0.0):
-            deliveries.attempt(farm.context, message.id, LOOPBACK)
-            deliveries.attempt(farm.context, message.id, LOOPBACK)  # it isn't due
+            webhook_deliveries.attempt(farm.context, message.id, LOOPBACK)
+            webhook_deliveries.attempt(farm.context, message.id, LOOPBACK)  # it isn't due
             errors.append(messages(farm)[0].error)
             farm.now += delay_s
     assert errors == [
@@ -108,7 +108,7 @@ def test_private_networks_are_reached_only_if_allowed(farm: Farm) -> None:
         hook(farm, url)
         with farm.database.begin() as session:
             webhooks.emit(session, WebhookEvent.JOB_FINISHED, {}, farm.now)
-        deliveries.attempt(farm.context, messages(farm)[0].id, ())
+        webhook_deliveries.attempt(farm.context, messages(farm)[0].id, ())
     assert seen == []
     assert "127.0.0.1, which isn't a public address" in messages(farm)[0].error
 
@@ -132,7 +132,7 @@ def test_due_deliveries_are_sent_once(farm: Farm) -> None:
             time.sleep(0.01)
         deliverer.stop()
     assert len(seen) == 1
-    farm.now += deliveries.KEPT_S + 1
+    farm.now += webhook_deliveries.KEPT_S + 1
     farm._sweeper.repair()
     assert messages(farm) == []
 

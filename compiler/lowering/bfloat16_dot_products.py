@@ -7,7 +7,7 @@ from typing import Any
 from tvm import tirx
 from tvm.s_tir import TensorIntrin
 
-from compiler.codegen.bfloat16 import bfloat16_dot
+from compiler.codegen.bfloat16_instructions import bfloat16_dot
 from compiler.lowering.dot_products import DotProducts
 
 # The number of sums by the name of the intrinsic.

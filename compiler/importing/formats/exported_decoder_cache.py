@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from compiler.importing.spec import CacheSpec, Derived, TensorSpec
-from core.decoder import TOKENS
+from core.decoder_names import TOKENS
 
 # Operators that return the elements of their first argument in the same order.
 _HANDS_ON = {"_to_copy", "clone", "squeeze", "unsqueeze", "view"}
