@@ -183,7 +183,7 @@ def _segments(reader: _Reader) -> tuple[list[_Segment], _Segment]:
 
 
 def _symbol_numbers(relocations: bytes, dynamic: _Segment) -> set[int]:
-    """Return the numbers of the symbols that relocations refer to; 0 stands for none."""
+    """Return the numbers of the symbols that relocations refer to; 0 means no symbol."""
     if len(relocations) % _RELOCATION.size:
         raise MalformedElf("its relocations are cut short")
     numbers = set()

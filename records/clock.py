@@ -40,7 +40,7 @@ class ClockReading:
 
 
 def read(session: Session, boot_id: str) -> ClockReading | None:
-    """Return the reading that was stored since a host's boot; None if there is none."""
+    """Return the reading stored since a host's boot, or None."""
     row = session.get(ClockRow, boot_id)
     return None if row is None else ClockReading(row.ahead_s, row.jumped_at, row.seen_at)
 

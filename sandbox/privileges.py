@@ -1,4 +1,4 @@
-"""Functions with which a process gives up rights before it runs untrusted code."""
+"""Functions that drop a process's rights before it runs untrusted code."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ class SchedulerSettings(BaseSettings):
     """The settings of the scheduler's process. Times are seconds.
 
     broker           a folder (no server needed) or a URL such as `redis://host:6379/0`
-    signing_key      a file with the private key, in PEM, that signs artifacts; none are signed without it
+    signing_key      a file with the private key, in PEM, that signs artifacts; by default they aren't signed
     blob_store       where models and artifacts are stored, as for the servers; the database by default
     webhook_allow    private networks that webhooks may reach, such as "10.0.0.0/8,192.168.1.5"
     audit_days       how long lines of the audit log are kept

@@ -49,7 +49,7 @@ class LookUps:
         return self._facts[key]
 
     async def best(self, workload: str, key: str) -> Record | None:
-        """Return the workload's record among those that `schedules.best_many` returns."""
+        """Return the workload's record from `schedules.best_many`."""
         answer: asyncio.Future[_Found] = asyncio.get_running_loop().create_future()
         self._asked.append((workload, key, answer))
         if self._answering is None:

@@ -47,7 +47,7 @@ def compare_outputs(
     outputs: IO[bytes],
     output_specs: Sequence[TensorSpec],
 ) -> Comparison:
-    """Return how the outputs in an .npz file differ from those that ONNX Runtime computes from the inputs.
+    """Compare the outputs in an .npz file with ONNX Runtime's outputs for the inputs.
     Raises ModelError.
     """
     files = {"model": model, "inputs": inputs, "outputs": outputs}

@@ -1,6 +1,6 @@
 """Read the outline of an untrusted model in a child process (`compiler.children.child` says why).
 
-The child replies with one line of JSON: the outline, or the reason why there is none.
+The child replies with one line of JSON: the outline, or the reason why it can't be read.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def _as_tree(loop: For) -> For:
     if not values:
         return loop
     reducer = type(store.value)
-    # Add the second half to the first, so that values that lie side by side are added side by side.
+    # Add the second half to the first, so that the additions of neighbouring values are vectors.
     while len(values) > 1:
         values = list(map(reducer, values, values[len(values) // 2 :]))
     body = BufferStore(store.buffer, reducer(store.value.a, values[0]), store.indices)

@@ -44,7 +44,7 @@ def rewrite_functions(mod: tvm.IRModule, rewrite: Callable[[relax.Function], rel
 
 
 def constant(value: Array) -> GenericConst:
-    """Return a constant of the array's own type: `relax.const` by itself makes int32 of int64."""
+    """Return a constant of the array's own type: `relax.const` would convert int64 to int32."""
     return relax.const(value, str(value.dtype))
 
 

@@ -29,7 +29,7 @@ def legalize(module: tvm.IRModule) -> tvm.IRModule:
 def _place_of(
     extreme: Callable[..., te.Tensor], name: str
 ) -> Callable[[relax.BlockBuilder, Call], relax.Expr]:
-    """Return the legalization of argmax or argmin: the first place of the extreme, or of NaN if there is one.
+    """Return the legalization of argmax or argmin: the first position of the extreme, or of NaN.
 
     TVM's own compares all elements with the least value of their type, and returns -1 if none is larger.
     """

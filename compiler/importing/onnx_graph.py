@@ -473,7 +473,7 @@ def _has_body(node: Node) -> bool:
 
 
 def _body(node: Node) -> onnx.FunctionProto:
-    """Return the body that ONNX defines for an operator. Raises _Unknown if there is none."""
+    """Return the function body that ONNX defines for an operator. Raises _Unknown if ONNX defines none."""
     try:
         schema: Any = onnx.defs.get_schema(node.kind, node.opset, node.domain)
     except onnx.defs.SchemaError as error:

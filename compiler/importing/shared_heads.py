@@ -71,7 +71,7 @@ class _View:
 
 @dataclass(frozen=True)
 class _Heads:
-    """How a product's matrices lie in a tensor: each in `group` products in a row, maybe `transposed`."""
+    """The layout of a product's matrices in a tensor. Each matrix is used by `group` consecutive products."""
 
     group: int
     transposed: bool
@@ -79,7 +79,7 @@ class _Heads:
 
 @lru_cache(maxsize=64)
 def _heads(views: tuple[_View, ...], matrices: int, rows: int, columns: int) -> _Heads | None:
-    """Return how matrices, read through views, lie in the views' source; None if they aren't in order."""
+    """Return the layout of matrices in the source of their views, or None if they aren't in order."""
     size = rows * columns
     straight = np.arange(size)
     turned = straight.reshape(columns, rows).T.ravel()

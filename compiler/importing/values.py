@@ -107,7 +107,7 @@ class Value:
 
 class BlockQuantized(Value):
     """A constant matrix of float32: (codes - zeros) * scales, with a scale and a zero for each block of a
-    column. Products read its codes. Anything else reads it in float32, converted anew each time.
+    column. Products read its codes. Each other reader converts it to float32.
 
     `codes` are uint8 numbers of `bits` bits, [columns, blocks, block]. `scales` and `zeros` are [columns,
     blocks]. The matrix is [rows, columns], or [columns, rows] if it `is_turned`.

@@ -1,4 +1,4 @@
-"""Build candidates: replay a trace on a workload and compile it for this machine or another one."""
+"""Build candidates: replay a trace on a workload and compile it for this machine or for another."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 # The least time of a call that events measure well: their resolution is half a microsecond.
 LONG_S, CALLS = 1e-3, 5
 MAX_STEPS = 1 << 20
-# The launches of two graphs. Their difference in time is that of the additional launches.
+# The launches of two graphs. The difference of their times is the time of the additional launches.
 GRAPHS = (8, 72)
 WARP, THREADS, BLOCKS_PER_CORE = 32, 256, 4
 # Independent sums of each thread, enough to hide the latency of arithmetic, and the multiply-adds of one

@@ -42,7 +42,7 @@ class Tf32:
     exact = False
 
     def rewrite(self, operators: tvm.IRModule) -> tvm.IRModule | None:
-        """Rewrite the products that `applies` accepts; None when there is none."""
+        """Rewrite the products that `applies` accepts. Return None if there are none."""
         return rewrite_calls(operators, self.name, _kernel)
 
 

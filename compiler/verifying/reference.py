@@ -13,7 +13,7 @@ from compiler.importing.onnx_runtime import load_session
 from compiler.importing.spec import NoReference, first_line
 
 Array = NDArray[Any]
-# Inputs -> the values that were asked for, by name.
+# Inputs -> the requested values, by name.
 Compute = Callable[[Mapping[str, Array]], dict[str, Array]]
 
 

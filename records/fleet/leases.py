@@ -113,8 +113,8 @@ class ReportEffect:
 def acquire_lease(
     session: Session, lease_id: str, worker: WorkerSession, limit: int, now: float, ttl_s: float
 ) -> StoredLease | None:
-    """Lease work of the first job in the fair queue that has any: its module runs, else up to `limit` of its
-    oldest pending trials.
+    """Lease work of the first job in the fair queue with pending work: its module runs, else up to `limit` of
+    its oldest pending trials.
 
     A builder, which has no device class, gets trials of any class that it builds for. A trial or a module run
     that a lost device held is leased alone. If this device is lost too, the trial or run is the cause.

@@ -182,8 +182,8 @@ def heartbeat(session: Session, worker: WorkerSession, now: float) -> Instructio
 
 
 def _adopt(session: Session, worker_id: str, session_id: str, token_id: str, now: float) -> bool:
-    """Give a worker's session to another token if its own is no longer valid. Return False if it isn't the
-    worker's session.
+    """Move a worker's session to another token if the session's token is no longer valid. Return False if it
+    isn't the worker's session.
 
     Raises NameTaken.
     """

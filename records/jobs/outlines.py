@@ -15,14 +15,14 @@ from records.storage.database import NotFound
 from records.storage.statements import insert_missing
 from records.storage.tables import OutlineRow
 
-# Attempts to read a file before it is given up. An attempt that takes longer than LAPSES_S has died.
+# A file that isn't read after this many attempts is refused. An attempt of more than LAPSES_S has died.
 MAX_ATTEMPTS = 3
 LAPSES_S = 180.0
 GAVE_UP = "the file could not be read: the scheduler's process died each time"
 
 
 class OutlineNotFound(NotFound):
-    """Nobody asked for this model's outline."""
+    """No client requested this model's outline."""
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def drop(
 ) -> list[int]:
     """Delete up to `limit` imported records of a device class, of one workload if it is given.
 
-    Return their ids, which grow; the next call goes on after the last of them.
+    Return their ids in ascending order. The next call starts after the last id.
     """
     imported = (RecordRow.device_class == device_class, RecordRow.source == "import")
     found = select(RecordRow.id).where(*imported, RecordRow.id > after_id).order_by(RecordRow.id).limit(limit)

@@ -142,7 +142,7 @@ def fastest(session: Session, device_class: str, workload_hash: str, limit: int)
 
 
 def newest(session: Session, device_class: str) -> tuple[int, float]:
-    """Return the id of the class's newest record and the time when it was stored; zeros if there is none.
+    """Return the id of the class's newest record and the time when it was stored, or zeros.
 
     Later records have larger ids, even if the clock was set back. But servers don't commit in the order of
     ids, so a record may become visible after one with a larger id.
@@ -153,7 +153,7 @@ def newest(session: Session, device_class: str) -> tuple[int, float]:
 
 
 def last_until(session: Session, device_class: str, at: float) -> int:
-    """Return the id of the class's last record stored until `at`; 0 if there is none."""
+    """Return the id of the class's last record stored until `at`, or 0."""
     until = (RecordRow.device_class == device_class, RecordRow.created_at <= at)
     return session.scalar(select(func.max(RecordRow.id)).where(*until)) or 0
 

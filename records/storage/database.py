@@ -30,7 +30,7 @@ _CLOCK_INTERVAL_S = 30.0
 _MAX_READING_S = 1.0
 # A larger difference between the server's clock and this machine's is logged.
 _SKEW_S = 5.0
-# It goes on while the machine sleeps, and can't be set.
+# This clock runs while the machine sleeps, and can't be set.
 _SINCE_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 # Any number that other programs on a PostgreSQL server are unlikely to lock.
 _MIGRATION_LOCK = 7_305_822_146
@@ -284,7 +284,7 @@ def _make_private(_dialect: Any, _record: Any, arguments: Any, _parameters: Any)
 
 
 def _set_up_sqlite(connection: DBAPIConnection, _record: Any) -> None:
-    # Otherwise Python's driver begins transactions by itself.
+    # Otherwise Python's driver begins transactions implicitly.
     connection.isolation_level = None
     cursor = connection.cursor()
     cursor.execute("PRAGMA foreign_keys = ON")

@@ -115,11 +115,11 @@ class Library:
         with self._lock:
             tensors = [each.tensor(value) for each, value in zip(self._inputs, inputs, strict=True)]
             result = self._runner(self._main, *tensors, *self._weights)
-            # TVM returns a single output by itself, and several as an array.
+            # TVM returns a single output directly, and several outputs as an array.
             outputs = [result] if len(self.manifest.outputs) == 1 else list(result)
             given = [tensor.data_ptr() for tensor in tensors]
             for index, output in enumerate(outputs):
-                if output.data_ptr() in given:  # the model returns an input as it is
+                if output.data_ptr() in given:  # the model returns an input unchanged
                     outputs[index] = _copy_of(output, self._device)
         return outputs
 

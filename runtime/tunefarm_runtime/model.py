@@ -75,7 +75,7 @@ def load(
 
 
 def _why_not_loadable(path: Path) -> str:
-    """Return why a path that is no folder can't be loaded, and what to load instead."""
+    """Say why a path that isn't a folder can't be loaded, and what to load instead."""
     if not path.exists():
         return "doesn't exist: name the folder that tunefarm has written"
     if path.name in ("model.so", "manifest.json"):
@@ -220,8 +220,8 @@ class Model:
         return [to_numpy(one, spec) for one, spec in zip(outputs, self.outputs, strict=True)]
 
     def benchmark(self, seconds: float = 2.0, size: int = 0) -> Timing:
-        """Time calls on random inputs for so many seconds, at least ten, after a warm-up. `size` is an index
-        of `sizes`."""
+        """Time at least ten calls on random inputs for a number of seconds, after a warm-up. `size` is an
+        index of `sizes`."""
         library = self._library(size)
         rng = np.random.default_rng(0)
         inputs = [one.draw(rng) for one in library.manifest.inputs]
@@ -358,7 +358,7 @@ class Model:
         return lengths
 
     def _fitting(self, lengths: dict[Extents, int], start: int = 0) -> int | None:
-        """Return the first size from `start` that is large enough, None if there is none."""
+        """Return the first size from `start` that is large enough, or None."""
         return next(
             (
                 index

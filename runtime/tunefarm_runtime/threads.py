@@ -100,7 +100,7 @@ class Runner:
         return function(*arguments)
 
     def _prepared(self) -> bool:
-        """Have this thread's pool compute with so many threads; return whether it can."""
+        """Set the number of threads of this thread's pool. Return whether that is possible."""
         state = (self.threads, _Process.most, _Process.forks)
         if _pool.state != state:
             if _pool.state is not None and _pool.state[1] > 1 and _pool.state[2] != _Process.forks:

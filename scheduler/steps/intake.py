@@ -118,7 +118,8 @@ def _quantize(context: Context, job: Job) -> None:
 
 
 def _begin(context: Context, job: Job) -> Device | None:
-    """Return the device class to tune for; None if there is none yet, or if it is too early for a retry."""
+    """Return the device class to tune for; None if no such device is known, or if it is too early for a
+    retry."""
     now = context.now()
     with context.database.begin() as session:
         if job.device_class is not None:

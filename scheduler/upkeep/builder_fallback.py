@@ -1,6 +1,6 @@
-"""The builder fallback: if builders build nothing for a job, its devices build themselves.
+"""The builder fallback: if builders build nothing for a job, its devices build the candidates.
 
-It applies to jobs that don't say who builds for them.
+It applies to jobs with `build` AUTO.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def evaluate(predictions: Predictions) -> ModelMetrics:
 
 
 def by_task(predictions: Predictions) -> dict[int, ModelMetrics]:
-    """Return the metrics of every task by itself."""
+    """Return the metrics of each task."""
     task = predictions.task
     return {int(number): evaluate(predictions.take(task == number)) for number in np.unique(task)}
 

@@ -116,7 +116,8 @@ class CostModel:
 
 
 def _best_of_task(examples: Examples) -> Floats:
-    """Return the best seconds of each record's task; the median of all if no program of the task ran."""
+    """Return the best seconds of each record's task. If none of its programs ran, return the median of all
+    tasks."""
     ran = np.isfinite(examples.measured_s)
     best = np.full(examples.task.max() + 1, np.inf)
     np.minimum.at(best, examples.task[ran], examples.measured_s[ran])

@@ -1,6 +1,6 @@
 """Terms that the compiler knows to be zero and omits.
 
-They lie between the elements of a dilated operand (transposed convolutions): where loops are unrolled, their
+They are between the elements of a dilated operand (transposed convolutions). In unrolled loops, their
 condition is a constant.
 """
 

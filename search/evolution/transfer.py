@@ -23,10 +23,10 @@ def transfer_programs(programs: Sequence[Program], sketches: Sequence[Sketch]) -
         for i0 in 8:                                 # an axis of 32
           for i1 in 4: b[i] = a[i]
     ->
-        for j0 in 14:                                # one of 56
+        for j0 in 14:                                # an axis of 56
           for j1 in 4: y[j] = x[j]
 
-    Programs without such a sketch, and those that would not be valid, are left out. Nodes and buffers
+    Programs without such a sketch, and invalid results, are left out. Nodes and buffers
     correspond by their positions, whatever their names. Factors become the nearest ones that the other
     extents allow, the innermost first; choices become the same option or the nearest one.
     """

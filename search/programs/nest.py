@@ -81,7 +81,7 @@ class Nest:
         )
 
     def by_loop(self) -> Loops:
-        """Return the loops one by one."""
+        """Return one entry for each loop."""
         extents = np.array([self.extents[level, axis] for level, axis in self.loops], dtype=np.int64)
         axes = [axis for _, axis in self.loops]
         return Loops(len(self.node.axes), axes, extents.reshape(len(axes), self.extents.shape[-1]))
@@ -106,7 +106,7 @@ class Nest:
 
 @dataclass(frozen=True)
 class Loops:
-    """The loops of a nest one by one, outermost first: the axis of each, and the `extents` [loops, programs].
+    """The loops of a nest, outermost first: the axis of each loop, and the `extents` [loops, programs].
 
     Boundary b is the point just outside loop b.
     """

@@ -68,7 +68,7 @@ def cross_thread_reduction(state: State) -> list[State]:
           threads for k: m[i] = max(m[i], x[i, k])
           threads for j: y[i, j] = x[i, j] - m[i]
 
-    Rows that threads share evenly may also lie in their registers:
+    Rows that threads share evenly may also be kept in their registers:
 
         blocks for i:
           threads for k: r[k] = x[i, k]              # in vectors

@@ -24,8 +24,8 @@ TENSOR_SINCE = {
     ("bfloat16", "float32"): 80,
     (TF32, "float32"): 80,
 }
-# Rows in shared memory are padded so that each starts some elements further among the BANKS: those that
-# `ldmatrix` reads SKEW elements, others WIDE_SKEW.
+# Rows in shared memory are padded, so that consecutive rows start in different BANKS: by SKEW elements if
+# `ldmatrix` reads them, otherwise by WIDE_SKEW.
 BANKS = 32
 SKEW = {"float16": 8, "bfloat16": 8, "int8": 16, TF32: 4}
 WIDE_SKEW = 8

@@ -219,7 +219,7 @@ class KeptInRegisters(Stage):
 
 
 class ThreadLocal(Stage):
-    """A node that every thread of its reader computes for itself."""
+    """A node that each thread of its reader computes again."""
 
     kind = StageKind.LOCAL
 

@@ -107,7 +107,7 @@ class VersionsBody(BaseModel):
 
 @router.get("/{device_class}/versions")
 def show_versions(device_class: Name, context: ContextDep) -> VersionsBody:
-    """Return the accuracy of each version of a device class's cost model on records held out of training."""
+    """Return the accuracy of each version of a device class's cost model on held-out records."""
     with context.database.begin() as session:
         found = cost_models.versions(session, device_class).get(device_class, [])
     items = [
@@ -126,7 +126,7 @@ def show_versions(device_class: Name, context: ContextDep) -> VersionsBody:
 def show_cost_models(
     context: ContextDep, target: Annotated[Name | None, Query(description="only of this class")] = None
 ) -> CostModelsBody:
-    """Return the cost model of every device class that has one, with its metrics on records held out."""
+    """Return the cost model of every device class that has one, with its metrics on held-out records."""
     with context.database.begin() as session:
         key = None if target is None else device_class(session, target, context.now())
         versions = cost_models.versions(session, key)

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 ADDRESS = "http://127.0.0.1:8760"
-# Ids of the examples. The test replaces those that a server makes up itself.
+# Ids of the examples. The test replaces ids that the server generates.
 MODEL = "3f79bb7b435b05321651daefd374cdc681dc06faa65e374e38337b88ca046dea"
 DATASET = "9b74c9897bac770ffc029102a200c5de9c0d3d3a5f3e1b1f5a8f6c0c8d1d2e3f"
 JOB, QUEUED_JOB = "7d0f6a1e4c2b49f0a8e3d1c5b6f79a20", "1c9be02d5f7e4a4b93d86a1f0e2c7b35"

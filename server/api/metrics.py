@@ -29,7 +29,7 @@ router = APIRouter(tags=["health"])
 _TEXT_ANSWER = {"content": {"text/plain": {"schema": {"type": "string"}}}}
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 _LOST = "lost"
-# Jobs that were started within so many seconds count for the queue's time.
+# Jobs that started within this many seconds count for the queue's time.
 _RECENT_S = 3600.0
 # Each model and each worker is a time series of Prometheus.
 _MAX_MODELS, _MAX_WORKERS = 100, 50

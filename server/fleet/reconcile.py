@@ -129,7 +129,10 @@ def wants_work(report: WorkerReport) -> bool:
 
 
 def new_lease(session: Session, call: WorkerCall) -> Lease | None:
-    """Acquire a new lease for a worker; None if it wants no work or there is none. Raises HardwareInUse."""
+    """Acquire a new lease for a worker; None if it wants no work or no work is pending.
+
+    Raises HardwareInUse.
+    """
     report = call.report
     if not wants_work(report) or report.device is None:
         return None

@@ -1,4 +1,4 @@
-"""Polls the database for work on behalf of all workers that wait: one query, however many they are."""
+"""Polls the database for work with a single query for all waiting workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from records.storage.database import Database
 from server.waiting import sleep_unless_stopping
 
 POLL_S = 0.1
-# Stands for builders in place of a device class. No class has this key.
+# The key of builders, in place of a device class. No class has this key.
 _BUILDERS = "builders"
 
 

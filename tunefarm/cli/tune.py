@@ -277,7 +277,7 @@ class TuneResult:
 
     @property
     def _kernels(self) -> str:
-        """The total time of the published model's kernels, timed one by one; "" if unknown."""
+        """The total time of the published model's kernels, timed separately; "" if unknown."""
         secs = network_s(self.tasks)
         if secs is None or not self.job.tuned_latency_s:
             return ""

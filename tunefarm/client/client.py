@@ -170,7 +170,7 @@ class Client:
         return _parse(Job, self._get(f"/v1/jobs/{job_id}"))
 
     def job_id(self, start: str) -> str:
-        """Return the id of the only job whose id begins with `start`; `start` itself if there is none.
+        """Return the id of the only job whose id begins with `start`, or `start` if no id begins with it.
 
         Raises ClientError if several ids begin with it.
         """

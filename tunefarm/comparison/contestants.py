@@ -209,8 +209,8 @@ class Contestant:
 
 
 def _serve(pipe: Connection, runtime: Runtime, threads: int, inputs: Arrays) -> None:
-    """Load the model, then reply to requests: a number requests a turn of so many seconds, None the peak
-    memory."""
+    """Load the model, then reply to requests. A number requests a turn of that many seconds; None requests
+    the peak memory."""
     os.environ["TVM_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = str(threads)
     begin = time.perf_counter()
     try:

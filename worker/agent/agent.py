@@ -338,7 +338,8 @@ class Agent:
         return self._profiles is not None and self._config.role is Role.MEASURE
 
     async def _with_profile(self, device: Device) -> Device:
-        """Return the device with its cached profile, or calibrate it if none is cached or if asked to.
+        """Return the device with its cached profile. Calibrate it if none is cached or if calibration was
+        requested.
 
         If calibration fails, the device has no profile. Raises ChildStartError.
         """
@@ -521,7 +522,7 @@ class Agent:
                     await self._fleet.fetch_blob(run.artifact_sha, path(run))
                 except (NotStored, OSError) as error:
                     return Measurement(Outcome.UNKNOWN, error=f"the module could not be fetched: {error}")
-                # If the untuned module failed by itself, it would fail in the comparison, too.
+                # If the untuned module failed alone, it would fail in the comparison, too.
                 outcomes = {one.kind: measured.outcome for one, measured in zip(runs, before, strict=False)}
                 compare = run.compare and outcomes.get("untuned", Outcome.OK) is Outcome.OK
                 return await measure(run, compare)

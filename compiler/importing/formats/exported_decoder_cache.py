@@ -94,7 +94,8 @@ def _write(node: Any, buffer: str, specs: dict[str, TensorSpec]) -> tuple[int, s
 
 
 def _tokens(inputs: list[TensorSpec]) -> TensorSpec:
-    """Return the input with the new token: the one that is named so, or else the only one."""
+    """Return the input with the new token, by its name. If no input has such a name, there must be only one
+    input."""
     named = [spec for spec in inputs if spec.name in TOKENS]
     found = named or inputs
     if len(found) != 1:

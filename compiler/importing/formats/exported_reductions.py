@@ -35,13 +35,13 @@ def _dtype_of(node: Any) -> str:
 
 
 def _axes(given: Any, rank: int) -> list[int]:
-    """Return the axes of a reduction, which are all if none is given."""
+    """Return the axes of a reduction. By default, all axes are reduced."""
     axes = [given] if isinstance(given, int) else list(given or range(rank))
     return [axis % rank for axis in axes] if rank else []
 
 
 def _negative(node: Any, importer: Any) -> Any:
-    """Return -x. TVM has no negative of unsigned integers: they wrap around."""
+    """Return -x. TVM can't negate unsigned integers, which wrap around."""
     data = importer.env[node.args[0]]
     if "uint" not in str(data.ty.dtype):
         return importer.create_convert_map()[node.target.__name__](node)

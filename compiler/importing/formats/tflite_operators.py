@@ -647,9 +647,9 @@ class Converter(OperatorConverter):
         return self.stored(op, relax.op.matmul(*factors))
 
     def _gather(self, op: Any) -> Any:
-        """Take parts along an axis. Places outside are clipped: LiteRT refuses them while it runs.
+        """Take slices along an axis. Indices out of bounds are clipped; LiteRT refuses them at run time.
 
-        With batches, each takes parts of its own:
+        With batches, each batch has its own indices:
             data: (batches, before, n, after), places: (batches, k) -> (batches, before, k, after)
         """
         tensors = self.get_input_tensors(op)

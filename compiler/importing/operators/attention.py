@@ -39,7 +39,7 @@ def attend(
     added: Sequence[Value],
     softcap: float = 0,
 ) -> Value:
-    """Return softmax(scale * query key^T + added) value, with the heads still apart."""
+    """Return softmax(scale * query key^T + added) value, with a separate axis for the heads."""
     turned = graph.op("Transpose", key, perm=[0, 1, 3, 2])
     scores = graph.op("MatMul", query, turned)
     scores = graph.op("Mul", scores, np.array(scale, scores.dtype))

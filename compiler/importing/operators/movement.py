@@ -47,7 +47,7 @@ def _slice(graph: Graph, node: Node) -> Value:
 
 
 def _split(graph: Graph, node: Node) -> list[Value] | None:
-    """Slice the parts one by one if some are empty, because TVM generates no code for empty parts."""
+    """Slice each part separately if some are empty, because TVM generates no code for empty parts."""
     data, sizes = node.input(0), node.optional(1)
     if sizes is None or sizes.known("the sizes of the parts").all():
         return None
@@ -66,7 +66,7 @@ def take(graph: Graph, data: Value, indices: np.ndarray, axis: int) -> Value:
 
 
 def positive(graph: Graph, indices: Value, extent: Value | ArrayLike) -> Value:
-    """Return the indices with those that count from the end replaced; `extent` broadcasts to them."""
+    """Replace negative indices, which count from the end. `extent` broadcasts to the indices."""
     if indices.dtype.startswith("uint"):
         return indices
     counted = graph.op("Add", indices, cast(graph, graph.value(extent), indices.dtype))

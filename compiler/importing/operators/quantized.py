@@ -417,7 +417,7 @@ def _transpose(_graph: Graph, node: Node) -> Value | None:
 
 
 def _unpacked(values: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """Return the numbers that lie side by side in bytes along the last axis, the lowest bits first."""
+    """Unpack numbers from bytes along the last axis, the lowest bits first."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     parts = (values[..., np.newaxis] >> shifts) & np.uint8((1 << bits) - 1)
     return parts.reshape(*values.shape[:-1], -1)

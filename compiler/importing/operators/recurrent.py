@@ -78,7 +78,7 @@ class _Layer:
         ]
 
     def advanced(self, step: int, fresh: Value, before: Value) -> Value:
-        """Return the state after a step. The state of a sequence that has ended stays as it is."""
+        """Return the state after a step. The state of a finished sequence doesn't change."""
         if self.lengths is None:
             return fresh
         goes_on = self.graph.op("Greater", self.lengths, np.int64(step))
@@ -244,8 +244,8 @@ def _turned(graph: Graph, sequence: Value, lengths: Value | None) -> Value:
 
 
 def _activations(graph: Graph, node: Node, names: Sequence[str], direction: int) -> list[Activation]:
-    """Return the activations of a direction. Their parameters are listed in the order of those that have
-    any."""
+    """Return the activations of a direction. The parameters are in the order of the activations that have
+    parameters."""
     listed = [str(name) for name in _texts(node.attributes.get("activations", []))]
     every = listed or [*names] * 2
     parameters = {key: list(node.attributes.get(f"activation_{key}", [])) for key in ("alpha", "beta")}

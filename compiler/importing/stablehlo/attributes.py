@@ -50,8 +50,8 @@ def tensor_type(kind: Any) -> tuple[Shape, str]:
 
 
 def elements(attribute: Any) -> tuple[Array, Shape]:
-    """Return the elements of a constant, and the shape that they broadcast to: one element stands for many
-    equal ones."""
+    """Return the elements of a constant, and the shape that they broadcast to. Many equal elements are one
+    element."""
     shape, dtype = tensor_type(attribute.type)
     if not isinstance(attribute, mlir("ir").DenseElementsAttr):
         raise UnsupportedOperator(
@@ -68,7 +68,7 @@ def elements(attribute: Any) -> tuple[Array, Shape]:
     if text.startswith("0x"):
         return np.frombuffer(bytes.fromhex(text[2:]), numpy_dtype(dtype)).reshape(shape), shape
     words = [each.strip(" []") for each in text.split(",")] if math.prod(shape) else []
-    # What is no finite number is written as its bits.
+    # Infinities and NaN are written as their bits.
     numbers = [
         np.uint16(int(word, 16)).view(numpy_dtype(dtype)) if word.startswith("0x") else word for word in words
     ]

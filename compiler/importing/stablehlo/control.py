@@ -59,7 +59,7 @@ def _as_given(importer: Importer, op: Any) -> list[TensorOrParts]:
 
 
 def _while(importer: Importer, op: Any) -> list[TensorOrParts]:
-    """Unroll a loop whose condition only constants decide, such as those that count."""
+    """Unroll a loop whose condition depends only on constants, such as a counter."""
     carried = importer.given(op)
     condition, body = op.regions
     is_outermost, importer.in_loop = not importer.in_loop, True

@@ -47,7 +47,7 @@ def _by_type(
     on_bools: tuple[Callable[..., Any], Callable[..., Any]],
     on_numbers: tuple[Callable[..., Any], Callable[..., Any]],
 ) -> Converter:
-    """Return the converter of an operation that is another one for booleans."""
+    """Return the converter of an operation that has a separate converter for booleans."""
     bools, numbers = _elementwise(*on_bools), _elementwise(*on_numbers)
 
     def convert(importer: Importer, op: Any) -> Any:

@@ -166,7 +166,7 @@ def _scatter(importer: Importer, op: Any) -> Tensor:
     places, within = windows.places(importer, starts)
     flat = importer.full(windows.flat(importer, data))
     length = flat.shape[0]
-    # What lies outside is written behind the end, and cut off.
+    # Elements outside of the tensor are written after its end, and cut off.
     shape = [*within.shape, *[1] * (len(places.shape) - len(within.shape))]
     places = graph.op("Where", graph.op("Reshape", within, np.array(shape)), places, np.int64(length))
     spare = np.zeros((1, *flat.shape[1:]), numpy_dtype(flat.dtype))

@@ -102,7 +102,7 @@ class Tensor:
 
     @property
     def scalar(self) -> int | float | bool | None:
-        """The one number that a constant consists of."""
+        """The number of a constant whose elements are all equal."""
         constant = self.value.constant
         return None if constant is None or constant.size != 1 else constant.reshape(()).item()
 
@@ -131,7 +131,7 @@ Converter = Callable[["Importer", Any], "Sequence[TensorOrParts] | TensorOrParts
 
 
 def functions_of(module: Any) -> dict[str, Any]:
-    """Return the functions that a program defines, by name; not those that it declares alone."""
+    """Return the functions that a program defines, by name, without functions that it only declares."""
     operations = [op for op in module.body.operations if op.operation.name == "func.func"]
     return {str(op.attributes["sym_name"].value): op for op in operations if op.regions[0].blocks}
 
@@ -150,8 +150,8 @@ class Importer:
         self._count = 0
 
     def module(self, inputs: Sequence[TensorSpec], names: Sequence[str]) -> tvm.IRModule:
-        """Return the module that `main` stands for, whose parameters get these names. Raises ModelError,
-        which names the operation that can't be imported."""
+        """Return the module for `main`, whose parameters get these names. Raises ModelError, which names the
+        operation that can't be imported."""
         params = [
             relax.Var(name, relax.TensorType(spec.shape, spec.dtype))
             for name, spec in zip(names, inputs, strict=True)

@@ -111,7 +111,7 @@ def _slice(importer: Importer, op: Any) -> Tensor:
 
 
 def sliced(importer: Importer, tensor: Tensor, slices: Sequence[slice]) -> Tensor:
-    """Return the part of a tensor between bounds that are known, of each axis; no stride is negative."""
+    """Slice a tensor along each axis. The bounds are constants, and no stride is negative."""
     shape = tuple(len(range(*cut.indices(extent))) for cut, extent in zip(slices, tensor.shape, strict=True))
     value = tensor.value
     axes = [
@@ -154,14 +154,14 @@ def _dynamic_slice(importer: Importer, op: Any) -> Tensor:
 
 
 def _begin(start: Tensor, size: int, extent: int) -> int | None:
-    """Return where a part of an axis begins, which lies within; None if the data says where."""
+    """Return the start of a slice along an axis, clamped into the axis; None if it depends on the data."""
     if size == extent:
         return 0
     return None if start.scalar is None else min(max(int(start.scalar), 0), extent - size)
 
 
 def _places(importer: Importer, start: Tensor, size: int, extent: int) -> Value:
-    """Return the places of a part of an axis that begins where the data says, and lies within."""
+    """Return the indices of a slice whose start depends on the data, clamped into the axis."""
     graph = importer.graph
     begin = as_index(importer, start).value
     begin = graph.op("Clip", begin, np.int64(0), np.int64(extent - size))

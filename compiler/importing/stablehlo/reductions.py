@@ -106,7 +106,7 @@ def _reduce(importer: Importer, op: Any) -> Any:
 
 
 def combine_with_start(importer: Importer, result: Tensor, start: Tensor, fold: Fold) -> Tensor:
-    """Combine the result of a reduction with what it starts from, a scalar."""
+    """Combine the result of a reduction with its initial value, a scalar."""
     if start.scalar is not None and start.scalar == fold.identity(result.dtype):
         return result
     alone = Tensor(reshaped(importer, start, [1] * result.rank).value, result.shape)
@@ -114,7 +114,7 @@ def combine_with_start(importer: Importer, result: Tensor, start: Tensor, fold: 
 
 
 def _folded(importer: Importer, data: Tensor, axes: Sequence[int], fold: Fold) -> Tensor:
-    """Reduce along axes. What relax has no reduction for is combined half by half."""
+    """Reduce along axes. Without a relax reduction, combine halves of an axis until one element is left."""
     if fold.along is not None:
         return importer.emit(fold.along(importer.full(data).expr, axis=axes)) if axes else data
     left = [extent for axis, extent in enumerate(data.shape) if axis not in axes]
@@ -138,7 +138,7 @@ def _folded(importer: Importer, data: Tensor, axes: Sequence[int], fold: Fold) -
 
 
 def take_part(importer: Importer, data: Tensor, axis: int, begin: int, count: int, stride: int = 1) -> Tensor:
-    """Return so many elements along one axis."""
+    """Return `count` elements along one axis."""
     cuts = [slice(None)] * data.rank
     cuts[axis] = slice(begin, begin + (count - 1) * stride + 1, stride)
     return sliced(importer, data, cuts)

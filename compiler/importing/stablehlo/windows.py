@@ -81,7 +81,7 @@ def _reduced(
     is_pool = fold.name == "maximum" or (fold.name == "add" and "float" in data.dtype)
     if is_plain and is_pool and len(axes) <= 3:
         return _pooled(importer, data, window, fold)
-    # XLA leaves out what lies outside: no element of it takes part.
+    # XLA ignores elements outside of the tensor.
     nothing = np.array(fold.identity(data.dtype)).astype(numpy_dtype(data.dtype))
     wide = padded(importer, data, Tensor.constant(nothing), window.edges, gaps)
     for axis in range(data.rank):

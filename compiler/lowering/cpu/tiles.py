@@ -160,7 +160,7 @@ class TileLowering(StageLowering):
         return copy, int(chosen)
 
     def _operand(self, block: Any, name: str) -> int | None:
-        """Return the position of a buffer among those that a block reads; None if it doesn't read it."""
+        """Return the position of a buffer in a block's reads; None if the block doesn't read it."""
         sources = [read.source for read in self.schedule.get(block).reads]
         return next((i for i, s in enumerate(sources) if s.same_as(self.buffers[name])), None)
 

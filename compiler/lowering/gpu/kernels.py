@@ -101,7 +101,7 @@ class ComputeAtLowering(StageLowering):
 
 
 class ThreadLocalLowering(ComputeAtLowering):
-    """A node that every thread of its consumer computes for itself."""
+    """A node that each thread of its consumer computes again."""
 
     def place(self) -> None:
         """Compute the node inside the loop over threads.

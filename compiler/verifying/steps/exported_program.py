@@ -105,7 +105,7 @@ def _step(node: Any) -> Step:
 
 
 def _copied(graph: Any, node: Any, values: Mapping[Any, Any]) -> Any:
-    """Copy a node with its name, even if the graph would choose another one, as for `input`."""
+    """Copy a node under its own name, even if the graph would choose another name, as for `input`."""
     copy = graph.node_copy(node, lambda one: values[one])
     copy.name = node.name
     if node.op == "placeholder":
