@@ -203,11 +203,15 @@ class MappedWeights:
 
 
 def _copy(weight: Weight) -> Any:
-    """Return a copy of a weight, in memory that begins at a page. Raises LoadError, OSError."""
+    """Return a copy of a weight, in memory that begins at a page. Forks share it until one writes to it.
+
+    Raises LoadError, OSError.
+    """
     with _open(weight.file) as file:
         if weight.offset + weight.size > os.fstat(file.fileno()).st_size:
             raise _cut_short(weight.file)
-        copy = np.frombuffer(mmap.mmap(-1, max(weight.size, 1)), np.uint8)[: weight.size]
+        memory = mmap.mmap(-1, max(weight.size, 1), flags=mmap.MAP_PRIVATE)
+        copy = np.frombuffer(memory, np.uint8)[: weight.size]
         file.seek(weight.offset)
         if file.readinto(copy.data) < weight.size:
             raise _cut_short(weight.file)

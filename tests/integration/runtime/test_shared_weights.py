@@ -237,6 +237,25 @@ def test_what_is_changed_after_the_check_is_not_used(
         load(copied, trusted=key.public)
 
 
+FORKED = """
+import os, sys
+from pathlib import Path
+from tunefarm_runtime.weights import Weight, _copy
+copy = _copy(Weight(Path(sys.argv[1]), 0, 4, "uint8", (4,)))
+if not (child := os.fork()):
+    copy[:] = 0
+    os._exit(0)
+os.waitpid(child, 0)
+print(bytes(copy).decode())
+"""
+
+
+def test_a_fork_does_not_change_checked_weights(tmp_path: Path) -> None:
+    (tmp_path / "weight").write_text("good")
+    command = [sys.executable, "-c", FORKED, str(tmp_path / "weight")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "good\n"
+
+
 def test_a_weight_that_is_damaged_on_disk_is_written_again(copied: Path, tmp_path: Path) -> None:
     size, weight = copied / "rows=2", next((copied / FOLDER).iterdir())
     with open_whole(size / "model.so") as whole:
