@@ -50,6 +50,7 @@ def test_the_stack_recovers_from_a_full_disk(
             http = stack.enter_context(httpx.Client(base_url=url, trust_env=False, timeout=20))
             stored = http.post("/v1/models", content=model.read_bytes()).raise_for_status().json()
             with full(tmp_path / "data"):
+                fill_last_block(tmp_path / "data" / "logs" / "supervisor.log")
                 answer = http.post("/v1/models", content=b"\x3a" + bytes([200, 1]) + bytes(200))
                 assert (answer.status_code, "full" in answer.json()["detail"]) == (507, True)
                 # It can't start on a full disk, and supervision gives up after some tries.
@@ -67,6 +68,13 @@ def test_the_stack_recovers_from_a_full_disk(
         finally:
             up.terminate()
             up.wait(60)
+
+
+def fill_last_block(log: Path) -> None:
+    """Append to a log until its disk refuses. On a full disk, a file's last block still has room."""
+    with contextlib.suppress(OSError), log.open("ab", buffering=0) as file:
+        while True:
+            file.write(b"\n")
 
 
 def is_success(http: httpx.Client, path: str) -> bool:
