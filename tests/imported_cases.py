@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tvm
 from numpy.typing import NDArray
-from tvm import te
+from tvm import te, topi
 
 from compiler.importing.model import extract_tasks, fuse, read_onnx
 from compiler.workload import from_json
@@ -64,3 +64,31 @@ class GeluProduct(Case):
         left, right, bias = (one.astype(np.float64) for one in inputs)
         added = left @ right + bias
         return np.asarray(added * 0.5 * (1 + np.vectorize(math.erf)(added / math.sqrt(2))))
+
+
+class JoinedAttention(Case):
+    """An attention whose heads lie side by side in the result, as importers write it. Its shape is heads,
+    queries, keys, width and whether it is masked.
+    """
+
+    def __str__(self) -> str:
+        return f"joined {super().__str__()}"
+
+    def module(self) -> tvm.IRModule:
+        heads, queries, keys, width, masked = self.shape
+        query = te.placeholder((self.batch, heads, queries, width), name="query")
+        key = te.placeholder((self.batch, heads, width, keys), name="key")
+        value = te.placeholder((self.batch, heads, keys, width), name="value")
+        mask = te.placeholder((1, 1, 1, keys), name="mask")
+        scores = topi.multiply(topi.nn.matmul(query, key), te.const(0.25, "float32"))
+        weights = topi.nn.softmax(topi.add(scores, mask) if masked else scores)
+        result = topi.transpose(topi.nn.matmul(weights, value), (0, 2, 1, 3))
+        function = te.create_prim_func([query, key, value, *([mask] if masked else []), result])
+        return tvm.IRModule({"main": function.with_attr("tirx.noalias", True)})
+
+    def reference(self, inputs: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        query, key, value, *mask = (one.astype(np.float64) for one in inputs)
+        scores = query @ key * 0.25 + (mask[0] if mask else 0.0)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        return np.asarray((weights @ value).transpose(0, 2, 1, 3))

@@ -1,4 +1,4 @@
-"""Make one subgraph of an attention over many keys, so that its scores never reach main memory."""
+"""Make one subgraph of an attention, so that its scores never reach main memory."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from search.sketches.variables import MAX_INNERMOST
 LANES = range(8, MAX_INNERMOST + 1)
 # With fewer keys, the scores of all queries stay in the caches, and the three subgraphs are as fast.
 MIN_KEYS = 512
+# A block of a GPU's kernel keeps the scores of its queries in shared memory.
+MAX_KEYS_ON_GPU = 1024
 # A step of a decoder has a query for each head. Its products read each key once.
 MIN_QUERIES = 16
 
 
-def fuse_attention(module: tvm.IRModule) -> tvm.IRModule:
+def fuse_attention(module: tvm.IRModule, on_gpu: bool) -> tvm.IRModule:
     """Group scores, softmax, weighted values and the permutation of heads in functions of their own.
 
         lv = matmul(query, key)
@@ -29,23 +31,28 @@ def fuse_attention(module: tvm.IRModule) -> tvm.IRModule:
     ->
         gv = attention(query, key, value)
 
-    The subgraph's sketches compute it a block of queries at a time (search.sketches.attention_blocks).
+    Sketches compute it a block of queries at a time (search.sketches.attention_blocks), on a GPU also in one
+    kernel (search.rules.gpu). CPUs gain from many keys only; GPUs save two kernels.
     """
     result, named = _pattern()
 
-    def is_long(context: PatternCheckContext) -> bool:
+    def is_possible(keys: int) -> bool:
+        if on_gpu:
+            return keys <= MAX_KEYS_ON_GPU
+        return keys >= MIN_KEYS and any(keys % lanes == 0 for lanes in LANES)
+
+    def is_wanted(context: PatternCheckContext) -> bool:
         scores = static_shape(context.annotated_expr["scores"])
         softmax = context.annotated_expr["softmax"]
         return (
             scores is not None
-            and scores[-1] >= MIN_KEYS
+            and is_possible(scores[-1])
             and scores[-2] >= MIN_QUERIES
-            and any(scores[-1] % lanes == 0 for lanes in LANES)
             and int(softmax.attrs.axis) in (-1, len(scores) - 1)
             and str(softmax.ty.dtype) == "float32"
         )
 
-    patterns = [("attention", result, named, is_long)]
+    patterns = [("attention", result, named, is_wanted)]
     return relax.transform.FuseOpsByPattern(patterns, bind_constants=True, annotate_codegen=False)(module)
 
 

@@ -205,7 +205,7 @@ def convert_operators(model: RelaxModel, target: str) -> tvm.IRModule:
         lower_scalars,
         transform.FoldConstant(),
         lambda module: with_places(module, model.places),
-        lambda module: module if capability_of(parse_target(target)) else fuse_attention(module),
+        lambda module: fuse_attention(module, on_gpu=bool(capability_of(parse_target(target)))),
     ]
     return _apply(passes, model.module, target)
 

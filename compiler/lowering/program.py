@@ -9,6 +9,7 @@ from tvm.s_tir import Schedule
 
 from compiler.lowering.cpu.nests import RowBlockLowering, UnrolledLowering, nest_lowering
 from compiler.lowering.cpu.tensor_tiles import tile_lowering
+from compiler.lowering.gpu.attention import AttentionLowering
 from compiler.lowering.gpu.kernels import ThreadKernelLowering, ThreadLocalLowering
 from compiler.lowering.gpu.rows import BlockReductionLowering, KeptInRegistersLowering, RowKernelLowering
 from compiler.lowering.gpu.tensor_cores import TensorTileLowering
@@ -20,6 +21,8 @@ from search.programs.program import Program
 from search.sketches.stage import Stage
 from search.stages.cpu import LoopNest, RowBlock, Tiled, Unrolled
 from search.stages.gpu import (
+    Attended,
+    AttentionKernel,
     BlockReduction,
     GpuTiled,
     KeptInRegisters,
@@ -44,6 +47,8 @@ LOWERINGS: Mapping[type[Stage], Callable[[Lowering, Stage], StageLowering]] = {
     BlockReduction: BlockReductionLowering,
     KeptInRegisters: KeptInRegistersLowering,
     ThreadLocal: ThreadLocalLowering,
+    AttentionKernel: AttentionLowering,
+    Attended: StageLowering,  # the kernel's lowering places it
 }
 
 

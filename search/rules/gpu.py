@@ -9,13 +9,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from search.dag import Dag, Node, extent_of
+from search.programs.attention_tile import AttentionTile
 from search.rules.derive import ConditionKind, Rule, State, when
+from search.sketches.attention import Attention, attention_of
 from search.sketches.location import aligned_axes, can_inline, readers
 from search.sketches.predicates import needs_tiling, writes_boxes
 from search.sketches.row_registers import along_row, fills_row, readers_of_buffer
 from search.sketches.stage import Stage, StageKind
 from search.sketches.tensor_core import match_product
 from search.stages.gpu import (
+    Attended,
+    AttentionKernel,
     BlockReduction,
     GpuTiled,
     KeptInRegisters,
@@ -29,6 +33,33 @@ from search.stages.inlined import Fused, Inlined
 TILING = "SSSRRSRS"
 # The threads of a tile also compute its epilogue.
 THREAD_LEVEL = 3
+
+
+def fused_attention(state: State) -> list[State]:
+    """Compute a whole attention in one kernel. Its scores never leave a block's shared memory.
+
+        for b, q, k, d: s[b, q, k] += query[b, q, d] * key[b, d, k]
+        for b, q, k: m[b, q] = max(m[b, q], s[b, q, k])
+        for b, q, k: l[b, q] += exp(s[b, q, k] - m[b, q])
+        for b, q, k: p[b, q, k] = exp(s[b, q, k] - m[b, q]) / l[b, q]
+        for b, q, e, k: v[b, q, e] += p[b, q, k] * value[b, k, e]
+        for q, b, e: y[q, b, e] = v[b, q, e]
+    ->
+        blocks for b, q0:
+          warps for q1; threads for k: s[q1, k] += query[b, q, d] * key[b, d, k]
+          warps for q1; threads for k: m, l and p[q1, k]
+          warps for q1; threads for e: y[q, b, e] = sum over k of p[q1, k] * value[b, k, e]
+    """
+    return [state.put(AttentionKernel(state.current.name))]
+
+
+def follow_attention(state: State) -> list[State]:
+    """Compute a node in the kernel of its attention."""
+    found = _attention_around(state)
+    assert found is not None
+    node = state.current
+    inside = Attended(node.name, compute_at=found.output.name)
+    return [state.put(inside if node in found.members else Inlined(node.name))]
 
 
 def special_compute_location(state: State) -> list[State]:
@@ -169,6 +200,29 @@ def spread_over_threads(state: State) -> list[State]:
     if consumer is None:
         return [state.put(ThreadKernel(node.name))]
     return [state.put(ThreadKernel(node.name, epilogue=consumer.name), Fused(consumer.name))]
+
+
+def _starts_attention(state: State) -> bool:
+    """Return whether an attention of float32 ends here, whose rows of scores fit shared memory."""
+    gpu = state.device.gpu
+    found = attention_of(state.dag, state.current) if state.is_output else None
+    if gpu is None or found is None:
+        return False
+    if any(node.rounds_to for node in found.members):
+        return False
+    written = {state.dag.buffer[node.write.buffer].dtype for node in (*found.members, found.output)}
+    return (
+        written == {"float32"}
+        and AttentionTile.of(state.dag, found).shared_bytes(1) <= gpu.dynamic_shared_bytes
+    )
+
+
+def _attention_around(state: State) -> Attention | None:
+    """Return the attention in whose kernel the current node is computed."""
+    for stage in state.stages:
+        if stage.kind is StageKind.ATTENTION:
+            return attention_of(state.dag, state.dag.node[stage.node])
+    return None
 
 
 def _tile(node: Node) -> Stage:
@@ -314,6 +368,16 @@ def _fusible_epilogue(state: State) -> Node | None:
 
 
 GPU_RULES: tuple[Rule, ...] = (
+    Rule(
+        "FollowAttention",
+        lambda s: when(_attention_around(s) is not None),
+        follow_attention,
+    ),
+    Rule(
+        "FusedAttention",
+        lambda s: when(_starts_attention(s), ConditionKind.APPLY),
+        fused_attention,
+    ),
     Rule(
         "SpecialComputeLocation",
         lambda s: when(_constant_reader(s) is not None),

@@ -11,6 +11,7 @@ L2 cache.
 from __future__ import annotations
 
 from search.dag import Dag, Node, extent_of
+from search.sketches.attention import common_rows
 from search.sketches.factors import divisors
 from search.sketches.location import aligned_axes
 from search.sketches.predicates import is_strictly_inlineable, needs_tiling, reduces_rows
@@ -41,20 +42,16 @@ def attention_blocks(dag: Dag, output: Node, l2_bytes: int) -> RowBlocks | None:
     if not sums or not all(reduces_rows(node) and rfactor_lanes(node, Rfactor.INNER) for node in sums):
         return None
     looped = [node for node in before if kinds[node.name] is not StageKind.INLINE]
-    aligned = {node.name: aligned_axes(dag, output, node) for node in looped}
-    common = set.intersection(*(set(axes.values()) for axes in aligned.values()))
-    common = {axis for axis in common if output.axes[axis].extent > 1}
-    if not common:
+    order = common_rows(dag, output, looped)
+    if not order:
         return None
-    *images, queries = sorted(common, key=lambda axis: (output.axes[axis].extent, axis))
-    order = (*sorted(images), queries)
     rows = {output.name: order}
-    for name, axes in aligned.items():
-        own = {theirs: axis for axis, theirs in axes.items()}
-        rows[name] = tuple(own[axis] for axis in order)
+    for node in looped:
+        own = {theirs: axis for axis, theirs in aligned_axes(dag, output, node).items()}
+        rows[node.name] = tuple(own[axis] for axis in order)
     scores = dag.buffer[products[0].write.buffer]
     query_bytes = scores.num_bytes // extent_of(output, order)
-    cuts = _cuts(output.axes[queries].extent, query_bytes, l2_bytes)
+    cuts = _cuts(output.axes[order[-1]].extent, query_bytes, l2_bytes)
     return RowBlocks(kinds, rows, {}, tuple((count, 1) for count in cuts), is_best=True)
 
 

@@ -31,6 +31,8 @@ class StageKind(StrEnum):
     LOCAL = "local"
     TENSOR = "tensor cores"
     BLOCKS = "blocks"
+    ATTENTION = "attention"
+    ATTENDED = "attended"
 
 
 class Rfactor(StrEnum):

@@ -11,7 +11,9 @@ from core.device import Gpu
 from search.cost.cost_parameters import CostParameters
 from search.cost.estimate import Estimate, estimate_stage
 from search.cost.gpu_analytic import row_seconds, tensor_seconds, thread_seconds, tiled_terms
+from search.cost.gpu_attention import attention_seconds
 from search.dag import AxisKind, Dag, extent_of
+from search.programs.attention_tile import attention_tile
 from search.programs.gpu_nest import FETCH, GpuTile
 from search.programs.program import Population
 from search.programs.tensor_tile import TensorTile
@@ -43,6 +45,8 @@ MAX_FRAGMENTS = 16
 # The number of an operand's tiles in shared memory: while a block computes with one, it fetches the next
 # ones.
 STAGES = (1, 2, 3)
+# The warps of an attention's block, the queries of a warp, and the keys of a thread.
+ATTENTION_TILES = (1, 2, 4, 8)
 # With more statements in a tile's unrolled loops, compilation takes seconds.
 MAX_UNROLLED = 2048
 
@@ -216,6 +220,43 @@ class KeptInRegisters(Stage):
 
     def __str__(self) -> str:
         return f"{self.kind} {self.node} in {self.compute_at}"
+
+
+class AttentionKernel(Stage):
+    """A kernel that computes a whole attention. Each block keeps the scores of a few queries in shared
+    memory. A warp computes `queries` of them, and `keys` of their scores in each of its threads at a time.
+    """
+
+    kind = StageKind.ATTENTION
+
+    def variables(self, sketch: Sketch) -> Iterator[Variable]:
+        yield Choice("warps", self.node, ATTENTION_TILES)
+        yield Choice("queries", self.node, ATTENTION_TILES)
+        tile = attention_tile(sketch, self)
+        yield Choice("keys", self.node, tuple(keys for keys in ATTENTION_TILES[:3] if tile.keys % keys == 0))
+        yield Choice("unroll", self.node, UNROLL_STEPS[:3])
+
+
+@is_valid.register
+def _(stage: AttentionKernel, population: Population) -> NDArray[np.bool_]:
+    gpu, tile = _gpu_of(population), attention_tile(population.sketch, stage)
+    warps, queries, keys = (population.chosen(stage.node, kind) for kind in ("warps", "queries", "keys"))
+    accumulators = queries * np.maximum(keys, -(-tile.width // gpu.warp_size))
+    keep = tile.shared_bytes(warps * queries) <= gpu.dynamic_shared_bytes
+    # At most half of a block is padding.
+    keep &= warps * queries < 2 * tile.queries
+    return np.asarray(keep & (accumulators <= MAX_ACCUMULATORS))
+
+
+@estimate_stage.register
+def _(stage: AttentionKernel, population: Population, parameters: CostParameters) -> Estimate:
+    return Estimate(attention_seconds(population, stage, parameters))
+
+
+class Attended(Stage):
+    """A node that an attention's kernel computes."""
+
+    kind = StageKind.ATTENDED
 
 
 class ThreadLocal(Stage):

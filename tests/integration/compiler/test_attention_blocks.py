@@ -1,8 +1,9 @@
-"""Attention in blocks of queries."""
+"""Attention in blocks of queries, on CPUs and in one kernel of a GPU."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import tvm
 from tvm import te, topi
 
+from compiler.codegen.nvcc import compile_cubin
 from compiler.importing.model import extract_tasks, fuse, read_onnx
 from compiler.lowering.trace import lower
 from compiler.measuring.builder import BuiltKernel, LocalBuilder
@@ -21,6 +23,10 @@ from search.programs.annotate import sample
 from search.rules.space import generate
 from search.sketches.sketch import Sketch
 from search.sketches.stage import StageKind
+from tests.cuda_emulator.toolchain import find_nvdisasm, instructions
+from tests.devices import GPU
+from tests.gpu_programs import Candidate, Failure, compiled, failures
+from tests.imported_cases import JoinedAttention
 from tests.onnx_models import Builder
 from tests.packing import with_constants
 from tests.workloads import module
@@ -109,6 +115,58 @@ def test_attention_over_many_keys_is_one_task(model: bytes, operators: str) -> N
     assert task.name.split()[0] == operators
     assert task.layer == "matmul0"
     assert all(map(_blocks, generate(read_dag(from_json(task.module_json)), DEVICE)))
+
+
+def test_a_gpus_attention_is_one_task_unless_its_rows_are_long() -> None:
+    (task,) = extract_tasks(fuse(read_onnx(_model(16, 97, masked=True), {}), GPU.target))
+    assert task.name.split()[0] == "matmul_multiply_add_softmax_matmul_permute_dims"
+    first = generate(read_dag(from_json(task.module_json)), GPU)[0]
+    assert [stage.node for stage in first.of_kind(StageKind.ATTENTION)] == [first.stages[-1].node]
+    assert len(extract_tasks(fuse(read_onnx(_model(16, 1032), {}), GPU.target))) == 4
+
+
+# Keys and queries that tiles divide and don't, with a mask and without one.
+GPU_CASES = (
+    JoinedAttention("attention", (2, 32, 64, 32, False)),
+    JoinedAttention("attention", (3, 40, 60, 12, True), batch=2),
+    JoinedAttention("attention", (2, 13, 49, 40, True)),
+)
+
+
+@pytest.mark.slow
+def test_one_kernel_of_a_gpu_computes_what_the_attention_is() -> None:
+    results = []
+    for case in GPU_CASES:
+        population = sample(generate(read_dag(case.module()), GPU)[0], 64, np.random.default_rng(0))
+        rows = range(0, len(population), max(len(population) // 3, 1))
+        results += [compiled(case, population.program(row)) for row in rows]
+    found = [one for one in results if not isinstance(one, Failure)]
+    wrong = [one for one in results if isinstance(one, Failure)] + failures(found)
+    assert not wrong, "\n\n".join(map(str, wrong))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_nvdisasm() is None, reason="nvidia-cuda-nvdisasm isn't installed")
+def test_scores_stay_in_shared_memory_and_registers(tmp_path: Path) -> None:
+    case = JoinedAttention("attention", (12, 128, 128, 64, True))
+    population = sample(generate(read_dag(case.module()), GPU)[0], 64, np.random.default_rng(0))
+    tiles = np.stack(
+        [population.chosen(population.sketch.stages[-1].node, kind) for kind in ("warps", "queries")]
+    )
+    program = population.program(int(np.flatnonzero((tiles == 4).all(axis=0))[0]))
+    candidate = compiled(case, program)
+    assert isinstance(candidate, Candidate), candidate
+    assert (
+        candidate.source.count("__global__ void __launch_bounds__(128) main_kernel(") == 2
+    )  # declared, defined
+    cubin, resources = compile_cubin(candidate.source, "sm_90")
+    assert resources is not None
+    assert resources.spilled_bytes == 0
+    (tmp_path / "cubin").write_bytes(cubin)
+    found = instructions(tmp_path / "cubin")
+    # Lanes of a warp exchange maxima and sums. STL and LDL would be local memory.
+    assert {"SHFL", "STS", "LDS", "FFMA", "STG"} <= set(found)
+    assert not {"STL", "LDL"} & set(found)
 
 
 @pytest.mark.parametrize(

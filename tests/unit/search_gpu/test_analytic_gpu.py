@@ -68,3 +68,18 @@ def test_the_search_proposes_programs_for_a_gpu() -> None:
     task = TuneContext(graph, generate(graph, GPU), GPU)
     proposals = propose(task, CostModel(), [], 8, np.random.default_rng(0))
     assert len(proposals) == 8
+
+
+def test_one_kernel_for_an_attention_is_faster_than_three() -> None:
+    fused, *others = generate(dags.joined_attention(12, 128, 64), GPU)
+    rng = np.random.default_rng(0)
+    best = estimate(sample(fused, 64, rng), GPU).seconds.min()
+    assert best < min(estimate(sample(other, 64, rng), GPU).seconds.min() for other in others)
+
+
+def test_an_attentions_block_keeps_its_scores_in_shared_memory() -> None:
+    sketch = generate(dags.joined_attention(2, 512, 8), GPU)[0]
+    population = sample(sketch, 64, np.random.default_rng(0))
+    rows = population.chosen("joined", "warps") * population.chosen("joined", "queries")
+    # Scores and weights of 512 keys: 4 KiB for each query, in 48 KiB.
+    assert set(rows) == {1, 2, 4, 8}

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from core.device import Device
@@ -122,3 +124,24 @@ def test_an_invalid_gpu_fingerprint_is_refused() -> None:
         Device.from_json(GPU.to_json().replace("capability", "ability"))
     with pytest.raises(ValueError, match="a GPU's warp_size must be positive, not 0"):
         Device.from_json(GPU.to_json().replace('"warp_size": 32', '"warp_size": 0'))
+
+
+def test_an_attention_is_tried_in_one_kernel_if_its_rows_fit_shared_memory() -> None:
+    assert GPU.gpu is not None
+    fused, *others = keys(dags.joined_attention())
+    assert fused == (
+        "attended scores; attended scaled; attended max; inline exp; attended sum; attended weights; "
+        "attended attention; attention joined"
+    )
+    assert others == [key for key in others if key.startswith("tile scores")]
+    # Scores and weights of a query: 8 bytes for each key.
+    short = replace(GPU, gpu=replace(GPU.gpu, dynamic_shared_bytes=8 * 32))
+    shorter = replace(GPU, gpu=replace(GPU.gpu, dynamic_shared_bytes=8 * 32 - 1))
+    found = [[sketch.key for sketch in generate(dags.joined_attention(), one)] for one in (short, shorter)]
+    assert found == [[fused, *others], others]
+
+
+def test_tensor_cores_multiply_an_attentions_products_in_kernels_of_their_own() -> None:
+    graph = dags.joined_attention()
+    in_tf32 = replace(graph, nodes=tuple(replace(one, rounds_to="tf32") for one in graph.nodes))
+    assert not [key for key in keys(in_tf32) if "attended" in key]

@@ -1,0 +1,79 @@
+"""Find attention in a subgraph: scores, softmax, weighted values and the permutation of their heads.
+
+s[b, q, k] = sum(query[b, q, d] * key[b, d, k])
+p[b, q, k] = softmax(s[b, q, k])
+v[b, q, e] = sum(p[b, q, k] * value[b, k, e])
+y[q, b, e] = v[b, q, e]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from search.dag import Dag, Node
+from search.sketches.location import aligned_axes
+from search.sketches.predicates import elementwise_consumer, needs_tiling
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The nodes of an attention, and the output's axes that number its rows of scores: `images` and
+    `queries`.
+
+    The softmax reads the results of `stored`: the scores, or the node that scales and masks them. `sums` are
+    its two reductions, `weights` its results.
+    """
+
+    scores: Node
+    stored: Node
+    sums: tuple[Node, ...]
+    weights: Node
+    values: Node
+    output: Node
+    images: tuple[int, ...]
+    queries: int
+
+    @property
+    def members(self) -> tuple[Node, ...]:
+        """The nodes with loops, without the output. The others are inlined."""
+        return (self.scores, self.stored, *self.sums, self.weights, self.values)
+
+
+def attention_of(dag: Dag, output: Node) -> Attention | None:
+    """Return the attention that ends at an output; None without one."""
+    before = [node for node in dag.nodes if node is not output]
+    products = [node for node in before if needs_tiling(node)]
+    if output.reduction or output.extra_writes or len(products) != 2:
+        return None
+    scores, values = products
+    sums = tuple(node for node in before if node.reduction and node not in products)
+    if len(sums) != 2 or dag.consumers(values) != (output,) or any(node.extra_writes for node in sums):
+        return None
+    stored = _producers(dag, sums[0])
+    weights = _producers(dag, values)
+    if len(stored) != 1 or len(weights) != 1 or weights[0].reduction:
+        return None
+    if stored[0] is not scores:
+        inlined = {node.name for node in before if not node.reduction} - {stored[0].name}
+        if elementwise_consumer(dag, scores, inlined) is not stored[0]:
+            return None
+    members = (scores, stored[0], *sums, weights[0], values)
+    rows = common_rows(dag, output, members)
+    if not rows:
+        return None
+    return Attention(scores, stored[0], sums, weights[0], values, output, rows[:-1], rows[-1])
+
+
+def common_rows(dag: Dag, output: Node, members: Sequence[Node]) -> tuple[int, ...]:
+    """Return the output's axes along which all members move: images and heads, then queries."""
+    common = set.intersection(*(set(aligned_axes(dag, output, node).values()) for node in members))
+    long = [axis for axis in common if output.axes[axis].extent > 1]
+    if not long:
+        return ()
+    *images, queries = sorted(long, key=lambda axis: (output.axes[axis].extent, axis))
+    return (*sorted(images), queries)
+
+
+def _producers(dag: Dag, node: Node) -> list[Node]:
+    return [dag.producer[read.buffer] for read in node.reads if read.buffer in dag.producer]
