@@ -43,7 +43,8 @@ class Service:
 
     def shown(self, worker: str) -> dict[str, Any]:
         """Return the service's description of a worker; {} before it connects."""
-        workers = httpx.get(f"{self.url}/v1/workers", trust_env=False).json()["items"]
+        # Without `verify=False`, each call loads the certificate authorities, which takes 20 ms.
+        workers = httpx.get(f"{self.url}/v1/workers", trust_env=False, verify=False).json()["items"]
         return next((one for one in workers if one["id"] == worker), {})
 
     def start_tuning(self, model: Path, *flags: str) -> subprocess.Popen[str]:
@@ -121,7 +122,7 @@ def until(true: Callable[[], object], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while not true():
         assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.02)
+        time.sleep(0.1)
 
 
 def _is_ready(shown: dict[str, Any], since: float) -> bool:
@@ -130,6 +131,6 @@ def _is_ready(shown: dict[str, Any], since: float) -> bool:
 
 def _answers(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/readyz", trust_env=False).is_success
+        return httpx.get(f"{url}/readyz", trust_env=False, verify=False).is_success
     except httpx.TransportError:
         return False

@@ -26,7 +26,7 @@ from tunefarm.embedded.supervision import DIE_WITH_PARENT
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0
 SWEEP_S = 0.5
-POLL_S = 0.02
+POLL_S = 0.1
 
 
 class TimedOut(Exception):
@@ -199,7 +199,7 @@ class Rig:
         headers = {"Authorization": f"Bearer {self.token}"}
         scheme = "https" if self.authority else "http"
         url = f"{scheme}://{self.host}:{self._ports[number][0]}"
-        verify = ssl.create_default_context(cafile=str(self.authority)) if self.authority else True
+        verify = ssl.create_default_context(cafile=str(self.authority)) if self.authority else False
         return httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=20, verify=verify)
 
     def step_clock(self, seconds: float) -> None:
