@@ -13,14 +13,11 @@ from benchmarks.timing.contestants import ProcessContestant, TvmLibrary
 from benchmarks.timing.deviation import random_inputs
 from compiler.packaging.artifact import unpack
 from core.job import JobState
-from tests.marks import slow_lane_except
 from tests.processes import service, worker
 from tunefarm.client import Client, JobRequest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow_lane(seconds=13), pytest.mark.timeout(900)]
 TRIALS = 8
-# The slow lane runs the rest.
-EVERY_PUSH = ("decoder",)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +31,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
         yield found
 
 
-@pytest.mark.parametrize("name", slow_lane_except(zoo.NETWORKS, *EVERY_PUSH, seconds=13))
+@pytest.mark.parametrize("name", zoo.NETWORKS)
 def test_a_network_is_tuned_and_right(client: Client, tmp_path: Path, name: str) -> None:
     model, path = zoo.make(name), tmp_path / f"{name}.onnx"
     onnx.save(model, path)

@@ -26,11 +26,11 @@ def _figures(file: Path) -> dict[str, Figure]:
 
 def test_a_network_is_tuned_and_takes_turns_with_its_peers(tmp_path: Path) -> None:
     file = tmp_path / "networks.json"
-    given = ("--quick", "--network", "squeezenet1_1", "--trials", "30", "--peer-trials", "4")
+    given = ("--quick", "--network", "squeezenet1_1", "--trials", "12", "--peer-trials", "4")
     assert networks.main([*SHORT, *given, "--json", str(file)]) == 0
     found = _figures(file)
     label = "squeezenet1_1-tiny"
-    assert found[f"{label}: trials"].value >= 30
+    assert found[f"{label}: trials"].value >= 12
     assert found[f"{label}: deviation relative to the allowed one"].reached
     assert found[f"{label}: latency relative to ONNX Runtime"].value > 0
     assert found[f"{label}: published latency relative to a user's process"].value > 0

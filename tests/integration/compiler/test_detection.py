@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -218,11 +219,14 @@ def test_a_wrong_selection_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         list(verify(file, import_file(other), TARGET, TARGET))
 
 
-@pytest.mark.parametrize("axis", [None, 0, -1])
-@pytest.mark.parametrize("is_sorted", [1, 0])
-@pytest.mark.parametrize("dtype", ["float32", "bool"])
-def test_unique_parts(axis: int | None, is_sorted: int, dtype: str) -> None:
+UNIQUE = list(product(["float32", "bool"], [1, 0], [None, 0, -1]))
+EVERY_PUSH = ("float32", 1, None), ("float32", 0, -1), ("bool", 1, 0)
+
+
+@pytest.mark.parametrize("case", slow_lane_except(UNIQUE, *EVERY_PUSH, seconds=1), ids=str)
+def test_unique_parts(case: tuple[str, int, int | None]) -> None:
     """Of an axis, the parts have several elements. The rest of each output is a marker."""
+    dtype, is_sorted, axis = case
     given: dict[str, Any] = {} if axis is None else {"axis": axis}
     names = ["y", "indices", "inverse", "counts"]
     node = onnx.helper.make_node("Unique", ["x"], names, sorted=is_sorted, **given)

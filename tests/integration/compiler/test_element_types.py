@@ -11,7 +11,7 @@ from benchmarks.coverage.cases import load
 from benchmarks.coverage.importers import OURS, Attempts
 from benchmarks.coverage.tried import Outcome
 
-FAST = {"ArgMax", "Where"}
+FAST = {"Where"}
 
 
 def mistakes(operators: Collection[str]) -> list[str]:

@@ -19,6 +19,7 @@ from compiler.codegen.compilation import compile_scheduled
 from compiler.codegen.pipeline import PIPELINE, UNTUNED
 from tests.cuda_emulator.emulator import compile_batch, host_code
 from tests.gpu_programs import TARGET as GPU_TARGET
+from tests.marks import slow_lane_except
 from tests.workloads import module
 
 ROWS, COLUMNS = 16, 64
@@ -81,7 +82,7 @@ def test_nan_is_the_extreme(name: str, dtype: str) -> None:
         np.testing.assert_array_equal(result.numpy().astype(np.float64), wanted)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", slow_lane_except(["float32", "float16", "bfloat16"], "bfloat16"))
 def test_nan_is_the_extreme_on_a_gpu(dtype: str, tmp_path: Path) -> None:
     """The emulator compiles the operators of a type together."""
     data, names = _data(dtype), ("clip", "max", "reduced max")

@@ -78,7 +78,7 @@ ROW_CASES = (
     Case("layer_norm", (5, 768), dtype="float16"),
 )
 # The emulator takes a second for each: all 200 of an operator are too many for every run.
-FEW, MANY = 2, int(os.environ.get("TUNEFARM_GPU_PROGRAMS", "5"))
+FEW, MANY = 2, int(os.environ.get("TUNEFARM_GPU_PROGRAMS", "3"))
 
 
 # CUDA's compilers take the programs of several operators together.
@@ -118,7 +118,7 @@ def test_tensor_cores_agree_with_the_reference() -> None:
     assert not wrong, "\n\n".join(map(str, wrong))
 
 
-@pytest.mark.parametrize("case", slow_lane_except(ROW_CASES, *ROW_CASES[:2]), ids=str)
+@pytest.mark.parametrize("case", slow_lane_except(ROW_CASES, ROW_CASES[1]), ids=str)
 def test_rows_in_registers_agree_with_the_reference(case: Case) -> None:
     rng = np.random.default_rng(0)
     found = generate(read_dag(case.module()), GPU)

@@ -19,6 +19,7 @@ from compiler.verifying.imported import Imported, verify
 from compiler.verifying.inputs import input_sets
 from compiler.verifying.reference import Reference
 from sandbox.limits import data_bytes
+from tests.marks import slow_lane_except
 
 TARGET = '{"kind":"llvm","num-cores":1}'
 MICROSOFT = "com.microsoft"
@@ -80,6 +81,7 @@ def ints(*values: int) -> np.ndarray:
 
 
 LENGTHS = ints(4, 2)
+GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 
 
 def in_bits(
@@ -102,8 +104,9 @@ def in_bits(
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
-@pytest.mark.parametrize(("kind", "gates"), [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
-def test_recurrent_layers_of_sequences_of_different_lengths(kind: str, gates: int, direction: str) -> None:
+@pytest.mark.parametrize("kind", slow_lane_except(GATES, "LSTM", seconds=0.7))
+def test_recurrent_layers_of_sequences_of_different_lengths(kind: str, direction: str) -> None:
+    gates = GATES[kind]
     count = 2 if direction == "bidirectional" else 1
     weights = random(count, gates * 3, 5), random(count, gates * 3, 3), random(count, 2 * gates * 3)
     outputs = 3 if kind == "LSTM" else 2

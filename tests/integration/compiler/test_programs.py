@@ -31,7 +31,7 @@ from tests.unit.search.programs import program_of, sketch_of
 from tests.workloads import WORKLOADS, matmul
 
 DEVICE = detect_device()
-MANY = 12
+MANY = 5
 BUILDER = LocalBuilder(DEVICE.target)
 
 

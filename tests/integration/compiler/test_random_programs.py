@@ -4,7 +4,7 @@ verification of trials.
 A sketch is drawn uniformly, then one row of a sample of its programs. An operator's programs are spread over
 its small shapes and element types.
 
-A push tries eight programs of every operator, seeded by the commit; the slow lane tries 24.
+A push tries eight programs of a few operators, seeded by the commit; the slow lane tries 16 of the others.
 `python -m tests.integration.compiler.test_random_programs 640` tries that many of every operator, and counts;
 TUNEFARM_PROGRAMS=200 sets the slow lane's number.
 """
@@ -36,7 +36,8 @@ from tests.imported_cases import GeluProduct, ImportedSoftmax
 from tests.marks import slow_lane_except
 from tests.suite import Case, cases
 
-FEW, MANY = 8, int(os.environ.get("TUNEFARM_PROGRAMS", "24"))
+FEW, MANY = 8, int(os.environ.get("TUNEFARM_PROGRAMS", "16"))
+EVERY_PUSH = ("GMM", "C2D", "DEP", "T2D", "softmax")
 DRAWN = 64  # of which one is taken
 SHOWN = 3  # failures that a message tells of
 DEVICE = detect_device()
@@ -115,14 +116,15 @@ def _told(failed: Sequence[Tried]) -> str:
     return f"{len(failed)} programs failed:\n" + "\n".join(str(one) for one in failed[:SHOWN])
 
 
-@pytest.mark.parametrize("operator", slow_lane_except(OPERATORS, "GMM", "C2D", "DEP", "T2D", "softmax"))
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("operator", slow_lane_except(OPERATORS, *EVERY_PUSH, seconds=4))
 def test_random_programs_compute_the_right_result(operator: str, commit_seed: int) -> None:
-    """All results are right, and at most one program doesn't compile."""
-    tried = _try(cases(operator), FEW, commit_seed)
+    """All results are right, and at most one program, or one in 200, doesn't compile."""
+    tried = _try(cases(operator), FEW if operator in EVERY_PUSH else MANY, commit_seed)
     wrong = [one for one in tried if one.wrong]
     assert not wrong, _told(wrong)
     failed = [one for one in tried if one.build_error]
-    assert len(failed) <= 1, _told(failed)
+    assert len(failed) <= max(1, 0.005 * len(tried)), _told(failed)
 
 
 @pytest.mark.slow
@@ -130,17 +132,6 @@ def test_programs_of_imported_subgraphs_compute_the_right_result(commit_seed: in
     of = [ImportedSoftmax("softmax", (7, 1000)), GeluProduct("GMM", (13, 49, 32))]
     failed = [one for one in _try(of, FEW, commit_seed) if one.wrong or one.build_error]
     assert not failed, _told(failed)
-
-
-@pytest.mark.slow_lane(seconds=6)
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_nearly_all_of_many_programs_compile_and_none_is_wrong(operator: str) -> None:
-    tried = _try(cases(operator), MANY, seed=2)
-    wrong = [one for one in tried if one.wrong]
-    assert not wrong, _told(wrong)
-    failed = [one for one in tried if one.build_error]
-    assert len(failed) <= 0.005 * len(tried), _told(failed)
 
 
 def test_a_wrong_result_is_noticed() -> None:

@@ -19,7 +19,7 @@ from search.rules.space import generate
 from search.sketches.stage import StageKind
 from tests.devices import GPU
 from tests.gpu_programs import Failure, compiled, draw, failures
-from tests.marks import slow_except
+from tests.marks import slow_lane_except
 from tests.onnx_models import Builder
 from tests.suite import Case
 
@@ -134,7 +134,7 @@ def test_the_parts_are_tiled_and_added_up_by_a_kernel_of_their_own() -> None:
 
 @pytest.mark.parametrize(
     "case",
-    slow_except(
+    slow_lane_except(
         [SplitProduct("GMM", (16, 32, 256)), SplitConvolution("C2D", (5, 4, 32, 16, 3, 2, 1))],
         SplitProduct("GMM", (16, 32, 256)),
     ),

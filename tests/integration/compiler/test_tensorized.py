@@ -31,7 +31,7 @@ from search.rules.space import generate
 
 Array = NDArray[Any]
 DEVICE = detect_device()
-FEW, MANY = 2, 6  # programs of a sketch
+FEW, MANY = 2, 3  # programs of a sketch
 needs_vnni = pytest.mark.skipif(
     "avx512_vnni" not in DEVICE.features, reason="this CPU has no such instruction"
 )

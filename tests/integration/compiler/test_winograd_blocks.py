@@ -21,6 +21,7 @@ from search.rules.space import generate
 from search.sketches.sketch import Sketch
 from search.sketches.stage import StageKind
 from search.sketches.winograd_blocks import winograd_blocks
+from tests.marks import slow_lane_except
 from tests.packing import with_constants
 from tests.workloads import module
 
@@ -53,7 +54,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", slow_lane_except(CASES, CASES[1], *CASES[4:]), ids=str)
 def test_row_blocks_agree_with_the_convolution(case: Case) -> None:
     """A bias, a residual of the result's shape and an activation follow the convolution."""
     tile, data, outputs, expected = case
