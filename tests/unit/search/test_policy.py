@@ -33,7 +33,7 @@ def _task(graph: Dag) -> TuneContext:
 
 TASKS = {name: _task(make()) for name, make in DAGS.items()}
 # Each example is a whole search.
-few_examples = settings(max_examples=25)
+few_examples = settings(max_examples=10)
 task_names = st.sampled_from(sorted(TASKS))
 
 
@@ -103,7 +103,7 @@ def test_another_process_proposes_the_same_programs() -> None:
             text=True,
             check=True,
         ).stdout
-        for hash_seed in ("1", "2", "3", "4")
+        for hash_seed in ("1", "2")
     }
     assert len(told) == 1
     assert told.pop().count("(") == 16
