@@ -217,3 +217,38 @@ def leaky(*inputs: str, version: int = 17, **given: Any) -> onnx.ModelProto:
     )
     imports = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
     return helper.make_model(graph, functions=[function], opset_imports=imports, ir_version=8)
+
+
+def in_bits(
+    bits: int, depth: int, columns: int, block: int, rows: int, zeros: str = "", level: int = 4
+) -> onnx.ModelProto:
+    """A MatMulNBits of an accuracy level, with zero points that are left out, packed or floats."""
+    random = np.random.default_rng(0)
+    blocks = -(-depth // block)
+    constants: dict[str, ArrayLike] = {
+        "codes": random.integers(0, 256, (columns, blocks, block * bits // 8), np.uint8),
+        "scales": random.uniform(0.1, 1.1, (columns, blocks)).astype(np.float32),
+    }
+    if zeros == "packed":
+        constants["zeros"] = random.integers(0, 256, (columns, -(-blocks * bits // 8)), np.uint8)
+    elif zeros == "floats":
+        constants["zeros"] = random.uniform(-0.5, 0.5, (columns, blocks)).astype(np.float32)
+    node = helper.make_node(
+        "MatMulNBits",
+        ["x", *constants],
+        ["y"],
+        domain="com.microsoft",
+        bits=bits,
+        K=depth,
+        N=columns,
+        block_size=block,
+        accuracy_level=level,
+    )
+    data, result = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, (rows, extent))
+        for name, extent in (("x", depth), ("y", columns))
+    )
+    weights = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
+    graph = helper.make_graph([node], "product", [data], [result], weights)
+    imports = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=9)

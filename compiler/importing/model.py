@@ -49,7 +49,7 @@ from compiler.importing.spec import (
 from compiler.importing.values import UnsupportedOperator
 from compiler.importing.views import read_through_views
 from compiler.precision.half import compute_halves, reduce_in_floats
-from compiler.precision.packed_weights import unpack
+from compiler.precision.packed_weights import multiply_in_bytes, unpack
 from compiler.precision.quantized import compute_in_bytes
 from compiler.target import capability_of, parse_target
 from compiler.workload import normalise, to_json, workload_hash
@@ -193,6 +193,7 @@ def convert_operators(model: RelaxModel, target: str) -> tvm.IRModule:
         transform.CanonicalizeBindings(),
         fold_constants,
         share_heads,
+        lambda module: multiply_in_bytes(module, parse_target(target)),
         lambda module: compute_in_bytes(module, parse_target(target)),
         lambda module: compute_halves(module, parse_target(target)),
         fold_scales,

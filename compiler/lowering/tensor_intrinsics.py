@@ -21,6 +21,7 @@ from tvm.tirx import PrimFunc
 
 import compiler.tvmscript  # noqa: F401 - the intrinsics are functions in TVMScript
 from compiler.lowering.gpu import wmma_intrinsics
+from search.sketches.block_products import block_product
 from search.sketches.intrinsics import Intrinsic, register_intrinsic
 from system.plugins import INTRINSICS, extension, extensions, is_plugins
 
@@ -71,6 +72,11 @@ def register(name: str) -> None:
 
 
 def _register(name: str) -> None:
+    if (product := block_product(name)) is not None:
+        from compiler.lowering import block_products
+
+        block_products.register(product)
+        return
     if name in (VNNI, *NARROW_VNNI):
         from compiler.lowering import vnni_dot_products as vnni
     if name in BFLOAT16:

@@ -19,6 +19,8 @@ from tvm import relax, te, tirx
 from tvm.ir import Call, GenericConst, GlobalVar
 
 from compiler.constants.fold import constant, rewrite_functions, static_shape
+from compiler.target import target_features
+from search.sketches.block_products import HALVES, NEIGHBOURS
 
 # The supported numbers of bits of a code.
 PACKED_BITS = (4, 8)
@@ -166,3 +168,95 @@ class _Unpacker(relax.PyExprMutator):
         rows = math.prod((static_shape(call.args[1][0]) or ())[:-1])
         num_bytes = 4 * weight.codes.shape[0] * weight.block * weight.codes.shape[2]
         return self._largest is not None and rows == 1 and num_bytes > self._largest
+
+
+def multiply_in_bytes(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
+    """Multiply rows that are rounded to int8 as integers, where the target has instructions.
+
+        lv = multiply(round(x / s), s)                # blocks, each with a scale s
+        gv = packed_matmul(reshape(lv), codes, scales, zeros)
+    ->
+        lv = astype(round(x / s), "int8")
+        gv = rounded_matmul(s, lv, codes, scales, zeros)
+
+        c[i, j] = sum_b(s[i, b] * scales[b, j] * sum_k(lv[i, b, k] * (codes[b, k, j] - zeros[b, j])))
+    """
+    if "avx512_vnni" not in target_features(target):
+        return mod
+    rewriter = _Bytes(mod)
+    functions = {
+        name: rewriter.visit_expr(function)
+        for name, function in mod.functions_items()
+        if isinstance(function, relax.Function)
+    }
+    rewritten = rewriter.builder_.get()
+    rewritten.update(functions)
+    return relax.transform.DeadCodeElimination()(rewritten)
+
+
+@relax.expr_functor.mutator
+class _Bytes(relax.PyExprMutator):
+    def visit_call_(self, op: Call) -> relax.Expr:
+        call = self.visit_expr_post_order(op)
+        weight = weight_of(call)
+        rounded = None if weight is None else self._rounded(call.args[1][0], weight)
+        if weight is None or rounded is None:
+            return call
+        integers, scale = rounded
+        *outer, blocks, block = static_shape(integers) or ()
+        steps = block // (HALVES * NEIGHBOURS)
+        # A byte holds the codes of two neighbours. A dot product takes four bytes' first codes, or second.
+        shape = (*outer, blocks, steps, NEIGHBOURS, HALVES)
+        axes = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]
+        rows = self._emit(relax.op.astype(integers, "int8"))
+        rows = self._emit(relax.op.permute_dims(self._emit(relax.op.reshape(rows, shape)), axes))
+        scale = self._emit(relax.op.reshape(scale, (*outer, blocks)))
+        codes = weight.codes.reshape(blocks, steps, NEIGHBOURS, -1)
+        operands = [constant(one) for one in (codes, weight.scales, weight.zeros)]
+        return self.builder_.call_te(
+            _rounded_product,
+            scale,
+            rows,
+            *operands,
+            primfunc_name_hint="rounded_matmul",
+            primfunc_attrs={"op_pattern": _FUSES_ELEMENTWISE},
+        )
+
+    def _rounded(self, data: relax.Expr, weight: PackedWeight) -> tuple[relax.Expr, relax.Expr] | None:
+        """Return the integers [..., blocks, block] and the scales [..., blocks, 1] of rounded data."""
+        blocks, num_bytes, columns = weight.codes.shape
+        product = self._bound(data, "relax.reshape")
+        product = None if product is None else self._bound(product.args[0], "relax.multiply")
+        if product is None or 2 * num_bytes != weight.block or weight.zeros.dtype != np.uint8:
+            return None
+        integers, scale = product.args
+        is_rounded = self._bound(integers, "relax.round") is not None
+        shape = static_shape(integers) or ()
+        fits = shape[-2:] == (blocks, weight.block) and weight.block % (HALVES * NEIGHBOURS) == 0
+        return (integers, scale) if is_rounded and fits and blocks > 1 and columns % 8 == 0 else None
+
+    def _bound(self, expr: relax.Expr, name: str) -> Call | None:
+        """Return the call of this operator that a variable is bound to."""
+        call: Any = self.lookup_binding(expr) if isinstance(expr, relax.Var) else expr
+        return call if getattr(getattr(call, "op", None), "name", "") == name else None
+
+    def _emit(self, expr: relax.Expr) -> relax.Expr:
+        return self.builder_.emit(expr)
+
+
+def _rounded_product(
+    scale: te.Tensor, rows: te.Tensor, codes: te.Tensor, scales: te.Tensor, zeros: te.Tensor
+) -> te.Tensor:
+    """Multiply rows [..., blocks, steps, halves, 4] by codes [blocks, steps, 4, columns]."""
+    blocks, steps, neighbours, columns = codes.shape
+    b, p = te.reduce_axis((0, blocks), "b"), te.reduce_axis((0, steps), "p")
+    h, r = te.reduce_axis((0, tirx.const(HALVES, "int64")), "h"), te.reduce_axis((0, neighbours), "r")
+
+    def multiply(*place: tirx.Expr) -> tirx.Expr:
+        *row, j = place
+        code = (codes[b, p, r, j].astype("int32") >> (h.astype("int32") * 4)) & 15
+        zero = (zeros[0, 0] if math.prod(map(int, zeros.shape)) == 1 else zeros[b, j]).astype("int32")
+        product = (rows[(*row, b, p, h, r)].astype("int32") * (code - zero)).astype("float32")
+        return te.sum(scale[(*row, b)] * scales[b, j] * product, axis=[b, p, h, r])
+
+    return te.compute((*scale.shape[:-1], columns), multiply, name="product")

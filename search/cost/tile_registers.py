@@ -31,7 +31,7 @@ from search.programs.compute_location import is_inlined
 from search.programs.nest import Floats, Nest, touched_elements, vector_instructions
 from search.programs.program import Population
 from search.sketches.factors import Ints
-from search.sketches.intrinsics import BY_NAME
+from search.sketches.intrinsics import intrinsic_of
 from search.sketches.predicates import is_permutation, is_strided
 from search.sketches.stage import StageKind
 
@@ -104,7 +104,7 @@ class _Body:
         rows = tile.prod(axis=0) / width
         accumulators = rows * instructions
         level = nest.depth - 2
-        intrinsic = BY_NAME.get(nest.stage.intrinsic)
+        intrinsic = intrinsic_of(nest.stage)
         depth = intrinsic.depth if intrinsic else 1
         steps = nest.trips(level) / depth
         between, outer = _loops_between(nest)

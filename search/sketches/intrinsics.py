@@ -7,7 +7,8 @@ so the reduction must be contiguous in it.
 
 Some are missing: x86's pmaddubsw saturates sums of two products at 16 bits, and x86 has no instruction for
 int8 times int8. Shifting one side by 128 would change the computation. Instructions that multiply tiles (AMX,
-Arm's smmla and bfmmla) have another structure.
+Arm's smmla and bfmmla) have another structure. `search.sketches.block_products` describes sequences of
+instructions that multiply blocks of packed weights.
 """
 
 from __future__ import annotations
@@ -18,6 +19,13 @@ from dataclasses import dataclass
 from core.device import Device
 from core.profile import DOT
 from search.dag import AxisKind, BufferAccess, BufferRole, Dag, Node
+from search.sketches.block_products import (
+    BlockProduct,
+    BlockRoles,
+    best_block_product,
+    block_product,
+    block_roles,
+)
 from search.sketches.predicates import is_permutation, writes_boxes
 from search.sketches.stage import Stage
 
@@ -64,12 +72,14 @@ def register_intrinsic(intrinsic: Intrinsic) -> None:
 
 @dataclass(frozen=True)
 class Roles:
-    """The axes (by position) and operands (by name) of a node that an intrinsic takes."""
+    """The axes (by position) and operands (by name) of a node that an intrinsic takes. `extents` are the
+    intrinsic's, by axis, lanes first."""
 
     lane: int
     depth: int
     rows: str
     columns: str
+    extents: Mapping[int, int]
 
 
 def dot_product(features: Collection[str], lanes: int, columns: str, sums: str = "int32") -> Intrinsic | None:
@@ -83,12 +93,17 @@ def dot_product(features: Collection[str], lanes: int, columns: str, sums: str =
     return None
 
 
-def best_intrinsic(dag: Dag, node: Node, device: Device) -> Intrinsic | None:
+def best_intrinsic(dag: Dag, node: Node, device: Device) -> Intrinsic | BlockProduct | None:
     """Return the device's best intrinsic that matches the node."""
     for intrinsic in INTRINSICS:
         if set(intrinsic.features) <= set(device.features) and match_roles(dag, node, intrinsic):
             return intrinsic
-    return None
+    return best_block_product(dag, node, device)
+
+
+def intrinsic_of(stage: Stage) -> Intrinsic | BlockProduct | None:
+    """Return the intrinsic of a tiled stage; None without one."""
+    return BY_NAME.get(stage.intrinsic) or block_product(stage.intrinsic)
 
 
 def match_roles(dag: Dag, node: Node, intrinsic: Intrinsic) -> Roles | None:
@@ -105,26 +120,30 @@ def match_roles(dag: Dag, node: Node, intrinsic: Intrinsic) -> Roles | None:
     for rows, columns in (node.reads, node.reads[::-1]):
         depth = _contiguous_axis(rows)
         if depth is not None and _fits(dag, node, intrinsic, (rows, columns), (lane, depth)):
-            return Roles(lane, depth, rows.buffer, columns.buffer)
+            extents = {lane: intrinsic.lanes, depth: intrinsic.depth}
+            return Roles(lane, depth, rows.buffer, columns.buffer, extents)
     return None
 
 
 def intrinsic_extents(dag: Dag, stage: Stage) -> Mapping[int, int]:
-    """Return the extents of a stage's intrinsic by the positions of the axes that it covers, lanes first;
+    """Return the extents of a stage's intrinsic by the positions of the axes that it covers, outermost first;
     empty without an intrinsic.
 
     Raises ValueError if the intrinsic doesn't match the node.
     """
     if not stage.intrinsic:
         return {}
-    intrinsic = BY_NAME[stage.intrinsic]
-    found = stage_roles(dag, stage)
-    return {found.lane: intrinsic.lanes, found.depth: intrinsic.depth}
+    return stage_roles(dag, stage).extents
 
 
-def stage_roles(dag: Dag, stage: Stage) -> Roles:
+def stage_roles(dag: Dag, stage: Stage) -> Roles | BlockRoles:
     """Return the roles in a tensorized stage. Raises ValueError if the intrinsic doesn't match the node."""
-    found = match_roles(dag, dag.node[stage.node], BY_NAME[stage.intrinsic])
+    node, product = dag.node[stage.node], block_product(stage.intrinsic)
+    found = (
+        match_roles(dag, node, BY_NAME[stage.intrinsic])
+        if product is None
+        else block_roles(dag, node, product)
+    )
     if found is None:
         raise ValueError(f"{stage.intrinsic} does not compute {stage.node}")
     return found

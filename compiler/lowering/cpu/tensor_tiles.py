@@ -46,8 +46,8 @@ class IntrinsicTileLowering(TileLowering):
         register(self.stage.intrinsic)
         self._annotate_loops(self.levels[-1])
         block = self.schedule.get_sblock(self.node.name)
-        lanes = self.schedule.get_loops(block)[-2]
-        outer = self.schedule.blockize(lanes)
+        inner = len(intrinsic_extents(self.program.sketch.dag, self.stage))
+        outer = self.schedule.blockize(self.schedule.get_loops(block)[-inner])
         init = self.schedule.decompose_reduction(outer, self._first_reduction())
         self.schedule.vectorize(self._loops_inside(init)[-1])
         # The outer block keeps the condition of a partial tile, because an intrinsic's loops can't have one.

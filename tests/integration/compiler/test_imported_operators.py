@@ -20,6 +20,7 @@ from compiler.verifying.inputs import input_sets
 from compiler.verifying.reference import Reference
 from sandbox.limits import data_bytes
 from tests.marks import slow_lane_except
+from tests.onnx_models import in_bits
 
 TARGET = '{"kind":"llvm","num-cores":1}'
 MICROSOFT = "com.microsoft"
@@ -82,25 +83,6 @@ def ints(*values: int) -> np.ndarray:
 
 LENGTHS = ints(4, 2)
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
-
-
-def in_bits(
-    bits: int, depth: int, columns: int, block: int, rows: int, zeros: str = "", level: int = 4
-) -> onnx.ModelProto:
-    """A product of weights of a few bits, with zero points that are left out, packed or floats."""
-    blocks = -(-depth // block)
-    packed, scales = bytes_of(columns, blocks, block * bits // 8), random(columns, blocks) + 0.6
-    points = bytes_of(columns, -(-blocks * bits // 8)) if zeros == "packed" else random(columns, blocks)
-    return single(
-        "MatMulNBits",
-        [(rows, depth), packed, scales, points if zeros else None],
-        domain=MICROSOFT,
-        bits=bits,
-        K=depth,
-        N=columns,
-        block_size=block,
-        accuracy_level=level,
-    )
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
@@ -287,7 +269,7 @@ def test_scales_that_are_not_numbers_stay_so() -> None:
     model = in_bits(4, 64, 3, 32, 2)
     scales = numpy_helper.to_array(model.graph.initializer[1]).copy()
     scales[0, 0], scales[1, 1] = np.nan, np.inf
-    model.graph.initializer[1].CopyFrom(numpy_helper.from_array(scales, model.graph.initializer[1].name))
+    model.graph.initializer[1].CopyFrom(numpy_helper.from_array(scales, "scales"))
     file = read_file(model.SerializeToString(), {})
     inputs = next(iter(input_sets(file)))
     (wanted,) = Reference(file.proto, file.output_names).compute(inputs).values()

@@ -88,14 +88,17 @@ def _tensorized(graph: Dag, device: Device = SERVER) -> list[Sketch]:
 
 
 def test_a_product_of_bytes_is_a_sum_of_dot_products() -> None:
-    assert _matched(_matmul()) == Roles(lane=1, depth=2, rows="a", columns="b")
-    assert _matched(_matmul(b="b[j, k]")) == Roles(lane=1, depth=2, rows="a", columns="b")
+    assert _matched(_matmul()) == Roles(lane=1, depth=2, rows="a", columns="b", extents={1: 16, 2: 4})
+    assert _matched(_matmul(b="b[j, k]")) == Roles(
+        lane=1, depth=2, rows="a", columns="b", extents={1: 16, 2: 4}
+    )
 
 
 def test_the_operands_may_come_in_any_order() -> None:
     graph = _matmul()
     product = replace(graph.nodes[0], reads=graph.nodes[0].reads[::-1])
-    assert match_roles(replace(graph, nodes=(product,)), product, VNNI) == Roles(1, 2, "a", "b")
+    found = match_roles(replace(graph, nodes=(product,)), product, VNNI)
+    assert found == Roles(1, 2, "a", "b", {1: 16, 2: 4})
 
 
 @pytest.mark.parametrize(

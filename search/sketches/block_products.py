@@ -1,0 +1,120 @@
+"""Products of rows of int8 and blocks of packed weights, and how nodes match them.
+
+An intrinsic adds a whole block of the reduction to each of its lanes, in float32:
+    sums[lane] += scale * scales[lane] * sum_k rows[k] * (codes[lane, k] - zeros[lane])
+The inner sum is exact in int32. A byte holds two codes of four bits. So the reduction of a block runs over
+`steps` loads of codes, the two halves of a byte, and four neighbours, which one dot product adds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from core.device import Device
+from search.dag import AxisKind, BufferAccess, Dag, Node
+from search.sketches.predicates import is_permutation
+
+HALVES, NEIGHBOURS = 2, 4
+# The lanes of an intrinsic, the most first, and the instruction sets that it needs.
+_LANES = ((16, ("avx512_vnni",)), (8, ("avx512_vnni", "avx512vl")))
+_NAME = re.compile(r"block_(\d+)x(\d+)_(\d+)_vnni")
+
+
+@dataclass(frozen=True)
+class BlockProduct:
+    """An intrinsic. `points` is the number of zero points: one for each lane, or only one."""
+
+    lanes: int
+    steps: int
+    points: int
+
+    @property
+    def name(self) -> str:
+        return f"block_{self.lanes}x{self.depth}_{self.points}_vnni"
+
+    @property
+    def depth(self) -> int:
+        return self.steps * HALVES * NEIGHBOURS
+
+    @property
+    def rate(self) -> str:
+        """The name of its rate in a profile's `multiply_adds`."""
+        return "int8"
+
+
+@dataclass(frozen=True)
+class BlockRoles:
+    """The extents of an intrinsic by the axes (by position) that it takes, outermost first, and the operand
+    `columns`, which needs a special layout."""
+
+    extents: Mapping[int, int]
+    columns: str
+
+
+def block_product(name: str) -> BlockProduct | None:
+    """Return the intrinsic of this name; None for other names."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        return None
+    lanes, depth, points = map(int, found.groups())
+    return BlockProduct(lanes, depth // (HALVES * NEIGHBOURS), points)
+
+
+def best_block_product(dag: Dag, node: Node, device: Device) -> BlockProduct | None:
+    """Return the device's best intrinsic that matches the node."""
+    operands = _operands(dag, node)
+    if operands is None or node.vector_axis is None:
+        return None
+    codes, zeros = operands
+    steps = node.axes[codes.indices[1].terms[0].axis].extent
+    for lanes, features in _LANES:
+        if set(features) <= set(device.features) and node.axes[node.vector_axis].extent % lanes == 0:
+            return BlockProduct(lanes, steps, lanes if zeros.axes else 1)
+    return None
+
+
+def block_roles(dag: Dag, node: Node, product: BlockProduct) -> BlockRoles | None:
+    """Return the roles of a node's axes and operands; None if the node doesn't match."""
+    operands = _operands(dag, node)
+    if operands is None:
+        return None
+    codes, _ = operands
+    rows = next(read for read in node.reads if dag.buffer[read.buffer].dtype == "int8")
+    step, half, neighbour = (index.terms[0].axis for index in rows.indices[-3:])
+    lane = codes.indices[3].terms[0].axis
+    extents = {step: product.steps, half: HALVES, lane: product.lanes, neighbour: NEIGHBOURS}
+    fits = all(node.axes[axis].extent % extent == 0 for axis, extent in extents.items())
+    return BlockRoles(extents, codes.buffer) if fits else None
+
+
+def _operands(dag: Dag, node: Node) -> tuple[BufferAccess, BufferAccess] | None:
+    """Return how a node reads codes and zeros, if it computes a product of blocks:
+
+        c[i, j] += s[i, b] * f[b, j] * (q[i, b, p, h, r] * (codes[b, p, r, j] >> 4 * h & 15 - zeros[b, j]))
+
+    with zeros[0, 0] if there is only one.
+    """
+    if node.reducer != "sum" or len(node.reads) != 5 or node.vector_axis is None:
+        return None
+    types = [dag.buffer[read.buffer].dtype for read in node.reads]
+    if types != ["float32", "float32", "int8", "uint8", "uint8"]:
+        return None
+    _, scales, rows, codes, zeros = node.reads
+    if dag.buffer[node.write.buffer].dtype != "float32" or not is_permutation(dag, node, codes):
+        return None
+    if (
+        len(rows.indices) < 4
+        or len(codes.indices) != 4
+        or not all(one.is_single_axis for one in rows.indices)
+    ):
+        return None
+    if not all(index.terms for index in (*rows.indices[-4:], *codes.indices)):
+        return None
+    block, step, half, neighbour = (index.terms[0].axis for index in rows.indices[-4:])
+    extents = [node.axes[axis].extent for axis in (half, neighbour)]
+    are_codes = [index.terms[0].axis for index in codes.indices] == [block, step, neighbour, node.vector_axis]
+    are_summed = all(node.axes[a].kind is AxisKind.REDUCTION for a in (block, step, half, neighbour))
+    are_scaled = scales.axes == {block, node.vector_axis} and zeros.axes in (scales.axes, frozenset())
+    return (codes, zeros) if extents == [2, 4] and are_codes and are_summed and are_scaled else None
