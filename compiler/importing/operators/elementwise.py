@@ -40,8 +40,12 @@ def _clip(graph: Graph, node: Node) -> Value | None:
     for position, bound in enumerate(node.inputs[1:3]):
         if bound is not None and bound.constant is not None and bound.size == 1:
             bounds[position] = float(bound.constant.reshape(()))
-        elif bound is not None:
+        elif bound is not None and len(node.inputs) > 2 and None not in node.inputs:
             return None
+        elif bound is not None:
+            ends = [np.array(end, numpy_dtype(data.dtype)) for end in (-most, most)]
+            given = [bound, ends[1]] if position == 0 else [ends[0], bound]
+            return graph.op("Clip", data, *given)
     low, high = bounds
     if math.isnan(low) or math.isnan(high):
         return None

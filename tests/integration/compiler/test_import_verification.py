@@ -82,7 +82,11 @@ def test_the_runtime_alone_calls_no_model_wrong() -> None:
 @pytest.mark.parametrize(
     "graph",
     [
-        "g (float[8] x) => (float[8] y, float[8] z) <float low = {-1}> { y = Clip(x, low) z = Clip(x) }",
+        """g (float[8] x, float low) => (float[8] y, float[8] z, float[8] u) <float k = {-1}> {
+            y = Clip(x, k)
+            z = Clip(x)
+            u = Clip(x, low)
+        }""",
         """g (float[3,4] x, float[4] s) => (float[3,4] y, float[3,1] mean) {
             y, mean = LayerNormalization(x, s)
         }""",
