@@ -490,6 +490,8 @@ def _fix_input(value: onnx.ValueInfoProto, given: Shape | None) -> TensorSpec:
         raise ModelError(f"input '{name}' has no element type that ONNX knows: {tensor.elem_type}") from error
     if dtype == "object":
         raise ModelError(f"input '{name}' holds text; only tensors of numbers are supported")
+    if dtype.startswith("complex"):
+        raise ModelError(f"input '{name}' holds complex numbers: give real and imaginary parts as two inputs")
     declared = None
     if tensor.HasField("shape"):
         # Exporters write 0 for an unknown extent. Only the user can replace it by 1.

@@ -37,6 +37,14 @@ _ONNX_NAMES = {
     "float4_e2m1fn": "float4e2m1",
     "float8_e8m0fnu": "float8e8m0",
 }
+# The positions of inputs that decide the shape of the result, by operator.
+_SHAPE_INPUTS = {
+    **dict.fromkeys(("CenterCropPad", "Expand", "OneHot", "Pad", "Reshape", "Split", "Tile", "TopK"), (1,)),
+    **dict.fromkeys(("Squeeze", "Unsqueeze", "AffineGrid"), (1,)),
+    **dict.fromkeys(("ConstantOfShape", "BlackmanWindow", "HammingWindow", "HannWindow"), (0,)),
+    **dict.fromkeys(("Range", "MelWeightMatrix"), (0, 1, 2)),
+    **dict.fromkeys(("Slice", "Resize"), (1, 2, 3)),
+}
 # Errors from these modules describe the model; TVM's errors describe TVM.
 _READABLE_MODULES = (str(Path(__file__).parents[1]), str(Path(np.__file__).parent))
 
@@ -50,6 +58,7 @@ def reason_of(error: Exception, proto: onnx.NodeProto, values: Mapping[str, Valu
         _mixed_types(proto, values, version)
         or _wrong_type(proto, values, version)
         or _misfit(proto, values)
+        or _computed_shape(proto, values)
         or _disallowed(proto, values, version)
     )
     if found:
@@ -59,6 +68,19 @@ def reason_of(error: Exception, proto: onnx.NodeProto, values: Mapping[str, Valu
     told = ", ".join(f"{each.name}={_short(each)}" for each in proto.attribute if each.type != each.GRAPH)
     what = f"attributes ({told})" if told else "types and shapes"
     return f"it isn't supported for these {what}{_given(proto, values)}"
+
+
+def plain_reason(error: Exception) -> str:
+    """Return why an operator can't be imported, without a full stop. TVM's failed checks name its objects, so
+    they are only logged.
+    """
+    is_refusal = isinstance(error, UnsupportedOperator | NotImplementedError)
+    if is_refusal or (
+        isinstance(error, ValueError | IndexError | MemoryError) and _has_readable_message(error)
+    ):
+        return first_line(error).rstrip(".")
+    _log.info("%s: %s", type(error).__name__, first_line(error))
+    return "it isn't supported for these attributes, types and shapes"
 
 
 def _has_readable_message(error: BaseException) -> bool:
@@ -126,6 +148,15 @@ def _misfit(proto: onnx.NodeProto, values: Mapping[str, Value]) -> str:
     return ""
 
 
+def _computed_shape(proto: onnx.NodeProto, values: Mapping[str, Value]) -> str:
+    """Name the first input that decides the result's shape, but isn't a constant; "" if there is none."""
+    for position in _SHAPE_INPUTS.get(proto.op_type, ()):
+        name = proto.input[position] if position < len(proto.input) else ""
+        if name in values and values[name].constant is None:
+            return f"'{name}' decides the shape of its result, and must be a constant of the model"
+    return ""
+
+
 def _disallowed(proto: onnx.NodeProto, values: Mapping[str, Value], version: int) -> str:
     """Return the error of ONNX's own shape inference; "" without one."""
     schema = _schema(proto, version)
@@ -161,8 +192,12 @@ def _short(attribute: onnx.AttributeProto) -> str:
 
 
 def _given(proto: onnx.NodeProto, values: Mapping[str, Value]) -> str:
-    """Describe the types and shapes of a node's inputs."""
     known = [values[name] for name in proto.input if name in values]
-    types = ", ".join(f"{value.dtype} {value.shape}" for value in known[:MAX_INPUTS_SHOWN])
-    more = ", ..." if len(known) > MAX_INPUTS_SHOWN else ""
-    return f" (its inputs are {types}{more})" if known else ""
+    return told_inputs([(value.dtype, value.shape) for value in known])
+
+
+def told_inputs(inputs: Sequence[tuple[str, Sequence[int]]]) -> str:
+    """Describe the types and shapes of an operator's inputs."""
+    types = ", ".join(f"{dtype} {tuple(shape)}" for dtype, shape in inputs[:MAX_INPUTS_SHOWN])
+    more = ", ..." if len(inputs) > MAX_INPUTS_SHOWN else ""
+    return f" (its inputs are {types}{more})" if inputs else ""

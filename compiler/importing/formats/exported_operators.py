@@ -394,6 +394,21 @@ REDUCTIONS = {
 }
 
 
+def _as_strided(node: Any, importer: Any) -> Any:
+    """Read elements at multiples of strides in memory, which the graph knows of contiguous operands only."""
+    given, source = arguments(node, importer), node.args[0].meta["val"]
+    start = given["storage_offset"]
+    places = np.array(0 if start is None else int(start) - int(source.storage_offset()))
+    for count, stride in zip(given["size"], given["stride"], strict=True):
+        places = places[..., None] + np.arange(int(count)) * int(stride)
+    is_inside = not places.size or (places.min() >= 0 and places.max() < source.numel())
+    if not (source.is_contiguous() and is_inside):
+        raise UnsupportedOperator("it reads memory in another order than its operand's: index the operand")
+    emit = importer.block_builder.emit
+    flat = emit(relax.op.reshape(given["self"], [-1]))
+    return emit(relax.op.take(flat, relax.const(places, "int64"), axis=0, mode="clip"))
+
+
 def _scatter_reduce(node: Any, importer: Any) -> Any:
     """Scatter elements, and reduce those with the same index. With include_self, the data's own elements are
     reduced, too.
@@ -549,6 +564,7 @@ _SHIFTS_LEFT, _SHIFTS_RIGHT = (
 CONVERTERS: Mapping[str, Convert] = {
     "elu.default": _elu,
     "index.Tensor": _index,
+    "as_strided.default": _as_strided,
     "index_put.default": _index_put,
     **{
         f"{name}.{form}": _with_alpha(name)

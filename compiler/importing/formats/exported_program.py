@@ -31,14 +31,16 @@ from compiler.constants.fold import static_shape
 from compiler.importing.formats import exported_operators, exported_reductions
 from compiler.importing.formats.exported_decoder_cache import CacheNotInPlace, KeptCache, find_cache
 from compiler.importing.formats.exported_operators import cast, is_float, write_in_place
-from compiler.importing.formats.model_file import Content, check_shapes
+from compiler.importing.formats.model_file import Content, check_shapes, unique_names
 from compiler.importing.model import RelaxModel, checked_model
 from compiler.importing.places import Places
+from compiler.importing.reasons import plain_reason, told_inputs
 from compiler.importing.spec import ModelError, Shape, TensorSpec, first_line
 from compiler.importing.values import UnsupportedOperator, numpy_dtype
 from sandbox import python_packages
 
 Array = NDArray[Any]
+REPLACE = "Replace it by other operators, or export the model as ONNX"
 EXPORT_AGAIN = "export the model again with PyTorch 2.8 or newer"
 MAX_JSON_BYTES = 64 << 20
 # The allowed files of an archive, below its own folder.
@@ -143,7 +145,7 @@ class ExportedProgram:
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        return tuple(str(name) for name in self.decomposed.graph_signature.user_outputs)
+        return unique_names([str(name) for name in self.decomposed.graph_signature.user_outputs])
 
     def to_relax(self) -> RelaxModel:
         # Imported here, because it loads PyTorch.
@@ -162,8 +164,12 @@ class ExportedProgram:
                     run_ep_decomposition=False,
                     custom_convert_map=dict.fromkeys(known, partial(_convert_at, places, writes)),
                 )
+        except ModelError:
+            raise
         except Exception as error:
-            raise ModelError(f"the exported program can't be imported: {first_line(error)}") from error
+            raise ModelError(
+                f"the exported program can't be imported: {plain_reason(error)}. Export it as ONNX"
+            ) from error
         names = [str(name) for name in self.decomposed.graph_signature.user_inputs]
         main = _in_order(module["main"], names, self.inputs)
         module.update_func(module.get_global_var("main"), main.with_attr("num_input", len(self.inputs)))
@@ -275,7 +281,11 @@ def _convert(node: Any, importer: Any) -> Any:
         result = importer.create_convert_map()[name](node) if own is None else own(node, importer)
         return _as_recorded(builder, result, value)
     except Exception as error:
-        raise ModelError(f"operator {name} of node '{node.name}': {first_line(error)}") from error
+        given = [one.meta["val"] for one in node.all_input_nodes if hasattr(one.meta.get("val"), "dtype")]
+        told = told_inputs([(str(one.dtype).removeprefix("torch."), [*one.shape]) for one in given])
+        raise ModelError(
+            f"operator {name} of node '{node.name}' can't be imported: {plain_reason(error)}{told}. {REPLACE}"
+        ) from error
     finally:
         importer.env.update(before)
 
@@ -298,8 +308,7 @@ def _refuse_unknown(graph: Any, known: set[str]) -> None:
         name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
         if name and name not in known:
             raise ModelError(
-                f"operator {name} of node '{node.name}' isn't supported: replace it by other operators, or "
-                "export the model as ONNX"
+                f"operator {name} of node '{node.name}' can't be imported: it isn't supported. {REPLACE}"
             )
 
 

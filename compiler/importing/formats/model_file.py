@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from compiler.importing.model import RelaxModel
@@ -34,6 +34,13 @@ class Reader(Protocol):
     """
 
     def __call__(self, content: Content, shapes: Mapping[str, Shape]) -> ModelFile: ...
+
+
+def unique_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names, with numbers after those that occur several times."""
+    return tuple(
+        name if names.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names)
+    )
 
 
 def check_shapes(inputs: tuple[TensorSpec, ...], shapes: Mapping[str, Shape]) -> None:

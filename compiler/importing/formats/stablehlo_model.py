@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tvm
 
-from compiler.importing.formats.model_file import Content, check_shapes
+from compiler.importing.formats.model_file import Content, check_shapes, unique_names
 from compiler.importing.model import RelaxModel, checked_model
 from compiler.importing.onnx_file import static_shape_of
 from compiler.importing.onnx_graph import identifiers
@@ -105,7 +105,7 @@ def read(content: Content, shapes: Mapping[str, Shape]) -> StablehloModel:
     main = _main(module)
     arguments = list(main.regions[0].blocks[0].arguments)
     functions = functions_of(module)
-    names = _unique([_name(functions, argument) or f"input{n}" for n, argument in enumerate(arguments)])
+    names = unique_names([_name(functions, argument) or f"input{n}" for n, argument in enumerate(arguments)])
     if any(_is_dynamic(argument.type) for argument in arguments):
         module = _refined(module, names, arguments, shapes)
         main = _main(module)
@@ -202,11 +202,7 @@ def _output_names(main: Any) -> tuple[str, ...]:
         (str(each["jax.result_info"].value) if "jax.result_info" in each else "") or f"output{number}"
         for number, each in enumerate(described)
     ]
-    return tuple(_unique(names))
-
-
-def _unique(names: Sequence[str]) -> list[str]:
-    return [name if names.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names)]
+    return unique_names(names)
 
 
 def _is_dynamic(kind: Any) -> bool:

@@ -11,9 +11,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from compiler.importing.formats.model_file import Content, check_shapes
+from compiler.importing.formats.model_file import Content, check_shapes, unique_names
 from compiler.importing.model import RelaxModel, checked_model
 from compiler.importing.places import Places
+from compiler.importing.reasons import plain_reason
 from compiler.importing.spec import ModelError, NoReference, Shape, TensorSpec, first_line
 
 Array = NDArray[Any]
@@ -41,7 +42,9 @@ class TfliteModel:
         except ModelError:
             raise
         except Exception as error:
-            raise ModelError(f"the TFLite model can't be imported: {first_line(error)}") from error
+            raise ModelError(
+                f"the TFLite model can't be imported: {plain_reason(error)}. Convert it to ONNX"
+            ) from error
         return checked_model(module, self.inputs, self.output_names, places=places.names)
 
     def operators(self) -> list[tuple[str, bool]]:
@@ -89,7 +92,7 @@ def read(content: Content, shapes: Mapping[str, Shape]) -> TfliteModel:
         graph = model.Subgraphs(0)
         inputs = tuple(_spec(tflite, graph.Tensors(number), shapes) for number in graph.InputsAsNumpy())
         _check_names(graph)
-        names = tuple(graph.Tensors(number).Name().decode() for number in graph.OutputsAsNumpy())
+        names = unique_names([graph.Tensors(number).Name().decode() for number in graph.OutputsAsNumpy()])
     except ModelError:
         raise
     except Exception as error:  # a damaged table of offsets may cause any exception

@@ -22,7 +22,8 @@ from compiler.importing.formats import tflite_elementwise, tflite_recurrent
 from compiler.importing.onnx_graph import Graph
 from compiler.importing.operators import CONVERTERS as ONNX_CONVERTERS
 from compiler.importing.places import Places
-from compiler.importing.spec import ModelError, first_line
+from compiler.importing.reasons import plain_reason, told_inputs
+from compiler.importing.spec import ModelError
 from compiler.importing.values import UnsupportedOperator
 
 Array = NDArray[Any]
@@ -50,6 +51,12 @@ _TYPES = ("FLOAT32", "FLOAT16", "INT8", "INT16", "INT32", "INT64", "UINT8", "UIN
 _INTEGERS = ("INT4", "INT8")
 # TVM's front end represents complex numbers as pairs, which can't be outputs.
 _COMPLEX = frozenset({"COMPLEX_ABS", "IMAG", "REAL", "RFFT2D"})
+
+
+def _dtype_of(tensor: Any) -> str:
+    """Return the name of a tensor's element type in a message."""
+    types = vars(importlib.import_module("tflite.TensorType").TensorType)
+    return next((name.lower() for name, number in types.items() if number == tensor.tensor.Type()), "unknown")
 
 
 class _Retyped:
@@ -218,9 +225,11 @@ class Converter(OperatorConverter):
         written = [
             get_tensor_name(self.subgraph, tensor.tensor_idx) for tensor in self.get_output_tensors(op)
         ]
+        given = [tensor for tensor in self.get_input_tensors(op) if tensor.tensor_idx >= 0]
+        told = told_inputs([(_dtype_of(tensor), self.declared_shape(tensor)) for tensor in given])
         return ModelError(
-            f"operator {kind} that computes '{''.join(written[:1])}' can't be imported: "
-            f"{first_line(error) or type(error).__name__}"
+            f"operator {kind} that computes '{''.join(written[:1])}' can't be imported: {plain_reason(error)}"
+            f"{told}. Change or replace it, or convert the model to ONNX"
         )
 
     def convert_op_to_relax(self) -> None:
@@ -242,9 +251,6 @@ class Converter(OperatorConverter):
                     if self._places is not None and isinstance(declared, Call):
                         declared = self.bb.emit(declared, self._places.binding(name))
                     self.exp_tab.set_expr(name, declared)
-            except AssertionError as error:
-                form = ValueError(f"this form of it isn't supported ({first_line(error)})")
-                raise self._refusal(kind, op, form) from error
             except Exception as error:
                 raise self._refusal(kind, op, error) from error
 

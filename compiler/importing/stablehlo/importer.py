@@ -25,7 +25,8 @@ from compiler.constants.fold import MAX_CONSTANT_BYTES
 from compiler.importing.onnx_file import MAX_NODES
 from compiler.importing.onnx_graph import Graph
 from compiler.importing.operators import CONVERTERS as ONNX_CONVERTERS
-from compiler.importing.spec import ModelError, Shape, TensorSpec, first_line
+from compiler.importing.reasons import plain_reason
+from compiler.importing.spec import ModelError, Shape, TensorSpec
 from compiler.importing.stablehlo.attributes import Array, mlir, tensor_type
 from compiler.importing.values import UnsupportedOperator, Value, numpy_dtype
 
@@ -311,7 +312,7 @@ def _naming(op: Any) -> Iterator[None]:
         raise
     except Exception as error:
         raise ModelError(
-            f"operation {op.name} at {place(op.location)} can't be imported: {first_line(error)}"
+            f"operation {op.name} at {place(op.location)} can't be imported: {plain_reason(error)}"
         ) from error
 
 

@@ -109,6 +109,10 @@ REFUSED: Mapping[str, tuple[bytes, str]] = {
         model_of("Attention", [floats(1, 2, 3, 4), floats(1, 2, 3, 5), floats(1, 2, 3, 5)], []),
         "(1, 2, 1, 3, 5)",
     ),
+    "a shape that the data gives": (
+        model_of("Reshape", [floats(2, 3), np.array([6])], []),
+        "'x1' decides the shape of its result, and must be a constant of the model",
+    ),
     "a grid whose size the data gives": (
         model_of("AffineGrid", [floats(1, 2, 3), np.array([1, 1, 2, 2])], [], opset=20),
         "the size must be a constant of the model",

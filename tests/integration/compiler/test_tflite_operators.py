@@ -726,6 +726,10 @@ REFUSED: dict[str, tuple[Callable[[], Case], str]] = {
         lambda: Case("POW", [ints(2, 3), ints(3, 2)], [((2,), "int32")]),
         "operator POW .* powers of integers aren't supported",
     ),
+    "parts of several shapes": (
+        lambda: _one("PACK", [random(2, 3), random(1, 3)], (2, 2, 3), options="PackOptions", valuesCount=2),
+        r"types and shapes \(its inputs are float32 \(2, 3\), float32 \(1, 3\)\)\. Change or replace it, or",
+    ),
     "places counted from the beginning": (
         lambda: _one(
             "STRIDED_SLICE",

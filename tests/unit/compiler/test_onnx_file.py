@@ -90,8 +90,8 @@ def _make_the_input_a_sequence(model: onnx.ModelProto) -> None:
     model.graph.input[0].type.sequence_type.elem_type.tensor_type.elem_type = TensorProto.FLOAT
 
 
-def _make_the_input_text(model: onnx.ModelProto) -> None:
-    model.graph.input[0].type.tensor_type.elem_type = TensorProto.STRING
+def _make_the_input_hold(kind: int) -> Callable[[onnx.ModelProto], None]:
+    return lambda model: setattr(model.graph.input[0].type.tensor_type, "elem_type", kind)
 
 
 def _add_sparse_weights(model: onnx.ModelProto) -> None:
@@ -179,7 +179,8 @@ def _hide_external_data_in_a_function(model: onnx.ModelProto) -> None:
         (_changed(_set_number("group", -(2**63))), "has group"),
         (_changed(_set_number("dilations", 2**40)), "has dilations"),
         (_changed(_make_the_input_a_sequence), "isn't a tensor|not a tensor"),
-        (_changed(_make_the_input_text), "holds text"),
+        (_changed(_make_the_input_hold(TensorProto.STRING)), "holds text"),
+        (_changed(_make_the_input_hold(TensorProto.COMPLEX64)), "holds complex numbers"),
     ],
 )
 def test_bad_files_are_refused_in_one_sentence(data: bytes, message: str) -> None:
