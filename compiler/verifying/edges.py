@@ -97,8 +97,14 @@ _SPREADING = {
     *("lstm", "gru", "rnn_tanh", "rnn_relu", "upsample_bicubic2d"),
     *("upsample_bilinear2d", "upsample_linear1d", "upsample_trilinear3d", "upsample_nearest2d", "col2im"),
     *("grid_sampler_2d", "grid_sampler_3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"),
-    # StableHLO's
-    *("stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution", "stablehlo.reduce_window"),
+    # StableHLO's; XLA leaves out some products with zeros
+    *(
+        "stablehlo.multiply",
+        "stablehlo.dot_general",
+        "stablehlo.dot",
+        "stablehlo.convolution",
+        "stablehlo.reduce_window",
+    ),
     # TFLite's
     *("CONV_2D", "CONV_3D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED", "BATCH_MATMUL"),
     *("RESIZE_BILINEAR", "UNIDIRECTIONAL_SEQUENCE_LSTM", "BIDIRECTIONAL_SEQUENCE_LSTM", "LSTM", "RNN"),

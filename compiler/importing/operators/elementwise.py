@@ -43,9 +43,10 @@ def _clip(graph: Graph, node: Node) -> Value | None:
         elif bound is not None and len(node.inputs) > 2 and None not in node.inputs:
             return None
         elif bound is not None:
-            ends = [np.array(end, numpy_dtype(data.dtype)) for end in (-most, most)]
-            given = [bound, ends[1]] if position == 0 else [ends[0], bound]
-            return graph.op("Clip", data, *given)
+            least, greatest = (np.array(end, numpy_dtype(data.dtype)) for end in (-most, most))
+            if position == 0:
+                return graph.op("Clip", data, bound, greatest)
+            return graph.op("Clip", data, least, bound)
     low, high = bounds
     if math.isnan(low) or math.isnan(high):
         return None

@@ -282,3 +282,12 @@ def test_powers_that_are_no_integers_are_open() -> None:
         found = judge(step, {"x": x, "k": k, "y": right}, {"y": np.array([0, 4], np.int32)}, edge, "float32")
         assert found is not None
         assert found.is_open is is_open
+
+
+def test_nan_may_spread_to_products_but_not_vanish() -> None:
+    """XLA leaves out products with a constant 0, even of infinities."""
+    step = Step(frozenset({"stablehlo.multiply"}), "a product", ("x",), ("y",))
+    zero, nan = np.zeros(1, np.float32), np.full(1, np.nan, np.float32)
+    edge = EdgeSet("infinities", {"x": nan}, finite=False)
+    assert judge(step, {"x": nan, "y": zero}, {"y": nan}, edge, "float32") is None
+    assert judge(step, {"x": nan, "y": nan}, {"y": zero}, edge, "float32") is not None
