@@ -13,7 +13,7 @@ import re
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from functools import partial
@@ -148,9 +148,8 @@ class ImportedModel:
             raise ValueError("an element type has no name")
         if not 0 <= self.halves_in_float32[0] <= self.halves_in_float32[1]:
             raise ValueError("there can't be more products in float32 than products")
-        names = {spec.name for spec in self.inputs}
-        if self.cache is not None and not names.issuperset({self.cache.position, *self.cache.buffers}):
-            raise ValueError("the cache refers to inputs that the model doesn't have")
+        if self.cache is not None:
+            _check_cache(self.cache, self.inputs, self.outputs)
         own = {task.workload_hash for task in self.tasks if not task.variant}
         for task in self.tasks:
             is_place = all(0 <= index < MAX_OPERANDS for index in task.constants)
@@ -167,6 +166,18 @@ class ImportedModel:
     def from_json(cls, fields: Mapping[str, Any]) -> ImportedModel:
         """Read a model from the JSON of `dataclasses.asdict`. Raises msgspec.ValidationError."""
         return msgspec.convert(fields, cls)
+
+
+def _check_cache(cache: CacheSpec, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
+    """Raise ValueError if a cache refers to inputs, outputs or axes that the model doesn't have."""
+    taken, returned = ({spec.name: len(spec.shape) for spec in specs} for specs in (inputs, outputs))
+    places = [(taken, cache.buffers), (taken, cache.tokens), (returned, cache.outputs)]
+    if cache.position not in taken or not cache.buffers.keys() >= cache.moved.keys():
+        raise ValueError("the cache refers to inputs that the model doesn't have")
+    for ranks, axes in places:
+        for name, axis in axes.items():
+            if not 0 <= axis < ranks.get(name, 0):
+                raise ValueError(f"the cache refers to axis {axis} of {name}, which the model doesn't have")
 
 
 def import_model(

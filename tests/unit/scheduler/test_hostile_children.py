@@ -82,6 +82,36 @@ def test_implausible_replies_of_the_compile_child_are_rejected(field: str, value
         ImportedModel.from_json(whole)
 
 
+CACHE: dict[str, Any] = {
+    "position": "x",
+    "capacity": 8,
+    "count": 1,
+    "buffers": {"x": 1},
+    "tokens": {"x": 0},
+    "outputs": {"y": 1},
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"position": "z"},
+        {"capacity": 1},
+        {"count": 0},
+        {"buffers": {"z": 0}},
+        {"buffers": {"x": 2}},
+        {"tokens": {"x": -1}},
+        {"outputs": {"x": 0}},
+        {"moved": {"z": 0}},
+    ],
+)
+def test_what_no_cache_has_is_refused(changes: dict[str, Any]) -> None:
+    whole: dict[str, Any] = asdict(MODEL)
+    ImportedModel.from_json({**whole, "cache": CACHE})
+    with pytest.raises(msgspec.ValidationError):
+        ImportedModel.from_json({**whole, "cache": {**CACHE, **changes}})
+
+
 DIFFERENCE = {"name": "y", "elements": 3, "differing": 1, "largest": 0.5, "db": 60.0}
 COMPARISON = {"outputs": [DIFFERENCE], "note": ""}
 LAYER = {"name": "conv", "operator": "Conv", "kept": False, "own_db": 30.0, "total_db": None}
