@@ -8,12 +8,18 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 
 _SHA256 = re.compile("[0-9a-f]{64}")
 # More than the memory of a thread.
 MAX_RESOURCE = 1 << 24
 # Repeats are noisy if they spread by more than this share of their median.
 NOISY = 0.25
+# A confidence interval comes from the medians of this many parts. A worker times whole models in at least as
+# many turns.
+INTERVAL_PARTS = 5
+# The 97.5th percentile of Student's t distribution with INTERVAL_PARTS - 1 degrees of freedom.
+_T = 2.776
 
 
 class Outcome(StrEnum):
@@ -126,6 +132,22 @@ def noise(run_s: Sequence[float]) -> float | None:
         return None
     low, high = spread(run_s)
     return (high - low) / statistics.median(run_s)
+
+
+def confidence_interval(run_s: Sequence[float]) -> tuple[float, float] | None:
+    """Return the 95% confidence interval of the median, in seconds; None for fewer than ten repeats.
+
+    Repeats of one turn share the state of the machine, so they aren't independent. The interval is therefore
+    computed from the medians of five parts of the repeats, in the order in which they were measured.
+    """
+    count = len(run_s)
+    if count < 2 * INTERVAL_PARTS:
+        return None
+    ends = [count * part // INTERVAL_PARTS for part in range(INTERVAL_PARTS + 1)]
+    medians = [statistics.median(run_s[start:end]) for start, end in pairwise(ends)]
+    half = _T * statistics.stdev(medians) / math.sqrt(INTERVAL_PARTS)
+    median = statistics.median(run_s)
+    return max(median - half, min(run_s)), min(median + half, max(run_s))
 
 
 def is_noisy(run_s: Sequence[float]) -> bool:

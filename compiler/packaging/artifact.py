@@ -138,6 +138,13 @@ class Manifest:
         if self.threads < 1:
             raise ValueError(f"an artifact runs on at least one thread, not {self.threads}")
 
+    @property
+    def kernels_s(self) -> float | None:
+        """The sum of the latencies of all kernels, timed one by one; None unless all were measured."""
+        secs = [None if task.latency_s is None else task.weight * task.latency_s for task in self.tasks]
+        known = [each for each in secs if each is not None]
+        return sum(known) if known and len(known) == len(secs) else None
+
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True)
 

@@ -35,6 +35,7 @@ from core.job import (
     JobState,
     options_of,
 )
+from core.measurement import confidence_interval, is_noisy
 from core.roofline import Limits, verdict
 from records import devices
 from records.fleet import module_runs
@@ -220,6 +221,8 @@ class JobBody(BaseModel):
     tuned_latency_s: float | None
     untuned_s: list[float]
     tuned_s: list[float]
+    tuned_interval_s: tuple[float, float] | None
+    noisy: bool
     published_before_s: list[float]
     onnxruntime: OnnxRuntimeBody | None
     artifact_version: int | None
@@ -261,6 +264,8 @@ class JobBody(BaseModel):
             tuned_latency_s=statistics.median(job.tuned_s) if job.tuned_s else None,
             untuned_s=list(job.untuned_s or ()),
             tuned_s=list(job.tuned_s or ()),
+            tuned_interval_s=confidence_interval(job.tuned_s or ()),
+            noisy=is_noisy(job.tuned_s or job.untuned_s or ()),
             published_before_s=list(published_before_s),
             artifact_version=job.artifact_version,
             infers=request.infers,

@@ -245,6 +245,8 @@ class TuneResult:
             "job": asdict(self.job),
             "untuned_latency_s": self.job.untuned_latency_s,
             "tuned_latency_s": self.job.tuned_latency_s,
+            "tuned_interval_s": self.job.tuned_interval_s,
+            "noisy": self.job.noisy,
             "speedup": self.speedup,
             "tasks": [asdict(task) for task in self.tasks],
             "artifact": str(self.output),
@@ -255,6 +257,7 @@ class TuneResult:
     def print(self, console: Console) -> None:
         lines = [
             ("tuned", f"{latency_text(self.job.tuned_latency_s)}   {self.gain}"),
+            ("between", self._interval),
             ("kernels", self._kernels),
             ("untuned", latency_text(self.job.untuned_latency_s)),
             ("ended", self.job.end_reason.text if self.job.end_reason is not None else ""),
@@ -274,6 +277,15 @@ class TuneResult:
         for name, text in lines:
             if text:
                 console.print(f"{name:10}{text}", highlight=False, markup=False, soft_wrap=True)
+
+    @property
+    def _interval(self) -> str:
+        """The confidence interval of the tuned latency, and whether it is noisy; "" if unknown."""
+        if self.job.tuned_interval_s is None:
+            return ""
+        low, high = map(latency_text, self.job.tuned_interval_s)
+        noisy = "; noisy: the device was disturbed" if self.job.noisy else ""
+        return f"{low} and {high} with 95% confidence{noisy}"
 
     @property
     def _kernels(self) -> str:

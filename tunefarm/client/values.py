@@ -96,7 +96,9 @@ class Job(JobOptions):
 
     `untuned_latency_s` is the latency of the whole model as TVM compiles it by default, except that slow
     loops get a plain parallel schedule. `tuned_latency_s` is its latency with the best schedules. Both are
-    measured on the device. `onnxruntime` is None until a model is published. An inference job runs
+    measured on the device. `tuned_interval_s` is the 95% confidence interval of the latter, None if there are
+    too few repeats. The model's repeats differ so much in a `noisy` job that the device must have been
+    disturbed. `onnxruntime` is None until a model is published. An inference job runs
     the artifact of the job `infers`. `tags` and `notes` are written by users.
     """
 
@@ -117,6 +119,8 @@ class Job(JobOptions):
     trials_done: int
     untuned_latency_s: float | None
     tuned_latency_s: float | None
+    tuned_interval_s: tuple[float, float] | None = None
+    noisy: bool = False
     latency_s: float | None = None
     min_gain: float | None = None
     objective: str = "sum"

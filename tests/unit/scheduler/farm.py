@@ -365,8 +365,9 @@ class Farm:
 
 
 def measure(trial: Trial) -> Measurement:
-    """Measure a trial: the same trace always takes the same time, and one in five does not build."""
+    """Measure a trial: the same trace always takes the same time, and one in five does not build. A model's
+    four kernels take 10 ms together, like the tuned library."""
     digest = zlib.crc32(trial.trace.encode())
     if digest % 5 == 0:
         return Measurement(Outcome.BUILD_ERROR, error="no such intrinsic")
-    return Measurement(Outcome.OK, (1e-4 + digest % 1000 * 1e-6,))
+    return Measurement(Outcome.OK, (2.4e-3 + digest % 1000 * 1e-7,))

@@ -43,7 +43,8 @@ def test_the_untuned_model_is_published_only_if_it_is_faster(
 
 def test_a_tie_is_reported() -> None:
     verdict = judge([timed("tuned", around(1.003, 0.01)), timed("untuned", around(1.0, 0.01))])
-    assert verdict.message == "1e+03 ms, no slower than untuned (1e+03 ms) within the noise of the timings"
+    latency = "1e+03 ms (998 to 1.01e+03 ms with 95% confidence)"
+    assert verdict.message == f"{latency}, no slower than untuned (1e+03 ms) within the noise of the timings"
 
 
 def test_an_earlier_model_is_replaced_only_by_an_equally_fast_model() -> None:
