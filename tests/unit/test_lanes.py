@@ -72,7 +72,7 @@ def test_the_parts_of_as_many_commits_are_the_whole_lane(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_long_test_has_fewer_beside_it(folder: Path) -> None:
+def test_fewer_tests_run_beside_a_long_test(folder: Path) -> None:
     """A test that takes as long as a part does has a part of its own."""
     own = len(RARE) * USUAL_S / (PARTS - 1)
     mark = f"@pytest.mark.slow_lane(seconds={own})"

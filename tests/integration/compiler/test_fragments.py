@@ -140,7 +140,7 @@ def test_rows_that_are_not_aligned_are_an_error(tmp_path: Path) -> None:
         program.run(arrays)
 
 
-def test_code_without_fragments_stays_as_it_is() -> None:
+def test_code_without_fragments_is_unchanged() -> None:
     source = 'extern "C" __global__ void main_kernel() {}'
     assert use_mma_sync(source) == source
 

@@ -66,7 +66,7 @@ def fetch(worker: Worker, sha: str) -> bytes:
     return b"".join(chunk.data for chunk in chunks)
 
 
-def test_a_builder_is_shown_as_one(service: Service, builder: Worker) -> None:
+def test_a_builder_is_shown_as_a_builder(service: Service, builder: Worker) -> None:
     assert builder.call().lease is None
     (shown,) = service.http.get("/v1/workers").json()["items"]
     assert (shown["role"], shown["builds_for"]) == ("build", ["x86_64", "aarch64"])

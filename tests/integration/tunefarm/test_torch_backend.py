@@ -120,7 +120,7 @@ def test_a_graph_break_leaves_the_rest_compiled(lines: pytest.LogCaptureFixture)
     ],
     ids=["random numbers", "complex numbers", "an operator that is unknown"],
 )
-def test_a_graph_that_cannot_be_compiled_runs_in_pytorch(run: Any, lines: pytest.LogCaptureFixture) -> None:
+def test_an_uncompilable_graph_runs_in_pytorch(run: Any, lines: pytest.LogCaptureFixture) -> None:
     x = torch.randn(4, 4)
     with torch.no_grad():
         compiled = _compiled(run)

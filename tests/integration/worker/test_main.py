@@ -186,7 +186,7 @@ def test_a_worker_without_its_scope_names_the_next_step() -> None:
     )
 
 
-def test_a_token_that_would_cross_the_network_in_clear_is_warned_of() -> None:
+def test_sending_a_token_without_tls_causes_a_warning() -> None:
     command = (sys.executable, "-P", "-m", "worker", "--server", "192.0.2.1:9", "--token", "s3cret")
     with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None

@@ -34,7 +34,9 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     [((3.0, 2.0, 1.05, 1.0), 2.0), ((1.05, 2.0, 1.0), 2.0), ((1.0,), 0.0)],
     ids=["falls", "rises again", "one point"],
 )
-def test_it_settles_at_the_first_point_that_stays_low(latencies_s: tuple[float, ...], at_s: float) -> None:
+def test_a_curve_settles_at_the_first_point_that_stays_low(
+    latencies_s: tuple[float, ...], at_s: float
+) -> None:
     point = _curve(*latencies_s).settled()
     assert point is not None
     assert point.at_s == at_s

@@ -22,7 +22,7 @@ def test_equal_outputs_do_not_deviate() -> None:
 
 @pytest.mark.parametrize("factor", [0.9, 1.1])
 @pytest.mark.parametrize("size", [0.0, 1e-3, 1.0, 1e3])
-def test_one_is_where_allclose_ends(size: float, factor: float) -> None:
+def test_a_deviation_of_one_is_the_limit_of_allclose(size: float, factor: float) -> None:
     theirs = np.array([size, 5.0])
     ours = theirs + np.array([factor * (ABSOLUTE + RELATIVE * size), 0.0])
     assert (deviation([ours], [theirs]).of_allowed <= 1) is (factor < 1)
@@ -47,7 +47,7 @@ def test_values_near_zero_do_not_inflate_the_relative_deviation() -> None:
         (np.ones((1, 2)), np.ones(2)),
     ],
 )
-def test_what_cannot_be_compared_is_an_error(ours: np.ndarray, theirs: np.ndarray) -> None:
+def test_incomparable_outputs_are_an_error(ours: np.ndarray, theirs: np.ndarray) -> None:
     with pytest.raises(ValueError, match="output"):
         deviation([ours], [theirs])
     with pytest.raises(ValueError, match="zip"):

@@ -104,7 +104,7 @@ def test_the_file_has_exactly_the_fields_agreed_on(tmp_path: Path) -> None:
     assert data["figures"][2]["aim"] is data["figures"][2]["reached"] is None
 
 
-def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+def test_written_figures_are_read_back(tmp_path: Path) -> None:
     RESULTS.write(tmp_path / "networks.json")
     assert figures.read(tmp_path / "networks.json") == RESULTS
     assert [path.name for path in tmp_path.iterdir()] == ["networks.json"]
@@ -136,7 +136,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_no_number_is_no_figure(value: float) -> None:
+def test_figures_must_be_numbers(value: float) -> None:
     with pytest.raises(ValueError, match="no measurement"):
         Figure("latency", value, "ms", "latency")
     with pytest.raises(ValueError, match="no measurement"):
@@ -150,7 +150,7 @@ def test_numbers_have_three_digits(value: float, text: str) -> None:
     assert figures.number(value) == text
 
 
-def test_the_table_says_what_was_missed() -> None:
+def test_the_table_lists_missed_aims() -> None:
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(figures.table(RESULTS.figures))
     lines = console.export_text().splitlines()

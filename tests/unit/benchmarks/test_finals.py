@@ -57,7 +57,7 @@ def test_the_best_after_every_milestone_is_timed_in_turns() -> None:
     assert not errors
 
 
-def test_what_was_measured_again_counts_by_the_median() -> None:
+def test_repeated_measurements_count_by_the_median() -> None:
     """The first program was lucky, and loses the lead with its second measurement."""
     tried = Trials(_trials((A, 1e-3), (B, 2e-3), (A, 4e-3)), (2, 3))
     results, _, _ = _time(ours=tried)
@@ -66,7 +66,7 @@ def test_what_was_measured_again_counts_by_the_median() -> None:
     assert [point.latency_s for point in results["ours"].curve.points] == [1e-3, 2e-3]
 
 
-def test_what_several_found_is_timed_once_a_turn() -> None:
+def test_a_program_found_by_several_searches_is_timed_once_a_turn() -> None:
     tried = Trials(_trials((A, 3e-3)), (1,))
     results, measurer, _ = _time(ours=tried, theirs=tried)
     assert results["ours"].milestones == results["theirs"].milestones

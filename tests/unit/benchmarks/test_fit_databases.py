@@ -100,7 +100,7 @@ def test_a_network_that_is_left_out_is_tested_with_factors_of_the_other(
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no database"])
-def test_what_is_no_database_is_named(tmp_path: Path, content: bytes | None) -> None:
+def test_an_invalid_database_file_is_named(tmp_path: Path, content: bytes | None) -> None:
     file = tmp_path / "tunefarm.db"
     if content is not None:
         file.write_bytes(content)

@@ -87,7 +87,7 @@ def test_warming_up_is_not_timed() -> None:
     assert time_calls(call, Block(5.12, 0.5, 2, 2), clock) == pytest.approx((1.0, 1.0))
 
 
-def test_what_is_made_is_counted_but_not_while_warming_up() -> None:
+def test_only_calls_after_the_warm_up_are_counted() -> None:
     made = iter((1000, 2, 2))
     (secs_each,) = Counted(lambda: next(made)).time_block(Block(0.0, 0.0, 2, 2))
     assert next(made, None) is None

@@ -71,13 +71,13 @@ def test_installed_libraries_take_turns_with_ours(
     assert dict(os.environ) == before
 
 
-def test_what_no_library_computes_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operators_without_a_library_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     assert libraries.compare("NRM", (4, 4), Ours(), threads=3, rounds=2) is None
     monkeypatch.setattr(libraries, "missing", lambda: ["PyTorch", "Halide"])
     assert libraries.compare("C2D", (7, 7, 4, 8, 3, 1, 1), Ours(), threads=3, rounds=2) is None
 
 
-def test_what_is_not_installed_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_libraries_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libraries, "MODULES", {"numpy": "numpy", "PyTorch": "no_such_module_here"})
     assert libraries.missing() == ["PyTorch"]
 

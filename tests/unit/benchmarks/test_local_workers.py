@@ -56,7 +56,7 @@ def test_two_threads_of_a_core_are_no_two_cores(tmp_path: Path, monkeypatch: pyt
     assert own_cores() == [0, 2, 3, 6]
 
 
-def test_one_core_is_too_few(
+def test_a_single_core_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(local_workers, "own_cores", lambda: [3])

@@ -82,7 +82,7 @@ def test_at_the_time_limit_the_whole_group_ends(tmp_path: Path, monkeypatch: pyt
         time.sleep(0.01)
 
 
-def test_it_runs_with_the_threads_and_the_budget_asked_for(
+def test_the_peer_runs_with_the_requested_threads_and_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _become(monkeypatch, tmp_path, 'echo "$TVM_NUM_THREADS $6" > "$4/said"')

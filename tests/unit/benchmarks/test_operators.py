@@ -147,7 +147,7 @@ def test_the_lowest_after_64_trials_is_named() -> None:
     assert (lowest.value, lowest.reached, lowest.note) == (pytest.approx(0.88), False, "C2D")
 
 
-def test_when_ours_fails_everything_it_is_said_and_not_averaged_away() -> None:
+def test_if_all_our_programs_fail_the_figures_say_so() -> None:
     lost = replace(FOUND, operator="C2D", ours=_result(OURS, NOTHING, {}))
     found = figures_of([FOUND, lost], PLAN)
     assert quality(lost, 8) is None
@@ -298,7 +298,7 @@ def test_a_folder_that_is_missing_is_noticed_at_once(
         (RuntimeError("a finalist crashed"), "GMM could not be measured: a finalist crashed"),
     ],
 )
-def test_what_breaks_is_a_failure_of_its_operator(
+def test_an_exception_is_a_failure_of_the_operator(
     monkeypatch: pytest.MonkeyPatch, error: Exception, told: str
 ) -> None:
     class Breaking:

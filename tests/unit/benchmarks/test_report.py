@@ -95,7 +95,7 @@ def run(folder: Path, *flags: str, name: str = "networks.json") -> int:
     return report.main([str(folder / "benchmarks" / name), "--plots", str(folder / "plots"), *flags])
 
 
-def test_running_it_again_changes_nothing(folder: Path) -> None:
+def test_running_the_report_again_changes_nothing(folder: Path) -> None:
     files = [folder / "plots" / name for name in ("peers.svg", "networks-resnet18.svg")]
     assert run(folder) == 0
     first = [file.read_bytes() for file in files]
@@ -303,7 +303,7 @@ def test_the_zoo_has_a_row_for_each_network_of_all_runs() -> None:
     assert rows(summary.zoo([]))[0][0] == "not measured"
 
 
-def test_what_a_soak_watched_is_shown_unless_it_is_empty() -> None:
+def test_the_figures_of_a_soak_are_shown_if_there_are_any() -> None:
     def level(subject: str, kind: str, mean: float, growth: float, allowed: float) -> list[Figure]:
         aim = at_most(allowed)
         return [

@@ -63,7 +63,7 @@ def test_too_few_leases_are_no_measurement() -> None:
         (400, {"server 1": 1.0, "scheduler 1": 5.0}, "waiting, for one another or the disk"),
     ],
 )
-def test_what_limits_planned_trials_is_said(stored: int, used: dict[str, float], limit: str) -> None:
+def test_the_limit_of_planned_trials_is_reported(stored: int, used: dict[str, float], limit: str) -> None:
     load = Load(workers=80, seconds=10.0, warm_up_s=0.0, trial_s=0.45, servers=1, schedulers=1)
     first, *cores = planned_figures(load, FleetStats(10.0, stored, stored, cpu_s=used))
     assert (first.name, first.value) == ("1 servers, 1 schedulers: trials stored", stored / 10)
@@ -109,5 +109,5 @@ def test_a_worker_reports_while_it_measures_and_loses_nothing(monkeypatch: pytes
     assert acknowledged + len(left) == 8
 
 
-def test_classes_are_different_ones() -> None:
+def test_simulated_device_classes_are_different() -> None:
     assert len({simulated_device(number).key for number in range(50)}) == 50

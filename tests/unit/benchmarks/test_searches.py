@@ -23,7 +23,7 @@ def test_only_what_changes_the_best_known_is_a_point() -> None:
     assert Search("GMM", "ours", (Point(2.0, 2, 5e-3), Point(3.0, 4, 4e-3)), 5, 4.0) == SEARCH
 
 
-def test_what_failed_takes_trials_and_seconds_all_the_same() -> None:
+def test_failures_count_as_trials_and_seconds() -> None:
     assert Search("GMM", "MetaSchedule", (), 2, 2.0) == FAILED
     assert FAILED.trials_per_s == 1.0
     assert FAILED.best_after(2) is None
@@ -47,14 +47,14 @@ def test_a_quality_is_reached_by_the_first_that_is_no_slower(latency_s: float, a
     assert point.at_s == at_s
 
 
-def test_what_is_never_reached_is_no_time() -> None:
+def test_an_unreached_quality_has_no_time() -> None:
     assert SEARCH.reached(3.9e-3) is None
 
 
 @pytest.mark.parametrize(
     ("latency_s", "at_s"), [(5e-3, 1.0), (4.6e-3, 2.0), (4.5e-3, 2.0), (4.4e-3, 4.0), (3e-3, None)]
 )
-def test_what_was_only_lucky_has_reached_nothing(latency_s: float, at_s: float | None) -> None:
+def test_a_lucky_measurement_does_not_count_as_reached(latency_s: float, at_s: float | None) -> None:
     point = LUCKY.reached(latency_s)
     assert (None if point is None else point.at_s) == at_s
 

@@ -22,7 +22,7 @@ def searched(engine: str, latency_s: float) -> SearchResult:
     return SearchResult(curve, (Milestone(1, latency_s, Timings((latency_s, latency_s))),))
 
 
-def test_what_was_measured_before_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_earlier_measurements_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "unseen.json"
     found = LayerResult(LAYER, "native", searched("ours", 0.002), searched("MetaSchedule", 0.003))
     unseen.RESULTS.write([found], file)

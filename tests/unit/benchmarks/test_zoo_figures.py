@@ -35,7 +35,7 @@ def test_an_untuned_build_that_was_published_is_named() -> None:
     assert (found.value, found.note) == (0, "the untuned build is faster, and was published")
 
 
-def test_what_is_wrong_or_fails_is_named() -> None:
+def test_wrong_and_failing_models_are_named() -> None:
     (right, *_) = zoo.figures_of([tuned("one", 0.9, "output 0 differs by 1")], {"two": "job 7 failed"})
     assert (right.value, right.reached) == (0, False)
     assert right.note == "one: output 0 differs by 1; two: job 7 failed"

@@ -29,5 +29,5 @@ def test_every_error_has_an_outcome_and_a_line(text: str, outcome: Outcome) -> N
     assert explain(RuntimeError(f"Check failed\n{text}")) == (outcome, text.splitlines()[0])
 
 
-def test_what_is_not_cudas_is_not_explained() -> None:
+def test_only_cuda_errors_are_explained() -> None:
     assert explain(RuntimeError("out of memory")) is None

@@ -83,7 +83,7 @@ def test_only_independent_iterations_run_in_parallel(
     assert ("T.parallel" in schedule(make()).script()) is is_parallel
 
 
-def test_a_function_that_can_not_be_scheduled_stays_as_it_is() -> None:
+def test_an_unschedulable_function_is_unchanged() -> None:
     @T.prim_func
     def main(x: T.Buffer((8,), "float32")):
         x[0] = T.float32(1)

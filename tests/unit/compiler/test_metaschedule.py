@@ -199,7 +199,7 @@ def test_a_bad_record_names_its_file_and_line(tmp_path: Path, line: str) -> None
         _import(workload_text, record_text + line + "\n")
 
 
-def test_what_does_more_than_schedule_is_not_exported() -> None:
+def test_traces_with_code_are_not_exported() -> None:
     """Other TVM programs read the files, so a compromised service or cache must not attack them."""
     mod = _workload()
     name = workload_hash(mod)

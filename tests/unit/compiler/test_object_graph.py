@@ -89,7 +89,7 @@ CRASHES = {
 
 
 @pytest.mark.parametrize("name", CRASHES)
-def test_what_tvm_would_crash_on_is_a_value_error(name: str) -> None:
+def test_values_that_crash_tvm_raise_value_errors(name: str) -> None:
     with pytest.raises(ValueError, match="not a TVM module: "):
         from_json(changed(CRASHES[name]))
 

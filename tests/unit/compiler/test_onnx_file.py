@@ -33,7 +33,7 @@ def test_dynamic_dimensions_take_the_shape_given() -> None:
     assert [dim.dim_value for dim in written] == [4, 3, 8, 8]
 
 
-def test_a_negative_extent_is_one_that_is_not_known() -> None:
+def test_a_negative_extent_is_unknown() -> None:
     model = onnx.load_from_string(residual())
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
     assert read_file(model.SerializeToString(), {"input": (4, 3, 8, 8)}).inputs[0].shape == (4, 3, 8, 8)
@@ -183,7 +183,7 @@ def _hide_external_data_in_a_function(model: onnx.ModelProto) -> None:
         (_changed(_make_the_input_hold(TensorProto.COMPLEX64)), "holds complex numbers"),
     ],
 )
-def test_bad_files_are_refused_in_one_sentence(data: bytes, message: str) -> None:
+def test_invalid_files_are_rejected_with_one_sentence(data: bytes, message: str) -> None:
     with pytest.raises(ModelError, match=message) as caught:
         read_file(data, {})
     assert "\n" not in str(caught.value)
@@ -217,7 +217,7 @@ def test_an_input_of_unknown_rank_takes_any_shape_given() -> None:
         read_file(unknown, {})
 
 
-def test_a_model_computes_in_the_coarsest_type_that_it_has() -> None:
+def test_the_coarsest_type_of_a_model_is_found() -> None:
     assert read_file(residual(), {}).computed_in == "float32"
     b = Builder()
     ends = b.constant(np.array(0.1, np.float32)), b.constant(np.array(0, np.uint8))

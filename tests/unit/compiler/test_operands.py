@@ -57,7 +57,7 @@ def test_the_expected_outputs_are_right(values: Any) -> None:
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf, 5.1, OUTPUT_FILL])
 @pytest.mark.parametrize("wanted", [5.0, np.inf, -np.inf, np.nan])
-def test_one_wrong_value_is_noticed(wanted: float, wrong: float) -> None:
+def test_a_single_wrong_value_is_found(wanted: float, wrong: float) -> None:
     values = np.arange(SIZE, dtype="float32")
     values[3] = wanted
     made = operands(values)
@@ -110,14 +110,14 @@ def test_nothing_is_accepted_beyond_the_bounds(dtype: str, values: list[float], 
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_a_subnormal_number_may_be_the_next_one(dtype: str) -> None:
+def test_subnormal_numbers_may_differ_by_one_step(dtype: str) -> None:
     least = np.finfo(dtype).smallest_subnormal
     expected = Expected.of(np.array([3 * least], dtype), None, Rounding(relative=1e-7, floor=1.0))
     assert expected.difference(np.array([4 * least], dtype)) == ""
     assert expected.difference(np.array([5 * least], dtype)) != ""
 
 
-def test_what_amplifies_errors_may_differ_more() -> None:
+def test_error_amplifying_workloads_may_differ_more() -> None:
     """The reference's own outputs move by 0.1 when its inputs move by as much as the roundings."""
     wanted = np.ones(SIZE, "float32")
     assert Expected.of(wanted, wanted, ROUNDED).difference(wanted + np.float32(0.1)) != ""
@@ -125,7 +125,7 @@ def test_what_amplifies_errors_may_differ_more() -> None:
     assert Expected.of(wanted, moved, ROUNDED).difference(wanted - np.float32(0.1)) == ""
 
 
-def test_a_value_at_the_edge_of_infinity_may_be_either() -> None:
+def test_a_value_near_the_overflow_limit_may_be_infinite() -> None:
     wanted = np.array([1.0, np.inf, 3e38, np.nan, np.inf, np.inf], "float32")
     moved = np.array([1.0, 3e38, np.inf, 1.0, np.inf, np.inf], "float32")
     actual = np.array([1.0, 3e38, np.inf, 1.0, np.inf, 1.0], "float32")
@@ -191,7 +191,7 @@ def test_integers_are_drawn_from_what_the_workload_takes(name: str, ranges: list
     ],
     ids=["copied", "compared", "calculated with", "divided by", "shifted by"],
 )
-def test_what_may_overflow_is_kept_small(compute: Callable[[Any], Any], ends: tuple[int, int]) -> None:
+def test_arguments_that_may_overflow_are_small(compute: Callable[[Any], Any], ends: tuple[int, int]) -> None:
     data = te.placeholder((SIZE,), "int32", name="data")
     function = te.create_prim_func([data, te.compute((SIZE,), lambda i: compute(data[i]), name="result")])
     assert parameters(function)[0].range == ends

@@ -42,7 +42,7 @@ def test_an_onnx_models_dimensions_may_be_open() -> None:
     assert all(one.supported for one in outline.operators)
 
 
-def test_an_unknown_operator_is_named_wherever_it_is() -> None:
+def test_unknown_operators_in_nested_graphs_are_named() -> None:
     inner = helper.make_graph(
         [helper.make_node("Mix", ["x"], ["z"], domain="acme")],
         "then",
@@ -56,7 +56,7 @@ def test_an_unknown_operator_is_named_wherever_it_is() -> None:
     assert unsupported == {"acme.Blend": 1, "acme.Mix": 2}
 
 
-def test_what_is_computed_of_constants_is_no_obstacle_if_its_operator_is_defined() -> None:
+def test_unsupported_operators_on_constants_are_accepted() -> None:
     nodes = [
         helper.make_node("Scaler", [name], [f"{name} scaled"], domain="ai.onnx.ml", offset=[0.0], scale=[2.0])
         for name in ("x", "w")

@@ -104,7 +104,7 @@ def test_bytes_that_stand_for_floats_may_be_off_by_a_step_anywhere() -> None:
     assert "are off by" in compare_outputs([stored], [stored[::-1].copy()], "quantized")
 
 
-def test_what_is_selected_is_compared_in_any_order() -> None:
+def test_selected_elements_are_compared_in_any_order() -> None:
     rows = np.arange(60).reshape(20, 3)
     other = rows[::-1].copy()
     assert compare_outputs([rows], [other]) != ""

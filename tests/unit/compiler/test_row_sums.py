@@ -90,6 +90,6 @@ def test_a_row_of_results_is_not_added_up() -> None:
     tvm.ir.assert_structural_equal(add_as_trees(schedule.mod, NATIVE), schedule.mod)
 
 
-def test_code_for_gpus_stays_as_it_is() -> None:
+def test_code_for_gpus_is_unchanged() -> None:
     scheduled = _partial("sum", 4)
     assert add_as_trees(scheduled, tvm.target.Target("cuda")).same_as(scheduled)

@@ -135,7 +135,9 @@ def test_frequent_interruptions_take_no_more_time(machine: Make) -> None:
 
 
 @pytest.mark.parametrize("hiccups", [(1.0,), (BEST_S, 1.0)])
-def test_one_interrupted_call_makes_no_kernel_slow(machine: Make, hiccups: tuple[float, ...]) -> None:
+def test_a_single_interrupted_call_does_not_affect_the_latency(
+    machine: Make, hiccups: tuple[float, ...]
+) -> None:
     assert len(machine(*hiccups, BEST_S).measure(BEST_S)) >= MIN_REPEATS
 
 

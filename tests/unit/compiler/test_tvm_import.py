@@ -48,7 +48,7 @@ def test_a_function_that_is_registered_later_is_listed() -> None:
     assert "tunefarm.tests.later" not in registry.list_global_func_names()
 
 
-def test_where_tvm_is_missing_its_import_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_tvm_is_reported_on_import(monkeypatch: pytest.MonkeyPatch) -> None:
     finder = TvmFinder()
     monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
     monkeypatch.setitem(sys.modules, "tvm_ffi", None)

@@ -26,7 +26,7 @@ def _add_one(size: int = 4) -> PrimFunc:
         ),
     ],
 )
-def test_the_hash_is_the_one_that_metaschedule_stores(change: Callable[[PrimFunc], PrimFunc]) -> None:
+def test_workload_hashes_equal_metaschedules(change: Callable[[PrimFunc], PrimFunc]) -> None:
     func = change(_add_one())
     theirs = tvm.get_global_func("tvm.s_tir.meta_schedule.normalize_mod")(func)
     stored, _ = meta_schedule.database.Workload(theirs).as_json()

@@ -73,7 +73,7 @@ def variables(settings: type[BaseSettings]) -> set[str]:
     return names
 
 
-def test_the_composition_is_one_by_its_specification(tmp_path: Path) -> None:
+def test_the_composition_follows_the_compose_specification(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
     assert subprocess.run([*command, COMPOSE], capture_output=True).returncode == 0
     broken = tmp_path / "docker-compose.yml"
@@ -190,7 +190,7 @@ def test_processes_write_to_the_folder_of_their_volume(
         assert [volume.partition(":")[2] for volume in composition["services"][role]["volumes"]] == [folder]
 
 
-def test_the_worker_reaches_the_server_and_no_storage_and_knows_no_other_token(composition: Any) -> None:
+def test_the_worker_reaches_only_the_server_and_has_only_the_worker_token(composition: Any) -> None:
     services = composition["services"]
     networks = {name: set(service["networks"]) for name, service in services.items()}
     assert not networks["worker"] & (networks["postgres"] | networks["redis"])
@@ -227,7 +227,7 @@ def test_every_process_of_ours_has_a_health_check(composition: Any) -> None:
     assert all("healthcheck" in composition["services"][role] for role in ROLES)
 
 
-def test_only_the_server_is_published_and_only_where_it_was_asked_for(composition: Any) -> None:
+def test_only_the_server_is_published_on_the_configured_address(composition: Any) -> None:
     published = {name for name, service in composition["services"].items() if "ports" in service}
     assert published == {"server", "grafana"}
     assert composition["services"]["grafana"]["ports"] == ["127.0.0.1:3000:3000"]
@@ -254,7 +254,7 @@ def test_images_are_built_from_stages_that_end_unprivileged_in_a_command_of_ours
     assert set_here <= variables(ROLES[role])
 
 
-def test_stages_build_on_one_another_and_on_a_release(dockerfile: list[Mapping[str, str]]) -> None:
+def test_image_stages_build_on_each_other_and_on_a_release(dockerfile: list[Mapping[str, str]]) -> None:
     known: set[str] = set()
     for name, steps in stages(dockerfile).items():
         base = steps[0]["value"].partition(" ")[0]

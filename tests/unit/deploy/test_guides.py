@@ -32,7 +32,7 @@ def test_the_common_guide_says_what_to_run() -> None:
 
 
 @guides
-def test_a_guide_leads_to_the_common_one(guide: Path) -> None:
+def test_each_guide_links_to_the_common_guide(guide: Path) -> None:
     assert guide.stem == "worker" or "](worker.md)" in guide.read_text()
 
 
@@ -45,5 +45,5 @@ def test_every_setting_and_file_exists(guide: Path) -> None:
         assert (ROOT / path).exists() or (guide.parent / path).exists(), path
 
 
-def test_there_is_one_for_each_kind_of_device() -> None:
+def test_each_kind_of_device_has_a_guide() -> None:
     assert {guide.stem for guide in GUIDES} == {"worker", "raspberry-pi", "jetson", "gpu-host", "x86-server"}

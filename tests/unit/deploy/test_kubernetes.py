@@ -61,7 +61,7 @@ def test_helm_finds_nothing_wrong() -> None:
     assert [one for one in report["messages"] if one["severity"] > 1] == []
 
 
-def test_kubernetes_accepts_it() -> None:
+def test_kubernetes_accepts_the_chart() -> None:
     kinds = [(one["kind"], one["metadata"]["name"]) for one in manifests()]
     assert len(set(kinds)) == len(kinds) > 7
     for manifest in manifests():
@@ -123,7 +123,7 @@ def test_variables_are_settings() -> None:
         )
 
 
-def test_probes_ask_what_needs_no_token() -> None:
+def test_probes_need_no_token() -> None:
     (server,) = (one for one in of_kind("Deployment") if one["metadata"]["name"] == "server")
     (container,) = server["spec"]["template"]["spec"]["containers"]
     probes = [container[name] for name in ("startupProbe", "readinessProbe", "livenessProbe")]

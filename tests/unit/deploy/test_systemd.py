@@ -24,7 +24,7 @@ def service() -> configparser.SectionProxy:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze here")
-def test_systemd_understands_it(tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     # The program is not installed here; what else the file says is checked as it is.
     assert UNIT.read_text().count(PROGRAM) == 1
     unit = tmp_path / UNIT.name
@@ -57,12 +57,12 @@ def test_systemd_updates_the_worker_only_after_exit_code_10(
 
 
 @pytest.mark.parametrize("promise", ["DynamicUser", "NoNewPrivileges", "ProtectHome", "PrivateTmp"])
-def test_it_has_no_privileges(service: configparser.SectionProxy, promise: str) -> None:
+def test_the_unit_has_no_privileges(service: configparser.SectionProxy, promise: str) -> None:
     assert service[promise] == "yes"
     assert (service["ProtectSystem"], service["CapabilityBoundingSet"]) == ("strict", "")
 
 
-def test_it_limits_the_memory_of_all_processes_together(service: configparser.SectionProxy) -> None:
+def test_the_unit_limits_the_memory_of_all_processes(service: configparser.SectionProxy) -> None:
     assert (service["MemoryMax"], service["OOMPolicy"]) == ("90%", "continue")
 
 

@@ -121,7 +121,7 @@ def test_batch_can_be_fixed_or_dynamic() -> None:
 
 
 @pytest.mark.parametrize("network", sorted(make_models.NETWORKS))
-def test_a_batch_gives_what_each_input_gives_alone(network: str) -> None:
+def test_batched_and_single_inputs_have_equal_outputs(network: str) -> None:
     """This finds a batch that is mixed up with tokens, heads or channels."""
     alone, both = (make_models.make(network, tiny=True, batch=batch) for batch in (1, 2))
     outputs = _run(both)

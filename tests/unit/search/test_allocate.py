@@ -49,7 +49,7 @@ def test_the_first_pick_of_a_task_is_small() -> None:
     assert picks == [(0, 2), (1, 4)]
 
 
-def test_the_last_pick_has_what_is_left() -> None:
+def test_the_last_pick_gets_the_remaining_trials() -> None:
     tasks = [_task(1e-3, 1e-3)]
     picks = allocate.next_tasks(tasks, 10, 4, np.random.default_rng(0), 0.0)
     assert picks == [(0, 4), (0, 4), (0, 2)]
@@ -62,7 +62,7 @@ def test_a_task_that_occurs_more_often_matters_more() -> None:
     assert next_tasks(tasks, trials=1, trials_per_pick=1) == [1]
 
 
-def test_a_task_that_improves_is_preferred_to_one_that_stalls() -> None:
+def test_an_improving_task_is_preferred_to_a_stalled_task() -> None:
     stalled = _task(1e-3, 1e-3, 1e-3, 1e-3, 1e-3, flops=1e6)
     improving = _task(8e-3, 4e-3, 2e-3, 1.2e-3, 1e-3, flops=2e6)
     assert next_tasks([stalled, improving], trials=1, trials_per_pick=1) == [1]
@@ -92,7 +92,7 @@ def test_a_task_where_nothing_works_does_not_starve_the_others() -> None:
     assert set(next_tasks([broken], trials=16, trials_per_pick=1)) == {0}
 
 
-def test_one_task_gets_a_quarter_of_the_trials_at_first() -> None:
+def test_a_task_gets_at_most_a_quarter_of_a_round() -> None:
     promising = _task(8e-3, 4e-3, 2e-3, 1.2e-3, 1e-3, weight=100)
     others = [_task(1e-6, 1e-6, flops=float(flops)) for flops in range(1, 5)]
     picks = next_tasks([promising, *others], trials=64, trials_per_pick=4)
@@ -123,7 +123,7 @@ def test_the_papers_formula_on_a_worked_example() -> None:
     assert gain_per_trial([task, similar], 0, 10, 1) == pytest.approx(5 * (0.2 * 4e-3 / 3 + 0.8 * 0.4e-3))
 
 
-def test_an_improvement_counts_wherever_in_a_pick_it_was_found() -> None:
+def test_an_improvement_anywhere_in_a_pick_counts() -> None:
     """The first of the latest pick's four trials halved the latency. The previous pick gained nothing."""
     found = gain_per_trial([_task(*[8e-3] * 4, *[4e-3] * 4)], 0, 8, 4)
     assert found == pytest.approx(0.2 * 4e-3 / 7 + 0.8 * 4e-3 / 8)
@@ -145,7 +145,7 @@ def test_a_similar_task_that_is_much_faster_promises_more() -> None:
     assert gain_per_trial([task, other], 0, 10, 1) == pytest.approx(5 * 0.8 * 0.4e-3)
 
 
-def test_a_task_that_stays_behind_is_judged_on_its_own() -> None:
+def test_a_lagging_task_is_judged_by_its_own_history() -> None:
     task = _task(*[4e-3] * PATIENCE, flops=2e6, tag="conv")
     fast = _task(1e-3, flops=8e6, tag="conv")
     assert gain_per_trial([task, fast], 0, PATIENCE, 1) == pytest.approx(0.8 * 4e-3 / PATIENCE)
@@ -221,7 +221,7 @@ def test_open_tasks_get_all_trials(tasks: list[TaskProgress], trials: int, trial
     assert trials <= given < trials + trials_per_pick if is_open else not picks
 
 
-def test_a_task_far_behind_its_rival_gets_nothing_and_one_close_to_it_a_chance() -> None:
+def test_only_variants_close_to_the_fastest_get_trials() -> None:
     history = (4e-3, 2e-3, 2e-3, 2e-3, 2e-3)
     other = _task(*history, flops=2e6)
     far, close = (
@@ -235,7 +235,7 @@ def test_a_task_far_behind_its_rival_gets_nothing_and_one_close_to_it_a_chance()
     assert gain_per_trial([ahead], 0, 5, 1) == gain_per_trial([_task(*history)], 0, 5, 1)
 
 
-def test_of_several_rivals_the_fastest_gets_the_trials() -> None:
+def test_the_fastest_of_several_variants_gets_the_trials() -> None:
     """Three variants of one base workload: each trial of the fastest gains, and the others can't catch up."""
     finals = {"first": 1e-3, "second": 1.5e-3, "third": 4e-3, "elsewhere": 1e-3}
     names = list(finals)

@@ -92,7 +92,7 @@ def test_a_plainly_worse_program_is_estimated_slower(worse: Tiling) -> None:
 
 
 @pytest.mark.parametrize(("size", "is_worth_it"), [(16, False), (256, True)])
-def test_only_what_takes_longer_than_starting_threads_is_distributed(size: int, is_worth_it: bool) -> None:
+def test_only_loops_longer_than_the_start_of_threads_are_parallel(size: int, is_worth_it: bool) -> None:
     sketch = sketch_of(dags.matmul(n=size, m=size, k=size), "tile matmul SSRSRS")
 
     def seconds(chunks: int) -> float:

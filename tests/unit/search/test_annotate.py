@@ -154,7 +154,7 @@ def test_a_nest_joins_no_inlined_nest() -> None:
 
 
 @given(sketches, seeds)
-def test_the_own_loops_of_moved_nests_have_one_value(sketch: Sketch, seed: int) -> None:
+def test_loops_of_moved_nests_have_a_single_value(sketch: Sketch, seed: int) -> None:
     for program in all_programs(drawn(sketch, seed)):
         for stage in sketch.nests:
             location = program.location(stage.node)
@@ -216,7 +216,7 @@ def test_a_tile_that_is_too_large_is_not_valid() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [("int8", True), ("float32", False), ("float64", False)])
-def test_a_nest_is_as_large_as_the_vectors_of_its_type_make_it(dtype: str, expected: bool) -> None:
+def test_the_size_of_a_nest_depends_on_the_vectors_of_its_type(dtype: str, expected: bool) -> None:
     """64 bytes are one vector, 64 floats are four."""
     scaled = node("scaled", {"i": 1024, "j": 64}, ["data[i, j]"], flops=4)
     graph = dag({"data": (1024, 64)}, [scaled], {"data": dtype, "scaled": dtype})

@@ -53,7 +53,7 @@ def test_failures_do_not_count_as_records() -> None:
     assert np.array_equal(predicted, examples.analytic_s)
 
 
-def test_it_learns_what_the_analytic_model_gets_wrong() -> None:
+def test_the_model_learns_the_analytic_models_errors() -> None:
     model = CostModel.train(_examples(300, _slower_with_the_first))
     unseen = _examples(200, _slower_with_the_first)
     predicted = model.predict(unseen.features, _estimate(unseen.analytic_s))

@@ -36,7 +36,7 @@ def _sums(population: Population) -> Mapping[str, Floats]:
 
 
 @given(sketches, seeds)
-def test_every_group_comes_whole_from_the_parent_where_it_scores_better(sketch: Sketch, seed: int) -> None:
+def test_each_node_group_comes_from_the_better_parent(sketch: Sketch, seed: int) -> None:
     first = drawn(sketch, seed)
     second = first.take(np.arange(len(first))[::-1])
     children = cross(first, second, _sums)

@@ -14,13 +14,13 @@ names = pytest.mark.parametrize("name", KNOWN_GOOD)
 
 
 @names
-def test_a_good_program_is_legal_as_it_stands(name: str) -> None:
+def test_known_good_programs_are_legal(name: str) -> None:
     population = gather([KNOWN_GOOD[name].program])
     assert np.array_equal(keep_valid(population).values, population.values)
 
 
 @names
-def test_random_programs_can_be_the_good_one(name: str) -> None:
+def test_random_sampling_can_draw_known_good_programs(name: str) -> None:
     """The factors of every split are among those drawn; all options of a choice are drawn."""
     program = KNOWN_GOOD[name].program
     for variable in program.sketch.variables:

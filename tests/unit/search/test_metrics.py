@@ -95,7 +95,7 @@ def test_by_task() -> None:
 
 
 @given(st.lists(st.tuples(seconds, seconds, st.integers(0, 2)), min_size=1, max_size=20))
-def test_pairwise_accuracy_is_what_counting_gives(rows: list[tuple[float, float, int]]) -> None:
+def test_pairwise_accuracy_equals_a_count_of_pairs(rows: list[tuple[float, float, int]]) -> None:
     pairs = [(a, b) for a, b in itertools.permutations(rows, 2) if a[2] == b[2] and a[1] < b[1]]
     scores = [1.0 if a[0] < b[0] else 0.5 if a[0] == b[0] else 0.0 for a, b in pairs]
     found = of([row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows])

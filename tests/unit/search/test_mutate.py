@@ -103,7 +103,7 @@ def test_legal_children_are_valid(sketch: Sketch, seed: int) -> None:
     assert np.array_equal(keep_valid(kept).values, kept.values)
 
 
-def test_a_split_of_one_part_stays_as_it_is() -> None:
+def test_a_split_of_one_part_is_not_mutated() -> None:
     sketch = sketch_of(dags.max_pool(), "nest pad; tile pool SRS")
     population = drawn(sketch, 0)
     for _ in range(20):
@@ -111,7 +111,7 @@ def test_a_split_of_one_part_stays_as_it_is() -> None:
     assert (population.factors("pool", 4) == 3).all()
 
 
-def test_partial_tiles_mutate_to_exact_ones_and_back() -> None:
+def test_partial_tiles_mutate_to_exact_tiles_and_back() -> None:
     sketch = sketch_of(dags.matmul(19, 101, 7), "tile matmul SSRSRS")
     exact = program_of(sketch, matmul={"i": (19, 1, 1, 1), "j": (1, 101, 1, 1)})
     partial = program_of(sketch, matmul={"i": (1, 5, 1, 4), "j": (1, 1, 7, 16)})
@@ -122,7 +122,7 @@ def test_partial_tiles_mutate_to_exact_ones_and_back() -> None:
             assert ((children.factors("matmul", axis).prod(axis=1) != extent) == is_partial).any()
 
 
-def test_a_sketch_without_variables_stays_as_it_is() -> None:
+def test_a_sketch_without_variables_is_not_mutated() -> None:
     (sketch,) = generate(dags.scalar(), DEVICE)
     alone = drawn(sketch, 0)
     assert mutate(alone, np.random.default_rng(0)).values.shape == (1, 0)

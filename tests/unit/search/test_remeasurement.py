@@ -39,7 +39,7 @@ def test_only_programs_that_may_be_the_fastest_are_timed_again(
         assert all(one.optimistic_s > best_s for one in left)
 
 
-def test_the_fastest_comes_first_until_it_was_timed_often_enough() -> None:
+def test_the_fastest_program_is_remeasured_first() -> None:
     measured = [MeasuredProgram("a", 1.0), MeasuredProgram("b", 0.99), MeasuredProgram("c", 2.0)]
     assert select_for_remeasurement(measured, 3) == ["b", "a"]
     # A program with few measurements may still be faster than a well-measured one.

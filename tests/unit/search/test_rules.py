@@ -165,7 +165,7 @@ def _leave_matmul(kind: ConditionKind) -> Rule:
     return Rule("LeaveAlone", condition, leave)
 
 
-def test_a_users_rule_can_skip_the_built_in_ones() -> None:
+def test_a_plugins_rule_can_skip_built_in_rules() -> None:
     found = generate(dags.matmul(), DEVICE, [_leave_matmul(ConditionKind.APPLY_AND_SKIP_REST)])
     assert [sketch.key for sketch in found] == ["nest matmul"]
 

@@ -20,7 +20,7 @@ from tests.unit.search.programs import drawn, seeds, sketches
 
 
 @given(sketches, seeds)
-def test_a_program_takes_as_long_as_its_stages_and_is_valid_if_they_are(sketch: Sketch, seed: int) -> None:
+def test_a_programs_latency_and_validity_come_from_its_stages(sketch: Sketch, seed: int) -> None:
     population = drawn(sketch, seed)
     parts = [estimate_stage(stage, population, CostParameters(DEVICE)).seconds for stage in sketch.stages]
     np.testing.assert_allclose(estimate(population, DEVICE).seconds, np.sum(parts, axis=0), rtol=1e-12)

@@ -71,7 +71,7 @@ def test_transferred_programs_are_legal_and_of_the_given_sketches(
 
 @settings(max_examples=60)
 @given(st.sampled_from(sorted(PAIRS)), st.sampled_from([DEVICE, GPU]), seeds)
-def test_programs_of_the_same_workload_stay_as_they_are(name: str, device: Device, seed: int) -> None:
+def test_programs_of_the_same_workload_are_unchanged(name: str, device: Device, seed: int) -> None:
     make, _ = PAIRS[name]
     sketches = generate(make(), device)
     programs = all_programs(drawn(sketches[seed % len(sketches)], seed, 8))

@@ -39,7 +39,7 @@ def test_a_reduction_no_longer_than_a_warp_stays_with_one_thread() -> None:
     assert keys(dags.softmax(16, 32)) == ["threads max; inline exp; threads sum; threads divide"]
 
 
-def test_a_reduction_along_columns_is_not_the_rows_of_what_reads_it() -> None:
+def test_a_reduction_along_columns_is_not_fused_into_row_kernels() -> None:
     graph = dag(
         {"data": (64, 48)},
         [

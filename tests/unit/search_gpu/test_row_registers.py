@@ -29,7 +29,7 @@ def kept(sketch: Sketch) -> RowRegisters:
     return row_registers(sketch, kernel)
 
 
-def test_what_several_nodes_of_a_chain_read_is_read_or_computed_once() -> None:
+def test_shared_values_of_a_chain_are_read_or_computed_once() -> None:
     sketch = in_registers(dags.softmax(16, 128))[0]
     chain = "across max in divide; keep exp in divide; across sum in divide; rows divide in registers"
     assert sketch.key == chain

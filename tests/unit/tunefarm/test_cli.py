@@ -144,7 +144,7 @@ def test_tune_follows_the_job_and_unpacks_its_artifact(
     assert (sent["model"], sent["trials"], sent["shapes"], sent["seed"]) == ("ab", 7, {"x": [1, 3]}, 5)
 
 
-def test_each_target_gets_a_job_and_a_folder_and_all_a_table(
+def test_each_target_gets_a_job_and_a_folder(
     fake: FakeService, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--server", fake.url, "--target", "pi", "--target", "Jetson Orin"]
@@ -229,7 +229,7 @@ def test_priority_and_weight_are_sent_when_they_are_given(fake: FakeService, mod
 
 
 @pytest.mark.parametrize("command", ["tune", "compile"])
-def test_exact_is_sent_when_it_is_given(command: str, fake: FakeService, model: Path) -> None:
+def test_exact_is_sent_if_given(command: str, fake: FakeService, model: Path) -> None:
     for flags in ([], ["--exact"]):
         assert run(app, [command, str(model), "--server", fake.url, *flags]) == ExitCode.OK
     plain, exact = fake.requests
@@ -238,9 +238,7 @@ def test_exact_is_sent_when_it_is_given(command: str, fake: FakeService, model: 
 
 
 @pytest.mark.parametrize("command", ["tune", "compile"])
-def test_tf32_is_sent_when_it_is_given_and_not_with_exact(
-    command: str, fake: FakeService, model: Path
-) -> None:
+def test_tf32_is_sent_if_given_and_conflicts_with_exact(command: str, fake: FakeService, model: Path) -> None:
     for flags in ([], ["--tf32"]):
         assert run(app, [command, str(model), "--server", fake.url, *flags]) == ExitCode.OK
     plain, rounded = fake.requests
@@ -261,7 +259,7 @@ def test_features_are_refused_where_a_service_runs_already(
     assert not fake.requests
 
 
-def test_the_builder_is_sent_when_it_is_given(fake: FakeService, model: Path) -> None:
+def test_the_builder_option_is_sent_if_given(fake: FakeService, model: Path) -> None:
     assert run(app, ["tune", str(model), "--server", fake.url]) == ExitCode.OK
     assert run(app, ["tune", str(model), "--server", fake.url, "--build", "builder"]) == ExitCode.OK
     plain, built = fake.requests
@@ -283,7 +281,7 @@ def test_goals_are_sent_in_the_service_s_units(fake: FakeService, model: Path) -
     assert (sent["objective"], sent["trials"]) == ("speedup", MAX_TRIALS)
 
 
-def test_several_models_are_one_request_and_a_folder_each(
+def test_several_models_are_one_request_with_a_folder_per_model(
     fake: FakeService, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = model.with_name("other.onnx")
@@ -299,7 +297,7 @@ def test_several_models_are_one_request_and_a_folder_each(
     assert capsys.readouterr().out.count("tuned     20 ms") == 2
 
 
-def test_sizes_are_one_request_and_a_folder_each(fake: FakeService, model: Path) -> None:
+def test_sizes_are_one_request_with_a_folder_per_size(fake: FakeService, model: Path) -> None:
     model.write_bytes(masked_attention(1, "tokens"))
     fake.members = ("j1", "j1-2")
     flags = ["--shape", "tokens=8,32", "--trials", "9", "--model-weight", "2"]
@@ -325,7 +323,7 @@ def test_compile_asks_for_no_trials(fake: FakeService, model: Path) -> None:
         (JobState.CANCELLED, ExitCode.JOB_CANCELLED, "job j1 was cancelled"),
     ],
 )
-def test_a_job_that_makes_nothing_has_its_own_exit_code(
+def test_a_job_without_an_artifact_has_a_separate_exit_code(
     end: JobState, code: ExitCode, said: str, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serving(FakeService(end=end, error="the operator Foo is unknown")) as fake:
@@ -393,7 +391,7 @@ def test_the_accuracy_of_cost_models_is_shown(fake: FakeService, capsys: pytest.
     assert "no cost model was trained yet" in capsys.readouterr().out
 
 
-def test_a_schedule_that_nobody_measured_is_said_to_be_imported(
+def test_an_unmeasured_schedule_is_shown_as_imported(
     fake: FakeService, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(app, ["best", "abc", "--server", fake.url]) == ExitCode.OK
@@ -420,7 +418,7 @@ def test_help_names_every_command_and_its_page_every_exit_code(capsys: pytest.Ca
         assert f"| {int(code)} | {code.meaning} |" in page
 
 
-def test_output_that_nobody_reads_any_more_is_no_failure() -> None:
+def test_a_closed_output_pipe_is_not_an_error() -> None:
     """As in `tunefarm ... | head -c 1`: the pipe is closed before Python flushes its buffer at the exit."""
     code = "import sys; sys.argv = ['tunefarm', '--help']; from tunefarm.cli.app import main; main()"
     reading, writing = os.pipe()

@@ -80,7 +80,7 @@ def test_a_worker_is_shown_in_one_line(fake: FakeService, capsys: pytest.Capture
         ({"candidates": None}, "connected", "lease 01234567"),
     ],
 )
-def test_its_state_and_its_activity_are_shown(
+def test_a_workers_state_and_activity_are_shown(
     fake: FakeService,
     capsys: pytest.CaptureFixture[str],
     changes: dict[str, Any],
@@ -92,7 +92,7 @@ def test_its_state_and_its_activity_are_shown(
     assert shown.endswith(f" {does}")
 
 
-def test_a_builder_is_shown_as_one(fake: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_builder_is_shown_as_a_builder(fake: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
     builder = {"role": "build", "builds_for": ["x86_64", "aarch64"], "device_class": None}
     shown = line(fake, capsys, device_name=None, **builder)
     assert "builds for x86_64, aarch64" in shown
@@ -106,7 +106,7 @@ def test_values_that_an_older_service_does_not_send_are_dashes(
     assert " ".join(shown.split()) == "w1 connected a board cafe - - - - 5 1 - waits for work"
 
 
-def test_names_are_no_markup(fake: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
+def test_worker_names_are_not_parsed_as_markup(fake: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
     assert "[red]x[/red]" in line(fake, capsys, id="[red]x[/red]")
 
 
@@ -158,7 +158,7 @@ def test_gaps_of_the_sandbox_are_printed_below_the_workers(
 
 
 @pytest.mark.parametrize(("role", "does"), [("measure", "can't measure"), ("build", "can't build")])
-def test_why_a_worker_cannot_measure_is_printed_below_it(
+def test_a_workers_health_error_is_printed_below_the_worker(
     fake: FakeService, capsys: pytest.CaptureFixture[str], role: str, does: str
 ) -> None:
     why = "its check was ended by SIGILL (illegal instruction)"

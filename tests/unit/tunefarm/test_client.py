@@ -77,7 +77,7 @@ def test_a_request_that_is_limited_is_sent_again_after_the_pause_asked_for() -> 
     assert script.pauses == [7.0, 60.0]
 
 
-def test_a_busy_service_is_asked_again_and_one_that_fails_is_not() -> None:
+def test_a_busy_service_is_retried_and_a_failing_service_is_not() -> None:
     busy = json_reply({"title": "Busy"}, 503, {"Retry-After": "5"})
     script = Script(busy, json_reply({"title": "Storage unavailable"}, 503))
     with script.client() as client, pytest.raises(ProblemError, match="Storage unavailable"):
@@ -85,7 +85,7 @@ def test_a_busy_service_is_asked_again_and_one_that_fails_is_not() -> None:
     assert script.pauses == [5.0]
 
 
-def test_the_best_model_is_written_with_its_etag_and_not_again_while_it_holds(tmp_path: Path) -> None:
+def test_the_best_model_is_written_only_if_the_etag_changed(tmp_path: Path) -> None:
     into = tmp_path / "model.tar"
     best, held = Reply(200, b"a tar", {"ETag": '"one"'}), Reply(304, b"", {"ETag": '"one"'})
     script = Script(BROKEN, best, held)
@@ -111,7 +111,7 @@ def test_the_best_model_is_written_with_its_etag_and_not_again_while_it_holds(tm
     assert second.headers["If-None-Match"] == '"one"'
 
 
-def test_a_model_that_nobody_tuned_leaves_the_file_alone(tmp_path: Path) -> None:
+def test_an_untuned_model_leaves_the_file_unchanged(tmp_path: Path) -> None:
     into = tmp_path / "model.tar"
     into.write_bytes(b"older")
     script = Script(json_reply({"title": "No artifact"}, 404))
@@ -173,7 +173,7 @@ def test_tokens_are_values() -> None:
         ("http://[::1]:8760", "hush", False),
     ],
 )
-def test_a_token_that_would_cross_the_network_in_clear_is_warned_of(
+def test_sending_a_token_without_tls_causes_a_warning(
     url: str, token: str | None, warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Client(url, token):
@@ -186,7 +186,7 @@ def test_files_for_tls_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         Client("https://farm:8760", tls=TlsFiles(ca=tmp_path / "gone.pem"))
 
 
-def test_a_service_that_stays_away_is_named() -> None:
+def test_an_unreachable_service_is_named() -> None:
     script = Script(*[BROKEN] * ATTEMPTS)
     with (
         script.client() as client,
@@ -198,7 +198,7 @@ def test_a_service_that_stays_away_is_named() -> None:
         gone.job("j1")
 
 
-def test_a_problem_carries_what_the_service_said() -> None:
+def test_a_problem_has_the_services_message() -> None:
     problem = {
         "type": "urn:x:unknown-model",
         "title": "Unknown model",
@@ -223,7 +223,7 @@ def test_a_problem_carries_what_the_service_said() -> None:
         json_reply({"title": None}, 404),
     ],
 )
-def test_an_answer_that_is_no_job_is_an_error_for_people(answer: Reply) -> None:
+def test_an_invalid_job_response_is_a_readable_error(answer: Reply) -> None:
     with Script(answer).client() as client, pytest.raises(ClientError) as refused:
         client.job("j1")
     assert "\n" not in str(refused.value)
@@ -257,7 +257,7 @@ def test_events_go_on_after_a_break_without_loss_or_repetition() -> None:
     assert asked == [None, "1", "1", "2"]
 
 
-def test_pings_between_events_are_no_events() -> None:
+def test_pings_are_not_events() -> None:
     sent = events((1, "progress", {"done": 1}), (2, "progress", {"done": 2}))
     assert sent.content.count(b": ping") == 2
     with Script(sent, json_reply(JOB | {"state": "done"})).client() as client:
@@ -282,14 +282,14 @@ def test_events_of_an_unknown_job_are_a_problem() -> None:
         list(client.events("nope"))
 
 
-def test_a_download_starts_anew_when_it_broke(tmp_path: Path) -> None:
+def test_a_broken_download_starts_again(tmp_path: Path) -> None:
     into = tmp_path / "artifact.tar"
     with Script(Reply(200, b"half", is_cut=True), Reply(200, b"whole")).client() as client:
         client.download("j1", into)
     assert into.read_bytes() == b"whole"
 
 
-def test_a_download_that_never_ends_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+def test_an_incomplete_download_leaves_the_file_unchanged(tmp_path: Path) -> None:
     into = tmp_path / "outputs.npz"
     into.write_bytes(b"before")
     script = Script(*[Reply(200, b"half", is_cut=True)] * 20)
@@ -305,7 +305,7 @@ def test_a_refused_download_writes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_best_schedules_leave_out_workloads_without_one() -> None:
+def test_best_schedules_omit_workloads_without_a_schedule() -> None:
     schedule: dict[str, object] = {"workload": "1", "device_class": "c", "trace": "[]", "target": "{}"}
     schedule |= {"latency_s": 1.0, "run_s": [1.0]}
     with Script(

@@ -65,7 +65,7 @@ def test_problems_come_with_the_next_step(
     assert all(bool(finding["mend"]) == (finding["state"] != "ok") for finding in found.values())
 
 
-def test_people_read_a_table_and_what_mends_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_doctor_prints_a_table_with_remedies(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(app, ["doctor", "--server", "http://127.0.0.1:1"]) == ExitCode.LOCAL
     captured = capsys.readouterr()
     assert "problem" in captured.out

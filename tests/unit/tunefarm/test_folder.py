@@ -66,7 +66,7 @@ def test_a_folder_that_can_not_be_written_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o777])
-def test_a_new_data_folder_is_its_owners_alone(tmp_path: Path, umask: int) -> None:
+def test_a_new_data_folder_is_private(tmp_path: Path, umask: int) -> None:
     folder = DataFolder(tmp_path / "new" / "data")
     (tmp_path / "new").mkdir()
     before = os.umask(umask)
@@ -88,13 +88,13 @@ def test_the_folder_of_an_older_version_is_closed_to_others(tmp_path: Path) -> N
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
 
 
-def test_a_folder_that_was_something_else_keeps_its_mode(tmp_path: Path) -> None:
+def test_an_existing_foreign_folder_keeps_its_mode(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     DataFolder(tmp_path).prepare()
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
 
 
-def test_a_database_is_its_owners_alone_in_any_folder(tmp_path: Path) -> None:
+def test_a_database_is_private_in_any_folder(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     folder = DataFolder(tmp_path)
     folder.prepare()

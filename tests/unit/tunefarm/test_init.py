@@ -23,7 +23,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_the_file_changes_nothing_and_only_its_owner_reads_it(
+def test_the_initial_config_has_default_values_and_is_private(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = load()
@@ -52,7 +52,9 @@ def test_a_file_that_is_there_is_kept(config: Path, capsys: pytest.CaptureFixtur
     assert config.read_text() == "port = 1\n"
 
 
-def test_a_folder_that_cannot_be_made_is_said(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_created_is_reported(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config.parent.write_text("a file")
     assert run(app, ["init"]) == ExitCode.LOCAL
     assert "set TUNEFARM_CONFIG to another file" in capsys.readouterr().err

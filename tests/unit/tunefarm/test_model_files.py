@@ -21,7 +21,7 @@ def uploaded(path: Path) -> bytes:
 
 
 @pytest.mark.parametrize("content", [rectifier(), b"no model", b""])
-def test_one_file_is_sent_as_it_is(content: bytes, tmp_path: Path) -> None:
+def test_a_single_model_file_is_sent_unchanged(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(content)
     assert uploaded(path) == content

@@ -52,7 +52,7 @@ def test_plain_lines_come_at_changes_and_every_ten_seconds() -> None:
     assert lines[2:] == ["net: done"]
 
 
-def test_a_model_name_is_no_markup() -> None:
+def test_model_names_are_not_parsed_as_markup() -> None:
     out = console()
     PlainJobDisplay(out).show(progress(model_name="[red]x[/red]"))
     assert "[red]x[/red]: tuning" in text_of(out)
@@ -89,7 +89,7 @@ def test_first_guesses_may_go_beyond_the_budget(trials: int, done: int, text: st
     assert job(trials=trials, trials_done=done).trials_text == text
 
 
-def test_the_rate_is_that_of_the_last_minute() -> None:
+def test_the_rate_covers_the_last_minute() -> None:
     rate = TrialRate()
     rate.note(0.0, 0)
     assert rate.trials_per_s() is None
@@ -131,7 +131,7 @@ def test_the_network_is_the_weighted_sum_of_its_covered_tasks() -> None:
     assert network_s([]) is None
 
 
-def test_only_the_fastest_of_a_place_counts() -> None:
+def test_only_the_fastest_variant_of_a_subgraph_counts() -> None:
     own, faster = task("conv", weight=2, best_s=0.003), task("winograd", weight=2, best_s=0.002)
     faster = replace(faster, variant="winograd_4", variant_of=own.workload)
     dense = task("dense", weight=1, best_s=0.006)

@@ -57,7 +57,7 @@ def schedule(name: str, latency_s: float = 1e-3) -> Schedule:
     return Schedule(name, "cafe", "[[],[]]", latency_s, (latency_s,), "{}")
 
 
-def test_what_has_not_changed_is_not_sent_again(service: Service, tmp_path: Path) -> None:
+def test_unchanged_schedules_are_not_sent_again(service: Service, tmp_path: Path) -> None:
     service.knows("a")
     found = [service.cache(tmp_path).best_of(["a", "b"]) for _ in range(2)]
     assert found == [{"a": schedule("a")}] * 2
@@ -80,7 +80,7 @@ def test_while_the_service_is_away_the_last_answers_hold(
     assert "2 of 3 workloads have a schedule from the cache" in caplog.text
 
 
-def test_nothing_known_is_an_error_and_other_targets_are_others(service: Service, tmp_path: Path) -> None:
+def test_without_cached_schedules_a_failed_look_up_is_an_error(service: Service, tmp_path: Path) -> None:
     service.knows("a")
     service.cache(tmp_path).best_of(["a"])
     service.is_away = True

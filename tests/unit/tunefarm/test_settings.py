@@ -54,7 +54,7 @@ def test_a_wrong_value_is_named(config: Path, monkeypatch: pytest.MonkeyPatch) -
         load()
 
 
-def test_a_file_that_is_no_toml_is_named(config: Path) -> None:
+def test_an_invalid_toml_file_is_named(config: Path) -> None:
     config.write_text("server = ")
     with pytest.raises(SettingsError, match=str(config)):
         load()

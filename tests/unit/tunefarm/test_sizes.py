@@ -28,7 +28,7 @@ def named(**inputs: Sequence[Extent]) -> bytes:
     return b.model(dict(inputs), {b.op("Relu", first): inputs[first]})
 
 
-def test_a_dimension_has_its_size_wherever_it_is_named(tmp_path: Path) -> None:
+def test_a_dimension_has_the_same_size_in_all_inputs(tmp_path: Path) -> None:
     assert sizes(tmp_path, masked_attention(1, "tokens"), {"tokens": (8, 32)}) == [
         Size("tokens=8", {"input": (1, 8, 16), "mask": (1, 8)}),
         Size("tokens=32", {"input": (1, 32, 16), "mask": (1, 32)}),
@@ -50,7 +50,7 @@ def test_two_dimensions_are_combined(tmp_path: Path) -> None:
     assert found[1].shapes == {"input": (4, 8, 16), "mask": (4, 8)}
 
 
-def test_one_size_is_a_model_of_one_shape(tmp_path: Path) -> None:
+def test_a_single_size_is_a_model_with_fixed_shapes(tmp_path: Path) -> None:
     found = sizes(tmp_path, masked_attention("batch", "tokens"), {"tokens": (8,), "batch": (2,)})
     assert found == [Size("", {"input": (2, 8, 16), "mask": (2, 8)})]
     assert sizes(tmp_path, residual("n"), {"input": (2, 3, 8, 8)}) == [Size("", {"input": (2, 3, 8, 8)})]
@@ -160,7 +160,7 @@ def test_a_decoder_has_default_sizes(tmp_path: Path) -> None:
     }
 
 
-def test_what_a_decoder_is_given_replaces_its_default_sizes(tmp_path: Path) -> None:
+def test_given_sizes_replace_a_decoders_default_sizes(tmp_path: Path) -> None:
     given = {"past": (64,), "total": (65,), "audio": (6,)}
     with pytest.raises(SizesError, match="there is no input and no dimension 'audio'"):
         sizes(tmp_path, llama(), given)

@@ -47,7 +47,7 @@ def _tensors() -> list[te.Tensor]:
         pytest.param(tvm.IRModule({"main": te.create_prim_func(_tensors())}), id="module"),
     ],
 )
-def test_what_tvm_has_becomes_a_module(model: Any, ran: list[Any]) -> None:
+def test_tvm_modules_are_accepted(model: Any, ran: list[Any]) -> None:
     tunefarm.tune(model, trials=8, output=Path("here"))
     ((name, data, request, output),) = ran
     assert (name, recognise(io.BytesIO(data)), output) == ("module.json", ModelFormat.TVM, Path("here"))
