@@ -156,7 +156,7 @@ def products(rows: Extent = 1, extent: int = 128, layers: int = 1) -> bytes:
 
 
 def two_outputs() -> bytes:
-    """Two inputs, and two outputs of which one is an intermediate value of the other."""
+    """Two inputs and two outputs. One output is an intermediate value of the other."""
     b = Builder()
     total = b.op("Add", "left", "right")
     return b.model({"left": [4, 5], "right": [4, 5]}, {total: [4, 5], b.op("Relu", total): [4, 5]})

@@ -127,7 +127,7 @@ class Postgresql(Process):
         return f"postgresql+psycopg://{_ACCESS}@/{database}?host={self._folder}&port={self.port}"
 
     def tcp_url(self, database: str = "postgres", port: int | None = None) -> str:
-        """Return the URL by TCP; `port` is that of a link to it."""
+        """Return the URL by TCP. `port` is the port of a link to the server."""
         options = f"?sslmode=verify-full&sslrootcert={self._folder}/ca.pem" if self._tls else ""
         return f"postgresql+psycopg://{_ACCESS}@127.0.0.1:{port or self.port}/{database}{options}"
 

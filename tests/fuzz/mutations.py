@@ -27,7 +27,7 @@ FieldChange = Callable[[Field, Random], bytes]
 
 
 def mutated(data: bytes, other: bytes, rng: Random) -> bytes:
-    """Return `data` after one to four random changes, some of which insert parts of `other`."""
+    """Return `data` after one to four random changes. Some changes insert parts of `other`."""
     for _ in range(rng.choice(CHANGED)):
         data = rng.choice(CHANGES)(data, other, rng)[:MAX_BYTES]
     return data

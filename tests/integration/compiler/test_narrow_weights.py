@@ -22,8 +22,8 @@ WEIGHT_BYTES = ((WEIGHT.reshape(-1, 2) & 15) @ [1, 16]).astype(np.uint8).tobytes
 
 
 def quantized(data: bytes | None) -> onnx.ModelProto:
-    """A product with weights of four bits, of which each block of a column has a scale; `data` if they are in
-    the file."""
+    """A product with four-bit weights and a scale for each block of a column. The file holds `data`;
+    with None, they are in another file."""
     weight = onnx.TensorProto(name="weight", data_type=onnx.TensorProto.INT4, dims=WEIGHT.shape)
     if data is None:
         weight.data_location = onnx.TensorProto.EXTERNAL

@@ -110,7 +110,7 @@ def dense(graph: Quantized) -> tuple[bytes, dict[str, Any]]:
 
 
 def attention(graph: Quantized) -> tuple[bytes, dict[str, Any]]:
-    """The product of two activations, neither of which is a constant."""
+    """The product of two activations."""
     turned = graph.node("Transpose", graph.bytes_of("y"), perm=[0, 2, 1])
     product = graph.node("MatMul", graph.bytes_of("x"), turned)
     shapes = {"x": (2, 6, 32), "y": (2, 16, 32)}

@@ -1,4 +1,4 @@
-"""`tunefarm tune` for several targets, one of which the service rejects."""
+"""`tunefarm tune` for several targets. The service rejects one of them."""
 
 from __future__ import annotations
 

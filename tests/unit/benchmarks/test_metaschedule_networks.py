@@ -67,7 +67,7 @@ def test_a_failure_is_reported_with_its_last_line(tmp_path: Path, monkeypatch: p
 
 def _ended(pid: int) -> bool:
     try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE  # where nobody reaps orphans
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE  # where no process reaps orphans
     except psutil.NoSuchProcess:
         return True
 

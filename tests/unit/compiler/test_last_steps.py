@@ -21,7 +21,7 @@ ROWS, COLUMNS, LANES = 3, 197, 32
 
 
 def _maxima(dtype: str) -> tvm.IRModule:
-    """m[i] = max(x[i, :]) by LANES partial results, of which the last step has 5."""
+    """m[i] = max(x[i, :]) by LANES partial results; the last step has 5."""
     rows, columns = (tirx.const(extent, dtype) for extent in (ROWS, COLUMNS))
     data = te.placeholder((rows, columns), name="data")
     k = te.reduce_axis((tirx.const(0, dtype), columns), name="k")

@@ -21,7 +21,7 @@ from tests.onnx_models import residual
 
 
 def custom(*nodes: onnx.NodeProto, **weights: list[float]) -> bytes:
-    """A model with an operator that nobody knows, and other nodes."""
+    """A model with an unknown operator, and other nodes."""
     own = helper.make_node("Blend", ["x"], ["y"], domain="acme")
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 0, 3]) for name in ("x", "y")]
     stored = [

@@ -31,7 +31,7 @@ def zipped(*names: str) -> bytes:
 
 
 def jax_exported(artifact: bytes) -> bytes:
-    """Return a table as jax.export writes it, of which only the field with the artifact is there."""
+    """Return a table of jax.export with only the field of the artifact."""
     offsets = [0] * 13 + [4]
     fields = struct.pack("<16H", 32, 8, *offsets)
     table = struct.pack("<iI", len(fields), 4)
