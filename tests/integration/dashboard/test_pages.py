@@ -552,3 +552,23 @@ def test_a_job_is_repeated_with_changes_on_two_devices(page: Page, site: Service
     assert {(job.request.budget.minutes, job.request.shapes["input"]) for job in (native, chosen)} == {
         (5.0, (1, 3, 224, 224))
     }
+
+
+def test_a_phone_shows_the_whole_menu(page: Page, guarded: Service) -> None:
+    page.set_viewport_size({"width": 390, "height": 900})
+    open_page(page, guarded, "#/access")
+    page.get_by_label("Token").fill(ADMIN)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Access")
+    menu = page.get_by_role("navigation", name="Pages")
+    assert menu.evaluate("menu => menu.scrollWidth <= menu.clientWidth")
+    expect(menu.get_by_role("link")).to_have_count(7)
+    for link in menu.get_by_role("link").all():
+        expect(link).to_be_in_viewport(ratio=1)
+
+
+def test_a_table_of_subgraphs_aligns_its_numbers_right(page: Page, site: Service) -> None:
+    open_page(page, site, "#/jobs/job-done")
+    row = page.get_by_role("row", name=re.compile("^ *max_pool2d"))
+    for label in ("Times", "Trials", "First", "Best", "Share"):
+        expect(row.locator(f"td[data-label={label}]")).to_have_css("text-align", "right")

@@ -49,7 +49,7 @@ function Results({ compared, classes }) {
     <h2>Results</h2>
     <table class="cards">
       <caption class="hidden">Results of the jobs</caption>
-      <thead><tr><th scope="col">Job</th><th scope="col">Device</th><th scope="col">State</th><th scope="col">Trials</th><th scope="col">Took</th><th scope="col">Latency</th><th scope="col">vs. first job</th><th scope="col">vs. ONNX Runtime</th><th scope="col">vs. untuned</th></tr></thead>
+      <thead><tr><th scope="col">Job</th><th scope="col">Device</th><th scope="col">State</th><th scope="col">Trials</th><th scope="col" class="number">Took</th><th scope="col" class="number">Latency</th><th scope="col" class="number">vs. first job</th><th scope="col" class="number">vs. ONNX Runtime</th><th scope="col" class="number">vs. untuned</th></tr></thead>
       <tbody>
         ${compared.map(
           ({ job }, number) => html`<tr key=${job.id}>
@@ -57,11 +57,11 @@ function Results({ compared, classes }) {
             <td data-label="Device"><${DeviceName} classes=${classes} job=${job} /></td>
             <td data-label="State"><${State} state=${job.state} /></td>
             <td data-label="Trials"><${Trials} job=${job} /></td>
-            <td data-label="Took">${job.started_at && job.finished_at ? duration(job.finished_at - job.started_at) : "–"}</td>
-            <td data-label="Latency">${latency(job.tuned_latency_s)}</td>
-            <td data-label="vs. first job">${number ? speedup(first, job.tuned_latency_s) : "–"}</td>
-            <td data-label="vs. ONNX Runtime"><${Ratio} job=${job} /></td>
-            <td data-label="vs. untuned"><${Gain} job=${job} /></td>
+            <td class="number" data-label="Took">${job.started_at && job.finished_at ? duration(job.finished_at - job.started_at) : "–"}</td>
+            <td class="number" data-label="Latency">${latency(job.tuned_latency_s)}</td>
+            <td class="number" data-label="vs. first job">${number ? speedup(first, job.tuned_latency_s) : "–"}</td>
+            <td class="number" data-label="vs. ONNX Runtime"><${Ratio} job=${job} /></td>
+            <td class="number" data-label="vs. untuned"><${Gain} job=${job} /></td>
           </tr>`,
         )}
       </tbody>

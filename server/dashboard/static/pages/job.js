@@ -218,7 +218,7 @@ function Quantized({ job }) {
         <table class="cards">
           <caption class="hidden">Signal-to-noise ratio of each layer</caption>
           <thead>
-            <tr><th scope="col">Layer</th><th scope="col">Operator</th><th scope="col">Computes in</th><th scope="col">By itself</th><th scope="col">In the model</th></tr>
+            <tr><th scope="col">Layer</th><th scope="col">Operator</th><th scope="col">Computes in</th><th scope="col" class="number">By itself</th><th scope="col" class="number">In the model</th></tr>
           </thead>
           <tbody>
             ${value.layers.map(
@@ -226,8 +226,8 @@ function Quantized({ job }) {
                 <th scope="row" data-label="Layer">${layer.name}</th>
                 <td data-label="Operator">${layer.operator}</td>
                 <td data-label="Computes in">${layer.kept ? "float32" : value.quantize}</td>
-                <td data-label="By itself">${ratio(layer.own_db)}</td>
-                <td data-label="In the model">${ratio(layer.total_db)}</td>
+                <td class="number" data-label="By itself">${ratio(layer.own_db)}</td>
+                <td class="number" data-label="In the model">${ratio(layer.total_db)}</td>
               </tr>`,
             )}
           </tbody>
@@ -331,7 +331,7 @@ function Table({ job, parts }) {
     <table class="cards">
       <caption class="hidden">Subgraphs, the costliest first</caption>
       <thead>
-        <tr><th scope="col">Subgraph</th><th scope="col">Times</th><th scope="col">Trials</th><th scope="col">First</th><th scope="col">Best</th><th scope="col">Share</th><th scope="col">Verdict</th></tr>
+        <tr><th scope="col">Subgraph</th><th scope="col" class="number">Times</th><th scope="col" class="number">Trials</th><th scope="col" class="number">First</th><th scope="col" class="number">Best</th><th scope="col" class="number">Share</th><th scope="col">Verdict</th></tr>
       </thead>
       <tbody>
         ${parts.map(
@@ -340,12 +340,12 @@ function Table({ job, parts }) {
               ${part.own.layer && part.weight > 1 && html` <span class="muted">and ${part.weight - 1} more</span>`}
               ${part.best?.variant && html` <span class="muted">by ${part.best.variant}</span>`}
               ${part.own.layer && html`<br /><span class="muted operators">${part.own.name}</span>`}</th>
-            <td data-label="Times">${part.weight}</td>
-            <td data-label="Trials">${part.trials}</td>
-            <td data-label="First">${latency(part.first_s)}</td>
-            <td data-label="Best">${part.own.covered ? latency(part.best_s) : html`<span class="muted">not tuned: ${part.own.reason}</span>`}</td>
-            <td data-label="Share">${percent(part.network_s === null ? null : part.network_s / total)}</td>
-            <td data-label="Verdict">${part.best?.verdict || "–"}</td>
+            <td class="number" data-label="Times">${part.weight}</td>
+            <td class="number" data-label="Trials">${part.trials}</td>
+            <td class="number" data-label="First">${latency(part.first_s)}</td>
+            <td class="number" data-label="Best">${latency(part.best_s)}</td>
+            <td class="number" data-label="Share">${percent(part.network_s === null ? null : part.network_s / total)}</td>
+            <td data-label="Verdict">${part.own.covered ? part.best?.verdict || "–" : html`<span class="muted">not tuned: ${part.own.reason}</span>`}</td>
           </tr>`,
         )}
       </tbody>

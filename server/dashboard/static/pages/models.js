@@ -6,7 +6,7 @@ import { useAnswer } from "tunefarm/hooks.js";
 import { html } from "tunefarm/html.js";
 import { Answer } from "tunefarm/pages/parts.js";
 
-const METRICS = [["pairwise", "pairs in the right order"], ["recall", "fraction of the 30 fastest that it finds"], ["r2", "R² of throughput"]];
+const METRICS = [["pairwise", "pairs in the right order"], ["recall", "share of 30 fastest found"], ["r2", "R² of throughput"]];
 
 export function ModelsPage() {
   const models = useAnswer("v1/cost-models", 15);

@@ -39,13 +39,13 @@ export function SchedulesPage() {
         items.length
           ? html`<table class="cards">
               <caption class="hidden">Best schedules, the newest subgraphs first</caption>
-              <thead><tr><th scope="col">Operator</th><th scope="col">Latency</th><th scope="col">Speed</th><th scope="col">Measured</th><th scope="col">Trace</th></tr></thead>
+              <thead><tr><th scope="col">Operator</th><th scope="col" class="number">Latency</th><th scope="col" class="number">Speed</th><th scope="col">Measured</th><th scope="col">Trace</th></tr></thead>
               <tbody>
                 ${items.slice(0, shown).map(
                   ({ workload, name, signature, flops, latency_s, created_at }) => html`<tr key=${workload}>
                     <th scope="row" data-label="Operator">${name}${signature && html`<br /><code class="muted">${signature}</code>`}<br /><span class="muted"><${Hash} workload=${workload} /></span></th>
-                    <td data-label="Latency">${latency(latency_s)}</td>
-                    <td data-label="Speed">${speed(flops, latency_s)}</td>
+                    <td class="number" data-label="Latency">${latency(latency_s)}</td>
+                    <td class="number" data-label="Speed">${speed(flops, latency_s)}</td>
                     <td data-label="Measured">${ago(created_at)}</td>
                     <td data-label="Trace"><a href=${`v1/schedules/best?target=${key}&workload=${workload}`} download=${`${workload}.json`} aria-label=${`Download the schedule of ${name}`}>download</a></td>
                   </tr>`,
