@@ -32,7 +32,7 @@ def fuse_attention(module: tvm.IRModule, on_gpu: bool) -> tvm.IRModule:
         gv = attention(query, key, value)
 
     Sketches compute it a block of queries at a time (search.sketches.attention_blocks), on a GPU also in one
-    kernel (search.rules.gpu). CPUs gain from many keys only; GPUs save two kernels.
+    kernel (search.rules.gpu). Few keys gain only on GPUs, which save kernels.
     """
     result, named = _pattern()
 
