@@ -24,6 +24,9 @@ DEVICE = Device(
     target='{"kind":"llvm"}',
 )
 
+# For models of one operator, which LLVM compiles faster without optimization.
+UNOPTIMIZED = '{"kind":"llvm","num-cores":1,"opt-level":0}'
+
 GPU = replace(
     DEVICE,
     name="a GPU",

@@ -291,7 +291,7 @@ class Imported:
         fused = fuse(model, tuned_for) if tuned_for else fuse_untuned(model, target)
         # LLVM's higher optimization levels take twice as long, which a few calls don't make up for. Without
         # the machine's own instructions, especially conversions of float16, a call of ResNet-18 takes 40 s.
-        quickly = tvm.target.Target({**parse_target(target).export(), "opt-level": 1})
+        quickly = tvm.target.Target({"opt-level": 1, **parse_target(target).export()})
         executable = relax.build(fallback.schedule_slow(fused), quickly, tir_pipeline=UNTUNED)
         self._machine = relax.VirtualMachine(executable, tvm.cpu())
         self._model = model

@@ -18,9 +18,9 @@ from compiler.importing.padding import valid_part
 from compiler.importing.spec import ModelError
 from compiler.verifying.imported import Imported, verify
 from compiler.verifying.reference import Reference
+from tests.devices import UNOPTIMIZED as TARGET
 from tests.marks import slow_lane_except
 
-TARGET = '{"kind":"llvm","num-cores":1}'
 BATCHES, CLASSES, BOXES, PICKS = 2, 3, 30, 5
 ROWS = BATCHES * CLASSES * PICKS
 CONSTANTS = (

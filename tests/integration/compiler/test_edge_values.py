@@ -19,10 +19,10 @@ from compiler.importing.model import checked_model, read_onnx
 from compiler.importing.spec import ModelError, TensorSpec
 from compiler.importing.values import numpy_dtype
 from compiler.verifying.imported import Imported
+from tests.devices import UNOPTIMIZED as TARGET
 from tests.marks import slow_lane_except
 
 Array = NDArray[Any]
-TARGET = '{"kind":"llvm","num-cores":1}'
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 TYPES: Mapping[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),

@@ -15,12 +15,12 @@ from compiler.importing.formats.reading import read_model
 from compiler.importing.spec import ModelError
 from compiler.verifying.imported import Imported, verify_file
 from compiler.verifying.inputs import ORDINARY_SETS
+from tests.devices import UNOPTIMIZED as TARGET
 from tests.marks import slow_lane_except
 
 torch: Any = pytest.importorskip("torch")
 functional = torch.nn.functional
 pytestmark = pytest.mark.slow
-TARGET = '{"kind":"llvm","num-cores":1}'
 Function = Callable[..., Any]
 resized = functional.interpolate
 

@@ -19,10 +19,10 @@ from compiler.verifying.imported import Imported, verify
 from compiler.verifying.inputs import input_sets
 from compiler.verifying.reference import Reference
 from sandbox.limits import data_bytes
+from tests.devices import UNOPTIMIZED as TARGET
 from tests.marks import slow_lane_except
 from tests.onnx_models import in_bits
 
-TARGET = '{"kind":"llvm","num-cores":1}'
 MICROSOFT = "com.microsoft"
 
 

@@ -18,8 +18,8 @@ from compiler.importing.spec import NARROW, ModelError
 from compiler.importing.values import numpy_dtype
 from compiler.verifying.imported import Imported, verify
 from tests.compiled_models import compile_model
+from tests.devices import UNOPTIMIZED as TARGET
 
-TARGET = '{"kind":"llvm","num-cores":1}'
 Array = NDArray[Any]
 LESS_THAN_A_BYTE = [dtype for dtype, bits in NARROW.items() if bits < 8]
 NAMES = {dtype: dtype.replace("float4_e2m1fn", "float4e2m1") for dtype in LESS_THAN_A_BYTE}

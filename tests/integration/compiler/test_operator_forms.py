@@ -19,10 +19,10 @@ from compiler.importing.onnx_file import read_archive, read_file
 from compiler.importing.spec import ModelError
 from compiler.verifying.imported import Imported
 from compiler.verifying.reference import Reference
+from tests.devices import UNOPTIMIZED as TARGET
 from tests.onnx_models import leaky
 from tunefarm.client.model_files import ModelFiles
 
-TARGET = '{"kind":"llvm","num-cores":1}'
 RNG = np.random.default_rng(3)
 Array = NDArray[Any]
 

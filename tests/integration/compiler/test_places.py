@@ -14,9 +14,9 @@ from compiler.importing.model import import_file
 from compiler.importing.onnx_file import read_file
 from compiler.importing.spec import ModelError
 from compiler.verifying.imported import Imported
+from tests.devices import UNOPTIMIZED as TARGET
 
 Array = NDArray[Any]
-TARGET = '{"kind":"llvm","num-cores":1}'
 # Into five rows: indices from the end, and indices beyond both ends.
 ROWS = np.array([-6, 9, -1, 4, -5, 5])
 CLIPPED = np.array([0, 4, 4, 4, 0, 4])

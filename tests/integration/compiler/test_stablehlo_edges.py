@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from compiler.importing.formats.stablehlo_model import StablehloModel, read
 from compiler.importing.spec import ModelError
 from compiler.verifying.imported import Imported
+from tests.devices import UNOPTIMIZED as TARGET
 from tests.stablehlo_models import exported
 
 jnp, lax = jax.numpy, jax.lax
 
 Array = NDArray[Any]
-TARGET = '{"kind":"llvm","num-cores":1}'
 NAN, INF = float("nan"), float("inf")
 EDGES = np.array(
     [

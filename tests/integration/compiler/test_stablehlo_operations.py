@@ -14,13 +14,13 @@ from compiler.importing.formats.stablehlo_model import read
 from compiler.measuring.outputs import compare_outputs
 from compiler.verifying.imported import Imported
 from compiler.verifying.inputs import drawn
+from tests.devices import UNOPTIMIZED as TARGET
 from tests.marks import slow_lane_except
 from tests.stablehlo_models import exported, exported_text
 
 jnp, lax, nn = jax.numpy, jax.lax, jax.nn
 
 Array = NDArray[Any]
-TARGET = '{"kind":"llvm","num-cores":1}'
 
 
 def check(function: Callable[..., Any], *inputs: Array, export: Callable[..., bytes] = exported) -> None:
