@@ -14,7 +14,7 @@ from tests.processes import service, until
 
 OBSTACLE = arm64.obstacle()
 pytestmark = [
-    pytest.mark.slow_lane(seconds=200),
+    pytest.mark.slow_lane(seconds=80),
     pytest.mark.timeout(3600),
     pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE)),
 ]

@@ -15,7 +15,7 @@ from examples.networks.decoders import TINY, llama
 from tests.acceptance.commands import done, tunefarm
 from tests.onnx_models import fully_convolutional, masked_attention
 
-pytestmark = [pytest.mark.slow_lane(seconds=20), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow_lane(seconds=33), pytest.mark.timeout(600)]
 
 
 def test_a_transformer_is_tuned_in_several_sizes_and_padded_between_them(

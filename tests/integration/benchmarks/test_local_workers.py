@@ -10,7 +10,7 @@ from benchmarks import local_workers
 from benchmarks.results import figures
 
 
-@pytest.mark.slow_lane(seconds=15)
+@pytest.mark.slow_lane(seconds=40)
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(len(local_workers.own_cores()) < 2, reason="two workers need two cores")
 def test_both_work_on_cores_of_their_own(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_our_search_is_held_against_itself_gone_on_with(monkeypatch: pytest.Monk
     assert names == [f"geometric mean of 1 operators: {name}", f"GMM: {name}"]
 
 
-@pytest.mark.slow_lane
+@pytest.mark.slow_lane(seconds=70)
 @pytest.mark.timeout(900)
 def test_the_benchmark_of_an_operator_writes_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = replace(OPERATORS["GMM"], shapes=SMALL, benchmark=SMALL[0])

@@ -17,7 +17,7 @@ from records.storage.database import Database
 from tests.services import Postgresql
 
 
-@pytest.mark.slow_lane(seconds=20)
+@pytest.mark.slow_lane(seconds=50)
 @pytest.mark.usefixtures("postgresql", "redis_server")  # skipped where these are not installed
 def test_figures_of_a_small_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scale, "TRIAL_S", 0.02)

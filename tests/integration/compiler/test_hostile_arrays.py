@@ -101,7 +101,7 @@ HOSTILE: dict[str, Callable[[Path], bytes]] = {
 }
 
 
-@pytest.mark.slow_lane(seconds=4)
+@pytest.mark.slow_lane(seconds=1.5)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_arrays_are_refused_with_a_reason(name: str, tmp_path: Path) -> None:
     mark, file = tmp_path / "unpickled", tmp_path / "data.npz"
@@ -114,7 +114,7 @@ def test_hostile_arrays_are_refused_with_a_reason(name: str, tmp_path: Path) -> 
     assert not mark.exists()
 
 
-@pytest.mark.slow_lane(seconds=4)
+@pytest.mark.slow_lane(seconds=1.5)
 @pytest.mark.parametrize("name", ["pickle", "vast"])
 def test_hostile_calibration_data_are_refused_with_a_reason(name: str, tmp_path: Path) -> None:
     mark, file = tmp_path / "unpickled", tmp_path / "data.npz"

@@ -72,7 +72,7 @@ def test_programs_compute_the_right_result(name: str) -> None:
     _check(name, [programs[i] for i in rng.permutation(len(programs))[:3]])
 
 
-@pytest.mark.slow_lane(seconds=3)
+@pytest.mark.slow_lane(seconds=1)
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_many_programs_compute_the_right_result(name: str) -> None:
     programs = list(_programs(WORKLOADS[name](), per_sketch=3, seed=2))
@@ -80,7 +80,7 @@ def test_many_programs_compute_the_right_result(name: str) -> None:
     _check(name, [programs[i] for i in rng.permutation(len(programs))[:MANY]])
 
 
-@pytest.mark.parametrize("name", slow_lane_except(WORKLOADS, "conv2d", "matmul", "softmax"))
+@pytest.mark.parametrize("name", slow_lane_except(WORKLOADS, "conv2d", "matmul", "softmax", seconds=0.4))
 def test_every_program_lowers_to_a_trace_that_replays(name: str) -> None:
     module = WORKLOADS[name]()
     copy = from_json(to_json(module))
@@ -117,7 +117,7 @@ for text, traces in json.load(sys.stdin):
 """
 
 
-@pytest.mark.slow_lane(seconds=3)
+@pytest.mark.slow_lane(seconds=8)
 def test_another_process_replays_to_the_same_modules() -> None:
     work, expected = [], []
     for make in WORKLOADS.values():

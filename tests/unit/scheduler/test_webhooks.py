@@ -145,7 +145,7 @@ SPELLINGS = (
 )
 
 
-@pytest.mark.slow_lane(seconds=30)
+@pytest.mark.slow_lane(seconds=4)
 def test_a_running_scheduler_reaches_no_private_address_and_waits_for_none(
     farm: Farm, database_file: Path, tmp_path: Path
 ) -> None:
