@@ -30,7 +30,7 @@ from tunefarm.client.client import Client
 from tunefarm.client.values import DeviceClass, Worker
 
 app = typer.Typer(
-    help="List workers and devices; drain, resume, evict, update or reserve one.",
+    help="List workers; drain, resume, evict, update or reserve one.",
     rich_markup_mode=None,
     invoke_without_command=True,
 )
@@ -50,7 +50,7 @@ def list_(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """List workers and devices; drain, resume, evict, update or reserve one."""
+    """List workers; drain, resume, evict, update or reserve one."""
     if context.invoked_subcommand is not None:
         if live or server or token or data or as_json:
             asked = f"tunefarm workers {context.invoked_subcommand} NAME"
@@ -132,7 +132,7 @@ app.command("evict")(
 app.command("update")(
     _instruct(
         Client.update,
-        """Let a worker finish its lease and install the service's version.
+        """Let a worker finish its lease and update tunefarm.
 
         The worker does so only where its owner allows it.
         """,
@@ -159,7 +159,7 @@ def reserve(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let a worker measure only your jobs for a while, or those of another token.
+    """Let a worker measure only the jobs of one token for a while.
 
     It finishes its lease first. Other jobs wait, and say so.
     """
