@@ -22,8 +22,12 @@ using uint16_t = unsigned short;
 using uint32_t = unsigned int;
 using uint64_t = unsigned long long;
 """
-# A macro that nvcc's host compiler defines.
-_PREAMBLE = "#define INFINITY __int_as_float(0x7f800000)\n"
+# What nvcc's host compiler defines, and GNU's spelling of assembly.
+_PREAMBLE = """\
+#define INFINITY __int_as_float(0x7f800000)
+#define __asm__ asm
+#define __volatile__ volatile
+"""
 # Functions without a qualifier are device functions, because there is no host code.
 FLAGS = ("-default-device", "--use_fast_math", "--ptxas-options=-v")
 

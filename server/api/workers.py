@@ -234,7 +234,7 @@ def calibrate(worker_id: str, context: ContextDep) -> WorkerBody:
         return _body(session, worker_id, context)
 
 
-@router.post("/workers/{worker_id:path}:reserve", responses=problems(404, 409))
+@router.post("/workers/{worker_id:path}:reserve", responses=problems(400, 404, 409))
 def reserve(worker_id: str, body: ReservationBody, request: Request, context: ContextDep) -> WorkerBody:
     """Let the worker measure only the jobs of one token for a while.
 

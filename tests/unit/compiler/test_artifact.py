@@ -76,7 +76,7 @@ GOOD = (tarfile.TarInfo("manifest.json"), MANIFEST.to_json().encode())
         (_tar([GOOD]), r"holds no model\.so"),
         (_tar([(tarfile.TarInfo("model.so"), b"x")]), r"holds no manifest\.json"),
         (_tar([GOOD, (tarfile.TarInfo("../model.so"), b"x")]), r"holds no model\.so"),
-        (_tar([GOOD, (_link("model.so", "/etc/passwd"), b"")]), "no plain file"),
+        (_tar([GOOD, (_link("model.so", "/etc/passwd"), b"")]), "more than plain files"),
         (_tar([(tarfile.TarInfo("manifest.json"), b"{"), (tarfile.TarInfo("model.so"), b"x")]), "damaged"),
         (_tar([(tarfile.TarInfo("manifest.json"), b"\xff"), (tarfile.TarInfo("model.so"), b"x")]), "damaged"),
     ],
