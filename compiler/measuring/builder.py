@@ -28,6 +28,12 @@ from core.measurement import Measurement, Outcome, Resources
 # Errors are cut to the end of their message, where TVM names the cause.
 ERROR_CHARS = 2000
 REGISTER_BYTES = 4
+# How TVM's message begins if LLVM's passes generate invalid code.
+INVALID_CODE = "LLVM module verification failed"
+LLVM_FAULT = (
+    "LLVM 22 generates invalid code for this schedule (github.com/llvm/llvm-project/pull/189680): another "
+    "schedule avoids that"
+)
 # An architecture that every supported CUDA version compiles for.
 ANY_ARCH = "sm_80"
 
@@ -73,7 +79,7 @@ class LocalBuilder:
                 # Host code that reads device memory would crash this process.
                 return Measurement(Outcome.BUILD_ERROR, error="nothing is bound to the GPU's threads")
         except Exception as error:  # TVM's C++ code may raise any exception class
-            return Measurement(Outcome.BUILD_ERROR, error=str(error)[-ERROR_CHARS:])
+            return Measurement(Outcome.BUILD_ERROR, error=_described(error))
         build_s, resources = time.perf_counter() - start, self._resources()
         spilled = _spilled(resources, build_s)
         return spilled or BuiltKernel(library, function, build_s, packed, resources)
@@ -90,13 +96,21 @@ class LocalBuilder:
                 link_library(library, triple, find_linker(triple), path)
                 data = path.read_bytes()
         except Exception as error:
-            return Measurement(Outcome.BUILD_ERROR, error=str(error)[-ERROR_CHARS:])
+            return Measurement(Outcome.BUILD_ERROR, error=_described(error))
         build_s, resources = time.perf_counter() - start, self._resources()
         return _spilled(resources, build_s) or KernelLibrary(data, packed, build_s, resources)
 
     def _resources(self) -> Resources | None:
         """Return the compiler's report on the kernels that this thread just built; None for CPUs."""
         return last_resources() if self._target.kind.name == "cuda" else None
+
+
+def _described(error: Exception) -> str:
+    """Return an error's message, cut to its end. Its last line is for users."""
+    text = str(error).strip()
+    if text.startswith(INVALID_CODE):
+        text += f"\n{LLVM_FAULT}"
+    return text[-ERROR_CHARS:]
 
 
 def _spilled(resources: Resources | None, build_s: float) -> Measurement | None:

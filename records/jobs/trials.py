@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
-from sqlalchemy import Row, String, func, or_, select
+from sqlalchemy import ColumnElement, Row, String, and_, case, func, or_, select
 from sqlalchemy import cast as cast_as
 from sqlalchemy.orm import Session
 
@@ -21,6 +21,8 @@ from records.storage.tables import TrialRow
 TrialState: TypeAlias = Literal["pending", "leased", "done"]
 # Marks a trial of a fallback schedule, which has no program of the search.
 FALLBACK: Mapping[str, Any] = {}
+# A first guess that can't be compiled is replaced by another one, so often.
+MAX_GUESSES = 3
 
 MAX_MESSAGE = 2000
 
@@ -175,18 +177,29 @@ def counts(session: Session, job_id: str) -> TrialCounts:
 
 def attempted_tasks(session: Session, job_id: str) -> set[int]:
     """Return the ids of the job's tasks that have an open trial, or a trial of the search or of the fallback
-    schedule.
+    schedule. Trials of the search that could not be compiled count from the MAX_GUESSES-th on.
     """
+    is_searched = and_(TrialRow.program.is_not(None), ~_is_fallback())
+    is_uncompilable = and_(is_searched, TrialRow.state == "done", TrialRow.outcome == Outcome.BUILD_ERROR)
     counts = or_(TrialRow.program.is_not(None), TrialRow.state != "done")
-    guessed = select(TrialRow.task_id).where(TrialRow.job_id == job_id, counts)
-    return set(session.scalars(guessed.distinct()))
+    others = func.sum(case((is_uncompilable, 0), else_=1))
+    guessed = (
+        select(TrialRow.task_id)
+        .where(TrialRow.job_id == job_id, counts)
+        .group_by(TrialRow.task_id)
+        .having(or_(others > 0, func.count() >= MAX_GUESSES))
+    )
+    return set(session.scalars(guessed))
 
 
 def fallbacks(session: Session, job_id: str) -> dict[str, Trial]:
     """Return the job's trials of fallback schedules, by the workload's hash."""
-    is_fallback = cast_as(TrialRow.program, String) == json.dumps(FALLBACK)
-    rows = session.scalars(select(TrialRow).where(TrialRow.job_id == job_id, is_fallback))
+    rows = session.scalars(select(TrialRow).where(TrialRow.job_id == job_id, _is_fallback()))
     return {row.workload_hash: trial_of(row) for row in rows}
+
+
+def _is_fallback() -> ColumnElement[bool]:
+    return cast_as(TrialRow.program, String) == json.dumps(FALLBACK)
 
 
 def for_task(session: Session, task_id: int) -> list[Trial]:

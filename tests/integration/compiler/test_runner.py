@@ -22,7 +22,7 @@ from tvm.script import tirx as T  # noqa: N812 - TVM's parser wants this name
 import compiler.measuring.whole_models
 from compiler.importing.model import RelaxModel, fuse, fuse_untuned, read_onnx
 from compiler.importing.spec import TensorSpec
-from compiler.measuring.builder import BuiltKernel, LocalBuilder
+from compiler.measuring.builder import LLVM_FAULT, BuiltKernel, LocalBuilder
 from compiler.measuring.runner import LocalRunner
 from compiler.measuring.timing import MAX_REPEATS, MIN_REPEATS
 from compiler.measuring.whole_models import MAX_TURN_REPEATS
@@ -89,6 +89,16 @@ def test_a_wrong_trace_is_a_build_error(trace: str) -> None:
     assert isinstance(measurement, Measurement)
     assert measurement.outcome is Outcome.BUILD_ERROR
     assert measurement.error
+
+
+def test_the_message_says_that_llvm_is_at_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_wrongly(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("LLVM module verification failed with the following errors:\n%5 = shufflevector")
+
+    monkeypatch.setattr("compiler.measuring.builder.compile_scheduled", compile_wrongly)
+    measurement = BUILDER.build(to_json(matmul(8, 8, 8)), UNSCHEDULED)
+    assert isinstance(measurement, Measurement)
+    assert measurement.error.splitlines()[-1] == LLVM_FAULT
 
 
 @pytest.mark.parametrize("text", ["", "{}", "nonsense", '{"nodes":[],"root_index":0}'])

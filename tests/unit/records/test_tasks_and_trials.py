@@ -8,8 +8,10 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
-from core.measurement import Outcome
+from core.measurement import Measurement, Outcome
 from records import devices
+from records.fleet import leases
+from records.fleet.results import LeaseResult
 from records.jobs import jobs, tasks, trials
 from records.storage.statements import dialect_of
 from tests.devices import DEVICE
@@ -133,6 +135,16 @@ class TestTrials:
         farm.report("second", [trial.id for trial in farm.leased("second").trials])
         assert trials.attempted_tasks(farm.session, "job") == {farm.task_id}
         assert trials.attempted_tasks(farm.session, "other") == set()
+
+    def test_a_guess_that_cannot_be_compiled_is_replaced_twice(self, farm: Farm) -> None:
+        for guess in range(trials.MAX_GUESSES):
+            assert trials.attempted_tasks(farm.session, "job") == set()
+            farm.issue(f"t{guess}")
+            assert trials.attempted_tasks(farm.session, "job") == {farm.task_id}, "it waits for a device"
+            [trial] = farm.leased(f"lease {guess}").trials
+            failed = LeaseResult(Measurement(Outcome.BUILD_ERROR, error="LLVM ERROR"), trial.id)
+            leases.report(farm.session, f"lease {guess}", "session", [failed], now=30.0)
+        assert trials.attempted_tasks(farm.session, "job") == {farm.task_id}
 
     def test_dropping_keeps_leased_trials(self, farm: Farm) -> None:
         farm.issue("t1", "t2", "t3")
