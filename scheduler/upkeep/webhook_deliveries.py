@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from core.webhook import sign
 from records import webhooks
-from records.storage.database import StorageError
 from scheduler.context import Context
+from scheduler.upkeep.background_queue import BackgroundQueue
 from system.outbound import Network, OutboundError, parse_networks, post
 
 # Messages sent in parallel, and messages that wait for a thread. A later sweep finds the others.
@@ -23,38 +22,19 @@ KEPT_S = 7 * 86400.0
 log = logging.getLogger(__name__)
 
 
-class Deliverer:
-    """The deliveries of one scheduler. Several schedulers may deliver at the same time."""
+class Deliverer(BackgroundQueue[int]):
+    """Sends the messages of deliveries, by their ids."""
 
     def __init__(self, context: Context) -> None:
-        self._context = context
-        self._allowed = parse_networks(context.settings.webhook_allow)
-        self._threads = ThreadPoolExecutor(THREADS, "webhooks")
-        self._lock = threading.Lock()
-        self._taken: set[int] = set()
-
-    def start(self, delivery_id: int) -> None:
-        """Queue a delivery for a thread, unless it is already queued or too many wait."""
-        with self._lock:
-            if delivery_id in self._taken or len(self._taken) >= MAX_WAITING:
-                return
-            self._taken.add(delivery_id)
-        self._threads.submit(self._attempt, delivery_id)
-
-    def stop(self) -> None:
-        """Wait for running attempts, and drop the others."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
-
-    def _attempt(self, delivery_id: int) -> None:
-        try:
-            attempt(self._context, delivery_id, self._allowed)
-        except StorageError as error:
-            log.error("webhook message %s will be tried again: %s", delivery_id, error)
-        except Exception:
-            log.exception("webhook message %s will be tried again", delivery_id)
-        finally:
-            with self._lock:
-                self._taken.discard(delivery_id)
+        allowed = parse_networks(context.settings.webhook_allow)
+        super().__init__(
+            "webhooks",
+            partial(attempt, context, allowed=allowed),
+            threads=THREADS,
+            max_waiting=MAX_WAITING,
+            log=log,
+            retried="webhook message %s will be tried again",
+        )
 
 
 def attempt(context: Context, delivery_id: int, allowed: Sequence[Network]) -> None:
