@@ -114,14 +114,15 @@ def run(context: Context, job: Job) -> None:
         if history.uncompared and verdict.run.kind == "tuned" and not _untuned_fails(runs):
             uncompared = f"its outputs could not be compared ({history.uncompared})"
             verdict = replace(verdict, message=f"{verdict.message}; {uncompared}")
-        with _stored(context, verdict.run.artifact_sha) as artifact:
-            gap = _describe_gap(verdict.run, open_artifact(artifact)[1].kernels_s)
-        if gap and _time_again(context, job, runs, gap):
-            return
-        parts = [verdict.message, _describe_noise(verdict.run), gap]
-        verdict = replace(verdict, message="; ".join(filter(None, parts)))
-        with tracing.span("publish", job.trace_parent, job=job.id, published=verdict.run.kind):
-            _publish(context, job, verdict, runs, _outputs_unverified(verdict.run, runs, history))
+        with _stored(context, verdict.run.artifact_sha) as timed:
+            gap = _describe_gap(verdict.run, open_artifact(timed)[1].kernels_s)
+            if gap and _time_again(context, job, runs, gap):
+                return
+            parts = [verdict.message, _describe_noise(verdict.run), gap]
+            verdict = replace(verdict, message="; ".join(filter(None, parts)))
+            with tracing.span("publish", job.trace_parent, job=job.id, published=verdict.run.kind):
+                unverified = _outputs_unverified(verdict.run, runs, history)
+                _publish(context, job, verdict, timed, runs, unverified)
 
 
 def judge(runs: Sequence[StoredModuleRun], not_compiled: str = "") -> Verdict:
@@ -385,10 +386,11 @@ def _publish(
     context: Context,
     job: Job,
     verdict: Verdict,
+    timed: IO[bytes],
     runs: Sequence[StoredModuleRun],
     outputs_unverified: str,
 ) -> None:
-    """Sign and store the chosen artifact with all timings, and end the job."""
+    """Sign and store the chosen artifact, which `timed` holds, with all timings, and end the job."""
     working = [run for run in runs if run.kind != "onnxruntime" and not run.failed]
     slowest_first = sorted(working, key=_rank, reverse=True)
     peer = job.onnxruntime or _compare_with_onnx_runtime(runs, verdict.run)
@@ -400,7 +402,7 @@ def _publish(
         verification = _verified(session, job, verdict.run, outputs_unverified)
         form = quantized_models.find(session, job.request)
     sign = None if context.signing_key is None else context.signing_key.sign
-    with _stored(context, verdict.run.artifact_sha) as timed, tempfile.TemporaryFile() as published:
+    with tempfile.TemporaryFile() as published:
         manifest = write_timed(published, timed, secs, verification, form and form.accuracy, sign)
         sha, size = blobs.stage(context.database, published)
         with context.database.begin() as session:
