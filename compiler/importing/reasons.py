@@ -63,7 +63,7 @@ def reason_of(error: Exception, proto: onnx.NodeProto, values: Mapping[str, Valu
     )
     if found:
         return f"{found}{_given(proto, values)}"
-    if isinstance(error, ValueError | IndexError | MemoryError) and _has_readable_message(error):
+    if _has_readable_message(error):
         return f"{first_line(error).rstrip('.')}{_given(proto, values)}"
     told = ", ".join(f"{each.name}={_short(each)}" for each in proto.attribute if each.type != each.GRAPH)
     what = f"attributes ({told})" if told else "types and shapes"
@@ -74,17 +74,16 @@ def plain_reason(error: Exception) -> str:
     """Return why an operator can't be imported, without a full stop. TVM's failed checks name its objects, so
     they are only logged.
     """
-    is_refusal = isinstance(error, UnsupportedOperator | NotImplementedError)
-    if is_refusal or (
-        isinstance(error, ValueError | IndexError | MemoryError) and _has_readable_message(error)
-    ):
+    if isinstance(error, UnsupportedOperator | NotImplementedError) or _has_readable_message(error):
         return first_line(error).rstrip(".")
     _log.info("%s: %s", type(error).__name__, first_line(error))
     return "it isn't supported for these attributes, types and shapes"
 
 
 def _has_readable_message(error: BaseException) -> bool:
-    """Return whether our code or numpy raised an error."""
+    """Return whether our code or numpy raised an error of a class whose messages are for users."""
+    if not isinstance(error, ValueError | IndexError | MemoryError):
+        return False
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -193,10 +192,10 @@ def _short(attribute: onnx.AttributeProto) -> str:
 
 def _given(proto: onnx.NodeProto, values: Mapping[str, Value]) -> str:
     known = [values[name] for name in proto.input if name in values]
-    return told_inputs([(value.dtype, value.shape) for value in known])
+    return describe_inputs([(value.dtype, value.shape) for value in known])
 
 
-def told_inputs(inputs: Sequence[tuple[str, Sequence[int]]]) -> str:
+def describe_inputs(inputs: Sequence[tuple[str, Sequence[int]]]) -> str:
     """Describe the types and shapes of an operator's inputs."""
     types = ", ".join(f"{dtype} {tuple(shape)}" for dtype, shape in inputs[:MAX_INPUTS_SHOWN])
     more = ", ..." if len(inputs) > MAX_INPUTS_SHOWN else ""

@@ -34,7 +34,7 @@ from compiler.importing.formats.exported_operators import cast, is_float, write_
 from compiler.importing.formats.model_file import Content, check_shapes, unique_names
 from compiler.importing.model import RelaxModel, checked_model
 from compiler.importing.places import Places
-from compiler.importing.reasons import plain_reason, told_inputs
+from compiler.importing.reasons import describe_inputs, plain_reason
 from compiler.importing.spec import ModelError, Shape, TensorSpec, first_line
 from compiler.importing.values import UnsupportedOperator, numpy_dtype
 from sandbox import python_packages
@@ -282,7 +282,7 @@ def _convert(node: Any, importer: Any) -> Any:
         return _as_recorded(builder, result, value)
     except Exception as error:
         given = [one.meta["val"] for one in node.all_input_nodes if hasattr(one.meta.get("val"), "dtype")]
-        told = told_inputs([(str(one.dtype).removeprefix("torch."), [*one.shape]) for one in given])
+        told = describe_inputs([(str(one.dtype).removeprefix("torch."), [*one.shape]) for one in given])
         raise ModelError(
             f"operator {name} of node '{node.name}' can't be imported: {plain_reason(error)}{told}. {REPLACE}"
         ) from error

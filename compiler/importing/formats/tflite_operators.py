@@ -22,7 +22,7 @@ from compiler.importing.formats import tflite_elementwise, tflite_recurrent
 from compiler.importing.onnx_graph import Graph
 from compiler.importing.operators import CONVERTERS as ONNX_CONVERTERS
 from compiler.importing.places import Places
-from compiler.importing.reasons import plain_reason, told_inputs
+from compiler.importing.reasons import describe_inputs, plain_reason
 from compiler.importing.spec import ModelError
 from compiler.importing.values import UnsupportedOperator
 
@@ -226,7 +226,7 @@ class Converter(OperatorConverter):
             get_tensor_name(self.subgraph, tensor.tensor_idx) for tensor in self.get_output_tensors(op)
         ]
         given = [tensor for tensor in self.get_input_tensors(op) if tensor.tensor_idx >= 0]
-        told = told_inputs([(_dtype_of(tensor), self.declared_shape(tensor)) for tensor in given])
+        told = describe_inputs([(_dtype_of(tensor), self.declared_shape(tensor)) for tensor in given])
         return ModelError(
             f"operator {kind} that computes '{''.join(written[:1])}' can't be imported: {plain_reason(error)}"
             f"{told}. Change or replace it, or convert the model to ONNX"
