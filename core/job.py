@@ -89,7 +89,7 @@ class Budget:
     `minutes` is wall-clock time. `latency_s` is the estimated latency of the whole model. `min_gain` is the
     fraction of the latency that the next minute must be expected to gain.
 
-    With `trials` 0, the job compiles with known schedules, and measures one first guess for each subgraph
+    With `trials` 0, the job compiles with known schedules, and measures a first guess for each subgraph
     without a schedule.
     """
 

@@ -21,7 +21,7 @@ from records.storage.tables import TrialRow
 TrialState: TypeAlias = Literal["pending", "leased", "done"]
 # Marks a trial of a fallback schedule, which has no program of the search.
 FALLBACK: Mapping[str, Any] = {}
-# A first guess that can't be compiled is replaced by another one, so often.
+# If the first guess for a task can't be compiled, others are tried, up to this many in all.
 MAX_GUESSES = 3
 
 MAX_MESSAGE = 2000
@@ -177,7 +177,7 @@ def counts(session: Session, job_id: str) -> TrialCounts:
 
 def attempted_tasks(session: Session, job_id: str) -> set[int]:
     """Return the ids of the job's tasks that have an open trial, or a trial of the search or of the fallback
-    schedule. Trials of the search that could not be compiled count from the MAX_GUESSES-th on.
+    schedule. Programs that could not be compiled count only once there are MAX_GUESSES of them.
     """
     is_searched = and_(TrialRow.program.is_not(None), ~_is_fallback())
     is_uncompilable = and_(is_searched, TrialRow.state == "done", TrialRow.outcome == Outcome.BUILD_ERROR)

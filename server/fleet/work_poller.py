@@ -19,8 +19,12 @@ _BUILDERS = "builders"
 
 @dataclass(frozen=True)
 class AvailableWork:
-    """The result of one poll: the device classes with work, whether builders have work, the ids of workers
-    that should not wait, and those of reserved workers.
+    """The result of one poll.
+
+    classes   the device classes with work
+    builds    whether builders have work
+    unwanted  the ids of workers that should not wait
+    reserved  the ids of reserved workers
 
     A class is removed once a worker finds that its work is gone, so that the other waiting workers don't try.
     """
