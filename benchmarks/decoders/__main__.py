@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for one in (*PEERS, LLAMA_CPP):
             if one not in runtimes:
                 output.say(f"{name}: {one.name} is left out: it isn't installed or doesn't read the network")
-        sizes = {"sequence": (1, 32), "past": (CACHED,)}
+        sizes = {"sequence": (1, 128), "past": (CACHED,)}
         tuned = tune(file, trials=trials, shapes=sizes, output=folder / "tuned", data=folder / "data")
         with ExitStack() as stack:
             runs = {
