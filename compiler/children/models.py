@@ -35,13 +35,13 @@ from compiler.children.child import (
     write_line,
 )
 from compiler.children.linking import linker_seed
-from compiler.importing.blame import blamed
+from compiler.importing.failing_node import failing_node_error
 from compiler.importing.formats.exported_program import ExportedProgram
 from compiler.importing.formats.model_file import ModelFile
 from compiler.importing.formats.onnx_model import OnnxModel
 from compiler.importing.formats.reading import read_model
 from compiler.importing.model import ExtractedTask, RelaxModel, fuse, fuse_untuned
-from compiler.importing.places import readable
+from compiler.importing.node_names import readable
 from compiler.importing.spec import CacheSpec, CompileError, ModelError, Shape, TensorSpec
 from compiler.packaging.artifact import (
     LIBRARY,
@@ -336,7 +336,7 @@ class FusedModel:
             file = _read(request)
             if not isinstance(file, OnnxModel):
                 raise
-            raise blamed(error, file.file, lambda part: fuse(part, request.target)) from error
+            raise failing_node_error(error, file.file, lambda part: fuse(part, request.target)) from error
         counts = count_products(model.module, parse_target(request.target))
         return cls(model, variants, is_onnx, counts)
 

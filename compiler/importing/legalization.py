@@ -132,7 +132,7 @@ def _begin_at_infinity(function: PrimFunc, _module: tvm.IRModule, _context: obje
 def _name_blocks(function: PrimFunc, _module: tvm.IRModule, _context: object) -> PrimFunc:
     """Name blocks independently of the function's parameters, whose names are the model's.
 
-        with T.sblock("place57_1_red"): ...  ->  with T.sblock("x_red"): ...
+        with T.sblock("node57_1_red"): ...  ->  with T.sblock("x_red"): ...
 
     Workloads of several models have one hash, which ignores names, and the steps of a trace name blocks.
     """

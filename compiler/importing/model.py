@@ -25,17 +25,17 @@ from compiler.importing.arithmetic import define_arithmetic, round_to_bfloat16
 from compiler.importing.attention_groups import fuse_attention
 from compiler.importing.layouts import convert_unsupported_layouts, count_axes_from_zero
 from compiler.importing.legalization import legalize
+from compiler.importing.node_names import (
+    NODE_NAMES,
+    name_calls,
+    name_output,
+    number_calls,
+    with_node_names,
+)
 from compiler.importing.onnx_file import COARSENESS, OnnxFile, read_file
 from compiler.importing.onnx_graph import Graph, check_size
 from compiler.importing.operators import CONVERTERS
 from compiler.importing.operators.forms import FORMS
-from compiler.importing.places import (
-    PLACES,
-    mark_calls,
-    name_output,
-    note_places,
-    with_places,
-)
 from compiler.importing.shared_heads import share_heads
 from compiler.importing.spec import (
     CacheSpec,
@@ -70,8 +70,8 @@ _log = logging.getLogger(__name__)
 class RelaxModel:
     """An imported model: relax operators with static shapes, and weights as constants.
 
-    `computed_in` is as in `OnnxFile`. `places` are the names of its file's nodes by place (see
-    compiler.importing.places).
+    `computed_in` is as in `OnnxFile`. `node_names` are the names of its file's nodes by number (see
+    compiler.importing.node_names).
     """
 
     module: tvm.IRModule
@@ -80,7 +80,7 @@ class RelaxModel:
     computed_in: str
     cache: CacheSpec | None = None
     no_cache: str = ""
-    places: tuple[str, ...] = ()
+    node_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def import_file(file: OnnxFile, names: Sequence[str] | None = None) -> RelaxMode
         outputs=graph.outputs,
         cache=file.cache,
         no_cache=file.no_cache,
-        places=graph.places.names,
+        node_names=graph.node_names.names,
     )
 
 
@@ -141,7 +141,7 @@ def checked_model(
     inputs: tuple[TensorSpec, ...],
     output_names: Sequence[str],
     computed_in: str = "",
-    places: Sequence[str] = (),
+    node_names: Sequence[str] = (),
 ) -> RelaxModel:
     """Return the model of a module's `main`. By default, `computed_in` follows from its types.
 
@@ -150,7 +150,7 @@ def checked_model(
     types = computed_in or _coarsest(module["main"])
     outputs = _outputs(output_names, module["main"].ret_ty)
     defined = define_arithmetic(reduce_in_floats(round_to_bfloat16(name_output(module))))
-    return RelaxModel(defined, inputs, outputs, types, places=tuple(places))
+    return RelaxModel(defined, inputs, outputs, types, node_names=tuple(node_names))
 
 
 def _coarsest(function: relax.Function) -> str:
@@ -205,7 +205,7 @@ def convert_operators(model: RelaxModel, target: str) -> tvm.IRModule:
         fold_constants,
         lower_scalars,
         transform.FoldConstant(),
-        lambda module: with_places(module, model.places),
+        lambda module: with_node_names(module, model.node_names),
         lambda module: fuse_attention(module, on_gpu=bool(capability_of(parse_target(target)))),
     ]
     return _apply(passes, model.module, target)
@@ -227,9 +227,9 @@ def fuse_operators(operators: tvm.IRModule, target: str) -> tvm.IRModule:
         transform.AnnotateTIROpPattern(),
         transform.FoldConstant(),
         transform.DeadCodeElimination(),
-        mark_calls,
+        number_calls,
         transform.FuseOps(),
-        note_places,
+        name_calls,
         transform.FuseTIR(),
         # Marks the constant operands of each function: these may be packed (compiler.constants.packing).
         transform.AttachAttrLayoutFreeBuffers(),
@@ -271,7 +271,7 @@ def extract_tasks(fused: tvm.IRModule) -> list[ExtractedTask]:
     """
     tasks: dict[str, ExtractedTask] = {}
     calls = kernel_calls(fused)
-    layers = [str(layer) for layer in fused["main"].attrs.get(PLACES, ())]
+    layers = [str(layer) for layer in fused["main"].attrs.get(NODE_NAMES, ())]
     if len(layers) != len(calls):
         layers = [""] * len(calls)
     for call, layer in zip(calls, layers, strict=True):

@@ -29,6 +29,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map, onnx_input
 from compiler.constants.fold import static_shape
 from compiler.importing.folding import check_fits, fold
 from compiler.importing.narrow import convert_narrow
+from compiler.importing.node_names import NodeNames
 from compiler.importing.onnx_file import (
     MAX_NODES,
     FunctionKey,
@@ -39,7 +40,6 @@ from compiler.importing.onnx_file import (
     plain_domain,
 )
 from compiler.importing.padding import convert_padded, fill_invalid_rows
-from compiler.importing.places import Places
 from compiler.importing.reasons import reason_of
 from compiler.importing.row_writes import write_rows
 from compiler.importing.spec import NARROW, STORAGE, ModelError, Shape, TensorSpec, first_line
@@ -68,8 +68,8 @@ class Graph:
         self._forms = forms
         self._functions: dict[FunctionKey, onnx.FunctionProto] = {}
         self._count = 0
-        self.places = Places()
-        # The name for new bindings, see compiler.importing.places.
+        self.node_names = NodeNames()
+        # The name for new bindings, see compiler.importing.node_names.
         self.binding = ""
         # The outputs of the module.
         self.outputs: tuple[TensorSpec, ...] = ()
@@ -162,7 +162,7 @@ class Graph:
         outer = self.binding
         for position, proto in enumerate(nodes):
             # Nodes in a loop's body or a branch belong to the loop or the If.
-            self.binding = outer or self.places.binding(proto.name or next(iter(proto.output), ""))
+            self.binding = outer or self.node_names.binding(proto.name or next(iter(proto.output), ""))
             try:
                 results = self.node(proto, values, opsets)
             except ModelError:

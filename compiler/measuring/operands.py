@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tvm import tirx
 from tvm.s_tir import SBlock
 
-from compiler.measuring.draws import InputKind, nudge, parameters
+from compiler.measuring.random_inputs import InputKind, nudge, parameters
 from compiler.measuring.rounding import MAX_OTHER_NEIGHBOUR_SHARE, NUDGE_FACTOR, Rounding, is_float, reduced
 from compiler.tir_nodes import find_all
 
@@ -33,7 +33,7 @@ class ReferencePrograms:
 
 
 class Operands:
-    """A workload's arguments on a device, one set for each draw. Candidates share them, because creating them
+    """A workload's arguments on a device, one set for each kind. Candidates share them, because creating them
     takes longer than running most candidates.
     """
 
@@ -46,47 +46,47 @@ class Operands:
         ]
         # Sums and products of subnormal numbers may be flushed to zero, so they test nothing.
         is_sum = any(reduced(block) > 1 for block in find_all(function.body, SBlock))
-        self.draws = (InputKind.ORDINARY, InputKind.LARGE) if is_sum else tuple(InputKind)
+        self.kinds = (InputKind.ORDINARY, InputKind.LARGE) if is_sum else tuple(InputKind)
         self._tensors: dict[InputKind, list[Any]] = {}
         self._garbage = {
             i: np.full(self._parameters[i].shape, OUTPUT_FILL, self._parameters[i].dtype)
             for i in self._outputs
         }
-        self._expected = {draw: self._compute(draw, reference) for draw in self.draws}
+        self._expected = {kind: self._compute(kind, reference) for kind in self.kinds}
 
-    def arguments(self, draw: InputKind) -> list[Any]:
+    def arguments(self, kind: InputKind) -> list[Any]:
         """Return the tensors of all arguments, with garbage in the outputs."""
-        if draw not in self._tensors:
-            arrays = self._arrays(draw)
-            self._tensors[draw] = [tvm.runtime.tensor(array, device=self._device) for array in arrays]
+        if kind not in self._tensors:
+            arrays = self._arrays(kind)
+            self._tensors[kind] = [tvm.runtime.tensor(array, device=self._device) for array in arrays]
         for i, garbage in self._garbage.items():
-            self._tensors[draw][i].copyfrom(garbage)
-        return list(self._tensors[draw])
+            self._tensors[kind][i].copyfrom(garbage)
+        return list(self._tensors[kind])
 
     def forget(self) -> None:
         """Make `arguments` create new tensors, because a wrong candidate may have written into the inputs."""
         self._tensors = {}
 
-    def difference(self, draw: InputKind, arguments: Sequence[Any]) -> str:
+    def difference(self, kind: InputKind, arguments: Sequence[Any]) -> str:
         """Describe the first wrong output; "" if all are right."""
-        for i, expected in zip(self._outputs, self._expected[draw], strict=True):
+        for i, expected in zip(self._outputs, self._expected[kind], strict=True):
             if wrong := expected.difference(arguments[i].numpy()):
-                return f"output {i} of {draw}: {wrong}"
+                return f"output {i} of {kind}: {wrong}"
         return ""
 
-    def _arrays(self, draw: InputKind) -> list[NDArray[Any]]:
+    def _arrays(self, kind: InputKind) -> list[NDArray[Any]]:
         """Return random arguments, the same at every call."""
-        return draw.arrays(self._parameters)
+        return kind.arrays(self._parameters)
 
-    def _compute(self, draw: InputKind, reference: ReferencePrograms) -> list[Expected]:
+    def _compute(self, kind: InputKind, reference: ReferencePrograms) -> list[Expected]:
         def outputs(compute: Callable[..., object], arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
             tensors = [tvm.runtime.tensor(array) for array in arrays]
             compute(*tensors)
             return [tensors[i].numpy() for i in self._outputs]
 
-        rounding, arrays = reference.rounding, self._arrays(draw)
+        rounding, arrays = reference.rounding, self._arrays(kind)
         values = outputs(reference.compute, arrays)
-        if not rounding.amplified or draw is InputKind.SUBNORMAL:
+        if not rounding.amplified or kind is InputKind.SUBNORMAL:
             return [Expected.of(each, None, rounding) for each in values]
         changed = [
             nudge(array, NUDGE_FACTOR * rounding.relative) if parameter.is_float else array

@@ -24,7 +24,7 @@ from tvm import ir, tirx
 from tvm.s_tir import SBlock, Schedule
 from tvm.s_tir.schedule import ScheduleError
 
-from compiler.measuring.draws import limits
+from compiler.measuring.random_inputs import limits
 from compiler.precision.tf32 import multiplies_rounded
 from compiler.reading.blocks import is_expensive
 from compiler.tir_nodes import find_all, op_name

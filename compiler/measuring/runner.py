@@ -33,9 +33,9 @@ from compiler.importing.values import from_storage
 from compiler.measuring.builder import ERROR_CHARS, BuiltKernel, bind, doubling_kernel
 from compiler.measuring.clocks import GpuClocks
 from compiler.measuring.cuda_errors import explain
-from compiler.measuring.draws import InputKind, Parameter
 from compiler.measuring.operands import Operands, ReferencePrograms
 from compiler.measuring.outputs import compare_outputs
+from compiler.measuring.random_inputs import InputKind, Parameter
 from compiler.measuring.rounding import Rounding, nudge_recomputed
 from compiler.measuring.timing import (
     CallTimer,
@@ -63,7 +63,7 @@ from core.library_check import check_library
 from core.measurement import Measurement, Outcome
 
 # The inputs with which whole models are compared. The last ones are also used for timing.
-MODULE_DRAWS = (InputKind.LARGE, InputKind.ORDINARY)
+MODULE_INPUTS = (InputKind.LARGE, InputKind.ORDINARY)
 
 
 class LocalRunner:
@@ -149,8 +149,8 @@ class LocalRunner:
         try:
             library, manifest = open_artifact(artifact)
             specs = [Parameter(spec.shape, spec.storage) for spec in manifest.inputs]
-            draws = MODULE_DRAWS if compare else MODULE_DRAWS[-1:]
-            inputs = [[self._tensor(array) for array in draw.arrays(specs)] for draw in draws]
+            kinds = MODULE_INPUTS if compare else MODULE_INPUTS[-1:]
+            inputs = [[self._tensor(array) for array in kind.arrays(specs)] for kind in kinds]
             # The reference runs and is freed before the library is loaded, because a small device has no
             # memory for both.
             reference = open_reference(artifact) if compare else None
@@ -266,13 +266,13 @@ class LocalRunner:
     def _first_calls(
         self, built: BuiltKernel, operands: Operands, constants: Sequence[int]
     ) -> tuple[TimedKernel, float, str]:
-        """Call the candidate once with each draw of arguments, ordinary ones last. Return the candidate with
+        """Call the candidate once with each kind of arguments, ordinary ones last. Return the candidate with
         these arguments, the seconds of its last call, and the error in its outputs ("" if they are right).
         """
-        for draw in sorted(operands.draws, key=InputKind.ORDINARY.__eq__):
-            kernel = self._with_arguments(built, operands.arguments(draw), constants)
+        for kind in sorted(operands.kinds, key=InputKind.ORDINARY.__eq__):
+            kernel = self._with_arguments(built, operands.arguments(kind), constants)
             first_s = kernel.call()
-            if wrong := operands.difference(draw, kernel.arguments):
+            if wrong := operands.difference(kind, kernel.arguments):
                 break
         return kernel, first_s, wrong
 

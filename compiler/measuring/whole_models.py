@@ -17,7 +17,7 @@ from compiler.importing.formats.onnx_model import OnnxModel
 from compiler.importing.formats.reading import read_model
 from compiler.importing.spec import Shape, first_line
 from compiler.importing.values import from_storage
-from compiler.measuring.draws import InputKind, Parameter
+from compiler.measuring.random_inputs import InputKind, Parameter
 from core.decoder_inputs import inputs_of_file
 from core.measurement import Measurement, Outcome
 from core.model_format import ModelFormat, recognise

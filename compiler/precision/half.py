@@ -266,7 +266,7 @@ class _Widening(relax.PyExprMutator):
         self._wide: set[relax.Var] = set()
         # Variables that something reads as halves.
         self._read = set(relax.analysis.free_vars(function.body.body))
-        # The names of bindings identify the nodes of calls (compiler.importing.places).
+        # The names of bindings identify the nodes of calls (compiler.importing.node_names).
         self._names: dict[relax.Expr, str] = {}
         for block in function.body.blocks:
             for binding in block.bindings:

@@ -57,12 +57,16 @@ class UpdateRequested(Exception):
 class AgentConfig:
     """Configuration of an agent. Times are seconds.
 
-    slots candidates to ask for in one lease wait_s how long the service may hold a call of an idle worker
-    build_together candidates that are built in parallel before they are measured one by one probe_again_max_s
-    the longest pause between self-checks of a device that can't measure once exit after one lease role
-    measure on this device, or build for other devices override_limits returns the limits for this device,
-    given the limits of a lease machine identifies this machine until it reboots; empty if unknown updates
-    exit when the desired state is update, because a supervisor updates and restarts this worker
+    slots               candidates to ask for in one lease
+    wait_s              how long the service may hold a call of an idle worker
+    build_together      candidates that are built in parallel before they are measured one by one
+    probe_again_max_s   the longest pause between self-checks of a device that can't measure
+    once                exit after one lease
+    role                measure on this device, or build for other devices
+    override_limits     returns the limits for this device, given a lease's limits
+    boot_id             identifies this system until it reboots; empty if unknown
+    hardware            the cores or the GPU that this worker measures on
+    updates             exit when the desired state is "update": a supervisor updates and restarts this worker
     """
 
     slots: int = SLOTS
@@ -253,7 +257,7 @@ class Agent:
             )
 
     def _compare_versions(self, own: str, of_service: str) -> None:
-        """Log once for each version of the service that this worker has a different version."""
+        """Log that this worker has another version than the service, once for each version of the service."""
         if of_service and own and of_service not in (own, self._service_version):
             self._display.show(
                 f"this worker is tunefarm {own}, the service {of_service}: `tunefarm workers update "

@@ -93,7 +93,7 @@ class UnaryCall(ChildCall):
 
 class BuildCall(ChildCall):
     """A call to build candidates, several at a time: the child replies when it begins and ends each of them.
-    Each has the time limit to itself."""
+    The time limit applies to each candidate."""
 
     def __init__(self, child: ChildProcess, numbers: Collection[int], timeout_s: float) -> None:
         super().__init__(child, Phase.BUILD, timeout_s)

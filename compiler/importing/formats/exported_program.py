@@ -33,7 +33,7 @@ from compiler.importing.formats.exported_decoder_cache import CacheNotInPlace, K
 from compiler.importing.formats.exported_operators import cast, is_float, write_in_place
 from compiler.importing.formats.model_file import Content, check_shapes, unique_names
 from compiler.importing.model import RelaxModel, checked_model
-from compiler.importing.places import Places
+from compiler.importing.node_names import NodeNames
 from compiler.importing.reasons import describe_inputs, plain_reason
 from compiler.importing.spec import ModelError, Shape, TensorSpec, first_line
 from compiler.importing.values import UnsupportedOperator, numpy_dtype
@@ -152,7 +152,7 @@ class ExportedProgram:
         from tvm.relax.frontend.torch import from_exported_program
 
         known = known_operators()
-        places = Places()
+        node_names = NodeNames()
         writes = self.cache.writes if self.cache else {}
         _refuse_random_numbers(self.decomposed.graph)
         _refuse_unknown(self.decomposed.graph, known)
@@ -162,7 +162,7 @@ class ExportedProgram:
                     self.decomposed,
                     unwrap_unit_return_tuple=True,
                     run_ep_decomposition=False,
-                    custom_convert_map=dict.fromkeys(known, partial(_convert_at, places, writes)),
+                    custom_convert_map=dict.fromkeys(known, partial(_convert_at, node_names, writes)),
                 )
         except ModelError:
             raise
@@ -173,7 +173,7 @@ class ExportedProgram:
         names = [str(name) for name in self.decomposed.graph_signature.user_inputs]
         main = _in_order(module["main"], names, self.inputs)
         module.update_func(module.get_global_var("main"), main.with_attr("num_input", len(self.inputs)))
-        model = checked_model(module, self.inputs, self.output_names, places=places.names)
+        model = checked_model(module, self.inputs, self.output_names, node_names=node_names.names)
         cache = self.cache.spec if self.cache else None
         return replace(model, cache=cache, no_cache=self.no_cache)
 
@@ -241,13 +241,14 @@ class _NamingBuilder:
         return self._builder.emit(expr, name_hint or self._binding)
 
 
-def _convert_at(places: Places, writes: Mapping[str, int], node: Any, importer: Any) -> Any:
+def _convert_at(node_names: NodeNames, writes: Mapping[str, int], node: Any, importer: Any) -> Any:
     """Convert a node, and name its bindings after the module that it comes from. `writes` maps the nodes that
     write into a cache to the axis of their rows.
     """
     builder = importer.block_builder
     modules = [str(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
-    importer.block_builder = _NamingBuilder(builder, places.binding(next(reversed(modules), "") or node.name))
+    name = next(reversed(modules), "") or node.name
+    importer.block_builder = _NamingBuilder(builder, node_names.binding(name))
     try:
         if node.name in writes:
             return write_in_place(node, importer, writes[node.name])

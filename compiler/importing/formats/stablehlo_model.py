@@ -49,8 +49,8 @@ class StablehloModel:
             module = importer.module(self.inputs, names)
         except UnsupportedOperator as error:
             raise ModelError(f"the StableHLO program can't be imported: {error}") from error
-        places = importer.graph.places.names
-        model = checked_model(module, self.inputs, self.output_names, places=places)
+        node_names = importer.graph.node_names.names
+        model = checked_model(module, self.inputs, self.output_names, node_names=node_names)
         for spec in model.outputs:
             if 0 in spec.shape:
                 raise ModelError(f"output '{spec.name}' is empty, of shape {spec.shape}: leave it out")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from compiler.importing.formats.model_file import Content, check_shapes, unique_names
 from compiler.importing.model import RelaxModel, checked_model
-from compiler.importing.places import Places
+from compiler.importing.node_names import NodeNames
 from compiler.importing.reasons import plain_reason
 from compiler.importing.spec import ModelError, NoReference, Shape, TensorSpec, first_line
 
@@ -34,9 +34,9 @@ class TfliteModel:
 
         from compiler.importing.formats.tflite_operators import Converter
 
-        places = Places()
+        node_names = NodeNames()
         try:
-            module = from_tflite(self.model, op_converter=partial(Converter, places=places))
+            module = from_tflite(self.model, op_converter=partial(Converter, node_names=node_names))
             main = module["main"].without_attr("params")
             module.update_func(module.get_global_var("main"), main)
         except ModelError:
@@ -45,7 +45,7 @@ class TfliteModel:
             raise ModelError(
                 f"the TFLite model can't be imported: {plain_reason(error)}. Convert it to ONNX"
             ) from error
-        return checked_model(module, self.inputs, self.output_names, places=places.names)
+        return checked_model(module, self.inputs, self.output_names, node_names=node_names.names)
 
     def operators(self) -> list[tuple[str, bool]]:
         """Return each operator's name, and whether it is imported."""

@@ -19,9 +19,9 @@ from tvm.relax.frontend.tflite.tflite_frontend import OperatorConverter, get_ten
 
 from compiler.constants.fold import constant, static_shape
 from compiler.importing.formats import tflite_elementwise, tflite_recurrent
+from compiler.importing.node_names import NodeNames
 from compiler.importing.onnx_graph import Graph
 from compiler.importing.operators import CONVERTERS as ONNX_CONVERTERS
-from compiler.importing.places import Places
 from compiler.importing.reasons import describe_inputs, plain_reason
 from compiler.importing.spec import ModelError
 from compiler.importing.values import UnsupportedOperator
@@ -106,11 +106,11 @@ class Converter(OperatorConverter):
         exp_tab: Any,
         ctx: Any,
         conversion_state: Any = None,
-        places: Places | None = None,
+        node_names: NodeNames | None = None,
     ) -> None:
-        """`places` collects the names of operators. A loop's body needs none, because it has no names."""
+        """`node_names` collects the names of operators. A loop's body needs none, because it has no names."""
         super().__init__(model, subgraph, exp_tab, ctx, conversion_state)
-        self._places = places
+        self._node_names = node_names
         others = {**tflite_elementwise.CONVERTERS, **tflite_recurrent.CONVERTERS}
         own: dict[str, Convert] = {
             **{kind: functools.partial(convert, self) for kind, convert in others.items()},
@@ -248,8 +248,8 @@ class Converter(OperatorConverter):
                 for field, tensor in zip(fields, outputs, strict=True):
                     name = get_tensor_name(self.subgraph, tensor.tensor_idx)
                     declared = self._as_declared(self.bb.normalize(field), tensor)
-                    if self._places is not None and isinstance(declared, Call):
-                        declared = self.bb.emit(declared, self._places.binding(name))
+                    if self._node_names is not None and isinstance(declared, Call):
+                        declared = self.bb.emit(declared, self._node_names.binding(name))
                     self.exp_tab.set_expr(name, declared)
             except Exception as error:
                 raise self._refusal(kind, op, error) from error

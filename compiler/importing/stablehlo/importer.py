@@ -278,7 +278,7 @@ class Importer:
             if converter is None:
                 raise UnsupportedOperator(_UNREAD.get(op.name, _UNREAD_ADVICE))
             wanted = [tensor_type(result.type) for result in op.results]
-            self.graph.binding = self.graph.places.binding(place(op.location).strip("'"))
+            self.graph.binding = self.graph.node_names.binding(place(op.location).strip("'"))
             found = converter(self, op)
             results = [found] if isinstance(found, Tensor | ConcatenatedTensors) else list(found)
             computed = [(result.shape, result.dtype) for result in results]

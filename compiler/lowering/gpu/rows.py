@@ -172,9 +172,9 @@ class KeptInRegistersLowering(ComputeAtLowering):
         row_kernel(self).keep(self._compute_at_consumer())
 
 
-def row_kernel(guest: ComputeAtLowering) -> RowKernelLowering:
+def row_kernel(inner: ComputeAtLowering) -> RowKernelLowering:
     """Return the lowering of the kernel that a node is computed in."""
-    assert guest.stage.compute_at is not None
-    kernel = guest.stages[guest.stage.compute_at]
+    assert inner.stage.compute_at is not None
+    kernel = inner.stages[inner.stage.compute_at]
     assert isinstance(kernel, RowKernelLowering)
     return kernel

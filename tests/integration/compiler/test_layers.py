@@ -14,7 +14,7 @@ from jax import lax
 
 from compiler.importing.formats.reading import read_model
 from compiler.importing.model import extract_tasks, fuse, read_onnx
-from compiler.importing.places import MAX_CHARS, readable
+from compiler.importing.node_names import MAX_CHARS, readable
 from compiler.variants.choice import VariantModel
 from tests.models_by_format import tflite_model
 from tests.onnx_models import Builder, residual, transposed

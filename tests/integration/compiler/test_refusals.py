@@ -16,7 +16,7 @@ from onnx import helper, numpy_helper
 
 from compiler.children.models import compile_untuned
 from compiler.importing import legalization, model
-from compiler.importing.blame import blamed
+from compiler.importing.failing_node import failing_node_error
 from compiler.importing.model import fuse_untuned, import_file, read_onnx
 from compiler.importing.onnx_file import read_file
 from compiler.importing.spec import CompileError, ModelError
@@ -154,7 +154,7 @@ def test_a_node_without_code_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CompileError) as raised:
         fuse_untuned(import_file(file), TARGET)
     assert not FOREIGN.search(str(raised.value))
-    message = str(blamed(raised.value, file, lambda part: model.fuse(part, TARGET)))
+    message = str(failing_node_error(raised.value, file, lambda part: model.fuse(part, TARGET)))
     assert message == (
         "operator Sign (version 13) of node 'culprit' can't be compiled: no code can be generated for its "
         "types and shapes on this target. Change or replace the node and export the model again"

@@ -1,4 +1,4 @@
-"""A candidate's outputs are compared with expected ones, for several draws of arguments."""
+"""A candidate's outputs are compared with expected ones, for several kinds of arguments."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tvm import te
 
-from compiler.measuring.draws import InputKind, Parameter, parameters
 from compiler.measuring.operands import OUTPUT_FILL, Expected, Operands, ReferencePrograms
+from compiler.measuring.random_inputs import InputKind, Parameter, parameters
 from compiler.measuring.rounding import Rounding
 from tests.workloads import WORKLOADS
 
@@ -34,18 +34,18 @@ def difference(given: Operands, outputs: Any, dtype: str = "float32") -> str:
     return given.difference(InputKind.ORDINARY, [None, tvm.runtime.tensor(np.array(outputs, dtype))])
 
 
-@pytest.mark.parametrize("draw", InputKind)
-def test_arguments_are_the_same_every_time_and_outputs_garbage(draw: InputKind) -> None:
+@pytest.mark.parametrize("kind", InputKind)
+def test_arguments_are_the_same_every_time_and_outputs_garbage(kind: InputKind) -> None:
     made = operands(np.zeros(SIZE))
-    first, output = made.arguments(draw)
+    first, output = made.arguments(kind)
     before = first.numpy()
     output.copyfrom(np.ones(SIZE, "float32"))
-    again, output = made.arguments(draw)
+    again, output = made.arguments(kind)
     assert again.same_as(first)
     assert np.array_equal(output.numpy(), np.full(SIZE, OUTPUT_FILL, "float32"))
     first.copyfrom(np.zeros(SIZE, "float32"))
     made.forget()
-    assert np.array_equal(made.arguments(draw)[0].numpy(), before)
+    assert np.array_equal(made.arguments(kind)[0].numpy(), before)
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,11 @@ from compiler.importing.onnx_graph import described
 from compiler.importing.spec import CompileError, ModelError
 
 
-def blamed(error: CompileError, file: OnnxFile, compile_model: Callable[[RelaxModel], object]) -> ModelError:
-    """Return an error that names the first node with which the model can't be compiled. `error` is the whole
-    model's. `compile_model` raises CompileError."""
+def failing_node_error(
+    error: CompileError, file: OnnxFile, compile_model: Callable[[RelaxModel], object]
+) -> ModelError:
+    """Return an error that names the first node with which the model can't be compiled. `error` is the error
+    of the whole model. `compile_model` raises CompileError."""
     nodes = file.proto.graph.node
     good, bad = 0, len(nodes)
     while bad - good > 1:

@@ -1,4 +1,4 @@
-"""Random arguments for verifying a workload. There are several draws, because a single one hides many errors.
+"""Random arguments for verifying a workload. There are several kinds, because one kind hides many errors.
 
 Indices are drawn from the range of their tensor. Other integers are drawn from the whole range of their type,
 or from a range without overflow if the workload calculates with them: overflows may differ between programs.
@@ -62,21 +62,21 @@ class Parameter:
     def is_float(self) -> bool:
         return not _is_integer(self.dtype)
 
-    def draw(self, draw: InputKind, rng: np.random.Generator) -> NDArray[Any]:
+    def draw(self, kind: InputKind, rng: np.random.Generator) -> NDArray[Any]:
         if not self.is_float:
             low, high = self.range
-            if draw is InputKind.LARGE:
+            if kind is InputKind.LARGE:
                 ends = {low, low + 1, -1, 0, 1, high - 1, high}
                 inside = [end for end in sorted(ends) if low <= end <= high]
                 return rng.choice(np.array(inside, self.dtype), self.shape)
             wide = np.uint64 if low == 0 else np.int64
             return np.asarray(rng.integers(low, high, self.shape, wide, endpoint=True)).astype(self.dtype)
         floats = np.asarray(rng.standard_normal(self.shape))
-        if draw is InputKind.LARGE:
+        if kind is InputKind.LARGE:
             few_bits = self.is_converted or tvm.DataType(self.dtype).bits < 32
             large = floats * (LARGE_OF_FEW_BITS if few_bits else LARGE)
             floats = np.where(rng.random(self.shape) < ZEROS, 0.0, large)
-        elif draw is InputKind.SUBNORMAL:
+        elif kind is InputKind.SUBNORMAL:
             floats = floats * (0.25 * float(limits(self.dtype).smallest_normal))
         return floats.astype(self.dtype)
 
