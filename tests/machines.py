@@ -46,6 +46,7 @@ AVX512 = (
     "avx512f avx512cd avx512dq avx512bw avx512vl avx512ifma avx512vbmi avx512vbmi2 avx512vnni avx512bitalg "
     "avx512vpopcntdq avx512bf16"
 )
+PMADDWD = ("dot_16x2_pmaddwd", "dot_8x2_pmaddwd")
 DOT = ("dot_4x4_i8i8s32_sdot", "dot_4x4_u8u8u32_udot", "dot_4x4_u8u8i32_hdot", "dot_4x4_i8i8s32_neon")
 
 ZEN4_CPU_INFO = """\
@@ -114,7 +115,7 @@ ZEN4 = Machine(
     "avx512f avx512ifma avx512vbmi avx512vl fma sse4_1 sse4_2 sse4a",
     64,
     32,
-    intrinsics=("dot_16x4_vnni", "dot_8x4_vnni", "dot_16x2_dpbf16ps", "dot_8x2_dpbf16ps"),
+    intrinsics=("dot_16x4_vnni", "dot_8x4_vnni", "dot_16x2_dpbf16ps", "dot_8x2_dpbf16ps", *PMADDWD),
 )
 MACHINES = {
     "zen4": ZEN4,
@@ -128,6 +129,7 @@ MACHINES = {
         32,
         16,
         ("-avx512f",),
+        PMADDWD[1:],
     ),
     # And more features, which imply no others.
     "zen4-without-bmi": Machine(
@@ -139,8 +141,18 @@ MACHINES = {
         32,
         16,
         ("-avx512f", "-bmi", "-bmi2", "-gfni"),
+        PMADDWD[1:],
     ),
-    "haswell": Machine("x86_64", HASWELL_CPU_INFO, "haswell", AVX2, "avx avx2 fma sse4_1 sse4_2", 32, 16),
+    "haswell": Machine(
+        "x86_64",
+        HASWELL_CPU_INFO,
+        "haswell",
+        AVX2,
+        "avx avx2 fma sse4_1 sse4_2",
+        32,
+        16,
+        intrinsics=PMADDWD[1:],
+    ),
     "nehalem": Machine("x86_64", NEHALEM_CPU_INFO, "nehalem", SSE, "sse4_1 sse4_2", 16, 16),
     # A processor newer than LLVM.
     "unknown-with-avx2": Machine(
@@ -152,6 +164,7 @@ MACHINES = {
         32,
         16,
         ("+avx2", "+bmi", "+bmi2", "+f16c", "+fma", "+lzcnt", "+movbe", "+popcnt"),
+        PMADDWD[1:],
     ),
     # The kernel was configured without AVX-512, so it doesn't save these registers.
     "zen4-kernel-without-avx512": Machine(
@@ -163,6 +176,7 @@ MACHINES = {
         32,
         16,
         ("-avx512f",),
+        PMADDWD[1:],
     ),
     # Under user-mode emulation /proc/cpuinfo is the host's.
     "haswell-emulated-on-zen4": Machine(
@@ -173,6 +187,7 @@ MACHINES = {
         "avx avx2 fma sse4_1 sse4_2",
         32,
         16,
+        intrinsics=PMADDWD[1:],
     ),
     "haswell-emulated-on-arm": Machine(
         "x86_64",
@@ -182,6 +197,7 @@ MACHINES = {
         "avx avx2 fma sse4_1 sse4_2",
         32,
         16,
+        intrinsics=PMADDWD[1:],
     ),
     "nothing-told": Machine(
         "x86_64",
@@ -192,6 +208,7 @@ MACHINES = {
         32,
         16,
         ("-avx512f", "-gfni", "-sse4a", "-vaes", "-vpclmulqdq"),
+        PMADDWD[1:],
     ),
     "cortex-a72": Machine(
         "aarch64",

@@ -29,6 +29,7 @@ PACKAGE = "tvm.s_tir.tensor_intrin"
 VNNI = "dot_16x4_vnni"
 NARROW_VNNI = ("dot_8x4_vnni", "dot_8x4_avx_vnni")
 BFLOAT16 = ("dot_16x2_dpbf16ps", "dot_8x2_dpbf16ps")
+WIDENED = ("dot_16x2_pmaddwd", "dot_8x2_pmaddwd")
 X86, ARM, CUDA = ("x86",), ("dot_product_common", "arm_cpu"), ("cuda",)
 FILES = {
     VNNI: X86,
@@ -83,6 +84,10 @@ def _register(name: str) -> None:
         from compiler.lowering import bfloat16_dot_products as bfloat16
 
         bfloat16.register(name)
+    elif name in WIDENED:
+        from compiler.lowering import widened_dot_products as widened
+
+        widened.register(name)
     elif wmma_intrinsics.is_missing(name):
         _import(CUDA)
         wmma_intrinsics.register(name, sys.modules[f"{PACKAGE}.cuda"])

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import tvm
 
+from compiler.lowering.widened_dot_products import add_pairs
 from compiler.measuring import microkernels
 from compiler.measuring.cores import off_pool_cores
 from compiler.measuring.microkernels import (
@@ -46,6 +47,7 @@ from compiler.measuring.microkernels import (
 from compiler.target import parse_target
 from core.device import Device
 from core.profile import DOT, FLOAT32, Profile, assumed_profile
+from search.sketches.intrinsics import dot_product
 
 _log = logging.getLogger(__name__)
 
@@ -179,6 +181,7 @@ class _Calibration:
             "gathers": self._gathers,
             "the multiply-adds of int8": self._byte_multiply_adds,
             "the dot products of bfloat16": self._bfloat16_dot_products,
+            "the dot products of int16": self._widened_dot_products,
             "the memory's rate for all cores": self._shared_memory_rate,
             **{f"the multiply-adds of {dtype}": partial(self._multiply_adds, dtype) for dtype in OTHER_TYPES},
         }
@@ -252,6 +255,20 @@ class _Calibration:
         call = partial(main, _tensor(2 * lanes, FLOAT32), _tensor(chains * lanes, FLOAT32))
         yield _Microbenchmark(
             call, lambda cycles, hertz: self._record_multiply_adds(DOT + "bfloat16", chains / cycles)
+        )
+
+    def _widened_dot_products(self) -> Iterator[_Microbenchmark]:
+        """Measure the dot product of int16 if the search uses it on this device."""
+        lanes, chains = self._device.vector_bytes // 4, self._chains
+        intrinsic = dot_product(self._device.features, lanes, "int8")
+        if intrinsic is None or intrinsic.rows != "int16":
+            return
+        kernel = partial(microkernels.multiply_adds, "int16", "int32", 2 * lanes, lanes, chains, add_pairs)
+        call = partial(
+            self._compile(kernel), _tensor(2 * lanes * 2, "int16"), _tensor(chains * lanes, "int32")
+        )
+        yield _Microbenchmark(
+            call, lambda cycles, hertz: self._record_multiply_adds(DOT + "int16", chains / cycles)
         )
 
     def _latency(self) -> Iterator[_Microbenchmark]:

@@ -301,9 +301,16 @@ class _Integers(_Visitor):
         return relax.op.multiply(self.builder_.emit(sums), relax.const(factor))
 
     def _in_type(self, value: _Quantized, dtype: str) -> _Quantized:
-        """Convert a value between int8 and uint8 if necessary, by adding or subtracting 128."""
+        """Convert a value between int8 and uint8 if necessary, by adding or subtracting 128; or to int16, by
+        subtracting the zero.
+        """
         if value.dtype == dtype:
             return value
+        if dtype == "int16":
+            wide = self.builder_.emit(relax.op.astype(value.data, dtype))
+            if value.zero:
+                wide = self.builder_.emit(relax.op.subtract(wide, relax.const(value.zero, dtype)))
+            return _Quantized(wide, value.scale, 0, value.axis)
         by = SHIFT if dtype == "uint8" else -SHIFT
         values = self._constant(value.data)
         if values is not None:

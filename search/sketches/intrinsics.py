@@ -5,10 +5,10 @@ An instruction adds to each of its lanes the products of a few neighbours along 
 The operand `columns` needs a special layout, so it is packed or copied. The operand `rows` is read in place,
 so the reduction must be contiguous in it.
 
-Some are missing: x86's pmaddubsw saturates sums of two products at 16 bits, and x86 has no instruction for
-int8 times int8. Shifting one side by 128 would change the computation. Instructions that multiply tiles (AMX,
-Arm's smmla and bfmmla) have another structure. `search.sketches.block_products` describes sequences of
-instructions that multiply blocks of packed weights.
+Some are missing: x86's pmaddubsw saturates sums of two products at 16 bits, so pmaddwd multiplies bytes as
+int16. x86 has no instruction for int8 times int8. Shifting one side by 128 would change the computation.
+Instructions that multiply tiles (AMX, Arm's smmla and bfmmla) have another structure.
+`search.sketches.block_products` describes sequences of instructions that multiply blocks of packed weights.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Intrinsic:
     @property
     def rate(self) -> str:
         """The name of its rate in a profile's `multiply_adds`."""
-        return "int8" if self.columns in ("int8", "uint8") else DOT + self.columns
+        return "int8" if self.rows in ("int8", "uint8") else DOT + self.rows
 
 
 # Faster intrinsics come first.
@@ -55,6 +55,8 @@ INTRINSICS = [
     Intrinsic("dot_16x2_dpbf16ps", 16, 2, "bfloat16", "bfloat16", "float32", ("avx512_bf16",)),
     Intrinsic("dot_8x2_dpbf16ps", 8, 2, "bfloat16", "bfloat16", "float32", ("avx512_bf16", "avx512vl")),
     Intrinsic("dot_8x4_avx_vnni", 8, 4, "uint8", "int8", "int32", ("avx_vnni",)),
+    Intrinsic("dot_16x2_pmaddwd", 16, 2, "int16", "int8", "int32", ("avx512bw",)),
+    Intrinsic("dot_8x2_pmaddwd", 8, 2, "int16", "int8", "int32", ("avx2",)),
     Intrinsic("dot_4x4_i8i8s32_sdot", 4, 4, "int8", "int8", "int32", ("asimddp",)),
     Intrinsic("dot_4x4_u8u8u32_udot", 4, 4, "uint8", "uint8", "uint32", ("asimddp",)),
     Intrinsic("dot_4x4_u8u8i32_hdot", 4, 4, "uint8", "uint8", "int32", ("asimddp",)),

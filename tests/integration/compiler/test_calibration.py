@@ -62,7 +62,10 @@ def test_wider_vectors_have_at_least_the_same_rate() -> None:
         classes.append(lesser(device, "haswell", 32, "avx", "avx2", "fma", "sse4_1", "sse4_2"))
     if "avx512f" in device.features:
         classes.append(device)
-    found = [elements(calibrate(one), one) for one in classes]
+    profiles = [calibrate(one) for one in classes]
+    found = [elements(profile, one) for profile, one in zip(profiles, classes, strict=True)]
+    is_widened = ["dotint16" in profile.multiply_adds for profile in profiles]
+    assert is_widened == ["avx2" in one.features and "avx512_vnni" not in one.features for one in classes]
     for narrow, wide in itertools.pairwise(found):
         # A wide instruction may be executed as two narrow ones. Anything slower has another width than meant.
         assert wide > 0.5 * narrow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from compiler.target import detect_device
 from compiler.verifying.imported import verify
 from compiler.verifying.layers import compare
 from compiler.workload import from_json
+from core.device import Device
 from examples.make_models import make
 from examples.quantization import quantize
 from search.rules.space import generate
@@ -41,6 +43,16 @@ DEVICE = detect_device()
 SCALE = 0.05
 needs_vnni = pytest.mark.skipif(
     "avx512_vnni" not in DEVICE.features, reason="this CPU has no such instruction"
+)
+
+
+needs_avx2 = pytest.mark.skipif("avx2" not in DEVICE.features, reason="this CPU has no AVX2")
+HASWELL = replace(
+    DEVICE,
+    features=("avx", "avx2", "fma"),
+    vector_bytes=32,
+    mcpu="haswell",
+    target='{"kind":"llvm","mtriple":"x86_64-linux-gnu","mcpu":"haswell"}',
 )
 
 
@@ -133,6 +145,16 @@ def test_quantized_operators_reach_the_instructions(case: str, dtype: str, zero:
     assert _check(model, shapes) == 1
 
 
+@needs_avx2
+@pytest.mark.parametrize("kind", slow_lane_except([("uint8", 121), ("int8", -7)], ("int8", -7)))
+@pytest.mark.parametrize("case", slow_lane_except(CASES, "convolution"))
+def test_without_dot_products_of_bytes_operators_multiply_pairs_of_int16(
+    case: str, kind: tuple[str, int]
+) -> None:
+    model, shapes = CASES[case](Quantized(*kind))
+    assert _check(model, shapes, HASWELL) == 1
+
+
 @pytest.mark.parametrize("kind", slow_lane_except([("uint8", 121), ("int8", -7)], ("int8", -7), seconds=1))
 @pytest.mark.parametrize(("case", "count"), [("convolution", 1), ("three channels", 1), ("dense", 0)])
 def test_quantized_operators_reach_tensor_cores(case: str, count: int, kind: tuple[str, int]) -> None:
@@ -166,7 +188,7 @@ def test_a_depthwise_convolution_computes_in_floats_and_is_right() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_without_such_instructions_the_operators_stay_as_they_were(case: str) -> None:
     model, _ = CASES[case](Quantized("uint8", 121))
-    plain = '{"kind":"llvm","mtriple":"x86_64-linux-gnu","mcpu":"haswell"}'
+    plain = '{"kind":"llvm","mtriple":"x86_64-linux-gnu","mcpu":"nehalem"}'
     sums = [task.module_json for task in extract_tasks(fuse(read_onnx(model, {}), plain))]
     assert not any("int32" in text and ("conv" in text or "matmul" in text) for text in sums)
 
@@ -220,25 +242,25 @@ def _verify(model: bytes) -> None:
     assert len(list(verify(file, import_file(file), DEVICE.target, DEVICE.target))) >= 2
 
 
-def _check(model: bytes, shapes: Mapping[str, Sequence[int]]) -> int:
+def _check(model: bytes, shapes: Mapping[str, Sequence[int]], device: Device = DEVICE) -> int:
     """Compare the compiled model with ONNX Runtime; return the number of subgraphs with dot products."""
-    fused = fuse(read_onnx(model, {}), DEVICE.target)
+    fused = fuse(read_onnx(model, {}), device.target)
     rng = np.random.default_rng(1)
     feeds = {name: rng.standard_normal(shape).astype(np.float32) * 3 for name, shape in shapes.items()}
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     (expected,) = session.run(None, feeds)
-    actual = _run(fused, list(feeds.values()))
+    actual = _run(fused, list(feeds.values()), device.target)
     # What lies between two steps may be rounded to either.
     assert np.abs(actual - expected).max() < 1.01 * SCALE
     assert np.mean(np.abs(actual - expected) > 0.01 * SCALE) < 0.01
     dags = [read_dag(from_json(task.module_json)) for task in extract_tasks(fused)]
     return sum(
-        any(stage.intrinsic for sketch in generate(dag, DEVICE) for stage in sketch.stages) for dag in dags
+        any(stage.intrinsic for sketch in generate(dag, device) for stage in sketch.stages) for dag in dags
     )
 
 
-def _run(fused: tvm.IRModule, inputs: Sequence[Array]) -> Array:
+def _run(fused: tvm.IRModule, inputs: Sequence[Array], target: str) -> Array:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.so"
-        build_module(fused, {}, DEVICE.target, path)
+        build_module(fused, {}, target, path)
         return np.asarray(load_main(path)(*map(tvm.runtime.tensor, inputs)).numpy())

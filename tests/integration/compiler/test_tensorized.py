@@ -263,13 +263,35 @@ def test_boards_use_their_instructions(
         assert re.search(rf"\b{instruction}\b", library.mod.inspect_source("asm")), str(program)
 
 
+@pytest.mark.skipif("avx2" not in DEVICE.features, reason="this CPU has no AVX2")
+@pytest.mark.parametrize("constants", [(), (1,)], ids=["copied", "packed"])
+def test_the_least_and_greatest_bytes_are_exact_without_vnni(constants: tuple[int, ...]) -> None:
+    """Sums of two such products exceed 16 bits."""
+    target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "haswell"}
+    features = ("avx", "avx2", "fma")
+    device = replace(DEVICE, features=features, vector_bytes=32, mcpu="haswell", target=json.dumps(target))
+    case = _conv(5, 6, 16, 3, 1, 1, "int16", "int8", "int32")
+    module = case.module(constants)
+    data, weight = (np.zeros(shape, dtype) for shape, dtype in zip(case.operands, case.dtypes, strict=False))
+    data[:], weight[:] = 255, 127
+    data[:, 2:], weight[..., :9] = -255, -128
+    expected = case.expect(data.astype(np.int64), weight.astype(np.int64))
+    for program in _programs(module, device, seed=0, each=1):
+        library = _compiled(module, program, device)
+        source = library.mod.inspect_source("asm")
+        assert "vpmaddwd" in source
+        assert "vpmovsxbw" in source
+        assert "zmm" not in source
+        assert np.array_equal(_run(library, case, expected, [data, weight]), expected), str(program)
+
+
 def test_avx_vnni_is_used_without_avx512() -> None:
     target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "alderlake"}
     features = ("avx", "avx2", "avx_vnni", "fma")
     device = replace(DEVICE, features=features, vector_bytes=32, mcpu="alderlake", target=json.dumps(target))
     (program, *_) = _programs(CASES["matmul"].module([1]), device, seed=0, each=1)
     source = _compiled(CASES["matmul"].module([1]), program, device).mod.inspect_source("asm")
-    assert "vpdpbusd" in source
+    assert re.search(r"{vex}\s+vpdpbusd", source)
     assert "zmm" not in source
 
 

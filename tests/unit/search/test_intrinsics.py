@@ -34,6 +34,8 @@ from tests.unit.search.programs import all_programs, drawn, program_of, sketch_o
 SERVER = replace(DEVICE, features=(*DEVICE.features, "avx512_vnni"))
 ALDER_LAKE = replace(DEVICE, features=(*DEVICE.features, "avx_vnni"))
 GENOA = replace(SERVER, features=(*SERVER.features, "avx512_bf16"))
+HASWELL = replace(DEVICE, features=("avx2", "fma"))
+SKYLAKE_X = replace(DEVICE, features=("avx2", "avx512bw", "avx512f", "fma"))
 BOARD = replace(DEVICE, triple="aarch64-linux-gnu", features=("asimd", "asimddp"), vector_bytes=16)
 OLD_BOARD = replace(BOARD, features=("asimd",))
 VNNI = BY_NAME["dot_16x4_vnni"]
@@ -161,6 +163,9 @@ def test_columns_that_the_subgraph_computes_are_not_rearranged() -> None:
         (GENOA, ("bfloat16", "bfloat16", "bfloat16"), None),
         (GENOA, ("float16", "float16", "float32"), None),
         (GENOA, ("uint8", "int8", "int32"), "dot_16x4_vnni"),
+        (HASWELL, ("int16", "int8", "int32"), "dot_8x2_pmaddwd"),
+        (HASWELL, ("uint8", "int8", "int32"), None),
+        (SKYLAKE_X, ("int16", "int8", "int32"), "dot_16x2_pmaddwd"),
         (BOARD, ("int8", "int8", "int32"), "dot_4x4_i8i8s32_sdot"),
         (BOARD, ("uint8", "uint8", "uint32"), "dot_4x4_u8u8u32_udot"),
         (BOARD, ("uint8", "uint8", "int32"), "dot_4x4_u8u8i32_hdot"),
@@ -281,25 +286,28 @@ def test_an_instruction_takes_as_long_as_one_of_a_vector() -> None:
 
 
 @pytest.mark.parametrize(
-    ("types", "depth", "rate"),
+    ("types", "depth", "rate", "device"),
     [
-        (U8_S8, 4, "int8"),
-        ({"a": "bfloat16", "b": "bfloat16", "matmul": "float32"}, 2, "dotbfloat16"),
+        (U8_S8, 4, "int8", GENOA),
+        ({"a": "bfloat16", "b": "bfloat16", "matmul": "float32"}, 2, "dotbfloat16", GENOA),
+        ({"a": "int16", "b": "int8", "matmul": "int32"}, 2, "dotint16", SKYLAKE_X),
     ],
-    ids=["bytes", "bfloat16"],
+    ids=["bytes", "bfloat16", "int16"],
 )
-def test_the_estimate_takes_an_instructions_own_rate(types: dict[str, str], depth: int, rate: str) -> None:
+def test_the_estimate_takes_an_instructions_own_rate(
+    types: dict[str, str], depth: int, rate: str, device: Device
+) -> None:
     """At half the rate, 16 accumulators take as many cycles as twice the instructions would."""
     (name,) = (one.name for one in INTRINSICS if one.rate == rate and one.lanes == 16)
     graph = _matmul(32, 32, 64 * depth, dtypes=types, constants=("b",))
-    sketch = sketch_of(graph, f"tile matmul SSRSRS of {name}", GENOA)
+    sketch = sketch_of(graph, f"tile matmul SSRSRS of {name}", device)
     program = program_of(sketch, matmul={"i": (4, 1, 1, 8), "j": (1, 1, 1, 2), "k": (1, 64), "unroll": 0})
     cycles = []
     for speed in (2.0, 1.0):
-        base = GENOA.speeds
+        base = device.speeds
         profile = replace(base, multiply_adds={**base.multiply_adds, rate: speed, "int32": 0.1})
-        device = replace(GENOA, profile=profile)
-        (found,) = estimate(_alone(program), device).quantities["cycles"]
+        calibrated = replace(device, profile=profile)
+        (found,) = estimate(_alone(program), calibrated).quantities["cycles"]
         cycles.append(found)
     assert 1.5 < cycles[1] / cycles[0] <= 2.0
 
