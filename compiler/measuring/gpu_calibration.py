@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import Any
@@ -22,7 +21,7 @@ from compiler.codegen.pipeline import PIPELINE
 from compiler.gpus import read_attributes
 from compiler.measuring.calibration import CalibrationError
 from compiler.measuring.cuda_graphs import CudaGraph
-from compiler.measuring.microkernels import build_module
+from compiler.measuring.microkernels import build_module, gpu_threads
 from compiler.packaging.cuda import load_cuda
 from compiler.target import parse_target
 from core.device import Device
@@ -225,22 +224,12 @@ class _GpuCalibration:
 # The kernels
 
 
-@contextmanager
-def _threads(blocks: int, threads: int) -> Iterator[Any]:
-    """Bind loops to blocks and threads; yield the thread's index in the grid."""
-    with (
-        T.thread_binding(blocks, thread="blockIdx.x") as block,
-        T.thread_binding(threads, thread="threadIdx.x") as thread,
-    ):
-        yield block * threads + thread
-
-
 def multiply_adds(dtype: str, blocks: int, threads: int, chains: int) -> None:
     """Multiply and add in `chains` independent sums of every thread, UNROLLED times each step."""
     source = T.arg("source", T.buffer((2,), dtype))
     result = T.arg("result", T.buffer((blocks * threads,), dtype))
     steps = T.arg("steps", T.int64())
-    with _threads(blocks, threads) as number:
+    with gpu_threads(blocks, threads) as number:
         sums = [T.alloc_buffer((1,), dtype, scope="local") for _ in range(chains)]
         for one in sums:
             T.buffer_store(one, result[number], [0])
@@ -260,7 +249,7 @@ def stream(turns: int, blocks: int, threads: int) -> None:
     source = T.arg("source", T.buffer((turns * everyone * LANES,), "int32"))
     result = T.arg("result", T.buffer((everyone * LANES,), "int32"))
     steps = T.arg("steps", T.int64())
-    with _threads(blocks, threads) as number:
+    with gpu_threads(blocks, threads) as number:
         total = T.alloc_buffer((LANES,), "int32", scope="local")
         T.buffer_store(total, T.broadcast(T.int32(0), LANES), [T.ramp(0, 1, LANES)])
         with T.serial(steps) as step, T.serial(turns) as turn:
@@ -300,7 +289,7 @@ def chase(count: int) -> None:
     source = T.arg("source", T.buffer((count,), "int32"))
     result = T.arg("result", T.buffer((1,), "int32"))
     steps = T.arg("steps", T.int64())
-    with _threads(1, 1) as number:
+    with gpu_threads(1, 1) as number:
         place = T.alloc_buffer((1,), "int32", scope="local")
         T.buffer_store(place, result[number], [0])
         with T.serial(steps):

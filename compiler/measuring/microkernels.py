@@ -3,7 +3,8 @@ computation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import tvm
@@ -33,6 +34,16 @@ def build_module(body: Callable[[], None]) -> tvm.IRModule:
         T.func_attr({"tirx.noalias": True})
         body()
     return import_functions(tvm.IRModule({"main": builder.get()}))
+
+
+@contextmanager
+def gpu_threads(blocks: int, threads: int) -> Iterator[Any]:
+    """Bind loops to a GPU's blocks and threads; yield the thread's index in the grid."""
+    with (
+        T.thread_binding(blocks, thread="blockIdx.x") as block,
+        T.thread_binding(threads, thread="threadIdx.x") as thread,
+    ):
+        yield block * threads + thread
 
 
 def _steps_argument() -> Any:

@@ -33,6 +33,7 @@ from compiler.importing.values import from_storage
 from compiler.measuring.builder import ERROR_CHARS, BuiltKernel, bind, doubling_kernel
 from compiler.measuring.clocks import GpuClocks
 from compiler.measuring.cuda_errors import explain
+from compiler.measuring.gpu_comparison import GpuComparison
 from compiler.measuring.operands import Operands, ReferencePrograms
 from compiler.measuring.outputs import compare_outputs
 from compiler.measuring.random_inputs import InputKind, Parameter
@@ -79,6 +80,7 @@ class LocalRunner:
         if self._on_gpu:
             load_cuda()
         self._device = tvm.cuda(0) if self._on_gpu else tvm.cpu()
+        self._comparison = GpuComparison(self._target, self._device) if self._on_gpu else None
         self._failed: list[Exception] = []
         self._workload = lru_cache(maxsize=64)(from_json)
         self._reference = lru_cache(maxsize=64)(self._compile_reference)
@@ -244,7 +246,7 @@ class LocalRunner:
 
     def _make_operands(self, module_json: str) -> Operands:
         main = self._workload(module_json)["main"]
-        return Operands(main, self._device, self._reference(module_json))
+        return Operands(main, self._device, self._reference(module_json), self._comparison)
 
     def _compile_reference(self, module_json: str) -> ReferencePrograms:
         module = self._workload(module_json)

@@ -21,7 +21,7 @@ from compiler.codegen import nvcc
 from compiler.codegen.nvcc import compile_cubin
 from compiler.importing.model import read_onnx
 from compiler.lowering.trace import lower
-from compiler.measuring.operands import Expected
+from compiler.measuring.expected import Expected
 from compiler.measuring.random_inputs import InputKind, parameters
 from compiler.measuring.rounding import TRUNCATIONS, Rounding
 from compiler.precision.tf32 import rounded

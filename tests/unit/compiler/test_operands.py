@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tvm import te
 
-from compiler.measuring.operands import OUTPUT_FILL, Expected, Operands, ReferencePrograms
+from compiler.measuring.expected import Expected, from_keys, keys_of
+from compiler.measuring.gpu_comparison import checked_values
+from compiler.measuring.operands import OUTPUT_FILL, Operands, ReferencePrograms
 from compiler.measuring.random_inputs import InputKind, Parameter, parameters
 from compiler.measuring.rounding import Rounding
 from tests.workloads import WORKLOADS
@@ -220,3 +222,27 @@ def test_floats_are_negative_zero_large_and_subnormal(dtype: str) -> None:
 
 def _smallest_normal(dtype: str) -> float:
     return {"float32": 2.0**-126, "bfloat16": 2.0**-126, "float64": 2.0**-1022, "float16": 2.0**-14}[dtype]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int8", "uint16", "bool"])
+def test_the_keys_of_accepted_values_agree_with_the_comparison(dtype: str) -> None:
+    expected, found = checked_values(dtype)
+    least, greatest = expected.accepted()
+    keys = keys_of(found)
+    assert np.array_equal((keys < least) | (keys > greatest), expected.far(found))
+    if expected.bounds is None:
+        return
+    # Both ends are accepted, and most neighbours beyond are not. The others' differences are rounded.
+    for end, way in ((least, -1), (greatest, 1)):
+        values = from_keys(end, found.dtype)
+        assert not expected.far(np.where(np.isnan(expected.values), expected.values, values)).any()
+        finite = np.isfinite(expected.values)
+        assert expected.far(from_keys(end + way, found.dtype))[finite].mean() > 0.9
+
+
+def test_any_value_is_accepted_where_the_reference_may_be_infinite() -> None:
+    expected = Expected(np.array([1.0, np.nan], "float32"), np.array([np.inf, np.inf], "float32"), 0)
+    least, greatest = expected.accepted()
+    for value in (np.nan, -np.inf, np.inf, 0.0):
+        keys = keys_of(np.full(2, value, "float32"))
+        assert ((least <= keys) & (keys <= greatest)).all()
