@@ -121,11 +121,11 @@ class _Quantized:
 class _Visitor(relax.PyExprMutator):
     """Access to the bound values for the rewriting of quantized operators."""
 
-    def _call(self, expr: relax.Expr) -> Call | None:
-        """Return the call that an expression is or that a variable is bound to."""
+    def _call(self, expr: relax.Expr, name: str) -> Call | None:
+        """Return the call of this operator that an expression is or that a variable is bound to."""
         while isinstance(expr, relax.Var):
             expr = self.lookup_binding(expr)
-        return expr if isinstance(expr, Call) else None
+        return expr if isinstance(expr, Call) and getattr(expr.op, "name", "") == name else None
 
     def _constant(self, expr: relax.Expr) -> Array | None:
         while isinstance(expr, relax.Var):
@@ -155,21 +155,65 @@ class _Integers(_Visitor):
             return call
         if name == "relax.quantize":
             return self._quantized_again(call)
-        operands = [self._quantized(argument) for argument in call.args[:2]]
-        data, other = [*operands, None][:2]
-        rewritten = None
-        if name in MOVES and data is not None:
-            rewritten = self._moved(call, data)
-        elif name in CONVOLUTIONS and data is not None and other is not None:
-            rewritten = self._convolved(call, data, other)
-        elif name == "relax.matmul" and data is not None and other is not None:
-            rewritten = self._multiplied(data, other)
-        return call if rewritten is None else rewritten
+        if name in CONVOLUTIONS or name == "relax.matmul":
+            return self._multiplied(call)
+        data = self._quantized(call.args[0]) if name in MOVES else None
+        moved = None if data is None else self._moved(call, data)
+        return call if moved is None else moved
+
+    def _multiplied(self, call: Call) -> relax.Expr:
+        """Compute a convolution or matrix product from bytes. Its operands are quantized, or integers that
+        bytes hold. Return the call itself if that isn't possible.
+        """
+        is_integer = str(call.ty.dtype) == "int32"
+        of = self._integers if is_integer else self._quantized
+        data, other = of(call.args[0]), of(call.args[1])
+        if data is None or other is None:
+            return call
+        is_convolution = call.op.name in CONVOLUTIONS
+        found = self._convolution(call, data, other) if is_convolution else self._matmul(data, other)
+        if found is None:
+            return call
+        sums, offset = found
+        dtype = str(self.builder_.normalize(sums).ty.dtype)
+        if np.any(offset):
+            sums = relax.op.subtract(self.builder_.emit(sums), relax.const(offset.astype(dtype)))
+        if dtype != str(call.ty.dtype):
+            sums = relax.op.astype(self.builder_.emit(sums), str(call.ty.dtype))
+        if is_integer:
+            return sums
+        scale = data.scale * other.scale
+        shape = (1, -1, *[1] * (len(data.shape) - 2)) if is_convolution else scale.shape
+        factor = scale.reshape(()) if scale.size == 1 else scale.reshape(shape)
+        return relax.op.multiply(self.builder_.emit(sums), relax.const(factor))
+
+    def _integers(self, expr: relax.Expr) -> _Quantized | None:
+        """Return the bytes that hold an integer tensor, with the scale one.
+
+            lv = astype(x, "int32")                       # x: Tensor((1, 64), "uint8")
+            gv = subtract(lv, 121)
+        ->
+            1 * (x - 121)
+        """
+        values = self._constant(expr)
+        if values is not None and values.size and values.min() >= -SHIFT and values.max() < SHIFT:
+            return _Quantized(relax.const(values.astype(np.int8)), np.ones(1, np.float32), 0, 0)
+        number: Array | None = np.zeros(1, np.int32)
+        if (call := self._call(expr, "relax.subtract")) is not None:
+            expr, number = call.args[0], self._constant(call.args[1])
+        if number is None or number.size != 1:
+            return None
+        if str(expr.ty.dtype) == "int32" and (call := self._call(expr, "relax.astype")) is not None:
+            expr = call.args[0]
+        if str(expr.ty.dtype) not in ("int8", "uint8") or static_shape(expr) is None:
+            return None
+        limits, zero = np.iinfo(str(expr.ty.dtype)), int(number.item())
+        return _Quantized(expr, np.ones(1, np.float32), zero, 0) if limits.min <= zero <= limits.max else None
 
     def _quantized(self, expr: relax.Expr) -> _Quantized | None:
         """Return the quantized value that a value was dequantized from; None if it wasn't."""
-        call = self._call(expr)
-        if call is None or getattr(call.op, "name", "") != "relax.dequantize" or static_shape(call) is None:
+        call = self._call(expr, "relax.dequantize")
+        if call is None or static_shape(call) is None:
             return None
         found = self._parameters(call)
         is_byte = str(call.args[0].ty.dtype) in ("int8", "uint8")
@@ -214,10 +258,12 @@ class _Integers(_Visitor):
         zero = relax.const(np.full(scale.value.shape, data.zero, data.dtype))
         return relax.op.dequantize(moved, scale, zero, axis, str(call.ty.dtype))
 
-    def _convolved(self, call: Call, data: _Quantized, weight: _Quantized) -> relax.Expr | None:
-        """Compute a convolution from the bytes. Padding represents zero, and additional input channels fill
-        up instructions. A grouped convolution fills no instruction, and is computed in floats if these are
-        exact."""
+    def _convolution(
+        self, call: Call, data: _Quantized, weight: _Quantized
+    ) -> tuple[relax.Expr, Array] | None:
+        """Return a convolution of bytes and the excess of its sums. Padding represents zero, and additional
+        input channels fill up instructions. A grouped convolution fills no instruction, and is computed in
+        floats if these are exact."""
         compute, data_layout, kernel_layout = CONVOLUTIONS[call.op.name]
         attrs = call.attrs
         values = self._constant(weight.data)
@@ -257,12 +303,11 @@ class _Integers(_Visitor):
             kernel_layout=kernel_layout,
             out_dtype="float32" if in_floats else "int32",
         )
-        along = (1, outputs, *[1] * ends)
         offset = data.zero * values.reshape(outputs, -1).astype(np.int64).sum(axis=1)
-        return self._scaled(summed, offset.reshape(along), data.scale * weight.scale, along)
+        return summed, offset.reshape(1, outputs, *[1] * ends)
 
-    def _multiplied(self, data: _Quantized, other: _Quantized) -> relax.Expr | None:
-        """Compute a matrix product from the bytes, of a constant or of two activations."""
+    def _matmul(self, data: _Quantized, other: _Quantized) -> tuple[relax.Expr, Array] | None:
+        """Return a product of bytes, of a constant or of two activations, and the excess of its sums."""
         depth, lanes = other.shape[-2:] if len(other.shape) > 1 else (0, 0)
         values = self._constant(other.data)
         columns = "int8" if values is None else other.dtype
@@ -275,9 +320,8 @@ class _Integers(_Visitor):
         if values is not None and other.zero:
             return None
         product = relax.op.matmul(data.data, other.data, out_dtype="int32")
-        scale = data.scale * other.scale
         if values is not None:
-            return self._scaled(product, data.zero * values.astype(np.int64).sum(axis=-2), scale, scale.shape)
+            return product, data.zero * values.astype(np.int64).sum(axis=-2)
         # Both are activations: the sums of rows and columns are computed at run time.
         for operand, axis, zero in ((other, -2, data.zero), (data, -1, other.zero)):
             if zero:
@@ -285,20 +329,7 @@ class _Integers(_Visitor):
                 sums = self.builder_.emit(relax.op.sum(wide, axis=axis, keepdims=True))
                 part = self.builder_.emit(relax.op.multiply(sums, relax.const(zero, "int32")))
                 product = relax.op.subtract(self.builder_.emit(product), part)
-        constant = np.array(-depth * data.zero * other.zero)
-        return self._scaled(product, constant, scale, scale.shape)
-
-    def _scaled(
-        self, sums: relax.Expr, offset: Array, scale: NDArray[np.float32], shape: tuple[int, ...]
-    ) -> relax.Expr:
-        """Return `scale * (sums - offset)` in floats."""
-        dtype = str(self.builder_.normalize(sums).ty.dtype)
-        if np.any(offset):
-            sums = relax.op.subtract(self.builder_.emit(sums), relax.const(offset.astype(dtype)))
-        if dtype != "float32":
-            sums = relax.op.astype(self.builder_.emit(sums), "float32")
-        factor = scale.reshape(()) if scale.size == 1 else scale.reshape(shape)
-        return relax.op.multiply(self.builder_.emit(sums), relax.const(factor))
+        return product, np.array(-depth * data.zero * other.zero)
 
     def _in_type(self, value: _Quantized, dtype: str) -> _Quantized:
         """Convert a value between int8 and uint8 if necessary, by adding or subtracting 128; or to int16, by

@@ -14,7 +14,7 @@ import onnxruntime
 import pytest
 import tvm
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, parser
 from tvm import relax
 
 from compiler.importing import operators
@@ -153,6 +153,37 @@ def test_without_dot_products_of_bytes_operators_multiply_pairs_of_int16(
 ) -> None:
     model, shapes = CASES[case](Quantized(*kind))
     assert _check(model, shapes, HASWELL) == 1
+
+
+INTEGER_OPERATORS = """<ir_version: 9, opset_import: ["" : 17]>
+model (float[1,8,6,6] x) => (float[1,16,16] y)
+<float s = {0.031}, float t = {0.047}, float ws = {0.0137}, uint8 z = {119}, int8 w0 = {0},
+ int64[3] shape = {1, 16, 36}, int8[1] half = {-3}>
+{
+  q = QuantizeLinear (x, s, z)
+  c = QLinearConv <pads = [1, 1, 1, 1]> (q, s, z, w, ws, w0, t, z)
+  d = QLinearConv <group = 16> (c, t, z, depthwise, ws, w0, t, z)
+  i = ConvInteger (d, pointwise, z)
+  f = Cast <to = 1> (i)
+  r = QuantizeLinear (f, t, half)
+  row = Reshape (r, shape)
+  m = MatMulInteger (row, v, half)
+  y = Cast <to = 1> (m)
+}"""
+
+
+@pytest.mark.parametrize(
+    "device", [pytest.param(DEVICE, marks=needs_vnni), pytest.param(HASWELL, marks=needs_avx2)]
+)
+def test_operators_on_integers_reach_the_instructions(device: Device) -> None:
+    """The sums are exact, so they equal ONNX Runtime's."""
+    model = parser.parse_model(INTEGER_OPERATORS)
+    rng = np.random.default_rng(0)
+    shapes = {"w": (16, 8, 3, 3), "depthwise": (16, 1, 1, 1), "pointwise": (16, 16, 1, 1), "v": (36, 16)}
+    for name, shape in shapes.items():
+        weight = rng.integers(-128, 128, shape).astype(np.int8)
+        model.graph.initializer.append(numpy_helper.from_array(weight, name))
+    assert _check(model.SerializeToString(), {"x": (1, 8, 6, 6)}, device) == 3
 
 
 @pytest.mark.parametrize("kind", slow_lane_except([("uint8", 121), ("int8", -7)], ("int8", -7), seconds=1))
