@@ -1,7 +1,7 @@
 """Converters of TFLite's elementwise operators, norms and means in windows.
 
-LiteRT computes quantized operators in integers. Here they are computed in float32 and rounded once, which
-differs by at most one step.
+LiteRT computes quantized operators in integers. Here most are computed in float32 and rounded once, which
+differs by at most one step. Others are looked up in LiteRT's tables.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from compiler.importing.formats.tflite_tables import Floats, Function, Rounding, halves_away, look_up
 from compiler.importing.values import UnsupportedOperator
 
 # Takes the importer and the operator.
@@ -27,6 +28,33 @@ def _of_numbers(function: Callable[..., Any]) -> Convert:
         return importer.stored(op, importer.bb.normalize(function(*importer.operands(op))))
 
     return convert
+
+
+def _from_table(function: Function, of_numbers: Convert, rounded: Rounding = halves_away) -> Convert:
+    """Return the converter of a function that LiteRT looks up in a table for quantized operands."""
+
+    def convert(importer: Any, op: Any) -> Any:
+        found = look_up(importer, op, function, rounded)
+        return of_numbers(importer, op) if found is None else found
+
+    return convert
+
+
+def _elu_of_floats(x: Floats, _least: np.float32) -> Floats:
+    return np.where(x < 0, np.expm1(x), x)
+
+
+def _exp_of_floats(x: Floats, _least: np.float32) -> Floats:
+    # numpy's function of float32 is less exact than C's.
+    return np.exp(x.astype(np.float64)).astype(np.float32)
+
+
+def _log_of_floats(x: Floats, least: np.float32) -> Floats:
+    return np.where(x > 0, np.log(x.astype(np.float64)).astype(np.float32), least)
+
+
+def _sqrt_of_floats(x: Floats, _least: np.float32) -> Floats:
+    return np.sqrt(x)
 
 
 def _elu(x: Any) -> Any:
@@ -139,14 +167,17 @@ def _floor_mod(x: Any, y: Any) -> Any:
 
 CONVERTERS: Mapping[str, Convert] = {
     "AVERAGE_POOL_2D": _average_pool,
-    "ELU": _of_numbers(_elu),
+    "ELU": _from_table(_elu_of_floats, _of_numbers(_elu)),
+    "EXP": _from_table(_exp_of_floats, _of_numbers(relax.op.exp)),
     "FAKE_QUANT": _fake_quant,
     "FLOOR_MOD": _of_numbers(_floor_mod),
     "HARD_SWISH": _of_numbers(_hard_swish),
+    "LOG": _from_table(_log_of_floats, _of_numbers(relax.op.log)),
     "L2_NORMALIZATION": _of_numbers(_l2_normalization),
     "NEG": _negate,
     "PRELU": _of_numbers(_prelu),
     "RELU_0_TO_1": _of_numbers(lambda x: relax.op.clip(x, 0, 1)),
     "SIGN": _of_numbers(relax.op.sign),
+    "SQRT": _from_table(_sqrt_of_floats, _of_numbers(relax.op.sqrt), np.trunc),
     "SQUARE": _of_numbers(_square),
 }

@@ -19,6 +19,7 @@ from tvm.relax.frontend.tflite.tflite_frontend import OperatorConverter, get_ten
 
 from compiler.constants.fold import constant, static_shape
 from compiler.importing.formats import tflite_elementwise, tflite_recurrent
+from compiler.importing.formats.tflite_tables import gelu_of_floats, halves_away, look_up
 from compiler.importing.node_names import NodeNames
 from compiler.importing.onnx_graph import Graph
 from compiler.importing.operators import CONVERTERS as ONNX_CONVERTERS
@@ -96,8 +97,8 @@ class Converter(OperatorConverter):
         OperatorConverter._SUPPORTED_QUANTIZED_OPS
         | _MOVES
         | {*tflite_elementwise.CONVERTERS, *tflite_recurrent.CONVERTERS}
-        | {"ARG_MAX", "ARG_MIN", "BATCH_MATMUL", "EMBEDDING_LOOKUP", "GELU"}
-    )
+        | {"ARG_MAX", "ARG_MIN", "BATCH_MATMUL", "BITWISE_XOR", "EMBEDDING_LOOKUP", "GELU", "RIGHT_SHIFT"}
+    ) - {"FLOOR_DIV"}
 
     def __init__(
         self,
@@ -118,6 +119,7 @@ class Converter(OperatorConverter):
             "ARG_MIN": functools.partial(self._place, relax_op=relax.op.argmin),
             "BATCH_MATMUL": self._batch_matmul,
             "BATCH_TO_SPACE_ND": self._batch_to_space,
+            "BITWISE_XOR": self._exclusive_or,
             "CONCATENATION": self._concatenation,
             "CONV_2D": functools.partial(self._convolution, conv_type="conv2d"),
             "CONV_3D_TRANSPOSE": self._transpose_conv,
@@ -575,7 +577,11 @@ class Converter(OperatorConverter):
 
     def _gelu(self, op: Any) -> Any:
         (data,) = self.operands(op)
-        by_tanh = op.BuiltinOptionsType() and self.options(op, "GeluOptions").Approximate()
+        by_tanh = bool(op.BuiltinOptionsType() and self.options(op, "GeluOptions").Approximate())
+        if _dtype_of(self.get_input_tensors(op)[0]) == "int16":
+            found = look_up(self, op, functools.partial(gelu_of_floats, by_tanh=by_tanh), halves_away)
+            if found is not None:
+                return found
         return self.stored(op, relax.op.nn.gelu_tanh(data) if by_tanh else relax.op.nn.gelu(data))
 
     def _concatenation(self, op: Any) -> Any:
@@ -623,11 +629,18 @@ class Converter(OperatorConverter):
         return self.stored(op, relax.op.power(a, b))
 
     def _right_shift(self, op: Any) -> Any:
-        """Shift by at most all bits but one, as LiteRT does."""
-        data, by = self.operands(op)
+        """Shift stored integers by at most all bits but one, as LiteRT does."""
+        data, by = self._stored_operands(op)
         dtype = str(data.ty.dtype)
         bound = relax.const(np.iinfo(dtype).bits - 1, dtype)
         return relax.op.right_shift(data, relax.op.minimum(by, bound))
+
+    def _exclusive_or(self, op: Any) -> Any:
+        return relax.op.bitwise_xor(*self._stored_operands(op))
+
+    def _stored_operands(self, op: Any) -> list[Any]:
+        """Return the operands as they are stored. LiteRT ignores how they are quantized."""
+        return [self.get_tensor_expr(tensor) for tensor in self.get_input_tensors(op)]
 
     def _fully_connected(self, op: Any) -> Any:
         """Multiply rows whose length is the weight's number of columns. Unless `keep_num_dims` is set, all

@@ -379,6 +379,31 @@ def test_operators_in_one_model_agree_with_litert() -> None:
     np.testing.assert_array_equal(found[means], wanted[means])
 
 
+def test_tables_of_bytes_are_litert_s() -> None:
+    """All bytes and all integers of 16 bits. LiteRT truncates roots, rounds halves away from zero,
+    and returns the least number for logarithms of negative ones."""
+    builder = TfliteBuilder()
+    bytes_, words = np.arange(-128, 128).astype(np.int8), np.arange(-(2**15), 2**15).astype(np.int16)
+    cases: list[tuple[str, Array, Quantization, Quantization]] = [
+        *((kind, bytes_, Quantization(0.05, -128), Quantization(0.02, -128)) for kind in ("SQRT", "ELU")),
+        *((kind, bytes_, Quantization(0.03, 3), Quantization(0.05, -7)) for kind in ("LOG", "EXP")),
+        ("RSQRT", bytes_, Quantization(0.11, -128), Quantization(1 / 128)),
+        *((kind, words, Quantization(2**-8), Quantization(2**-12)) for kind in ("LOG", "EXP")),
+        ("GELU", words, Quantization(2**-12), Quantization(2**-15)),
+        *((kind, bytes_, Quantization(0.1), Quantization(0.1)) for kind in ("RIGHT_SHIFT", "BITWISE_XOR")),
+    ]
+    results, inputs = [], []
+    for kind, x, given, wanted in cases:
+        operands = [builder.input(x.shape, str(x.dtype), given)]
+        inputs.append(x)
+        if kind in ("RIGHT_SHIFT", "BITWISE_XOR"):
+            operands.append(builder.constant(np.abs(x // 16), given))
+        results.append(builder.tensor(x.shape, str(x.dtype), quantization=wanted))
+        builder.op(kind, operands, results[-1:], "GeluOptions" if kind == "GELU" else "")
+    for (kind, *_), own, right in zip(cases, *computed(builder.model(results), inputs), strict=True):
+        np.testing.assert_array_equal(own, right, err_msg=kind)
+
+
 def computed(data: bytes, inputs: Sequence[Array]) -> tuple[list[Array], list[Array]]:
     """Return the outputs of a model, and what LiteRT computes."""
     file = read(data, {})
@@ -753,6 +778,10 @@ REFUSED: dict[str, tuple[Callable[[], Case], str]] = {
             alignCorners=True,
         ),
         "corners of one row or column can't be aligned",
+    ),
+    "quotients of bytes": (
+        lambda: _moved("FLOOR_DIV", [stored(4), stored(4)], (4,)),
+        "operator FLOOR_DIV .* isn't supported for quantized tensors",
     ),
     "another shape than declared": (
         lambda: _one("TANH", [random(2, 3)], (7,)),
