@@ -35,11 +35,13 @@ from compiler.children.child import (
     write_line,
 )
 from compiler.children.linking import linker_seed
-from compiler.importing.failing_node import failing_node_error
+from compiler.importing.failing_node import failing_binding_error, failing_node_error
 from compiler.importing.formats.exported_program import ExportedProgram
 from compiler.importing.formats.model_file import ModelFile
 from compiler.importing.formats.onnx_model import OnnxModel
 from compiler.importing.formats.reading import read_model
+from compiler.importing.formats.stablehlo_model import StablehloModel
+from compiler.importing.formats.tflite_model import TfliteModel
 from compiler.importing.model import ExtractedTask, RelaxModel, fuse, fuse_untuned
 from compiler.importing.node_names import readable
 from compiler.importing.spec import CacheSpec, CompileError, ModelError, Shape, TensorSpec
@@ -333,10 +335,12 @@ class FusedModel:
         try:
             variants = VariantModel.of(model, request.target, request.tf32)
         except CompileError as error:
-            file = _read(request)
-            if not isinstance(file, OnnxModel):
-                raise
-            raise failing_node_error(error, file.file, lambda part: fuse(part, request.target)) from error
+            file, compile_model = _read(request), partial(fuse, target=request.target)
+            if isinstance(file, OnnxModel):
+                raise failing_node_error(error, file.file, compile_model) from error
+            if isinstance(file, ExportedProgram | StablehloModel | TfliteModel):
+                raise failing_binding_error(error, model, file.describe_node, compile_model) from error
+            raise
         counts = count_products(model.module, parse_target(request.target))
         return cls(model, variants, is_onnx, counts)
 

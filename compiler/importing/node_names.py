@@ -47,6 +47,12 @@ class NodeNames:
         return f"node{self._numbers.setdefault(plain, len(self._numbers))}_" if plain else ""
 
 
+def node_number(binding: str) -> int | None:
+    """Return the node's number in a binding's name; None without one."""
+    found = _BINDING.fullmatch(binding)
+    return int(found[1]) if found else None
+
+
 def readable(name: str | bytes) -> str:
     """Return a name as one line of at most MAX_CHARS. Of a longer name, only the end is kept.
 
@@ -102,8 +108,8 @@ def _with_numbered_calls(function: relax.Function) -> relax.Function:
     numbers: dict[relax.Var, int] = {}
     for block in reversed(blocks):
         for binding in reversed(block.bindings):
-            found = _BINDING.fullmatch(binding.var.name)
-            number = int(found[1]) if found else numbers.get(binding.var, _UNKNOWN)
+            found = node_number(binding.var.name)
+            number = numbers.get(binding.var, _UNKNOWN) if found is None else found
             numbers[binding.var] = number
             if number != _UNKNOWN and isinstance(binding, relax.VarBinding):
                 numbers |= dict.fromkeys(relax.analysis.free_vars(binding.value), number)

@@ -47,6 +47,12 @@ _SHAPE_INPUTS = {
 }
 # Errors from these modules describe the model; TVM's errors describe TVM.
 _READABLE_MODULES = (str(Path(__file__).parents[1]), str(Path(np.__file__).parent))
+# Python's own messages, which the interpreter also raises in our modules.
+_OF_PYTHON = re.compile(
+    r"\w+\(\) (arg|argument|iterable)\b|values to unpack|(list|tuple|string) index out of range"
+    r"|not in (list|tuple)|integer division|math domain error|negative shift count|cannot convert float"
+    r"|invalid literal"
+)
 
 
 def reason_of(error: Exception, proto: onnx.NodeProto, values: Mapping[str, Value], version: int) -> str:
@@ -82,7 +88,7 @@ def plain_reason(error: Exception) -> str:
 
 def _has_readable_message(error: BaseException) -> bool:
     """Return whether our code or numpy raised an error of a class whose messages are for users."""
-    if not isinstance(error, ValueError | IndexError | MemoryError):
+    if not isinstance(error, ValueError | IndexError | MemoryError) or _OF_PYTHON.search(str(error)):
         return False
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:

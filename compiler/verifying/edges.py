@@ -31,7 +31,7 @@ BATCH_GROUPS = "batch groups"
 _BOUNDED = frozenset(
     {
         *("ADD", "SUB", "MUL", "DIV", "CONV_2D", "CONV_3D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"),
-        *("ADD_N", "AVERAGE_POOL_2D", "L2_POOL_2D", "MAX_POOL_2D", "TRANSPOSE_CONV"),
+        *("ADD_N", "AVERAGE_POOL_2D", "CONV_3D_TRANSPOSE", "L2_POOL_2D", "MAX_POOL_2D", "TRANSPOSE_CONV"),
     }
 )
 # Operators that convert floats to integers, or order them. Their results are open for NaN, infinities, and
@@ -106,7 +106,8 @@ _SPREADING = {
         "stablehlo.reduce_window",
     ),
     # TFLite's
-    *("CONV_2D", "CONV_3D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED", "BATCH_MATMUL"),
+    *("CONV_2D", "CONV_3D", "CONV_3D_TRANSPOSE", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV"),
+    *("BATCH_MATMUL", "FULLY_CONNECTED"),
     *("RESIZE_BILINEAR", "UNIDIRECTIONAL_SEQUENCE_LSTM", "BIDIRECTIONAL_SEQUENCE_LSTM", "LSTM", "RNN"),
     *("UNIDIRECTIONAL_SEQUENCE_RNN", "BIDIRECTIONAL_SEQUENCE_RNN", "SVDF"),
 }

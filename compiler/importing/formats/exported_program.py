@@ -177,6 +177,13 @@ class ExportedProgram:
         cache = self.cache.spec if self.cache else None
         return replace(model, cache=cache, no_cache=self.no_cache)
 
+    def describe_node(self, name: str) -> str:
+        """Describe the node of the file that the imported model's `node_names` name so."""
+        for node in self.decomposed.graph.nodes:
+            if node.name == name:
+                return f"node '{name}' ({getattr(node.target, '__name__', node.target)})"
+        return f"module '{name}'"
+
     def compute(self, inputs: Mapping[str, Array]) -> list[Array]:
         """Return the outputs as PyTorch computes them, operator by operator."""
         torch = importlib.import_module("torch")

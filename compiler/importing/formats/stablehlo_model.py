@@ -56,6 +56,10 @@ class StablehloModel:
                 raise ModelError(f"output '{spec.name}' is empty, of shape {spec.shape}: leave it out")
         return model
 
+    def describe_node(self, name: str) -> str:
+        """Describe the node of the file that the imported model's `node_names` name so."""
+        return f"the operation at '{name}'"
+
     def operations(self) -> list[str]:
         """Return the name of every operation; for a custom call, its target."""
         found: list[str] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -12,8 +11,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from compiler.importing.formats.model_file import Content, check_shapes, unique_names
+from compiler.importing.formats.tflite_check import check_tables, operator_name
 from compiler.importing.model import RelaxModel, checked_model
-from compiler.importing.node_names import NodeNames
+from compiler.importing.node_names import NodeNames, readable
 from compiler.importing.reasons import plain_reason
 from compiler.importing.spec import ModelError, NoReference, Shape, TensorSpec, first_line
 
@@ -46,6 +46,16 @@ class TfliteModel:
                 f"the TFLite model can't be imported: {plain_reason(error)}. Convert it to ONNX"
             ) from error
         return checked_model(module, self.inputs, self.output_names, node_names=node_names.names)
+
+    def describe_node(self, name: str) -> str:
+        """Describe the node of the file that the imported model's `node_names` name so."""
+        graph = self.model.Subgraphs(0)
+        for number in range(graph.OperatorsLength()):
+            op = graph.Operators(number)
+            written = [graph.Tensors(tensor).Name() or b"" for tensor in op.OutputsAsNumpy()]
+            if name in map(readable, written):
+                return f"operator {number} ({operator_name(self.model, op)}), which computes '{name}',"
+        return f"the operator that computes '{name}'"
 
     def operators(self) -> list[tuple[str, bool]]:
         """Return each operator's name, and whether it is imported."""
@@ -87,38 +97,24 @@ def read(content: Content, shapes: Mapping[str, Shape]) -> TfliteModel:
             "(pip install 'tunefarm[tflite]'), or convert the model to ONNX"
         ) from error
     data = bytes(content)
-    try:
-        model = tflite.Model.GetRootAsModel(data, 0)
-        graph = model.Subgraphs(0)
-        inputs = tuple(_spec(tflite, graph.Tensors(number), shapes) for number in graph.InputsAsNumpy())
-        _check_names(graph)
-        names = unique_names([graph.Tensors(number).Name().decode() for number in graph.OutputsAsNumpy()])
-    except ModelError:
-        raise
-    except Exception as error:  # a damaged table of offsets may cause any exception
-        raise ModelError(
-            f"the TFLite file is damaged ({first_line(error)}): convert the model again"
-        ) from error
+    model = tflite.Model.GetRootAsModel(data, 0)
+    check_tables(model)
+    graph = model.Subgraphs(0)
+    tensors = [graph.Tensors(number) for number in range(graph.TensorsLength())]
+    inputs = tuple(
+        _spec(tflite, tensors[graph.Inputs(number)], shapes) for number in range(graph.InputsLength())
+    )
+    outputs = [tensors[graph.Outputs(number)].Name() or b"" for number in range(graph.OutputsLength())]
+    names = unique_names([name.decode() for name in outputs])
     check_shapes(inputs, shapes)
     return TfliteModel(data, model, inputs, names)
-
-
-def _check_names(graph: Any) -> None:
-    """Raise ModelError for tensors with equal names, because TVM's front end identifies tensors by name."""
-    names = [graph.Tensors(number).Name() or b"" for number in range(graph.TensorsLength())]
-    for name, count in Counter(names).items():
-        if count > 1:
-            raise ModelError(
-                f"{count} tensors of the TFLite model have the name '{name.decode()}': convert the model "
-                "again, with a name of its own for each tensor"
-            )
 
 
 def _spec(tflite: Any, tensor: Any, shapes: Mapping[str, Shape]) -> TensorSpec:
     """Return an input with the shape that the file stores. By default, LiteRT also runs the model with this
     shape."""
     types = {number: name for name, number in vars(tflite.TensorType).items() if isinstance(number, int)}
-    dtype, name = types.get(tensor.Type(), "").lower(), tensor.Name().decode()
+    dtype, name = types.get(tensor.Type(), "").lower(), (tensor.Name() or b"").decode()
     if dtype not in _DTYPES:
         raise ModelError(
             f"input '{name}' holds {dtype or 'an unknown type'}, which isn't supported: convert the model "

@@ -19,6 +19,7 @@ from tvm.relax.frontend.tflite.tflite_frontend import OperatorConverter, get_ten
 
 from compiler.constants.fold import constant, static_shape
 from compiler.importing.formats import tflite_elementwise, tflite_recurrent
+from compiler.importing.formats.tflite_check import name_of
 from compiler.importing.formats.tflite_tables import gelu_of_floats, halves_away, look_up
 from compiler.importing.node_names import NodeNames
 from compiler.importing.onnx_graph import Graph
@@ -380,7 +381,7 @@ class Converter(OperatorConverter):
         """Return the attributes of an operator; their defaults if it has none."""
         options = getattr(importlib.import_module(f"tflite.{name}"), name)()
         table = op.BuiltinOptions()
-        if table is None:
+        if table is None or name_of("BuiltinOptions", op.BuiltinOptionsType()) != name:
             raise UnsupportedOperator(f"its attributes ({name}) are missing")
         options.Init(table.Bytes, table.Pos)
         return options

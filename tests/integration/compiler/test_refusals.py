@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,14 @@ import tvm
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from compiler.children.models import compile_untuned
+from compiler.children.models import CompileRequest, FusedModel, compile_untuned
 from compiler.importing import legalization, model
 from compiler.importing.failing_node import failing_node_error
 from compiler.importing.model import fuse_untuned, import_file, read_onnx
 from compiler.importing.onnx_file import read_file
 from compiler.importing.spec import CompileError, ModelError
 from compiler.packaging.artifact import ArtifactError
+from tests.tflite_models import TfliteBuilder
 
 Array = NDArray[Any]
 TARGET = '{"kind":"llvm","num-cores":1}'
@@ -159,6 +160,62 @@ def test_a_node_without_code_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         "operator Sign (version 13) of node 'culprit' can't be compiled: no code can be generated for its "
         "types and shapes on this target. Change or replace the node and export the model again"
     )
+
+
+def tflite_nodes() -> bytes:
+    builder = TfliteBuilder()
+    x, first, second, result = builder.input((4,)), *(builder.tensor((4,)) for _ in range(3))
+    for kind, given, made in (("EXP", x, first), ("FLOOR", first, second), ("EXP", second, result)):
+        builder.op(kind, [given], [made])
+    return builder.model([result])
+
+
+def stablehlo_nodes() -> bytes:
+    operations = [
+        f'%{made} = stablehlo.{kind} %{given} : tensor<4xf32> loc("{made}")'
+        for kind, given, made in (
+            ("exponential", "x", "a"),
+            ("floor", "a", "culprit"),
+            ("sine", "culprit", "y"),
+        )
+    ]
+    head = "func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {"
+    return "\n".join(["module {", head, *operations, "return %y : tensor<4xf32>", "}", "}"]).encode()
+
+
+def exported_nodes() -> bytes:
+    torch = pytest.importorskip("torch")
+
+    class Culprit(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def forward(self, x: Any) -> Any:
+            return torch.floor(x)
+
+    network = torch.nn.Sequential(torch.nn.Tanh(), Culprit(), torch.nn.Softsign())
+    file = io.BytesIO()
+    torch.export.save(torch.export.export(network, (torch.zeros(4),)), file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("made", "described"),
+    [
+        (tflite_nodes, r"floor in operator 1 \(FLOOR\), which computes 't2', "),
+        (stablehlo_nodes, "floor in the operation at 'culprit' "),
+        (exported_nodes, "floor in module '1' "),
+    ],
+)
+def test_an_operator_without_code_is_named(
+    monkeypatch: pytest.MonkeyPatch, made: Callable[[], bytes], described: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise tvm.error.InternalError("Check failed: type code 0x7f of T.float32 has no R.floor")
+
+    monkeypatch.setitem(legalization._LEGALIZATIONS, "relax.floor", fail)
+    with pytest.raises(
+        ModelError, match=f"^{described}can't be compiled: no code can be generated"
+    ) as raised:
+        FusedModel.of(CompileRequest(made(), {}, TARGET))
+    assert not FOREIGN.search(str(raised.value))
 
 
 @pytest.mark.slow
