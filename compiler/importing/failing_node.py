@@ -32,8 +32,8 @@ def failing_node_error(error: CompileError, file: OnnxFile, compile_model: Compi
 def failing_binding_error(
     error: CompileError, model: RelaxModel, describe: Callable[[str], str], compile_model: CompileModel
 ) -> ModelError:
-    """Like `failing_node_error`, for a model of another format. `describe` describes a node of its file, given
-    by the name in `node_names`."""
+    """Like `failing_node_error`, for a model of another format. `describe` takes a name of `node_names`, and
+    describes the node in the model's file."""
     bindings = [binding for block in model.module["main"].body.blocks for binding in block.bindings]
 
     def compiles(count: int) -> bool:
@@ -52,8 +52,8 @@ def failing_binding_error(
     operator = getattr(getattr(getattr(bindings[bad], "value", None), "op", None), "name", "")
     computing = f"{operator.removeprefix('relax.')} in " if operator.startswith("relax.") else ""
     return ModelError(
-        f"{computing}{describe(model.node_names[number])} can't be compiled: {error.REASON}. Change or replace it "
-        "and export the model again"
+        f"{computing}{describe(model.node_names[number])} can't be compiled: {error.REASON}. Change or "
+        "replace it and export the model again"
     )
 
 
