@@ -186,7 +186,7 @@ def stablehlo_nodes() -> bytes:
 def exported_nodes() -> bytes:
     torch = pytest.importorskip("torch")
 
-    class Culprit(torch.nn.Module):  # type: ignore[misc, name-defined]
+    class Culprit(torch.nn.Module):  # type: ignore[name-defined]
         def forward(self, x: Any) -> Any:
             return torch.floor(x)
 
