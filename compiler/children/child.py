@@ -7,6 +7,7 @@ child process. Its sandbox blocks the network and the file system, and it ends a
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -195,6 +196,8 @@ def serve(answer: Callable[[dict[str, Any], BinaryIO], None]) -> NoReturn:
     the request's other fields, and a stream for the reply. Standard output is redirected to standard error,
     because TVM prints.
     """
+    gc.freeze()
+    gc.enable()
     with os.fdopen(os.dup(1), "wb") as reply:
         os.dup2(2, 1)
         request = json.load(sys.stdin.buffer)

@@ -9,6 +9,7 @@ namespaces. Write a JSON report to the descriptor REPORT_FD: `gaps` lists missin
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import runpy
@@ -28,6 +29,8 @@ def _main(module: str, parent: str, report: str, scratch: str) -> None:
             json.dump({"failure": str(error)}, stream)
             raise
         json.dump({"gaps": gaps}, stream)
+    # Imported objects stay. `serve` collects garbage again.
+    gc.disable()
     os.chdir(scratch)
     sys.argv = [module]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

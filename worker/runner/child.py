@@ -18,6 +18,7 @@ The first reply is sent once the runner has passed its check. Then each request 
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import os
 import sys
@@ -137,7 +138,10 @@ def main(arguments: Sequence[str]) -> None:
     gaps = containment.enter(kind, given.parent, given.user, scratch, given.readable, given.writable)
     requests, replies = _take_pipes()
     module, _, name = given.runner.partition(":")
+    gc.disable()
     factory: RunnerFactory = getattr(importlib.import_module(module), name)
+    gc.freeze()  # imported objects stay
+    gc.enable()
     try:
         runner = factory(given.threads, given.without)
     except FeatureError as error:
