@@ -162,19 +162,22 @@ def add_tasks(session: Session, job_id: str, specs: Sequence[TaskSpec]) -> None:
         insert_missing(session, TaskRow, row, key=["job_id", "workload_hash"])
 
 
+# The best measured latency of a task's workload on its job's device class.
+_BEST = select(func.min(RecordRow.latency_s)).where(
+    RecordRow.workload_hash == TaskRow.workload_hash,
+    RecordRow.device_class == JobRow.device_class,
+    RecordRow.source == "trial",
+)
+
+
 def for_job(session: Session, job_id: str) -> list[Task]:
     """Return the job's tasks in the order in which they were added."""
     finished = select(func.count()).where(TrialRow.task_id == TaskRow.id, TrialRow.state == "done")
-    best = select(func.min(RecordRow.latency_s)).where(
-        RecordRow.workload_hash == TaskRow.workload_hash,
-        RecordRow.device_class == JobRow.device_class,
-        RecordRow.source == "trial",
-    )
     query = (
         select(
             TaskRow,
             finished.correlate(TaskRow).scalar_subquery(),
-            best.correlate(TaskRow, JobRow).scalar_subquery(),
+            _BEST.correlate(TaskRow, JobRow).scalar_subquery(),
         )
         .join(JobRow, JobRow.id == TaskRow.job_id)
         .where(TaskRow.job_id == job_id)
@@ -201,3 +204,14 @@ def for_job(session: Session, job_id: str) -> list[Task]:
         )
         for row, trials, best_s in session.execute(query)
     ]
+
+
+def known_before(session: Session, job_id: str) -> dict[int, float]:
+    """Return the best latencies from before the job was created, in seconds, by the tasks' ids."""
+    known = _BEST.where(RecordRow.created_at < JobRow.created_at)
+    query = (
+        select(TaskRow.id, known.correlate(TaskRow, JobRow).scalar_subquery())
+        .join(JobRow, JobRow.id == TaskRow.job_id)
+        .where(TaskRow.job_id == job_id)
+    )
+    return {task_id: known_s for task_id, known_s in session.execute(query) if known_s is not None}

@@ -310,6 +310,8 @@ class TaskBody(BaseModel):
 
     `layer` names the model's node at which it first occurs; "" if the node has no name. It occurs `weight`
     times. A task with a `variant` may replace the workload `variant_of`; the fastest is compiled in.
+    `best_s` is the best latency that any job has measured on the device class, `known_s` the best one from
+    before the job; the job may have replaced it by measuring the same program again.
     `signature` has the types and shapes of its operands, and `num_bytes` is their total size. Both are empty
     if the search can't represent the subgraph. `verdict` compares its best latency with the device's limits;
     it is empty while either is unknown.
@@ -325,6 +327,7 @@ class TaskBody(BaseModel):
     reason: str
     trials: int
     best_s: float | None
+    known_s: float | None
     variant: str
     variant_of: str
     signature: str
@@ -332,7 +335,7 @@ class TaskBody(BaseModel):
     verdict: str
 
     @classmethod
-    def of(cls, task: Task, limits: Limits | None) -> TaskBody:
+    def of(cls, task: Task, known_s: float | None, limits: Limits | None) -> TaskBody:
         return cls(
             id=task.id,
             name=task.name,
@@ -344,6 +347,7 @@ class TaskBody(BaseModel):
             reason=task.reason,
             trials=task.trials,
             best_s=task.best_s,
+            known_s=known_s,
             variant=task.variant,
             variant_of=task.variant_of,
             signature=task.signature,
@@ -554,7 +558,8 @@ def show_tasks(job_id: str, context: ContextDep) -> TasksBody:
     with context.database.begin() as session:
         limits = _limits(session, jobs.get(session, job_id))
         found = tasks.for_job(session, job_id)
-    return TasksBody(items=[TaskBody.of(task, limits) for task in found])
+        known = tasks.known_before(session, job_id)
+    return TasksBody(items=[TaskBody.of(task, known.get(task.id), limits) for task in found])
 
 
 @router.get("/{job_id}/tasks/{workload}", responses=problems(404))
@@ -569,9 +574,10 @@ def show_task(job_id: str, workload: str, context: ContextDep) -> SubgraphBody:
         fastest = schedules.fastest(session, device_class, workload, _SHOWN_PROGRAMS)
         texts = tvmscripts.of_workload(session, workload)
         predictions = trials.predictions(session, found[0].id)
+        known = tasks.known_before(session, job_id)
     unscheduled = texts.get(UNSCHEDULED)
     return SubgraphBody(
-        task=TaskBody.of(found[0], limits),
+        task=TaskBody.of(found[0], known.get(found[0].id), limits),
         tvmscript=None if unscheduled is None else unscheduled.text,
         programs=[ProgramBody.of(record, texts.get(digest(record.trace))) for record in fastest],
         predictions=PredictionsBody(

@@ -159,12 +159,12 @@ function Numbers({ title, x, y, series, names }) {
     <summary>Numbers</summary>
     <div class="scroll" tabindex="0" role="region" aria-label=${`Numbers: ${title}`}>
       <table>
-        <thead><tr>${names && html`<th scope="col">Subgraph</th>`}<th scope="col">${x.label}</th>${series.map((one) => html`<th scope="col">${one.label}</th>`)}</tr></thead>
+        <thead><tr>${names && html`<th scope="col">Subgraph</th>`}<th scope="col" class="number">${x.label}</th>${series.map((one) => html`<th scope="col" class="number">${one.label}</th>`)}</tr></thead>
         <tbody>
           ${rows.map(
             (index) => html`<tr>
-              ${names && html`<td>${names[index]}</td>`}<td>${x.format(x.values[index])}</td>
-              ${series.map((one) => html`<td>${one.values[index] === null ? "–" : (one.format ?? y.format)(one.values[index])}</td>`)}
+              ${names && html`<td>${names[index]}</td>`}<td class="number">${x.format(x.values[index])}</td>
+              ${series.map((one) => html`<td class="number">${one.values[index] === null ? "–" : (one.format ?? y.format)(one.values[index])}</td>`)}
             </tr>`,
           )}
         </tbody>
@@ -185,14 +185,12 @@ export function Treemap({ title, note, items, whole, height = 220 }) {
   return html`<figure class="chart">
     <figcaption><strong>${title}</strong> <span class="muted">${note}</span></figcaption>
     <ul class="treemap" ref=${box} style=${{ height: `${height * side}px` }}>
-      ${total > 0 &&
-      root.leaves().filter(({ x0, x1, y0, y1 }) => Math.min(x1 - x0, y1 - y0) > 2).map(({ data, x0, x1, y0, y1 }) => {
+      ${root.leaves().filter(({ x0, x1, y0, y1 }) => Math.min(x1 - x0, y1 - y0) > 2).map(({ data, x0, x1, y0, y1 }) => {
         const place = { left: `${x0}px`, width: `${x1 - x0}px`, top: `${y0}px`, height: `${y1 - y0}px` };
         return html`<li key=${data.key} style=${{ ...place, "--c": data.colour }}>
           <a href=${data.href} title=${`${data.label}: ${data.detail}`}><b>${data.label}</b><span>${data.detail}</span></a>
         </li>`;
       })}
     </ul>
-    ${total === 0 && html`<p class="muted">Nothing has been measured yet.</p>`}
   </figure>`;
 }

@@ -33,21 +33,47 @@ export function useAnswer(path, everyS = 0) {
   return { value, problem, refresh };
 }
 
-// The answers to GET for several paths, requested once and returned together: { value, problem }.
-export function useAnswers(paths) {
+// The answers to GET for several paths, returned together: { value, problem }. While `isRunning` of the last
+// value, they are requested again every `everyS` seconds.
+export function useAnswers(paths, isRunning, everyS) {
   const key = paths.join(" ");
   const [answer, setAnswer] = useState({ key });
   useLayoutEffect(() => {
     let isCurrent = true;
-    Promise.all(paths.map(get)).then(
-      (value) => isCurrent && setAnswer({ key, value }),
-      (problem) => isCurrent && setAnswer({ key, problem }),
-    );
+    let timer = 0;
+    const ask = async () => {
+      let isLast = false;
+      try {
+        const value = await Promise.all(paths.map(get));
+        isLast = !isRunning(value);
+        if (isCurrent) setAnswer({ key, value });
+      } catch (problem) {
+        if (isCurrent) setAnswer((last) => ({ key, value: last.key === key ? last.value : undefined, problem }));
+      }
+      if (isCurrent && !isLast) timer = setTimeout(again, everyS * 1e3);
+    };
+    const again = () => (document.hidden ? (timer = setTimeout(again, everyS * 1e3)) : ask());
+    ask();
     return () => {
       isCurrent = false;
+      clearTimeout(timer);
     };
   }, [key]);
   return answer.key === key ? answer : {};
+}
+
+// The same limit as in the style sheet.
+const PHONE = matchMedia("(max-width: 720px)");
+
+// Whether the page is as narrow as a phone.
+export function useNarrow() {
+  const [isNarrow, setNarrow] = useState(PHONE.matches);
+  useEffect(() => {
+    const follow = () => setNarrow(PHONE.matches);
+    PHONE.addEventListener("change", follow);
+    return () => PHONE.removeEventListener("change", follow);
+  }, []);
+  return isNarrow;
 }
 
 // Call `onChange` after a job's events, at most every `everyS` seconds.

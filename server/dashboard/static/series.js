@@ -11,17 +11,23 @@ export function baseWorkload(task) {
 // tasks                 the base task and its variants
 //   best                  the fastest measured task, null without one
 // first_s, best_s       seconds per call of the first program among `trials`, and of the best known program
-// network_s             its seconds in one run of the model
+// job_s                 seconds per call of the best program that the job knew: measured by it or before it
+// network_s             seconds in one run of the model, by best_s
 export function subgraphs(tasks, trials = { task: [], latency_s: [] }) {
   const first = new Map();
+  const known = new Map(tasks.filter((task) => task.known_s !== null).map((task) => [task.id, task.known_s]));
   trials.task.forEach((id, index) => {
-    if (trials.latency_s[index] !== null && !first.has(id)) first.set(id, trials.latency_s[index]);
+    const secs = trials.latency_s[index];
+    if (secs === null) return;
+    if (!first.has(id)) first.set(id, secs);
+    known.set(id, Math.min(secs, known.get(id) ?? Infinity));
   });
   const bases = Map.groupBy(tasks, baseWorkload);
   const found = [...bases].map(([workload, members]) => {
     const own = members.find((task) => task.workload === workload) ?? members[0];
     const measured = members.filter((task) => task.best_s !== null).sort((a, b) => a.best_s - b.best_s);
     const best = measured[0] ?? null;
+    const ofJob = Math.min(...members.map((task) => known.get(task.id) ?? Infinity));
     return {
       workload,
       own,
@@ -32,6 +38,7 @@ export function subgraphs(tasks, trials = { task: [], latency_s: [] }) {
       best,
       first_s: first.get(own.id) ?? null,
       best_s: best && best.best_s,
+      job_s: Number.isFinite(ofJob) ? ofJob : null,
       network_s: best && best.best_s * own.weight,
     };
   });
@@ -44,7 +51,6 @@ export function subgraphs(tasks, trials = { task: [], latency_s: [] }) {
 // snapshots   at most `limit` moments: at_s, and for each base workload its seconds in one run and its trials
 export function progress(tasks, trials, limit = 240) {
   const byId = new Map(tasks.map((task) => [task.id, task]));
-  const measuredHere = new Set(trials.task.filter((_, index) => trials.latency_s[index] !== null));
   const bestOf = new Map();
   const network = new Map();
   const spent = new Map();
@@ -53,8 +59,8 @@ export function progress(tasks, trials, limit = 240) {
     const base = baseWorkload(task);
     if (!spent.has(base)) spent.set(base, 0);
     if (task.covered) covered.add(base);
-    // Measurements by other jobs count from the beginning.
-    if (!measuredHere.has(task.id) && task.best_s !== null) bestOf.set(task.id, task.best_s);
+    // Measurements from before the job count from the beginning.
+    if (task.known_s !== null) bestOf.set(task.id, task.known_s);
   }
   const settle = (task) => {
     const members = tasks.filter((one) => baseWorkload(one) === baseWorkload(task) && bestOf.has(one.id));

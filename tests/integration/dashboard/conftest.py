@@ -130,17 +130,9 @@ def fill(session: Session, now: float) -> None:
         }
         version = Version(CALIBRATED.key, records, now - 1e4, now - 9e3 + 900 * number, 0.4, metrics)
         cost_models.add(session, version, b"trees")
-    model = blobs.put(session, b"a model")
-    models.add(session, model, "resnet18", now - 9000)
 
     def submit(job_id: str, name: str, age_s: float, *states: JobState, **ending: Any) -> None:
-        request = JobRequest(model, name, {"input": (1, 3, 224, 224)}, "native", Budget(600, 30.0), seed=7)
-        jobs.create(session, job_id, request, None, now - age_s)
-        for number, state in enumerate(states):
-            jobs.set_device_class(session, job_id, CALIBRATED.key)
-            before = {one for one in JobState if not one.finished}
-            about = ending if number == len(states) - 1 else {}
-            jobs.advance(session, job_id, before, state, now - age_s + 2 + number, **about)
+        add_job(session, job_id, name, now - age_s, *states, **ending)
 
     submit("job-done", "resnet18", 5000, JobState.IMPORTING, JobState.TUNING)
     measure(session, "job-done", now - 4990, 600)
@@ -165,6 +157,21 @@ def fill(session: Session, now: float) -> None:
         data = {"trials_done": done, "trials_issued": 200}
         events.append(session, "job-running", events.PROGRESS, data, now - 40 + done / 5)
     submit("job-queued", "bert_base", 30)
+
+
+def add_job(
+    session: Session, job_id: str, name: str, created_at: float, *states: JobState, **ending: Any
+) -> None:
+    """Store a job that went through the states, the last one with the `ending`."""
+    model = blobs.put(session, b"a model")
+    models.add(session, model, "resnet18", created_at)
+    request = JobRequest(model, name, {"input": (1, 3, 224, 224)}, "native", Budget(600, 30.0), seed=7)
+    jobs.create(session, job_id, request, None, created_at)
+    for number, state in enumerate(states):
+        jobs.set_device_class(session, job_id, CALIBRATED.key)
+        before = {one for one in JobState if not one.finished}
+        about = ending if number == len(states) - 1 else {}
+        jobs.advance(session, job_id, before, state, created_at + 2 + number, **about)
 
 
 def measure(session: Session, job_id: str, begun: float, count: int) -> None:

@@ -31,7 +31,7 @@ from server.access.authentication import token_digest
 from tests.integration.server.conftest import Service, onnx_model
 from tunefarm.cli.app import app, run
 
-from .conftest import ADMIN, CALIBRATED, EVIL, READER, add_schedules
+from .conftest import ADMIN, CALIBRATED, EVIL, READER, add_job, add_schedules, measure
 
 PAGES = [
     *("#/jobs", "#/jobs/job-done", "#/jobs/job-done/tasks/w0", "#/compare?jobs=job-done,job-running"),
@@ -170,8 +170,34 @@ def test_jobs_are_compared_by_results_curves_and_subgraphs(page: Page, site: Ser
     expect(subgraphs.get_by_role("row", name="max_pool2d")).to_contain_text(
         re.compile("faster|slower|the same")
     )
+    # A job's own trials count, and what was known before it: not what another job found later.
+    best = {
+        job: min(secs for secs in site.http.get(f"/v1/jobs/{job}/trials").json()["latency_s"] if secs)
+        for job in ("job-done", "job-running")
+    }
+    assert best["job-done"] != best["job-running"]
+    softmax = subgraphs.get_by_role("row", name="adaptive_avg_pool2d").locator("td")
+    expect(softmax.first).to_have_text(f"{best['job-done'] * 1e6:.3g} µs")
+    expect(softmax.last).to_contain_text(f"{min(best.values()) * 1e6:.3g} µs")
+    expect(page).to_have_title("Compare 2 jobs · tunefarm")
     open_page(page, site, "#/compare?jobs=job-done")
     expect(page.get_by_text("Select two or more jobs")).to_be_visible()
+
+
+def test_jobs_without_trials_and_with_long_names_are_compared(page: Page, site: Service) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    with site.database.begin() as session:
+        add_job(session, "job-long", "a_name_without_end_" * 12, time.time())
+    open_page(page, site, "#/compare?jobs=job-queued,job-long")
+    expect(page.get_by_text("Nothing has been measured yet.")).to_be_visible()
+    page.get_by_role("heading", name="Subgraphs").click()
+    expect(page.get_by_text("The jobs have no subgraph in common yet.")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    with site.database.begin() as session:
+        jobs.advance(session, "job-long", {JobState.QUEUED}, JobState.CANCELLED, 5.0, message="cancelled")
+    # The page asks again while a job runs.
+    expect(page.get_by_text("cancelled", exact=True)).to_be_visible(timeout=15_000)
+    site.http.delete("/v1/jobs/job-long").raise_for_status()
 
 
 def test_jobs_can_be_tagged_and_found_by_tag(page: Page, site: Service) -> None:
@@ -197,13 +223,21 @@ def test_a_job_answers_the_first_questions(page: Page, site: Service) -> None:
     )
     expect(glance).to_contain_text(re.compile(r"\d+ % in layer1\.0\.conv2"))
     expect(glance).to_contain_text(
-        "4 repeats between 4.6 ms and 4.9 ms, half of them within 1.1 % of the median"
+        "steady 4 repeats between 4.6 ms and 4.9 ms; none overlaps with ONNX Runtime's."
     )
-    expect(glance).to_contain_text("none overlaps with ONNX Runtime's")
     expect(glance).to_contain_text(CALIBRATED.name)
     expect(glance).to_contain_text("tunefarm_runtime.load")
     open_page(page, site, "#/jobs/job-running")
     expect(glance).to_contain_text("until then its latency is an estimate")
+    expect(glance).to_contain_text(re.compile(r"about [\d.]+ ms by an estimate, [\d.]+× as fast"))
+    with site.database.begin() as session:
+        add_job(session, "job-noisy", "noisy", time.time() - 60, JobState.TUNING)
+        jobs.set_end_to_end(session, "job-noisy", "tuned", [0.004, 0.0044, 0.006, 0.008] * 5)
+        jobs.advance(session, "job-noisy", {JobState.TUNING}, JobState.DONE, time.time(), message="done")
+    open_page(page, site, "#/jobs/job-noisy")
+    expect(glance).to_contain_text("noisy 5.2 ms to 5.2 ms with 95 % confidence; 20 repeats between 4 ms and")
+    expect(glance).to_contain_text("8 ms. Something disturbed the device")
+    site.http.delete("/v1/jobs/job-noisy").raise_for_status()
 
 
 def test_a_rooflines_points_say_which_subgraphs_they_are(page: Page, site: Service) -> None:
@@ -565,6 +599,39 @@ def test_a_phone_shows_the_whole_menu(page: Page, guarded: Service) -> None:
     expect(menu.get_by_role("link")).to_have_count(7)
     for link in menu.get_by_role("link").all():
         expect(link).to_be_in_viewport(ratio=1)
+
+
+def test_a_phone_shows_a_job_in_three_screens(page: Page, site: Service) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    open_page(page, site, "#/jobs/job-done")
+    expect(page.get_by_role("img", name="Best latency").locator("canvas")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollHeight") <= 3 * 844
+    for title in (
+        "The whole model on the device",
+        "Trials and time of each subgraph",
+        "Roofline",
+        "Subgraphs",
+    ):
+        page.locator("summary", has_text=title).press("Enter")
+    expect(page.get_by_role("img", name="Roofline").locator("canvas")).to_be_visible()
+    expect(page.get_by_role("row", name="max_pool2d")).to_contain_text("52")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert Axe().run(page).violations_count == 0
+
+
+def test_a_job_of_ten_thousand_trials_stays_small(page: Page, site: Service) -> None:
+    with site.database.begin() as session:
+        add_job(session, "job-large", "large", time.time() - 9000, JobState.TUNING)
+        measure(session, "job-large", time.time() - 8000, 10_000)
+        jobs.advance(session, "job-large", {JobState.TUNING}, JobState.DONE, time.time(), message="done")
+    sizes: list[int] = []
+    page.on("requestfinished", lambda request: sizes.append(request.sizes()["responseBodySize"]))
+    open_page(page, site, "#/jobs/job-large")
+    expect(page.get_by_role("img", name="Roofline").locator("canvas")).to_be_visible()
+    assert 0 < sum(sizes) < MAX_PAGE_BYTES
+    # Charts and tables hold a part of the trials.
+    assert page.evaluate("document.querySelectorAll('*').length") < 1500
+    site.http.delete("/v1/jobs/job-large").raise_for_status()
 
 
 def test_a_table_of_subgraphs_aligns_its_numbers_right(page: Page, site: Service) -> None:

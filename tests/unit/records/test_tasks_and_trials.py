@@ -14,6 +14,7 @@ from records.fleet import leases
 from records.fleet.results import LeaseResult
 from records.jobs import jobs, tasks, trials
 from records.storage.statements import dialect_of
+from records.storage.tables import JobRow
 from tests.devices import DEVICE
 from tests.unit.records.farm import Farm, make_job, measured, put_measured, record, task_spec
 
@@ -83,6 +84,15 @@ class TestTasks:
         other = make_job(farm.session, "other")
         [task] = tasks.for_job(other.session, "other")
         assert (task.trials, task.best_s) == (0, 8e-3)
+
+    def test_what_is_known_before_a_job_leaves_out_its_own_measurements(self, farm: Farm) -> None:
+        ids = farm.issue("t1")
+        farm.leased("lease")
+        farm.report("lease", ids, secs=4e-3)
+        other = make_job(farm.session, "other")
+        farm.session.get_one(JobRow, "other").created_at = 1e9
+        assert tasks.known_before(farm.session, "job") == {}
+        assert tasks.known_before(farm.session, "other") == {other.task_id: 8e-3}
 
 
 class TestTrials:

@@ -7,19 +7,13 @@ import { useAnswer, useJobEvents, useTitle } from "tunefarm/hooks.js";
 import { html } from "tunefarm/html.js";
 import { Actions } from "tunefarm/pages/jobs.js";
 import { Roofline } from "tunefarm/pages/roofline.js";
-import { Alert, Answer, DeviceName, Fact, Field, Gain, State, Tags, Trials } from "tunefarm/pages/parts.js";
+import { Alert, Answer, DeviceName, Fact, Field, Gain, Section, State, Tags, Trials } from "tunefarm/pages/parts.js";
 import { improvement, progress, spread, subgraphs, sum } from "tunefarm/series.js";
 
 // The number of subgraphs with their own colour. The others share one.
 const NAMED = 7;
 // A smaller gain in the last quarter of the trials means that the search is done.
 const DONE_BELOW = 0.01;
-// How noisy a measurement is: a word, the look of its badge, and the largest spread of its repeats.
-const NOISE = [
-  ["steady", "done", 0.01],
-  ["some noise", "draining", 0.03],
-  ["noisy", "failed", Infinity],
-];
 // Why the search ended.
 const ENDS = {
   trials: "all trials were spent",
@@ -150,6 +144,7 @@ function Glance({ job, classes, parts, steps, trials }) {
   return html`<section class="card">
     <h2>At a glance</h2>
     <dl class="pairs">
+      ${!job.finished && html`<dt>How fast is it now?</dt><dd>${fastNow(steps)}</dd>`}
       <dt>Done improving?</dt><dd>${improving(job, found)}</dd>
       <dt>Where does the time go?</dt><dd>${timeGoes(parts)}</dd>
       <dt>Can I trust it?</dt><dd><${Trust} job=${job} /></dd>
@@ -157,6 +152,12 @@ function Glance({ job, classes, parts, steps, trials }) {
       ${!isReport && job.state === "done" && html`<dt>How do I get it?</dt><dd>Download the model, unpack it, and run it: <code>pip install tunefarm-runtime</code>, <code>tunefarm_runtime.load("FOLDER")</code>.</dd>`}
     </dl>
   </section>`;
+}
+
+function fastNow(steps) {
+  const known = steps.network_s.filter((secs) => secs !== null);
+  if (!known.length) return "not every subgraph has been measured yet";
+  return `about ${latency(known.at(-1))} by an estimate, ${(known[0] / known.at(-1)).toPrecision(3)}× as fast as with the first programs`;
 }
 
 function improving(job, found) {
@@ -168,7 +169,11 @@ function improving(job, found) {
 
 function timeGoes(parts) {
   const total = sum(parts.map((part) => part.network_s ?? 0));
+  const measured = parts.filter((part) => part.network_s !== null).length;
   if (!total) return "nothing has been measured yet";
+  if (parts.some((part) => part.own.covered && part.network_s === null)) {
+    return `not known yet: ${measured} of ${plural(parts.length, "subgraph")} ${measured === 1 ? "has" : "have"} been measured`;
+  }
   const shares = parts.map((part) => (part.network_s ?? 0) / total);
   const costliest = parts.slice(0, 2).map((part, number) => `${percent(shares[number])} in ${part.label}`);
   let [most, reached] = [0, 0];
@@ -176,15 +181,16 @@ function timeGoes(parts) {
   return `${costliest.join(", ")}; ${percent(reached)} in ${most} of ${plural(parts.length, "subgraph")}`;
 }
 
-// How noisy the measured latency is, and whether its repeats overlap with ONNX Runtime's.
+// Whether the device was disturbed, how sure the latency is, and whether its repeats overlap with ONNX Runtime's.
 function Trust({ job }) {
   const tuned = spread(job.tuned_s);
   if (!tuned) return job.finished ? "the whole model was not timed" : "the whole model is timed at the end; until then its latency is an estimate";
   const peer = spread(job.onnxruntime?.run_s ?? []);
-  const [word, kind] = NOISE.find(([, , most]) => tuned.noise <= most);
   const apart = peer && (tuned.high < peer.low || peer.high < tuned.low);
-  return html`<span class=${`state ${kind}`}>${word}</span> ${plural(job.tuned_s.length, "repeat")} between ${latency(tuned.low)} and ${latency(tuned.high)}, half of them within ${(100 * tuned.noise).toFixed(1)} % of the median${
-    peer && (apart ? "; none overlaps with ONNX Runtime's" : "; some overlap with ONNX Runtime's")}.`;
+  const [low, high] = job.tuned_interval_s ?? [];
+  const sure = low !== undefined && `${latency(low)} to ${latency(high)} with 95 % confidence; `;
+  return html`<span class=${`state ${job.noisy ? "failed" : "done"}`}>${job.noisy ? "noisy" : "steady"}</span> ${sure}${plural(job.tuned_s.length, "repeat")} between ${latency(tuned.low)} and ${latency(tuned.high)}${
+    peer && (apart ? "; none overlaps with ONNX Runtime's" : "; some overlap with ONNX Runtime's")}.${job.noisy && " Something disturbed the device: compare again while nothing else runs on it."}`;
 }
 
 // The whole model's timings on the device (ONNX Runtime, untuned, published before, tuned) on one scale.
@@ -194,8 +200,7 @@ function WholeModel({ job }) {
   const models = all.filter(([, secs]) => secs.length);
   if (!models.length) return null;
   const slowest = Math.max(...models.flatMap(([, secs]) => secs));
-  return html`<section class="card">
-    <h2>The whole model on the device</h2>
+  return html`<${Section} title="The whole model on the device">
     <dl class="bars">
       ${models.map(([name, secs]) => {
         const { median, low, high } = spread(secs);
@@ -204,15 +209,14 @@ function WholeModel({ job }) {
             <span>${latency(median)}<span class="muted"> · ${latency(low)} to ${latency(high)}, ${plural(secs.length, "repeat")}</span></span></dd>`;
       })}
     </dl>
-  </section>`;
+  <//>`;
 }
 
 // The signal-to-noise ratio of each layer of a quantized model, in decibels.
 function Quantized({ job }) {
   const found = useAnswer(`v1/jobs/${encodeURIComponent(job.id)}/quantization`);
   const ratio = (db) => (db === null ? "exact" : `${db.toFixed(1)} dB`);
-  return html`<section class="card">
-    <h2>Accuracy of the quantized model</h2>
+  return html`<${Section} title="Accuracy of the quantized model">
     <${Answer} answer=${found}>
       ${(value) => html`<p>${value.text}.</p>
         <table class="cards">
@@ -233,7 +237,7 @@ function Quantized({ job }) {
           </tbody>
         </table>`}
     <//>
-  </section>`;
+  <//>`;
 }
 
 function Progress({ job, steps }) {
@@ -241,7 +245,7 @@ function Progress({ job, steps }) {
   const x = useMemo(
     () =>
       by === "trials"
-        ? { label: "trial", format: digits, values: steps.trial }
+        ? { label: "trials", format: digits, values: steps.trial }
         : { label: "time since the start", format: duration, values: steps.at_s },
     [steps, by],
   );
@@ -282,10 +286,10 @@ function Allocation({ parts, snapshots }) {
     }));
   const trials = useMemo(() => areas("spent"), [groups, snapshots]);
   const times = useMemo(() => areas("network"), [groups, snapshots]);
-  return html`<section class="card two">
+  return html`<${Section} title="Trials and time of each subgraph" className="card two" isChart>
     <${Chart} title="Trials of each subgraph" note="How the allocator spends the budget." x=${x} y=${{ label: "trials", format: digits }} series=${trials} />
     <${Chart} title="Time of each subgraph" note="The latency of its best program times its number of occurrences." x=${x} y=${{ label: "time in one run", format: latency }} series=${times} />
-  </section>`;
+  <//>`;
 }
 
 // The costliest subgraphs each get a colour, the others share one.
@@ -310,14 +314,14 @@ function Maps({ job, parts }) {
       colour: colour(parts.indexOf(part)),
       href: taskHref(job, part.workload),
     }));
+  if (!both.length) return html`<${Section} title="Where the network's time goes"><p class="muted">This job has measured nothing yet.</p><//>`;
   const [before, after] = [items("first_s"), items("best_s")];
   const whole = Math.max(...[before, after].map((map) => sum(map.map((item) => item.value))));
-  return html`<section class="card">
-    <h2>Where the network's time goes</h2>
+  return html`<${Section} title="Where the network's time goes">
     <p class="muted">Areas are seconds of one run, on one scale.${missing > 0 && ` ${plural(missing, "subgraph")} that this job hasn't measured ${missing === 1 ? "is" : "are"} left out of both.`}</p>
     <${Treemap} title="With each subgraph's first measured program" note=${latency(sum(before.map((item) => item.value)))} items=${before} whole=${whole} />
     <${Treemap} title="With the best known program" note=${latency(sum(after.map((item) => item.value)))} items=${after} whole=${whole} />
-  </section>`;
+  <//>`;
 }
 
 function taskHref(job, workload) {
@@ -326,9 +330,8 @@ function taskHref(job, workload) {
 
 function Table({ job, parts }) {
   const total = sum(parts.map((part) => part.network_s ?? 0));
-  return html`<section class="card">
-    <h2>Subgraphs</h2>
-    <table class="cards">
+  return html`<${Section} title="Subgraphs">
+    <table class="cards dense">
       <caption class="hidden">Subgraphs, the costliest first</caption>
       <thead>
         <tr><th scope="col">Subgraph</th><th scope="col" class="number">Times</th><th scope="col" class="number">Trials</th><th scope="col" class="number">First</th><th scope="col" class="number">Best</th><th scope="col" class="number">Share</th><th scope="col">Verdict</th></tr>
@@ -350,19 +353,18 @@ function Table({ job, parts }) {
         )}
       </tbody>
     </table>
-  </section>`;
+  <//>`;
 }
 
 function Failures({ trials }) {
   if (!trials.failures.length) return null;
   const kinds = Map.groupBy(trials.failures, (one) => one.outcome);
-  return html`<section class="card">
-    <h2>Failures</h2>
+  return html`<${Section} title="Failures">
     ${[...kinds].map(
       ([outcome, alike]) => html`<details>
         <summary>${outcome.replaceAll("_", " ")}: ${plural(sum(alike.map((one) => one.trials)), "trial")}</summary>
         ${alike.map((one) => html`<p>${plural(one.trials, "time")}:</p><pre tabindex="0">${one.message || "no message"}</pre>`)}
       </details>`,
     )}
-  </section>`;
+  <//>`;
 }

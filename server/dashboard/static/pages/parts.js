@@ -1,5 +1,6 @@
 // Components that several pages use.
 import { useEffect, useState } from "preact/hooks";
+import { useNarrow } from "tunefarm/hooks.js";
 import { html } from "tunefarm/html.js";
 
 // The most trials of a job. A job with so many has another goal.
@@ -36,6 +37,17 @@ export function Field({ value, ...attributes }) {
   const [typed, setTyped] = useState(value);
   useEffect(() => setTyped(value), [value]);
   return html`<input ...${attributes} value=${typed} onInput=${(event) => setTyped(event.target.value)} />`;
+}
+
+// A part of a long page. A phone shows its title alone until it is opened. A chart has a title of its own.
+export function Section({ title, isChart, className = "card", children }) {
+  const isNarrow = useNarrow();
+  const [isOpen, setOpen] = useState(false);
+  if (!isNarrow) return html`<section class=${className}>${!isChart && html`<h2>${title}</h2>`}${children}</section>`;
+  return html`<details class="card fold" onToggle=${(event) => setOpen(event.target.open)}>
+    <summary><h2>${title}</h2></summary>
+    ${isOpen && children}
+  </details>`;
 }
 
 // A figure with its name below it.

@@ -3,6 +3,7 @@ import { useMemo } from "preact/hooks";
 import { Chart } from "tunefarm/charts.js";
 import { digits, scaled } from "tunefarm/format.js";
 import { html } from "tunefarm/html.js";
+import { Section } from "tunefarm/pages/parts.js";
 import { machineLimits } from "tunefarm/series.js";
 
 const STEPS = 60;
@@ -14,10 +15,10 @@ export function Roofline({ job, classes, parts, here }) {
   const limits = device && machineLimits(device);
   const chart = useMemo(() => limits && series(limits, parts, here), [device, parts, here]);
   if (!chart) return null;
-  return html`<section class="card">
+  return html`<${Section} title="Roofline" isChart>
     <${Chart} title="Roofline" note=${`The limits of ${device.name}, as measured by calibration. A subgraph left of the bend waits for memory unless its operands stay in a cache.`}
       x=${chart.x} y=${chart.y} series=${chart.series} names=${chart.names} height=${320} />
-  </section>`;
+  <//>`;
 }
 
 function series(limits, parts, here) {
