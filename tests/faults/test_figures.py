@@ -57,7 +57,7 @@ def test_a_trial_that_takes_devices_down_has_to_be_given_up() -> None:
         )
 
 
-def test_a_scenario_that_this_machine_does_not_allow_has_no_figures() -> None:
+def test_a_scenario_impossible_on_this_machine_has_no_figures() -> None:
     found = figures_of([ScenarioResult(HANGS, (), unsupported="no root")])
     assert not [figure for figure in found if "hangs" in figure.name]
 
@@ -95,5 +95,5 @@ def test_the_command_runs_scenarios_and_writes_figures(
     assert figures.read(file).command.startswith("python -m benchmarks.faults --quick")
 
 
-def test_every_fault_has_a_name_of_its_own() -> None:
+def test_fault_names_are_unique() -> None:
     assert len({scenario.name for scenario in SCENARIOS}) == len(SCENARIOS)

@@ -90,7 +90,7 @@ def _parses(call: Call) -> bool:
     return True
 
 
-def test_results_are_sent_for_a_lease_that_was_given() -> None:
+def test_results_name_a_granted_lease() -> None:
     now = known()
     lease = pb.Lease(id=pb.LeaseId(id="lease-7", attempt=1), candidates=[pb.Candidate(trial_id=42)])
     request = pb.SynchronizeRequest(worker_id="w", session_id="s")
@@ -112,7 +112,7 @@ def test_results_are_sent_for_a_lease_that_was_given() -> None:
         (pb.SynchronizeRequest(wait_s=float("nan")), False),
     ],
 )
-def test_calls_that_ask_to_wait_are_told_from_others(message: pb.SynchronizeRequest, waits: bool) -> None:
+def test_waiting_calls_are_distinguished(message: pb.SynchronizeRequest, waits: bool) -> None:
     assert Call(SYNCHRONIZE, message.SerializeToString()).waits is waits
     assert not Call(SYNCHRONIZE, b"\xff").waits
 

@@ -216,7 +216,7 @@ def test_without_a_token_nothing_but_probes_is_answered(label: str, guarded: Sit
 
 @pytest.mark.slow_lane(seconds=0.3)
 @of_every_operation
-def test_with_a_token_the_document_is_as_true(label: str, guarded: Site) -> None:
+def test_a_service_with_a_token_answers_as_the_document_says(label: str, guarded: Site) -> None:
     def request(case: schemathesis.Case[Any]) -> None:
         assert send(case, guarded, Authorization=f"Bearer {SECRET}") != 401
 

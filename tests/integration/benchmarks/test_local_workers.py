@@ -13,7 +13,7 @@ from benchmarks.results import figures
 @pytest.mark.slow_lane(seconds=40)
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(len(local_workers.own_cores()) < 2, reason="two workers need two cores")
-def test_both_work_on_cores_of_their_own(tmp_path: Path) -> None:
+def test_each_worker_has_its_own_cores(tmp_path: Path) -> None:
     file = tmp_path / "local_workers.json"
     given = ["--tiny", "--runs", "1", "--trials", "24", "--json", str(file)]
     assert local_workers.main(given) == 0

@@ -9,7 +9,7 @@ from tests import services
 
 
 @pytest.mark.slow_lane(seconds=38)
-def test_every_load_has_its_figures() -> None:
+def test_every_load_writes_figures() -> None:
     try:
         found = lookup.measure(lookup.Size(records=4000, jobs=lookup.SUBMITTED + 10, trials=60, seconds=0.3))
     except services.Missing as missing:

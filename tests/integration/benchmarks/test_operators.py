@@ -66,7 +66,7 @@ def test_every_variant_searches(name: str) -> None:
     assert all(0 < trial.secs < 1 for trial in found.trials)
 
 
-def test_our_programs_can_be_timed_by_metaschedule_too(tmp_path: Path) -> None:
+def test_metaschedule_can_time_our_programs(tmp_path: Path) -> None:
     measurer = ProgramMeasurer(CASE.module(), DEVICE)
     (built,) = measurer.build([Candidate.scheduled(CASE.module())])
     assert isinstance(built, BuiltKernel)
@@ -75,7 +75,7 @@ def test_our_programs_can_be_timed_by_metaschedule_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow_lane
-def test_our_search_is_held_against_itself_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_is_compared_with_its_continuation(monkeypatch: pytest.MonkeyPatch) -> None:
     small = replace(OPERATORS["GMM"], shapes=SMALL, benchmark=SMALL[0])
     monkeypatch.setattr(variants, "OPERATORS", {"GMM": small})
     (result,) = settled.run("GMM", trials=20, rounds=2, threads=DEVICE.cores, seed=0)

@@ -19,7 +19,7 @@ from tests.services import Postgresql
 
 @pytest.mark.slow_lane(seconds=50)
 @pytest.mark.usefixtures("postgresql", "redis_server")  # skipped where these are not installed
-def test_figures_of_a_small_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_fleet_writes_all_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scale, "TRIAL_S", 0.02)
     monkeypatch.setattr(scale, "WARM_UP_S", 1.0)
     monkeypatch.setattr(scale, "WARM_UP_ALONE_S", 1.0)

@@ -26,7 +26,7 @@ CASE = Case("GMM", (16, 32, 64))
 
 
 @pytest.mark.slow_lane(seconds=10)
-def test_ours_are_random_and_searched() -> None:
+def test_our_random_and_searched_programs_are_measured() -> None:
     ours, measurer = TunefarmSearch(CASE.module(), DEVICE), ProgramMeasurer(CASE.module(), DEVICE)
     rng = np.random.default_rng(0)
     first, *others = ours.random(6, rng)
@@ -71,7 +71,7 @@ def test_a_finalist_is_timed_again() -> None:
 
 
 @pytest.mark.slow_lane(seconds=10)
-def test_theirs_are_random_and_searched(tmp_path: Path) -> None:
+def test_metaschedules_random_and_searched_programs_are_measured(tmp_path: Path) -> None:
     theirs, measurer = MetaScheduleSpace(CASE.module(), DEVICE, 0), ProgramMeasurer(CASE.module(), DEVICE)
     assert 0 < len(theirs.sample()) <= 64
     candidates = theirs.random(70)

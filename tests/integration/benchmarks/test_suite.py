@@ -49,7 +49,7 @@ def test_every_operator_has_a_reference_and_shapes() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in OPERATORS if IN_TVM.get(name, name) in CONFIGS])
-def test_paper_shapes_are_the_workloads_that_metaschedule_is_tested_with(name: str) -> None:
+def test_paper_shapes_equal_metaschedules_test_workloads(name: str) -> None:
     for number, shape in enumerate(OPERATORS[name].shapes):
         theirs = create_te_workload(IN_TVM.get(name, name), number).with_attr("tirx.noalias", True)
         assert tvm_ffi.structural_equal(OPERATORS[name].module(shape)["main"], theirs)
@@ -60,6 +60,6 @@ def test_benchmarks_take_one_of_the_four_shapes(name: str) -> None:
     assert OPERATORS[name].benchmark in OPERATORS[name].shapes
 
 
-def test_an_element_type_that_an_operator_does_not_come_in_is_refused() -> None:
+def test_an_unsupported_element_type_of_an_operator_is_refused() -> None:
     with pytest.raises(ValueError, match=r"NRM comes in float32, not in int8"):
         OPERATORS["NRM"].module((16, 32), dtype="int8")

@@ -134,7 +134,7 @@ GPU_CASES = (
 
 
 @pytest.mark.slow
-def test_one_kernel_of_a_gpu_computes_what_the_attention_is() -> None:
+def test_one_gpu_kernel_agrees_with_the_attention() -> None:
     results = []
     for case in GPU_CASES:
         population = sample(generate(read_dag(case.module()), GPU)[0], 64, np.random.default_rng(0))
@@ -177,6 +177,6 @@ def test_scores_stay_in_shared_memory_and_registers(tmp_path: Path) -> None:
         pytest.param(16, 521, id="a prime number of keys"),
     ],
 )
-def test_other_attentions_are_tasks_of_their_own(queries: int, keys: int) -> None:
+def test_attentions_of_other_forms_are_separate_tasks(queries: int, keys: int) -> None:
     tasks = extract_tasks(fuse(read_onnx(_model(queries, keys), {}), DEVICE.target))
     assert [task.layer for task in tasks] == ["matmul0", "softmax2", "matmul3", "transpose4"]

@@ -40,7 +40,7 @@ def elements(profile: Profile, device: Device) -> float:
 
 
 @pytest.mark.slow
-def test_this_machine() -> None:
+def test_this_machine_is_calibrated() -> None:
     device = detect_device(CORES)
     profile = calibrate(device)
     assert set(profile.derived) <= {"registers", "l3_rate", "memory_rate", "memory_rate_all"}
@@ -98,7 +98,7 @@ def test_no_measurement_begins_after_the_budget(monkeypatch: pytest.MonkeyPatch)
     assert set(profile.derived) >= {"launch_s", "latency_cycles", "loads", *RATES}
 
 
-def test_a_target_that_nothing_compiles_for_is_an_error() -> None:
+def test_a_target_without_code_generation_is_an_error() -> None:
     device = detect_device(CORES)
     other = "riscv64-linux-gnu"
     target = json.dumps({"kind": "llvm", "mtriple": other, "mcpu": "generic-rv64"})

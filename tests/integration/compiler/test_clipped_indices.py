@@ -45,7 +45,7 @@ def test_indices_from_the_user_are_clipped(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Gather", "GatherElements", "GatherND"])
-def test_constant_places_outside_are_refused(kind: str) -> None:
+def test_constant_indices_out_of_range_are_refused(kind: str) -> None:
     shape, places = ("1,1", "{5}") if kind != "Gather" else ("1", "{5}")
     proto = parser.parse_model(
         f'<ir_version: 8, opset_import: ["" : 18]> g (float[5,3] x) => (float[1,3] y) '

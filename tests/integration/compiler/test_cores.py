@@ -53,7 +53,7 @@ def _cores(allowed: list[int], threads: int) -> list[list[list[int]]]:
 
 @pytest.mark.skipif(len(CORES) < 2, reason="there is one core")
 @pytest.mark.slow
-def test_every_thread_has_a_core_of_its_own_while_something_is_timed() -> None:
+def test_every_thread_has_its_own_core_during_timing() -> None:
     before, timed, after = _cores(CORES, threads=2)
     assert [len(cores) for cores in before] == [len(CORES), 1]
     assert set(timed[0]) == set(CORES) - set(timed[1])
@@ -62,7 +62,7 @@ def test_every_thread_has_a_core_of_its_own_while_something_is_timed() -> None:
 
 @pytest.mark.skipif(len(CORES) < 2, reason="there is one core")
 @pytest.mark.parametrize("count", range(1, min(len(CORES), 3)))
-def test_a_process_that_may_not_use_all_cores_keeps_to_its_own(count: int) -> None:
+def test_a_process_uses_only_the_cores_it_may_use(count: int) -> None:
     allowed = CORES[-count:]
     for found in _cores(allowed, threads=count):
         assert len(found) == count

@@ -70,7 +70,7 @@ def test_threads_exchange_values_through_shared_memory(tmp_path: Path, seed: int
     assert (result == np.arange(THREADS)[::-1]).all()
 
 
-def test_a_missing_barrier_shows(tmp_path: Path) -> None:
+def test_a_missing_barrier_gives_a_wrong_result(tmp_path: Path) -> None:
     assert (run(REVERSE.replace("BARRIER", ""), tmp_path, 1) != np.arange(THREADS)[::-1]).any()
 
 
@@ -91,7 +91,7 @@ def test_a_barrier_that_some_threads_miss_is_an_error(tmp_path: Path) -> None:
         run(REVERSE.replace("BARRIER", "if (threadIdx.x < 32) __syncthreads();"), tmp_path, 0)
 
 
-def test_cudas_compilers_accept_and_refuse() -> None:
+def test_cudas_compilers_accept_valid_and_refuse_invalid_code() -> None:
     good = REVERSE.replace("BARRIER", "__syncthreads();")
     assert compile_error([good, good], 80) == ""
     assert "NVRTC" in compile_error([good, good.replace("63 -", "undefined -")], 80)

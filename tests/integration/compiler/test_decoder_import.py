@@ -192,7 +192,7 @@ def in_float8(graph: onnx.GraphProto) -> None:
         (two_open, "its input 'past_key_values.1.value' has 2 open dimensions beside its batch"),
     ],
 )
-def test_another_decoder_is_a_function_of_its_cache(
+def test_a_decoder_without_a_rewrite_is_a_function_of_its_cache(
     change: Callable[[onnx.GraphProto], Any], reason: str
 ) -> None:
     model = changed(change)

@@ -137,7 +137,7 @@ def test_operators_on_detected_rows_work_row_by_row(name: str) -> None:
     assert [one.note for one in agreements if one.note] == []
 
 
-def test_regions_of_images_that_are_nowhere() -> None:
+def test_regions_of_unknown_images_agree_with_the_reference() -> None:
     nodes = (
         "selected = NonMaxSuppression (boxes, scores, limit, overlap, high) "
         f"{NOWHERE} batch = Gather <axis: int = 1> (numbers, none) "
@@ -155,7 +155,7 @@ def test_regions_of_images_that_are_nowhere() -> None:
         assert (found[len(wanted) :] == -1).all()
 
 
-def test_elements_are_found() -> None:
+def test_nonzero_finds_elements() -> None:
     nodes = "is_best = Greater (scores, least) places = NonZero (is_best) at = Transpose (places) "
     file = read(model("int64[n, 3] at, float[n] found", f"{nodes} found = GatherND (scores, at)"))
     assert 0 < check(file)["found"] < BATCHES * CLASSES * BOXES
@@ -224,7 +224,7 @@ EVERY_PUSH = ("float32", 1, None), ("float32", 0, -1), ("bool", 1, 0)
 
 
 @pytest.mark.parametrize("case", slow_lane_except(UNIQUE, *EVERY_PUSH, seconds=1), ids=str)
-def test_unique_parts(case: tuple[str, int, int | None]) -> None:
+def test_unique_finds_distinct_slices(case: tuple[str, int, int | None]) -> None:
     """Of an axis, the parts have several elements. The rest of each output is a marker."""
     dtype, is_sorted, axis = case
     given: dict[str, Any] = {} if axis is None else {"axis": axis}

@@ -46,7 +46,7 @@ def without_nan(tensor: Any) -> Any:
     return relax.op.where(relax.op.isnan(tensor), relax.const(0.0), tensor)
 
 
-def test_a_stablehlo_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_operation_of_stablehlo_is_named_at_edge_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     data = exported(lambda x: jnp.cos(jnp.sin(x) + 1), np.zeros((2, 9), np.float32))
     assert kinds(data) == [*ORDINARY_SETS, *EDGES]
 
@@ -81,7 +81,7 @@ def squares() -> bytes:
     return builder.model([result])
 
 
-def test_a_tflite_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_operator_of_tflite_is_named_at_edge_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     data = squares()
     assert kinds(data) == [*ORDINARY_SETS, *EDGES]
 
@@ -109,7 +109,7 @@ def test_an_operator_that_is_wrong_for_usual_inputs_is_named(monkeypatch: pytest
         verified(squares())
 
 
-def test_a_quantized_tflite_model() -> None:
+def test_a_quantized_tflite_model_is_compared_at_edge_inputs() -> None:
     builder = TfliteBuilder()
     step = Quantization(0.05, 3)
     data, narrow, result = builder.input((1, 9)), builder.tensor((1, 9), "int8", quantization=step), None
@@ -177,7 +177,9 @@ def saved(module: Any, *inputs: Any) -> bytes:
     return data.getvalue()
 
 
-def test_an_exported_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_operator_of_an_exported_program_is_named_at_edge_inputs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     torch: Any = pytest.importorskip("torch")
 
     class Network(torch.nn.Module):
@@ -215,7 +217,7 @@ SELECTING = """g (float[1,4,4] boxes, float[1,1,4] scores) => (int64[n,3] select
 
 
 @pytest.mark.parametrize("graph", [QUANTIZED, SELECTING], ids=["quantized", "selecting"])
-def test_onnx_models_that_round_or_select(graph: str) -> None:
+def test_rounding_and_selecting_onnx_models_are_compared_at_edge_inputs(graph: str) -> None:
     model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> {graph}')
     onnx.checker.check_model(model)
     assert set(kinds(model.SerializeToString())) == {*ORDINARY_SETS, *EDGES}

@@ -110,7 +110,7 @@ CASES = [(name, kind) for name in ELEMENTWISE for kind in TYPES if (name, kind) 
 
 
 @pytest.mark.parametrize("case", slow_lane_except(CASES, *CASES[::7], seconds=0.2))
-def test_an_elementwise_operator(case: tuple[str, str]) -> None:
+def test_an_elementwise_operator_agrees_at_edge_values(case: tuple[str, str]) -> None:
     """ONNX Runtime has no kernels for some types, and computes them in float32."""
     name, dtype = case
     attributes = dict(ELEMENTWISE[name])
@@ -169,7 +169,7 @@ def test_float64_has_the_digits_of_float64(kind: str, tuned: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Atanh", "Tanh", "Sinh", "Asinh", "Erf"])
-def test_small_numbers_stay(kind: str) -> None:
+def test_small_numbers_keep_their_digits(kind: str) -> None:
     data = np.array([1e-30, -1e-20, 1e-9, 1e-4], np.float32)
     (found,) = computed(model(kind, [data]), [data])
     factor = 2 / math.sqrt(math.pi) if kind == "Erf" else 1
@@ -179,7 +179,7 @@ def test_small_numbers_stay(kind: str) -> None:
 @pytest.mark.parametrize("tuned", [False, True])
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("kind", ["Max", "Min"])
-def test_extremes_of_several_tensors(kind: str, dtype: str, tuned: bool) -> None:
+def test_the_extreme_of_two_tensors_propagates_nan(kind: str, dtype: str, tuned: bool) -> None:
     first = edge_values(TYPES[dtype])
     second = first[::-1].copy()
     (found,) = computed(model(kind, [first, second]), [first, second], tuned)
@@ -203,7 +203,7 @@ NAN_ROWS = np.array(
 
 @pytest.mark.parametrize("dtype", slow_lane_except(TYPES, "float32", "bfloat16", seconds=0.2))
 @pytest.mark.parametrize("kind", ["ArgMax", "ArgMin", "ReduceMax", "ReduceMin", "Hardmax", "GlobalMaxPool"])
-def test_rows_with_nan_and_infinities(kind: str, dtype: str) -> None:
+def test_the_extreme_of_a_row_is_its_first_nan(kind: str, dtype: str) -> None:
     """NaN is the extreme, and the first one counts, as numpy has it."""
     data = NAN_ROWS.astype(TYPES[dtype])
     expected = {
@@ -231,7 +231,7 @@ def test_rows_with_nan_and_infinities(kind: str, dtype: str) -> None:
     slow_lane_except(["int8", "uint8", "int16", "int32", "int64", "uint64"], "int8", "uint64", seconds=0.1),
 )
 @pytest.mark.parametrize("kind", ["ArgMax", "ArgMin"])
-def test_the_place_of_equal_extremes_of_a_type(kind: str, dtype: str, last: int) -> None:
+def test_the_first_or_last_of_equal_extremes_is_found(kind: str, dtype: str, last: int) -> None:
     limits = np.iinfo(dtype)
     data = np.full((3, 4), limits.min if kind == "ArgMax" else limits.max, dtype)
     (found,) = computed(model(kind, [data], axis=1, keepdims=0, select_last_index=last), [data])
@@ -269,7 +269,7 @@ LONG_SUMS: Mapping[str, tuple[Sequence[Array], Mapping[str, Any], float]] = {
 
 @pytest.mark.parametrize("dtype", slow_lane_except(["float16", "bfloat16"], "float16", seconds=0.2))
 @pytest.mark.parametrize("kind", LONG_SUMS)
-def test_long_sums_of_halves(kind: str, dtype: str) -> None:
+def test_long_sums_of_halves_are_rounded_once(kind: str, dtype: str) -> None:
     constants, attributes, value = LONG_SUMS[kind]
     data = np.full((1, 2, 4096), value).astype(TYPES[dtype])
     wide = data.astype(np.float32)
@@ -293,13 +293,13 @@ def test_powers_of_integers_are_exact(base: Any, exponent: Any) -> None:
     np.testing.assert_array_equal(found, np.array(wanted, base))
 
 
-def test_negative_powers_of_integers() -> None:
+def test_negative_powers_of_integers_are_truncated() -> None:
     data, number = np.array([1, -1, -1, 2, 5], np.int64), np.array([-1, -1, -2, -1, -3], np.int64)
     (found,) = computed(model("Pow", [data, number]), [data, number])
     assert found.tolist() == [1, -1, 1, 0, 0]
 
 
-def test_squares_of_large_integers() -> None:
+def test_squares_of_large_integers_are_exact() -> None:
     data = np.array([3037000499, -3000000001], np.int64)
     (found,) = computed(model("Pow", [data], [np.array(2, np.int64)]), [data])
     assert found.tolist() == [3037000499**2, 3000000001**2]
@@ -319,7 +319,9 @@ def test_booleans_are_compared(shape: tuple[int, ...]) -> None:
     "padding", [{"pads": [1, 0, 2, 1]}, {"auto_pad": "SAME_UPPER"}, {"auto_pad": "SAME_LOWER"}]
 )
 @pytest.mark.parametrize("p", slow_lane_except([1, 2, 3], 2, seconds=0.1))
-def test_norms_of_windows_at_the_edge(p: int, padding: dict[str, Any], ceil_mode: int) -> None:
+def test_norms_of_windows_at_the_edge_agree_with_onnx_runtime(
+    p: int, padding: dict[str, Any], ceil_mode: int
+) -> None:
     data = np.random.default_rng(0).normal(size=(1, 2, 11, 10)).astype(np.float32)
     dilations = [2, 1] if "pads" in padding else [1, 1]
     proto = model(
@@ -356,7 +358,7 @@ def test_a_power_has_the_type_of_its_base(exponent: str) -> None:
     np.testing.assert_allclose(found, data ** number.astype(np.float32), rtol=1e-6)
 
 
-def test_the_largest_of_bfloat16() -> None:
+def test_topk_sorts_bfloat16() -> None:
     data = np.array([[1, -3, 5, 2], [-1, -2, -3, -4]]).astype(BFLOAT16)
     values, places = computed(model("TopK", [data], [np.array([2])], outputs=2), [data])
     assert values.astype(np.float32).tolist() == [[5, 2], [-1, -2]]
@@ -383,7 +385,7 @@ def test_integers_times_a_fraction_are_refused() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64", "int8"])
-def test_signs_and_shrinking_of_integers(dtype: str) -> None:
+def test_sign_and_shrink_keep_the_type_of_integers(dtype: str) -> None:
     data = np.array([0, 1, 2, 3, 100], dtype)
     assert computed(model("Sign", [data]), [data])[0].tolist() == [0, 1, 1, 1, 1]
     found = computed(model("Shrink", [data], lambd=1.5, bias=1.0), [data])[0]
@@ -391,7 +393,7 @@ def test_signs_and_shrinking_of_integers(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"])
-def test_nan_and_infinities_of_small_floats(dtype: str) -> None:
+def test_nan_and_infinities_of_small_floats_are_found(dtype: str) -> None:
     data = np.arange(256, dtype=np.uint8).view(numpy_dtype(dtype))
     wide = data.astype(np.float32)
     for kind, wanted in (("IsNaN", np.isnan(wide)), ("IsInf", np.isinf(wide))):
@@ -406,7 +408,7 @@ def test_topk_of_more_elements_than_the_axis_is_refused() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int16", "uint16", "uint32"])
-def test_the_largest_of_integers_that_tvm_does_not_sort(dtype: str) -> None:
+def test_topk_sorts_integer_types_that_tvm_cannot_sort(dtype: str) -> None:
     limits = np.iinfo(dtype)
     data = np.array([3, limits.max, limits.min, limits.max - 1, 3], dtype)
     values, places = computed(model("TopK", [data], [np.array([3])], outputs=2), [data])
@@ -428,7 +430,7 @@ def test_a_normal_has_the_type_of_its_scale(data: str, scale: str) -> None:
 
 
 @pytest.mark.parametrize(("queries", "values"), [("float16", "float32"), ("float32", "float16")])
-def test_attention_of_several_types(queries: str, values: str) -> None:
+def test_attention_accepts_mixed_types(queries: str, values: str) -> None:
     """The sums are float32, each result has the type of what it is made of."""
     rng = np.random.default_rng(0)
     q, k, v = (rng.normal(size=(1, 2, 3, 4)) for _ in range(3))
@@ -440,7 +442,7 @@ def test_attention_of_several_types(queries: str, values: str) -> None:
     np.testing.assert_allclose(found, weights / weights.sum(-1, keepdims=True) @ v, rtol=2e-2, atol=2e-3)
 
 
-def test_a_normalization_in_float64() -> None:
+def test_a_normalization_keeps_the_digits_of_float64() -> None:
     data = np.random.default_rng(0).normal(size=(2, 3, 4, 5)) + 1e4
     (found,) = computed(model("MeanVarianceNormalization", [data], opset=13), [data])
     axes = (0, 2, 3)
@@ -476,7 +478,7 @@ def test_a_resized_extent_is_computed_in_float32(dtype: str) -> None:
 
 @pytest.mark.parametrize("size", [[1, 2, 1, 1], [1, 2, 1, 3], [2, 2, 3, 4], [1, 1, 2, 1, 3]])
 @pytest.mark.parametrize("align_corners", [0, 1])
-def test_a_grid_of_an_affine_map(size: list[int], align_corners: int) -> None:
+def test_an_affine_grid_agrees_with_onnx_runtime(size: list[int], align_corners: int) -> None:
     dims = len(size) - 2
     data = np.random.default_rng(0).normal(size=(size[0], dims, dims + 1)).astype(np.float32)
     proto = model("AffineGrid", [data], [np.array(size)], opset=20, align_corners=align_corners)
@@ -499,7 +501,7 @@ def test_grid_sample_reflects_in_one_element(shape: tuple[int, ...], mode: str) 
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2fnuz"])
-def test_nothing_is_dropped_of_small_floats(dtype: str) -> None:
+def test_dropout_leaves_small_floats_unchanged(dtype: str) -> None:
     data = np.arange(8, dtype=np.uint8).view(numpy_dtype(dtype))
     (found,) = computed(model("Dropout", [data], opset=22), [data])
     assert found.dtype == data.dtype

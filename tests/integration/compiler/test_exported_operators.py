@@ -107,7 +107,7 @@ NUMBERS: dict[str, Function] = {
 }
 
 
-def test_numbers_that_tensors_are_filled_with() -> None:
+def test_filled_tensors_agree_with_pytorch() -> None:
     check_together(NUMBERS, torch.randn(1, 2, 5, 4))
 
 
@@ -124,7 +124,7 @@ def test_quotients_are_rounded_by_the_exact_remainder() -> None:
     check_together(functions, x, torch.tensor([0.1, 0.1, 0.2, 0.1, 2.0, -2.5, 0.0, INF]))
 
 
-def test_reductions_orders_and_windows() -> None:
+def test_reductions_sorts_and_windows_agree_with_pytorch() -> None:
     functions: dict[str, Function] = {
         "negative bytes": lambda x: -x.abs().to(torch.uint8),
         "softmax of scalars": lambda x: (x[0, 0].softmax(0), x[0, 1].log_softmax(0)),
@@ -166,7 +166,7 @@ def flattened(function: Function) -> Function:
     return convert
 
 
-def test_outputs_that_are_none_are_left_out() -> None:
+def test_outputs_without_a_value_are_left_out() -> None:
     class Module(torch.nn.Module):
         def forward(self, x: Any) -> Any:
             return None, x + 1, None, (x * 2, None)
@@ -178,7 +178,7 @@ def test_outputs_that_are_none_are_left_out() -> None:
     assert [array.tolist() for array in found.values()] == [[2.0] * 3, [2.0] * 3]
 
 
-def test_functions_of_bfloat16() -> None:
+def test_functions_of_bfloat16_agree_with_pytorch() -> None:
     functions: dict[str, Function] = {
         "normalize": functional.normalize,
         "norm": lambda x: torch.linalg.vector_norm(x, 3, dim=1),
@@ -193,7 +193,7 @@ def test_functions_of_bfloat16() -> None:
     check_together({name: rounded(each) for name, each in functions.items()}, torch.rand(3, 8), digits=2)
 
 
-def test_places_outside_are_clipped() -> None:
+def test_indices_out_of_range_are_clipped() -> None:
     """PyTorch refuses them."""
     data = exported(_Gathered(), torch.zeros(5, 3), torch.zeros(4, 3, dtype=torch.int64))
     file, x = read_model(data, {}), np.arange(15, dtype=np.float32).reshape(5, 3)
@@ -209,7 +209,7 @@ class _Gathered(torch.nn.Module):
 
 
 @pytest.mark.parametrize("rank", [2, 3])
-def test_samples_at_a_grid(rank: int) -> None:
+def test_grid_samples_agree_with_pytorch(rank: int) -> None:
     modes = ("bilinear", "nearest", "bicubic") if rank == 2 else ("bilinear", "nearest")
     extents = (4, 5) if rank == 2 else (3, 4, 5)
 
@@ -251,14 +251,14 @@ def exported(module: Any, *inputs: Any) -> bytes:
 
 
 @pytest.mark.parametrize("name", slow_lane_except([*IMAGES], "nearest", "places of maxima", seconds=0.5))
-def test_an_operator_of_images(name: str) -> None:
+def test_an_image_operator_is_verified(name: str) -> None:
     assert len(verified(IMAGES[name], torch.zeros(2, 3, 8, 8))) == 6
 
 
 @pytest.mark.parametrize(
     "name", slow_lane_except([*TABLES], "sign", "scatter_add", "index from the end", seconds=0.5)
 )
-def test_an_operator(name: str) -> None:
+def test_an_operator_is_verified(name: str) -> None:
     assert len(verified(TABLES[name], torch.zeros(4, 6))) == 6
 
 

@@ -114,7 +114,7 @@ def test_a_bound_needs_the_same_instructions_as_in_tvms_pipeline(name: str) -> N
     assert sorted(ours) == sorted(tvms)
 
 
-def test_aarch64_has_an_instruction_for_it() -> None:
+def test_aarch64_computes_the_extreme_in_one_instruction() -> None:
     arm = tvm.target.Target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mattr": ["+neon"]})
     found = _instructions(PIPELINE, _workload("max", "float32"), arm)
     assert set(found) == {"fmax"}

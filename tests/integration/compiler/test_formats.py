@@ -73,7 +73,7 @@ def test_every_format_is_verified_or_says_why_not(format_: str) -> None:
     )
 
 
-def test_the_shape_of_a_file_is_as_it_is(format_: str) -> None:
+def test_a_file_with_fixed_shapes_takes_no_other_shape(format_: str) -> None:
     data = FORMATS[format_]().data
     name = read_model(data, {}).inputs[0].name
     with pytest.raises(ModelError, match="shape"):

@@ -73,7 +73,7 @@ def test_an_orin_gets_code_for_its_gpu_and_its_cores() -> None:
     assert 87 in exported.data[cubins[1] + 0x30 : cubins[1] + 0x34]
 
 
-def test_no_cuda_compiles_for_the_first_nano() -> None:
+def test_the_first_nano_is_refused_because_cuda_cannot_compile_for_it() -> None:
     nano = LocalBuilder(target_text(replace(Gpu(), capability=53), {"kind": "llvm"}))
     refused = nano.build(MODULE, trace())
     assert isinstance(refused, Measurement)

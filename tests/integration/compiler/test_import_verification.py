@@ -218,7 +218,7 @@ def test_a_difference_that_the_standard_leaves_open_is_a_note() -> None:
     assert any("which the standard leaves open" in note for note in notes.values())
 
 
-def test_the_edges_of_inputs() -> None:
+def test_edge_sets_hold_small_extreme_and_nan_inputs() -> None:
     file = _of(
         """g (float[9] x, int32[7] k, int64[8] at) => (float[9] y, int32[7] m, float[8,3] z)
         <float[5,3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}> {

@@ -87,7 +87,7 @@ GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("kind", slow_lane_except(GATES, "LSTM", seconds=0.7))
-def test_recurrent_layers_of_sequences_of_different_lengths(kind: str, direction: str) -> None:
+def test_recurrent_layers_stop_at_the_end_of_each_sequence(kind: str, direction: str) -> None:
     gates = GATES[kind]
     count = 2 if direction == "bidirectional" else 1
     weights = random(count, gates * 3, 5), random(count, gates * 3, 3), random(count, 2 * gates * 3)
@@ -230,7 +230,7 @@ SINGLE: Mapping[str, Callable[[], onnx.ModelProto]] = {
 
 
 @pytest.mark.parametrize("name", SINGLE)
-def test_an_operator(name: str) -> None:
+def test_an_operator_agrees_with_onnx_runtime(name: str) -> None:
     check(SINGLE[name]())
 
 
@@ -265,7 +265,7 @@ def test_a_model_of_accuracy_level_4_is_verified() -> None:
     assert all(agreement.note == "" for agreement in verify(file, import_file(file), TARGET, TARGET))
 
 
-def test_scales_that_are_not_numbers_stay_so() -> None:
+def test_nan_and_infinite_scales_give_nan_and_infinite_results() -> None:
     model = in_bits(4, 64, 3, 32, 2)
     scales = numpy_helper.to_array(model.graph.initializer[1]).copy()
     scales[0, 0], scales[1, 1] = np.nan, np.inf
@@ -278,7 +278,7 @@ def test_scales_that_are_not_numbers_stay_so() -> None:
     np.testing.assert_allclose(found[:, 2], wanted[:, 2], rtol=1e-4)
 
 
-def test_a_slope_for_each_channel_before_opset_7() -> None:
+def test_before_opset_7_a_slope_applies_to_a_channel() -> None:
     """ONNX Runtime no longer has this version."""
     slopes = random(3)
     file = read_file(single("PRelu", [(2, 3, 4), slopes], opset=6).SerializeToString(), {})
@@ -301,7 +301,7 @@ model (float[1,2,6,6] x) => (float[1,3] y)
 }"""
 
 
-def test_a_chain_of_quantized_operators() -> None:
+def test_a_chain_of_quantized_operators_agrees_with_onnx_runtime() -> None:
     model = parser.parse_model(QUANTIZED)
     rng = np.random.default_rng(0)
     for name, shape in (("w", (3, 2, 3, 3)), ("v", (48, 3))):
@@ -326,7 +326,7 @@ QLINEAR = {
 
 
 @pytest.mark.parametrize("name", QLINEAR)
-def test_microsofts_quantized_operators(name: str) -> None:
+def test_microsofts_quantized_operators_agree_with_onnx_runtime(name: str) -> None:
     zero = "n" if name == "QLinearSoftmax" else "z"
     model = parser.parse_model(f"""<ir_version: 9, opset_import: ["" : 20, "com.microsoft" : 1]>
         model (float[1,2,4,4] x) => (float y)
@@ -371,7 +371,7 @@ CONTROL = {
 
 
 @pytest.mark.parametrize("name", CONTROL)
-def test_control_flow(name: str) -> None:
+def test_control_flow_agrees_with_onnx_runtime(name: str) -> None:
     constants = "int64 three = {3}, bool yes = {1}, float zero = {0}, float one = {1}, float two = {2}"
     head = f'<ir_version: 9, opset_import: ["" : 20]> model (float[2] x) => (float[2] y) <{constants}>'
     check(parser.parse_model(f"{head} {{{CONTROL[name]}}}"))

@@ -93,7 +93,7 @@ def test_a_library_is_unloaded_with_the_candidate(runner: LocalRunner, exported:
     assert mapped() == before
 
 
-def test_several_are_loaded_side_by_side(runner: LocalRunner) -> None:
+def test_several_candidates_are_loaded_at_once(runner: LocalRunner) -> None:
     sizes = (4, 8, 12)
     loaded = []
     for size in sizes:

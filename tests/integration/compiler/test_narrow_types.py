@@ -96,7 +96,7 @@ def test_small_floats_are_rounded_to_even(dtype: str, saturate: int) -> None:
         ("nearest", 0, [255, 255, 0, 1, 127, 128, 129, 255, 255, 255]),
     ],
 )
-def test_powers_of_two(round_mode: str, saturate: int, codes: list[int]) -> None:
+def test_casts_to_powers_of_two_follow_onnxs_table(round_mode: str, saturate: int, codes: list[int]) -> None:
     """By ONNX's table. The last numbers are the largest one, infinity and NaN."""
     x = np.array(
         [0, 1e-45, 2.0**-127, 1.6 * 2.0**-127, 1, 1.5, 3, np.finfo(np.float32).max, np.inf, np.nan],
@@ -153,7 +153,7 @@ def test_a_branch_and_a_loop_hand_narrow_elements_on() -> None:
 
 
 @pytest.mark.parametrize("dtype", LESS_THAN_A_BYTE)
-def test_quantized_blocks_that_the_data_gives(dtype: str) -> None:
+def test_blocks_with_scales_as_inputs_are_quantized(dtype: str) -> None:
     """Everything is an input: the data, the scales and the zero points, one for each block of two."""
     name, is_float = NAMES[dtype], "float" in dtype
     text = f"""g (float[2,4] x, float[2,2] s, {name}[2,2] z) => ({name}[2,4] q, float[2,4] y) {{
@@ -177,7 +177,7 @@ def test_quantized_blocks_that_the_data_gives(dtype: str) -> None:
     np.testing.assert_array_equal(y, (wanted.astype(np.float32) - zeros) * steps)
 
 
-def test_narrow_weights_and_inputs_meet() -> None:
+def test_a_narrow_constant_pads_a_narrow_input() -> None:
     text = """g (int4[3] x, bool[3] c) => (int4[4] y) <int64[2] pads = {1, 0}, int4 k = {-2}> {
         y = Pad (x, pads, k)
     }"""

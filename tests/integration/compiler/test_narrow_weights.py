@@ -50,7 +50,7 @@ def read(weights: bytes) -> onnx_file.OnnxFile:
 
 
 @pytest.mark.parametrize("most", [1, onnx_file.MAX_INLINE_BYTES])
-def test_weights_of_four_bits_in_another_file(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+def test_four_bit_weights_in_another_file_are_read(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     monkeypatch.setattr(onnx_file, "MAX_INLINE_BYTES", most)
     file = read(WEIGHT_BYTES)
     inputs = {"x": np.random.default_rng(1).standard_normal((2, DEPTH)).astype(np.float32)}

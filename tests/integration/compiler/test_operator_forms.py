@@ -269,7 +269,7 @@ g (float[2] x) => (TYPE z, float[2] y) <WEIGHTS> { z = CALL  y = Neg(x) }
         ),
     ],
 )
-def test_a_constant_that_the_reference_evaluator_gets_wrong(kind: str, weights: str, call: str) -> None:
+def test_a_constant_folds_as_onnx_runtime_computes_it(kind: str, weights: str, call: str) -> None:
     text = FOLDED.replace("TYPE", kind).replace("WEIGHTS", weights).replace("CALL", call)
     check(parser.parse_model(text), {"x": normal(2)})
 
@@ -309,7 +309,7 @@ def test_windows_that_are_smaller_than_their_steps_take_no_padding(
 
 
 @pytest.mark.parametrize("attributes", [{"auto_pad": "SAME_LOWER"}, {"auto_pad": "VALID"}, {"ceil_mode": 1}])
-def test_places_of_maxima_with_automatic_padding(attributes: dict[str, Any]) -> None:
+def test_indices_of_maxima_with_automatic_padding_agree_with_onnx_runtime(attributes: dict[str, Any]) -> None:
     x = normal(1, 2, 7, 8)
     check(model_of("MaxPool", 12, [x], 2, kernel_shape=[4, 3], strides=[3, 2], **attributes), {"x0": x})
 
@@ -478,7 +478,9 @@ def test_the_states_of_a_sequence_without_steps_are_zero(kind: str) -> None:
 
 
 @pytest.mark.parametrize(("left", "right"), [((5,), (5, 4)), ((5,), (2, 5, 4)), ((3, 5), (5,)), ((5,), (5,))])
-def test_products_of_vectors_of_bytes(left: tuple[int, ...], right: tuple[int, ...]) -> None:
+def test_products_of_byte_vectors_agree_with_onnx_runtime(
+    left: tuple[int, ...], right: tuple[int, ...]
+) -> None:
     rng = np.random.default_rng(0)
     a, b = (rng.integers(0, 256, shape).astype(np.uint8) for shape in (left, right))
     check(model_of("MatMulInteger", 10, [a, b, np.array(7, np.uint8)]), {"x0": a})

@@ -89,7 +89,7 @@ def test_the_message_says_that_the_machine_has_too_little_memory(monkeypatch: py
     killer.join()
 
 
-def test_a_small_file_takes_no_gigabytes() -> None:
+def test_a_small_file_cannot_ask_for_gigabytes() -> None:
     b = Builder()
     begin, end, step = (b.constant(np.int64(number)) for number in (0, 1 << 28, 1))
     data = b.model({"input": [1]}, {b.op("Range", begin, end, step): [1 << 28]})

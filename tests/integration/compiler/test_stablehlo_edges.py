@@ -90,7 +90,7 @@ def pairs(dtype: str) -> tuple[Array, Array]:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "uint8", "uint32"])
-def test_quotients_and_shifts_of_all_integers(dtype: str) -> None:
+def test_quotients_and_shifts_of_extreme_integers_agree_with_xla(dtype: str) -> None:
     """x86 stops a process that divides by zero, and takes distances modulo the number of bits."""
     operators = (lax.div, lax.rem, lax.shift_left, lax.shift_right_arithmetic, lax.shift_right_logical)
     first, second = pairs(dtype)
@@ -156,7 +156,7 @@ def test_the_maximum_of_no_elements_is_the_initial_value() -> None:
     check(lambda x: jnp.max(x, axis=1, initial=-5) + jnp.zeros(3, "float32"), np.zeros((3, 0), np.float32))
 
 
-def test_products_of_booleans() -> None:
+def test_products_of_booleans_agree_with_xla() -> None:
     check(lax.dot, np.array([[0, 1], [0, 0]], bool), np.array([[1, 0], [1, 0]], bool))
 
 
@@ -185,7 +185,7 @@ def windows(fold: Callable[..., Any], start: Any, **attributes: Any) -> Callable
     return reduced
 
 
-def test_windows_of_every_kind() -> None:
+def test_reductions_over_windows_agree_with_xla() -> None:
     """Negated, the least integer is itself: a minimum is no negated maximum."""
     least, largest = np.int8(-128), np.int8(127)
     check_all(
@@ -210,7 +210,7 @@ def test_windows_of_every_kind() -> None:
     )
 
 
-def test_reductions_by_bits_and_places_of_booleans() -> None:
+def test_bitwise_reductions_and_indices_of_booleans_agree_with_xla() -> None:
     check_all(
         {
             "and": lambda x: lax.reduce(x, np.int8(-1), lax.bitwise_and, (1,)),
@@ -224,7 +224,7 @@ def test_reductions_by_bits_and_places_of_booleans() -> None:
     )
 
 
-def test_bits_of_elements() -> None:
+def test_bit_operations_agree_with_xla() -> None:
     integers = np.array([0, 1, -1, 127, -128, 2**40, -(2**63)], np.int64)
     floats = np.concatenate([EDGES, np.array([240, 248, 256, 1 / 64, 1 / 128, 1e-3], np.float32)])
     types = ("int8", "uint16", "uint32", "int64", "uint64")
@@ -276,7 +276,7 @@ UNSORTED = np.array([1, -0.0, 0.0, -3, 0.0, -0.0, 2.5, -INF, INF], np.float32)
 
 
 @pytest.mark.parametrize("kind", ["LT, %p, %q, TOTALORDER", "GT, %p, %q, TOTALORDER", "LT, %q, %p, FLOAT"])
-def test_order_of_zeros(kind: str) -> None:
+def test_zeros_are_sorted_as_xla_sorts_them(kind: str) -> None:
     check_file(sort_by("stablehlo.optimization_barrier {}", kind), [UNSORTED])
 
 
@@ -289,7 +289,7 @@ def test_sorts_with_other_comparators_are_refused(key: str) -> None:
         sort_by(key).to_relax()
 
 
-def test_a_place_of_the_largest_size_is_refused() -> None:
+def test_an_argmax_with_another_comparison_is_refused() -> None:
     body = """
       %places = stablehlo.iota dim = 0 : tensor<4xi32>
       %least = stablehlo.constant dense<0xFF800000> : tensor<f32>
@@ -311,7 +311,7 @@ def test_a_place_of_the_largest_size_is_refused() -> None:
         text(body, "tensor<4xf32>", result="tensor<i32>").to_relax()
 
 
-def test_sorts_by_several_tensors() -> None:
+def test_sorts_by_several_keys_agree_with_xla() -> None:
     first = np.array([1, 0, 1, 0, 1, 0], np.int32)
     second = np.array([3, 1, 2, NAN, 2, 1], np.float32)
     check_all(
@@ -326,7 +326,7 @@ def test_sorts_by_several_tensors() -> None:
     )
 
 
-def test_functions_of_bfloat16() -> None:
+def test_functions_of_bfloat16_agree_with_xla() -> None:
     x = np.array([NAN, INF, -INF, 0.0, -0.0, 0.5, -0.75, 2.5, 30, -30], ml_dtypes.bfloat16)
     functions = {
         each.__name__: each
@@ -335,7 +335,7 @@ def test_functions_of_bfloat16() -> None:
     check_all({**functions, "rem": lambda x: lax.rem(x, x[::-1]), "pow": lambda x: lax.pow(x, x[::-1])}, x)
 
 
-def test_batches_in_groups() -> None:
+def test_batch_groups_of_convolutions_agree_with_xla() -> None:
     """Gradients of convolutions have them."""
     rng = np.random.default_rng(0)
     x, w = (rng.standard_normal(shape).astype(np.float32) for shape in ((4, 6, 5, 3), (3, 2, 3, 4)))
@@ -354,14 +354,14 @@ def test_batches_in_groups() -> None:
     )
 
 
-def test_powers_of_integers() -> None:
+def test_powers_of_integers_agree_with_xla() -> None:
     numbers = np.array([-3, -1, 0, 1, 2, 7], np.int32)
     base, exponent = (np.ascontiguousarray(grid.ravel()) for grid in np.meshgrid(numbers, numbers))
     kind = "tensor<36xi32>"
     check_file(text(f"%y = stablehlo.power %x0, %x1 : {kind}", kind, kind, result=kind), [base, exponent])
 
 
-def test_places_and_booleans_that_are_scattered() -> None:
+def test_scattered_booleans_and_far_slices_agree_with_xla() -> None:
     flags, values = np.zeros(4, bool), np.array([1, 0, 1], bool)
     check_all(
         {

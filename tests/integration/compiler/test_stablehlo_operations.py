@@ -63,7 +63,7 @@ WHERE_POSITIVE: Sequence[Callable[[Any], Any]] = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("export", slow_lane_except([exported, exported_text], exported, seconds=0.5))
-def test_elementwise_operations_of_floats(export: Callable[..., bytes]) -> None:
+def test_elementwise_operations_of_floats_agree_with_xla(export: Callable[..., bytes]) -> None:
     """Text that isn't exported has operations of a higher level."""
     constant = jnp.asarray(NUMBERS)
 
@@ -74,7 +74,7 @@ def test_elementwise_operations_of_floats(export: Callable[..., bytes]) -> None:
     check(lambda x: of_all(x) + of_all(constant), NUMBERS, export=export)
 
 
-def test_operations_of_two_floats() -> None:
+def test_operations_of_two_floats_agree_with_xla() -> None:
     x, y = random(3, 8), random(3, 8, seed=1)
     functions = (
         *(jnp.add, jnp.subtract, jnp.multiply, jnp.divide, jnp.maximum, jnp.minimum, jnp.fmod, jnp.arctan2),
@@ -87,7 +87,7 @@ def test_operations_of_two_floats() -> None:
 @pytest.mark.parametrize(
     "dtype", slow_lane_except(["int8", "int32", "int64", "uint8", "uint32"], "int8", "uint32", seconds=0.5)
 )
-def test_operations_of_integers(dtype: str) -> None:
+def test_operations_of_integers_agree_with_xla(dtype: str) -> None:
     signed = not dtype.startswith("u")
     x, y = (ints(5, 7, low=-9 if signed else 0, dtype=dtype, seed=seed) for seed in range(2))
     y = np.where(y == 0, 1, y).astype(dtype)
@@ -113,7 +113,7 @@ def test_operations_of_integers(dtype: str) -> None:
         )
 
 
-def test_operations_of_booleans() -> None:
+def test_operations_of_booleans_agree_with_xla() -> None:
     x, y = random(4, 6) > 0, random(4, 6, seed=1) > 0
     functions = (
         *(jnp.logical_and, jnp.logical_or, jnp.logical_xor, lambda x, _: ~x, jnp.equal, jnp.less),
@@ -124,7 +124,7 @@ def test_operations_of_booleans() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
-def test_other_floats(dtype: str) -> None:
+def test_other_float_types_agree_with_xla(dtype: str) -> None:
     with jax.enable_x64():
         x = np.asarray(jnp.asarray(random(4, 130), dtype))
         weight = jnp.asarray(random(130, 5, seed=1), dtype)
@@ -173,7 +173,7 @@ MOVES: Mapping[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize(
     "name", slow_lane_except(MOVES, "reshape", "slice", "reductions", "places", seconds=0.5)
 )
-def test_shapes_and_reductions(name: str) -> None:
+def test_shape_operations_and_reductions_agree_with_xla(name: str) -> None:
     check(MOVES[name], random(3, 8, 4))
 
 
@@ -207,7 +207,7 @@ GATHERS: Mapping[str, Callable[[Any, Any], Any]] = {
 @pytest.mark.parametrize(
     "name", slow_lane_except(GATHERS, "of the first axis", "a window", "written", seconds=0.5)
 )
-def test_gathers_and_scatters(name: str) -> None:
+def test_gathers_and_scatters_agree_with_xla(name: str) -> None:
     check(GATHERS[name], random(8, 9, 5), AT)
 
 
@@ -227,14 +227,14 @@ PRODUCTS: Mapping[str, tuple[str, Sequence[tuple[int, ...]]]] = {
 
 
 @pytest.mark.parametrize("name", slow_lane_except(PRODUCTS, "heads", "many rows", seconds=0.5))
-def test_products(name: str) -> None:
+def test_products_agree_with_xla(name: str) -> None:
     terms, shapes = PRODUCTS[name]
     x, y = (random(*shape, seed=seed) for seed, shape in enumerate(shapes))
     a, b = x, y
     check(lambda x, y: [jnp.einsum(terms, *each) for each in ((x, y), (x, b), (a, y))], x, y)
 
 
-def test_products_of_bytes() -> None:
+def test_products_of_bytes_agree_with_xla() -> None:
     x, y = ints(3, 8, dtype="int8"), ints(8, 5, dtype="int8", seed=1)
     check(lambda x, y: lax.dot(x, y, preferred_element_type=jnp.int32), x, y)
 
@@ -293,7 +293,7 @@ CONVOLUTIONS: Mapping[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int,
 
 
 @pytest.mark.parametrize("name", slow_lane_except(CONVOLUTIONS, "channels last", "transposed", seconds=0.5))
-def test_convolutions(name: str) -> None:
+def test_convolutions_agree_with_xla(name: str) -> None:
     function, shape, kernel = CONVOLUTIONS[name]
     w = random(*kernel, seed=1)
     constant = w
@@ -359,7 +359,7 @@ WINDOWS: Mapping[str, Callable[..., Any]] = {
 @pytest.mark.parametrize(
     "name", slow_lane_except(WINDOWS, "largest", "gradient of the first of equal ones", seconds=0.5)
 )
-def test_windows(name: str) -> None:
+def test_windows_agree_with_xla(name: str) -> None:
     check(WINDOWS[name], random(2, 6, 9, 4))
 
 
@@ -426,7 +426,7 @@ OTHERS: Mapping[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_operations_that_jax_does_not_write(name: str) -> None:
+def test_operations_without_a_jax_function_agree_with_xla(name: str) -> None:
     kind, body = OTHERS[name]
     text = f"func.func @main(%x: {kind}) -> {kind} {{\n{body}\nreturn %y : {kind}\n}}"
     file = read(text.encode(), {})
@@ -461,5 +461,5 @@ LOOPS: Mapping[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", slow_lane_except(LOOPS, "scan", "branches", seconds=0.5))
-def test_control_flow(name: str) -> None:
+def test_control_flow_agrees_with_xla(name: str) -> None:
     check(LOOPS[name], random(6, 4))

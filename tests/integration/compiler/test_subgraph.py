@@ -139,7 +139,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_the_text_of_a_workload(name: str) -> None:
+def test_a_workload_reads_as_the_expected_text(name: str) -> None:
     assert str(read_dag(WORKLOADS[name]())).split() == TEXTS[name].split()
 
 

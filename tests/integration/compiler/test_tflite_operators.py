@@ -411,7 +411,7 @@ def computed(data: bytes, inputs: Sequence[Array]) -> tuple[list[Array], list[Ar
     return list(Imported(file.to_relax(), TARGET, TARGET).compute(given).values()), file.compute(given)
 
 
-def test_operators_of_constants_alone() -> None:
+def test_operators_on_constants_alone_agree_with_litert() -> None:
     """TVM's front end looks for inputs of that name. What they compute may be a shape."""
     builder = TfliteBuilder()
     x, table = builder.input((2, 6)), builder.constant(TABLE)
@@ -437,7 +437,7 @@ def test_operators_of_constants_alone() -> None:
         np.testing.assert_array_equal(own, right)
 
 
-def test_weights_of_bytes_beside_floats() -> None:
+def test_byte_weights_multiply_float_data() -> None:
     """LiteRT also rounds the data to bytes, which the import doesn't."""
     builder = TfliteBuilder()
     x, image = builder.input((2, 20)), builder.input((1, 6, 6, 3))
@@ -462,7 +462,7 @@ def test_weights_of_bytes_beside_floats() -> None:
         assert np.abs(own - right).max() < 0.02 * np.abs(right).max()
 
 
-def test_convolutions_of_sixteen_bits() -> None:
+def test_convolutions_of_int16_agree_with_litert() -> None:
     builder = TfliteBuilder()
     data = RNG.integers(-30000, 30000, (1, 5, 5, 3)).astype(np.int16)
     x = builder.input(data.shape, "int16", Quantization(1e-4))
@@ -506,7 +506,7 @@ def _lstm(builder: TfliteBuilder, x: int, sequence: bool, *parts: str) -> int:
     return result
 
 
-def test_recurrent_operators() -> None:
+def test_recurrent_operators_agree_with_litert() -> None:
     builder = TfliteBuilder()
     x, one = builder.input((2, STEPS, WIDTH)), builder.input((2, WIDTH))
     results = {
@@ -548,7 +548,7 @@ def test_recurrent_operators() -> None:
 
 
 @pytest.mark.parametrize("is_merged", [True, False])
-def test_an_lstm_both_ways(is_merged: bool) -> None:
+def test_a_bidirectional_lstm_agrees_with_litert(is_merged: bool) -> None:
     """Batches first, LiteRT computes something else for the second one."""
     builder = TfliteBuilder()
     x = builder.input((STEPS, 2, WIDTH))
@@ -615,7 +615,7 @@ def test_duplicate_tensor_names_are_refused() -> None:
         read(builder.model([second]), {})
 
 
-def test_small_scales_differ() -> None:
+def test_moving_elements_between_different_small_scales_is_refused() -> None:
     builder = TfliteBuilder()
     x = builder.input((2, 3), "int16", Quantization(2e-6))
     result = builder.tensor((3, 2), "int16", quantization=Quantization(9e-6))
@@ -812,7 +812,7 @@ def test_bytes_of_two_scales_are_not_handed_on() -> None:
 
 
 @pytest.mark.parametrize("kind", ["FULLY_CONNECTED", "DEQUANTIZE"])
-def test_weights_of_four_bits(kind: str) -> None:
+def test_four_bit_weights_agree_with_litert(kind: str) -> None:
     """An odd number of them leaves half a byte empty."""
     builder = TfliteBuilder()
     weight = (np.arange(15).reshape(3, 5) - 8).astype(ml_dtypes.int4)

@@ -198,7 +198,7 @@ def test_a_value_that_is_used_twice_and_becomes_bytes_is_verified(runner: LocalR
     assert found.outcome is Outcome.OK, found.error
 
 
-def test_the_message_names_the_failing_draw(runner: LocalRunner) -> None:
+def test_the_message_names_the_failing_kind_of_inputs(runner: LocalRunner) -> None:
     limits = measured(runner, *reversed(WRONG["large values are not limited"]))
     assert limits.error.startswith("output 1 of large values: ")
     again = measured(runner, *reversed(WRONG["what an earlier call left behind"]))

@@ -93,7 +93,7 @@ def test_each_response_is_requested_once(page: Page, site: Service) -> None:
     assert answers == sorted([*of_job, "/v1/device-classes", "/v1/session"])
 
 
-def test_a_models_name_is_text(page: Page, site: Service) -> None:
+def test_a_models_name_is_not_parsed_as_html(page: Page, site: Service) -> None:
     open_page(page, site, "#/jobs/job-failed")
     expect(page.get_by_role("heading", level=1)).to_contain_text(EVIL)
     expect(page.get_by_role("alert")).to_have_text(f"no operator {EVIL}")

@@ -173,7 +173,7 @@ def test_a_lost_gpu_is_probed_before_anything_else_runs_on_it(stand_in: StandIn)
 
 
 @pytest.mark.slow_lane(seconds=8)
-def test_a_batch_that_was_built_ahead_is_right(stand_in: StandIn, tmp_path: Path) -> None:
+def test_a_batch_built_ahead_is_verified(stand_in: StandIn, tmp_path: Path) -> None:
     async def work(executor: Executor, device: Device) -> None:
         request = candidate(device)
         broken = replace(request, trace="no trace")

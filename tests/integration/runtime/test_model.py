@@ -122,7 +122,7 @@ def test_a_read_only_input_is_run(folder: Path, image: Array) -> None:
     np.testing.assert_allclose(found, by_onnxruntime(residual(), {"input": image})[0], rtol=1e-4, atol=1e-5)
 
 
-def test_inputs_go_by_position_or_name(tmp_path: Path) -> None:
+def test_inputs_are_given_by_position_or_name(tmp_path: Path) -> None:
     model = load(compile_model(subtraction(), tmp_path / "sub"))
     a, b = np.full((4, 8), 5, np.float32), np.full((4, 8), 3, np.float32)
     for outputs in (model(a, b), model(a, b=b), model(b=b, self=a)):
@@ -153,7 +153,7 @@ def test_inputs_go_by_position_or_name(tmp_path: Path) -> None:
         ("Neg", "float16"),
     ],
 )
-def test_each_element_type_goes_in_and_comes_out(kind: str, dtype: str, tmp_path: Path) -> None:
+def test_each_element_type_is_read_and_returned(kind: str, dtype: str, tmp_path: Path) -> None:
     model = elementwise(kind, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
     x = np.array([[0, 1, 0], [1, 1, 0]]).astype(dtype)
     (found,) = load(compile_model(model, tmp_path / "net"))(x)

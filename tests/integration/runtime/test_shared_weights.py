@@ -127,7 +127,7 @@ def test_sizes_share_the_memory_of_their_weights(sizes: Path) -> None:
     assert four < 1.3  # a copy for each size: 8
 
 
-def test_a_size_is_whole_again_in_a_bundle_and_to_be_verified(copied: Path, tmp_path: Path) -> None:
+def test_bundles_and_verification_get_a_size_with_its_weights(copied: Path, tmp_path: Path) -> None:
     size = copied / "rows=2"
     make_bundle(size, tmp_path / "bundle")
     with open_whole(size / "model.so") as whole, (tmp_path / "bundle" / "model.so").open("rb") as bundled:
@@ -211,7 +211,7 @@ def test_a_weight_that_makes_no_sense_is_not_mapped(line: bytes, tmp_path: Path)
 
 
 @pytest.mark.parametrize("changed", ["libraries", "weights"])
-def test_what_is_changed_after_the_check_is_not_used(
+def test_weights_changed_after_the_check_are_not_used(
     sizes: Path, copied: Path, key: SigningKey, changed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files are changed when a signed library has been checked, right before it is loaded."""

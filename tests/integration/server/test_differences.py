@@ -65,7 +65,7 @@ def jobs(service: Service, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> J
     return Jobs(service, first, second)
 
 
-def test_subgraphs_options_and_the_whole_are_compared(jobs: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_subgraphs_options_and_latencies_are_compared(jobs: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(app, ["diff", jobs.first, jobs.second[:-1], "--json"]) == ExitCode.OK
     found = json.loads(capsys.readouterr().out)
     assert found["jobs"] == [jobs.first, jobs.second]
@@ -109,7 +109,7 @@ def test_a_job_without_an_artifact_is_refused(jobs: Jobs, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("content", [b"no tar", packed().replace(b"tasks", b"texts")])
-def test_a_damaged_artifact_is_said(
+def test_a_damaged_artifact_is_reported(
     content: bytes, jobs: Jobs, worker: Worker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damaged = publish(jobs.service, worker, content, 1e-3)

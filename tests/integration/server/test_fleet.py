@@ -166,7 +166,7 @@ def test_a_new_session_fences_the_old_one_off(service: Service, worker: Worker) 
     assert not newer.call().fenced
 
 
-def test_a_worker_of_many_calls_seldom_and_keeps_its_lease_for_longer(
+def test_in_a_large_fleet_workers_call_rarely_and_leases_last_longer(
     service: Service, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("server.fleet.sessions.CALLS_A_SECOND", 0.05)
@@ -179,9 +179,7 @@ def test_a_worker_of_many_calls_seldom_and_keeps_its_lease_for_longer(
         assert len(leases.expire(session, time.time() + 61)) == 1
 
 
-def test_a_worker_that_the_server_has_forgotten_works_on(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_unknown_to_the_server_continues(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.fleet.sessions.FORGET_S", 0.0)
     service = start()
     worker = Worker(service.fleet)

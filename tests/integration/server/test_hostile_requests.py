@@ -145,7 +145,7 @@ def test_a_strange_body_is_refused_by_every_route(service: Service, name: str) -
         assert refused.headers["content-type"] == "application/problem+json"
 
 
-def test_headers_of_a_download_are_those_that_are_meant(service: Service, worker: Worker) -> None:
+def test_a_download_has_only_the_expected_headers(service: Service, worker: Worker) -> None:
     """Ranges aren't supported: a client that requests one gets the whole file, with its digest."""
     worker.call()
     data = artifact()

@@ -18,7 +18,7 @@ def scraped(service: Service) -> dict[str, float]:
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[:1] != "#")}
 
 
-def test_the_queue_results_and_models_are_told(service: Service, worker: Worker) -> None:
+def test_metrics_describe_the_queue_results_and_models(service: Service, worker: Worker) -> None:
     worker.call()
     key = worker.device.key
     service.submit()

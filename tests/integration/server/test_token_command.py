@@ -67,7 +67,7 @@ def test_the_error_names_the_missing_scope(
 @pytest.mark.parametrize(
     ("text", "seconds"), [("30m", 1800.0), ("12h", 43200.0), ("90d", 7776000.0), ("2w", 1209600.0)]
 )
-def test_lifetimes(text: str, seconds: float) -> None:
+def test_lifetimes_are_parsed(text: str, seconds: float) -> None:
     assert lifetime_s(text) == seconds
 
 

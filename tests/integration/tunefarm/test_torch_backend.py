@@ -184,7 +184,7 @@ def test_tensors_are_shared_and_results_kept(monkeypatch: pytest.MonkeyPatch) ->
     assert not torch.equal(kept, other)
 
 
-def test_half_floats_and_several_outputs(lines: pytest.LogCaptureFixture) -> None:
+def test_half_floats_and_several_outputs_agree_with_pytorch(lines: pytest.LogCaptureFixture) -> None:
     def run(x: Any, y: Any) -> Any:
         total = (x * 2 + y).relu()
         return total, None, (x > y), total.argmax(-1), total

@@ -105,7 +105,7 @@ def test_a_fault_in_a_batch_fails_only_the_faulty_candidate() -> None:
     with_fleet(work)
 
 
-def test_candidates_are_held_against_the_best_that_is_known_of_their_workload() -> None:
+def test_candidates_are_timed_against_the_best_known_latency() -> None:
     async def work(fleet: FakeFleet) -> None:
         # Results before the failure count: every good candidate takes 1 ms.
         fleet.offer("best", "best 2", best_s=0.5)
@@ -132,7 +132,7 @@ def test_the_limits_of_the_lease_hold_unless_this_device_has_its_own() -> None:
     with_fleet(work)
 
 
-def test_results_wait_until_the_service_wants_to_hear_of_them_or_the_lease_is_done() -> None:
+def test_results_wait_for_the_next_call_or_the_end_of_the_lease() -> None:
     async def work(fleet: FakeFleet) -> None:
         fleet.again_s = 60.0
         fleet.offer("ok", "ok", "ok")

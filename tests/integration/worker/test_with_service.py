@@ -122,7 +122,7 @@ def test_an_evicted_workers_trials_are_free_and_resuming_continues(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_draining_an_idle_and_a_busy_worker(tmp_path: Path) -> None:
+def test_a_drained_worker_finishes_its_lease_and_gets_no_other(tmp_path: Path) -> None:
     async def work(service: Service, agent: Agent, running: asyncio.Task[None]) -> None:
         gate = tmp_path / "gate"
         job_id = queue(service, str(gate), "wait_for_file", "ok", "ok 2", "ok 3", "ok 4", "ok 5")

@@ -26,13 +26,13 @@ from tests.unit.benchmarks.recorded import FLAT, STEEP, recording, task
 
 
 @pytest.mark.parametrize("name", ALLOCATORS)
-def test_everyone_makes_all_trials_and_ends_equally_fast(name: str) -> None:
+def test_every_allocator_spends_all_trials_and_ends_equally_fast(name: str) -> None:
     curve = replay(recording(FLAT, STEEP), ALLOCATORS[name], seed=0)
     assert [secs for _, secs in curve] == sorted((secs for _, secs in curve), reverse=True)
     assert curve[-1] == (256, pytest.approx(1e-3 + 8e-2 * 0.95**127))
 
 
-def test_the_allocator_goes_where_something_is_gained() -> None:
+def test_the_allocator_prefers_tasks_that_gain() -> None:
     many = [replace(FLAT, workload=f"flat{n}", base_workload=f"flat{n}") for n in range(9)]
     curves = {name: replay(recording(*many, STEEP), ALLOCATORS[name], 0) for name in (ALLOCATOR, EQUAL)}
     assert fewer_trials(curves[EQUAL], curves[ALLOCATOR], 0.5) > 1.2
@@ -71,7 +71,7 @@ def test_a_seed_changes_the_order_within_two_picks_only() -> None:
     assert redrawn(recording(STEEP), seed=3) == drawn
 
 
-def test_the_command_replays_what_was_kept(tmp_path: Path) -> None:
+def test_the_command_replays_stored_recordings(tmp_path: Path) -> None:
     kept, file = tmp_path / "recording.recordings.jsonl", tmp_path / "allocation.json"
     found = [recording(FLAT, STEEP), replace(recording(STEEP, FLAT), network="other")]
     RECORDINGS.write(found, tmp_path / "recording.json")

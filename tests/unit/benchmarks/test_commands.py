@@ -125,7 +125,7 @@ def test_six_networks_are_compiled(tmp_path: Path, compiled: list[Plan]) -> None
 @pytest.mark.parametrize(
     ("name", "without", "onednn"), [("avx2", ("avx512f",), "AVX2"), ("sse42", ("avx",), "SSE41")]
 )
-def test_a_device_class_is_kept_by_everyone_and_said(
+def test_every_contestant_keeps_to_the_device_class(
     tmp_path: Path,
     name: str,
     without: tuple[str, ...],

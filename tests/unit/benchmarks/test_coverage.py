@@ -38,7 +38,7 @@ def case(kind: str, expected: Any, **attributes: Any) -> Case:
         (case("Det", [0, 0]), Outcome.REFUSED, "operator Det (version 11) of node 'det0' can't be imported"),
     ],
 )
-def test_the_outcome_of_a_case(tried: Case, outcome: Outcome, why: str) -> None:
+def test_a_case_has_the_expected_outcome(tried: Case, outcome: Outcome, why: str) -> None:
     answer = attempt(OURS, tried)
     assert answer.outcome is outcome
     assert why in answer.why
@@ -82,7 +82,7 @@ def test_ordinary_operators_are_counted_apart() -> None:
     assert found["refusals that name no node, input or output"].value == 1
 
 
-def test_the_figures_are_what_the_cases_kept_here_make_them() -> None:
+def test_the_stored_figures_follow_from_the_stored_cases() -> None:
     assert page.figures_of(TRIED.read(COVERAGE)) == list(figures.read(COVERAGE).figures)
 
 

@@ -19,7 +19,7 @@ from examples.networks.decoders import DecoderScale, llama
 SCALE = DecoderScale(words=64, features=32, longest=256)
 
 
-def test_rates_are_held_against_every_peer() -> None:
+def test_rates_are_compared_with_every_peer() -> None:
     own = Rates(Timings((0.128, 0.064)), Timings((1.0, 1.0)), 50_000_000)
     peer = Rates(Timings((0.256, 0.128)), Timings((0.5, 0.5)), 90_000_000)
     found = {one.name: one for one in figures_of("llama", {"tunefarm": own, "ONNX Runtime": peer})}
@@ -40,7 +40,7 @@ class Wrong:
         return np.ones((1, tokens.shape[1], SCALE.words), np.float32)
 
 
-def test_what_computes_something_else_has_no_rates(tmp_path: Path) -> None:
+def test_a_contestant_with_wrong_outputs_has_no_rates(tmp_path: Path) -> None:
     file = tmp_path / "llama.onnx"
     file.write_bytes(llama(scale=SCALE))
     right = PEERS[0]

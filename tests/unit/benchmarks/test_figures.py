@@ -44,7 +44,7 @@ RESULTS = Results(
         (at_most(1.5), 1.51, False),
     ],
 )
-def test_a_bound_itself_is_still_reached(aim: figures.Aim, value: float, reached: bool) -> None:
+def test_a_value_equal_to_its_aim_reaches_it(aim: figures.Aim, value: float, reached: bool) -> None:
     assert figure("one", value, "x", aim=aim).reached is reached
 
 

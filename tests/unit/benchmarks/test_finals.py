@@ -73,7 +73,7 @@ def test_a_program_found_by_several_searches_is_timed_once_a_turn() -> None:
     assert measurer.ran["a"] == 4  # to verify it, and in three turns
 
 
-def test_wrong_and_broken_programs_are_nobody_s_best() -> None:
+def test_wrong_and_broken_programs_are_never_the_best() -> None:
     theirs = Trials(_trials((UNBUILT, 5e-3), (WRONG, 1e-3), (A, 4e-3)), (1, 3))
     results, _, errors = _time(ours=Trials(_trials((B, 1e-3)), (1,)), theirs=theirs)
     assert results["theirs"].milestones == ()
@@ -81,7 +81,7 @@ def test_wrong_and_broken_programs_are_nobody_s_best() -> None:
     assert errors == ["a finalist: build_error: no", "a finalist: wrong_result: values differ"]
 
 
-def test_nobody_in_the_finals_is_no_failure() -> None:
+def test_finals_without_contestants_are_empty() -> None:
     results, _, errors = _time(ours=Trials(_trials((A, math.inf)), (1,)), theirs=Trials([], (1,)))
     assert (results["ours"].milestones, results["theirs"].milestones, errors) == ((), (), [])
     assert best([]) == []

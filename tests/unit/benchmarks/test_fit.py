@@ -46,7 +46,7 @@ def group(programs: Path) -> Group:
     return found
 
 
-def test_a_file_holds_what_was_measured_of_each_layer_on_each_class(group: Group) -> None:
+def test_a_file_holds_the_measurements_of_each_layer_and_class(group: Group) -> None:
     assert (group.name, group.operator, group.device_class) == ("GMM", "GMM", "board")
     assert group.device.profile == PROFILE
     assert sum(map(len, group.populations)) == len(group.seconds) > 0
@@ -54,7 +54,7 @@ def test_a_file_holds_what_was_measured_of_each_layer_on_each_class(group: Group
     assert estimated(group, TRUE) == pytest.approx(group.seconds)
 
 
-def test_true_factors_agree_with_what_was_measured(group: Group) -> None:
+def test_true_factors_agree_with_the_measurements(group: Group) -> None:
     found = agreement(group, TRUE)
     assert found.rank == pytest.approx(1.0)
     assert found.bias == pytest.approx(0.0, abs=1e-9)
@@ -72,7 +72,7 @@ def test_a_fit_comes_closer_to_the_truth(group: Group) -> None:
 
 
 @pytest.mark.slow_lane(seconds=3)
-def test_factors_that_nothing_asks_for_stay_where_they_are(group: Group) -> None:
+def test_factors_without_data_stay_unchanged(group: Group) -> None:
     """The factors for partial results and inlining don't change a matrix product's estimate."""
     found = fit([group], FITTED, steps=(1.25,))
     assert found.row_cycles == FITTED.row_cycles
@@ -92,7 +92,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read(tmp_path / "missing")
 
 
-def test_programs_of_sketches_that_are_gone_are_left_out(programs: Path, tmp_path: Path) -> None:
+def test_programs_without_a_sketch_are_left_out(programs: Path, tmp_path: Path) -> None:
     older = tmp_path / "older.jsonl"
     older.write_text(programs.read_text().replace('"sketch": "', '"sketch": "older '))
     assert read(older) == []

@@ -58,7 +58,7 @@ def test_a_slow_round_does_not_change_the_ratio() -> None:
     assert ratio.spread == (2.0, 2.0)
 
 
-def test_the_ratio_s_spread_is_that_of_its_rounds() -> None:
+def test_the_ratios_spread_is_taken_over_rounds() -> None:
     ratio = Timings((1.0, 2.0, 3.0)).ratio_to(Timings((1.0, 1.0, 1.0)))
     assert ratio.value == 2.0
     assert ratio.spread == pytest.approx((1.2, 2.8))
@@ -96,7 +96,7 @@ def test_only_calls_after_the_warm_up_are_counted() -> None:
         Counted(lambda: 0).time_block(Block(0.0, 0.0, 1, 1))
 
 
-def test_calls_a_second() -> None:
+def test_the_rate_is_the_median_of_calls_a_second() -> None:
     rate = Timings((0.5, 0.25, 0.1)).per_s
     assert rate.value == pytest.approx(4.0)
     assert 2 < rate.spread[0] < 4 < rate.spread[1] < 10

@@ -34,12 +34,12 @@ class Theirs:
         return (2e-3,)
 
 
-def test_numpy_multiplies() -> None:
+def test_numpy_computes_the_product() -> None:
     a, b = np.ones((2, 3), "float32"), np.full((3, 4), 2, "float32")
     assert (NumpyMatmul().load(1)([a, b])() == 6).all()
 
 
-def test_the_fastest_is_chosen() -> None:
+def test_the_fastest_library_is_the_peer() -> None:
     slow, fast = Timings((2.0, 2.0)), Timings((1.0, 1.5))
     assert Compared((1,), slow, {"numpy": slow, "PyTorch": fast}).fastest == "PyTorch"
 

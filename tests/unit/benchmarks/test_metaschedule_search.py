@@ -30,7 +30,7 @@ def _measured(name: str, *secs: float) -> Any:
     return SimpleNamespace(sch=SimpleNamespace(mod=name)), result
 
 
-def test_a_trial_is_known_when_it_has_run(clock: Clock) -> None:
+def test_a_trial_is_recorded_after_its_run(clock: Clock) -> None:
     timeline = _Timeline(clock)
     clock.now_s = 115.0
     timeline.building()

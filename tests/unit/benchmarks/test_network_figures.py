@@ -39,7 +39,7 @@ def _by_name(measured: TunedNetwork) -> dict[str, Figure]:
     return {name.removeprefix(f"{measured.label}: "): figure for name, figure in found.items()}
 
 
-def test_resnet18_is_held_against_its_aims() -> None:
+def test_resnet18_is_compared_with_its_aims() -> None:
     found = _by_name(MEASURED)
     gain, ahead = found["speed-up over TVM untuned"], found[FASTER]
     assert (gain.value, gain.aim, gain.reached) == (pytest.approx(40), "at least 30", True)
@@ -51,7 +51,7 @@ def test_resnet18_is_held_against_its_aims() -> None:
     assert found["deviation relative to the allowed one"].reached is True
 
 
-def test_subgraphs_are_held_against_the_limits_of_their_machine() -> None:
+def test_subgraphs_are_compared_with_the_limits_of_their_machine() -> None:
     found = _by_name(MEASURED)
     name = "latency relative to the machine's limit, "
     # Twice 4e8 operations at 2e11/s, and 1e7 bytes at 1e10/s, in 2 * 4 ms + 2 ms.
@@ -86,7 +86,7 @@ def test_each_peer_has_a_figure_and_the_faster_one_counts() -> None:
     assert found[FASTER].note == "OpenVINO 2: 5.5 ms; of ONNX Runtime and OpenVINO"
 
 
-def test_without_openvino_no_figure_says_that_it_was_there() -> None:
+def test_without_openvino_no_figure_names_openvino() -> None:
     timings = {name: each for name, each in MEASURED.timings.items() if name != OPENVINO}
     found = _by_name(replace(MEASURED, timings=timings, peers=PEERS[:1]))
     assert not any(OPENVINO in name for name in found)
@@ -112,7 +112,7 @@ def test_aims_that_are_missed_are_not_reached() -> None:
     }
 
 
-def test_other_networks_only_have_to_agree_and_be_what_was_published() -> None:
+def test_other_networks_have_aims_of_agreement_and_publication_only() -> None:
     found = _by_name(replace(MEASURED, label="squeezenet1_1"))
     assert [name for name, figure in found.items() if figure.aim] == [
         "deviation relative to the allowed one",
@@ -129,7 +129,7 @@ def test_the_mean_over_networks_takes_each_networks_fastest_peer() -> None:
     assert (mean.value, mean.reached) == (pytest.approx((0.8 * 2.0) ** 0.5), False)
 
 
-def test_what_was_published_is_held_against_what_is_seen() -> None:
+def test_the_published_latency_is_compared_with_the_measured_latency() -> None:
     found = _by_name(MEASURED)
     ratio = found["published latency relative to a user's process"]
     assert ratio.value == pytest.approx((0.01 / 0.01 + 0.01 / 0.012) / 2)
@@ -148,7 +148,7 @@ def _published(*tuned_s: float) -> Tuning:
     return replace(TUNING, manifest=replace(TUNING.manifest, tuned_s=tuned_s))
 
 
-def test_the_fastest_model_is_what_was_published() -> None:
+def test_the_published_model_is_the_fastest() -> None:
     assert _published(0.3, 0.1, 0.2).manifest.latency_s == 0.2
     assert _published(0.5).manifest.latency_s == 0.4
     assert replace(TUNING.manifest, published_s=(0.005,)).latency_s == 0.005
@@ -158,7 +158,7 @@ def test_the_fastest_model_is_what_was_published() -> None:
     assert not any("published" in name for name in _by_name(unknown))
 
 
-def test_compiled_networks_are_held_against_onnxruntime_on_the_mean() -> None:
+def test_compiled_networks_are_compared_with_onnxruntime_on_average() -> None:
     other = replace(
         COMPILED,
         label="vit_b16",

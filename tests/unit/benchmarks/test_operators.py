@@ -85,7 +85,7 @@ def test_time_to_match_uses_timings_in_turns() -> None:
     assert (found.ratio, found.own_ratio) == (30.0, 25.0)
 
 
-def test_slower_in_turns_is_later() -> None:
+def test_a_program_slower_in_turns_matches_later() -> None:
     """If 2 ms in the search are 2.4 ms in turns, only the next program is as fast as 2.2 ms."""
     milestones = tuple(
         replace(each, timings=_timings(1.2 * each.searched_s)) for each in FOUND.ours.milestones
@@ -95,7 +95,7 @@ def test_slower_in_turns_is_later() -> None:
     assert found.at_s == 3.0
 
 
-def test_a_search_that_never_is_as_fast_has_no_time() -> None:
+def test_a_search_that_stays_slower_has_no_time_to_match() -> None:
     goal = (*FOUND.theirs.milestones[:2], Milestone(64, 5e-4, _timings(5e-4)))
     hard = replace(FOUND, theirs=replace(FOUND.theirs, milestones=goal))
     assert time_to_match(hard, hard.ours, 64) is None
@@ -128,7 +128,7 @@ def test_an_operator_says_how_long_both_took() -> None:
     assert one.note == "MetaSchedule: 60 s, 15 s of it set-up; ours: 2 s, 2 trials"
 
 
-def test_quality_is_theirs_over_ours_after_as_many_trials() -> None:
+def test_quality_is_the_speedup_after_equal_numbers_of_trials() -> None:
     after = quality(FOUND, 8)
     assert after is not None
     assert after.value == pytest.approx(2.0)
@@ -140,7 +140,7 @@ def test_quality_is_theirs_over_ours_after_as_many_trials() -> None:
     assert _named(found, "GMM: speed-up over MetaSchedule, after 64").aim == "at least 0.97"
 
 
-def test_the_lowest_after_64_trials_is_named() -> None:
+def test_the_operator_with_the_lowest_speedup_is_named() -> None:
     worse = _result(OURS, SEARCHED, OUR_MILESTONES | {64: (2.5e-3, 2.5e-3)})
     found = figures_of([FOUND, replace(FOUND, operator="C2D", ours=worse)], PLAN)
     lowest = _named(found, "lowest speed-up")
@@ -159,7 +159,7 @@ def test_if_all_our_programs_fail_the_figures_say_so() -> None:
     assert _named_exactly(found, "searches that never reached MetaSchedule's result").note == "C2D"
 
 
-def test_when_theirs_fails_everything_there_is_nothing_to_reach() -> None:
+def test_if_all_of_metaschedules_programs_fail_there_is_no_time_to_match() -> None:
     lost = replace(FOUND, operator="C2D", theirs=_result(THEIRS, NOTHING, {}), scored=None, precision=())
     assert time_to_match(lost, lost.ours, 64) is None
     found = figures_of([lost], PLAN)
@@ -178,7 +178,7 @@ def test_an_operator_without_any_result_has_no_figures() -> None:
     assert figures_of([lost], PLAN) == []
 
 
-def test_rates_spreads_and_scores() -> None:
+def test_figures_have_rates_spreads_and_scored_candidates() -> None:
     found = figures_of([FOUND], PLAN)
     rate = _overall(found, "trials a second relative to MetaSchedule")
     assert (rate.value, rate.reached) == (pytest.approx(1.0 / (3 / 60.0)), True)
@@ -189,7 +189,7 @@ def test_rates_spreads_and_scores() -> None:
     assert scored.note == "MetaSchedule: 500 /s"
 
 
-def test_libraries_are_held_against_the_faster_and_the_missing_named() -> None:
+def test_libraries_are_compared_with_the_faster_engine_and_missing_ones_named() -> None:
     found = figures_of([FOUND], PLAN)
     one = _named(found, "GMM 1x2x3: speed-up over numpy")
     assert (one.value, one.reached) == (pytest.approx(2.0), True)
@@ -358,7 +358,7 @@ LONGER = _result(
 
 
 @pytest.mark.parametrize(("trials", "aim"), [(256, None), (1000, "at most 1.03")])
-def test_64_trials_are_held_against_a_thousand(trials: int, aim: str | None) -> None:
+def test_64_trials_are_compared_with_a_thousand(trials: int, aim: str | None) -> None:
     found = settled.figures_of([LONGER], trials)
     one = _overall(found, f"latency after 64 trials relative to {trials} trials")
     assert (one.value, one.aim) == (pytest.approx(1.1), aim)

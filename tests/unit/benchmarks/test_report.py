@@ -128,7 +128,7 @@ def test_other_runtimes_are_drawn_and_long_bars_are_labelled(folder: Path) -> No
     assert ">OpenVINO</text>" not in drawn, "it wasn't measured"
 
 
-def test_the_plots_are_what_the_figures_kept_here_make_them(tmp_path: Path) -> None:
+def test_the_stored_plots_follow_from_the_stored_figures(tmp_path: Path) -> None:
     assert report.main(["--plots", str(tmp_path)]) == 0
     drawn = {plot.name: plot.read_bytes() for plot in tmp_path.iterdir()}
     assert drawn == {plot.name: plot.read_bytes() for plot in report.PLOTS.iterdir()}
@@ -158,7 +158,7 @@ def test_details_are_a_page_with_all_figures_and_plots(folder: Path) -> None:
     assert not (folder / "plots").exists(), "only the pages were asked for"
 
 
-def test_searches_that_are_none_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_searches_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "benchmarks" / "networks.searches.jsonl").write_text("{}\n")
     assert run(folder, "--details", str(folder / "pages")) == 1
     assert "networks.searches.jsonl holds no searches" in capsys.readouterr().err

@@ -54,7 +54,7 @@ def test_loading_leaves_the_import_out() -> None:
     assert load.note == "200 ms to import, 30 ms for the first call"
 
 
-def test_torch_compile_is_held_against_the_artifact_and_inductor() -> None:
+def test_torch_compile_is_compared_with_the_artifact_and_inductor() -> None:
     timings = {
         "artifact": Timings((0.010, 0.010)),
         TUNEFARM: Timings((0.0102, 0.0102)),

@@ -25,7 +25,7 @@ def seen(stored: int, slowest_s: float) -> FleetStats:
     return FleetStats(10.0, stored, stored, [0.01] * 197 + [slowest_s] * 3, used)
 
 
-def test_all_workers_are_held_against_the_aims_and_one_beside_them() -> None:
+def test_the_whole_fleet_and_a_single_worker_are_compared_with_the_aims() -> None:
     late = replace(seen(12_000, 0.03), late=7)
     two = replace(seen(30_000, 0.08), late=2)
     found = figures_of(1000, seen(25_000, 0.15), seen(4_000, 0.012), late, two)

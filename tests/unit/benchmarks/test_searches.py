@@ -19,7 +19,7 @@ SEARCH = Search.of("GMM", "ours", TIMED)
 FAILED = Search.of("GMM", "MetaSchedule", [(1.0, math.inf), (2.0, math.inf)])
 
 
-def test_only_what_changes_the_best_known_is_a_point() -> None:
+def test_only_a_new_best_latency_is_a_point() -> None:
     assert Search("GMM", "ours", (Point(2.0, 2, 5e-3), Point(3.0, 4, 4e-3)), 5, 4.0) == SEARCH
 
 
@@ -36,7 +36,7 @@ def test_without_trials_there_is_no_rate() -> None:
 
 
 @pytest.mark.parametrize(("trials", "best_s"), [(1, None), (2, 5e-3), (3, 5e-3), (4, 4e-3), (99, 4e-3)])
-def test_the_best_after_so_many_trials(trials: int, best_s: float | None) -> None:
+def test_the_best_latency_after_a_number_of_trials_is_found(trials: int, best_s: float | None) -> None:
     assert SEARCH.best_after(trials) == best_s
 
 

@@ -8,7 +8,7 @@ from benchmarks.sizes import NETWORKS, Compared, Measured, figures_of
 from benchmarks.timing.interleaved import Timings
 
 
-def test_each_size_is_held_against_the_one_tuned_alone() -> None:
+def test_each_size_is_compared_with_the_same_size_tuned_alone() -> None:
     sizes = (
         Measured(16, Timings((0.01, 0.012)), Timings((0.01, 0.012))),
         Measured(64, Timings((0.022, 0.022)), Timings((0.02, 0.02))),

@@ -45,7 +45,7 @@ def test_density_is_the_median_over_the_best() -> None:
     assert density((math.inf, math.inf)) == math.inf
 
 
-def test_the_geometric_mean_is_held_against_half_of_theirs() -> None:
+def test_the_geometric_mean_has_half_of_metaschedules_as_its_aim() -> None:
     other = replace(FOUND, operator="C2D", ours_s=(1.0, 8.0, 9.0), theirs_s=(1.0, 2.0, 3.0), rates=None)
     found = figures_of([FOUND, other], PLAN)
     mean = _named(found, "geometric mean of 2 operators: median over best latency relative")

@@ -13,7 +13,7 @@ from benchmarks.time_left import figures_of
 from tests.unit.benchmarks.recorded import FLAT, STEEP, recording
 
 
-def test_a_steady_search_is_foreseen_and_its_import_is_no_part_of_its_rate() -> None:
+def test_the_forecast_of_a_steady_search_is_right_and_excludes_its_import() -> None:
     """Half a second a trial after an import of 10 s, and 1.3 times as long to publish."""
     found = {figure.name: figure.value for figure in figures_of([recording(FLAT, STEEP)])}
     late = "largest error of the time left, after a third of the job or later"

@@ -31,7 +31,7 @@ def recorded(file: str, name: str) -> float | None:
         ("torch.compile, six networks", "torch.compile (max-autotune)", ("networks",)),
     ],
 )
-def test_ratios_are_of_all_networks(title: str, peer: str, files: tuple[str, ...]) -> None:
+def test_the_pages_ratios_follow_from_all_networks(title: str, peer: str, files: tuple[str, ...]) -> None:
     cells = []
     for file in files:
         known = [recorded(f"{file}_{name}", f"{name}: latency relative to {peer}") for name in NETWORKS]

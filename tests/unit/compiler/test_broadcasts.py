@@ -68,7 +68,7 @@ def _result(schedule: Schedule, shape: tuple[int, ...]) -> NDArray[Any]:
     return array
 
 
-def test_the_largest_of_each_window() -> None:
+def test_a_window_finds_the_largest_element() -> None:
     data = te.placeholder(DATA.shape, "bfloat16", name="data")
     pooled = topi.nn.pool2d(data, (2, 2), (2, 2), (1, 1), (0, 0, 0, 0), "max", layout="NHWC")
     schedule = Schedule(module([data, pooled]))
@@ -89,7 +89,7 @@ def test_the_largest_of_each_window() -> None:
         (lambda *_: tirx.const(1.0, "bfloat16"), np.ones_like(DATA)),
     ],
 )
-def test_a_value_of_its_own_for_each_row(value: Any, expected: NDArray[Any]) -> None:
+def test_each_row_has_its_own_scale(value: Any, expected: NDArray[Any]) -> None:
     data = te.placeholder(DATA.shape, "bfloat16", name="data")
     filled = te.compute(DATA.shape, lambda n, i, j, c: value(data, n, i, j), name="filled")
     schedule = Schedule(module([data, filled]))

@@ -60,7 +60,7 @@ def test_noise_makes_no_near_level_slower_than_a_far_one() -> None:
     assert profile.loads == pytest.approx(100.0 / DEVICE.vector_bytes)
 
 
-def test_a_target_that_tvm_does_not_know() -> None:
+def test_an_unknown_target_is_an_error() -> None:
     with pytest.raises(ValueError, match="not a target"):
         calibrate(replace(DEVICE, target='{"kind":"abacus"}'))
 

@@ -23,7 +23,7 @@ SPEC = TensorSpec("y", (2, 2), "float32")
         ([[0, 0], [0, 0]], [[0, 0], [0, 1]], 1, 1.0, -1000.0),
     ],
 )
-def test_numbers_infinities_and_nan(
+def test_infinities_and_nan_are_compared(
     wanted: list[list[float]],
     found: list[list[float]],
     differing: int,
@@ -39,7 +39,7 @@ def test_numbers_infinities_and_nan(
     ("wanted", "found", "largest", "db"),
     [(1e308, -1e308, None, -1000.0), (1e200, 2e200, 1e200, -1000.0), (1e-200, 2e-200, 1e-200, -1000.0)],
 )
-def test_doubles_whose_squares_are_infinite_or_zero(
+def test_doubles_with_infinite_or_zero_squares_are_compared(
     wanted: float, found: float, largest: float | None, db: float
 ) -> None:
     own = difference(SPEC, np.array([wanted]), np.array([found]))
@@ -57,13 +57,15 @@ def test_doubles_whose_squares_are_infinite_or_zero(
         ("bool", True, False, 1.0),
     ],
 )
-def test_integers_that_doubles_cannot_hold(dtype: str, wanted: int, found: int, largest: float) -> None:
+def test_integers_beyond_doubles_are_compared_exactly(
+    dtype: str, wanted: int, found: int, largest: float
+) -> None:
     spec = TensorSpec("y", (2,), dtype)
     own = difference(spec, np.array([wanted, 0], dtype), np.array([found, 0], dtype))
     assert (own.differing, own.largest) == (1, largest)
 
 
-def test_other_shapes_and_rows_that_the_data_selects() -> None:
+def test_shapes_and_selected_rows_are_compared() -> None:
     found = np.array([[1.0, 2.0], [-1.0, -1.0]], np.float32)
     whole = difference(SPEC, found[:1], found)
     assert (whole.differing, whole.largest) == (2, None)

@@ -28,7 +28,7 @@ def objects(folder: Path, *command: str) -> list[str]:
     return [str(made)]
 
 
-def test_libraries_for_this_machine(tmp_path: Path) -> None:
+def test_this_machines_libraries_are_linked(tmp_path: Path) -> None:
     compiler = shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
     assert compiler is not None
     library = tmp_path / "answer.so"
@@ -39,7 +39,7 @@ def test_libraries_for_this_machine(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="the extra 'cross' is not installed")
-def test_libraries_for_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libraries_for_another_machine_are_linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     zig = (sys.executable, "-m", "ziglang", "cc", "-target", f"{OTHER}-linux-gnu")
     library = tmp_path / "answer.so"

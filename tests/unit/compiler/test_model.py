@@ -32,7 +32,7 @@ def _tasks(data: bytes) -> list[ExtractedTask]:
     return extract_tasks(fuse(read_onnx(data, {}), TARGET))
 
 
-def test_the_subgraphs_of_a_residual_network() -> None:
+def test_a_residual_network_is_split_into_fused_subgraphs() -> None:
     assert [(task.name, task.weight, task.constants) for task in _tasks(residual())] == [
         ("transpose 1x3x8x8 -> 1x8x8x3", 1, ()),
         ("conv2d_add_relu 1x8x8x3 3x3x3x16 -> 1x8x8x16", 1, (1, 2)),

@@ -18,7 +18,7 @@ ptxas info    : Used 10 registers, used 0 barriers, 360 bytes cmem[0]
 """
 
 
-def test_registers_and_spills_of_the_kernel_that_takes_most() -> None:
+def test_the_report_has_the_registers_and_spills_of_the_largest_kernel() -> None:
     assert read_report(REPORT) == Resources(84, 16)
 
 

@@ -53,7 +53,7 @@ def test_a_negative_extent_is_unknown() -> None:
         ({"image": (1, 3, 8, 8)}, "no input 'image'; its inputs are: input"),
     ],
 )
-def test_shapes_that_are_missing_or_wrong(shapes: dict[str, tuple[int, ...]], message: str) -> None:
+def test_missing_and_wrong_shapes_are_named(shapes: dict[str, tuple[int, ...]], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         read_file(residual(batch="batch"), shapes)
 

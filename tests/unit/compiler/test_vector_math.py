@@ -107,14 +107,14 @@ def _sweep() -> Array:
 
 @pytest.mark.parametrize("target", [NATIVE, PLAIN], ids=["native", "plain"])
 @pytest.mark.parametrize("name", REFERENCES)
-def test_all_exponents(name: str, target: tvm.target.Target) -> None:
+def test_functions_are_accurate_at_all_exponents(name: str, target: tvm.target.Target) -> None:
     x = _sweep()
     _check(name, x, _run(name, x, target))
 
 
 @given(st.lists(st.floats(width=32), min_size=1, max_size=64), st.sampled_from(sorted(REFERENCES)))
 @settings(max_examples=300)
-def test_any_float(values: list[float], name: str) -> None:
+def test_functions_are_accurate_for_any_float(values: list[float], name: str) -> None:
     x = np.array(values, np.float32)
     _check(name, x, _run(name, x))
 

@@ -66,6 +66,6 @@ def test_the_unit_limits_the_memory_of_all_processes(service: configparser.Secti
     assert (service["MemoryMax"], service["OOMPolicy"]) == ("90%", "continue")
 
 
-def test_it_leaves_the_worker_the_means_to_contain_candidates(service: configparser.SectionProxy) -> None:
+def test_the_unit_lets_the_worker_contain_candidates(service: configparser.SectionProxy) -> None:
     hindrances = {"RestrictNamespaces", "PrivateDevices", "PrivateUsers", "MemoryDenyWriteExecute"}
     assert not hindrances & set(service)

@@ -20,7 +20,7 @@ REFUSED = AuditEntry("nobody", "GET /v1/jobs", "", "401 token-needed", "10.0.0.9
 
 
 class TestTokens:
-    def test_round_trip(self, session: Session) -> None:
+    def test_a_token_survives_a_round_trip(self, session: Session) -> None:
         access.add_token(session, BOARD, SHA)
         assert access.tokens(session) == [BOARD]
         assert access.use_token(session, SHA, 20.0) == BOARD
@@ -29,7 +29,7 @@ class TestTokens:
         access.add_token(session, BOARD, SHA)
         assert access.use_token(session, "b" * 64, 20.0) is None
 
-    def test_newest_first(self, session: Session) -> None:
+    def test_tokens_are_listed_newest_first(self, session: Session) -> None:
         for number, at in enumerate((3.0, 1.0, 2.0)):
             access.add_token(session, replace(BOARD, id=f"t{number}", created_at=at), str(number))
         assert [token.id for token in access.tokens(session)] == ["t0", "t2", "t1"]
@@ -40,7 +40,7 @@ class TestTokens:
         with pytest.raises(IntegrityError), database.begin() as session:
             access.add_token(session, replace(BOARD, id="t2"), SHA)
 
-    def test_revoked_once_and_for_all(self, session: Session) -> None:
+    def test_a_revoked_token_stays_revoked(self, session: Session) -> None:
         access.add_token(session, BOARD, SHA)
         assert access.revoke_token(session, "t1", 30.0).revoked_at == 30.0
         assert access.revoke_token(session, "t1", 40.0).revoked_at == 30.0
@@ -72,7 +72,7 @@ class TestTokens:
 
 
 class TestAudit:
-    def test_newest_first_by_page(self, session: Session) -> None:
+    def test_the_audit_log_is_read_newest_first_by_page(self, session: Session) -> None:
         for at in (1.0, 2.0, 3.0):
             access.append_audit(session, {PUSH: 1, REFUSED: 7}, at)
         first = access.audit(session, 4)

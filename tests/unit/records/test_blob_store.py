@@ -97,7 +97,7 @@ def test_an_upload_is_there_before_the_transaction(database: Database) -> None:
         assert blobs.get(session, SHA) == DATA
 
 
-def test_an_unknown_digest(database: Database) -> None:
+def test_an_unknown_digest_is_not_found(database: Database) -> None:
     with pytest.raises(blobs.BlobNotFound):
         get(database, "feed")
 

@@ -55,14 +55,14 @@ class TestBlobs:
         assert blobs.put(session, b"data") == blobs.put(session, b"data")
         assert session.scalar(select(func.count()).select_from(ChunkRow)) == 1
 
-    def test_an_unknown_digest(self, session: Session) -> None:
+    def test_an_unknown_digest_is_not_found(self, session: Session) -> None:
         assert blobs.size(session, "feed") is None
         with pytest.raises(blobs.BlobNotFound, match="there is no blob 'feed'"):
             blobs.get(session, "feed")
 
 
 class TestModels:
-    def test_round_trip(self, session: Session) -> None:
+    def test_a_model_survives_a_round_trip(self, session: Session) -> None:
         sha = blobs.put(session, b"a model")
         added = models.add(session, sha, "resnet", now=5.0)
         assert added == models.UploadInfo(sha, "resnet", 7, 5.0)
@@ -74,11 +74,11 @@ class TestModels:
         again = models.UploadInfo(sha, "resnet", 7, 6.0)
         assert models.add(session, sha, "another name", now=6.0) == again
 
-    def test_the_bytes_come_first(self, session: Session) -> None:
+    def test_a_model_without_a_blob_is_refused(self, session: Session) -> None:
         with pytest.raises(blobs.BlobNotFound):
             models.add(session, "feed", "resnet", now=5.0)
 
-    def test_an_unknown_model(self, session: Session) -> None:
+    def test_an_unknown_model_is_not_found(self, session: Session) -> None:
         with pytest.raises(models.ModelNotFound) as caught:
             models.get(session, "feed")
         assert str(caught.value) == "there is no model 'feed'"

@@ -61,7 +61,7 @@ def end_builder_leases(session: Session, now: float) -> list[str]:
 
 
 class TestWaitingJobs:
-    def test_a_job_with_something_to_build_while_a_builder_is_there(self, board: Farm) -> None:
+    def test_a_job_waits_while_a_builder_is_connected(self, board: Farm) -> None:
         assert builder_fallback.waiting_jobs(board.session, 20.0) == []
         board.issue("t1")
         assert builder_fallback.waiting_jobs(board.session, 20.0) == [], "no builder is there"

@@ -307,7 +307,7 @@ class TestLibraries:
         jobs.cancel(board.session, "job", now=30.0)
         assert building.library(board.session, SHA) is None
 
-    def test_go_with_the_trials_that_time_was_too_short_for(self, board: Farm) -> None:
+    def test_libraries_of_dropped_trials_are_deleted(self, board: Farm) -> None:
         board.issue("t1", "t2")
         enrol(board.session)
         build(board, "built")
@@ -315,7 +315,7 @@ class TestLibraries:
         assert building.library(board.session, SHA) is None
 
 
-def test_device_classes_from_before_can_be_built_for(tmp_path: Path) -> None:
+def test_a_migration_stores_the_platforms_of_device_classes(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/old.db"
     engine = create_engine(url)
     with engine.begin() as old:

@@ -34,7 +34,7 @@ def file(tmp_path: Path) -> Path:
 
 
 class TestTransactions:
-    def test_a_committed_row_is_there_for_the_next_transaction(self, database: Database) -> None:
+    def test_the_next_transaction_reads_a_committed_row(self, database: Database) -> None:
         with database.begin() as session:
             sha = blobs.put(session, b"data")
         with database.begin() as session:
@@ -89,7 +89,7 @@ class TestMigration:
             assert compare_metadata(context, Base.metadata) == []
         database.close()
 
-    def test_counts_the_trials_that_are_there(self, tmp_path: Path) -> None:
+    def test_a_migration_counts_existing_trials(self, tmp_path: Path) -> None:
         path = tmp_path / "old.db"
         with sqlite3.connect(path) as connection:
             engine = create_engine(f"sqlite:///{path}")
@@ -124,7 +124,7 @@ class TestMigration:
             assert trials.add(session, "job", 0, [new], now=2.0) == [5]
         database.close()
 
-    def test_artifacts_that_are_there_get_versions(self, tmp_path: Path) -> None:
+    def test_a_migration_numbers_existing_artifacts(self, tmp_path: Path) -> None:
         path = tmp_path / "old.db"
         with sqlite3.connect(path) as connection:
             engine = create_engine(f"sqlite:///{path}")
@@ -189,24 +189,24 @@ class TestStorageError:
         with pytest.raises(StorageError, match="not a database URL"):
             Database("my data")
 
-    def test_a_folder_that_is_missing(self, tmp_path: Path) -> None:
+    def test_a_missing_folder_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(StorageError, match="check that its folder exists and is writable"):
             sqlite(tmp_path / "missing" / "tunefarm.db").migrate()
 
-    def test_a_folder_that_is_a_file(self, file: Path) -> None:
+    def test_a_file_in_place_of_the_folder_is_named(self, file: Path) -> None:
         with pytest.raises(StorageError, match="check that its folder exists"):
             sqlite(file / "tunefarm.db").migrate()
 
-    def test_a_file_that_may_not_be_written(self, file: Path) -> None:
+    def test_a_file_without_write_permission_is_named(self, file: Path) -> None:
         database = Database(f"sqlite:///file:{file}?mode=ro&uri=true")
         with pytest.raises(StorageError, match="check the permissions"), database.begin() as session:
             blobs.put(session, b"data")
 
-    def test_a_database_that_was_never_migrated(self, tmp_path: Path) -> None:
+    def test_an_unmigrated_database_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(StorageError, match="older than this tunefarm"), sqlite(tmp_path / "new").begin():
             pytest.fail("the transaction began")
 
-    def test_a_newer_schema(self, file: Path) -> None:
+    def test_a_newer_schema_is_refused(self, file: Path) -> None:
         with sqlite3.connect(file) as connection:
             connection.execute("UPDATE alembic_version SET version_num = '9999'")
         connection.close()
@@ -215,7 +215,7 @@ class TestStorageError:
         with pytest.raises(StorageError, match="newer tunefarm"), sqlite(file).begin():
             pytest.fail("the transaction began")
 
-    def test_a_locked_database(self, file: Path) -> None:
+    def test_a_locked_database_is_named(self, file: Path) -> None:
         with sqlite(file).begin(), pytest.raises(StorageError, match="keeps it locked"):
             sqlite(file, busy_timeout_s=0.05).migrate()
         with (
@@ -225,7 +225,7 @@ class TestStorageError:
         ):
             pytest.fail("the transaction began")
 
-    def test_an_empty_transaction_on_a_locked_database(self, file: Path) -> None:
+    def test_an_empty_transaction_notices_a_locked_database(self, file: Path) -> None:
         database = sqlite(file, busy_timeout_s=0.05)
         with database.begin():
             pass
@@ -237,7 +237,7 @@ class TestStorageError:
         with pytest.raises(StorageError, match="not a database"):
             sqlite(file).migrate()
 
-    def test_a_damaged_file(self, file: Path) -> None:
+    def test_a_damaged_file_is_named(self, file: Path) -> None:
         pages = bytearray(file.read_bytes())
         pages[4096:] = b"\xff" * (len(pages) - 4096)
         file.write_bytes(pages)

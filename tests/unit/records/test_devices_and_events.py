@@ -34,13 +34,13 @@ def register(
 
 
 class TestClasses:
-    def test_round_trip(self, session: Session) -> None:
+    def test_a_stored_value_survives_a_round_trip(self, session: Session) -> None:
         for device in (DEVICE, BIGGER, replace(DEVICE, name="a twin")):
             devices.put_class(session, device)
         assert devices.get_class(session, DEVICE.key) == DEVICE
         assert devices.classes(session) == [BIGGER, DEVICE]
 
-    def test_an_unknown_key(self, session: Session) -> None:
+    def test_an_unknown_key_is_not_found(self, session: Session) -> None:
         with pytest.raises(devices.DeviceClassNotFound, match="'feed'"):
             devices.get_class(session, "feed")
 
@@ -94,7 +94,7 @@ class TestProfiles:
         assert workers.instructions(session, "a") == (DesiredState.WORK, False)
         assert self.profile(session) == self.FAST
 
-    def test_an_unknown_worker(self, session: Session) -> None:
+    def test_an_unknown_worker_is_not_found(self, session: Session) -> None:
         with pytest.raises(workers.WorkerNotFound, match="there is no worker 'x'"):
             workers.request_calibration(session, "x")
 
@@ -129,7 +129,7 @@ class TestSilentWorkers:
 
 
 class TestResolve:
-    def test_by_key_and_by_name(self, session: Session) -> None:
+    def test_a_class_is_found_by_key_and_by_name(self, session: Session) -> None:
         devices.put_class(session, DEVICE)
         assert devices.resolve_class(session, DEVICE.key, now=6.0) == DEVICE
         assert devices.resolve_class(session, "two cores", now=6.0) == DEVICE
@@ -153,7 +153,7 @@ class TestResolve:
 
 
 class TestWorkers:
-    def test_round_trip(self, session: Session) -> None:
+    def test_a_stored_value_survives_a_round_trip(self, session: Session) -> None:
         register(session, "b", "s1", None, WorkerState.PROBING, now=1.0)
         register(session, "a", "s2", DEVICE, WorkerState.READY, now=2.0)
         first, second = workers.list_workers(session)
@@ -176,7 +176,7 @@ class TestWorkers:
         assert (second.device_class, second.device_name, second.cores) == (None, None, None)
         assert workers.get(session, "a") == first
 
-    def test_an_unknown_worker(self, session: Session) -> None:
+    def test_an_unknown_worker_is_not_found(self, session: Session) -> None:
         with pytest.raises(workers.WorkerNotFound, match="there is no worker 'x'"):
             workers.get(session, "x")
 
@@ -303,7 +303,7 @@ class TestWanted:
         assert workers.not_taking_work(session) == []
         assert workers.may_lease(session, "a", "another")
 
-    def test_an_unknown_worker(self, session: Session) -> None:
+    def test_an_unknown_worker_is_not_found(self, session: Session) -> None:
         with pytest.raises(workers.WorkerNotFound, match="'x'"):
             workers.set_desired_state(session, "x", DesiredState.DRAIN)
         assert workers.desired_state(session, "x") is DesiredState.WORK
@@ -339,7 +339,7 @@ class TestWanted:
 
 
 class TestEvents:
-    def test_round_trip_in_order(self, session: Session) -> None:
+    def test_events_are_read_in_order(self, session: Session) -> None:
         jobs.create(session, "job", request(session), None, now=1.0)
         jobs.create(session, "other", request(session), None, now=1.0)
         [created] = events.since(session, "job", 0, 100)
@@ -352,7 +352,7 @@ class TestEvents:
         assert found[0].kind == "progress"
         assert sorted(event.id for event in found) == [event.id for event in found]
 
-    def test_reading_on_after_an_id(self, session: Session) -> None:
+    def test_reading_continues_after_an_id(self, session: Session) -> None:
         jobs.create(session, "job", request(session), None, now=1.0)
         for number in range(4):
             events.append(session, "job", "progress", {"n": number}, now=2.0)

@@ -103,7 +103,7 @@ class TestOrder:
         twins = [replace(share(1), job_id="b"), replace(share(1), job_id="a"), share(0)]
         assert [entry.job_id for entry in order(twins)] == ["job 0", "a", "b"]
 
-    def test_no_job_waits(self) -> None:
+    def test_without_waiting_jobs_the_queue_is_empty(self) -> None:
         assert order([share(0, waits=False)]) == []
 
 
@@ -293,7 +293,7 @@ class TestQuota:
     ) -> None:
         assert 1 <= Quota(max_trials, fraction).trials(unfinished) <= min(max_trials, unfinished)
 
-    def test_equals_halve_a_batch_whoever_asks_first(self, farm: Farm) -> None:
+    def test_equal_workers_halve_a_batch_in_any_order(self, farm: Farm) -> None:
         plug_in(farm, [Board("one", 0.5), Board("other", 0.5)])
         issue(farm, 21)
         held = [

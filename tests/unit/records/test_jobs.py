@@ -49,7 +49,7 @@ class TestRequest:
 
 
 class TestCreate:
-    def test_round_trip(self, session: Session) -> None:
+    def test_a_stored_value_survives_a_round_trip(self, session: Session) -> None:
         sharing = {"priority": -3, "weight": 0.25}
         asked = request(
             session, shapes={"a": (1, 3), "b": ()}, budget=Budget(12, 2.5), seed=2**63 - 1, **sharing
@@ -77,11 +77,11 @@ class TestCreate:
         with pytest.raises(jobs.IdempotencyConflict, match="'key' belongs to another request"):
             jobs.create(session, "b", request(session, budget=Budget(7)), "key", now=1.0)
 
-    def test_an_unknown_model(self, session: Session) -> None:
+    def test_an_unknown_model_is_refused(self, session: Session) -> None:
         with pytest.raises(models.ModelNotFound):
             jobs.create(session, "a", request(session, model_sha="feed"), None, now=1.0)
 
-    def test_an_unknown_job(self, session: Session) -> None:
+    def test_an_unknown_job_is_not_found(self, session: Session) -> None:
         with pytest.raises(jobs.JobNotFound, match="there is no job 'x'"):
             jobs.get(session, "x")
 
@@ -95,7 +95,7 @@ class TestLists:
         assert (first, second) == (["d", "c"], ["b", "a"])
         assert jobs.list_jobs(session, 2, "a") == []
 
-    def test_an_unknown_cursor(self, session: Session) -> None:
+    def test_an_unknown_cursor_is_refused(self, session: Session) -> None:
         with pytest.raises(jobs.JobNotFound):
             jobs.list_jobs(session, 2, "x")
 
@@ -171,13 +171,13 @@ class TestAdvance:
         assert jobs.get(session, "job") == before
         assert states(session, "job") == ["queued"]
 
-    def test_a_failure_says_why(self, session: Session) -> None:
+    def test_a_failed_job_keeps_its_error(self, session: Session) -> None:
         create(session, "job")
         jobs.advance(session, "job", {JobState.QUEUED}, JobState.FAILED, now=2.0, error="no operator Foo")
         assert jobs.get(session, "job").error == "no operator Foo"
         assert events.since(session, "job", 0, 9)[-1].data["error"] == "no operator Foo"
 
-    def test_which_states_are_final(self) -> None:
+    def test_only_final_states_are_finished(self) -> None:
         assert {state for state in JobState if state.finished} == {"done", "failed", "cancelled"}
 
 
@@ -207,13 +207,13 @@ class TestCancel:
         assert jobs.cancel(session, "job", now=3.0).state is JobState.DONE
         assert jobs.get(session, "job").finished_at == 2.0
 
-    def test_an_unknown_job(self, session: Session) -> None:
+    def test_an_unknown_job_is_not_found(self, session: Session) -> None:
         with pytest.raises(jobs.JobNotFound):
             jobs.cancel(session, "x", now=3.0)
 
 
 class TestSetters:
-    def test_round_trip(self, session: Session) -> None:
+    def test_a_stored_value_survives_a_round_trip(self, session: Session) -> None:
         create(session, "job")
         devices.put_class(session, DEVICE)
         one, two = blobs.put(session, b"1"), blobs.put(session, b"2")
@@ -228,7 +228,7 @@ class TestSetters:
         assert (job.untuned_artifact_sha, job.artifact_sha) == (one, two)
         assert (job.untuned_s, job.tuned_s) == ((0.2, 0.25), (0.1,))
 
-    def test_a_cancelled_job_takes_nothing(self, session: Session) -> None:
+    def test_a_cancelled_job_ignores_results(self, session: Session) -> None:
         create(session, "job")
         devices.put_class(session, DEVICE)
         sha = blobs.put(session, b"1")
@@ -239,7 +239,7 @@ class TestSetters:
         assert not jobs.set_end_to_end(session, "job", "tuned", [0.1])
         assert jobs.get(session, "job") == before
 
-    def test_an_unknown_device_class(self, session: Session) -> None:
+    def test_an_unknown_device_class_is_refused(self, session: Session) -> None:
         create(session, "job")
         with pytest.raises(devices.DeviceClassNotFound):
             jobs.set_device_class(session, "job", "feed")

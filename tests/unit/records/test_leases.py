@@ -16,7 +16,7 @@ from tests.unit.records.farm import Farm, make_job, measured, task_spec
 
 
 class TestTake:
-    def test_round_trip(self, farm: Farm) -> None:
+    def test_a_lease_survives_a_round_trip(self, farm: Farm) -> None:
         ids = farm.issue("t1", "t2", "t3")
         lease = farm.leased("lease", limit=2, now=20.0)
         assert (lease.id, lease.worker_id, lease.session_id, lease.job_id) == (
@@ -37,7 +37,7 @@ class TestTake:
         assert [trial.id for trial in farm.leased("two", limit=2).trials] == ids[2:]
         assert farm.take("three") is None
 
-    def test_nothing_to_do(self, farm: Farm) -> None:
+    def test_without_trials_there_is_no_lease(self, farm: Farm) -> None:
         assert farm.take("lease") is None
 
     def test_without_slots_there_is_no_lease(self, farm: Farm) -> None:

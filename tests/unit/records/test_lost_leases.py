@@ -27,7 +27,7 @@ class TestExpire:
         assert leases.expire(farm.session, now=80.0) == []
         assert [(trial.state, trial.attempts) for trial in farm.trials()] == [("done", 0), ("pending", 1)]
 
-    def test_many_go_a_few_at_a_time(self, farm: Farm) -> None:
+    def test_many_leases_expire_a_few_at_a_time(self, farm: Farm) -> None:
         for number in range(5):
             farm.issue(f"t{number}")
             farm.leased(f"lease {number}", now=20.0)
@@ -124,7 +124,7 @@ class TestGiveBack:
         leases.give_back(farm.session, "worker", "session", now=22.0)
         assert farm.trials() == []
 
-    def test_evicting_gives_back_too(self, farm: Farm) -> None:
+    def test_evicting_returns_the_workers_trials(self, farm: Farm) -> None:
         farm.register()
         farm.issue("t1")
         farm.leased("lease", now=20.0)
@@ -150,7 +150,7 @@ def test_the_event_of_a_lost_device_names_device_and_trials(farm: Farm) -> None:
     assert "the worker worker was lost" in event.data["message"]
 
 
-def test_a_device_that_had_reported_everything_is_not_missed(farm: Farm) -> None:
+def test_a_lost_device_without_unreported_work_has_no_event(farm: Farm) -> None:
     issued = farm.issue("a", "b")
     farm.leased("lease")
     farm.report("lease", issued)

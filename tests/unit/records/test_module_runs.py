@@ -20,7 +20,7 @@ KINDS: tuple[ModuleKind, ...] = ("untuned", "published", "tuned")
 
 
 class TestModuleRuns:
-    def test_round_trip(self, farm: Farm) -> None:
+    def test_a_module_run_survives_a_round_trip(self, farm: Farm) -> None:
         run_id = farm.add_run()
         farm.leased("lease")
         result = LeaseResult(measured(1e-2), module_run_id=run_id)

@@ -157,7 +157,7 @@ def test_a_session_continues_with_a_new_token_when_the_old_token_ends(
         )
 
 
-def test_another_workers_session_is_known_as_such(session: Session) -> None:
+def test_a_session_id_of_another_worker_is_recognized(session: Session) -> None:
     """Leases name a session, so its id would let another worker report for them."""
     register(session, OURS)
     assert workers.has_other_session(session, "neighbour", "first")

@@ -97,7 +97,7 @@ class TestStorageError:
             ("58P01", "its server says: .*first line: try again later, its log may say more"),
         ],
     )
-    def test_names_the_cause_and_the_next_step(self, pg: Database, state: str, words: str) -> None:
+    def test_an_error_names_the_cause_and_the_next_step(self, pg: Database, state: str, words: str) -> None:
         with pytest.raises(StorageError, match=words) as error, pg.begin() as session:
             session.execute(text(RAISE.format(state)))
         assert error.value.full == (state == "53100")
@@ -143,7 +143,7 @@ class TestStorageError:
             server.start()
         look(pg)
 
-    def test_a_row_that_is_locked_for_too_long(self, pg: Database) -> None:
+    def test_waiting_too_long_for_a_locked_row_is_named(self, pg: Database) -> None:
         with pg.begin() as session:
             make_job(session, "job")
         with pg.begin() as holder:
@@ -151,7 +151,7 @@ class TestStorageError:
             with pytest.raises(StorageError, match="keeps it locked"), pg.begin() as session:
                 jobs.cancel(session, "job", 2.0)
 
-    def test_too_many_transactions_at_once(self, pg: Database) -> None:
+    def test_too_many_transactions_at_once_are_refused(self, pg: Database) -> None:
         with ThreadPoolExecutor(20) as pool:
             ready, end = threading.Barrier(21), threading.Event()
 

@@ -26,7 +26,7 @@ def _classes(session: Session) -> None:
 
 
 class TestBest:
-    def test_the_best_is_the_fastest_that_went_well(self, session: Session) -> None:
+    def test_the_best_schedule_is_the_fastest_success(self, session: Session) -> None:
         fast = record("t2", 1e-3)
         put_measured(session, record("t1", 2e-3), fast, record("t3"), record("t4", 3e-3))
         assert best(session, "w1", DEVICE.key) == fast
@@ -76,7 +76,7 @@ class TestRemeasuring:
         put_measured(session, good, record("t"))
         assert best(session, "w1", DEVICE.key) == good
 
-    def test_a_wrong_result_does(self, session: Session) -> None:
+    def test_a_wrong_result_replaces_a_success(self, session: Session) -> None:
         put_measured(session, record("t", 1e-3), record("t", outcome=Outcome.WRONG_RESULT))
         assert best(session, "w1", DEVICE.key) is None
 
@@ -87,7 +87,7 @@ class TestRemeasuring:
 
 
 class TestHistory:
-    def test_newest_first_of_any_outcome_with_a_program(self, session: Session) -> None:
+    def test_the_history_has_programs_of_any_outcome_newest_first(self, session: Session) -> None:
         old, failed, new = (
             record("t1", 1e-3),
             record("t2", created_at=6.0),
@@ -98,7 +98,7 @@ class TestHistory:
         assert schedules.history(session, DEVICE.key) == [new, failed, old]
         assert schedules.history(session, DEVICE.key, limit=1) == [new]
 
-    def test_successes_by_workload_and_latency(self, session: Session) -> None:
+    def test_successes_are_ordered_by_workload_and_latency(self, session: Session) -> None:
         slow, fast, other = record("t1", 2e-3), record("t2", 1e-3), record("t", 1.0, workload_hash="w2")
         put_measured(session, other, slow, fast, record("t3"))
         assert schedules.successes(session, DEVICE.key) == [fast, slow, other]
@@ -118,7 +118,7 @@ class TestRecordsOfWorkloads:
         assert schedules.of_workloads(session, DEVICE.key, ["w1"]) == [old, failed, imported]
         assert schedules.after(session, DEVICE.key, first) == [failed, imported]
 
-    def test_the_fastest_with_a_program(self, session: Session) -> None:
+    def test_the_fastest_records_have_a_program(self, session: Session) -> None:
         slow, fast = record("t1", 2e-3), record("t2", 1e-3)
         put_measured(session, slow, fast, record("t3"), record("t4", 1e-4, program=None), record("t5", 3e-3))
         assert schedules.fastest(session, DEVICE.key, "w1", 2) == [fast, slow]
@@ -161,7 +161,7 @@ def imported(trace: str, latency_s: float = 1e-9, **changes: object) -> Record:
 
 
 class TestImport:
-    def test_round_trip(self, session: Session) -> None:
+    def test_an_import_survives_a_round_trip(self, session: Session) -> None:
         foreign = imported("t", 1e-3)
         assert imports.add(session, [foreign], now=9.0) == 1
         assert best(session, "w1", DEVICE.key) == replace(foreign, created_at=9.0)

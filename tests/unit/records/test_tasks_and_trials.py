@@ -20,7 +20,7 @@ from tests.unit.records.farm import Farm, make_job, measured, put_measured, reco
 
 
 class TestWorkloads:
-    def test_round_trip(self, session: Session) -> None:
+    def test_a_stored_value_survives_a_round_trip(self, session: Session) -> None:
         tasks.put_workload(session, "w1", '{"nodes": []}')
         tasks.put_workload(session, "w1", "a repetition")
         assert tasks.workload(session, "w1") == '{"nodes": []}'
@@ -44,13 +44,13 @@ class TestWorkloads:
         assert tasks.tags(session, DEVICE.key) == {"w1": "SSR2:9"}
         assert tasks.tags(session, "another class") == {}
 
-    def test_an_unknown_hash(self, session: Session) -> None:
+    def test_an_unknown_workload_is_not_found(self, session: Session) -> None:
         with pytest.raises(tasks.WorkloadNotFound, match="'w9'"):
             tasks.workload(session, "w9")
 
 
 class TestTasks:
-    def test_round_trip(self, farm: Farm) -> None:
+    def test_a_stored_value_survives_a_round_trip(self, farm: Farm) -> None:
         [task] = tasks.for_job(farm.session, "job")
         assert task == tasks.Task(
             farm.task_id, "job", "w1", "conv2d", 3, 2.5e8, True, "", trials=0, best_s=None, constants=(1, 2)
@@ -68,7 +68,7 @@ class TestTasks:
         with pytest.raises(tasks.WorkloadNotFound):
             tasks.add_tasks(farm.session, "job", [task_spec("job", "w9")])
 
-    def test_progress(self, farm: Farm) -> None:
+    def test_a_task_counts_trials_and_keeps_its_best_latency(self, farm: Farm) -> None:
         ids = farm.issue("t1", "t2", "t3")
         farm.leased("lease")
         farm.report("lease", ids[:1], secs=4e-3)
@@ -96,7 +96,7 @@ class TestTasks:
 
 
 class TestTrials:
-    def test_round_trip(self, farm: Farm) -> None:
+    def test_a_stored_value_survives_a_round_trip(self, farm: Farm) -> None:
         [trial_id] = farm.issue("t1")
         [trial] = farm.trials()
         assert trial == trials.Trial(
@@ -130,7 +130,7 @@ class TestTrials:
         assert farm.issue("t1") == []
         assert farm.trials() == []
 
-    def test_an_unknown_job(self, farm: Farm) -> None:
+    def test_an_unknown_job_is_refused(self, farm: Farm) -> None:
         with pytest.raises(jobs.JobNotFound):
             trials.add(farm.session, "x", 0, [], now=1.0)
 
@@ -162,7 +162,7 @@ class TestTrials:
         assert trials.drop_pending(farm.session, "job") == 2
         assert [trial.state for trial in farm.trials()] == ["leased"]
 
-    def test_ids_do_not_come_back(self, farm: Farm) -> None:
+    def test_ids_of_deleted_trials_are_not_reused(self, farm: Farm) -> None:
         dropped = farm.issue("t1", "t2")
         trials.drop_pending(farm.session, "job")
         assert min(farm.issue("t3")) > max(dropped)
@@ -185,7 +185,7 @@ class TestDone:
         farm.issue("open")
         return ids
 
-    def test_all_are_there_in_the_order_in_which_they_ended(self, farm: Farm) -> None:
+    def test_measured_trials_are_listed_in_the_order_they_ended(self, farm: Farm) -> None:
         self.done(farm)
         expected = [(30.0, 8e-3), (31.0, None), (32.0, 2e-3)]  # of 1, 2 and 3 times the seconds
         assert trials.measured(farm.session, "job") == [(farm.task_id, *one) for one in expected]
@@ -199,7 +199,7 @@ class TestDone:
         [failure] = trials.failures(farm.session, "job", 5)
         assert (failure.outcome, failure.trials) == (measured(None).outcome, 1)
 
-    def test_an_index_has_all_of_them(self, farm: Farm) -> None:
+    def test_an_index_covers_the_measured_trials(self, farm: Farm) -> None:
         self.done(farm)
         if dialect_of(farm.session) != "sqlite":
             pytest.skip("PostgreSQL reads small tables from beginning to end")

@@ -222,7 +222,7 @@ class TestSetBack:
         farm.restart()
         farm.finish()
 
-    def test_a_worker_that_is_gone_is_lost_within_a_minute(self, farm: Farm) -> None:
+    def test_a_silent_worker_is_lost_within_a_minute(self, farm: Farm) -> None:
         farm.now = 100 * DAY_S
         farm.plug_in()
         farm.now -= DAY_S

@@ -55,7 +55,7 @@ def test_an_unreached_latency_goal_does_not_end_the_job(farm: Farm) -> None:
 
 
 @pytest.mark.usefixtures("constant")
-def test_a_search_that_stops_paying_ends(farm: Farm) -> None:
+def test_a_search_with_too_little_gain_ends(farm: Farm) -> None:
     """Nothing has become faster after a minute, twelve batches of four."""
     begin(farm, Budget(1000, min_gain=0.01))
     job = farm.finish()
@@ -68,7 +68,7 @@ def test_the_minutes_end_a_job(farm: Farm) -> None:
     assert farm.finish().end_reason is EndReason.MINUTES
 
 
-def test_a_search_without_anything_new_ends(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exhausted_search_ends(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
     from scheduler.planning import batch
 
     monkeypatch.setattr(batch, "propose", lambda *args, **more: [])

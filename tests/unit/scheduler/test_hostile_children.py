@@ -105,7 +105,7 @@ CACHE: dict[str, Any] = {
         {"moved": {"z": 0}},
     ],
 )
-def test_what_no_cache_has_is_refused(changes: dict[str, Any]) -> None:
+def test_an_implausible_cache_is_refused(changes: dict[str, Any]) -> None:
     whole: dict[str, Any] = asdict(MODEL)
     ImportedModel.from_json({**whole, "cache": CACHE})
     with pytest.raises(msgspec.ValidationError):
@@ -141,7 +141,7 @@ NAN, HUGE = float("nan"), 10**30
         (Quantization, QUANTIZATION, {"outputs": []}),
     ],
 )
-def test_what_no_report_has_is_refused(
+def test_an_implausible_report_is_refused(
     kind: type[Comparison] | type[Quantization], whole: dict[str, Any], changes: dict[str, Any]
 ) -> None:
     assert msgspec.convert(whole, kind).outputs

@@ -181,7 +181,7 @@ def test_a_device_that_stopped_cleanly_is_away_at_once(farm: Farm) -> None:
     assert farm.job().message == f"waiting for a device of class {DEVICE.key}: start a worker on it"
 
 
-def test_a_device_that_people_hold_back_is_named(farm: Farm) -> None:
+def test_a_drained_device_is_named(farm: Farm) -> None:
     farm.plug_in()
     farm.submit(target=DEVICE.key)
     with farm.database.begin() as session:
@@ -523,7 +523,7 @@ def test_models_timed_separately_are_timed_again_together(farm: Farm, compiler: 
     assert len({run.lease_id for run in works}) == 1
 
 
-def test_after_a_lost_device_each_is_timed_alone(farm: Farm) -> None:
+def test_after_a_lost_device_each_model_is_timed_alone(farm: Farm) -> None:
     farm.submit()
     farm.plug_in()
     while farm.job().state is not JobState.PUBLISHING:

@@ -31,7 +31,7 @@ def test_steps_and_sweeps_are_counted(farm: Farm) -> None:
     assert value(metrics, "tunefarm_sweeps_total", ended="well") > 0
 
 
-def test_they_are_served_where_the_settings_say() -> None:
+def test_metrics_are_served_on_the_port_of_the_settings() -> None:
     metrics, port = SchedulerMetrics(), free_port()
     with metrics.timed("round"):
         pass

@@ -137,7 +137,7 @@ def test_a_model_that_onnx_runtime_refuses_is_published(farm: Farm, onnx: FakeCo
     assert farm.published()[0] == TUNED
 
 
-def test_other_formats_are_not_timed_there(farm: Farm, compiler: FakeCompiler) -> None:
+def test_models_of_other_formats_are_not_timed_in_onnx_runtime(farm: Farm, compiler: FakeCompiler) -> None:
     farm.submit()
     farm.plug_in()
     assert farm.finish().onnxruntime == OnnxRuntime(note=NOT_ONNX)
@@ -151,7 +151,7 @@ def test_a_model_that_does_not_compile_has_a_note(farm: Farm, onnx: FakeCompiler
     assert farm.finish().onnxruntime == OnnxRuntime(note=NOT_TIMED)
 
 
-def test_nothing_is_timed_there_beside_a_gpu(
+def test_jobs_on_a_gpu_are_not_timed_in_onnx_runtime(
     farm: Farm, onnx: FakeCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_gpu = SimpleNamespace(get_class=lambda *args: replace(devices.get_class(*args), gpu=GPU.gpu))

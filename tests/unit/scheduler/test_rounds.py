@@ -239,7 +239,7 @@ def test_refused_programs_are_replaced_and_never_asked_for_again(
     assert len(asked) == len(set(asked)) > 8
 
 
-def test_when_everything_is_refused_the_job_still_ends(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_ends_if_every_program_is_refused(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(module: object, program: object, device: object) -> str:
         raise LoweringError("refused")
 
@@ -353,7 +353,7 @@ class TestRemeasurement:
         ]
         assert record.run_s == again.run_s
 
-    def test_an_error_the_second_time_leaves_the_first_seconds(self, farm: Farm) -> None:
+    def test_a_failed_remeasurement_keeps_the_first_seconds(self, farm: Farm) -> None:
         trial, again = self._twice(farm, Outcome.RUN_ERROR)
         assert self._gathered(farm, trial, again).measured[0].seconds == 2e-3
 

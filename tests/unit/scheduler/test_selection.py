@@ -125,7 +125,7 @@ def test_a_rejected_schedule_explains_the_failure_of_its_assembly() -> None:
     assert selection.schedules >= set(bests(listed)) - {culprit}
 
 
-def test_two_culprits_are_never_published_and_mostly_something_is() -> None:
+def test_two_harmful_schedules_are_never_published() -> None:
     listed = records(16, each=1)
     found = []
     for other in bests(listed)[1:]:
@@ -157,7 +157,7 @@ def test_a_lost_device_is_not_blamed_on_schedules() -> None:
 
 
 @pytest.mark.parametrize("workloads", [2, 5, 29])
-def test_a_reason_is_given_for_all_that_is_left_out(workloads: int) -> None:
+def test_every_excluded_schedule_has_a_reason(workloads: int) -> None:
     listed = records(workloads)
     [culprit] = bests(listed[:1])
     assemblies: list[Assembly] = []

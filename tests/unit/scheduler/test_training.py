@@ -210,7 +210,7 @@ def test_if_the_first_training_fails_the_estimate_is_used(
     assert not farm.context.trainer.models[DEVICE.key].is_learned
 
 
-def test_metrics_of_records_that_were_held_out(farm: Farm, trainings: list[int]) -> None:
+def test_metrics_are_computed_on_held_out_records(farm: Farm, trainings: list[int]) -> None:
     measured(farm, MIN_EVALUATED)
     measured(farm, 60, task=CONV)
     farm.context.trainer.up_to_date(DEVICE)
@@ -227,9 +227,7 @@ def test_metrics_of_records_that_were_held_out(farm: Farm, trainings: list[int])
     assert found["learned"]["r2"] > 0
 
 
-def test_metrics_are_worked_out_again_when_there_are_many_more_records(
-    farm: Farm, trainings: list[int]
-) -> None:
+def test_metrics_are_computed_again_after_many_new_records(farm: Farm, trainings: list[int]) -> None:
     for number, count in enumerate((MIN_EVALUATED, 10, 50)):
         measured(farm, count, at=NOW + number)
         farm.now += 1e6

@@ -195,7 +195,7 @@ def _quantities(device: Device) -> dict[str, float]:
     return {name: float(values[0]) for name, values in found.items()}
 
 
-def test_the_quantities_of_a_program_by_hand() -> None:
+def test_the_quantities_of_a_program_equal_values_by_hand() -> None:
     found = _quantities(DEVICE)
     assert found["vector_width"] == 32
     assert found["accumulators"] == 8 * 2

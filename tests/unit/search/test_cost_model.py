@@ -115,7 +115,7 @@ def test_training_never_raises(measured: list[float], tasks: int, missing: bool)
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_a_trained_model_predicts_as_few_as_are_asked(count: int) -> None:
+def test_a_trained_model_predicts_any_number_of_programs(count: int) -> None:
     model = CostModel.train(_examples(50, _slower_with_the_first))
     few = _examples(count, _slower_with_the_first)
     assert model.predict(few.features, _estimate(few.analytic_s)).shape == (count,)

@@ -21,12 +21,12 @@ def test_prime_factors_are_prime_and_multiply_to_the_number(number: int) -> None
 
 
 @given(st.integers(1, 2000))
-def test_divisors_are_all_that_divide(number: int) -> None:
+def test_divisors_are_complete(number: int) -> None:
     assert set(divisors(number)) == {d for d in range(1, number + 1) if number % d == 0}
 
 
 @given(st.integers(1, 60), st.integers(1, 4), st.integers(1, 64))
-def test_factorizations_are_exactly_those_that_exist(extent: int, parts: int, max_last: int) -> None:
+def test_factorizations_are_complete(extent: int, parts: int, max_last: int) -> None:
     expected = {
         factors
         for factors in itertools.product(divisors(extent), repeat=parts)
@@ -66,7 +66,7 @@ def test_factors_cover_an_extent_tile_by_tile(extent: int, factors: list[int], t
 
 
 @pytest.mark.parametrize("extent", range(1, 25))
-def test_the_same_for_every_small_tiling(extent: int) -> None:
+def test_every_small_tiling_is_classified_as_by_enumeration(extent: int) -> None:
     for factors in itertools.product(range(1, 7), repeat=3):
         for tail in Tail:
             assert covers(factors, extent, tail) is _is_cover(factors, extent, tail), (factors, tail)
@@ -99,7 +99,7 @@ def _partial(extent: int, tail: Tail, parts: int = 4) -> set[int]:
 
 
 @given(st.integers(1, 1100))
-def test_nothing_is_partial_unless_asked_for(extent: int) -> None:
+def test_tilings_are_exact_by_default(extent: int) -> None:
     assert not _partial(extent, Tail.NONE)
 
 

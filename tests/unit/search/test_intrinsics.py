@@ -186,7 +186,7 @@ def test_names_are_distinct() -> None:
     assert len(BY_NAME) == len(INTRINSICS)
 
 
-def test_sketches_with_and_without_the_instruction() -> None:
+def test_sketches_exist_with_and_without_the_instruction() -> None:
     assert [sketch.key for sketch in generate(_matmul(), SERVER)] == [
         "tile matmul SSRSRS of dot_16x4_vnni",
         "tile matmul SSRSRS of dot_16x4_vnni in a write cache, copy at 1",

@@ -162,7 +162,7 @@ def test_a_nest_joins_the_outer_axes_that_it_shares(read: str, depths: tuple[str
     assert _locations(graph, "nest heavy; nest reader")["heavy"][1] == ("inline", "root", *depths)
 
 
-def test_two_reads_share_what_both_of_them_share() -> None:
+def test_two_reads_share_their_common_axes() -> None:
     box = {"i": 8, "j": 8, "k": 8}
     graph = dag(
         {"data": (8, 8, 8)},

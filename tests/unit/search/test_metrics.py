@@ -27,12 +27,12 @@ def of(predicted: list[float], measured: list[float], task: list[int] | None = N
     return evaluate(told(predicted, measured, task))
 
 
-def test_a_perfect_model() -> None:
+def test_a_perfect_model_has_metrics_of_one() -> None:
     measured = [(n + 1) * 1e-3 for n in range(3 * TOP)]
     assert of(measured, measured) == ModelMetrics(3 * TOP, 1.0, 1.0, 1.0)
 
 
-def test_a_model_that_predicts_the_reverse_order() -> None:
+def test_the_reverse_order_has_the_worst_metrics() -> None:
     measured = [(n + 1) * 1e-3 for n in range(3 * TOP)]
     found = of(measured[::-1], measured)
     assert (found.pairwise, found.recall) == (0.0, 0.0)
@@ -40,7 +40,7 @@ def test_a_model_that_predicts_the_reverse_order() -> None:
     assert found.r2 < 0
 
 
-def test_a_worked_example() -> None:
+def test_metrics_equal_a_worked_example() -> None:
     """Throughputs 1, 1/2, 1/4 predicted as 1/2, 1/2, 1/4: the error is 1/4, the mean 7/12."""
     found = of([2e-3, 2e-3, 4e-3], [1e-3, 2e-3, 4e-3])
     spread = sum((value - 7 / 12) ** 2 for value in (1, 1 / 2, 1 / 4))
@@ -64,7 +64,7 @@ def test_a_failure_is_the_slowest_of_all() -> None:
     assert of([1e-3, 2e-3, 1e-4], [1e-3, 2e-3, math.inf]).pairwise == pytest.approx(1 / 3)
 
 
-def test_recall_counts_the_fastest_that_were_chosen() -> None:
+def test_recall_counts_the_chosen_fastest_programs() -> None:
     measured = [(n + 1) * 1e-3 for n in range(2 * TOP)]
     predicted = list(measured)
     predicted[0], predicted[-1] = predicted[-1], predicted[0]
@@ -89,7 +89,7 @@ def test_undefined_metrics_are_none(measured: list[float]) -> None:
     assert (found.r2, found.pairwise, found.recall) == (None, None, None)
 
 
-def test_by_task() -> None:
+def test_each_task_has_its_own_metrics() -> None:
     found = by_task(told([1e-3, 2e-3, 2.0, 1.0], [1e-3, 2e-3, 1.0, 2.0], [3, 3, 5, 5]))
     assert {number: metrics.pairwise for number, metrics in found.items()} == {3: 1.0, 5: 0.0}
 

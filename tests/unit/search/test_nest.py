@@ -117,7 +117,7 @@ def test_trips_are_the_iterations_of_a_level(sketch: Sketch, seed: int) -> None:
 
 
 @given(small_sketches, seeds)
-def test_inside_is_what_the_inner_loops_cover(sketch: Sketch, seed: int) -> None:
+def test_inside_equals_the_elements_the_inner_loops_cover(sketch: Sketch, seed: int) -> None:
     for nest, row, loops in _cases(sketch, seed):
         for boundary in range(nest.depth + 1):
             positions = list(loops.run(range(boundary, nest.depth)))
@@ -160,7 +160,7 @@ def test_loops_one_by_one_cover_and_visit_the_same(sketch: Sketch, seed: int) ->
                 assert loops.visits(each)[boundary, row] == sum(1 for _ in itertools.groupby(places))
 
 
-def test_a_matrix_product_by_hand() -> None:
+def test_a_matrix_product_has_the_extents_computed_by_hand() -> None:
     """i = 2 x 1 x 2 x 1, j = 1 x 3 x 1 x 2, k = 2 x 2."""
     sketch = sketch_of(matmul(4, 6, 4), "tile matmul SSRSRS")
     program = program_of(sketch, matmul={"i": (2, 1, 2, 1), "j": (1, 3, 1, 2), "k": (2, 2)})
@@ -218,7 +218,7 @@ def test_a_row_takes_full_vectors_and_powers_of_two(width: int, lanes: int) -> N
 
 
 @pytest.mark.parametrize(("width", "count"), [(1, 1), (16, 1), (32, 2), (48, 3), (24, 2), (7, 3), (31, 5)])
-def test_instructions_of_some_rows(width: int, count: int) -> None:
+def test_a_row_takes_the_listed_number_of_instructions(width: int, count: int) -> None:
     assert vector_instructions(np.array([width]), 16).tolist() == [count]
 
 
@@ -227,7 +227,9 @@ def test_many_rows_are_counted_at_once() -> None:
 
 
 @given(st.integers(1, 6), st.integers(1, 12), st.integers(0, 11), st.integers(1, 3))
-def test_the_quotients_within_a_tile(divisor: int, tile: int, number: int, coefficient: int) -> None:
+def test_the_quotients_within_a_tile_are_counted(
+    divisor: int, tile: int, number: int, coefficient: int
+) -> None:
     """The count is exact for tiles that line up with the divisor, and otherwise at most one too small."""
     read = access(f"data[{coefficient}*f//{divisor}]", ["f"])
     (touched,) = region(read, np.array([[tile]]), (10_000,))

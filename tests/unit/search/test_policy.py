@@ -224,7 +224,7 @@ def test_one_model_learns_from_several_tasks() -> None:
     assert np.corrcoef(np.log(predicted), np.log(measured))[0, 1] > 0.6
 
 
-def test_training_on_little_is_the_analytic_model() -> None:
+def test_with_few_samples_the_analytic_model_is_returned() -> None:
     task = TASKS["matmul"]
     samples = _samples(task, 100, seed=1)
     assert len(samples) >= MIN_RECORDS

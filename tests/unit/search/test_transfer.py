@@ -112,7 +112,7 @@ def test_programs_of_another_structure_are_left_out() -> None:
 
 
 @given(st.integers(2, 300), st.integers(2, 4), st.sampled_from(list(Tail)), st.integers(2, 300), seeds)
-def test_factors_are_valid_and_no_valid_ones_have_a_nearer_inner_tile(
+def test_factors_are_valid_and_the_nearest_ones(
     extent: int, parts: int, tail: Tail, other: int, seed: int
 ) -> None:
     source, target = Split("n", 0, other, parts, tail), Split("n", 0, extent, parts, tail)
@@ -128,7 +128,7 @@ def test_factors_are_valid_and_no_valid_ones_have_a_nearer_inner_tile(
     ("wanted", "extent", "found"),
     [((8, 4, 16), 1024, (16, 4, 16)), ((8, 4, 16), 64, (1, 4, 16)), ((8, 4, 16), 48, (1, 3, 16))],
 )
-def test_the_outermost_factor_takes_what_is_left(
+def test_the_outermost_factor_takes_the_remainder(
     wanted: tuple[int, ...], extent: int, found: tuple[int, ...]
 ) -> None:
     assert tuple(nearest_factors(wanted, Split("n", 0, extent, 3))) == found

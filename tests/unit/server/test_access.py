@@ -115,7 +115,7 @@ def test_addresses_are_read_from_grpcs_peers(peer: str, address: str) -> None:
         ("GET", "/v1/jobs/a/b/c", UNKNOWN, "", Scope.ADMIN, False),
     ],
 )
-def test_the_table_of_routes(
+def test_each_route_has_its_subject_scope_and_kind(
     method: str, path: str, route: str, subject: str, scope: Scope, is_write: bool
 ) -> None:
     operation = operation_of(method, path)

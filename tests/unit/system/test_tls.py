@@ -46,7 +46,7 @@ def test_good_files_are_loaded(folder: Path) -> None:
     assert "PRIVATE" not in repr(texts)
 
 
-def test_no_tls_files_are_false() -> None:
+def test_an_empty_set_of_tls_files_is_false() -> None:
     assert not TlsFiles()
     assert TlsFiles(ca=Path("ca.pem"))
 

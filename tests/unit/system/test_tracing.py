@@ -48,7 +48,7 @@ def test_spans_are_nested_below_their_parents(exporter: InMemorySpanExporter) ->
     )
 
 
-def test_calls_below_a_parent(exporter: InMemorySpanExporter) -> None:
+def test_calls_below_a_parent_have_its_trace(exporter: InMemorySpanExporter) -> None:
     with tracing.below(PARENT):
         assert tracing.current() == PARENT
     with tracing.below("nonsense"):
