@@ -280,7 +280,7 @@ def queue(database: Database, classes: int) -> list[str]:
             models.add(session, sha, "resnet18", 0.0)
             devices.put_class(session, device)
             request = JobRequest(sha, "resnet18", {}, device.key, Budget(PLANNED_TRIALS), seed=number)
-            jobs.create(session, job_id, request, None, 0.0)
+            jobs.create(session, job_id, request, jobs.Submission(0.0))
         made.append(job_id)
     return made
 
@@ -297,7 +297,7 @@ def fill(database: Database, classes: int, each: int, subgraphs: int = 1) -> lis
             models.add(session, sha, "model", 0.0)
             devices.put_class(session, device)
             request = JobRequest(sha, "model", {}, device.key, Budget(each))
-            jobs.create(session, job_id, request, None, 0.0)
+            jobs.create(session, job_id, request, jobs.Submission(0.0))
             jobs.set_device_class(session, job_id, device.key)
             jobs.advance(session, job_id, {JobState.QUEUED}, JobState.TUNING, 0.0)
             for workload in workloads:

@@ -381,13 +381,7 @@ def _vitals_from_wire(message: pb.Vitals) -> Vitals:
 
 
 def library_to_wire(library: LibraryUpload) -> pb.Library:
-    return pb.Library(
-        session_id=library.session_id,
-        lease=lease_id_to_wire(library.lease),
-        trial_id=library.trial_id,
-        sha256=library.sha,
-        data=library.data,
-    )
+    return pb.Library(trial_id=library.trial_id, **_upload_fields(library))
 
 
 def library_from_wire(message: pb.Library) -> LibraryUpload:
@@ -400,13 +394,7 @@ def library_from_wire(message: pb.Library) -> LibraryUpload:
 
 
 def outputs_to_wire(outputs: OutputsUpload) -> pb.Outputs:
-    return pb.Outputs(
-        session_id=outputs.session_id,
-        lease=lease_id_to_wire(outputs.lease),
-        module_run_id=outputs.module_run_id,
-        sha256=outputs.sha,
-        data=outputs.data,
-    )
+    return pb.Outputs(module_run_id=outputs.module_run_id, **_upload_fields(outputs))
 
 
 def outputs_from_wire(message: pb.Outputs) -> OutputsUpload:
@@ -416,6 +404,12 @@ def outputs_from_wire(message: pb.Outputs) -> OutputsUpload:
     )
     lease = lease_id_from_wire(message.lease)
     return OutputsUpload(message.session_id, lease, _id(message.module_run_id), message.data)
+
+
+def _upload_fields(upload: LibraryUpload | OutputsUpload) -> dict[str, Any]:
+    """Return the fields that the messages of all uploads have."""
+    lease = lease_id_to_wire(upload.lease)
+    return {"session_id": upload.session_id, "lease": lease, "sha256": upload.sha, "data": upload.data}
 
 
 def _check_upload(message: pb.Library | pb.Outputs, max_bytes: int, subject: str, damaged: str) -> None:

@@ -46,7 +46,7 @@ def read(session: Session, boot_id: str) -> ClockReading | None:
 
 
 def latest(session: Session) -> ClockReading | None:
-    """Return the reading of any boot and host with the latest time, None for nothing."""
+    """Return the newest reading of all hosts and boots; None if there is none."""
     seen = select(ClockRow).where(ClockRow.seen_at.is_not(None)).order_by(ClockRow.seen_at.desc()).limit(1)
     row = session.scalars(seen).first()
     return None if row is None else ClockReading(row.ahead_s, row.jumped_at, row.seen_at)

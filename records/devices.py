@@ -61,7 +61,7 @@ def resolve_class(
     """Return the device class that `target` means: a key, a name that only one class has, or "native".
 
     "native" is the class of the worker seen last among connected workers that are ready or busy and may work.
-    If the job's token `submitted_by` is given, workers that are reserved for another one don't count.
+    If the job's token `submitted_by` is given, workers that are reserved for another token don't count.
     """
     if target == "native":
         able = (

@@ -152,7 +152,7 @@ class ModelCompiler:
 
 
 def _compared(imported: ImportedModel, verification: Verification) -> tuple[ImportedModel, Verification]:
-    """Return both. Raises ModelError for a rewritten decoder whose outputs nothing has confirmed."""
+    """Return the arguments. Raises ModelError for a rewritten decoder that was not compared with its file."""
     if imported.cache is not None and verification.unverified:
         raise ModelError(
             "the decoder, rewritten to keep its cache in place, can't be compared with its file "

@@ -53,5 +53,5 @@ def select_for_remeasurement(measured: Sequence[MeasuredProgram[Key]], count: in
 
 
 def remeasurement_count(count: int, rng: np.random.Generator, *, is_last: bool) -> int:
-    """Draw how many trials of a batch of `count` measure programs again; on average a fixed fraction."""
+    """Return how many trials of a batch of `count` measure programs again: on average a fixed fraction."""
     return int(rng.binomial(count, LAST_SHARE if is_last else SHARE))

@@ -172,8 +172,8 @@ def charge(session: Session, entry: QueueEntry, trials: int) -> None:
 def quota(session: Session, worker_id: str, device_class: str | None, now: float) -> Quota:
     """Return this worker's part of a job's trials, chosen so that all workers of its class finish together.
 
-    A builder, which has no device class, shares with the other builders. A worker whose speed isn't known yet
-    counts as fast as the others are on average.
+    A builder, which has no device class, shares with the other builders. A worker of unknown speed
+    counts as fast as the average of the others.
     """
     values: dict[str, Any] = {"worker": worker_id, "seen_after": now - LOST_AFTER_S}
     if device_class is not None:

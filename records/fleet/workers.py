@@ -98,7 +98,7 @@ class WorkerSession:
 
     `device` is None until it was probed. A worker that builds has a `builder` instead. If `vitals` is None,
     the stored vitals and role stay. `calibrated`: the device was calibrated just now, so its class gets the
-    new profile. `claim` has the caller's token and machine. `hardware` names what it measures on.
+    new profile. `claim` has the caller's token and boot id. `hardware` names what it measures on.
     """
 
     worker_id: str
@@ -252,8 +252,8 @@ def desired_state(session: Session, worker_id: str) -> DesiredState:
 
 
 def has_other_session(session: Session, worker_id: str, session_id: str) -> bool:
-    """Return whether the session id belongs to another worker. This one could report for that worker's
-    leases."""
+    """Return whether the session id belongs to another worker. With a copied id, a worker could report for
+    the other worker's leases."""
     others = select(WorkerRow.id).where(WorkerRow.session_id == session_id, WorkerRow.id != worker_id)
     return session.scalar(others.limit(1)) is not None
 

@@ -125,14 +125,36 @@ class Job:
     submitted_by: str = ""
 
 
+@dataclass(frozen=True)
+class Submission:
+    """The submission of a request at the time `now`. Another one with the same `idempotency_key` and an equal
+    request returns the same jobs. `trace_parent` and `submitted_by` are as in `Job`.
+    """
+
+    now: float
+    idempotency_key: str | None = None
+    trace_parent: str = ""
+    submitted_by: str = ""
+
+
+@dataclass(frozen=True)
+class JobFilter:
+    """Which jobs to list. Their ids start with `starts_with`. Each of the words is in the model name, tags
+    or notes, whatever its case.
+    """
+
+    starts_with: str = ""
+    words: Sequence[str] = ()
+    state: JobState | None = None
+    device_class: str | None = None
+    tag: str | None = None
+
+
+ALL_JOBS = JobFilter()
+
+
 def create_group(
-    session: Session,
-    first_id: str,
-    requests: Sequence[JobRequest],
-    idempotency_key: str | None,
-    now: float,
-    trace_parent: str = "",
-    submitted_by: str = "",
+    session: Session, first_id: str, requests: Sequence[JobRequest], submission: Submission
 ) -> list[Job]:
     """Store new jobs that share their trials, or return the jobs of equal requests with the same key.
 
@@ -140,15 +162,15 @@ def create_group(
     ModelNotFound, DatasetNotFound and IdempotencyConflict.
     """
     group_id = first_id if len(requests) > 1 else None
-    about = (now, group_id, trace_parent, submitted_by)
-    first = create(session, first_id, requests[0], idempotency_key, *about)
+    first = create(session, first_id, requests[0], submission, group_id)
     if first.id != first_id:
         found = group(session, first)
         if len(found) != len(requests) or not all(map(_is_same_request, found[1:], requests[1:])):
-            raise _conflict(idempotency_key)
+            raise _conflict(submission.idempotency_key)
         return found
     others = enumerate(requests[1:], start=2)
-    made = [create(session, f"{first_id}-{n}", asked, None, *about) for n, asked in others]
+    keyless = replace(submission, idempotency_key=None)
+    made = [create(session, f"{first_id}-{n}", asked, keyless, group_id) for n, asked in others]
     return [first, *made]
 
 
@@ -156,11 +178,8 @@ def create(
     session: Session,
     job_id: str,
     request: JobRequest,
-    idempotency_key: str | None,
-    now: float,
+    submission: Submission,
     group_id: str | None = None,
-    trace_parent: str = "",
-    submitted_by: str = "",
 ) -> Job:
     """Store a new job, or return the job of an equal request with the same key.
 
@@ -170,9 +189,10 @@ def create(
     if request.calibration is not None:
         models.get(session, request.calibration, UploadKind.DATASET)
     row = asdict(request)
-    row |= {**row.pop("budget"), "id": job_id, "idempotency_key": idempotency_key, "created_at": now}
-    row |= {"group_id": group_id, "end_reason": "", "trace_parent": trace_parent}
-    row |= {"submitted_by": submitted_by}
+    submitted = asdict(submission)
+    now, idempotency_key = submitted.pop("now"), submission.idempotency_key
+    row |= {**row.pop("budget"), **submitted, "id": job_id, "created_at": now}
+    row |= {"group_id": group_id, "end_reason": ""}
     statement = insert_into(session, JobRow).on_conflict_do_nothing(index_elements=["idempotency_key"])
     created = session.scalar(
         statement.values(row | {"state": JobState.QUEUED, "message": ""}).returning(JobRow.id)
@@ -252,29 +272,20 @@ def list_jobs(
     session: Session,
     limit: int,
     before: str | None,
-    *,
-    starts_with: str = "",
-    words: Sequence[str] = (),
-    state: JobState | None = None,
-    device_class: str | None = None,
-    tag: str | None = None,
+    chosen: JobFilter = ALL_JOBS,
 ) -> list[Job]:
-    """Return jobs, newest first, from the job after `before` on.
-
-    Their ids start with `starts_with`, and each of the words is in their models' names, tags or notes,
-    whatever its case. Raises JobNotFound if the job `before` is unknown.
-    """
+    """Return jobs, newest first, from the job after `before` on. Raises JobNotFound if that is unknown."""
     query = select(JobRow).order_by(JobRow.created_at.desc(), JobRow.id.desc()).limit(limit)
-    if starts_with:
-        query = query.where(JobRow.id.startswith(starts_with, autoescape=True))
-    if state is not None:
-        query = query.where(JobRow.state == state)
-    if device_class is not None:
-        query = query.where(JobRow.device_class == device_class)
-    if tag is not None:
-        query = query.where(JobRow.tags.contains(f" {tag} ", autoescape=True))
+    if chosen.starts_with:
+        query = query.where(JobRow.id.startswith(chosen.starts_with, autoescape=True))
+    if chosen.state is not None:
+        query = query.where(JobRow.state == chosen.state)
+    if chosen.device_class is not None:
+        query = query.where(JobRow.device_class == chosen.device_class)
+    if chosen.tag is not None:
+        query = query.where(JobRow.tags.contains(f" {chosen.tag} ", autoescape=True))
     texts = JobRow.model_name + JobRow.tags + " " + JobRow.notes
-    query = query.where(*(texts.icontains(word, autoescape=True) for word in words))
+    query = query.where(*(texts.icontains(word, autoescape=True) for word in chosen.words))
     if before is not None:
         last = get(session, before)
         same_time = and_(JobRow.created_at == last.created_at, JobRow.id < last.id)

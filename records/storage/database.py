@@ -179,7 +179,7 @@ class Database:
     def _refuse_newer(self, connection: Connection) -> None:
         if not schema.current_revisions(connection).issubset(schema.known_revisions()):
             raise StorageError(
-                f"the database {self.name} is of a newer tunefarm: upgrade this one or use another database"
+                f"the database {self.name} belongs to a newer tunefarm: upgrade this one or choose another"
             )
 
     @contextmanager
@@ -194,7 +194,7 @@ class Database:
             if why is None:
                 raise
             undone = migrating and why.full
-            what = "could not be brought up to date, and is as it was" if undone else "failed"
+            what = "could not be migrated, and is unchanged" if undone else "failed"
             raise StorageError(f"the database {self.name} {what}: {why.words}", full=why.full) from error
 
 

@@ -23,7 +23,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from core.plain_text import without_controls
 
-# SQLite draws ids only in a column declared INTEGER.
+# SQLite assigns ids only in a column declared INTEGER.
 RowId = BigInteger().with_variant(Integer, "sqlite")
 Json = JSON(none_as_null=True)
 

@@ -6,7 +6,7 @@ import hashlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import IO
 
@@ -36,31 +36,36 @@ MAX_NAMED = 3
 log = logging.getLogger(__name__)
 
 
-def write_untuned(
-    file: IO[bytes], job: Job, device: Device, imported: ImportedModel, library: IO[bytes], now: float
-) -> None:
-    """Write the artifact of the untuned library."""
-    write(file, library, _manifest(job, device, imported, (), now))
+@dataclass(frozen=True)
+class CompiledModel:
+    """A job's model, imported and compiled into a library for a device."""
+
+    job: Job
+    device: Device
+    imported: ImportedModel
+    library: IO[bytes]
+
+
+def write_untuned(file: IO[bytes], model: CompiledModel, now: float) -> None:
+    """Write the artifact of an untuned model."""
+    write(file, model.library, _manifest(model, (), now))
 
 
 def write_tuned(
     file: IO[bytes],
-    job: Job,
-    device: Device,
-    imported: ImportedModel,
+    model: CompiledModel,
     selection: Selection,
-    library: IO[bytes],
     reference: IO[bytes] | None,
     reasons: Mapping[str, str],
     now: float,
 ) -> None:
-    """Write the artifact of a library with the selected schedules. Other workloads have their fallback
+    """Write the artifact of a model with the selected schedules. Other workloads have their fallback
     schedule. If a library `reference` is given, a device compares the outputs of both. `reasons`
     maps workloads to the reasons why they aren't tuned.
     """
-    tasks = {task.workload_hash: task for task in imported.tasks}
+    tasks = {task.workload_hash: task for task in model.imported.tasks}
     entries = []
-    for own in imported.tasks:
+    for own in model.imported.tasks:
         if own.variant:
             continue
         record = selection.chosen.get(own.workload_hash)
@@ -71,12 +76,12 @@ def write_tuned(
             source = "fallback" if record.program == FALLBACK else record.source
             entry = replace(entry, trace=record.trace, latency_s=record.latency_s, source=source)
         entries.append(entry)
-    secs = [entry.weight * (entry.latency_s or 0.0) for entry in entries]
+    weighted_s = [entry.weight * (entry.latency_s or 0.0) for entry in entries]
     shared = tuple(
-        replace(entry, share=own_s / sum(secs)) if own_s else entry
-        for entry, own_s in zip(entries, secs, strict=True)
+        replace(entry, share=own_s / sum(weighted_s)) if own_s else entry
+        for entry, own_s in zip(entries, weighted_s, strict=True)
     )
-    write(file, library, _manifest(job, device, imported, shared, now), reference)
+    write(file, model.library, _manifest(model, shared, now), reference)
 
 
 def select_applicable(
@@ -210,9 +215,8 @@ def _refused(
     return refused
 
 
-def _manifest(
-    job: Job, device: Device, imported: ImportedModel, entries: tuple[TaskEntry, ...], now: float
-) -> Manifest:
+def _manifest(model: CompiledModel, entries: tuple[TaskEntry, ...], now: float) -> Manifest:
+    job, device, imported = model.job, model.device, model.imported
     return Manifest(
         model_name=job.request.model_name,
         model_sha=job.request.model_sha,

@@ -44,7 +44,7 @@ def _request_run(context: Context, job: Job) -> None:
         jobs.advance(session, job.id, {JobState.QUEUED}, JobState.IMPORTING, now)
         if not attempts.begin(session, job, "checking the inputs", now, context.settings.max_failures):
             return
-    assert source.artifact_sha is not None, "it was done when the job was made"
+    assert source.artifact_sha is not None, "the source job was done when this job was created"
     compiler = context.model_compiler
     with (
         tracing.span("pack inputs", job.trace_parent, job=job.id),

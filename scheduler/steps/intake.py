@@ -28,7 +28,7 @@ from scheduler.planning.budget import read_remaining
 from scheduler.planning.group import Group
 from scheduler.spaces import sketches_of, tag_of
 from scheduler.steps import attempts, waiting_messages
-from scheduler.steps.artifacts import write_untuned
+from scheduler.steps.artifacts import CompiledModel, write_untuned
 from search.dag import Dag
 from search.sketches.tensor_core import TENSOR_SINCE
 from system import tracing
@@ -75,7 +75,7 @@ def _import(context: Context, job: Job, device: Device) -> None:
     with tempfile.TemporaryFile() as artifact:
         with tempfile.TemporaryFile() as library:
             imported, verification = context.model_compiler.compile_untuned(job.request, device, library)
-            write_untuned(artifact, job, device, imported, library, context.now())
+            write_untuned(artifact, CompiledModel(job, device, imported, library), context.now())
         wanted = [task for task in imported.tasks if task.exact or not job.request.exact]
         read = [_Subgraph.read(task, device) for task in wanted]
         subgraphs = [subgraph for subgraph in read if subgraph.dag is not None or not subgraph.task.variant]

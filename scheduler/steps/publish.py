@@ -38,6 +38,7 @@ from scheduler.context import Context
 from scheduler.errors import PermanentError
 from scheduler.steps import attempts, selection, tvmscripts, waiting_messages
 from scheduler.steps.artifacts import (
+    CompiledModel,
     describe_replaced,
     find_uncompilable,
     find_unschedulable,
@@ -257,7 +258,8 @@ def _compile_next(
         compares = not history.uncompared and not _untuned_fails(runs)
         with _stored(context, _untuned_sha(job)) as untuned:
             reference = open_artifact(untuned)[0] if compares else None
-            write_tuned(artifact, job, device, imported, selected, library, reference, reasons, context.now())
+            compiled = CompiledModel(job, device, imported, library)
+            write_tuned(artifact, compiled, selected, reference, reasons, context.now())
             sha, size = blobs.stage(context.database, artifact)
             with context.database.begin() as session:
                 if jobs.lock(session, job.id) is not JobState.PUBLISHING:

@@ -33,7 +33,7 @@ class OpenCalls:
             cause = f"this server takes {self._most} {self._kind} at a time, and all of them are open"
             raise AccessDenied(503, "busy", cause, remedy, retry_after_s=RETRY_AFTER_S)
         if client is not None and self._by_client[client] >= self._most_of_one:
-            cause = f"a client may have {self._most_of_one} {self._kind} open, and this one has all of them"
+            cause = f"a client may have {self._most_of_one} {self._kind} open, and this one already has them"
             raise AccessDenied(429, "too-many-requests", cause, remedy, retry_after_s=RETRY_AFTER_S)
         self._by_client[client] += 1
         try:

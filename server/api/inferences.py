@@ -108,8 +108,8 @@ def create(
             budget=Budget(0),
             infers=source.id,
         )
-        who = request.state.caller.who
-        job = jobs.create(session, context.new_id(), wanted, idempotency_key, now, submitted_by=who)
+        submission = jobs.Submission(now, idempotency_key, submitted_by=request.state.caller.who)
+        job = jobs.create(session, context.new_id(), wanted, submission)
         try:
             inferences.add(session, job.id, body.inputs)
         except DatasetNotFound as error:

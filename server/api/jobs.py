@@ -467,8 +467,9 @@ def create(
     idempotency_key = own_key(request, idempotency_key)
     with context.database.begin() as session:
         wanted = _job_requests(session, body, context.now())
-        args = (session, context.new_id(), wanted, idempotency_key, context.now(), tracing.current())
-        job = jobs.create_group(*args, submitted_by=request.state.caller.who)[0]
+        who = request.state.caller.who
+        submission = jobs.Submission(context.now(), idempotency_key, tracing.current(), who)
+        job = jobs.create_group(session, context.new_id(), wanted, submission)[0]
         [answer] = _bodies(session, [job], context.now())
     if job.state is JobState.QUEUED:
         context.wake("intake", job.id)
@@ -491,18 +492,10 @@ def list_jobs(
     tag: Annotated[Tag | None, Query()] = None,
 ) -> JobsBody:
     """Return a page of jobs, newest first."""
+    chosen = jobs.JobFilter(starts_with or "", words.split(), state, device_class, tag)
     with context.database.begin() as session:
         try:
-            found = jobs.list_jobs(
-                session,
-                limit + 1,
-                before,
-                starts_with=starts_with or "",
-                words=words.split(),
-                state=state,
-                device_class=device_class,
-                tag=tag,
-            )
+            found = jobs.list_jobs(session, limit + 1, before, chosen)
         except JobNotFound as error:
             raise Problem(
                 422, "unknown-cursor", f"No job has the id {before!r}: start without it."

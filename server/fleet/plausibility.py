@@ -1,4 +1,4 @@
-"""Rejects results that no machine can have measured, because workers belong to other people.
+"""Rejects results that no machine can have measured: a worker may send anything.
 
 Only impossible values are rejected. Only the device knows how long a candidate took. A bound from its
 operations would reject honest results: most products of a transposed convolution are with zeros and take no

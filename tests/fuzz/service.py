@@ -118,7 +118,7 @@ class Service:
         request = JobRequest(self.blob, "model", {}, device.key, Budget(10 * TRIALS), build=build)
         with self.database.begin() as session:
             devices.put_class(session, device)
-            jobs.create(session, job_id, request, None, time.time())
+            jobs.create(session, job_id, request, jobs.Submission(time.time()))
             jobs.set_device_class(session, job_id, device.key)
             jobs.advance(session, job_id, {JobState.QUEUED}, JobState.TUNING, time.time())
             spec = tasks.TaskSpec(job_id, WORKLOAD, "conv", 1, 1e9, True, "", ())

@@ -134,7 +134,7 @@ def filled(service: Service) -> str:
         access.add_token(session, Token(TOKEN, "reader", frozenset({Scope.READ}), 1.0), "0" * 64)
         cost_models.add(session, Version(DEVICE.key, 100, 5.0, 6.0, 0.25, METRICS), b"trees")
         request = JobRequest(model, "relu", {"x": (4,)}, "native", Budget(3, 1.5))
-        jobs.create(session, JOB, request, None, 1.0)
+        jobs.create(session, JOB, request, jobs.Submission(1.0))
         jobs.set_device_class(session, JOB, DEVICE.key)
         jobs.advance(session, JOB, {JobState.QUEUED}, JobState.TUNING, 1.0)
         tasks.put_workload(session, WORKLOAD, '{"root":1}')

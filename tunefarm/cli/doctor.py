@@ -82,7 +82,7 @@ def doctor(server: Server = None, token: Token = None, data: Data = None, as_jso
     problems = [finding.subject for finding in findings if finding.state is Severity.PROBLEM]
     if problems:
         raise CommandError(
-            f"found wrong: {', '.join(problems)}; the lines above say how to fix it", ExitCode.LOCAL
+            f"problems found: {', '.join(problems)}; the lines above say how to fix it", ExitCode.LOCAL
         )
 
 

@@ -63,7 +63,7 @@ def mcp_server(client: Client) -> MCPServer:
         tools.best,
         tools.compare,
     ):
-        served.add_tool(_telling(tool))
+        served.add_tool(_reporting_errors(tool))
     return served
 
 
@@ -137,7 +137,7 @@ class Tools:
         return difference(self._client, first, second).as_json()
 
 
-def _telling(tool: Callable[Args, Result]) -> Callable[Args, Result]:
+def _reporting_errors(tool: Callable[Args, Result]) -> Callable[Args, Result]:
     """Wrap a tool so that the messages of expected errors reach the assistant."""
     from mcp.server.mcpserver.exceptions import ToolError
 

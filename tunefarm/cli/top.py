@@ -61,7 +61,7 @@ class Screen:
         rates = {job.id: self._rates[job.id].trials_per_s() for job in jobs}
         workers = self._client.workers()
         shown = _job_table(jobs, tasks, rates) if jobs else Text("no job is unfinished")
-        return Group(shown, Text(), worker_table(workers) if workers else Text("no worker was here yet"))
+        return Group(shown, Text(), worker_table(workers) if workers else Text("no worker has connected yet"))
 
 
 def _job_table(

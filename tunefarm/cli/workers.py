@@ -74,7 +74,7 @@ def list_(
             for note in _notes(worker):
                 print_plain(f"{worker.id}{note}")
     else:
-        stdout().print("no worker was here yet: start one with `tunefarm worker --server HOST:PORT`")
+        stdout().print("no worker has connected yet: start one with `tunefarm worker --server HOST:PORT`")
 
 
 def _notes(worker: Worker) -> Iterator[str]:

@@ -269,7 +269,7 @@ class Agent:
         """Stop work on the held lease, unless it was finished during the call."""
         held, self._held = self._held, None
         if held is not None and self._lease_task is not None:
-            self._display.show(f"{held.name} was taken back")
+            self._display.show(f"{held.name} was revoked by the service")
             self._lease_task.cancel()
             await asyncio.wait([self._lease_task])
 

@@ -13,8 +13,8 @@ from sandbox.privileges import account_of
 
 
 class FileTransfer:
-    """A folder that the child may read but not write. With a link in it, the child could make an agent that
-    runs as root write any file."""
+    """A folder that the child may read but not write. If the child could place a link in it, an agent that
+    runs as root might overwrite any file."""
 
     def __init__(self, user: str) -> None:
         """Create the folder, readable to `user`. The child runs as that user if this process is root.

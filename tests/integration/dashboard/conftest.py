@@ -166,7 +166,7 @@ def add_job(
     model = blobs.put(session, b"a model")
     models.add(session, model, "resnet18", created_at)
     request = JobRequest(model, name, {"input": (1, 3, 224, 224)}, "native", Budget(600, 30.0), seed=7)
-    jobs.create(session, job_id, request, None, created_at)
+    jobs.create(session, job_id, request, jobs.Submission(created_at))
     for number, state in enumerate(states):
         jobs.set_device_class(session, job_id, CALIBRATED.key)
         before = {one for one in JobState if not one.finished}

@@ -125,7 +125,7 @@ def submit(database: Database, model: bytes | None = None, **options: Any) -> No
         sha = blobs.put(session, model or small_network())
         models.add(session, sha, "small", NOW)
         request = JobRequest(sha, "small", {}, "native", Budget(8), seed=0, **options)
-        jobs.create(session, "job", request, None, NOW)
+        jobs.create(session, "job", request, jobs.Submission(NOW))
 
 
 def dataset(database: Database, **arrays: NDArray[Any]) -> str:

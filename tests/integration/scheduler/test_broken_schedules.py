@@ -189,7 +189,7 @@ def _submit(database: Database) -> None:
         sha = blobs.put(session, residual())
         models.add(session, sha, "residual", NOW)
         request = JobRequest(sha, "residual", {}, "native", Budget(0), seed=0, exact=True)
-        jobs.create(session, "job", request, None, NOW)
+        jobs.create(session, "job", request, jobs.Submission(NOW))
 
 
 def _job(database: Database) -> Job:

@@ -153,7 +153,7 @@ def test_a_model_is_quantized_before_it_is_tuned(database: Database) -> None:
         assert said in str(failed.error)
     # A second job with the same data finds the quantized model.
     with database.begin() as session:
-        jobs.create(session, "again", job.request, None, NOW)
+        jobs.create(session, "again", job.request, jobs.Submission(NOW))
     refuse = CompilerChildren(quantize_model=lambda *_: pytest.fail("it is quantized again"))
     drive(context(database, [], refuse), "intake", "again")
     with database.begin() as session:
@@ -167,7 +167,7 @@ def run_with(database: Database, job_id: str, **arrays: NDArray[Any]) -> Job:
         asked = replace(
             own.request, target=str(own.device_class), infers="job", quantize=Quantize.NONE, calibration=None
         )
-        jobs.create(session, job_id, asked, None, NOW)
+        jobs.create(session, job_id, asked, jobs.Submission(NOW))
     inputs = dataset(database, **arrays)
     with database.begin() as session:
         inferences.add(session, job_id, inputs)

@@ -51,9 +51,13 @@ def filled(service: Service, worker: Worker) -> Mapping[str, str]:
     plain = JobRequest(model, "resnet18", {"input": (1, 3, 224, 224)}, worker.device.key, Budget(1))
     with service.database.begin() as session:
         for job_id in (examples.JOB, examples.QUEUED_JOB):
-            jobs.create(session, job_id, plain, None, 1.0)
-        jobs.create(session, examples.QUANTIZED_JOB, replace(plain, quantize=Quantize.INT8), None, 1.0)
-        jobs.create(session, examples.INFERENCE_JOB, replace(plain, infers=examples.JOB), None, 1.0)
+            jobs.create(session, job_id, plain, jobs.Submission(1.0))
+        jobs.create(
+            session, examples.QUANTIZED_JOB, replace(plain, quantize=Quantize.INT8), jobs.Submission(1.0)
+        )
+        jobs.create(
+            session, examples.INFERENCE_JOB, replace(plain, infers=examples.JOB), jobs.Submission(1.0)
+        )
         jobs.set_device_class(session, examples.JOB, worker.device.key)
         jobs.advance(session, examples.JOB, {JobState.QUEUED}, JobState.TUNING, 1.0)
         tasks.put_workload(session, examples.WORKLOAD, '{"root":1}')

@@ -78,7 +78,7 @@ def test_jobs_are_found_by_the_start_of_their_ids(service: Service) -> None:
     with service.database.begin() as session:
         for job_id in ("same-1", "same-2"):
             job = jobs.get(session, first)
-            jobs.create(session, job_id, job.request, None, job.created_at + 5)
+            jobs.create(session, job_id, job.request, jobs.Submission(job.created_at + 5))
     page = service.http.get("/v1/jobs", params={"starts_with": "same-"}).json()
     assert {job["id"] for job in page["items"]} == {"same-1", "same-2"}
 

@@ -32,7 +32,7 @@ def test_unfinished_jobs_and_workers_are_drawn_with_the_rate_of_trials(
     with Client(service.url) as client:
         screen = Screen(client, lambda: next(moments))
         assert "no job is unfinished" in drawn(screen)
-        assert "no worker was here yet" in drawn(screen)
+        assert "no worker has connected yet" in drawn(screen)
         worker.call()
         waiting, tuning, done = (service.submit() for _ in range(3))
         with service.database.begin() as session:

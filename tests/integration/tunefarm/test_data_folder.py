@@ -37,7 +37,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataFolder:
             sha = models.add(session, blobs.put(session, b"onnx"), "net", 1.0).sha
             devices.put_class(session, DEVICE)
             for name in ("done", "waiting"):
-                jobs.create(session, name, JobRequest(sha, "net", {}, "native", Budget(10)), None, 1.0)
+                jobs.create(
+                    session, name, JobRequest(sha, "net", {}, "native", Budget(10)), jobs.Submission(1.0)
+                )
                 jobs.set_device_class(session, name, DEVICE.key)
             jobs.set_artifacts(session, "done", tuned_sha=blobs.put(session, b"artifact"))
             jobs.set_end_to_end(session, "done", "tuned", [1e-3])

@@ -100,7 +100,7 @@ def make_job(
     session: Session, job_id: str, device: Device = DEVICE, now: float = 1.0, **changes: object
 ) -> Farm:
     devices.put_class(session, device)
-    jobs.create(session, job_id, request(session, **changes), None, now=now)
+    jobs.create(session, job_id, request(session, **changes), jobs.Submission(now))
     jobs.set_device_class(session, job_id, device.key)
     jobs.advance(session, job_id, {JobState.QUEUED}, JobState.TUNING, now=now)
     tasks.put_workload(session, "w1", "{}")
@@ -114,7 +114,7 @@ def put_measured(session: Session, *records: schedules.Record) -> None:
     for each in records:
         job_id = f"of {each.device_class}"
         if session.get(JobRow, job_id) is None:
-            jobs.create(session, job_id, request(session), None, now=1.0)
+            jobs.create(session, job_id, request(session), jobs.Submission(1.0))
             jobs.set_device_class(session, job_id, each.device_class)
             jobs.advance(session, job_id, {JobState.QUEUED}, JobState.DONE, now=1.0)
         tasks.add_tasks(session, job_id, [task_spec(job_id, each.workload_hash)])

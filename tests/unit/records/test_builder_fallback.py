@@ -166,11 +166,11 @@ class TestFallback:
 
     def test_a_repeated_request_still_finds_the_job(self, session: Session) -> None:
         asked = request(session)
-        jobs.create(session, "job", asked, "key", now=1.0)
+        jobs.create(session, "job", asked, jobs.Submission(1.0, "key"))
         builder_fallback.build_on_devices(session, "job", 180.0, now=30.0)
-        assert jobs.create(session, "another", asked, "key", now=31.0).id == "job"
+        assert jobs.create(session, "another", asked, jobs.Submission(31.0, "key")).id == "job"
         with pytest.raises(IdempotencyConflict):
-            jobs.create(session, "another", replace(asked, build=Build.BUILDER), "key", now=31.0)
+            jobs.create(session, "another", replace(asked, build=Build.BUILDER), jobs.Submission(31.0, "key"))
 
 
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)

@@ -61,20 +61,20 @@ class TestTransactions:
 
     def test_infinity_cannot_be_stored_as_json(self, database: Database) -> None:
         with database.begin() as session:
-            jobs.create(session, "job", request(session), None, now=1.0)
+            jobs.create(session, "job", request(session), jobs.Submission(1.0))
         with pytest.raises(Exception, match="JSON compliant"), database.begin() as session:
             events.append(session, "job", "progress", {"best": float("inf")}, now=1.0)
 
     def test_characters_that_databases_refuse_are_replaced(self, database: Database) -> None:
         with database.begin() as session:
-            jobs.create(session, "job", request(session), None, now=1.0)
+            jobs.create(session, "job", request(session), jobs.Submission(1.0))
             jobs.set_message(session, "job", "nul \x00 and half a pair \ud800")
             assert jobs.get(session, "job").message == "nul \ufffd and half a pair ?"
 
     def test_characters_that_terminals_obey_are_replaced(self, database: Database) -> None:
         hostile = "a\x1b]0;title\x07 \x9b31m\r\tb\nc"
         with database.begin() as session:
-            jobs.create(session, "job", request(session), None, now=1.0)
+            jobs.create(session, "job", request(session), jobs.Submission(1.0))
             jobs.set_message(session, "job", hostile)
             events.append(session, "job", "note", {"message": hostile}, now=1.0)
             said = [jobs.get(session, "job").message, events.latest(session, "job", 1)[0].data["message"]]

@@ -143,7 +143,7 @@ class TestFiles:
         sha = blobs.put(session, b"samples")
         models.add(session, sha, "samples", 1.0, UploadKind.DATASET)
         asked = replace(request(session), quantize=Quantize.INT8, calibration=sha)
-        jobs.create(session, "job", asked, None, now=1.0)
+        jobs.create(session, "job", asked, jobs.Submission(1.0))
         accuracy = Quantization(Quantize.INT8, False, 1, 1, 0, (OutputAccuracy("y", 30.0),), ())
         quantized_models.put(session, asked, blobs.put(session, b"in bytes"), accuracy)
         assert (drop_uploads(session, LATER, 10), drop_blobs(session, 10).blobs) == (0, 0)

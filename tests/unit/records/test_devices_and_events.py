@@ -340,8 +340,8 @@ class TestWanted:
 
 class TestEvents:
     def test_events_are_read_in_order(self, session: Session) -> None:
-        jobs.create(session, "job", request(session), None, now=1.0)
-        jobs.create(session, "other", request(session), None, now=1.0)
+        jobs.create(session, "job", request(session), jobs.Submission(1.0))
+        jobs.create(session, "other", request(session), jobs.Submission(1.0))
         [created] = events.since(session, "job", 0, 100)
         for number in range(3):
             events.append(session, "job", "progress", {"trials_done": number}, now=2.0 + number)
@@ -353,7 +353,7 @@ class TestEvents:
         assert sorted(event.id for event in found) == [event.id for event in found]
 
     def test_reading_continues_after_an_id(self, session: Session) -> None:
-        jobs.create(session, "job", request(session), None, now=1.0)
+        jobs.create(session, "job", request(session), jobs.Submission(1.0))
         for number in range(4):
             events.append(session, "job", "progress", {"n": number}, now=2.0)
         first = events.since(session, "job", 0, 2)

@@ -90,7 +90,7 @@ def test_a_disk_that_is_full_during_a_migration_changes_nothing(
     with pytest.raises(StorageError) as refused:
         database.migrate()
     assert refused.value.full
-    assert "could not be brought up to date, and is as it was" in str(refused.value)
+    assert "could not be migrated, and is unchanged" in str(refused.value)
     assert "is full: free some space" in str(refused.value)
     database.close()
     filler.unlink()

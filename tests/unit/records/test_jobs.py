@@ -16,7 +16,7 @@ from tests.unit.records.farm import Farm, make_job, request, task_spec
 
 
 def create(session: Session, job_id: str, now: float = 1.0, key: str | None = None) -> jobs.Job:
-    return jobs.create(session, job_id, request(session), key, now=now)
+    return jobs.create(session, job_id, request(session), jobs.Submission(now, key))
 
 
 def states(session: Session, job_id: str) -> list[str]:
@@ -54,7 +54,7 @@ class TestCreate:
         asked = request(
             session, shapes={"a": (1, 3), "b": ()}, budget=Budget(12, 2.5), seed=2**63 - 1, **sharing
         )
-        created = jobs.create(session, "job", asked, None, now=5.0)
+        created = jobs.create(session, "job", asked, jobs.Submission(5.0))
         assert created.request == asked
         assert (created.state, created.created_at, created.message) == (JobState.QUEUED, 5.0, "")
         assert (created.trials_done, created.trials_issued) == (0, 0)
@@ -75,11 +75,11 @@ class TestCreate:
     def test_the_same_key_with_another_request_conflicts(self, session: Session) -> None:
         create(session, "a", key="key")
         with pytest.raises(jobs.IdempotencyConflict, match="'key' belongs to another request"):
-            jobs.create(session, "b", request(session, budget=Budget(7)), "key", now=1.0)
+            jobs.create(session, "b", request(session, budget=Budget(7)), jobs.Submission(1.0, "key"))
 
     def test_an_unknown_model_is_refused(self, session: Session) -> None:
         with pytest.raises(models.ModelNotFound):
-            jobs.create(session, "a", request(session, model_sha="feed"), None, now=1.0)
+            jobs.create(session, "a", request(session, model_sha="feed"), jobs.Submission(1.0))
 
     def test_an_unknown_job_is_not_found(self, session: Session) -> None:
         with pytest.raises(jobs.JobNotFound, match="there is no job 'x'"):

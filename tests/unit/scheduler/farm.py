@@ -249,7 +249,7 @@ class Farm:
             sha = blobs.put(session, b"a model")
             models.add(session, sha, "net", self.now)
             plain = JobRequest(sha, "net", {}, "native", Budget(trials, minutes), seed=7)
-            jobs.create(session, job_id, replace(plain, **changes), None, self.now)
+            jobs.create(session, job_id, replace(plain, **changes), jobs.Submission(self.now))
         return job_id
 
     def plug_in(self, state: WorkerState = WorkerState.READY, health_error: str = "") -> None:

@@ -192,7 +192,7 @@ def submit_two(farm: Farm, budget: Budget, **changes: Any) -> list[Job]:
             sha = blobs.put(session, data)
             models.add(session, sha, name, farm.now)
             requests.append(JobRequest(sha, name, {}, "native", budget, seed=7, weight=0.5, **changes))
-        return jobs.create_group(session, "job", requests, None, farm.now)
+        return jobs.create_group(session, "job", requests, jobs.Submission(farm.now))
 
 
 def finish_two(farm: Farm) -> tuple[Job, Job]:
@@ -273,7 +273,7 @@ def test_models_that_meet_their_requirement_get_no_trials(farm: Farm) -> None:
             models.add(session, sha, name, farm.now)
             budget = Budget(60, latency_s=latency_s)
             requests.append(JobRequest(sha, name, {}, "native", budget, seed=7, objective="requirements"))
-        jobs.create_group(session, "job", requests, None, farm.now)
+        jobs.create_group(session, "job", requests, jobs.Submission(farm.now))
     farm.restart(epsilon=0.0)
     farm.plug_in()
     finish_two(farm)

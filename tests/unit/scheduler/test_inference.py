@@ -30,7 +30,7 @@ def infer(farm: Farm, source: Job) -> None:
         sha = blobs.put(session, b"inputs")
         models.add(session, sha, "inputs", farm.now, UploadKind.DATASET)
         asked = replace(source.request, target=str(source.device_class), budget=Budget(0), infers=source.id)
-        jobs.create(session, "infer", asked, None, farm.now)
+        jobs.create(session, "infer", asked, jobs.Submission(farm.now))
         inferences.add(session, "infer", sha)
 
 

@@ -26,7 +26,9 @@ def database_with_jobs(database: CountingDatabase, monkeypatch: pytest.MonkeyPat
         sha = blobs.put(session, b"a model")
         models.add(session, sha, "model", 0.0)
         for job_id in ("a", "b", "c"):
-            jobs.create(session, job_id, JobRequest(sha, "model", {}, "native", Budget(1)), None, 0.0)
+            jobs.create(
+                session, job_id, JobRequest(sha, "model", {}, "native", Budget(1)), jobs.Submission(0.0)
+            )
             for number in range(2):
                 events.append(session, job_id, "note", {"number": number}, 1.0)
 

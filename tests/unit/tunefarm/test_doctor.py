@@ -69,7 +69,7 @@ def test_the_doctor_prints_a_table_with_remedies(capsys: pytest.CaptureFixture[s
     assert run(app, ["doctor", "--server", "http://127.0.0.1:1"]) == ExitCode.LOCAL
     captured = capsys.readouterr()
     assert "problem" in captured.out
-    assert captured.err.startswith("tunefarm: found wrong: service")
+    assert captured.err.startswith("tunefarm: problems found: service")
 
 
 def test_a_wrong_pair_of_libraries_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
