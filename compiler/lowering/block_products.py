@@ -1,7 +1,8 @@
-"""AVX-512's products of rows of int8 and blocks of packed weights (search.sketches.block_products)."""
+"""Products of rows of int8 and blocks of packed weights (search.sketches.block_products)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tvm
@@ -11,8 +12,12 @@ from compiler.tvmscript import T
 from search.sketches.block_products import HALVES, NEIGHBOURS, BlockProduct
 
 BITS, MASK = 4, 15
-# In each byte: the lower half, and the number 1.
-LOWER_HALVES, ONES = 0x0F0F0F0F, 0x01010101
+# In each byte: the lower half, the number 1, and the highest bit.
+LOWER_HALVES, ONES, HIGHEST = 0x0F0F0F0F, 0x01010101, -0x7F7F7F80
+# In each int16: the number 1, and the lower byte.
+ONES_16, LOWER_BYTES = 1, 0xFF
+# AVX2 adds this many dot products of 4-bit codes in int16: each is at most 2 * 15 * 127.
+IN_16_BITS = 8
 
 
 def register(product: BlockProduct) -> None:
@@ -22,6 +27,14 @@ def register(product: BlockProduct) -> None:
 
 def _description(product: BlockProduct) -> Any:
     lanes, steps, points = product.lanes, product.steps, product.points
+    shape = _codes_shape(product)
+    box = tuple(slice(0, extent) for extent in shape)
+
+    def code(codes: Any, step: Any, half: Any, lane: Any, neighbour: Any) -> Any:
+        if product.bits > BITS:
+            return T.cast(codes[step, half, lane, neighbour], "int32")
+        pair = T.cast(codes[step, lane, neighbour], "int32")
+        return T.bitwise_and(T.shift_right(pair, T.cast(half, "int32") * BITS), MASK)
 
     @T.prim_func(s_tir=True)
     def described(
@@ -30,31 +43,18 @@ def _description(product: BlockProduct) -> Any:
         S = T.match_buffer(scale, (1,), "float32", offset_factor=1)  # noqa: N806
         F = T.match_buffer(scales, (lanes,), "float32", offset_factor=1)  # noqa: N806
         R = T.match_buffer(rows, (steps, HALVES, NEIGHBOURS), "int8", offset_factor=1)  # noqa: N806
-        B = T.match_buffer(codes, (steps, lanes, NEIGHBOURS), "uint8", offset_factor=1)  # noqa: N806
+        B = T.match_buffer(codes, shape, "uint8", offset_factor=1)  # noqa: N806
         Z = T.match_buffer(zeros, (points,), "uint8", offset_factor=1)  # noqa: N806
         C = T.match_buffer(sums, (lanes,), "float32", offset_factor=1)  # noqa: N806
         with T.sblock("root"):
-            T.reads(
-                C[0:lanes],
-                S[0:1],
-                F[0:lanes],
-                R[0:steps, 0:HALVES, 0:NEIGHBOURS],
-                B[0:steps, 0:lanes, 0:NEIGHBOURS],
-                Z[0:points],
-            )
+            T.reads(C[0:lanes], S[0:1], F[0:lanes], R[0:steps, 0:HALVES, 0:NEIGHBOURS], B[box], Z[0:points])
             T.writes(C[0:lanes])
             for p, h, j, r in T.grid(T.int64(steps), T.int64(HALVES), T.int64(lanes), T.int64(NEIGHBOURS)):
                 with T.sblock("update"):
                     vj, vp, vh, vr = T.axis.remap("SRRR", [j, p, h, r])
                     C[vj] = C[vj] + S[0] * F[vj] * T.cast(
                         T.cast(R[vp, vh, vr], "int32")
-                        * (
-                            T.bitwise_and(
-                                T.shift_right(T.cast(B[vp, vj, vr], "int32"), T.cast(vh, "int32") * BITS),
-                                MASK,
-                            )
-                            - T.cast(Z[vj if points > 1 else 0], "int32")
-                        ),
+                        * (code(B, vp, vh, vj, vr) - T.cast(Z[vj if points > 1 else 0], "int32")),
                         "float32",
                     )
 
@@ -63,6 +63,8 @@ def _description(product: BlockProduct) -> Any:
 
 def _implementation(product: BlockProduct) -> Any:
     lanes, steps, points = product.lanes, product.steps, product.points
+    shape = _codes_shape(product)
+    box = tuple(slice(0, extent) for extent in shape)
     dots = _integers(product)
 
     @T.prim_func(s_tir=True)
@@ -72,24 +74,22 @@ def _implementation(product: BlockProduct) -> Any:
         S = T.match_buffer(scale, (1,), "float32", offset_factor=1)  # noqa: N806
         F = T.match_buffer(scales, (lanes,), "float32", offset_factor=1)  # noqa: N806
         R = T.match_buffer(rows, (steps, HALVES, NEIGHBOURS), "int8", offset_factor=1)  # noqa: N806
-        B = T.match_buffer(codes, (steps, lanes, NEIGHBOURS), "uint8", offset_factor=1)  # noqa: N806
+        B = T.match_buffer(codes, shape, "uint8", offset_factor=1)  # noqa: N806
         Z = T.match_buffer(zeros, (points,), "uint8", offset_factor=1)  # noqa: N806
         C = T.match_buffer(sums, (lanes,), "float32", offset_factor=1)  # noqa: N806
         with T.sblock("root"):
-            T.reads(
-                C[0:lanes],
-                S[0:1],
-                F[0:lanes],
-                R[0:steps, 0:HALVES, 0:NEIGHBOURS],
-                B[0:steps, 0:lanes, 0:NEIGHBOURS],
-                Z[0:points],
-            )
+            T.reads(C[0:lanes], S[0:1], F[0:lanes], R[0:steps, 0:HALVES, 0:NEIGHBOURS], B[box], Z[0:points])
             T.writes(C[0:lanes])
             C[T.ramp(T.int32(0), 1, lanes)] = C.vload([0], dtype=f"float32x{lanes}") + T.broadcast(
                 S[0], lanes
             ) * F.vload([0], dtype=f"float32x{lanes}") * T.cast(dots(R, B, Z), f"float32x{lanes}")
 
     return computed
+
+
+def _codes_shape(product: BlockProduct) -> tuple[int, ...]:
+    halves = () if product.bits == BITS else (HALVES,)
+    return (product.steps, *halves, product.lanes, NEIGHBOURS)
 
 
 def _integers(product: BlockProduct) -> Any:
@@ -99,33 +99,88 @@ def _integers(product: BlockProduct) -> Any:
     ->
         sum_k rows[k] * codes[lane, k] - zeros[lane] * sum_k rows[k]
 
-    The last sum is a dot product with ones. Tiles of one row share it.
+    The last sum is a dot product with ones. Tiles of one row share it. Signed dot products need codes and
+    zeros that are smaller by 128.
     """
     lanes = product.lanes
     vector, num_bytes = f"int32x{lanes}", NEIGHBOURS * lanes
-    instruction = tvm.target.codegen.llvm_lookup_intrinsic_id(f"llvm.x86.avx512.vpdpbusd.{32 * lanes}")
+    is_shifted = product.instructions == "sdot" and product.bits > BITS
+    add_up = _adding_up(product)
 
     def filled(value: int) -> Any:
         return T.broadcast(T.int32(value), lanes)
 
-    def add(total: Any, unsigned: Any, row: Any) -> Any:
-        operands = (
-            T.reinterpret(unsigned, dtype=f"uint8x{num_bytes}"),
-            T.reinterpret(T.broadcast(row, lanes), dtype=f"int8x{num_bytes}"),
-        )
-        return T.call_llvm_pure_intrin(instruction, total, *operands, dtype=vector)
+    def half_codes(codes: Any, step: int, half: int) -> Any:
+        if product.bits > BITS:
+            loaded = T.reinterpret(codes.vload([step, half, 0, 0], f"uint8x{num_bytes}"), dtype=vector)
+            return T.bitwise_xor(loaded, filled(HIGHEST)) if is_shifted else loaded
+        packed = T.reinterpret(codes.vload([step, 0, 0], f"uint8x{num_bytes}"), dtype=vector)
+        shifted = T.shift_right(packed, filled(BITS)) if half else packed
+        return T.bitwise_and(shifted, filled(LOWER_HALVES))
 
     def dots(rows: Any, codes: Any, zeros: Any) -> Any:
-        total = sums = filled(0)
-        for step in range(product.steps):
-            packed = T.reinterpret(codes.vload([step, 0, 0], f"uint8x{num_bytes}"), dtype=vector)
-            for half in range(HALVES):
-                row = T.reinterpret(rows.vload([step, half, 0], f"int8x{NEIGHBOURS}"), dtype="int32")
-                shifted = T.shift_right(packed, filled(BITS)) if half else packed
-                total = add(total, T.bitwise_and(shifted, filled(LOWER_HALVES)), row)
-                sums = add(sums, filled(ONES), row)
+        halves = [(step, half) for step in range(product.steps) for half in range(HALVES)]
+        of_rows = [
+            T.broadcast(T.reinterpret(rows.vload([*place, 0], f"int8x{NEIGHBOURS}"), dtype="int32"), lanes)
+            for place in halves
+        ]
+        total = add_up([half_codes(codes, *place) for place in halves], of_rows)
+        sums = add_up([filled(ONES)] * len(halves), of_rows)
         if product.points > 1:
-            return total - sums * T.cast(zeros.vload([0], f"uint8x{lanes}"), vector)
-        return total - sums * T.broadcast(T.cast(zeros[0], "int32"), lanes)
+            subtracted = T.cast(zeros.vload([0], f"uint8x{lanes}"), vector)
+        else:
+            subtracted = T.broadcast(T.cast(zeros[0], "int32"), lanes)
+        return total - sums * (subtracted - filled(128) if is_shifted else subtracted)
 
     return dots
+
+
+def _adding_up(product: BlockProduct) -> Callable[[list[Any], list[Any]], Any]:
+    """Return a function that adds up dot products of bytes. Its vectors hold four bytes in an int32."""
+    lanes = product.lanes
+    vector, in_bytes, in_pairs = f"int32x{lanes}", f"int8x{NEIGHBOURS * lanes}", f"int16x{2 * lanes}"
+
+    def instruction(name: str) -> Callable[..., Any]:
+        number = tvm.target.codegen.llvm_lookup_intrinsic_id(name)
+        return lambda dtype, *operands: T.call_llvm_pure_intrin(number, *operands, dtype=dtype)
+
+    def by_dot_products(codes: list[Any], rows: list[Any]) -> Any:
+        is_arm = product.instructions == "sdot"
+        name = "aarch64.neon.sdot.v4i32.v16i8" if is_arm else f"x86.avx512.vpdpbusd.{32 * lanes}"
+        dot, of_codes = instruction(f"llvm.{name}"), in_bytes if is_arm else f"u{in_bytes}"
+        total = T.broadcast(T.int32(0), lanes)
+        for code, row in zip(codes, rows, strict=True):
+            total = dot(
+                vector, total, T.reinterpret(code, dtype=of_codes), T.reinterpret(row, dtype=in_bytes)
+            )
+        return total
+
+    def by_pairs_of_bytes(codes: list[Any], rows: list[Any]) -> Any:
+        """Codes of 4 bits: sums of eight pairs fit int16, so nothing saturates."""
+        add_pairs, widen = instruction("llvm.x86.avx2.pmadd.ub.sw"), instruction("llvm.x86.avx2.pmadd.wd")
+        ones = T.broadcast(T.int16(ONES_16), 2 * lanes)
+        total = T.broadcast(T.int32(0), lanes)
+        for start in range(0, len(codes), IN_16_BITS):
+            pairs = [
+                add_pairs(in_pairs, T.reinterpret(code, dtype=in_bytes), T.reinterpret(row, dtype=in_bytes))
+                for code, row in zip(codes[start:][:IN_16_BITS], rows[start:], strict=False)
+            ]
+            total = total + widen(vector, sum(pairs[1:], pairs[0]), ones)
+        return total
+
+    def by_pairs_of_int16(codes: list[Any], rows: list[Any]) -> Any:
+        """Multiply the first and third bytes, and the second and fourth, as int16."""
+        multiply = instruction("llvm.x86.avx2.pmadd.wd")
+        byte, lower = T.broadcast(T.int16(8), 2 * lanes), T.broadcast(T.int16(LOWER_BYTES), 2 * lanes)
+        total = T.broadcast(T.int32(0), lanes)
+        for code, row in zip(codes, rows, strict=True):
+            code, row = (T.reinterpret(one, dtype=in_pairs) for one in (code, row))
+            odd = T.bitwise_and(T.shift_right(code, byte), lower)
+            even_row = T.shift_right(T.shift_left(row, byte), byte)
+            total = total + multiply(vector, T.bitwise_and(code, lower), even_row)
+            total = total + multiply(vector, odd, T.shift_right(row, byte))
+        return total
+
+    if product.instructions != "avx2":
+        return by_dot_products
+    return by_pairs_of_bytes if product.bits == BITS else by_pairs_of_int16

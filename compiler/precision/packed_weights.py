@@ -7,7 +7,7 @@ bits. The time of a product of few rows is the time to load its weights, so fewe
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from tvm.ir import Call, GenericConst, GlobalVar
 
 from compiler.constants.fold import constant, rewrite_functions, static_shape
 from compiler.target import target_features
-from search.sketches.block_products import HALVES, NEIGHBOURS
+from search.sketches.block_products import HALVES, NEIGHBOURS, block_instructions
 
 # The supported numbers of bits of a code.
 PACKED_BITS = (4, 8)
@@ -181,9 +181,7 @@ def multiply_in_bytes(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRMod
 
         c[i, j] = sum_b(s[i, b] * scales[b, j] * sum_k(lv[i, b, k] * (codes[b, k, j] - zeros[b, j])))
     """
-    if "avx512_vnni" not in target_features(target):
-        return mod
-    rewriter = _Bytes(mod)
+    rewriter = _Bytes(mod, target_features(target))
     functions = {
         name: rewriter.visit_expr(function)
         for name, function in mod.functions_items()
@@ -196,6 +194,10 @@ def multiply_in_bytes(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRMod
 
 @relax.expr_functor.mutator
 class _Bytes(relax.PyExprMutator):
+    def __init__(self, mod: tvm.IRModule, features: Collection[str]) -> None:
+        super().__init__(mod)
+        self._features = features
+
     def visit_call_(self, op: Call) -> relax.Expr:
         call = self.visit_expr_post_order(op)
         weight = weight_of(call)
@@ -205,13 +207,18 @@ class _Bytes(relax.PyExprMutator):
         integers, scale = rounded
         *outer, blocks, block = static_shape(integers) or ()
         steps = block // (HALVES * NEIGHBOURS)
-        # A byte holds the codes of two neighbours. A dot product takes four bytes' first codes, or second.
-        shape = (*outer, blocks, steps, NEIGHBOURS, HALVES)
-        axes = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]
         rows = self._emit(relax.op.astype(integers, "int8"))
-        rows = self._emit(relax.op.permute_dims(self._emit(relax.op.reshape(rows, shape)), axes))
+        if 2 * weight.codes.shape[1] == block:
+            # A byte holds the codes of two neighbours. A dot product takes the first codes of four bytes, or
+            # the second.
+            shape = (*outer, blocks, steps, NEIGHBOURS, HALVES)
+            axes = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]
+            rows = self._emit(relax.op.permute_dims(self._emit(relax.op.reshape(rows, shape)), axes))
+            codes = weight.codes.reshape(blocks, steps, NEIGHBOURS, -1)
+        else:
+            rows = self._emit(relax.op.reshape(rows, (*outer, blocks, steps, HALVES, NEIGHBOURS)))
+            codes = weight.codes.reshape(blocks, steps, HALVES, NEIGHBOURS, -1)
         scale = self._emit(relax.op.reshape(scale, (*outer, blocks)))
-        codes = weight.codes.reshape(blocks, steps, NEIGHBOURS, -1)
         operands = [constant(one) for one in (codes, weight.scales, weight.zeros)]
         return self.builder_.call_te(
             _rounded_product,
@@ -224,16 +231,17 @@ class _Bytes(relax.PyExprMutator):
 
     def _rounded(self, data: relax.Expr, weight: PackedWeight) -> tuple[relax.Expr, relax.Expr] | None:
         """Return the integers [..., blocks, block] and the scales [..., blocks, 1] of rounded data."""
-        blocks, num_bytes, columns = weight.codes.shape
+        blocks, _, columns = weight.codes.shape
         product = self._bound(data, "relax.reshape")
         product = None if product is None else self._bound(product.args[0], "relax.multiply")
-        if product is None or 2 * num_bytes != weight.block or weight.zeros.dtype != np.uint8:
+        if product is None or weight.zeros.dtype != np.uint8:
             return None
         integers, scale = product.args
         is_rounded = self._bound(integers, "relax.round") is not None
         shape = static_shape(integers) or ()
         fits = shape[-2:] == (blocks, weight.block) and weight.block % (HALVES * NEIGHBOURS) == 0
-        return (integers, scale) if is_rounded and fits and blocks > 1 and columns % 8 == 0 else None
+        has_instructions = block_instructions(self._features, columns) is not None
+        return (integers, scale) if is_rounded and fits and blocks > 1 and has_instructions else None
 
     def _bound(self, expr: relax.Expr, name: str) -> Call | None:
         """Return the call of this operator that a variable is bound to."""
@@ -247,14 +255,19 @@ class _Bytes(relax.PyExprMutator):
 def _rounded_product(
     scale: te.Tensor, rows: te.Tensor, codes: te.Tensor, scales: te.Tensor, zeros: te.Tensor
 ) -> te.Tensor:
-    """Multiply rows [..., blocks, steps, halves, 4] by codes [blocks, steps, 4, columns]."""
-    blocks, steps, neighbours, columns = codes.shape
+    """Multiply rows [..., blocks, steps, halves, 4] by codes [blocks, steps, 4, columns] of four bits, or
+    [blocks, steps, halves, 4, columns] of eight.
+    """
+    blocks, steps, *_, neighbours, columns = codes.shape
     b, p = te.reduce_axis((0, blocks), "b"), te.reduce_axis((0, steps), "p")
     h, r = te.reduce_axis((0, tirx.const(HALVES, "int64")), "h"), te.reduce_axis((0, neighbours), "r")
 
     def multiply(*place: tirx.Expr) -> tirx.Expr:
         *row, j = place
-        code = (codes[b, p, r, j].astype("int32") >> (h.astype("int32") * 4)) & 15
+        if len(codes.shape) == 5:
+            code = codes[b, p, h, r, j].astype("int32")
+        else:
+            code = (codes[b, p, r, j].astype("int32") >> (h.astype("int32") * 4)) & 15
         zero = (zeros[0, 0] if math.prod(map(int, zeros.shape)) == 1 else zeros[b, j]).astype("int32")
         product = (rows[(*row, b, p, h, r)].astype("int32") * (code - zero)).astype("float32")
         return te.sum(scale[(*row, b)] * scales[b, j] * product, axis=[b, p, h, r])

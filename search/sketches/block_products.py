@@ -2,37 +2,49 @@
 
 An intrinsic adds a whole block of the reduction to each of its lanes, in float32:
     sums[lane] += scale * scales[lane] * sum_k rows[k] * (codes[lane, k] - zeros[lane])
-The inner sum is exact in int32. A byte holds two codes of four bits. So the reduction of a block runs over
-`steps` loads of codes, the two halves of a byte, and four neighbours, which one dot product adds.
+The inner sum is exact in int32. It runs over `steps`, two halves of a step, and four neighbours, which one
+dot product adds. The halves of a step are the two codes of a byte if a code has four bits, or two bytes.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from core.device import Device
+from core.profile import DOT
 from search.dag import AxisKind, BufferAccess, Dag, Node
 from search.sketches.predicates import is_permutation
 
 HALVES, NEIGHBOURS = 2, 4
-# The lanes of an intrinsic, the most first, and the instruction sets that it needs.
-_LANES = ((16, ("avx512_vnni",)), (8, ("avx512_vnni", "avx512vl")))
-_NAME = re.compile(r"block_(\d+)x(\d+)_(\d+)_vnni")
+# The lanes of an intrinsic, its instructions, and the instruction sets that it needs. Faster ones come first.
+_INSTRUCTIONS = (
+    (16, "vnni", ("avx512_vnni",)),
+    (8, "vnni", ("avx512_vnni", "avx512vl")),
+    (8, "vnni", ("avx_vnni",)),
+    (8, "avx2", ("avx2",)),
+    (4, "sdot", ("asimddp",)),
+)
+_NAME = re.compile(r"block(8?)_(\d+)x(\d+)_(\d+)_(vnni|avx2|sdot)")
 
 
 @dataclass(frozen=True)
 class BlockProduct:
-    """An intrinsic. `points` is the number of zero points: one for each lane, or only one."""
+    """An intrinsic. `points` is the number of zero points: one for each lane, or only one. A code has 4 or 8
+    `bits`. `instructions` is a name in _INSTRUCTIONS.
+    """
 
     lanes: int
     steps: int
     points: int
+    bits: int
+    instructions: str
 
     @property
     def name(self) -> str:
-        return f"block_{self.lanes}x{self.depth}_{self.points}_vnni"
+        prefix = "block" if self.bits == 4 else f"block{self.bits}"
+        return f"{prefix}_{self.lanes}x{self.depth}_{self.points}_{self.instructions}"
 
     @property
     def depth(self) -> int:
@@ -41,7 +53,7 @@ class BlockProduct:
     @property
     def rate(self) -> str:
         """The name of its rate in a profile's `multiply_adds`."""
-        return "int8"
+        return DOT + "int16" if self.instructions == "avx2" else "int8"
 
 
 @dataclass(frozen=True)
@@ -58,8 +70,18 @@ def block_product(name: str) -> BlockProduct | None:
     found = _NAME.fullmatch(name)
     if found is None:
         return None
-    lanes, depth, points = map(int, found.groups())
-    return BlockProduct(lanes, depth // (HALVES * NEIGHBOURS), points)
+    bits, lanes, depth, points = (int(number or 4) for number in found.groups()[:4])
+    return BlockProduct(lanes, depth // (HALVES * NEIGHBOURS), points, bits, found.group(5))
+
+
+def block_instructions(features: Collection[str], lanes: int) -> tuple[int, str] | None:
+    """Return the lanes and the instructions of the best intrinsic for `lanes` sums; None if a device with
+    these features has none.
+    """
+    for count, instructions, needed in _INSTRUCTIONS:
+        if set(needed) <= set(features) and lanes % count == 0:
+            return count, instructions
+    return None
 
 
 def best_block_product(dag: Dag, node: Node, device: Device) -> BlockProduct | None:
@@ -69,10 +91,11 @@ def best_block_product(dag: Dag, node: Node, device: Device) -> BlockProduct | N
         return None
     codes, zeros = operands
     steps = node.axes[codes.indices[1].terms[0].axis].extent
-    for lanes, features in _LANES:
-        if set(features) <= set(device.features) and node.axes[node.vector_axis].extent % lanes == 0:
-            return BlockProduct(lanes, steps, lanes if zeros.axes else 1)
-    return None
+    found = block_instructions(device.features, node.axes[node.vector_axis].extent)
+    if found is None:
+        return None
+    lanes, instructions = found
+    return BlockProduct(lanes, steps, lanes if zeros.axes else 1, _bits(codes), instructions)
 
 
 def block_roles(dag: Dag, node: Node, product: BlockProduct) -> BlockRoles | None:
@@ -81,12 +104,19 @@ def block_roles(dag: Dag, node: Node, product: BlockProduct) -> BlockRoles | Non
     if operands is None:
         return None
     codes, _ = operands
+    if _bits(codes) != product.bits:
+        return None
     rows = next(read for read in node.reads if dag.buffer[read.buffer].dtype == "int8")
     step, half, neighbour = (index.terms[0].axis for index in rows.indices[-3:])
-    lane = codes.indices[3].terms[0].axis
+    lane = codes.indices[-1].terms[0].axis
     extents = {step: product.steps, half: HALVES, lane: product.lanes, neighbour: NEIGHBOURS}
     fits = all(node.axes[axis].extent % extent == 0 for axis, extent in extents.items())
     return BlockRoles(extents, codes.buffer) if fits else None
+
+
+def _bits(codes: BufferAccess) -> int:
+    """Return the bits of a code: the dimensions of bytes have the halves of a step among them."""
+    return 4 if len(codes.indices) == 4 else 8
 
 
 def _operands(dag: Dag, node: Node) -> tuple[BufferAccess, BufferAccess] | None:
@@ -94,7 +124,7 @@ def _operands(dag: Dag, node: Node) -> tuple[BufferAccess, BufferAccess] | None:
 
         c[i, j] += s[i, b] * f[b, j] * (q[i, b, p, h, r] * (codes[b, p, r, j] >> 4 * h & 15 - zeros[b, j]))
 
-    with zeros[0, 0] if there is only one.
+    with zeros[0, 0] if there is only one, and codes[b, p, h, r, j] if these are bytes.
     """
     if node.reducer != "sum" or len(node.reads) != 5 or node.vector_axis is None:
         return None
@@ -106,7 +136,7 @@ def _operands(dag: Dag, node: Node) -> tuple[BufferAccess, BufferAccess] | None:
         return None
     if (
         len(rows.indices) < 4
-        or len(codes.indices) != 4
+        or len(codes.indices) not in (4, 5)
         or not all(one.is_single_axis for one in rows.indices)
     ):
         return None
@@ -114,7 +144,9 @@ def _operands(dag: Dag, node: Node) -> tuple[BufferAccess, BufferAccess] | None:
         return None
     block, step, half, neighbour = (index.terms[0].axis for index in rows.indices[-4:])
     extents = [node.axes[axis].extent for axis in (half, neighbour)]
-    are_codes = [index.terms[0].axis for index in codes.indices] == [block, step, neighbour, node.vector_axis]
+    halves = [] if _bits(codes) == 4 else [half]
+    order = [block, step, *halves, neighbour, node.vector_axis]
+    are_codes = [index.terms[0].axis for index in codes.indices] == order
     are_summed = all(node.axes[a].kind is AxisKind.REDUCTION for a in (block, step, half, neighbour))
     are_scaled = scales.axes == {block, node.vector_axis} and zeros.axes in (scales.axes, frozenset())
     return (codes, zeros) if extents == [2, 4] and are_codes and are_summed and are_scaled else None

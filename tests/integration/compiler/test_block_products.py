@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,15 +22,48 @@ from compiler.verifying.imported import Imported
 from compiler.verifying.inputs import input_sets
 from compiler.verifying.reference import Reference
 from compiler.workload import from_json
+from core.device import Device
 from search.dag import Buffer
 from search.programs.annotate import sample
+from search.programs.program import Program
 from search.rules.space import generate
 from tests.onnx_models import in_bits
 
 DEVICE = detect_device()
 TARGET = '{"kind":"llvm","num-cores":1}'
-pytestmark = pytest.mark.skipif(
-    "avx512_vnni" not in DEVICE.features, reason="this CPU has no such instruction"
+
+
+def _device(mcpu: str, triple: str, vector_bytes: int, *features: str) -> Device:
+    target = {"kind": "llvm", "mtriple": triple, "mcpu": mcpu}
+    return replace(
+        DEVICE,
+        triple=triple,
+        mcpu=mcpu,
+        features=features,
+        vector_bytes=vector_bytes,
+        target=json.dumps(target),
+    )
+
+
+# The devices whose programs run here, with the instructions of 4-bit and of 8-bit codes.
+HERE = {
+    "vnni": (DEVICE, "vpdpbusd", "vpdpbusd", "avx512_vnni"),
+    "avx2": (
+        _device("haswell", "x86_64-linux-gnu", 32, "avx", "avx2", "fma"),
+        "vpmaddubsw",
+        "vpmaddwd",
+        "avx2",
+    ),
+}
+ALDER_LAKE = _device("alderlake", "x86_64-linux-gnu", 32, "avx", "avx2", "avx_vnni", "fma")
+CORTEX_A76 = _device("cortex-a76", "aarch64-linux-gnu", 16, "asimd", "asimddp")
+BY_DEVICE = pytest.mark.parametrize(
+    "here",
+    [
+        pytest.param(one, marks=pytest.mark.skipif(one[3] not in DEVICE.features, reason=f"no {one[3]} here"))
+        for one in HERE.values()
+    ],
+    ids=list(HERE),
 )
 # The arguments of in_bits.
 CASES = [
@@ -35,19 +71,24 @@ CASES = [
     (4, 64, 40, 16, 3, "packed"),
     (4, 256, 16, 128, 1, "packed"),
     (4, 512, 24, 256, 2),
+    (8, 64, 48, 32, 3),
+    (8, 256, 40, 128, 1, "packed"),
 ]
 
 
-def _workload(case: tuple[Any, ...]) -> tvm.IRModule:
+def _workload(case: tuple[Any, ...], device: Device) -> tvm.IRModule:
     model = import_file(read_file(in_bits(*case).SerializeToString(), {}))
-    (task,) = (one for one in extract_tasks(fuse(model, DEVICE.target)) if "rounded_matmul" in one.name)
+    (task,) = (one for one in extract_tasks(fuse(model, device.target)) if "rounded_matmul" in one.name)
     return from_json(task.module_json)
 
 
+@BY_DEVICE
 @pytest.mark.parametrize("case", CASES)
-def test_the_tuned_form_agrees_with_onnx_runtime(case: tuple[Any, ...]) -> None:
+def test_the_tuned_form_agrees_with_onnx_runtime(
+    case: tuple[Any, ...], here: tuple[Device, str, str, str]
+) -> None:
     file = read_file(in_bits(*case).SerializeToString(), {})
-    imported = Imported(import_file(file), TARGET, DEVICE.target)
+    imported = Imported(import_file(file), TARGET, here[0].target)
     for inputs in input_sets(file):
         (wanted,) = Reference(file.proto, file.output_names).compute(inputs).values()
         (found,) = imported.compute(inputs).values()
@@ -59,22 +100,52 @@ def test_the_tuned_form_agrees_with_onnx_runtime(case: tuple[Any, ...]) -> None:
     assert np.isfinite(found[1:]).all()
 
 
+@BY_DEVICE
 @pytest.mark.parametrize("case", CASES)
-def test_programs_are_right_and_use_the_instruction(case: tuple[Any, ...]) -> None:
-    module = _workload(case)
+def test_programs_are_right_and_use_the_instruction(
+    case: tuple[Any, ...], here: tuple[Device, str, str, str]
+) -> None:
+    """The first row and the first columns have the greatest magnitudes."""
+    device, *instructions = here
+    module = _workload(case, device)
     *operands, result = read_dag(module).buffers
     random = np.random.default_rng(0)
     inputs = [_drawn(operand, random) for operand in operands]
+    _, _, rows, codes, zeros = inputs
+    rows[0], codes[..., :8] = 127, 255
+    zeros[:, :8] = 0
     expected = _run(tvm.compile(module, target="llvm"), inputs, result)
     allowed = Rounding.of(module["main"]).bounds(expected, None)
-    sketches = [one for one in generate(read_dag(module), DEVICE) if any(s.intrinsic for s in one.stages)]
-    assert len(sketches) == 3
-    for sketch in sketches:
-        program = sample(sketch, 32, random).program(0)
-        scheduled = apply_trace(module, lower(module, program, DEVICE))
-        library = tvm.compile(scheduled, target=parse_target(DEVICE.target), tir_pipeline=PIPELINE)
-        assert "vpdpbusd" in library.mod.inspect_source("asm"), str(program)
+    programs = _programs(module, device)
+    assert len(programs) == 3
+    for program in programs:
+        library = _compiled(module, program, device)
+        assert instructions[case[0] > 4] in library.mod.inspect_source("asm"), str(program)
         assert (np.abs(_run(library, inputs, result) - expected) <= allowed).all(), str(program)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(
+    ("device", "instruction"),
+    [(ALDER_LAKE, r"{vex}\s+vpdpbusd"), (CORTEX_A76, r"\bsdot\b")],
+    ids=["avx-vnni", "sdot"],
+)
+def test_other_devices_use_their_instructions(device: Device, instruction: str, bits: int) -> None:
+    module = _workload((bits, 64, 40, 32, 3), device)
+    program = _programs(module, device)[0]
+    assert re.search(instruction, _compiled(module, program, device).mod.inspect_source("asm"))
+
+
+def _programs(module: tvm.IRModule, device: Device) -> list[Program]:
+    """Return a program of each sketch with an intrinsic."""
+    random = np.random.default_rng(1)
+    sketches = [one for one in generate(read_dag(module), device) if any(s.intrinsic for s in one.stages)]
+    return [sample(sketch, 32, random).program(0) for sketch in sketches]
+
+
+def _compiled(module: tvm.IRModule, program: Program, device: Device) -> Any:
+    scheduled = apply_trace(module, lower(module, program, device))
+    return tvm.compile(scheduled, target=parse_target(device.target), tir_pipeline=PIPELINE)
 
 
 def _drawn(buffer: Buffer, random: np.random.Generator) -> Any:
