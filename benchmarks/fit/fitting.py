@@ -5,12 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.fit.programs import Group
 from search.cost.analytic import estimate
 from search.cost.cost_parameters import ShapeFactors
+from search.cost.estimate import Estimate
+from search.cost.features import extract
+from search.cost.model import CostModel, Examples
 from search.programs.nest import Floats
 
 # A program with half the estimated time is 2 ** CHOICE times as likely to be chosen.
@@ -18,6 +23,8 @@ CHOICE = 8.0
 # Upper bounds of factors that are shares of a whole.
 SHARES = dict.fromkeys(("issue", "loads", "l1_share", "l2_share", "l3_share", "overlap", "crowding"), 1.0)
 STEPS = (1.6, 1.25, 1.1)
+# Returns the seconds of a group's programs.
+Guess: TypeAlias = Callable[[Group], Floats]
 FACTORS = tuple(one.name for one in fields(ShapeFactors))
 # Programs whose times differ by less than this fraction count as equally fast.
 DISTINCT = 0.05
@@ -66,12 +73,39 @@ def agreement(group: Group, factors: ShapeFactors) -> Agreement:
     return Agreement(float(np.nan_to_num(ranks)), regret, bias, error)
 
 
-def pairs_right(groups: Sequence[Group], factors: ShapeFactors) -> tuple[int, int]:
+def train_on(groups: Sequence[Group], factors: ShapeFactors, count: int, seed: int) -> CostModel:
+    """Train the learned model on `count` measured programs of these groups, which the seed draws."""
+    features = np.concatenate([described(group, factors)[0] for group in groups])
+    drawn = np.random.default_rng(seed).permutation(len(features))[:count]
+    sizes = [len(group.seconds) for group in groups]
+    return CostModel.train(
+        Examples(
+            features[drawn],
+            np.concatenate([estimated(group, factors) for group in groups])[drawn],
+            np.concatenate([group.seconds for group in groups])[drawn],
+            np.repeat(np.arange(len(groups)), sizes)[drawn],
+        )
+    )
+
+
+def predicted(group: Group, factors: ShapeFactors, model: CostModel) -> Floats:
+    """Return the seconds that the learned model predicts [programs]."""
+    return model.predict(*described(group, factors))
+
+
+def described(group: Group, factors: ShapeFactors) -> tuple[NDArray[np.float32], Estimate]:
+    """Return the features [programs, NUM_FEATURES] and the estimate of a group's programs."""
+    found = [(each.sketch.dag, estimate(each, group.device, factors)) for each in group.populations]
+    features = np.concatenate([extract(dag, one) for dag, one in found])
+    return features, Estimate(np.concatenate([one.seconds for _, one in found]))
+
+
+def pairs_right(groups: Sequence[Group], guess: Guess) -> tuple[int, int]:
     """Count the pairs of a task's programs that differ by at least DISTINCT. Return the number that the
-    estimates rank right, and the number of all."""
+    guessed seconds rank right, and the number of all."""
     right = total = 0
     for group in groups:
-        guessed = estimated(group, factors)
+        guessed = guess(group)
         for one, other in itertools.combinations(range(len(guessed)), 2):
             first, second = group.seconds[one], group.seconds[other]
             if max(first, second) > (1 + DISTINCT) * min(first, second):

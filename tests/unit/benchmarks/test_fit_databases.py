@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from benchmarks.fit.__main__ import UNFITTED, main
 from benchmarks.fit.databases import read_databases
-from benchmarks.fit.fitting import pairs_right
+from benchmarks.fit.fitting import estimated, pairs_right, predicted, train_on
 from benchmarks.fit.programs import ProgramsError
 from benchmarks.results import figures
 from core.device import Device
@@ -80,7 +81,7 @@ def test_the_programs_of_every_network_are_read(database: Path) -> None:
 
 
 def test_four_of_five_pairs_are_estimated_in_the_order_that_was_measured(database: Path) -> None:
-    right, total = pairs_right(read_databases([database]), FITTED)
+    right, total = pairs_right(read_databases([database]), partial(estimated, factors=FITTED))
     assert total > 100
     assert right >= 0.8 * total
 
@@ -94,9 +95,20 @@ def test_a_network_that_is_left_out_is_tested_with_factors_of_the_other(
     assert names == {
         f"{network}: pairs in the right order, {how}"
         for network in ("first", "second")
-        for how in ("as it ships", "fitted to the others")
+        for how in ("as it ships", "fitted to the others", "learned from 64 trials of the others")
     }
     assert FITTED != UNFITTED
+
+
+def test_a_model_ranks_programs_that_it_learned_from_better_than_the_estimate(database: Path) -> None:
+    groups = read_databases([database])
+    count = sum(len(group.seconds) for group in groups)
+    by_estimate, total = pairs_right(groups, partial(estimated, factors=UNFITTED))
+    model = train_on(groups, UNFITTED, count, 0)
+    learned, _ = pairs_right(groups, partial(predicted, factors=UNFITTED, model=model))
+    assert by_estimate < learned <= total
+    too_few = train_on(groups, UNFITTED, 15, 0)
+    assert pairs_right(groups, partial(predicted, factors=UNFITTED, model=too_few)) == (by_estimate, total)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no database"])
