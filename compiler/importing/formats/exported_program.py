@@ -63,6 +63,11 @@ _KEPT_TEXTS = ("as_string", "as_strings", "metadata")
 # imports.
 _CONTAINERS = (None, "builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict")
 
+_MISSING_PART = re.compile(r"failed locating file (\S+): file not found")
+_BROKEN_NODE = re.compile(r"Failed deserializing node Node\(target='([\w.]*)'")
+# Messages of Python and of PyTorch's own checks that aren't for users.
+_OF_PYTHON = re.compile(r"INTERNAL ASSERT|list index out of range|__\w+__|immutable_list|^\W*$")
+
 _RANDOM = frozenset(
     {
         *(
@@ -348,9 +353,10 @@ def read(content: Content, shapes: Mapping[str, Shape]) -> ExportedProgram:
         ) from error
     torch.set_num_threads(1)
     _check_operators(torch, operators)
+    failures: list[BaseException] = []
     try:
         file.seek(0)
-        with _quietly():
+        with _quietly(), _collecting(failures):
             program = torch.export.load(file)
         exported = of_program(program)
         for one in (exported.program, exported.decomposed):
@@ -358,10 +364,11 @@ def read(content: Content, shapes: Mapping[str, Shape]) -> ExportedProgram:
     except ModelError:
         raise
     except Exception as error:
+        cause = failures[0] if failures else error
         raise ModelError(
-            f"PyTorch {torch.__version__} can't load the exported program ({first_line(error)}): "
+            f"PyTorch {torch.__version__} can't load the exported program ({_reason(cause)}): "
             "export it with this version, or as ONNX"
-        ) from error
+        ) from cause
     exported = exported.keep_cache()
     check_shapes(exported.inputs, shapes)
     return exported
@@ -428,6 +435,47 @@ def _quietly() -> Iterator[None]:
         log.setLevel(level)
 
 
+class _FailureHandler(logging.Handler):
+    """Collects the exceptions of log records."""
+
+    def __init__(self, failures: list[BaseException]) -> None:
+        super().__init__()
+        self._failures = failures
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.exc_info[1] is not None:
+            self._failures.append(record.exc_info[1])
+
+
+@contextlib.contextmanager
+def _collecting(failures: list[BaseException]) -> Iterator[None]:
+    """Collect the exceptions that torch.export only logs."""
+    log, handler = logging.getLogger("torch.export"), _FailureHandler(failures)
+    level, propagates = log.level, log.propagate
+    log.addHandler(handler)
+    log.setLevel(logging.WARNING)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+        log.propagate = propagates
+
+
+def _reason(error: BaseException) -> str:
+    """Return why PyTorch can't load a program. Python's own errors only say which code failed."""
+    text = first_line(error)
+    if found := _MISSING_PART.search(text):
+        return f"its part {found[1]} is missing"
+    if found := _BROKEN_NODE.search(text):
+        return f"its node that calls '{found[1]}' has missing or wrong inputs or outputs"
+    is_python = isinstance(error, TypeError | AttributeError | KeyError | UnicodeError | AssertionError)
+    if is_python or _OF_PYTHON.search(text):
+        return "a part of its description is missing or of a wrong kind"
+    return text
+
+
 def _check(file: io.BytesIO) -> set[str]:
     """Return the names of the operators in a file. Raise ModelError for parts that PyTorch would run,
     unpickle or evaluate."""
@@ -446,7 +494,13 @@ def _check(file: io.BytesIO) -> set[str]:
                         raise ModelError(
                             f"the exported program's {name} is larger than {MAX_JSON_BYTES} bytes"
                         )
-                    _check_json(json.loads(archive.read(info)), "", operators)
+                    try:
+                        described = json.loads(archive.read(info))
+                    except ValueError as error:
+                        raise ModelError(
+                            f"the exported program is damaged ({name} isn't JSON): {EXPORT_AGAIN}"
+                        ) from error
+                    _check_json(described, "", operators)
     except RecursionError as error:
         raise ModelError(
             f"the exported program's JSON is nested too deeply to be read: {EXPORT_AGAIN}"

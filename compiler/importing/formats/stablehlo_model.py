@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,6 +33,8 @@ from core.model_format import MLIR_BYTECODE, exported_artifact
 _DIALECTS = frozenset(("builtin", "chlo", "func", "sdy", "stablehlo"))
 _PORTABLE = MLIR_BYTECODE + b"\rStableHLO_v"
 MAX_CALLS = 1000
+# MLIR's position in a text without a file's name.
+_POSITION = re.compile(r'^"-":(\d+):(\d+): ')
 
 
 @dataclass(frozen=True)
@@ -172,7 +175,8 @@ def _check_calls(module: Any) -> None:
 def _diagnosis(error: Exception) -> str:
     """Return the first line that names the problem. MLIR's first lines describe its current task."""
     lines = [line for line in str(error).splitlines() if "error:" in line]
-    return first_line(ValueError(lines[0].partition("error:")[2]) if lines else error)
+    text = first_line(ValueError(lines[0].partition("error:")[2]) if lines else error)
+    return _POSITION.sub(r"line \1, column \2: ", text)
 
 
 def _main(module: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import tempfile
 import warnings
 import zipfile
@@ -203,6 +204,41 @@ def _renamed(old: str, new: str) -> Any:
 def test_an_exported_program_runs_nothing_of_its_own(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ModelError, match=says):
         read_model(_repacked(exported_program().data, changes), {})
+
+
+def _in_node(change: Any) -> Any:
+    """Change the last node of the graph. `change` takes its description."""
+
+    def changed(part: Any) -> Any:
+        change(part["graph_module"]["graph"]["nodes"][-1])
+        return part
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"models/model.json": lambda part: {**part, "schema_version": None}}, "a part of its description"),
+        ({"models/model.json": lambda _: []}, "a part of its description is missing or of a wrong kind"),
+        (
+            {"models/model.json": _in_node(lambda node: node.update(inputs=None))},
+            r"its node that calls 'torch.ops.aten.relu.default' has missing or wrong inputs",
+        ),
+        (
+            {"models/model.json": _in_node(lambda node: node["inputs"][0].pop("name"))},
+            "a part of its description is missing",
+        ),
+        (
+            {"data/weights/model_weights_config.json": _renamed('"weight_0"', '"weight_7"')},
+            "its part data/weights/weight_7 is missing",
+        ),
+    ],
+)
+def test_a_damaged_exported_program_is_refused_in_plain_words(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ModelError, match=says) as raised:
+        read_model(_repacked(exported_program().data, dict(changes)), {})
+    assert not re.search("__|object|attribute '|argument|INTERNAL|warnings above|codec", str(raised.value))
 
 
 def test_example_inputs_that_are_code_are_not_run() -> None:
