@@ -2,13 +2,13 @@
 
 Every case is compiled without schedules, and runs in a separate process. Its outputs are compared with the
 tolerances of ONNX's own test runner. Inputs such as shapes and axes are constants, as in exported models.
-With `--types`, a case of every operator is tried with every element type that ONNX allows instead.
+With `--types`, every operator is tried with every element type that ONNX allows instead.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -30,9 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     output = Output(NAME, argv, args.json, threads=2)
     chosen = cases.every(cases.load(), QUICK_STEP if args.quick else 1)
-    chosen = [case for case in chosen if not args.operators or case.operator in args.operators]
     if args.types:
-        return _try_types(chosen, args.json, output)
+        return _try_types(typed.typed_cells(chosen, args.operators or ()), args.json, output)
+    chosen = [case for case in chosen if not args.operators or case.operator in args.operators]
     tried = []
     with Attempts(OURS) as ours, Attempts(TVM_FRONTEND_OPS) as tvms, ThreadPoolExecutor(2) as at_once:
         for number, case in enumerate(chosen, start=1):
@@ -45,13 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _try_types(chosen: Sequence[cases.Case], file: Path, output: Output) -> int:
+def _try_types(cells: Iterable[typed.Cell], file: Path, output: Output) -> int:
     answers = []
     with Attempts(OURS) as ours:
-        for number, (operator, dtype, case) in enumerate(typed.typed_cases(chosen), start=1):
-            answers.append(typed.attempt(operator, dtype, case, ours))
+        for number, cell in enumerate(cells, start=1):
+            answers.append(typed.attempt(cell, ours))
             if number % 100 == 0:
-                output.say(f"{number} cases")
+                output.say(f"{number} cells")
     TYPED.write(answers, file)
     output.finish(page.figures_of_types(answers))
     return 0

@@ -50,8 +50,8 @@ TYPES = (
 
 @dataclass(frozen=True)
 class TypedVerdict:
-    """An operator with an element type, and the importer's verdict; None if ONNX Runtime can't compute a
-    reference."""
+    """An operator with an element type, and the importer's verdict; None if nothing computes right
+    outputs."""
 
     case: str
     operator: str

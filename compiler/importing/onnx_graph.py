@@ -40,7 +40,7 @@ from compiler.importing.onnx_file import (
     plain_domain,
 )
 from compiler.importing.padding import convert_padded, fill_invalid_rows
-from compiler.importing.reasons import reason_of
+from compiler.importing.reasons import reason_of, reason_of_unknown
 from compiler.importing.row_writes import write_rows
 from compiler.importing.spec import NARROW, STORAGE, ModelError, Shape, TensorSpec, first_line
 from compiler.importing.values import OPSET, Array, NameScope, Node, UnsupportedOperator, Value, numpy_dtype
@@ -169,8 +169,7 @@ class Graph:
                 raise
             except _Unknown as error:
                 raise ModelError(
-                    f"{described(proto, position, opsets)} can't be imported: the operator isn't known. "
-                    "Replace it by operators of ONNX or export the model with another version (opset)"
+                    f"{described(proto, position, opsets)} can't be imported: {reason_of_unknown(proto)}"
                 ) from error
             except Exception as error:
                 version = opsets.get(plain_domain(proto.domain), 1)

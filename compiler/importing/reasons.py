@@ -45,6 +45,29 @@ _SHAPE_INPUTS = {
     **dict.fromkeys(("Range", "MelWeightMatrix"), (0, 1, 2)),
     **dict.fromkeys(("Slice", "Resize"), (1, 2, 3)),
 }
+_TEXT = "models of text can't be compiled. Compute numbers from the text before the model"
+_SEQUENCES = "sequences aren't supported. Pass the tensors themselves: use Split and Concat"
+_OPTIONAL = "optional values aren't supported. Pass the tensor itself"
+_RANDOM = "its outputs are random. Draw the numbers outside of the model, and make them an input"
+# Why operators of ONNX can't be imported, and what to do.
+_NEVER = {
+    **dict.fromkeys(("RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit"), _TEXT),
+    **dict.fromkeys(("SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase"), _SEQUENCES),
+    **dict.fromkeys(("SequenceInsert", "SequenceLength", "SequenceMap", "SplitToSequence"), _SEQUENCES),
+    **dict.fromkeys(("ConcatFromSequence",), _SEQUENCES),
+    **dict.fromkeys(("Optional", "OptionalGetElement", "OptionalHasElement"), _OPTIONAL),
+    **dict.fromkeys(("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike"), _RANDOM),
+    **dict.fromkeys(("RandomUniform", "RandomUniformLike"), _RANDOM),
+    "ImageDecoder": "encoded images aren't supported. Decode the image before the model, and pass its pixels",
+}
+_CLASSIC = (
+    "operators of classic machine learning, such as trees, aren't supported. Run them outside of the model"
+)
+_TRAINING = "training isn't supported. Export the model for inference"
+_UNKNOWN = (
+    "the operator isn't known. "
+    "Replace it by operators of ONNX or export the model with another version (opset)"
+)
 # Errors from these modules describe the model; TVM's errors describe TVM.
 _READABLE_MODULES = (str(Path(__file__).parents[1]), str(Path(np.__file__).parent))
 # Python's own messages, which the interpreter also raises in our modules.
@@ -74,6 +97,15 @@ def reason_of(error: Exception, proto: onnx.NodeProto, values: Mapping[str, Valu
     told = ", ".join(f"{each.name}={_short(each)}" for each in proto.attribute if each.type != each.GRAPH)
     what = f"attributes ({told})" if told else "types and shapes"
     return f"it isn't supported for these {what}{_given(proto, values)}"
+
+
+def reason_of_unknown(proto: onnx.NodeProto) -> str:
+    """Return why an operator without a converter can't be imported, and what to do; without a full stop."""
+    if "training" in proto.domain:
+        return _TRAINING
+    if proto.domain == "ai.onnx.ml":
+        return _CLASSIC
+    return _NEVER.get(proto.op_type, _UNKNOWN) if proto.domain in ("", "ai.onnx") else _UNKNOWN
 
 
 def plain_reason(error: Exception) -> str:

@@ -7,7 +7,7 @@ a result open, as for an integer that is cast from NaN, a difference becomes a n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,8 +121,11 @@ _CANCELLING = frozenset(
         *("native_group_norm", "native_layer_norm"),
     }
 )
-# Descriptions of the edge inputs, for messages. Models of floats get EDGES, models of integers SMALL as well.
+# Descriptions of the edge inputs, for messages. Models of floats get EDGES, models of integers SMALL as well,
+# and models that divide integers ZERO_DIVISORS.
 SMALL = "small integers of both signs"
+ZERO_DIVISORS = "divisors of zero"
+QUOTIENT_IS_OPEN = "integers may be divided by zero: the standard leaves the quotient open"
 LIMITS, NAN, INFINITIES, LEAST = EDGES = (
     "the least and greatest numbers, zeros and ties",
     "NaN",
@@ -151,12 +154,25 @@ class Difference:
 
 
 def edge_sets(
-    inputs: Sequence[TensorSpec], extents: Mapping[str, int], usual: Mapping[str, Array]
+    inputs: Sequence[TensorSpec],
+    extents: Mapping[str, int],
+    usual: Mapping[str, Array],
+    divisors: Collection[str] = (),
 ) -> Iterator[EdgeSet]:
     """Yield inputs at the edges: copies of the `usual` inputs with some or all elements replaced.
 
-    An input in `extents` holds indices below its number there.
+    An input in `extents` holds indices below its number there. The `divisors` of integers are positive except
+    in SMALL and ZERO_DIVISORS: a division of the least integer by -1 ends a process.
     """
+    if divisors:
+        zeros = {name: _with_values(usual[name], [0]) for name in divisors}
+        yield EdgeSet(ZERO_DIVISORS, {**usual, **zeros}, finite=True)
+        positive = {name: np.maximum(np.abs(usual[name]), 1).astype(usual[name].dtype) for name in divisors}
+        yield from (
+            edge if edge.what == SMALL else EdgeSet(edge.what, {**edge.inputs, **positive}, edge.finite)
+            for edge in edge_sets(inputs, extents, usual)
+        )
+        return
     if any(_holds_numbers(spec, extents) for spec in inputs):
         yield EdgeSet(
             SMALL,

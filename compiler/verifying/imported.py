@@ -26,8 +26,18 @@ from compiler.importing.values import from_storage, to_storage
 from compiler.measuring.outputs import compare_outputs, far_off
 from compiler.target import parse_target
 from compiler.verifying.decoder_cache import check_cache
-from compiler.verifying.edges import EdgeSet, can_be_given, compare_edges, edge_sets, judge, step_of, varying
-from compiler.verifying.inputs import ORDINARY_SETS, drawn, index_extents, input_sets
+from compiler.verifying.edges import (
+    QUOTIENT_IS_OPEN,
+    ZERO_DIVISORS,
+    EdgeSet,
+    can_be_given,
+    compare_edges,
+    edge_sets,
+    judge,
+    step_of,
+    varying,
+)
+from compiler.verifying.inputs import ORDINARY_SETS, divisors, drawn, index_extents, input_sets
 from compiler.verifying.layers import Layers
 from compiler.verifying.reference import Reference
 from compiler.verifying.splitting import given_values, selected_from, split_at
@@ -163,11 +173,13 @@ def verify(file: OnnxFile, model: RelaxModel, target: str, tuned_for: str) -> It
             in_layers.check(inputs)
         first = first or inputs
         yield Agreement(what)
-    for edge in edge_sets(file.inputs, index_extents(file), first):
+    for edge in edge_sets(file.inputs, index_extents(file), first, divisors(file)):
         given_inputs = {**edge.inputs, **file.weights}
         right = reference.compute_edge(given_inputs)
         inside = right if inner is reference else inner.compute_edge(given_inputs)
         if right is None or inside is None:
+            if edge.what == ZERO_DIVISORS:
+                yield Agreement(edge.what, QUOTIENT_IS_OPEN)
             continue
         right = {**right, **inside}
         found = compute(right).compute_like(right, {**edge.inputs, **given_values(cut, right)})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -20,23 +20,43 @@ Array = NDArray[Any]
 _HANDS_ON = {"Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 # Inputs of operators that are indices into the first input along an axis.
 _INDEXES = {"Gather": 1, "GatherElements": 1, "EmbedLayerNormalization": 0, "RoiAlign": 2}
+# Operators whose results aren't 0 if their inputs aren't.
+_STAYS_NONZERO = {"Abs", "Concat", "Mul", "Neg", "Slice", "Split", "Tile"}
+_DIVIDES = {"Div", "Mod"}
 # Descriptions of the sets of inputs, for messages.
 ORDINARY_SETS = ("floats around zero", "floats from 0 to 1")
 
 
 def input_sets(file: OnnxFile) -> Iterable[dict[str, Array]]:
-    """Yield inputs for an ONNX model as `drawn` does, with indices in range."""
-    return drawn(file.inputs, index_extents(file))
+    """Yield inputs for an ONNX model as `drawn` does, with indices in range and divisors that aren't 0."""
+    return drawn(file.inputs, index_extents(file), divisors(file))
 
 
-def drawn(inputs: Iterable[TensorSpec], extents: Mapping[str, int]) -> Iterable[dict[str, Array]]:
+def drawn(
+    inputs: Iterable[TensorSpec], extents: Mapping[str, int], divisors: Collection[str] = ()
+) -> Iterable[dict[str, Array]]:
     """Yield inputs by name, the same at every call: first floats around zero, then floats from 0 to 1 as in
     images. Masks hide the end of their sequences. An input in `extents` holds indices below its
-    number there.
+    number there; an input in `divisors` holds numbers from 1 to 9, the first time of both signs.
     """
     for number in range(len(ORDINARY_SETS)):
         rng = np.random.default_rng(number)
-        yield {spec.name: _array(spec, extents.get(spec.name), number, rng) for spec in inputs}
+        yield {
+            spec.name: nonzero(spec, rng, both_signs=not number)
+            if spec.name in divisors
+            else _array(spec, extents.get(spec.name), number, rng)
+            for spec in inputs
+        }
+
+
+def nonzero(spec: TensorSpec, rng: np.random.Generator, both_signs: bool) -> Array:
+    """Return whole numbers up to 9, or to the type's greatest, without 0."""
+    dtype = numpy_dtype(spec.dtype)
+    most = min(9, int(ml_dtypes.iinfo(dtype).max)) if "int" in spec.dtype else 9  # type: ignore[no-untyped-call]
+    sizes = rng.integers(1, most, spec.shape, endpoint=True)
+    is_signed = both_signs and not spec.dtype.startswith(("u", "bool"))
+    signs = rng.choice([-1, 1], spec.shape) if is_signed else 1
+    return np.asarray(sizes * signs).astype(dtype)
 
 
 def _array(spec: TensorSpec, extent: int | None, number: int, rng: np.random.Generator) -> Array:
@@ -61,25 +81,53 @@ def index_extents(file: OnnxFile) -> Mapping[str, int]:
     shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     shapes |= {name: tuple(array.shape) for name, array in file.weights.items()}
     shapes |= {spec.name: spec.shape for spec in file.inputs}
-    consumers: defaultdict[str, list[onnx.NodeProto]] = defaultdict(list)
-    for node in graph.node:
-        for name in node.input:
-            consumers[name].append(node)
     found: dict[str, int] = {}
+    consumers = _consumers(graph)
     for spec in file.inputs:
-        waiting, seen, extents = [spec.name], {spec.name}, []
-        while waiting:
-            name = waiting.pop()
-            for node in consumers[name]:
-                extents += _extents_of(node, name, shapes)
-                fresh = (
-                    set(node.output) - seen if node.op_type in _HANDS_ON and node.input[0] == name else set()
-                )
-                seen |= fresh
-                waiting += fresh
+        reached = _reached(consumers, spec, _HANDS_ON)
+        extents = [extent for node, name, _ in reached for extent in _extents_of(node, name, shapes)]
         if extents:
             found[spec.name] = min(extents)
     return found
+
+
+def divisors(file: OnnxFile) -> frozenset[str]:
+    """Return the names of the inputs by which integers are divided."""
+    consumers = _consumers(file.proto.graph)
+    return frozenset(
+        spec.name
+        for spec in file.inputs
+        if any(
+            node.op_type in _DIVIDES and node.input[1] == name and "int" in dtype
+            for node, name, dtype in _reached(consumers, spec, _HANDS_ON | _STAYS_NONZERO)
+        )
+    )
+
+
+def _consumers(graph: onnx.GraphProto) -> Mapping[str, Sequence[onnx.NodeProto]]:
+    found: defaultdict[str, list[onnx.NodeProto]] = defaultdict(list)
+    for node in graph.node:
+        for name in node.input:
+            found[name].append(node)
+    return found
+
+
+def _reached(
+    consumers: Mapping[str, Sequence[onnx.NodeProto]], spec: TensorSpec, hands_on: Collection[str]
+) -> Iterator[tuple[onnx.NodeProto, str, str]]:
+    """Yield (node, name, element type) for all nodes that read an input or a value that operators in
+    `hands_on` make of it."""
+    waiting, seen = [(spec.name, spec.dtype)], {spec.name}
+    while waiting:
+        name, dtype = waiting.pop()
+        for node in consumers.get(name, ()):
+            yield node, name, dtype
+            if node.op_type not in hands_on or (node.op_type in _HANDS_ON and node.input[0] != name):
+                continue
+            to = next((one.i for one in node.attribute if node.op_type == "Cast" and one.name == "to"), 0)
+            passed_on = str(onnx.helper.tensor_dtype_to_np_dtype(to)) if to else dtype
+            waiting += [(output, passed_on) for output in node.output if output not in seen]
+            seen.update(node.output)
 
 
 def _extents_of(node: onnx.NodeProto, name: str, shapes: Mapping[str, tuple[int, ...]]) -> list[int]:

@@ -24,8 +24,14 @@ from compiler.packaging.artifact import Manifest
 from compiler.packaging.cuda import load_cuda
 from compiler.packaging.weights import bind_weights
 from compiler.target import parse_target
-from compiler.verifying.edges import compare_edges, edge_sets, is_open_at_edge
-from compiler.verifying.inputs import ORDINARY_SETS, drawn, index_extents
+from compiler.verifying.edges import (
+    QUOTIENT_IS_OPEN,
+    ZERO_DIVISORS,
+    compare_edges,
+    edge_sets,
+    is_open_at_edge,
+)
+from compiler.verifying.inputs import ORDINARY_SETS, divisors, drawn, index_extents
 from compiler.verifying.reference import Reference
 from compiler.verifying.steps.formats import Defined, compute_edge, index_extents_of, split_into_steps
 
@@ -69,7 +75,7 @@ def compare_library(
         )
 
     first: dict[str, Array] = {}
-    for what, inputs in zip(ORDINARY_SETS, drawn(file.inputs, right.extents), strict=True):
+    for what, inputs in zip(ORDINARY_SETS, drawn(file.inputs, right.extents, right.divisors), strict=True):
         wrong = compare(inputs)
         if wrong and right.doubt:
             raise NoReference(f"ONNX Runtime can't run the model ({right.doubt})")
@@ -79,9 +85,11 @@ def compare_library(
         yield Check(OWN, compare(given))
     if any(spec.padded_axis is not None for spec in manifest.outputs):
         return
-    for edge in edge_sets(file.inputs, right.extents, first):
+    for edge in edge_sets(file.inputs, right.extents, first, right.divisors):
         wanted = right.compute_edge(edge.inputs)
         if wanted is None:
+            if edge.what == ZERO_DIVISORS:
+                yield Check(edge.what, note=QUOTIENT_IS_OPEN)
             continue
         expected_values, actual = _comparable(wanted, run(edge.inputs), manifest)
         wrong = compare_edges(expected_values, actual, manifest.computed_in)
@@ -99,12 +107,13 @@ def _reference_of(file: ModelFile) -> _OnnxReference | _StepwiseReference:
 
 
 class _OnnxReference:
-    """Computes what ONNX Runtime does. `extents` bound the inputs that are indices."""
+    """Computes what ONNX Runtime does. `extents` bound the inputs that are indices; `divisors` aren't 0."""
 
     def __init__(self, file: OnnxFile) -> None:
         self._file = file
         self._reference = Reference(file.original, file.output_names)
         self.extents = index_extents(file)
+        self.divisors = divisors(file)
 
     @property
     def doubt(self) -> str:
@@ -126,6 +135,7 @@ class _StepwiseReference:
     """Computes what PyTorch, XLA or LiteRT does. `extents` bound the inputs that are indices."""
 
     doubt = ""
+    divisors: frozenset[str] = frozenset()
 
     def __init__(self, file: Defined) -> None:
         self._file = file

@@ -79,7 +79,7 @@ def _coverage() -> str:
         "## Element types",
         "",
         "Every operator with every element type that ONNX allows: `python -m benchmarks.coverage --types`. "
-        "An empty cell isn't in ONNX. *Unknown* means that ONNX Runtime computes nothing to compare with.",
+        "An empty cell isn't in ONNX. *Unknown* means that nothing here computes a result to compare with.",
         "",
         *_filterable(page.types_table(TYPED.read(COVERAGE_TYPES))),
     ]

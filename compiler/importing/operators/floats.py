@@ -147,18 +147,22 @@ def _values(dtype: str) -> NDArray[np.float32]:
 def _bit_cast(graph: Graph, node: Node) -> Value:
     dtype = str(onnx.helper.tensor_dtype_to_np_dtype(int(node.attributes["to"])))
     data = node.input(0)
-    if data.dtype == "bool" and dtype in ("uint8", "int8"):
-        return graph.op("Cast", data, to=int(node.attributes["to"]))
-    if "bool" in (dtype, data.dtype):
-        raise UnsupportedOperator("the bits of booleans aren't supported")
+    if data.dtype == dtype:
+        return data
     before, after = (NARROW.get(one, 8 * numpy_dtype(one).itemsize) for one in (data.dtype, dtype))
     if before != after:
         raise UnsupportedOperator(f"{data.dtype} has {before} bits and {dtype} has {after}")
     data = data.stored() if data.dtype in NARROW else data
+    if data.dtype == "bool":
+        data = graph.op("Cast", data, to=onnx.TensorProto.UINT8)
+    if dtype == "bool":
+        # The bytes of booleans are 0 and 1.
+        bits = data if data.dtype == STORAGE else reinterpreted(graph, data, STORAGE)
+        return graph.op("Cast", bits, to=onnx.TensorProto.BOOL)
     if dtype in NARROW:
         codes = data if data.dtype == STORAGE else reinterpreted(graph, data, STORAGE)
         return codes.narrowed(dtype)
-    return reinterpreted(graph, data, dtype)
+    return data if data.dtype == dtype else reinterpreted(graph, data, dtype)
 
 
 def reinterpreted(graph: Graph, data: Value, dtype: str) -> Value:

@@ -40,11 +40,7 @@ def quantize(
     """
     wide = "float64" if "float64" in (data.dtype, scale.dtype) else "float32"
     quotient = graph.op("Div", cast(graph, data, wide), cast(graph, scale, wide))
-    if dtype in INTEGERS:
-        return _saturated(graph, quotient, zero, dtype)
-    if zero is not None and not _is_zero(zero):
-        quotient = graph.op("Add", quotient, cast(graph, zero, wide))
-    return cast(graph, quotient, dtype, saturate)
+    return _saturated(graph, quotient, zero, dtype, saturate)
 
 
 def requantize(
@@ -56,8 +52,12 @@ def requantize(
     return _saturated(graph, graph.op("Mul", cast(graph, total, "float32"), factor), zero, dtype)
 
 
-def _saturated(graph: Graph, quotient: Value, zero: Value | None, dtype: str) -> Value:
+def _saturated(graph: Graph, quotient: Value, zero: Value | None, dtype: str, saturate: bool = True) -> Value:
     """Return saturate(round(quotient) + zero point)."""
+    if dtype not in INTEGERS:
+        if zero is not None and not _is_zero(zero):
+            quotient = graph.op("Add", quotient, cast(graph, zero, quotient.dtype))
+        return cast(graph, quotient, dtype, saturate)
     rounded = graph.op("Round", quotient)
     if zero is not None:
         rounded = graph.op("Add", rounded, cast(graph, zero, quotient.dtype))

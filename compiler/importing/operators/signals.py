@@ -1,12 +1,14 @@
-"""Fourier transforms, as products with matrices of sines and cosines."""
+"""Fourier transforms, as products with matrices of sines and cosines, and mel filters."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import numpy as np
+import onnx
 
 from compiler.importing.onnx_graph import Converter, Graph
+from compiler.importing.operators.quantized import cast
 from compiler.importing.values import Node, UnsupportedOperator, Value
 
 
@@ -102,7 +104,20 @@ def _stft(graph: Graph, node: Node) -> Value:
     return transform(graph, framed, 2, points, False, bool(node.attributes.get("onesided", 1)))
 
 
+def _mel_weight_matrix(graph: Graph, node: Node) -> Value | None:
+    """Compute a matrix of another type in float32, because ONNX Runtime folds no other type."""
+    edges = [node.input(position) for position in (3, 4)]
+    to = int(node.attributes.get("output_datatype", onnx.TensorProto.FLOAT))
+    if to == onnx.TensorProto.FLOAT and all(edge.dtype == "float32" for edge in edges):
+        return None
+    for position in range(5):
+        node.input(position).known("its inputs")
+    matrix = graph.op("MelWeightMatrix", *node.inputs[:3], *(cast(graph, edge, "float32") for edge in edges))
+    return graph.op("Cast", matrix, to=to)
+
+
 CONVERTERS: Mapping[tuple[str, str], Converter] = {
     ("", "DFT"): _dft,
+    ("", "MelWeightMatrix"): _mel_weight_matrix,
     ("", "STFT"): _stft,
 }

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from compiler.importing.onnx_graph import Converter, Graph
-from compiler.importing.operators.quantized import bounds
+from compiler.importing.operators.quantized import bounds, cast
 from compiler.importing.values import Node, Value
 
 
@@ -49,8 +49,11 @@ def _conv_transpose(graph: Graph, node: Node) -> Value | None:
 
 def _col2im(graph: Graph, node: Node) -> Value:
     """Sum overlapping blocks, as a transposed convolution whose weights put every element of a block in its
-    position."""
+    position. A sum of booleans is whether any is true."""
     data = node.input(0)
+    if data.dtype == "bool":
+        summed = graph.op("Col2Im", cast(graph, data, "int32"), *node.inputs[1:], **node.attributes)
+        return cast(graph, summed, "bool")
     image, block = (node.input(k).known("the shapes of image and blocks").tolist() for k in (1, 2))
     count = len(block)
     strides, dilations = (node.attributes.get(name, [1] * count) for name in ("strides", "dilations"))

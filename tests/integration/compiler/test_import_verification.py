@@ -18,9 +18,19 @@ from compiler.importing.onnx_file import OnnxFile, read_file
 from compiler.importing.onnx_graph import Graph
 from compiler.importing.spec import ModelError, NoReference
 from compiler.importing.values import Node, Value
-from compiler.verifying.edges import EDGES, LEAST, LIMITS, SMALL, EdgeSet, edge_sets, judge
+from compiler.verifying.edges import (
+    EDGES,
+    LEAST,
+    LIMITS,
+    QUOTIENT_IS_OPEN,
+    SMALL,
+    ZERO_DIVISORS,
+    EdgeSet,
+    edge_sets,
+    judge,
+)
 from compiler.verifying.imported import verify
-from compiler.verifying.inputs import ORDINARY_SETS, index_extents, input_sets
+from compiler.verifying.inputs import ORDINARY_SETS, divisors, index_extents, input_sets
 from compiler.verifying.reference import Reference
 from compiler.verifying.steps.step import Step
 from tests.onnx_models import Builder, leaky, residual
@@ -242,6 +252,27 @@ def test_edge_sets_hold_small_extreme_and_nan_inputs() -> None:
     assert np.isnan(nan.inputs["x"]).sum() == 1
     assert np.isinf(infinities.inputs["x"]).sum() == 2
     assert (nan.inputs["at"] == infinities.inputs["at"]).all()
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        "g (int64[8] x, int64[8] d) => (int64[8] y) { y = Div(x, d) }",
+        "g (int8[2,4] x, int8[4] d) => (int8[2,4] y) { n = Neg(d) m = Mul(n, d) y = Mod(x, m) }",
+        "g (uint32 x, float[4] d) => (uint32[4] y) { a = Abs(d) c = Cast<to = 12>(a) y = Div(x, c) }",
+    ],
+)
+def test_integers_are_divided_by_numbers_other_than_zero(graph: str) -> None:
+    file = _of(graph)
+    assert divisors(file) == {"d"}
+    agreed = {one.inputs: one.note for one in verify(file, import_file(file), TARGET, TARGET)}
+    assert LIMITS in agreed
+    assert agreed[ZERO_DIVISORS] == QUOTIENT_IS_OPEN
+    assert all(np.abs(inputs["d"]).min() >= 1 for inputs in input_sets(file))
+
+
+def test_divisors_of_floats_are_drawn_as_other_floats_are() -> None:
+    assert not divisors(_of("g (float[8] x, float[8] d) => (float[8] y) { y = Div(x, d) }"))
 
 
 def _of(graph: str, opset: int = 18) -> OnnxFile:

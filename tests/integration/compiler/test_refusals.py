@@ -133,6 +133,33 @@ def test_a_refusal_is_in_plain_words(name: str) -> None:
     assert not FOREIGN.search(message)
 
 
+NEVER: Mapping[str, tuple[bytes, str]] = {
+    "a sequence": (
+        model_of("SplitToSequence", [floats(4)], [np.array(2)]),
+        "sequences aren't supported. Pass the tensors themselves: use Split and Concat",
+    ),
+    "an optional value": (
+        model_of("OptionalHasElement", [floats(4)], []),
+        "optional values aren't supported. Pass the tensor itself",
+    ),
+    "random numbers": (
+        model_of("RandomNormalLike", [floats(4)], []),
+        "its outputs are random. Draw the numbers outside of the model, and make them an input",
+    ),
+    "an encoded image": (
+        model_of("ImageDecoder", [floats(4, dtype="uint8")], []),
+        "encoded images aren't supported. Decode the image before the model, and pass its pixels",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NEVER)
+def test_a_refusal_of_an_operator_that_no_importer_knows_says_why(name: str) -> None:
+    data, reason = NEVER[name]
+    with pytest.raises(ModelError, match=rf"of node 'here' can't be imported: {reason}$"):
+        read_onnx(data, {})
+
+
 def three_nodes() -> bytes:
     """The second of three nodes, Sign, can't be compiled here."""
     nodes = [
