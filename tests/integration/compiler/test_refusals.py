@@ -139,7 +139,7 @@ NEVER: Mapping[str, tuple[bytes, str]] = {
         "sequences aren't supported. Pass the tensors themselves: use Split and Concat",
     ),
     "an optional value": (
-        model_of("OptionalHasElement", [floats(4)], []),
+        model_of("Optional", [floats(4)], []),
         "optional values aren't supported. Pass the tensor itself",
     ),
     "random numbers": (
