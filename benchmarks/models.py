@@ -61,11 +61,11 @@ class MeasuredPrograms:
     task: TuneContext
     programs: tuple[Program, ...]
     traces: tuple[str, ...]
-    secs: Floats
+    run_s: Floats
 
     @property
     def best_s(self) -> float:
-        return float(self.secs.min())
+        return float(self.run_s.min())
 
 
 # Trains on the programs that aren't held out by the second argument, and predicts the seconds of all programs
@@ -129,7 +129,7 @@ def predict_held_out(known: Mapping[str, MeasuredPrograms], fit: Fit, seed: int)
     """Return predicted seconds [programs] by operator, each from a model that wasn't trained on the
     program."""
     rng = np.random.default_rng(seed)
-    first = {name: rng.permutation(len(records.secs)) % 2 == 0 for name, records in known.items()}
+    first = {name: rng.permutation(len(records.run_s)) % 2 == 0 for name, records in known.items()}
     second = {name: ~half for name, half in first.items()}
     folds = [fit(known, half) for half in (first, second)]
     return {name: np.where(half, folds[0][name], folds[1][name]) for name, half in first.items()}
@@ -139,7 +139,7 @@ def _ours(known: Mapping[str, MeasuredPrograms], held: Mapping[str, NDArray[np.b
     samples = [
         (records.task, program, float(secs))
         for name, records in known.items()
-        for program, secs, is_held in zip(records.programs, records.secs, held[name], strict=True)
+        for program, secs, is_held in zip(records.programs, records.run_s, held[name], strict=True)
         if not is_held
     ]
     model = train(samples)
@@ -159,7 +159,7 @@ def _theirs(
     for name, records in known.items():
         seen = np.flatnonzero(~held[name])
         traces = [records.traces[row] for row in seen]
-        predictor.learn(records.module, records.task.device, traces, records.secs[seen].tolist())
+        predictor.learn(records.module, records.task.device, traces, records.run_s[seen].tolist())
     return {
         name: records.best_s / predictor.score(records.module, records.task.device, records.traces)
         for name, records in known.items()
@@ -200,8 +200,8 @@ def _predictions(
     known: Mapping[str, MeasuredPrograms], told: Mapping[str, Mapping[str, Floats]]
 ) -> dict[str, Predictions]:
     """Return each model's predictions of these operators."""
-    sizes = [len(records.secs) for records in known.values()]
-    measured_s = np.concatenate([records.secs for records in known.values()])
+    sizes = [len(records.run_s) for records in known.values()]
+    measured_s = np.concatenate([records.run_s for records in known.values()])
     best_s = np.repeat([records.best_s for records in known.values()], sizes)
     task = np.repeat(np.arange(len(sizes)), sizes)
     return {
@@ -244,8 +244,8 @@ def _rank_correlation(name: str, records: MeasuredPrograms, estimated_s: Floats)
     failures."""
     from scipy.stats import spearmanr
 
-    ran = np.isfinite(records.secs)
-    rho = float(spearmanr(estimated_s[ran], records.secs[ran]).statistic)
+    ran = np.isfinite(records.run_s)
+    rho = float(spearmanr(estimated_s[ran], records.run_s[ran]).statistic)
     count = int(ran.sum())
     return figure(
         f"rank correlation of the estimate with {count} measured latencies",

@@ -1,4 +1,4 @@
-"""Parse untrusted schedule traces against a schema.
+"""Check untrusted schedule traces against a schema, and write them anew.
 
 TVM replays any trace, and a trace can do more than transform loops. The pragma `import_llvm` links code into
 a library. An index map may call a function of the process. So a trace is checked here first. The schema lists

@@ -77,7 +77,7 @@ class Process:
         return self._process.pid
 
     def stop(self) -> None:
-        """At once, as in a crash."""
+        """Stop the server at once, as in a crash."""
         if self._process is not None:
             with suppress(ProcessLookupError):
                 self._process.send_signal(self.crash)

@@ -60,12 +60,12 @@ class MeasuredCandidate:
     """A lowered program, None if TVM refused it, and the seconds of each measurement."""
 
     candidate: Candidate | None
-    secs: list[float] = field(default_factory=list)
+    run_s: list[float] = field(default_factory=list)
 
     @property
     def seconds(self) -> float:
         """The median of the measurements; inf for a program that failed or wasn't measured yet."""
-        return statistics.median(self.secs) if self.secs else math.inf
+        return statistics.median(self.run_s) if self.run_s else math.inf
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class TunefarmSearch:
             best_s = min((one.seconds for one in tried.values()), default=math.inf)
             timed = measure([one.candidate for one in batch], best_s)
             for one, secs in zip(batch, timed, strict=True):
-                one.secs.append(secs)
+                one.run_s.append(secs)
                 found.append(Trial(one.candidate, secs, time.perf_counter() - start_s))
             model = self._trained([*before, *self._samples(tried)])
         return Searched(tuple(found), self._samples(tried), model)
@@ -168,7 +168,7 @@ class TunefarmSearch:
     ) -> list[Program]:
         if not self._variant.measures_again:
             return []
-        timed = [MeasuredProgram(program, one.seconds, len(one.secs)) for program, one in tried.items()]
+        timed = [MeasuredProgram(program, one.seconds, len(one.run_s)) for program, one in tried.items()]
         return select_for_remeasurement(timed, remeasurement_count(count, rng, is_last=is_last))
 
     def _new(

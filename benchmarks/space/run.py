@@ -122,7 +122,7 @@ class _Run:
 
     def _tuned(self) -> tuple[TimedCandidates, TimedCandidates]:
         searched = self._ours.tune(self._plan.trials, self._measurer.timed, self._rng)
-        ours = [(trial.candidate, trial.secs) for trial in searched.trials]
+        ours = [(trial.candidate, trial.run_s) for trial in searched.trials]
         with tempfile.TemporaryDirectory(prefix="tunefarm-benchmark-") as folder:
             return ours, self._theirs.tune(self._plan.trials, self._measurer, Path(folder))
 

@@ -113,5 +113,5 @@ def median_seconds(trials: Sequence[Trial]) -> dict[Candidate, float]:
     measured: defaultdict[Candidate, list[float]] = defaultdict(list)
     for trial in trials:
         if trial.candidate is not None:
-            measured[trial.candidate].append(trial.secs)
+            measured[trial.candidate].append(trial.run_s)
     return {candidate: statistics.median(secs) for candidate, secs in measured.items()}

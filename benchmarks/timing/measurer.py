@@ -38,13 +38,13 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Trial:
-    """One trial of a search: `secs` were known `at_s` seconds after its start, inf when the trial failed.
+    """One trial of a search: `run_s` was known `at_s` seconds after its start, inf when the trial failed.
 
     The candidate is None when its program could not be lowered.
     """
 
     candidate: Candidate | None
-    secs: float
+    run_s: float
     at_s: float
 
 

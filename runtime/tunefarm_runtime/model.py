@@ -89,18 +89,20 @@ def _why_not_loadable(path: Path) -> str:
 class Timing:
     """Seconds of each call of a model, in the order of the calls."""
 
-    secs: tuple[float, ...]
+    call_s: tuple[float, ...]
 
     @property
     def median_s(self) -> float:
-        return float(np.median(self.secs))
+        return float(np.median(self.call_s))
 
     def percentile_s(self, percent: float) -> float:
-        return float(np.percentile(self.secs, percent))
+        return float(np.percentile(self.call_s, percent))
 
     def __str__(self) -> str:
         low, high = self.percentile_s(10) * 1e3, self.percentile_s(90) * 1e3
-        return f"median {self.median_s * 1e3:.4g} ms (p10 {low:.4g}, p90 {high:.4g}, {len(self.secs)} calls)"
+        return (
+            f"median {self.median_s * 1e3:.4g} ms (p10 {low:.4g}, p90 {high:.4g}, {len(self.call_s)} calls)"
+        )
 
 
 class Model:

@@ -100,12 +100,12 @@ export function progress(tasks, trials, limit = 240) {
 // How much a job's latest trials made its network faster: { trials, gain, since }; null for few trials. In its last
 // quarter of `trials`, the network became faster by `gain` (0.03: 3 %). The last gain was `since` trials ago.
 export function improvement(steps, trials) {
-  const known = steps.trial.map((trial, index) => ({ trial, secs: steps.network_s[index] })).filter(({ secs }) => secs !== null);
+  const known = steps.trial.map((trial, index) => ({ trial, network_s: steps.network_s[index] })).filter(({ network_s }) => network_s !== null);
   const begun = trials * 0.75;
   if (trials < 16 || !known.length || known[0].trial > begun) return null;
-  const before = known.findLast(({ trial }) => trial <= begun).secs;
-  const last = known.at(-1).secs;
-  const reached = known.find(({ secs }) => secs === last).trial;
+  const before = known.findLast(({ trial }) => trial <= begun).network_s;
+  const last = known.at(-1).network_s;
+  const reached = known.find(({ network_s }) => network_s === last).trial;
   return { trials, gain: before / last - 1, since: trials - reached };
 }
 

@@ -38,7 +38,7 @@ def known() -> dict[str, MeasuredPrograms]:
 def test_every_cost_model_is_evaluated_on_held_out_programs(known: dict[str, MeasuredPrograms]) -> None:
     for who, fit in FITS.items():
         told = predict_held_out(known, fit, 0)["GMM"]
-        assert told.shape == known["GMM"].secs.shape, who
+        assert told.shape == known["GMM"].run_s.shape, who
         assert (told > 0).all(), who
         assert len(np.unique(told)) > 10, who
 
@@ -46,16 +46,16 @@ def test_every_cost_model_is_evaluated_on_held_out_programs(known: dict[str, Mea
 @pytest.mark.slow_lane(seconds=5)
 def test_held_out_programs_are_not_trained_on(known: dict[str, MeasuredPrograms]) -> None:
     """The model that predicts a program wasn't trained on it."""
-    held = {"GMM": np.arange(len(known["GMM"].secs)) % 2 == 0}
-    secs = known["GMM"].secs
-    other = {"GMM": replace(known["GMM"], secs=np.where(held["GMM"], 3 * secs, secs))}
+    held = {"GMM": np.arange(len(known["GMM"].run_s)) % 2 == 0}
+    secs = known["GMM"].run_s
+    other = {"GMM": replace(known["GMM"], run_s=np.where(held["GMM"], 3 * secs, secs))}
     for who in (OURS, ESTIMATE):
         np.testing.assert_array_equal(FITS[who](known, held)["GMM"], FITS[who](other, held)["GMM"], who)
 
 
 @pytest.mark.slow_lane(seconds=5)
 def test_failures_are_learned_from(known: dict[str, MeasuredPrograms]) -> None:
-    failing = replace(known["GMM"], secs=np.where(np.arange(40) == 7, math.inf, known["GMM"].secs))
+    failing = replace(known["GMM"], run_s=np.where(np.arange(40) == 7, math.inf, known["GMM"].run_s))
     told = {who: predict_held_out({"GMM": failing}, fit, 0) for who, fit in FITS.items()}
     names = [each.name for each in figures_of({"GMM": failing}, told)]
     assert "GMM: rank correlation of the estimate with 39 measured latencies" in names
@@ -68,11 +68,11 @@ def test_a_file_of_programs_has_the_measured_seconds(
     gmm, file = known["GMM"], tmp_path / "programs.jsonl"
     lines = [
         line_of_program("small", "GMM", SMALL, 1, "native", program, secs)
-        for program, secs in zip(gmm.programs, gmm.secs, strict=True)
+        for program, secs in zip(gmm.programs, gmm.run_s, strict=True)
     ]
     file.write_text("\n".join([line_of_device("native", gmm.task.device), *lines]))
     found = recorded(file)["native, small"]
-    assert dict(zip(found.traces, found.secs, strict=True)) == dict(zip(gmm.traces, gmm.secs, strict=True))
+    assert dict(zip(found.traces, found.run_s, strict=True)) == dict(zip(gmm.traces, gmm.run_s, strict=True))
     assert models.main(["--recorded", str(tmp_path / "none"), "--json", str(tmp_path / "models.json")]) == 1
 
 

@@ -14,7 +14,7 @@ import pytest
 from compiler.measuring.cores import off_pool_cores
 
 CORES = sorted(os.sched_getaffinity(0))
-# Prints the cores of all threads but those of libraries that were there before, the caller's first.
+# Prints the cores of the threads that were started after the imports, the caller's first.
 SCRIPT = """
 import json, os, sys, threading
 import numpy as np, tvm

@@ -225,7 +225,7 @@ EVERY_PUSH = ("float32", 1, None), ("float32", 0, -1), ("bool", 1, 0)
 
 @pytest.mark.parametrize("case", slow_lane_except(UNIQUE, *EVERY_PUSH, seconds=1), ids=str)
 def test_unique_finds_distinct_slices(case: tuple[str, int, int | None]) -> None:
-    """Of an axis, the parts have several elements. The rest of each output is a marker."""
+    """With an axis, the compared slices have several elements. Rows after the valid ones hold a marker."""
     dtype, is_sorted, axis = case
     given: dict[str, Any] = {} if axis is None else {"axis": axis}
     names = ["y", "indices", "inverse", "counts"]

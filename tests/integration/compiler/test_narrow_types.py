@@ -74,7 +74,7 @@ def test_integers_lose_their_upper_bits(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float4_e2m1fn", *SMALL_FLOATS])
 @pytest.mark.parametrize("saturate", [1, 0])
 def test_small_floats_are_rounded_to_even(dtype: str, saturate: int) -> None:
-    """Of all values of float16 none is rounded otherwise, with the sign of zero."""
+    """All values of float16 are rounded as ml_dtypes or ONNX rounds them, with the sign of zero."""
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     with np.errstate(invalid="ignore", over="ignore"):
         x = halves.astype(np.float32)
@@ -222,7 +222,7 @@ def test_the_runtime_takes_and_gives_arrays_of_ml_dtypes(tmp_path: Any) -> None:
     assert y.tobytes() == np.ascontiguousarray(x.T).tobytes()
     assert w.tobytes() == f.tobytes()
     np.testing.assert_array_equal(v, f.astype(np.float32))
-    # Upper bits of a byte are another program's.
+    # The upper bits of a byte may hold anything.
     dirty = (x.view(np.uint8) | np.uint8(0xF0)).view(ml_dtypes.int4)
     assert model(dirty, f)[0].tobytes() == y.tobytes()
     for wrong in (x.astype(np.int8), x.view(ml_dtypes.uint4), x.view(np.uint8)):

@@ -55,7 +55,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def forgets() -> Iterator[None]:
-    """Nothing of a plug-in stays in this process."""
+    """Remove what a plug-in has registered in this process after each test."""
     known = list(intrinsics.INTRINSICS)
     plugins.extensions.cache_clear()
     yield

@@ -62,8 +62,8 @@ def _blocks(schedule: Schedule) -> list[Any]:
 
 @pytest.fixture(autouse=True)
 def lets_types_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No trace that is let through is known to compute something else: here and in the compiler's children
-    one instruction more is."""
+    """Accept one more instruction, here and in the compiler's children. No trace of the accepted instructions
+    is known to compute something else."""
     code = (
         "import core.trace as t; schema = t._Instruction((t._block,), (t._integer, t._name));"
         "t.INSTRUCTIONS = {**t.INSTRUCTIONS, 'UnsafeSetDType': schema}"
@@ -77,7 +77,7 @@ def lets_types_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class SlowUntuned(Device):
-    """The timings of so small a network say by chance which one is faster: here the untuned one never is."""
+    """A device that always times the untuned model as slow. Without this, chance would decide."""
 
     def _measure(self, lease: StoredLease) -> list[LeaseResult]:
         untuned = {run.id for run in lease.module_runs if run.kind == "untuned"}
@@ -163,7 +163,7 @@ def _check(database: Database, subgraph: str, reason: str) -> None:
 
 
 def _know(database: Database, device: Device, broken: Mapping[str, Breaks]) -> None:
-    """Store the best of all schedules known of some subgraphs: each is broken in its way."""
+    """Store a broken schedule for some subgraphs, faster than all others that are known."""
     fingerprint = device.fingerprint
     for task in extract_tasks(fuse(read_onnx(residual(), {}), fingerprint.target)):
         breaks = broken.get(task.name.split()[0])
@@ -184,7 +184,7 @@ def _know(database: Database, device: Device, broken: Mapping[str, Breaks]) -> N
 
 
 def _submit(database: Database) -> None:
-    """A job that has every other subgraph's best guess tried, and no variant take a broken one's place."""
+    """Submit a job that tries a best guess of the other subgraphs, without variants of the broken ones."""
     with database.begin() as session:
         sha = blobs.put(session, residual())
         models.add(session, sha, "residual", NOW)

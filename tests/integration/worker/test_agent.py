@@ -152,7 +152,7 @@ def test_results_are_sent_until_they_are_acknowledged_and_then_no_more() -> None
             fleet.acknowledging = True
             first = len(fleet.reports)
             await fleet.until(lambda: len(fleet.reports) >= first + 4)
-            # The first report may have been on its way already when the mind was changed.
+            # The first report may have been sent before the service acknowledged.
             assert all(not report.results for report in fleet.reports[first + 2 :])
 
     with_fleet(work)
@@ -160,7 +160,7 @@ def test_results_are_sent_until_they_are_acknowledged_and_then_no_more() -> None
 
 def test_a_lease_that_is_sent_again_is_not_measured_again() -> None:
     async def work(fleet: FakeFleet) -> None:
-        fleet.storing = False  # it can't, and so it sends the lease again
+        fleet.storing = False  # the service can't store results, so it sends the lease again
         fleet.offer("ok", "ok")
         async with working(fleet):
             await fleet.until(lambda: [len(report.results) for report in fleet.reports[-5:]] == [2] * 5)

@@ -192,7 +192,7 @@ def test_the_agent_can_be_neither_signalled_nor_read() -> None:
 
 
 def test_an_agent_of_another_user_hides_its_environment() -> None:
-    # What hides it from root's children without capabilities is that its memory is not to be read.
+    # Its memory can't be read, which hides its environment from root's children without capabilities.
     script = "from sandbox import privileges; privileges.hide_memory(); print(flush=True); input()"
     agent = subprocess.Popen(
         [sys.executable, "-c", script], env=subprocess_environment(), stdin=-1, stdout=-1, text=True

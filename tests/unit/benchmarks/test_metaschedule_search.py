@@ -45,7 +45,7 @@ def test_a_trial_is_recorded_after_its_run(clock: Clock) -> None:
     timeline.batch([_measured("d")], [True])
     clock.now_s = 150.0
     tuned = timeline.tuned("")
-    assert [(one.secs, one.at_s) for one in tuned.trials] == [
+    assert [(one.run_s, one.at_s) for one in tuned.trials] == [
         (2.0, 20.0),
         (math.inf, 20.0),
         (4.0, 21.0),

@@ -175,7 +175,7 @@ class Graph:
         (0, 1e-6, 48, 48),  # three times the cache, where the model is unknown
         (1 << 20, 1e-6, MIN_LAUNCHES, 1),
         (20 << 20, 1e-6, 20, 20),
-        (20 << 20, 1e-3, 4, 4),  # what takes long is launched less often
+        (20 << 20, 1e-3, 4, 4),  # a slow kernel is launched less often
         (20 << 20, 1.0, 1, 1),
     ],
 )

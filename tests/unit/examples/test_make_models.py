@@ -56,7 +56,7 @@ def test_a_tiny_encoder_reads_words_under_their_mask() -> None:
     mask = (words < 30).astype(np.int64)
     feed = {"input_ids": words, "attention_mask": mask, "token_type_ids": np.zeros_like(words)}
     seen = session.run(["last_hidden_state"], feed)[0]
-    hidden = np.where(mask == 1, words, 7)  # other words where nobody looks
+    hidden = np.where(mask == 1, words, 7)  # other words at masked positions
     unchanged = session.run(["last_hidden_state"], feed | {"input_ids": hidden})[0]
     np.testing.assert_allclose(unchanged[0, :10], seen[0, :10], atol=1e-5)
     assert np.abs(unchanged[0, 10:] - seen[0, 10:]).max() > 0.1

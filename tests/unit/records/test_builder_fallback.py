@@ -87,7 +87,7 @@ class TestWaitingJobs:
         assert builder_fallback.waiting_jobs(board.session, 20.0) == [], "all that there is is built"
 
     def test_work_for_other_jobs_counts_while_candidates_are_pending(self, board: Farm) -> None:
-        """Busy builders delay nothing."""
+        """Builders that work for other jobs count as progress."""
         board.issue("t1")
         enrol(board.session)
         other = make_job(board.session, "a heavier job", BOARD, priority=1)

@@ -119,7 +119,7 @@ class TestMigration:
             migrated = jobs.get(session, "job")
             assert (migrated.trials_issued, migrated.trials_done) == (3, 2)
             assert [trial.id for trial in trials.for_task(session, 1)] == [1, 2, 3]
-            # Nor does the id of one that was deleted come back.
+            # The id of a deleted trial is not assigned again.
             new = trials.NewTrial(1, "w", None, "t", 0.0)
             assert trials.add(session, "job", 0, [new], now=2.0) == [5]
         database.close()

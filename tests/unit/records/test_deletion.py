@@ -181,7 +181,7 @@ class TestFiles:
         assert blobs.get(session, sha) == bytes(range(90))
 
     def test_a_blob_that_is_being_written_is_kept(self, database: Database) -> None:
-        """Also when the same file, of no use until then, was there already."""
+        """The same file may be stored already, without a reference."""
         with database.begin() as session:
             make_job(session, "job")
             blobs.put(session, b"library")

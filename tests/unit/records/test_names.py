@@ -17,7 +17,7 @@ from records.fleet.workers import WorkerSession
 from tests.devices import DEVICE
 
 OURS, THEIRS = NameClaim("ours", "boot-1"), NameClaim("theirs", "boot-2")
-# Its board has been away for so long by then.
+# The time from which a worker that was seen at 1.0 is lost.
 LATER = 1.0 + LOST_AFTER_S + 1.0
 
 

@@ -51,7 +51,7 @@ class TestWatch:
 
     def test_a_clock_that_is_adjusted_slowly_does_not_jump(self, database: Database) -> None:
         for number in range(100):
-            # Each time another process, which knows what the last one stored.
+            # A new process each time. It knows what the last one stored.
             watch = ClockWatch(database, itertools.repeat(5.0 * number).__next__)
             watch.update(itertools.repeat(1000.0 + 5.1 * number).__next__)
             assert not watch.has_jumped
@@ -138,7 +138,7 @@ def test_a_clock_that_was_set_far_ahead_makes_nothing_old(farm: Farm) -> None:
             farm.restart()
         farm.sweep()
         assert is_stored()
-    jump(farm, -100 * DAY_S)  # somebody has noticed
+    jump(farm, -100 * DAY_S)  # an administrator has noticed
     farm.now += DOUBTFUL_JUMP_S + INTERVAL_S
     farm.sweep()
     assert is_stored()
@@ -352,7 +352,7 @@ class TestBoot:
         for name in ("first", "second"):
             farm.submit(name)
             farm.finish(name)
-        # It is corrected, whether tunefarm sees that or not.
+        # The clock is corrected, whether or not tunefarm sees the correction.
         for number, name in enumerate(("third", "fourth")):
             if number:
                 boot("right", 0.0)

@@ -209,7 +209,7 @@ def test_models_share_trials_and_tasks(farm: Farm) -> None:
     assert (first.state, second.state) == (JobState.DONE, JobState.DONE)
     assert first.end_reason is second.end_reason is EndReason.TRIALS
     assert first.trials_done + second.trials_done == 20
-    # Only the first makes trials of the convolution, and both have them compiled in.
+    # Only the first model makes trials of the convolution. Both models use the results.
     assert {trial.workload_hash for trial in farm.trials("job-2")} == {CUMSUM.workload_hash}
     best = {task.workload_hash: task.best_s for task in farm.tasks("job-2")}
     assert best[CONV.workload_hash] is not None
@@ -265,7 +265,7 @@ def test_after_one_job_ends_another_plans_for_the_group(farm: Farm, death: str) 
 
 @pytest.mark.usefixtures("two_models", "constant")
 def test_models_that_meet_their_requirement_get_no_trials(farm: Farm) -> None:
-    """The first takes 4 ms, and 100 are asked for; the second never gets as fast as it should."""
+    """The first model takes 4 ms, and may take 100. The second one never reaches its required latency."""
     with farm.database.begin() as session:
         requests = []
         for name, data, latency_s in (("net", b"a model", 0.1), ("second", SECOND, 1e-6)):

@@ -513,7 +513,7 @@ def test_earlier_models_of_other_shapes_or_the_same_library_are_not_timed(
 
 
 def test_models_timed_separately_are_timed_again_together(farm: Farm, compiler: FakeCompiler) -> None:
-    """The second tuned one is made when the first has failed."""
+    """The second tuned model is compiled after the first one has failed."""
     farm.submit(trials=12)
     farm.plug_in()
     compiler.harmful = lambda trace: trace == _traces(farm, MATMUL)[0]
@@ -613,7 +613,7 @@ def test_only_a_schedule_that_does_not_compile_is_left_out(farm: Farm, compiler:
 
 
 def test_found_schedules_are_published_after_a_compiler_failure(farm: Farm, compiler: FakeCompiler) -> None:
-    """The untuned model isn't the only thing left once a part of the schedules has worked."""
+    """A model with a part of the schedules has worked, so it is published instead of the untuned one."""
     compiler.tasks = (MATMUL, CONV, CUMSUM)
     farm.submit(trials=12)
     farm.plug_in()

@@ -1,4 +1,4 @@
-"""A scheduler counts its steps, how they fail, and its sweeps."""
+"""A scheduler counts its steps, their failures, and its sweeps."""
 
 from __future__ import annotations
 

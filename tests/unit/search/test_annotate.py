@@ -132,7 +132,7 @@ def _softmax(max_at: str, exp_at: str, sum_at: str) -> Program:
         ("1", "inline", "1", True),
         ("root", "inline", "root", True),
         ("root", "root", "1", True),
-        # The sum reads exponentials that are gone by then, or not yet there.
+        # The sum would read exponentials that are already overwritten, or not computed yet.
         ("root", "1", "root", False),
         ("1", "1", "root", False),
         # The exponentials are computed by themselves, or within a sum by itself.

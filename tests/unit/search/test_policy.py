@@ -143,7 +143,7 @@ def test_the_size_of_the_evolution_follows_the_batch() -> None:
     assert sizes == [64, 256, 1024, 1024]
     # All sketches together have no more than a few times the programs of one.
     assert [config.evolution_of_one(count, 16, learned).population for count in (4, 8)] == [1024, 512]
-    # Before anything is learned evolution is short anyway.
+    # Without a learned model, evolution is short anyway.
     assert {config.evolution_of_one(1, count, CostModel()).population for count in (1, 16)} == {512}
 
 

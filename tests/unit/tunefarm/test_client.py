@@ -1,4 +1,4 @@
-"""The client against a service that is slow, rude or gone."""
+"""The client and a service that is slow, sends invalid responses or is unavailable."""
 
 from __future__ import annotations
 
