@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
-# One test process more than there are cores, because some tests wait. The slowest tests are listed at the end.
-PROCESSES ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
+# Two test processes more than there are cores, because tests wait for half of their time. The slowest tests are
+# listed at the end.
+PROCESSES ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 2)))
 PYTEST := $(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal --durations=50
 # How much of the slow lane `make test` runs: none, part or all.
 SLOW_LANE ?= none

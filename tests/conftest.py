@@ -45,20 +45,6 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with slow tests, so that the last tests, which worksteal distributes, are short."""
-    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    quick = [item for item in items if not item.get_closest_marker("slow")]
-    items[:] = [
-        item
-        for number in range(processes)
-        for tests in (slow, quick)
-        for item in tests[len(tests) * number // processes : len(tests) * (number + 1) // processes]
-    ]
-
-
 @pytest.fixture(scope="session")
 def memory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Return a folder in memory: SQLite waits for the disk after each commit, and a test makes hundreds."""

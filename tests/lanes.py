@@ -1,4 +1,4 @@
-"""A pytest plugin that selects how much of the slow lane runs.
+"""A pytest plugin that selects how much of the slow lane runs, and starts with the longest tests.
 
 A test marked `slow_lane` always runs when pytest is called without `--slow-lane`. `make test` leaves these
 tests out. `.ci/run` runs one of PARTS parts, chosen by the commit's hash; together, the parts are the whole
@@ -7,9 +7,10 @@ lane. `make test-all` runs all.
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +19,8 @@ import pytest
 PARTS = 5
 # The CPU seconds of a test whose mark names none: `@pytest.mark.slow_lane(seconds=60)`.
 USUAL_S = 2.0
+# Tests that take so many CPU seconds start first.
+LONG_S = 20.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,8 +41,18 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"slow lane: {config.getoption('slow_lane')}, commit {commit(config)}"
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, object, object]:
+    """Select before others deselect, and order what they leave."""
+    _select(config, items)
+    result = yield
+    items[:] = _in_order(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+    return result
+
+
+def _select(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the slow lane `slow`, and deselect the tests of it that don't run."""
     lane = [item for item in items if item.get_closest_marker("slow_lane")]
     for item in lane:
@@ -57,6 +70,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item.nodeid not in names]
 
 
+def _in_order(items: Sequence[pytest.Item], processes: int) -> list[pytest.Item]:
+    """Deal the longest tests to all processes, then the other slow ones. The last tests, which worksteal
+    distributes, are short.
+    """
+    long = sorted((item for item in items if seconds_of(item) >= LONG_S), key=seconds_of, reverse=True)
+    others = [item for item in items if seconds_of(item) < LONG_S]
+    slow = [item for item in others if item.get_closest_marker("slow")]
+    quick = [item for item in others if not item.get_closest_marker("slow")]
+    ordered: list[pytest.Item] = []
+    for number in range(processes):
+        ordered += long[number::processes]
+        for tests in (slow, quick):
+            ordered += tests[len(tests) * number // processes : len(tests) * (number + 1) // processes]
+    return ordered
+
+
 def parts_of(lane: Sequence[pytest.Item]) -> list[int]:
     """Return the part of each test in the slow lane, from 0 to PARTS - 1.
 
@@ -66,7 +95,7 @@ def parts_of(lane: Sequence[pytest.Item]) -> list[int]:
     units = [item.nodeid if "[" in item.nodeid else item.nodeid.partition("::")[0] for item in lane]
     seconds = defaultdict[str, float](float)
     for unit, item in zip(units, lane, strict=True):
-        seconds[unit] += _seconds_of(item)
+        seconds[unit] += seconds_of(item)
     totals, parts = [0.0] * PARTS, {}
     for unit in sorted(seconds, key=lambda unit: (-seconds[unit], unit)):
         parts[unit] = part = totals.index(min(totals))
@@ -74,7 +103,8 @@ def parts_of(lane: Sequence[pytest.Item]) -> list[int]:
     return [parts[unit] for unit in units]
 
 
-def _seconds_of(item: pytest.Item) -> float:
+def seconds_of(item: pytest.Item) -> float:
+    """Return the CPU seconds of a test in the slow lane, as its mark says; 0 for other tests."""
     mark = item.get_closest_marker("slow_lane")
     return float(mark.kwargs.get("seconds", USUAL_S)) if mark else 0.0
 

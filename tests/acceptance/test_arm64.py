@@ -22,7 +22,7 @@ from tests.processes import Service, service, until, worker
 
 OBSTACLE = arm64.obstacle()
 pytestmark = [
-    pytest.mark.slow_lane(seconds=60),
+    pytest.mark.slow_lane(seconds=30),
     pytest.mark.timeout(1500),
     pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE)),
 ]

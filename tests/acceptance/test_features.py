@@ -58,6 +58,7 @@ def test_an_embedded_stack_gives_up_instruction_sets(
     assert widest_register(tmp_path / "out" / "model.so") == "ymm"
 
 
+@pytest.mark.slow_lane(seconds=2)
 @pytest.mark.parametrize("way", ["flag", "setting"])
 def test_an_embedded_stack_says_what_cannot_be_given_up(
     way: str, model: Path, environment: dict[str, str], tmp_path: Path

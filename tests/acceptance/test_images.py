@@ -25,7 +25,7 @@ from tunefarm.client.values import JobRequest
 
 OBSTACLE = images.obstacle()
 pytestmark = [
-    pytest.mark.slow_lane(seconds=180),
+    pytest.mark.slow_lane(seconds=140),
     pytest.mark.timeout(1800),
     pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE)),
 ]

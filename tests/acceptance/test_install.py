@@ -14,7 +14,7 @@ from tests.processes import service, until
 
 OBSTACLE = arm64.obstacle()
 pytestmark = [
-    pytest.mark.slow_lane(seconds=80),
+    pytest.mark.slow_lane(seconds=30),
     pytest.mark.timeout(3600),
     pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE)),
 ]
@@ -24,7 +24,9 @@ WHEELS = "/var/tmp/wheels"
 ENVIRONMENT = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": WHEELS, "PIP_NO_COMPILE": "1"}
 
 
-@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+@pytest.mark.parametrize(
+    "machine", ["x86_64", pytest.param("aarch64", marks=pytest.mark.slow_lane(seconds=120))]
+)
 def test_a_fresh_device_becomes_a_worker(machine: str, tmp_path: Path) -> None:
     try:
         root = debian.make("amd64") if machine == "x86_64" else arm64.bare()

@@ -10,7 +10,7 @@ import pytest
 
 from tests.acceptance.commands import done, tunefarm
 
-pytestmark = [pytest.mark.slow_lane(seconds=10), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow_lane(seconds=20), pytest.mark.timeout(300)]
 
 # Python runs this file first in every process. Only the measuring process dies, as TVM's code for another
 # processor would.

@@ -46,8 +46,17 @@ def run(folder: Path, *flags: str) -> tuple[set[str], str]:
 RARE = {f"test_rare[{number}]" for number in range(40)}
 
 
-def test_all_tests_run_by_default(folder: Path) -> None:
-    assert run(folder)[0] == RARE | {"test_slow", "test_quick"}
+def test_all_tests_run_by_default_and_the_longest_first(folder: Path) -> None:
+    (folder / "test_long.py").write_text(
+        "import pytest\n\n"
+        "@pytest.mark.slow_lane(seconds=20)\ndef test_long(): pass\n\n"
+        "@pytest.mark.slow_lane(seconds=30)\ndef test_longest(): pass\n"
+    )
+    ran, output = run(folder)
+    assert ran == RARE | {"test_slow", "test_quick", "test_long", "test_longest"}
+    order = re.findall(r"::(test_\w+)", output)
+    assert order[:2] == ["test_longest", "test_long"]
+    assert order[-1] == "test_quick"
 
 
 def test_none_leaves_only_the_slow_lane_out(folder: Path) -> None:

@@ -27,6 +27,7 @@ from search.dag import Buffer
 from search.programs.annotate import sample
 from search.programs.program import Program
 from search.rules.space import generate
+from tests.marks import slow_lane_except
 from tests.onnx_models import in_bits
 
 DEVICE = detect_device()
@@ -101,7 +102,7 @@ def test_the_tuned_form_agrees_with_onnx_runtime(
 
 
 @BY_DEVICE
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_lane_except(CASES, CASES[1], CASES[3], seconds=4))
 def test_programs_are_right_and_use_the_instruction(
     case: tuple[Any, ...], here: tuple[Device, str, str, str]
 ) -> None:

@@ -103,7 +103,7 @@ def test_random_programs_agree_with_the_reference() -> None:
     assert not found, "\n\n".join(map(str, found))
 
 
-@pytest.mark.slow_lane(seconds=35)
+@pytest.mark.slow_lane(seconds=20)
 @pytest.mark.timeout(900)
 def test_tensor_cores_agree_with_the_reference() -> None:
     """CUDA's compilers take all cases of an element type together."""
@@ -171,7 +171,7 @@ def test_a_row_is_loaded_once_in_vectors_and_stays_in_registers(tmp_path: Path) 
     assert counts["LDL"] + counts["STL"] == 0, "nothing lies in local memory"
 
 
-@pytest.mark.slow_lane(seconds=18)
+@pytest.mark.slow_lane(seconds=9)
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("operators", OPERATORS, ids=lambda names: names[0])
 def test_fewer_than_0_5_percent_of_gpu_programs_fail(operators: Sequence[str]) -> None:

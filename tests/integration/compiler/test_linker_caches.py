@@ -24,7 +24,7 @@ OTHER = "aarch64" if platform.machine() == "x86_64" else "x86_64"
 TARGET = json.dumps({"kind": "llvm", "mtriple": f"{OTHER}-linux-gnu"})
 
 
-@pytest.mark.slow_lane(seconds=10)
+@pytest.mark.slow_lane(seconds=24)
 @pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="the extra 'cross' is not installed")
 def test_a_poisoned_linker_cache_affects_no_other_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

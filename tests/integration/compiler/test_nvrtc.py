@@ -20,6 +20,7 @@ from system.nvcc import NVRTC, CudaCompiler, find_compiler, find_nvcc
 from tests.cuda_emulator.toolchain import find_nvdisasm, instructions
 from tests.devices import GPU
 from tests.gpu_programs import Candidate, compiled
+from tests.marks import slow_lane_except
 from tests.suite import Case
 
 KERNEL = "__global__ void twice(float* x) { x[threadIdx.x] = min(INFINITY, 2.0f * x[threadIdx.x]); }"
@@ -84,7 +85,7 @@ def test_a_kernel_that_needs_the_library_keeps_its_headers() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_nvcc() is None or find_nvdisasm() is None, reason="no nvcc or no nvdisasm")
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("dtype", slow_lane_except(["float16", "float32"], "float16", seconds=5))
 def test_nvrtc_and_nvcc_emit_the_same_work(
     dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
