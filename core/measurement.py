@@ -6,13 +6,15 @@ import math
 import re
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 
 _SHA256 = re.compile("[0-9a-f]{64}")
 # More than the memory of a thread.
 MAX_RESOURCE = 1 << 24
+# More than the memory of any machine: the largest integer of a database column.
+MAX_MEMORY_BYTES = (1 << 63) - 1
 # Repeats are noisy if they spread by more than this share of their median.
 NOISY = 0.25
 # A confidence interval comes from the medians of this many parts. A worker times whole models in at least as
@@ -62,11 +64,44 @@ class Resources:
 
 
 @dataclass(frozen=True)
+class Footprint:
+    """What a whole model takes besides time.
+
+    `load_s` is the time to load its library. `memory_bytes` is the memory that it adds to a process that
+    calls it: weights, activations and code. `energy_j` is the energy of a call; None if the machine doesn't
+    tell.
+    """
+
+    load_s: float
+    memory_bytes: int
+    energy_j: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.load_s < math.inf:
+            raise ValueError(f"load_s must be positive and finite, not {self.load_s}")
+        if not 0 <= self.memory_bytes < MAX_MEMORY_BYTES:
+            raise ValueError(f"no machine has a memory of {self.memory_bytes} bytes")
+        if self.energy_j is not None and not 0.0 <= self.energy_j < math.inf:
+            raise ValueError(f"energy_j must be finite and not negative, not {self.energy_j}")
+
+    def merged(self, other: Footprint) -> Footprint:
+        """Return the shorter load and the smaller memory of two turns, with this footprint's energy.
+
+        A process may load parts of the runtime in its first turn.
+        """
+        return replace(
+            self,
+            load_s=min(self.load_s, other.load_s),
+            memory_bytes=min(self.memory_bytes, other.memory_bytes),
+        )
+
+
+@dataclass(frozen=True)
 class Measurement:
     """The result of running a candidate or a module: the seconds of each repeat, or an error.
 
     The `error` of a successful measurement says why it is doubtful; it is empty otherwise. `resources` is
-    None if the compiler didn't report them.
+    None if the compiler didn't report them. Only whole models have a `footprint`.
     """
 
     outcome: Outcome
@@ -74,6 +109,7 @@ class Measurement:
     build_s: float = 0.0
     error: str = ""
     resources: Resources | None = None
+    footprint: Footprint | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "run_s", tuple(self.run_s))

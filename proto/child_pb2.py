@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from proto import fleet_pb2 as proto_dot_fleet__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11proto/child.proto\x12\x0btunefarm.v1\x1a\x11proto/fleet.proto\"\xc2\x02\n\x0c\x43hildRequest\x12\x14\n\x0cmemory_bytes\x18\x01 \x01(\x04\x12\r\n\x05\x63pu_s\x18\x02 \x01(\x01\x12-\n\x05\x62uild\x18\x03 \x01(\x0b\x32\x1c.tunefarm.v1.BuildCandidatesH\x00\x12(\n\x03run\x18\x04 \x01(\x0b\x32\x19.tunefarm.v1.RunCandidateH\x00\x12\x10\n\x06\x65xport\x18\x05 \x01(\x04H\x00\x12\x34\n\x0emeasure_module\x18\x06 \x01(\x0b\x32\x1a.tunefarm.v1.MeasureModuleH\x00\x12\x30\n\x0cmeasure_onnx\x18\x07 \x01(\x0b\x32\x18.tunefarm.v1.MeasureOnnxH\x00\x12\x1c\n\x12\x63\x61librate_budget_s\x18\x08 \x01(\x01H\x00\x12\x14\n\ninfer_path\x18\t \x01(\tH\x00\x42\x06\n\x04work\"B\n\x0f\x42uildCandidates\x12/\n\ncandidates\x18\x01 \x03(\x0b\x32\x1b.tunefarm.v1.CandidateBuild\"\xae\x01\n\x0e\x43\x61ndidateBuild\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0e\n\x06target\x18\x02 \x01(\t\x12\x13\n\x0bmodule_json\x18\x03 \x01(\t\x12\r\n\x05trace\x18\x04 \x01(\t\x12\x11\n\tconstants\x18\x05 \x03(\r\x12\x14\n\x07library\x18\x06 \x01(\tH\x00\x88\x01\x01\x12\x0e\n\x06\x65xport\x18\x07 \x01(\x08\x12\x13\n\x0bmodel_bytes\x18\x08 \x01(\x04\x42\n\n\x08_library\">\n\x0cRunCandidate\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x13\n\x06\x62\x65st_s\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\t\n\x07_best_s\".\n\rMeasureModule\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0f\n\x07\x63ompare\x18\x02 \x01(\x08\"+\n\x0bMeasureOnnx\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06shapes\x18\x02 \x01(\t\"\xed\x02\n\nChildReply\x12\x13\n\x0bgrown_bytes\x18\x01 \x01(\x04\x12#\n\x05ready\x18\x02 \x01(\x0b\x32\x12.tunefarm.v1.ReadyH\x00\x12\x12\n\x08unusable\x18\x03 \x01(\tH\x00\x12\x0f\n\x05\x62\x65gun\x18\x04 \x01(\x04H\x00\x12\x0f\n\x05\x65nded\x18\x05 \x01(\x04H\x00\x12\x31\n\x07refused\x18\x06 \x01(\x0b\x32\x1e.tunefarm.v1.RefusedCandidatesH\x00\x12/\n\x0bmeasurement\x18\x07 \x01(\x0b\x32\x18.tunefarm.v1.MeasurementH\x00\x12\x32\n\x08\x65xported\x18\x08 \x01(\x0b\x32\x1e.tunefarm.v1.ExportedCandidateH\x00\x12\x11\n\x07profile\x18\t \x01(\tH\x00\x12\x10\n\x06\x66\x61iled\x18\n \x01(\tH\x00\x12)\n\x08inferred\x18\x0b \x01(\x0b\x32\x15.tunefarm.v1.InferredH\x00\x42\x07\n\x05reply\"p\n\x05Ready\x12#\n\x06\x64\x65vice\x18\x01 \x01(\x0b\x32\x13.tunefarm.v1.Device\x12\x14\n\x0csandbox_gaps\x18\x02 \x03(\t\x12\x11\n\tplatforms\x18\x03 \x03(\t\x12\x19\n\x11platform_problems\x18\x04 \x03(\t\"$\n\x11RefusedCandidates\x12\x0f\n\x07numbers\x18\x01 \x03(\x04\"\'\n\x08Inferred\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\r\n\x05run_s\x18\x02 \x01(\x01\"2\n\x11\x45xportedCandidate\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0f\n\x07\x62uild_s\x18\x02 \x01(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11proto/child.proto\x12\x0btunefarm.v1\x1a\x11proto/fleet.proto\"\xf2\x02\n\x0c\x43hildRequest\x12\x14\n\x0cmemory_bytes\x18\x01 \x01(\x04\x12\r\n\x05\x63pu_s\x18\x02 \x01(\x01\x12-\n\x05\x62uild\x18\x03 \x01(\x0b\x32\x1c.tunefarm.v1.BuildCandidatesH\x00\x12(\n\x03run\x18\x04 \x01(\x0b\x32\x19.tunefarm.v1.RunCandidateH\x00\x12\x10\n\x06\x65xport\x18\x05 \x01(\x04H\x00\x12\x34\n\x0emeasure_module\x18\x06 \x01(\x0b\x32\x1a.tunefarm.v1.MeasureModuleH\x00\x12\x30\n\x0cmeasure_onnx\x18\x07 \x01(\x0b\x32\x18.tunefarm.v1.MeasureOnnxH\x00\x12\x1c\n\x12\x63\x61librate_budget_s\x18\x08 \x01(\x01H\x00\x12\x14\n\ninfer_path\x18\t \x01(\tH\x00\x12.\n\x0b\x63\x61ll_module\x18\n \x01(\x0b\x32\x17.tunefarm.v1.CallModuleH\x00\x42\x06\n\x04work\"B\n\x0f\x42uildCandidates\x12/\n\ncandidates\x18\x01 \x03(\x0b\x32\x1b.tunefarm.v1.CandidateBuild\"\xae\x01\n\x0e\x43\x61ndidateBuild\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0e\n\x06target\x18\x02 \x01(\t\x12\x13\n\x0bmodule_json\x18\x03 \x01(\t\x12\r\n\x05trace\x18\x04 \x01(\t\x12\x11\n\tconstants\x18\x05 \x03(\r\x12\x14\n\x07library\x18\x06 \x01(\tH\x00\x88\x01\x01\x12\x0e\n\x06\x65xport\x18\x07 \x01(\x08\x12\x13\n\x0bmodel_bytes\x18\x08 \x01(\x04\x42\n\n\x08_library\">\n\x0cRunCandidate\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x13\n\x06\x62\x65st_s\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\t\n\x07_best_s\".\n\rMeasureModule\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0f\n\x07\x63ompare\x18\x02 \x01(\x08\"+\n\nCallModule\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"+\n\x0bMeasureOnnx\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06shapes\x18\x02 \x01(\t\"\x92\x03\n\nChildReply\x12\x13\n\x0bgrown_bytes\x18\x01 \x01(\x04\x12#\n\x05ready\x18\x02 \x01(\x0b\x32\x12.tunefarm.v1.ReadyH\x00\x12\x12\n\x08unusable\x18\x03 \x01(\tH\x00\x12\x0f\n\x05\x62\x65gun\x18\x04 \x01(\x04H\x00\x12\x0f\n\x05\x65nded\x18\x05 \x01(\x04H\x00\x12\x31\n\x07refused\x18\x06 \x01(\x0b\x32\x1e.tunefarm.v1.RefusedCandidatesH\x00\x12/\n\x0bmeasurement\x18\x07 \x01(\x0b\x32\x18.tunefarm.v1.MeasurementH\x00\x12\x32\n\x08\x65xported\x18\x08 \x01(\x0b\x32\x1e.tunefarm.v1.ExportedCandidateH\x00\x12\x11\n\x07profile\x18\t \x01(\tH\x00\x12\x10\n\x06\x66\x61iled\x18\n \x01(\tH\x00\x12)\n\x08inferred\x18\x0b \x01(\x0b\x32\x15.tunefarm.v1.InferredH\x00\x12#\n\x05\x63\x61lls\x18\x0c \x01(\x0b\x32\x12.tunefarm.v1.CallsH\x00\x42\x07\n\x05reply\"p\n\x05Ready\x12#\n\x06\x64\x65vice\x18\x01 \x01(\x0b\x32\x13.tunefarm.v1.Device\x12\x14\n\x0csandbox_gaps\x18\x02 \x03(\t\x12\x11\n\tplatforms\x18\x03 \x03(\t\x12\x19\n\x11platform_problems\x18\x04 \x03(\t\"$\n\x11RefusedCandidates\x12\x0f\n\x07numbers\x18\x01 \x03(\x04\"\'\n\x08Inferred\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\r\n\x05run_s\x18\x02 \x01(\x01\"8\n\x05\x43\x61lls\x12\x0f\n\x07\x62\x65gan_s\x18\x01 \x01(\x01\x12\x0f\n\x07\x65nded_s\x18\x02 \x01(\x01\x12\r\n\x05\x63ount\x18\x03 \x01(\x04\"2\n\x11\x45xportedCandidate\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0f\n\x07\x62uild_s\x18\x02 \x01(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,25 +33,29 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'proto.child_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CHILDREQUEST']._serialized_start=54
-  _globals['_CHILDREQUEST']._serialized_end=376
-  _globals['_BUILDCANDIDATES']._serialized_start=378
-  _globals['_BUILDCANDIDATES']._serialized_end=444
-  _globals['_CANDIDATEBUILD']._serialized_start=447
-  _globals['_CANDIDATEBUILD']._serialized_end=621
-  _globals['_RUNCANDIDATE']._serialized_start=623
-  _globals['_RUNCANDIDATE']._serialized_end=685
-  _globals['_MEASUREMODULE']._serialized_start=687
-  _globals['_MEASUREMODULE']._serialized_end=733
-  _globals['_MEASUREONNX']._serialized_start=735
-  _globals['_MEASUREONNX']._serialized_end=778
-  _globals['_CHILDREPLY']._serialized_start=781
-  _globals['_CHILDREPLY']._serialized_end=1146
-  _globals['_READY']._serialized_start=1148
-  _globals['_READY']._serialized_end=1260
-  _globals['_REFUSEDCANDIDATES']._serialized_start=1262
-  _globals['_REFUSEDCANDIDATES']._serialized_end=1298
-  _globals['_INFERRED']._serialized_start=1300
-  _globals['_INFERRED']._serialized_end=1339
-  _globals['_EXPORTEDCANDIDATE']._serialized_start=1341
-  _globals['_EXPORTEDCANDIDATE']._serialized_end=1391
+  _globals['_CHILDREQUEST']._serialized_end=424
+  _globals['_BUILDCANDIDATES']._serialized_start=426
+  _globals['_BUILDCANDIDATES']._serialized_end=492
+  _globals['_CANDIDATEBUILD']._serialized_start=495
+  _globals['_CANDIDATEBUILD']._serialized_end=669
+  _globals['_RUNCANDIDATE']._serialized_start=671
+  _globals['_RUNCANDIDATE']._serialized_end=733
+  _globals['_MEASUREMODULE']._serialized_start=735
+  _globals['_MEASUREMODULE']._serialized_end=781
+  _globals['_CALLMODULE']._serialized_start=783
+  _globals['_CALLMODULE']._serialized_end=826
+  _globals['_MEASUREONNX']._serialized_start=828
+  _globals['_MEASUREONNX']._serialized_end=871
+  _globals['_CHILDREPLY']._serialized_start=874
+  _globals['_CHILDREPLY']._serialized_end=1276
+  _globals['_READY']._serialized_start=1278
+  _globals['_READY']._serialized_end=1390
+  _globals['_REFUSEDCANDIDATES']._serialized_start=1392
+  _globals['_REFUSEDCANDIDATES']._serialized_end=1428
+  _globals['_INFERRED']._serialized_start=1430
+  _globals['_INFERRED']._serialized_end=1469
+  _globals['_CALLS']._serialized_start=1471
+  _globals['_CALLS']._serialized_end=1527
+  _globals['_EXPORTEDCANDIDATE']._serialized_start=1529
+  _globals['_EXPORTEDCANDIDATE']._serialized_end=1579
 # @@protoc_insertion_point(module_scope)

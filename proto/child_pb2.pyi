@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ChildRequest(_message.Message):
-    __slots__ = ("memory_bytes", "cpu_s", "build", "run", "export", "measure_module", "measure_onnx", "calibrate_budget_s", "infer_path")
+    __slots__ = ("memory_bytes", "cpu_s", "build", "run", "export", "measure_module", "measure_onnx", "calibrate_budget_s", "infer_path", "call_module")
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     CPU_S_FIELD_NUMBER: _ClassVar[int]
     BUILD_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +18,7 @@ class ChildRequest(_message.Message):
     MEASURE_ONNX_FIELD_NUMBER: _ClassVar[int]
     CALIBRATE_BUDGET_S_FIELD_NUMBER: _ClassVar[int]
     INFER_PATH_FIELD_NUMBER: _ClassVar[int]
+    CALL_MODULE_FIELD_NUMBER: _ClassVar[int]
     memory_bytes: int
     cpu_s: float
     build: BuildCandidates
@@ -27,7 +28,8 @@ class ChildRequest(_message.Message):
     measure_onnx: MeasureOnnx
     calibrate_budget_s: float
     infer_path: str
-    def __init__(self, memory_bytes: _Optional[int] = ..., cpu_s: _Optional[float] = ..., build: _Optional[_Union[BuildCandidates, _Mapping]] = ..., run: _Optional[_Union[RunCandidate, _Mapping]] = ..., export: _Optional[int] = ..., measure_module: _Optional[_Union[MeasureModule, _Mapping]] = ..., measure_onnx: _Optional[_Union[MeasureOnnx, _Mapping]] = ..., calibrate_budget_s: _Optional[float] = ..., infer_path: _Optional[str] = ...) -> None: ...
+    call_module: CallModule
+    def __init__(self, memory_bytes: _Optional[int] = ..., cpu_s: _Optional[float] = ..., build: _Optional[_Union[BuildCandidates, _Mapping]] = ..., run: _Optional[_Union[RunCandidate, _Mapping]] = ..., export: _Optional[int] = ..., measure_module: _Optional[_Union[MeasureModule, _Mapping]] = ..., measure_onnx: _Optional[_Union[MeasureOnnx, _Mapping]] = ..., calibrate_budget_s: _Optional[float] = ..., infer_path: _Optional[str] = ..., call_module: _Optional[_Union[CallModule, _Mapping]] = ...) -> None: ...
 
 class BuildCandidates(_message.Message):
     __slots__ = ("candidates",)
@@ -71,6 +73,14 @@ class MeasureModule(_message.Message):
     compare: bool
     def __init__(self, path: _Optional[str] = ..., compare: _Optional[bool] = ...) -> None: ...
 
+class CallModule(_message.Message):
+    __slots__ = ("path", "seconds")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    seconds: float
+    def __init__(self, path: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+
 class MeasureOnnx(_message.Message):
     __slots__ = ("path", "shapes")
     PATH_FIELD_NUMBER: _ClassVar[int]
@@ -80,7 +90,7 @@ class MeasureOnnx(_message.Message):
     def __init__(self, path: _Optional[str] = ..., shapes: _Optional[str] = ...) -> None: ...
 
 class ChildReply(_message.Message):
-    __slots__ = ("grown_bytes", "ready", "unusable", "begun", "ended", "refused", "measurement", "exported", "profile", "failed", "inferred")
+    __slots__ = ("grown_bytes", "ready", "unusable", "begun", "ended", "refused", "measurement", "exported", "profile", "failed", "inferred", "calls")
     GROWN_BYTES_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     UNUSABLE_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +102,7 @@ class ChildReply(_message.Message):
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     INFERRED_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
     grown_bytes: int
     ready: Ready
     unusable: str
@@ -103,7 +114,8 @@ class ChildReply(_message.Message):
     profile: str
     failed: str
     inferred: Inferred
-    def __init__(self, grown_bytes: _Optional[int] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., unusable: _Optional[str] = ..., begun: _Optional[int] = ..., ended: _Optional[int] = ..., refused: _Optional[_Union[RefusedCandidates, _Mapping]] = ..., measurement: _Optional[_Union[_fleet_pb2.Measurement, _Mapping]] = ..., exported: _Optional[_Union[ExportedCandidate, _Mapping]] = ..., profile: _Optional[str] = ..., failed: _Optional[str] = ..., inferred: _Optional[_Union[Inferred, _Mapping]] = ...) -> None: ...
+    calls: Calls
+    def __init__(self, grown_bytes: _Optional[int] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., unusable: _Optional[str] = ..., begun: _Optional[int] = ..., ended: _Optional[int] = ..., refused: _Optional[_Union[RefusedCandidates, _Mapping]] = ..., measurement: _Optional[_Union[_fleet_pb2.Measurement, _Mapping]] = ..., exported: _Optional[_Union[ExportedCandidate, _Mapping]] = ..., profile: _Optional[str] = ..., failed: _Optional[str] = ..., inferred: _Optional[_Union[Inferred, _Mapping]] = ..., calls: _Optional[_Union[Calls, _Mapping]] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("device", "sandbox_gaps", "platforms", "platform_problems")
@@ -130,6 +142,16 @@ class Inferred(_message.Message):
     data: bytes
     run_s: float
     def __init__(self, data: _Optional[bytes] = ..., run_s: _Optional[float] = ...) -> None: ...
+
+class Calls(_message.Message):
+    __slots__ = ("began_s", "ended_s", "count")
+    BEGAN_S_FIELD_NUMBER: _ClassVar[int]
+    ENDED_S_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    began_s: float
+    ended_s: float
+    count: int
+    def __init__(self, began_s: _Optional[float] = ..., ended_s: _Optional[float] = ..., count: _Optional[int] = ...) -> None: ...
 
 class ExportedCandidate(_message.Message):
     __slots__ = ("data", "build_s")

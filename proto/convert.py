@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 from core.device import Device, Gpu
 from core.lease import Candidate, Lease, LeaseId, Limits, ModuleKind, ModuleRun
-from core.measurement import Built, Measurement, Outcome, Resources
+from core.measurement import Built, Footprint, Measurement, Outcome, Resources
 from core.profile import Profile
 from core.target import MAX_TARGET_CHARS, TargetRefused, rewrite_target
 from core.worker import MAX_HEALTH_ERROR_CHARS, DesiredState, Role, Vitals, WorkerState
@@ -86,6 +86,7 @@ def measurement_to_wire(measurement: Measurement) -> pb.Measurement:
         build_s=measurement.build_s,
         error=clean_text(measurement.error),
         resources=None if measurement.resources is None else pb.Resources(**asdict(measurement.resources)),
+        footprint=None if measurement.footprint is None else pb.Footprint(**asdict(measurement.footprint)),
     )
 
 
@@ -100,9 +101,16 @@ def measurement_from_wire(message: pb.Measurement) -> Measurement:
     try:
         found = message.resources if message.HasField("resources") else None
         resources = None if found is None else Resources(found.registers, found.spilled_bytes)
-        return Measurement(outcome, run_s, build_s, error, resources)
+        footprint = _footprint_from_wire(message.footprint) if message.HasField("footprint") else None
+        return Measurement(outcome, run_s, build_s, error, resources, footprint)
     except ValueError as problem:
         return Measurement(Outcome.UNKNOWN, (), build_s, f"the worker's measurement is impossible: {problem}")
+
+
+def _footprint_from_wire(message: pb.Footprint) -> Footprint:
+    """Raises ValueError for numbers that make no sense."""
+    energy_j = message.energy_j if message.HasField("energy_j") else None
+    return Footprint(message.load_s, message.memory_bytes, energy_j)
 
 
 def strict_measurement_from_wire(message: pb.Measurement, max_repeats: int) -> Measurement:

@@ -290,18 +290,30 @@ class Resources(_message.Message):
     def __init__(self, registers: _Optional[int] = ..., spilled_bytes: _Optional[int] = ...) -> None: ...
 
 class Measurement(_message.Message):
-    __slots__ = ("outcome", "run_s", "build_s", "error", "resources")
+    __slots__ = ("outcome", "run_s", "build_s", "error", "resources", "footprint")
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     RUN_S_FIELD_NUMBER: _ClassVar[int]
     BUILD_S_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     RESOURCES_FIELD_NUMBER: _ClassVar[int]
+    FOOTPRINT_FIELD_NUMBER: _ClassVar[int]
     outcome: Outcome
     run_s: _containers.RepeatedScalarFieldContainer[float]
     build_s: float
     error: str
     resources: Resources
-    def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., run_s: _Optional[_Iterable[float]] = ..., build_s: _Optional[float] = ..., error: _Optional[str] = ..., resources: _Optional[_Union[Resources, _Mapping]] = ...) -> None: ...
+    footprint: Footprint
+    def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., run_s: _Optional[_Iterable[float]] = ..., build_s: _Optional[float] = ..., error: _Optional[str] = ..., resources: _Optional[_Union[Resources, _Mapping]] = ..., footprint: _Optional[_Union[Footprint, _Mapping]] = ...) -> None: ...
+
+class Footprint(_message.Message):
+    __slots__ = ("load_s", "memory_bytes", "energy_j")
+    LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ENERGY_J_FIELD_NUMBER: _ClassVar[int]
+    load_s: float
+    memory_bytes: int
+    energy_j: float
+    def __init__(self, load_s: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., energy_j: _Optional[float] = ...) -> None: ...
 
 class Result(_message.Message):
     __slots__ = ("number", "lease", "trial_id", "module_run_id", "measurement", "built")

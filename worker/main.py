@@ -22,6 +22,7 @@ from sandbox import privileges
 from sandbox.cache_seed import ZIG_CACHE
 from system import tracing
 from system.command import CommandError, run_function
+from system.energy import EnergyMeter
 from system.errors import SettingsError
 from system.linux import boot_id
 from system.scratch import scratch_folder
@@ -152,6 +153,7 @@ async def _work(settings: WorkerSettings, shown: Display) -> None:
             touch_alive_file,
             ProfileCache(settings.profiles),
             Executor(builder, environment) if settings.gpu is not None else None,
+            EnergyMeter.find if settings.gpu is None else lambda: None,
         )
         shown.show(f"connecting to {settings.server} as {settings.name}")
         running = asyncio.create_task(agent.run())

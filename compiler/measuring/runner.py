@@ -46,7 +46,7 @@ from compiler.measuring.timing import (
     WorkingSet,
     flushes_constants,
 )
-from compiler.measuring.whole_models import time_calls
+from compiler.measuring.whole_models import call_for, time_calls, used_bytes
 from compiler.packaging.arrays import as_npz, inputs_of
 from compiler.packaging.artifact import (
     REFERENCE_FAILED,
@@ -61,7 +61,7 @@ from compiler.packaging.weights import bind_weights
 from compiler.target import parse_target
 from compiler.workload import from_json
 from core.library_check import check_library
-from core.measurement import Measurement, Outcome
+from core.measurement import Footprint, Measurement, Outcome
 
 # The inputs with which whole models are compared. The last ones are also used for timing.
 MODULE_INPUTS = (InputKind.LARGE, InputKind.ORDINARY)
@@ -157,10 +157,12 @@ class LocalRunner:
             # memory for both.
             reference = open_reference(artifact) if compare else None
             expected = [] if reference is None else self._reference_outputs(reference, inputs)
-            main = self._load_main(library)
+            used_before = used_bytes(self._device)
+            main, load_s = self._load_main(library)
             wrong = _difference(main, inputs, expected, manifest)
             if not wrong:
                 secs, doubt = self._steady(lambda: time_calls(lambda: self._call(main, inputs[-1])))
+                memory_bytes = max(used_bytes(self._device) - used_before, 0)
                 if wrong := _difference(main, inputs[-1:], expected[-1:], manifest):
                     wrong = f"after several calls, {wrong}"
             if wrong:
@@ -168,7 +170,18 @@ class LocalRunner:
                 return Measurement(Outcome.WRONG_RESULT, error=error)
         except Exception as error:
             return self._failure(error)
-        return Measurement(Outcome.OK, secs, error=doubt)
+        return Measurement(Outcome.OK, secs, error=doubt, footprint=Footprint(load_s, memory_bytes))
+
+    def call_module(self, artifact: IO[bytes], seconds: float) -> tuple[float, float, int] | Measurement:
+        """Call a packed model with random inputs; see `call_for`."""
+        try:
+            library, manifest = open_artifact(artifact)
+            specs = [Parameter(spec.shape, spec.storage) for spec in manifest.inputs]
+            inputs = [self._tensor(array) for array in MODULE_DRAWS[-1].arrays(specs)]
+            main, _ = self._load_main(library)
+            return call_for(lambda: self._call(main, inputs), seconds)
+        except Exception as error:
+            return self._failure(error)
 
     def infer(self, packed: IO[bytes], max_bytes: int) -> tuple[bytes, float] | Measurement:
         """Call a packed module once with the inputs that are packed with it.
@@ -185,7 +198,7 @@ class LocalRunner:
                 self._tensor(array.view(spec.storage) if spec.dtype in NARROW else array)
                 for spec, array in zip(manifest.inputs, arrays, strict=True)
             ]
-            main = self._load_main(library)
+            main, _ = self._load_main(library)
             start = time.perf_counter()
             computed = main(*inputs)
             self._device.sync()
@@ -212,9 +225,9 @@ class LocalRunner:
         if not np.array_equal(arguments[1].numpy(), source * 2):
             raise RuntimeError("the probe kernel computed a wrong result on this machine")
 
-    def _load_main(self, library: IO[bytes], allocator: str = "pooled") -> Callable[..., Any]:
-        """Return the function that runs a model's library. Its memory is freed with the function, except for
-        the pooled allocator's reserve.
+    def _load_main(self, library: IO[bytes], allocator: str = "pooled") -> tuple[Callable[..., Any], float]:
+        """Return the function that runs a model's library, and the seconds to load it. The function's memory
+        is freed with it, except for the pooled allocator's reserve.
 
         Raises WeightsError, and SymbolError if the library calls functions that no compiled program needs.
         """
@@ -225,9 +238,11 @@ class LocalRunner:
             with path.open("wb") as file:
                 shutil.copyfileobj(library, file)
             # tvm.runtime.load_module would keep the library for the life of the process.
+            start = time.perf_counter()
             loaded = tvm_ffi.load_module(str(path), keep_module_alive=False)
             machine = relax.VirtualMachine(loaded, self._device, memory_cfg=allocator)
-            return bind_weights(machine["main"], path)
+            main = bind_weights(machine["main"], path)
+            return main, time.perf_counter() - start
 
     def _call(self, function: Callable[..., object], inputs: Sequence[Any]) -> None:
         """Call a function and wait until the device has computed its outputs."""
@@ -239,7 +254,7 @@ class LocalRunner:
     ) -> list[list[NDArray[Any]]]:
         """Run the reference with each set of inputs. Its allocator frees its memory. Raises RuntimeError."""
         try:
-            main = self._load_main(reference, "naive")
+            main, _ = self._load_main(reference, "naive")
             return [_arrays(main(*each)) for each in inputs]
         except Exception as error:
             raise RuntimeError(f"{REFERENCE_FAILED}{str(error)[-ERROR_CHARS:]}") from error

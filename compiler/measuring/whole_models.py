@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import importlib
+import resource
 import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
+import tvm
 
 from compiler.importing.formats.onnx_model import OnnxModel
 from compiler.importing.formats.reading import read_model
@@ -29,6 +32,7 @@ MAX_TURN_REPEATS = 40
 # A model that takes at least this long is called once, because cold caches and sleeping threads don't matter
 # then.
 LONG_S = 1.0
+_STATM = Path("/proc/self/statm")
 
 
 def time_calls(call: Callable[[], object]) -> tuple[float, ...]:
@@ -50,6 +54,35 @@ def time_calls(call: Callable[[], object]) -> tuple[float, ...]:
         secs.append(timed())
         spent_s += secs[-1]
     return tuple(float(np.median(part)) for part in np.array_split(secs, min(len(secs), MAX_TURN_REPEATS)))
+
+
+def call_for(call: Callable[[], object], seconds: float) -> tuple[float, float, int]:
+    """Call for some seconds after a warm-up, at least once.
+
+    Return the times of `time.monotonic` before the first and after the last call, and the number of calls.
+    """
+    warm_until_s = time.monotonic() + WARM_UP_S
+    call()
+    while time.monotonic() < warm_until_s:
+        call()
+    began_s, count = time.monotonic(), 0
+    while not count or time.monotonic() < began_s + seconds:
+        call()
+        count += 1
+    return began_s, time.monotonic(), count
+
+
+def used_bytes(device: Any) -> int:
+    """Return the memory that this process's live objects take: resident memory, or a GPU's memory in use.
+
+    Memory that allocators keep in reserve is given back first. Other processes' memory counts on a GPU.
+    """
+    tvm.get_global_func("vm.builtin.memory_manager.clear")()
+    if device.dlpack_device_type() != tvm.cpu().dlpack_device_type():
+        return int(device.total_global_memory - device.available_global_memory)
+    with contextlib.suppress(AttributeError):  # only glibc has it
+        ctypes.CDLL(None).malloc_trim(0)
+    return int(_STATM.read_text().split()[1]) * resource.getpagesize()
 
 
 def time_in_onnx_runtime(model: IO[bytes], shapes: Mapping[str, Shape], threads: int) -> Measurement:
@@ -84,7 +117,7 @@ def time_in_onnx_runtime(model: IO[bytes], shapes: Mapping[str, Shape], threads:
         return Measurement(Outcome.RUN_ERROR, error=first_line(error))
 
 
-@contextmanager
+@contextlib.contextmanager
 def _onnx_path(model: IO[bytes]) -> Iterator[str]:
     """Yield the path of the .onnx file, unpacked if the model is an archive."""
     if recognise(model) is ModelFormat.ONNX:

@@ -10,7 +10,7 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from core.lease import ModuleKind
-from core.measurement import Outcome
+from core.measurement import Footprint, Outcome
 from records.jobs import jobs
 from records.jobs.trials import TrialState
 from records.storage import blobs
@@ -37,6 +37,7 @@ class StoredModuleRun:
     run_s: tuple[float, ...]
     error: str
     onnxruntime: str = ""
+    footprint: Footprint | None = None
 
     @property
     def failed(self) -> bool:
@@ -74,7 +75,9 @@ def published_before(session: Session, job_ids: Sequence[str]) -> dict[str, tupl
 def time_again(session: Session, run_ids: Sequence[int]) -> None:
     """Make finished module runs pending again, to be timed together. The caller has locked their job."""
     done = update(ModuleRunRow).where(ModuleRunRow.id.in_(run_ids), ModuleRunRow.state == "done")
-    session.execute(done.values(state="pending", lease_id=None, outcome=None, run_s=None, error=""))
+    session.execute(
+        done.values(state="pending", lease_id=None, outcome=None, run_s=None, error="", footprint=None)
+    )
 
 
 def leased_job(
@@ -114,4 +117,5 @@ def module_run_of(row: ModuleRunRow) -> StoredModuleRun:
         run_s=tuple(row.run_s or ()),
         error=row.error,
         onnxruntime=row.onnxruntime,
+        footprint=None if row.footprint is None else Footprint(**row.footprint),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
@@ -141,7 +141,8 @@ def store(session: Session, accepted: Accepted, now: float) -> None:
         for trial_id, measurement in accepted.trials.items()
     ]
     module_runs = [
-        {"id": run_id} | done_columns(measurement, now)
+        {"id": run_id, "footprint": measurement.footprint and asdict(measurement.footprint)}
+        | done_columns(measurement, now)
         for run_id, measurement in accepted.module_runs.items()
     ]
     # Devices that were lost while they built the trial don't count as attempts to measure it.

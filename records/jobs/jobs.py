@@ -26,6 +26,7 @@ from core.job import (
     Quantize,
     options_of,
 )
+from core.measurement import Footprint
 from core.webhook import WebhookEvent
 from records import devices, webhooks
 from records.jobs import events, models
@@ -91,12 +92,12 @@ class Job:
     """A job as stored. Clients get it as `tunefarm.client.values.Job`.
 
     `message` says what the job is doing or waiting for. `untuned_s` and `tuned_s` are the seconds of each
-    repeat of the whole model; `onnxruntime` is None until a model is published. Jobs of one `group` share
-    their trials; it is the id of the first of them, None for a job alone. `end_reason` says what ended the
-    tuning. The job is expected to be finished at `expected_end_at`, None if unknown. Its spans have the
-    parent `trace_parent`, "" if it isn't traced. `artifact_version` counts the artifacts of its model on
-    its device class. `tags` and `notes` are written by users. `submitted_by` is a token's id, "bootstrap" or
-    "loopback".
+    repeat of the whole model. `onnxruntime` is None until a model is published. `footprint` is the published
+    model's, None if an older worker timed it. Jobs of one `group` share their trials; it is the id of the
+    first of them, None for a job alone. `end_reason` says what ended the tuning. The job is expected to be
+    finished at `expected_end_at`, None if unknown. Its spans have the parent `trace_parent`, "" if it isn't
+    traced. `artifact_version` counts the artifacts of its model on its device class. `tags` and `notes` are
+    written by users. `submitted_by` is a token's id, "bootstrap" or "loopback".
     """
 
     id: str
@@ -120,6 +121,7 @@ class Job:
     trace_parent: str
     artifact_version: int | None
     onnxruntime: OnnxRuntime | None = None
+    footprint: Footprint | None = None
     tags: tuple[str, ...] = ()
     notes: str = ""
     submitted_by: str = ""
@@ -563,6 +565,11 @@ def set_onnxruntime(session: Session, job_id: str, timing: OnnxRuntime) -> bool:
     return _set(session, job_id, onnxruntime=asdict(timing))
 
 
+def set_footprint(session: Session, job_id: str, footprint: Footprint) -> bool:
+    """Store the published model's footprint. Return False if the job is cancelled or failed."""
+    return _set(session, job_id, footprint=asdict(footprint))
+
+
 def annotate(
     session: Session, job_id: str, *, tags: Sequence[str] | None = None, notes: str | None = None
 ) -> Job:
@@ -619,6 +626,7 @@ def _jobs(session: Session, query: Select[JobRow]) -> list[Job]:
             expected_end_at=row.expected_end_at,
             trace_parent=row.trace_parent,
             onnxruntime=None if row.onnxruntime is None else _onnxruntime(row.onnxruntime),
+            footprint=None if row.footprint is None else Footprint(**row.footprint),
             artifact_version=row.artifact_version,
             tags=tuple(row.tags.split()),
             notes=row.notes,

@@ -238,6 +238,8 @@ class JobRow(Base):
     batch: Mapped[int | None]
     # The timing of the user's model in ONNX Runtime: the fields of records.jobs.jobs.OnnxRuntime.
     onnxruntime: Mapped[dict[str, Any] | None]
+    # The footprint of the published model: the fields of core.measurement.Footprint.
+    footprint: Mapped[dict[str, Any] | None]
     # Why the tuning ended; empty until it ends.
     end_reason: Mapped[str] = mapped_column(default="")
     # When the job is expected to end; null while that is unknown.
@@ -420,6 +422,8 @@ class ModuleRunRow(Base):
     finished_at: Mapped[float | None]
     # The version of ONNX Runtime that the model is timed in; empty for compiled models.
     onnxruntime: Mapped[str] = mapped_column(default="")
+    # The fields of core.measurement.Footprint.
+    footprint: Mapped[dict[str, Any] | None]
 
 
 class RecordRow(Base):

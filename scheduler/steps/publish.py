@@ -416,6 +416,8 @@ def _publish(
                     jobs.set_end_to_end(session, job.id, kind, secs[kind])
             notes = [event.data["message"] for event in events.of_kinds(session, job.id, NOTES)]
             jobs.set_onnxruntime(session, job.id, peer)
+            if verdict.run.footprint is not None:
+                jobs.set_footprint(session, job.id, verdict.run.footprint)
             parts = [_describe_ratio(peer), verdict.message, describe_replaced(manifest), *notes]
             message = "; ".join(filter(None, parts))
             jobs.set_artifacts(session, job.id, tuned_sha=sha)

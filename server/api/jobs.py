@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -181,13 +182,27 @@ class OnnxRuntimeBody(BaseModel):
         )
 
 
+class FootprintBody(BaseModel):
+    """What the published model takes on the job's device besides time.
+
+    `memory_bytes` is the memory that the model adds to a process that calls it: weights, activations and
+    code. `energy_j` is the energy of a call, of the processor's packages or the whole board; null where the
+    machine doesn't tell.
+    """
+
+    load_s: float
+    memory_bytes: int
+    energy_j: float | None
+
+
 @with_job_options(required=True)
 class JobBody(BaseModel):
     """A job. `message` says what it is doing or waiting for, `error` why it failed.
 
     `end_reason` says which goal ended the search: trials, minutes, latency, gain, or exhausted if nothing was
     left to try. `seconds_left` is an estimate, null while it is unknown. Jobs that share their trials are
-    listed in `members`, which is empty for a single job. `onnxruntime` is null until a model is published.
+    listed in `members`, which is empty for a single job. `onnxruntime` is null until a model is published;
+    `footprint` is also null if an older worker timed it.
     `published_before_s` are the repeats of the model's earlier artifact, timed in turns with the others.
     `artifact_version` counts the artifacts of the model on the device class. An inference job runs the
     artifact of the job `infers`. `tags` and `notes` are written by users.
@@ -225,6 +240,7 @@ class JobBody(BaseModel):
     noisy: bool
     published_before_s: list[float]
     onnxruntime: OnnxRuntimeBody | None
+    footprint: FootprintBody | None
     artifact_version: int | None
     infers: str | None
     tags: list[str]
@@ -273,6 +289,7 @@ class JobBody(BaseModel):
             notes=job.notes,
             **options_of(request),
             onnxruntime=None if job.onnxruntime is None else OnnxRuntimeBody.of(job.onnxruntime),
+            footprint=None if job.footprint is None else FootprintBody(**asdict(job.footprint)),
         )
 
 

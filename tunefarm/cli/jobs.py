@@ -33,7 +33,7 @@ from tunefarm.cli.options import (
     print_plain,
     stdout,
 )
-from tunefarm.cli.progress import display, task_table
+from tunefarm.cli.progress import display, footprint_text, task_table
 from tunefarm.client.values import Job
 
 
@@ -71,6 +71,8 @@ def jobs(
     stdout().print(_table(listed))
     if tasks is not None:
         stdout().print(listed[0].error or listed[0].message, markup=False, highlight=False)
+        if takes := footprint_text(listed[0].footprint):
+            stdout().print(f"The artifact takes {takes}.", highlight=False)
         stdout().print(task_table(tasks))
 
 

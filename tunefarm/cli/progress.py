@@ -20,7 +20,7 @@ from core.durations import duration_text, latency_text
 from core.job import MAX_TRIALS, JobState
 from core.model_latency import fastest_tasks, network_s
 from core.quantization import Quantization
-from tunefarm.client.values import Job, Task
+from tunefarm.client.values import Footprint, Job, Task
 
 RATE_WINDOW_S = 60.0
 PLAIN_EVERY_S = 10.0
@@ -179,6 +179,16 @@ def task_table(tasks: Sequence[Task], rows: int | None = None) -> Table:
     if len(shown) < len(tasks):
         table.add_row(f"and {len(tasks) - len(shown)} more", style="dim")
     return table
+
+
+def footprint_text(footprint: Footprint | None) -> str:
+    """Return a model's memory, load time and energy: "48.2 MB of memory, 7.51 ms to load"; "" if unknown."""
+    if footprint is None:
+        return ""
+    parts = [f"{footprint.memory_bytes / 1e6:.1f} MB of memory", f"{latency_text(footprint.load_s)} to load"]
+    if footprint.energy_j is not None:
+        parts.append(f"{footprint.energy_j * 1e3:.3g} mJ a call")
+    return ", ".join(parts)
 
 
 def layer_table(quantization: Quantization) -> Table:

@@ -48,7 +48,7 @@ from tunefarm.cli.options import (
     print_json,
     stdout,
 )
-from tunefarm.cli.progress import display, layer_table, task_table
+from tunefarm.cli.progress import display, footprint_text, layer_table, task_table
 from tunefarm.client.artifact import QUANTIZED
 from tunefarm.client.client import Client, ClientError
 from tunefarm.client.sizes import IncompleteShape, Size, SizesError, sizes_of
@@ -213,8 +213,9 @@ class TuneResult:
     """A finished job, and the folder `output` with its unpacked artifact.
 
     `model` is the tuned model's file, or the quantized model if the service quantized it. `page` is the
-    address of the job's page; None if the service ended with the command. For a model in several `sizes`,
-    `tunefarm.tune` returns the first size, with the folder that holds all of them.
+    address of the job's page; None if the service ended with the command. Then `page_hint` says how to see
+    it. For a model in several `sizes`, `tunefarm.tune` returns the first size, with the folder that holds all
+    of them.
     """
 
     job: Job
@@ -222,6 +223,7 @@ class TuneResult:
     output: Path
     model: Path
     page: str | None = None
+    page_hint: str = ""
     sizes: Sequence[TuneResult] = ()
     quantization: Quantization | None = None
 
@@ -260,11 +262,12 @@ class TuneResult:
             ("between", self._interval),
             ("kernels", self._kernels),
             ("untuned", latency_text(self.job.untuned_latency_s)),
+            ("footprint", footprint_text(self.job.footprint)),
             ("ended", self.job.end_reason.text if self.job.end_reason is not None else ""),
             ("message", self.job.message),
             ("artifact", str(self.output)),
             ("job", self.job.id),
-            ("page", self.page or ""),
+            ("page", self.page or self.page_hint),
             ("run", f"python -c {shlex.quote(_RUN.format(json.dumps(str(self.output))))}"),
             ("compare", shlex.join(["tunefarm", "bench", str(self.output), *self._against])),
         ]
@@ -441,7 +444,7 @@ def run_job(
             raise CommandError(f"interrupted: {hint}", ExitCode.INTERRUPTED) from interrupt
         models = [(file, bool(size.name)) for file, own in zip(files, sizes, strict=True) for size in own]
         results = [
-            _fetch(service, job, file, folder, bundle, is_size)
+            _fetch(service, job, file, folder, settings, bundle, is_size)
             for jobs, own_folders in zip(groups, folders, strict=True)
             for job, (file, is_size), folder in zip(jobs, models, own_folders, strict=True)
             if job.state is JobState.DONE
@@ -518,7 +521,25 @@ def _in_sizes(request: JobRequest, uploaded: Sequence[str], sizes: Sequence[Sequ
     return replace(request, model=first.model, shapes=first.shapes, objective=objective, others=others)
 
 
-def _fetch(service: Service, job: Job, model: Path, folder: Path, bundle: bool, is_size: bool) -> TuneResult:
+def _page_hint(settings: CommandSettings, job: Job) -> str:
+    """Say how to see the page of a job whose service ends with the command."""
+    is_default = settings.data == CommandSettings.model_fields["data"].get_default(call_default_factory=True)
+    data = [] if is_default else ["--data", str(settings.data)]
+    scheme = "http" if settings.tls_cert is None else "https"
+    page = f"{scheme}://{settings.host}:{settings.port or 'PORT'}/#/jobs/{quote(job.id)}"
+    up, report = (shlex.join(["tunefarm", *command, *data]) for command in (["up"], ["report", job.id]))
+    return f"`{up}`, then {page}; or as a file: `{report}`"
+
+
+def _fetch(
+    service: Service,
+    job: Job,
+    model: Path,
+    folder: Path,
+    settings: CommandSettings,
+    bundle: bool,
+    is_size: bool,
+) -> TuneResult:
     """Unpack the artifact or the bundle of a finished job. Write the quantized model, if any, beside it.
 
     Sizes share the files of their weights, but each bundle holds its own. Raises CommandError, ClientError.
@@ -529,6 +550,7 @@ def _fetch(service: Service, job: Job, model: Path, folder: Path, bundle: bool, 
         folder, lambda archive: client.download(job.id, archive, bundle=bundle), bundle=bundle, weights=shared
     )
     page = None if service.embedded else f"{client.url}/#/jobs/{quote(job.id)}"
+    hint = "" if page else _page_hint(settings, job)
     form = None
     if job.quantize is not Quantize.NONE:
         form, model = client.quantization(job.id), folder / QUANTIZED
@@ -536,7 +558,7 @@ def _fetch(service: Service, job: Job, model: Path, folder: Path, bundle: bool, 
             client.download_quantized(job.id, model)
         except OSError as error:
             raise CommandError(f"{model} can't be written ({error.strerror})", ExitCode.LOCAL) from error
-    return TuneResult(job, client.tasks(job.id), folder, model, page, quantization=form)
+    return TuneResult(job, client.tasks(job.id), folder, model, page, hint, quantization=form)
 
 
 def _interrupted_job(service: Service, request: JobRequest) -> Job | None:

@@ -88,6 +88,19 @@ class OnnxRuntime:
 
 
 @dataclass(frozen=True)
+class Footprint:
+    """What a published model takes besides time.
+
+    `memory_bytes` is the memory that the model adds to a process that calls it. `energy_j` is the energy of a
+    call; None if the device doesn't tell.
+    """
+
+    load_s: float
+    memory_bytes: int
+    energy_j: float | None = None
+
+
+@dataclass(frozen=True)
 class Job(JobOptions):
     """A job in its present state. Times are seconds since the epoch.
 
@@ -129,6 +142,7 @@ class Job(JobOptions):
     end_reason: EndReason | None = None
     seconds_left: float | None = None
     onnxruntime: OnnxRuntime | None = None
+    footprint: Footprint | None = None
     artifact_version: int | None = None
     infers: str | None = None
     tags: tuple[str, ...] = ()

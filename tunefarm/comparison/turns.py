@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 import tunefarm_runtime
 
 from core.decoder_inputs import inputs_of_file
+from system.energy import EnergyMeter
 from tunefarm.comparison.contestants import (
     Arrays,
     CompiledModel,
@@ -20,7 +21,6 @@ from tunefarm.comparison.contestants import (
     ContestantError,
     Runtime,
 )
-from tunefarm.comparison.energy import EnergyMeter
 
 TURN_S = 0.25
 MIN_ROUNDS = 5
@@ -30,8 +30,8 @@ MIN_ROUNDS = 5
 class Row:
     """One runtime: seconds of a call, seconds to load, bytes of memory and on disk, joules of a call.
 
-    `joules` is the energy of the processor's packages during its turns, divided by its calls; 0 if the
-    machine doesn't tell.
+    `joules` is the energy of the processor's packages or of the board during its turns, divided by its calls;
+    0 if the machine doesn't tell.
     `ratio` is its latency divided by the compiled model's in the same round: the median of all rounds, and
     the 10th and 90th percentile. `error` says why the runtime couldn't run the model; the rest is 0 then.
     """
@@ -98,22 +98,24 @@ def compare(
         rounds: list[list[float]] = []
         calls: list[list[float]] = [[] for _ in entries]
         meter = EnergyMeter.find()
-        joules = [0.0 for _ in entries]
+        spans: list[list[tuple[float, float]]] = [[] for _ in entries]
         end = time.monotonic() + seconds
-        while len(rounds) < MIN_ROUNDS or time.monotonic() < end:
-            progress(f"round {len(rounds) + 1}, {max(0.0, end - time.monotonic()):.0f} s left")
-            secs = []
-            for index, (_, contestant) in enumerate(entries):
-                before = meter.joules() if meter else 0.0
-                secs.append(contestant.time_calls(TURN_S))
-                joules[index] += meter.joules() - before if meter else 0.0
-            rounds.append([float(np.median(one)) for one in secs])
-            for all_of, new in zip(calls, secs, strict=True):
-                all_of += new
+        with meter or nullcontext():
+            while len(rounds) < MIN_ROUNDS or time.monotonic() < end:
+                progress(f"round {len(rounds) + 1}, {max(0.0, end - time.monotonic()):.0f} s left")
+                secs = []
+                for index, (_, contestant) in enumerate(entries):
+                    began_s = time.monotonic()
+                    secs.append(contestant.time_calls(TURN_S))
+                    spans[index].append((began_s, time.monotonic()))
+                rounds.append([float(np.median(one)) for one in secs])
+                for all_of, new in zip(calls, secs, strict=True):
+                    all_of += new
         rows = []
         for index, (runtime, contestant) in enumerate(entries):
             ratios = [one[index] / one[0] for one in rounds]
             p10, median, p90 = np.percentile(calls[index], [10, 50, 90])
+            joules = sum(meter.joules(*span) or 0.0 for span in spans[index]) if meter else 0.0
             low, middle, high = np.percentile(ratios, [10, 50, 90])
             rows.append(
                 Row(
@@ -125,7 +127,7 @@ def compare(
                     contestant.peak_bytes(),
                     _disk_bytes(runtime.path),
                     # Each turn has a first call that isn't timed.
-                    joules[index] / (len(calls[index]) + len(rounds)),
+                    joules / (len(calls[index]) + len(rounds)),
                     float(middle),
                     float(low),
                     float(high),

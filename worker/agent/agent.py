@@ -18,6 +18,7 @@ from core.measurement import Built, Measurement, Outcome
 from core.worker import DesiredState, Role, Vitals, WorkerState
 from proto.messages import LibraryUpload, OutputsUpload, SyncResponse, WorkerReport
 from system import logs, tracing
+from system.energy import EnergyMeter
 from worker.agent.build_ahead import BuiltBatch, build_ahead
 from worker.agent.display import Display, LeaseProgress, LogDisplay
 from worker.agent.failed_checks import FailedChecks
@@ -36,6 +37,8 @@ _log = logging.getLogger(__name__)
 # work.
 MIN_PAUSE_S = 0.02
 FAREWELL_TIMEOUT_S = 2.0
+# A module is called for this long while a meter measures the machine's energy.
+ENERGY_S = 1.0
 
 _DESIRED_STATES = {
     DesiredState.WORK: "wanted to work again",
@@ -85,7 +88,8 @@ class Agent:
     """One session of a worker. One asyncio task reports to the service, another works on leases.
 
     The reported state derives from the lease that it holds. Without `profiles`, it doesn't calibrate. With a
-    `builder`, that executor builds a lease's next candidates while `executor` measures.
+    `builder`, that executor builds a lease's next candidates while `executor` measures. `find_meter` returns
+    a meter of this machine's energy; None without one.
     """
 
     def __init__(
@@ -100,6 +104,7 @@ class Agent:
         on_answer: Callable[[], None] = lambda: None,
         profiles: ProfileCache | None = None,
         builder: Executor | None = None,
+        find_meter: Callable[[], EnergyMeter | None] = lambda: None,
     ) -> None:
         self._worker_id = worker_id
         self._session_id = session_id
@@ -111,6 +116,7 @@ class Agent:
         self._on_answer = on_answer
         self._profiles = profiles
         self._builder = builder
+        self._find_meter = find_meter
         self._builds_ahead = False  # whether the builder has passed its self-check
         self._outbox = Outbox()
         self._failed_checks = FailedChecks(config.probe_again_max_s)
@@ -536,4 +542,22 @@ class Agent:
                     return await self._executor.measure_onnx(path(run), limits, run.shapes)
                 return await self._executor.measure_module(path(run), limits, compare)
 
-            return await time_interleaved(runs, first, lambda run: measure(run, compare=False))
+            timed = await time_interleaved(runs, first, lambda run: measure(run, compare=False))
+            return [
+                await self._measure_energy(path(run), measurement, limits)
+                for run, measurement in zip(runs, timed, strict=True)
+            ]
+
+    async def _measure_energy(self, artifact: Path, timed: Measurement, limits: Limits) -> Measurement:
+        """Add the energy of a call to the footprint of a timed module, if this machine has a meter."""
+        meter = self._find_meter()
+        if meter is None or timed.footprint is None:
+            return timed
+        with meter:
+            calls = await self._executor.call_module(artifact, limits, ENERGY_S)
+        if isinstance(calls, Measurement):
+            _log.warning("the energy of a module was not measured: %s", calls.error)
+            return timed
+        joules = meter.joules(calls.began_s, calls.ended_s)
+        energy_j = None if joules is None else joules / calls.count
+        return replace(timed, footprint=replace(timed.footprint, energy_j=energy_j))

@@ -93,6 +93,10 @@ class ChildServer:
                     with Path(request.measure_module.path).open("rb") as artifact:
                         measurement = self._runner.measure_module(artifact, request.measure_module.compare)
                     reply = child_messages.measurement_to_wire(measurement)
+                case "call_module":
+                    with Path(request.call_module.path).open("rb") as artifact:
+                        calls = self._runner.call_module(artifact, request.call_module.seconds)
+                    reply = child_messages.calls_to_wire(calls)
                 case "infer_path":
                     with Path(request.infer_path).open("rb") as packed:
                         reply = child_messages.inferred_to_wire(self._runner.infer(packed))

@@ -21,7 +21,7 @@ from proto import convert
 from proto.convert import WireError
 from proto.messages import MAX_LIBRARY_BYTES, MAX_OUTPUTS_BYTES, MAX_PLATFORMS
 from worker.runner.frames import MAX_REPLY_BYTES, FrameError
-from worker.runner.interface import BuildRequest, Exported, Inferred, Platforms
+from worker.runner.interface import BuildRequest, Calls, Exported, Inferred, Platforms
 
 # Ten times as many as the runner makes. A call with MAX_RESULTS measurements stays small.
 MAX_REPEATS = 1000
@@ -83,6 +83,12 @@ def inferred_to_wire(inferred: Inferred | Measurement) -> pb.ChildReply:
     return pb.ChildReply(inferred=pb.Inferred(data=inferred.data, run_s=inferred.run_s))
 
 
+def calls_to_wire(calls: Calls | Measurement) -> pb.ChildReply:
+    if isinstance(calls, Measurement):
+        return measurement_to_wire(calls)
+    return pb.ChildReply(calls=pb.Calls(began_s=calls.began_s, ended_s=calls.ended_s, count=calls.count))
+
+
 def parse_reply(body: bytes) -> pb.ChildReply:
     try:
         return pb.ChildReply.FromString(body)
@@ -114,6 +120,15 @@ def inferred_of(reply: pb.ChildReply) -> Inferred | Measurement:
     if not 0.0 < run_s < math.inf:
         raise FrameError(f"not outputs: no call takes {run_s} s")
     return Inferred(reply.inferred.data, run_s)
+
+
+def calls_of(reply: pb.ChildReply) -> Calls | Measurement:
+    if reply.WhichOneof("reply") != "calls":
+        return measurement_of(reply)
+    calls = Calls(reply.calls.began_s, reply.calls.ended_s, reply.calls.count)
+    if not (0.0 < calls.began_s < calls.ended_s < math.inf and calls.count):
+        raise FrameError(f"not calls: {calls}")
+    return calls
 
 
 def profile_of(reply: pb.ChildReply) -> Profile:

@@ -27,7 +27,7 @@ from core.device import Device, cuda_platform
 from core.measurement import Measurement, Outcome
 from core.profile import Profile
 from proto.messages import MAX_OUTPUTS_BYTES
-from worker.runner.interface import BuildRequest, Exported, Inferred, Notify, Platforms
+from worker.runner.interface import BuildRequest, Calls, Exported, Inferred, Notify, Platforms
 
 
 class CompilerRunner:
@@ -115,6 +115,10 @@ class CompilerRunner:
 
     def measure_module(self, artifact: IO[bytes], compare: bool) -> Measurement:
         return self._runner(self._device.target).measure_module(artifact, compare)
+
+    def call_module(self, artifact: IO[bytes], seconds: float) -> Calls | Measurement:
+        found = self._runner(self._device.target).call_module(artifact, seconds)
+        return found if isinstance(found, Measurement) else Calls(*found)
 
     def infer(self, packed: IO[bytes]) -> Inferred | Measurement:
         found = self._runner(self._device.target).infer(packed, MAX_OUTPUTS_BYTES)

@@ -37,7 +37,7 @@ from worker.runner.child_process import ChildDied, ChildProcess
 from worker.runner.child_protocol import BuildCall, UnaryCall
 from worker.runner.file_transfer import FileTransfer
 from worker.runner.frames import MAX_REPLY_BYTES, FrameError
-from worker.runner.interface import BuildRequest, Exported, Inferred, Phase
+from worker.runner.interface import BuildRequest, Calls, Exported, Inferred, Phase
 from worker.runner.start_failure import ChildStartError, died, start_failure, timed_out
 
 _log = logging.getLogger(__name__)
@@ -204,6 +204,14 @@ class Executor:
 
         measured = await self._run_on_file(request, artifact, limits, child_messages.measurement_of)
         return _explain_memory(measured, limits.memory_bytes)
+
+    async def call_module(self, artifact: Path, limits: Limits, seconds: float) -> Calls | Measurement:
+        """Call the packed module in a file for some seconds; see `worker.runner.interface.Runner`."""
+
+        def request(path: str) -> pb.ChildRequest:
+            return pb.ChildRequest(call_module=pb.CallModule(path=path, seconds=seconds))
+
+        return await self._run_on_file(request, artifact, limits, child_messages.calls_of)
 
     async def measure_onnx(self, model: Path, limits: Limits, shapes: str) -> Measurement:
         """Time an ONNX model in ONNX Runtime for one turn; see `worker.runner.interface.Runner`."""

@@ -55,6 +55,15 @@ class Inferred:
 
 
 @dataclass(frozen=True)
+class Calls:
+    """`count` calls of a model, one after another, between two times of `time.monotonic`."""
+
+    began_s: float
+    ended_s: float
+    count: int
+
+
+@dataclass(frozen=True)
 class Platforms:
     """The platforms that candidates can be exported for, and for each other platform why not."""
 
@@ -114,6 +123,10 @@ class Runner(Protocol):
         With `compare`, first compare its outputs with the outputs of the untuned library that is packed with
         it.
         """
+        ...
+
+    def call_module(self, artifact: IO[bytes], seconds: float) -> Calls | Measurement:
+        """Load a packed module, call it for some seconds, and unload it."""
         ...
 
     def infer(self, packed: IO[bytes]) -> Inferred | Measurement:

@@ -28,7 +28,7 @@ async def time_interleaved(
 ) -> list[Measurement]:
     """Time each model in up to ROUNDS turns, or up to MAX_ROUNDS if the latencies are noisy.
 
-    Return each model's latencies of all turns, or the failure of one turn.
+    Return each model's latencies and its footprint of all turns, or the failure of one turn.
 
     `first` times a model in the first round, given the measurements of the models before it. `again` times it
     in later rounds. Each turn loads and unloads one model, so memory for one suffices, and a model that
@@ -50,7 +50,8 @@ async def time_interleaved(
             before = measurements[index]
             after = await again(models[index])
             if after.outcome is Outcome.OK:
-                after = replace(before, run_s=(*before.run_s, *after.run_s))
+                footprint = before.footprint and after.footprint and before.footprint.merged(after.footprint)
+                after = replace(before, run_s=(*before.run_s, *after.run_s), footprint=footprint)
             measurements[index] = after
     return measurements
 

@@ -38,11 +38,11 @@ export function digits(number) {
   return String(Number(number.toPrecision(3)));
 }
 
-const PREFIXES = [["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3], ["", 1]];
+const PREFIXES = [["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3], ["", 1], ["m", 1e-3], ["µ", 1e-6]];
 
 // A number with a metric prefix: 2.5 G.
 export function scaled(number, unit) {
-  const [prefix, size] = PREFIXES.find(([, size]) => number >= size) ?? PREFIXES.at(-1);
+  const [prefix, size] = PREFIXES.find(([, size]) => number >= size) ?? ["", 1];
   return `${digits(number / size)} ${prefix}${unit}`;
 }
 

@@ -303,6 +303,29 @@ def test_a_compiled_model_is_timed_end_to_end(runner: LocalRunner) -> None:
     assert 1 < len(measurement.run_s) <= MAX_TURN_REPEATS
 
 
+def test_a_models_memory_is_measured_again_in_each_turn(runner: LocalRunner) -> None:
+    """The weights have 4 MiB, the activations 8 MiB. Allocators keep memory of an earlier turn in reserve."""
+    text = (
+        '<ir_version: 9, opset_import: ["": 17]> g (float[2048, 1024] x) => (float[2048, 1024] y) '
+        "{ y = MatMul(x, w) }"
+    )
+    parsed = onnx.parser.parse_model(text)
+    weights = np.random.default_rng(0).standard_normal((1024, 1024), np.float32)
+    parsed.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    model = read_onnx(parsed.SerializeToString(), {})
+    artifact = _artifact(model.inputs, _library(model))
+    footprints = [runner.measure_module(artifact, compare=False).footprint for _ in range(2)]
+    for footprint in footprints:
+        assert footprint is not None
+        assert 12 << 20 <= footprint.memory_bytes < 20 << 20
+        assert footprint.load_s > 0
+    calls = runner.call_module(artifact, 0.0)
+    assert isinstance(calls, tuple)
+    began_s, ended_s, count = calls
+    assert (count, began_s < ended_s) == (1, True)
+    assert isinstance(runner.call_module(io.BytesIO(b"no archive"), 0.0), Measurement)
+
+
 @pytest.mark.parametrize(
     ("call_s", "calls", "repeats"),
     [
@@ -325,7 +348,7 @@ def test_a_model_is_called_for_as_long_as_needed(
 
     clock = SimpleNamespace(perf_counter=lambda: made * call_s)
     monkeypatch.setattr(compiler.measuring.whole_models, "time", clock)
-    monkeypatch.setattr(runner, "_load_main", lambda _library: call)
+    monkeypatch.setattr(runner, "_load_main", lambda _library: (call, 1e-3))
     measurement = runner.measure_module(_artifact(library=b"none"), compare=False)
     assert measurement.outcome is Outcome.OK, measurement.error
     assert abs(made - calls) <= 1  # sums of fractions
@@ -345,7 +368,7 @@ def test_interruptions_do_not_count(runner: LocalRunner, monkeypatch: pytest.Mon
 
     clock = SimpleNamespace(perf_counter=lambda: now)
     monkeypatch.setattr(compiler.measuring.whole_models, "time", clock)
-    monkeypatch.setattr(runner, "_load_main", lambda _library: call)
+    monkeypatch.setattr(runner, "_load_main", lambda _library: (call, 1e-3))
     measurement = runner.measure_module(_artifact(library=b"none"), compare=False)
     assert measurement.latency_s == pytest.approx(1e-4)
 
@@ -408,7 +431,7 @@ def test_a_model_that_is_wrong_after_many_calls_is_refused(
         return tvm.runtime.tensor(right if calls < 5 else right * 2)
 
     monkeypatch.setattr(runner, "_reference_outputs", lambda _, inputs: [[right] for _ in inputs])
-    monkeypatch.setattr(runner, "_load_main", lambda _library: call)
+    monkeypatch.setattr(runner, "_load_main", lambda _library: (call, 1e-3))
     measurement = runner.measure_module(_artifact(reference=b"some"), compare=True)
     assert measurement.outcome is Outcome.WRONG_RESULT
     assert "after several calls" in measurement.error

@@ -17,7 +17,7 @@ from sqlalchemy import insert, update
 from sqlalchemy.orm import Session
 
 from core.job import Budget, EndReason, JobState
-from core.measurement import Outcome
+from core.measurement import Footprint, Outcome
 from core.profile import assumed_profile
 from core.tokens import Scope
 from core.worker import Vitals, WorkerState
@@ -139,6 +139,7 @@ def fill(session: Session, now: float) -> None:
     jobs.set_end_to_end(session, "job-done", "untuned", [0.0302, 0.0299, 0.0311, 0.0304])
     jobs.set_end_to_end(session, "job-done", "tuned", [0.0046, 0.0047, 0.0046, 0.0049])
     jobs.set_onnxruntime(session, "job-done", OnnxRuntime("1.31.1", (0.0061, 0.0060, 0.0062), 1.311))
+    jobs.set_footprint(session, "job-done", Footprint(0.0075, 48_200_000, 0.0123))
     artifact = blobs.put(session, b"a tar file")
     jobs.set_artifacts(session, "job-done", tuned_sha=artifact)
     module_runs.add(session, "job-done", "published", artifact, now)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from core.worker import Role, WorkerState
+from system.energy import EnergyMeter
 from tests.integration.worker.executors import OWNER, SHARED
 from tests.integration.worker.fake_fleet import FakeFleet
 from worker.agent.agent import Agent, AgentConfig
@@ -41,6 +42,7 @@ async def working(
     token: str | None = None,
     profiles: ProfileCache | None = None,
     builder: ChildConfig | None = None,
+    find_meter: Callable[[], EnergyMeter | None] = lambda: None,
     **env: str,
 ) -> AsyncIterator[Worker]:
     builds = config.role is Role.BUILD
@@ -53,7 +55,16 @@ async def working(
             environment,
         )
         ahead = None if builder is None else Executor(builder, environment)
-        agent = Agent("board", session, client, executor, config, profiles=profiles, builder=ahead)
+        agent = Agent(
+            "board",
+            session,
+            client,
+            executor,
+            config,
+            profiles=profiles,
+            builder=ahead,
+            find_meter=find_meter,
+        )
         running = asyncio.create_task(agent.run())
         try:
             yield Worker(agent, executor, running)

@@ -26,15 +26,17 @@ from pathlib import Path
 from typing import IO
 
 from core.device import Device
-from core.measurement import Measurement, Outcome
+from core.measurement import Footprint, Measurement, Outcome
 from core.profile import Profile
 from tests.devices import DEVICE
-from worker.runner.interface import BuildRequest, Exported, Notify, Platforms
+from worker.runner.interface import BuildRequest, Calls, Exported, Notify, Platforms
 
 KEPT: list[bytearray] = []
 # Names this process: it can't know its process id outside of its PID namespace.
 CHILD = float(random.getrandbits(48))
 LOCKED: list[int] = []
+# Faults while the energy of calls is measured; "two calls" is none.
+ENERGY_FAULTS = ("two calls", "lack of memory", "wrong clock")
 # Building, loading a library that was built elsewhere, measuring; "run" is measuring and exporting.
 PHASES = ("build", "load", "measure", "run")
 
@@ -110,7 +112,19 @@ class FaultRunner:
         fault = artifact.read().decode()
         if fault == "say whether it is compared":
             return reported(f"compared: {compare}")
+        if fault in ENERGY_FAULTS:
+            return replace(fine(), footprint=Footprint(0.01, 1000))
         return self._do(fault, None) or fine()
+
+    def call_module(self, artifact: IO[bytes], seconds: float) -> Calls | Measurement:
+        fault = artifact.read().decode()
+        if fault == "lack of memory":
+            return reported("std::bad_alloc")
+        if fault == "wrong clock":
+            return Calls(1.0, 2.0, 2)
+        began_s = time.monotonic()
+        time.sleep(0.1)
+        return Calls(began_s, time.monotonic(), 2)
 
     def measure_onnx(self, model: IO[bytes], shapes: str) -> Measurement:
         fault = model.read().decode()

@@ -11,8 +11,9 @@ import grpc
 import pytest
 
 from core.lease import Limits, ModuleKind, ModuleRun
-from core.measurement import Measurement
+from core.measurement import Footprint, Measurement
 from core.worker import Role, WorkerState
+from system.energy import EnergyMeter
 from tests.integration.worker.agents import (
     BRISK,
     in_state,
@@ -356,6 +357,35 @@ def test_the_users_model_is_timed_in_onnx_runtime_in_the_same_turns() -> None:
         assert len(tuned.run_s) == len(in_onnx_runtime.run_s) == ROUNDS
         assert isinstance(asked, Measurement)
         assert asked.error == f"shapes: {shapes}"
+
+    with_fleet(work)
+
+
+def test_a_models_energy_is_measured_where_the_machine_tells(tmp_path: Path) -> None:
+    """The machine takes 100 W. Two calls take at least 0.1 s. A failure to measure it leaves the timing."""
+    kinds: tuple[tuple[ModuleKind, str], ...] = (
+        ("untuned", "lack of memory"),
+        ("published", "wrong clock"),
+        ("tuned", "two calls"),
+    )
+    chip = tmp_path / "class/hwmon/hwmon0"
+    chip.mkdir(parents=True)
+    (chip / "name").write_text("power_meter\n")
+    (chip / "power1_average").write_text("100000000\n")
+
+    async def work(fleet: FakeFleet) -> None:
+        shas = {text: hashlib.sha256(text.encode()).hexdigest() for _, text in kinds}
+        fleet.blobs = {sha: text.encode() for text, sha in shas.items()}
+        fleet.offer_modules(*(ModuleRun(n, kind, shas[text]) for n, (kind, text) in enumerate(kinds, 1)))
+        async with working(fleet, find_meter=lambda: EnergyMeter.find(tmp_path)):
+            await fleet.until(lambda: len(fleet.stored) == 3)
+        assert fleet.outcomes() == ["ok"] * 3
+        measured = [fleet.stored[number].measurement for number in (1, 2, 3)]
+        footprints = [one.footprint for one in measured if isinstance(one, Measurement)]
+        assert footprints[:2] == [Footprint(0.01, 1000)] * 2
+        assert footprints[2] is not None
+        assert footprints[2].energy_j is not None
+        assert footprints[2].energy_j >= 100 * 0.1 / 2
 
     with_fleet(work)
 

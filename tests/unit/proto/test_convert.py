@@ -11,7 +11,7 @@ import pytest
 
 from core.device import Device, Gpu
 from core.lease import Candidate, Lease, LeaseId, Limits, ModuleRun
-from core.measurement import Built, Measurement, Outcome, Resources
+from core.measurement import Built, Footprint, Measurement, Outcome, Resources
 from core.worker import MAX_HEALTH_ERROR_CHARS, DesiredState, Role, Vitals, WorkerState
 from proto import convert
 from proto import fleet_pb2 as pb
@@ -33,7 +33,7 @@ DEVICE = Device(
 )
 PROFILE = json.loads(DEVICE.speeds.to_json())
 HELD = LeaseId("lease-1", 1)
-OK = Measurement(Outcome.OK, (1e-3, 1.1e-3), 0.03, resources=Resources(84, 0))
+OK = Measurement(Outcome.OK, (1e-3, 1.1e-3), 0.03, "", Resources(84, 0), Footprint(0.01, 1 << 40, 0.5))
 REPORT = WorkerReport(
     "board", "s1", True, WorkerState.READY, DEVICE, HELD, (Result(7, HELD, OK, trial_id=3),), 16, 20.0
 )
@@ -212,6 +212,23 @@ def test_known_vitals_survive_conversion(vitals: Vitals) -> None:
 def test_impossible_gpu_resources_are_a_failure() -> None:
     message = convert.measurement_to_wire(OK)
     message.resources.registers = 1 << 30
+    assert convert.measurement_from_wire(message).outcome is Outcome.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    "impossible",
+    [
+        {"load_s": 0.0},
+        {"load_s": math.nan},
+        {"memory_bytes": (1 << 64) - 1},
+        {"energy_j": -1.0},
+        {"energy_j": math.inf},
+    ],
+)
+def test_an_impossible_footprint_is_a_failure(impossible: dict[str, float]) -> None:
+    message = convert.measurement_to_wire(OK)
+    for name, number in impossible.items():
+        setattr(message.footprint, name, number)
     assert convert.measurement_from_wire(message).outcome is Outcome.UNKNOWN
 
 

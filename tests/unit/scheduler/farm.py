@@ -22,7 +22,7 @@ from compiler.workload import to_json, workload_hash
 from core.device import Device
 from core.inference import Comparison, OutputDifference
 from core.job import Budget, Quantize
-from core.measurement import Measurement, Outcome
+from core.measurement import Footprint, Measurement, Outcome
 from core.model_format import ModelFormat
 from core.model_outline import InputOutline, ModelOutline, OperatorOutline
 from core.quantization import OutputAccuracy, Quantization
@@ -326,7 +326,10 @@ class Farm:
             return Measurement(Outcome.RUN_TIMEOUT, error="the run took longer than 120 s")
         if library in self.broken:
             return Measurement(Outcome.WRONG_RESULT, error="first line\nthe outputs differ")
-        return Measurement(Outcome.OK, tuple(self.latency_s[library] * by for by in self.slowdowns))
+        run_s = tuple(self.latency_s[library] * by for by in self.slowdowns)
+        return Measurement(
+            Outcome.OK, run_s, footprint=Footprint(1e-3, len(library), self.latency_s[library])
+        )
 
     def _infer(self, run: StoredModuleRun) -> Measurement:
         if self.sends_outputs:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from compiler.packaging.artifact import ArtifactError
-from core.measurement import Measurement, Outcome
+from core.measurement import Footprint, Measurement, Outcome
 from records import devices
 from records.fleet.leases import WITHOUT_ONNX_RUNTIME
 from records.jobs import events
@@ -41,6 +41,7 @@ def test_a_job_reports_its_speed_against_onnx_runtime_first(farm: Farm, onnx: Fa
         "1.31 times as fast as ONNX Runtime 1.31.1 on this device (13.1 ms); "
         "10 ms, 50.0 times faster than untuned (500 ms)"
     )
+    assert job.footprint == Footprint(1e-3, len(TUNED), 0.01), "the published model's"
     runs = {run.kind: run for run in farm.runs()}
     assert runs["onnxruntime"].artifact_sha == job.request.model_sha
     assert len({run.lease_id for run in runs.values()}) == 1, "timed in turns"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from core.measurement import Measurement, Outcome, Resources
@@ -10,7 +12,7 @@ from proto import convert, fleet_pb2
 from tests.devices import DEVICE
 from worker.runner import child_messages
 from worker.runner.frames import FrameError
-from worker.runner.interface import BuildRequest, Exported, Platforms
+from worker.runner.interface import BuildRequest, Calls, Exported, Platforms
 
 
 def sent(reply: pb.ChildReply) -> pb.ChildReply:
@@ -72,6 +74,16 @@ def test_an_invalid_measurement_from_a_child_is_rejected(reply: pb.ChildReply) -
 def test_invalid_reply_bytes_are_rejected(body: bytes) -> None:
     with pytest.raises(FrameError, match="not a reply"):
         child_messages.parse_reply(body)
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [Calls(1.0, 1.0, 1), Calls(1.0, 2.0, 0), Calls(1.0, math.inf, 1), Calls(math.nan, 2.0, 1)],
+)
+def test_impossible_calls_from_a_child_are_rejected(calls: Calls) -> None:
+    assert child_messages.calls_of(child_messages.calls_to_wire(Calls(1.0, 2.0, 3))) == Calls(1.0, 2.0, 3)
+    with pytest.raises(FrameError, match="not calls"):
+        child_messages.calls_of(child_messages.calls_to_wire(calls))
 
 
 def test_any_error_text_can_be_sent() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from core.measurement import Measurement, Outcome, is_noisy
+from core.measurement import Footprint, Measurement, Outcome, is_noisy
 from worker.runner.interleaved import MAX_ROUNDS, MAX_S, ROUNDS, time_interleaved
 
 CRASH = Measurement(Outcome.RUN_ERROR, error="the child was ended by SIGSEGV during the run")
@@ -45,7 +45,8 @@ class Machine:
         self.now += 10 * took_s
         if self.turns.count(model) == self.faults.get(model):
             return CRASH
-        return Measurement(Outcome.OK, (took_s, took_s))
+        turn = len(self.turns)
+        return Measurement(Outcome.OK, (took_s, took_s), footprint=Footprint(turn * 1e-3, 1000 - turn))
 
 
 def test_models_take_turns_and_each_round_begins_with_another() -> None:
@@ -57,7 +58,9 @@ def test_models_take_turns_and_each_round_begins_with_another() -> None:
 
 def test_a_single_model_gets_all_turns() -> None:
     machine = Machine({"a": 0.01})
-    assert len(machine.run()["a"].run_s) == 2 * ROUNDS
+    found = machine.run()["a"]
+    assert len(found.run_s) == 2 * ROUNDS
+    assert found.footprint == Footprint(1e-3, 1000 - ROUNDS), "the least of all turns"
 
 
 def test_a_slower_machine_affects_all_models_alike() -> None:
@@ -81,7 +84,7 @@ def test_a_clearly_slower_model_gets_one_turn() -> None:
     machine = Machine({"untuned": 0.4, "tuned": 0.01, "published": 0.012})
     found = machine.run()
     assert machine.turns.count("untuned") == 1
-    assert found["untuned"] == Measurement(Outcome.OK, (0.4, 0.4))
+    assert found["untuned"].run_s == (0.4, 0.4)
     assert machine.turns.count("tuned") == machine.turns.count("published") == ROUNDS
 
 

@@ -2,7 +2,7 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { call, isReport } from "tunefarm/api.js";
 import { Chart, colour, Treemap } from "tunefarm/charts.js";
-import { digits, duration, latency, percent, plural, time } from "tunefarm/format.js";
+import { bytes, digits, duration, latency, percent, plural, scaled, time } from "tunefarm/format.js";
 import { useAnswer, useJobEvents, useTitle } from "tunefarm/hooks.js";
 import { html } from "tunefarm/html.js";
 import { Actions } from "tunefarm/pages/jobs.js";
@@ -56,6 +56,7 @@ function Head({ job, scopes, onChange }) {
   const [again, setAgain] = useState(null);
   const left = job.seconds_left;
   const peer = job.onnxruntime;
+  const takes = job.footprint;
   const maySubmit = !isReport && (scopes.includes("submit") || scopes.includes("admin"));
   const took = job.started_at && (job.finished_at ?? Date.now() / 1e3) - job.started_at;
   const changed = (answer) => (answer.id === job.id ? onChange() : setAgain(answer));
@@ -79,6 +80,9 @@ function Head({ job, scopes, onChange }) {
       ${peer?.ratio && html`<${Fact} name="ONNX Runtime">${latency(peer.latency_s)}<//>`}
       <${Fact} name="untuned">${latency(job.untuned_latency_s)}<//>
       <${Fact} name="times as fast as untuned"><${Gain} job=${job} /><//>
+      ${takes && html`<${Fact} name="memory of the model">${bytes(takes.memory_bytes)}<//>
+        <${Fact} name="to load it">${latency(takes.load_s)}<//>`}
+      ${takes && takes.energy_j !== null && html`<${Fact} name="energy of a call">${scaled(takes.energy_j, "J")}<//>`}
       <${Fact} name=${left === null ? "trials" : `trials, ${duration(left)} left`}><${Trials} job=${job} /><//>
       <${Fact} name=${`since ${time(job.created_at)}`}>${job.started_at ? duration(took) : "not started"}<//>
     </dl>
