@@ -7,8 +7,11 @@ import http.client
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Any
 from urllib.parse import urlsplit
 
 # Gateways translate these networks to the IPv4 address in the last 32 bits.
@@ -38,17 +41,22 @@ def post(
     """Send a POST request. Return the status of the response, without reading its body.
 
     The host's name is resolved once, and the connection goes to the address that was checked. Redirects
-    aren't followed. The whole request takes at most `timeout_s` seconds. Raises OutboundError.
+    aren't followed. The whole request takes at most `timeout_s` seconds, the look-up of the name included.
+    Raises OutboundError.
     """
+    ends_at_s = time.monotonic() + timeout_s
     parts = urlsplit(url)
     host, is_https = parts.hostname or "", parts.scheme == "https"
-    family, address = _checked_address(host, parts.port or (443 if is_https else 80), allowed)
+    family, address = _checked_address(host, parts.port or (443 if is_https else 80), allowed, timeout_s)
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     try:
         with socket.socket(family, socket.SOCK_STREAM) as raw:
-            raw.settimeout(timeout_s)
+            raw.settimeout(_left_s(ends_at_s))
             raw.connect(address)
-            with _ended_after(timeout_s, raw) as is_ended, _secured(raw, host, is_https) as connected:
+            with (
+                _ended_after(_left_s(ends_at_s), raw) as is_ended,
+                _secured(raw, host, is_https) as connected,
+            ):
                 connection = http.client.HTTPConnection(host)
                 connection.sock, connection.auto_open = connected, 0
                 own = {"Host": parts.netloc, "Connection": "close"}
@@ -91,11 +99,41 @@ def _embedded_ipv4(address: Address) -> Address:
     return address.ipv4_mapped or address.sixtofour or teredo or address
 
 
-def _checked_address(host: str, port: int, allowed: Sequence[Network]) -> tuple[int, tuple[str, int]]:
+def _left_s(ends_at_s: float) -> float:
+    """Return the seconds until a time of `time.monotonic`. Raises TimeoutError if it has passed."""
+    left_s = ends_at_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError("timed out")
+    return left_s
+
+
+def _resolve(host: str, port: int, timeout_s: float) -> list[Any]:
+    """Return the result of `socket.getaddrinfo`, which has no timeout. Also raises TimeoutError.
+
+    A look-up that takes too long goes on in its thread until the system's resolver gives up.
+    """
+    found: Future[list[Any]] = Future()
+
+    def look_up() -> None:
+        try:
+            found.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except Exception as error:
+            found.set_exception(error)
+
+    threading.Thread(target=look_up, daemon=True).start()
+    try:
+        return found.result(timeout_s)
+    except TimeoutError as error:
+        raise TimeoutError(f"no answer within {timeout_s:g} s") from error
+
+
+def _checked_address(
+    host: str, port: int, allowed: Sequence[Network], timeout_s: float
+) -> tuple[int, tuple[str, int]]:
     """Return the family and the address to connect to. Raises OutboundError if any of the host's addresses
     isn't allowed."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        found = _resolve(host, port, timeout_s)
     except (OSError, UnicodeError) as error:
         raise OutboundError(f"the name {host} can't be resolved: {error}") from error
     for *_, address in found:

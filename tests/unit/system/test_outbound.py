@@ -75,6 +75,20 @@ def test_a_request_to_an_allowed_address_succeeds(monkeypatch: pytest.MonkeyPatc
     assert (request.headers["host"], request.headers["webhook-id"]) == (url.removeprefix("http://"), "1")
 
 
+def test_a_name_that_is_not_resolved_in_time_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The resolver answers only after the request has failed."""
+    has_failed = threading.Event()
+
+    def hang(*_: object, **__: object) -> object:
+        assert has_failed.wait(60)
+        raise socket.gaierror("no such name")
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    with pytest.raises(OutboundError, match=r"slow\.example can't be resolved: no answer within 0\.05 s"):
+        post("http://slow.example/x", b"{}", {}, LOOPBACK, 0.05)
+    has_failed.set()
+
+
 def test_a_name_with_a_public_and_a_private_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def both(host: str, port: int, **_: int) -> object:
         kind = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
