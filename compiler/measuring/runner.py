@@ -177,7 +177,7 @@ class LocalRunner:
         try:
             library, manifest = open_artifact(artifact)
             specs = [Parameter(spec.shape, spec.storage) for spec in manifest.inputs]
-            inputs = [self._tensor(array) for array in MODULE_DRAWS[-1].arrays(specs)]
+            inputs = [self._tensor(array) for array in MODULE_INPUTS[-1].arrays(specs)]
             main, _ = self._load_main(library)
             return call_for(lambda: self._call(main, inputs), seconds)
         except Exception as error:

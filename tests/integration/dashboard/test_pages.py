@@ -106,6 +106,8 @@ def test_a_job_shows_gain_charts_and_failures(page: Page, site: Service) -> None
     facts = page.locator("dl.facts > div")
     expect(facts.first).to_have_text("1.31×times as fast as ONNX Runtime 1.31.1")
     expect(page.get_by_text("6.52×")).to_be_visible()
+    for fact in ("48.2 MBmemory of the model", "7.5 msto load it", "12.3 mJenergy of a call"):
+        expect(facts.filter(has_text=fact)).to_have_count(1)
     bars = page.locator("dl.bars")
     expect(bars.locator("dt")).to_have_text(["ONNX Runtime", "untuned", "published before", "tuned"])
     expect(bars).to_contain_text("5.1 ms")
