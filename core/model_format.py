@@ -23,6 +23,17 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _WIDTHS = {_FIXED64: 8, _FIXED32: 4}
 _MAX_FIELDS = 100_000
 _MAX_EXTENT = 1 << 63
+_MAX_OFFSET_DIGITS = 18
+# The bits of an element by TensorProto.DataType, in files of external weights.
+_ELEMENT_BITS = {
+    **dict.fromkeys((15,), 128),
+    **dict.fromkeys((7, 11, 13, 14), 64),
+    **dict.fromkeys((1, 6, 12), 32),
+    **dict.fromkeys((4, 5, 10, 16), 16),
+    **dict.fromkeys((2, 3, 9, 17, 18, 19, 20, 24), 8),
+    **dict.fromkeys((21, 22, 23), 4),
+    **dict.fromkeys((25, 26), 2),
+}
 # Protobuf's own limit is 100 nested messages, and a graph within a graph takes three.
 _MAX_DEPTH = 32
 # The offsets of the magic bytes of a tar and of a TFLite file.
@@ -137,20 +148,44 @@ def _recognise_tar(file: IO[bytes]) -> ModelFormat:
     return ModelFormat.ONNX_ARCHIVE
 
 
-def external_files(file: IO[bytes]) -> list[str]:
-    """Return the files with an ONNX file's external weights, relative to it. Raises MalformedMessage."""
+def external_files(file: IO[bytes]) -> dict[str, list[tuple[int, int]]]:
+    """Return the start and end of each tensor in the files with an ONNX file's external weights.
+
+    The files' names are relative to the ONNX file. Raises MalformedMessage.
+    """
     file.seek(0, os.SEEK_END)
     size = file.tell()
-    found: dict[str, None] = {}
-    # TensorProto.external_data: a map from "location", as entries
+    found: dict[str, list[tuple[int, int]]] = {}
     for tensor in _tensors(file, size):
+        # TensorProto.external_data: a map from "location" and "offset", as entries
+        entries = {}
         for start, end in _messages(file, *tensor, (13,)):
-            texts = {
-                number: _text(file, (begin, stop)) for number, begin, stop in [*fields(file, start, end)]
-            }
-            if texts.get(1) == "location":
-                found[texts.get(2, "")] = None
-    return list(found)
+            spans = {number: (begin, stop) for number, begin, stop in fields(file, start, end)}
+            key, value = (_text(file, spans[number]) if number in spans else "" for number in (1, 2))
+            entries[key] = value
+        if "location" in entries:
+            offset = entries.get("offset") or "0"
+            if not (offset.isascii() and offset.isdigit() and len(offset) <= _MAX_OFFSET_DIGITS):
+                raise MalformedMessage(f"the offset {offset!r} of a weight is no number")
+            end = int(offset) + _tensor_bytes(file, *tensor)
+            found.setdefault(entries["location"], []).append((int(offset), end))
+    return found
+
+
+def _tensor_bytes(file: IO[bytes], start: int, end: int) -> int:
+    """Return the size of a tensor's data in bytes. Raises MalformedMessage for an unknown type."""
+    elements, bits = 1, None
+    for number, begin, stop in fields(file, start, end):
+        if number == 1:  # dims
+            file.seek(begin)
+            while file.tell() < stop:
+                elements *= _varint(file)
+        elif number == 2:  # data_type
+            file.seek(begin)
+            bits = _ELEMENT_BITS.get(_varint(file))
+    if bits is None or elements >= _MAX_EXTENT:
+        raise MalformedMessage("a weight has an unknown type or an impossible shape")
+    return -(-elements * bits // 8)
 
 
 def _tensors(file: IO[bytes], size: int) -> Iterator[tuple[int, int]]:

@@ -189,10 +189,13 @@ MODELS = {
 
 
 def rectifier(*external: str) -> bytes:
+    """Return a model whose weights are in other files, from byte 12 to 512."""
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("x", "y")]
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "relu", ends[:1], ends[1:])
     for name in external:
-        tensor = graph.initializer.add(name=name, data_location=TensorProto.EXTERNAL)
+        tensor = graph.initializer.add(
+            name=name, data_location=TensorProto.EXTERNAL, data_type=TensorProto.FLOAT, dims=[5, 25]
+        )
         tensor.external_data.add(key="location", value=name)
         tensor.external_data.add(key="offset", value="12")
     made: onnx.ModelProto = helper.make_model(graph)

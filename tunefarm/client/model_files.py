@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -20,9 +21,12 @@ class ModelFiles:
 
     @classmethod
     def of(cls, model: Path) -> ModelFiles:
-        """Return the files of a model. Raises OSError if it can't be read, and ValueError if it names files
-        outside its folder or hidden ones."""
-        names: list[str] = []
+        """Return the files of a model.
+
+        A stranger's model may name any file as its weights. Raises ValueError if it names files outside its
+        folder or hidden ones, or uses only a part of a file. Raises OSError if a file can't be read.
+        """
+        names: dict[str, list[tuple[int, int]]] = {}
         with model.open("rb") as file:
             try:
                 if recognise(file) is ModelFormat.ONNX:
@@ -39,6 +43,7 @@ class ModelFiles:
                     f"{model.name} keeps weights in {name}, which is not beside it or is hidden: "
                     "export it again"
                 )
+            _check_covered(model, name, names[name])
         return cls(((model.name, model), *((name, model.parent / name) for name in names)))
 
     @property
@@ -67,6 +72,32 @@ class ModelFiles:
             is_last = number == len(self.files) - 1
             end = 2 * tarfile.BLOCKSIZE if is_last else 0
             yield entry.tobuf(tarfile.GNU_FORMAT), entry.size, -entry.size % tarfile.BLOCKSIZE + end, path
+
+
+def _check_covered(model: Path, name: str, tensors: Sequence[tuple[int, int]]) -> None:
+    """Raise ValueError unless a model's tensors cover a file of weights, except for zeros between them.
+
+    `tensors` are the start and end of each tensor in the file.
+    """
+    with (model.parent / name).open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        covered = 0
+        for start, end in [*sorted(tensors), (size, size)]:
+            if end > size:
+                raise ValueError(
+                    f"{name} has {size:,} bytes, but the weights of {model.name} end at {end:,}: copy or "
+                    "export it again"
+                )
+            file.seek(covered)
+            while covered < start:
+                gap = file.read(min(CHUNK_BYTES, start - covered))
+                if any(gap):
+                    raise ValueError(
+                        f"{name} has data that {model.name} doesn't use, so it isn't sent: save the model "
+                        "with its own file of weights by onnx.save(..., save_as_external_data=True)"
+                    )
+                covered += len(gap)
+            covered = max(covered, end)
 
 
 def chunks_of(path: Path) -> Iterator[bytes]:

@@ -102,8 +102,9 @@ def test_unknown_formats_are_rejected(data: bytes, why: str) -> None:
 
 
 def test_the_files_of_weights_are_found() -> None:
-    assert external_files(io.BytesIO(rectifier())) == []
-    assert external_files(io.BytesIO(rectifier("a.bin", "b/c.bin", "a.bin"))) == ["a.bin", "b/c.bin"]
+    assert external_files(io.BytesIO(rectifier())) == {}
+    found = external_files(io.BytesIO(rectifier("a.bin", "b/c.bin", "a.bin")))
+    assert found == {"a.bin": [(12, 512), (12, 512)], "b/c.bin": [(12, 512)]}
 
 
 def test_the_files_of_constants_within_nodes_are_found() -> None:

@@ -6,11 +6,15 @@ import io
 import tarfile
 from pathlib import Path
 
+import onnx
 import pytest
+from onnx import TensorProto
 
 from core.model_format import ModelFormat, recognise
 from tests.onnx_models import rectifier
 from tunefarm.client.model_files import ModelFiles
+
+WEIGHTS, OTHERS = bytes(12) + b"1" * 500, bytes(12) + b"2" * 500 + bytes(4096)
 
 
 def uploaded(path: Path) -> bytes:
@@ -31,14 +35,14 @@ def test_weights_in_other_files_are_sent_along(tmp_path: Path) -> None:
     path = tmp_path / "network"
     path.write_bytes(rectifier("a.bin", "b/c.bin"))
     (tmp_path / "b").mkdir()
-    (tmp_path / "a.bin").write_bytes(b"1" * 512)
-    (tmp_path / "b" / "c.bin").write_bytes(b"2" * 1000)
+    (tmp_path / "a.bin").write_bytes(WEIGHTS)
+    (tmp_path / "b" / "c.bin").write_bytes(OTHERS)
     data = uploaded(path)
     assert data == uploaded(path)
     assert recognise(io.BytesIO(data)) is ModelFormat.ONNX_ARCHIVE
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         found = {entry.name: archive.extractfile(entry).read() for entry in archive}  # type: ignore[union-attr]
-    assert found == {"network.onnx": path.read_bytes(), "a.bin": b"1" * 512, "b/c.bin": b"2" * 1000}
+    assert found == {"network.onnx": path.read_bytes(), "a.bin": WEIGHTS, "b/c.bin": OTHERS}
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
@@ -46,6 +50,43 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     path.write_bytes(rectifier("a.bin"))
     with pytest.raises(FileNotFoundError, match=r"a\.bin"):
         uploaded(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"dear diary: " + b"1" * 500, "data that model.onnx doesn't use"),
+        (WEIGHTS + bytes(1 << 20) + b"secret", "data that model.onnx doesn't use"),
+        (WEIGHTS[:-1], "has 511 bytes, but the weights of model.onnx end at 512"),
+        (b"", "has 0 bytes"),
+    ],
+)
+def test_a_file_that_is_only_partly_weights_is_not_sent(content: bytes, why: str, tmp_path: Path) -> None:
+    """A model of a stranger may name an ordinary file beside it as its weights."""
+    (tmp_path / "diary.txt").write_bytes(content)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(rectifier("diary.txt"))
+    with pytest.raises(ValueError, match=why):
+        uploaded(path)
+
+
+@pytest.mark.parametrize(
+    ("type_", "elements", "size"),
+    [(TensorProto.UINT4, 7, 4), (TensorProto.BFLOAT16, 7, 14), (TensorProto.DOUBLE, 0, 0)],
+)
+def test_the_size_of_weights_follows_from_their_type(
+    type_: int, elements: int, size: int, tmp_path: Path
+) -> None:
+    model = onnx.load_from_string(rectifier("a.bin"))
+    (tensor,) = model.graph.initializer
+    tensor.data_type, tensor.dims[:] = type_, [1, elements]
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    (tmp_path / "a.bin").write_bytes(bytes(12) + b"1" * size)
+    assert ModelFiles.of(path).files[1] == ("a.bin", tmp_path / "a.bin")
+    (tmp_path / "a.bin").write_bytes(bytes(12) + b"1" * (size + 1))
+    with pytest.raises(ValueError, match="doesn't use"):
+        ModelFiles.of(path)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +112,7 @@ def test_links_into_the_models_own_folder_are_followed(tmp_path: Path) -> None:
     blobs, shown = tmp_path / "blobs", tmp_path / "snapshot"
     blobs.mkdir()
     shown.mkdir()
-    for name, content in (("model.onnx", rectifier("a.bin")), ("a.bin", b"1" * 512)):
+    for name, content in (("model.onnx", rectifier("a.bin")), ("a.bin", WEIGHTS)):
         (blobs / f"digest of {name}").write_bytes(content)
         (shown / name).symlink_to(f"../blobs/digest of {name}")
-    assert b"1" * 512 in uploaded(shown / "model.onnx")
+    assert WEIGHTS in uploaded(shown / "model.onnx")
