@@ -144,7 +144,7 @@ def _checked_address(
                 "by TUNEFARM_WEBHOOK_ALLOW"
             )
     family, *_, address = found[0]
-    return family, address  # type: ignore[return-value]  # IPv6 has two more numbers
+    return family, address
 
 
 @contextlib.contextmanager
