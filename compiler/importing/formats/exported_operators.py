@@ -96,15 +96,18 @@ def _clamp(node: Any, importer: Any) -> Any:
     """
     given, builder = arguments(node, importer), importer.block_builder
     dtype = str(node.meta["val"].dtype).removeprefix("torch.")
-    least, most = given["min"], given["max"]
-    is_crossed = least is not None and most is not None and least > most
-    are_floats = "float" in dtype or not (isinstance(least, int | None) and isinstance(most, int | None))
-    if are_floats and not is_crossed:
+    least, most = given.get("min"), given.get("max")
+    are_numbers = isinstance(least, int | float | None) and isinstance(most, int | float | None)
+    is_crossed = are_numbers and least is not None and most is not None and least > most
+    has_floats = "float" in dtype or isinstance(least, float) or isinstance(most, float)
+    if are_numbers and has_floats and not is_crossed:
         return importer.create_convert_map()[node.target.__name__](node)
     data = cast(builder, given["self"], dtype)
-    for name, bounded in (("min", relax.op.maximum), ("max", relax.op.minimum)):
-        if given[name] is not None:
-            data = builder.emit(bounded(data, relax.const(given[name], dtype)))
+    for bound, bounded in ((least, relax.op.maximum), (most, relax.op.minimum)):
+        if bound is not None:
+            is_number = isinstance(bound, int | float)
+            limit = relax.const(bound, dtype) if is_number else cast(builder, bound, dtype)
+            data = builder.emit(bounded(data, limit))
     return data
 
 
@@ -351,9 +354,11 @@ def _floored(node: Any, importer: Any) -> Any:
     For floats, PyTorch uses the exact remainder: 1.0 // 0.1 is 9, because float 0.1 times 10 exceeds 1.
     """
     is_quotient = node.target.__name__.startswith("div")
-    if is_quotient and arguments(node, importer).get("rounding_mode") != "floor":
-        return importer.create_convert_map()[node.target.__name__](node)
     dtype = str(node.meta["val"].dtype).removeprefix("torch.")
+    if is_quotient and arguments(node, importer).get("rounding_mode") != "floor":
+        if "int" in dtype:
+            return importer.block_builder.emit(relax.op.divide(*_operands(node, importer, dtype)))
+        return importer.create_convert_map()[node.target.__name__](node)
     wide = "float32" if dtype in ("float16", "bfloat16") else dtype
     operands = _operands(node, importer, wide)
     if "float" not in dtype:
@@ -585,7 +590,7 @@ CONVERTERS: Mapping[str, Convert] = {
     "amin.default": _extreme(relax.op.min),
     "max.dim": _extreme_along("max"),
     "min.dim": _extreme_along("min"),
-    "clamp.default": _clamp,
+    **dict.fromkeys(("clamp.default", "clamp.Tensor", "clamp_min.Tensor", "clamp_max.Tensor"), _clamp),
     "exp2.default": _exp2,
     "full.default": _full,
     "full_like.default": _full,

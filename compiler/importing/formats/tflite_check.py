@@ -48,6 +48,7 @@ def check_tables(model: Any) -> None:
         for number in range(model.SubgraphsLength()):
             place = f"graph {number}"
             _check_graph(model, model.Subgraphs(number))
+        _check_unique_names(model.Subgraphs(0))
     except ModelError:
         raise
     except Exception as error:  # a damaged offset may cause any exception
@@ -101,8 +102,7 @@ def _check_graph(model: Any, graph: Any) -> None:
     """Check a graph's tensors, and that each operator reads tensors that are known by then."""
     tensors = [graph.Tensors(number) for number in range(graph.TensorsLength())]
     known = {number for number, tensor in enumerate(tensors) if _check_tensor(model, tensor, number)}
-    names = [tensor.Name() or b"" for tensor in tensors]
-    _check_names(names)
+    names = [_name(tensor, number) for number, tensor in enumerate(tensors)]
     inputs = _indices(graph.InputsAsNumpy())
     _check_indices("the list of inputs", inputs, len(tensors), 0)
     known.update(inputs)
@@ -119,10 +119,10 @@ def _check_graph(model: Any, graph: Any) -> None:
         _check_indices(label, outputs, len(tensors), 0)
         for tensor in read:
             if tensor >= 0 and tensor not in known:
-                raise _damaged(f"{label} reads tensor '{names[tensor].decode()}' before it is computed")
+                raise _damaged(f"{label} reads tensor '{names[tensor]}' before it is computed")
         for tensor in outputs:
             if tensor in written or tensor in inputs:
-                raise _damaged(f"{label} computes tensor '{names[tensor].decode()}', which is known already")
+                raise _damaged(f"{label} computes tensor '{names[tensor]}', which is known already")
         written.update(outputs)
         known.update(outputs)
     outputs = _indices(graph.OutputsAsNumpy())
@@ -131,7 +131,7 @@ def _check_graph(model: Any, graph: Any) -> None:
         raise _damaged("it has no outputs")
     for tensor in outputs:
         if tensor not in known:
-            raise _damaged(f"nothing computes its output '{names[tensor].decode()}'")
+            raise _damaged(f"nothing computes its output '{names[tensor]}'")
 
 
 def _indices(vector: Any) -> list[int]:
@@ -145,24 +145,28 @@ def _check_indices(label: str, numbers: Sequence[int], count: int, least: int) -
             raise _damaged(f"{label} names tensor {number}, and there are {count}")
 
 
-def _check_names(names: Sequence[bytes]) -> None:
-    """TVM's front end identifies tensors by name."""
+def _check_unique_names(graph: Any) -> None:
+    """TVM's front end identifies the tensors of a model by name."""
+    names = [(graph.Tensors(number).Name() or b"").decode() for number in range(graph.TensorsLength())]
     for name, count in Counter(names).items():
-        try:
-            text = name.decode()
-        except UnicodeDecodeError as error:
-            raise _damaged(f"the name of tensor {names.index(name)} isn't UTF-8") from error
         if count > 1:
             raise ModelError(
-                f"{count} tensors of the TFLite model have the name '{text}': convert the model again, with "
+                f"{count} tensors of the TFLite model have the name '{name}': convert the model again, with "
                 "a name of its own for each tensor"
             )
+
+
+def _name(tensor: Any, number: int) -> str:
+    try:
+        return (tensor.Name() or b"").decode()
+    except UnicodeDecodeError as error:
+        raise _damaged(f"the name of tensor {number} isn't UTF-8") from error
 
 
 def _check_tensor(model: Any, tensor: Any, number: int) -> bool:
     """Check a tensor. Return whether its value is known without an operator."""
     shape = _indices(tensor.ShapeAsNumpy())
-    label = f"tensor '{(tensor.Name() or b'').decode(errors='replace')}'"
+    label = f"tensor '{_name(tensor, number)}'"
     if min(shape, default=0) < 0:
         raise ModelError(
             f"{label} of the TFLite model has a negative dimension in its shape {shape}: convert the model "
@@ -170,7 +174,7 @@ def _check_tensor(model: Any, tensor: Any, number: int) -> bool:
         )
     kind = name_of("TensorType", tensor.Type())
     if kind is None:
-        raise _damaged(f"{label} has the element type {tensor.Type()}, which TFLite doesn't define")
+        raise _damaged(f"{label} has the unknown element type {tensor.Type()}")
     size = -(-math.prod(shape) * _BITS.get(kind, 8) // 8)
     if size > MAX_TENSOR_BYTES:
         raise ModelError(

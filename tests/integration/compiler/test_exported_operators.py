@@ -119,6 +119,16 @@ def test_quotients_are_rounded_by_the_exact_remainder() -> None:
         "by a number": lambda x, y: torch.stack([x // 0.1, x % -0.1, x.half().float() // y]),
         "crossed bounds": lambda x, y: x.clamp(1, -1),
         "of bytes": lambda x, y: (x.abs() * 9).to(torch.uint8) // 3,
+        "of two types": lambda x, y: torch.div(
+            (x.nan_to_num(posinf=9) * 9).to(torch.int16),
+            torch.tensor([-3], dtype=torch.int8),
+            rounding_mode="trunc",
+        ),
+        "bounds that are tensors": lambda x, y: x[:, None].clamp(min=y, max=y[0]),
+        "a lower bound": lambda x, y: x.clamp_min(y),
+        "bounds of integers": lambda x, y: (
+            x.nan_to_num(posinf=9).int()[:, None].clamp(max=torch.tensor([3, -3]))
+        ),
     }
     x = torch.tensor([1.0, 0.5, 6.0, -1.0, INF, 7.5, 0.0, 1.0])
     check_together(functions, x, torch.tensor([0.1, 0.1, 0.2, 0.1, 2.0, -2.5, 0.0, INF]))
