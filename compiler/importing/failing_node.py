@@ -88,7 +88,7 @@ def _prefix(module: Any, count: int) -> Any:
     return module
 
 
-def _compiles(file: OnnxFile, count: int, compile_model: Callable[[RelaxModel], object]) -> bool:
+def _compiles(file: OnnxFile, count: int, compile_model: CompileModel) -> bool:
     """Return whether the first nodes of a model can be compiled."""
     proto = onnx.ModelProto()
     proto.CopyFrom(file.proto)

@@ -48,6 +48,8 @@ def check_tables(model: Any) -> None:
         for number in range(model.SubgraphsLength()):
             place = f"graph {number}"
             _check_graph(model, model.Subgraphs(number))
+        if not model.Subgraphs(0).OutputsLength():
+            raise _damaged("it has no outputs")
         _check_unique_names(model.Subgraphs(0))
     except ModelError:
         raise
@@ -127,8 +129,6 @@ def _check_graph(model: Any, graph: Any) -> None:
         known.update(outputs)
     outputs = _indices(graph.OutputsAsNumpy())
     _check_indices("the list of outputs", outputs, len(tensors), 0)
-    if not outputs:
-        raise _damaged("it has no outputs")
     for tensor in outputs:
         if tensor not in known:
             raise _damaged(f"nothing computes its output '{names[tensor]}'")

@@ -50,6 +50,7 @@ def _exp_of_floats(x: Floats, _least: np.float32) -> Floats:
 
 
 def _log_of_floats(x: Floats, least: np.float32) -> Floats:
+    """Return logarithms. LiteRT returns the least number for operands that aren't positive."""
     return np.where(x > 0, np.log(x.astype(np.float64)).astype(np.float32), least)
 
 

@@ -100,6 +100,17 @@ def test_a_damaged_table_is_named(name: str) -> None:
     assert not FOREIGN.search(str(raised.value))
 
 
+def test_other_graphs_may_have_equal_names_and_no_outputs() -> None:
+    """A graph that CALL_ONCE calls has no outputs."""
+
+    def add_graph(model: Any, graph: Any) -> None:
+        other = TfliteBuilder().schema.SubGraphT()
+        other.tensors, other.inputs, other.outputs, other.operators = [graph.tensors[0]] * 2, [0, 1], [], []
+        model.subgraphs.append(other)
+
+    read(changed(add_graph), {}).to_relax()
+
+
 def test_files_with_changed_bytes_are_read_or_refused_clearly() -> None:
     rng, whole, messages = random.Random(0), built(), list[str]()
     for number in range(FILES):
