@@ -40,7 +40,7 @@ def tune(
     """
     from core.job import MAX_TRIALS
     from tunefarm.cli.follow import require_done
-    from tunefarm.cli.tune import DEFAULT_TRIALS, run_job
+    from tunefarm.cli.tune import DEFAULT_TRIALS, Tuning, run_job
     from tunefarm.client.values import JobRequest
     from tunefarm.settings import load
 
@@ -54,7 +54,7 @@ def tune(
     )
     with _file(model, example_inputs) as path:
         settings = load(server=server, token=token, data=data)
-        jobs, results = run_job([path], request, output, settings)
+        jobs, results = run_job(Tuning([path], request, output), settings)
     for job in jobs:
         require_done(job)
     if len(results) == 1:

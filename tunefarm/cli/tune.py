@@ -147,7 +147,8 @@ def tune(
     )
     settings = load(server=server, token=token, data=data, threads=threads)
     targets = target or (_ready_targets(settings) if matrix else ())
-    _run_and_print(models, request, output, settings, features, as_json, bundle, targets, matrix=matrix)
+    tuning = Tuning(models, request, output, bundle, targets)
+    _run_and_print(tuning, settings, features, as_json, matrix=matrix)
 
 
 def _ready_targets(settings: CommandSettings) -> list[str]:
@@ -205,7 +206,23 @@ def compile_(
     shapes = parsed_shapes(shape or ())
     request = JobRequest("", 0, shapes, target, compile_only=True, **options_of(options))
     settings = load(server=server, token=token, data=data)
-    _run_and_print([model], request, output, settings, features, as_json, bundle)
+    _run_and_print(Tuning([model], request, output, bundle), settings, features, as_json)
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Models to tune with one request, and where to write their libraries.
+
+    The request's `shapes` come from `tunefarm.client.sizes.sizes_of`, for all models. Its `calibration` is
+    the path of a file. Several `targets`, which replace the request's target, get a job each, and the jobs
+    run at the same time. Without `output`, each model gets a folder in the working directory.
+    """
+
+    files: Sequence[Path]
+    request: JobRequest
+    output: Path | None = None
+    bundle: bool = False
+    targets: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -315,25 +332,14 @@ class TuneResult:
 
 
 def _run_and_print(
-    files: Sequence[Path],
-    request: JobRequest,
-    output: Path | None,
-    settings: CommandSettings,
-    features: str | None,
-    as_json: bool,
-    bundle: bool,
-    targets: Sequence[str] = (),
-    *,
-    matrix: bool = False,
+    tuning: Tuning, settings: CommandSettings, features: str | None, as_json: bool, *, matrix: bool = False
 ) -> None:
-    jobs, results = run_job(
-        files, request, output, settings, features, silent=as_json, bundle=bundle, targets=targets
-    )
+    jobs, results = run_job(tuning, settings, features, silent=as_json)
     if as_json and results:
         print_json(results[0].as_json() if len(jobs) == 1 else [result.as_json() for result in results])
     elif not as_json and matrix:
-        stdout().print(_matrix(jobs, targets))
-    elif not as_json and len(targets) > 1:
+        stdout().print(_matrix(jobs, tuning.targets))
+    elif not as_json and len(tuning.targets) > 1:
         stdout().print(_target_table(jobs, results))
     elif not as_json:
         for result in results:
@@ -380,26 +386,15 @@ def _matrix(jobs: Sequence[Job], targets: Sequence[str]) -> Table:
 
 
 def run_job(
-    files: Sequence[Path],
-    request: JobRequest,
-    output: Path | None,
-    settings: CommandSettings,
-    features: str | None = None,
-    *,
-    silent: bool = False,
-    bundle: bool = False,
-    targets: Sequence[str] = (),
+    tuning: Tuning, settings: CommandSettings, features: str | None = None, *, silent: bool = False
 ) -> tuple[list[Job], list[TuneResult]]:
     """Upload the models, start or resume their job, follow it, and unpack the artifacts.
-
-    The request's `shapes` come from `tunefarm.client.sizes.sizes_of`, for all models. Its `calibration` is
-    the path of a file. With several `targets`, which replace the request's target, each gets its own
-    job, and the jobs run at the same time.
 
     Return a job for each size of each model on each target, and the results of the finished jobs.
 
     Raises CommandError if a model or a folder can't be used; ClientError.
     """
+    files, request, output = tuning.files, tuning.request, tuning.output
     names = [f"{checked_model(file).stem}-tuned" for file in files]
     if len(set(names)) < len(names):
         raise CommandError("two models have the same file name: rename one", ExitCode.USAGE)
@@ -407,7 +402,7 @@ def run_job(
     root = output or Path()
     parents = [root / name for name in names] if len(files) > 1 else [output or Path(names[0])]
     calibration = None if request.calibration is None else checked_npz(Path(request.calibration))
-    targets = targets or (request.target,)
+    targets = tuning.targets or (request.target,)
     folders = [
         [
             prepared_output(parent / place / size.name)
@@ -444,7 +439,7 @@ def run_job(
             raise CommandError(f"interrupted: {hint}", ExitCode.INTERRUPTED) from interrupt
         models = [(file, bool(size.name)) for file, own in zip(files, sizes, strict=True) for size in own]
         results = [
-            _fetch(service, job, file, folder, settings, bundle, is_size)
+            _fetch(service, job, file, folder, settings, tuning.bundle, is_size)
             for jobs, own_folders in zip(groups, folders, strict=True)
             for job, (file, is_size), folder in zip(jobs, models, own_folders, strict=True)
             if job.state is JobState.DONE

@@ -40,7 +40,8 @@ class KeptCache:
 def find_cache(program: Any, inputs: tuple[TensorSpec, ...], buffers: dict[str, str]) -> KeptCache:
     """Return the cache of a program that takes its buffers as inputs and returns them.
 
-    `buffers` maps the outputs that are buffers to their inputs. Raises NotKept.
+    `buffers` maps the outputs that are buffers to their inputs. Raises
+    CacheNotInPlace.
     """
     nodes = {node.name: node for node in program.graph.nodes}
     specs = {spec.name: spec for spec in inputs}

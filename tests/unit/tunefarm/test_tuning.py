@@ -19,15 +19,13 @@ from tunefarm.client.values import JobRequest
 
 
 @pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bytes, JobRequest, Path]]:
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bytes, JobRequest, Path | None]]:
     """The jobs that were run, instead of running them."""
-    jobs: list[tuple[str, bytes, JobRequest, Path]] = []
+    jobs: list[tuple[str, bytes, JobRequest, Path | None]] = []
 
-    def run_job(
-        paths: list[Path], request: JobRequest, output: Path, _: object
-    ) -> tuple[list[Any], list[Any]]:
-        (path,) = paths
-        jobs.append((path.name, path.read_bytes(), request, output))
+    def run_job(tuning: command.Tuning, _: object) -> tuple[list[Any], list[Any]]:
+        (path,) = tuning.files
+        jobs.append((path.name, path.read_bytes(), tuning.request, tuning.output))
         return [SimpleNamespace(state=JobState.DONE)], [None]
 
     monkeypatch.setattr(command, "run_job", run_job)
