@@ -121,6 +121,8 @@ _CANCELLING = frozenset(
         *("native_group_norm", "native_layer_norm"),
     }
 )
+# Operators between elements: a rounding error of a place decides whether an infinite neighbor has a weight.
+_INTERPOLATING = frozenset({"Resize", "Upsample"})
 # Descriptions of the edge inputs, for messages. Models of floats get EDGES, models of integers SMALL as well,
 # and models that divide integers ZERO_DIVISORS.
 SMALL = "small integers of both signs"
@@ -354,7 +356,8 @@ def judge(
         if step.kinds & _CANCELLING and edge.what != NAN and _differ_beyond_range(right, own):
             continue
         text = f"for {edge.what}, {step.label} computes '{name}' otherwise ({wrong})"
-        return Difference(text, _is_open(step.kinds, inputs, right))
+        is_between = bool(step.kinds & _INTERPOLATING) and not edge.finite and _agree_where_finite(right, own)
+        return Difference(text, is_between or _is_open(step.kinds, inputs, right))
     return None
 
 
@@ -404,6 +407,14 @@ def _differ_beyond_range(right: Array, own: Array) -> bool:
         return False
     numbers = _is_finite(right) | _is_finite(own)
     return not compare_edges([right[numbers]], [own[numbers]], str(right.dtype))
+
+
+def _agree_where_finite(right: Array, own: Array) -> bool:
+    """Return whether the values agree where both are finite."""
+    if right.shape != own.shape or right.dtype != own.dtype:
+        return False
+    both = _is_finite(right) & _is_finite(own)
+    return not compare_outputs([right[both]], [own[both]], str(right.dtype))
 
 
 def _differs_in_specials_only(right: Array, own: Array) -> bool:

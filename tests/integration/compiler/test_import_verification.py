@@ -20,6 +20,7 @@ from compiler.importing.spec import ModelError, NoReference
 from compiler.importing.values import Node, Value
 from compiler.verifying.edges import (
     EDGES,
+    INFINITIES,
     LEAST,
     LIMITS,
     QUOTIENT_IS_OPEN,
@@ -269,6 +270,18 @@ def test_integers_are_divided_by_numbers_other_than_zero(graph: str) -> None:
     assert LIMITS in agreed
     assert agreed[ZERO_DIVISORS] == QUOTIENT_IS_OPEN
     assert all(np.abs(inputs["d"]).min() >= 1 for inputs in input_sets(file))
+
+
+def test_a_place_between_elements_may_miss_an_infinite_neighbor() -> None:
+    """ONNX Runtime's place is a rounding error before the element, so that it reads the neighbor as well."""
+    file = _of(
+        """g (float[1,1,3,4] x) => (float[1,1,7,6] y) <int64[4] s = {1, 1, 7, 6}> {
+            y = Resize<mode = "linear", coordinate_transformation_mode = "half_pixel_symmetric">(x, , , s)
+        }""",
+        opset=19,
+    )
+    notes = {one.inputs: one.note for one in verify(file, import_file(file), TARGET, TARGET)}
+    assert "which the standard leaves open" in notes[INFINITIES]
 
 
 def test_divisors_of_floats_are_drawn_as_other_floats_are() -> None:

@@ -14,6 +14,7 @@ from tunefarm_runtime import InferenceSession, RunError, load
 
 from compiler.importing.model import import_file
 from compiler.importing.onnx_file import read_file
+from compiler.importing.onnx_runtime import load_session
 from compiler.importing.spec import NARROW, ModelError
 from compiler.importing.values import numpy_dtype
 from compiler.verifying.imported import Imported, verify
@@ -253,3 +254,17 @@ def test_small_floats_are_moved_and_converted(dtype: str) -> None:
     assert z.dtype == x.dtype
     np.testing.assert_array_equal(z.view(np.uint8), x.view(np.uint8).ravel())
     np.testing.assert_array_equal(b, x.view(np.uint8))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_onnx_runtime_passes_types_that_numpy_lacks(dtype: str) -> None:
+    values = np.array([1.5, -0.25, np.nan, 0 if "e4m3" in dtype else -np.inf], np.float32)
+    data = values.astype(numpy_dtype(dtype))
+    [same] = load_session(cast_of(dtype, dtype, 4), ["y"])({"x": data})
+    [wide] = load_session(cast_of(dtype, "float32", 4), ["y"])({"x": data})
+    options = {"saturate": 0} if "float8" in dtype else {}
+    [narrow] = load_session(cast_of("float32", dtype, 4, **options), ["y"])({"x": values})
+    np.testing.assert_array_equal(wide, values)
+    for found in (same, narrow):
+        assert found.dtype == data.dtype
+        np.testing.assert_array_equal(found.astype(np.float32), values)
