@@ -39,7 +39,8 @@ def run_command(app: typer.Typer, name: str, arguments: Sequence[str]) -> int:
     except SettingsError as error:
         return report(name, str(error), ExitCode.USAGE)
     except typer.TyperException as error:
-        return report(name, f"{error.format_message()} (see {name} --help)", ExitCode.USAGE)
+        message = error.format_message().replace("Value error, ", "")  # added by pydantic
+        return report(name, f"{message} (see {name} --help)", ExitCode.USAGE)
     except typer.Abort:
         return report(name, "interrupted", ExitCode.INTERRUPTED)
     if result == ExitCode.INTERRUPTED:  # Typer raises this on Ctrl-C

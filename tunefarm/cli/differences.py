@@ -205,7 +205,7 @@ def _subgraph(workload: str, first: PublishedTask | None, second: PublishedTask 
 def _job_of(client: Client, model: str) -> Job:
     """Return a job by its id, or the newest one that is done of a model's file."""
     file = Path(model)
-    if not file.exists():
+    if not (file.exists() or file.suffix or len(file.parts) > 1):
         return client.job(client.job_id(model))
     sha = client.upload(checked_model(file)).sha256
     done = (job for job in client.jobs() if job.model == sha and job.state is JobState.DONE)

@@ -40,9 +40,9 @@ def set_(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let a name point to a job's artifact, on the device class that it was compiled for."""
+    """Let a name point to a job's artifact, on its device class."""
     with opened(server, token, data) as service:
-        release = service.client.release(name, job)
+        release = service.client.release(name, service.client.job_id(job))
     version = f"version {release.version} of {release.model_name} on device class {release.device_class}"
     print_one(release, as_json, f"{release.name} is {version}")
 

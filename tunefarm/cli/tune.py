@@ -77,7 +77,9 @@ Bundle = Annotated[
 def tune(
     models: Annotated[list[Path], typer.Argument(metavar="MODEL")],
     shape: Shape = None,
-    trials: Annotated[int | None, typer.Option(min=1, help="Measurements to spend [1000].")] = None,
+    trials: Annotated[
+        int | None, typer.Option(min=1, max=MAX_TRIALS, help="Measurements to spend [1000].")
+    ] = None,
     minutes: Annotated[float | None, typer.Option(help="Minutes to spend.")] = None,
     latency_ms: Annotated[
         list[float] | None,

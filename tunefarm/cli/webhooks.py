@@ -57,7 +57,7 @@ def deliveries(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the last messages for a webhook and their states, newest first."""
+    """List the last messages for a webhook, newest first."""
     with connected(server, token, data) as service:
         found = service.client.webhook_deliveries(webhook_id)
     columns = ("event", "state", "attempts", "created", "next attempt", "error")

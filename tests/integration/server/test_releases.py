@@ -168,7 +168,7 @@ def test_the_command_names_lists_fetches_and_deletes(
     worker.call()
     monkeypatch.setenv("TUNEFARM_SERVER", service.url)
     job_id = publish(service, worker, artifact(), 1e-3)
-    assert run(app, ["release", "set", "production", job_id]) == ExitCode.OK
+    assert run(app, ["release", "set", "production", job_id[:3]]) == ExitCode.OK
     assert "production is version 1 of relu" in capsys.readouterr().out
     assert run(app, ["release", "list"]) == ExitCode.OK
     assert "production" in capsys.readouterr().out

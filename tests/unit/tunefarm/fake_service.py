@@ -13,7 +13,7 @@ from typing import Any
 from core.job import JobState
 from tests.unit.tunefarm.answering import Reply, Request, answering, json_reply
 from tests.unit.tunefarm.samples import cost_model, job, task
-from tunefarm.client.values import OnnxRuntime, Schedule
+from tunefarm.client.values import Footprint, OnnxRuntime, Schedule
 
 
 @dataclass
@@ -102,6 +102,7 @@ class FakeService:
         if self.end is JobState.DONE:
             peer = OnnxRuntime("1.31.1", 0.0262, (0.0262,), 1.31)
             found = {"untuned_latency_s": 0.8, "tuned_latency_s": 0.02, "message": MESSAGE}
+            found["footprint"] = Footprint(0.0075, 48_200_000, 0.0123)
             found |= {"onnxruntime": peer, "tuned_interval_s": (0.0199, 0.0214), "noisy": True}
         return job(state=self.end, error=self.error, trials_done=100, **found)
 

@@ -9,6 +9,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -21,8 +22,11 @@ from core.job import MAX_TRIALS, JobState
 from tests.onnx_models import masked_attention
 from tests.unit.tunefarm.fake_service import MESSAGE, WORKER, FakeService, serving
 from tunefarm.cli import completion, live
+from tunefarm.cli import tune as cli_tune
 from tunefarm.cli.app import app, run
+from tunefarm.client.client import Client
 from tunefarm.client.values import DeviceClass
+from tunefarm.embedded.service import Service
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +71,9 @@ def failure(capsys: pytest.CaptureFixture[str]) -> str:
         ("tune net.onnx --trials 0", 2, "--trials"),
         ("tune net.onnx --trials -5", 2, "--trials"),
         ("tune net.onnx --trials many", 2, "--trials"),
+        ("tune net.onnx --trials 99999999999999999999", 2, "--trials"),
+        ("tune net.onnx --quantize int3", 2, "Invalid value for '--quantize': 'int3' is not one of"),
+        ("check gone.onnx --baseline b --server http://127.0.0.1:9", 3, "no file gone.onnx"),
         ("tune net.onnx --minutes 0", 2, "--minutes must be more than 0"),
         ("tune net.onnx --minutes nan", 2, "--minutes must be more than 0"),
         ("tune net.onnx --latency-ms 0", 2, "--latency-ms must be more than 0"),
@@ -125,12 +132,13 @@ def test_tune_follows_the_job_and_unpacks_its_artifact(
     assert "conv1" in captured.out
     output = str(Path("net-tuned"))
     run_line = f"python -c 'import tunefarm_runtime; print(tunefarm_runtime.load(\"{output}\").benchmark())'"
-    assert captured.out.splitlines()[-11:] == [
+    assert captured.out.splitlines()[-12:] == [
         "1.31 times as fast as ONNX Runtime 1.31.1 on this device (26.2 ms)",
         "tuned     20 ms   40.0x faster than untuned",
         "between   19.9 ms and 21.4 ms with 95% confidence; noisy: the device was disturbed",
         "kernels   6 ms   30% of it, timed one by one and added up",
         "untuned   800 ms",
+        "footprint 48.2 MB of memory, 7.5 ms to load, 12.3 mJ a call",
         f"message   {MESSAGE}",
         f"artifact  {output}",
         "job       j1",
@@ -142,6 +150,27 @@ def test_tune_follows_the_job_and_unpacks_its_artifact(
     assert {file.name for file in Path("net-tuned").iterdir()} == {"model.so", "manifest.json"}
     (sent,) = fake.requests
     assert (sent["model"], sent["trials"], sent["shapes"], sent["seed"]) == ("ab", 7, {"x": [1, 3]}, 5)
+
+
+def test_tune_says_how_to_see_the_page_of_a_service_that_ends(
+    fake: FakeService,
+    model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @contextmanager
+    def embedded(*_: object) -> Iterator[Service]:
+        with Client(fake.url) as client:
+            yield Service(client, embedded=True)
+
+    monkeypatch.setattr(cli_tune, "connect_or_start", embedded)
+    assert run(app, ["tune", str(model), "--target", "pi"]) == ExitCode.OK
+    data = f"--data {tmp_path / 'data'}"
+    assert (
+        f"page      `tunefarm up {data}`, then http://127.0.0.1:8760/#/jobs/j1; "
+        f"or as a file: `tunefarm report j1 {data}`"
+    ) in capsys.readouterr().out.splitlines()
 
 
 def test_each_target_gets_a_job_and_a_folder(
@@ -480,7 +509,7 @@ def test_a_live_table_is_drawn_until_it_is_interrupted(monkeypatch: pytest.Monke
 
 
 # All commands but those that hand their arguments on.
-COMMANDS = ["token", "workers"] + [
+COMMANDS = [str(group.name) for group in app.registered_groups] + [
     one.name or (one.callback.__name__ if one.callback else "").replace("_", "-")
     for one in app.registered_commands
     if one.context_settings is None
