@@ -16,6 +16,7 @@ from compiler.codegen.bfloat16_instructions import import_functions
 from compiler.codegen.broadcasts import store_bfloat16
 from compiler.codegen.element_types import compute_in_known_types
 from compiler.codegen.fragments import declare_as_halves, use_mma_sync
+from compiler.codegen.lane_loads import load_lanes
 from compiler.codegen.nan_propagation import propagate_nan, propagate_nan_in_kernels
 from compiler.codegen.prefetch import prefetch_operands
 from compiler.codegen.stack_buffers import keep_on_stack
@@ -29,7 +30,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
 
     def finish_on_stack() -> Callable[[tvm.IRModule], tvm.IRModule]:
         finish = finish_host()
-        return lambda module: finish(keep_on_stack(prefetch_operands(module)))
+        return lambda module: finish(keep_on_stack(prefetch_operands(load_lanes(module))))
 
     def finish_fragments() -> Callable[[tvm.IRModule], tvm.IRModule]:
         finish = finish_device()

@@ -15,6 +15,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 from tvm.ir import StringImm, TensorLoad
+from tvm.sym import Analyzer
 from tvm.tirx import (
     AllocBuffer,
     AttrStmt,
@@ -25,10 +26,12 @@ from tvm.tirx import (
     PrimFunc,
     Ramp,
     SeqStmt,
+    Shuffle,
     Var,
 )
 
 from compiler.codegen.rewrite import rewrite_prim_funcs
+from compiler.tir_nodes import find_all
 
 # How far ahead of a load to prefetch: the bytes that a core multiplies during one memory access.
 AHEAD_BYTES = 8192
@@ -81,7 +84,7 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
         tvm_ffi.structural_walk(load.indices[-1], [(Var, used.append)])
         innermost = next((at for at, loop in enumerate(loops) if _has(used, loop.loop_var)), None)
         if innermost is not None:
-            rows[innermost] += _rows(load)
+            rows[innermost] += (row for row in _rows(load) if not _is_near(row, rows[innermost]))
     if not rows:
         return function
 
@@ -114,8 +117,10 @@ def _streamed(stores: list[BufferStore], own: list[Any]) -> Iterable[TensorLoad]
     """
     found = {}
     for store in stores:
-        loads: list[TensorLoad] = []
-        tvm_ffi.structural_walk(store.value, [(TensorLoad, loads.append)])
+        loads = find_all(store.value, TensorLoad)
+        # `load_lanes` reads one lane of a vector at a time, so these loads don't stream.
+        lanes = [load for each in find_all(store.value, Shuffle) for load in find_all(each, TensorLoad)]
+        loads = [load for load in loads if not _has(lanes, load)]
         if any(load.source.same_as(store.buffer) for load in loads):
             for load in loads:
                 if _is_vector(load) and _bytes(load) >= MIN_OPERAND_BYTES and not _has(own, load.source):
@@ -133,12 +138,23 @@ def _is_vector(load: TensorLoad) -> bool:
 
 
 def _rows(load: TensorLoad) -> Iterator[Any]:
-    """Yield the first element of each cache line that lies AHEAD_BYTES after this load."""
+    """Yield an element of each cache line that lies AHEAD_BYTES after this load."""
     *outer, last = load.indices
     item = _item_bytes(load)
     for offset in range(0, int(last.lanes) * item, LINE_BYTES):
         ahead = tirx.const((AHEAD_BYTES + offset) // item, last.base.ty.dtype)
         yield tirx.BufferLoad(load.source, [*outer, last.base + ahead])
+
+
+def _is_near(row: TensorLoad, others: Iterable[TensorLoad]) -> bool:
+    """Return whether less than a line lies between an element and one of the others."""
+    analyzer = Analyzer()
+    for other in others:
+        if row.source.same_as(other.source) and len(row.indices) == 1:
+            distance = analyzer.simplify(row.indices[0] - other.indices[0])
+            if isinstance(distance, IntImm) and abs(int(distance)) * _item_bytes(row) < LINE_BYTES:
+                return True
+    return False
 
 
 def _bytes(load: TensorLoad) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,10 @@ from search.sketches.factors import Ints
 
 LINE_BYTES = 64
 PAGE_BYTES = 4096
+X86 = ("x86_64", "i686")
+# Instructions that Arm cores decode per cycle, by LLVM's name of the core, and of others.
+DISPATCH = {"cortex-a53": 2.0, "cortex-a57": 3.0, "cortex-a72": 3.0}
+ARM_DISPATCH = 4.0
 
 
 @dataclass(frozen=True)
@@ -117,6 +122,16 @@ class CostParameters:
     def loads(self) -> float:
         """Vector loads per cycle."""
         return self.speeds.loads * self.factors.loads
+
+    @property
+    def dispatch(self) -> float:
+        """Instructions per cycle. If instructions fold loads, other rates limit a core first."""
+        return math.inf if self.folds_loads else DISPATCH.get(self.device.mcpu, ARM_DISPATCH)
+
+    @property
+    def folds_loads(self) -> bool:
+        """Whether one instruction loads an operand and computes with it."""
+        return self.device.arch in X86
 
     @property
     def gather_cycles(self) -> float:

@@ -1,12 +1,14 @@
 """The cycles of the innermost code of a tiled node, from its registers and instructions.
 
 One step of the innermost reduction level takes, in cycles (factors in search.cost.cost_parameters),
-    max(A / issue, L / loads, A * latency / min(A * n, issue * latency)) + spills + 2 A / issue / K + loop / U
+    max(A / issue, L / loads, I / dispatch, A * latency / min(A * n, issue * latency))
+        + spills + 2 A / issue / K + loop / U
 with
     A  accumulators: the innermost spatial factors, the vectorized one counted in instructions
     L  loads: vectors, or scalars of an operand that is the same for all lanes. Inlined values count as the
        loads that take as long, transposed operands as gathers. Operands that stay in registers, and those
        that neighbouring tiles of an unrolled body share, are loaded once
+    I  instructions: accumulators, loads, and a loop's own. They count only where they don't read memory
     n  = reorder window / (steps of a chain * (A + vectors of a row)): neighbouring tiles in flight at once
     K  steps until the accumulators are stored
     U  steps that are unrolled
@@ -38,6 +40,8 @@ from search.sketches.stage import StageKind
 # Structures with at least this many levels, such as SSRSRS, have two reduction levels with a spatial one
 # between.
 MERGING_DEPTH = 6
+# A step's instructions that count iterations, move pointers and prefetch.
+LOOP_INSTRUCTIONS = 5
 
 
 def register_terms(population: Population, nest: Nest, parameters: CostParameters) -> dict[str, Floats]:
@@ -49,7 +53,10 @@ def register_terms(population: Population, nest: Nest, parameters: CostParameter
     neighbours = factors.window / (body.chain * (body.accumulators + body.instructions))
     chains = body.accumulators * np.maximum(neighbours, 1.0)
     chained = body.accumulators * latency / np.minimum(chains, issue * latency)
-    step = np.maximum.reduce([body.accumulators / issue, loads / parameters.loads, chained])
+    instructions = body.accumulators + loads + LOOP_INSTRUCTIONS / body.unrolled
+    step = np.maximum.reduce(
+        [body.accumulators / issue, loads / parameters.loads, chained, instructions / parameters.dispatch]
+    )
     missing = body.accumulators + body.operands - parameters.registers
     spills = factors.spill_cycles * body.accumulators * np.clip(missing / factors.spill_all, 0.0, 1.0)
     # Accumulators are loaded and stored once for every run through the reduction.
@@ -117,8 +124,7 @@ class _Body:
             lanes=lanes,
             instructions=instructions,
             accumulators=accumulators,
-            # Either a row's vectors stay in registers while scalars are loaded, or the reverse.
-            operands=np.minimum(instructions, rows) + 1,
+            operands=_operands(rows, instructions, parameters) + 1,
             chain=steps * np.where(between == 1, outer, 1),
             kept=steps * np.where(stays, outer, 1),
             unrolled=np.minimum(unrolled, nest.trips(level)),
@@ -126,6 +132,15 @@ class _Body:
             depth=depth,
             issue=parameters.issue_of(intrinsic.rate if intrinsic else written.dtype),
         )
+
+
+def _operands(rows: Floats, instructions: Floats, parameters: CostParameters) -> Floats:
+    """Return [programs]: the registers of operands that several multiply-adds use, besides one scalar."""
+    if parameters.folds_loads:
+        # Either a row's vectors stay in registers while scalars are loaded, or the reverse.
+        return np.minimum(instructions, rows)
+    # LLVM computes row by row, so a row's vectors stay in registers for the next row.
+    return np.where(rows > 1, instructions, 1.0)
 
 
 def _loops_between(nest: Nest) -> tuple[Ints, Ints]:
@@ -150,6 +165,7 @@ def _loads_of_all(population: Population, nest: Nest, body: _Body, parameters: C
             in_order = _loads_of(read, body.tile, node.vector_axis, body.lanes, is_arranged=True)
             vectors = np.where(arranged, in_order, vectors)
         # A short reduction is unrolled: its operands stay in registers while the loop around it goes on.
+        vectors = vectors / _joined(population, nest, body, read, parameters)
         kept = vectors * body.chain <= parameters.registers - body.accumulators - 1
         repeats = np.where(kept, _repeats(nest, read), 1)
         repeats = np.maximum(
@@ -160,6 +176,36 @@ def _loads_of_all(population: Population, nest: Nest, body: _Body, parameters: C
             vectors = vectors * _slots_of_load(population, read.buffer, conditions, gathers, parameters)
         loads = loads + vectors / repeats
     return loads
+
+
+def _joined(
+    population: Population, nest: Nest, body: _Body, read: BufferAccess, parameters: CostParameters
+) -> Ints:
+    """Return [programs]: the scalars that one load reads for as many steps (compiler.codegen.lane_loads)."""
+    node = nest.node
+    rows = body.tile.prod(axis=0) // body.width
+    ones = np.ones_like(rows)
+    if parameters.folds_loads or not node.reduction or node.vector_axis in read.axes:
+        return ones
+    innermost = node.reduction[-1]
+    if Term(innermost, 1) not in read.indices[-1].terms:
+        return ones
+    lanes = parameters.device.lanes(population.sketch.dag.buffer[read.buffer].item_bytes)
+    steps = nest.extents[nest.depth - 2, innermost]
+    fits = body.accumulators + body.instructions + rows <= parameters.registers
+    is_loop = body.unrolled < nest.trips(nest.depth - 2)
+    is_inline = _is_inline(population, read.buffer)
+    return np.where(fits & is_loop & ~is_inline & (steps % lanes == 0), lanes, ones)
+
+
+def _is_inline(population: Population, buffer: str) -> NDArray[np.bool_]:
+    """Return [programs]: whether each load of a buffer computes its element."""
+    sketch = population.sketch
+    producer = sketch.dag.producer.get(buffer)
+    if producer is None:
+        return np.zeros(len(population), dtype=bool)
+    is_fixed = sketch.stage[producer.name].kind is StageKind.INLINE
+    return is_inlined(population, producer.name) | is_fixed
 
 
 def _sharing(
@@ -219,9 +265,7 @@ def _slots_of_load(
     for read in producer.reads:
         loads = gathers if is_strided(read, producer.vector_axis) else one
         slots = slots + loads * _slots_of_load(population, read.buffer, conditions, one, parameters)
-    stage = sketch.stage[producer.name]
-    inlined = (stage.kind is StageKind.INLINE) | is_inlined(population, producer.name)
-    return np.where(inlined, slots, 1.0)
+    return np.where(_is_inline(population, buffer), slots, 1.0)
 
 
 def _loads_of(

@@ -75,6 +75,10 @@ def _matmul_s(tiling: Tiling, device: Device = DEVICE) -> float:
     return float(estimate(gather([_matmul(tiling)]), device).seconds[0])
 
 
+def _cycles(tiling: Tiling, device: Device) -> float:
+    return float(estimate(gather([_matmul(tiling)]), device).quantities["cycles"][0])
+
+
 GOOD = ((8, 1, 1, 8), (2, 1, 1, 32), (1, 64))
 
 
@@ -110,6 +114,18 @@ def test_a_tile_of_one_element_is_not_expected_to_become_vectors() -> None:
 
 def test_a_smaller_device_is_estimated_slower() -> None:
     assert _matmul_s(GOOD, DEVICE) < _matmul_s(GOOD, BOARD)
+
+
+def test_loads_cost_more_where_instructions_do_not_read_memory() -> None:
+    """On Arm, a loop of whole vectors reads four scalars by one load. A core decodes three instructions per
+    cycle and computes two vectors, so that other loops wait for their loads.
+    """
+    arm = replace(BOARD, triple="aarch64-linux-gnu", mcpu="cortex-a72")
+    x86 = replace(BOARD, profile=arm.speeds)
+    rows, columns = (16, 1, 1, 4), (4, 1, 1, 16)
+    whole, odd = ((rows, columns, (1, 64)), (rows, columns, (32, 2)))
+    assert _cycles(whole, arm) < 1.1 * _cycles(whole, x86)
+    assert _cycles(odd, arm) > 1.15 * _cycles(odd, x86)
 
 
 def test_more_work_takes_longer() -> None:
