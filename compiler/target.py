@@ -30,7 +30,7 @@ SIZES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 # Cache sizes that are assumed if Linux doesn't report them: those of a small core.
 DEFAULT_CACHES = {"l1": 32 << 10, "l2": 512 << 10, "l3": 2 << 20}
 # The prefixes of features that the search and the estimate use, as /proc/cpuinfo spells them.
-FEATURE_PREFIXES = ("avx", "sse4", "asimd", "sve", "fma", "neon")
+FEATURE_PREFIXES = ("avx", "sse4", "asimd", "sve", "fma", "neon", "i8mm", "bf16")
 # Linux lists these only if it saves their registers on a context switch, even if the processor has them.
 NEED_SAVED_REGISTERS = ("avx", "avx512f")
 # Instruction sets that are never enabled beyond LLVM's processor: programs must request AMX from Linux, and

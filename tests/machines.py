@@ -47,6 +47,10 @@ AVX512 = (
     "avx512vpopcntdq avx512bf16"
 )
 PMADDWD = ("dot_16x2_pmaddwd", "dot_8x2_pmaddwd")
+MATRICES = (
+    *("mmla_2x4x64_smmla", "mmla_2x4x32_smmla", "mmla_2x4x64_ummla", "mmla_2x4x32_ummla"),
+    *("mmla_2x4x32_bfmmla", "mmla_2x4x16_bfmmla", "dot_4x2_bfdot"),
+)
 DOT = ("dot_4x4_i8i8s32_sdot", "dot_4x4_u8u8u32_udot", "dot_4x4_u8u8i32_hdot", "dot_4x4_i8i8s32_neon")
 
 ZEN4_CPU_INFO = """\
@@ -243,11 +247,11 @@ MACHINES = {
         ),
         "neoverse-v1",
         "neon rdm fullfp16 fp16fml dotprod complxnum i8mm bf16",
-        "asimd asimddp asimdfhm asimdhp asimdrdm",
+        "asimd asimddp asimdfhm asimdhp asimdrdm bf16 i8mm",
         16,
         32,
         ("-sve",),
-        DOT,
+        (*MATRICES, *DOT),
     ),
     "neoverse-v1": Machine(
         "aarch64",
@@ -257,10 +261,10 @@ MACHINES = {
         ),
         "neoverse-v1",
         "neon rdm fullfp16 fp16fml dotprod complxnum i8mm bf16 sve",
-        "asimd asimddp asimdfhm asimdhp asimdrdm sve svebf16 svei8mm",
+        "asimd asimddp asimdfhm asimdhp asimdrdm bf16 i8mm sve svebf16 svei8mm",
         16,
         32,
-        intrinsics=DOT,
+        intrinsics=(*MATRICES, *DOT),
     ),
     "arm-emulated-on-zen4": Machine(
         "aarch64",

@@ -1,4 +1,4 @@
-"""Use AVX-512's instructions for bfloat16, whose operands have a type of LLVM's that TVM lacks.
+"""Use instructions for bfloat16 of AVX-512 and Arm, whose operands have a type of LLVM's that TVM lacks.
 
 They are called by functions in LLVM's IR that take the bits of bfloat16 as integers. LLVM inlines them.
 """
@@ -16,9 +16,23 @@ from compiler.codegen.rewrite import rewrite_prim_funcs
 from compiler.tir_nodes import find_all
 
 # The prefixes of the functions' names; the number of lanes follows.
-_DOT, _ROUND = "tunefarm_dpbf16ps_", "tunefarm_to_bfloat16_"
+DPBF16PS, _ROUND = "tunefarm_dpbf16ps_", "tunefarm_to_bfloat16_"
+BFDOT, BFMMLA = "tunefarm_bfdot_", "tunefarm_bfmmla_"
+_ARM = """
+declare <{n} x float> @llvm.aarch64.neon.INSTRUCTION(<{n} x float>, <{m} x bfloat>, <{m} x bfloat>)
+define linkonce_odr hidden <{n} x float> @{name}(<{n} x float> %sums, <{n} x i32> %a, <{n} x i32> %b) #0 {{
+  %rows = bitcast <{n} x i32> %a to <{m} x bfloat>
+  %columns = bitcast <{n} x i32> %b to <{m} x bfloat>
+  %result = call <{n} x float> @llvm.aarch64.neon.INSTRUCTION(
+      <{n} x float> %sums, <{m} x bfloat> %rows, <{m} x bfloat> %columns)
+  ret <{n} x float> %result
+}}
+attributes #0 = {{ alwaysinline nounwind "target-features"="+neon,+bf16" }}
+"""
 _FUNCTIONS = {
-    _DOT: """
+    BFDOT: _ARM.replace("INSTRUCTION", "bfdot.v4f32.v8bf16"),
+    BFMMLA: _ARM.replace("INSTRUCTION", "bfmmla"),
+    DPBF16PS: """
 declare <{n} x float> @llvm.x86.avx512bf16.dpbf16ps.{bits}(<{n} x float>, <{m} x bfloat>, <{m} x bfloat>)
 define linkonce_odr hidden <{n} x float> @{name}(<{n} x float> %sums, <{n} x i32> %a, <{n} x i32> %b) #0 {{
   %rows = bitcast <{n} x i32> %a to <{m} x bfloat>
@@ -39,13 +53,13 @@ define linkonce_odr hidden <{n} x i16> @{name}(<{n} x float> %floats) alwaysinli
 }
 
 
-def bfloat16_dot(total: Any, rows: Any, columns: Any, sums: int) -> tirx.Expr:
-    """Return `total` plus the dot products of pairs.
+def bfloat16_dot(total: Any, rows: Any, columns: Any, sums: int, instruction: str = DPBF16PS) -> tirx.Expr:
+    """Return `total` plus the dot products of pairs, or with BFMMLA of rows of four.
 
     `total` is a vector of `sums` float32. `rows` and `columns` are vectors of `sums` int32, and each int32
     holds two bfloat16.
     """
-    return tirx.call_pure_extern(f"float32x{sums}", f"{_DOT}{sums}", total, rows, columns)
+    return tirx.call_pure_extern(f"float32x{sums}", f"{instruction}{sums}", total, rows, columns)
 
 
 def bfloat16_bits(floats: Any, lanes: int) -> tirx.Expr:
@@ -59,7 +73,7 @@ def import_functions(module: tvm.IRModule) -> tvm.IRModule:
 
 
 def calls_dot_products(function: PrimFunc) -> bool:
-    return any(name.startswith(_DOT) for name in _called(function))
+    return any(name.startswith((DPBF16PS, BFDOT, BFMMLA)) for name in _called(function))
 
 
 def _called(function: PrimFunc) -> set[str]:
@@ -68,7 +82,7 @@ def _called(function: PrimFunc) -> set[str]:
         str(argument.value)
         for call in find_all(function.body, Call)
         for argument in call.args[:1]
-        if isinstance(argument, StringImm) and str(argument.value).startswith((_DOT, _ROUND))
+        if isinstance(argument, StringImm) and str(argument.value).startswith(tuple(_FUNCTIONS))
     }
 
 

@@ -22,13 +22,13 @@ from tvm.tirx import PrimFunc
 import compiler.tvmscript  # noqa: F401 - the intrinsics are functions in TVMScript
 from compiler.lowering.gpu import wmma_intrinsics
 from search.sketches.block_products import block_product
-from search.sketches.intrinsics import Intrinsic, register_intrinsic
+from search.sketches.intrinsics import BY_NAME, Intrinsic, register_intrinsic
 from system.plugins import INTRINSICS, extension, extensions, is_plugins
 
 PACKAGE = "tvm.s_tir.tensor_intrin"
 VNNI = "dot_16x4_vnni"
 NARROW_VNNI = ("dot_8x4_vnni", "dot_8x4_avx_vnni")
-BFLOAT16 = ("dot_16x2_dpbf16ps", "dot_8x2_dpbf16ps")
+BFLOAT16 = ("dot_16x2_dpbf16ps", "dot_8x2_dpbf16ps", "dot_4x2_bfdot")
 WIDENED = ("dot_16x2_pmaddwd", "dot_8x2_pmaddwd")
 X86, ARM, CUDA = ("x86",), ("dot_product_common", "arm_cpu"), ("cuda",)
 FILES = {
@@ -84,6 +84,10 @@ def _register(name: str) -> None:
         from compiler.lowering import bfloat16_dot_products as bfloat16
 
         bfloat16.register(name)
+    elif name in BY_NAME and BY_NAME[name].tall > 1:
+        from compiler.lowering import matrix_products
+
+        matrix_products.register(BY_NAME[name])
     elif name in WIDENED:
         from compiler.lowering import widened_dot_products as widened
 

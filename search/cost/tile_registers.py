@@ -112,7 +112,7 @@ class _Body:
         accumulators = rows * instructions
         level = nest.depth - 2
         intrinsic = intrinsic_of(nest.stage)
-        depth = intrinsic.depth if intrinsic else 1
+        depth = intrinsic.instruction_depth if intrinsic else 1
         steps = nest.trips(level) / depth
         between, outer = _loops_between(nest)
         # Without loops between the reduction levels the accumulators stay in registers for both.

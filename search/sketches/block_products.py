@@ -51,6 +51,11 @@ class BlockProduct:
         return self.steps * HALVES * NEIGHBOURS
 
     @property
+    def instruction_depth(self) -> int:
+        """The depth that the estimate counts as one instruction: loading the codes takes longer."""
+        return self.depth
+
+    @property
     def rate(self) -> str:
         """The name of its rate in a profile's `multiply_adds`."""
         return DOT + "int16" if self.instructions == "avx2" else "int8"

@@ -5,10 +5,13 @@ An instruction adds to each of its lanes the products of a few neighbours along 
 The operand `columns` needs a special layout, so it is packed or copied. The operand `rows` is read in place,
 so the reduction must be contiguous in it.
 
+Arm's smmla, ummla and bfmmla multiply two rows at once: `tall` is 2. Their sums need another order than
+rows, so an intrinsic repeats them before it restores the order.
+
 Some are missing: x86's pmaddubsw saturates sums of two products at 16 bits, so pmaddwd multiplies bytes as
-int16. x86 has no instruction for int8 times int8. Shifting one side by 128 would change the computation.
-Instructions that multiply tiles (AMX, Arm's smmla and bfmmla) have another structure.
-`search.sketches.block_products` describes sequences of instructions that multiply blocks of packed weights.
+int16. x86 has no instruction for int8 times int8. Shifting one side by 128 would change the computation. AMX
+multiplies larger tiles, which have to be configured. `search.sketches.block_products` describes sequences of
+instructions that multiply blocks of packed weights.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ from search.sketches.stage import Stage
 
 @dataclass(frozen=True)
 class Intrinsic:
-    """`name` is TVM's name. A device needs all `features`, in the Linux kernel's spelling."""
+    """`name` is TVM's name. A device needs all `features`, in the Linux kernel's spelling. `tall` is the
+    number of rows. An intrinsic of several `steps` repeats its instruction along the depth.
+    """
 
     name: str
     lanes: int
@@ -41,6 +46,12 @@ class Intrinsic:
     columns: str
     sums: str
     features: tuple[str, ...]
+    tall: int = 1
+    steps: int = 1
+
+    @property
+    def instruction_depth(self) -> int:
+        return self.depth // self.steps
 
     @property
     def rate(self) -> str:
@@ -57,6 +68,13 @@ INTRINSICS = [
     Intrinsic("dot_8x4_avx_vnni", 8, 4, "uint8", "int8", "int32", ("avx_vnni",)),
     Intrinsic("dot_16x2_pmaddwd", 16, 2, "int16", "int8", "int32", ("avx512bw",)),
     Intrinsic("dot_8x2_pmaddwd", 8, 2, "int16", "int8", "int32", ("avx2",)),
+    Intrinsic("mmla_2x4x64_smmla", 4, 64, "int8", "int8", "int32", ("i8mm",), tall=2, steps=8),
+    Intrinsic("mmla_2x4x32_smmla", 4, 32, "int8", "int8", "int32", ("i8mm",), tall=2, steps=4),
+    Intrinsic("mmla_2x4x64_ummla", 4, 64, "uint8", "uint8", "int32", ("i8mm",), tall=2, steps=8),
+    Intrinsic("mmla_2x4x32_ummla", 4, 32, "uint8", "uint8", "int32", ("i8mm",), tall=2, steps=4),
+    Intrinsic("mmla_2x4x32_bfmmla", 4, 32, "bfloat16", "bfloat16", "float32", ("bf16",), tall=2, steps=8),
+    Intrinsic("mmla_2x4x16_bfmmla", 4, 16, "bfloat16", "bfloat16", "float32", ("bf16",), tall=2, steps=4),
+    Intrinsic("dot_4x2_bfdot", 4, 2, "bfloat16", "bfloat16", "float32", ("bf16",)),
     Intrinsic("dot_4x4_i8i8s32_sdot", 4, 4, "int8", "int8", "int32", ("asimddp",)),
     Intrinsic("dot_4x4_u8u8u32_udot", 4, 4, "uint8", "uint8", "uint32", ("asimddp",)),
     Intrinsic("dot_4x4_u8u8i32_hdot", 4, 4, "uint8", "uint8", "int32", ("asimddp",)),
@@ -75,7 +93,7 @@ def register_intrinsic(intrinsic: Intrinsic) -> None:
 @dataclass(frozen=True)
 class Roles:
     """The axes (by position) and operands (by name) of a node that an intrinsic takes. `extents` are the
-    intrinsic's, by axis, lanes first."""
+    intrinsic's, by axis: rows if it is tall, lanes, depth."""
 
     lane: int
     depth: int
@@ -85,11 +103,12 @@ class Roles:
 
 
 def dot_product(features: Collection[str], lanes: int, columns: str, sums: str = "int32") -> Intrinsic | None:
-    """Return the best intrinsic for `columns` of this type and `lanes` sums of the type `sums`; None if a
-    device with these features has none.
+    """Return the best intrinsic of one row for `columns` of this type and `lanes` sums of the type `sums`;
+    None if a device with these features has none.
     """
     for intrinsic in INTRINSICS:
         fits = lanes > 0 and lanes % intrinsic.lanes == 0 and intrinsic.columns == columns
+        fits = fits and intrinsic.tall == 1
         if fits and intrinsic.sums == sums and set(intrinsic.features) <= set(features):
             return intrinsic
     return None
@@ -123,6 +142,11 @@ def match_roles(dag: Dag, node: Node, intrinsic: Intrinsic) -> Roles | None:
         depth = _contiguous_axis(rows)
         if depth is not None and _fits(dag, node, intrinsic, (rows, columns), (lane, depth)):
             extents = {lane: intrinsic.lanes, depth: intrinsic.depth}
+            if intrinsic.tall > 1:
+                row = _row_axis(node, rows, columns)
+                if row is None or node.axes[row].extent % intrinsic.tall:
+                    continue
+                extents = {row: intrinsic.tall, **extents}
             return Roles(lane, depth, rows.buffer, columns.buffer, extents)
     return None
 
@@ -159,6 +183,19 @@ def _contiguous_axis(access: BufferAccess) -> int | None:
         return None
     axis = last.terms[0].axis
     return None if any(axis in index.axes for index in outer) else axis
+
+
+def _row_axis(node: Node, rows: BufferAccess, columns: BufferAccess) -> int | None:
+    """Return the spatial axis whose neighbours are neighbouring rows, of the operand and of the result."""
+    if min(len(rows.indices), len(node.write.indices)) < 2:
+        return None
+    written = node.write.indices[-2]
+    if not written.is_single_axis or not written.terms:
+        return None
+    axis = written.terms[0].axis
+    steps = [term for index in rows.indices for term in index.terms if term.axis == axis]
+    is_next = len(steps) == 1 and steps[0] in rows.indices[-2].terms and steps[0][1:] == (1, 1)
+    return axis if is_next and rows.indices[-2].affine and axis not in columns.axes else None
 
 
 def _fits(

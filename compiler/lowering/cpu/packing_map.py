@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from search.dag import AxisKind
 from search.programs.program import Program
-from search.sketches.intrinsics import intrinsic_extents
+from search.sketches.intrinsics import BY_NAME, intrinsic_extents
 from search.sketches.stage import Stage
 
 
@@ -59,9 +59,16 @@ class PackingMap:
                 if node.axes[axis_of[dim]].kind is kind
             ]
             seen[kind] += 1
-        parts += [
+        inner = [
             _Part(dim, 1, size[dim], False) for axis in intrinsic for dim in dims if axis_of[dim] == axis
         ]
+        known = BY_NAME.get(stage.intrinsic)
+        if known is not None and known.steps > 1:
+            # Each instruction reads all lanes: the depth is split into steps, which come first.
+            *lanes, depth = inner
+            each = depth.factor // known.steps
+            inner = [replace(depth, stride=each, factor=known.steps), *lanes, replace(depth, factor=each)]
+        parts += inner
         is_padded = any(
             math.prod(factors[dim]) * size[dim] > node.axes[axis].extent for dim, axis in axis_of.items()
         )

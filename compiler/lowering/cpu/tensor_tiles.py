@@ -89,8 +89,9 @@ class IntrinsicTileLowering(TileLowering):
         by_axis = dict(zip(axes, loops, strict=True))
         inner = []
         for axis, size in intrinsic_extents(self.program.sketch.dag, self.stage).items():
-            by_axis[axis], part = self.schedule.split(by_axis[axis], [None, size])
-            inner.append(part)
+            if axis in by_axis:
+                by_axis[axis], part = self.schedule.split(by_axis[axis], [None, size])
+                inner.append(part)
         outer = [by_axis[axis] for axis in axes]
         self.schedule.reorder(*outer, *inner)
         self.schedule.unroll(inner[-1])

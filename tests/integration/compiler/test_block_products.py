@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from search.dag import Buffer
 from search.programs.annotate import sample
 from search.programs.program import Program
 from search.rules.space import generate
+from tests import arm_programs
 from tests.marks import slow_lane_except
 from tests.onnx_models import in_bits
 
@@ -126,15 +128,26 @@ def test_programs_are_right_and_use_the_instruction(
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize(
-    ("device", "instruction"),
-    [(ALDER_LAKE, r"{vex}\s+vpdpbusd"), (CORTEX_A76, r"\bsdot\b")],
-    ids=["avx-vnni", "sdot"],
-)
-def test_other_devices_use_their_instructions(device: Device, instruction: str, bits: int) -> None:
-    module = _workload((bits, 64, 40, 32, 3), device)
-    program = _programs(module, device)[0]
-    assert re.search(instruction, _compiled(module, program, device).mod.inspect_source("asm"))
+def test_avx_vnni_is_used(bits: int) -> None:
+    module = _workload((bits, 64, 40, 32, 3), ALDER_LAKE)
+    program = _programs(module, ALDER_LAKE)[0]
+    source = _compiled(module, program, ALDER_LAKE).mod.inspect_source("asm")
+    assert re.search(r"{vex}\s+vpdpbusd", source)
+
+
+@pytest.mark.skipif(arm_programs.obstacle() is not None, reason=f"{arm_programs.obstacle()}")
+@pytest.mark.parametrize("bits", [4, 8])
+def test_dot_products_of_arm_are_right(bits: int, tmp_path: Path) -> None:
+    module = _workload((bits, 64, 40, 32, 3, "packed"), CORTEX_A76)
+    *operands, result = read_dag(module).buffers
+    random = np.random.default_rng(0)
+    inputs = [_drawn(operand, random) for operand in operands]
+    expected = _run(tvm.compile(module, target="llvm"), inputs, result)
+    allowed = Rounding.of(module["main"]).bounds(expected, None)
+    library = _compiled(module, _programs(module, CORTEX_A76)[0], CORTEX_A76)
+    assert re.search(r"\bsdot\b", library.mod.inspect_source("asm"))
+    found = arm_programs.run(library, [*inputs, np.full(result.shape, 113, result.dtype)], tmp_path)
+    assert (np.abs(found - expected) <= allowed).all()
 
 
 def _programs(module: tvm.IRModule, device: Device) -> list[Program]:

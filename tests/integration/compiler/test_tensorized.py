@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -28,6 +29,7 @@ from core.device import Device
 from search.programs.annotate import sample
 from search.programs.program import Program
 from search.rules.space import generate
+from tests import arm_programs
 
 Array = NDArray[Any]
 DEVICE = detect_device()
@@ -261,6 +263,59 @@ def test_boards_use_their_instructions(
     for program in _programs(module, board, seed=0, each=1):
         library = _compiled(module, program, board)
         assert re.search(rf"\b{instruction}\b", library.mod.inspect_source("asm")), str(program)
+
+
+ARM = {
+    "sdot": (_matmul(5, 8, 16, "int8", "int8", "int32"), ("asimd", "asimddp")),
+    "smmla": (_matmul(6, 8, 64, "int8", "int8", "int32"), ("asimd", "asimddp", "i8mm")),
+    "smmla of a convolution": (
+        _conv(6, 32, 8, 3, 1, 1, "int8", "int8", "int32"),
+        ("asimd", "asimddp", "i8mm"),
+    ),
+    "ummla": (_matmul(6, 8, 32, "uint8", "uint8", "int32"), ("asimd", "asimddp", "i8mm")),
+    "bfdot": (_matmul(5, 8, 16, *BFLOAT16), ("asimd", "bf16")),
+    "bfmmla": (_matmul(6, 8, 64, *BFLOAT16), ("asimd", "bf16")),
+}
+
+
+@pytest.mark.skipif(arm_programs.obstacle() is not None, reason=f"{arm_programs.obstacle()}")
+@COPIED_OR_PACKED
+@pytest.mark.parametrize("name", ARM)
+def test_instructions_of_arm_compute_right_results(
+    name: str, constants: tuple[int, ...], tmp_path: Path
+) -> None:
+    case, features = ARM[name]
+    target = {
+        "kind": "llvm",
+        "mtriple": "aarch64-linux-gnu",
+        "mcpu": "neoverse-v1",
+        "mattr": ["-sve"],
+        "num-cores": 1,
+    }
+    device = replace(
+        DEVICE,
+        triple="aarch64-linux-gnu",
+        features=features,
+        vector_bytes=16,
+        mcpu="neoverse-v1",
+        target=json.dumps(target),
+    )
+    module, inputs = case.module(constants), case.inputs()
+    exact = case.expect(*(array.astype(np.float64) for array in inputs))
+    expected = exact.astype(case.dtypes[2])
+    programs = _programs(module, device, seed=1, each=1)
+    assert programs
+    for place, program in enumerate(programs):
+        library = _compiled(module, program, device)
+        assert re.search(rf"\b{name.split()[0]}\b", library.mod.inspect_source("asm")), str(program)
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        found = arm_programs.run(library, [*inputs, np.full(expected.shape, 113, case.dtypes[2])], folder)
+        if case.dtypes == BFLOAT16:
+            allowed = Rounding.of(module["main"]).bounds(expected, None)
+            assert (np.abs(found - expected) <= allowed).all(), str(program)
+        else:
+            assert np.array_equal(found, expected), str(program)
 
 
 @pytest.mark.skipif("avx2" not in DEVICE.features, reason="this CPU has no AVX2")

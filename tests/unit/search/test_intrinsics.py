@@ -37,6 +37,7 @@ GENOA = replace(SERVER, features=(*SERVER.features, "avx512_bf16"))
 HASWELL = replace(DEVICE, features=("avx2", "fma"))
 SKYLAKE_X = replace(DEVICE, features=("avx2", "avx512bw", "avx512f", "fma"))
 BOARD = replace(DEVICE, triple="aarch64-linux-gnu", features=("asimd", "asimddp"), vector_bytes=16)
+NEW_BOARD = replace(BOARD, features=("asimd", "asimddp", "bf16", "i8mm"))
 OLD_BOARD = replace(BOARD, features=("asimd",))
 VNNI = BY_NAME["dot_16x4_vnni"]
 U8_S8 = {"a": "uint8", "b": "int8", "matmul": "int32"}
@@ -170,6 +171,9 @@ def test_columns_that_the_subgraph_computes_are_not_rearranged() -> None:
         (BOARD, ("uint8", "uint8", "uint32"), "dot_4x4_u8u8u32_udot"),
         (BOARD, ("uint8", "uint8", "int32"), "dot_4x4_u8u8i32_hdot"),
         (BOARD, ("uint8", "int8", "int32"), None),
+        (NEW_BOARD, ("int8", "int8", "int32"), "mmla_2x4x64_smmla"),
+        (NEW_BOARD, ("uint8", "uint8", "int32"), "mmla_2x4x64_ummla"),
+        (NEW_BOARD, ("bfloat16", "bfloat16", "float32"), "mmla_2x4x32_bfmmla"),
         (OLD_BOARD, ("int8", "int8", "int32"), "dot_4x4_i8i8s32_neon"),
         (OLD_BOARD, ("uint8", "uint8", "int32"), None),
     ],
@@ -180,6 +184,55 @@ def test_a_device_uses_the_best_instruction_that_it_has(
     graph = _matmul(dtypes=dict(zip(("a", "b", "matmul"), types, strict=True)))
     found = best_intrinsic(graph, graph.nodes[0], device)
     assert (found.name if found else None) == expected
+
+
+def test_two_rows_at_once_need_neighbouring_rows() -> None:
+    smmla = BY_NAME["mmla_2x4x64_smmla"]
+    types = {"a": "int8", "b": "int8", "matmul": "int32"}
+    assert _named(_matmul(5, dtypes=types), NEW_BOARD) == "dot_4x4_i8i8s32_sdot"
+    found = match_roles(_matmul(dtypes=types), _matmul(dtypes=types).nodes[0], smmla)
+    assert found == Roles(lane=1, depth=2, rows="a", columns="b", extents={0: 2, 1: 4, 2: 64})
+    found = match_roles(_row_conv(1), _row_conv(1).nodes[0], BY_NAME["mmla_2x4x32_smmla"])
+    assert found == Roles(lane=1, depth=3, rows="data", columns="weight", extents={0: 2, 1: 4, 3: 32})
+
+
+def test_two_rows_at_once_fit_no_strided_rows() -> None:
+    assert _named(_row_conv(1), NEW_BOARD) == "mmla_2x4x32_smmla"
+    assert _named(_row_conv(2), NEW_BOARD) == "dot_4x4_i8i8s32_sdot"
+
+
+def test_the_estimate_counts_every_step_of_an_intrinsic() -> None:
+    cycles = []
+    for device, depth in ((BOARD, 32), (NEW_BOARD, 64)):
+        graph = _matmul(
+            8, 8, 64 * depth, dtypes={"a": "int8", "b": "int8", "matmul": "int32"}, constants=("b",)
+        )
+        name = _named(graph, device)
+        settings = {"i": (1, 1, 1, 8 // BY_NAME[name].tall), "j": (1, 1, 1, 2), "unroll": 0}
+        steps = 64 * depth // BY_NAME[name].depth
+        sketch = sketch_of(graph, f"tile matmul SSRSRS of {name}", device)
+        program = program_of(sketch, matmul={**settings, "k": (1, steps)})
+        (found,) = estimate(_alone(program), device).quantities["cycles"]
+        cycles.append(found)
+    # An instruction does twice the work, and there is twice the work.
+    assert cycles[0] == pytest.approx(cycles[1])
+
+
+def _row_conv(stride: int) -> Dag:
+    conv = node(
+        "conv",
+        {"x": 8, "f": 32},
+        [f"data[{stride}*x + r, c]", "weight[r, c, f]"],
+        reduction={"r": 3, "c": 32},
+        flops=2.0,
+    )
+    types = {"data": "int8", "weight": "int8", "conv": "int32"}
+    return dag({"data": (8 * stride + 2, 32), "weight": (3, 32, 32)}, [conv], types)
+
+
+def _named(graph: Dag, device: Device) -> str:
+    found = best_intrinsic(graph, graph.nodes[-1], device)
+    return found.name if found else ""
 
 
 def test_names_are_distinct() -> None:
