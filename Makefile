@@ -15,7 +15,9 @@ SLOW_LANE ?= none
 install: $(VENV)/.installed
 
 PACKAGES := pyproject.toml runtime/pyproject.toml constraints.txt
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
+# All cores compile bytecode; pip would use one. A package may have files that only another Python can compile.
+COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit("tunefarm needs Python 3.11 or newer: run make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
@@ -24,11 +26,13 @@ $(BIN)/python:
 # The packages of the service and its examples.
 $(VENV)/.service: $(PACKAGES) | $(BIN)/python
 	$(PIP_INSTALL) --editable '.[all]' --editable runtime
+	@$(COMPILE)
 	@touch $@
 
 # The packages of the tests, too.
 $(VENV)/.installed: $(PACKAGES) | $(BIN)/python
 	$(PIP_INSTALL) --editable '.[all,test]' --editable runtime
+	@$(COMPILE)
 	@touch $(VENV)/.service $@
 
 demo: $(VENV)/.service

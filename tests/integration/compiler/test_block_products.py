@@ -104,7 +104,7 @@ def test_the_tuned_form_agrees_with_onnx_runtime(
 
 
 @BY_DEVICE
-@pytest.mark.parametrize("case", slow_lane_except(CASES, CASES[1], CASES[3], seconds=4))
+@pytest.mark.parametrize("case", slow_lane_except(CASES, CASES[1], CASES[3], CASES[4], seconds=4))
 def test_programs_are_right_and_use_the_instruction(
     case: tuple[Any, ...], here: tuple[Device, str, str, str]
 ) -> None:

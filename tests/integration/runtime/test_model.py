@@ -314,8 +314,12 @@ def test_an_input_that_is_returned_is_copied(placed: Callable[[Array], Array], t
 
 
 def test_outputs_can_be_written(folder: Path, image: Array) -> None:
-    (found,) = load(folder)(image)
+    model = load(folder)
+    (found,) = model(image)
+    before = found.copy()
     found += 1
+    np.testing.assert_array_equal(found, before + 1)
+    np.testing.assert_array_equal(model(image)[0], before)
 
 
 def test_an_installed_pytorch_is_imported_by_the_program_alone(tmp_path: Path) -> None:

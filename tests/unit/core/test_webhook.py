@@ -19,8 +19,10 @@ def test_signatures_follow_standard_webhooks() -> None:
 
 
 @pytest.mark.parametrize("url", ["https://example.com", "http://a.b:8080/c?d=e", "https://[2001:db8::1]/x"])
-def test_valid_webhook_urls_are_accepted(url: str) -> None:
+def test_a_valid_webhook_url_is_rejected_only_with_a_fragment(url: str) -> None:
     check_url(url)
+    with pytest.raises(ValueError, match="URL"):
+        check_url(f"{url}#part")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
@@ -30,7 +31,11 @@ def test_a_signature_covers_the_manifest(tmp_path: Path) -> None:
     make_key(tmp_path / "key.pem")
     key = read_key(tmp_path / "key.pem")
     public = Ed25519PublicKey.from_public_bytes(base64.b64decode(key.public.removeprefix("ed25519:")))
-    public.verify(base64.b64decode(key.sign(b"{}").removeprefix("ed25519:")), CONTEXT + b"{}")
+    signature = base64.b64decode(key.sign(b"{}").removeprefix("ed25519:"))
+    public.verify(signature, CONTEXT + b"{}")
+    for other in (b"{}", CONTEXT + b"{ }"):
+        with pytest.raises(InvalidSignature):
+            public.verify(signature, other)
 
 
 def test_an_invalid_key_file_is_rejected_with_the_next_step(tmp_path: Path) -> None:
