@@ -35,7 +35,7 @@ from compiler.importing.formats.model_file import Content, check_shapes, unique_
 from compiler.importing.model import RelaxModel, checked_model
 from compiler.importing.node_names import NodeNames
 from compiler.importing.reasons import describe_inputs, plain_reason
-from compiler.importing.spec import ModelError, Shape, TensorSpec, first_line
+from compiler.importing.spec import ModelError, NoReference, Shape, TensorSpec, first_line
 from compiler.importing.values import UnsupportedOperator, numpy_dtype
 from sandbox import python_packages
 
@@ -190,7 +190,7 @@ class ExportedProgram:
         return f"module '{name}'"
 
     def compute(self, inputs: Mapping[str, Array]) -> list[Array]:
-        """Return the outputs as PyTorch computes them, operator by operator."""
+        """Return the outputs as PyTorch computes them, operator by operator. Raises NoReference."""
         torch = importlib.import_module("torch")
         program, signature = self.program, self.program.graph_signature
         held = {**program.state_dict, **program.constants}
@@ -198,8 +198,11 @@ class ExportedProgram:
             held[spec.target] if spec.target is not None else _tensor(torch, inputs[spec.arg.name])
             for spec in signature.input_specs
         ]
-        with torch.no_grad(), _quietly():
-            results = torch.fx.Interpreter(program.graph_module).run(*arguments)
+        try:
+            with torch.no_grad(), _quietly():
+                results = torch.fx.Interpreter(program.graph_module).run(*arguments)
+        except Exception as error:  # PyTorch's exceptions have no common class
+            raise NoReference(f"PyTorch can't run it ({first_line(error)})") from error
         wanted = {str(name) for name in signature.user_outputs}
         return [
             _array(torch, result.detach())

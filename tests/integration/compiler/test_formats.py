@@ -17,9 +17,10 @@ from tvm import te
 
 from compiler.children.models import compile_untuned, import_model
 from compiler.children.verification import Verification, verify_import
+from compiler.importing.formats.exported_program import ExportedProgram
 from compiler.importing.formats.reading import read_model
 from compiler.importing.formats.tvm_module import to_json
-from compiler.importing.spec import ModelError
+from compiler.importing.spec import ModelError, NoReference
 from compiler.verifying.imported import Imported, verify_file
 from tests.marks import slow_lane_except
 from tests.models_by_format import (
@@ -239,6 +240,13 @@ def test_a_damaged_exported_program_is_refused_in_plain_words(changes: dict[str,
     with pytest.raises(ModelError, match=says) as raised:
         read_model(_repacked(exported_program().data, dict(changes)), {})
     assert not re.search("__|object|attribute '|argument|INTERNAL|warnings above|codec", str(raised.value))
+
+
+def test_a_program_that_pytorch_refuses_has_no_reference() -> None:
+    file = read_model(exported_program().data, {})
+    assert isinstance(file, ExportedProgram)
+    with pytest.raises(NoReference, match="PyTorch can't run it"):
+        file.compute({"x": np.zeros((1, SIZE + 1), np.float32)})
 
 
 def test_example_inputs_that_are_code_are_not_run() -> None:
