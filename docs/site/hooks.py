@@ -10,7 +10,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from docs.site import figures, reference
+from docs.site import figures, messages, reference
 
 ROOT = Path(__file__).parents[2]
 # Documents outside of docs/, by their pages.
@@ -30,7 +30,8 @@ _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     for page, document in _ELSEWHERE.items():
         files.append(File.generated(config, page, content=(ROOT / document).read_text()))
-    for page, text in (reference.pages() | figures.pages()).items():
+    generated = reference.pages() | figures.pages() | {"reference/messages.md": messages.page()}
+    for page, text in generated.items():
         files.append(File.generated(config, page, content=text))
     return files
 
