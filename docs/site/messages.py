@@ -89,5 +89,5 @@ def _texts(node: ast.AST) -> Iterator[str]:
         case ast.keyword(arg=str() as name) if name in _DOCUMENTATION:
             return
         case _:
-            for part in ast.iter_child_nodes(node):
-                yield from _texts(part)
+            for child in ast.iter_child_nodes(node):
+                yield from _texts(child)
