@@ -27,7 +27,7 @@ from system.errors import SettingsError
 from system.linux import boot_id
 from system.scratch import scratch_folder
 from system.settings import read_settings
-from worker.agent.agent import Agent, AgentConfig, Fenced, UpdateRequested
+from worker.agent.agent import Agent, AgentConfig, AgentTools, Fenced, UpdateRequested
 from worker.agent.display import Display, display
 from worker.agent.gpus import ONLY_GPU, VISIBLE_DEVICES_VARIABLE, GpuVitals, choose_gpu
 from worker.agent.health import HealthMonitor
@@ -148,12 +148,14 @@ async def _work(settings: WorkerSettings, shown: Display) -> None:
             FleetClient(channel, settings.server, settings.secret, settings.reconnect_max_s),
             Executor(child, environment),
             agent_config(settings, hardware),
-            shown,
-            read_vitals,
-            touch_alive_file,
-            ProfileCache(settings.profiles),
-            Executor(builder, environment) if settings.gpu is not None else None,
-            EnergyMeter.find if settings.gpu is None else lambda: None,
+            AgentTools(
+                shown,
+                read_vitals,
+                touch_alive_file,
+                ProfileCache(settings.profiles),
+                Executor(builder, environment) if settings.gpu is not None else None,
+                EnergyMeter.find if settings.gpu is None else lambda: None,
+            ),
         )
         shown.show(f"connecting to {settings.server} as {settings.name}")
         running = asyncio.create_task(agent.run())

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import grpc
@@ -84,12 +84,30 @@ class AgentConfig:
     updates: bool = False
 
 
+@dataclass(frozen=True)
+class AgentTools:
+    """The agent's means besides the service and its child.
+
+    display      shows the worker's activity
+    vitals       reads this machine's health
+    on_answer    is called after each response of the service
+    profiles     the cache of calibrated profiles; without it, the agent doesn't calibrate
+    builder      builds a lease's next candidates while the agent's executor measures
+    find_meter   returns a meter of this machine's energy; None without one
+    """
+
+    display: Display = field(default_factory=LogDisplay)
+    vitals: Callable[[], Vitals] = Vitals
+    on_answer: Callable[[], None] = lambda: None
+    profiles: ProfileCache | None = None
+    builder: Executor | None = None
+    find_meter: Callable[[], EnergyMeter | None] = lambda: None
+
+
 class Agent:
     """One session of a worker. One asyncio task reports to the service, another works on leases.
 
-    The reported state derives from the lease that it holds. Without `profiles`, it doesn't calibrate. With a
-    `builder`, that executor builds a lease's next candidates while `executor` measures. `find_meter` returns
-    a meter of this machine's energy; None without one.
+    The reported state derives from the lease that it holds.
     """
 
     def __init__(
@@ -99,24 +117,20 @@ class Agent:
         fleet: FleetClient,
         executor: Executor,
         config: AgentConfig,
-        display: Display | None = None,
-        vitals: Callable[[], Vitals] = Vitals,
-        on_answer: Callable[[], None] = lambda: None,
-        profiles: ProfileCache | None = None,
-        builder: Executor | None = None,
-        find_meter: Callable[[], EnergyMeter | None] = lambda: None,
+        tools: AgentTools | None = None,
     ) -> None:
+        tools = tools or AgentTools()
         self._worker_id = worker_id
         self._session_id = session_id
         self._fleet = fleet
         self._executor = executor
         self._config = config
-        self._display = display or LogDisplay()
-        self._vitals = vitals
-        self._on_answer = on_answer
-        self._profiles = profiles
-        self._builder = builder
-        self._find_meter = find_meter
+        self._display = tools.display
+        self._vitals = tools.vitals
+        self._on_answer = tools.on_answer
+        self._profiles = tools.profiles
+        self._builder = tools.builder
+        self._find_meter = tools.find_meter
         self._builds_ahead = False  # whether the builder has passed its self-check
         self._outbox = Outbox()
         self._failed_checks = FailedChecks(config.probe_again_max_s)

@@ -13,7 +13,7 @@ from core.worker import Role, WorkerState
 from system.energy import EnergyMeter
 from tests.integration.worker.executors import OWNER, SHARED
 from tests.integration.worker.fake_fleet import FakeFleet
-from worker.agent.agent import Agent, AgentConfig
+from worker.agent.agent import Agent, AgentConfig, AgentTools
 from worker.agent.profile_cache import ProfileCache
 from worker.agent.service import FleetClient, open_channel
 from worker.runner.executor import ChildConfig, Executor
@@ -55,16 +55,8 @@ async def working(
             environment,
         )
         ahead = None if builder is None else Executor(builder, environment)
-        agent = Agent(
-            "board",
-            session,
-            client,
-            executor,
-            config,
-            profiles=profiles,
-            builder=ahead,
-            find_meter=find_meter,
-        )
+        tools = AgentTools(profiles=profiles, builder=ahead, find_meter=find_meter)
+        agent = Agent("board", session, client, executor, config, tools)
         running = asyncio.create_task(agent.run())
         try:
             yield Worker(agent, executor, running)
