@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tvm
 from numpy.typing import NDArray
+from onnx import TensorProto, helper
 from tvm import te, topi
 
 from compiler.importing.model import extract_tasks, fuse, read_onnx
@@ -92,3 +93,41 @@ class JoinedAttention(Case):
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
         return np.asarray((weights @ value).transpose(0, 2, 1, 3))
+
+
+class AttentionOfHalves(JoinedAttention):
+    """A joined attention of float16 as the importer writes it for a GPU: products are summed and the softmax
+    is computed in float32, and their results are rounded.
+    """
+
+    def __str__(self) -> str:
+        return f"halves of {super().__str__()}"
+
+    def module(self) -> tvm.IRModule:
+        heads, queries, keys, width, masked = self.shape
+        shapes = {
+            "query": (self.batch, heads, queries, width),
+            "key": (self.batch, heads, width, keys),
+            "value": (self.batch, heads, keys, width),
+            **({"mask": (1, 1, 1, keys)} if masked else {}),
+        }
+        nodes = [
+            helper.make_node("MatMul", ["query", "key"], ["scores"]),
+            helper.make_node("Mul", ["scores", "scale"], ["scaled"]),
+            *([helper.make_node("Add", ["scaled", "mask"], ["added"])] if masked else []),
+            helper.make_node("Softmax", ["added" if masked else "scaled"], ["weights"], axis=-1),
+            helper.make_node("MatMul", ["weights", "value"], ["values"]),
+            helper.make_node("Transpose", ["values"], ["result"], perm=[0, 2, 1, 3]),
+        ]
+        half = TensorProto.FLOAT16
+        inputs = [helper.make_tensor_value_info(name, half, shape) for name, shape in shapes.items()]
+        result = helper.make_tensor_value_info("result", half, (self.batch, queries, heads, width))
+        scale = helper.make_tensor("scale", half, [], [0.25])
+        graph = helper.make_graph(nodes, "attention", inputs, [result], [scale])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+        [task] = extract_tasks(fuse(read_onnx(model.SerializeToString(), {}), GPU.target))
+        return from_json(task.module_json)
+
+    def reference(self, inputs: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        query, key, *mask, value = inputs  # in the order in which they are read
+        return super().reference([query, key, value, *mask])

@@ -34,7 +34,7 @@ def fuse_attention(module: tvm.IRModule, on_gpu: bool) -> tvm.IRModule:
     Sketches compute it a block of queries at a time (search.sketches.attention_blocks), on a GPU also in one
     kernel (search.rules.gpu). Few keys gain only on GPUs, which save kernels.
     """
-    result, named = _pattern()
+    result, named = _pattern(on_gpu)
 
     def is_possible(keys: int) -> bool:
         if on_gpu:
@@ -56,13 +56,20 @@ def fuse_attention(module: tvm.IRModule, on_gpu: bool) -> tvm.IRModule:
     return relax.transform.FuseOpsByPattern(patterns, bind_constants=True, annotate_codegen=False)(module)
 
 
-def _pattern() -> tuple[DFPattern, dict[str, DFPattern]]:
-    """Return the pattern, and its scores and softmax by these names."""
+def _pattern(of_halves: bool) -> tuple[DFPattern, dict[str, DFPattern]]:
+    """Return the pattern, and its scores and softmax by these names. With `of_halves`, results may be
+    converted: products of halves are summed in float32, and softmaxes of halves are computed in float32.
+    """
+
+    def converted(value: DFPattern) -> DFPattern:
+        return value | is_op("relax.astype")(value) if of_halves else value
+
     scores = is_op("relax.matmul")(wildcard(), wildcard())
-    scaled = scores
+    rounded = converted(scores)
+    scaled = rounded
     for operator in ("relax.multiply", "relax.divide"):
-        scaled = scaled | is_op(operator)(scores, wildcard())
+        scaled = scaled | is_op(operator)(rounded, wildcard())
     masked = scaled | is_op("relax.add")(scaled, wildcard()) | is_op("relax.add")(wildcard(), scaled)
-    softmax = is_op("relax.nn.softmax")(masked)
-    values = is_op("relax.matmul")(softmax, wildcard())
-    return is_op("relax.permute_dims")(values), {"scores": scores, "softmax": softmax}
+    softmax = is_op("relax.nn.softmax")(converted(masked))
+    values = is_op("relax.matmul")(converted(softmax), wildcard())
+    return is_op("relax.permute_dims")(converted(values)), {"scores": scores, "softmax": softmax}

@@ -9,6 +9,7 @@ from search.cost.gpu_analytic import GpuSpeeds, multiply_adds
 from search.programs.attention_tile import attention_tile
 from search.programs.nest import Floats
 from search.programs.program import Population
+from search.sketches.attention import attention_of
 from search.sketches.stage import Stage
 
 # The operations of one score in a softmax: two exponentials, a maximum, a sum and a division.
@@ -41,10 +42,11 @@ def attention_seconds(population: Population, stage: Stage, parameters: CostPara
     loaded = score_steps * (queries + keys) + tile.keys * (queries + columns)
     softmax = SOFTMAX_STEPS * queries * np.ceil(tile.keys / gpu.warp_size)
     of_thread = multiplied + loaded + softmax
-    lanes = multiply_adds(
-        parameters, population.sketch.dag.buffer[population.sketch.dag.node[stage.node].write.buffer]
-    )
-    moved = blocks * tile.keys * (tile.depth + tile.width) * tile.item_bytes
+    dag = population.sketch.dag
+    attention = attention_of(dag, dag.node[stage.node])
+    assert attention is not None, "the stage computes an attention"
+    lanes = multiply_adds(parameters, dag.buffer[attention.scores.write.buffer])
+    moved = blocks * tile.keys * (tile.depth + tile.width) * tile.operand_bytes
     waves = np.ceil(blocks / (resident * parameters.cores))
     cycles = np.stack(
         [

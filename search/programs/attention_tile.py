@@ -18,7 +18,7 @@ _Count = TypeVar("_Count", int, Ints, Floats)
 @dataclass(frozen=True)
 class AttentionTile:
     """The numbers of images, queries and keys, the `depth` of a score's sum, the `width` of a result, and the
-    bytes of a score.
+    bytes of a score and of an operand.
     """
 
     images: int
@@ -27,6 +27,7 @@ class AttentionTile:
     depth: int
     width: int
     item_bytes: int
+    operand_bytes: int
 
     @classmethod
     def of(cls, dag: Dag, attention: Attention) -> AttentionTile:
@@ -38,6 +39,7 @@ class AttentionTile:
             depth=extent_of(attention.scores, attention.scores.reduction),
             width=extent_of(output, [axis for axis in output.spatial if axis not in rows]),
             item_bytes=dag.buffer[attention.scores.write.buffer].item_bytes,
+            operand_bytes=dag.buffer[attention.scores.reads[0].buffer].item_bytes,
         )
 
     def shared_bytes(self, queries: _Count) -> _Count:

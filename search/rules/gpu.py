@@ -203,18 +203,19 @@ def spread_over_threads(state: State) -> list[State]:
 
 
 def _starts_attention(state: State) -> bool:
-    """Return whether an attention of float32 ends here, whose rows of scores fit shared memory."""
+    """Return whether an attention ends here whose sums are float32 and whose rows of scores fit shared
+    memory. Operands, weights and results may be halves.
+    """
     gpu = state.device.gpu
     found = attention_of(state.dag, state.current) if state.is_output else None
     if gpu is None or found is None:
         return False
     if any(node.rounds_to for node in found.members):
         return False
-    written = {state.dag.buffer[node.write.buffer].dtype for node in (*found.members, found.output)}
-    return (
-        written == {"float32"}
-        and AttentionTile.of(state.dag, found).shared_bytes(1) <= gpu.dynamic_shared_bytes
-    )
+    types = {node.name: state.dag.buffer[node.write.buffer].dtype for node in (*found.members, found.output)}
+    in_float32 = {types[node.name] for node in found.members if node is not found.weights} == {"float32"}
+    fits = AttentionTile.of(state.dag, found).shared_bytes(1) <= gpu.dynamic_shared_bytes
+    return in_float32 and fits and {*types.values()} <= {"float32", "float16"}
 
 
 def _attention_around(state: State) -> Attention | None:

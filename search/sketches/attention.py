@@ -48,7 +48,7 @@ def attention_of(dag: Dag, output: Node) -> Attention | None:
         return None
     scores, values = products
     sums = tuple(node for node in before if node.reduction and node not in products)
-    if len(sums) != 2 or dag.consumers(values) != (output,) or any(node.extra_writes for node in sums):
+    if len(sums) != 2 or not _ends_in(dag, values, output) or any(node.extra_writes for node in sums):
         return None
     stored = _producers(dag, sums[0])
     weights = _producers(dag, values)
@@ -73,6 +73,14 @@ def common_rows(dag: Dag, output: Node, members: Sequence[Node]) -> tuple[int, .
         return ()
     *images, queries = sorted(long, key=lambda axis: (output.axes[axis].extent, axis))
     return (*sorted(images), queries)
+
+
+def _ends_in(dag: Dag, node: Node, output: Node) -> bool:
+    """Return whether only the output reads a node's results, directly or after conversions."""
+    readers = dag.consumers(node)
+    while len(readers) == 1 and readers[0] is not output and len(readers[0].reads) == 1:
+        readers = dag.consumers(readers[0])
+    return readers == (output,)
 
 
 def _producers(dag: Dag, node: Node) -> list[Node]:

@@ -15,7 +15,7 @@ from search.sketches.attention import attention_of
 from search.sketches.location import aligned_axes
 from search.sketches.stage import Stage
 
-# The lengths of vectors of float32 that a thread loads.
+# The lengths of vectors that a thread loads.
 VECTORS = (2, 4)
 
 

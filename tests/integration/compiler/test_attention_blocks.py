@@ -26,7 +26,7 @@ from search.sketches.stage import StageKind
 from tests.cuda_emulator.toolchain import find_nvdisasm, instructions
 from tests.devices import GPU
 from tests.gpu_programs import Candidate, Failure, compiled, failures
-from tests.imported_cases import JoinedAttention
+from tests.imported_cases import AttentionOfHalves, JoinedAttention
 from tests.onnx_models import Builder
 from tests.packing import with_constants
 from tests.workloads import module
@@ -125,12 +125,18 @@ def test_a_gpus_attention_is_one_task_unless_its_rows_are_long() -> None:
     assert len(extract_tasks(fuse(read_onnx(_model(16, 1032), {}), GPU.target))) == 4
 
 
-# Keys and queries that tiles divide and don't, with a mask and without one.
+# Keys and queries that tiles divide and don't, with a mask and without one, in two types.
 GPU_CASES = (
     JoinedAttention("attention", (2, 32, 64, 32, False)),
     JoinedAttention("attention", (3, 40, 60, 12, True), batch=2),
     JoinedAttention("attention", (2, 13, 49, 40, True)),
+    AttentionOfHalves("attention", (2, 32, 64, 32, False), dtype="float16"),
+    AttentionOfHalves("attention", (3, 40, 60, 12, True), dtype="float16", batch=2),
 )
+SPILLS = [
+    pytest.param(JoinedAttention("attention", (12, 128, 128, 64, True)), id="float32"),
+    pytest.param(AttentionOfHalves("attention", (12, 128, 128, 64, True), dtype="float16"), id="float16"),
+]
 
 
 @pytest.mark.slow
@@ -147,8 +153,8 @@ def test_one_gpu_kernel_agrees_with_the_attention() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_nvdisasm() is None, reason="nvidia-cuda-nvdisasm isn't installed")
-def test_scores_stay_in_shared_memory_and_registers(tmp_path: Path) -> None:
-    case = JoinedAttention("attention", (12, 128, 128, 64, True))
+@pytest.mark.parametrize("case", SPILLS)
+def test_scores_stay_in_shared_memory_and_registers(case: JoinedAttention, tmp_path: Path) -> None:
     population = sample(generate(read_dag(case.module()), GPU)[0], 64, np.random.default_rng(0))
     tiles = np.stack(
         [population.chosen(population.sketch.stages[-1].node, kind) for kind in ("warps", "queries")]
