@@ -66,7 +66,7 @@ class GpuTiled(Stage):
         yield Choice("unroll", node.name, UNROLL_STEPS)
         if self.shared:
             yield Choice("stages", node.name, STAGES)
-        yield from _fetch_lanes(sketch.dag, self)
+        yield from _fetch_lanes(sketch, self)
 
     def __str__(self) -> str:
         cache = " in a write cache" if self.cache_write else ""
@@ -113,7 +113,7 @@ class TensorTiled(Stage):
             yield Choice(kind, self.node, TENSOR_TILES)
         yield Choice("unroll", self.node, UNROLL_STEPS[:3])
         yield Choice("stages", self.node, STAGES)
-        yield from _fetch_lanes(sketch.dag, self)
+        yield from _fetch_lanes(sketch, self)
 
     def __str__(self) -> str:
         return f"{self.kind} {self.node}" + (f", {self.epilogue}" if self.epilogue else "")
@@ -274,11 +274,20 @@ def _gpu_of(population: Population) -> Gpu:
     return gpu
 
 
-def _fetch_lanes(dag: Dag, stage: Stage) -> Iterator[Variable]:
+def _fetch_lanes(sketch: Sketch, stage: Stage) -> Iterator[Variable]:
     """Yield a choice of vector widths for every operand that is fetched into shared memory."""
     for name in stage.shared:
-        shape = dag.buffer[name].shape
-        yield Choice(fetch_kind(name), stage.node, _lanes(dag, [name], shape[-1] if shape else 1))
+        shape = sketch.dag.buffer[name].shape
+        touched = _computed_from(sketch, name)
+        yield Choice(fetch_kind(name), stage.node, _lanes(sketch.dag, touched, shape[-1] if shape else 1))
+
+
+def _computed_from(sketch: Sketch, name: str) -> list[str]:
+    """Return an operand and the buffers that it is computed from while it is fetched."""
+    producer = sketch.dag.producer.get(name)
+    if producer is None or sketch.stage[producer.name].kind is not StageKind.INLINE:
+        return [name]
+    return [name, *(one for read in producer.reads for one in _computed_from(sketch, read.buffer))]
 
 
 def _thread_counts(extent: int, gpu: Gpu) -> tuple[int, ...]:

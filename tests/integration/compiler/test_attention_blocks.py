@@ -23,6 +23,7 @@ from search.programs.annotate import sample
 from search.rules.space import generate
 from search.sketches.sketch import Sketch
 from search.sketches.stage import StageKind
+from search.sketches.variables import fetch_kind
 from tests.cuda_emulator.toolchain import find_nvdisasm, instructions
 from tests.devices import GPU
 from tests.gpu_programs import Candidate, Failure, compiled, failures
@@ -149,6 +150,23 @@ def test_one_gpu_kernel_agrees_with_the_attention() -> None:
     found = [one for one in results if not isinstance(one, Failure)]
     wrong = [one for one in results if isinstance(one, Failure)] + failures(found)
     assert not wrong, "\n\n".join(map(str, wrong))
+
+
+def test_halves_that_are_computed_from_floats_are_fetched_in_shorter_vectors() -> None:
+    """TVM generates invalid code for vectors of eight float32, and a softmax is computed in float32."""
+    case = AttentionOfHalves("attention", (2, 32, 64, 32, False), dtype="float16")
+    found = set()
+    for sketch in generate(read_dag(case.module()), GPU)[1:]:
+        weights, values = (
+            sketch.choice(stage.node, fetch_kind(name))
+            for stage in (*sketch.tiled, *sketch.of_kind(StageKind.TENSOR))
+            for name in stage.shared
+            if stage.node == "matmul1"
+        )
+        assert weights is not None
+        assert values is not None
+        found.add((max(weights.numbers), max(values.numbers)))
+    assert found == {(4, 8)}
 
 
 @pytest.mark.slow
