@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
@@ -50,6 +51,7 @@ def page() -> str:
     return "\n".join(lines)
 
 
+@cache
 def messages() -> dict[str, list[str]]:
     """Return the messages of each room, in alphabetical order."""
     found = {}
