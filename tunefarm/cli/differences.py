@@ -278,9 +278,12 @@ def _comment(found: Difference, baseline: str, regression: float, allowed: float
     before_s, now_s = found.latency_s
     before, now = found.jobs
     is_slower = regression > allowed
-    verdict = f"{abs(regression):.1%} {'slower' if regression > 0 else 'faster'}"
+    percent = f"{abs(regression):.1%}"
+    verdict = (
+        "as fast as" if percent == "0.0%" else f"{percent} {'slower' if regression > 0 else 'faster'} than"
+    )
     lines = [
-        f"### {'❌' if is_slower else '✅'} {_cell(now.model_name)}: {verdict} than `{baseline}`",
+        f"### {'❌' if is_slower else '✅'} {_cell(now.model_name)}: {verdict} `{baseline}`",
         "",
         f"At most {allowed:.1%} slower is allowed. Device class `{now.device_class}`.",
         "",

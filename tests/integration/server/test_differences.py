@@ -151,6 +151,8 @@ def test_a_model_file_selects_the_newest_job(
     capsys.readouterr()
     assert run(app, arguments) == ExitCode.OK
     assert json.loads(capsys.readouterr().out)["jobs"] == [jobs.second, jobs.second]
+    assert run(app, arguments[:-1]) == ExitCode.OK
+    assert "relu: as fast as `production`\n" in capsys.readouterr().out
     (tmp_path / "relu.onnx").write_bytes(onnx_model(5))
     assert run(app, arguments) == ExitCode.BAD_INPUT
     assert "relu.onnx is done: run `tunefarm tune" in capsys.readouterr().err
