@@ -6,6 +6,8 @@ import json
 import math
 import re
 import shlex
+import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -287,8 +289,8 @@ class TuneResult:
             ("artifact", str(self.output)),
             ("job", self.job.id),
             ("page", self.page or self.page_hint),
-            ("run", f"python -c {shlex.quote(_RUN.format(json.dumps(str(self.output))))}"),
-            ("compare", shlex.join(["tunefarm", "bench", str(self.output), *self._against])),
+            ("run", shlex.join([_program("python"), "-c", _RUN.format(json.dumps(str(self.output)))])),
+            ("compare", shlex.join([_program("tunefarm"), "bench", str(self.output), *self._against])),
         ]
         console.print(task_table(self.tasks))
         if self.quantization is not None:
@@ -524,8 +526,21 @@ def _page_hint(settings: CommandSettings, job: Job) -> str:
     data = [] if is_default else ["--data", str(settings.data)]
     scheme = "http" if settings.tls_cert is None else "https"
     page = f"{scheme}://{settings.host}:{settings.port or 'PORT'}/#/jobs/{quote(job.id)}"
-    up, report = (shlex.join(["tunefarm", *command, *data]) for command in (["up"], ["report", job.id]))
+    up, report = (
+        shlex.join([_program("tunefarm"), *command, *data]) for command in (["up"], ["report", job.id])
+    )
     return f"`{up}`, then {page}; or as a file: `{report}`"
+
+
+def _program(name: str) -> str:
+    """Return how the user's shell starts a program of this environment: by its name, or by its path if the
+    shell would find no program or another environment's.
+    """
+    own = Path(sys.executable).parent / name
+    found = shutil.which(name)
+    if found is not None and Path(found).parent.resolve() == own.parent.resolve():
+        return name
+    return str(own.relative_to(Path.cwd()) if own.is_relative_to(Path.cwd()) else own)
 
 
 def _fetch(

@@ -123,9 +123,20 @@ def test_a_port_in_use_is_named(fake: FakeService, capsys: pytest.CaptureFixture
     assert f"port {port} (Address already in use): choose another one with --port" in failure(capsys)
 
 
-def test_tune_follows_the_job_and_unpacks_its_artifact(
-    fake: FakeService, model: Path, capsys: pytest.CaptureFixture[str]
+def test_tune_names_programs_by_path_where_the_environment_is_not_active(
+    fake: FakeService, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin")
+    assert run(app, ["tune", str(model), "--server", fake.url]) == ExitCode.OK
+    *_, run_line, compare = capsys.readouterr().out.splitlines()
+    assert f" {Path(sys.executable).parent}/python -c " in run_line
+    assert f" {Path(sys.executable).parent}/tunefarm bench " in compare
+
+
+def test_tune_follows_the_job_and_unpacks_its_artifact(
+    fake: FakeService, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
     arguments = ["tune", str(model), "--server", fake.url, "--trials", "7", "--shape", "x=1,3", "--seed", "5"]
     assert run(app, arguments) == ExitCode.OK
     captured = capsys.readouterr()
@@ -164,6 +175,7 @@ def test_tune_says_how_to_see_the_page_of_a_service_that_ends(
         with Client(fake.url) as client:
             yield Service(client, embedded=True)
 
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
     monkeypatch.setattr(cli_tune, "connect_or_start", embedded)
     assert run(app, ["tune", str(model), "--target", "pi"]) == ExitCode.OK
     data = f"--data {tmp_path / 'data'}"
