@@ -11,7 +11,7 @@ from benchmarks.coverage.cases import load
 from benchmarks.coverage.importers import OURS, Attempts
 from benchmarks.coverage.tried import Outcome
 
-FAST = {"BitCast", "Col2Im", "MelWeightMatrix", "QLinearMatMul", "Where"}
+FAST = {"BitCast", "Col2Im", "QLinearMatMul"}
 
 
 def mistakes(operators: Collection[str]) -> list[str]:

@@ -84,12 +84,12 @@ def workload() -> str:
 
 
 def programs(wanted: str) -> list[Program]:
-    """Return programs of the sketches that have this text in their keys."""
+    """Return a program of each sketch that has this text in its key."""
     device = detect_device()
     rng = np.random.default_rng(0)
     found = [one for one in sketches_of(read_dag(from_json(workload())), device) if wanted in one.key]
     drawn = (sample(sketch, 64, rng) for sketch in found)
-    return [population.program(row) for population in drawn for row in range(min(2, len(population)))]
+    return [population.program(0) for population in drawn if len(population)]
 
 
 @pytest.mark.usefixtures("plugin")
