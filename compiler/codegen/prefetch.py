@@ -17,6 +17,7 @@ from tvm import tirx
 from tvm.ir import StringImm, TensorLoad
 from tvm.sym import Analyzer
 from tvm.tirx import (
+    Add,
     AllocBuffer,
     AttrStmt,
     BufferStore,
@@ -84,15 +85,16 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
         tvm_ffi.structural_walk(load.indices[-1], [(Var, used.append)])
         innermost = next((at for at, loop in enumerate(loops) if _has(used, loop.loop_var)), None)
         if innermost is not None:
-            rows[innermost] += (row for row in _rows(load) if not _is_near(row, rows[innermost]))
+            rows[innermost] += _rows(load)
     if not rows:
         return function
+    lines = {at: list(_one_a_line(found)) for at, found in rows.items()}
 
     def prefetch(loop: For) -> For:
         at = next(at for at, each in enumerate(loops) if each.loop_var.same_as(loop.loop_var))
-        if at not in rows:
+        if at not in lines:
             return loop
-        calls = [Evaluate(tirx.call_extern("int32", _NAME, tirx.address_of(row))) for row in rows[at]]
+        calls = [Evaluate(tirx.call_extern("int32", _NAME, tirx.address_of(row))) for row in lines[at]]
         # At the end of the body, its variables are bound.
         statements = loop.body.seq if isinstance(loop.body, SeqStmt) else [loop.body]
         body = SeqStmt([*statements, *calls])
@@ -146,15 +148,25 @@ def _rows(load: TensorLoad) -> Iterator[Any]:
         yield tirx.BufferLoad(load.source, [*outer, last.base + ahead])
 
 
-def _is_near(row: TensorLoad, others: Iterable[TensorLoad]) -> bool:
-    """Return whether less than a line lies between an element and one of the others."""
+def _one_a_line(rows: Iterable[TensorLoad]) -> Iterator[TensorLoad]:
+    """Yield the elements that are a line or more away from all that were yielded before."""
     analyzer = Analyzer()
-    for other in others:
-        if row.source.same_as(other.source) and len(row.indices) == 1:
-            distance = analyzer.simplify(row.indices[0] - other.indices[0])
-            if isinstance(distance, IntImm) and abs(int(distance)) * _item_bytes(row) < LINE_BYTES:
-                return True
-    return False
+    yielded: defaultdict[Any, list[int]] = defaultdict(list)
+    for row in rows:
+        *outer, last = row.indices
+        base, offset = _split(analyzer.simplify(last))
+        near = yielded[tvm_ffi.StructuralKey(tirx.BufferLoad(row.source, [*outer, base]))]
+        at = offset * _item_bytes(row)
+        if all(abs(at - other) >= LINE_BYTES for other in near):
+            near.append(at)
+            yield row
+
+
+def _split(index: Any) -> tuple[Any, int]:
+    """Return a simplified index without its constant summand, and the summand."""
+    if isinstance(index, Add) and isinstance(index.b, IntImm):
+        return index.a, int(index.b)
+    return index, 0
 
 
 def _bytes(load: TensorLoad) -> int:
