@@ -6,7 +6,7 @@ a quarter of a loop's other instructions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import tvm
@@ -58,12 +58,17 @@ def _joined(loop: For) -> For:
         return loop
     if not isinstance(loop.extent, IntImm) or not isinstance(loop.min, IntImm) or int(loop.min):
         return loop
-    scalars = _distinct(
-        each.value
-        for store in stores
-        for each in find_all(store.value, Broadcast)
-        if isinstance(each.value, TensorLoad) and _moves_by_one(each.value, loop.loop_var)
-    )
+    analyzer = Analyzer()
+    scalars = [
+        load
+        for load in _distinct(
+            each.value
+            for store in stores
+            for each in find_all(store.value, Broadcast)
+            if isinstance(each.value, TensorLoad)
+        )
+        if _moves_by_one(load, loop.loop_var, analyzer)
+    ]
     if not scalars:
         return loop
     lanes = VECTOR_BYTES // _item_bytes(scalars[0])
@@ -72,17 +77,18 @@ def _joined(loop: For) -> For:
     if _registers(stores) + len(scalars) > REGISTERS:
         return loop
     counter = Var(loop.loop_var.name, loop.loop_var.ty.dtype)
+    keys = {tvm_ffi.StructuralKey(each) for each in scalars}
     steps = [
-        step
-        for lane in range(lanes)
-        for step in (_step(store, loop.loop_var, counter, lanes, lane) for store in stores)
+        _step(store, keys, loop.loop_var, counter, lanes, lane) for lane in range(lanes) for store in stores
     ]
     extent = tirx.const(int(loop.extent) // lanes, loop.extent.ty.dtype)
     return For(counter, loop.min, extent, loop.kind, SeqStmt(steps), annotations=loop.annotations)
 
 
-def _step(store: BufferStore, before: Any, counter: Any, lanes: int, lane: int) -> BufferStore:
-    """Return a store of one of the `lanes` steps of a new iteration."""
+def _step(
+    store: BufferStore, scalars: Collection[Any], before: Any, counter: Any, lanes: int, lane: int
+) -> BufferStore:
+    """Return a store of one of the `lanes` steps of a new iteration. `scalars` has the joined loads' keys."""
     first = counter * lanes
 
     def at(expr: Any, step: Any) -> Any:
@@ -90,7 +96,7 @@ def _step(store: BufferStore, before: Any, counter: Any, lanes: int, lane: int) 
 
     def from_lane(broadcast: Broadcast) -> Any:
         load = broadcast.value
-        if not isinstance(load, TensorLoad) or not _moves_by_one(load, before):
+        if not isinstance(load, TensorLoad) or tvm_ffi.StructuralKey(load) not in scalars:
             return broadcast
         *outer, last = load.indices
         ramp = Ramp(at(last, first), tirx.const(1, last.ty.dtype), lanes)
@@ -100,9 +106,8 @@ def _step(store: BufferStore, before: Any, counter: Any, lanes: int, lane: int) 
     return at(tvm_ffi.structural_map(store, (Broadcast, from_lane)), first + lane)
 
 
-def _registers(stores: Iterable[BufferStore]) -> int:
+def _registers(stores: Sequence[BufferStore]) -> int:
     """Return the vector registers of the accumulators and of the vectors that a step loads."""
-    stores = list(stores)
     loads = _distinct(
         load
         for store in stores
@@ -113,13 +118,13 @@ def _registers(stores: Iterable[BufferStore]) -> int:
     return sum(-(-_bits(dtype) // (8 * VECTOR_BYTES)) for dtype in types)
 
 
-def _moves_by_one(load: TensorLoad, variable: Any) -> bool:
+def _moves_by_one(load: TensorLoad, variable: Any, analyzer: Analyzer) -> bool:
     """Return whether each step of a loop loads the next element."""
     *outer, last = load.indices
     if isinstance(last, Ramp) or any(_uses(each, variable) for each in outer):
         return False
     following = tvm_ffi.structural_map(last, (Var, lambda each: each + 1 if each.same_as(variable) else each))
-    step = Analyzer().simplify(following - last)
+    step = analyzer.simplify(following - last)
     return isinstance(step, IntImm) and int(step) == 1
 
 

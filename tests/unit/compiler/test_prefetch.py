@@ -5,41 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from tvm import te
-from tvm.s_tir import Schedule
 
 from compiler.codegen import prefetch
-from compiler.codegen.compilation import pass_context
-from compiler.codegen.pipeline import PIPELINE
 from compiler.codegen.prefetch import AHEAD_BYTES, LINE_BYTES, MIN_OPERAND_BYTES
-from tests.workloads import module
+from tests.register_tiles import compile_tile, register_tile
 
 NATIVE = tvm.target.Target("llvm")
 ROWS, VECTOR = 4, 32
 CALL = "call void @llvm.prefetch"
-
-
-def _product(depth: int, dtype: str = "float32") -> tvm.IRModule:
-    """ROWS sums of vectors, over rows of the second operand, which are vectors too."""
-    data = te.placeholder((ROWS, depth), dtype, name="data")
-    weight = te.placeholder((depth, VECTOR), dtype, name="weight")
-    k = te.reduce_axis((0, depth), "k")
-    product = te.compute(
-        (ROWS, VECTOR), lambda i, j: te.sum(data[i, k] * weight[k, j], axis=k), name="product"
-    )
-    schedule = Schedule(module([data, weight, product]))
-    block = schedule.get_sblock("product")
-    i, j, depth_loop = schedule.get_loops(block)
-    schedule.reorder(depth_loop, i, j)
-    schedule.unroll(i)
-    schedule.vectorize(j)
-    schedule.decompose_reduction(block, depth_loop)
-    return schedule.mod
-
-
-def _compile(scheduled: tvm.IRModule) -> tvm.runtime.Executable:
-    with pass_context(NATIVE):
-        return tvm.compile(scheduled, target=NATIVE, tir_pipeline=PIPELINE)
 
 
 def _depth(num_bytes: int, item: int = 4) -> int:
@@ -56,7 +29,7 @@ def _depth(num_bytes: int, item: int = 4) -> int:
 )
 def test_every_line_of_a_row_is_prefetched_once(num_bytes: int, dtype: str, lines: int) -> None:
     depth = _depth(num_bytes, np.dtype(dtype).itemsize)
-    built = _compile(_product(depth, dtype))
+    built = compile_tile(register_tile(ROWS, VECTOR, depth, dtype), NATIVE)
     assert built.mod.inspect_source("ll").count(CALL) == lines
     rng = np.random.default_rng(0)
     data, weight = rng.uniform(size=(ROWS, depth)), rng.uniform(size=(depth, VECTOR))
@@ -66,10 +39,10 @@ def test_every_line_of_a_row_is_prefetched_once(num_bytes: int, dtype: str, line
 
 
 def test_sums_stay_in_registers(monkeypatch: pytest.MonkeyPatch) -> None:
-    scheduled = _product(_depth(MIN_OPERAND_BYTES))
-    prefetched = _compile(scheduled).mod.inspect_source("ll")
+    scheduled = register_tile(ROWS, VECTOR, _depth(MIN_OPERAND_BYTES))
+    prefetched = compile_tile(scheduled, NATIVE).mod.inspect_source("ll")
     monkeypatch.setattr(prefetch, "MIN_OPERAND_BYTES", 2 * MIN_OPERAND_BYTES)
-    plain = _compile(scheduled).mod.inspect_source("ll")
+    plain = compile_tile(scheduled, NATIVE).mod.inspect_source("ll")
     assert (CALL in prefetched, CALL in plain) == (True, False)
     assert prefetched.count("store <") == plain.count("store <")
 
@@ -83,7 +56,7 @@ def test_rows_are_prefetched_in_the_loop_that_moves_along_them() -> None:
             tvm.tirx.transform.FlattenBuffer(),
             tvm.tirx.transform.VectorizeLoop(),
         ]
-    )(_product(_depth(MIN_OPERAND_BYTES)))
+    )(register_tile(ROWS, VECTOR, _depth(MIN_OPERAND_BYTES)))
     text = prefetch.prefetch_operands(flat)["main"].script()
     assert (
         f"""
