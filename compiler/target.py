@@ -108,6 +108,11 @@ def host_triple(target: tvm.target.Target) -> str:
     return str(host.attrs.get("mtriple", f"{platform.machine()}-linux-gnu"))
 
 
+def is_arm(target: tvm.target.Target) -> bool:
+    """Return whether a target's host code runs on 64-bit Arm."""
+    return host_triple(target).startswith("aarch64")
+
+
 def _executed_features(
     attributes: Mapping[str, Any], words: Sequence[str], without: Sequence[str]
 ) -> dict[str, bool]:

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+# LLVM's names of the architectures whose instructions may read an operand from memory.
+X86_ARCHS = ("x86_64", "i686")
+
 
 class InstructionSet(NamedTuple):
     """An instruction set: `word` in /proc/cpuinfo, `name` in LLVM. Some words have several names."""
@@ -50,7 +53,7 @@ class FeatureError(ValueError):
 def instruction_sets(arch: str) -> tuple[InstructionSet, ...]:
     """Return the instruction sets of an architecture, which is named as in an LLVM triple; none for an
     unknown one."""
-    return {"x86_64": _X86, "i686": _X86, "aarch64": _ARM}.get(arch, ())
+    return {**dict.fromkeys(X86_ARCHS, _X86), "aarch64": _ARM}.get(arch, ())
 
 
 def llvm_names(spelling: str, arch: str) -> tuple[str, ...]:

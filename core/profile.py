@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from core.instruction_sets import X86_ARCHS
+
 FLOAT32 = "float32"
 # The prefix of a rate of dot products, such as "dotbfloat16". The rate of "int8" is its dot products' rate.
 DOT = "dot"
@@ -95,7 +97,7 @@ _NO_NUMBERS = ("multiply_adds", "derived")
 @functools.cache
 def assumed_profile(arch: str, features: tuple[str, ...], cores: int) -> Profile:
     """Return the profile of an uncalibrated device: an ordinary core with the device's instruction sets."""
-    is_x86 = arch in ("x86_64", "i686")
+    is_x86 = arch in X86_ARCHS
     wide = "avx512f" in features
     registers = 32 if wide or not is_x86 else 16
     has_fma = not is_x86 or "fma" in features or wide

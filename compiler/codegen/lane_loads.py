@@ -17,6 +17,7 @@ from tvm.sym import Analyzer
 from tvm.tirx import Broadcast, BufferStore, For, ForKind, IntImm, PrimFunc, Ramp, SeqStmt, Shuffle, Var
 
 from compiler.codegen.rewrite import rewrite_prim_funcs
+from compiler.target import is_arm
 from compiler.tir_nodes import find_all
 
 VECTOR_BYTES = 16
@@ -39,14 +40,9 @@ def load_lanes(module: tvm.IRModule) -> tvm.IRModule:
     return rewrite_prim_funcs(module, _rewrite)
 
 
-def multiplies_by_lanes(target: tvm.target.Target) -> bool:
-    """Return whether the target's instructions multiply by a lane, and don't read memory."""
-    return "aarch64" in str(target.attrs.get("mtriple", ""))
-
-
 def _rewrite(function: PrimFunc) -> PrimFunc:
     target = function.attrs.get("target")
-    if target is None or not multiplies_by_lanes(target):
+    if target is None or not is_arm(target):
         return function
     return function.with_body(tvm_ffi.structural_map(function.body, (For, _joined)))
 

@@ -16,6 +16,7 @@ from tvm.tirx import NE, Broadcast, FloatImm, Let, Max, Min, PrimFunc, Select
 
 from compiler.codegen.fragments import KERNELS_START
 from compiler.codegen.rewrite import rewrite_prim_funcs
+from compiler.target import is_arm
 
 _LLVM = {Max: "llvm.maximum", Min: "llvm.minimum"}
 # The macros come after all declarations, so they change calls in kernels only.
@@ -45,8 +46,7 @@ def propagate_nan(module: tvm.IRModule) -> tvm.IRModule:
 
 def _rewrite(function: PrimFunc) -> PrimFunc:
     target = function.attrs.get("target") if function.attrs else None
-    on_arm = "aarch64" in str(target.attrs.get("mtriple", "")) if target is not None else False
-    replace = _by_instruction if on_arm else _by_operand_order
+    replace = _by_instruction if target is not None and is_arm(target) else _by_operand_order
     rewritten = tvm_ffi.structural_map(function.body, [((Max, Min), replace), (NE, _differs)])
     return function.with_body(rewritten)
 

@@ -8,6 +8,7 @@ from typing import Any
 import tvm
 from tvm.s_tir import TensorIntrin
 
+from compiler.lowering.widened_dot_products import add_pairs
 from compiler.tvmscript import T
 from search.sketches.block_products import HALVES, NEIGHBOURS, BlockProduct
 
@@ -157,28 +158,27 @@ def _adding_up(product: BlockProduct) -> Callable[[list[Any], list[Any]], Any]:
 
     def by_pairs_of_bytes(codes: list[Any], rows: list[Any]) -> Any:
         """Codes of 4 bits: sums of eight pairs fit int16, so nothing saturates."""
-        add_pairs, widen = instruction("llvm.x86.avx2.pmadd.ub.sw"), instruction("llvm.x86.avx2.pmadd.wd")
+        multiply = instruction("llvm.x86.avx2.pmadd.ub.sw")
         ones = T.broadcast(T.int16(ONES_16), 2 * lanes)
         total = T.broadcast(T.int32(0), lanes)
         for start in range(0, len(codes), IN_16_BITS):
             pairs = [
-                add_pairs(in_pairs, T.reinterpret(code, dtype=in_bytes), T.reinterpret(row, dtype=in_bytes))
+                multiply(in_pairs, T.reinterpret(code, dtype=in_bytes), T.reinterpret(row, dtype=in_bytes))
                 for code, row in zip(codes[start:][:IN_16_BITS], rows[start:], strict=False)
             ]
-            total = total + widen(vector, sum(pairs[1:], pairs[0]), ones)
+            total = add_pairs(total, sum(pairs[1:], pairs[0]), ones)
         return total
 
     def by_pairs_of_int16(codes: list[Any], rows: list[Any]) -> Any:
         """Multiply the first and third bytes, and the second and fourth, as int16."""
-        multiply = instruction("llvm.x86.avx2.pmadd.wd")
         byte, lower = T.broadcast(T.int16(8), 2 * lanes), T.broadcast(T.int16(LOWER_BYTES), 2 * lanes)
         total = T.broadcast(T.int32(0), lanes)
         for code, row in zip(codes, rows, strict=True):
             code, row = (T.reinterpret(one, dtype=in_pairs) for one in (code, row))
             odd = T.bitwise_and(T.shift_right(code, byte), lower)
             even_row = T.shift_right(T.shift_left(row, byte), byte)
-            total = total + multiply(vector, T.bitwise_and(code, lower), even_row)
-            total = total + multiply(vector, odd, T.shift_right(row, byte))
+            total = add_pairs(total, T.bitwise_and(code, lower), even_row)
+            total = add_pairs(total, odd, T.shift_right(row, byte))
         return total
 
     if product.instructions != "avx2":

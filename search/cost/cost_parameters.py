@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from core.device import Device
+from core.instruction_sets import X86_ARCHS
 from core.profile import Profile
 from search.dag import Buffer
 from search.programs.nest import Floats
@@ -15,7 +16,6 @@ from search.sketches.factors import Ints
 
 LINE_BYTES = 64
 PAGE_BYTES = 4096
-X86 = ("x86_64", "i686")
 # Instructions that Arm cores decode per cycle, by LLVM's name of the core, and of others.
 DISPATCH = {"cortex-a53": 2.0, "cortex-a57": 3.0, "cortex-a72": 3.0}
 ARM_DISPATCH = 4.0
@@ -131,7 +131,7 @@ class CostParameters:
     @property
     def folds_loads(self) -> bool:
         """Whether one instruction loads an operand and computes with it."""
-        return self.device.arch in X86
+        return self.device.arch in X86_ARCHS
 
     @property
     def gather_cycles(self) -> float:

@@ -41,7 +41,7 @@ def test_a_step_of_a_joined_loop_reads_its_own_lane(monkeypatch: pytest.MonkeyPa
         data, weight = rng.uniform(size=(4, depth)), rng.uniform(size=(depth, COLUMNS))
         results = []
         for joined in (False, True):
-            monkeypatch.setattr(lane_loads, "multiplies_by_lanes", lambda _, joined=joined: joined)
+            monkeypatch.setattr(lane_loads, "is_arm", lambda _, joined=joined: joined)
             built = compile_tile(register_tile(4, COLUMNS, depth, dtype, inner), NATIVE)
             result = tvm.runtime.tensor(np.zeros((4, COLUMNS), dtype))
             built["main"](*(tvm.runtime.tensor(one.astype(dtype)) for one in (data, weight)), result)
