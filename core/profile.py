@@ -18,7 +18,7 @@ FLOAT32 = "float32"
 DOT = "dot"
 MAX_TYPE_CHARS = 16
 # The version of calibration: profiles measured by another version are measured again.
-VERSION = 3
+VERSION = 4
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ counts, because other work only adds time. Rates are per cycle of the device's n
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -37,19 +38,34 @@ MAX_STEPS = 1 << 20
 # The launches of two graphs. The difference of their times is the time of the additional launches.
 GRAPHS = (8, 72)
 WARP, THREADS, BLOCKS_PER_CORE = 32, 256, 4
+# The cache is read by one block on each multiprocessor. Two blocks there could read what the other has just
+# loaded into the L1 cache.
+CACHE_THREADS, CACHE_BLOCKS_PER_CORE = 1024, 1
 # Independent sums of each thread, enough to hide the latency of arithmetic, and the multiply-adds of one
 # step.
 CHAINS, UNROLLED = 4, 8
 TYPES = (FLOAT32, "float16", "int32", "float64")
 # The operand types of tensor cores (float32 stands for TF32) and their accumulator types. Each multiprocessor
 # runs WARPS, and each warp accumulates FRAGMENTS of SIDE x SIDE.
+FMA = "fma "  # the prefix of multiply-adds among the measured quantities
 SUMS = {"float16": FLOAT32, "bfloat16": FLOAT32, "int8": "int32", FLOAT32: FLOAT32}
 WARPS, FRAGMENTS = 8, 4
-# The working set for memory's rate, in multiples of the L2 cache.
-TIMES_CACHE = 8
+# The working set for memory's rate, in multiples of the L2 cache, and the one for the L2 cache's rate, as a
+# share of it. The cache of a large GPU has two halves, and data that all multiprocessors read are in both.
+TIMES_CACHE, CACHE_SHARE = 8, 4
 # The distance of dependent loads, in elements of 4 bytes: each load hits another DRAM row.
 STRIDE = 4099 * 16
 LANES = 4
+# The most that a multiprocessor does in a cycle, up to compute capability 12: bytes from the L2 cache and
+# from shared memory, and vectors of 16 bytes, loaded, in arithmetic and on tensor cores. Other work only
+# makes rates lower, so a higher one means that the compiler left the work out.
+L2_BYTES, SHARED_BYTES = 64, 128
+HIGHEST = {"l2_rate": L2_BYTES, "l1_rate": SHARED_BYTES, "loads": SHARED_BYTES / 16}
+HIGHEST_FMA, HIGHEST_TENSOR_FMA = 32, 512
+# The shortest latencies in cycles, and the shortest launch in a graph in seconds.
+LOWEST = {"latency_cycles": 2, "gather_cycles": 50, "launch_s": 1e-7}
+# Clocks may be this much faster than the one that the device names.
+OVERCLOCK = 1.1
 
 
 def calibrate_gpu(device: Device, budget_s: float, clock: Callable[[], float] = time.perf_counter) -> Profile:
@@ -69,13 +85,26 @@ def calibrate_gpu(device: Device, budget_s: float, clock: Callable[[], float] = 
             _log.info("the calibration's %g s were over before it measured %s", budget_s, name)
             break
         try:
-            measured |= quantity()
+            found = quantity()
+            check_possible(found, device.cores)
+            measured |= found
         except Exception as error:
             if not measured:
                 raise CalibrationError(f"no kernel runs: {str(error)[-500:]}") from error
             _log.warning("%s can't be calibrated: %s", name, str(error)[-500:])
-    multiply_adds = {name[4:]: measured.pop(name) for name in list(measured) if name.startswith("fma ")}
+    multiply_adds = {name[len(FMA) :]: measured.pop(name) for name in list(measured) if name.startswith(FMA)}
     return complete_gpu_profile(measured | {"multiply_adds": multiply_adds}, device)
+
+
+def check_possible(measured: Mapping[str, float], cores: int) -> None:
+    """Raise ValueError if a quantity is better than any GPU's."""
+    highest = HIGHEST | {"memory_rate_all": L2_BYTES * cores}
+    for name, value in measured.items():
+        limit = highest.get(name, math.inf)
+        if name.startswith(FMA):
+            limit = HIGHEST_TENSOR_FMA if name.startswith(FMA + "tensor") else HIGHEST_FMA
+        if value > limit * OVERCLOCK or value < LOWEST.get(name, 0.0) / OVERCLOCK:
+            raise ValueError(f"{name} of {value:.4g} is impossible, so the kernel didn't do its work")
 
 
 def complete_gpu_profile(measured: Mapping[str, Any], device: Device) -> Profile:
@@ -88,6 +117,8 @@ def complete_gpu_profile(measured: Mapping[str, Any], device: Device) -> Profile
     values["multiply_adds"] = assumed | dict(multiply_adds)
     if "memory_rate_all" in measured:
         values["memory_rate"] = measured["memory_rate_all"] / device.cores
+    # All multiprocessors together read the cache at least as fast as memory.
+    values["l2_rate"] = values["l3_rate"] = max(values["l2_rate"], values["memory_rate"])
     missing = {f.name for f in fields(base) if f.name not in measured and f.name != "derived"}
     if FLOAT32 not in multiply_adds:
         missing.add("multiply_adds")
@@ -113,15 +144,17 @@ class _GpuCalibration:
             dtype for dtype, sums in SUMS.items() if capability >= TENSOR_SINCE[operand_of(dtype), sums]
         ]
         blocks = self._cores * BLOCKS_PER_CORE
-        self._turns = {
-            rate: max(size // (4 * LANES * blocks * THREADS), 1)
-            for rate, size in (("memory", TIMES_CACHE * self._cache_bytes), ("cache", self._cache_bytes // 2))
+        self._streams = {
+            "memory": Stream.of(TIMES_CACHE * self._cache_bytes, blocks, THREADS),
+            "cache": Stream.of(
+                self._cache_bytes // CACHE_SHARE, self._cores * CACHE_BLOCKS_PER_CORE, CACHE_THREADS
+            ),
         }
         kernels = {
             "waits": partial(multiply_adds, FLOAT32, 1, WARP, 1),
             "shared": partial(shared_loads, blocks, THREADS),
             "chases": partial(chase, TIMES_CACHE * self._cache_bytes // 4),
-            **{rate: partial(stream, turns, blocks, THREADS) for rate, turns in self._turns.items()},
+            **{name: partial(stream, one) for name, one in self._streams.items()},
             **{dtype: partial(multiply_adds, dtype, blocks, THREADS, CHAINS) for dtype in TYPES},
             **{
                 f"tensor{dtype}": partial(matrix_products, dtype, self._cores) for dtype in self._tensor_types
@@ -187,10 +220,10 @@ class _GpuCalibration:
 
     def _rate(self, name: str, kernel: str, cores: int) -> dict[str, float]:
         """Measure the read rate of all multiprocessors in bytes per cycle, divided by `cores`."""
-        vectors = self._cores * BLOCKS_PER_CORE * THREADS
-        read = self._turns[kernel] * vectors * LANES
-        step_s = self._step_s(kernel, self._full(read, "int32"), self._full(vectors * LANES, "int32"))
-        return {name: 4 * read / step_s / self._hertz / cores}
+        streamed = self._streams[kernel]
+        tensors = (self._full(vectors * LANES, "int32") for vectors in (streamed.vectors, streamed.everyone))
+        read = streamed.everyone * UNROLLED * self._vector_bytes
+        return {name: read / self._step_s(kernel, *tensors) / self._hertz / cores}
 
     def _shared_loads(self) -> dict[str, float]:
         everyone = self._cores * BLOCKS_PER_CORE * THREADS
@@ -243,21 +276,49 @@ def multiply_adds(dtype: str, blocks: int, threads: int, chains: int) -> None:
         T.buffer_store(result, total, [number])
 
 
-def stream(turns: int, blocks: int, threads: int) -> None:
-    """Read the whole source once per step. Neighbouring threads read neighbouring vectors."""
-    everyone = blocks * threads
-    source = T.arg("source", T.buffer((turns * everyone * LANES,), "int32"))
-    result = T.arg("result", T.buffer((everyone * LANES,), "int32"))
+@dataclass(frozen=True)
+class Stream:
+    """A grid whose blocks read neighbouring parts of a source of `vectors`, again and again."""
+
+    vectors: int
+    blocks: int
+    threads: int
+
+    @classmethod
+    def of(cls, size: int, blocks: int, threads: int) -> Stream:
+        """Return the stream over a source of about `size` bytes.
+
+        The grid covers the source some times, but for one block. So a block reads another part in each turn,
+        and finds none in its L1 cache.
+        """
+        turns = max(size // (4 * LANES * blocks * threads), 1)
+        return cls((turns * blocks + 1) * threads, blocks, threads)
+
+    @property
+    def everyone(self) -> int:
+        return self.blocks * self.threads
+
+
+def stream(grid: Stream) -> None:
+    """Read UNROLLED vectors in each thread and step. Neighbouring threads read neighbouring vectors.
+
+    A place depends on the place before, or the compiler would load once for all steps.
+    """
+    source = T.arg("source", T.buffer((grid.vectors * LANES,), "int32"))
+    result = T.arg("result", T.buffer((grid.everyone * LANES,), "int32"))
     steps = T.arg("steps", T.int64())
-    with gpu_threads(blocks, threads) as number:
+    with gpu_threads(grid.blocks, grid.threads) as number:
+        place = T.alloc_buffer((1,), "int32", scope="local")
         total = T.alloc_buffer((LANES,), "int32", scope="local")
-        T.buffer_store(total, T.broadcast(T.int32(0), LANES), [T.ramp(0, 1, LANES)])
-        with T.serial(steps) as step, T.serial(turns) as turn:
-            # Each step reads another vector, or the compiler would hoist the load.
-            place = T.truncmod(turn * everyone + number + step * threads, turns * everyone)
-            loaded = source[T.ramp(place * LANES, 1, LANES)]
-            T.buffer_store(total, total[T.ramp(0, 1, LANES)] + loaded, [T.ramp(0, 1, LANES)])
-        T.buffer_store(result, total[T.ramp(0, 1, LANES)], [T.ramp(number * LANES, 1, LANES)])
+        every = T.ramp(0, 1, LANES)
+        T.buffer_store(place, number, [0])
+        T.buffer_store(total, T.broadcast(T.int32(0), LANES), [every])
+        with T.serial(steps):
+            for _ in range(UNROLLED):
+                T.buffer_store(total, total[every] + source[T.ramp(place[0] * LANES, 1, LANES)], [every])
+                T.buffer_store(place, place[0] + grid.everyone, [0])
+                T.buffer_store(place, place[0] - T.Select(place[0] >= grid.vectors, grid.vectors, 0), [0])
+        T.buffer_store(result, total[every], [T.ramp(number * LANES, 1, LANES)])
 
 
 def shared_loads(blocks: int, threads: int) -> None:
