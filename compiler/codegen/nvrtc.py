@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +31,10 @@ _PREAMBLE = """\
 """
 # Functions without a qualifier are device functions, because there is no host code.
 FLAGS = ("-default-device", "--use_fast_math", "--ptxas-options=-v")
+_KERNEL = re.compile(r"__global__[^;{]*\{")
+# Sources with so many kernels are models', and compiled on all cores. Candidates have fewer, and several are
+# compiled at once.
+MODEL_KERNELS = 4
 
 
 class NvrtcError(RuntimeError):
@@ -46,7 +51,7 @@ def compile_source(compiler: CudaCompiler, source: str, arch: str) -> tuple[byte
     text = (_PREAMBLE + with_few_headers(source)).encode()
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, b"kernels.cu", 0, None, None)
     try:
-        flags = [f"-arch={arch}", *FLAGS, *(f"-I{folder}" for folder in compiler.headers)]
+        flags = [f"-arch={arch}", *FLAGS, *_split(source), *(f"-I{folder}" for folder in compiler.headers)]
         failed = nvrtc.nvrtcCompileProgram(program, len(flags), _strings(flags))
         said = _read(nvrtc, program, "ProgramLog").rstrip(b"\0").decode(errors="replace").strip()
         if failed:
@@ -54,6 +59,13 @@ def compile_source(compiler: CudaCompiler, source: str, arch: str) -> tuple[byte
         return _read(nvrtc, program, "CUBIN"), said
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _split(source: str) -> list[str]:
+    """Return the flag with which the kernels of a model are compiled in parallel."""
+    kernels = len(_KERNEL.findall(source))
+    threads = min(kernels, len(os.sched_getaffinity(0)))
+    return [f"-split-compile={threads}"] if kernels >= MODEL_KERNELS else []
 
 
 def with_few_headers(source: str) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +57,25 @@ def test_nvrtc_returns_machine_code_and_its_resources(monkeypatch: pytest.Monkey
 def test_nvrtcs_refusal_has_a_reason(source: str, arch: str, says: str) -> None:
     with pytest.raises(NvccError, match=says):
         compile_cubin(source, arch)
+
+
+def test_a_models_kernels_are_compiled_in_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = [KERNEL.replace("twice", f"kernel_{number}") for number in range(nvrtc.MODEL_KERNELS)]
+    declared = [kernel.partition("{")[0] + ";" for kernel in kernels]  # as TVM does first
+    passed: list[str] = []
+
+    def strings(flags: Sequence[str]) -> object:
+        passed.extend(flags)
+        return (ctypes.c_char_p * len(flags))(*(flag.encode() for flag in flags))
+
+    monkeypatch.setattr(nvrtc, "_strings", strings)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(3))
+    compile_cubin("\n".join(declared[:-1] + kernels[:-1]), "sm_80")
+    assert not any("split" in flag for flag in passed), "a candidate"
+    cubin, resources = compile_cubin("\n".join(declared + kernels), "sm_80")
+    assert "-split-compile=3" in passed
+    assert all(b".text._Z8kernel_%dPf" % number in cubin for number in range(len(kernels)))
+    assert resources is not None, "the compiler reports them too"
 
 
 def test_a_toolkit_without_headers_compiles_by_nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
