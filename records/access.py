@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from core.tokens import WARNED_BEFORE_S, Scope
 from records.storage.database import NotFound
+from records.storage.ids import only_id
 from records.storage.statements import changed
 from records.storage.tables import AuditRow, TokenRow
 
@@ -126,6 +127,12 @@ def _is_valid(now: float) -> tuple[ColumnElement[bool], ...]:
 def _ends_soon(now: float) -> tuple[ColumnElement[bool], ...]:
     ends_at = TokenRow.expires_at
     return TokenRow.revoked_at.is_(None), ends_at > now, ends_at <= now + WARNED_BEFORE_S
+
+
+def full_id(session: Session, start: str) -> str:
+    """Return the only id that begins with `start`, or `start` if none does. Raises TokenNotFound if several
+    do."""
+    return only_id(session, TokenRow.id, start, TokenNotFound)
 
 
 def revoke_token(session: Session, token_id: str, now: float) -> Token:

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from core.webhook import MAX_WEBHOOKS, WebhookEvent
 from records.storage.database import NotFound
+from records.storage.ids import only_id
 from records.storage.statements import changed
 from records.storage.tables import DeliveryRow, WebhookRow
 
@@ -79,6 +80,12 @@ def add(session: Session, webhook: Webhook) -> None:
 def webhooks(session: Session) -> list[Webhook]:
     """Return all webhooks, oldest first."""
     return [_webhook(row) for row in session.scalars(select(WebhookRow).order_by(WebhookRow.created_at))]
+
+
+def full_id(session: Session, start: str) -> str:
+    """Return the only id that begins with `start`, or `start` if none does. Raises WebhookNotFound if several
+    do."""
+    return only_id(session, WebhookRow.id, start, WebhookNotFound)
 
 
 def drop(session: Session, webhook_id: str) -> None:

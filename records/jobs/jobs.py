@@ -32,6 +32,7 @@ from records import devices, webhooks
 from records.jobs import events, models
 from records.jobs.models import UploadKind
 from records.storage.database import NotFound
+from records.storage.ids import only_id
 from records.storage.statements import changed, insert_into, lock_job, table_of
 from records.storage.tables import ArtifactCountRow, JobRow, ModuleRunRow, TaskRow, TrialRow
 
@@ -252,6 +253,12 @@ def get(session: Session, job_id: str) -> Job:
     if not found:
         raise JobNotFound(f"there is no job {job_id!r}")
     return found[0]
+
+
+def full_id(session: Session, start: str) -> str:
+    """Return the only id that begins with `start`, or `start` if none does. Raises JobNotFound if several
+    do."""
+    return only_id(session, JobRow.id, start, JobNotFound)
 
 
 def lock(session: Session, job_id: str) -> JobState:

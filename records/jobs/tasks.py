@@ -10,6 +10,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from records.storage.database import NotFound
+from records.storage.ids import only_id
 from records.storage.statements import insert_missing
 from records.storage.tables import JobRow, RecordRow, TaskRow, TrialRow, WorkloadRow
 
@@ -99,6 +100,14 @@ def put_workload(
         session.execute(stored.where(WorkloadRow.module_json != module_json).values(module_json=module_json))
     if tag is not None:
         session.execute(stored.where(WorkloadRow.tag.is_(None)).values(tag=tag))
+
+
+def full_hash(session: Session, start: str) -> str:
+    """Return the only hash of a workload that begins with `start`, or `start` if none does.
+
+    Raises WorkloadNotFound if several do.
+    """
+    return only_id(session, WorkloadRow.hash, start, WorkloadNotFound)
 
 
 def workload(session: Session, workload_hash: str) -> str:

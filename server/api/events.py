@@ -9,6 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
+from server.api.ids import JobId
 from server.context import ContextDep, ServerContext
 from server.event_feed import PAGE, EventCursor, Page
 from server.problems import problems
@@ -34,7 +35,7 @@ _NO_MORE_EVENTS = {"description": "The job is finished and has no more events"}
     responses={200: _EVENTS_ANSWER, 204: _NO_MORE_EVENTS, **problems(404)},
 )
 async def watch(
-    job_id: str,
+    job_id: JobId,
     context: ContextDep,
     last_event_id: Annotated[int, Header(ge=0, lt=2**63)] = 0,
 ) -> Response:

@@ -17,6 +17,7 @@ from records.jobs.jobs import JobRequest
 from records.jobs.models import DatasetNotFound
 from server.api.downloads import file_answer
 from server.api.fields import Name, RequestBody, Sha256
+from server.api.ids import JobId
 from server.api.jobs import JobBody, own_key, published_job
 from server.api.targets import device_class
 from server.context import ContextDep
@@ -76,7 +77,7 @@ class InferenceBody(BaseModel):
 
 @router.post("/{job_id}/inferences", status_code=202, responses=problems(400, 404, 409))
 def create(
-    job_id: str,
+    job_id: JobId,
     body: InferenceRequestBody,
     request: Request,
     response: Response,
@@ -122,7 +123,7 @@ def create(
 
 
 @router.get("/{job_id}/inference", responses=problems(404))
-def show(job_id: str, context: ContextDep) -> InferenceBody:
+def show(job_id: JobId, context: ContextDep) -> InferenceBody:
     """Return the result of an inference job."""
     with context.database.reading() as session:
         job, found = jobs.get(session, job_id), inferences.get(session, job_id)
@@ -143,7 +144,7 @@ def show(job_id: str, context: ContextDep) -> InferenceBody:
     response_class=StreamingResponse,
     responses={200: NPZ_ANSWER, **problems(404, 409)},
 )
-async def outputs(job_id: str, context: ContextDep) -> Response:
+async def outputs(job_id: JobId, context: ContextDep) -> Response:
     """Return the outputs of an inference job: an .npz file with an array for each output."""
 
     def find() -> str | None:

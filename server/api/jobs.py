@@ -52,6 +52,7 @@ from records.schedules.tvmscripts import UNSCHEDULED, Tvmscript
 from records.storage.statements import digest
 from server.api.artifacts import TAR_ANSWER, Bundled, artifact_answer
 from server.api.fields import Name, RequestBody, Sha256
+from server.api.ids import JobId, Workload
 from server.api.job_options import with_job_options
 from server.api.targets import NATIVE, device_class
 from server.conditional import NOT_MODIFIED
@@ -523,14 +524,14 @@ def list_jobs(
 
 
 @router.get("/{job_id}", responses=problems(404))
-def show(job_id: str, context: ContextDep) -> JobBody:
+def show(job_id: JobId, context: ContextDep) -> JobBody:
     """Return a job."""
     with context.database.begin() as session:
         return _bodies(session, [jobs.get(session, job_id)], context.now())[0]
 
 
 @router.patch("/{job_id}", responses=problems(400, 404))
-def annotate(job_id: str, body: JobChangesBody, context: ContextDep) -> JobBody:
+def annotate(job_id: JobId, body: JobChangesBody, context: ContextDep) -> JobBody:
     """Change the tags and notes of a job."""
     with context.database.begin() as session:
         job = jobs.annotate(session, job_id, tags=body.tags, notes=body.notes)
@@ -538,7 +539,7 @@ def annotate(job_id: str, body: JobChangesBody, context: ContextDep) -> JobBody:
 
 
 @router.post("/{job_id}:cancel", responses=problems(404, 409))
-def cancel(job_id: str, context: ContextDep) -> JobBody:
+def cancel(job_id: JobId, context: ContextDep) -> JobBody:
     """Cancel an unfinished job, and those that share its trials. Cancelling it again changes nothing."""
     with context.database.begin() as session:
         job = jobs.cancel(session, job_id, context.now())
@@ -551,7 +552,7 @@ def cancel(job_id: str, context: ContextDep) -> JobBody:
 
 
 @router.delete("/{job_id}", status_code=204, responses=problems(404, 409))
-def delete(job_id: str, context: ContextDep) -> None:
+def delete(job_id: JobId, context: ContextDep) -> None:
     """Delete a finished job with its artifact and its events. The measurements made for it stay."""
     is_gone = False
     while not is_gone:
@@ -563,7 +564,7 @@ def delete(job_id: str, context: ContextDep) -> None:
 
 
 @router.get("/{job_id}/tasks", responses=problems(404))
-def show_tasks(job_id: str, context: ContextDep) -> TasksBody:
+def show_tasks(job_id: JobId, context: ContextDep) -> TasksBody:
     """Return the job's subgraphs, with the best latency known of each."""
     with context.database.begin() as session:
         limits = _limits(session, jobs.get(session, job_id))
@@ -573,7 +574,7 @@ def show_tasks(job_id: str, context: ContextDep) -> TasksBody:
 
 
 @router.get("/{job_id}/tasks/{workload}", responses=problems(404))
-def show_task(job_id: str, workload: str, context: ContextDep) -> SubgraphBody:
+def show_task(job_id: JobId, workload: Workload, context: ContextDep) -> SubgraphBody:
     """Return a subgraph of the job with the fastest programs known of it, whichever job has measured them."""
     with context.database.begin() as session:
         job = jobs.get(session, job_id)
@@ -599,7 +600,7 @@ def show_task(job_id: str, workload: str, context: ContextDep) -> SubgraphBody:
 
 
 @router.get("/{job_id}/trials", responses=problems(404))
-def show_trials(job_id: str, context: ContextDep) -> TrialsBody:
+def show_trials(job_id: JobId, context: ContextDep) -> TrialsBody:
     """Return what the job's trials measured, and how they failed."""
     with context.database.begin() as session:
         job = jobs.get(session, job_id)
@@ -613,7 +614,7 @@ def show_trials(job_id: str, context: ContextDep) -> TrialsBody:
     response_class=StreamingResponse,
     responses={200: TAR_ANSWER, **NOT_MODIFIED, **problems(404, 409)},
 )
-async def artifact(job_id: str, request: Request, context: ContextDep, bundle: Bundled = False) -> Response:
+async def artifact(job_id: JobId, request: Request, context: ContextDep, bundle: Bundled = False) -> Response:
     """Return the tuned model as a tar file of `model.so` and `manifest.json`.
 
     Repr-Digest has the SHA-256 of the tar file.

@@ -14,6 +14,7 @@ from core.job import Quantize
 from records.jobs import jobs, quantized_models
 from records.jobs.quantized_models import QuantizedModel
 from server.api.downloads import file_answer
+from server.api.ids import JobId
 from server.context import ContextDep
 from server.problems import Problem, problems
 
@@ -62,7 +63,7 @@ class QuantizationBody(BaseModel):
 
 
 @router.get("/{job_id}/quantization", responses=problems(404))
-def show(job_id: str, context: ContextDep) -> QuantizationBody:
+def show(job_id: JobId, context: ContextDep) -> QuantizationBody:
     """Return the quantization of the job's model, layer by layer."""
     with context.database.reading() as session:
         accuracy = _found(session, job_id).accuracy
@@ -74,7 +75,7 @@ def show(job_id: str, context: ContextDep) -> QuantizationBody:
     response_class=StreamingResponse,
     responses={200: ONNX_ANSWER, **problems(404)},
 )
-async def model(job_id: str, context: ContextDep) -> Response:
+async def model(job_id: JobId, context: ContextDep) -> Response:
     """Return the quantized model of a job as an ONNX file."""
 
     def find() -> str:

@@ -10,7 +10,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
-from records.jobs import releases
+from records.jobs import jobs, releases
 from records.jobs.jobs import Job
 from records.jobs.releases import NoArtifact, Release
 from server.api.artifacts import TAR_ANSWER, Bundled, artifact_answer, latency_s
@@ -108,10 +108,11 @@ def point(name: ReleaseName, body: ReleaseRequestBody, request: Request, context
     """Let a name point to the artifact of a job, on its device class."""
     with context.database.begin() as session:
         try:
-            release = releases.point(session, name, body.job, context.now())
+            job_id = jobs.full_id(session, body.job)
+            release = releases.point(session, name, job_id, context.now())
         except NoArtifact as error:
             raise Problem(409, "no-artifact", f"Nothing was released: {error}.") from error
-    request.state.audited = f"{name} on {release.job.device_class} is job {body.job}"
+    request.state.audited = f"{name} on {release.job.device_class} is job {job_id}"
     return ReleaseBody.of(release)
 
 

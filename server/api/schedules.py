@@ -329,11 +329,12 @@ def export(
         if job is None:
             records = schedules.successes(session, device_class(session, target or NATIVE, context.now()))
         else:
-            key = jobs.get(session, job).device_class
+            found = jobs.get(session, jobs.full_id(session, job))
+            key = found.device_class
             if key is None:
-                detail = f"Job {job} has no device yet: wait until it has started."
+                detail = f"Job {found.id} has no device yet: wait until it has started."
                 raise Problem(409, "job-not-started", detail)
-            hashes = [task.workload_hash for task in tasks.for_job(session, job)]
+            hashes = [task.workload_hash for task in tasks.for_job(session, found.id)]
             records = schedules.successes(session, key, hashes)
     return StreamingResponse(_export(context, records), media_type="application/json")
 
@@ -364,6 +365,7 @@ def delete_imported(
     """Delete the imported schedules of a device class that were never measured there."""
     with context.database.begin() as session:
         key = device_class(session, target, context.now())
+        workload = workload and tasks.full_hash(session, workload)
     request.state.audited = key
     deleted, last_id, is_done = 0, 0, False
     while not is_done:

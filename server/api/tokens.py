@@ -13,6 +13,7 @@ from records import access
 from records.access import AuditLine, Token
 from server.access.authentication import TOKEN_PREFIX, token_digest
 from server.api.fields import Name, RequestBody
+from server.api.ids import TokenId
 from server.context import ContextDep
 from server.problems import problems
 
@@ -107,7 +108,7 @@ def list_tokens(context: ContextDep) -> TokensBody:
 
 
 @router.delete("/tokens/{token_id}", responses=problems(404))
-async def revoke_token(token_id: str, context: ContextDep) -> TokenBody:
+async def revoke_token(token_id: TokenId, context: ContextDep) -> TokenBody:
     """Revoke a token. Other server processes notice within five seconds."""
     now = context.now()
 

@@ -12,6 +12,7 @@ from core.webhook import MAX_URL_CHARS, SECRET_PREFIX, WebhookEvent, check_url
 from records import webhooks
 from records.webhooks import Delivery, TooManyWebhooks, Webhook
 from server.api.fields import RequestBody
+from server.api.ids import WebhookId
 from server.context import ContextDep
 from server.problems import Problem, problems
 
@@ -119,7 +120,7 @@ def show_all(context: ContextDep) -> WebhooksBody:
 
 @router.get("/{webhook_id}/deliveries", responses=problems(404))
 def show_deliveries(
-    webhook_id: str, context: ContextDep, limit: Annotated[int, Query(ge=1, le=1000)] = 100
+    webhook_id: WebhookId, context: ContextDep, limit: Annotated[int, Query(ge=1, le=1000)] = 100
 ) -> DeliveriesBody:
     """Return the latest messages of a webhook, and whether they were delivered."""
     with context.database.reading() as session:
@@ -128,7 +129,7 @@ def show_deliveries(
 
 
 @router.delete("/{webhook_id}", status_code=204, responses=problems(404))
-def drop(webhook_id: str, context: ContextDep) -> None:
+def drop(webhook_id: WebhookId, context: ContextDep) -> None:
     """Delete a webhook with its messages."""
     with context.database.begin() as session:
         webhooks.drop(session, webhook_id)

@@ -282,10 +282,12 @@ def _holder(session: Session, named: str, now: float) -> str:
     if named == BOOTSTRAP.who:
         return named
     found = access.valid_ids(session, named, now)
+    if not found:
+        found = access.valid_ids(session, access.full_id(session, named), now)
     if len(found) != 1:
         which = f"{len(found)} valid tokens are" if found else "No valid token is"
         raise Problem(
-            422, "unknown-token", f"{which} called {named!r}: `tunefarm tokens` lists them with ids."
+            422, "unknown-token", f"{which} called {named!r}: `tunefarm token list` lists them with ids."
         )
     return found[0]
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from fastapi import APIRouter, Path
+from fastapi import APIRouter
 from pydantic import BaseModel
 
 from records.jobs import tasks
-from server.api.fields import WorkloadHash
+from server.api.ids import Workload
 from server.context import ContextDep
 from server.problems import problems
 
@@ -23,7 +21,7 @@ class WorkloadBody(BaseModel):
 
 
 @router.get("/{workload}", responses=problems(404))
-def show(workload: Annotated[WorkloadHash, Path()], context: ContextDep) -> WorkloadBody:
+def show(workload: Workload, context: ContextDep) -> WorkloadBody:
     """Return a workload's module."""
     with context.database.reading() as session:
         return WorkloadBody(hash=workload, module_json=tasks.workload(session, workload))

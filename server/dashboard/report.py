@@ -10,6 +10,7 @@ from fastapi.responses import HTMLResponse
 from pydantic import BaseModel
 
 from server.api import jobs, quantizations, workers
+from server.api.ids import JobId
 from server.context import ContextDep
 from server.dashboard import page
 from server.problems import Problem, problems
@@ -18,7 +19,7 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 
 @router.get("/{job_id}/report", response_class=HTMLResponse, responses=problems(404))
-def report(job_id: str, context: ContextDep) -> HTMLResponse:
+def report(job_id: JobId, context: ContextDep) -> HTMLResponse:
     """Return an HTML file with the job's charts and programs, which needs no service and no network."""
     job, tasks = jobs.show(job_id, context), jobs.show_tasks(job_id, context)
     path = f"v1/jobs/{quote(job_id, safe='')}"

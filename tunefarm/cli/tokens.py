@@ -57,7 +57,9 @@ def list_(server: Server = None, token: Token = None, data: Data = None, as_json
 
 @app.command()
 def revoke(
-    token_id: Annotated[str, typer.Argument(metavar="ID", help="As `tunefarm token list` shows it.")],
+    token_id: Annotated[
+        str, typer.Argument(metavar="ID", help="As `tunefarm token list` shows it, or the start of it.")
+    ],
     server: Server = None,
     token: Token = None,
     data: Data = None,

@@ -236,6 +236,10 @@ class Client:
         """Return the module of a workload, as TVM's JSON."""
         return str(self._get(f"/v1/workloads/{quote(workload, safe='')}").get("module_json"))
 
+    def workload_hash(self, start: str) -> str:
+        """Return the hash of the only workload whose hash begins with `start`."""
+        return str(self._get(f"/v1/workloads/{quote(start, safe='')}").get("hash"))
+
     def version(self) -> str:
         """Return the service's version."""
         return str(self._get("/openapi.json").get("info", {}).get("version"))
